@@ -2,13 +2,15 @@
 
     python -m benchmarks.speedrun --recipe=muon_wsd --corpus=de.jsonl --seeds=3 --steps=600 --depth=2
     python -m benchmarks.speedrun search --recipe=adafactor,muon_wsd --corpus=de.jsonl --budget=12 --minutes=150
+    python -m benchmarks.speedrun proof --recipe=fast --against=adafactor --corpus=de --steps=300,600 --final
     python -m benchmarks.speedrun table
     python -m benchmarks.speedrun corpus --language=de
 
 A board is a folder: the divided text, a Limba run for each trial, and results.jsonl. A run that is known is not run
 again; one that was stopped is resumed. `search` tries a recipe's grid with one seed, on the search-evaluation part of
 the text. The final-evaluation part is read with --final only. `table` prints every result as Markdown and draws the
-curves. `corpus` makes a corpus of a language from Debian's documentation packages. docs/board.md has the rules.
+curves. `proof` judges a recipe beside others by paired runs, and names no winner without the rules of docs/board.md.
+`corpus` makes a corpus of a language from Debian's documentation packages. docs/board.md has the rules.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.board import corpora, recipes, search, tables
+from benchmarks.board import corpora, proof, recipes, search, tables
 from benchmarks.board.dial import size_of
 from benchmarks.board.runs import Trial, results, run
 from benchmarks.board.text import Text, divided
@@ -156,6 +158,31 @@ def _table(argv: Sequence[str]) -> None:
     _show(given.board, given.baseline)
 
 
+def _proof(argv: Sequence[str]) -> None:
+    parser = _parser("proof")
+    parser.add_argument("--recipe", required=True)
+    parser.add_argument("--against", required=True, help="recipes, separated by commas: each at its best settings")
+    parser.add_argument("--corpus", required=True, metavar="NAME", help="the name of the text on the board, as de")
+    parser.add_argument("--steps", required=True, help="of the recipe and of each other one, separated by commas")
+    parser.add_argument("--depth", type=float, default=2)
+    parser.add_argument("--final", action="store_true", help="on the final-evaluation part of the text")
+    parser.add_argument("--board", type=_folder, default=HOME / "board", help="the board's folder")
+    given = parser.parse(argv)
+    names, depth = [given.recipe, *given.against.split(",")], size_of(given.depth).depth
+    steps = [int(each) if each.isdigit() else 0 for each in given.steps.split(",")]
+    if len(steps) != len(names) or min(steps) < 1:
+        raise InputError(f"--steps is {given.steps}; give {len(names)} whole numbers above 0, of {', '.join(names)}.")
+    groups = tables.boards(results(given.board).values()).get(tables.Board(given.corpus, depth, given.final), [])
+    best = {(each.recipe, each.steps): each for each in tables.best_of_each(groups)}
+    for name in names:
+        recipes.recipe_of(name)
+    wanted = list(zip(names, steps, strict=True))
+    if missing := [f"{name}, {number:,} steps" for name, number in wanted if (name, number) not in best]:
+        raise InputError(f"The board has no runs of {'; '.join(missing)} at depth {depth} of {given.corpus}.")
+    own, *others = (best[each] for each in wanted)
+    print("\n".join(proof.verdict(own, other, len(others), depth) for other in others))
+
+
 def _corpus(argv: Sequence[str]) -> None:
     parser = _parser("corpus")
     parser.add_argument("--language", required=True, help=", ".join(corpora.LANGUAGES))
@@ -168,7 +195,9 @@ def _corpus(argv: Sequence[str]) -> None:
     print(f"{name}: {said['documents']:,} documents, {said['bytes']:,} bytes, sha256 {said['sha256']}")
 
 
-COMMANDS: Mapping[str, Callable[[Sequence[str]], None]] = {"search": _search, "table": _table, "corpus": _corpus}
+COMMANDS: Mapping[str, Callable[[Sequence[str]], None]] = {
+    "search": _search, "table": _table, "proof": _proof, "corpus": _corpus
+}  # fmt: skip
 
 
 def main(argv: Sequence[str]) -> None:

@@ -7,21 +7,24 @@ import math
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 from pathlib import Path
 
 import jax
 import pytest
+from scipy import stats
 
 from benchmarks import speedrun
-from benchmarks.board import corpora, documents, search, tables
+from benchmarks.board import corpora, documents, proof, search, tables
 from benchmarks.board.dial import size_of
 from benchmarks.board.recipes import RECIPES, optimizer_of, recipe_of
 from benchmarks.board.runs import Trial, config_of, results
 from benchmarks.board.text import divided, part_of
 from limba.config import InputError
 from limba.model import Network
+from limba.training.muon import orthogonalized
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +56,12 @@ def test_the_dial_gives_two_sizes(depth: int, least: float, most: float) -> None
         ("--recipe=muon_wsd --corpus=/nope --set=muon_rms=0", "OptimizerConfig.muon_rms is 0"),
         ("search --recipe=adafactor --corpus=/nope --budget=0", "--budget is 0"),
         ("search --recipe=muon_wsd,adamw_wsd --corpus=/nope --set=beta2=0.9", "and --recipe names 2"),
-        ("serch", "serch is none of search, table, corpus; did you mean search?"),
+        ("serch", "serch is none of search, table, proof, corpus; did you mean search?"),
+        ("proof --recipe=fast --against=adafactor --corpus=de --steps=300", "--steps is 300; give 2 whole numbers"),
+        (
+            "proof --recipe=fast --against=adafactor --corpus=de --steps=3,6 --board=/nope",
+            "no runs of fast, 3 steps; adafac",
+        ),
         ("table --board=/nope", "/nope has no results"),
         ("corpus --language=xx", "--language is xx; choose from"),
     ],
@@ -297,3 +305,54 @@ def test_the_page_has_the_grid_of_each_recipe() -> None:
             f"{field} {', '.join(f'{value:,}' for value in values)}" for field, values in recipe.grid.items()
         )
         assert f"| `{name}` | {recipe.about} | {grid} |" in page
+
+
+def board_of(folder: Path, losses: dict[str, list[float]]) -> Path:
+    """Writes results as runs of depth 2 leave them, with these last losses by seed."""
+    lines = []
+    for recipe, own in losses.items():
+        for seed, loss in enumerate(own):
+            curve = {"steps": [300], "loss": [loss], "bits_per_byte": [loss / 2], "seconds": [60.0]}
+            about = {"recipe": recipe, "corpus": "de", "depth": 2, "steps": 300, "seed": seed, "settings": {}}
+            figures = {"status": "finished", "flops_per_step": 1.6e10, "seconds_per_step": 0.2, "curve": curve}
+            lines.append(json.dumps({"key": f"{recipe}-{seed}", "final": True, **about, **figures}))
+    folder.mkdir()
+    (folder / "results.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+PROOF = "proof --recipe=fast --against=adafactor --corpus=de --final --steps=300,300 --board="
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "says"),
+    [
+        ([4.60, 4.61, 4.58, 4.59, 4.60, 4.62], [4.70, 4.72, 4.69, 4.68, 4.71, 4.72], "fast is lower."),
+        ([4.60, 4.61, 4.58], [4.70, 4.72, 4.69], "No winner: 6 pairs are the least, and by this deviation 6 would"),
+        ([4.6, 4.8, 4.5, 4.7, 4.6, 4.7], [4.7, 4.7, 4.6, 4.7, 4.7, 4.6], "No winner: p must be below 0.01"),
+        ([4.71, 4.72, 4.69, 4.68, 4.71, 4.72], [4.6, 4.61, 4.58, 4.59, 4.6, 4.6], "and the difference below 0."),
+    ],
+)
+def test_a_winner_needs_six_pairs_and_a_small_p(
+    ours: list[float], theirs: list[float], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    board = board_of(tmp_path / "board", {"fast": ours, "adafactor": theirs})
+    speedrun.main(f"{PROOF}{board}".split())
+    said = capsys.readouterr().out
+    assert says in said and "% of the FLOPs" in said
+    differences = [a - b for a, b in zip(ours, theirs, strict=True)]
+    statistic = statistics.fmean(differences) / (statistics.stdev(differences) / math.sqrt(len(differences)))
+    assert f"p {2 * stats.t.sf(abs(statistic), len(differences) - 1):.2g};" in said
+
+
+def test_runs_without_a_partner_are_no_pairs(tmp_path: Path) -> None:
+    board = board_of(tmp_path / "board", {"fast": [4.6, 4.5, 4.4], "adafactor": [4.7, 4.6]})
+    with pytest.raises(InputError, match=r"the board has \[0, 1, 2\] of fast and \[0, 1\] of adafactor"):
+        speedrun.main(f"{PROOF}{board}".split())
+
+
+@pytest.mark.parametrize("shape", [(512, 128), (256, 256), (64, 512)])
+def test_the_products_of_newton_schulz_are_those_that_the_compiler_counts(shape: tuple[int, int]) -> None:
+    compiled = jax.jit(orthogonalized).lower(jax.ShapeDtypeStruct((1, *shape), "float32")).compile()
+    counted = compiled.cost_analysis()["flops"]
+    assert 1.0 <= counted / proof.newton_schulz_flops([shape]) < 1.05  # and sums beside the products
