@@ -30,7 +30,7 @@ from limba.training.state import TrainState, abstract_state, count_parameters, i
 
 
 class PlannedRun:
-    """A run that is only looked at. Each `check` raises the InputError with which its start would end."""
+    """A run that is looked at before it starts. Each `check` raises the InputError with which its start would end."""
 
     def __init__(self, config: RunConfig):
         self.config = config
@@ -94,6 +94,12 @@ class PlannedRun:
         """Returns the places that the model goes to at the end, which are tried."""
         at_end.check(self.config)
         return [place.name for place in at_end.destinations(self.config)]
+
+    def train(self) -> Mapping[str, object]:
+        """Trains the run; returns what `limba.run.train` does."""
+        from limba.run import train
+
+        return train(self.config)
 
     def learning_rates(self, steps: Sequence[int]) -> list[float]:
         """Returns the learning rate of these steps, 0 being the first."""

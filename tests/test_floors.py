@@ -182,6 +182,7 @@ API = "limba.api"
 GIN_FILES = ("limba.cli.flags", "limba.cli.gin")
 READERS_OF_GIN_FILES = (
     *("limba/tools/preflight/preflight.py", "limba/tools/preflight/configuration.py"),
+    "limba/tools/results/suites.py",
     "limba/tools/migrate/",
 )
 # What migrate still imports beside the names of `limba/api.py`: formats and sources that it names in what it writes.
@@ -316,7 +317,7 @@ def test_folders_are_small_and_say_what_they_hold() -> None:
             )
 
 
-MODULES_OF = {"limba/storage": 5, "limba/inference": 7, "limba/export": 6, "limba/sharding": 6}
+MODULES_OF = {"limba/storage": 5, "limba/inference": 8, "limba/export": 6, "limba/sharding": 6}
 NAMES_TWICE = 11  # may only fall; the goal is 8
 SAME = ("limba/formats", "limba/export")  # a format's module and that of its export have one name
 

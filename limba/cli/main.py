@@ -21,6 +21,7 @@ COMMANDS = {  # name: (module, or module:function where that is not `run`; what 
     "fill": ("limba.cli.fill", "fill the gaps of texts: the likeliest words with their probabilities"),
     "score": ("limba.cli.generate:score", "compute log likelihoods of texts"),
     "evaluate": ("limba.cli.evaluate", "evaluate a trained model"),
+    "results": ("limba.tools.results.results", "measure models on a suite of tasks, beside baselines"),
     "play": ("limba.tools.pages.play.play", "serve a page on which one tries a model"),
     "status": ("limba.cli.status", "show a run's progress, and which of its hosts are alive"),
     "report": ("limba.tools.pages.report", "summarize runs, and show them on a page"),
@@ -38,9 +39,19 @@ COMMANDS = {  # name: (module, or module:function where that is not `run`; what 
     "t5x": ("limba.cli.convert:run_t5x", "list the arrays of checkpoints, and write T5X checkpoints"),
     "demo": ("limba.cli.demo", "run all steps on a tiny example: corpus, vocabulary, training, conversion"),
 }
-ON_DEVICES = ("train", "branch", "demo", "generate", "fill", "score", "evaluate", "play")  # commands worth large pages
+ON_DEVICES = (
+    "train",
+    "branch",
+    "demo",
+    "generate",
+    "fill",
+    "score",
+    "evaluate",
+    "results",
+    "play",
+)  # worth large pages
 THEIR_NAMES = {"infer": "generate"}  # in T5X
-BY_ONE = ("clean", "prepare", "report", "merge")  # commands that the first of several processes does alone
+BY_ONE = ("clean", "prepare", "report", "merge", "results")  # commands that the first of several processes does alone
 TRAIN = ("train", "branch", "demo")  # those that never use the CPU silently where there is an accelerator
 EXAMPLE = """
 A first look at your text:

@@ -13,6 +13,7 @@ EXTRAS = {  # module: pyproject.toml's extra
     **dict.fromkeys(("seqio", "tensorflow", "tensorflow_text"), "seqio"),
     "bokeh": "report",
     "gcsfs": "gcs",
+    "lm_eval": "results",
     "rouge_score": "rouge",
     "tensorflow_datasets": "tfds",
 }

@@ -252,8 +252,8 @@ def _followed(names: _Names, place: int, part: Task, step: Step) -> Step:
         else:
             return step(dataset, sequence_length=sequence_length, output_features=output_features)
         if function in MASKED:  # whose inputs come from the same documents
-            both = dict.fromkeys(FEATURES, TOKENS_SPEC)
-            rows = rows.map(lambda row: dict.fromkeys(FEATURES, row["targets"]), both)
+            both = {"inputs": TOKENS_SPEC, "targets": TOKENS_SPEC}
+            rows = rows.map(lambda row: dict.fromkeys(both, row["targets"]), both)
         return rows
 
     if function is tokenize_documents:

@@ -256,10 +256,8 @@ def load_in_transformers(directory: Path) -> tuple[Any, dict[str, Any]]:
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     config = json.loads((directory / "config.json").read_text())
-    kind: Any = transformers.AutoModelForSeq2SeqLM
-    if not config.get("is_encoder_decoder", False):
-        is_encoder = config["model_type"] == "eurobert"
-        kind = transformers.AutoModelForMaskedLM if is_encoder else transformers.AutoModelForCausalLM
+    alone = "MaskedLM" if config["model_type"] == "eurobert" else "CausalLM"
+    kind = getattr(transformers, f"AutoModelFor{'Seq2SeqLM' if config.get('is_encoder_decoder') else alone}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loaded: Any = kind.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)

@@ -311,12 +311,10 @@ def fills_of_masks(
 ) -> list[list[list[Fill]]]:
     """Returns the `top` likeliest pieces of each mask of each text, best first, with the encoder's probabilities.
 
-    A fill is one piece that spells text; after a space it begins with one, else it continues its word. Each mask is
-    filled as if the others stayed. Raises InputError for a text without a mask.
+    A fill is one piece with a letter or digit; after a space it begins with one, else it continues its word. Each mask
+    is filled as if the others stayed. Raises InputError for a text without a mask.
     """
     pieces, mask = pieces_of(vocabulary, network.config.vocab_size), mask_id(vocabulary)
-    usual = pieces.is_text.copy()
-    usual[: vocabulary.vocab_size] &= ~is_byte_piece(vocabulary)  # a part of a letter
     ids = [masked_ids(text, vocabulary) for text in texts]
     places = [np.flatnonzero(each == mask).astype(np.int32) for each in ids]
     for text, found in zip(texts, places, strict=True):
@@ -338,7 +336,7 @@ def fills_of_masks(
                 for match in MASK.finditer(texts[number])
             ]
             for follows_space, likely in zip(spaces, rows[row], strict=False):
-                allowed = usual
+                allowed = pieces.is_text & pieces.has_letter
                 if pieces.has_space.sum() > 1:  # not a vocabulary of bytes, where only one id has a space
                     allowed = allowed & (pieces.has_space == follows_space)
                 best = np.argsort(-np.where(allowed, likely, -1.0), kind="stable")[:top].tolist()

@@ -26,7 +26,7 @@ from limba.formats.huggingface_files import Form, write_folder
 from limba.formats.names import flatten, unstack_layers
 from limba.inference import source as sources
 from limba.inference.source import Source, VocabularyName
-from limba.inference.texts import listed, paired
+from limba.inference.texts import listed, paired, whole_letters
 from limba.sharding.mesh import (
     batch_sharding,
     keep_compiled_programs,
@@ -363,6 +363,20 @@ class TrainedModel:
         found = log_likelihoods(self.network, self.params, self.mesh, ids, rows, self.reads_prefix)
         scored = zip(found.tolist(), ids, pairs, strict=True)
         return [score_of(value, len(targets), target) for value, (_, targets), (_, target) in scored]
+
+    def log_likelihoods(self, pairs: Sequence[tuple[str, str]], ends: bool = True) -> Float[np.ndarray, " N"]:
+        """Returns ln p(target | input) of whole texts: as `score`, but nothing is truncated and no prefix is added.
+
+        `ends`: the target includes its end of sequence.
+        """
+        from limba.inference.generate import ids_of, log_likelihoods, prompt_ids
+
+        read = prompt_ids if self.network.config.is_decoder_only else ids_of
+        ids = [
+            (read(whole_letters(inputs), self.vocabulary), ids_of(whole_letters(targets), self.vocabulary, ends=ends))
+            for inputs, targets in pairs
+        ]
+        return log_likelihoods(self.network, self.params, self.mesh, ids, self.batch_size, self.reads_prefix)
 
     def logits(self, pairs: Sequence[tuple[str, str]]) -> list[Float[np.ndarray, "Q V"]]:
         """Returns the logits of each (input, target): one row per target token, including its end of sequence."""

@@ -234,6 +234,17 @@ def test_a_language_model_has_the_same_files_and_a_prompt_for_each_sentence(
     assert config.evaluation.prompts and not any("extra_id" in prompt for prompt in config.evaluation.prompts)
 
 
+def test_an_encoder_has_masks_in_its_prompts(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--corpus=data/a.jsonl", "--hardware=cpu", "--days=0.01", "--kind=encoder", "--language=en"]
+    assert main(["new", "bert_1", *flags]) == 0
+    assert "Proposed for cpu: encoder tiny" in capsys.readouterr().out
+    config = read_run(["gin/bert_1_tiny.gin"], ["MODEL_DIR=runs/x"]).config
+    assert config.model.is_encoder and config.data.is_masked and config.data.extra_ids == 1
+    assert config.data.mixture_or_task_name == "bert_1_masked_lm" and config.data.new_vocabulary_size is not None
+    assert config.optimizer.name == "muon" and config.optimizer.schedule.base_learning_rate == 0.1
+    assert config.evaluation.prompts and all(prompt.count("<mask>") == 2 for prompt in config.evaluation.prompts)
+
+
 def test_a_published_model_goes_on_with_its_own_sizes_and_vocabulary(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

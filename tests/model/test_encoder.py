@@ -143,10 +143,9 @@ def test_the_gathered_head_equals_the_whole_one(shape, loss):
     assert features["decoder_loss_weights"].sum(axis=1).max() <= 12
 
     def of(loss, batch):
-        gradient, sums = jax.jit(lambda *xs: gradients(Gradient(Network(config), loss), *xs, None))(
-            parameters(config), batch
-        )
-        return jax.tree.map(np.asarray, (gradient, sums))
+        gradient = Gradient(Network(config), loss)
+        found = jax.jit(lambda params, batch: gradients(gradient, params, batch, None))(parameters(config), batch)
+        return jax.tree.map(np.asarray, found)
 
     whole = of(dataclasses.replace(loss, logits="whole"), features)
     gathered = {**features, "decoder_predicted_positions": places}

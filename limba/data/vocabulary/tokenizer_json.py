@@ -58,7 +58,7 @@ def tokenizer_json(model_path: str, extra_ids: int = NUM_SENTINELS, starts: bool
     return json.dumps(content, ensure_ascii=False)
 
 
-def special_token(number: int, text: str) -> dict[str, Any]:
+def special_token(number: int, text: str) -> dict[str, object]:
     sides = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"id": number, "content": text, **sides, "special": True}
 

@@ -14,7 +14,7 @@ from limba.config import InputError
 
 SAMPLE_BYTES = 1 << 23  # of text that is counted; the vocabulary is trained on nine tenths of it
 SMALL = 0.9 * SAMPLE_BYTES  # bytes of a text that is trained on and counted as a whole, as its run will do
-SENTINELS = {"t5": 100, "lm": 0}
+SENTINELS = {"t5": 100, "lm": 0, "encoder": 1}
 MOST_LETTERS = 100_000  # that are looked at for their script
 # What Python calls the scripts, and languages that are nearly always written in them.
 SCRIPTS = {

@@ -48,7 +48,11 @@ def _parser() -> Parser:
     )
     parser.add_argument("--days", type=float, default=DAYS, metavar="7", help="how long it may train; default 7")
     parser.add_argument("--size", metavar="small", help="size instead of the proposed one")
-    parser.add_argument("--kind", choices=("t5", "lm"), help="a T5 1.1 (default), or a decoder-only language model")
+    parser.add_argument(
+        "--kind",
+        choices=("t5", "lm", "encoder"),
+        help="a T5 1.1 (default), a decoder-only language model, or a EuroBERT",
+    )
     parser.add_argument(
         "--from", dest="start", metavar="google/umt5-base", help="a published model to go on from: a hub id or a folder"
     )
@@ -86,7 +90,7 @@ def run(argv: Sequence[str]) -> None:
     _check_new(name, "from" if given.start else given.size)
     start = _start(given.start) if given.start else None
     if start is not None:
-        kind = "lm" if start.config.is_decoder_only else "t5"
+        kind = "encoder" if start.config.is_encoder else "lm" if start.config.is_decoder_only else "t5"
     with _reading() as progress:
         found = survey(corpus, given.column, progress)
     if found.letters < LEAST_LETTERS:
@@ -143,6 +147,8 @@ def _prompts(corpus: str, found: Survey, kind: str) -> list[str]:
     texts = Texts(source_of_files(corpus, found.column, validation_percent(found)))
     texts.check_not_empty("validation")
     masked = [hidden.masked for hidden in texts.sentences("validation")]
+    if kind == "encoder":
+        return [re.sub(r"<extra_id_\d+>", "<mask>", text) for text in masked]
     return masked if kind == "t5" else [text.partition("<extra_id_0>")[0].rstrip() for text in masked]
 
 

@@ -28,8 +28,14 @@ LEAST_STEP_SECONDS = 0.005  # whatever the peak is: the launch of a step's progr
 SIZES = {
     "t5": ("tiny", "mini", "little", "small", "base", "large", "xl", "xxl"),
     "lm": ("tiny", "0.05b", "0.1b", "1.0b"),
+    "encoder": ("tiny", "small", "base", "large"),
 }
-FILES = {"t5": "gin/models/t5_1_1/{}.gin", "lm": "gin/models/lm_modern/{}.gin"}
+FILES = {
+    "t5": "gin/models/t5_1_1/{}.gin",
+    "lm": "gin/models/lm_modern/{}.gin",
+    "encoder": "gin/models/encoder/{}.gin",
+}
+ABOUT = {"t5": "T5 1.1", "lm": "decoder-only", "encoder": "encoder"}
 # Up to so many bytes of text, and up to such a width of the model, a vocabulary has at most these ids.
 IDS_OF_TEXT = ((1 << 17, 1_000), (1 << 19, 2_000), (1 << 20, 4_000), (1 << 23, 8_000), (1 << 26, 16_000),
                (1 << 30, 32_000))  # fmt: skip
@@ -41,6 +47,8 @@ LEAST_ROWS, FEW_STEPS = 16, 2_000  # a batch is halved down to the first, while 
 LITTLE_TEXT = 5e6  # tokens, below which rows are short, so that a step has more of them
 # By kind, of long rows and of short ones: inputs, targets, tokens of text. A T5 hides 15 % in spans of 3.
 LENGTHS = {"t5": ((512, 114, 568), (128, 29, 141)), "lm": ((0, 512, 512), (0, 128, 128))}
+LENGTHS["encoder"] = LENGTHS["lm"]
+HIDDEN = 0.3  # of an encoder's tokens, the only ones that have logits
 SAVED_SHARE, SAVED_SECONDS, RARELY_SECONDS = 0.02, 1800.0, 120.0  # what a preemption costs; of a run of minutes
 EVALUATED_SHARE, EVAL_STEPS = 0.05, 20  # of the time, at most; batches of an evaluation
 UPDATE_PER_EVALUATION = 3  # forward and backward pass against the forward pass alone
@@ -58,7 +66,7 @@ class Start(NamedTuple):
 class Plan(NamedTuple):
     """A proposed run; `reasons` are sentences for the user and for the header of the gin file."""
 
-    kind: str  # t5 or lm
+    kind: str  # t5, lm or encoder
     size: str
     about: str  # the model in words
     config: ModelConfig
@@ -146,7 +154,8 @@ def _choice(
         size, config = start, model_of(kind, start, -(-counted.ids // 128) * 128)
     unique = max(1.0, found.bytes * counted.tokens_per_byte)
     lengths = LENGTHS[kind][machine.setup == "cpu" or unique < LITTLE_TEXT]
-    flops = flops_per_sequence(config, *lengths[:2]) / machine.flops_at(config.emb_dim)
+    predicted = round(HIDDEN * lengths[1]) if kind == "encoder" else None
+    flops = flops_per_sequence(config, *lengths[:2], predicted) / machine.flops_at(config.emb_dim)
     most = of_limit(ROWS_OF_WIDTH, config.emb_dim, 1024)
     least = min(LEAST_ROWS, most) if machine.setup == "cpu" else max(LEAST_ROWS, 8 * machine.devices)
     batch = -(-max(most, least) // machine.devices) * machine.devices
@@ -193,7 +202,7 @@ def plan(
     evaluations = min(steps, max(min(200, steps // 5), steps // 100, 1))
     name = choice.size if given is None or isinstance(given, str) else given.name
     plan = Plan(
-        kind=kind, size=choice.size, about=f"T5 1.1 {name}" if kind == "t5" else f"decoder-only {name}",
+        kind=kind, size=choice.size, about=f"{ABOUT[kind]} {name}",
         config=config, parameters=num_parameters(config), vocabulary=choice.counted.ids, rows=config.vocab_size,
         inputs=choice.lengths[0], targets=choice.lengths[1], batch=batch, microbatches=parts,
         shards=math.gcd(shards, batch), steps=steps, tokens=float(steps * batch * row),

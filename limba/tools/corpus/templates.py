@@ -38,7 +38,12 @@ TaskRegistry.add(
     output_features=dict.fromkeys(("inputs", "targets"), Feature(VOCABULARY)),
 )
 '''
-OBJECTIVES = {"t5": ("Span corruption (T5's objective)", "span_corruption"), "lm": ("Language modeling", "causal_lm")}
+OBJECTIVES = {
+    "t5": ("Span corruption (T5's objective)", "span_corruption"),
+    "lm": ("Language modeling", "causal_lm"),
+    "encoder": ("Masked language modeling", "masked_lm"),
+}
+RUNS = {"t5": "pretrain", "lm": "pretrain_lm", "encoder": "pretrain_encoder"}  # of gin/runs/
 
 GIN = """# {about} for {corpus}: {parameters} parameters. Written by `limba new`; every value may be changed.
 #
@@ -100,11 +105,16 @@ config.ScheduleConfig.decay_steps = 0.7"""
 RATES_ON = {
     "t5": ("T5's", "0.0003", "0.003", "0.001"),
     "lm": ("AdamW's", "0.00003", "0.0003", "0.0001"),
+    "encoder": ("AdamW's", "0.00003", "0.0003", "0.0001"),
 }  # whose, range, value
 NEW_VOCABULARY = """# The run trains this vocabulary on its text first, MODEL_DIR/vocabulary.model. For one that exists:
 # VOCABULARY = 'PATH.model', and {name} = None.
 {name} = {vocabulary}  # ids, sentinels included"""
-NEW_SIZES = {"t5": "config.DataConfig.new_vocabulary_size", "lm": "NEW_VOCABULARY_SIZE"}
+NEW_SIZES = {
+    "t5": "config.DataConfig.new_vocabulary_size",
+    "lm": "NEW_VOCABULARY_SIZE",
+    "encoder": "NEW_VOCABULARY_SIZE",
+}
 # Each evaluation shows what the model writes there. They are from the validation text.
 PROMPTS = {
     "t5": """# Sentences of the validation text, whose gaps each evaluation fills.
@@ -114,6 +124,10 @@ config.EvaluationConfig.sampling = @config.GenerationConfig()
 config.GenerationConfig.max_tokens = 24
 """,
     "lm": """# Beginnings of sentences of the validation text, which each evaluation continues.
+PROMPTS = (
+{prompts})
+""",
+    "encoder": """# Sentences of the validation text, whose masks each evaluation fills.
 PROMPTS = (
 {prompts})
 """,
@@ -188,7 +202,7 @@ def gin(
 
 
 def _model(plan: Plan) -> str:
-    run = "pretrain" if plan.kind == "t5" else "pretrain_lm"
+    run = RUNS[plan.kind]
     if plan.start is None:
         return FROM_SCRATCH.format(file=FILES[plan.kind].format(plan.size), run=run)
     base, set_above = model_of("t5", "base", plan.rows), ("vocab_size", "dropout_rate", "dtype", "scan_layers", "remat")
@@ -202,7 +216,7 @@ def _model(plan: Plan) -> str:
 
 def _rate(plan: Plan) -> str:
     if plan.start is None:
-        return RATE + "\nWEIGHT_DECAY = 0.0  # the recipe has none" * (plan.kind == "lm")
+        return RATE + "\nWEIGHT_DECAY = 0.0  # the recipe has none" * (plan.kind != "t5")
     whose, low, high, value = RATES_ON[plan.kind]
     return RATE_ON.format(whose=whose, low=low, high=high, value=value)
 
@@ -211,7 +225,7 @@ def _vocabulary(plan: Plan) -> str:
     if plan.start is None:
         return NEW_VOCABULARY.format(name=NEW_SIZES[plan.kind], vocabulary=plan.vocabulary)
     extra = "" if plan.start.extra_ids is None else f"\nEXTRA_IDS = {plan.start.extra_ids}"
-    has_own = "\nNEW_VOCABULARY_SIZE = None" * (plan.kind == "lm")
+    has_own = "\nNEW_VOCABULARY_SIZE = None" * (plan.kind != "t5")
     return f"VOCABULARY = {_python(plan.start.vocabulary)}{extra}{has_own}"
 
 

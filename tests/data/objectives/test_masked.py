@@ -14,9 +14,9 @@ from limba.data.objectives import masked_lm, whole_word_masked_lm
 from limba.data.objectives.masked_language_modeling import ordinary_ids
 from limba.data.packing import PREDICTED, batched, model_features
 from limba.data.registry import Feature, TaskRegistry
-from limba.data.tasks import resolve_task
+from limba.data.tasks import parts_of, resolve_task
 from limba.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
-from limba.data.vocabulary.load import SPACE, load_vocabulary, mask_id
+from limba.data.vocabulary.load import SPACE, PieceTable, load_vocabulary, mask_id
 from tests import tiny
 from tests.data.objectives.test_denoisers import real_tokens
 
@@ -77,7 +77,7 @@ def test_whole_words_are_hidden_whole_and_as_many_tokens(corpus, vocabulary):
     shown, targets, hidden = flat(rows)
     assert (targets == tokens).all() and (shown[hidden] == loaded.vocab_size - 1).all()
     assert hidden.mean() == pytest.approx(0.15, rel=0.01)
-    begins = np.array([loaded.tokenizer.IdToPiece(number).startswith(SPACE) for number in range(loaded.vocab_size)])
+    begins = np.array([PieceTable(loaded).name(number).startswith(SPACE) for number in range(loaded.vocab_size)])
     edges = np.flatnonzero(hidden[1:] != hidden[:-1]) + 1
     inner = edges[(edges % LENGTH > 0)]
     is_start = begins[tokens[inner]]
@@ -90,11 +90,13 @@ def test_whole_words_are_hidden_whole_and_as_many_tokens(corpus, vocabulary):
 
 def test_what_spells_nothing_is_never_hidden_nor_shown(corpus, vocabulary):
     loaded = load_vocabulary(str(vocabulary), 100)
-    tokens = np.where(np.arange(60_000) % 7 == 0, loaded.eos_id, np.resize(real_tokens(corpus, loaded), 60_000))
+    tokens = np.where(
+        np.arange(60_000) % 7 == 0, int(loaded.eos_id or 1), np.resize(real_tokens(corpus, loaded), 60_000)
+    )
     tokens[::11] = loaded.unk_id
     for objective in (masked_lm, whole_word_masked_lm):
         shown, targets, hidden = flat(made(objective, tokens.astype(np.int32), loaded, noise_density=0.5))
-        usual = np.array(["<" not in loaded.tokenizer.IdToPiece(number) for number in range(loaded.vocab_size)])
+        usual = np.array(["<" not in PieceTable(loaded).name(number) for number in range(loaded.vocab_size)])
         assert usual[targets[hidden]].mean() > 0.99 and not np.isin(targets[hidden], [1, 2]).any()
         assert not np.isin(shown[hidden], [0, 1, 2]).any()
         assert (shown[hidden] > loaded.vocab_size - 101).sum() == (shown[hidden] == loaded.vocab_size - 1).sum()
@@ -153,7 +155,7 @@ def test_encoders_learn_masked_rows_and_others_do_not(tmp_path):
             RunConfig(model, given, str(tmp_path), 1)
     with pytest.raises(ConfigError, match="and ModelConfig.attention_mask 'causal'; an encoder"):
         RunConfig(tiny.LANGUAGE_MODEL, masked, str(tmp_path), 1)
-    task = resolve_task(masked)
+    (task,) = parts_of(resolve_task(masked))
     own = TaskRegistry.add(
         "masked_of_its_own", task.source, preprocessors=task.preprocessors, output_features=task.output_features
     )

@@ -7,11 +7,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Protocol
 
 from limba.config import RunConfig, StorageError
 from limba.config.errors import SentenceError
 from limba.tools.preflight.checks.verdict import Line, Section
+
+
+class Device(Protocol):
+    """What is asked of a device of jax."""
+
+    device_kind: str
+    platform: str
+    process_index: int
 
 
 def at_start(config: RunConfig, names: Mapping[str, str]) -> list[str]:
@@ -20,7 +28,7 @@ def at_start(config: RunConfig, names: Mapping[str, str]) -> list[str]:
     return [f"{line.text} Fix: {'; '.join(line.fixes({}).splitlines())}" for line in lines]
 
 
-def of_memory(config: RunConfig, devices: Sequence[Any], limit: float) -> list[str]:
+def of_memory(config: RunConfig, devices: Sequence[Device], limit: float) -> list[str]:
     """Returns what arithmetic says of a step's memory on these devices of jax, of which each has `limit` bytes."""
     from limba.tools.preflight.checks.estimate import memory_lines
     from limba.tools.preflight.compiled.topologies import WITHOUT_KERNELS, Topology

@@ -1,0 +1,135 @@
+"""Bits per byte of texts, which do not depend on a vocabulary."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from limba.config import InputError, kinds
+from limba.tools.results import files, ngrams
+from limba.tools.results.outcome import Figures, Outcome
+from limba.tools.results.protocol import PROTOCOL
+
+if TYPE_CHECKING:
+    from limba.api import TrainedModel
+
+Windows = Mapping[str, Sequence[str]]  # of each file
+
+
+@dataclass(frozen=True)
+class BitsPerByte:
+    """A task: the bits that a model needs for a byte of UTF-8, of each file and of all; fewer are better.
+
+    A language model reads each window of a text from left to right; a T5 fills gaps of whole words in it, and the bytes
+    are those of these words, so the two kinds cannot be compared with each other.
+    """
+
+    name: str
+    texts: tuple[str, ...]  # .txt, or .jsonl with the column `column`
+    column: str = "text"
+    train: str | None = None  # text, whose n-grams are a baseline for language models
+
+    main = "bits per byte"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "texts", (self.texts,) if isinstance(self.texts, str) else tuple(self.texts))
+        kinds.check(self)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (*self.texts, *([self.train] if self.train else ()))
+
+    def read(self, folder: str) -> Windows:
+        """Returns the windows of each file; InputError for one without text."""
+        found = {name: list(windows(self._text(folder, name))) for name in self.texts}
+        for name, given in found.items():
+            if not given:
+                raise InputError(f"{name} of the task {self.name} holds no text; name another file.")
+        return found
+
+    def _text(self, folder: str, name: str) -> str:
+        path = files.place_of(folder, name)
+        if not files.layout_of(path).startswith(".json"):
+            return files.text_of(path)
+        return "\n".join(str(row[self.column]) for _, row in files.rows(path, [self.column]))
+
+    def tests(self, data: Windows) -> Sequence[str]:
+        """Returns the texts that a training corpus should not hold."""
+        return [text for texts in data.values() for text in texts]
+
+    def measure(self, trained: TrainedModel, data: Windows) -> Outcome:
+        """Returns the bits per byte of a model."""
+        is_decoder = trained.network.config.is_decoder_only
+        nats, size = {}, {}
+        for name, texts in data.items():
+            rows = [("", text, len(text.encode())) for text in texts] if is_decoder else list(map(with_gaps, texts))
+            rows = [each for each in rows if each[2]]
+            if not rows:
+                raise InputError(f"{name} of the task {self.name} has no line of more than 6 words; give longer texts.")
+            nats[name] = -float(trained.log_likelihoods([each[:2] for each in rows], ends=not is_decoder).sum())
+            size[name] = sum(each[2] for each in rows)
+        return _outcome(self.main if is_decoder else "bits per hidden byte", nats, size)
+
+    def floors(self, data: Windows, folder: str) -> Mapping[str, Figures]:
+        """Returns the figures of the n-grams of `train`."""
+        if self.train is None:
+            return {}
+        model = ngrams.trained_on(self._text(folder, self.train), PROTOCOL.ngram_bytes)
+        nats = {name: sum(map(model.nats, texts)) for name, texts in data.items()}
+        size = {name: sum(len(text.encode()) for text in texts) for name, texts in data.items()}
+        return {"n-grams": _outcome(self.main, nats, size).figures}
+
+
+def _outcome(name: str, nats: Mapping[str, float], size: Mapping[str, int]) -> Outcome:
+    bits = {each: nats[each] / math.log(2) / max(1, size[each]) for each in nats}
+    whole = sum(nats.values()) / math.log(2) / max(1, sum(size.values()))
+    return Outcome({name: whole}, parts=bits, notes={"bytes": sum(size.values())})
+
+
+def windows(text: str) -> Iterator[str]:
+    """Yields the lines of a text, each cut between words into windows of at most `window_bytes` bytes.
+
+    >>> [*windows("unu doi\\n\\ntrei")]
+    ['unu doi', 'trei']
+    """
+    for line in filter(str.strip, text.splitlines()):
+        words, joint = _words(line)
+        taken: list[str] = []
+        size = 0
+        for word in words:
+            more = len(word.encode()) + len(joint)
+            if taken and size + more > PROTOCOL.window_bytes:
+                yield joint.join(taken)
+                taken, size = [], 0
+            taken.append(word)
+            size += more
+        yield joint.join(taken)
+
+
+def _words(text: str) -> tuple[list[str], str]:
+    """Returns the words of a text and what joins them; without spaces its letters are what words are elsewhere."""
+    return (text.split(), " ") if " " in text.strip() else (list(text.strip()), "")
+
+
+def with_gaps(text: str) -> tuple[str, str, int]:
+    """Returns (inputs, targets, bytes of the hidden words) of a window; no bytes where it is too short.
+
+    As T5 hides spans, the last 3 of each 20 words are hidden, and of a rest of more than 6.
+
+    >>> with_gaps(" ".join("abcdefghijklmnopqrstuv"))[:2]
+    ('a b c d e f g h i j k l m n o p q <extra_id_0> u v', '<extra_id_0> r s t <extra_id_1>')
+    """
+    words, joint = _words(text)
+    read, hidden, size = [], [], 0
+    for start in range(0, len(words), PROTOCOL.gap_every):
+        block = words[start : start + PROTOCOL.gap_every]
+        if len(block) <= 2 * PROTOCOL.gap_words:
+            read.append(joint.join(block))
+            continue
+        sentinel, inside = f"<extra_id_{len(hidden)}>", joint.join(block[-PROTOCOL.gap_words :])
+        read += [joint.join(block[: -PROTOCOL.gap_words]), sentinel]
+        hidden.append(f"{sentinel} {inside}")
+        size += len(inside.encode())
+    return " ".join(read), " ".join([*hidden, f"<extra_id_{len(hidden)}>"]), size

@@ -1,0 +1,120 @@
+"""lm-evaluation-harness's tasks for any model that `limba.load` opens: `limba results lm-eval run --model limba …`."""
+
+# pyright: reportMissingImports=false
+# (lm_eval comes with the extra `results`)
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from limba.api import RunData, load
+
+START = 0  # begins what a language model reads, and a decoder's input
+LONGEST = 1_024  # tokens that a model without learned positions reads at once
+Scored = tuple[tuple[str, str], list[int], list[int]]  # the harness's texts, ids of the context and of what is scored
+
+
+@register_model("limba")
+class LimbaLM(TemplateLM):
+    """A model by its path: `--model limba --model_args pretrained=runs/ro`.
+
+    A language model's context and continuation are one sequence after the start id. A T5 reads the context and writes
+    the continuation; with `sentinels` it reads `CONTEXT <extra_id_0>` and writes `<extra_id_0> CONTINUATION`, as one
+    that has only learned to fill gaps does. The default is what its run has learned, and False where none is known. Of
+    an empty context a T5 reads only the gap, or nothing but the end of sequence. Sentinels and ends are not scored.
+    """
+
+    def __init__(self, pretrained: str, batch_size: int | str = 8, sentinels: bool | None = None, **options: object):
+        super().__init__()
+        self.trained = load(pretrained)
+        self.backend = "causal" if self.trained.network.config.is_decoder_only else "seq2seq"
+        self._vocabulary = self.trained.vocabulary
+        self._rows = self.trained.rows(int(batch_size) if str(batch_size).isdecimal() else 8)
+        run = self.trained.source.run
+        learned = run is not None and self.trained.task is not None and RunData(run.data, self.trained.task).fills_gaps
+        self.sentinels = self.backend == "seq2seq" and (learned if sentinels is None else sentinels)
+
+    @property
+    def eot_token_id(self) -> int:
+        return int(self._vocabulary.eos_id or 1)
+
+    @property
+    def prefix_token_id(self) -> int:
+        return START
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **options: object) -> list[int]:
+        """Returns the ids of a text, without a start or an end."""
+        return [int(token) for token in self._vocabulary.encode(string)]
+
+    def _pair(self, context: Sequence[int], scored: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the ids that the network reads and writes."""
+        context = [token for token in context if token != START]
+        if self.backend == "causal":
+            read, write = [START, *context], [*scored]
+        else:
+            gap = [int(self.trained.pair_ids("", "<extra_id_0>")[1][0])] if self.sentinels else []
+            read, write = [*context, *gap, self.eot_token_id], [*gap, *scored]
+        return np.asarray(read, np.int32), np.asarray(write, np.int32)
+
+    def _loglikelihood_tokens(self, requests: Sequence[Scored], **options: object) -> list[tuple[float, bool]]:
+        found = []
+        for start in range(0, len(requests), self._rows):
+            part = requests[start : start + self._rows]
+            pairs = [self._pair(context, scored) for _, context, scored in part]
+            for logits, (_, _, scored) in zip(self.trained.logits_of_ids(pairs, self._rows), part, strict=True):
+                rows = logits[len(logits) - len(scored) :].astype(np.float64)  # not the sentinel's
+                rows -= rows.max(axis=1, keepdims=True)
+                likelihoods = rows[range(len(scored)), scored] - np.log(np.exp(rows).sum(axis=1))
+                found.append((float(likelihoods.sum()), bool((rows.argmax(axis=1) == scored).all())))
+        return found
+
+    def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Returns the log likelihood of each text; long ones in windows, each of whose tokens is scored once."""
+        return [
+            sum(
+                each
+                for each, _ in self._loglikelihood_tokens(
+                    [(("", ""), *window) for window in self._windows(*request.args)]
+                )
+            )
+            for request in requests
+        ]
+
+    def _windows(self, text: str) -> Iterator[tuple[list[int], list[int]]]:
+        ids, longest = self.tok_encode(text), self.trained.network.config.max_length or LONGEST
+        for window in get_rolling_token_windows(ids, self.prefix_token_id, longest, 1):
+            yield make_disjoint_window(window)
+
+    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Returns what the model writes after each context, greedily, up to the first of the texts that end it."""
+        found = []
+        for context, choices in (request.args for request in requests):
+            until = choices.get("until") or []
+            limit = int(choices.get("max_gen_toks", 256))
+            given = f"{context} <extra_id_0>" if self.sentinels else context
+            samples = self.trained.samples(
+                [given], max_tokens=limit, sample=False, num_beams=1, ban_sentinels=not self.sentinels
+            )
+            ids = [int(token) for token in samples[0][0].ids]
+            ids = ids[: ids.index(self.eot_token_id)] if self.eot_token_id in ids else ids
+            text = self._vocabulary.decode([token for token in ids if token > START])
+            text = text.partition("<extra_id_0>")[2].partition("<extra_id_1>")[0] if self.sentinels else text
+            for each in [until] if isinstance(until, str) else until:
+                text = text.partition(each)[0] if each else text
+            found.append(text.strip() if self.sentinels else text)
+        return found
+
+
+def run(argv: Sequence[str]) -> None:
+    """Runs the harness's own command line, which knows the model `limba` now."""
+    from lm_eval.__main__ import cli_evaluate
+
+    sys.argv = ["lm-eval", *argv]
+    cli_evaluate()

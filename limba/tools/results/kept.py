@@ -1,0 +1,87 @@
+"""Outcomes that are kept: each under what decides it, so that nothing is computed twice, and a change is seen."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from limba.config import InputError
+from limba.tools.results.files import checksum, place_of
+from limba.tools.results.outcome import Outcome
+from limba.tools.results.protocol import PROTOCOL
+
+if TYPE_CHECKING:
+    from limba.api import TrainedModel
+    from limba.tools.results.suites import Task
+
+PACKAGES = ("jax", "jaxlib", "numpy", "limba")  # whose versions decide a figure
+
+
+def digest(value: object) -> str:
+    """Returns the SHA-256 of what JSON writes of a value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def checksum_of_model(trained: TrainedModel) -> str:
+    """Returns a checksum of a model: its network, its parameters and its vocabulary; not of its path."""
+    found = hashlib.sha256(repr(dataclasses.asdict(trained.network.config)).encode())
+    for name, array in sorted(trained.arrays().items()):
+        found.update(f"{name}{array.shape}{array.dtype}".encode())
+        found.update(array.tobytes())
+    if trained.tokenizer is not None:
+        path = Path(trained.tokenizer[0].path)
+        found.update((checksum(path) if path.is_file() else str(path)).encode())
+        found.update(str(trained.tokenizer[0].extra_ids).encode())
+    return found.hexdigest()
+
+
+class Kept:
+    """The outcomes in a folder."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder / "outcomes"
+        self.versions = {name: _version(name) for name in PACKAGES}
+        self.num_computed = 0
+
+    def facts(self, task: Task, data: str) -> Mapping[str, object]:
+        """Returns what decides a task's outcomes beside the model: fields, files, the protocol, the versions."""
+        return {
+            "kind": type(task).__name__,
+            "task": dataclasses.asdict(task),
+            "files": {name: checksum(place_of(data, name)) for name in task.files},
+            "protocol": dataclasses.asdict(PROTOCOL),
+            "versions": self.versions,
+        }
+
+    def get(self, name: str, facts: Mapping[str, object], compute: Callable[[], Outcome]) -> Outcome:
+        """Returns the outcome that is kept under these facts, or computes and keeps it."""
+        from limba.api import write_whole
+
+        path = self.folder / f"{name}-{digest(facts)[:16]}.json"
+        if path.exists():
+            return _read(path)
+        found = compute()
+        self.num_computed += 1
+        write_whole(
+            str(path), json.dumps({"facts": facts, "outcome": dataclasses.asdict(found)}, indent=1, default=str) + "\n"
+        )
+        return found
+
+
+def _read(path: Path) -> Outcome:
+    try:
+        return Outcome(**json.loads(path.read_text())["outcome"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError(f"{path} is damaged; remove it, and it is computed again.") from None
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "clone"

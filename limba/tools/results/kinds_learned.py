@@ -1,0 +1,352 @@
+"""The kinds of tasks that a model is fine-tuned on: how they are read, written as text, and judged."""
+
+from __future__ import annotations
+
+import collections
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+from limba.config import InputError, kinds
+from limba.config.kinds import PositiveInt
+from limba.tools.results import files, scores
+from limba.tools.results.outcome import Figures, Outcome
+from limba.tools.results.protocol import PROTOCOL
+
+NAME_IN_MISC = re.compile(r"(?:.*\|)?name=([^|]*).*")  # how NorNE writes a tag into CoNLL-U's last column
+NOTHING = "none"  # the target of a sentence without names
+LONGEST_NAME = 8  # tokens, of those that the floor looks up
+
+
+class Example(NamedTuple):
+    """What a model reads and writes, and what is compared."""
+
+    inputs: str
+    targets: str
+    where: str
+    tokens: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()  # of the tokens
+    spans: tuple[scores.Span, ...] = ()
+    value: float = 0.0
+
+
+class Parts(NamedTuple):
+    """The examples of a task; `left_out` of the training part were in another one."""
+
+    train: list[Example]
+    dev: list[Example]
+    test: list[Example]
+    left_out: int
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A task with a training part; the test part is judged once for each seed."""
+
+    name: str
+    train: str
+    test: str
+    dev: str | None = None  # None: one in ten examples of `train`
+    most: PositiveInt | None = None  # training examples; None: all
+
+    main: ClassVar[str]  # the figure by which a rate is chosen
+
+    def __post_init__(self) -> None:
+        kinds.check(self)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return tuple(each for each in (self.train, self.dev, self.test) if each is not None)
+
+    def examples(self, path: Path) -> Iterator[Example]:
+        """Yields the examples of a file; InputError for one of another layout."""
+        raise NotImplementedError
+
+    def labels(self, example: Example) -> set[str]:
+        """Returns the classes that an example has."""
+        return {example.targets}
+
+    def read(self, folder: str) -> Parts:
+        """Returns the parts. A training example that is read in another part too is left out."""
+        found = {name: list(self.examples(files.place_of(folder, name))) for name in self.files}
+        for name, given in found.items():
+            if not given:
+                raise InputError(f"{name} of the task {self.name} holds no examples; name another file.")
+        test, share = found[self.test], PROTOCOL.dev_share
+        if self.dev is None:
+            whole = found[self.train]
+            train, dev = [each for i, each in enumerate(whole) if i % share], whole[::share]
+        else:
+            train, dev = found[self.train], found[self.dev]
+        letters = lambda example: "".join(example.inputs.split())  # however it is cut into tokens
+        others = {letters(each) for each in (*dev, *test)}
+        kept = [each for each in train if letters(each) not in others]
+        known = set[str]().union(*(self.labels(each) for each in kept))
+        for each in (*test, *dev):
+            if new := sorted(self.labels(each) - known):
+                raise InputError(
+                    f"{each.where} has the label {new[0]}, which no example of {self.train} has; it has"
+                    f" {', '.join(sorted(known)[:20]) or 'none'}: correct the file, or rename labels."
+                )
+        return Parts(kept[: self.most], dev, test, len(train) - len(kept))
+
+    def tests(self, parts: Parts) -> Sequence[str]:
+        """Returns the texts that a training corpus should not hold."""
+        return [each.inputs for each in parts.test]
+
+    def judge(self, examples: Sequence[Example], predictions: Sequence[str], parts: Parts) -> Outcome:
+        """Returns the figures of what a model has written."""
+        raise NotImplementedError
+
+    def floors(self, parts: Parts) -> Mapping[str, Figures]:
+        """Returns the figures of a simple rule."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Classification(Learned):
+    """A class of a text, or of several; the target is the name of the class."""
+
+    columns: tuple[str | int, ...] = ("text",)  # that are read, such as a premise and a hypothesis
+    label: str | int = "label"
+
+    main: ClassVar[str] = "accuracy"
+
+    def examples(self, path: Path) -> Iterator[Example]:
+        for where, row in files.rows(path, (*self.columns, self.label)):
+            label = str(row[str(self.label)]).strip()
+            yield Example(joined(row, *self.columns), label, where)
+
+    def judge(self, examples: Sequence[Example], predictions: Sequence[str], parts: Parts) -> Outcome:
+        known = {each.targets for each in parts.train}
+        given = [each.strip() if each.strip() in known else None for each in predictions]
+        targets = [each.targets for each in examples]
+        figures = {"accuracy": scores.accuracy(targets, given), "macro F1": scores.macro_f1(targets, given)}
+        return Outcome(figures, notes={"malformed": given.count(None)})
+
+    def floors(self, parts: Parts) -> Mapping[str, Figures]:
+        most = collections.Counter(each.targets for each in parts.train).most_common(1)[0][0]
+        return {"majority": self.judge(parts.test, [most] * len(parts.test), parts).figures}
+
+
+@dataclass(frozen=True)
+class Similarity(Learned):
+    """How alike two sentences are; the target is the number, rounded to fifths as T5 writes STS-B."""
+
+    first: str | int = "sentence1"
+    second: str | int = "sentence2"
+    score: str | int = "label"
+
+    main: ClassVar[str] = "Pearson"
+
+    def labels(self, example: Example) -> set[str]:
+        return set()
+
+    def examples(self, path: Path) -> Iterator[Example]:
+        for where, row in files.rows(path, (self.first, self.second, self.score)):
+            try:
+                value = float(str(row[str(self.score)]))
+            except ValueError:
+                raise InputError(f"{where}: the column {self.score} is no number; correct it.") from None
+            yield Example(joined(row, self.first, self.second), f"{round(value * 5) / 5:.1f}", where, value=value)
+
+    def judge(self, examples: Sequence[Example], predictions: Sequence[str], parts: Parts) -> Outcome:
+        mean = sum(each.value for each in parts.train) / len(parts.train)
+        given = [_number(each) for each in predictions]
+        filled = [mean if each is None else each for each in given]
+        return Outcome(_correlations(examples, filled), notes={"malformed": given.count(None)})
+
+    def floors(self, parts: Parts) -> Mapping[str, Figures]:
+        sides = [each.inputs.lower().partition(SECOND) for each in parts.test]
+        words = [(set(first.split()), set(second.split())) for first, _, second in sides]
+        return {"word overlap": _correlations(parts.test, [len(a & b) / max(1, len(a | b)) for a, b in words])}
+
+
+def _correlations(examples: Sequence[Example], given: Sequence[float]) -> Figures:
+    targets = [each.value for each in examples]
+    return {"Pearson": scores.pearson(targets, given), "Spearman": scores.spearman(targets, given)}
+
+
+SECOND = " | "  # between two texts that are read together
+
+
+def joined(row: Mapping[str, object], *columns: str | int) -> str:
+    """Returns the columns of a row as one input."""
+    return SECOND.join(" ".join(str(row[str(each)]).split()) for each in columns)
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text.strip().replace(",", "."))
+    except ValueError:
+        return None
+    return value if abs(value) < 1e6 else None
+
+
+@dataclass(frozen=True)
+class Tagged(Learned):
+    """A tag of each token, from CoNLL-U, a relative of it, or JSON with lists."""
+
+    tags: str | int = -1  # its column; in JSON its key
+    tokens: str | int = 1
+
+    def tagged(self, path: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+        """Yields (where, tokens, tags) of each sentence."""
+        if files.layout_of(path).startswith(".json"):
+            for where, row in files.rows(path, ("tokens", "ner_tags")):
+                tokens, tags = row["tokens"], row["ner_tags"]
+                if not isinstance(tokens, list) or not isinstance(tags, list) or len(tokens) != len(tags):
+                    raise InputError(f"{where}: tokens and ner_tags are no lists of one length; correct them.")
+                yield where, list(map(str, tokens)), list(map(str, tags))
+            return
+        for where, cells in files.sentences(path, self.tokens, self.tags):
+            yield where, [each[0] for each in cells], [NAME_IN_MISC.sub(r"\1", each[1]) for each in cells]
+
+
+@dataclass(frozen=True)
+class PartOfSpeech(Tagged):
+    """The part of speech of each token; the target is the tags in their order."""
+
+    tags: str | int = 3
+
+    main: ClassVar[str] = "accuracy"
+
+    def labels(self, example: Example) -> set[str]:
+        return set(example.tags)
+
+    def examples(self, path: Path) -> Iterator[Example]:
+        for where, tokens, tags in self.tagged(path):
+            yield Example(" ".join(tokens), " ".join(tags), where, tuple(tokens), tuple(tags))
+
+    def judge(self, examples: Sequence[Example], predictions: Sequence[str], parts: Parts) -> Outcome:
+        known = set[str]().union(*(each.tags for each in parts.train))
+        right, total, malformed = 0, 0, 0
+        for example, prediction in zip(examples, predictions, strict=True):
+            given = prediction.split()
+            right += sum(t == p for t, p in zip(example.tags, given, strict=False))
+            total += len(example.tags)
+            malformed += len(given) != len(example.tags) or not known.issuperset(given)
+        return Outcome({"accuracy": 100 * right / total}, notes={"malformed": malformed})
+
+    def floors(self, parts: Parts) -> Mapping[str, Figures]:
+        of_words: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+        for each in parts.train:
+            for token, tag in zip(each.tokens, each.tags, strict=True):
+                of_words[token][tag] += 1
+        most = sum(of_words.values(), collections.Counter()).most_common(1)[0][0]
+        tag = lambda token: of_words[token].most_common(1)[0][0] if token in of_words else most
+        written = [" ".join(map(tag, each.tokens)) for each in parts.test]
+        return {"majority": self.judge(parts.test, written, parts).figures}
+
+
+@dataclass(frozen=True)
+class NamedEntities(Tagged):
+    """The names in a sentence, from IOB2 tags; F1 of whole spans, by seqeval's rules.
+
+    The target is the names in their order, `PERSON Ion Popescu | GPE Cluj`; the second `Cluj` of a sentence is
+    `GPE Cluj #2`, and a token that begins with `|`, `#` or a backslash has a backslash before it.
+    """
+
+    rename: Mapping[str, str] = field(default_factory=dict)  # labels of the training part to those of the others
+    drop: tuple[str, ...] = ()  # labels whose sentences are left out
+
+    main: ClassVar[str] = "span F1"
+
+    def labels(self, example: Example) -> set[str]:
+        return {label for label, _, _ in example.spans}
+
+    def examples(self, path: Path) -> Iterator[Example]:
+        for where, tokens, tags in self.tagged(path):
+            if wrong := [tag for tag in tags if tag != "O" and tag[:2] not in ("B-", "I-")]:
+                raise InputError(f"{where}: {wrong[0]} is no tag of IOB2 (O, B-PERSON, I-PERSON); name another column.")
+            spans = [(self.rename.get(label, label), a, b) for label, a, b in scores.spans_of(tags)]
+            if not any(label in self.drop for label, _, _ in spans):
+                yield Example(" ".join(tokens), written(tokens, spans), where, tuple(tokens), spans=tuple(spans))
+
+    def judge(self, examples: Sequence[Example], predictions: Sequence[str], parts: Parts) -> Outcome:
+        known = set[str]().union(*(self.labels(each) for each in parts.train))
+        found = [parsed(text, each.tokens, known) for each, text in zip(examples, predictions, strict=True)]
+        figures = scores.span_f1([each.spans for each in examples], [spans for spans, _ in found])
+        return Outcome(figures, notes={"malformed": sum(wrong for _, wrong in found)})
+
+    def floors(self, parts: Parts) -> Mapping[str, Figures]:
+        names: dict[tuple[str, ...], collections.Counter[str]] = collections.defaultdict(collections.Counter)
+        for each in parts.train:
+            for label, begin, end in each.spans:
+                names[each.tokens[begin:end]][label] += 1
+        texts = []
+        for tokens in (each.tokens for each in parts.test):
+            spans, place = [], 0
+            while place < len(tokens):
+                sizes = range(min(LONGEST_NAME, len(tokens) - place), 0, -1)
+                size = next((size for size in sizes if tokens[place : place + size] in names), 0)
+                if size:
+                    spans.append((names[tokens[place : place + size]].most_common(1)[0][0], place, place + size))
+                place += max(1, size)
+            texts.append(written(tokens, spans))
+        return {"majority": self.judge(parts.test, texts, parts).figures}
+
+
+def written(tokens: Sequence[str], spans: Sequence[scores.Span]) -> str:
+    """Returns spans as text, which `parsed` reads again.
+
+    >>> written(["Cluj", "|", "Cluj"], [("GPE", 2, 3), ("X", 1, 2)])
+    'GPE Cluj #2 | X \\\\|'
+    """
+    names = []
+    for label, begin, end in spans:
+        words = list(map(_plain, tokens[begin:end]))
+        number = _places(list(map(_plain, tokens)), words).index(begin) + 1
+        names.append(" ".join([label, *map(_escaped, words), *([f"#{number}"] if number > 1 else [])]))
+    return " | ".join(names) or NOTHING
+
+
+def parsed(text: str, tokens: Sequence[str], labels: set[str]) -> tuple[list[scores.Span], bool]:
+    """Returns the spans that a text names, and whether a part of it names none."""
+    spans, is_wrong = [], False
+    if text.strip() == NOTHING:
+        return spans, is_wrong
+    plain = list(map(_plain, tokens))
+    for name in _split(text.split()):
+        label, words = (name[0], name[1:]) if name else ("", [])
+        number = 1
+        if words and words[-1].startswith("#") and words[-1][1:].isdecimal():
+            number, words = int(words[-1][1:]), words[:-1]
+        words = [word.removeprefix("\\") for word in words]
+        places = _places(plain, words) if words and label in labels else []
+        if 1 <= number <= len(places):
+            spans.append((label, places[number - 1], places[number - 1] + len(words)))
+        else:
+            is_wrong = True
+    return spans, is_wrong
+
+
+def _plain(token: str) -> str:
+    """Returns a token as vocabularies write it: NFKC, without spaces."""
+    return "".join(unicodedata.normalize("NFKC", token).split()) or "_"
+
+
+def _escaped(word: str) -> str:
+    return f"\\{word}" if word.startswith(("|", "#", "\\")) else word
+
+
+def _split(words: Sequence[str]) -> list[list[str]]:
+    names: list[list[str]] = [[]]
+    for word in words:
+        if word == "|":
+            names.append([])
+        else:
+            names[-1].append(word)
+    return names
+
+
+def _places(tokens: Sequence[str], words: Sequence[str]) -> list[int]:
+    """Returns where a sequence of words begins in the tokens."""
+    return [
+        place
+        for place in range(len(tokens) - len(words) + 1)
+        if list(tokens[place : place + len(words)]) == list(words)
+    ]

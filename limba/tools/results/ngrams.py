@@ -1,0 +1,50 @@
+"""An n-gram model of bytes, the floor of bits per byte and of minimal pairs."""
+
+from __future__ import annotations
+
+import collections
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Ngrams:
+    """Counts of bytes after each context, interpolated by Witten and Bell (Chen & Goodman 1999, section 2.4).
+
+    An order's share is the number of times its context was seen, the lower order's the number of different bytes after
+    it; below all orders each of 256 bytes is alike.
+    """
+
+    order: int
+    counts: dict[bytes, collections.Counter[int]]
+
+    def nats(self, text: str) -> float:
+        """Returns -ln p of a text, which begins a line.
+
+        >>> round(trained_on("aaaa", 2).nats("a"), 1) < round(trained_on("aaaa", 2).nats("b"), 1)
+        True
+        """
+        data, total = b"\n" + text.encode("utf-8", "replace"), 0.0
+        for place in range(1, len(data)):
+            total -= math.log(self._probability(data[max(0, place - self.order + 1) : place], data[place]))
+        return total
+
+    def _probability(self, context: bytes, byte: int) -> float:
+        probability = 1 / 256
+        for start in range(len(context), -1, -1):  # from no context to the longest
+            seen = self.counts.get(context[start:])
+            if seen is None:
+                break
+            total, kinds = seen.total(), len(seen)
+            probability = (seen[byte] + kinds * probability) / (total + kinds)
+        return probability
+
+
+def trained_on(text: str, order: int) -> Ngrams:
+    """Returns the model of a text's lines with contexts of up to `order` - 1 bytes."""
+    counts: dict[bytes, collections.Counter[int]] = collections.defaultdict(collections.Counter)
+    data = b"\n" + text.encode("utf-8", "replace")
+    for place in range(1, len(data)):
+        for length in range(min(order, place + 1)):
+            counts[data[place - length : place]][data[place]] += 1
+    return Ngrams(order, dict(counts))

@@ -1,0 +1,34 @@
+"""What a task gives: its figures, their intervals, and what else is worth keeping."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a task for one model and one seed, as it is kept."""
+
+    figures: Figures
+    intervals: dict[str, list[float]] = field(default_factory=dict)  # figure -> from, to
+    parts: dict[str, float] = field(default_factory=dict)  # such as the accuracy of each phenomenon
+    notes: dict[str, float] = field(default_factory=dict)
+
+
+def bootstrap(values: Sequence[float], resamples: int, confidence: float) -> list[float]:
+    """Returns the percentile interval of the mean of some values, by resampling them with a fixed seed.
+
+    Efron & Tibshirani 1993, chapter 13.
+
+    >>> bootstrap([1.0, 1.0], 10, 0.95)
+    [1.0, 1.0]
+    """
+    given, random = np.asarray(values, np.float64), np.random.default_rng(0)
+    means = [float(given[random.integers(0, len(given), len(given))].mean()) for _ in range(resamples)]
+    tail = 50 * (1 - confidence)
+    return [float(each) for each in np.percentile(means, [tail, 100 - tail])]

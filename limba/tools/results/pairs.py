@@ -1,0 +1,155 @@
+"""Minimal pairs: of two sentences that differ in a word, a model should find the right one more likely."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from limba.config import InputError, kinds
+from limba.config.kinds import PositiveInt
+from limba.tools.results import files, ngrams
+from limba.tools.results.outcome import Figures, Outcome, bootstrap
+from limba.tools.results.protocol import PROTOCOL
+
+if TYPE_CHECKING:
+    from limba.api import TrainedModel
+
+LAYOUTS = {  # name: columns of the right and the wrong sentence; columns of the phenomenon, the first that is there
+    "MultiBLiMP": (("sen", "wrong_sen"), ("phenomenon", "grammatical_feature", "feature_vals")),
+    "BLiMP": (("sentence_good", "sentence_bad"), ("linguistics_term", "UID", "field")),
+    "JBLiMP": (("good_sentence", "bad_sentence"), ("phenomenon", "paradigm", "type")),
+    "own": (("good", "bad"), ("phenomenon",)),
+}
+FIRST, LAST = "<extra_id_0>", "<extra_id_1>"
+# A word, a sign or a space; where words are not separated, a letter.
+PIECE = re.compile(
+    r"[\u3040-\u30ff\u3400-\u9fff\u0e00-\u0eff]|[^\W\u3040-\u30ff\u3400-\u9fff\u0e00-\u0eff]+|\s+|[^\w\s]"
+)
+
+
+class Pair(NamedTuple):
+    """A right and a wrong sentence, and what is wrong with it."""
+
+    good: str
+    bad: str
+    phenomenon: str
+
+
+@dataclass(frozen=True)
+class MinimalPairs:
+    """A task: the share of pairs whose right sentence is the more likely one, in percent."""
+
+    name: str
+    file: str  # in the layout of MultiBLiMP, BLiMP or JBLiMP, or a TSV with the columns good, bad and phenomenon
+    train: str | None = None  # text, whose n-grams are a baseline
+    most: PositiveInt | None = None  # pairs that are read; None: all
+
+    main = "accuracy"  # the figure that counts
+
+    def __post_init__(self) -> None:
+        kinds.check(self)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (self.file,) if self.train is None else (self.file, self.train)
+
+    def read(self, folder: str) -> list[Pair]:
+        """Returns the pairs; InputError for a file of another layout."""
+        path = files.place_of(folder, self.file)
+        _, first = next(files.rows(path, ()), ("", {}))
+        layout = next((each for each in LAYOUTS.values() if set(each[0]) <= set(first)), None)
+        if layout is None:
+            raise InputError(
+                f"{path} line 1 has the columns {', '.join(map(str, first)) or 'none'}; give sen and wrong_sen"
+                " (MultiBLiMP), sentence_good and sentence_bad (BLiMP), good_sentence and bad_sentence (JBLiMP), or"
+                " good and bad."
+            )
+        (good, bad), names = layout
+        phenomenon = next((each for each in names if each in first), None)
+        found = []
+        for where, row in files.rows(path, [good, bad, *([phenomenon] if phenomenon else [])]):
+            right, wrong = str(row[good]).strip(), str(row[bad]).strip()
+            pair = Pair(right, wrong, str(row[phenomenon]) if phenomenon else "all")
+            if not pair.good or not pair.bad or pair.good == pair.bad:
+                raise InputError(
+                    f"{where}: the columns {good} and {bad} hold no two sentences that differ; correct it."
+                )
+            found.append(pair)
+        return found[: self.most]
+
+    def tests(self, pairs: Sequence[Pair]) -> Sequence[str]:
+        """Returns the texts that a training corpus should not hold."""
+        return [pair.good for pair in pairs]
+
+    def measure(self, trained: TrainedModel, pairs: Sequence[Pair]) -> Outcome:
+        """Returns the shares of pairs that a model finds right."""
+        return outcome(pairs, *likelihoods(trained, pairs))
+
+    def floors(self, pairs: Sequence[Pair], folder: str) -> Mapping[str, Figures]:
+        """Returns the figures that need no model: chance, and the n-grams of `train`."""
+        found = {"chance": {self.main: 50.0}}
+        if self.train is not None:
+            model = ngrams.trained_on(files.text_of(files.place_of(folder, self.train)), PROTOCOL.ngram_bytes)
+            found["n-grams"] = outcome(
+                pairs, *(np.array([model.nats(p[n]) for p in pairs]) * -1 for n in (0, 1))
+            ).figures
+        return found
+
+
+def gap(good: str, bad: str) -> tuple[str, tuple[str, str]]:
+    """Returns the sentences with a gap where they differ, and what each has there: words, never nothing.
+
+    >>> gap("Copiii merg acasă.", "Copiii merge acasă.")
+    ('Copiii <extra_id_0> acasă.', ('merg', 'merge'))
+    >>> gap("a venit el", "a venit")
+    ('a <extra_id_0>', ('venit el', 'venit'))
+    """
+    first, second = PIECE.findall(good), PIECE.findall(bad)
+    shorter = min(len(first), len(second))
+    begin = next((i for i in range(shorter) if first[i] != second[i]), shorter)
+    end = next((i for i in range(shorter - begin) if first[-1 - i] != second[-1 - i]), shorter - begin)
+    words = lambda pieces: "".join(pieces[begin : len(pieces) - end])
+    while not (words(first).strip() and words(second).strip()):  # a word is missing in one of them
+        begin, end = (begin - 1, end) if begin else (begin, end - 1)
+    before, after = "".join(first[:begin]), "".join(first[len(first) - end :])
+    return f"{before.strip()} {FIRST} {after.strip()}".strip(), (words(first).strip(), words(second).strip())
+
+
+def likelihoods(trained: TrainedModel, pairs: Sequence[Pair]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the log likelihoods, [N] each, of the right and of the wrong sentences.
+
+    A T5 reads the sentence with the words that differ as a gap, and its targets are `<extra_id_0> words <extra_id_1>`
+    (HPLT's evaluation of MultiBLiMP); a language model's is the sum over the tokens of the sentence, without an end.
+    """
+    if trained.network.config.is_decoder_only:
+        texts, ends = [(("", pair.good), ("", pair.bad)) for pair in pairs], False
+    else:
+        gaps = [gap(pair.good, pair.bad) for pair in pairs]
+        texts, ends = [tuple((read, f"{FIRST} {each} {LAST}") for each in words) for read, words in gaps], True
+    found = trained.log_likelihoods([each for both in texts for each in both], ends)
+    return found[::2], found[1::2]
+
+
+def outcome(pairs: Sequence[Pair], good: np.ndarray, bad: np.ndarray) -> Outcome:
+    """Returns the shares of pairs whose first log likelihood is the higher one, with the interval of their mean."""
+    right = (np.asarray(good) > np.asarray(bad)).astype(float) * 100
+    share: Callable[[str], float] = lambda name: float(right[[pair.phenomenon == name for pair in pairs]].mean())
+    return Outcome(
+        {"accuracy": float(right.mean())},
+        {"accuracy": bootstrap(right.tolist(), PROTOCOL.resamples, PROTOCOL.confidence)},
+        {name: share(name) for name in sorted({pair.phenomenon for pair in pairs})},
+        {"pairs": len(pairs)},
+    )
+
+
+def write(path: Path, pairs: Sequence[Pair]) -> None:
+    """Writes pairs as a TSV with the columns good, bad and phenomenon."""
+    from limba.api import write_whole
+
+    lines = ["\t".join(Pair._fields), *("\t".join(pair) for pair in pairs)]
+    write_whole(str(path), "\n".join(lines) + "\n")

@@ -1,0 +1,34 @@
+"""How everything is measured, in one place: a change of it is a new version, and asks for all results again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """The choices of all tasks. docs/results.md has their sources."""
+
+    version: int = 1
+    # fine-tuning: each rate is tried with the first seed, the rest of the seeds train with the best one
+    learning_rates: tuple[float, ...] = (1e-4, 3e-4, 1e-3)
+    epochs: int = 10  # at most
+    patience: int = 2  # epochs without a lower loss on the development part
+    batch_size: int = 32
+    dropout: float = 0.1
+    dev_share: int = 10  # without a development part, one example in so many of the training part becomes it
+    most_tokens: tuple[int, int] = (512, 256)  # of inputs and targets; longer ones are cut
+    # minimal pairs
+    resamples: int = 1_000  # of the bootstrap
+    confidence: float = 0.95
+    # bits per byte
+    window_bytes: int = 1_000  # of a text that is read at once, cut between words
+    gap_every: int = 20  # words; a T5's gap hides the last `gap_words` of so many
+    gap_words: int = 3
+    # n-gram baseline
+    ngram_bytes: int = 6
+    # contamination
+    overlap_words: int = 13
+
+
+PROTOCOL = Protocol()

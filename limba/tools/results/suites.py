@@ -1,0 +1,106 @@
+"""A suite: the tasks that a gin file lists, each a kind with its files: `ro_pairs/MinimalPairs.file = 'pairs.tsv'`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from limba.cli.gin.statements import Macro, read
+from limba.config import ConfigError, InputError
+from limba.config.errors import did_you_mean
+from limba.tools.results.bits import BitsPerByte
+from limba.tools.results.kinds_learned import Classification, NamedEntities, PartOfSpeech, Parts, Similarity
+from limba.tools.results.outcome import Figures, Outcome
+from limba.tools.results.pairs import MinimalPairs
+
+if TYPE_CHECKING:
+    from limba.api import TrainedModel
+
+Task = MinimalPairs | BitsPerByte | Classification | Similarity | NamedEntities | PartOfSpeech
+KINDS = {
+    kind.__name__: kind for kind in (MinimalPairs, BitsPerByte, Classification, Similarity, NamedEntities, PartOfSpeech)
+}
+SUITE = "suite"  # whose fields are the suite's own
+
+
+class Read(NamedTuple):
+    """A task with its data."""
+
+    task: Task
+    tests: Sequence[str]  # texts that a training corpus should not hold
+    floors: Callable[[], Mapping[str, Figures]]  # the baselines that need no model, by their columns
+    measure: Callable[[TrainedModel], Outcome] | None  # of a model as it is; None: it is fine-tuned first
+    parts: Parts | None
+
+
+class Suite(NamedTuple):
+    """Some tasks, and the language that they are in; None: no language's."""
+
+    name: str
+    language: str | None
+    tasks: tuple[Task, ...]
+
+
+def read_suite(name: str) -> Suite:
+    """Returns the suite of a gin file, or the one of gin/suites/ with this name; InputError if it is none."""
+    file = name if name.endswith(".gin") or "/" in name else f"suites/{name}.gin"
+    language, fields = None, {}
+    source = read([file])
+    values = {each.owner: each.value for each in source.bindings if not each.field}
+    for each in source.bindings:
+        value = values.get(each.value.name) if isinstance(each.value, Macro) else each.value
+        if not each.field:
+            continue
+        if each.owner == SUITE:
+            if each.field != "language" or not isinstance(value, str):
+                raise InputError(f"{each.place} sets {each.name}; a suite has suite.language, a text such as 'ro'.")
+            language = value
+            continue
+        if each.owner not in KINDS:
+            near = did_you_mean(each.owner, KINDS)
+            raise InputError(f"{each.place}: {each.owner} is no kind of task{near} There are {', '.join(KINDS)}.")
+        if not each.scope:
+            raise InputError(f"{each.place} names no task; write NAME/{each.owner}.{each.field} = …")
+        names = [entry.name for entry in dataclasses.fields(KINDS[each.owner]) if entry.name != "name"]
+        if each.field not in names:
+            near = did_you_mean(each.field, names).rstrip(".")
+            raise InputError(f"{each.place}: {each.owner} has no {each.field}{near} It has {', '.join(names)}.")
+        kind, given, _ = fields.setdefault(each.scope, (each.owner, {}, each.place))
+        if kind != each.owner:
+            raise InputError(f"{each.place} calls {each.scope} {each.owner}, and it is {kind}; give it another name.")
+        given[each.field] = value
+    if not fields:
+        raise InputError(f"{name} lists no tasks; write a line such as pairs/MinimalPairs.file = 'pairs.tsv'.")
+    return Suite(Path(file).stem, language, tuple(_made(fields)))
+
+
+def read_task(task: Task, folder: str) -> Read:
+    """Returns a task with its data from a folder; InputError for files that are missing or of another layout."""
+    if isinstance(task, MinimalPairs):
+        pairs = task.read(folder)
+        measure = functools.partial(task.measure, pairs=pairs)
+        return Read(task, task.tests(pairs), functools.partial(task.floors, pairs, folder), measure, None)
+    if isinstance(task, BitsPerByte):
+        data = task.read(folder)
+        measure, floors = functools.partial(task.measure, data=data), functools.partial(task.floors, data, folder)
+        return Read(task, task.tests(data), floors, measure, None)
+    parts = task.read(folder)
+    return Read(task, task.tests(parts), functools.partial(task.floors, parts), None, parts)
+
+
+def _made(fields: dict[str, tuple[str, dict[str, object], str]]) -> Iterator[Task]:
+    for task, (kind, given, place) in fields.items():
+        missing = [
+            entry.name
+            for entry in dataclasses.fields(KINDS[kind])
+            if entry.default is entry.default_factory is dataclasses.MISSING and entry.name not in {"name", *given}
+        ]
+        if missing:
+            raise InputError(f"{place}: the task {task} has no {missing[0]}; add {task}/{kind}.{missing[0]} = …")
+        try:
+            yield KINDS[kind](name=task, **given)  # pyright: ignore[reportArgumentType]
+        except ConfigError as error:
+            raise InputError(f"{place}: {error}") from None

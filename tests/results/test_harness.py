@@ -1,0 +1,83 @@
+"""lm-evaluation-harness through `LimbaLM`: what its own model of transformers finds, and a T5's conditional scores."""
+
+# pyright: reportMissingImports=false
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from tests import tiny
+from tests.results.test_pairs import LANGUAGE_MODELS, folder_of
+
+pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed: pip install 'limba[results]'")
+TASK = """task: mine
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: "{file}"}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{context}}}}"
+doc_to_target: 0
+doc_to_choice: "{{{{[good, bad]}}}}"
+metric_list: [{{metric: acc}}]
+"""
+CONTEXTS = ("", "The first of them")
+
+
+def results_of(model: object, folder: Path) -> tuple[dict, list[list[float]]]:
+    """The figures of the task in a folder, and the likelihoods of each document's choices."""
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(include_path=str(folder), include_defaults=False)
+    found = simple_evaluate(model=model, tasks=["mine"], task_manager=manager, bootstrap_iters=0)
+    return found["results"]["mine"], [[each[0] for each in doc["filtered_resps"]] for doc in found["samples"]["mine"]]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    rows = [
+        {"context": context, "good": f" {number} is right", "bad": f" {number} are wrong"}
+        for number in range(6)
+        for context in CONTEXTS
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "mine.yaml").write_text(TASK.format(file=tmp_path / "rows.jsonl"))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_a_language_model_gets_the_harness_own_figures(name, place, vocabulary) -> None:
+    from lm_eval.models.huggingface import HFLM
+
+    from limba.tools.results.harness import LimbaLM
+
+    folder = folder_of(LANGUAGE_MODELS[name], vocabulary, place / "model")
+    ours, theirs = LimbaLM(str(folder)), HFLM(str(folder), device="cpu", batch_size=1, add_bos_token=True)
+    (figures, likelihoods), (expected, of_theirs) = (results_of(model, place / "tasks") for model in (ours, theirs))
+    assert figures["acc,none"] == expected["acc,none"]
+    assert likelihoods == [pytest.approx(each, abs=1e-4) for each in of_theirs]
+
+
+@pytest.mark.parametrize("sentinels", [False, True])
+def test_a_t5_gets_its_conditional_scores(sentinels, place, vocabulary) -> None:
+    from limba.tools.results.harness import LimbaLM
+
+    folder = folder_of(tiny.model(vocab_size=1_024), vocabulary, place / "model")
+    _, found = results_of(LimbaLM(str(folder), sentinels=sentinels), place / "tasks")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    network = transformers.T5ForConditionalGeneration.from_pretrained(folder).eval()
+    gap = "<extra_id_0>" if sentinels else ""
+    rows = [json.loads(line) for line in (place / "rows.jsonl").read_text().splitlines()]
+    for row, likelihoods in zip(rows, found, strict=True):
+        read = tokenizer(f"{row['context']} {gap}".strip(), return_tensors="pt").input_ids
+        for choice, ours in zip((row["good"], row["bad"]), likelihoods, strict=True):
+            labels = tokenizer(gap + choice, return_tensors="pt", add_special_tokens=False).input_ids
+            with torch.no_grad():
+                rows_of = torch.log_softmax(network(input_ids=read, labels=labels).logits[0], dim=-1)
+            theirs = rows_of.gather(1, labels[0][:, None])[len(gap) > 0 :].sum()
+            assert ours == pytest.approx(float(theirs), abs=1e-4)

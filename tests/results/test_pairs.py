@@ -1,0 +1,175 @@
+"""Minimal pairs: likelihoods equal transformers', layouts are read, and a treebank's pairs are wrong where they say."""
+
+import dataclasses
+import json
+import random
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import limba
+from limba.cli import main
+from limba.config import InputError, ModelConfig
+from limba.formats import huggingface_files
+from limba.tools.results import make_pairs, ngrams
+from limba.tools.results.pairs import MinimalPairs, Pair, gap, likelihoods, outcome
+from tests import tiny
+from tests.export.runs import arrays_of
+from tests.formats.test_decoder_only import GPT2
+
+TREEBANK = """# sent_id = 1
+# text = Fata merge, fetele merg.
+1\tFata\tfată\tNOUN\t_\tGender=Fem|Number=Sing\t2\tnsubj\t_\t_
+2\tmerge\tmerge\tVERB\t_\tMood=Ind|Number=Sing|Person=3|VerbForm=Fin\t0\troot\t_\tSpaceAfter=No
+3\t,\t,\tPUNCT\t_\t_\t5\tpunct\t_\t_
+4\tfetele\tfată\tNOUN\t_\tGender=Fem|Number=Plur\t5\tnsubj\t_\t_
+5\tmerg\tmerge\tVERB\t_\tMood=Ind|Number=Plur|Person=3|VerbForm=Fin\t2\tparataxis\t_\tSpaceAfter=No
+6\t.\t.\tPUNCT\t_\t_\t2\tpunct\t_\t_
+
+# sent_id = 2
+# text = Merge ea.
+1\tMerge\tmerge\tVERB\t_\tMood=Ind|Number=Sing|Person=3|VerbForm=Fin\t0\troot\t_\t_
+2\tea\tel\tPRON\t_\tGender=Fem|Number=Sing|Person=3\t1\tnsubj\t_\tSpaceAfter=No
+3\t.\t.\tPUNCT\t_\t_\t1\tpunct\t_\t_
+"""
+
+
+def folder_of(config: ModelConfig, vocabulary: Path, folder: Path) -> Path:
+    """A folder for transformers with random parameters and a tokenizer."""
+    folder.mkdir(exist_ok=True)
+    huggingface_files.write_configs(folder, config, "float32")
+    arrays = arrays_of(config)
+    if config.is_decoder_only:  # else logits of tied embeddings would be in the hundreds
+        arrays = {name: each / 10 if name.endswith("embedding") else each for name, each in arrays.items()}
+    huggingface_files.write_pytorch(folder, arrays, config, "float32")
+    huggingface_files.write_tokenizer(folder, str(vocabulary), 100, starts=config.is_decoder_only)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def given(corpus: Path) -> list[Pair]:
+    """200 pairs from real text: one word is another one."""
+    chosen = random.Random(0)
+    texts = [json.loads(line)["text"].split() for line in corpus.read_text().splitlines()]
+    found = []
+    while len(found) < 200:
+        words = (text := chosen.choice(texts))[: chosen.randint(4, 12)]
+        place, other = chosen.randrange(len(words)), chosen.choice(chosen.choice(texts))
+        if other != words[place] and re.fullmatch(r"\w+", other) and re.fullmatch(r"\w+", words[place]):
+            changed = [*words[:place], other, *words[place + 1 :]]
+            found.append(Pair(" ".join(words), " ".join(changed), "a" if len(found) % 2 else "b"))
+        assert text
+    return found
+
+
+def test_a_t5_finds_the_words_in_the_gap_as_likely_as_transformers(given, vocabulary, tmp_path) -> None:
+    folder = folder_of(tiny.model(vocab_size=1_024), vocabulary, tmp_path)
+    good, bad = likelihoods(limba.load(folder), given)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    network = transformers.T5ForConditionalGeneration.from_pretrained(folder).eval()
+    for number, pair in enumerate(given):
+        first, second, words = *(each.split() for each in pair[:2]), []
+        place = next(i for i in range(len(first)) if first[i] != second[i])
+        words = [first[place], second[place]]
+        read = " ".join([*first[:place], "<extra_id_0>", *first[place + 1 :]])
+        for word, ours in zip(words, (good[number], bad[number]), strict=True):
+            labels = tokenizer(f"<extra_id_0> {word} <extra_id_1>", return_tensors="pt").input_ids
+            with torch.no_grad():
+                loss = network(input_ids=tokenizer(read, return_tensors="pt").input_ids, labels=labels).loss
+            assert ours == pytest.approx(-float(loss) * labels.shape[1], abs=1e-4), (read, word)
+
+
+LANGUAGE_MODELS = {
+    "llama": tiny.language_model(vocab_size=1_024),
+    "gpt2": dataclasses.replace(GPT2, vocab_size=1_024),
+}
+
+
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_a_language_model_finds_sentences_as_likely_as_transformers(name, given, vocabulary, tmp_path) -> None:
+    folder = folder_of(LANGUAGE_MODELS[name], vocabulary, tmp_path)
+    found = likelihoods(limba.load(folder), given)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    network = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    for side, ours in enumerate(found):
+        for pair, likelihood in zip(given, ours, strict=True):
+            ids = tokenizer(pair[side], return_tensors="pt").input_ids  # begins with the start
+            with torch.no_grad():
+                logits = torch.log_softmax(network(ids).logits[0, :-1], dim=-1)
+            theirs = logits.gather(1, ids[0, 1:, None]).sum()
+            assert likelihood == pytest.approx(float(theirs), abs=1e-4), pair
+
+
+def test_the_share_of_right_pairs_has_parts_and_an_interval(given) -> None:
+    good, bad = np.zeros(200), np.tile([1.0, 1.0, -1.0, 1.0], 50)
+    found = outcome(given, good, bad)
+    assert found.figures == {"accuracy": 25.0} and found.parts == {"a": 0.0, "b": 50.0}
+    low, high = found.intervals["accuracy"]
+    assert 17 < low < 21 and 29 < high < 33, "1.96 x the deviation of a share of 200: 6"
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "read", "words"),
+    [
+        ("Who sees him?", "Who see him?", "Who <extra_id_0> him?", ("sees", "see")),
+        ("彼が行く", "彼を行く", "彼 <extra_id_0> 行く", ("が", "を")),
+        ("It is here", "It here", "<extra_id_0> here", ("It is", "It")),
+    ],
+)
+def test_what_differs_becomes_the_gap(good, bad, read, words) -> None:
+    assert gap(good, bad) == (read, words)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("multi.tsv", "idx\tsen\twrong_sen\tphenomenon\n0\tA b.\tA c.\tSV-#\n"),
+        ("blimp.jsonl", '{"sentence_good": "A b.", "sentence_bad": "A c.", "UID": "SV-#"}\n'),
+        ("jblimp.jsonl", '{"good_sentence": "A b.", "bad_sentence": "A c.", "phenomenon": "SV-#"}\n'),
+        ("own.tsv", "good\tbad\tphenomenon\nA b.\tA c.\tSV-#\n"),
+    ],
+)
+def test_layouts_are_known_by_their_columns(name, text, tmp_path) -> None:
+    (tmp_path / name).write_text(text)
+    assert MinimalPairs("pairs", name).read(str(tmp_path)) == [Pair("A b.", "A c.", "SV-#")]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("good\tx\nA\tB\n", "line 1 has the columns good, x; give sen and wrong_sen"),
+        ("good\tbad\nA\n", "line 2 has 1 columns, and line 1 names 2"),
+        ("good\tbad\nA\tA\n", "line 2: the columns good and bad hold no two sentences that differ"),
+        ("", "line 1 has the columns none"),
+    ],
+)
+def test_another_layout_is_said_by_line_and_column(text, says, tmp_path) -> None:
+    (tmp_path / "pairs.tsv").write_text(text)
+    with pytest.raises(InputError, match=re.escape(says)):
+        MinimalPairs("pairs", "pairs.tsv").read(str(tmp_path))
+
+
+def test_a_treebank_gives_the_other_form_of_a_verb(tmp_path, capsys) -> None:
+    (tmp_path / "a.conllu").write_text(TREEBANK)
+    assert main.main(["results", "make-pairs", f"{tmp_path}/a.conllu", f"--output={tmp_path}/pairs.tsv"]) == 0
+    assert "3  pairs of 2 sentences" in capsys.readouterr().out
+    found = MinimalPairs("pairs", "pairs.tsv").read(str(tmp_path))
+    assert [pair.bad for pair in found] == ["Fata merg, fetele merg.", "Fata merge, fetele merge.", "Merg ea."]
+    assert {pair.phenomenon for pair in found} == {"subject-verb number"}
+
+
+def test_a_treebank_in_another_layout_is_said(tmp_path) -> None:
+    (tmp_path / "a.conllu").write_text("1\tFata\n")
+    with pytest.raises(InputError, match="line 1 has 2 columns, and CoNLL-U has 10"):
+        list(make_pairs.trees_of(tmp_path / "a.conllu"))
+
+
+def test_n_grams_are_probabilities_and_find_what_they_have_read_likely() -> None:
+    model = ngrams.trained_on("ana are mere\nana are pere\n", 4)
+    for context in (b"", b"an", b"zz"):
+        assert sum(model._probability(context, byte) for byte in range(256)) == pytest.approx(1)
+    assert model.nats("ana are mere") < model.nats("eram ana ere")

@@ -1,0 +1,217 @@
+"""`limba results`: a table that is computed once, tasks as files have them, and errors before time is spent."""
+
+import gzip
+import json
+import random
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from limba.cli import main
+from limba.config import InputError
+from limba.tools.results import contamination, scores
+from limba.tools.results.kinds_learned import Classification, NamedEntities, PartOfSpeech, Similarity, parsed, written
+from limba.tools.results.suites import read_suite
+from tests import tiny
+from tests.results.test_pairs import folder_of
+
+SUITE = """
+suite.language = 'en'
+agreement/MinimalPairs.file = 'pairs.tsv'
+agreement/MinimalPairs.train = 'train.txt'
+text/BitsPerByte.texts = ('held.txt',)
+text/BitsPerByte.train = 'train.txt'
+"""
+# Two sentences of RONEC (MIT licence).
+RONEC = """# global.columns = ID FORM LEMMA UPOS XPOS FEATS HEAD DEPREL DEPS MISC RONEC:CLASS
+# sent_id = 3045
+1\tPreședintele\tpreședinte\tNOUN\t_\t_\t5\tnsubj\t_\t_\tB-PERSON
+2\tIon\tIon\tPROPN\t_\t_\t1\tnmod\t_\t_\tI-PERSON
+3\tIliescu\tIliescu\tPROPN\t_\t_\t2\tflat\t_\t_\tI-PERSON
+4\ta\tavea\tAUX\t_\t_\t5\taux\t_\t_\tO
+5\tparticipat\tparticipa\tVERB\t_\t_\t0\troot\t_\t_\tO
+
+# sent_id = 1
+1\tVardar\tVardar\tPROPN\t_\t_\t0\troot\t_\t_\tB-ORGANIZATION
+2\tSkopje\tSkopje\tPROPN\t_\t_\t1\tflat\t_\t_\tI-ORGANIZATION
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
+    (tmp_path / "train.txt").write_text("\n".join(texts[:20]))
+    (tmp_path / "held.txt").write_text("\n".join(texts[20:22]))
+    rows = [
+        f"One of them {right} here.\tOne of them {wrong} here.\tverb"
+        for right, wrong in [("is", "are"), ("was", "were")]
+    ]
+    (tmp_path / "pairs.tsv").write_text("\n".join(["good\tbad\tphenomenon", *rows]) + "\n")
+    (tmp_path / "suite.gin").write_text(SUITE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_second_call_computes_nothing_and_a_changed_file_is_seen(place, vocabulary, capsys) -> None:
+    folder_of(tiny.model(vocab_size=1_024), vocabulary, place / "model")
+    command = ["results", "model", "--suite=./suite.gin", "--output=out", "--check-contamination=train.txt"]
+    assert main.main(command) == 0, capsys.readouterr().err
+    first = capsys.readouterr().out
+    assert "4 outcomes computed" in first and "agreement: 0 of 2 test examples are in train.txt" in first
+    table = (place / "out" / "results.json").read_text()
+    cells = {(each["task"], each["column"]): each for each in json.loads(table)["cells"]}
+    assert cells["agreement", "chance"]["mean"] == 50 and cells["text", "n-grams"]["mean"] < 8
+    assert cells["text", "model, random weights"]["mean"] > 1 and cells["agreement", "model"]["interval"]
+    markdown, tex = ((place / "out" / f"results.{each}").read_text() for each in ("md", "tex"))
+    assert markdown.startswith("| task | figure | model | model, random weights | chance | n-grams |\n| --- |")
+    assert tex.startswith("\\begin{tabular}{llrrrr}\n\\toprule") and " \\\\\n\\bottomrule" in tex
+
+    assert main.main(command) == 0
+    assert "0 outcomes computed" in capsys.readouterr().out
+    assert (place / "out" / "results.json").read_text() == table
+    (place / "pairs.tsv").write_text("good\tbad\nOne is.\tOne are.\n")
+    assert main.main(command) == 0
+    assert "2 outcomes computed" in capsys.readouterr().out
+    kept = next((place / "out" / "outcomes").glob("text-*"))
+    kept.write_text("{")
+    assert main.main(command) == 2 and f"{kept.name} is damaged; remove it" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_task_is_learned_and_its_runs_are_gone(place, vocabulary, capsys) -> None:
+    folder_of(tiny.model(vocab_size=1_024, num_decoder_layers=2), vocabulary, place / "model")
+    chosen = random.Random(0)
+    for name, count in (("train", 400), ("test", 60)):
+        rows = [(label := chosen.choice(["yes", "no"]), f"{chosen.random():.6f} {label}") for _ in range(count)]
+        lines = [json.dumps({"text": text, "label": label}) for label, text in rows]
+        with gzip.open(place / f"{name}.jsonl.gz", "wt") as file:
+            file.write("\n".join(lines))
+    (place / "suite.gin").write_text(
+        "answer/Classification.train = 'train.jsonl.gz'\nanswer/Classification.test = 'test.jsonl.gz'\n"
+    )
+    command = ["results", "model", "--suite=./suite.gin", "--output=out", "--seeds=2"]
+    assert main.main(command) == 0, capsys.readouterr().err
+    assert "5 outcomes computed" in capsys.readouterr().out
+    found = json.loads((place / "out" / "results.json").read_text())
+    cells = {(each["figure"], each["column"]): each for each in found["cells"]}
+    assert cells["accuracy", "model"]["mean"] > cells["accuracy", "majority"]["mean"] + 10, cells
+    assert cells["accuracy", "model"]["seeds"] == 2 and cells["accuracy", "model"]["deviation"] is not None
+    assert not [each for each in (place / "out" / "runs").rglob("*") if each.is_file()], "each run is removed"
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("a/Pairs.file = 'b'", "suite.gin line 1: Pairs is no kind of task"),
+        ("a/MinimalPairs.fil = 'b'", "line 1: MinimalPairs has no fil; did you mean file?"),
+        ("MinimalPairs.file = 'b'", "line 1 names no task; write NAME/MinimalPairs.file = …"),
+        ("a/MinimalPairs.most = 5", "the task a has no file; add a/MinimalPairs.file = …"),
+        ("a/MinimalPairs.file = 5", "line 1: MinimalPairs.file is 5; give a string."),
+        ("a/MinimalPairs.file = 'none.tsv'", "none.tsv does not exist; name the folder of the suite's files as --data"),
+        ("suite.languages = 'ro'", "line 1 sets suite.languages; a suite has suite.language"),
+        ("suite.language = 'ro'", "suite.gin lists no tasks"),
+        ("a/MinimalPairs.file = 'pairs.tsv'", "model does not exist: looked there for a Limba run"),
+    ],
+)
+def test_what_is_wrong_is_said_before_a_model_is_opened(line, says, place, capsys) -> None:
+    (place / "suite.gin").write_text(line + "\n")
+    assert main.main(["results", "model", "--suite=./suite.gin"]) == 2
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 1, error
+
+
+def test_a_suite_for_another_language_than_the_cards_is_refused(place, vocabulary, capsys) -> None:
+    folder = folder_of(tiny.model(vocab_size=1_024), vocabulary, place / "model")
+    (folder / "README.md").write_text("---\nlanguage:\n- ro\n- mo\n---\n")
+    assert main.main(["results", "model", "--suite=./suite.gin"]) == 2
+    assert "The suite suite is in en, and the card of model names ro, mo; give another" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["ro", "nb", "ja", "any"])
+def test_suites_that_are_shipped_can_be_read(name) -> None:
+    suite = read_suite(name)
+    assert suite.name == name and suite.language == (None if name == "any" else name) and len(suite.tasks) >= 2
+
+
+def test_names_are_read_and_written_again() -> None:
+    chosen = random.Random(1)
+    for _ in range(300):
+        tokens = [chosen.choice(["a", "b", "|", "#2", "#", "\\x", "none", "X"]) for _ in range(12)]
+        cuts = sorted(chosen.sample(range(13), 4))
+        spans = [("X", cuts[0], cuts[1]), ("NAT_REL", cuts[2], cuts[3])]
+        assert parsed(written(tokens, spans), tokens, {"X", "NAT_REL"}) == (spans, False)
+    tokens = ["Ana", "din", "Cluj"]
+    assert written(tokens, []) == "none" and parsed("none", tokens, {"X"}) == ([], False)
+    assert parsed("X Ana | Y Cluj | X Ana #2 | | X", tokens, {"X"}) == ([("X", 0, 1)], True)
+
+
+@pytest.mark.parametrize(
+    ("tags", "spans"),
+    [
+        (["O", "I-A", "I-A", "B-A"], [("A", 1, 3), ("A", 3, 4)]),
+        (["B-A", "I-B", "I-B"], [("A", 0, 1), ("B", 1, 3)]),
+        (["I-A", "O", "I-A"], [("A", 0, 1), ("A", 2, 3)]),
+    ],
+)
+def test_spans_follow_seqeval(tags, spans) -> None:
+    assert scores.spans_of(tags) == spans
+
+
+def test_correlations_equal_scipys() -> None:
+    from scipy import stats
+
+    chosen = random.Random(0)
+    first = [chosen.randint(0, 5) for _ in range(50)]
+    second = [value + chosen.random() * 3 for value in first]
+    assert scores.pearson(first, second) == pytest.approx(100 * np.corrcoef(first, second)[0, 1])
+    ranks = [stats.rankdata(each) for each in (first, second)]
+    assert scores.spearman(first, second) == pytest.approx(100 * np.corrcoef(*ranks)[0, 1])
+    assert scores.pearson([1, 2], [3, 3]) == 0
+
+
+def test_named_entities_of_two_layouts_share_no_sentence(tmp_path) -> None:
+    (tmp_path / "train.conllup").write_text(RONEC.replace("\tO\n", "\tSpaceAfter=No|name=O\n"))  # NorNE's way too
+    test = [
+        {"tokens": ["Vardar-", "Skopje"], "ner_tags": ["B-ORG", "I-ORG"]},
+        {"tokens": ["Iliescu"], "ner_tags": ["B-PERSON"]},
+    ]
+    (tmp_path / "test.json").write_text(json.dumps(test))
+    task = NamedEntities(
+        "ner", "train.conllup", "test.json", dev="test.json", rename={"ORGANIZATION": "ORG"}, tags="RONEC:CLASS"
+    )
+    parts = task.read(str(tmp_path))
+    assert [each.targets for each in parts.train] == ["PERSON Președintele Ion Iliescu", "ORG Vardar Skopje"]
+    assert task.judge(parts.test, ["ORG Vardar- Skopje", "GPE Iliescu"], parts).notes == {"malformed": 1}
+    (tmp_path / "test.json").write_text(json.dumps([{"tokens": ["Vardar", "Skopje"], "ner_tags": ["B-ORG", "I-ORG"]}]))
+    with pytest.raises(InputError, match=re.escape("test.json entry 1 has the label ORG, which no example of train")):
+        task.read(str(tmp_path))
+
+
+def test_figures_of_each_kind(tmp_path) -> None:
+    rows = "5.0\tA b c\tA b\n0.4\tD\tE\n2.2\tF g\tF\n"
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.tsv").write_text(rows if name == "test" else rows.replace("\t", "\t- "))
+        (tmp_path / f"{name}.conllu").write_text("1\ta\t_\tX\t_\t_\t0\troot\t_\t_\n")
+    sts = Similarity("sts", "train.tsv", "test.tsv", dev="test.tsv", score=0, first=1, second=2)
+    parts = sts.read(str(tmp_path))
+    assert [each.targets for each in parts.test] == ["5.0", "0.4", "2.2"] and parts.left_out == 0
+    judged = sts.judge(parts.test, ["4.8", "x", "2,0"], parts)
+    assert judged.notes == {"malformed": 1} and judged.figures["Pearson"] > 60
+    with pytest.raises(InputError, match=re.escape("test.tsv line 1: the column 1 is no number")):
+        Similarity("sts", "test.tsv", "test.tsv", score=1, first=1, second=2).read(str(tmp_path))
+    with pytest.raises(InputError, match=re.escape("test.tsv line 1 has no column 7; it has 0, 1, 2")):
+        Classification("c", "test.tsv", "test.tsv", columns=(7,), label=1).read(str(tmp_path))
+    with pytest.raises(InputError, match="conllu line 1 has 10 columns and no column 30"):
+        PartOfSpeech("pos", "test.conllu", "test.conllu", tags=30).read(str(tmp_path))
+
+
+def test_a_planted_leak_is_found() -> None:
+    tests = [" ".join(f"word{i + n}" for i in range(20)) for n in (0, 1_000, 2_000)]
+    corpus = [
+        "before, " + tests[0].upper().replace(" ", ", ") + " after",
+        f"x\n{tests[1]}\ny",
+        " ".join(tests[2].split()[:12]),
+    ]
+    assert contamination.overlaps(corpus, {"t": tests}) == {"t": contamination.Overlap(found=2, whole=1, total=3)}
