@@ -62,8 +62,9 @@ def _validation(config: RunConfig) -> Callable[..., Sequence[Hidden]]:
     from limba.data.vocabulary.load import num_sentinels
     from limba.data.vocabulary.text_sample import Texts
 
-    task = resolve_task(config.data)
-    if config.model.is_decoder_only or not num_sentinels(task.output_features["targets"].vocabulary):
+    task, model = resolve_task(config.data), config.model
+    has_gaps = not model.is_decoder_only and num_sentinels(task.output_features["targets"].vocabulary)
+    if not (model.is_encoder or has_gaps):
         return lambda **_: []
     return functools.partial(Texts.of_task(parts_of(task)[0]).sentences, config.data.validation_split)
 

@@ -48,7 +48,7 @@ MOST_PIECES = 8  # of a fill
 BEAMS = 8
 TEXTS_AT_ONCE = 16
 LENGTH_STEP = 8  # beginnings are padded to a multiple, so that few programs are compiled
-GAP = re.compile(r"<extra_id_(\d+)>|<mask>|_{3,}")
+GAP = re.compile(r"<extra_id_(\d+)>|<mask>|\[MASK\]|<\|mask\|>|_{3,}")
 MASK = re.compile(
     r"<mask>|\[MASK\]|<\|mask\|>|<extra_id_\d+>|_{3,}"
 )  # how a text may write it, whatever the vocabulary

@@ -26,6 +26,7 @@ import limba
 from limba import read_gin
 from limba.cli import main
 from limba.config import InputError
+from limba.inference.source import VocabularyName
 from limba.tools.pages import serving as web
 from limba.tools.pages.play import examples
 from limba.tools.pages.play import server as servers
@@ -146,6 +147,20 @@ def test_a_language_model_continues_its_prompt(tmp_path: Path) -> None:
         assert answer["texts"][0]["text"] == whole[0].text
         assert status == 200 and answer["texts"][0]["text"].startswith("Once") and player.about()["continues"]
         assert 1 <= len(answer["texts"][0]["pieces"]) <= 10 and "filled" not in answer["texts"][0]
+
+
+def test_an_encoder_fills_and_does_not_write(vocabulary: Path, tmp_path: Path) -> None:
+    encoder = tiny.language_model(attention_mask="bidirectional", vocab_size=1024)
+    write_run(tmp_path / "encoder", encoder, steps=(3,))
+    trained = limba.load(tmp_path / "encoder", vocabulary=VocabularyName(str(vocabulary), 1))
+    with serving([Player("encoder", trained)]) as server:
+        _, (about,) = asked(server, "/api/models")
+        assert about["fills"] and not about["continues"] and not about["writes"]
+        _, answer = asked(server, "/api/fill", {"model": "encoder", "text": "The <extra_id_0> of a <extra_id_1>."})
+        expected = trained.fill("The <mask> of a <mask>.")
+        assert [[each["text"] for each in gap] for gap in answer["gaps"]] == [[f.text for f in gap] for gap in expected]
+        status, answer = asked(server, "/api/texts", {"model": "encoder", "text": "The"})
+        assert status == 400 and "encoder" in answer["error"]
 
 
 def test_what_is_wrong_is_said_in_a_sentence_and_the_server_continues(players: list[Player]) -> None:

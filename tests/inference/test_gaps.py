@@ -131,7 +131,8 @@ def test_texts_side_by_side_are_filled_as_each_alone(trained: limba.TrainedModel
             assert [fill.text for fill in gap] == [fill.text for fill in other]
             np.testing.assert_allclose([f.probability for f in gap], [f.probability for f in other], rtol=1e-5)
     assert trained.fill([]) == []
-    assert len(trained.fill("<mask>", top=1)[0]) == 1, "a text of one gap"
+    (one,) = trained.fill("<mask>", top=1)
+    assert len(one) == 1 and trained.fill(["[MASK]", "___", "<|mask|>"], top=1) == [[one]] * 3
 
 
 def test_a_probability_is_that_of_the_pieces_and_of_any_end(trained: limba.TrainedModel) -> None:

@@ -105,8 +105,9 @@ class Player:
         return {
             "name": self.name,
             "step": self._trained.step,
-            "continues": model.is_decoder_only,
-            "fills": not model.is_decoder_only and bool(self._sentinels),
+            "continues": model.is_decoder_only and not model.is_encoder,
+            "writes": not model.is_encoder,
+            "fills": model.is_encoder or (not model.is_decoder_only and bool(self._sentinels)),
             "examples": self._examples,
             "parameters": sum(int(leaf.size) for leaf in _leaves(self._trained.params)),
             "letters": MOST_LETTERS,

@@ -32,7 +32,8 @@ def of_model(trained: TrainedModel) -> list[list[str]]:
     if found is None:
         texts = [BY_LANGUAGE[code] for code in run.card.language or () if code in BY_LANGUAGE]
         found = [re.split(r"[\[\]]", text) for text in texts]
-    return [pieces[:1] for pieces in found] if run.model.is_decoder_only else found
+    continues = run.model.is_decoder_only and not run.model.is_encoder
+    return [pieces[:1] for pieces in found] if continues else found
 
 
 def _of_validation(trained: TrainedModel, run: RunConfig) -> list[list[str]] | None:
