@@ -199,6 +199,8 @@ def test_figures_of_each_kind(tmp_path) -> None:
     assert [each.targets for each in parts.test] == ["5.0", "0.4", "2.2"] and parts.left_out == 0
     judged = sts.judge(parts.test, ["4.8", "x", "2,0"], parts)
     assert judged.notes == {"malformed": 1} and judged.figures["Pearson"] > 60
+    with pytest.raises(InputError, match="Each example of test.tsv is in another part of sts too"):
+        Similarity("sts", "test.tsv", "test.tsv", dev="test.tsv", score=0, first=1, second=2).read(str(tmp_path))
     with pytest.raises(InputError, match=re.escape("test.tsv line 1: the column 1 is no number")):
         Similarity("sts", "test.tsv", "test.tsv", score=1, first=1, second=2).read(str(tmp_path))
     with pytest.raises(InputError, match=re.escape("test.tsv line 1 has no column 7; it has 0, 1, 2")):

@@ -84,6 +84,8 @@ class Learned:
         letters = lambda example: "".join(example.inputs.split())  # however it is cut into tokens
         others = {letters(each) for each in (*dev, *test)}
         kept = [each for each in train if letters(each) not in others]
+        if not kept:
+            raise InputError(f"Each example of {self.train} is in another part of {self.name} too; name other files.")
         known = set[str]().union(*(self.labels(each) for each in kept))
         for each in (*test, *dev):
             if new := sorted(self.labels(each) - known):
