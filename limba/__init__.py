@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from limba.inference.load import TrainedModel as TrainedModel
     from limba.inference.load import load as load
     from limba.run import train as train
-    from limba.training.metrics.logging import Callbacks as Callbacks
+    from limba.training.metrics.callbacks import Callbacks as Callbacks
 
 _CONFIG = "limba.config"
 _PLACES = {
@@ -52,7 +52,7 @@ _PLACES = {
     "train": "limba.run",
     "pretrain": "limba.fit",
     "finetune": "limba.fit",
-    "Callbacks": "limba.training.metrics.logging",
+    "Callbacks": "limba.training.metrics.callbacks",
     "read_gin": "limba.cli.gin",  # front ends, as limba.fit: gin's macros are none of the engine's
     "RunConfig": _CONFIG,
     "ModelConfig": _CONFIG,

@@ -27,7 +27,7 @@ from limba.inference import source as sources
 from limba.inference.load import LENGTHS, TrainedModel, load
 from limba.sharding.agreement import of_first
 from limba.storage.files import read_text
-from limba.training.metrics.logging import Callback, Callbacks
+from limba.training.metrics.callbacks import Callback, Callbacks
 
 if TYPE_CHECKING:
     from limba.data.vocabulary.load import Vocabulary

@@ -40,8 +40,9 @@ from limba.training.checks import (
 from limba.training.guard import Guard
 from limba.training.ledger import Ledger
 from limba.training.loop import Evaluations, Loop
+from limba.training.metrics.callbacks import Callbacks
 from limba.training.metrics.figures import RecentSteps, facts, introduction
-from limba.training.metrics.logging import Callbacks, Metrics
+from limba.training.metrics.logging import Metrics
 from limba.training.optimizer import optimizer_of
 from limba.training.reading import RowReader, ShardRows
 from limba.training.schedule import make_schedule

@@ -35,8 +35,10 @@ TransformersConverter(folder, copy_files=files).convert(out, quantization=dtype)
 """
 ONNX = """import sys
 from optimum.exporters.onnx import main_export
+from transformers import AutoConfig
 folder, out, dtype, *files = sys.argv[1:]
-main_export(folder, out, task="auto", device="cpu", do_validation=True)
+kind = "text2text" if AutoConfig.from_pretrained(folder).is_encoder_decoder else "text"
+main_export(folder, out, task=f"{kind}-generation-with-past", device="cpu")
 """
 TARGETS = {
     # transformers 5 reads each T5 as tied, for which the converter divides the logits by sqrt(d_model)

@@ -131,7 +131,7 @@ class Loop:
         """
         step = start = self.turn = int(state.step)
         events, trace = Events(self.config, self.plan, start), Trace(self.config, start, self.metrics.say)
-        due = Due(end="" if start >= self.plan.most_steps else None)
+        due, calls = Due(end="" if start >= self.plan.most_steps else None), self.metrics.calls
         with stop_requests() as stop_requested:
             self.recent.restart()
             while due.end is None:
@@ -141,7 +141,9 @@ class Loop:
                     step, self.turn = step + 1, self.turn + 1
                     trace.before(self.turn)
                     state = self._update(step, rows, state, update)
-                stops = self.reader.must_stop(rows, lambda: stop_requested(self.turn) or self.metrics.must_stop)
+                stops = self.reader.must_stop(
+                    rows, lambda: stop_requested(self.turn) or (calls is not None and calls.must_stop)
+                )
                 due = events.after(step, rows is None, stops)
                 trace.after(self.turn, state, is_last=due.end is not None)
                 if due.log and (spike := self._log(step, state)) is not None:
@@ -161,7 +163,8 @@ class Loop:
                 self.metrics.end(due.end)
         trace.close(self.turn, state)
         self._report_saves(wait=True)
-        self.metrics.check()
+        if calls is not None:
+            calls.check()
         return {"step": step, "interrupted": due.stops, **self.figures}
 
     def _update(self, step: int, rows: ShardRows, state: TrainState, update: Update) -> TrainState:
@@ -243,7 +246,8 @@ class Loop:
             found["text"] = evaluations.text(params, step)
             metrics.text_line(step, found["text"])
         ending, figures = "", {**found["validation"], **found.get("text", {})}
-        metrics.evaluated(step, figures)
+        if metrics.calls is not None:
+            metrics.calls.evaluated(step, figures)
         if self.best is not None:
             ending = self.best.judge(step, figures, state, self.reader.stream.positions)
         self.recent.restart()

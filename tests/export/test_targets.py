@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,11 @@ print(json.dumps([write(text).tolist() for text in json.loads(sys.stdin.read())]
 }
 
 
+def bytes_of(ids: Sequence[int | None]) -> list[int]:
+    """Returns the ids of bytes: CTranslate2 has names of its own for ids that are no pieces."""
+    return [i for i in ids if i is not None and 2 < i < 259]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("target", targets.TARGETS)
 def test_a_target_writes_the_models_own_text(target: str, tmp_path: Path) -> None:
@@ -49,8 +55,8 @@ def test_a_target_writes_the_models_own_text(target: str, tmp_path: Path) -> Non
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
     ours = [samples[0].ids.tolist() for samples in model.samples(TEXTS, max_tokens=8, ban_sentinels=False)]
-    theirs = [[i for i in ids if i > 1] for ids in json.loads(ended.stdout.splitlines()[-1])]
-    assert theirs == [[i for i in ids if i > 1] for ids in ours]
+    theirs = json.loads(ended.stdout.splitlines()[-1])
+    assert [bytes_of(ids) for ids in theirs] == [bytes_of(ids) for ids in ours]
     if target == "ct2":
         scores = [score.log_likelihood for score in model.score([(text, "one") for text in TEXTS])]
         np.testing.assert_allclose(json.loads(ended.stdout.splitlines()[-2]), scores, rtol=1e-4)

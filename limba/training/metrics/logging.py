@@ -14,12 +14,10 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-import numpy as np
 from etils import epath
 from tqdm import tqdm
 
@@ -27,8 +25,8 @@ from limba.config import RunConfig
 from limba.config.errors import SentenceError, reason_of
 from limba.config.extras import without
 from limba.config.secrets import without_credentials
-from limba.sharding.preemption import stop_all
 from limba.storage.files import GrowingFile, LocalFile
+from limba.training.metrics.callbacks import Callbacks, Calls
 from limba.training.metrics.records import METRICS, bits_per_byte_by_set, duration
 from limba.training.metrics.records import read_metrics as read_metrics
 from limba.training.metrics.weights_and_biases import WeightsAndBiases
@@ -187,22 +185,6 @@ class Remaining:
         return max(0.0, min(found)) * seconds_per_step if found else None
 
 
-# Gets a step and its figures by name, as metrics.jsonl has them.
-Callback = Callable[[int, dict[str, float]], object]
-
-
-@dataclass(frozen=True)
-class Callbacks:
-    """Functions that a run's first process calls. One that returns False stops the run.
-
-    The run saves after the step that it is in, and ends; the same call resumes it. An error that one raises stops it
-    too, and is raised when the step is saved.
-    """
-
-    on_log: Callback | None = None  # at each logged line: loss, learning_rate, seconds_per_step, …
-    on_evaluation: Callback | None = None  # at each evaluation: loss, accuracy, bits_per_byte, the text's metrics
-
-
 class _Outputs(NamedTuple):
     """The outputs of the first process."""
 
@@ -229,11 +211,11 @@ class Metrics:
         run: RunConfig | None = None,
         callbacks: Callbacks | None = None,
     ):
-        self.train_steps, self.writes, self._callbacks = train_steps, writes, callbacks or Callbacks()
-        self.must_stop, self._failure = False, None  # what the callbacks say
+        self.train_steps, self.writes = train_steps, writes
         self._remaining = Remaining(train_steps, num_epochs)
         self._outputs: _Outputs | None = None
         self._step, self._ending = start, ""
+        self.calls = Calls(callbacks) if callbacks is not None and writes else None
         if writes:
             directory, hidden = epath.Path(model_dir), not sys.stderr.isatty()
             path = directory / METRICS
@@ -256,25 +238,6 @@ class Metrics:
         for output in reversed(self._outputs or ()):
             if output is not None:
                 output.close()
-
-    def _call(self, callback: Callback | None, step: int, values: Mapping[str, float]) -> None:
-        if callback is None or not self.writes:
-            return
-        try:
-            found = callback(step, {name: float(value) for name, value in values.items()})
-            stops = isinstance(found, bool | np.bool) and not found
-        except Exception as error:  # noqa: BLE001  it is the user's, and raised when the step is saved
-            self._failure, stops = error, True
-        self.must_stop = self.must_stop or (stops and stop_all())
-
-    def evaluated(self, step: int, values: Mapping[str, float]) -> None:
-        """Calls `on_evaluation` with the figures of the validation split and of generated text."""
-        self._call(self._callbacks.on_evaluation, step, values)
-
-    def check(self) -> None:
-        """Raises the error of a callback, if there was one."""
-        if self._failure is not None:
-            raise self._failure
 
     def say(self, text: str) -> None:
         """Prints a sentence, above the progress bar if there is one. A console that is gone or full ends no run."""
@@ -351,7 +314,8 @@ class Metrics:
             parts.append(f"HBM {values['hbm_peak_gib']:.1f} GiB")
         left = self._remaining.seconds(step, values["seconds_per_step"], list(epochs.values()))
         self.say(" | ".join([*parts, *([] if left is None else [f"ETA {duration(left)}"])]))
-        self._call(self._callbacks.on_log, step, values)
+        if self.calls is not None:
+            self.calls.log(step, values)
 
     def validation_line(self, step: int, values: Mapping[str, float]) -> None:
         """Writes and prints the figures of the validation split."""
