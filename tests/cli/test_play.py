@@ -23,12 +23,9 @@ import pytest
 from playwright.sync_api import Locator, Page
 
 import limba
-from limba import read_gin
 from limba.cli import main
 from limba.config import InputError
-from limba.inference.source import VocabularyName
 from limba.tools.pages import serving as web
-from limba.tools.pages.play import examples
 from limba.tools.pages.play import server as servers
 from limba.tools.pages.play.answers import MOST_LETTERS, Player
 from limba.tools.pages.play.server import Server
@@ -147,20 +144,6 @@ def test_a_language_model_continues_its_prompt(tmp_path: Path) -> None:
         assert answer["texts"][0]["text"] == whole[0].text
         assert status == 200 and answer["texts"][0]["text"].startswith("Once") and player.about()["continues"]
         assert 1 <= len(answer["texts"][0]["pieces"]) <= 10 and "filled" not in answer["texts"][0]
-
-
-def test_an_encoder_fills_and_does_not_write(vocabulary: Path, tmp_path: Path) -> None:
-    encoder = tiny.language_model(attention_mask="bidirectional", vocab_size=1024)
-    write_run(tmp_path / "encoder", encoder, steps=(3,))
-    trained = limba.load(tmp_path / "encoder", vocabulary=VocabularyName(str(vocabulary), 1))
-    with serving([Player("encoder", trained)]) as server:
-        _, (about,) = asked(server, "/api/models")
-        assert about["fills"] and not about["continues"] and not about["writes"]
-        _, answer = asked(server, "/api/fill", {"model": "encoder", "text": "The <extra_id_0> of a <extra_id_1>."})
-        expected = trained.fill("The <mask> of a <mask>.")
-        assert [[each["text"] for each in gap] for gap in answer["gaps"]] == [[f.text for f in gap] for gap in expected]
-        status, answer = asked(server, "/api/texts", {"model": "encoder", "text": "The"})
-        assert status == 400 and "encoder" in answer["error"]
 
 
 def test_what_is_wrong_is_said_in_a_sentence_and_the_server_continues(players: list[Player]) -> None:
@@ -494,22 +477,3 @@ def test_gaps_are_filled_as_in_python_and_pieces_of_others_are_not_shown(players
         named = [[piece["text"] for piece in each["pieces"]] for each in answer["texts"]]
         assert any("<extra_id_" in pieces[-1] for pieces in named), "some began a gap that the text does not have"
         assert not any(re.fullmatch("<extra_id_[1-9]>", piece) for pieces in named for piece in pieces[:-1])
-
-
-def test_examples_are_of_the_validation_text_else_in_the_language(tmp_path: Path) -> None:
-    corpus = tmp_path / "text.jsonl"
-    text = "The module opens the file and reads all of its lines."
-    corpus.write_text("".join(json.dumps({"text": f"{text} Number {number}."}) + "\n" for number in range(400)))
-    config = read_gin(
-        "gin/demo.gin", MODEL_DIR=str(tmp_path / "run"), CORPUS=str(corpus), VOCABULARY="byte", VOCAB_SIZE=384
-    )
-    write_run(tmp_path / "run", config.model, steps=(3,))
-    trained = limba.load(tmp_path / "run", config=config)
-    found = examples.of_model(trained)
-    assert found and all("".join(pieces) == text and len(pieces) == 5 for pieces in found)
-    corpus.unlink()
-    assert examples.of_model(limba.load(tmp_path / "run", config=config)) == []
-    card = dataclasses.replace(config.card, language="ja,en")
-    trained = limba.load(tmp_path / "run", config=dataclasses.replace(config, card=card))
-    assert ["".join(pieces)[:3] for pieces in examples.of_model(trained)] == ["電車は", "The"]
-    assert not examples.of_model(limba.load(trained.save(tmp_path / "folder")))

@@ -1,0 +1,47 @@
+"""What waits on the page of `limba play`, and what an encoder can do there."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import limba
+from limba import read_gin
+from limba.inference.source import VocabularyName
+from limba.tools.pages.play import examples
+from limba.tools.pages.play.answers import Player
+from tests import tiny
+from tests.cli.test_play import asked, serving
+from tests.export.runs import write_run
+
+
+def test_examples_are_of_the_validation_text_else_in_the_language(tmp_path: Path) -> None:
+    corpus = tmp_path / "text.jsonl"
+    text = "The module opens the file and reads all of its lines."
+    corpus.write_text("".join(json.dumps({"text": f"{text} Number {number}."}) + "\n" for number in range(400)))
+    config = read_gin(
+        "gin/demo.gin", MODEL_DIR=str(tmp_path / "run"), CORPUS=str(corpus), VOCABULARY="byte", VOCAB_SIZE=384
+    )
+    write_run(tmp_path / "run", config.model, steps=(3,))
+    trained = limba.load(tmp_path / "run", config=config)
+    found = examples.of_model(trained)
+    assert found and all("".join(pieces) == text and len(pieces) == 5 for pieces in found)
+    corpus.unlink()
+    assert examples.of_model(limba.load(tmp_path / "run", config=config)) == []
+    card = dataclasses.replace(config.card, language="ja,en")
+    trained = limba.load(tmp_path / "run", config=dataclasses.replace(config, card=card))
+    assert ["".join(pieces)[:3] for pieces in examples.of_model(trained)] == ["電車は", "The"]
+    assert not examples.of_model(limba.load(trained.save(tmp_path / "folder")))
+
+
+def test_an_encoder_fills_and_does_not_write(vocabulary: Path, tmp_path: Path) -> None:
+    encoder = tiny.language_model(attention_mask="bidirectional", vocab_size=1024)
+    write_run(tmp_path / "encoder", encoder, steps=(3,))
+    trained = limba.load(tmp_path / "encoder", vocabulary=VocabularyName(str(vocabulary), 1))
+    with serving([Player("encoder", trained)]) as server:
+        _, (about,) = asked(server, "/api/models")
+        assert about["fills"] and not about["continues"] and not about["writes"]
+        _, answer = asked(server, "/api/fill", {"model": "encoder", "text": "The <extra_id_0> of a <extra_id_1>."})
+        expected = trained.fill("The <mask> of a <mask>.")
+        assert [[each["text"] for each in gap] for gap in answer["gaps"]] == [[f.text for f in gap] for gap in expected]
+        status, answer = asked(server, "/api/texts", {"model": "encoder", "text": "The"})
+        assert status == 400 and "encoder" in answer["error"]
