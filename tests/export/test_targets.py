@@ -44,7 +44,7 @@ def bytes_of(ids: Sequence[int | None]) -> list[int]:
 @pytest.mark.parametrize("target", targets.TARGETS)
 def test_a_target_writes_the_models_own_text(target: str, tmp_path: Path) -> None:
     """Needs the network once: the packages are installed in an environment that is kept."""
-    config = dataclasses.replace(our_config("t5_1_1"), vocab_size=384, num_encoder_layers=2, num_decoder_layers=2)
+    config = dataclasses.replace(our_config("t5_1_1"), vocab_size=259, num_encoder_layers=2, num_decoder_layers=2)
     write_run(tmp_path / "run", config)
     model = load(tmp_path / "run", vocabulary="byte")
     model.save(tmp_path / "folder")
