@@ -47,7 +47,8 @@ class Comparison:
         """
         from scipy import stats
 
-        return min(1.0, self.compared * float(stats.ttest_1samp(self.differences, 0.0).pvalue))
+        _, p = stats.ttest_1samp(self.differences, 0.0)
+        return min(1.0, self.compared * float(p))
 
     @property
     def interval(self) -> float:
