@@ -47,8 +47,9 @@ class Comparison:
         """
         from scipy import stats
 
-        _, p = stats.ttest_1samp(self.differences, 0.0)
-        return min(1.0, self.compared * float(p))
+        pairs = len(self.differences)
+        statistic = self.mean / max(self.deviation, 1e-12) * math.sqrt(pairs)
+        return min(1.0, self.compared * 2 * float(stats.t.sf(abs(statistic), pairs - 1)))
 
     @property
     def interval(self) -> float:

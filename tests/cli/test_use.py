@@ -148,7 +148,7 @@ def test_a_gin_file_and_a_run_give_the_same(place: Path, capsys: pytest.CaptureF
         ("Both --top_k and --num_beams", ["generate", "run", "--prompt=a", "--top_k=5", "--num_beams=2"]),
         ("There is no OUT; write limba convert run OUT --to=t5x", ["convert", "run", "--to=t5x"]),
         ("Both MODEL (run) and --checkpoint (run/best) are given", ["score", "run", "--checkpoint=run/best"]),
-        ("invalid choice: 'onnx'", ["convert", "run", "--to=onnx"]),
+        ("invalid choice: 'gguf'", ["convert", "run", "--to=gguf"]),
         ("There is no MODEL; write limba convert MODEL [OUT]", ["convert"]),
         ("The argument run is one too many", ["convert", "--model=run", "--output=out", "run"]),
         ("give pytorch, flax", ["convert", "run", "--formats=onnx"]),

@@ -82,7 +82,7 @@ def proof_of(logits: np.ndarray, tokens: list[list[int]], followed: np.ndarray) 
     made._batch = {"decoder_target_tokens": np.array([[3, 4, 0], [2, 0, 0]])}
     made._logits, made._tokens, made._followed = logits, np.array(tokens), followed
     made._eos_id, made._banned = EOS, [5]
-    made._config = type("Config", (), {"vocab_size": 6})
+    made._config = type("Config", (), {"vocab_size": 6, "is_encoder": False})
     return made
 
 

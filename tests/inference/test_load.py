@@ -232,9 +232,9 @@ def test_the_example_of_the_recipes_runs(run: Path, tmp_path: Path, monkeypatch:
     # README's lines that use a model; those that train one are in tests/run/test_readme.py.
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     exec(compile(block.partition("config = ")[0], "README.md", "exec"), {})
-    text, figures = capsys.readouterr().out.rstrip("\n").rsplit("\n", 1)
-    likelihood, tokens, bits_per_byte = map(float, figures.split())
-    assert text and likelihood < 0 < tokens and bits_per_byte > 0
+    for line in capsys.readouterr().out.rstrip("\n").split("\n"):
+        text, _, probability = line.rpartition(" ")
+        assert text and 0 < float(probability) < 1
 
 
 def test_an_imported_model_of_bytes_has_its_vocabulary(run: Path, tmp_path: Path) -> None:

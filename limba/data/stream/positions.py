@@ -194,9 +194,9 @@ class DataPositions:
                 f"The data position has format {found}, and this version of Limba reads {FORMAT}; {advice}."
             )
         for name, now in {**self._identity(shard), "format": found, "exact": self._pipeline.is_exact}.items():
-            if about[name] != now:
+            if about.get(name) != now:  # one that version 0.2.0 did not have is None there
                 raise InputError(
-                    f"The data position was saved with {name} {about[name]!r} and this run has {now!r}; change it "
+                    f"The data position was saved with {name} {about.get(name)!r} and this run has {now!r}; change it "
                     "back, or start a new RunConfig.model_dir with RunConfig.initial_checkpoint_path to read "
                     "the data from the beginning."
                 )
