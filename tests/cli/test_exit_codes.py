@@ -54,7 +54,7 @@ def test_a_demo_that_was_asked_to_stop_is_started_again(
     monkeypatch.setenv("MODEL_DIR", str(tmp_path))
     monkeypatch.setenv("CORPUS", str(corpus))
     monkeypatch.setattr(demo, "_vocabulary", lambda data: None)
-    monkeypatch.setattr(demo, "_sentences", lambda config: [])
+    monkeypatch.setattr(demo, "_validation", lambda config: list)
     monkeypatch.setattr(limba.run, "train", lambda *_: {"step": 1_234, "interrupted": True})
     with pytest.raises(RestartError, match=r"asked to stop after step 1,234; the same command resumes it\."):
         demo.run([])
