@@ -56,7 +56,8 @@ def run(argv: Sequence[str]) -> None:
     table = evaluation.markdown_table(columns)
     print(f"{trained.path} step {trained.step:,}\n\n{table}")
     for prompt, several in texts.items():
-        print("\n".join([f"\n{prompt!r} is continued:", *several]), flush=True)
+        fills = trained.network.config.is_encoder or not trained.network.config.is_decoder_only
+        print("\n".join([f"\n{prompt!r} is {'filled' if fills else 'continued'}:", *several]), flush=True)
     if jax.process_index() == 0:
         directory = epath.Path(config.model_dir) / "evaluations"
         directory.mkdir(parents=True, exist_ok=True)

@@ -39,17 +39,8 @@ COMMANDS = {  # name: (module, or module:function where that is not `run`; what 
     "t5x": ("limba.cli.convert:run_t5x", "list the arrays of checkpoints, and write T5X checkpoints"),
     "demo": ("limba.cli.demo", "run all steps on a tiny example: corpus, vocabulary, training, conversion"),
 }
-ON_DEVICES = (
-    "train",
-    "branch",
-    "demo",
-    "generate",
-    "fill",
-    "score",
-    "evaluate",
-    "results",
-    "play",
-)  # worth large pages
+# Commands worth large pages.
+ON_DEVICES = ("train", "branch", "demo", "generate", "fill", "score", "evaluate", "results", "play")
 THEIR_NAMES = {"infer": "generate"}  # in T5X
 BY_ONE = ("clean", "prepare", "report", "merge", "results")  # commands that the first of several processes does alone
 TRAIN = ("train", "branch", "demo")  # those that never use the CPU silently where there is an accelerator

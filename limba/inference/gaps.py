@@ -307,12 +307,18 @@ def _continued(ids: list[int], table: PieceTable) -> list[int]:
 
 
 def fills_of_masks(
-    network: Network, params: PyTree, mesh: Mesh, vocabulary: Vocabulary, texts: Sequence[str], top: int = 5
+    network: Network,
+    params: PyTree,
+    mesh: Mesh,
+    vocabulary: Vocabulary,
+    texts: Sequence[str],
+    top: int = 5,
+    deadline: Deadline | None = None,
 ) -> list[list[list[Fill]]]:
     """Returns the `top` likeliest pieces of each mask of each text, best first, with the encoder's probabilities.
 
     A fill is one piece with a letter or digit; after a space it begins with one, else it continues its word. Each mask
-    is filled as if the others stayed. Raises InputError for a text without a mask.
+    is filled as if the others stayed. Raises InputError for a text without a mask, TimeIsOverError after the deadline.
     """
     pieces, mask = pieces_of(vocabulary, network.config.vocab_size), mask_id(vocabulary)
     ids = [masked_ids(text, vocabulary) for text in texts]
@@ -324,6 +330,8 @@ def fills_of_masks(
     num_rows = -(-min(len(texts), 32) // groups) * groups
     answers: list[list[list[Fill]]] = [[] for _ in texts]
     for numbers in batches_of_like_lengths([len(each) for each in ids], num_rows):
+        if deadline is not None:
+            deadline.check()
         tokens = padded([ids[number] for number in numbers], num_rows)
         width = -(-max(len(places[number]) for number in numbers) // PLACES_STEP) * PLACES_STEP
         at = np.zeros((num_rows, width), np.int32)

@@ -228,7 +228,8 @@ class TrainedModel:
 
     def __repr__(self) -> str:
         model, run = self.network.config, self.source.run
-        kind = "decoder-only" if model.is_decoder_only else f"encoder-decoder, {model.num_encoder_layers} +"
+        alone = "encoder" if model.is_encoder else "decoder-only"
+        kind = alone if model.is_decoder_only else f"encoder-decoder, {model.num_encoder_layers} +"
         size = sum(leaf.size for leaf in jax.tree.leaves(self.params))
         pieces = "no vocabulary" if self.tokenizer is None else f"vocabulary {self.tokenizer[0].path}"
         task = "" if run is None else f", task {run.data.mixture_or_task_name}"
@@ -332,7 +333,7 @@ class TrainedModel:
         texts = [text] if isinstance(text, str) else text
         if self.network.config.is_encoder:
             letters = list(map(whole_letters, texts))
-            gaps = fills_of_masks(self.network, self.params, self.mesh, self.vocabulary, letters, top)
+            gaps = fills_of_masks(self.network, self.params, self.mesh, self.vocabulary, letters, top, deadline)
             return gaps[0] if isinstance(text, str) else gaps
         if self.network.config.is_decoder_only:
             raise InputError(f"{self.path} is a decoder-only model, which continues texts and fills no gaps; generate.")

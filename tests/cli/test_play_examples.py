@@ -4,8 +4,11 @@ import dataclasses
 import json
 from pathlib import Path
 
+import pytest
+
 import limba
 from limba import read_gin
+from limba.inference.generate import Deadline, TimeIsOverError
 from limba.inference.source import VocabularyName
 from limba.tools.pages.play import examples
 from limba.tools.pages.play.answers import Player
@@ -37,6 +40,9 @@ def test_an_encoder_fills_and_does_not_write(vocabulary: Path, tmp_path: Path) -
     encoder = tiny.language_model(attention_mask="bidirectional", vocab_size=1024)
     write_run(tmp_path / "encoder", encoder, steps=(3,))
     trained = limba.load(tmp_path / "encoder", vocabulary=VocabularyName(str(vocabulary), 1))
+    assert ", encoder " in repr(trained) and "decoder-only" not in repr(trained)
+    with pytest.raises(TimeIsOverError):
+        trained.fill("The <mask>.", deadline=Deadline(0.0))
     with serving([Player("encoder", trained)]) as server:
         _, (about,) = asked(server, "/api/models")
         assert about["fills"] and not about["continues"] and not about["writes"]
