@@ -10,7 +10,8 @@ A board is a folder: the divided text, a Limba run for each trial, and results.j
 again; one that was stopped is resumed. `search` tries a recipe's grid with one seed, on the search-evaluation part of
 the text. The final-evaluation part is read with --final only. `table` prints every result as Markdown and draws the
 curves. `proof` judges a recipe beside others by paired runs, and names no winner without the rules of docs/board.md.
-`corpus` makes a corpus of a language from Debian's documentation packages. docs/board.md has the rules.
+`corpus` makes a corpus of a language from Debian's documentation packages, or of Aozora Bunko's texts.
+docs/board.md has the rules.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.board import corpora, proof, recipes, search, tables
+from benchmarks.board import aozora, corpora, proof, recipes, search, tables
 from benchmarks.board.dial import size_of
 from benchmarks.board.runs import Trial, results, run
 from benchmarks.board.text import Text, divided
@@ -185,13 +186,20 @@ def _proof(argv: Sequence[str]) -> None:
 
 def _corpus(argv: Sequence[str]) -> None:
     parser = _parser("corpus")
-    parser.add_argument("--language", required=True, help=", ".join(corpora.LANGUAGES))
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--language", help=f"from Debian's packages: {', '.join(corpora.LANGUAGES)}")
+    source.add_argument("--aozora", type=_folder, metavar="FOLDER", help="a clone of Aozora Bunko's texts")
+    parser.add_argument("--index", type=_folder, metavar="CSV", help="Aozora's list_person_all_extended_utf8.csv")
     parser.add_argument("--to", type=_folder, default=HOME / "corpora", help="folder for the corpus")
     given = parser.parse(argv)
-    said = corpora.make(given.language, given.to)
-    for each in said["packages"]:
-        print(f"{each['package']} {each['version']}: {each['letters']:,} letters")
-    name = given.to / f"{given.language}.jsonl"
+    if given.aozora:
+        said = aozora.make(given.aozora, given.index, given.to)
+        print(f"{said['letters']:,} letters; {said['left_out']:,} works are left out")
+    else:
+        said = corpora.make(given.language, given.to)
+        for each in said["packages"]:
+            print(f"{each['package']} {each['version']}: {each['letters']:,} letters")
+    name = given.to / f"{aozora.NAME if given.aozora else given.language}.jsonl"
     print(f"{name}: {said['documents']:,} documents, {said['bytes']:,} bytes, sha256 {said['sha256']}")
 
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,14 +93,25 @@ def divided(patterns: str, board: Path) -> Text:
     return text
 
 
-def _divide(files: list[str], text: Text) -> dict[str, int]:
-    """Writes the parts, each in the order of its documents' hashes; returns the number of documents of each."""
+def _documents(files: list[str]) -> Iterator[tuple[str, str]]:
+    """Yields each document with its author, whose documents are all in one part; "" where the files name none."""
     from limba.data.tasks import source_of_files
 
+    if not all(path.endswith(".jsonl") for path in files):
+        yield from ((document, "") for document in source_of_files(files, "text", 0.0).texts("train"))
+        return
+    for path in files:
+        with open(path, encoding="utf-8") as file:
+            for row in map(json.loads, file):
+                yield row["text"], row.get("author", "")
+
+
+def _divide(files: list[str], text: Text) -> dict[str, int]:
+    """Writes the parts, each in the order of its documents' hashes; returns the number of documents of each."""
     parts: dict[str, dict[int, str]] = {part: {} for part in ("train", *PERMILLE)}
-    for document in source_of_files(files, "text", 0.0).texts("train"):
+    for document, author in _documents(files):
         place, part = part_of(document)
-        parts[part][place] = document
+        parts[part_of(author)[1] if author else part][place] = document
     empty = [part for part, documents in parts.items() if not documents]
     if empty:
         raise InputError(

@@ -17,7 +17,7 @@ import pytest
 from scipy import stats
 
 from benchmarks import speedrun
-from benchmarks.board import corpora, documents, proof, search, tables
+from benchmarks.board import aozora, corpora, documents, proof, search, tables
 from benchmarks.board.dial import size_of
 from benchmarks.board.recipes import RECIPES, optimizer_of, recipe_of
 from benchmarks.board.runs import Trial, config_of, results
@@ -64,6 +64,7 @@ def test_the_dial_gives_two_sizes(depth: int, least: float, most: float) -> None
         ),
         ("table --board=/nope", "/nope has no results"),
         ("corpus --language=xx", "--language is xx; choose from"),
+        ("corpus --aozora=/nope", "--aozora is /nope, where cards/*/files/*/*.txt are no works"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(flags: str, message: str) -> None:
@@ -356,3 +357,47 @@ def test_the_products_of_newton_schulz_are_those_that_the_compiler_counts(shape:
     compiled = jax.jit(orthogonalized).lower(jax.ShapeDtypeStruct((1, *shape), "float32")).compile()
     counted = compiled.cost_analysis()["flops"]
     assert 1.0 <= counted / proof.newton_schulz_flops([shape]) < 1.05  # and sums beside the products
+
+
+# Three rows of Aozora's index: a work without copyright, one whose translation is under copyright, and one more.
+INDEX = """作品ID,作品名,作品著作権フラグ,人物ID,人物著作権フラグ
+"046340","ファラデーの伝","なし","001234","なし"
+"054333","食品の混ぜ物処理および調理の毒物（1820）","あり","001657","なし"
+"046512","菊の根分をしながら","なし","001245","なし"
+"""
+NOTES = "\r\n底本：「作品」\r\nこのファイルは、青空文庫で作られました。あたったのは、ボランティアの皆さんです。\r\n"
+
+
+def test_a_corpus_of_aozora_has_what_is_free_once_and_is_held_out_by_author(tmp_path: Path) -> None:
+    sentence = "｜青空《あおぞら》の※［＃「雨／鬼」、U+9B57］と※［＃「口＋世」、第3水準1-15-8］。"
+    for author in range(300):
+        for number, kind in ((10 * author + 1, "txt"), (10 * author + 1, "ruby"), (10 * author + 2, "ruby")):
+            folder = tmp_path / f"clone/cards/{author:06}/files/{number}_{kind}_9"
+            folder.mkdir(parents=True)
+            text = f"題\r\n人\r\n\r\n-----------------------\r\n記号\r\n-----------------------\r\n\r\n　{number}{kind}"
+            notes = NOTES + ("クリエイティブ・コモンズで公開します。" if author == 7 else "")
+            (folder / f"{number}_{kind}_9.txt").write_bytes((text + sentence * 40 + notes).encode("cp932"))
+    for author, number in (("001657", "54333"), ("001245", "46512")):
+        folder = tmp_path / f"clone/cards/{author}/files/{number}_ruby_9"
+        folder.mkdir(parents=True)
+        (folder / f"{number}_ruby_9.txt").write_bytes(("題\r\n\r\n" + sentence * 40 + NOTES).encode("cp932"))
+    (tmp_path / "index.csv").write_text(INDEX, encoding="utf-8-sig")
+    said = aozora.make(tmp_path / "clone", tmp_path / "index.csv", tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "ja_aozora.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert len(rows) == said["documents"] == 599
+    assert (said["left_out"], said["index"]) == (3, str(tmp_path / "index.csv"))
+    assert rows[0]["text"] == "1ruby" + "青空の魗と啞。" * 40
+    assert {row["author"] for row in rows} >= {"000000", "001245"} and "001657" not in {row["author"] for row in rows}
+    text = divided(str(tmp_path / "ja_aozora.jsonl"), tmp_path / "board")
+    authors = {row["text"]: row["author"] for row in rows}
+    parts = [
+        {authors[json.loads(line)["text"]] for line in path.read_text(encoding="utf-8").splitlines()}
+        for path in (text.train, text.evaluated(False), text.evaluated(True))
+    ]
+    assert all(parts) and not (parts[0] & parts[1] or parts[0] & parts[2] or parts[1] & parts[2])
+
+
+def test_an_index_of_other_columns_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "other.csv").write_text("work,flag\n1,x\n", encoding="utf-8")
+    with pytest.raises(InputError, match="lacks the columns 作品ID"):
+        aozora.held(tmp_path / "other.csv")
