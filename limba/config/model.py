@@ -12,6 +12,15 @@ from limba.config.kinds import Limit, NonNegativeInt, PositiveFloat, PositiveInt
 ACTIVATIONS = ("relu", "gelu", "silu", "linear")
 ATTENTIONS = ("auto", "einsum", "memory_efficient", "pallas")
 BIASED_PARTS = ("attention", "mlp", "logits")
+OF_ONE_STACK = (
+    "positions",
+    "norm",
+    "biases",
+    "num_kv_heads",
+    "prefix_attention",
+    "attention_mask",
+    "predicts_next",
+)
 Base = Annotated[float, Limit(lambda base: base > 1, "a number above 1, such as 10000.0")]
 
 
@@ -19,9 +28,9 @@ Base = Annotated[float, Limit(lambda base: base > 1, "a number above 1, such as 
 class ModelConfig:
     """The network: T5 1.0, T5 1.1, mT5, umT5, ByT5 and decoder-only language models differ only in these fields.
 
-    Without encoder layers it is decoder-only, and `positions`, `norm`, `biases`, `num_kv_heads`, `prefix_attention` and
-    `attention_mask` choose its layout. With them it is a T5, which has the defaults of these six. Raises ConfigError
-    for sizes below 1, unknown activations, dtypes or remat policies, and choices that do not go together.
+    Without encoder layers it is decoder-only, and the fields of OF_ONE_STACK choose its layout. With them it is a T5,
+    which has their defaults. Raises ConfigError for sizes below 1, unknown activations, dtypes or remat policies, and
+    choices that do not go together.
 
     >>> t5 = ModelConfig(32128, emb_dim=512, num_heads=6, head_dim=64, mlp_dim=1024, num_encoder_layers=8,
     ...                  num_decoder_layers=8)
@@ -53,6 +62,8 @@ class ModelConfig:
     prefix_attention: Annotated[str, choice("full", "causal")] = "full"
     # decoder-only: causal, or bidirectional: an encoder, as BERT, which fills masks and continues no text
     attention_mask: Annotated[str, choice("causal", "bidirectional")] = "causal"
+    # an encoder's tokens are predicted from the places before them, as a language model's (GPT-BERT's one head)
+    predicts_next: bool = False
     layer_norm_epsilon: PositiveFloat = 1e-6  # added to the mean square
     dropout_rate: Share = 0.0  # share of activations set to 0 in training
     # Of activations; parameters, softmax, logits and loss are float32. float16 is for cards that lack bfloat16 (V100,
@@ -84,7 +95,7 @@ class ModelConfig:
 
     def _check_decoder_only(self) -> None:
         if not self.is_decoder_only:
-            for name in ("positions", "norm", "biases", "num_kv_heads", "prefix_attention", "attention_mask"):
+            for name in OF_ONE_STACK:
                 value, default = getattr(self, name), ModelConfig.__dataclass_fields__[name].default
                 require(
                     value == default,
@@ -130,6 +141,12 @@ class ModelConfig:
             "is 'relative', those of T5's decoder, which look back only, and ModelConfig.attention_mask is"
             " 'bidirectional'; choose rotary.",
             ("ModelConfig.positions", "rotary"),
+        )
+        require(
+            self.is_encoder or not self.predicts_next,
+            "ModelConfig.predicts_next",
+            "is True, which is for encoders, and ModelConfig.attention_mask is 'causal'; set it to False.",
+            ("ModelConfig.predicts_next", False),
         )
 
     @property

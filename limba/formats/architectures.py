@@ -138,6 +138,11 @@ def kind(config: ModelConfig) -> str:
     for fits, what in (
         (not config.is_t5_decoder, "has other positions than T5's relative ones; write it for T5X, or use it in Limba"),
         (is_llama or not config.is_encoder, "has rotary positions, and ModelConfig.positions is not 'rotary'"),
+        (
+            not config.predicts_next,
+            "predicts a mask at its own place, and ModelConfig.predicts_next is True; use it in Limba, or write it as"
+            " a Llama, with ModelConfig.attention_mask 'causal' and predicts_next False in its config.json",
+        ),
         (config.norm == norm.lower(), f"has {norm} norms, and ModelConfig.norm is {config.norm!r}"),
         (
             first != "linear" and gate == (["linear"] if is_llama else []),

@@ -220,8 +220,9 @@ class LanguageModel(nn.Module):
     `decoder_input_tokens` and `decoder_target_tokens`; packed batches also have `decoder_segment_ids`, each
     segment beginning at position 0, and a prefix LM's `decoder_causal_attention`, 1 where the prefix is read. An
     encoder's inputs are the targets with some of them masked, at the same positions; where its batch has
-    `decoder_causal_attention`, that says which mask each row has: all 1 in a bidirectional one, 0 in a causal one.
-    With `decoder_predicted_positions` [B, P] only these positions pass through the head.
+    `decoder_causal_attention`, that says which mask each row has: all 1 in a bidirectional one, 0 in a causal one,
+    which it reads shifted by one place. With `predicts_next` it reads all rows so. With `decoder_predicted_positions`
+    [B, P] only these positions pass through the head.
     """
 
     config: ModelConfig
@@ -243,8 +244,12 @@ class LanguageModel(nn.Module):
             if has_prefix and self.config.prefix_attention == "full":
                 allowed = allowed | prefix_mask(batch["decoder_causal_attention"] > 0)
             mask = mask & allowed
-        x = self.token_embedder(batch["decoder_input_tokens"])
+        positions, inputs = positions_in_segments(segments), batch["decoder_input_tokens"]
+        if self.config.is_encoder and (has_prefix or self.config.predicts_next):
+            before = jnp.where(positions > 0, jnp.roll(inputs, 1, axis=1), 0)
+            reads_own = not self.config.predicts_next and batch["decoder_causal_attention"] > 0
+            inputs = jnp.where(reads_own, inputs, before)
         predicted = batch.get("decoder_predicted_positions")
-        x = self.decoder(x, positions_in_segments(segments), mask, deterministic, as_states, predicted)
+        x = self.decoder(self.token_embedder(inputs), positions, mask, deterministic, as_states, predicted)
         tied = self.config.logits_via_embedding and not as_states
         return self.token_embedder.attend(x) * self.config.tied_logits_scale if tied else x

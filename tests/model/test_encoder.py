@@ -101,14 +101,49 @@ def test_packed_equals_unpacked_and_padding_changes_nothing():
     np.testing.assert_allclose(logits(ENCODER, behind)[:, :8], alone, atol=2e-5)
 
 
-def test_a_row_can_say_its_own_mask():
-    features = batch(2, 12)
-    both = logits(ENCODER, features)
-    causal = logits(dataclasses.replace(ENCODER, attention_mask="causal"), features)
+def shifted(features):
+    """Returns the batch as a language model reads it, each place the token before."""
+    segments = features.get("decoder_segment_ids", np.ones_like(features["decoder_input_tokens"]))
+    before = np.pad(features["decoder_input_tokens"], ((0, 0), (1, 0)))[:, :-1]
+    begins = np.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)), constant_values=True)
+    return {**features, "decoder_input_tokens": np.where(begins, 0, before)}
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("attention", ["einsum", "memory_efficient"])
+def test_a_row_can_say_its_own_mask_and_is_then_that_of_its_network(is_packed, attention):
+    config, features = dataclasses.replace(ENCODER, attention=attention), batch(2, 12)
+    if is_packed:
+        features["decoder_segment_ids"] = np.array([[1] * 5 + [2] * 7, [1] * 8 + [2] * 4], np.int32)
+    both = logits(config, features)
+    causal = logits(dataclasses.replace(config, attention_mask="causal"), shifted(features))
     assert np.abs(both - causal).max() > 0.1
-    features["decoder_causal_attention"] = np.repeat([[1], [0]], 12, axis=1).astype(np.int32)
-    mixed = logits(ENCODER, features)
-    np.testing.assert_allclose(mixed, np.stack([both[0], causal[1]]), atol=2e-5)
+    which = np.array([[1] * 12, [0] * 12], np.int32)
+    if is_packed:  # a document of the first row is causal, too
+        which[0, 5:] = 0
+    mixed = logits(config, {**features, "decoder_causal_attention": which})
+    np.testing.assert_allclose(mixed, np.where(which[..., None] > 0, both, causal), atol=2e-5)
+    assert np.array_equal(logits(config, {**features, "decoder_causal_attention": np.ones_like(which)}), both)
+    # A hybrid has one head: both masks predict from the place before.
+    hybrid = dataclasses.replace(config, predicts_next=True)
+    both = logits(config, shifted(features))
+    np.testing.assert_allclose(logits(hybrid, features), both, atol=2e-5)
+    mixed = logits(hybrid, {**features, "decoder_causal_attention": which})
+    np.testing.assert_allclose(mixed, np.where(which[..., None] > 0, both, causal), atol=2e-5)
+
+
+def test_a_hybrid_predicts_a_token_from_the_others_alone():
+    params, hybrid = parameters(ENCODER), dataclasses.replace(ENCODER, predicts_next=True)
+    tokens = jnp.arange(1, 13, dtype=jnp.int32)[None]
+
+    def of(embedding, place, which):
+        features = {"decoder_input_tokens": tokens, "decoder_target_tokens": tokens}
+        features["decoder_causal_attention"] = jnp.full_like(tokens, which)
+        return Network(hybrid).apply({**params, "token_embedder": {"embedding": embedding}}, features)[0, place].sum()
+
+    for which, seen in ((1, range(12)), (0, range(6))):  # token 12 is the last one, which nothing reads
+        reached = np.abs(jax.jit(jax.grad(of))(params["token_embedder"]["embedding"], 5, which)).max(axis=1)
+        assert np.flatnonzero(reached).tolist() == list(seen)
 
 
 def test_memory_efficient_attention_equals_the_einsum():
@@ -154,6 +189,11 @@ def test_the_gathered_head_equals_the_whole_one(shape, loss):
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6 * np.abs(b).max()), found, whole
         )
+
+
+def test_a_causal_network_does_not_shift_its_inputs_again():
+    with pytest.raises(InputError, match="which is for encoders, and ModelConfig.attention_mask is 'causal'"):
+        dataclasses.replace(ENCODER, attention_mask="causal", predicts_next=True)
 
 
 def test_relative_positions_are_refused():
