@@ -195,7 +195,7 @@ class DataConfig:
         objectives = [objective for *_, objective in self._read if objective is not None]
         if unknown := [each for each in objectives if each not in OBJECTIVES]:
             wrong = f"{unknown[0]!r} is no objective; choose one of {', '.join(OBJECTIVES)}"
-        others = [each for *_, each in self._read if each != CAUSAL and not (each and OBJECTIVES[each].is_masked)]
+        others = [each for *_, each in self._read if each != CAUSAL and not _is_masked(each)]
         if not wrong and self.is_masked and others:
             wrong = f"an encoder's stages learn {CAUSAL} or masked tokens, not {others[0]}; name one for each"
         require(not wrong, "DataConfig.stages", f"is {stages!r}, and {wrong}.")
@@ -209,7 +209,7 @@ class DataConfig:
         """
         if not self.stages:
             return {0: self}
-        masked = [objective for *_, objective in self._read if objective and OBJECTIVES[objective].is_masked]
+        masked = [objective for *_, objective in self._read if _is_masked(objective)]
         has_causal, found = any(objective == CAUSAL for *_, objective in self._read), {}
         for (step, name, objective), given in zip(self._read, ((), *self.stages), strict=True):
             share = self.causal_share
@@ -260,7 +260,7 @@ class DataConfig:
     @property
     def is_masked(self) -> bool:
         """Whether rows are those of an encoder: targets, and the same with some of them hidden."""
-        return any(objective and OBJECTIVES[objective].is_masked for *_, objective in self._read)
+        return any(_is_masked(objective) for *_, objective in self._read)
 
     @property
     def num_predicted(self) -> int | None:
@@ -289,3 +289,7 @@ class DataConfig:
     def rows_per_shard(self) -> int:
         """Rows of a global batch that come from each logical data shard."""
         return self.batch_size // self.num_shards
+
+
+def _is_masked(objective: str | None) -> bool:
+    return objective is not None and objective in OBJECTIVES and OBJECTIVES[objective].is_masked
