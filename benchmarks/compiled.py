@@ -2,6 +2,7 @@
 
     python -m benchmarks.compiled --size=base --topology=v4-8 --batch=128 --inputs=512 --targets=114 --json
     python -m benchmarks.compiled --family=lm --size=1.0b --topology=v3-8 --batch=128 --targets=1024 --fsdp=8
+    python -m benchmarks.compiled --family=encoder --topology=v4-8 --batch=256 --targets=512 --predicted=160
     python -m benchmarks.compiled --size=base --topology=h200-1                # or a100-8, …: NVIDIA's cards
     python -m benchmarks.compiled --size=small --topology=cpu-8 --batch=64     # of 8 simulated devices
 
@@ -56,6 +57,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--model", type=int, default=1, help="devices that share a layer")
     parser.add_argument("--shard_update", action=argparse.BooleanOptionalAction, default=True, help="see MeshConfig")
     parser.add_argument("--packed", action=argparse.BooleanOptionalAction, default=True, help="with segment ids")
+    parser.add_argument("--predicted", type=int, help="tokens of an encoder's row that have logits; default: all")
     parser.add_argument("--kernels", metavar="DIR", help=argparse.SUPPRESS)  # a process of its own: _schedules
     parser.add_argument("--save_hlo", metavar="FILE", help="write the optimized program's text")
     args = parser.parse_args(argv)
@@ -111,7 +113,9 @@ def trace_step(args: argparse.Namespace, config: Any, devices: Any) -> Any:
     shardings = state_shardings(model, optimizer, mesh, args.shard_update)
     state = abstract_state(model, optimizer, mesh, args.shard_update)
     decoder = ("decoder_input_tokens", "decoder_target_tokens", "decoder_loss_weights", "decoder_segment_ids")
-    features = dict.fromkeys(decoder[: 4 if args.packed else 3], args.targets)
+    features: dict[str, int] = dict.fromkeys(decoder[: 4 if args.packed else 3], args.targets)
+    if args.predicted:
+        features["decoder_predicted_positions"] = args.predicted
     if not config.is_decoder_only:
         encoder = ("encoder_input_tokens", "encoder_segment_ids")
         features |= dict.fromkeys(encoder[: 2 if args.packed else 1], args.inputs)

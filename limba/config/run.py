@@ -236,9 +236,10 @@ class RunConfig:
             )
         self._check_sides()
         require(
-            self.loss.logits != "chunked" or "logits" not in self.model.biases,
+            self.loss.logits != "chunked" or self.model.has_plain_head,
             "LossConfig.logits",
-            "is 'chunked', which has no bias, and ModelConfig.biases holds 'logits'; choose whole or auto.",
+            "is 'chunked', which is for a matrix alone, and ModelConfig.biases holds 'logits' or"
+            " ModelConfig.local_attention is set; choose whole or auto.",
         )
         if self.data.vocabulary is None and self.data.new_vocabulary_size is not None:
             data = dataclasses.replace(self.data, vocabulary=f"{self.model_dir.rstrip('/')}/vocabulary.model")

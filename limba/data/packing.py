@@ -14,7 +14,8 @@ from limba.config import InputError
 from limba.data.dataset import Dataset, Derived, Spec, State
 
 FEATURES = ("inputs", "targets")
-PREDICTED = 1 << 23  # added to an id of masked inputs whose target is trained; no vocabulary has 8 million pieces
+PREDICTED = 1 << 23  # added to an id of masked inputs whose target is trained
+CAUSAL = 1 << 22  # added to an id of masked inputs that is read causally; no vocabulary has 4 million pieces
 OPEN_ROWS = 16  # open rows of a shard, with room for an example; a saved data position holds them
 
 Example = Mapping[str, np.ndarray]
@@ -116,6 +117,7 @@ def model_features(
     has weight 0. With `sequence_length`, for a decoder-only model, inputs and targets become one sequence; with
     `num_predicted`, for an encoder, its inputs are the inputs, and only targets that they hide have a weight: the first
     `num_predicted` of a row, whose places, and after them others without a weight, are `decoder_predicted_positions`.
+    With as many as a row has, `decoder_causal_attention` is given instead: 1, or 0 in a text that is read causally.
 
     >>> features = model_features({"targets": np.array([[7, 8, 1, 0]])})
     >>> features["decoder_input_tokens"].tolist(), features["decoder_loss_weights"].tolist()
@@ -127,11 +129,10 @@ def model_features(
         places = np.argsort(inputs < PREDICTED, axis=1, kind="stable")[:, :num_predicted].astype(np.int32)
         weights = np.zeros_like(inputs)
         np.put_along_axis(weights, places, np.take_along_axis(inputs, places, axis=1) // PREDICTED, axis=1)
-        return features | {
-            "decoder_input_tokens": inputs % PREDICTED,
-            "decoder_loss_weights": weights,
-            "decoder_predicted_positions": places,
-        }
+        features |= {"decoder_input_tokens": inputs % CAUSAL, "decoder_loss_weights": weights}
+        if num_predicted < inputs.shape[1]:
+            return features | {"decoder_predicted_positions": places}
+        return features | {"decoder_causal_attention": (inputs % PREDICTED < CAUSAL).astype(np.int32)}
     if sequence_length is not None and "inputs" in rows:
         return _joined(rows, sequence_length)
     targets = np.asarray(rows["targets"], np.int32)

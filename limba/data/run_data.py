@@ -13,7 +13,7 @@ from limba.data.deal import has_row_per_document
 from limba.data.objectives.choice import derive_lengths
 from limba.data.objectives.steps import examples_of
 from limba.data.objectives.supervised import is_supervised
-from limba.data.packing import FEATURES, PREDICTED
+from limba.data.packing import CAUSAL, FEATURES
 from limba.data.registry import Mixture, Task
 from limba.data.sources.counts import Counts
 from limba.data.sources.units import UnitSource
@@ -79,7 +79,7 @@ class RunData:
         else:
             dataset = bridge.of_seqio(part, lengths, split, seed)
         names = [name for name in FEATURES if name in dataset.spec]
-        return ({name: example[name] % PREDICTED for name in names} for example in dataset)
+        return ({name: example[name] % CAUSAL for name in names} for example in dataset)
 
     def feature_shapes(self, lengths: Mapping[str, int]) -> dict[str, tuple[int, int]]:
         """Returns the shapes of a global batch's model features; no text is read."""

@@ -45,6 +45,7 @@ def resolve_task(config: DataConfig, directory: str | None = None) -> Provider:
     Raises ConfigError for a name that is not registered, and for `data_files` with a mixture, which has one corpus
     per task; InputError for a vocabulary that cannot be read.
     """
+    config = config.of_stages[0]
     name = config.mixture_or_task_name
     if name in TaskRegistry.names():
         return _replaced(TaskRegistry.get(name), config, directory)
@@ -118,7 +119,7 @@ def _replaced(task: Task, config: DataConfig, directory: str | None) -> Task:
         task = with_prefix(task, config.prefix)
     if config.objective is not None:
         task = with_objective(task, config.objective)
-    choices = ("noise_density", "mean_noise_span_length", "mask_share")
+    choices = ("noise_density", "mean_noise_span_length", "mask_share", "causal_share")
     task = with_noise(task, **{name: getattr(config, name) for name in choices})
     if config.sequence_length is not None:
         task = of_one_sequence(task, config.pack, config.is_masked)

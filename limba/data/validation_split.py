@@ -13,6 +13,7 @@ from limba.config import DataConfig
 from limba.data import bridge
 from limba.data.dataset import Dataset
 from limba.data.function_tasks import failure_of_function
+from limba.data.objectives.choice import with_noise
 from limba.data.objectives.steps import examples_of
 from limba.data.objectives.supervised import is_supervised, text_of, truncation_report
 from limba.data.objectives.token_blocks import unwrapped
@@ -33,9 +34,12 @@ def validation_batches(
 
     A batch has `num_rows`; None: as many as one of training. They are the same on every host and in every run of this
     corpus and objective. The last batch is padded with rows of zeros. For an empty split there are no batches, and a
-    warning is logged.
+    warning is logged. An encoder's are all masked, also where it learns causal ones too.
     """
-    parts = [_examples(part, lengths, config) for part in parts_of(task) if _has_split(part, config)]
+    tasks = [part for part in parts_of(task) if _has_split(part, config)]
+    if config.is_masked:
+        tasks = [with_noise(part, causal_share=0.0) for part in tasks]
+    parts = [_examples(part, lengths, config) for part in tasks]
     batches: list[dict[str, np.ndarray]] = []
     left, num_rows = num_batches, num_rows or config.batch_size
     for number, part in enumerate(parts):

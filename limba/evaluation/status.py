@@ -201,7 +201,7 @@ def _stages(train: Sequence[Json], config: RunConfig | None) -> list[str]:
         return []
     *_, (since, name) = read = config.data.stages_before(train[-1]["step"] if train else 0)
     line = f"stage        {len(read)} of {1 + len(config.data.stages)}: {name} since step {since:,}"
-    following = config.data.stages[len(read) - 1 : len(read)]
+    following = config.data.named_stages[len(read) : len(read) + 1]
     return [", ".join([line, *(f"{later} from step {begins:,} on" for begins, later in following)])]
 
 

@@ -19,13 +19,13 @@ from limba.data.stream.placement import place_batch
 from limba.data.tasks import Provider, parts_of
 from limba.data.validation_split import validation_batches
 from limba.data.vocabulary.character_sets import SETS, CharacterSets, document_starts
-from limba.data.vocabulary.load import has_dummy_space, piece_bytes
+from limba.data.vocabulary.load import begin_id, has_dummy_space, piece_bytes
 from limba.model import Batch, Network
 from limba.model.trees import Parameters
 from limba.sharding.agreement import compiled_together
 from limba.sharding.mesh import num_batch_groups
 from limba.training.chunked_loss import WHOLE_LOGITS_BYTES, logits_bytes
-from limba.training.losses import cross_entropy, weighted_sums
+from limba.training.losses import at_predicted, cross_entropy, weighted_sums
 from limba.training.step import microbatches
 
 Figures = dict[str, float]
@@ -62,8 +62,6 @@ def loss_evaluation(
         f"is {size}, which does not divide over {groups} groups of devices (the mesh's data x fsdp); give a multiple.",
     )
     batches = validation_batches(task, lengths, config.data, config.evaluation.num_batches, size)
-    for batch in batches:  # all logits, since each target's bytes are counted
-        batch.pop("decoder_predicted_positions", None)
     if not batches:
         return None
     character_sets, starts = _spelling(config, task, batches)
@@ -112,7 +110,8 @@ def _spelling(
     pieces = piece_bytes(vocabulary, config.model.vocab_size)
     is_pair = all(is_supervised(part) for part in parts_of(task))
     is_one_sequence = config.data.sequence_length is not None
-    starts = document_starts(batches, int(vocabulary.eos_id or 1), is_pair, is_one_sequence)
+    ids = (int(vocabulary.eos_id or 1), is_pair, is_one_sequence, begin_id(vocabulary))
+    starts = document_starts(batches, *ids)
     return CharacterSets(pieces, has_dummy_space(vocabulary, pieces)), starts
 
 
@@ -126,7 +125,7 @@ def jit_evaluation(
     """Returns the jitted `evaluation_sums` of one batch, computed in parts whose logits fit on a device."""
 
     def evaluate(params: Parameters, batch: Batch) -> dict[str, Array]:
-        rows, length = batch["decoder_target_tokens"].shape
+        rows, length = batch.get("decoder_predicted_positions", batch["decoder_target_tokens"]).shape
         parts = microbatches(batch, _num_parts(model, rows, length, num_microbatches))
         sums = jax.lax.map(lambda part: evaluation_sums(model, loss, params, part), parts)
         return jax.tree.map(lambda x: jnp.sum(x, axis=0), sums)
@@ -138,11 +137,12 @@ def evaluation_sums(model: Network, loss: LossConfig, params: Parameters, batch:
     """Returns `loss_sums` without dropout, and `nats_by_set` [S], the plain cross entropy by character set.
 
     The batch's `character_counts` [B, Q, S] are the bytes that each target has in each of the S sets: its nats are
-    divided evenly among its bytes.
+    divided evenly among its bytes. An encoder's are those of `decoder_predicted_positions`.
     """
-    targets, weights = batch["decoder_target_tokens"], batch["decoder_loss_weights"].astype(jnp.float32)
+    names = ("decoder_target_tokens", "decoder_loss_weights", "character_counts")
+    targets, weights, counts = at_predicted(batch, *(batch[name] for name in names))
+    weights, counts = weights.astype(jnp.float32), counts.astype(jnp.float32)
     trained, plain, correct = cross_entropy(model.apply(params, batch), targets, loss)
-    counts = batch["character_counts"].astype(jnp.float32)
     nats_per_byte = plain * weights / jnp.sum(counts, axis=-1)
     sums = weighted_sums((trained, plain, correct), weights)
     return {**sums, "nats_by_set": jnp.einsum("bq,bqs->s", nats_per_byte, counts)}

@@ -204,7 +204,7 @@ def check(config: RunConfig) -> None:
         from limba.formats.architectures import config_json
 
         try:
-            config_json(config.model)
+            config_json(config.model.exported)
         except InputError as error:
             field = "RunConfig.export_to" if config.export_to else "RunConfig.hub_model_id"
             raise ConfigError(field, f"is set, and the network cannot be exported: {error}") from error

@@ -101,7 +101,8 @@ def export(source: Source, out: Path, steps: Sequence[int], choices: Choices) ->
     Finished folders of an earlier call are kept.
     """
     check_out(out)
-    choices, source = possible(source.model, choices), dataclasses.replace(source, average=choices.average)
+    source = dataclasses.replace(source, average=choices.average, model=source.model.exported)
+    choices = possible(source.model, choices)
     folders = {step: out / f"step_{step}" for step in steps}
     wanted = [step for step in steps if not _is_done(folders[step], source.directory.name, choices)]
     for step in steps:
@@ -131,7 +132,7 @@ def possible(model: ModelConfig, choices: Choices) -> Choices:
     """Returns the choices without what transformers lacks for this network; says so."""
     if not model.is_decoder_only or "flax" not in choices.formats:
         return choices
-    print("transformers has Llama, EuroBERT and GPT-2 for PyTorch only: no flax_model.msgpack is written.", flush=True)
+    print("transformers has this class for PyTorch only: no flax_model.msgpack is written.", flush=True)
     return dataclasses.replace(choices, formats=("pytorch",))
 
 

@@ -256,7 +256,7 @@ def load_in_transformers(directory: Path) -> tuple[Any, dict[str, Any]]:
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     config = json.loads((directory / "config.json").read_text())
-    alone = "MaskedLM" if config["model_type"] == "eurobert" else "CausalLM"
+    alone = "MaskedLM" if config["model_type"].endswith("bert") else "CausalLM"
     kind = getattr(transformers, f"AutoModelFor{'Seq2SeqLM' if config.get('is_encoder_decoder') else alone}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

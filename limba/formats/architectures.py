@@ -1,9 +1,10 @@
 """The networks as transformers' classes: names, shapes, config.json, one table for both directions.
 
-They are T5, umT5, Llama, EuroBERT and GPT-2. A decoder with rotary positions, RMS norm and a gated MLP is a Llama, and
-without its causal mask a EuroBERT, whose output layer has a bias if its MLPs have one. One with learned or sinusoidal
-positions, layer norm and a plain MLP is a GPT-2: queries, keys and values are one matrix there, sinusoids are written
-as a table of positions, and missing biases as zeros. A network that is none of these is refused.
+They are T5, umT5, Llama, EuroBERT, ModernBERT and GPT-2. A decoder with rotary positions, RMS norm and a gated MLP is
+a Llama, and without its causal mask a EuroBERT, whose output layer has a bias if its MLPs have one. With a window, a
+norm of the embeddings and a head of its own it is a ModernBERT, whose matrices are fused as a GPT-2's. One with learned
+or sinusoidal positions, layer norm and a plain MLP is a GPT-2: queries, keys and values are one matrix there, sinusoids
+are written as a table of positions, and missing biases as zeros. A network that is none of these is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from limba.config import InputError, ModelConfig
 from limba.formats.names import Arrays, Json, Stored, check_names
 
 SINUSOID_SCALE = 10_000.0
-HEAD, STORED_HEAD = "decoder/logits_dense/kernel", "lm_head.weight"
+HEAD, STORED_HEAD, HEADS = "decoder/logits_dense/kernel", "lm_head.weight", {"modernbert": "decoder.weight"}
 NO_LOGITS_BIAS = (
     "has no bias of the logits, which ModelConfig.biases holds; train without 'logits' there, as the shipped models do,"
     " or use this model in Limba"
@@ -30,11 +31,14 @@ CLASSES = {
     "umt5": "UMT5ForConditionalGeneration",
     "llama": "LlamaForCausalLM",
     "eurobert": "EuroBertForMaskedLM",
+    "modernbert": "ModernBertForMaskedLM",
     "gpt2": "GPT2LMHeadModel",
 }
 _GATES = ("query", "key", "value")
-_GATE = re.compile(r"/self_attention/(query|key|value)/(kernel|bias)$")
-_FUSED = re.compile(r"(.*/self_attention)/qkv/(kernel|bias)")
+_BRANCHES = ("wi_0", "wi_1")
+# Classes whose matrices are one for several of ours: the name of that, and ours in their order.
+_FUSIONS = {"gpt2": {"qkv": _GATES}, "modernbert": {"qkv": _GATES, "wi": _BRANCHES}}
+_EMBEDDING_NORM = "decoder/layers_0/pre_self_attention_layer_norm"
 _LEAVES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "rel_embedding": "weight"}
 # The parts of a parameter's name: T5X's, and PyTorch's.
 _PARTS: Mapping[str, Mapping[str, str]] = {
@@ -56,6 +60,12 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
         "token_embedder": "transformer.wte", "decoder": "transformer", "layers": "h", "decoder_norm": "ln_f",
         "position_embedding": "wpe.weight", "pre_self_attention_layer_norm": "ln_1", "pre_mlp_layer_norm": "ln_2",
         "self_attention": "attn", "qkv": "c_attn", "out": "c_proj", "wi": "c_fc", "wo": "c_proj",
+    },
+    "modernbert": {
+        "token_embedder": "model.embeddings.tok_embeddings", "decoder": "model", "layers": "layers",
+        "decoder_norm": "final_norm", "pre_self_attention_layer_norm": "attn_norm", "pre_mlp_layer_norm": "mlp_norm",
+        "self_attention": "attn", "qkv": "Wqkv", "out": "Wo", "wi": "Wi", "wo": "Wo",
+        "head_dense": "head.dense", "head_norm": "head.norm",
     },
 }  # fmt: skip
 # Fields of ModelConfig: the key of config.json, and what transformers has without it; REQUIRED: it has nothing.
@@ -87,6 +97,17 @@ _FIELDS: Mapping[str, Mapping[str, tuple[str, object]]] = {
         "rotary_base": ("rope_theta", None),
         "logits_via_embedding": ("tie_word_embeddings", False),
     },  # and of "eurobert", whose other defaults are _OTHERS
+    "modernbert": {
+        "vocab_size": ("vocab_size", 50368),
+        "emb_dim": ("hidden_size", 768),
+        "mlp_dim": ("intermediate_size", 1152),
+        "num_decoder_layers": ("num_hidden_layers", 22),
+        "num_heads": ("num_attention_heads", 12),
+        "max_length": ("max_position_embeddings", 8192),
+        "layer_norm_epsilon": ("norm_eps", 1e-5),
+        "rotary_base": ("global_rope_theta", 160_000.0),
+        "logits_via_embedding": ("tie_word_embeddings", True),
+    },
     "gpt2": {
         "vocab_size": ("vocab_size", REQUIRED),
         "emb_dim": ("n_embd", REQUIRED),
@@ -108,6 +129,9 @@ _OTHERS = {  # other defaults than T5's, or a Llama's
 }
 _ALIASES = {"hidden_size": "d_model", "num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"}
 _ALIASES |= {"head_dim": "d_kv"}  # T5Config's other names of its keys
+_BIASES = {"attention": "attention_bias", "mlp": "mlp_bias", "logits": "decoder_bias", "head": "classifier_bias"}
+_LOCAL = {"local_attention": 128, "global_attn_every_n_layers": 3, "local_rope_theta": 10_000.0}
+_EXACT = {"gelu": "gelu_pytorch_tanh", "gelu_exact": "gelu"}  # of ModernBERT
 _GELU = {"llama": "gelu_pytorch_tanh", "eurobert": "gelu_pytorch_tanh", "gpt2": "gelu_new"}
 
 
@@ -125,45 +149,56 @@ def kind(config: ModelConfig) -> str:
     if not config.is_decoder_only:
         return "umt5" if config.relative_bias_per_layer else "t5"
     is_llama, (first, *gate) = config.positions == "rotary", config.mlp_activations
+    is_modern = config.is_modernbert
     name = (
         "GPT-2 or Llama"
         if config.is_t5_decoder
+        else "ModernBERT"
+        if is_modern
         else "EuroBERT"
         if config.is_encoder
         else "Llama"
         if is_llama
         else "GPT-2"
     )
-    norm, mlp = ("RMS", "gated") if is_llama else ("layer", "plain")
+    mlp = "gated" if is_llama else "plain"
+    is_fused = is_modern or not is_llama
+    norms = ("layer", "layer_scale") if is_modern else ("rms",) if is_llama else ("layer",)
     for fits, what in (
         (not config.is_t5_decoder, "has other positions than T5's relative ones; write it for T5X, or use it in Limba"),
         (is_llama or not config.is_encoder, "has rotary positions, and ModelConfig.positions is not 'rotary'"),
-        (config.norm == norm.lower(), f"has {norm} norms, and ModelConfig.norm is {config.norm!r}"),
+        (
+            not config.predicts_next,
+            "predicts a mask at its own place, and ModelConfig.attention_mask is 'hybrid'; use it in Limba",
+        ),
+        (config.norm in norms, f"has {' or '.join(norms)} norms, and ModelConfig.norm is {config.norm!r}"),
+        (is_modern or first != "gelu_exact", "has the other gelu, and mlp_activations are gelu_exact"),
         (
             first != "linear" and gate == (["linear"] if is_llama else []),
             f"has a {mlp} MLP, and mlp_activations are {config.mlp_activations}",
         ),
-        (is_llama or config.kv_heads == config.num_heads, "has keys for every head, and num_kv_heads is set"),
+        (not is_fused or config.kv_heads == config.num_heads, "has keys for every head, and num_kv_heads is set"),
         (
-            is_llama or config.num_heads * config.head_dim == config.emb_dim,
+            not is_fused or config.num_heads * config.head_dim == config.emb_dim,
             "cuts emb_dim into heads, and num_heads times head_dim is another number",
         ),
         (
             not config.is_encoder
+            or is_modern
             or config.logits_via_embedding
             or ("mlp" in config.biases) == ("logits" in config.biases),
             "has a bias of the logits where its MLPs have one; put both 'mlp' and 'logits' into ModelConfig.biases, or"
             " none",
         ),
         (
-            not (config.is_encoder and config.logits_via_embedding and "mlp" in config.biases),
+            is_modern or not (config.is_encoder and config.logits_via_embedding and "mlp" in config.biases),
             "has a bias of the logits where its MLPs have one, and ModelConfig.logits_via_embedding is True",
         ),
         (config.is_encoder or "logits" not in config.biases, NO_LOGITS_BIAS),
     ):
         if not fits:
             raise InputError(f"The network cannot be written for transformers: its {name} class {what}.")
-    return "eurobert" if config.is_encoder else "llama" if is_llama else "gpt2"
+    return "modernbert" if is_modern else "eurobert" if config.is_encoder else "llama" if is_llama else "gpt2"
 
 
 def _family(name: str) -> str:
@@ -215,8 +250,13 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         if config.positions == "relative" and not config.relative_bias_per_layer:
             relative_bias(side)
         norm(f"{side}/{side}_norm")
+    if config.is_modernbert:
+        dense("decoder/head_dense", (d, d), "head")
+        norm("decoder/head_norm")
     if not config.logits_via_embedding:
         dense("decoder/logits_dense", (d, config.vocab_size), "logits")
+    elif "logits" in config.biases:
+        found["decoder/logits_dense/bias"] = (config.vocab_size,)
     return found
 
 
@@ -233,7 +273,9 @@ def check_arrays(arrays: Arrays, config: ModelConfig, place: str, advice: str) -
 
 def _pytorch_name(name: str, family: str) -> str:
     if name.startswith("decoder/logits_dense"):
-        return STORED_HEAD if name == HEAD else "lm_head.bias"
+        return HEADS.get(family, STORED_HEAD).replace("weight", "weight" if name == HEAD else "bias")
+    if family == "modernbert":
+        name = name.replace(_EMBEDDING_NORM, "model.embeddings.norm").replace("decoder/head_", "head_")
     parts = dict(_PARTS[family])
     if family == "t5":
         place = "layer.1" if name.startswith("encoder") else "layer.2"
@@ -249,14 +291,22 @@ def rows(config: ModelConfig) -> list[Row]:
     if name == "gpt2":
         config = dataclasses.replace(config, biases=("attention", "mlp"), positions="learned")
     for ours, shape in shapes(config).items():
-        gate = _GATE.search(ours) if name == "gpt2" else None
-        if gate and gate[1] != "query":
+        whole, parts = _fusion(ours, name)
+        if parts and f"/{parts[0]}/" not in ours:
             continue
-        if gate:
-            ours, shape = ours.replace("/query/", "/qkv/"), (*shape[:-1], 3 * shape[-1])
+        if parts:
+            ours, shape = whole, (*shape[:-1], len(parts) * shape[-1])
         is_transposed = ours.endswith(("kernel", "rel_embedding")) and (name != "gpt2" or ours == HEAD)
         table.append(Row(ours, _pytorch_name(ours, _family(name)), is_transposed, shape))
     return table
+
+
+def _fusion(ours: str, name: str) -> tuple[str, tuple[str, ...]]:
+    """Returns (the array of a class that has one of ours as a part, its parts in their order); themselves and ()."""
+    for fused, parts in _FUSIONS.get(name, {}).items():
+        if (found := re.search(rf"/({'|'.join(parts)})/(kernel|bias)$", ours)) is not None:
+            return ours.replace(f"/{found[1]}/", f"/{fused}/"), parts
+    return ours, ()
 
 
 def sinusoid_table(length: int, width: int) -> np.ndarray:
@@ -270,15 +320,20 @@ def sinusoid_table(length: int, width: int) -> np.ndarray:
 
 def written(arrays: Mapping[str, np.ndarray], config: ModelConfig) -> Mapping[str, np.ndarray]:
     """Returns the network's arrays by T5X's names in `rows`, computed one at a time."""
-    if kind(config) != "gpt2":
+    name = kind(config)
+    if name not in _FUSIONS:
         return arrays
+    parts_of: dict[str, list[str]] = {}
+    for ours in arrays:
+        parts_of.setdefault(_fusion(ours, name)[0], []).append(ours)
 
     def make(row: Row) -> np.ndarray:
         if row.t5x in arrays:
             return np.asarray(arrays[row.t5x])
-        fused = _FUSED.fullmatch(row.t5x)
-        if fused and (fused[2] == "kernel" or "attention" in config.biases):
-            return np.concatenate([np.asarray(arrays[f"{fused[1]}/{gate}/{fused[2]}"]) for gate in _GATES], axis=-1)
+        if row.t5x in parts_of:
+            _, order = _fusion(parts_of[row.t5x][0], name)
+            parts = sorted(parts_of[row.t5x], key=lambda ours: order.index(ours.split("/")[-2]))
+            return np.concatenate([np.asarray(arrays[part]) for part in parts], axis=-1)
         if row.t5x == "decoder/position_embedding":
             return sinusoid_table(config.max_length, config.emb_dim)
         return np.zeros(row.shape, np.float32)
@@ -289,18 +344,17 @@ def written(arrays: Mapping[str, np.ndarray], config: ModelConfig) -> Mapping[st
 def unfused(stored: Mapping[str, Stored], config: ModelConfig) -> dict[str, Stored]:
     """Returns the arrays of the network from those in `rows`, both by T5X's names: the way back from `written`."""
 
-    def cut(read: Callable[[], np.ndarray], gate: str) -> np.ndarray:
-        return np.split(read(), 3, axis=-1)[_GATES.index(gate)]
+    def cut(read: Callable[[], np.ndarray], number: int, count: int) -> np.ndarray:
+        return np.split(read(), count, axis=-1)[number]
 
-    found = {}
+    found, of = {}, kind(config)
     for name in shapes(config):
-        gate = _GATE.search(name)
-        if gate and name not in stored:
-            whole = stored[name.replace(f"/{gate[1]}/", "/qkv/")]
-            shape = (*whole.shape[:-1], whole.shape[-1] // 3)
-            found[name] = Stored(shape, whole.dtype, partial(cut, whole.read, gate[1]))
-        else:
-            found[name] = stored[name]
+        fused, parts = _fusion(name, of)
+        whole = stored[fused]
+        if parts:
+            shape, number = (*whole.shape[:-1], whole.shape[-1] // len(parts)), parts.index(name.split("/")[-2])
+            whole = Stored(shape, whole.dtype, partial(cut, whole.read, number, len(parts)))
+        found[name] = whole
     return found
 
 
@@ -320,6 +374,11 @@ def config_json(config: ModelConfig, dtype: str = "float32", eos_id: int = 1, ma
     about: Json = {"architectures": [CLASSES[name]], "model_type": name}
     about |= {theirs: getattr(config, ours) for ours, (theirs, _) in _FIELDS[_family(name)].items()}
     about |= {"eos_token_id": eos_id, "pad_token_id": 0, "use_cache": True, "torch_dtype": dtype}
+    if name == "modernbert":
+        about |= dict(zip(_LOCAL, config.local_attention or (), strict=True)) | {"norm_bias": config.norm == "layer"}
+        about |= {key: part in config.biases for part, key in _BIASES.items()}
+        about |= dict.fromkeys(("hidden_activation", "classifier_activation"), _EXACT.get(first, first))
+        return about | {"mask_token_id": mask_id} | dict.fromkeys(("bos_token_id", "cls_token_id", "sep_token_id"))
     activation = _GELU.get(name, "gelu_new") if first == "gelu" else first
     if name in ("llama", "eurobert"):
         about |= {"num_key_value_heads": config.kv_heads, "hidden_act": activation, "bos_token_id": 0}
@@ -357,6 +416,8 @@ def model_fields(about: Json, name: str) -> Json:
         fields["mlp_activations"] = (activation, *(["linear"] if projection.startswith("gated-") else []))
         return fields | {"relative_bias_per_layer": name == "umt5"}
     width = fields["emb_dim"] // fields["num_heads"]
+    if name == "modernbert":
+        return fields | _of_modernbert(about) | {"head_dim": width}
     key, default = ("hidden_act", "silu") if name != "gpt2" else ("activation_function", "gelu_new")
     known = {"relu": "relu", "silu": "silu", _GELU[name]: "gelu"}
     activation = known.get(about.get(key, default))
@@ -366,8 +427,7 @@ def model_fields(about: Json, name: str) -> Json:
         fields["mlp_dim"] = fields["mlp_dim"] or 4 * fields["emb_dim"]
         return fields | {"head_dim": width, "mlp_activations": (activation,), "norm": "layer"}
     rope = about.get("rope_parameters") or about.get("rope_scaling") or {}
-    if rope.get("rope_type", rope.get("type", "default")) != "default":
-        raise InputError("The rotary positions are scaled (rope_scaling), which is not supported; use a model without.")
+    _check_rope(rope)
     biases = tuple(part for part in ("attention", "mlp") if about.get(f"{part}_bias"))
     if name == "eurobert":
         biases += ("logits",) if "mlp" in biases else ()
@@ -379,4 +439,40 @@ def model_fields(about: Json, name: str) -> Json:
         "head_dim": fields["head_dim"] or width,
         "num_kv_heads": fields["num_kv_heads"] or fields["num_heads"],
         "rotary_base": float(fields["rotary_base"] or rope.get("rope_theta", 10_000.0)),
+    }
+
+
+def _check_rope(rope: Json) -> None:
+    if rope.get("rope_type", rope.get("type", "default")) != "default":
+        raise InputError("The rotary positions are scaled (rope_scaling), which is not supported; use a model without.")
+
+
+def _of_modernbert(about: Json) -> Json:
+    """Returns a ModernBERT's fields that are not in `_FIELDS`, or that transformers 5 writes by other keys."""
+    kinds, ropes = about.get("layer_types"), about.get("rope_parameters") or {}
+    width, every, base = (about.get(key, default) for key, default in _LOCAL.items())
+    if kinds is not None:
+        every = next((n for n, each in enumerate(kinds) if n and each == "full_attention"), len(kinds))
+        if kinds != ["sliding_attention" if n % every else "full_attention" for n in range(len(kinds))]:
+            raise InputError("The layer_types in config.json do not repeat, which is not supported; use another model.")
+    found: Json = {}
+    for rope in filter(None, map(ropes.get, ("full_attention", "sliding_attention"))):
+        _check_rope(rope)
+    if ropes.get("full_attention"):
+        found["rotary_base"] = float(ropes["full_attention"]["rope_theta"])
+    base = (ropes.get("sliding_attention") or {}).get("rope_theta", base)
+    names = {theirs: ours for ours, theirs in _EXACT.items()} | {"relu": "relu", "silu": "silu"}
+    activation, of_head = (about.get(f"{part}_activation", "gelu") for part in ("hidden", "classifier"))
+    if activation not in names or activation != of_head:
+        raise InputError(
+            f"The activations in config.json are {activation} and {of_head}; only one of {', '.join(names)} for both is"
+            " supported."
+        )
+    return found | {
+        "mlp_activations": (names[activation], "linear"),
+        "positions": "rotary",
+        "attention_mask": "bidirectional",
+        "norm": "layer" if about.get("norm_bias", False) else "layer_scale",
+        "biases": tuple(part for part, key in _BIASES.items() if about.get(key, part == "logits")),
+        "local_attention": (width, every, float(base)),
     }

@@ -22,7 +22,7 @@ import tensorstore as ts
 from limba import toolbox
 from limba.config import InputError, ModelConfig
 from limba.config.errors import reason_of
-from limba.formats.architectures import CLASSES, HEAD, STORED_HEAD, Row, model_fields, rows, unfused
+from limba.formats.architectures import CLASSES, HEAD, HEADS, STORED_HEAD, Row, model_fields, rows, unfused
 from limba.formats.names import Arrays, Json, Stored, check_names, files_of_index
 from limba.formats.t5x import decode_extension, joined, numpy_dtype
 
@@ -30,7 +30,9 @@ logger = logging.getLogger(__name__)
 
 _TYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64", "I64": "int64", "I32": "int32"}
 # Copies of tied arrays in transformers, and buffers; the output layer is asked for by `stored_head`.
-_UNREAD = re.compile(r"(en|de)coder[./]embed_tokens[./]\w+|.*(rotary_emb\.inv_freq|attn\.bias)|lm_head\.weight")
+_UNREAD = re.compile(
+    r"(en|de)coder[./]embed_tokens[./]\w+|.*(rotary_emb\.inv_freq|attn\.bias)|(lm_head|decoder)\.weight"
+)
 FLAX_FILE = "flax_model.msgpack"
 # The files of a folder's weights in each form, the better form first.
 WEIGHTS = {
@@ -40,7 +42,12 @@ WEIGHTS = {
 }
 # The entry of config.json that says by what the output layer is multiplied in the file; see `head_scale`.
 HEAD_SCALE = "limba_lm_head_scale"
-STORED_EMBEDDINGS = ("shared.weight", "model.embed_tokens.weight", "transformer.wte.weight")  # of T5, Llama, GPT-2
+STORED_EMBEDDINGS = (  # of T5, Llama, GPT-2, ModernBERT
+    "shared.weight",
+    "model.embed_tokens.weight",
+    "transformer.wte.weight",
+    "model.embeddings.tok_embeddings.weight",
+)
 
 
 def head_scale(config: ModelConfig) -> float:
@@ -75,8 +82,9 @@ def stored_head(folder: Path, stored: Mapping[str, np.ndarray] | None, emb_dim: 
         version.isdigit() and int(version) > 4,
     )
     embedding = next((name for name in STORED_EMBEDDINGS if name in (stored or ())), "")
-    is_own = bool(stored and embedding and STORED_HEAD in stored)
-    is_own = is_own and not (said and _is_copy(stored[STORED_HEAD], stored[embedding]))  # type: ignore[index]
+    place = HEADS.get(str(kind), STORED_HEAD)
+    is_own = bool(stored and embedding and place in stored)
+    is_own = is_own and not (said and _is_copy(stored[place], stored[embedding]))  # type: ignore[index]
     is_scaled = said and not is_own
     if by_5 or not version:  # Limba's own folders name no version, and have the keys of both
         own = {"t5": about.get("scale_decoder_outputs", is_scaled), "mt5": is_scaled and not by_5, "umt5": said}

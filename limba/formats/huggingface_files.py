@@ -236,8 +236,8 @@ def write_tokenizer(
     from limba.data.vocabulary.files import content as content_of
     from limba.data.vocabulary.load import BYTE_SENTINELS, SENTINEL, PieceTable, load_vocabulary
     from limba.data.vocabulary.tokenizer_json import (
+        around,
         byte_tokenizer_json,
-        end_of_sequence,
         special_token,
         start,
         tokenizer_json,
@@ -255,7 +255,7 @@ def write_tokenizer(
         if vocabulary.endswith(".json"):
             content = json.loads(content_of(vocabulary))
             names = [read.tokenizer.id_to_token(number) for number in ids]
-            content["post_processor"] = start(names[0]) if starts else end_of_sequence(names[1], read.eos_id)
+            content["post_processor"] = start(names[0]) if starts else around(read.tokenizer.get_vocab(), names[1])
             text = json.dumps(content, ensure_ascii=False)
             special = dict(zip(names, ids, strict=True))
         else:
@@ -275,7 +275,8 @@ def write_tokenizer(
     roles = {"pad_token": named[ids[0]], "eos_token": named[ids[1]], "unk_token": named[ids[2]]}
     roles |= {"bos_token": named[ids[0]]} if starts else {}
     if mask_id is not None:
-        roles["mask_token"] = named[mask_id]
+        roles |= {"mask_token": named[mask_id], "sep_token": named[ids[1]]}
+        roles |= next(({"cls_token": name} for name in ("<cls>", "[CLS]") if name in special), {})
     ordered = sorted((name for name in special if SENTINEL.fullmatch(name)), key=special.__getitem__)
     sides = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False)
     added = {str(number): {"content": name, **sides, "special": True} for number, name in sorted(named.items())}

@@ -21,6 +21,7 @@ from limba.data.vocabulary.load import (
     SPACE,
     PieceTable,
     Vocabulary,
+    begin_id,
     is_byte_piece,
     mask_id,
     num_sentinels,
@@ -282,7 +283,7 @@ def _next_logits(
 
 
 def masked_ids(text: str, vocabulary: Vocabulary, length: int | None = None) -> Int[np.ndarray, " L"]:
-    """Returns a text's ids as an encoder reads them, with the end of sequence last; at most `length`.
+    """Returns a text's ids as an encoder reads them, from <cls>, if there is one, to the end; at most `length`.
 
     <mask>, a <extra_id_0> and ___ are each one mask. What follows one without a space is its word's continuation.
     """
@@ -294,6 +295,8 @@ def masked_ids(text: str, vocabulary: Vocabulary, length: int | None = None) -> 
         found = list(vocabulary.encode(part)) if part.strip() else []
         ids += [mask] if number else []
         ids += _continued(found, table) if number and found and not part[0].isspace() else found
+    begin = [] if (first := begin_id(vocabulary)) is None else [first]
+    ids = [*begin, *ids]
     return np.asarray([*ids[: None if length is None else length - 1], end], np.int32)
 
 

@@ -1,9 +1,9 @@
-"""Networks of one stack. Those of flax's lm1b example, GPT-2, Llama and EuroBERT differ only in ModelConfig's fields.
+"""Networks of one stack: flax's lm1b example, GPT-2, Llama, EuroBERT and ModernBERT, by ModelConfig's fields.
 
 Radford et al. 2019 (GPT-2), Touvron et al. 2023 (Llama, arXiv:2302.13971), Boizard et al. 2025 (EuroBERT,
-arXiv:2503.05500: a Llama without the causal mask). Parameter names are T5X's for a
-decoder. Scores are divided by sqrt(C); a T5, and so T5X's decoder-only network (`ModelConfig.is_t5_decoder`), has that
-factor in its initial values.
+arXiv:2503.05500: a Llama without the causal mask), Warner et al. 2024 (ModernBERT, arXiv:2412.13663; its norm of the
+embeddings is that of the first layer here). Parameter names are T5X's for a decoder. Scores are divided by sqrt(C); a
+T5, and so T5X's decoder-only network (`ModelConfig.is_t5_decoder`), has that factor in its initial values.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from limba.config import ModelConfig
 from limba.model.attention import query_init
 from limba.model.kernels.choose import Einsum, choose_for_any_mask
 from limba.model.layers import (
+    ACTIVATION_FUNCTIONS,
     ATTENDED,
     Dense,
     Dropout,
     Embed,
     Initializer,
+    LogitsBias,
     MlpBlock,
     attention_init,
     logits_dense,
@@ -50,10 +52,25 @@ def positions_in_segments(segments: Int[Array, "B L"]) -> Int[Array, "B L"]:
     return places - jax.lax.cummax(jnp.where(starts, places, 0), axis=1)
 
 
-def rotated(x: Float[Array, "B L H C"], positions: Int[Array, "B L"], base: float) -> Float[Array, "B L H C"]:
-    """Returns x rotated by its position; pairs are (i, i + C/2), as Llama's (Su et al. 2021, arXiv:2104.09864)."""
-    half = x.shape[-1] // 2
-    frequencies = (base ** (-np.arange(half) / half)).astype(np.float32)
+def rotary_frequencies(config: ModelConfig, layer: Array | int) -> Float[Array, " halfC"] | np.ndarray:
+    """Returns the angles of one position in a layer (Su et al. 2021, arXiv:2104.09864)."""
+    half = config.head_dim // 2
+    everywhere, nearby = (
+        (base ** (-np.arange(half) / half)).astype(np.float32)
+        for base in (config.rotary_base, config.local_attention[2] if config.local_attention else 1.0)
+    )
+    return jnp.where(sees_all(config, layer), everywhere, nearby) if config.local_attention else everywhere
+
+
+def sees_all(config: ModelConfig, layer: Array | int) -> Array | bool:
+    """Returns whether a layer, by its number from 0, sees tokens beyond the window of `local_attention`."""
+    return config.local_attention is None or layer % config.local_attention[1] == 0
+
+
+def rotated(
+    x: Float[Array, "B L H C"], positions: Int[Array, "B L"], frequencies: Array | np.ndarray
+) -> Float[Array, "B L H C"]:
+    """Returns x rotated by its position; pairs are (i, i + C/2), as Llama's."""
     angles = positions.astype(jnp.float32)[:, :, None, None] * frequencies[None, None, None]
     cosine, sine = jnp.cos(angles), jnp.sin(angles)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
@@ -89,7 +106,7 @@ class SelfAttention(nn.Module):
         self.out = Dense(config.emb_dim, ("joined_kv", "embed"), dtype, attention_init, has_bias=has_bias)
 
     def project(
-        self, x: Float[Array, "B L D"], positions: Int[Array, "B L"]
+        self, x: Float[Array, "B L D"], positions: Int[Array, "B L"], layer: Array | int = 0
     ) -> tuple[Float[Array, "B L H C"], Float[Array, "B L G C"], Float[Array, "B L G C"]]:
         """Returns queries, divided by sqrt(C) but for T5X's, and the keys and values of the G key-value heads."""
         config = self.config
@@ -97,8 +114,8 @@ class SelfAttention(nn.Module):
             flat.reshape(*flat.shape[:-1], -1, config.head_dim) for flat in (self.query(x), self.key(x), self.value(x))
         )
         if config.positions == "rotary":
-            query = rotated(query, positions, config.rotary_base)
-            key = rotated(key, positions, config.rotary_base)
+            frequencies = rotary_frequencies(config, layer)
+            query, key = (rotated(each, positions, frequencies) for each in (query, key))
         return query if config.is_t5_decoder else query * config.head_dim**-0.5, key, value
 
     def join(self, attended: Float[Array, "B L H C"]) -> Float[Array, "B L D"]:
@@ -145,10 +162,16 @@ class LanguageModelLayer(nn.Module):
         bias: Float[Array, "H L L"] | None,
         positions: Int[Array, "B L"],
         mask: Bool[Array, "B L L"],
+        layer: Array | int,
         deterministic: bool,
     ) -> Float[Array, "B L D"]:
-        config = self.config
-        heads = self.project(x, positions)
+        config, normed = self.config, self.pre_self_attention_layer_norm(x)
+        if config.local_attention is not None:
+            x = jnp.where(layer == 0, normed, x)  # the norm of the embeddings
+            places = jnp.arange(x.shape[1])
+            near = jnp.abs(places[:, None] - places[None]) <= config.local_attention[0] // 2
+            mask = mask & (near | sees_all(config, layer))[None]
+        heads = self.self_attention.project(normed, positions, layer)
         if config.dropout_rate > 0 and not deterministic:
             # As in T5, dropout of weights is shared over the queries of a head, which equals dropout of values.
             keep_rate, shape = 1 - config.dropout_rate, (*heads[2].shape[:-1], 1)
@@ -174,8 +197,13 @@ class Stack(nn.Module):
         if config.is_t5_decoder:
             self.relpos_bias = RelativeBias(config, bidirectional=False)
         self.decoder_norm, self.drop_output = norm(config), Dropout(config.dropout_rate)
+        if config.is_modernbert:
+            init = Dense(config.emb_dim, ("embed", "mlp"), jnp.dtype(config.dtype), has_bias="head" in config.biases)
+            self.head_dense, self.head_norm = init, norm(config)
         if not config.logits_via_embedding:
             self.logits_dense = logits_dense(config)
+        elif "logits" in config.biases:
+            self.logits_dense = LogitsBias()
 
     def add_positions(self, x: Float[Array, "B L D"], positions: Int[Array, "B L"]) -> Float[Array, "B L D"]:
         """Returns x plus learned or sinusoidal position embeddings; rotary and relative ones are in the attention."""
@@ -188,11 +216,17 @@ class Stack(nn.Module):
     def finish(
         self, x: Float[Array, "B L D"], as_states: bool = False, deterministic: bool = True
     ) -> Float[Array, "B L DorV"]:
-        """Returns logits, or normalized hidden states with `as_states` or a tied head."""
+        """Returns logits, or normalized hidden states with `as_states`, or what a tied head turns into logits."""
         x = self.decoder_norm(x)
         if self.config.is_t5_decoder:
             x = self.drop_output(x, deterministic)
+        if self.config.is_modernbert and not as_states:
+            x = self.head_norm(ACTIVATION_FUNCTIONS[self.config.mlp_activations[0]](self.head_dense(x)))
         return x if self.config.logits_via_embedding or as_states else self.logits_dense(x)
+
+    def add_bias(self, logits: Float[Array, "B L V"]) -> Float[Array, "B L V"]:
+        """Returns the logits of a tied head with its bias, if it has one."""
+        return self.logits_dense(logits) if "logits" in self.config.biases else logits
 
     @nn.compact
     def __call__(
@@ -209,7 +243,7 @@ class Stack(nn.Module):
         x = Dropout(config.dropout_rate)(self.add_positions(x, positions), deterministic)
         bias = attend.bias(self.relpos_bias()) if config.is_t5_decoder else None
         inputs = (attend, bias, positions, mask)
-        x = run_layers(self, LanguageModelLayer, config.num_decoder_layers, x, inputs, deterministic)
+        x = run_layers(self, LanguageModelLayer, config.num_decoder_layers, x, inputs, deterministic, numbered=True)
         x = x if predicted is None else jnp.take_along_axis(x, predicted[..., None], axis=1)
         return self.finish(x, as_states, deterministic)
 
@@ -220,8 +254,9 @@ class LanguageModel(nn.Module):
     `decoder_input_tokens` and `decoder_target_tokens`; packed batches also have `decoder_segment_ids`, each
     segment beginning at position 0, and a prefix LM's `decoder_causal_attention`, 1 where the prefix is read. An
     encoder's inputs are the targets with some of them masked, at the same positions; where its batch has
-    `decoder_causal_attention`, that says which mask each row has: all 1 in a bidirectional one, 0 in a causal one.
-    With `decoder_predicted_positions` [B, P] only these positions pass through the head.
+    `decoder_causal_attention`, that says which mask each row has: all 1 in a bidirectional one, 0 in a causal one,
+    which it reads shifted by one place. A hybrid reads all rows so. With `decoder_predicted_positions`
+    [B, P] only these positions pass through the head.
     """
 
     config: ModelConfig
@@ -243,8 +278,12 @@ class LanguageModel(nn.Module):
             if has_prefix and self.config.prefix_attention == "full":
                 allowed = allowed | prefix_mask(batch["decoder_causal_attention"] > 0)
             mask = mask & allowed
-        x = self.token_embedder(batch["decoder_input_tokens"])
+        positions, inputs = positions_in_segments(segments), batch["decoder_input_tokens"]
+        if self.config.is_encoder and (has_prefix or self.config.predicts_next):
+            before = jnp.where(positions > 0, jnp.roll(inputs, 1, axis=1), 0)
+            reads_own = not self.config.predicts_next and batch["decoder_causal_attention"] > 0
+            inputs = jnp.where(reads_own, inputs, before)
         predicted = batch.get("decoder_predicted_positions")
-        x = self.decoder(x, positions_in_segments(segments), mask, deterministic, as_states, predicted)
+        x = self.decoder(self.token_embedder(inputs), positions, mask, deterministic, as_states, predicted)
         tied = self.config.logits_via_embedding and not as_states
-        return self.token_embedder.attend(x) * self.config.tied_logits_scale if tied else x
+        return self.decoder.add_bias(self.token_embedder.attend(x) * self.config.tied_logits_scale) if tied else x

@@ -30,6 +30,7 @@ DENSE, ATTENDED = "dense", "attended"
 ACTIVATION_FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "relu": nn.relu,
     "gelu": functools.partial(nn.gelu, approximate=True),
+    "gelu_exact": functools.partial(nn.gelu, approximate=False),
     "silu": nn.silu,
     "linear": lambda x: x,
 }
@@ -196,6 +197,14 @@ def logits_dense(config: ModelConfig, name: str | None = None) -> Dense:
     return Dense(config.vocab_size, ("embed", "vocab"), dtype, output_dtype=logits_dtype, has_bias=has_bias, name=name)
 
 
+class LogitsBias(nn.Module):
+    """The bias of logits whose matrix is the embedding."""
+
+    @nn.compact
+    def __call__(self, logits: Float[Array, "B L V"]) -> Float[Array, "B L V"]:
+        return logits + parameter(self, "bias", nn.initializers.zeros, ("vocab",), logits.shape[-1:])[None, None]
+
+
 class RMSNorm(nn.Module):
     """x / rms(x) * scale, the mean of squares in float32 (Zhang & Sennrich 2019, arXiv:1910.07467)."""
 
@@ -215,21 +224,25 @@ class LayerNorm(nn.Module):
 
     epsilon: float
     dtype: jnp.dtype
+    has_bias: bool = True
 
     @nn.compact
     def __call__(self, x: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
         scale = parameter(self, "scale", nn.initializers.ones, ("embed",), x.shape[-1:])
-        bias = parameter(self, "bias", nn.initializers.zeros, ("embed",), x.shape[-1:])
         x = x.astype(jnp.float32)
         x = x - jnp.mean(x, axis=-1, keepdims=True)
         x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.epsilon)
-        return (x * scale[None, None] + bias[None, None]).astype(self.dtype)
+        x = x * scale[None, None]
+        if self.has_bias:
+            x = x + parameter(self, "bias", nn.initializers.zeros, ("embed",), x.shape[-1:])[None, None]
+        return x.astype(self.dtype)
 
 
 def norm(config: ModelConfig, name: str | None = None) -> RMSNorm | LayerNorm:
-    """Returns the normalization that `config.norm` names, 'rms' or 'layer'; a T5 has the first."""
-    kind = RMSNorm if config.norm == "rms" else LayerNorm
-    return kind(config.layer_norm_epsilon, jnp.dtype(config.dtype), name=name)
+    """Returns the normalization that `config.norm` names: 'rms', which a T5 has, 'layer' or 'layer_scale'."""
+    if config.norm == "rms":
+        return RMSNorm(config.layer_norm_epsilon, jnp.dtype(config.dtype), name=name)
+    return LayerNorm(config.layer_norm_epsilon, jnp.dtype(config.dtype), config.norm == "layer", name=name)
 
 
 class Dropout(nn.Module):

@@ -38,17 +38,19 @@ def run_layers(
     x: Float[Array, "B L D"],
     inputs: tuple[PyTree, ...],
     deterministic: bool,
+    numbered: bool = False,
 ) -> Float[Array, "B L D"]:
     """Returns `x` after `num_layers` layers, whose stacked parameters `owner` holds as `layers`.
 
-    `owner` has the fields `config` and `mesh`; every layer is called with (x, *inputs, deterministic). Layer i draws
-    its dropout from the stack's key folded with i.
+    `owner` has the fields `config` and `mesh`; every layer is called with (x, *inputs, deterministic), and
+    where they are `numbered` with its number before the last one. Layer i draws its dropout from the stack's key folded
+    with i.
     """
     config, mesh = owner.config, owner.mesh  # pyright: ignore[reportAttributeAccessIssue]  fields of every stack
     layer = layer_type(config, parent=None)  # pyright: ignore[reportCallIssue]  every layer has this field
 
     def init(key: Array) -> Parameters:
-        init_one = lambda layer_key: layer.init(layer_key, x, *inputs, True)["params"]
+        init_one = lambda layer_key: layer.init(layer_key, x, *inputs, *((0,) if numbered else ()), True)["params"]
         stacked = jax.vmap(init_one)(jax.random.split(key, num_layers))
         return meta.add_axis(stacked, 0, {meta.PARTITION_NAME: "layers"})
 
@@ -58,7 +60,8 @@ def run_layers(
     def step(x: Array, parameters: Parameters, index: Array | int) -> Array:
         key = None if dropout_key is None else jax.random.fold_in(dropout_key, index)
         x = constrain_batch_sharding(x, mesh)
-        return apply_module(layer, parameters, x, *inputs, deterministic, dropout_key=key)
+        number = (index,) if numbered else ()
+        return apply_module(layer, parameters, x, *inputs, *number, deterministic, dropout_key=key)
 
     if config.scan_layers:
         stacked = jax.tree.map_with_path(functools.partial(_cast_kernel, jnp.dtype(config.dtype)), stacked)

@@ -83,9 +83,12 @@ def weighted_sums(per_token: tuple[Array, Array, Array], weights: Float[Array, "
 
 
 def at_predicted(batch: Batch, *arrays: Array) -> tuple[Array, ...]:
-    """Returns arrays [B, L] at the positions that have logits: the batch's `decoder_predicted_positions`, or all."""
+    """Returns arrays [B, L, …] at the positions with logits: the batch's `decoder_predicted_positions`, or all."""
     places = batch.get("decoder_predicted_positions")
-    return arrays if places is None else tuple(jnp.take_along_axis(each, places, axis=1) for each in arrays)
+    if places is None:
+        return arrays
+    at = {number: places.reshape(*places.shape, *(1,) * (number - 2)) for number in (2, 3)}
+    return tuple(jnp.take_along_axis(each, at[each.ndim], axis=1) for each in arrays)
 
 
 def token_weights(config: LossConfig, batch: Batch) -> Float[Array, "B Q"]:

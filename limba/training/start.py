@@ -96,7 +96,7 @@ def tasks_of_stages(config: RunConfig, task: Provider, lengths: Mapping[str, int
     are not like those of the first.
     """
     found = {0: task}
-    for begins, _ in config.data.stages:
+    for begins, *_ in config.data.stages:
         with together():
             later = task_of_stage(begins, task, lengths, config.data)
         later = pinned_for_run(later, config.model_dir)
@@ -157,7 +157,7 @@ def plan_of_run(config: RunConfig, task: Provider, lengths: Mapping[str, int]) -
 
 
 def _said_of_stages(config: RunConfig) -> Iterator[str]:
-    for step, name in config.data.stages:
+    for step, name in config.data.named_stages[1:]:
         never = config.train_steps is not None and step >= config.train_steps
         last = f": after the run's last step, {config.train_steps:,}, so it is never read" if never else ""
         yield f"From step {step:,} on the text is that of {name}{last}."

@@ -211,7 +211,7 @@ def loss_sums(model: Network, loss: LossConfig, params: Parameters, batch: Batch
 
 
 def _in_chunks(model: Network, loss: LossConfig, targets: Array) -> bool:
-    if loss.logits != "auto" or "logits" in model.config.biases:
+    if loss.logits != "auto" or not model.config.has_plain_head:
         return loss.logits == "chunked"
     rows, length = targets.shape
     return logits_bytes(rows, length, model.config.vocab_size, model.mesh) > WHOLE_LOGITS_BYTES

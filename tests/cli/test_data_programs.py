@@ -146,6 +146,16 @@ def test_a_vocabulary_is_trained_and_reported(corpus, vocabulary, tmp_path, caps
     assert (output.read_bytes(), (output.parent / "tokenizer.json").read_bytes()) == before
 
 
+def test_a_vocabulary_for_encoders_has_no_sentinels(corpus, tmp_path, capsys):
+    output = tmp_path / "masks.model"
+    train_vocabulary.run([f"--files={corpus}", "--size=600", f"--output={output}", "--masks"])
+    assert "600 pieces and 0 sentinels" in capsys.readouterr().out
+    with pytest.raises(
+        InputError, match="256 pieces of single bytes and 5 special pieces are among them|more than 261"
+    ):
+        train_vocabulary.run([f"--files={corpus}", "--size=261", f"--output={tmp_path}/few.model", "--masks"])
+
+
 def test_a_text_too_small_for_the_size_is_said(tmp_path, capsys):
     (tmp_path / "few.txt").write_text("\n".join(f"word{n} and some other words of {n} letters" for n in range(500)))
     train_vocabulary.run([f"--files={tmp_path}/few.txt", "--size=9000", f"--output={tmp_path}/few.model"])

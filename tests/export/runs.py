@@ -5,7 +5,7 @@ import orbax.checkpoint as ocp
 
 from limba.config import plain
 from limba.export.huggingface import network_gin
-from limba.formats.huggingface import rows
+from limba.formats.architectures import shapes
 from limba.formats.names import stack_layers, unflatten
 from limba.storage import manifest
 
@@ -14,12 +14,11 @@ def arrays_of(config, seed=0):
     """Random parameters whose logits are about 1."""
     random = np.random.default_rng(seed)
     arrays = {}
-    for row in rows(config):
-        shape = row.shape
+    for name, shape in shapes(config).items():
         array = random.standard_normal(shape)
-        scale = 1.0 if row.t5x.endswith("embedding") else shape[0] ** -0.5
-        scale /= 4 if row.t5x.endswith(("logits_dense/kernel", "query/kernel")) else 1
-        arrays[row.t5x] = np.float32(1 + array / 10 if row.t5x.endswith("scale") else array * scale)
+        scale = 1.0 if name.endswith("embedding") else shape[0] ** -0.5
+        scale /= 4 if name.endswith(("logits_dense/kernel", "query/kernel")) else 1
+        arrays[name] = np.float32(1 + array / 10 if name.endswith("scale") else array * scale)
     return arrays
 
 

@@ -20,23 +20,30 @@ from limba.inference.load import load
 from limba.inference.source import find
 from tests import tiny
 from tests.export.runs import write_run
+from tests.model import test_encoder
 
 TEXT = "The value of <mask> is given by the<mask>, and the <mask> module."
 SHAPES = {
     "plain": {},
     "tied": {"logits_via_embedding": True},
     "biases": {"biases": ("attention", "mlp", "logits"), "num_kv_heads": None},
+    "modern": test_encoder.MODERN,
+    "modern, all biases": test_encoder.MODERNBERTS["modern, all biases"],
+    "modern, untied": test_encoder.MODERNBERTS["modern, untied"],
 }
 
 
-def encoder(**changes):
+def encoder(config=None, **changes):
+    if config is not None:
+        return dataclasses.replace(config, vocab_size=1024)
     return tiny.language_model(attention_mask="bidirectional", vocab_size=1024, layer_norm_epsilon=1e-5, **changes)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_transformers_gives_our_logits_and_the_way_back_is_exact(shape, vocabulary, tmp_path, monkeypatch):
     monkeypatch.setitem(check.TOLERANCES, "float32", 2e-5)
-    config = encoder(**SHAPES[shape])
+    given = SHAPES[shape]
+    config = encoder(**given) if isinstance(given, dict) else encoder(given)
     arrays = write_run(tmp_path / "run", config)[5]
     convert.run(["export", str(tmp_path / "run"), f"--vocabulary={vocabulary}", "--extra_ids=1"])
     folder = tmp_path / "run" / "huggingface" / "step_5"
@@ -49,7 +56,8 @@ def test_transformers_gives_our_logits_and_the_way_back_is_exact(shape, vocabula
     import_folder(folder, tmp_path / "back")
     back = LimbaCheckpoint(tmp_path / "back" / "checkpoints" / "0")
     assert set(back) == set(arrays) and all(np.array_equal(back[name], arrays[name]) for name in arrays)
-    assert find(str(tmp_path / "back")).model == dataclasses.replace(config, num_kv_heads=config.kv_heads)
+    heads = None if config.is_modernbert else config.kv_heads
+    assert find(str(tmp_path / "back")).model == dataclasses.replace(config, num_kv_heads=heads)
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,12 @@ import torch
 import transformers
 
 from limba.config import InputError, LossConfig, MeshConfig
-from limba.formats.architectures import config_json, model_fields, rows
+from limba.evaluation.validation import evaluation_sums
+from limba.formats.architectures import config_json, kind, model_fields, rows, written
 from limba.formats.names import flatten, unstack_layers
 from limba.model import Network
+from limba.model.kernels.choose import choose_for_any_mask
+from limba.model.language_model import LanguageModelLayer
 from limba.training.metrics.flops import flops_per_sequence
 from limba.training.step import Gradient, gradients
 from tests import tiny
@@ -27,6 +30,28 @@ SHAPES = {
         ENCODER, mlp_activations=("gelu", "linear"), scan_layers=False, rotary_base=250_000.0
     ),
 }
+MODERN = dataclasses.replace(
+    ENCODER,
+    num_decoder_layers=4,
+    num_kv_heads=None,
+    mlp_activations=("gelu_exact", "linear"),
+    rotary_base=160_000.0,
+    local_attention=(8, 3, 500.0),
+    norm="layer_scale",
+    biases=("logits",),
+    logits_via_embedding=True,
+)
+MODERNBERTS = {
+    "modern": MODERN,
+    "modern, no bias, unrolled": dataclasses.replace(MODERN, biases=(), scan_layers=False),
+    "modern, all biases": dataclasses.replace(MODERN, biases=("attention", "mlp", "logits", "head"), norm="layer"),
+    "modern, untied": dataclasses.replace(MODERN, logits_via_embedding=False, mlp_activations=("gelu", "linear")),
+    "modern, every second": dataclasses.replace(
+        MODERN, local_attention=(8, 2, 500.0), mlp_activations=("silu", "linear")
+    ),
+    "modern, lean": dataclasses.replace(MODERN, attention="memory_efficient", local_attention=(8, 4, 500.0)),
+}
+SHAPES |= MODERNBERTS
 
 
 @functools.cache
@@ -50,29 +75,39 @@ def logits(config, features):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_logits_and_states_equal_eurobert(shape):
+def test_logits_and_states_equal_transformers(shape):
     config = SHAPES[shape]
-    about = transformers.EuroBertConfig(**config_json(config, mask_id=251))
-    network = transformers.EuroBertForMaskedLM(about).eval()
+    json, name = config_json(config, mask_id=251), kind(config)
+    about = transformers.AutoConfig.for_model(**json)
+    network = getattr(transformers, json["architectures"][0])(about).eval()
     flat = unstack_layers({name: np.asarray(each) for name, each in flatten(parameters(config)).items()})
-    weights = {row.pytorch: flat[row.t5x].T if row.transposed else flat[row.t5x] for row in rows(config)}
+    arrays = written(flat, config)
+    weights = {row.pytorch: arrays[row.t5x].T if row.transposed else arrays[row.t5x] for row in rows(config)}
     missing, unknown = network.load_state_dict({name: torch.tensor(each) for name, each in weights.items()}, False)
-    assert not unknown and set(missing) <= ({"lm_head.weight"} if config.logits_via_embedding else set())
+    tied = {"lm_head.weight", "decoder.weight"} if config.logits_via_embedding else set()
+    assert not unknown and set(missing) <= tied
     features = batch(2, 30)
     for array in features.values():
         array[1, 24:] = 0
     inputs = torch.tensor(features["decoder_input_tokens"])
     with torch.no_grad():
-        expected = network(inputs, attention_mask=inputs > 0, output_hidden_states=True)
+        expected = network(inputs, attention_mask=inputs > 0).logits.numpy()
+        expected_states = network.model(inputs, attention_mask=inputs > 0).last_hidden_state.numpy()
     real = features["decoder_target_tokens"] > 0
     ours = logits(config, features)
     states = jax.jit(functools.partial(Network(config).apply, as_states=True))(parameters(config), features)
     assert np.abs(ours[real]).max() > 0.5
-    np.testing.assert_allclose(ours[real], expected.logits.numpy()[real], atol=1e-4, rtol=0)
-    np.testing.assert_allclose(states[real], expected.hidden_states[-1].numpy()[real], atol=1e-4, rtol=0)
-    assert model_fields(about.to_dict(), "eurobert") == {
-        name: getattr(config, name) for name in model_fields(about.to_dict(), "eurobert")
-    } | {"num_kv_heads": config.kv_heads}
+    np.testing.assert_allclose(ours[real], expected[real], atol=1e-4, rtol=0)
+    np.testing.assert_allclose(states[real], expected_states[real], atol=1e-4, rtol=0)
+    for read in (model_fields(about.to_dict(), name), model_fields(json, name)):
+        assert read.pop("num_kv_heads", config.kv_heads) == config.kv_heads
+        assert read == {field: getattr(config, field) for field in read}
+        assert config == dataclasses.replace(config, **read)
+    # Packed, each document is as it is alone.
+    packed = {field: array.reshape(1, -1) for field, array in features.items()}
+    packed["decoder_segment_ids"] = np.where(packed["decoder_target_tokens"] > 0, np.repeat([[1, 2]], 30, axis=1), 0)
+    joined = logits(config, packed).reshape(ours.shape)
+    np.testing.assert_allclose(joined[real], expected[real], atol=1e-4, rtol=0)
 
 
 def test_sees_both_directions_by_the_gradient():
@@ -101,14 +136,49 @@ def test_packed_equals_unpacked_and_padding_changes_nothing():
     np.testing.assert_allclose(logits(ENCODER, behind)[:, :8], alone, atol=2e-5)
 
 
-def test_a_row_can_say_its_own_mask():
-    features = batch(2, 12)
-    both = logits(ENCODER, features)
-    causal = logits(dataclasses.replace(ENCODER, attention_mask="causal"), features)
+def shifted(features):
+    """Returns the batch as a language model reads it, each place the token before."""
+    segments = features.get("decoder_segment_ids", np.ones_like(features["decoder_input_tokens"]))
+    before = np.pad(features["decoder_input_tokens"], ((0, 0), (1, 0)))[:, :-1]
+    begins = np.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)), constant_values=True)
+    return {**features, "decoder_input_tokens": np.where(begins, 0, before)}
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("attention", ["einsum", "memory_efficient"])
+def test_a_row_can_say_its_own_mask_and_is_then_that_of_its_network(is_packed, attention):
+    config, features = dataclasses.replace(ENCODER, attention=attention), batch(2, 12)
+    if is_packed:
+        features["decoder_segment_ids"] = np.array([[1] * 5 + [2] * 7, [1] * 8 + [2] * 4], np.int32)
+    both = logits(config, features)
+    causal = logits(dataclasses.replace(config, attention_mask="causal"), shifted(features))
     assert np.abs(both - causal).max() > 0.1
-    features["decoder_causal_attention"] = np.repeat([[1], [0]], 12, axis=1).astype(np.int32)
-    mixed = logits(ENCODER, features)
-    np.testing.assert_allclose(mixed, np.stack([both[0], causal[1]]), atol=2e-5)
+    which = np.array([[1] * 12, [0] * 12], np.int32)
+    if is_packed:  # a document of the first row is causal, too
+        which[0, 5:] = 0
+    mixed = logits(config, {**features, "decoder_causal_attention": which})
+    np.testing.assert_allclose(mixed, np.where(which[..., None] > 0, both, causal), atol=2e-5)
+    assert np.array_equal(logits(config, {**features, "decoder_causal_attention": np.ones_like(which)}), both)
+    # A hybrid has one head: both masks predict from the place before.
+    hybrid = dataclasses.replace(config, attention_mask="hybrid")
+    both = logits(config, shifted(features))
+    np.testing.assert_allclose(logits(hybrid, features), both, atol=2e-5)
+    mixed = logits(hybrid, {**features, "decoder_causal_attention": which})
+    np.testing.assert_allclose(mixed, np.where(which[..., None] > 0, both, causal), atol=2e-5)
+
+
+def test_a_hybrid_predicts_a_token_from_the_others_alone():
+    params, hybrid = parameters(ENCODER), dataclasses.replace(ENCODER, attention_mask="hybrid")
+    tokens = jnp.arange(1, 13, dtype=jnp.int32)[None]
+
+    def of(embedding, place, which):
+        features = {"decoder_input_tokens": tokens, "decoder_target_tokens": tokens}
+        features["decoder_causal_attention"] = jnp.full_like(tokens, which)
+        return Network(hybrid).apply({**params, "token_embedder": {"embedding": embedding}}, features)[0, place].sum()
+
+    for which, seen in ((1, range(12)), (0, range(6))):  # token 12 is the last one, which nothing reads
+        reached = np.abs(jax.jit(jax.grad(of))(params["token_embedder"]["embedding"], 5, which)).max(axis=1)
+        assert np.flatnonzero(reached).tolist() == list(seen)
 
 
 def test_memory_efficient_attention_equals_the_einsum():
@@ -124,6 +194,25 @@ def test_eight_devices_equal_one():
     tiny.assert_same_gradients(*((ENCODER, mesh, LossConfig()) for mesh in meshes))
 
 
+def test_every_third_layer_sees_all_and_the_others_four_to_each_side():
+    params, x = parameters(MODERN), jax.random.normal(jax.random.key(0), (1, 24, MODERN.emb_dim))
+    weights = jax.tree.map(lambda each: each[0], params["decoder"]["layers"])
+    positions, mask = jnp.arange(24)[None], jnp.ones((1, 24, 24), bool)
+    attend, reached = choose_for_any_mask(MODERN, None, 1, 24, 24), []
+    for number in range(4):
+
+        def of(x, number=number):
+            inputs = (x, attend, None, positions, mask, number, True)
+            return LanguageModelLayer(MODERN).apply({"params": weights}, *inputs)[0, 12].sum()
+
+        reached.append(np.flatnonzero(np.abs(jax.grad(of)(x))[0].max(axis=1)).tolist())
+    assert reached == [[*range(24)], [*range(8, 17)], [*range(8, 17)], [*range(24)]]
+
+
+def test_eight_devices_equal_one_with_windows():
+    tiny.assert_same_gradients(*((MODERN, mesh, LossConfig()) for mesh in (MeshConfig(data=1), MeshConfig(2, 2, 2))))
+
+
 def test_flops_count_both_directions_and_predicted_positions():
     causal = dataclasses.replace(ENCODER, attention_mask="causal")
     length, width = 64, ENCODER.num_heads * ENCODER.head_dim
@@ -133,7 +222,7 @@ def test_flops_count_both_directions_and_predicted_positions():
     assert fewer == 3 * 2 * (length - 8) * ENCODER.emb_dim * ENCODER.vocab_size
 
 
-@pytest.mark.parametrize("shape", ["plain", "tied", "biases"])
+@pytest.mark.parametrize("shape", ["plain", "tied", "biases", "modern"])
 @pytest.mark.parametrize("loss", [LossConfig(), LossConfig(z_loss=1e-4, label_smoothing=0.1, normalize_by="sequences")])
 def test_the_gathered_head_equals_the_whole_one(shape, loss):
     """Loss and gradient of the predicted positions alone are those of all logits, in chunks too."""
@@ -149,11 +238,50 @@ def test_the_gathered_head_equals_the_whole_one(shape, loss):
 
     whole = of(dataclasses.replace(loss, logits="whole"), features)
     gathered = {**features, "decoder_predicted_positions": places}
-    for logits in ("whole",) if "logits" in config.biases else ("whole", "chunked"):
+    for logits in ("whole",) if not config.has_plain_head else ("whole", "chunked"):
         found = of(dataclasses.replace(loss, logits=logits), gathered)
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6 * np.abs(b).max()), found, whole
         )
+
+
+@pytest.mark.parametrize("shape", ["plain", "modern"])
+def test_the_evaluation_of_predicted_positions_is_that_of_all_logits(shape):
+    network, features = Network(SHAPES[shape]), batch(4, 24)
+    features["decoder_loss_weights"] = (features["decoder_input_tokens"] == 251).astype(np.int32)
+    features["character_counts"] = np.random.default_rng(1).integers(1, 4, (4, 24, 5)).astype(np.int32)
+    places = np.argsort(-features["decoder_loss_weights"], axis=1, kind="stable")[:, :12].astype(np.int32)
+    sums = jax.jit(functools.partial(evaluation_sums, network, LossConfig(), parameters(SHAPES[shape])))
+    whole, found = sums(features), sums({**features, "decoder_predicted_positions": places})
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, whole)
+    assert whole["tokens"] == features["decoder_loss_weights"].sum() > 0
+
+
+def test_what_a_modernbert_cannot_be_is_one_sentence():
+    for changes, sentence in (
+        ({"local_attention": (7, 3, 500.0)}, "local_attention is \\(7, 3, 500.0\\); give an even number of tokens"),
+        ({"local_attention": (8, 0, 500.0)}, "a number of layers, and a base above 1, such as"),
+        ({"attention_mask": "causal"}, "which is for encoders, and ModelConfig.attention_mask is 'causal'"),
+        ({"local_attention": None, "biases": ("head",)}, "holds 'head', which a ModernBERT has"),
+        ({"local_attention": None}, "a tied head has no bias: remove one of them"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            dataclasses.replace(MODERN, **changes)
+    for changes, sentence in (
+        ({"norm": "rms"}, "has layer or layer_scale norms, and ModelConfig.norm is 'rms'"),
+        ({"num_kv_heads": 2}, "has keys for every head"),
+        ({"attention_mask": "hybrid"}, "predicts a mask at its own place, and ModelConfig.attention_mask is 'hybrid'"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            config_json(dataclasses.replace(MODERN, **changes))
+    json = config_json(MODERN)
+    for changes, sentence in (
+        ({"classifier_activation": "relu"}, "activations in config.json are gelu and relu"),
+        ({"layer_types": ["full_attention", "sliding_attention", "full_attention", "full_attention"]}, "do not repeat"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rotary positions are scaled"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            model_fields(json | changes, "modernbert")
 
 
 def test_relative_positions_are_refused():

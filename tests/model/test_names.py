@@ -22,6 +22,8 @@ COUNTS = {  # parameters as published
     ("t5_1_1/base", 64_000): 296_533_248,
     ("t5_1_1/large", 64_000): 848_423_936,
     ("mt5/base", None): 582_401_280,
+    ("modernbert/base", 50_368): 149_655_232,
+    ("modernbert/large", 50_368): 395_881_664,
 }
 
 

@@ -1,14 +1,17 @@
 """Whole runs of an encoder, by the gin files: it learns, fills masks, is evaluated, looked at before and after."""
 
 import dataclasses
+import json
 import math
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from limba.cli import evaluate, flags
-from limba.config import ConfigError, InputError
+from limba.cli import convert, evaluate, flags
+from limba.config import ConfigError, InputError, RunConfig
+from limba.formats.limba_checkpoint import LimbaCheckpoint
 from limba.inference.load import load
 from limba.run import train
 from limba.tools.pages import report
@@ -43,6 +46,10 @@ def arguments(tmp_path: Path, corpus: Path, *more: str) -> list[str]:
     return [str(tmp_path / "encoder.gin"), f"--gin.MODEL_DIR={tmp_path}/run", f"--gin.CORPUS={corpus}", *more]
 
 
+def losses_of(config: RunConfig) -> dict[int, float]:
+    return {record["step"]: record["loss"] for record in read_metrics(config.model_dir) if record["kind"] == "train"}
+
+
 @pytest.mark.slow
 def test_a_run_learns_fills_and_resumes(tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = arguments(tmp_path, corpus, "--gin.OBJECTIVE=whole_word_masked_lm")
@@ -65,10 +72,58 @@ def test_a_run_learns_fills_and_resumes(tmp_path: Path, corpus: Path, capsys: py
     model = load(config.model_dir)
     assert model.encode(["A text."]).shape == (1, 128)
     report.run([config.model_dir])
+    page = (Path(config.model_dir) / "report.html").read_text()
+    assert "tokens predicted" in page and f"at most {24 * 16:,} a step" in page
     capsys.readouterr()
     evaluate.run([config.model_dir])
     shown = re.search(r"\| loss \| ([\d.]+) \|", capsys.readouterr().out)
     assert shown and float(shown[1]) == pytest.approx(result["validation"]["loss"], abs=0.02)  # which is bfloat16's
+
+
+@pytest.mark.slow
+def test_causal_then_masked_resumes_at_the_border_bit_by_bit(tmp_path: Path, corpus: Path, vocabulary: Path) -> None:
+    run = arguments(
+        tmp_path,
+        corpus,
+        f"--gin.VOCABULARY={vocabulary}",
+        "--gin.VOCAB_SIZE=1024",
+        "--gin.OBJECTIVE='causal_lm'",
+        "--gin.CHECKPOINT_PERIOD=100",
+        "--gin.TRAIN_STEPS=8",
+        "--gin.config.DataConfig.stages=((4, 't5_mlm', 'masked_lm'),)",
+    )
+    whole = flags.parse_args(run).config
+    result = train(whole)
+    for name, steps in (("before", (3, 8)), ("at", (4, 8)), ("after", (5, 8))):
+        again = dataclasses.replace(whole, model_dir=f"{tmp_path}/{name}")
+        for end in steps:  # the first one saves in the first stage, the second one resumes
+            train(dataclasses.replace(again, train_steps=end))
+        assert losses_of(again) == losses_of(whole)
+        ours, theirs = (LimbaCheckpoint(Path(each.model_dir) / "checkpoints" / "8") for each in (again, whole))
+        assert all(np.array_equal(ours[array], theirs[array]) for array in theirs)
+    assert result["validation"]["target_tokens"] < 0.35 * 20 * 16 * 64  # masked, whatever the stage
+
+
+@pytest.mark.slow
+def test_a_hybrid_learns_both_in_one_batch_and_becomes_a_llama(tmp_path: Path, corpus: Path, vocabulary: Path) -> None:
+    run = arguments(
+        tmp_path,
+        corpus,
+        f"--gin.VOCABULARY={vocabulary}",
+        "--gin.VOCAB_SIZE=1024",
+        "--gin.TRAIN_STEPS=10",
+        "--gin.CAUSAL_SHARE=0.5",
+        "--gin.config.ModelConfig.attention_mask='hybrid'",
+    )
+    config = flags.parse_args(run).config
+    train(config)
+    losses = losses_of(config)
+    assert abs(losses[1] - math.log(1024) - 0.5) < 0.6 and losses[10] < losses[1] - 0.5
+    assert load(config.model_dir).fill("The value of <mask> is.", top=2)[0][0].probability > 0
+    convert.run([config.model_dir])
+    (folder,) = (Path(config.model_dir) / "huggingface").iterdir()
+    assert json.loads((folder / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
+    assert load(folder).generate(["The value"], max_tokens=4)[0].startswith("The value")
 
 
 @pytest.mark.slow
@@ -79,6 +134,7 @@ def test_preflight_looks_at_an_encoder(tmp_path: Path, corpus: Path, vocabulary:
         shown
     )  # a warning, of the text
     assert "t5_mlm: encoder, 0 + 4 layers" in shown and "A row is one sequence of 64 tokens" in shown
+    assert "19 tokens of a row are masked and predicted, about 307 a step, 9,216 in the run; the output" in shown
 
 
 def test_what_an_encoder_s_run_cannot_do_is_said_before_it_starts(

@@ -16,7 +16,7 @@ from limba.data.dataset import TOKENS, Dataset, preprocessor
 from limba.data.objectives.language_modeling import causal_lm, causal_lm_lengths
 from limba.data.objectives.token_blocks import Features
 from limba.data.objectives.whole_words import LONGEST_WORD, begins_word
-from limba.data.packing import PREDICTED
+from limba.data.packing import CAUSAL, PREDICTED
 from limba.data.vocabulary.load import mask_id, piece_bytes
 from limba.data.vocabulary.vocabularies import Vocabulary
 
@@ -42,6 +42,7 @@ def masked_lm(
     output_features: Features,
     noise_density: float = 0.15,
     mask_share: float = 0.8,
+    causal_share: float = 0.0,
     whole_documents: bool = False,
 ) -> Dataset:
     """Returns {"inputs", "targets"}, int32 of equal length, of {"targets": int32 [n]}: rows with and without masks.
@@ -50,10 +51,14 @@ def masked_lm(
     integers, with that mean. Of these, `mask_share` are shown as the mask, half of the others as a random token, and
     half as they are; 1 shows only masks (BERT: 0.8; Wettig et al. 2023, arXiv:2202.08005: a density of 0.4 and only
     masks are no worse). Ends of sequence, unknown and other tokens that spell nothing are never hidden, and are no
-    random token. A hidden token's id in the inputs has PREDICTED added. Rows are those of `causal_lm`. Raises
-    InputError for a vocabulary without a mask.
+    random token. A hidden token's id in the inputs has PREDICTED added. Rows are those of `causal_lm`. Of these,
+    `causal_share`, evenly spread, are read causally, so that each token is predicted from those before it (Charpentier
+    & Samuel 2024, arXiv:2410.24159): CAUSAL and PREDICTED are added to all of their inputs. Raises InputError for a
+    vocabulary without a mask.
     """
-    return _masked(dataset, sequence_length, output_features, (noise_density, mask_share), whole_documents, False)
+    return _masked(
+        dataset, sequence_length, output_features, (noise_density, mask_share, causal_share), whole_documents, False
+    )
 
 
 @preprocessor
@@ -63,6 +68,7 @@ def whole_word_masked_lm(
     output_features: Features,
     noise_density: float = 0.15,
     mask_share: float = 0.8,
+    causal_share: float = 0.0,
     whole_documents: bool = False,
 ) -> Dataset:
     """Returns what `masked_lm` does, with whole words hidden: those that SentencePiece's marker begins.
@@ -70,14 +76,16 @@ def whole_word_masked_lm(
     Words are taken in random order as long as they fit into the row's number of hidden tokens. Words of more than 16
     pieces count as several. Raises InputError for vocabularies that do not mark words, too.
     """
-    return _masked(dataset, sequence_length, output_features, (noise_density, mask_share), whole_documents, True)
+    return _masked(
+        dataset, sequence_length, output_features, (noise_density, mask_share, causal_share), whole_documents, True
+    )
 
 
 def _masked(
     dataset: Dataset,
     sequence_length: Mapping[str, int],
     output_features: Features,
-    shares: tuple[float, float],
+    shares: tuple[float, float, float],
     whole_documents: bool,
     whole_words: bool,
 ) -> Dataset:
@@ -89,7 +97,10 @@ def _masked(
 
     def hidden(block: Sequence[Mapping[str, np.ndarray]], number: int) -> list[dict[str, np.ndarray]]:
         targets = [row["targets"] for row in block]
-        shown = hide(targets, pairs(number, 1)[0], shares, mask, ordinary, begins)
+        shown = hide(targets, pairs(number, 1)[0], shares[:2], mask, ordinary, begins)
+        borders = np.floor((number * ROWS_PER_BLOCK + np.arange(len(block) + 1)) * shares[2])
+        for row in np.flatnonzero(np.diff(borders)):
+            shown[row] = targets[row] + (PREDICTED + CAUSAL)
         return [{"inputs": each, "targets": row} for each, row in zip(shown, targets, strict=True)]
 
     return rows.batch(ROWS_PER_BLOCK).flat_map(hidden, dict.fromkeys(("inputs", "targets"), TOKENS))

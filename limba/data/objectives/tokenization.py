@@ -11,7 +11,7 @@ import sentencepiece
 
 from limba.data.dataset import TOKENS, Dataset, preprocessor
 from limba.data.objectives.token_blocks import Features
-from limba.data.vocabulary.load import first_byte
+from limba.data.vocabulary.load import begin_id, first_byte
 from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVocabulary, Vocabulary
 
 DOCUMENTS_PER_BATCH = 32  # documents tokenized at once
@@ -23,7 +23,8 @@ def tokenize_documents(dataset: Dataset, output_features: Features, append_eos: 
     """Returns {"targets": int32 [n]}, the tokens of 32 documents in a row, of {"text"} or {"tokens"}, bytes.
 
     "tokens" are the ids of documents tokenized beforehand, as little-endian int32 bytes. As in t5, nothing separates
-    documents. With `append_eos` each one ends with the end-of-sequence id, as causal language modeling needs it.
+    documents. With `append_eos` each one ends with the end-of-sequence id, as causal language modeling needs it, and
+    begins with that of <cls>, if the vocabulary has it.
     Empty documents give no token.
     """
     name, tokenize = tokenizer_of(dataset, output_features, append_eos)
@@ -34,29 +35,33 @@ def tokenize_documents(dataset: Dataset, output_features: Features, append_eos: 
 def tokenizer_of(dataset: Dataset, output_features: Features, append_eos: bool) -> tuple[str, Tokenize]:
     """Returns the name of the documents' feature, and the function from many of them to all their tokens."""
     vocabulary = output_features["targets"].vocabulary
-    end = vocabulary.eos_id if append_eos else None
-    return ("tokens", _decoder(end)) if "tokens" in dataset.spec else ("text", _tokenizer(vocabulary, end))
+    begin, end = (
+        [] if each is None or not append_eos else [each] for each in (begin_id(vocabulary), vocabulary.eos_id)
+    )
+    return (
+        ("tokens", _decoder(begin, end)) if "tokens" in dataset.spec else ("text", _tokenizer(vocabulary, begin, end))
+    )
 
 
-def _decoder(end: int | None) -> Tokenize:
-    """Returns a function from strings of ids to all their ids, with `end` after each document."""
-    last = b"" if end is None else np.array(end, "<i4").tobytes()
+def _decoder(begin: Sequence[int], end: Sequence[int]) -> Tokenize:
+    """Returns a function from strings of ids to all their ids, with `begin` and `end` around each document."""
+    first, last = (np.array(each, "<i4").tobytes() for each in (begin, end))
 
     def decoded(documents: Sequence[bytes]) -> np.ndarray:
-        ended = (document + last if document else document for document in documents)
+        ended = (first + document + last if document else document for document in documents)
         return np.frombuffer(b"".join(ended), "<i4").astype(np.int32)
 
     return decoded
 
 
-def _tokenizer(vocabulary: Vocabulary, end: int | None) -> Tokenize:
-    """Returns a function from texts to all their tokens, with `end` after each document."""
-    vectors, ending = encoder(vocabulary), np.array([] if end is None else [end], np.int32)
+def _tokenizer(vocabulary: Vocabulary, begin: Sequence[int], end: Sequence[int]) -> Tokenize:
+    """Returns a function from texts to all their tokens, with `begin` and `end` around each document."""
+    vectors, first, last = encoder(vocabulary), np.array(begin, np.int32), np.array(end, np.int32)
 
     def tokens(texts: Sequence[bytes]) -> np.ndarray:
         found = vectors(texts)
-        if end is not None:
-            found = [part for vector in found for part in ((vector, ending) if len(vector) else (vector,))]
+        if len(first) + len(last):
+            found = [part for vector in found for part in ((first, vector, last) if len(vector) else (vector,))]
         return np.concatenate(found)
 
     return tokens

@@ -106,13 +106,18 @@ class CharacterSets:
 
 
 def document_starts(
-    batches: Sequence[Mapping[str, np.ndarray]], eos_id: int, is_pair: bool, is_one_sequence: bool
+    batches: Sequence[Mapping[str, np.ndarray]],
+    eos_id: int,
+    is_pair: bool,
+    is_one_sequence: bool,
+    begin_id: int | None = None,
 ) -> list[np.ndarray]:
     """Returns True at the targets that are a document's first token, bool [B, L], for batches in the text's order.
 
     `is_pair`: each row's, or packed segment's, targets are a text of their own. Else documents follow each other, with
     the end of sequence between them, and `is_one_sequence` says that rows, as of a language model, are cut out of that.
-    Of a packed document that is longer than a row the rest counts as another one.
+    Of a packed document that is longer than a row the rest counts as another one. With a `begin_id`, which documents
+    begin with, it is the token after that.
 
     >>> features = {"decoder_target_tokens": np.array([[7, 8], [9, 1], [7, 0]])}
     >>> features["decoder_loss_weights"] = features["decoder_target_tokens"]
@@ -134,5 +139,7 @@ def document_starts(
                     starts[row, 0], has_ended = has_ended, bool(of_row[-1] in (0, eos_id))
         if segments is not None and (is_pair or is_one_sequence):
             starts |= segments != np.pad(segments[:, :-1], ((0, 0), (1, 0)))
+        if begin_id is not None:
+            starts = (starts & (tokens != begin_id)) | (before == begin_id)
         found.append(starts & (tokens > 0))
     return found

@@ -205,6 +205,12 @@ def mask_id(vocabulary: Vocabulary) -> int:
     return vocabulary.vocab_size - 1
 
 
+def begin_id(vocabulary: Vocabulary) -> int | None:
+    """Returns the id that each document begins with: the piece <cls> or [CLS]; None for a vocabulary without it."""
+    table = PieceTable(vocabulary)
+    return None if table.kind == "bytes" else table.id_of("<cls>") or table.id_of("[CLS]")
+
+
 def content_name(vocabulary: Vocabulary) -> str:
     """Returns a name that depends on a vocabulary's content, not on its path or added sentinels."""
     if isinstance(vocabulary, SentencePieceVocabulary):

@@ -15,11 +15,12 @@ from limba.data.vocabulary.tokenizers import byte_of_letter
 def tokenizer_json(model_path: str, extra_ids: int = NUM_SENTINELS, starts: bool = False) -> str:
     """Returns the text of a tokenizer.json that gives the ids of the SentencePiece unigram model at `model_path`.
 
-    It appends the end of sequence, as T5 needs it, or, with `starts`, puts padding before a text, as Limba's language
-    models need it. `extra_ids` sentinels follow the pieces unless the model has its own.
-    Two differences to SentencePiece are known: several combining marks on a letter, if they are not in Unicode's
-    canonical order or not composed (NFD), and the literal text of a special token (`</s>`, `<extra_id_0>`), which
-    becomes that token. Raises InputError for a model that does not exist or is not a unigram model.
+    It appends the end of sequence, as T5 needs it, and puts <cls> before a text where the model has that; or, with
+    `starts`, it puts padding there, as Limba's language models need it. `extra_ids` sentinels follow the pieces unless
+    the model has its own. Two differences to SentencePiece are known: several combining marks on a letter, if they are
+    not in Unicode's canonical order or not composed (NFD), and the literal text of a special token (`</s>`,
+    `<extra_id_0>`), which becomes that token. Raises InputError for a model that does not exist or is not a unigram
+    model.
     """
     model = read_model(model_path)
     kinds = model.SentencePiece
@@ -36,7 +37,8 @@ def tokenizer_json(model_path: str, extra_ids: int = NUM_SENTINELS, starts: bool
         for sentinel in reversed(range(extra_ids)):
             added.append(special_token(len(vocabulary), f"<extra_id_{sentinel}>"))
             vocabulary.append([f"<extra_id_{sentinel}>", 0.0])
-    end = next((i for i, piece in enumerate(model.pieces) if piece.piece == model.trainer_spec.eos_piece), None)
+    ids = {piece.piece: number for number, piece in enumerate(model.pieces)}
+    end = ids.get(model.trainer_spec.eos_piece)
     if end is None:
         raise InputError(f"The vocabulary {model_path} has no end of sequence; train one with eos_id=1.")
     content = {
@@ -46,7 +48,7 @@ def tokenizer_json(model_path: str, extra_ids: int = NUM_SENTINELS, starts: bool
         "added_tokens": added,
         "normalizer": {"type": "Sequence", "normalizers": _normalizers(model)},
         "pre_tokenizer": _pre_tokenizer(model.normalizer_spec.add_dummy_prefix),
-        "post_processor": start(model.pieces[0].piece) if starts else end_of_sequence(model.pieces[end].piece, end),
+        "post_processor": start(model.pieces[0].piece) if starts else around(ids, model.pieces[end].piece),
         "decoder": _decoder(),
         "model": {
             "type": "Unigram",
@@ -94,15 +96,17 @@ def _pre_tokenizer(starts_with_space: bool) -> dict[str, Any]:
     return {"type": "Sequence", "pretokenizers": [spaces, {**names, "invert": False}]}
 
 
-def end_of_sequence(text: str, number: int) -> dict[str, Any]:
-    """Returns the post-processor that appends this token, with this id, to each text."""
-    end = {"SpecialToken": {"id": text, "type_id": 0}}
+def around(ids: Mapping[str, int], end: str) -> dict[str, Any]:
+    """Returns the post-processor that appends this token to each text, and puts <cls> or [CLS] before, if it exists."""
+    begin = [name for name in ("<cls>", "[CLS]") if name in ids][:1]
+    special = {name: {"SpecialToken": {"id": name, "type_id": 0}} for name in (*begin, end)}
+    before, after = [special[name] for name in begin], special[end]
     first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
     return {
         "type": "TemplateProcessing",
-        "single": [first, end],
-        "pair": [first, end, second, end],
-        "special_tokens": {text: {"id": text, "ids": [number], "tokens": [text]}},
+        "single": [*before, first, after],
+        "pair": [*before, first, after, second, after],
+        "special_tokens": {name: {"id": name, "ids": [ids[name]], "tokens": [name]} for name in special},
     }
 
 

@@ -13,7 +13,7 @@ from limba.config.errors import reason_of
 from limba.data.vocabulary.files import content
 from limba.data.vocabulary.vocabularies import Vocabulary
 
-ENDS = ("</s>", "<|endoftext|>", "[SEP]", "<eos>")  # of sequence; the first one that exists
+ENDS = ("</s>", "<|endoftext|>", "[SEP]", "<sep>", "<eos>")  # of sequence; the first one that exists
 UNKNOWN = ("<unk>", "[UNK]")
 SENTINEL = re.compile(r"<extra_id_(\d+)>")
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")

@@ -36,11 +36,11 @@ logger = logging.getLogger(__name__)
 REPORT_BYTES = 2_000_000  # bytes of text that is not trained on, for a report
 HOURS_WAITED = 6  # to wait for the process that trains, while it gives heartbeats
 START_SECONDS = 600.0  # for its first heartbeat
+MOST_SENTENCES = 5_000_000  # of those that it trains on
 LONGEST_SENTENCE = 4096  # bytes; SentencePiece ignores longer lines
 # Scores are rounded to multiples of this. Sums of some 7,000 of them are then exact in single precision, so two ways
 # to cut a word that have equal scores stay equal, for SentencePiece as for libraries that add in double precision.
 SCORE_STEP = 1 / 256
-SMALLEST_SIZE = {True: NUM_SENTINELS + 3 + 256, False: NUM_SENTINELS + 3}  # with byte pieces and without
 
 
 class NewVocabulary:
@@ -53,14 +53,16 @@ class NewVocabulary:
         self.path = path
         self.json = f"{path.rpartition('/')[0] or '.'}/tokenizer.json"  # the name that Hugging Face expects
 
-    def check(self, size: int, byte_fallback: bool) -> None:
+    def check(self, size: int, byte_fallback: bool, masks: bool = False) -> None:
         """Raises InputError for a path that cannot be written or already has a vocabulary, and too few ids."""
-        if size <= SMALLEST_SIZE[byte_fallback]:
-            bytes_too = ", 256 pieces of single bytes" if byte_fallback else ""
+        sentinels, special = (0, 5) if masks else (NUM_SENTINELS, 3)
+        smallest = sentinels + special + 256 * byte_fallback
+        if size <= smallest:
+            counted = [f"{sentinels} sentinels"] * (not masks) + ["256 pieces of single bytes"] * byte_fallback
             raise ConfigError(
                 "DataConfig.new_vocabulary_size",
-                f"is {size}, and {NUM_SENTINELS} sentinels{bytes_too} and 3 special pieces are among them; give more "
-                f"than {SMALLEST_SIZE[byte_fallback]}, and room for the text's letters.",
+                f"is {size}, and {', '.join(counted)} and {special} special pieces are among them; give more than"
+                f" {smallest}, and room for the text's letters.",
             )
         if not self.path.endswith(".model"):
             raise InputError(f"The vocabulary's path {self.path} does not end with .model; give DIR/NAME.model.")
@@ -104,14 +106,15 @@ class NewVocabulary:
             raise InputError(f"{names} holds no document in split {split!r}; give files with text in them.")
         return found
 
-    def train(self, documents: Sequence[bytes], num_pieces: int, **choices: Any) -> int:
+    def train(self, documents: Sequence[bytes], num_pieces: int, masks: bool = False, **choices: Any) -> int:
         """Trains it as `train_vocabulary` does, writes tokenizer.json beside it, returns the number of pieces."""
-        count = train_vocabulary((document.decode() for document in documents), num_pieces, self.path, **choices)
-        self._write_json()
+        texts = (document.decode() for document in documents)
+        count = train_vocabulary(texts, num_pieces, self.path, masks=masks, **choices)
+        self._write_json(masks)
         return count
 
-    def _write_json(self) -> None:
-        _write(self.json, tokenizer_json(self.path).encode())
+    def _write_json(self, masks: bool) -> None:
+        _write(self.json, tokenizer_json(self.path, 0 if masks else NUM_SENTINELS).encode())
 
     def wait(self, wait_seconds: float, poll_seconds: float = 5.0) -> None:
         """Returns when host 0 has written both files; InputError after `wait_seconds`.
@@ -131,7 +134,7 @@ class NewVocabulary:
     def of_run(self, config: DataConfig, size: int) -> None:
         """Trains it on the run's training split, with at most `size` ids, unless that has been done."""
         if _exists(self.path):  # an earlier start was stopped between the two files
-            self._write_json()
+            self._write_json(config.is_masked)
             return
         self._check_json()
         # The byte vocabulary stands in for the missing one; nothing is encoded with it.
@@ -140,7 +143,8 @@ class NewVocabulary:
         documents, _ = self.sample(task, config.train_split, config.new_vocabulary_bytes)
         print(f"Training it on {len(documents):,} documents, {sum(map(len, documents)):,} bytes.", flush=True)
         coverage = config.new_vocabulary_coverage
-        count = self.train(documents, size - config.extra_ids, character_coverage=coverage)
+        choices = {"character_coverage": coverage, "masks": config.is_masked}
+        count = self.train(documents, size - config.extra_ids, **choices)
         print(f"{self.path}: {count:,} pieces.", flush=True)
 
 
@@ -196,18 +200,20 @@ def train_vocabulary(
     character_coverage: float = 0.9995,
     normalization: str = "nmt_nfkc",
     rules: str = "",
-    num_sentences: int = 5_000_000,
+    masks: bool = False,
 ) -> int:
     """Trains a unigram SentencePiece model (Kudo 2018, arXiv:1804.10959) on the texts and writes it to `path`.
 
     Returns its number of pieces: `size`, or, with a warning, fewer if the texts have too few.
     seqio adds the 100 sentinels when it loads the model. The same texts in the same order
     give the same model. `rules` are SentencePiece's TSV of normalization rules, in place of those that `normalization`
-    names. Raises InputError for no text, a size too small for the characters, and a path that cannot be written.
+    names. With `masks` it has <mask> and <cls>, and its end of sequence is <sep>. Raises InputError for no text, a size
+    too small for the characters, and a path that cannot be written.
     """
     import sentencepiece
 
     sentences, model = _sentences(texts), io.BytesIO()
+    special = {"eos_piece": "<sep>", "control_symbols": ["<mask>", "<cls>"]} if masks else {}
     first = next(sentences, None)
     if first is None:
         raise InputError("There is no text to train a vocabulary on; check the corpus path and column.")
@@ -226,10 +232,11 @@ def train_vocabulary(
                 bos_id=-1,
                 byte_fallback=byte_fallback,
                 character_coverage=character_coverage,
-                input_sentence_size=num_sentences,
+                input_sentence_size=MOST_SENTENCES,
                 shuffle_input_sentence=True,
                 num_threads=4,  # changes the result: sums are computed per thread
                 minloglevel=2,
+                **special,
                 **chosen,
             )
     except (RuntimeError, OSError) as error:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 ABOUT = """Trains a vocabulary on a uniform sample of a task's text, writes its tokenizer.json, and prints a report.
 
     limba vocabulary 'data/*.txt' --size=1000 --output=vocabulary/my.model
+    limba vocabulary 'data/*.txt' --size=32000 --masks --output=vocabulary/my.model
     limba vocabulary --task=rlm_span_corruption_stream --size=64000 --output=ro/ro.model --compare_files=fr=fr.jsonl
 
 On several hosts (PROCESS_ID set, or started by srun or mpirun) host 0 trains, and the others wait for its files."""
@@ -36,6 +37,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     group.add_argument("--coverage", type=float, default=0.9995, help="share of the letters that get their own piece")
     group.add_argument("--byte_fallback", default="yes", choices=("yes", "no"), help="spell other letters in bytes")
     group.add_argument("--normalization", default="nmt_nfkc", choices=("nmt_nfkc", "nfkc", "identity"))
+    group.add_argument("--masks", action="store_true", help="for encoders: <mask>, <cls>, <sep>, and no sentinels")
     group.add_argument("--romanian_commas", action="store_true", help="replace the cedilla of s and t by the comma")
     report = parser.add_argument_group("the report")
     report.add_argument("--compare_files", metavar="ro=PATH,fr=PATH", help="named texts to compare vocabularies on")
@@ -95,26 +97,28 @@ def run(argv: Sequence[str]) -> None:
         return
     column = task_flags.parse_column(arguments.column)
     fertility.check_compared(arguments.compare_files, arguments.compare_vocabulary, column)
-    new.check(arguments.size, spells_bytes)
+    new.check(arguments.size, spells_bytes, arguments.masks)
+    sentinels = 0 if arguments.masks else SENTINELS
     rules = normalization_tsv(arguments.normalization, ROMANIAN_COMMAS) if arguments.romanian_commas else ""
     with new.held():
         training, measured = _sample(new, arguments, recipe())
         count = new.train(
             training,
-            arguments.size - SENTINELS,
+            arguments.size - sentinels,
+            masks=arguments.masks,
             byte_fallback=spells_bytes,
             character_coverage=arguments.coverage,
             normalization=arguments.normalization,
             rules=rules,
         )
     print(
-        f"Trained {count:,} pieces and {SENTINELS} sentinels: {arguments.output}, {new.json}; set VOCAB_SIZE to "
-        f"{PieceTable.at(arguments.output).fitting_rows}."
+        f"Trained {count:,} pieces and {sentinels} sentinels: {arguments.output}, {new.json}; set VOCAB_SIZE to "
+        f"{PieceTable.at(arguments.output, sentinels).fitting_rows}."
     )
-    if count + SENTINELS < arguments.size:
+    if count + sentinels < arguments.size:
         print(
             f"WARNING: --size asks for {arguments.size:,} ids, and this text has pieces for"
-            f" {count + SENTINELS:,} only; train on more text, or use it with the VOCAB_SIZE above.",
+            f" {count + sentinels:,} only; train on more text, or use it with the VOCAB_SIZE above.",
             file=sys.stderr,
         )
     import rich.console

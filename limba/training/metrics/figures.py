@@ -163,8 +163,10 @@ def introduction(config: RunConfig, num_parameters: int, lengths: Mapping[str, i
         yield from check.of_memory(config, devices, limit)
     inputs, targets = sides(config, lengths)
     tokens = f"{inputs} inputs and {targets} targets" if inputs else f"{targets} tokens"
+    predicted = config.data.num_predicted
+    of_them = f", {config.data.batch_size * predicted:,} predicted at most" if predicted else ""
     yield (
-        f"{config.data.mixture_or_task_name}: {config.data.batch_size} rows of {tokens} a step,"
+        f"{config.data.mixture_or_task_name}: {config.data.batch_size} rows of {tokens} a step{of_them},"
         f" {config.data.num_data_shards} data shards"
     )
     where = f"resumes at step {start:,}" if start else "starts"

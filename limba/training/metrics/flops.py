@@ -49,8 +49,14 @@ def flops_per_sequence(
     if config.is_decoder_only:
         projections = 2 * d * (inner + config.kv_heads * config.head_dim)
         seen = 4 if config.is_encoder else 2  # a causal mask hides half of the scores
-        layer = targets_length * 2 * (projections + mlp) + seen * targets_length**2 * inner
-        return 3.0 * (config.num_decoder_layers * layer + logits)
+        layer = targets_length * 2 * (projections + mlp)
+        width, every, _ = config.local_attention or (targets_length, 1, 0.0)
+        layers = config.num_decoder_layers
+        num_global = -(-layers // every)
+        keys = num_global * targets_length + (layers - num_global) * min(width, targets_length)
+        if config.is_modernbert:
+            logits += 2 * (targets_length if num_predicted is None else num_predicted) * d * d
+        return 3.0 * (layers * layer + seen * targets_length * keys * inner + logits)
     encoder_token = 2 * (4 * d * inner + mlp)
     encoder = inputs_length * encoder_token + 4 * inputs_length**2 * inner
     # The cross-attention's keys and values are projected from the encoder's output.

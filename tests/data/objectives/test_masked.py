@@ -12,7 +12,7 @@ from limba.config import ConfigError, DataConfig, InputError, RunConfig
 from limba.data.dataset import TOKENS, Elements
 from limba.data.objectives import masked_lm, whole_word_masked_lm
 from limba.data.objectives.masked_language_modeling import ordinary_ids
-from limba.data.packing import PREDICTED, batched, model_features
+from limba.data.packing import CAUSAL, PREDICTED, batched, model_features
 from limba.data.registry import Feature, TaskRegistry
 from limba.data.tasks import parts_of, resolve_task
 from limba.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
@@ -127,6 +127,29 @@ def test_packed_documents_are_masked_one_by_one_and_become_features():
     few = model_features(rows, 80, num_predicted=8)["decoder_loss_weights"]  # the first ones of each row
     assert (few.sum(axis=1) == np.minimum(weights.sum(axis=1), 8)).all()
     assert (few == weights * (np.cumsum(weights, axis=1) <= 8)).all()
+
+
+@pytest.mark.parametrize("objective", [masked_lm, whole_word_masked_lm])
+def test_a_share_of_the_texts_is_causal_and_the_others_are_masked_as_without_it(objective, corpus, vocabulary):
+    loaded = load_vocabulary(str(vocabulary), 1)
+    tokens = real_tokens(corpus, loaded)[: 200 * 64]
+    plain, mixed, causal = (made(objective, tokens, loaded, 64, causal_share=share) for share in (0.0, 0.3, 1.0))
+    is_causal = np.array([(inputs % PREDICTED >= CAUSAL).all() for inputs, _ in mixed])
+    assert np.flatnonzero(is_causal).tolist()[:5] == [3, 6, 9, 13, 16] and is_causal.sum() == 60
+    for one, other, alone, reads in zip(plain, mixed, causal, is_causal, strict=True):
+        for name in (0, 1):
+            assert np.array_equal(other[name], (alone if reads else one)[name])
+        assert np.array_equal(alone[0], alone[1] + PREDICTED + CAUSAL)
+    rows = {name: np.stack([row[place] for row in mixed]) for place, name in enumerate(("inputs", "targets"))}
+    found = model_features(rows, 64, num_predicted=64)
+    assert "decoder_predicted_positions" not in found
+    assert (found["decoder_causal_attention"] == ~is_causal[:, None]).all()
+    assert (found["decoder_loss_weights"][is_causal] == 1).all()
+    assert (found["decoder_input_tokens"][is_causal] == found["decoder_target_tokens"][is_causal]).all()
+    others = {name: each[~is_causal] for name, each in rows.items()}
+    for name, each in model_features(others, 64, num_predicted=32).items():
+        if name in found:
+            assert np.array_equal(found[name][~is_causal], each), name
 
 
 def test_the_mask_is_the_vocabulary_s_own_or_the_first_sentinel(corpus, vocabulary, tmp_path):

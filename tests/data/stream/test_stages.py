@@ -16,6 +16,7 @@ from limba.cli.skipped import _check_ended
 from limba.config import ConfigError, DataConfig, InputError
 from limba.data.deal import deal_of
 from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents
+from limba.data.packing import model_features
 from limba.data.sources import FileSource
 from limba.data.stream.positions import opened
 from limba.data.stream.processes import ReaderProcesses
@@ -216,6 +217,54 @@ def test_stages_that_cannot_be_are_refused() -> None:
     task = task_of_stage(5, first, lengths, CONFIG)
     with pytest.raises(ConfigError, match="whose rows of .* are not like those of stages_mix"):
         check_rows_of_stage(5, task, {**lengths, "targets": 7}, first, lengths, CONFIG)
+
+
+@pytest.mark.usefixtures("corpora")
+def test_stages_have_objectives_of_their_own_and_an_encoder_s_rows_fit_one_program(tmp_path: Path) -> None:
+    encoder = dataclasses.replace(
+        CONFIG,
+        mixture_or_task_name="stages_a",
+        task_feature_lengths={"targets": 32},
+        data_files=str(tmp_path / "b.txt"),
+        objective="causal_lm",
+        noise_density=0.3,
+        stages=((4, "stages_a", "whole_word_masked_lm"), (6, "stages_a", "causal_lm")),
+    )
+    assert encoder.is_masked and encoder.num_predicted == 32
+    assert encoder.stages_before(5) == ((0, "stages_a (causal_lm)"), (4, "stages_a (whole_word_masked_lm)"))
+    own = encoder.of_stages
+    assert [(each.objective, each.causal_share) for each in own.values()] == [
+        ("whole_word_masked_lm", share) for share in (1.0, 0.0, 1.0)
+    ]
+    assert all(each.data_files == encoder.data_files for each in own.values())  # the corpus of the run in all of them
+    other = dataclasses.replace(encoder, stages=((4, "stages_b", "masked_lm"),)).of_stages[4]
+    assert (other.data_files, other.objective, other.num_predicted) == (None, "masked_lm", 32)
+    # One that never stopped, and one that stops at, before and after the border.
+    masked = dataclasses.replace(encoder, stages=((4, "stages_a", "masked_lm"),))
+    with stream_of(masked) as stream:
+        stream.begin(0)
+        whole, positions = [], {}
+        for step in range(1, 8):
+            whole.append(next(stream))
+            positions[step] = stream.positions()
+    for step in (3, 4, 5):
+        with stream_of(masked) as again:
+            again.check(positions[step])
+            again.begin(step, positions[step])
+            assert_same([next(again) for _ in range(step, 7)], whole[step:])
+    causal = [
+        model_features(rows, masked.sequence_length, masked.num_predicted)["decoder_causal_attention"].mean()
+        for batch in whole
+        for rows in batch.values()
+    ]
+    assert causal == [0.0] * 8 + [1.0] * 6
+    for changes, sentence in (
+        ({"stages": ((4, "stages_a", "masked"),)}, "'masked' is no objective; choose one of"),
+        ({"objective": None}, "an encoder's stages learn causal_lm or masked tokens, not None; name one for each"),
+        ({"stages": ((4, "stages_a", "causal_lm"),)}, "'stages_a' follows itself"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            dataclasses.replace(masked, **changes)
 
 
 def as_a_new_process_finds(path: Path, name: str, texts: list[str]) -> None:

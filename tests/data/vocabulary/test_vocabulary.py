@@ -6,20 +6,29 @@ import numpy as np
 import pytest
 import sentencepiece
 import seqio
+import transformers
 from sentencepiece import sentencepiece_model_pb2
 
 from limba.config import InputError
+from limba.data.dataset import TEXT, Elements
+from limba.data.objectives import tokenize_documents
+from limba.data.registry import Feature
 from limba.data.seqio_tasks import vocabulary_as_seqio
 from limba.data.vocabulary.character_sets import SETS, CharacterSets, document_starts
 from limba.data.vocabulary.load import (
+    PieceTable,
+    begin_id,
     check_vocabulary,
     has_dummy_space,
     load_vocabulary,
+    mask_id,
     num_sentinels,
     piece_bytes,
     sentinel_ids,
 )
-from limba.data.vocabulary.train import train_vocabulary
+from limba.data.vocabulary.train import NewVocabulary, train_vocabulary
+from limba.formats.huggingface_files import write_tokenizer
+from limba.inference.gaps import masked_ids
 
 
 def test_layout_is_t5s(vocabulary):
@@ -125,6 +134,49 @@ def test_the_dummy_space_is_no_byte_of_the_text(vocabulary):
     segments = np.repeat([[1, 2]], width, axis=1) * np.ones([2, 1], np.int32)
     packed["decoder_segment_ids"] = np.where(packed["decoder_target_tokens"] > 0, segments, 0)
     assert total([packed], document_starts([packed], 1, True, False)) == num_bytes
+
+
+def test_one_with_masks_puts_texts_between_cls_and_sep_in_rows_and_in_transformers(tmp_path, corpus):
+    new = NewVocabulary(str(tmp_path / "masks.model"))
+    count = new.train(corpus.read_bytes().splitlines(), 600, masks=True)
+    loaded = load_vocabulary(new.path, 0)
+    table = PieceTable(loaded)
+    assert count == loaded.vocab_size == 600 and [table.name(n) for n in range(5)] == [
+        "<pad>",
+        "<sep>",
+        "<unk>",
+        "<mask>",
+        "<cls>",
+    ]
+    assert (mask_id(loaded), begin_id(loaded), loaded.eos_id) == (3, 4, 1)
+    # A text that holds the names has no such pieces: they stand for nothing in it.
+    assert not {1, 3, 4} & set(loaded.encode("A <mask> and <cls>, <sep>."))
+    texts = ["The value of a thing.", "Another text, a longer one"]
+    documents = Elements([{"text": text.encode()} for text in (*texts, "")], {"text": TEXT})
+    features = dict.fromkeys(("inputs", "targets"), Feature(loaded))
+    (row,) = tokenize_documents(documents, features, append_eos=True)
+    expected = [number for text in texts for number in (4, *loaded.encode(text), 1)]
+    assert row["targets"].tolist() == expected
+    features = {"decoder_target_tokens": np.array([[*expected, 0]]), "decoder_loss_weights": np.array([[1]])}
+    (starts,) = document_starts([features], 1, False, True, begin_id=4)
+    assert np.flatnonzero(starts).tolist() == [1, expected.index(4, 1) + 1]
+    # transformers, from the file beside it and from an exported folder.
+    alone = transformers.PreTrainedTokenizerFast(tokenizer_file=new.json)
+    write_tokenizer(tmp_path, new.path, 0, mask_id=3)
+    for tokenizer in (alone, transformers.AutoTokenizer.from_pretrained(tmp_path)):
+        for text in texts:
+            assert tokenizer(text).input_ids == [4, *loaded.encode(text), 1] == masked_ids(text, loaded).tolist()
+        assert tokenizer(texts[0], texts[1]).input_ids == [4, *loaded.encode(texts[0]), 1, *loaded.encode(texts[1]), 1]
+    roles = {name: getattr(tokenizer, f"{name}_token") for name in ("mask", "cls", "sep", "eos", "pad", "unk")}
+    assert roles == {"eos": "<sep>"} | {name: f"<{name}>" for name in ("mask", "cls", "sep", "pad", "unk")}
+    masked = "The value of <mask> which is"
+    assert tokenizer(masked).input_ids == masked_ids(masked, loaded).tolist()
+    assert masked_ids("The <mask> " * 50, loaded, 16).tolist()[::15] == [4, 1]
+    # The folder's tokenizer.json alone is the same vocabulary.
+    back = load_vocabulary(str(tmp_path / "tokenizer.json"))
+    assert (back.eos_id, mask_id(back), begin_id(back)) == (1, 3, 4) and back.encode(texts[0]) == loaded.encode(
+        texts[0]
+    )
 
 
 def test_sentinels_inside_the_model_are_its_own(tmp_path, vocabulary):

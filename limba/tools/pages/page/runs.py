@@ -94,9 +94,10 @@ class Run:
         if isinstance(self.history.start.get("flops_per_step"), float):
             return self.history.start["flops_per_step"]
         lengths = self.lengths()
-        return (
-            None if lengths is None else flops_per_sequence(self.config.model, *lengths) * self.config.data.batch_size
-        )
+        data = self.config.data
+        if lengths is None:
+            return None
+        return flops_per_sequence(self.config.model, *lengths, data.num_predicted) * data.batch_size
 
     def padding(self) -> np.ndarray | None:
         """Returns the share of the rows' places that hold no token, by logged line; None if that is not known."""

@@ -47,6 +47,8 @@ def _facts(run: Run) -> dict[str, str]:
             found["time in steps"] = duration(totals["hours"] * 3600)
         if "tokens" in totals:
             found["tokens read"] = f"{totals['tokens']:,.0f}"
+        if (predicted := config.data.num_predicted) is not None:
+            found["tokens predicted"] = f"at most {predicted * config.data.batch_size:,} a step"
         if "flop" in totals:
             found["FLOPs"] = f"{totals['flop']:.3g}"
         for name in ("loss", "tokens_per_second"):

@@ -49,6 +49,7 @@ def lengths_of(config: RunConfig, task: Task | Mixture, data: Data) -> Iterator[
     data["lengths"] = lengths
     if config.data.sequence_length is not None:
         yield Line("ok", f"A row is one sequence of {config.data.sequence_length} tokens.")
+        yield from _predicted(config)
         return
     if (needed := needed_targets(run, lengths["inputs"])) is None:
         yield Line("ok", f"{_text(lengths)}: as given; the section Data shows how much of it is padding.")
@@ -66,6 +67,23 @@ def lengths_of(config: RunConfig, task: Task | Mixture, data: Data) -> Iterator[
         f"{_text(lengths)}, and {fills}: {share:.0%} of a step's FLOPs are spent on padding.",
         ("DataConfig.task_feature_lengths", {"inputs": lengths["inputs"]}),
         "padding",
+    )
+
+
+def _predicted(config: RunConfig) -> Iterator[Line]:
+    """Yields how many tokens of an encoder's rows are predicted, in a step and in the run."""
+    data, most = config.data, config.data.num_predicted
+    if most is None or data.sequence_length is None:
+        return
+    if most == data.sequence_length:
+        yield Line("ok", "Causal rows predict all their tokens, so that all positions pass through the output layer.")
+        return
+    hidden = (data.noise_density or 0.15) * data.sequence_length * data.batch_size
+    run = "" if config.train_steps is None else f", {hidden * config.train_steps:,.0f} in the run"
+    yield Line(
+        "ok",
+        f"{hidden / data.batch_size:.0f} tokens of a row are masked and predicted, about {hidden:,.0f} a step{run}; the"
+        f" output layer computes {most} of a row.",
     )
 
 

@@ -49,7 +49,7 @@ def memory(run: PlannedRun, chips: Topology, changed: RunConfig | None = None, b
     size, sums = 4 if network.dtype == "float32" else 2, 4 if config.num_microbatches > 1 else 0
     rows = (batch_size or config.data.batch_size) / (data * fsdp) / config.num_microbatches
     lengths = run.row_lengths
-    logits = 4 * rows * lengths[1] * network.vocab_size / model
+    logits = 4 * rows * (config.data.num_predicted or lengths[1]) * network.vocab_size / model
     gradient = size * _decoder_parameters(network) / parts
     has_kernels = chips.has_kernels and not (chips.platform == "tpu" and network.is_decoder_only)
     kept, at_work = (rows * each / model for each in row_bytes(network, lengths, has_kernels, size))
@@ -57,7 +57,7 @@ def memory(run: PlannedRun, chips: Topology, changed: RunConfig | None = None, b
         state,
         run.num_parameters * (size + sums) / parts,
         kept,
-        max(CHUNK if logits > WHOLE_LOGITS else logits, gradient, at_work),
+        max(CHUNK if logits > WHOLE_LOGITS and network.has_plain_head else logits, gradient, at_work),
     )
 
 
@@ -112,7 +112,9 @@ def seconds_per_step(run: PlannedRun, chips: Topology) -> tuple[float, float] | 
     """Returns the shortest and longest time of a step, by MFU of the peak; None for devices whose peak is not known."""
     if not chips.peak_flops:
         return None
-    flops = run.config.data.batch_size * flops_per_sequence(run.config.model, *run.row_lengths)
+    flops = run.config.data.batch_size * flops_per_sequence(
+        run.config.model, *run.row_lengths, run.config.data.num_predicted
+    )
     at_peak = flops / chips.devices / chips.peak_flops
     low, high = MFU
     return max(LEAST_STEP_SECONDS, at_peak / high), max(LEAST_STEP_SECONDS, at_peak / low)
