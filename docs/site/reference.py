@@ -1,21 +1,16 @@
-"""The reference pages of the docs site, generated from the code: configuration, commands, Python API, data files.
-
-mkdocs calls `on_files` and `on_page_markdown` (mkdocs.yml, `hooks`). Nothing is written into the repository.
-"""
+"""The pages of the docs site: those of docs/, those that lie elsewhere, and the reference, generated from the code."""
 
 from __future__ import annotations
 
 import ast
+import html
 import io
 import re
+import shutil
 import subprocess
 import sys
 import tokenize
 from pathlib import Path
-from typing import Any
-
-from mkdocs.structure.files import File, Files
-from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
 BESIDE = {  # pages of the repository that lie outside of docs/, by their address in the site
@@ -64,8 +59,20 @@ def _meaning(node: ast.AnnAssign, comments: dict[int, str], before: int) -> str:
     return " ".join([*above, *own])
 
 
+def _code(text: str) -> str:
+    """Returns code in a cell of a table, where a bar would end it.
+
+    >>> _code("int | None")
+    '<code>int &#124; None</code>'
+    """
+    return f"<code>{html.escape(text, quote=False).replace('|', '&#124;')}</code>"
+
+
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;")
+    parts = text.split("`")
+    return "".join(
+        _code(part) if i % 2 else part.replace("|", "&#124;").replace("<", "&lt;") for i, part in enumerate(parts)
+    )
 
 
 def config_page() -> str:
@@ -99,11 +106,13 @@ def config_page() -> str:
             before = node.lineno
             for part in fields:
                 name = ast.unparse(part.target)
-                default = "required" if part.value is None else f"`{_cell(ast.unparse(part.value))}`"
+                default = "required" if part.value is None else _code(ast.unparse(part.value))
                 owner = "OptimizerConfig" if of_rule else node.name
-                gin = ", ".join(f"`{each}`" for each in names.get(f"{owner}.{name}", ()))
+                gin = ", ".join(_code(each) for each in names.get(f"{owner}.{name}", ()))
                 meaning = _cell(_meaning(part, comments, before))
-                lines.append(f"| `{name}` | `{_cell(ast.unparse(part.annotation))}` | {default} | {meaning} | {gin} |")
+                lines.append(
+                    f"| {_code(name)} | {_code(ast.unparse(part.annotation))} | {default} | {meaning} | {gin} |"
+                )
                 before = part.end_lineno or part.lineno
     return "\n".join(lines) + "\n"
 
@@ -132,37 +141,36 @@ def commands_page() -> str:
 
 
 def api_page() -> str:
-    """Returns the page of the Python API, which mkdocstrings fills."""
+    """Returns the page of the Python API, which mkdocstrings fills: each name as one writes it, `limba.load`."""
     import limba
 
     lines = ["# Python", "", FIRST_LINES]
     for name in limba.__all__:
-        place = getattr(limba, name)
-        lines += ["", f"::: {place.__module__}.{place.__qualname__}"]
+        lines += ["", f"::: limba.{name}"]
     return "\n".join(lines) + "\n"
 
 
-def on_files(files: Files, config: Any) -> Files:
-    """Adds the generated pages, and those that lie outside of docs/."""
-    pages = {
-        "reference/config.md": config_page(),
-        "reference/commands.md": commands_page(),
-        "reference/api.md": api_page(),
-    }
-    for place, path in BESIDE.items():
-        pages[place] = (ROOT / path).read_text(encoding="utf-8")
-    for place, text in pages.items():
-        files.append(File.generated(config, place, content=text))
-    return files
+def write(folder: Path) -> None:
+    """Writes all pages and pictures into a folder; links between docs/ and the rest lead to their pages there."""
+    for path in (ROOT / "docs").iterdir():
+        if path.suffix == ".md":
+            (folder / path.name).write_text(linked(path.read_text(encoding="utf-8"), path.name), encoding="utf-8")
+        elif path.is_file():
+            shutil.copy(path, folder / path.name)
+    for place, outside in BESIDE.items():
+        text = linked((ROOT / outside).read_text(encoding="utf-8"), place)
+        (folder / place).write_text(text, encoding="utf-8")
+    (folder / "reference").mkdir()
+    for name, text in {"config": config_page(), "commands": commands_page(), "api": api_page()}.items():
+        (folder / "reference" / f"{name}.md").write_text(text, encoding="utf-8")
 
 
-def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
-    """Points links between docs/ and the rest of the repository to their pages; other files are only named."""
-    place = page.file.src_uri
-    folder = (ROOT / BESIDE[place]).parent if place in BESIDE else (ROOT / "docs" / place).parent
+def linked(markdown: str, place: str) -> str:
+    """Returns a page of the site with links to other pages of it; other files are only named."""
+    folder = (ROOT / BESIDE[place]).parent if place in BESIDE else ROOT / "docs"
     by_path = {(ROOT / path).resolve(): uri for uri, path in BESIDE.items()}
 
-    def linked(match: re.Match[str]) -> str:
+    def link(match: re.Match[str]) -> str:
         target, anchor = match[1], match[2] or ""
         if "://" in target or target.startswith("mailto:"):
             return match[0]
@@ -172,7 +180,6 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
             uri = path.relative_to(ROOT / "docs").as_posix()
         if uri is None:
             return f"] (`{path.relative_to(ROOT).as_posix()}`)" if path.is_relative_to(ROOT) else match[0]
-        up = "../" * place.count("/")
-        return f"]({up}{uri}{anchor})"
+        return f"]({uri}{anchor})"
 
-    return LINK.sub(linked, markdown)
+    return LINK.sub(link, markdown)

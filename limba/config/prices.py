@@ -18,6 +18,26 @@ PRICES = {
 }  # fmt: skip
 
 
+DEVICES = {"v5 lite": "v5e", "v6 lite": "v6e", "tpu v5": "v5p"}  # jax's words for a chip: ours
+DIES = {"v2": 2, "v3": 2}  # of a chip, each a device for jax
+
+
+def device_price(kind: str) -> float | None:
+    """Returns the dollars of a device-hour on demand by jax's `device_kind`, None for one without a list price.
+
+    >>> device_price("TPU v4"), device_price("TPU v3"), device_price("NVIDIA A100-SXM4-40GB"), device_price("cpu")
+    (3.22, 1.0, 1.99, None)
+    >>> device_price("TPU v5 lite"), device_price("TPU v5"), device_price("NVIDIA L40S")
+    (1.2, 4.2, None)
+    """
+    name = kind.lower()
+    name = next((ours for theirs, ours in DEVICES.items() if re.search(rf"{theirs}(?!\w)", name)), name)
+    if re.search(r"a100.*40gb", name):
+        name = "a100-40"
+    found = next((each for each in sorted(PRICES, key=len, reverse=True) if re.search(rf"\b{each}\b", name)), None)
+    return None if found is None else PRICES[found] / DIES.get(found, 1)
+
+
 def price(chip: str) -> float | None:
     """Returns the dollars of a chip-hour on demand, None for a chip without a list price.
 

@@ -290,10 +290,18 @@ class TimeIsOverError(Exception):
 
 
 class Deadline:
-    """The end of so many seconds, counted from its creation by `clock`."""
+    """The end of so many seconds, counted from its creation by `clock`.
 
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic):
-        self.seconds, self.clock = seconds, clock
+    `watch` is given the ids that the first text has so far, [Q], each time that the clock is looked at.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+        watch: Callable[[Int[np.ndarray, " Q"]], None] | None = None,
+    ):
+        self.seconds, self.clock, self.watch = seconds, clock, watch
         self._end = clock() + seconds
 
     def left(self) -> float:
@@ -306,7 +314,7 @@ class Deadline:
             raise TimeIsOverError(self.seconds, num_tokens)
 
 
-PART = 16  # tokens between two looks at the clock
+PART, WATCHED_PART = 16, 4  # tokens between two looks at the clock
 
 
 @functools.partial(jax.jit, static_argnames=("plan",))
@@ -334,15 +342,19 @@ def _advance(
 def generate_in_parts(plan: Plan, params: PyTree, given: Given, deadline: Deadline) -> search.Generated:
     """Returns what `generate.generate` returns; raises TimeIsOverError soon after the deadline.
 
-    The clock is looked at after each PART tokens; a program that is being compiled is waited for.
+    The clock is looked at after each PART tokens, or WATCHED_PART where somebody watches; a program that is being
+    compiled is waited for.
     """
     encoded, state = _begin(plan, params, given)
     num_written, is_over = 0, False
+    prompt_length = given.inputs.shape[1] if plan.network.config.is_decoder_only else 1
+    part = PART if deadline.watch is None else WATCHED_PART
     while not is_over:
         deadline.check(num_written)
-        state, ended = _advance(plan, params, given, encoded, state, jnp.int32(num_written + PART))
+        state, ended = _advance(plan, params, given, encoded, state, jnp.int32(num_written + part))
         is_over, num_written = bool(ended), int(state.position)
-    prompt_length = given.inputs.shape[1] if plan.network.config.is_decoder_only else 1
+        if deadline.watch is not None:
+            deadline.watch(fetched(search.first_text(state))[prompt_length : prompt_length + num_written])
     return search.result(state, prompt_length, plan.config)
 
 

@@ -150,6 +150,11 @@ def result(state: State, prompt_length: int, config: GenerationConfig) -> Genera
     return Generated(best.reshape(rows, samples, -1), state.finished_scores[:, :samples])
 
 
+def first_text(state: State) -> Int[Array, " L"]:
+    """Returns the prompt and the tokens so far of the first text, or of the beam that is the best of its input."""
+    return state.tokens[0] if isinstance(state, _Rows) else state.running[0, 0]
+
+
 def _written(tokens: Int[Array, "R L"], prompt_length: int) -> Int[Array, "R Q"]:
     written = tokens[..., prompt_length:]
     return jnp.where(written == UNWRITTEN, PADDING, written)

@@ -20,11 +20,12 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from playwright.sync_api import Locator, Page
+from playwright.sync_api import Locator, Page, Route
 
 import limba
 from limba.cli import main
 from limba.config import InputError
+from limba.inference.generate import Deadline
 from limba.tools.pages import serving as web
 from limba.tools.pages.play import server as servers
 from limba.tools.pages.play.answers import MOST_LETTERS, Player
@@ -123,6 +124,28 @@ def test_texts_are_those_of_generate_and_probabilities_those_of_score(players: l
 
         (likelihood,) = log_likelihoods(model.network, model.params, model.mesh, ids, model.batch_size)
         assert answer["texts"][0]["score"] == pytest.approx(float(likelihood), rel=1e-4)
+
+
+@pytest.mark.parametrize("fields", [{}, {"num_beams": 2}, {"sample": True}])
+def test_a_text_is_seen_while_it_is_written(fields: dict[str, Any], players: list[Player], run: Path) -> None:
+    model, seen = limba.load(run, step=9, vocabulary="byte"), list[list[int]]()
+    config = model.generation.replaced(max_tokens=11, **fields)
+    deadline = Deadline(600.0, watch=lambda ids: seen.append(ids.tolist()))
+    ((first, *_),) = model.written(["A text."], config, deadline)
+    assert len(seen) > 1 and all(len(one) < len(other) for one, other in itertools.pairwise(seen))
+    if "num_beams" not in fields:
+        whole = [each for each in first.ids.tolist() if each > 0]
+        assert all([each for each in ids if each > 0] == whole[: len(ids)] for ids in seen)
+    ((alone, *_),) = model.written(["A text."], config)
+    assert alone.text == first.text
+    with serving(players) as server:
+        question = {"model": "run, step 9", "text": TEXT, "max_tokens": 11, "id": "a"}
+        (text,) = asked(server, "/api/texts", question)[1]["texts"]
+        place = "/api/so_far?model=run%2C+step+9&id="
+        written = asked(server, f"{place}a")[1]["text"]
+        assert re.match(r"A text with +\[", written) and re.match(r"A text with +\[", text["filled"])
+        assert asked(server, f"{place}b") == (200, {"text": ""}), "another question, from another window"
+        assert asked(server, "/api/so_far?id=a")[0] == 400
 
 
 def test_pieces_have_their_bytes_and_models_their_sizes(players: list[Player]) -> None:
@@ -456,6 +479,16 @@ def test_what_one_does_on_the_page(players: list[Player], tmp_path: Path, monkey
         page.get_by_text("This gap was typed, and no word is hidden in it.").wait_for()
         page.get_by_label("Examples").select_option(label="Another one.")
         assert words(page).all_text_contents() == ["Another", "one"]
+        held: list[Route] = []
+        page.route("**/api/texts", lambda route: held.append(route))
+        page.get_by_text("Write a text, or see its pieces").click()
+        page.get_by_role("button", name="Write", exact=True).click()
+        page.get_by_text("Working").wait_for()
+        answer = held[0].fetch()
+        page.locator(".said", has_text=re.compile(" …$")).wait_for()  # what is written so far
+        held[0].fulfill(response=answer)
+        page.get_by_text("Done.").wait_for(timeout=120_000)
+        assert page.locator(".said", has_text=re.compile(" …$")).count() == 0
         assert not errors and not browser.faults(page)
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, "the page is wider than the screen"
 

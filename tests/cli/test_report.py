@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import xml.etree.ElementTree
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -258,6 +259,38 @@ def check_drawn(page: Page) -> None:
         assert nearest < 32, f"no line has the colour {colour}"  # edges are blended with the background
 
 
+def check_scales(page: Page) -> None:
+    """Logarithms, smoothing, and a chart as a file that stands alone."""
+    page.get_by_role("combobox", name="Shown").select_option("all")
+    page.wait_for_timeout(300)
+    drawn = "window.limba.plots.loss.document.get_model_by_name('loss/0').data.y"
+    raw, scales = page.evaluate(drawn), "['x_scale', 'y_scale'].map(each => window.limba.plots.loss[each].type)"
+    assert page.evaluate(scales) == ["LinearScale", "LinearScale"]
+    page.get_by_role("combobox", name="Scale").select_option("log of both")
+    page.get_by_role("combobox", name="Smoothing").select_option("some")
+    page.wait_for_timeout(300)
+    assert page.evaluate(scales) == ["LogScale", "LogScale"]
+    assert page.evaluate("window.limba.plots.padding.y_scale.type") == "LinearScale"
+    sums, weights = [0.0], [0.0]
+    for value in raw:
+        sums.append(0.8 * sums[-1] + value)
+        weights.append(0.8 * weights[-1] + 1)
+    wanted = [each / weight for each, weight in zip(sums[1:], weights[1:], strict=True)]
+    assert page.evaluate(drawn) == pytest.approx(wanted, rel=1e-6)
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save Loss as SVG").click()
+    assert download.value.suggested_filename == "loss.svg"
+    text = download.value.path().read_text(encoding="utf-8")
+    root = xml.etree.ElementTree.fromstring(text)
+    words = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert words[0] == "Loss" and {"training", "validation (square)", "nats per target token"} <= set(words)
+    assert "href" not in text.replace('xlink:href="#', "") and len(text) > 5_000
+    page.get_by_role("combobox", name="Scale").select_option("linear")
+    page.get_by_role("combobox", name="Smoothing").select_option("none")
+    page.wait_for_timeout(300)
+    assert page.evaluate(scales) == ["LinearScale", "LinearScale"] and page.evaluate(drawn) == raw
+
+
 @pytest.mark.night
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 360)])
 def test_the_page_in_a_browser(scheme: Literal["light", "dark"], width: int, tmp_path: Path) -> None:
@@ -295,6 +328,10 @@ def test_the_page_in_a_browser(scheme: Literal["light", "dark"], width: int, tmp
         assert page.evaluate("window.limba.plots.loss.below[0].axis_label") == "hours in steps"
         first = page.evaluate("window.limba.plots.loss.document.get_model_by_name('loss/0').data.x[0]")
         assert first > 0 and page.evaluate(PIXELS, "loss")["pixels"] != before["pixels"]
+        assert page.get_by_role("navigation", name="Contents").get_by_role("link").all_text_contents()[:2] == [
+            "Loss", "Figures"
+        ]  # fmt: skip
+        check_scales(page)
         page.get_by_text("Loss: the numbers").click()
         rows = page.locator("[data-chart=loss] table tr")
         rows.nth(50).wait_for()  # the table is written after it has been opened

@@ -16,7 +16,7 @@ import pytest
 from limba.evaluation import history as of_history
 from limba.evaluation.history import History
 from limba.storage.files import resolved
-from limba.tools.pages.page import charts, events, samples, tables
+from limba.tools.pages.page import charts, events, headline, samples, tables
 from limba.tools.pages.page.page import MARK, MOST_BYTES, POINTS, content_of, page_of
 from limba.training.metrics.records import read_metrics
 from tests.evaluation import report_runs
@@ -32,7 +32,8 @@ class Loaded(html.parser.HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.scripts += tag == "script"
-        self.addresses += [str(value) for name, value in attrs if name in ("src", "href", "srcset", "action")]
+        found = [str(value) for name, value in attrs if name in ("src", "href", "srcset", "action")]
+        self.addresses += [address for address in found if not address.startswith("#")]  # those of this page
 
 
 def numbers(packed: str) -> np.ndarray:
@@ -119,7 +120,8 @@ def test_the_page_has_every_section_that_the_run_has_recorded(tmp_path: Path) ->
     (old,) = opened(recorded(tmp_path))
     kept = [note for note in old.history.notes if "environment" not in note]
     old.history.notes[:] = kept  # the record of the start is damaged
-    assert ">Samples by step" not in page_of([old]) and ">Padding" not in page_of([old])
+    text = page_of([old])
+    assert ">Samples by step" not in text and ">Padding" not in text and "EvaluationConfig.prompts" in text
 
 
 def test_axes_are_steps_tokens_hours_and_flops(tmp_path: Path) -> None:
@@ -139,7 +141,54 @@ def test_axes_are_steps_tokens_hours_and_flops(tmp_path: Path) -> None:
     (training, _), (size, unit) = charts.data_of(chart, 1e12), charts.flop_unit([run])
     assert numbers(training["columns"]["y"])[-1] == np.float32(run.train["loss"][-1]) and unit == "TFLOP"
     assert training["flop"] * 300 == pytest.approx(axes["flop"][-1] / size, rel=1e-6)
-    assert chart.sentence.startswith(f"training: {charts.short(run.train['loss'][0])} at step 1, ")
+    last, validated = run.train["loss"][-1], run.history.tables["validation"]["loss"][-1]
+    assert chart.sentence == f"training: {charts.short(last)}, validation: {charts.short(validated)} at step 300."
+    parts = {each.name: each.sentence for each in charts.charts_of([run], 100)}
+    assert parts["gradient_norm"].count(" at step ") == 1 and parts["tokens"].endswith("1.507 M at step 300.")
+
+
+def headline_of(run: Path) -> str:
+    return " ".join(headline.sentences(*opened(run)))
+
+
+def test_the_headline_says_how_good_a_run_is_and_what_is_left(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    assert headline_of(run) == (
+        "Best validation loss: 4.39 at step 300. The validation loss still falls: −3.0% from one quarter of the steps"
+        " to the last. It ended: at its last step. 6 min 34 s in steps on 1 x cpu, which has no list price."
+    )
+    start, *records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][:-1]
+    start["environment"]["devices"] = "8 x TPU v4"
+    records = [each for each in records if each["step"] <= 150]
+    for each in records:
+        each |= {"seconds_per_step": 36.0} if each["kind"] == "train" else {"loss": 5.0, "bits_per_byte": float("nan")}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in (start, *records)))
+    # 150 steps of 36 seconds are an hour and a half, on eight chips at 3.22 dollars an hour; as many are left.
+    said = headline_of(run)
+    assert "no longer falls: +0.0%" in said and "1 h 30 min left to step 300." in said
+    assert f"1 h 30 min in steps on 8 x TPU v4: ${1.5 * 8 * 3.22:.2f} by the list price" in said
+    for each in records:
+        each |= {"loss": 4 + each["step"] / 100}
+    records = [each for each in records if each["kind"] == "train"]  # no validation
+    (run / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in (start, *records)))
+    assert headline_of(run).startswith("Best training loss: 4.01 at step 1. The training loss rises: +")
+    append(run, *(train_record(step, loss=float("nan")) for step in range(1, 301)))
+    (read,) = opened(run)
+    read.train.forget_from(0)
+    append(run, train_record(1, loss=float("nan")))
+    read.update()
+    assert next(headline.sentences(read)) == "No finite training loss yet."
+    hostile = opened(recorded(tmp_path, 1, "<b>"), recorded(tmp_path, 0, "other"))
+    assert "<b>&lt;b&gt;</b>: <strong>Best" in headline.headline(hostile)
+
+
+def test_each_run_has_samples_of_its_own(tmp_path: Path) -> None:
+    runs = [recorded(tmp_path, 0), recorded(tmp_path, 1)]
+    for name, run in zip("ab", runs, strict=True):
+        texts = {f"{name} {number}": ["x"] for number in range(2 * samples.MOST_PROMPTS)}
+        append(run, {"kind": "samples", "step": 300, "texts": texts})
+    shown = samples.samples_of(opened(*runs))
+    assert [[each["runs"][0]["run"] for each in shown].count(number) for number in (0, 1)] == [samples.MOST_PROMPTS] * 2
 
 
 def test_runs_stand_side_by_side(tmp_path: Path) -> None:

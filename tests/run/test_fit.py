@@ -74,6 +74,7 @@ def test_pairs_in_memory_give_the_figures_of_the_same_run_from_files(
     text = (tmp_path / "memory" / "config.json").read_text()
     config = plain.from_text(text, "config.json")
     assert isinstance(config, limba.RunConfig) and config.initial_checkpoint_path is not None
+    assert config.optimizer.schedule.base_learning_rate == 0.02, "the model has been trained for minutes"
     data = dataclasses.replace(config.data, data_files=str(file))
     limba.train(dataclasses.replace(config, data=data, model_dir=str(tmp_path / "files")))
     figures = figures_of(tmp_path / "memory")

@@ -43,8 +43,12 @@ class Chart(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """The chart in words, for those who do not see it."""
-        return " ".join(_in_words(self, line) for line in self.lines)
+        """The newest figures in words; the page's table has all."""
+        said = [_in_words(self, line) for line in self.lines]
+        ends = dict.fromkeys(end for _, end in said if end)
+        if len(ends) == 1 and len(said) > 1:  # said once
+            return f"{', '.join(words for words, _ in said)}{next(iter(ends))}."
+        return f"{', '.join(words + end for words, end in said)}."
 
 
 class Figures(NamedTuple):
@@ -236,6 +240,7 @@ def data_of(chart: Chart, unit: float) -> list[dict[str, object]]:
             "columns": {name: packed(values) for name, values in line.columns.items() if name != "flop"},
             "flop": _flops_of_a_step(line) / unit,
             "texts": list(line.texts),
+            "marked": line.is_marked,
         }
         for line in chart.lines
     ]
@@ -259,38 +264,35 @@ def known_axes(charts: Sequence[Chart]) -> list[str]:
     return [name for name in AXES if any(name in line.columns for chart in charts for line in chart.lines)]
 
 
-def _in_words(chart: Chart, line: Line) -> str:
+def _in_words(chart: Chart, line: Line) -> tuple[str, str]:
+    """Returns a line's newest figure in words, and where it stands."""
     if chart.kind == "events":
-        return f"{line.label}: {len(line.texts)} event(s), all listed below."
+        return f"{line.label}: {len(line.texts)}", ", all listed below"
     values: Any = line.columns["y"]
     finite = np.flatnonzero(np.isfinite(values))
     if not len(finite):
-        return f"{line.label}: no finite number."
-    first, last = finite[0], finite[-1]
-    low, high = finite[np.argmin(values[finite])], finite[np.argmax(values[finite])]
+        return f"{line.label}: no finite number", ""
     if chart.kind == "bars":
+        high = finite[np.argmax(values[finite])]
         left, right = (int(line.columns[name][high]) for name in ("left", "right"))
-        return f"{line.label}: most rows, {values[high]:.3g} %, have {left:,} to {right - 1:,} tokens."
-    steps = line.columns["step"]
-    if len(finite) == 1:
-        return f"{line.label}: {short(values[first])} at step {steps[first]:,.0f}."
-    return (
-        f"{line.label}: {short(values[first])} at step {steps[first]:,.0f}, {short(values[last])} at step"
-        f" {steps[last]:,.0f}; lowest {short(values[low])} at step {steps[low]:,.0f}, highest {short(values[high])} at"
-        f" step {steps[high]:,.0f}."
-    )
+        length = f"{left:,}" if right - left <= 1 else f"{left:,} to {right - 1:,}"
+        return f"{line.label}: most rows, {values[high]:.3g} %, have {length} tokens", ""
+    return f"{line.label}: {short(values[finite[-1]])}", f" at step {line.columns['step'][finite[-1]]:,.0f}"
 
 
 def short(value: float) -> str:
     """Returns a number in few digits.
 
-    >>> short(4.567891), short(6730.12), short(123456.7), short(0.0000123), short(0.0)
-    ('4.568', '6,730', '123,457', '1.23e-05', '0')
+    >>> short(4.567891), short(6730.12), short(123456.7), short(3_000_000), short(0.0000123), short(0.0)
+    ('4.568', '6,730', '123,457', '3 M', '1.23e-05', '0')
     """
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if size <= abs(value) < 1e15:
+            return f"{value / size:.4g} {unit}"
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     if abs(value) >= 1e4:
-        return f"{value:,.0f}" if abs(value) < 1e12 else f"{value:.3g}"
+        return f"{value:,.0f}" if abs(value) < 1e6 else f"{value:.3g}"
     return f"{value:,.4g}" if abs(value) >= 1e-3 else f"{value:.3g}"
 
 

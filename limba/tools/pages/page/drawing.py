@@ -14,7 +14,6 @@ from bokeh.models import (
     FactorRange,
     HoverTool,
     LinearAxis,
-    NumeralTickFormatter,
     Quad,
 )
 from bokeh.plotting import figure
@@ -24,7 +23,8 @@ from limba.tools.pages.page.charts import Chart, Line
 
 HEIGHT = 280  # pixels
 EVENTS_HEIGHT = 60  # and so much for each kind
-LARGE = 1e4  # from there on numbers are written as 10k, 1.5m
+LOGARITHMIC = ("Loss", "Validation", "Optimization")  # sections whose figures have a logarithm
+FROM_NONE = ("data_wait", "epochs", "tokens", "corpus_tokens", "padding")  # charts whose figures are 0 or more
 DASHES = ("solid", "dashed", "dotted", "dotdash", [12, 3], [6, 2, 2, 2, 2, 2], "dashdot", [2, 6])
 MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "cross", "star", "x")
 HATCHES = ("/", "\\", "-", "|", "+", "x", ".", "o")
@@ -45,11 +45,11 @@ def item(chart: Chart) -> dict[str, object]:
     options: dict[str, Any] = {
         "height": EVENTS_HEIGHT + 24 * len(chart.places) if is_events else HEIGHT,
         "tools": [BoxZoomTool(dimensions="width")],
-        "y_range": FactorRange(factors=list(chart.places)) if is_events else DataRange1d(default_span=_span(chart)),
+        "y_range": FactorRange(factors=list(chart.places)) if is_events else _range(chart),
     }
     plot: Any = figure(
-        sizing_mode="stretch_width", toolbar_location=None, name=chart.name, background_fill_color=None,
-        border_fill_color=None, outline_line_color=None, min_border_right=16, **options,
+        sizing_mode="stretch_width", toolbar_location=None, name=chart.name, tags=[chart.section in LOGARITHMIC],
+        background_fill_color=None, border_fill_color=None, outline_line_color=None, min_border_right=16, **options,
     )  # fmt: skip
     for number, line in enumerate(chart.lines):
         _draw(plot, chart, number, line)
@@ -59,11 +59,15 @@ def item(chart: Chart) -> dict[str, object]:
             axis.ticker = BasicTicker(desired_num_ticks=5)
     if not is_events:
         plot.yaxis.axis_label = chart.unit
-        if is_bars or _span(chart) >= LARGE:
-            plot.yaxis.formatter = NumeralTickFormatter(format="0,0.[0000]" if is_bars else "0.[00]a")
-    plot.xaxis.formatter = NumeralTickFormatter(format="0,0.[00]")
     plot.xaxis.axis_label = "tokens in a row" if is_bars else "step"
     return dict(json_item(plot))
+
+
+def _range(chart: Chart) -> DataRange1d:
+    found = DataRange1d(default_span=_span(chart))
+    if any(chart.name == name or chart.name.startswith(f"{name}-") for name in FROM_NONE):
+        found.start = 0
+    return found
 
 
 def _span(chart: Chart) -> float:

@@ -5,7 +5,7 @@
   const byId = (id) => document.getElementById(id);
   const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   let data = JSON.parse(byId("data").textContent);
-  const plots = {};
+  const plots = {}, shown = {};
   const dark = matchMedia("(prefers-color-scheme: dark)");
 
   function numbers(text) {
@@ -24,8 +24,17 @@
     return decoded.get(line);
   }
 
-  const short = (value) => Number.isFinite(value) ? String(Number(value.toPrecision(5))) : "none";
+  const UNITS = [[1e12, "T"], [1e9, "B"], [1e6, "M"]];
+  function short(value, digits = 5) {
+    if (!Number.isFinite(value)) return "none";
+    const [size, unit] = UNITS.find(([each]) => Math.abs(value) >= each) || [1, ""];
+    const number = Number((value / size).toPrecision(digits));
+    return unit ? `${number} ${unit}` : Math.abs(number) >= 1e4 ? number.toLocaleString("en") : String(number);
+  }
   const count = (value) => Math.round(value).toLocaleString("en");
+
+  const between = ({left, right}, i) =>
+    right[i] - left[i] <= 1 ? count(left[i]) : `${count(left[i])} to ${count(right[i] - 1)}`;
 
   // The least x that is shown, the same for all charts.
   function least(axis, part) {
@@ -40,23 +49,34 @@
     return most * (1 - part);
   }
 
-  function filled(line, axis, from) {
+  // A mean of the points so far, each of which counts `weight` times what the next one does; it starts unbiased.
+  function smoothed(values, weight) {
+    let sum = 0, total = 0;
+    return Array.from(values, (value) => {
+      if (!Number.isFinite(value)) return value;
+      [sum, total] = [sum * weight + value, total * weight + 1];
+      return Math.fround(sum / total);
+    });
+  }
+
+  function filled(line, axis, from, weight) {
     const found = columns(line);
     if (found.left) {
       const into = {y: [], said: [], left: [], right: []};
       found.y.forEach((share, i) => {
         into.y.push(share); into.left.push(found.left[i]); into.right.push(found.right[i]);
-        into.said.push(`${short(share)} % have ${count(found.left[i])} to ${count(found.right[i] - 1)} tokens`);
+        into.said.push(`${short(share)} % have ${between(found, i)} tokens`);
       });
       return into;
     }
     const x = found[axis], into = {x: [], y: [], said: []};
     if (!x) return into;
+    const y = weight && !line.texts.length ? smoothed(found.y, weight) : found.y;
     for (let i = 0; i < x.length; i++) {
       if (!(x[i] >= from)) continue;
       const [kind, ...said] = line.texts.length ? line.texts[i].split("|") : [];
       into.x.push(x[i]);
-      into.y.push(kind === undefined ? found.y[i] : kind);
+      into.y.push(kind === undefined ? y[i] : kind);
       into.said.push(kind === undefined ? `${short(found.y[i])} at step ${count(found.step[i])}` : said.join("|"));
     }
     return into;
@@ -64,14 +84,31 @@
 
   function fill() {
     const axis = byId("axis").value, from = least(axis, Number(byId("part").value));
+    const weight = Number(byId("smooth").value), scale = byId("scale").value;
     for (const [name, plot] of Object.entries(plots)) {
       const lines = data.charts[name] || [];
-      lines.forEach((line, i) => { plot.document.get_model_by_name(`${name}/${i}`).data = filled(line, axis, from); });
+      lines.forEach((line, i) => {
+        plot.document.get_model_by_name(`${name}/${i}`).data = filled(line, axis, from, line.marked ? 0 : weight);
+      });
       if (!(lines[0] && lines[0].columns.left)) {
         plot.below[0].axis_label = data.axes[axis];
-        plot.below[0].formatter.format = axis === "tokens" ? "0.[00]a" : "0,0.[000]";
+        rescale(plot, "x", plot.below[0], scale.includes("x"));
+        if (plot.tags[0] && name !== "events") rescale(plot, "y", plot.left[0], scale.includes("y"));
       }
     }
+  }
+
+  // Both scales of an axis are made once.
+  const SCALES = new WeakMap();
+  function rescale(plot, name, axis, isLog) {
+    if (!SCALES.has(axis)) {
+      const make = (kind, given) => new (Bokeh.Models.get(kind))(given);
+      SCALES.set(axis, [[plot[`${name}_scale`], axis.ticker], [make("LogScale"), make("LogTicker", {num_minor_ticks: 1})]]);
+    }
+    const [scale, ticker] = SCALES.get(axis)[Number(isLog)];
+    if (plot[`${name}_scale`] === scale) return;
+    plot[`${name}_scale`] = scale;
+    axis.ticker = ticker;
   }
 
   function colour() {
@@ -117,13 +154,45 @@
       for (let i = 0; i < length; i++) {
         if (i % every && i !== length - 1) continue;
         const value = line.texts.length ? line.texts[i].replace("|", ": ") : short(found.y[i]);
-        row(isBars ? [line.label, `${count(found.left[i])} to ${count(found.right[i] - 1)}`, value]
+        row(isBars ? [line.label, between(found, i), value]
           : [line.label, ...Object.keys(data.axes).map((axis) => found[axis] ? short(found[axis][i]) : ""), value],
           body, "td", "row");
       }
     }
     table.append(body);
     details.querySelector(".scroll").replaceChildren(table);
+  }
+
+  // A chart as it is shown, with its title and its legend, as a file.
+  async function save(figure) {
+    const name = figure.dataset.chart, layer = shown[name].export("svg");
+    const drawn = new DOMParser().parseFromString(await (await layer.to_blob()).text(), "image/svg+xml").documentElement;
+    const whole = drawn.cloneNode(false), [width, height] = ["width", "height"].map((side) => drawn.getAttribute(side));
+    const entries = [...figure.querySelectorAll(".legend li")], top = 22 * (entries.length + 1) + 6;
+    const add = (kind, given, text = "") => {
+      const part = document.createElementNS(drawn.namespaceURI, kind);
+      for (const [key, value] of Object.entries(given)) part.setAttribute(key, value);
+      part.textContent = text;
+      whole.append(part);
+    };
+    const words = {fill: style("--ink"), "font-family": "sans-serif"};
+    whole.removeAttribute("viewBox");
+    whole.setAttribute("height", Number(height) + top);
+    add("rect", {width, height: Number(height) + top, fill: style("--paper")});
+    add("text", {x: 8, y: 20, "font-size": 16, "font-weight": "bold", ...words}, figure.querySelector("h3").textContent);
+    entries.forEach((entry, i) => {
+      const line = entry.querySelector("line"), y = 38 + 22 * i;
+      add("line", {x1: 8, x2: 42, y1: y, y2: y, stroke: getComputedStyle(line).stroke, "stroke-width": 2.5,
+        "stroke-dasharray": line.getAttribute("stroke-dasharray")});
+      add("text", {x: 50, y: y + 4, "font-size": 13, ...words}, entry.textContent);
+    });
+    drawn.setAttribute("y", top);
+    whole.append(drawn);
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([new XMLSerializer().serializeToString(whole)], {type: "image/svg+xml"}));
+    link.download = `${name}.svg`;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
   }
 
   // Texts by step: the slider's place is one of all steps at which some run has written.
@@ -190,7 +259,7 @@
   }
 
   // A page that must be loaded again, since it has got a new chart, opens at the same place.
-  const CONTROLS = ["axis", "part", "scheme", "sample"];
+  const CONTROLS = ["axis", "part", "scale", "smooth", "scheme", "sample"];
   function remember() {
     const open = [...document.querySelectorAll("details")].map((each) => each.open);
     const values = Object.fromEntries(CONTROLS.map((id) => [id, byId(id) && byId(id).value]));
@@ -235,7 +304,7 @@
   }
 
   async function begin() {
-    for (const id of ["axis", "part"]) byId(id).addEventListener("change", fill);
+    for (const id of ["axis", "part", "scale", "smooth"]) byId(id).addEventListener("change", fill);
     byId("scheme").addEventListener("change", colour);
     dark.addEventListener("change", colour);
     byId("whole").addEventListener("click", () => {
@@ -244,6 +313,7 @@
     if (byId("sample")) byId("sample").addEventListener("input", show);
     document.querySelectorAll(".chart").forEach((figure) => {
       figure.querySelector("details").addEventListener("toggle", () => tabulate(figure));
+      figure.querySelector(".svg").addEventListener("click", () => save(figure));
     });
     slide(false);
     const back = recall();
@@ -252,7 +322,11 @@
     Bokeh.set_log_level("error");  // it warns of charts without numbers, which these are for a moment
     for (const [name, item] of Object.entries(data.items)) {
       const views = await Bokeh.embed.embed_item(item, `chart-${name}`);
-      plots[name] = views.roots[0].model;
+      [shown[name]] = views.roots;
+      plots[name] = shown[name].model;
+      for (const axis of [...plots[name].below, ...plots[name].left]) {
+        if (axis.type === "LinearAxis") axis.formatter.doFormat = (ticks) => ticks.map((tick) => short(tick, 7));
+      }
     }
     fill();
     colour();

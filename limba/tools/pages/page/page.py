@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from limba.config import InputError
 from limba.config.errors import reason_of
-from limba.tools.pages.page import charts, samples, tables
+from limba.tools.pages.page import charts, headline, samples, tables
 from limba.tools.pages.page.charts import Chart
 from limba.tools.pages.page.drawing import DASHES, MARKERS, item, script
 from limba.tools.pages.page.runs import Run
@@ -23,7 +23,8 @@ MARK = '<meta name="generator" content="Limba, report of runs">'  # by which a p
 # Nothing is loaded from anywhere: the browser itself refuses it.
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src {}"
 AXIS_TITLES = {"step": "step", "tokens": "tokens", "hours": "hours in steps", "flop": "FLOP"}
-SECTIONS = ("Loss", "Validation", "Text", "Samples", "Optimization", "Speed", "Data")
+TABLES = {"Corpora": "corpora", "Events": "happened", "Configuration": "configuration", "Environment": "environment"}
+SECTIONS = ("Loss", "Figures", "Validation", "Text", "Samples", "Optimization", "Speed", "Data")
 
 
 class Content(NamedTuple):
@@ -50,6 +51,7 @@ def _content_of(runs: Sequence[Run], most_points: int) -> Content:
     axes = charts.known_axes(found) or ["step"]
     form: list[Any] = [[chart.name, chart.kind, chart.title, *(line.label for line in chart.lines)] for chart in found]
     fragments = {
+        "headline": headline.headline(runs),
         "facts": tables.facts(runs),
         "problems": tables.problems(runs),
         "corpora": tables.corpora(runs) + tables.stages(runs),
@@ -90,6 +92,8 @@ def page_of(runs: Sequence[Run], is_live: bool = False) -> str:
 def _page(content: Content, items: dict[str, Any], runs: Sequence[Run], is_live: bool) -> str:
     data = {**content.data, "items": items, "live": is_live}
     title = f"Report of {runs[0].name}" if len(runs) == 1 else f"Report of {len(runs)} runs"
+    drawn = {name: text for name in SECTIONS if (text := _section(name, content))}
+    written = [name for name, fragment in TABLES.items() if content.data["fragments"][fragment]]
     parts = {
         "MARK": MARK,
         "POLICY": POLICY.format("'self'" if is_live else "'none'"),
@@ -99,8 +103,9 @@ def _page(content: Content, items: dict[str, Any], runs: Sequence[Run], is_live:
         "AXES": "".join(
             f'<option value="{name}">{html.escape(said)}</option>' for name, said in content.data["axes"].items()
         ),
-        "SECTIONS": "".join(_section(name, content) for name in SECTIONS),
-        **{name.upper(): text for name, text in content.data["fragments"].items()},
+        "CONTENTS": "".join(f'<li><a href="#part-{name.lower()}">{name}</a></li>' for name in (*drawn, *written)),
+        "SECTIONS": "".join(drawn.values()),
+        **{name.upper(): text for name, text in content.data["fragments"].items() if name != "facts"},
         "HAS_CORPORA": "" if content.data["fragments"]["corpora"] else "hidden",
         "HAS_ENVIRONMENT": "" if content.data["fragments"]["environment"] else "hidden",
         "DATA": json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c"),
@@ -114,12 +119,15 @@ def _page(content: Content, items: dict[str, Any], runs: Sequence[Run], is_live:
 
 def _section(name: str, content: Content) -> str:
     if name == "Samples":
-        return _samples() if content.data["samples"] else ""
+        return _samples(content.data)
+    if name == "Figures":
+        facts = content.data["fragments"]["facts"]
+        return f'<section id="part-figures"><h2>Figures</h2><div id="facts">{facts}</div></section>'
     found = [chart for chart in content.charts if chart.section == name]
     if not found:
         return ""
     drawn = "".join(map(_chart, found))
-    return f'<section><h2>{name}</h2><div class="charts">{drawn}</div></section>'
+    return f'<section id="part-{name.lower()}"><h2>{name}</h2><div class="charts">{drawn}</div></section>'
 
 
 def _chart(chart: Chart) -> str:
@@ -127,7 +135,8 @@ def _chart(chart: Chart) -> str:
     legend = "".join(_legend(chart, line) for line in chart.lines)
     return (
         f'<figure class="chart" data-chart="{name}"><figcaption><h3 id="title-{name}">{title}</h3>'
-        f'<ul class="legend">{legend}</ul></figcaption>'
+        f'<ul class="legend">{legend}</ul>'
+        f'<button type="button" class="svg" aria-label="Save {title} as SVG">SVG</button></figcaption>'
         f'<div class="canvas" id="chart-{name}" role="img" aria-labelledby="title-{name}"'
         f' aria-describedby="said-{name}"></div>'
         f'<p class="said" id="said-{name}">{html.escape(chart.sentence)}</p>'
@@ -149,9 +158,15 @@ def _legend(chart: Chart, line: charts.Line) -> str:
     )
 
 
-def _samples() -> str:
+def _samples(data: dict[str, Any]) -> str:
+    """Returns the slider and the place of the samples, or how the runs get some."""
+    if not data["samples"]:
+        return (
+            '<section id="part-samples"><h2>Samples</h2><p>None yet: each evaluation writes texts for'
+            " <code>config.EvaluationConfig.prompts</code>, which gin files and the command line set.</p></section>"
+        )
     return (
-        '<section id="samples"><h2>Samples by step</h2><p class="controls"><label for="sample">Step</label>'
+        '<section id="part-samples"><h2>Samples by step</h2><p class="controls"><label for="sample">Step</label>'
         '<input type="range" id="sample" min="0" value="0" step="1"><output id="sample-step" for="sample"></output>'
         '</p><div id="panels"></div></section>'
     )

@@ -11,7 +11,7 @@ from limba.api import evenly
 from limba.tools.pages.page.runs import MOST_EXAMPLES, Run
 
 MOST_LETTERS, LEAST_LETTERS = 600, 75  # of a text
-MOST_PROMPTS = 8
+MOST_PROMPTS = 8  # of a run
 MOST_STEPS, LEAST_STEPS = 24, 3
 MOST_BYTES = 150_000  # of all texts together
 # Han characters have other forms in each language, so a browser must know it; others need only the script.
@@ -69,12 +69,15 @@ def _panels(runs: Sequence[Run], most_steps: int, most_letters: int) -> list[dic
     language = language_of(
         text for panel in panels.values() for run in panel["runs"].values() for _, texts in run for text in texts
     )
+    of_runs = ([key for key, panel in panels.items() if number in panel["runs"]] for number in range(len(runs)))
+    shown = {key for keys in of_runs for key in keys[:MOST_PROMPTS]}
     return [
         {
             "title": title, "given": _cut(given, most_letters), "target": _cut(target, most_letters), "lang": language,
             "runs": [{"run": number, "at": at} for number, at in panel["runs"].items()],
         }
-        for (title, given, target), panel in list(panels.items())[: MOST_PROMPTS * max(len(runs), 1)]
+        for (title, given, target), panel in panels.items()
+        if (title, given, target) in shown
     ]  # fmt: skip
 
 

@@ -35,7 +35,7 @@ def _facts(run: Run) -> dict[str, str]:
     task = "; ".join(f"from step {begins:,} on {name}" if begins else name for begins, name in read)
     found = {"task": task, "directory": without_credentials(str(run.directory))}
     if isinstance(number := run.history.start.get("parameters"), int):
-        found["parameters"] = f"{number:,}"
+        found["parameters"] = short(number)
     if not len(train):
         found["step"] = "none yet: the run starts, or compiles its step"
     else:
@@ -46,9 +46,9 @@ def _facts(run: Run) -> dict[str, str]:
         if "hours" in totals:
             found["time in steps"] = duration(totals["hours"] * 3600)
         if "tokens" in totals:
-            found["tokens read"] = f"{totals['tokens']:,.0f}"
+            found["tokens read"] = short(totals["tokens"])
         if (predicted := config.data.num_predicted) is not None:
-            found["tokens predicted"] = f"at most {predicted * config.data.batch_size:,} a step"
+            found["tokens predicted"] = f"at most {short(predicted * config.data.batch_size)} a step"
         if "flop" in totals:
             found["FLOPs"] = f"{totals['flop']:.3g}"
         for name in ("loss", "tokens_per_second"):
@@ -139,7 +139,7 @@ def configuration(runs: Sequence[Run]) -> str:
         default = defaults.get(name, UNSET)
         differs = any(value != values[0] for value in values)
         mark = "differs between runs" if differs else "" if default is UNSET or values[0] == default else "not default"
-        row = [name, *map(_said, values), _said(default) if default is not UNSET else "none", mark]
+        row = [name, *map(_said, values), _said(default) if default is not UNSET else "required", mark]
         (chosen if differs or default is UNSET or values[0] != default else others).append(row)
     header = ["field", *(run.name for run in runs), "default", ""]
     folded = f"<details><summary>The {len(others)} fields that have their default</summary>" if others else ""

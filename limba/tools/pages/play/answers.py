@@ -97,6 +97,7 @@ class Player:
         self._table = PieceTable(trained.vocabulary)
         self._sentinels, self._eos_id = self._table.sentinels, self._table.eos_id
         self._examples = examples.of_model(trained)
+        self._so_far = ("", "")  # the question whose text is being written, by its id, and that text
         self._pieces = self._table.spelled(trained.network.config.vocab_size)
 
     def about(self) -> Json:
@@ -127,10 +128,15 @@ class Player:
         gaps = [[{"text": fill.text, "probability": round(fill.probability, 6)} for fill in gap] for gap in found]
         return {"gaps": gaps, "seconds": round(time.monotonic() - began, 3)}
 
-    def _deadline(self) -> Deadline:
+    def so_far(self, question: str) -> Json:
+        """Returns the first text that is being written for the question of this id; "" before it, and for others."""
+        asked, text = self._so_far
+        return {"text": text if asked == question else ""}
+
+    def _deadline(self, watch: Callable[[np.ndarray], None] | None = None) -> Deadline:
         from limba.api import Deadline
 
-        return Deadline(self._max_seconds, self._clock)
+        return Deadline(self._max_seconds, self._clock, watch)
 
     def texts(self, asked: Json) -> Json:
         """Returns the texts that the model writes, best first, each with the probability of each piece.
@@ -139,15 +145,22 @@ class Player:
         where a gap begins that the text does not have. Raises TimeIsOverError soon after `max_seconds`.
         """
         text, fields = checked_text(asked), generation_fields(asked)
-        trained, began, deadline = self._trained, time.monotonic(), self._deadline()
+        trained, began = self._trained, time.monotonic()
         ids = trained.tokenize(text)
+        gaps = [each for each in self._sentinels if each in ids]
+
+        def watch(written: np.ndarray) -> None:
+            shown = written[written > 0].tolist()
+            said = self._table.filled(ids.tolist(), shown) if gaps else trained.vocabulary.decode(shown)
+            self._so_far = str(asked.get("id", "")), said
+
+        deadline = self._deadline(watch if asked.get("id") else None)
         try:
             config = trained.generation.replaced(**fields)
         except ConfigError as error:
             raise InputError(str(error)) from None
         (written,) = trained.written([text], config, deadline)
         deadline.check()
-        gaps = [each for each in self._sentinels if each in ids]
         ends = {self._eos_id, *(set(self._sentinels) - set(gaps) if gaps else ())}
         pairs = [(ids, self._targets(each.ids, ends)) for each in written]
         rows = trained.logits_of_ids(pairs)

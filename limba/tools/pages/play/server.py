@@ -1,6 +1,6 @@
 """The server of `limba play`: what the page asks, with limits on length, time and number.
 
-GET / is the page; GET /api/models, POST /api/tokens, /api/fill and /api/texts speak JSON.
+GET / is the page; GET /api/models and /api/so_far?model=…&id=…, POST /api/tokens, /api/fill and /api/texts speak JSON.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import http
 import importlib.resources
 import threading
+import urllib.parse
 from collections.abc import Callable, Sequence
 
 from limba.api import TimeIsOverError
@@ -53,17 +54,23 @@ class Handler(PageHandler):
             return "text/html; charset=utf-8", page
         if path == "/api/models":
             return as_json([player.about() for player in self.server.players.values()])
+        if path == "/api/so_far":
+            asked = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
+            return as_json(self._player(asked.get("model")).so_far(asked.get("id", "")))
         return super().get(path)
+
+    def _player(self, name: object) -> Player:
+        player = self.server.players.get(name) if isinstance(name, str) else None
+        if player is None:
+            raise InputError(f"The model {name!r} is not open; there are {', '.join(self.server.players)}.")
+        return player
 
     def post(self, path: str) -> tuple[str, bytes]:
         """Returns a text's tokens, the fills of its gaps, or the texts that a model writes."""
         if path not in ("/api/tokens", "/api/fill", "/api/texts"):
             return super().post(path)
         asked = self.asked()
-        name = asked.get("model")
-        player = self.server.players.get(name) if isinstance(name, str) else None
-        if player is None:
-            raise InputError(f"The model {name!r} is not open; there are {', '.join(self.server.players)}.")
+        player = self._player(asked.get("model"))
         try:
             if path == "/api/tokens":
                 return as_json(player.tokens(asked))
