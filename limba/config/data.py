@@ -80,6 +80,7 @@ class DataConfig:
     noise_density: Density | None = None  # share of tokens that are hidden (T5, BERT: 0.15); None: the task's own
     mask_share: Coverage | None = None  # share of hidden tokens shown as a mask (BERT: 0.8); None: the task's own
     mean_noise_span_length: SpanLength | None = None  # in tokens (T5: 3); None: the task's own
+    head: tuple[str, ...] = ()  # of an encoder whose rows are labeled texts: ModelConfig.head and its labels; set by it
     pack: bool = False  # several short examples in a row, separated by segment ids
     data_files: str | tuple[str, ...] | Mapping[str, str] | None = None  # read instead of the task's source
     column: str | Mapping[str, str] = "text"  # column of data_files, or {'inputs': 'en', 'targets': 'ms'}
@@ -109,6 +110,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         kinds.check(self, of_64_bits=("seed", "new_vocabulary_bytes"), may_be_empty=("prefix",))
+        object.__setattr__(self, "head", tuple(self.head))
         lengths = self.task_feature_lengths
         require(
             set(lengths) == {"targets", "prefix"} or (bool(lengths) and set(lengths) <= {"inputs", "targets"}),
@@ -233,7 +235,7 @@ class DataConfig:
 
     @property
     def num_predicted(self) -> int | None:
-        """The most tokens of an encoder's row that are predicted, a multiple of 8; None for other rows.
+        """The most tokens of an encoder's row that are predicted, a multiple of 8; None for other rows, 0 for labels.
 
         A row of one text has no more: its share, rounded up. Packed ones, each with its own share, may have a few more:
         the row's last ones then have no weight.
@@ -241,6 +243,8 @@ class DataConfig:
         >>> DataConfig("a", {"targets": 512}, 8, objective="masked_lm").num_predicted
         80
         """
+        if self.head:
+            return 0
         if not self.is_masked or self.sequence_length is None:
             return None
         share = math.ceil((self.noise_density or 0.15) * self.sequence_length)

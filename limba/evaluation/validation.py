@@ -66,6 +66,10 @@ def loss_evaluation(
         batch.pop("decoder_predicted_positions", None)
     if not batches:
         return None
+    if config.model.has_own_head:
+        from limba.evaluation.labels import label_evaluation, names_of
+
+        return LossEvaluation(names_of(config.model.head), label_evaluation(config, batches, model, sharding))
     character_sets, starts = _spelling(config, task, batches)
     sums_of = jit_evaluation(model, config.loss, config.num_microbatches if size is None else 1)
     sums_of = compiled_together(sums_of, "the evaluation", config.step_timeout_seconds)
