@@ -63,6 +63,11 @@ def add_export_flags(parser: Parser) -> None:
         "--transformers", type=int, choices=(4, 5), default=5,
         help="version that will load the folder (default 5); only for an untied umT5 they differ",
     )  # fmt: skip
+    parser.add_argument(
+        "--encoder_only",
+        action="store_true",
+        help="of a T5: its encoder alone, as T5EncoderModel, for vectors",
+    )
     parser.add_argument("--trc", action="store_true", help="thank the TPU Research Cloud in the model card")
     parser.add_argument("--push", metavar="USER/NAME", help="upload to the hub with the token in HF_TOKEN")
     parser.add_argument("--dry-run", action="store_true", help="with --push: show what would be uploaded")
@@ -90,10 +95,10 @@ def export(given: argparse.Namespace) -> None:
         from limba.export import huggingface
     card = CardConfig(given.language or None, given.licence, given.datasets or None, given.hardware, given.trc)
     source = model.find(given.model_dir, given.config, imports=given.imports)
-    out = given.out_dir or f"{source.directory}/huggingface"
+    out = given.out_dir or f"{source.directory}/{'encoder' if given.encoder_only else 'huggingface'}"
     choices = huggingface.Choices(
         formats, given.dtype, given.vocabulary, given.extra_ids, not given.no_check, card, given.dropout,
-        not given.trained_weights, given.transformers,
+        not given.trained_weights, given.transformers, given.encoder_only,
     )  # fmt: skip
     steps = huggingface.chosen_steps(given.steps, source.steps)
     if "://" in out:

@@ -13,6 +13,7 @@ from limba.config.kinds import Limit, NonNegativeInt, PositiveFloat, PositiveInt
 ACTIVATIONS = ("relu", "gelu", "gelu_exact", "silu", "linear")  # gelu: by tanh, T5's
 ATTENTIONS = ("auto", "einsum", "memory_efficient", "pallas")
 BIASED_PARTS = ("attention", "mlp", "logits", "head")
+HEADS = ("vocabulary", "classes", "tags", "score", "vectors")
 OF_ONE_STACK = ("positions", "norm", "biases", "num_kv_heads", "prefix_attention", "attention_mask", "local_attention")
 Base = Annotated[float, Limit(lambda base: base > 1, "a number above 1, such as 10000.0")]
 
@@ -37,7 +38,7 @@ class ModelConfig:
     head_dim: PositiveInt  # C: width of a head
     mlp_dim: PositiveInt  # F: width of the MLP
     num_encoder_layers: NonNegativeInt  # 0: a decoder-only language model
-    num_decoder_layers: PositiveInt  # layers of the decoder, or of a language model
+    num_decoder_layers: NonNegativeInt  # layers of the decoder, or of a language model; 0: a T5's encoder alone
     mlp_activations: tuple[str, ...] = ("gelu", "linear")  # one function, or two for a gated MLP
     logits_via_embedding: bool = False  # tied head; T5 1.0 scales its input by emb_dim^-1/2
     relative_bias_per_layer: bool = False  # umT5
@@ -59,6 +60,9 @@ class ModelConfig:
     # ModernBERT's layout: (128, 3, 10000.0) for a window of 128 tokens, in all but every third layer, the first one
     # included, and the rotary base there; also a norm of the embeddings, and a dense layer and a norm before the logits
     local_attention: tuple[int, int, float] | None = None
+    # what an encoder gives: the vocabulary's pieces, classes of a text, tags of its words, its score, or its vector
+    head: Annotated[str, choice(*HEADS)] = "vocabulary"
+    labels: tuple[str, ...] = ()  # of classes or tags, in the order of their logits; a run finds them in its text
     layer_norm_epsilon: PositiveFloat = 1e-6  # added to the mean square
     dropout_rate: Share = 0.0  # share of activations set to 0 in training
     # Of activations; parameters, softmax, logits and loss are float32. float16 is for cards that lack bfloat16 (V100,
@@ -74,17 +78,36 @@ class ModelConfig:
         kinds.check(self)
         object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
         object.__setattr__(self, "biases", tuple(self.biases))
+        object.__setattr__(self, "labels", tuple(self.labels))
         require(
             self.num_relpos_buckets >= 4 and self.relpos_max_distance > self.num_relpos_buckets // 2,
             "ModelConfig.num_relpos_buckets",
             f"is {self.num_relpos_buckets}, and ModelConfig.relpos_max_distance {self.relpos_max_distance};"
             " give at least 4 buckets, and a distance above half of them.",
         )
+        require(
+            self.num_encoder_layers + self.num_decoder_layers > 0,
+            "ModelConfig.num_decoder_layers",
+            "is 0, and so is ModelConfig.num_encoder_layers; give layers to one of them.",
+        )
         all_of("ModelConfig.mlp_activations", self.mlp_activations, ACTIVATIONS)
         require(
             len(self.mlp_activations) in (1, 2),
             "ModelConfig.mlp_activations",
             f"has {len(self.mlp_activations)} entries; give one, or two for a gated MLP.",
+        )
+        require(
+            (self.attention_mask == "bidirectional" and not self.is_modernbert) or not self.has_own_head,
+            "ModelConfig.head",
+            f"is {self.head!r}, which bidirectional encoders of EuroBERT's layout have: set attention_mask to"
+            " 'bidirectional' and local_attention to None, or head to 'vocabulary'.",
+            ("ModelConfig.head", "vocabulary"),
+        )
+        require(
+            len(set(self.labels)) == len(self.labels) and (self.has_labels or not self.labels),
+            "ModelConfig.labels",
+            f"is {self.labels!r}, and ModelConfig.head {self.head!r}; give each label once, and none to a head other"
+            " than classes and tags.",
         )
         self._check_decoder_only()
 
@@ -190,6 +213,21 @@ class ModelConfig:
     def predicts_next(self) -> bool:
         """Whether it is a hybrid: both an encoder and a language model."""
         return self.attention_mask == "hybrid"
+
+    @property
+    def is_t5_encoder(self) -> bool:
+        """Whether it is the encoder of a T5 alone, which gives hidden states."""
+        return self.num_decoder_layers == 0
+
+    @property
+    def has_own_head(self) -> bool:
+        """Whether its output is none of the vocabulary's logits."""
+        return self.head != "vocabulary"
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether its output is one logit for each label."""
+        return self.head in ("classes", "tags")
 
     @property
     def is_t5_decoder(self) -> bool:

@@ -234,6 +234,7 @@ class RunConfig:
                 f"is 'epoch', and DataConfig.stages {self.data.stages!r}, which have epochs of their own; give a number"
                 " of steps.",
             )
+        self._check_head()
         self._check_sides()
         require(
             self.loss.logits != "chunked" or self.model.has_plain_head,
@@ -271,9 +272,35 @@ class RunConfig:
         places = tuple(each if "://" in each else os.path.abspath(os.path.expanduser(each)) for each in given)
         object.__setattr__(self, "export_to", places or None)
 
+    def _check_head(self) -> None:
+        """Gives the rows the head of the network; raises ConfigError for choices that it does not have."""
+        model, data = self.model, self.data
+        if not model.has_own_head:
+            return
+        for wrong, name, value in (
+            (data.objective is not None, "DataConfig.objective", None),
+            (data.pack, "DataConfig.pack", False),
+            (bool(data.stages), "DataConfig.stages", ()),
+            (bool(self.evaluation.prompts), "EvaluationConfig.prompts", ()),
+            (self.num_microbatches > 1 and model.head == "vectors", "RunConfig.num_microbatches", 1),
+        ):
+            require(
+                not wrong,
+                name,
+                f"is set, and ModelConfig.head is {model.head!r}, whose rows are one labeled text each, and whose pairs"
+                f" are told apart in whole batches; set it to {value!r}.",
+                (name, value),
+            )
+        object.__setattr__(self, "data", dataclasses.replace(data, head=(model.head, *model.labels)))
+
     def _check_sides(self) -> None:
         """Raises ConfigError if the rows of the data do not fit the network."""
         length, model = self.data.sequence_length, self.model
+        require(
+            not model.is_t5_encoder,
+            "ModelConfig.num_decoder_layers",
+            "is 0: the encoder of a T5 alone, which is converted and used, and not trained; give the decoder's layers.",
+        )
         if not model.is_decoder_only:
             require(
                 self.data.objective is None or OBJECTIVES[self.data.objective].has_inputs,
@@ -290,7 +317,7 @@ class RunConfig:
             )
             return
         require(
-            self.data.is_masked == model.is_encoder,
+            self.data.is_masked == (model.is_encoder and not model.has_own_head),
             "DataConfig.objective",
             f"is {self.data.objective!r}, and ModelConfig.attention_mask {model.attention_mask!r}; an encoder, which is"
             f" 'bidirectional', learns {' or '.join(name for name, each in OBJECTIVES.items() if each.is_masked)},"

@@ -19,7 +19,7 @@ from limba.data.function_tasks import (
     warn_of_function,
     with_inputs,
 )
-from limba.data.objectives.choice import of_one_sequence, with_noise, with_objective
+from limba.data.objectives.choice import of_one_sequence, with_head, with_noise, with_objective
 from limba.data.objectives.supervised import is_supervised, with_prefix
 from limba.data.packing import FEATURES
 from limba.data.registry import Mixture, MixtureRegistry, Task, TaskRegistry
@@ -121,6 +121,8 @@ def _replaced(task: Task, config: DataConfig, directory: str | None) -> Task:
         task = with_objective(task, config.objective)
     choices = ("noise_density", "mean_noise_span_length", "mask_share", "causal_share")
     task = with_noise(task, **{name: getattr(config, name) for name in choices})
+    if config.head:
+        task = with_head(task, config.head)
     if config.sequence_length is not None:
         task = of_one_sequence(task, config.pack, config.is_masked)
     if config.data_files is not None:

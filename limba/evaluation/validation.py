@@ -64,6 +64,10 @@ def loss_evaluation(
     batches = validation_batches(task, lengths, config.data, config.evaluation.num_batches, size)
     if not batches:
         return None
+    if config.model.has_own_head:
+        from limba.evaluation.labels import label_evaluation, names_of
+
+        return LossEvaluation(names_of(config.model.head), label_evaluation(config, batches, model, sharding))
     character_sets, starts = _spelling(config, task, batches)
     sums_of = jit_evaluation(model, config.loss, config.num_microbatches if size is None else 1)
     sums_of = compiled_together(sums_of, "the evaluation", config.step_timeout_seconds)

@@ -29,6 +29,7 @@ from limba.config.waiting import waiting
 from limba.data.tasks import Provider, hub_datasets, needs_sentinels
 from limba.data.vocabulary.load import Vocabulary, num_sentinels, sentinel_ids
 from limba.export import proof
+from limba.export.heads import HeadProof, usage
 from limba.export.merging import write_step
 from limba.formats import huggingface
 from limba.formats.huggingface import head_scale
@@ -75,6 +76,7 @@ class Choices:
     dropout: float = 0.1  # of config.json, for those who fine-tune; pretraining mostly has none
     average: bool = True  # of a run that evaluates an average of its weights: that average, and not the weights
     transformers: int = 5  # the version that reads the folder: it matters for an untied umT5 alone
+    encoder_only: bool = False  # of a T5: its encoder alone, as T5EncoderModel
 
 
 def chosen_steps(text: str, there: Iterable[int]) -> list[int]:
@@ -130,9 +132,11 @@ def check_out(out: Path) -> None:
 
 def possible(model: ModelConfig, choices: Choices) -> Choices:
     """Returns the choices without what transformers lacks for this network; says so."""
-    if not model.is_decoder_only or "flax" not in choices.formats:
+    if choices.encoder_only and (model.is_decoder_only or model.is_t5_encoder):
+        raise InputError("The model is no encoder-decoder, whose encoder alone could be written; convert it whole.")
+    if not (model.is_decoder_only or choices.encoder_only or model.is_t5_encoder) or "flax" not in choices.formats:
         return choices
-    print("transformers has this class for PyTorch only: no flax_model.msgpack is written.", flush=True)
+    print("transformers has no Flax class of this network: no flax_model.msgpack is written.", flush=True)
     return dataclasses.replace(choices, formats=("pytorch",))
 
 
@@ -151,6 +155,7 @@ def is_made_of(record: Any, name: str, choices: Choices, folder: object) -> bool
         same = same and set(record["formats"]) >= set(choices.formats)
         same = same and record.get("transformers", choices.transformers) == choices.transformers
         same = same and record.get("average", True) == choices.average
+        same = same and record.get("encoder_only", False) == choices.encoder_only
         same = same and (record["checked"] or not choices.checks)
     except (KeyError, TypeError, AttributeError):
         raise InputError(f"{folder} has a {RECORD} that is no export's; give another directory.") from None
@@ -183,6 +188,8 @@ def _convert(
         shutil.rmtree(old, ignore_errors=True)
     writing.mkdir(parents=True)  # a link of this name is an error
     weights = source.arrays(step)
+    if choices.encoder_only:
+        source = dataclasses.replace(source, model=dataclasses.replace(source.model, num_decoder_layers=0))
     vocabulary = tokenizer[1] if tokenizer else None
     task = _task(source)
     model = dataclasses.replace(source.model, dropout_rate=choices.dropout)
@@ -192,7 +199,8 @@ def _convert(
         write_folder(writing, weights, model, form, tokenizer, sentinels)
     with waiting(f"step {step:,}: proving it"):
         passed, findings = prove(writing, weights, source.model, choices, vocabulary)
-    proof.write_card(writing, source, step, form, findings, _about(source, choices, task))
+    about = _about(source, choices, task)
+    proof.write_card(writing, source, step, form, findings, about, usage(source.model, choices.dtype))
     for line in findings:
         print(f"step {step:,}: {line}", flush=True)
     if not passed:
@@ -204,6 +212,7 @@ def _convert(
     record = {"step": step, "source": source.directory.name, "kind": source.kind, "dtype": choices.dtype}
     record |= {"formats": choices.formats, "checked": choices.checks, "findings": findings}
     record |= {} if choices.average else {"average": False}
+    record |= {"encoder_only": True} if choices.encoder_only else {}
     record |= {"transformers": choices.transformers} if head_scale(source.model) != 1 else {}
     write_whole(writing / RECORD, json.dumps(record, indent=2) + "\n")
     if final.exists():
@@ -244,7 +253,8 @@ def prove(
     proof.quiet_libraries()
     generation = folder / "generation_config.json"  # an encoder has none
     suppressed = json.loads(generation.read_text()).get("suppress_tokens", ()) if generation.exists() else ()
-    source = proof.Proof(weights, model, vocabulary, suppressed)
+    kind = HeadProof if model.has_own_head or model.is_t5_encoder else proof.Proof
+    source = kind(weights, model, vocabulary, suppressed)
     figures = [source.check_own(folder, choices.dtype, form == "flax") for form in choices.formats]
     findings = [] if vocabulary is not None else ["no vocabulary is known: compared on random ids"]
     if "pytorch" in choices.formats and head_scale(model) != 1 and proof.version() not in (0, choices.transformers):

@@ -143,8 +143,9 @@ class Proof:
         self._apply = jax.jit(self._network.apply)
         self._eos_id = EOS if vocabulary is None else int(vocabulary.eos_id or EOS)
         params = place_parameters(arrays, self._network)
-        if config.is_encoder:
-            self._batch, self._banned = masked_of(vocabulary, config.vocab_size), list[int]()
+        if config.is_encoder or config.is_t5_encoder:
+            make = masked_of if config.is_encoder else batch_of
+            self._batch, self._banned = make(vocabulary, config.vocab_size), list[int]()
             self._all, self._first = self._batch, 1
             self._logits, self._followed = self._run(params)
             self._tokens = self._greedy(self._followed)
@@ -256,8 +257,11 @@ def load_in_transformers(directory: Path) -> tuple[Any, dict[str, Any]]:
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     config = json.loads((directory / "config.json").read_text())
-    alone = "MaskedLM" if config["model_type"].endswith("bert") else "CausalLM"
-    kind = getattr(transformers, f"AutoModelFor{'Seq2SeqLM' if config.get('is_encoder_decoder') else alone}")
+    name = "ForSeq2SeqLM" if config.get("is_encoder_decoder") else "ForCausalLM"
+    if config["model_type"].endswith("bert"):
+        name = config["architectures"][0].removeprefix("EuroBert").removeprefix("ModernBert").removeprefix("Model")
+    is_alone = config["architectures"][0].endswith("T5EncoderModel")
+    kind = getattr(transformers, config["architectures"][0] if is_alone else f"AutoModel{name}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loaded: Any = kind.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)
@@ -291,6 +295,8 @@ def quiet_libraries() -> None:
 
 
 PIPELINES = {"causal": "text-generation", "bidirectional": "fill-mask"}
+OF_HEADS = dict.fromkeys(("classes", "score"), "text-classification")
+OF_HEADS |= {"tags": "token-classification", "vectors": "sentence-similarity"}
 TPU_RESEARCH_CLOUD = "Trained with Cloud TPUs of Google's TPU Research Cloud (TRC)."
 NO_METRICS = ("kind", "step", "time", "seconds", "examples")  # of a record of metrics.jsonl
 UMT5 = {
@@ -321,9 +327,15 @@ BYTE_SENTINELS = (
 
 
 def write_card(
-    directory: Path, source: Source, step: int, form: Form, findings: Sequence[str], about: CardConfig
+    directory: Path,
+    source: Source,
+    step: int,
+    form: Form,
+    findings: Sequence[str],
+    about: CardConfig,
+    usage: str = "",
 ) -> None:
-    """Writes README.md and, where the run has metrics, loss.png beside it."""
+    """Writes README.md and, where the run has metrics, loss.png beside it; `usage` is its section of a head's own."""
     records = [] if source.run is None else read_metrics(str(source.directory))
     has_picture = source.run is not None and any(record["kind"] == "train" for record in records)
     if source.run is not None and has_picture:
@@ -338,7 +350,7 @@ def write_card(
         _table("Training", _training(source, step, about.hardware, records)),
         "![loss](loss.png)" if has_picture else "",
         "## Conversion\n\n" + "\n".join(f"* {line}" for line in findings),
-        _usage(source.model, form),
+        usage or _usage(source.model, form),
         BYTE_SENTINELS if extra_ids_in(epath.Path(directory)) == 0 else "",
         f"## Acknowledgement\n\n{TPU_RESEARCH_CLOUD}" if about.thank_trc else "",
     ]
@@ -352,7 +364,7 @@ def _front_matter(source: Source, about: CardConfig, results: Mapping[str, float
         license=about.licence or "other",
         library_name="transformers",
         # transformers 5 has no pipeline for encoder-decoders
-        pipeline_tag=PIPELINES[source.model.attention_mask] if source.model.is_decoder_only else None,
+        pipeline_tag=_pipeline_of(source.model),
         tags=[architectures.kind(source.model)],
         language=[*about.language] if about.language else None,
         datasets=[*about.datasets] if about.datasets else None,
@@ -363,6 +375,12 @@ def _front_matter(source: Source, about: CardConfig, results: Mapping[str, float
         ]
         or None,
     )
+
+
+def _pipeline_of(model: ModelConfig) -> str | None:
+    if model.has_own_head:
+        return OF_HEADS[model.head]
+    return PIPELINES[model.attention_mask] if model.is_decoder_only else None
 
 
 def _results(records: Iterable[Json]) -> dict[str, float]:
@@ -395,7 +413,8 @@ def _architecture(model: ModelConfig) -> dict[str, object]:
         "heads": f"{heads} {model.head_dim}" + (f", {model.kv_heads} of keys and values" if is_alone else ""),
         "MLP": f"{model.mlp_dim}, {' x '.join(model.mlp_activations)}",
         "rows of the embedding": f"{model.vocab_size:,}",
-        "output layer": tied if model.logits_via_embedding else "of its own",
+        "output layer": model.head if model.has_own_head else tied if model.logits_via_embedding else "of its own",
+        "labels": ", ".join(model.labels) or None,
         "positions": model.positions if is_alone else None,
         "relative position bias": None if is_alone else "one in every layer" if per_layer else "one per stack",
     }
@@ -409,7 +428,7 @@ def _training(source: Source, step: int, hardware: str | None, records: Iterable
     data, lengths = run.data, run.data.task_feature_lengths
     last = next((record for record in reversed([*records]) if record["kind"] == "validation"), None)
     average = run.evaluation.average if source.averages else None
-    stages = data.stages_before(step)
+    stages, bits = data.stages_before(step), last and last.get("bits_per_byte")  # of labeled texts there are none
     return entries | {
         "task": ", ".join(f"from step {begins:,} on `{name}`" if begins else f"`{name}`" for begins, name in stages),
         "data": None if data.data_files is None else f"`{_names(data.data_files)}`",
@@ -420,7 +439,7 @@ def _training(source: Source, step: int, hardware: str | None, records: Iterable
         "optimizer": f"{run.optimizer.name}, {run.optimizer.schedule.name}",
         "weights": None if average is None else f"their moving average, decay {average}, which is evaluated too",
         "validation loss": last and f"{last['loss']:.3f} at step {last['step']:,}",
-        "bits per byte": last and f"{last['bits_per_byte']:.3f} on validation text",
+        "bits per byte": bits and f"{bits:.3f} on validation text",
     }
 
 

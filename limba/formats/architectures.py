@@ -34,6 +34,15 @@ CLASSES = {
     "modernbert": "ModernBertForMaskedLM",
     "gpt2": "GPT2LMHeadModel",
 }
+# An encoder's class by its head, and what transformers' class of a text says of the task.
+HEAD_CLASSES = {
+    "classes": ("EuroBertForSequenceClassification", "single_label_classification"),
+    "tags": ("EuroBertForTokenClassification", None),
+    "score": ("EuroBertForSequenceClassification", "regression"),
+    "vectors": ("EuroBertModel", None),
+}
+T5_ENCODERS = {"t5": "T5EncoderModel", "umt5": "UMT5EncoderModel"}  # alone; that of an mt5 is read too
+POOLING = "late"  # of EuroBERT's classes of a text; see limba/model/heads.py
 _GATES = ("query", "key", "value")
 _BRANCHES = ("wi_0", "wi_1")
 # Classes whose matrices are one for several of ours: the name of that, and ours in their order.
@@ -233,6 +242,8 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     sides = [("encoder", config.num_encoder_layers, encoder), ("decoder", config.num_decoder_layers, decoder | cross)]
     if config.is_decoder_only:
         sides = [("decoder", config.num_decoder_layers, decoder)]
+    elif config.is_t5_encoder:
+        del sides[1]
     for side, num_layers, attentions in sides:
         for i in range(num_layers):
             layer = f"{side}/layers_{i}"
@@ -253,7 +264,12 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     if config.is_modernbert:
         dense("decoder/head_dense", (d, d), "head")
         norm("decoder/head_norm")
-    if not config.logits_via_embedding:
+    if config.has_own_head:
+        outputs = {"dense": d, "classifier": max(len(config.labels), 1)} if config.head != "vectors" else {}
+        for name, width in outputs.items():
+            if name == "classifier" or config.head != "tags":
+                found |= {f"head/{name}/kernel": (d, width), f"head/{name}/bias": (width,)}
+    elif not (config.logits_via_embedding or config.is_t5_encoder):
         dense("decoder/logits_dense", (d, config.vocab_size), "logits")
     elif "logits" in config.biases:
         found["decoder/logits_dense/bias"] = (config.vocab_size,)
@@ -297,7 +313,9 @@ def rows(config: ModelConfig) -> list[Row]:
         if parts:
             ours, shape = whole, (*shape[:-1], len(parts) * shape[-1])
         is_transposed = ours.endswith(("kernel", "rel_embedding")) and (name != "gpt2" or ours == HEAD)
-        table.append(Row(ours, _pytorch_name(ours, _family(name)), is_transposed, shape))
+        theirs = _pytorch_name(ours, _family(name)).removeprefix("head.")
+        theirs = theirs.removeprefix("model.") if config.head == "vectors" else theirs
+        table.append(Row(ours, theirs, is_transposed, shape))
     return table
 
 
@@ -371,7 +389,7 @@ def config_json(config: ModelConfig, dtype: str = "float32", eos_id: int = 1, ma
             f"mlp_activations are {config.mlp_activations}, and transformers' T5 has only a linear second one;"
             " use the model in Limba."
         )
-    about: Json = {"architectures": [CLASSES[name]], "model_type": name}
+    about: Json = {"architectures": [HEAD_CLASSES.get(config.head, (CLASSES[name],))[0]], "model_type": name}
     about |= {theirs: getattr(config, ours) for ours, (theirs, _) in _FIELDS[_family(name)].items()}
     about |= {"eos_token_id": eos_id, "pad_token_id": 0, "use_cache": True, "torch_dtype": dtype}
     if name == "modernbert":
@@ -385,20 +403,51 @@ def config_json(config: ModelConfig, dtype: str = "float32", eos_id: int = 1, ma
         if config.is_encoder:
             rope = {"rope_type": "default", "rope_theta": config.rotary_base}
             about |= {"bos_token_id": None, "mask_token_id": mask_id, "use_cache": False, "rope_parameters": rope}
+            about |= _head_json(config) if config.has_own_head else {}
         return about | {f"{part}_bias": part in config.biases for part in ("attention", "mlp")}
     if name == "gpt2":
         about |= dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), config.dropout_rate)
         return about | {"activation_function": activation, "bos_token_id": 0}
+    if config.is_t5_encoder:
+        about |= {"architectures": [T5_ENCODERS[name]], "num_decoder_layers": None, "use_cache": False}
     return about | {
         "feed_forward_proj": f"gated-{first}" if gate else activation,  # a plain `gelu` would be the exact one
         "dense_act_fn": activation,
         "is_gated_act": bool(gate),
         "dropout_rate": config.dropout_rate,
         "scale_decoder_outputs": config.logits_via_embedding,
-        "is_encoder_decoder": True,
+        "is_encoder_decoder": not config.is_t5_encoder,
         "initializer_factor": 1.0,
         "decoder_start_token_id": 0,
     }
+
+
+def _head_json(config: ModelConfig) -> Json:
+    if config.head == "vectors":
+        return {}
+    labels = config.labels or ("score",)
+    about: Json = {"id2label": dict(enumerate(labels)), "label2id": {label: n for n, label in enumerate(labels)}}
+    return about | {"classifier_pooling": POOLING, "problem_type": HEAD_CLASSES[config.head][1]}
+
+
+def _head_fields(about: Json) -> Json:
+    """Returns an encoder's head and labels; InputError for one that is none of HEAD_CLASSES."""
+    (name, *_) = about.get("architectures") or [CLASSES["eurobert"]]
+    heads = [head for head, (theirs, _) in HEAD_CLASSES.items() if theirs == name]
+    if not heads or heads == ["vectors"]:
+        return {"head": heads[0]} if heads else {}
+    labels = about.get("id2label") or {0: "LABEL_0", 1: "LABEL_1"}  # transformers writes no default
+    names = tuple(str(labels[number]) for number in sorted(labels, key=int))
+    problem, pooling = about.get("problem_type"), about.get("classifier_pooling", POOLING)
+    if heads != ["tags"] and (problem == "multi_label_classification" or pooling != POOLING):
+        raise InputError(
+            f"The head is for {problem or 'classes'} with {pooling!r} pooling; only one label a text and {POOLING!r}"
+            " are read."
+        )
+    if heads == ["tags"]:
+        return {"head": "tags", "labels": names}
+    is_score = problem == "regression" or len(names) == 1
+    return {"head": "score"} if is_score else {"head": "classes", "labels": names}
 
 
 def model_fields(about: Json, name: str) -> Json:
@@ -413,6 +462,8 @@ def model_fields(about: Json, name: str) -> Json:
         projection = about.get("feed_forward_proj", "gated-gelu" if defaults else "relu")
         activation = projection.removeprefix("gated-").replace("gelu_new", "gelu")
         fields["num_decoder_layers"] = fields["num_decoder_layers"] or fields["num_encoder_layers"]
+        if str((about.get("architectures") or [""])[0]).endswith("EncoderModel"):
+            fields["num_decoder_layers"] = 0
         fields["mlp_activations"] = (activation, *(["linear"] if projection.startswith("gated-") else []))
         return fields | {"relative_bias_per_layer": name == "umt5"}
     width = fields["emb_dim"] // fields["num_heads"]
@@ -431,7 +482,7 @@ def model_fields(about: Json, name: str) -> Json:
     biases = tuple(part for part in ("attention", "mlp") if about.get(f"{part}_bias"))
     if name == "eurobert":
         biases += ("logits",) if "mlp" in biases else ()
-        fields["attention_mask"] = "bidirectional"
+        fields |= {"attention_mask": "bidirectional", **_head_fields(about)}
     return fields | {
         "mlp_activations": (activation, "linear"),
         "positions": "rotary",

@@ -56,7 +56,8 @@ def head_scale(config: ModelConfig) -> float:
     Version 5 multiplies what that layer reads by d_model^-0.5, whatever config.json says; 4.57 does so only for tied
     embeddings.
     """
-    is_scaled = config.relative_bias_per_layer and not config.logits_via_embedding and not config.is_decoder_only
+    has_head = not (config.logits_via_embedding or config.is_decoder_only or config.is_t5_encoder)
+    is_scaled = config.relative_bias_per_layer and has_head
     return config.emb_dim**0.5 if is_scaled else 1.0
 
 

@@ -82,6 +82,29 @@ def write_folder(
     if name is not None:
         starts = model.is_decoder_only and not model.is_encoder
         write_tokenizer(folder, name.path, name.extra_ids or 0, starts, mask)
+    if model.head == "vectors":
+        write_sentence_modules(folder, model)
+
+
+def write_sentence_modules(folder: Path, model: ModelConfig) -> None:
+    """Writes what makes a folder one for sentence-transformers: the mean of the hidden states, compared by cosine.
+
+    The names and keys are those of its versions 2 to 5, which version 6 reads too.
+    """
+    modules = [("0", "", "Transformer"), ("1", "1_Pooling", "Pooling")]
+    parts = [
+        {"idx": int(name), "name": name, "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for name, path, kind in modules
+    ]
+    contents = {
+        "modules": parts,
+        "1_Pooling/config": {"word_embedding_dimension": model.emb_dim, "pooling_mode_mean_tokens": True},
+        "sentence_bert_config": {"max_seq_length": model.max_length, "do_lower_case": False},
+        "config_sentence_transformers": {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"},
+    }
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    for name, content in contents.items():
+        (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
 
 
 def write_configs(
@@ -98,12 +121,13 @@ def write_configs(
     `eos_id` is the vocabulary's end of sequence; `generate` of transformers never gives the `suppressed` ids.
     `head_scale` is what the written output layer is multiplied by, `mask_id` an encoder's mask.
     """
+    is_encoder = config.is_encoder or config.is_t5_encoder
     start = "bos_token_id" if config.is_decoder_only else "decoder_start_token_id"
     generation: dict[str, object] = {"pad_token_id": 0, "eos_token_id": eos_id, start: 0}
     if suppressed:
         generation["suppress_tokens"] = sorted(suppressed)
     about = config_json(config, dtype, eos_id, mask_id) | ({HEAD_SCALE: head_scale} if head_scale != 1 else {})
-    files = {"config": about} | ({} if config.is_encoder else {"generation_config": generation})
+    files = {"config": about} | ({} if is_encoder else {"generation_config": generation})
     for name, content in files.items():
         (directory / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 
 from limba.config import OBJECTIVES, GenerationConfig, InputError, MeshConfig, ModelConfig, RunConfig
 from limba.config.environment import quiet_imports
@@ -28,7 +28,6 @@ from limba.inference import source as sources
 from limba.inference.source import Source, VocabularyName
 from limba.inference.texts import listed, paired, whole_letters
 from limba.sharding.mesh import (
-    batch_sharding,
     keep_compiled_programs,
     leaf_name,
     make_mesh,
@@ -337,6 +336,7 @@ class TrainedModel:
             return gaps[0] if isinstance(text, str) else gaps
         if self.network.config.is_decoder_only:
             raise InputError(f"{self.path} is a decoder-only model, which continues texts and fills no gaps; generate.")
+        self._require_text("fills")
         if not num_sentinels(self.vocabulary):
             raise InputError(f"The vocabulary of {self.path} has no sentinels (<extra_id_0>, …), so it fills no gaps.")
         masked, ids = [with_sentinels(whole_letters(each)) for each in texts], list[np.ndarray]()
@@ -411,7 +411,7 @@ class TrainedModel:
         return sum(max(0, size - self.lengths[name]) for name, size in sizes.items())
 
     def _require_text(self, what: str) -> None:
-        if self.network.config.is_encoder:
+        if self.network.config.is_encoder or self.network.config.is_t5_encoder:
             raise InputError(
                 f"{self.path} is an encoder, which {what} no text; call fill for the words of <mask>, or encode for"
                 " vectors."
@@ -424,19 +424,37 @@ class TrainedModel:
         """
         if pooling not in POOLINGS:
             raise InputError(f"The pooling is {pooling!r}; choose one of {', '.join(POOLINGS)}.")
-        from limba.data.stream.placement import place_batch
-        from limba.inference.generate import batches_of_like_lengths, fetched, padded
+        from limba.inference.encoded import of_each, pooled
 
         ids = [self.tokenize(text) for text in listed(texts)]
-        found = np.zeros((len(ids), self.network.config.emb_dim), np.float32)
-        num_rows, rows = self.rows(min(self.batch_size, max(1, len(ids)))), batch_sharding(self.mesh)
-        for numbers in batches_of_like_lengths([len(each) for each in ids], num_rows):
-            tokens = padded([ids[i] for i in numbers], num_rows)
-            lengths = np.ones(num_rows, np.int32)
-            lengths[: len(numbers)] = [len(ids[i]) for i in numbers]
-            placed = place_batch({"tokens": tokens, "lengths": lengths}, rows)
-            found[numbers] = fetched(_pooled(self.network, pooling, self.params, **placed))[: len(numbers)]
-        return found
+        compute = functools.partial(pooled, self.network, pooling, self.params)
+        vectors = of_each(compute, ids, self.rows(min(self.batch_size, max(1, len(ids)))), self.mesh)
+        return np.stack(vectors) if vectors else np.zeros((0, self.network.config.emb_dim), np.float32)
+
+    def classify(self, texts: Sequence[str]) -> list[dict[str, float]]:
+        """Returns {class: probability} of each text, the likeliest first; {"score": number} of a head of scores."""
+        from limba.inference.encoded import named_labels
+
+        ids = [self.tokenize(text) for text in listed(texts)]
+        return [named_labels(self.network.config, row[0]) for row in self._outputs(ids, "classes", "score")]
+
+    def tag(self, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
+        """Returns the tag of each word of each sentence, a list of words; InputError for one that is too long."""
+        from limba.inference.encoded import sentence_ids
+
+        ids, starts = sentence_ids(sentences, self.vocabulary, self.lengths["inputs"])
+        labels, rows = self.network.config.labels, self._outputs(ids, "tags")
+        return [[labels[n] for n in row[at].argmax(axis=-1)] for row, at in zip(rows, starts, strict=True)]
+
+    def _outputs(self, ids: Sequence[np.ndarray], *heads: str) -> list[Float[np.ndarray, "Q N"]]:
+        from limba.inference.encoded import of_each, outputs
+
+        if (head := self.network.config.head) not in heads:
+            raise InputError(
+                f"The head of {self.path} is {head!r}, and this is for {' or '.join(heads)}; see its card."
+            )
+        compute = functools.partial(outputs, self.network, self.params)
+        return of_each(compute, ids, self.rows(min(self.batch_size, max(1, len(ids)))), self.mesh)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns the parameters by T5X's names, one array per layer."""
@@ -480,21 +498,3 @@ class TrainedModel:
         """Returns the smallest number of rows, at least this one, that the mesh divides."""
         groups = num_batch_groups(self.mesh)
         return -(-num // groups) * groups
-
-
-@functools.partial(jax.jit, static_argnames=("network", "pooling"))
-def _pooled(
-    network: Network, pooling: str, params: Parameters, tokens: Int[Array, "B L"], lengths: Int[Array, " B"]
-) -> Float[Array, "B D"]:
-    mask = jnp.arange(tokens.shape[1])[None] < lengths[:, None]
-    if network.config.is_decoder_only:
-        targets = jnp.where(mask, jnp.maximum(tokens, 1), 0)  # a language model takes rows that are 0 for padding
-        batch = {"decoder_input_tokens": tokens, "decoder_target_tokens": targets}
-        states = network.apply(params, batch, as_states=True)
-    else:
-        states = network.encode(params, tokens)
-    if pooling != "mean":
-        place = lengths - 1 if pooling == "last" else jnp.zeros_like(lengths)
-        return jnp.take_along_axis(states, place[:, None, None], axis=1)[:, 0].astype(jnp.float32)
-    states = jnp.where(mask[..., None], states.astype(jnp.float32), 0.0)
-    return jnp.sum(states, axis=1) / lengths[:, None].astype(jnp.float32)

@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from limba.config import ModelConfig
 from limba.model.attention import query_init
+from limba.model.heads import Head
 from limba.model.kernels.choose import Einsum, choose_for_any_mask
 from limba.model.layers import (
     ACTIVATION_FUNCTIONS,
@@ -265,9 +266,14 @@ class LanguageModel(nn.Module):
     def setup(self) -> None:
         self.token_embedder = Embed(self.config)
         self.decoder = Stack(self.config, self.mesh)
+        if self.config.has_own_head:
+            self.head = Head(self.config)
 
     def __call__(self, batch: Batch, deterministic: bool, as_states: bool = False) -> Float[Array, "B LorP DorV"]:
-        """Returns float32 logits, or with `as_states` the hidden states that the head turns into logits."""
+        """Returns float32 logits, or with `as_states` the hidden states that the head turns into logits.
+
+        Those of an encoder's own head are `heads.Head`'s.
+        """
         targets = batch["decoder_target_tokens"]
         segments = batch.get("decoder_segment_ids", jnp.ones_like(targets))
         ids = ids_of(targets, segments)
@@ -279,6 +285,9 @@ class LanguageModel(nn.Module):
                 allowed = allowed | prefix_mask(batch["decoder_causal_attention"] > 0)
             mask = mask & allowed
         positions, inputs = positions_in_segments(segments), batch["decoder_input_tokens"]
+        if self.config.has_own_head:
+            states = self.decoder(self.token_embedder(inputs), positions, mask, deterministic, True)
+            return states if as_states else self.head(states, ids > 0)
         if self.config.is_encoder and (has_prefix or self.config.predicts_next):
             before = jnp.where(positions > 0, jnp.roll(inputs, 1, axis=1), 0)
             reads_own = not self.config.predicts_next and batch["decoder_causal_attention"] > 0

@@ -117,7 +117,12 @@ class Transformer(nn.Module):
         return self.encoder(self.token_embedder(tokens) if x is None else x, Mask(ids, ids), deterministic)
 
     def __call__(self, batch: Batch, deterministic: bool, as_states: bool = False) -> Float[Array, "B Q DorV"]:
-        """Returns float32 logits, or with `as_states` the hidden states that the head turns into logits."""
+        """Returns float32 logits, or with `as_states` the hidden states that the head turns into logits.
+
+        Those of an encoder alone are its hidden states.
+        """
+        if self.config.is_t5_encoder:
+            return self.encode(batch, deterministic)
         embedded, x = self.token_embedder.both(batch["encoder_input_tokens"], batch["decoder_input_tokens"])
         return self._decode(batch, x, self.encode(batch, deterministic, embedded), deterministic, as_states)
 

@@ -31,6 +31,7 @@ LOGICAL_AXIS_RULES = {
     "joined_kv": "model",
     "relpos_buckets": None,
     "length": None,
+    "labels": None,
     "layers": None,
 }
 

@@ -20,9 +20,11 @@ import optax
 from etils import epath
 
 from limba.config import ConfigError, RunConfig, plain
+from limba.config.errors import require
 from limba.config.secrets import without_credentials
 from limba.data.deal import Deal, corpora_of, deal_of, said
 from limba.data.objectives import derive_lengths
+from limba.data.objectives.labels import check_labels, labels_in
 from limba.data.stream.positions import opened
 from limba.data.stream.stages import Stage, check_rows_of_stage, task_of_stage
 from limba.data.tasks import (
@@ -32,6 +34,7 @@ from limba.data.tasks import (
     needs_sentinels,
     pinned_for_run,
     resolve_task_of_run,
+    unit_sources,
 )
 from limba.data.vocabulary.load import byte_extra_ids, check_vocabulary
 from limba.data.vocabulary.train import HOURS_WAITED, ensure_vocabulary
@@ -51,6 +54,36 @@ EPOCH = "epoch"
 STAGES = "stages"  # of FILE: the later stages' counts, by their first batches
 
 logger = logging.getLogger(__name__)
+
+
+def with_labels(config: RunConfig) -> RunConfig:
+    """Returns the run of a head of labels with those of its training text, unless it has its own; else the same run.
+
+    Reads all labeled texts. Raises InputError, in all processes alike, for rows without label, for less than two
+    labels, and for labels of the validation text that the training text has not.
+    """
+    model, data = config.model, config.data
+    if not model.has_own_head:
+        return config
+    file = resolved(config.model_dir) / plain.FILE
+    begun = plain.from_text(read_text(file), str(file)) if file.exists() else None
+    with together(COUNTING_SECONDS):
+        (source,) = unit_sources(resolve_task_of_run(data, config.model_dir)).values()
+        found = {
+            split: labels_in(source.rows_with_blanks(split), model.head, f"{source.name}, split {split!r},")
+            for split in (data.train_split, data.validation_split)
+        }
+        splits = found if source.is_carved(data.validation_split) else (data.train_split,)
+        own = begun.model.labels if isinstance(begun, RunConfig) else ()
+        labels = model.labels or own or sorted({label for split in splits for label in found[split]})
+        require(
+            len(labels) > 1 or not model.has_labels,
+            "ModelConfig.labels",
+            f"is {tuple(labels)!r}, those of {source.name}; give texts with two labels or more.",
+        )
+        for split, each in found.items():
+            check_labels(each, labels, f"{source.name}, split {split!r},")
+    return dataclasses.replace(config, model=dataclasses.replace(model, labels=tuple(labels)))
 
 
 def task_of_run(config: RunConfig) -> tuple[Provider, dict[str, int]]:

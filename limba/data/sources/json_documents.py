@@ -1,12 +1,13 @@
-"""Documents in JSON besides one object a line: files that are one array, nested columns, and lists of words or ids."""
+"""Documents of several lines or columns: JSON files that are one array, nested columns, lists; CoNLL-U's sentences."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO
 
+from limba.config import InputError
 from limba.data.sources.parquet import flat, stored_name
 
 HEAD_BYTES = 4096  # that say whether a file is one array
@@ -98,3 +99,35 @@ def value_at(record: Mapping[str, object], column: str) -> object:
             raise KeyError(column)
         return value_at(inner, rest)
     return flat(record[name], column)
+
+
+# Of CoNLL-U, https://universaldependencies.org/format.html
+CONLLU = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
+
+
+def sentences(path: str, lines: Iterable[str], columns: Sequence[str]) -> Iterator[list[str]]:
+    r"""Yields, for each sentence of CoNLL-U, its words' values in each column, with a space between two.
+
+    A space inside of a value is a no-break space. Ranges of words (1-2) and empty ones (1.1) are left out. Raises
+    InputError for a column that CoNLL-U does not have, and for a line without ten.
+
+    >>> word = "{0}\t{1}\t_\t{2}" + "\t_" * 6
+    >>> list(sentences("a", ["# text = Da 5 000", word.format(1, "Da", "X"), word.format(2, "5 000", "Y")], ["upos"]))
+    [['X Y']]
+    """
+    if unknown := [column for column in columns if column not in CONLLU]:
+        raise InputError(
+            f"{path} has no column {unknown[0]!r}; CoNLL-U has {', '.join(CONLLU)}: set DataConfig.column to"
+            " {'inputs': 'form', 'targets': 'upos'}."
+        )
+    places, words = [CONLLU.index(column) for column in columns], list[list[str]]()
+    for number, line in enumerate((*lines, ""), 1):
+        if not line.strip() and words:
+            yield [" ".join(values) for values in zip(*words, strict=True)]
+            words = []
+        elif line.strip() and not line.startswith("#"):
+            fields = line.split("\t")
+            if len(fields) != len(CONLLU):
+                raise InputError(f"{path} line {number} has {len(fields)} columns, and CoNLL-U 10; correct the line.")
+            if fields[0].isdecimal():
+                words.append([fields[place].replace(" ", "\N{NO-BREAK SPACE}") for place in places])

@@ -27,7 +27,7 @@ from limba.config.errors import reason_of
 from limba.config.secrets import without_credentials
 from limba.data.sources.compression import COMPRESSIONS, unpacked
 from limba.data.sources.fingerprints import File, version_of
-from limba.data.sources.json_documents import HEAD_BYTES, JsonError, array_records, is_array, value_at
+from limba.data.sources.json_documents import HEAD_BYTES, JsonError, array_records, is_array, sentences, value_at
 from limba.data.sources.parquet import Footers, UnitError, not_text, parquet_values, stored_name
 from limba.data.sources.remote import ReadError, ReadPolicy, ask, in_place, is_local, open_file
 from limba.storage import servers
@@ -46,14 +46,8 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 FIELD_SEPARATOR = b"\0"  # between the texts of several columns, and removed from the texts
 ARRAY_HINT = "; a file that is one JSON array must have the suffix .json"
 USUAL_COLUMN = "text"  # in whose place the first column of a csv file may stand
-FORMATS = {
-    ".txt": "text",
-    ".jsonl": "json",
-    ".json": "json",
-    ".csv": "csv",
-    ".parquet": "parquet",
-    ".array_record": "array_record",
-}
+FORMATS = {".txt": "text", ".jsonl": "json", ".json": "json", ".csv": "csv", ".conllu": "conllu"}
+FORMATS |= {".parquet": "parquet", ".array_record": "array_record"}
 PATIENT = ReadPolicy()
 
 
@@ -98,7 +92,7 @@ def file_format(path: str) -> tuple[str, str]:
             return name, packed
     raise InputError(
         f"{path} has an unknown suffix; "
-        "give .txt, .jsonl, .json or .csv files, each also with .gz or .zst, .parquet or .array_record."
+        "give .txt, .jsonl, .json, .csv or .conllu files, each also with .gz or .zst, .parquet or .array_record."
     )
 
 
@@ -216,7 +210,7 @@ def list_units(files: Sequence[File], policy: ReadPolicy = PATIENT, footers: Foo
             )
         if form == "parquet":
             units += [Unit(file.path, group, group + 1) for group in range(num_groups[file.path])]
-        elif form == "csv" or packed or file.size is None or file.path in arrays:
+        elif form in ("csv", "conllu") or packed or file.size is None or file.path in arrays:
             units.append(Unit(file.path))
         else:
             units += [Unit(file.path, start, min(start + size, file.size)) for start in range(0, file.size, size)]
@@ -280,6 +274,8 @@ def read_chunks(
                 rows = _csv(unit, file, columns)
             elif form == "json":
                 rows = _json(unit, file, columns)
+            elif form == "conllu":
+                rows = map(joined, sentences(unit.path, (_decode(unit, *line) for line in _lines(unit, file)), columns))
             elif len(columns) > 1:
                 raise InputError(
                     f"{unit.path} has no columns, and the task reads {columns}; give .jsonl, .csv or .parquet."

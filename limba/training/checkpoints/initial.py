@@ -25,6 +25,7 @@ from limba.training.state import TrainState
 
 logger = logging.getLogger(__name__)
 
+HEAD_OF_VOCABULARY, HEAD_OF_LABELS = "decoder/logits_dense", "head/"
 _MOMENTS = re.compile(r"(?:^|/)(v_row|v_col|v)/([^0-9/].*)$")
 _MESH_TENSORFLOW = re.compile(r"(?:(mt5|byt5)/(\w+)/)?model\.ckpt-(\d+)$")
 
@@ -44,8 +45,9 @@ def load_initial(
     if a T5X checkpoint has another optimizer. The step is the checkpoint's, 0 for Hugging Face. With `reset_step` the
     step is 0 and the optimizer state is new. `check_step` gets the checkpoint's step before its arrays are read, and
     may raise an error. An average of the weights begins as them; at step 0 a Limba checkpoint's own average, if it has
-    one, gives the parameters. Raises InputError if there is no checkpoint, if it has another network, and if a Limba
-    checkpoint after step 0 has another optimizer.
+    one, gives the parameters. An encoder's own head begins new, unless the checkpoint has one of as
+    many labels. Raises InputError if there is no checkpoint, if it has another network, and if a Limba checkpoint after
+    step 0 has another optimizer.
     """
     root = _root(path)
     found = t5x.checkpoints_of(root)
@@ -57,11 +59,13 @@ def load_initial(
             check_step(stored_step)
         stored = t5x.unscanned(tree, model)
         parameters = {name.removeprefix("target/"): name for name in stored if name.startswith("target/")}
-        state = _filled(fresh, abstract, stored, parameters, path)
+        state = _filled(fresh, abstract, model, stored, parameters, path)
         return state if reset_step else _with_optimizer(state, abstract, stored, stored_step)
     if "://" not in str(root) and huggingface.is_huggingface(str(root)):
-        stored = huggingface.open_folder(str(root), model)
-        return _filled(fresh, abstract, stored, {name: name for name in stored}, path)
+        stored = huggingface.open_folder(
+            str(root), huggingface.model_config(str(root)) if model.has_own_head else model
+        )
+        return _filled(fresh, abstract, model, stored, {name: name for name in stored}, path)
     place = limba_checkpoint_at(path)
     check_together(place)
     if not reset_step and int(place.name):
@@ -69,7 +73,7 @@ def load_initial(
         return load_limba_checkpoint(place, abstract)
     # At step 0 the optimizer state is new anyway, so another optimizer may start there.
     stored = limba_checkpoint.LimbaCheckpoint(place, verify=None, average=True)
-    return _filled(fresh, abstract, stored, {name: name for name in stored}, path)
+    return _filled(fresh, abstract, model, stored, {name: name for name in stored}, path)
 
 
 def check_initial(path: str, byte_extra_ids: int | None = None) -> None:
@@ -141,7 +145,12 @@ def stacked(name: str, num_layers: int, read: Callable[[str], np.ndarray]) -> np
 
 
 def _filled(
-    fresh: TrainState, abstract: TrainState, stored: Mapping[str, np.ndarray], names: Mapping[str, str], path: str
+    fresh: TrainState,
+    abstract: TrainState,
+    model: ModelConfig,
+    stored: Mapping[str, np.ndarray],
+    names: Mapping[str, str],
+    path: str,
 ) -> TrainState:
     """Returns `fresh` with the parameters of `stored`; `names` gives the stored name for T5X's, unstacked one."""
     wanted: dict[str, tuple[int, ...]] = {}
@@ -150,7 +159,12 @@ def _filled(
             wanted |= {name.replace("/layers/", f"/layers_{i}/"): leaf.shape[1:] for i in range(leaf.shape[0])}
         else:
             wanted[name] = leaf.shape
-    differing = sorted(set(wanted) ^ set(names))
+    heads = {name for name in wanted if name.startswith(HEAD_OF_LABELS)}
+    is_new = any(name not in names or stored[names[name]].shape != wanted[name] for name in heads)
+    if model.has_own_head:
+        left = (HEAD_OF_VOCABULARY, HEAD_OF_LABELS) if is_new or not heads else HEAD_OF_VOCABULARY
+        names = {name: place for name, place in names.items() if not name.startswith(left)}
+    differing = sorted((set(wanted) ^ set(names)) - (heads if is_new else set()))
     if differing:
         verb = "lacks" if differing[0] in wanted else "also has"
         more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
@@ -170,9 +184,11 @@ def _filled(
             )
         return array
 
-    params = jax.tree.map_with_path(
-        lambda place, leaf: _placed(leaf, stacked(leaf_name(place), leaf.shape[0], read)), abstract.params
-    )
+    def placed(place: tuple, leaf: jax.ShapeDtypeStruct, begun: jax.Array) -> jax.Array:
+        name = leaf_name(place)
+        return begun if is_new and name in heads else _placed(leaf, stacked(name, leaf.shape[0], read))
+
+    params = jax.tree.map_with_path(placed, abstract.params, fresh.params)
     return TrainState(fresh.step, params, restarted(params, fresh.opt_state))
 
 

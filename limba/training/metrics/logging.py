@@ -320,6 +320,10 @@ class Metrics:
     def validation_line(self, step: int, values: Mapping[str, float]) -> None:
         """Writes and prints the figures of the validation split."""
         self.write("validation", step, values)
+        if "bits_per_byte" not in values:  # of labeled texts
+            parts = [f"{name} {values[name]:.4f}" for name in ("loss", "accuracy", "f1", "pearson") if name in values]
+            self.say(f"step {step:,} validation: {' | '.join(parts)} | {values['seconds']:.1f} s")
+            return
         self.say(
             f"step {step:,} validation: loss {values['loss']:.4f} | token accuracy {values['accuracy']:.1%}"
             f" | perplexity {values['perplexity']:.2f} | {values['bits_per_byte']:.3f} bits per byte"

@@ -1,0 +1,99 @@
+"""What an encoder gives for texts: vectors, and the outputs of its own head as labels."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int
+
+from limba.config import InputError, ModelConfig
+from limba.data.objectives.labels import joined, word_encoder
+from limba.data.stream.placement import place_batch
+from limba.data.vocabulary.vocabularies import Vocabulary
+from limba.inference.generate import batches_of_like_lengths, fetched, padded
+from limba.inference.texts import listed, whole_letters
+from limba.model import Network
+from limba.model.heads import mean_over
+from limba.model.trees import Batch, Parameters
+from limba.sharding.mesh import batch_sharding
+
+
+def of_each(
+    compute: Callable[[Int[Array, "B L"], Int[Array, " B"]], Array],
+    ids: Sequence[np.ndarray],
+    num_rows: int,
+    mesh: Mesh,
+) -> list[np.ndarray]:
+    """Returns the row of each text in what `compute` gives for batches of tokens and lengths."""
+    found: list[np.ndarray] = [np.zeros(0)] * len(ids)
+    for numbers in batches_of_like_lengths([len(each) for each in ids], num_rows):
+        tokens, lengths = padded([ids[i] for i in numbers], num_rows), np.ones(num_rows, np.int32)
+        lengths[: len(numbers)] = [len(ids[i]) for i in numbers]
+        placed = place_batch({"tokens": tokens, "lengths": lengths}, batch_sharding(mesh))
+        rows = fetched(compute(placed["tokens"], placed["lengths"]))
+        for number, row in zip(numbers, rows, strict=False):
+            found[number] = row
+    return found
+
+
+def _batch_of(tokens: Int[Array, "B L"], lengths: Int[Array, " B"]) -> Batch:
+    real = jnp.arange(tokens.shape[1])[None] < lengths[:, None]
+    targets = jnp.where(real, jnp.maximum(tokens, 1), 0)  # a language model takes rows that are 0 for padding
+    return {"decoder_input_tokens": tokens, "decoder_target_tokens": targets}
+
+
+@functools.partial(jax.jit, static_argnames=("network", "pooling"))
+def pooled(
+    network: Network, pooling: str, params: Parameters, tokens: Int[Array, "B L"], lengths: Int[Array, " B"]
+) -> Float[Array, "B D"]:
+    """Returns the mean of each text's hidden states, or that of its first or last token."""
+    if network.config.is_decoder_only:
+        states = network.apply(params, _batch_of(tokens, lengths), as_states=True)
+    else:
+        states = network.encode(params, tokens)
+    if pooling == "mean":
+        return mean_over(states, jnp.arange(tokens.shape[1])[None] < lengths[:, None])
+    place = lengths - 1 if pooling == "last" else jnp.zeros_like(lengths)
+    return jnp.take_along_axis(states, place[:, None, None], axis=1)[:, 0].astype(jnp.float32)
+
+
+@functools.partial(jax.jit, static_argnames=("network",))
+def outputs(
+    network: Network, params: Parameters, tokens: Int[Array, "B L"], lengths: Int[Array, " B"]
+) -> Float[Array, "B Q N"]:
+    """Returns the outputs of an encoder's own head: probabilities of its labels, or a score."""
+    found = network.apply(params, _batch_of(tokens, lengths))
+    return jax.nn.softmax(found, axis=-1) if network.config.has_labels else found
+
+
+def named_labels(config: ModelConfig, row: Float[np.ndarray, " N"]) -> dict[str, float]:
+    """Returns {label: probability}, the likeliest first; of a score {"score": it}."""
+    names = config.labels or ("score",)
+    return {names[place]: float(row[place]) for place in np.argsort(-row, kind="stable").tolist()}
+
+
+def sentence_ids(
+    sentences: Sequence[Sequence[str]], vocabulary: Vocabulary, length: int
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Returns the ids of sentences, each a list of words, and the places of the words' first pieces.
+
+    Raises InputError for a sentence without words, and for one of more than `length` tokens.
+    """
+    pieces, ids, starts = word_encoder(vocabulary), list[np.ndarray](), list[np.ndarray]()
+    for number, words in enumerate(sentences):
+        found = pieces([whole_letters(word) for word in listed(words)])
+        size = sum(map(len, found))
+        if not 0 < size < length:
+            raise InputError(
+                f"The sentence {number} has {len(words)} words and {size:,} tokens; give a word or more, and less than"
+                f" {length:,} tokens."
+            )
+        tokens, begins = joined(found)
+        ids.append(np.append(tokens, np.int32(vocabulary.eos_id or 1)))
+        starts.append(begins)
+    return ids, starts
