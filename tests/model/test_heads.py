@@ -128,7 +128,7 @@ def test_hidden_states_are_those_of_the_encoder_without_the_head():
 
 
 def test_wrong_heads_are_one_sentence():
-    with pytest.raises(InputError, match="heads are for encoders"):
+    with pytest.raises(InputError, match="which bidirectional encoders of EuroBERT.s layout have"):
         tiny.language_model(head="classes", labels=("a", "b"))
     with pytest.raises(InputError, match="give each label once"):
         dataclasses.replace(ENCODER, head="classes", labels=("a", "a"))
