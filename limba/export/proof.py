@@ -295,8 +295,10 @@ def quiet_libraries() -> None:
 
 
 PIPELINES = {"causal": "text-generation", "bidirectional": "fill-mask"}
-OF_HEADS = dict.fromkeys(("classes", "score"), "text-classification")
-OF_HEADS |= {"tags": "token-classification", "vectors": "sentence-similarity"}
+OF_HEADS: Mapping[str, str] = {
+    "classes": "text-classification", "score": "text-classification", "tags": "token-classification",
+    "vectors": "sentence-similarity",
+}  # fmt: skip
 TPU_RESEARCH_CLOUD = "Trained with Cloud TPUs of Google's TPU Research Cloud (TRC)."
 NO_METRICS = ("kind", "step", "time", "seconds", "examples")  # of a record of metrics.jsonl
 UMT5 = {
@@ -380,7 +382,7 @@ def _front_matter(source: Source, about: CardConfig, results: Mapping[str, float
 def _pipeline_of(model: ModelConfig) -> str | None:
     if model.has_own_head:
         return OF_HEADS[model.head]
-    return PIPELINES[model.attention_mask] if model.is_decoder_only else None
+    return PIPELINES[model.exported.attention_mask] if model.is_decoder_only else None
 
 
 def _results(records: Iterable[Json]) -> dict[str, float]:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from limba.config import InputError, ModelConfig
+from limba.formats import heads
 from limba.formats.names import Arrays, Json, Stored, check_names
 
 SINUSOID_SCALE = 10_000.0
@@ -34,15 +35,7 @@ CLASSES = {
     "modernbert": "ModernBertForMaskedLM",
     "gpt2": "GPT2LMHeadModel",
 }
-# An encoder's class by its head, and what transformers' class of a text says of the task.
-HEAD_CLASSES = {
-    "classes": ("EuroBertForSequenceClassification", "single_label_classification"),
-    "tags": ("EuroBertForTokenClassification", None),
-    "score": ("EuroBertForSequenceClassification", "regression"),
-    "vectors": ("EuroBertModel", None),
-}
 T5_ENCODERS = {"t5": "T5EncoderModel", "umt5": "UMT5EncoderModel"}  # alone; that of an mt5 is read too
-POOLING = "late"  # of EuroBERT's classes of a text; see limba/model/heads.py
 _GATES = ("query", "key", "value")
 _BRANCHES = ("wi_0", "wi_1")
 # Classes whose matrices are one for several of ours: the name of that, and ours in their order.
@@ -389,7 +382,7 @@ def config_json(config: ModelConfig, dtype: str = "float32", eos_id: int = 1, ma
             f"mlp_activations are {config.mlp_activations}, and transformers' T5 has only a linear second one;"
             " use the model in Limba."
         )
-    about: Json = {"architectures": [HEAD_CLASSES.get(config.head, (CLASSES[name],))[0]], "model_type": name}
+    about: Json = {"architectures": [heads.CLASSES.get(config.head, (CLASSES[name],))[0]], "model_type": name}
     about |= {theirs: getattr(config, ours) for ours, (theirs, _) in _FIELDS[_family(name)].items()}
     about |= {"eos_token_id": eos_id, "pad_token_id": 0, "use_cache": True, "torch_dtype": dtype}
     if name == "modernbert":
@@ -403,7 +396,7 @@ def config_json(config: ModelConfig, dtype: str = "float32", eos_id: int = 1, ma
         if config.is_encoder:
             rope = {"rope_type": "default", "rope_theta": config.rotary_base}
             about |= {"bos_token_id": None, "mask_token_id": mask_id, "use_cache": False, "rope_parameters": rope}
-            about |= _head_json(config) if config.has_own_head else {}
+            about |= heads.to_json(config) if config.has_own_head else {}
         return about | {f"{part}_bias": part in config.biases for part in ("attention", "mlp")}
     if name == "gpt2":
         about |= dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), config.dropout_rate)
@@ -420,34 +413,6 @@ def config_json(config: ModelConfig, dtype: str = "float32", eos_id: int = 1, ma
         "initializer_factor": 1.0,
         "decoder_start_token_id": 0,
     }
-
-
-def _head_json(config: ModelConfig) -> Json:
-    if config.head == "vectors":
-        return {}
-    labels = config.labels or ("score",)
-    about: Json = {"id2label": dict(enumerate(labels)), "label2id": {label: n for n, label in enumerate(labels)}}
-    return about | {"classifier_pooling": POOLING, "problem_type": HEAD_CLASSES[config.head][1]}
-
-
-def _head_fields(about: Json) -> Json:
-    """Returns an encoder's head and labels; InputError for one that is none of HEAD_CLASSES."""
-    (name, *_) = about.get("architectures") or [CLASSES["eurobert"]]
-    heads = [head for head, (theirs, _) in HEAD_CLASSES.items() if theirs == name]
-    if not heads or heads == ["vectors"]:
-        return {"head": heads[0]} if heads else {}
-    labels = about.get("id2label") or {0: "LABEL_0", 1: "LABEL_1"}  # transformers writes no default
-    names = tuple(str(labels[number]) for number in sorted(labels, key=int))
-    problem, pooling = about.get("problem_type"), about.get("classifier_pooling", POOLING)
-    if heads != ["tags"] and (problem == "multi_label_classification" or pooling != POOLING):
-        raise InputError(
-            f"The head is for {problem or 'classes'} with {pooling!r} pooling; only one label a text and {POOLING!r}"
-            " are read."
-        )
-    if heads == ["tags"]:
-        return {"head": "tags", "labels": names}
-    is_score = problem == "regression" or len(names) == 1
-    return {"head": "score"} if is_score else {"head": "classes", "labels": names}
 
 
 def model_fields(about: Json, name: str) -> Json:
@@ -482,7 +447,7 @@ def model_fields(about: Json, name: str) -> Json:
     biases = tuple(part for part in ("attention", "mlp") if about.get(f"{part}_bias"))
     if name == "eurobert":
         biases += ("logits",) if "mlp" in biases else ()
-        fields |= {"attention_mask": "bidirectional", **_head_fields(about)}
+        fields |= {"attention_mask": "bidirectional", **heads.fields(about)}
     return fields | {
         "mlp_activations": (activation, "linear"),
         "positions": "rotary",
