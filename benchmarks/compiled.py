@@ -174,7 +174,7 @@ def figures_of_step(args: argparse.Namespace, dump: str) -> dict[str, Any]:
     total = costs.fusion_cycles + sum(kernel["cycles"] for kernel in kernels.values())
     seconds = total / topology.clock_ghz / 1e9
     inputs = 0 if config.is_decoder_only else args.inputs
-    flops = flops_per_sequence(config, inputs, args.targets) * args.batch
+    flops = flops_per_sequence(config, inputs, args.targets, args.predicted) * args.batch
     return {
         "fusion_cycles": costs.fusion_cycles,
         "kernel_cycles": total - costs.fusion_cycles,

@@ -364,6 +364,7 @@ OF_T5 = {  # the package t5 has these signatures
 }
 KERNELS = {"limba/model/kernels/pallas_gpu.py:pallas_attention": 9}
 MANY_ARGUMENTS = {
+    "limba/data/objectives/masked_language_modeling.py:masked_lm": 8,
     "limba/data/provenance.py:documents_of": 8,
     "limba/data/sources/hub_data.py:__init__": 10,
     "limba/data/sources/units.py:documents": 8,

@@ -43,6 +43,7 @@ def masked_lm(
     noise_density: float = 0.15,
     mask_share: float = 0.8,
     causal_share: float = 0.0,
+    mean_noise_span_length: float = 1.0,
     whole_documents: bool = False,
 ) -> Dataset:
     """Returns {"inputs", "targets"}, int32 of equal length, of {"targets": int32 [n]}: rows with and without masks.
@@ -55,10 +56,12 @@ def masked_lm(
     `causal_share`, evenly spread, are read causally, so that each token is predicted from those before it (Charpentier
     & Samuel 2024, arXiv:2410.24159): CAUSAL and PREDICTED are added to all of their inputs. Raises InputError for a
     vocabulary without a mask.
+
+    With a `mean_noise_span_length` above 1, runs of tokens are hidden together, of at most 16 and about that mean
+    (Joshi et al. 2020, SpanBERT, arXiv:1907.10529, has 3.8); neighbours may be hidden too.
     """
-    return _masked(
-        dataset, sequence_length, output_features, (noise_density, mask_share, causal_share), whole_documents, False
-    )
+    shares = (noise_density, mask_share, causal_share, mean_noise_span_length)
+    return _masked(dataset, sequence_length, output_features, shares, whole_documents, False)
 
 
 @preprocessor
@@ -76,16 +79,15 @@ def whole_word_masked_lm(
     Words are taken in random order as long as they fit into the row's number of hidden tokens. Words of more than 16
     pieces count as several. Raises InputError for vocabularies that do not mark words, too.
     """
-    return _masked(
-        dataset, sequence_length, output_features, (noise_density, mask_share, causal_share), whole_documents, True
-    )
+    shares = (noise_density, mask_share, causal_share, 1.0)
+    return _masked(dataset, sequence_length, output_features, shares, whole_documents, True)
 
 
 def _masked(
     dataset: Dataset,
     sequence_length: Mapping[str, int],
     output_features: Features,
-    shares: tuple[float, float, float],
+    shares: tuple[float, float, float, float],
     whole_documents: bool,
     whole_words: bool,
 ) -> Dataset:
@@ -97,7 +99,7 @@ def _masked(
 
     def hidden(block: Sequence[Mapping[str, np.ndarray]], number: int) -> list[dict[str, np.ndarray]]:
         targets = [row["targets"] for row in block]
-        shown = hide(targets, pairs(number, 1)[0], shares[:2], mask, ordinary, begins)
+        shown = hide(targets, pairs(number, 1)[0], (*shares[:2], shares[3]), mask, ordinary, begins)
         borders = np.floor((number * ROWS_PER_BLOCK + np.arange(len(block) + 1)) * shares[2])
         for row in np.flatnonzero(np.diff(borders)):
             shown[row] = targets[row] + (PREDICTED + CAUSAL)
@@ -116,19 +118,21 @@ def ordinary_ids(vocabulary: Vocabulary) -> np.ndarray:
 def hide(
     rows: Sequence[np.ndarray],
     seed: np.ndarray,
-    shares: tuple[float, float],
+    shares: tuple[float, float, float],
     mask: int,
     ordinary: np.ndarray,
     begins: np.ndarray,
 ) -> list[np.ndarray]:
     """Returns each row's inputs, from a pair of seeds; `ordinary` and `begins` are bool [ids]."""
-    (density, mask_share), tokens = shares, np.concatenate(rows)
+    (density, mask_share, mean), tokens = shares, np.concatenate(rows)
     size, lengths = len(tokens), np.array([len(row) for row in rows])
     of_row, starts = np.repeat(np.arange(len(rows)), lengths), np.cumsum(lengths) - lengths
-    draws = philox.uniform([seed[None]], [3 * size + len(rows)])[0][0]
-    order, choice, replacement = draws[: 3 * size].reshape(3, size)
+    draws = philox.uniform([seed[None]], [3 * size + len(rows) + size * (mean > 1)])[0][0]
+    of_tokens, of_rows, of_units = np.split(draws, [3 * size, 3 * size + len(rows)])
+    order, choice, replacement = of_tokens.reshape(3, size)
     can_hide = ordinary[tokens]
-    first = begins[tokens] | ~can_hide | np.pad(~can_hide, (1, 0))[:-1]
+    begun = of_units < 1 / mean if mean > 1 else begins[tokens]
+    first = begun | ~can_hide | np.pad(~can_hide, (1, 0))[:-1]
     first[starts[lengths > 0]] = True
     places = np.arange(size)
     since = places - np.maximum.accumulate(np.where(first, places, 0))
@@ -136,7 +140,7 @@ def hide(
     word_at = np.flatnonzero(first & can_hide)
     of_word = np.cumsum(first) - 1
     word_sizes = np.bincount(of_word, minlength=1)[of_word[word_at]]
-    most = np.floor(np.bincount(of_row, can_hide, len(rows)) * density + draws[3 * size :]).astype(int)
+    most = np.floor(np.bincount(of_row, can_hide, len(rows)) * density + of_rows).astype(int)
     in_order = np.lexsort((order[word_at], of_row[word_at]))
     taken = np.zeros([of_word[-1] + 1 if size else 0], bool)
     cuts = np.searchsorted(of_row[word_at][in_order], np.arange(len(rows) + 1))

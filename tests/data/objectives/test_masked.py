@@ -129,6 +129,23 @@ def test_packed_documents_are_masked_one_by_one_and_become_features():
     assert (few == weights * (np.cumsum(weights, axis=1) <= 8)).all()
 
 
+def test_spans_are_hidden_together_and_as_many_tokens():
+    vocabulary = ByteVocabulary(extra_ids=1)
+    tokens = np.random.default_rng(0).integers(3, 259, 512 * LENGTH).astype(np.int32)
+    rows = made(masked_lm, tokens, vocabulary, mean_noise_span_length=3.0)
+    _, targets, hidden = flat(rows)
+    assert (targets == tokens).all() and hidden.mean() == pytest.approx(0.15, rel=0.005)
+    counts = hidden.reshape(-1, LENGTH)
+    assert likelihood(np.bincount(counts.sum(axis=1) - 76, minlength=2), [0.2, 0.8]) > LIKELY
+    borders = np.flatnonzero(np.diff(np.pad(counts, ((0, 0), (1, 1))).astype(int).ravel()))
+    lengths = np.diff(borders)[::2]
+    # Of geometric runs cut at 16, each beside others that are hidden as often as all are; a row's last ones are short.
+    mean = (1 - (2 / 3) ** 16) * 3 / (1 - 0.15)
+    assert lengths.mean() == pytest.approx(mean, rel=0.05)
+    one_by_one = flat(made(masked_lm, tokens, vocabulary, mean_noise_span_length=1.0))[2]
+    assert (one_by_one == flat(made(masked_lm, tokens, vocabulary))[2]).all()
+
+
 @pytest.mark.parametrize("objective", [masked_lm, whole_word_masked_lm])
 def test_a_share_of_the_texts_is_causal_and_the_others_are_masked_as_without_it(objective, corpus, vocabulary):
     loaded = load_vocabulary(str(vocabulary), 1)
