@@ -431,3 +431,22 @@ def features_of(
         if is_prefix:
             features["decoder_causal_attention"][row, : len(inputs)] = 1
     return features
+
+
+@functools.partial(jax.jit, static_argnames=("network", "pooling"))
+def pooled(
+    network: Network, pooling: str, params: PyTree, tokens: Int[Array, "B L"], lengths: Int[Array, " B"]
+) -> Float[Array, "B D"]:
+    """Returns the vectors of `TrainedModel.encode` for rows of ids, zero-padded from their lengths on."""
+    mask = jnp.arange(tokens.shape[1])[None] < lengths[:, None]
+    if network.config.is_decoder_only:
+        targets = jnp.where(mask, jnp.maximum(tokens, 1), 0)  # a language model takes rows that are 0 for padding
+        batch = {"decoder_input_tokens": tokens, "decoder_target_tokens": targets}
+        states = network.apply(params, batch, as_states=True)
+    else:
+        states = network.encode(params, tokens)
+    if pooling != "mean":
+        place = lengths - 1 if pooling == "last" else jnp.zeros_like(lengths)
+        return jnp.take_along_axis(states, place[:, None, None], axis=1)[:, 0].astype(jnp.float32)
+    states = jnp.where(mask[..., None], states.astype(jnp.float32), 0.0)
+    return jnp.sum(states, axis=1) / lengths[:, None].astype(jnp.float32)

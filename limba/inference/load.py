@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 
 from limba.config import OBJECTIVES, GenerationConfig, InputError, MeshConfig, ModelConfig, RunConfig
 from limba.config.environment import quiet_imports
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from limba.inference.gaps import Fill
     from limba.inference.generate import Deadline, Score, Written
     from limba.inference.long_inputs import SegmentWriter
+    from limba.inference.tuning import Tuning
     from limba.model import Network
     from limba.model.trees import Parameters
 
@@ -53,7 +54,7 @@ LENGTHS = {"inputs": 512, "targets": 512}  # tokens, for a model without lengths
 FORMATS = ("huggingface", "flax", "t5x")
 INTERNAL = (  # what commands use of a model, and no tab completion shows
     *("source", "network", "mesh", "tokenizer", "task", "reads_prefix", "rows", "written", "segment_writer"),
-    *("logits_of_ids", "pair_ids", "num_cut"),
+    *("logits_of_ids", "pair_ids", "num_cut", "tuning"),
 )
 POOLINGS = ("mean", "first", "last")
 
@@ -410,6 +411,13 @@ class TrainedModel:
         sizes = {name: len(ids_of(text, self.vocabulary)) for name, text in texts.items()}
         return sum(max(0, size - self.lengths[name]) for name, size in sizes.items())
 
+    def tuning(self, dropout: float, num_rows: int) -> Tuning:
+        """Returns what fine-tunes copies of the parameters on pairs, by batches of `num_rows`."""
+        from limba.inference.tuning import Tuning
+
+        self._require_text("learns to write")
+        return Tuning(self.network, self.params, self.vocabulary, dropout, self.rows(num_rows))
+
     def _require_text(self, what: str) -> None:
         if self.network.config.is_encoder:
             raise InputError(
@@ -425,7 +433,7 @@ class TrainedModel:
         if pooling not in POOLINGS:
             raise InputError(f"The pooling is {pooling!r}; choose one of {', '.join(POOLINGS)}.")
         from limba.data.stream.placement import place_batch
-        from limba.inference.generate import batches_of_like_lengths, fetched, padded
+        from limba.inference.generate import batches_of_like_lengths, fetched, padded, pooled
 
         ids = [self.tokenize(text) for text in listed(texts)]
         found = np.zeros((len(ids), self.network.config.emb_dim), np.float32)
@@ -435,7 +443,7 @@ class TrainedModel:
             lengths = np.ones(num_rows, np.int32)
             lengths[: len(numbers)] = [len(ids[i]) for i in numbers]
             placed = place_batch({"tokens": tokens, "lengths": lengths}, rows)
-            found[numbers] = fetched(_pooled(self.network, pooling, self.params, **placed))[: len(numbers)]
+            found[numbers] = fetched(pooled(self.network, pooling, self.params, **placed))[: len(numbers)]
         return found
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -480,21 +488,3 @@ class TrainedModel:
         """Returns the smallest number of rows, at least this one, that the mesh divides."""
         groups = num_batch_groups(self.mesh)
         return -(-num // groups) * groups
-
-
-@functools.partial(jax.jit, static_argnames=("network", "pooling"))
-def _pooled(
-    network: Network, pooling: str, params: Parameters, tokens: Int[Array, "B L"], lengths: Int[Array, " B"]
-) -> Float[Array, "B D"]:
-    mask = jnp.arange(tokens.shape[1])[None] < lengths[:, None]
-    if network.config.is_decoder_only:
-        targets = jnp.where(mask, jnp.maximum(tokens, 1), 0)  # a language model takes rows that are 0 for padding
-        batch = {"decoder_input_tokens": tokens, "decoder_target_tokens": targets}
-        states = network.apply(params, batch, as_states=True)
-    else:
-        states = network.encode(params, tokens)
-    if pooling != "mean":
-        place = lengths - 1 if pooling == "last" else jnp.zeros_like(lengths)
-        return jnp.take_along_axis(states, place[:, None, None], axis=1)[:, 0].astype(jnp.float32)
-    states = jnp.where(mask[..., None], states.astype(jnp.float32), 0.0)
-    return jnp.sum(states, axis=1) / lengths[:, None].astype(jnp.float32)
