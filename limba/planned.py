@@ -95,12 +95,6 @@ class PlannedRun:
         at_end.check(self.config)
         return [place.name for place in at_end.destinations(self.config)]
 
-    def train(self) -> Mapping[str, object]:
-        """Trains the run; returns what `limba.run.train` does."""
-        from limba.run import train
-
-        return train(self.config)
-
     def learning_rates(self, steps: Sequence[int]) -> list[float]:
         """Returns the learning rate of these steps, 0 being the first."""
         schedule = make_schedule(self.config.optimizer.schedule, self.config.train_steps)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from limba.inference.gaps import Fill
     from limba.inference.generate import Deadline, Score, Written
     from limba.inference.long_inputs import SegmentWriter
+    from limba.inference.tuning import Tuning
     from limba.model import Network
     from limba.model.trees import Parameters
 
@@ -52,7 +53,7 @@ LENGTHS = {"inputs": 512, "targets": 512}  # tokens, for a model without lengths
 FORMATS = ("huggingface", "flax", "t5x")
 INTERNAL = (  # what commands use of a model, and no tab completion shows
     *("source", "network", "mesh", "tokenizer", "task", "reads_prefix", "rows", "written", "segment_writer"),
-    *("logits_of_ids", "pair_ids", "num_cut"),
+    *("logits_of_ids", "pair_ids", "num_cut", "tuning"),
 )
 POOLINGS = ("mean", "first", "last")
 
@@ -409,6 +410,13 @@ class TrainedModel:
         texts = {"inputs": self.prefix + whole_letters(inputs), "targets": whole_letters(targets)}
         sizes = {name: len(ids_of(text, self.vocabulary)) for name, text in texts.items()}
         return sum(max(0, size - self.lengths[name]) for name, size in sizes.items())
+
+    def tuning(self, dropout: float, num_rows: int) -> Tuning:
+        """Returns what fine-tunes copies of the parameters on pairs, by batches of `num_rows`."""
+        from limba.inference.tuning import Tuning
+
+        self._require_text("learns to write")
+        return Tuning(self.network, self.params, self.vocabulary, dropout, self.rows(num_rows))
 
     def _require_text(self, what: str) -> None:
         if self.network.config.is_encoder or self.network.config.is_t5_encoder:

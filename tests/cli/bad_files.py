@@ -223,6 +223,8 @@ DATA_COMMANDS = {
     "results hf --suite=none": "suites/none.gin does not exist",
     "results hf --suite=ro --data=empty": "empty/ro_pairs.tsv does not exist; name the folder",
     "results hf --suite=ro --seeds=0": "--seeds is 0; give 1 or more",
+    "results fetch": "No suite is given; write limba results fetch SUITE --data=FOLDER",
+    "results fetch none": "suites/none.gin does not exist",
     "results make-pairs": "Write limba results make-pairs FILE.conllu --output=pairs.tsv",
     "results make-pairs none.conllu --output=a.tsv": "none.conllu does not exist",
     "report": "No run is given; write limba report MODEL_DIR",

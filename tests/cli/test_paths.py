@@ -53,6 +53,8 @@ FLAGS: dict[str, object] = {
     "tools/results/results.py --suite": ["results", "run", "--suite=gs://bucket/a.gin"],
     "tools/results/results.py --data": ["results", "run", "--suite=ro", "--data=gs://bucket/data"],
     "tools/results/results.py --output": ["results", "run", "--suite=ro", "--output=gs://bucket/out"],
+    "tools/results/fetch.py SUITE": ["results", "fetch", "gs://bucket/a.gin"],
+    "tools/results/fetch.py --data": ["results", "fetch", "ro", "--data=gs://bucket/data"],
     "tools/results/make_pairs.py FILE": ["results", "make-pairs", "gs://bucket/a.conllu", "--output=a.tsv"],
     "tools/results/make_pairs.py --output": ["results", "make-pairs", "a.conllu", "--output=gs://bucket/a.tsv"],
     "cli/skipped.py MODEL_DIR": BUCKET,

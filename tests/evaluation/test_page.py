@@ -124,6 +124,19 @@ def test_the_page_has_every_section_that_the_run_has_recorded(tmp_path: Path) ->
     assert ">Samples by step" not in text and ">Padding" not in text and "EvaluationConfig.prompts" in text
 
 
+def test_results_are_shown_with_their_numbers(tmp_path: Path) -> None:
+    run = rich(tmp_path)
+    (run / "results").mkdir()
+    (run / "results" / "ro.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
+    (run / "results" / "ro.txt").write_text("task  figure\nronec  <F1>\n")
+    text = page_of(opened(run))
+    assert "<h3>ro</h3>" in text and "<pre>task  figure\nronec  &lt;F1&gt;\n</pre>" in text
+    assert 'src="data:image/svg+xml;base64,PHN2ZyB4' in text
+    loaded = Loaded()
+    loaded.feed(text)
+    assert [address.partition(",")[0] for address in loaded.addresses] == ["data:image/svg+xml;base64"]
+
+
 def test_axes_are_steps_tokens_hours_and_flops(tmp_path: Path) -> None:
     (run,) = opened(recorded(tmp_path))
     axes = run.axes()

@@ -16,7 +16,7 @@ from limba.cli import main
 from limba.config import InputError, ModelConfig
 from limba.formats import huggingface_files
 from limba.tools.results import make_pairs, ngrams
-from limba.tools.results.pairs import MinimalPairs, Pair, gap, likelihoods, outcome
+from limba.tools.results.kinds.pairs import MinimalPairs, Pair, gap, likelihoods, outcome
 from tests import tiny
 from tests.export.runs import arrays_of
 from tests.formats.test_decoder_only import GPT2

@@ -1,20 +1,28 @@
 """`limba results`: a table that is computed once, tasks as files have them, and errors before time is spent."""
 
+import dataclasses
 import gzip
 import json
 import random
 import re
+import shutil
 from pathlib import Path
+from xml.etree import ElementTree
 
+import huggingface_hub
 import numpy as np
 import pytest
 
+import limba
 from limba.cli import main
 from limba.config import InputError
-from limba.tools.results import contamination, scores
-from limba.tools.results.kinds_learned import Classification, NamedEntities, PartOfSpeech, Similarity, parsed, written
+from limba.tools.results import contamination, finetuning, protocol, scores
+from limba.tools.results.kinds.learned import Classification, NamedEntities, PartOfSpeech, Similarity, parsed, written
+from limba.tools.results.protocol import PROTOCOL
 from limba.tools.results.suites import read_suite
 from tests import tiny
+from tests.export.runs import write_run
+from tests.http_server import serving
 from tests.results.test_pairs import folder_of
 
 SUITE = """
@@ -56,7 +64,9 @@ def place(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 def test_a_second_call_computes_nothing_and_a_changed_file_is_seen(place, vocabulary, capsys) -> None:
     folder_of(tiny.model(vocab_size=1_024), vocabulary, place / "model")
-    command = ["results", "model", "--suite=./suite.gin", "--output=out", "--check-contamination=train.txt"]
+    command = ["results", "model", "--suite=./suite.gin", "--output=out", "--check-contamination=train.txt", "--card"]
+    assert main.main(command) == 2 and "README.md does not exist, so --card has no card" in capsys.readouterr().err
+    (place / "model" / "README.md").write_text("---\nlanguage: en\nlicense: mit\n---\n# A model\n")
     assert main.main(command) == 0, capsys.readouterr().err
     first = capsys.readouterr().out
     assert "4 outcomes computed" in first and "agreement: 0 of 2 test examples are in train.txt" in first
@@ -68,9 +78,22 @@ def test_a_second_call_computes_nothing_and_a_changed_file_is_seen(place, vocabu
     assert markdown.startswith("| task | figure | model | model, random weights | chance | n-grams |\n| --- |")
     assert tex.startswith("\\begin{tabular}{llrrrr}\n\\toprule") and " \\\\\n\\bottomrule" in tex
 
+    picture = ElementTree.fromstring((place / "out" / "results.svg").read_text())
+    bars = [each for each in picture.iter() if each.tag.endswith("rect")]
+    assert len(bars) == len(cells) and {each.get("class") for each in bars} == {"b", "o"}
+
+    written = (place / "model" / "README.md").read_text()
+    data = huggingface_hub.ModelCard(written).data
+    assert isinstance(data, huggingface_hub.ModelCardData) and data.eval_results
+    results = {each.dataset_type: each for each in data.eval_results}
+    assert set(results) == {"suite/agreement", "suite/text"} and data.license == "mit"
+    assert results["suite/agreement"].metric_value == cells["agreement", "model"]["mean"]
+    assert "# A model" in written and markdown.partition("\n")[0] in written
+
     assert main.main(command) == 0
     assert "0 outcomes computed" in capsys.readouterr().out
     assert (place / "out" / "results.json").read_text() == table
+    assert (place / "model" / "README.md").read_text() == written, "the section is replaced"
     (place / "pairs.tsv").write_text("good\tbad\nOne is.\tOne are.\n")
     assert main.main(command) == 0
     assert "2 outcomes computed" in capsys.readouterr().out
@@ -79,8 +102,22 @@ def test_a_second_call_computes_nothing_and_a_changed_file_is_seen(place, vocabu
     assert main.main(command) == 2 and f"{kept.name} is damaged; remove it" in capsys.readouterr().err
 
 
+def test_checkpoints_of_a_run_are_columns_and_a_curve(place, vocabulary, capsys) -> None:
+    write_run(place / "run", tiny.model(vocab_size=1_024), steps=(5, 10))
+    shutil.copy(vocabulary, place / "run" / "spiece.model")
+    command = ["results", "run", "--suite=./suite.gin", "--output=out"]
+    assert main.main([*command, "--steps=5,7"]) == 2
+    assert "--steps is 5,7, and run has the checkpoints 5, 10; give all, or some" in capsys.readouterr().err
+    assert main.main([*command, "--steps=all"]) == 0, capsys.readouterr().err
+    found = json.loads((place / "out" / "results.json").read_text())["cells"]
+    assert {"run, step 5", "run, step 10"} <= {each["column"] for each in found}
+    picture = ElementTree.fromstring((place / "out" / "results.svg").read_text())
+    assert [(each.get("d") or "").count("L") for each in picture.iter() if each.get("class") == "c"] == [1, 1]
+    assert (place / "run" / "results" / "suite.svg").read_text() == (place / "out" / "results.svg").read_text()
+
+
 @pytest.mark.slow
-def test_a_task_is_learned_and_its_runs_are_gone(place, vocabulary, capsys) -> None:
+def test_a_task_is_learned(place, vocabulary, capsys) -> None:
     folder_of(tiny.model(vocab_size=1_024, num_decoder_layers=2), vocabulary, place / "model")
     chosen = random.Random(0)
     for name, count in (("train", 400), ("test", 60)):
@@ -98,7 +135,6 @@ def test_a_task_is_learned_and_its_runs_are_gone(place, vocabulary, capsys) -> N
     cells = {(each["figure"], each["column"]): each for each in found["cells"]}
     assert cells["accuracy", "model"]["mean"] > cells["accuracy", "majority"]["mean"] + 10, cells
     assert cells["accuracy", "model"]["seeds"] == 2 and cells["accuracy", "model"]["deviation"] is not None
-    assert not [each for each in (place / "out" / "runs").rglob("*") if each.is_file()], "each run is removed"
 
 
 @pytest.mark.parametrize(
@@ -217,3 +253,104 @@ def test_a_planted_leak_is_found() -> None:
         " ".join(tests[2].split()[:12]),
     ]
     assert contamination.overlaps(corpus, {"t": tests}) == {"t": contamination.Overlap(found=2, whole=1, total=3)}
+
+
+FETCHED = """
+suite.sources = {
+    'a.tsv': ('ADDRESS/a.tsv', 'MIT'),
+    'b.jsonl.gz': ('hub:me/data/sub/b.jsonl', 'CC0'),
+}
+a/Similarity.train = 'a.tsv'
+a/Similarity.test = 'none.tsv'
+b/Classification.train = 'b.jsonl.gz'
+b/Classification.test = 'b.jsonl.gz'
+"""
+
+
+def test_files_of_a_suite_are_said_with_licence_and_size_then_downloaded(tmp_path, monkeypatch, capsys) -> None:
+    served = tmp_path / "served"
+    (served / "datasets" / "me" / "data" / "resolve" / "main" / "sub").mkdir(parents=True)
+    (served / "a.tsv").write_text("A\tB\n")
+    (served / "datasets/me/data/resolve/main/sub/b.jsonl").write_text("{}\n")
+    monkeypatch.chdir(tmp_path)
+    with serving(served) as server:
+        address = server.url("").rstrip("/")
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        (tmp_path / "suite.gin").write_text(FETCHED.replace("ADDRESS", address))
+        command = ["results", "fetch", "./suite.gin", "--data=out"]
+        assert main.main(command) == 2
+        said = capsys.readouterr()
+        assert f"a.tsv: 4 bytes from {address}/a.tsv, MIT" in said.out and "none.tsv: not downloaded" in said.out
+        assert "Nothing was downloaded; answer y, or add --yes." in said.err and not (tmp_path / "out").exists()
+        assert main.main([*command, "--yes"]) == 0
+        assert (tmp_path / "out" / "a.tsv").read_text() == "A\tB\n"
+        assert gzip.decompress((tmp_path / "out" / "b.jsonl.gz").read_bytes()) == b"{}\n"
+        capsys.readouterr()
+        assert main.main(command) == 0
+        assert "a.tsv: is there" in capsys.readouterr().out
+        (tmp_path / "out" / "a.tsv").unlink()
+        (served / "a.tsv").unlink()
+        assert main.main([*command, "--yes"]) == 2
+        assert "a.tsv cannot be downloaded (HTTP Error 404" in capsys.readouterr().err
+
+
+def test_a_model_that_writes_no_text_is_refused_before_time_is_spent(place, vocabulary, capsys) -> None:
+    encoder = tiny.language_model(vocab_size=1_024, attention_mask="bidirectional")
+    folder_of(encoder, vocabulary, place / "model")
+    assert main.main(["results", "model", "--suite=./suite.gin"]) == 2
+    assert "model is an encoder, without a decoder that scores and writes" in capsys.readouterr().err
+
+
+def small(monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
+    """A protocol of one rate and few epochs."""
+    fast = dataclasses.replace(PROTOCOL, learning_rates=(1e-3,), most_train=48, most_dev=16, **changes)
+    monkeypatch.setattr(protocol, "PROTOCOL", fast)
+    monkeypatch.setattr(finetuning, "PROTOCOL", fast)
+
+
+@pytest.mark.slow
+def test_two_runs_of_two_tasks_and_a_converted_model_have_the_same_table(
+    place, vocabulary, monkeypatch, capsys
+) -> None:
+    small(monkeypatch, epochs=2)
+    chosen = random.Random(0)
+    names = ["Ion", "Ana", "Cluj", "Vardar"]
+    for name in ("train", "test"):
+        pairs = [(chosen.choice(names), chosen.random()) for _ in range(40)]
+        rows = [f"{5 * share:.1f}\t{word} {share:.3f}\t{word} este" for word, share in pairs]
+        (place / f"{name}.tsv").write_text("\n".join(rows) + "\n")
+        sentences = [f"1\t{word}{share:.3f}\tB-PERSON\n2\teste\tO\n" for word, share in pairs]
+        (place / f"{name}.conllu").write_text("\n".join(sentences))
+    (place / "suite.gin").write_text(
+        "sts/Similarity:\n  train = 'train.tsv'\n  test = 'test.tsv'\n  score = 0\n  first = 1\n  second = 2\n"
+        "ronec/NamedEntities:\n  train = 'train.conllu'\n  test = 'test.conllu'\n"
+    )
+    model = tiny.model(vocab_size=1_024, emb_dim=16, num_heads=2, head_dim=8, mlp_dim=16, num_decoder_layers=1)
+    write_run(place / "a" / "model", model)
+    shutil.copy(vocabulary, place / "a" / "model" / "spiece.model")
+    limba.load(place / "a" / "model").save(place / "b" / "model")
+    tables = []
+    for number, path in enumerate(("a/model", "a/model", "b/model")):
+        command = ["results", path, "--suite=./suite.gin", f"--output=out{number}", "--seeds=2"]
+        assert main.main(command) == 0, capsys.readouterr().err
+        tables.append((place / f"out{number}" / "results.json").read_text())
+    assert tables[0] == tables[1] == tables[2]
+
+
+@pytest.mark.slow
+def test_shuffled_labels_give_chance(place, vocabulary, monkeypatch, capsys) -> None:
+    small(monkeypatch, epochs=3)
+    model = tiny.model(vocab_size=1_024, emb_dim=16, num_heads=2, head_dim=8, mlp_dim=16, num_decoder_layers=1)
+    folder_of(model, vocabulary, place / "model")
+    chosen = random.Random(0)
+    for name, count in (("train", 64), ("test", 200)):
+        word = lambda: chosen.choice(["yes", "no"])
+        rows = [(word(), f"{chosen.random():.4f} {word()}") for _ in range(count)]
+        (place / f"{name}.jsonl").write_text("\n".join(json.dumps({"text": t, "label": label}) for label, t in rows))
+    (place / "suite.gin").write_text(
+        "answer/Classification.train = 'train.jsonl'\nanswer/Classification.test = 'test.jsonl'\n"
+    )
+    assert main.main(["results", "model", "--suite=./suite.gin", "--output=out", "--seeds=1"]) == 0
+    cells = json.loads((place / "out" / "results.json").read_text())["cells"]
+    found = next(each["mean"] for each in cells if (each["figure"], each["column"]) == ("accuracy", "model"))
+    assert found < 50 + 2.58 * 100 * (0.25 / 200) ** 0.5, "99 % of what chance gives of 200 examples"

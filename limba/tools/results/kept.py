@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from limba.config import InputError
 from limba.tools.results.files import checksum, place_of
 from limba.tools.results.outcome import Outcome
-from limba.tools.results.protocol import PROTOCOL
 
 if TYPE_CHECKING:
     from limba.api import TrainedModel
+    from limba.tools.results.protocol import Protocol
     from limba.tools.results.suites import Task
 
 PACKAGES = ("jax", "jaxlib", "numpy", "limba")  # whose versions decide a figure
@@ -48,13 +48,13 @@ class Kept:
         self.versions = {name: _version(name) for name in PACKAGES}
         self.num_computed = 0
 
-    def facts(self, task: Task, data: str) -> Mapping[str, object]:
+    def facts(self, task: Task, data: str, protocol: Protocol) -> Mapping[str, object]:
         """Returns what decides a task's outcomes beside the model: fields, files, the protocol, the versions."""
         return {
             "kind": type(task).__name__,
             "task": dataclasses.asdict(task),
             "files": {name: checksum(place_of(data, name)) for name in task.files},
-            "protocol": dataclasses.asdict(PROTOCOL),
+            "protocol": dataclasses.asdict(protocol),
             "versions": self.versions,
         }
 

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from limba.api import Parser
 from limba.config import InputError, kinds
-from limba.tools.results import files, pairs
-from limba.tools.results.pairs import Pair
+from limba.tools.results import files
+from limba.tools.results.kinds import pairs
+from limba.tools.results.kinds.pairs import Pair
 
 ABOUT = """Writes minimal pairs from treebanks of Universal Dependencies, as MultiBLiMP makes them: a finite verb, or a
 participle or an adjective that is a predicate, gets the form of another number, gender or person than its subject's.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 
@@ -9,13 +10,15 @@ from dataclasses import dataclass
 class Protocol:
     """The choices of all tasks. docs/results.md has their sources."""
 
-    version: int = 1
+    version: int = 2
     # fine-tuning: each rate is tried with the first seed, the rest of the seeds train with the best one
     learning_rates: tuple[float, ...] = (1e-4, 3e-4, 1e-3)
     epochs: int = 10  # at most
     patience: int = 2  # epochs without a lower loss on the development part
     batch_size: int = 32
     dropout: float = 0.1
+    most_train: int | None = None  # examples of each task, evenly from its training part; None: all
+    most_dev: int | None = None
     dev_share: int = 10  # without a development part, one example in so many of the training part becomes it
     most_tokens: tuple[int, int] = (512, 256)  # of inputs and targets; longer ones are cut
     # minimal pairs
@@ -32,3 +35,5 @@ class Protocol:
 
 
 PROTOCOL = Protocol()
+# `--quick`: a first look on two cores; figures of it are compared with each other only
+QUICK = dataclasses.replace(PROTOCOL, most_train=500, most_dev=250)

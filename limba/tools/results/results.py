@@ -16,9 +16,11 @@ from limba.config import InputError, environment, extras, kinds
 
 if TYPE_CHECKING:
     from limba.api import Progress, TrainedModel
+    from limba.config import ModelConfig
     from limba.tools.results.finetuning import FineTuning
     from limba.tools.results.kept import Kept
     from limba.tools.results.outcome import Outcome
+    from limba.tools.results.protocol import Protocol
     from limba.tools.results.suites import Read, Suite
     from limba.tools.results.table import Table
 
@@ -27,11 +29,13 @@ LaTeX and JSON. What is computed once is kept: the same command goes on where it
 twice.
 
     limba results runs/ro google/mt5-small --suite=ro --data=data/ro --seeds=3
+    limba results fetch ro --data=data/ro
     limba results make-pairs ro_rrt-ud-*.conllu --output=ro_pairs.tsv
     limba results lm-eval run --model limba --model_args pretrained=runs/ro --tasks belebele_ron_Latn
 
 A suite is a gin file: gin/suites/NAME.gin, or your own. docs/results.md says how each kind of task is measured."""
-TABLES = ("results.txt", "results.md", "results.tex", "results.json")
+TABLES = ("results.txt", "results.md", "results.tex", "results.json", "results.svg")
+CHECKPOINT = re.compile(r"([^/]+)/checkpoints/(\d+)$")
 LANGUAGE = re.compile(r"^language:[ ]*(?:\[?)([\w, -]*)((?:\n- [\w-]+)*)", re.MULTILINE)
 
 
@@ -41,6 +45,11 @@ def run(argv: Sequence[str]) -> None:
         from limba.tools.results import make_pairs
 
         make_pairs.run(argv[1:])
+        return
+    if argv[:1] == ["fetch"]:
+        from limba.tools.results import fetch
+
+        fetch.run(argv[1:])
         return
     if argv[:1] == ["lm-eval"]:
         with environment.quiet_imports(), extras.needed_by("limba results lm-eval"):
@@ -52,22 +61,31 @@ def run(argv: Sequence[str]) -> None:
     with environment.quiet_imports():
         from limba.api import described, held
         from limba.tools.results.outcome import Outcome
+        from limba.tools.results.protocol import PROTOCOL, QUICK
         from limba.tools.results.suites import read_suite, read_task
-    suite = read_suite(given.suite)
-    tasks = [read_task(task, given.data) for task in suite.tasks]
+    suite, protocol = read_suite(given.suite), QUICK if given.quick else PROTOCOL
+    tasks = [read_task(task, given.data, protocol) for task in suite.tasks]
     for model in given.model:
-        described(model)
+        if given.card:
+            _card_of(model)
+        _check_model(model, *described(model))
         _check_language(model, suite)
-    folder = Path(given.output or f"results/{suite.name}").expanduser()
+    folder, labels = Path(given.output or f"results/{suite.name}").expanduser(), _labels(given.model)
     overlaps = _overlaps(given.check_contamination, tasks)
     with held(str(folder), "writes results to"):
-        measured = Measured(tasks, given, folder)
-        for model, label in zip(given.model, _labels(given.model), strict=True):
+        measured = Measured(tasks, given, folder, protocol)
+        for model, label in zip(given.model, labels, strict=True):
             measured.add(model, label)
         for read in tasks:
             for column, figures in read.floors().items():
                 measured.table.add(read.task.name, column, [Outcome(dict(figures))])
-        _write(folder, measured.table, [*measured.notes, *overlaps], suite, measured.kept)
+        notes = [*measured.notes, *overlaps]
+        _write(folder, measured, notes, suite, given.model)
+        if given.card:
+            from limba.tools.results import card
+
+            for model, label in zip(given.model, labels, strict=True):
+                card.put(_card_of(model), label, measured.table, suite, notes)
 
 
 def _given(argv: Sequence[str]) -> argparse.Namespace:
@@ -82,6 +100,9 @@ def _given(argv: Sequence[str]) -> argparse.Namespace:
         metavar="CORPUS",
         help="training text, in which the tasks' test examples are looked for",
     )
+    parser.add_argument("--steps", metavar="all|N,N", help="of each run, a column each, with curves; default: one step")
+    parser.add_argument("--card", action="store_true", help="puts the results into README.md of each model's folder")
+    parser.add_argument("--quick", action="store_true", help="fine-tunes on few examples: a first look on two cores")
     add_import_flag(parser)
     given = parser.parse(argv)
     if not given.model or not given.suite:
@@ -91,7 +112,22 @@ def _given(argv: Sequence[str]) -> argparse.Namespace:
     kinds.check_local(given.data, "--data")
     kinds.check_local(given.output or "", "--output")
     given.model = list(dict.fromkeys(given.model))
+    if given.steps is not None:
+        given.model = [step for model in given.model for step in _steps(model, given.steps)]
     return given
+
+
+def _steps(model: str, chosen: str) -> list[str]:
+    """Returns the checkpoints of a run, all or those that are chosen; InputError where one is not there."""
+    folder = Path(model).expanduser() / "checkpoints"
+    there = sorted(int(each.name) for each in folder.glob("*") if each.name.isdecimal())
+    wanted = there if chosen == "all" else [int(each) for each in chosen.split(",") if each.strip().isdecimal()]
+    if not wanted or not set(wanted) <= set(there):
+        raise InputError(
+            f"--steps is {chosen}, and {model} has the checkpoints {', '.join(map(str, there)) or 'of no run'}; give"
+            " all, or some of them with commas."
+        )
+    return [f"{model.rstrip('/')}/checkpoints/{step}" for step in wanted]
 
 
 def _labels(models: Sequence[str]) -> list[str]:
@@ -99,9 +135,30 @@ def _labels(models: Sequence[str]) -> list[str]:
 
     >>> _labels(["runs/ro/", "google/mt5-small"]), _labels(["a/best", "b/best"])
     (['ro', 'mt5-small'], ['a/best', 'b/best'])
+    >>> _labels(["runs/ro/checkpoints/200"])
+    ['ro, step 200']
     """
-    names = [model.rstrip("/").rpartition("/")[2] for model in models]
+    names = [CHECKPOINT.sub(r"\1, step \2", model.rstrip("/")).rpartition("/")[2] for model in models]
     return names if len(set(names)) == len(names) else list(models)
+
+
+def _card_of(model: str) -> Path:
+    """Returns the card of a model's folder; InputError if it has none."""
+    card = Path(model).expanduser() / "README.md"
+    if not card.is_file():
+        raise InputError(f"{card} does not exist, so --card has no card to put results into; convert the model first.")
+    return card
+
+
+def _check_model(model: str, network: ModelConfig, vocabulary: object) -> None:
+    """Raises InputError for a model that writes no text, or has no vocabulary to write it with."""
+    if network.is_encoder:
+        raise InputError(
+            f"{model} is an encoder, without a decoder that scores and writes the texts of these tasks; give a T5 or a"
+            " language model."
+        )
+    if vocabulary is None and _run_of(model) is None:  # a run may have its task's
+        raise InputError(f"{model} has no vocabulary beside it, without which no text is read; copy it there.")
 
 
 def _check_language(model: str, suite: Suite) -> None:
@@ -111,7 +168,7 @@ def _check_language(model: str, suite: Suite) -> None:
     folder = Path(model).expanduser()
     if suite.language is None or not folder.is_dir():
         return
-    run = RunDirectory(model).run() if (folder / "checkpoints").is_dir() else None
+    run = None if (home := _run_of(model)) is None else RunDirectory(str(home)).run()
     said, card = tuple(run.card.language or ()) if run else (), folder / "README.md"
     if not said and card.is_file() and (match := LANGUAGE.search(card.read_text(errors="replace"))):
         said = tuple(re.findall(r"[a-z]{2,3}(?:-\w+)?", f"{match[1]} {match[2]}"))
@@ -139,28 +196,33 @@ def _overlaps(corpus: str | None, tasks: Sequence[Read]) -> list[str]:
 class Measured:
     """A table that is filled model by model."""
 
-    def __init__(self, tasks: Sequence[Read], given: argparse.Namespace, folder: Path):
+    def __init__(self, tasks: Sequence[Read], given: argparse.Namespace, folder: Path, protocol: Protocol):
         from limba.tools.results.kept import Kept
         from limba.tools.results.table import Table
 
         self.tasks, self.given, self.folder = tasks, given, folder
         self.table: Table = Table()
         self.kept: Kept = Kept(folder)
-        self.facts = {read.task.name: self.kept.facts(read.task, given.data) for read in tasks}
+        self.facts = {read.task.name: self.kept.facts(read.task, given.data, protocol) for read in tasks}
         self.notes: list[str] = []
+        if protocol.most_train is not None:
+            self.notes.append(
+                f"quick: at most {protocol.most_train:,} training and {protocol.most_dev:,} development examples of a"
+                " task; compare with other quick figures only"
+            )
 
     def add(self, model: str, label: str) -> None:
         """Adds the columns of a model, and of random weights of its shape."""
         from limba.api import Progress, load
         from limba.tools.results.finetuning import FineTuning
         from limba.tools.results.kept import checksum_of_model
-        from limba.tools.results.kinds_learned import Learned
+        from limba.tools.results.kinds.learned import Learned
         from limba.tools.results.protocol import PROTOCOL
 
         trained = load(model, imports=self.given.imports)
         checksum = checksum_of_model(trained)
         runs = [
-            FineTuning(trained, read.task, read.parts, self.folder / "runs" / f"{read.task.name}-{checksum[:12]}")
+            FineTuning(trained, read.task, read.parts)
             for read in self.tasks
             if isinstance(read.task, Learned) and read.parts is not None
         ]
@@ -173,7 +235,6 @@ class Measured:
                     compute = functools.partial(_score, measure, trained, weights == "random")
                     self.table.add(name, column, [self.kept.get(name, facts, compute)])
                     progress.update()
-            del trained
             for each in runs:
                 self._learn(each, label, checksum, progress)
 
@@ -190,20 +251,21 @@ class Measured:
             progress.update()
             return found
 
-        dev = {rate: kept("dev", rate, 0).figures[task.main] for rate in PROTOCOL.learning_rates}
+        dev: dict[float, float] = {}
+        for rate in PROTOCOL.learning_rates:
+            dev[rate] = kept("dev", rate, 0).figures[task.main]
+            if max(dev, key=lambda each: dev[each]) == rate:
+                runs.hold()
         rate = max(dev, key=lambda each: dev[each])
-        outcomes = []
-        for seed in range(self.given.seeds):
-            outcomes.append(kept("test", rate, seed))
-            runs.remove(rate, seed)
-        for other in PROTOCOL.learning_rates:
-            runs.remove(other, 0)
+        outcomes = [kept("test", rate, seed) for seed in range(self.given.seeds)]
         self.table.add(task.name, label, outcomes)
         malformed = [each.notes["malformed"] for each in outcomes]
+        epochs = [f"{each.notes['epoch']:.0f}" for each in outcomes]
         self.notes.append(
-            f"{task.name}, {label}: rate {rate:g} (development part: {dev[rate]:.2f}); malformed outputs of"
-            f" {len(runs.parts.test):,}: {', '.join(map(str, malformed))}; {runs.parts.left_out:,} training examples"
-            " were left out, since another part has them too"
+            f"{task.name}, {label}: {len(runs.parts.train):,} training examples, rate {rate:g} (development part:"
+            f" {dev[rate]:.2f}), epochs {', '.join(epochs)}; malformed outputs of {len(runs.parts.test):,}:"
+            f" {', '.join(f'{each:.0f}' for each in malformed)}; {runs.parts.left_out:,} training examples were left"
+            " out, since another part has them too"
         )
 
 
@@ -218,9 +280,18 @@ def _score(measure: Callable[[TrainedModel], Outcome], trained: TrainedModel, is
     return measure(trained)
 
 
-def _write(folder: Path, table: Table, notes: Sequence[str], suite: Suite, kept: Kept) -> None:
-    from limba.api import write_whole
+def _run_of(model: str) -> Path | None:
+    """Returns the directory of a run here, or of one of its checkpoints, in which `limba report` looks for results."""
+    folder = Path(model).expanduser()
+    folder = folder.parent.parent if folder.parent.name == "checkpoints" else folder
+    return folder if (folder / "checkpoints").is_dir() else None
 
+
+def _write(folder: Path, measured: Measured, notes: Sequence[str], suite: Suite, models: Sequence[str]) -> None:
+    from limba.api import write_whole
+    from limba.tools.results import chart
+
+    table, kept = measured.table, measured.kept
     lines = "".join(f"\n* {note}" for note in notes)
     about = {"suite": suite.name, "language": suite.language, "versions": kept.versions, "notes": list(notes)}
     texts = (
@@ -228,8 +299,12 @@ def _write(folder: Path, table: Table, notes: Sequence[str], suite: Suite, kept:
         f"{table.markdown()}\n{lines}\n",
         f"{table.latex()}\n",
         json.dumps({**about, "cells": table.json()}, indent=1, ensure_ascii=False) + "\n",
+        chart.svg(table, _labels(models)),
     )
     for name, text in zip(TABLES, texts, strict=True):
         write_whole(str(folder / name), text)
+    for run in dict.fromkeys(map(_run_of, models)):
+        for name in (TABLES[0], TABLES[-1]) if run else ():
+            write_whole(f"{run}/results/{suite.name}{Path(name).suffix}", texts[TABLES.index(name)])
     print(texts[0])
-    print(f"{kept.num_computed} outcomes computed; tables: {folder / TABLES[0]}, .md, .tex, .json", flush=True)
+    print(f"{kept.num_computed} outcomes computed; tables: {folder / TABLES[0]}, .md, .tex, .json, .svg", flush=True)

@@ -11,18 +11,29 @@ from typing import TYPE_CHECKING, NamedTuple
 from limba.cli.gin.statements import Macro, read
 from limba.config import ConfigError, InputError
 from limba.config.errors import did_you_mean
-from limba.tools.results.bits import BitsPerByte
-from limba.tools.results.kinds_learned import Classification, NamedEntities, PartOfSpeech, Parts, Similarity
+from limba.tools.results.kinds.bits import BitsPerByte
+from limba.tools.results.kinds.choices import MultipleChoice
+from limba.tools.results.kinds.learned import (
+    Classification,
+    Learned,
+    Lemmas,
+    NamedEntities,
+    PartOfSpeech,
+    Parts,
+    Similarity,
+)
+from limba.tools.results.kinds.pairs import MinimalPairs
+from limba.tools.results.kinds.writing import Questions, Writing
 from limba.tools.results.outcome import Figures, Outcome
-from limba.tools.results.pairs import MinimalPairs
+from limba.tools.results.protocol import PROTOCOL, Protocol
 
 if TYPE_CHECKING:
     from limba.api import TrainedModel
 
-Task = MinimalPairs | BitsPerByte | Classification | Similarity | NamedEntities | PartOfSpeech
-KINDS = {
-    kind.__name__: kind for kind in (MinimalPairs, BitsPerByte, Classification, Similarity, NamedEntities, PartOfSpeech)
-}
+Task = MinimalPairs | BitsPerByte | MultipleChoice | Learned
+OF_MODELS = (MinimalPairs, BitsPerByte, MultipleChoice)  # that models are scored on as they are
+TO_LEARN = (Classification, Similarity, NamedEntities, PartOfSpeech, Lemmas, Questions, Writing)
+KINDS = {kind.__name__: kind for kind in (*OF_MODELS, *TO_LEARN)}
 SUITE = "suite"  # whose fields are the suite's own
 
 
@@ -42,12 +53,13 @@ class Suite(NamedTuple):
     name: str
     language: str | None
     tasks: tuple[Task, ...]
+    sources: Mapping[str, tuple[str, str]]  # of a file: its address, and its licence
 
 
 def read_suite(name: str) -> Suite:
     """Returns the suite of a gin file, or the one of gin/suites/ with this name; InputError if it is none."""
     file = name if name.endswith(".gin") or "/" in name else f"suites/{name}.gin"
-    language, fields = None, {}
+    language, sources, fields = None, {}, {}
     source = read([file])
     values = {each.owner: each.value for each in source.bindings if not each.field}
     for each in source.bindings:
@@ -55,9 +67,15 @@ def read_suite(name: str) -> Suite:
         if not each.field:
             continue
         if each.owner == SUITE:
-            if each.field != "language" or not isinstance(value, str):
-                raise InputError(f"{each.place} sets {each.name}; a suite has suite.language, a text such as 'ro'.")
-            language = value
+            if each.field == "language" and isinstance(value, str):
+                language = value
+            elif each.field == "sources" and isinstance(value, dict) and all(map(_is_source, value.values())):
+                sources |= value
+            else:
+                raise InputError(
+                    f"{each.place} sets {each.name}; a suite has suite.language, a text such as 'ro', and"
+                    " suite.sources, such as {'FILE': ('ADDRESS', 'LICENCE')}."
+                )
             continue
         if each.owner not in KINDS:
             near = did_you_mean(each.owner, KINDS)
@@ -74,10 +92,10 @@ def read_suite(name: str) -> Suite:
         given[each.field] = value
     if not fields:
         raise InputError(f"{name} lists no tasks; write a line such as pairs/MinimalPairs.file = 'pairs.tsv'.")
-    return Suite(Path(file).stem, language, tuple(_made(fields)))
+    return Suite(Path(file).stem, language, tuple(_made(fields)), sources)
 
 
-def read_task(task: Task, folder: str) -> Read:
+def read_task(task: Task, folder: str, protocol: Protocol = PROTOCOL) -> Read:
     """Returns a task with its data from a folder; InputError for files that are missing or of another layout."""
     if isinstance(task, MinimalPairs):
         pairs = task.read(folder)
@@ -87,8 +105,16 @@ def read_task(task: Task, folder: str) -> Read:
         data = task.read(folder)
         measure, floors = functools.partial(task.measure, data=data), functools.partial(task.floors, data, folder)
         return Read(task, task.tests(data), floors, measure, None)
-    parts = task.read(folder)
+    if isinstance(task, MultipleChoice):
+        choices = task.read(folder)
+        measure, floors = functools.partial(task.measure, choices=choices), functools.partial(task.floors, choices)
+        return Read(task, task.tests(choices), floors, measure, None)
+    parts = task.read(folder, protocol)
     return Read(task, task.tests(parts), functools.partial(task.floors, parts), None, parts)
+
+
+def _is_source(value: object) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(isinstance(each, str) for each in value)
 
 
 def _made(fields: dict[str, tuple[str, dict[str, object], str]]) -> Iterator[Task]:

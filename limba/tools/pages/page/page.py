@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from limba.config import InputError
 from limba.config.errors import reason_of
-from limba.tools.pages.page import charts, headline, samples, tables
+from limba.tools.pages.page import charts, headline, results, samples, tables
 from limba.tools.pages.page.charts import Chart
 from limba.tools.pages.page.drawing import DASHES, MARKERS, item, script
 from limba.tools.pages.page.runs import Run
@@ -104,7 +104,7 @@ def _page(content: Content, items: dict[str, Any], runs: Sequence[Run], is_live:
             f'<option value="{name}">{html.escape(said)}</option>' for name, said in content.data["axes"].items()
         ),
         "CONTENTS": "".join(f'<li><a href="#part-{name.lower()}">{name}</a></li>' for name in (*drawn, *written)),
-        "SECTIONS": "".join(drawn.values()),
+        "SECTIONS": "".join(drawn.values()) + results.section(runs),
         **{name.upper(): text for name, text in content.data["fragments"].items() if name != "facts"},
         "HAS_CORPORA": "" if content.data["fragments"]["corpora"] else "hidden",
         "HAS_ENVIRONMENT": "" if content.data["fragments"]["environment"] else "hidden",

@@ -14,9 +14,10 @@ from limba.config import InputError, kinds
 from limba.config.kinds import PositiveInt
 from limba.tools.results import files, scores
 from limba.tools.results.outcome import Figures, Outcome
-from limba.tools.results.protocol import PROTOCOL
+from limba.tools.results.protocol import PROTOCOL, Protocol
 
 NAME_IN_MISC = re.compile(r"(?:.*\|)?name=([^|]*).*")  # how NorNE writes a tag into CoNLL-U's last column
+LANGUAGE = re.compile(r"[a-z-]{2,12}:(?=.)")  # before each token of WikiANN's own files
 NOTHING = "none"  # the target of a sentence without names
 LONGEST_NAME = 8  # tokens, of those that the floor looks up
 
@@ -69,9 +70,9 @@ class Learned:
         """Returns the classes that an example has."""
         return {example.targets}
 
-    def read(self, folder: str) -> Parts:
+    def read(self, folder: str, protocol: Protocol = PROTOCOL) -> Parts:
         """Returns the parts. A training example that is read in another part too is left out."""
-        found = {name: list(self.examples(files.place_of(folder, name))) for name in self.files}
+        found = self._read(folder)
         for name, given in found.items():
             if not given:
                 raise InputError(f"{name} of the task {self.name} holds no examples; name another file.")
@@ -93,7 +94,11 @@ class Learned:
                     f"{each.where} has the label {new[0]}, which no example of {self.train} has; it has"
                     f" {', '.join(sorted(known)[:20]) or 'none'}: correct the file, or rename labels."
                 )
-        return Parts(kept[: self.most], dev, test, len(train) - len(kept))
+        most = min(self.most or len(kept), protocol.most_train or len(kept))
+        return Parts(_some(kept, most), _some(dev, protocol.most_dev or len(dev)), test, len(train) - len(kept))
+
+    def _read(self, folder: str) -> dict[str, list[Example]]:
+        return {name: list(self.examples(files.place_of(folder, name))) for name in self.files}
 
     def tests(self, parts: Parts) -> Sequence[str]:
         """Returns the texts that a training corpus should not hold."""
@@ -106,6 +111,12 @@ class Learned:
     def floors(self, parts: Parts) -> Mapping[str, Figures]:
         """Returns the figures of a simple rule."""
         raise NotImplementedError
+
+
+def _some(examples: list[Example], most: int) -> list[Example]:
+    """Returns so many examples at most, evenly taken."""
+    count = min(most, len(examples))
+    return [examples[place * len(examples) // count] for place in range(count)]
 
 
 @dataclass(frozen=True)
@@ -192,8 +203,9 @@ def _number(text: str) -> float | None:
 class Tagged(Learned):
     """A tag of each token, from CoNLL-U, a relative of it, or JSON with lists."""
 
-    tags: str | int = -1  # its column; in JSON its key
+    tags: str | int = -1  # its column
     tokens: str | int = 1
+    names: tuple[str, ...] = ()  # of tags that JSON has as numbers
 
     def tagged(self, path: Path) -> Iterator[tuple[str, list[str], list[str]]]:
         """Yields (where, tokens, tags) of each sentence."""
@@ -202,10 +214,20 @@ class Tagged(Learned):
                 tokens, tags = row["tokens"], row["ner_tags"]
                 if not isinstance(tokens, list) or not isinstance(tags, list) or len(tokens) != len(tags):
                     raise InputError(f"{where}: tokens and ner_tags are no lists of one length; correct them.")
-                yield where, list(map(str, tokens)), list(map(str, tags))
+                yield where, list(map(str, tokens)), [self._named(each, where) for each in tags]
             return
         for where, cells in files.sentences(path, self.tokens, self.tags):
-            yield where, [each[0] for each in cells], [NAME_IN_MISC.sub(r"\1", each[1]) for each in cells]
+            tokens = [each[0] for each in cells]
+            if all(map(LANGUAGE.match, tokens)):
+                tokens = [LANGUAGE.sub("", each, count=1) for each in tokens]
+            yield where, tokens, [NAME_IN_MISC.sub(r"\1", each[1]) for each in cells]
+
+    def _named(self, tag: object, where: str) -> str:
+        if not isinstance(tag, int):
+            return str(tag)
+        if not 0 <= tag < len(self.names):
+            raise InputError(f"{where} has the tag {tag}, and the task {self.name} {len(self.names)} names; add them.")
+        return self.names[tag]
 
 
 @dataclass(frozen=True)
@@ -215,12 +237,14 @@ class PartOfSpeech(Tagged):
     tags: str | int = 3
 
     main: ClassVar[str] = "accuracy"
+    is_closed: ClassVar[bool] = True  # other tags than those of the training part are malformed
 
     def labels(self, example: Example) -> set[str]:
-        return set(example.tags)
+        return set(example.tags) if self.is_closed else set()
 
     def examples(self, path: Path) -> Iterator[Example]:
         for where, tokens, tags in self.tagged(path):
+            tags = list(map(_plain, tags))
             yield Example(" ".join(tokens), " ".join(tags), where, tuple(tokens), tuple(tags))
 
     def judge(self, examples: Sequence[Example], predictions: Sequence[str], parts: Parts) -> Outcome:
@@ -230,7 +254,7 @@ class PartOfSpeech(Tagged):
             given = prediction.split()
             right += sum(t == p for t, p in zip(example.tags, given, strict=False))
             total += len(example.tags)
-            malformed += len(given) != len(example.tags) or not known.issuperset(given)
+            malformed += len(given) != len(example.tags) or (self.is_closed and not known.issuperset(given))
         return Outcome({"accuracy": 100 * right / total}, notes={"malformed": malformed})
 
     def floors(self, parts: Parts) -> Mapping[str, Figures]:
@@ -239,9 +263,19 @@ class PartOfSpeech(Tagged):
             for token, tag in zip(each.tokens, each.tags, strict=True):
                 of_words[token][tag] += 1
         most = sum(of_words.values(), collections.Counter()).most_common(1)[0][0]
-        tag = lambda token: of_words[token].most_common(1)[0][0] if token in of_words else most
+        other = lambda token: most if self.is_closed else _plain(token)
+        tag = lambda token: of_words[token].most_common(1)[0][0] if token in of_words else other(token)
         written = [" ".join(map(tag, each.tokens)) for each in parts.test]
         return {"majority": self.judge(parts.test, written, parts).figures}
+
+
+@dataclass(frozen=True)
+class Lemmas(PartOfSpeech):
+    """The lemma of each token; the target is the lemmas in their order. A word that is new is its own, as a floor."""
+
+    tags: str | int = 2
+
+    is_closed: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,60 @@
+"""Puts a model's results into its card: the hub's `model-index`, and a section with the table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import huggingface_hub
+
+from limba.api import write_whole
+from limba.config import InputError
+from limba.config.errors import reason_of
+from limba.tools.results.suites import Suite
+from limba.tools.results.table import Table
+
+TASKS = {  # the hub's names of what each kind is
+    "MinimalPairs": "text-generation",
+    "BitsPerByte": "text-generation",
+    "MultipleChoice": "multiple-choice",
+    "Classification": "text-classification",
+    "Similarity": "sentence-similarity",
+    "NamedEntities": "token-classification",
+    "PartOfSpeech": "token-classification",
+    "Lemmas": "token-classification",
+    "Questions": "question-answering",
+    "Writing": "text2text-generation",
+}
+BEGIN, END = "<!-- limba results {} -->", "<!-- end of limba results {} -->"
+
+
+def put(card: Path, column: str, table: Table, suite: Suite, notes: Sequence[str]) -> None:
+    """Writes the figures of a column into a card, in the place of those that the suite had there before."""
+    try:
+        found = huggingface_hub.ModelCard(card.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{card} is no model card ({reason_of(error)}); correct its metadata.") from None
+    data = found.data
+    assert isinstance(data, huggingface_hub.ModelCardData), "what ModelCard reads"
+    kinds: Mapping[str, str] = {task.name: TASKS[type(task).__name__] for task in suite.tasks}
+    own = [
+        huggingface_hub.EvalResult(
+            kinds[task],
+            f"{suite.name}/{task}",
+            f"{task} of the suite {suite.name}",
+            name.replace(" ", "_"),
+            round(cells[column].mean, 2),
+            metric_name=name,
+        )
+        for (task, name), cells in table.cells.items()
+        if column in cells
+    ]
+    others = [each for each in data.eval_results or [] if not each.dataset_type.startswith(f"{suite.name}/")]
+    data.eval_results = [*others, *own]
+    data.model_name = data.get("model_name") or card.parent.resolve().name
+    begin, end = BEGIN.format(suite.name), END.format(suite.name)
+    lines = "\n".join(f"* {note}" for note in notes)
+    section = f"{begin}\n## Results: {suite.name}\n\n{table.markdown()}\n\n{lines}\n{end}\n"
+    text = re.sub(rf"\n*{re.escape(begin)}.*?{re.escape(end)}\n?", "\n", found.text, flags=re.DOTALL)
+    write_whole(str(card), f"---\n{data.to_yaml()}\n---\n{text.rstrip()}\n\n{section}")

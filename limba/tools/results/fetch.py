@@ -1,0 +1,88 @@
+"""`limba results fetch`: the files of a suite, from where they are published, each with its licence and its size."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import sys
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+
+from limba.api import Parser, size_text, write_whole
+from limba.config import InputError, kinds
+from limba.config.errors import reason_of
+from limba.tools.results.suites import Suite, read_suite
+
+ABOUT = """Says what each task of a suite needs, from where it is downloaded, under which licence and how large it is;
+asks, and downloads it. A file that is there stays.
+
+    limba results fetch ro --data=data/ro"""
+HUB, HUB_ADDRESS = "hub:", "https://huggingface.co"  # of data sets: hub:user/name/path/in/it
+SECONDS = 60.0  # for an answer
+
+
+def run(argv: Sequence[str]) -> None:
+    """Downloads the files of the suite that the flags name; raises InputError."""
+    parser = Parser("results fetch", ABOUT)
+    parser.add_object("suite", "SUITE", "a name of gin/suites/, or a gin file")
+    parser.add_argument("--data", default=".", metavar="FOLDER", help="where the files go; default: the current one")
+    parser.add_argument("--yes", action="store_true", help="downloads without asking")
+    given = parser.parse(argv)
+    if not given.suite:
+        raise InputError("No suite is given; write limba results fetch SUITE --data=FOLDER.")
+    kinds.check_local(given.data, "--data")
+    suite, folder = read_suite(given.suite), Path(given.data).expanduser()
+    wanted = _wanted(suite, folder)
+    if not wanted:
+        print(f"Nothing is downloaded: {folder} has the files of {suite.name}, or nobody publishes them.")
+        return
+    if not given.yes and not _agreed(f"Download {len(wanted)} files to {folder}? [y/N] "):
+        raise InputError("Nothing was downloaded; answer y, or add --yes.")
+    for name in wanted:
+        address, _ = suite.sources[name]
+        content = _answer(address, "GET")[0]
+        content = gzip.compress(content, mtime=0) if name.endswith(".gz") and not address.endswith(".gz") else content
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(str(folder / name), content)
+        print(f"{folder / name}: {size_text(len(content))}", flush=True)
+
+
+def _wanted(suite: Suite, folder: Path) -> list[str]:
+    """Prints what each task needs; returns the files that are to be downloaded."""
+    found = dict[str, None]()
+    for task in suite.tasks:
+        print(f"{task.name}:")
+        for name in dict.fromkeys(task.files):
+            if (folder / name).is_file():
+                print(f"  {name}: is there")
+            elif name not in suite.sources:
+                print(f"  {name}: not downloaded; the comments of the suite say how it is made, or where it is")
+            else:
+                address, licence = suite.sources[name]
+                print(f"  {name}: {size_text(_answer(address, 'HEAD')[1])} from {address}, {licence}")
+                found[name] = None
+    return list(found)
+
+
+def _agreed(question: str) -> bool:
+    if not sys.stdin.isatty():
+        return False
+    return input(question).strip().lower() in ("y", "yes")
+
+
+def _answer(address: str, method: str) -> tuple[bytes, int]:
+    """Returns the body and its length, or what the head says of it; InputError if there is none."""
+    place = address
+    if address.startswith(HUB):
+        user, name, path = address.removeprefix(HUB).split("/", 2)
+        hub = os.environ.get("HF_ENDPOINT", HUB_ADDRESS).rstrip("/")
+        place = f"{hub}/datasets/{user}/{name}/resolve/main/{path}"
+    try:
+        with urllib.request.urlopen(urllib.request.Request(place, method=method), timeout=SECONDS) as reply:
+            content = reply.read()
+            return content, len(content) or int(reply.headers.get("Content-Length") or 0)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{address} cannot be downloaded ({reason_of(error)}); try again, or copy the file from elsewhere."
+        ) from None
