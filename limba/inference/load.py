@@ -27,13 +27,7 @@ from limba.formats.names import flatten, unstack_layers
 from limba.inference import source as sources
 from limba.inference.source import Source, VocabularyName
 from limba.inference.texts import listed, paired, whole_letters
-from limba.sharding.mesh import (
-    keep_compiled_programs,
-    leaf_name,
-    make_mesh,
-    num_batch_groups,
-    parameter_shardings,
-)
+from limba.sharding.mesh import keep_compiled_programs, leaf_name, make_mesh, num_batch_groups, parameter_shardings
 from limba.storage import lease, manifest
 
 if TYPE_CHECKING:
@@ -458,9 +452,7 @@ class TrainedModel:
         from limba.inference.encoded import of_each, outputs
 
         if (head := self.network.config.head) not in heads:
-            raise InputError(
-                f"The head of {self.path} is {head!r}, and this is for {' or '.join(heads)}; see its card."
-            )
+            raise InputError(f"The head of {self.path} is {head!r}, and this is for {' or '.join(heads)}.")
         compute = functools.partial(outputs, self.network, self.params)
         return of_each(compute, ids, self.rows(min(self.batch_size, max(1, len(ids)))), self.mesh)
 

@@ -1,7 +1,6 @@
 """`limba play`: questions are answered, what is too much or not allowed is refused, and a browser can use the page."""
 
 import contextlib
-import dataclasses
 import errno
 import http.client
 import itertools
@@ -30,7 +29,7 @@ from limba.tools.pages import serving as web
 from limba.tools.pages.play import server as servers
 from limba.tools.pages.play.answers import MOST_LETTERS, Player
 from limba.tools.pages.play.server import Server
-from tests import browser, tiny
+from tests import browser
 from tests.evaluation.report_runs import recorded
 from tests.export.runs import write_run
 from tests.inference.test_load import config_of
@@ -156,17 +155,6 @@ def test_pieces_have_their_bytes_and_models_their_sizes(players: list[Player]) -
         _, answer = asked(server, "/api/tokens", {"model": "run, step 7", "text": "aß"})
         assert answer["bytes"] == 3 and sum(piece["bytes"] for piece in answer["pieces"]) == 3
         assert answer["pieces"][-1]["special"]
-
-
-def test_a_language_model_continues_its_prompt(tmp_path: Path) -> None:
-    write_run(tmp_path / "lm", dataclasses.replace(tiny.LANGUAGE_MODEL, vocab_size=384), steps=(3,))
-    player = Player("lm", limba.load(tmp_path / "lm", vocabulary="byte"))
-    with serving([player]) as server:
-        (whole,) = limba.load(tmp_path / "lm", vocabulary="byte").samples(["Once"], max_tokens=10)
-        status, answer = asked(server, "/api/texts", {"model": "lm", "text": "Once", "max_tokens": 10})
-        assert answer["texts"][0]["text"] == whole[0].text
-        assert status == 200 and answer["texts"][0]["text"].startswith("Once") and player.about()["continues"]
-        assert 1 <= len(answer["texts"][0]["pieces"]) <= 10 and "filled" not in answer["texts"][0]
 
 
 def test_what_is_wrong_is_said_in_a_sentence_and_the_server_continues(players: list[Player]) -> None:

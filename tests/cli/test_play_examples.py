@@ -51,3 +51,14 @@ def test_an_encoder_fills_and_does_not_write(vocabulary: Path, tmp_path: Path) -
         assert [[each["text"] for each in gap] for gap in answer["gaps"]] == [[f.text for f in gap] for gap in expected]
         status, answer = asked(server, "/api/texts", {"model": "encoder", "text": "The"})
         assert status == 400 and "encoder" in answer["error"]
+
+
+def test_a_language_model_continues_its_prompt(tmp_path: Path) -> None:
+    write_run(tmp_path / "lm", dataclasses.replace(tiny.LANGUAGE_MODEL, vocab_size=384), steps=(3,))
+    player = Player("lm", limba.load(tmp_path / "lm", vocabulary="byte"))
+    with serving([player]) as server:
+        (whole,) = limba.load(tmp_path / "lm", vocabulary="byte").samples(["Once"], max_tokens=10)
+        status, answer = asked(server, "/api/texts", {"model": "lm", "text": "Once", "max_tokens": 10})
+        assert answer["texts"][0]["text"] == whole[0].text
+        assert status == 200 and answer["texts"][0]["text"].startswith("Once") and player.about()["continues"]
+        assert 1 <= len(answer["texts"][0]["pieces"]) <= 10 and "filled" not in answer["texts"][0]
