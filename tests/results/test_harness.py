@@ -13,27 +13,44 @@ from tests import tiny
 from tests.results.test_pairs import LANGUAGE_MODELS, folder_of
 
 pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed: pip install 'limba[results]'")
-TASK = """task: mine
+TASK = """task: {name}
 dataset_path: json
 dataset_kwargs: {{data_files: {{test: "{file}"}}}}
 test_split: test
-output_type: multiple_choice
-doc_to_text: "{{{{context}}}}"
-doc_to_target: 0
-doc_to_choice: "{{{{[good, bad]}}}}"
-metric_list: [{{metric: acc}}]
 """
+TASKS = {
+    "mine": """output_type: multiple_choice
+doc_to_text: "{{context}}"
+doc_to_target: 0
+doc_to_choice: "{{[good, bad]}}"
+metric_list: [{metric: acc}]
+""",
+    "rolling": """output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{context}}{{good}}"
+metric_list: [{metric: bits_per_byte}]
+""",
+    "written": """output_type: generate_until
+doc_to_text: "The first of them{{good}}"
+doc_to_target: "{{good}}"
+generation_kwargs: {until: ["\\n\\n"], max_gen_toks: 8, do_sample: false}
+metric_list: [{metric: exact_match}]
+""",
+}
 CONTEXTS = ("", "The first of them")
 
 
-def results_of(model: object, folder: Path) -> tuple[dict, list[list[float]]]:
-    """The figures of the task in a folder, and the likelihoods of each document's choices."""
+def results_of(model: object, folder: Path, name: str = "mine") -> tuple[dict, list]:
+    """The figures of a task in a folder, and the likelihoods of each document's choices, or its text."""
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
     manager = TaskManager(include_path=str(folder), include_defaults=False)
-    found = simple_evaluate(model=model, tasks=["mine"], task_manager=manager, bootstrap_iters=0)
-    return found["results"]["mine"], [[each[0] for each in doc["filtered_resps"]] for doc in found["samples"]["mine"]]
+    found = simple_evaluate(model=model, tasks=[name], task_manager=manager, bootstrap_iters=0)
+    return found["results"][name], [
+        [each[0] if isinstance(each, tuple | list) else each for each in doc["filtered_resps"]]
+        for doc in found["samples"][name]
+    ]
 
 
 @pytest.fixture
@@ -46,7 +63,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "tasks").mkdir()
-    (tmp_path / "tasks" / "mine.yaml").write_text(TASK.format(file=tmp_path / "rows.jsonl"))
+    for name, text in TASKS.items():
+        head = TASK.format(name=name, file=tmp_path / "rows.jsonl")
+        (tmp_path / "tasks" / f"{name}.yaml").write_text(head + text)
     return tmp_path
 
 
@@ -57,10 +76,18 @@ def test_a_language_model_gets_the_harness_own_figures(name, place, vocabulary) 
     from limba.tools.results.harness import LimbaLM
 
     folder = folder_of(LANGUAGE_MODELS[name], vocabulary, place / "model")
-    ours, theirs = LimbaLM(str(folder)), HFLM(str(folder), device="cpu", batch_size=1, add_bos_token=True)
-    (figures, likelihoods), (expected, of_theirs) = (results_of(model, place / "tasks") for model in (ours, theirs))
-    assert figures["acc,none"] == expected["acc,none"]
-    assert likelihoods == [pytest.approx(each, abs=1e-4) for each in of_theirs]
+    ours = LimbaLM(str(folder))
+    for task in TASKS:
+        # Of a rolling text the harness scores a start token of `add_bos_token` itself, after one more.
+        theirs = HFLM(str(folder), device="cpu", batch_size=1, add_bos_token=task != "rolling")
+        (figures, found), (expected, of_theirs) = (results_of(model, place / "tasks", task) for model in (ours, theirs))
+        for figure in ("acc,none", "bits_per_byte,none", "exact_match,none"):
+            assert figures.get(figure) == pytest.approx(expected.get(figure), abs=1e-4), (task, figure)
+        if task == "written":  # transformers replaces each of some bytes that are no letter, SentencePiece what is left
+            whole = [text.partition("\ufffd")[0] for (text,) in of_theirs]
+            assert any(whole) and all(text.startswith(part) for (text,), part in zip(found, whole, strict=True))
+        else:
+            assert found == [[pytest.approx(each, abs=1e-4) for each in doc] for doc in of_theirs], task
 
 
 @pytest.mark.parametrize("sentinels", [False, True])
