@@ -430,7 +430,7 @@ def test_import_refuses_what_is_no_t5(tmp_path):
     with pytest.raises(InputError, match="is not empty"):
         import_folder(tmp_path, tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "bart"}')
-    with pytest.raises(InputError, match="only mt5, t5, umt5, llama, eurobert, gpt2"):
+    with pytest.raises(InputError, match="only mt5, t5, umt5, llama, eurobert, modernbert, gpt2"):
         import_folder(tmp_path, tmp_path / "out")
     with pytest.raises(InputError, match="only a linear second one"):
         files.config_json(config_of("t5_1_1", mlp_activations=("gelu", "gelu")))
