@@ -18,9 +18,11 @@ FAMILIES = {
     "umt5": SIZES,
     "byt5": SIZES,
     "encoder": ["base", "large", "small", "tiny"],
+    "modernbert": ["base", "large", "tiny"],
     "lm": ["0.05b", "0.1b", "1.0b", "tiny"],
     "lm_modern": ["0.05b", "0.1b", "1.0b", "tiny"],
 }
+ENCODERS = ("encoder", "modernbert")
 COUNTS = {
     ("t5_1_1/small", None): 76_961_152,
     ("t5_1_1/base", None): 247_577_856,
@@ -37,6 +39,8 @@ COUNTS = {
     ("t5_1_0/large", None): 737_668_096,
     ("byt5/small", None): 299_637_760,
     ("byt5/base", None): 581_653_248,
+    ("modernbert/base", 50_368): 149_655_232,
+    ("modernbert/large", 50_368): 395_881_664,
 }
 REQUIRED = {
     "MIXTURE_OR_TASK_NAME": "any",
@@ -48,8 +52,8 @@ REQUIRED = {
 
 
 def model_of(name: str, **overrides: object) -> ModelConfig:
-    lengths = {"TASK_FEATURE_LENGTHS": "{'targets': 256}"} if name.startswith(("lm", "encoder")) else {}
-    lengths |= {"OBJECTIVE": "masked_lm"} if name.startswith("encoder") else {}
+    lengths = {"TASK_FEATURE_LENGTHS": "{'targets': 256}"} if name.startswith(("lm", *ENCODERS)) else {}
+    lengths |= {"OBJECTIVE": "masked_lm"} if name.startswith(ENCODERS) else {}
     values = [f"--gin.{key}={value}" for key, value in {**REQUIRED, **lengths, **overrides}.items()]
     files = [f"--gin_file=gin/models/{name}.gin", "--gin_file=gin/runs/pretrain.gin"]
     return parse_args([*files, *values]).config.model
@@ -79,6 +83,7 @@ def num_parameters_of_decoder(model: ModelConfig) -> int:
     norm = 2 * d if model.norm == "layer" else d
     head = 0 if model.logits_via_embedding else d * model.vocab_size
     head += model.vocab_size if "logits" in model.biases else 0
+    head += d * (d + 1 + ("head" in model.biases)) if model.is_modernbert else 0
     return model.vocab_size * d + model.num_decoder_layers * (layer + 2 * norm) + norm + head
 
 
@@ -108,6 +113,9 @@ def test_families_differ_as_they_should(name: str) -> None:
     if family == "encoder":
         check_encoder(model, size)
         return
+    if family == "modernbert":
+        check_modernbert(model, size)
+        return
     assert model.vocab_size == {"mt5": 250_112, "umt5": 256_384, "byt5": 384}.get(family, 32_128)
     assert model.vocab_size % 128 == 0
     assert model.logits_via_embedding == (family == "t5_1_0")
@@ -130,6 +138,18 @@ def check_encoder(model: ModelConfig, size: str) -> None:
     assert model.mlp_activations == ("silu", "linear") and model.layer_norm_epsilon == 1e-5
     published = {"base": (12, 768, 12, 12, 3072), "large": (26, 1152, 18, 6, 4096)}
     shape = (model.num_decoder_layers, model.emb_dim, model.num_heads, model.kv_heads, model.mlp_dim)
+    assert shape == published.get(size, shape)
+    assert model.head_dim * model.num_heads == model.emb_dim
+
+
+def check_modernbert(model: ModelConfig, size: str) -> None:
+    """ModernBERT's shapes (arXiv:2412.13663, table 4), and transformers' default configuration."""
+    assert model.is_encoder and model.vocab_size == 32_000 and model.logits_via_embedding
+    assert (model.positions, model.norm, model.biases) == ("rotary", "layer_scale", ("logits",))
+    assert (model.rotary_base, model.local_attention) == (160_000.0, (32 if size == "tiny" else 128, 3, 10_000.0))
+    assert model.mlp_activations == ("gelu_exact", "linear") and model.layer_norm_epsilon == 1e-5
+    published = {"base": (22, 768, 12, 1152), "large": (28, 1024, 16, 2624)}
+    shape = (model.num_decoder_layers, model.emb_dim, model.num_heads, model.mlp_dim)
     assert shape == published.get(size, shape)
     assert model.head_dim * model.num_heads == model.emb_dim
 
