@@ -79,6 +79,7 @@ class ModelConfig:
         object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
         object.__setattr__(self, "biases", tuple(self.biases))
         object.__setattr__(self, "labels", tuple(self.labels))
+        object.__setattr__(self, "local_attention", self.local_attention and tuple(self.local_attention))
         require(
             self.num_relpos_buckets >= 4 and self.relpos_max_distance > self.num_relpos_buckets // 2,
             "ModelConfig.num_relpos_buckets",
@@ -95,6 +96,13 @@ class ModelConfig:
             len(self.mlp_activations) in (1, 2),
             "ModelConfig.mlp_activations",
             f"has {len(self.mlp_activations)} entries; give one, or two for a gated MLP.",
+        )
+        require(
+            not (self.predicts_next and self.is_modernbert),
+            "ModelConfig.local_attention",
+            f"is {self.local_attention!r}, and attention_mask 'hybrid': a hybrid is also a language model, of Llama's"
+            " layout; set local_attention to None.",
+            ("ModelConfig.local_attention", None),
         )
         require(
             (self.attention_mask == "bidirectional" and not self.is_modernbert) or not self.has_own_head,

@@ -121,8 +121,7 @@ def _replaced(task: Task, config: DataConfig, directory: str | None) -> Task:
         task = with_objective(task, config.objective)
     choices = ("noise_density", "mean_noise_span_length", "mask_share", "causal_share")
     task = with_noise(task, **{name: getattr(config, name) for name in choices})
-    if config.head:
-        task = with_head(task, config.head)
+    task = with_head(task, config.head)
     if config.sequence_length is not None:
         task = of_one_sequence(task, config.pack, config.is_masked)
     if config.data_files is not None:

@@ -306,7 +306,8 @@ def rows(config: ModelConfig) -> list[Row]:
         if parts:
             ours, shape = whole, (*shape[:-1], len(parts) * shape[-1])
         is_transposed = ours.endswith(("kernel", "rel_embedding")) and (name != "gpt2" or ours == HEAD)
-        theirs = _pytorch_name(ours, _family(name)).removeprefix("head.")
+        theirs = _pytorch_name(ours, _family(name))
+        theirs = theirs.removeprefix("head.") if config.has_own_head else theirs
         theirs = theirs.removeprefix("model.") if config.head == "vectors" else theirs
         table.append(Row(ours, theirs, is_transposed, shape))
     return table

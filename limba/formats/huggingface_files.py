@@ -251,7 +251,7 @@ def write_tokenizer(
     """Writes files with which transformers' AutoTokenizer gives the ids of Limba's vocabulary.
 
     With `starts`, for a language model, texts begin with the start id 0 and have no end. The token of `mask_id` is an
-    encoder's mask. `vocabulary` is the path of a
+    encoder's mask; an encoder's texts begin with <cls>, where the vocabulary has it. `vocabulary` is the path of a
     SentencePiece model or of a tokenizer.json, whose post-processor is replaced, or 'byte'.
     ByT5's sentinels count down from the last id in seqio and up in transformers: their ids are written out. Without
     extra ids they are those of bytes that no text has, 258 to 248.
@@ -267,6 +267,7 @@ def write_tokenizer(
         tokenizer_json,
     )
 
+    encodes = mask_id is not None
     if vocabulary == "byte":
         count = extra_ids or (0 if starts else BYTE_SENTINELS)
         special = {"<pad>": 0, "</s>": 1, "<unk>": 2}
@@ -279,11 +280,12 @@ def write_tokenizer(
         if vocabulary.endswith(".json"):
             content = json.loads(content_of(vocabulary))
             names = [read.tokenizer.id_to_token(number) for number in ids]
-            content["post_processor"] = start(names[0]) if starts else around(read.tokenizer.get_vocab(), names[1])
+            ends = around(read.tokenizer.get_vocab(), names[1], encodes)
+            content["post_processor"] = start(names[0]) if starts else ends
             text = json.dumps(content, ensure_ascii=False)
             special = dict(zip(names, ids, strict=True))
         else:
-            text, special = tokenizer_json(vocabulary, extra_ids, starts), {}
+            text, special = tokenizer_json(vocabulary, extra_ids, starts, encodes), {}
             (directory / "spiece.model").write_bytes(content_of(vocabulary))
         special |= {entry["content"]: entry["id"] for entry in json.loads(text)["added_tokens"] if entry["special"]}
         if mask_id is not None and mask_id not in special.values():  # a piece of its own, such as <mask>

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from limba.config import InputError, ModelConfig
-from limba.data.objectives.labels import joined, word_encoder
+from limba.data.objectives.labels import framed, joined, word_encoder
 from limba.data.stream.placement import place_batch
 from limba.data.vocabulary.vocabularies import Vocabulary
 from limba.inference.generate import batches_of_like_lengths, fetched, padded
@@ -85,15 +85,17 @@ def sentence_ids(
     Raises InputError for a sentence without words, and for one of more than `length` tokens.
     """
     pieces, ids, starts = word_encoder(vocabulary), list[np.ndarray](), list[np.ndarray]()
+    around = framed(vocabulary, length)
     for number, words in enumerate(sentences):
         found = pieces([whole_letters(word) for word in listed(words)])
         size = sum(map(len, found))
-        if not 0 < size < length:
+        if not 0 < size <= length - len(around(np.zeros(0, np.int32))[0]):
             raise InputError(
                 f"The sentence {number} has {len(words)} words and {size:,} tokens; give a word or more, and less than"
                 f" {length:,} tokens."
             )
         tokens, begins = joined(found)
-        ids.append(np.append(tokens, np.int32(vocabulary.eos_id or 1)))
-        starts.append(begins)
+        framed_ids, place = around(tokens)
+        ids.append(framed_ids)
+        starts.append(place + begins)
     return ids, starts

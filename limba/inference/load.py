@@ -44,12 +44,13 @@ if TYPE_CHECKING:
 
 BATCH_SIZE = 32  # texts per batch, over all devices, for a model without a batch size
 LENGTHS = {"inputs": 512, "targets": 512}  # tokens, for a model without lengths
-FORMATS = ("huggingface", "flax", "t5x")
+FORMATS, POOLINGS = ("huggingface", "flax", "t5x"), ("mean", "first", "last")
 INTERNAL = (  # what commands use of a model, and no tab completion shows
     *("source", "network", "mesh", "tokenizer", "task", "reads_prefix", "rows", "written", "segment_writer"),
     *("logits_of_ids", "pair_ids", "num_cut", "tuning"),
 )
-POOLINGS = ("mean", "first", "last")
+USES = {"vocabulary": "fill for the words of <mask>, or encode for vectors", "vectors": "encode for vectors"}
+USES |= {"classes": "classify", "score": "classify", "tags": "tag"}  # of an encoder, by its head
 
 logger = logging.getLogger(__name__)
 
@@ -325,13 +326,13 @@ class TrainedModel:
         if top < 1:
             raise InputError(f"top is {top}; give a whole number above 0.")
         texts = [text] if isinstance(text, str) else text
-        if self.network.config.is_encoder:
+        if self.network.config.is_encoder and not self.network.config.has_own_head:
             letters = list(map(whole_letters, texts))
             gaps = fills_of_masks(self.network, self.params, self.mesh, self.vocabulary, letters, top, deadline)
             return gaps[0] if isinstance(text, str) else gaps
+        self._require_text("fills")
         if self.network.config.is_decoder_only:
             raise InputError(f"{self.path} is a decoder-only model, which continues texts and fills no gaps; generate.")
-        self._require_text("fills")
         if not num_sentinels(self.vocabulary):
             raise InputError(f"The vocabulary of {self.path} has no sentinels (<extra_id_0>, …), so it fills no gaps.")
         masked, ids = [with_sentinels(whole_letters(each)) for each in texts], list[np.ndarray]()
@@ -367,6 +368,7 @@ class TrainedModel:
         """
         from limba.inference.generate import ids_of, log_likelihoods, prompt_ids
 
+        self._require_text("scores")
         read = prompt_ids if self.network.config.is_decoder_only else ids_of
         ids = [
             (read(whole_letters(inputs), self.vocabulary), ids_of(whole_letters(targets), self.vocabulary, ends=ends))
@@ -413,11 +415,9 @@ class TrainedModel:
         return Tuning(self.network, self.params, self.vocabulary, dropout, self.rows(num_rows))
 
     def _require_text(self, what: str) -> None:
-        if self.network.config.is_encoder or self.network.config.is_t5_encoder:
-            raise InputError(
-                f"{self.path} is an encoder, which {what} no text; call fill for the words of <mask>, or encode for"
-                " vectors."
-            )
+        if (network := self.network.config).is_encoder or network.is_t5_encoder:
+            use = USES["vectors" if network.is_t5_encoder else network.head]
+            raise InputError(f"{self.path} is an encoder, which {what} no text; call {use}.")
 
     def encode(self, texts: Sequence[str], pooling: str = "mean") -> Float[np.ndarray, "N D"]:
         """Returns one vector per text: the mean of its tokens' hidden states, or that of the first or last token.
@@ -488,7 +488,7 @@ class TrainedModel:
         with lease.held(str(folder), "exports to"):
             writing = folder / ".writing"
             form = Form(("pytorch" if format == "huggingface" else "flax",), dtype)
-            write_folder(writing, arrays, self.network.config, form, self.tokenizer)
+            write_folder(writing, arrays, self.network.config.exported, form, self.tokenizer)
             for file in sorted(writing.iterdir(), key=lambda file: file.name == "config.json"):
                 file.replace(folder / file.name)  # config.json last: until then the folder is no model
             writing.rmdir()

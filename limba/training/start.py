@@ -68,7 +68,13 @@ def with_labels(config: RunConfig) -> RunConfig:
     file = resolved(config.model_dir) / plain.FILE
     begun = plain.from_text(read_text(file), str(file)) if file.exists() else None
     with together(COUNTING_SECONDS):
-        (source,) = unit_sources(resolve_task_of_run(data, config.model_dir)).values()
+        sources = list(unit_sources(resolve_task_of_run(data, config.model_dir)).values())
+        require(
+            len(sources) == 1,
+            "DataConfig.mixture_or_task_name",
+            f"is {data.mixture_or_task_name!r}, and labeled texts are those of one task with files; name such a task.",
+        )
+        (source,) = sources
         found = {
             split: labels_in(source.rows_with_blanks(split), model.head, f"{source.name}, split {split!r},")
             for split in (data.train_split, data.validation_split)

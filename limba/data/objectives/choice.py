@@ -80,15 +80,21 @@ def with_noise(task: Task, **choices: float | None) -> Task:
         raise ConfigError(
             first,
             f"{' '.join(['and', *others, 'are']) if others else 'is'} set, and the objective of task {task.name} has no"
-            " such choice; set DataConfig.objective to span_corruption or whole_word_span_corruption, or leave it out.",
+            " such choice; set DataConfig.objective to span_corruption, or for an encoder masked_lm, or leave it out.",
         )
     return task
 
 
 def with_head(task: Task, head: Sequence[str]) -> Task:
-    """Returns the task with labels for an encoder's head; ConfigError for one whose source gives none."""
+    """Returns the task with labels for an encoder's head, if there is one; ConfigError if only one of both is there."""
     steps = [functools.partial(step, head=head) if unwrapped(step) is labeled else step for step in task.preprocessors]
-    if not _is_labeled(task):
+    if not head and _is_labeled(task):
+        raise ConfigError(
+            "ModelConfig.head",
+            f"is 'vocabulary', and task {task.name!r} gives labeled texts; set it to classes, tags, score or vectors,"
+            " for an encoder.",
+        )
+    if head and not _is_labeled(task):
         raise ConfigError(
             "DataConfig.mixture_or_task_name",
             f"is {task.name!r}, which gives no labels, and ModelConfig.head is {head[0]!r}; set it to 'labeled_texts',"
@@ -120,7 +126,7 @@ def of_one_sequence(task: Task, packed: bool, is_masked: bool = False) -> Task:
                 ("DataConfig.objective", objective),
             )
         if unwrapped(step) is tokenize_documents:
-            step = functools.partial(step, append_eos=True)
+            step = functools.partial(step, append_eos=True, begins=is_masked)
         steps.append(as_one_sequence(step, packed))
     return task.replace(preprocessors=steps)
 

@@ -15,7 +15,7 @@ from limba.config import InputError
 from limba.data.dataset import TOKENS, Dataset, preprocessor
 from limba.data.objectives.token_blocks import Features
 from limba.data.objectives.tokenization import encoder
-from limba.data.vocabulary.load import has_dummy_space, piece_bytes
+from limba.data.vocabulary.load import begin_id, has_dummy_space, piece_bytes
 from limba.data.vocabulary.vocabularies import Vocabulary
 
 INNER_SPACE = "\N{NO-BREAK SPACE}"
@@ -26,38 +26,48 @@ EXAMPLES = 3  # of labels in a sentence
 def labeled(
     dataset: Dataset, sequence_length: Mapping[str, int], output_features: Features, head: Sequence[str] = ("classes",)
 ) -> Dataset:
-    """Returns {"inputs": the tokens of a text with the end of sequence, "targets": its labels}, int32 of at most L.
+    """Returns {"inputs": the tokens of a text, "targets": its labels}, int32 of at most L.
 
     `head` is the network's, then its labels. Targets of classes are [the label's number + 1], of tags that number at
     the first piece of each word and 0 elsewhere, of a score [the bits of a float32, where 0.0 is -0.0], and of vectors
-    the tokens of the other text. A longer text is truncated.
+    the tokens of the other text. Tokens begin with <cls>, if the vocabulary has it, and end with the end of sequence;
+    a longer text is truncated.
     """
     kind, *labels = head
     length, vocabulary = sequence_length["targets"], output_features["targets"].vocabulary
-    encode, end = encoder(vocabulary), np.array([vocabulary.eos_id or 1], np.int32)
+    encode, around = encoder(vocabulary), framed(vocabulary, length)
     number = {label: place for place, label in enumerate(labels, 1)}
     pieces_of = word_encoder(vocabulary)
-
-    def ended(tokens: np.ndarray) -> np.ndarray:
-        return np.append(tokens[: length - 1], end)
 
     def row(example: Mapping[str, bytes]) -> dict[str, np.ndarray]:
         text, label = example["inputs"], example["targets"]
         if kind == "tags":
-            inputs, starts = joined(pieces_of(text.decode().split(" ")))
-            targets = np.zeros(len(inputs), np.int32)
-            targets[starts] = [number[each] for each in label.decode().split(" ")]
-            return {"inputs": ended(inputs), "targets": targets[: length - 1]}
+            tokens, starts = joined(pieces_of(text.decode().split(" ")))
+            inputs, place = around(tokens)
+            targets = np.zeros(place + len(tokens), np.int32)
+            targets[place + starts] = [number[each] for each in label.decode().split(" ")]
+            return {"inputs": inputs, "targets": targets[: len(inputs) - 1]}
         (inputs,) = encode([text])
         if kind == "vectors":
-            targets = ended(encode([label])[0])
+            targets, _ = around(encode([label])[0])
         elif kind == "score":
             targets = np.array([float(label) or -0.0], np.float32).view(np.int32)
         else:
             targets = np.array([number[label.decode()]], np.int32)
-        return {"inputs": ended(inputs), "targets": targets}
+        return {"inputs": around(inputs)[0], "targets": targets}
 
     return dataset.map(row, dict.fromkeys(("inputs", "targets"), TOKENS))
+
+
+def framed(vocabulary: Vocabulary, length: int) -> Callable[[np.ndarray], tuple[np.ndarray, int]]:
+    """Returns a function from a text's tokens to them with <cls> and the end, at most `length`, and their place."""
+    begin = [] if (first := begin_id(vocabulary)) is None else [first]
+    end = vocabulary.eos_id or 1
+
+    def around(tokens: np.ndarray) -> tuple[np.ndarray, int]:
+        return np.array([*begin, *tokens[: length - len(begin) - 1], end], np.int32), len(begin)
+
+    return around
 
 
 def word_encoder(vocabulary: Vocabulary) -> Callable[[Sequence[str]], list[np.ndarray]]:

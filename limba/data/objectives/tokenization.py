@@ -19,25 +19,28 @@ Tokenize = Callable[[Sequence[bytes]], np.ndarray]  # from documents to all thei
 
 
 @preprocessor
-def tokenize_documents(dataset: Dataset, output_features: Features, append_eos: bool = False) -> Dataset:
+def tokenize_documents(
+    dataset: Dataset, output_features: Features, append_eos: bool = False, begins: bool = False
+) -> Dataset:
     """Returns {"targets": int32 [n]}, the tokens of 32 documents in a row, of {"text"} or {"tokens"}, bytes.
 
     "tokens" are the ids of documents tokenized beforehand, as little-endian int32 bytes. As in t5, nothing separates
-    documents. With `append_eos` each one ends with the end-of-sequence id, as causal language modeling needs it, and
-    begins with that of <cls>, if the vocabulary has it.
+    documents. With `append_eos` each one ends with the end-of-sequence id, as causal language modeling needs it; with
+    `begins`, for an encoder, it begins with that of <cls>, if the vocabulary has it.
     Empty documents give no token.
     """
-    name, tokenize = tokenizer_of(dataset, output_features, append_eos)
+    name, tokenize = tokenizer_of(dataset, output_features, append_eos, begins)
     batches = dataset.batch(DOCUMENTS_PER_BATCH)
     return batches.map(lambda batch: {"targets": tokenize([document[name] for document in batch])}, {"targets": TOKENS})
 
 
-def tokenizer_of(dataset: Dataset, output_features: Features, append_eos: bool) -> tuple[str, Tokenize]:
+def tokenizer_of(
+    dataset: Dataset, output_features: Features, append_eos: bool, begins: bool = False
+) -> tuple[str, Tokenize]:
     """Returns the name of the documents' feature, and the function from many of them to all their tokens."""
     vocabulary = output_features["targets"].vocabulary
-    begin, end = (
-        [] if each is None or not append_eos else [each] for each in (begin_id(vocabulary), vocabulary.eos_id)
-    )
+    first, last = begin_id(vocabulary) if begins else None, vocabulary.eos_id if append_eos else None
+    begin, end = ([] if each is None else [each] for each in (first, last))
     return (
         ("tokens", _decoder(begin, end)) if "tokens" in dataset.spec else ("text", _tokenizer(vocabulary, begin, end))
     )

@@ -106,7 +106,8 @@ def parquet_values(
             for batch in parquet.iter_batches(
                 64, row_groups=[group], columns=[stored_name(name) for name in columns], use_threads=False
             ):
-                for row in zip(*(_texts(path, _column(batch, name), name) for name in columns), strict=True):
+                is_pair = len(columns) > 1
+                for row in zip(*(_texts(path, _column(batch, name), name, is_pair) for name in columns), strict=True):
                     if None not in row:
                         yield row
     except ReadError:
@@ -115,12 +116,13 @@ def parquet_values(
         raise UnitError(f"{place} cannot be read as parquet ({reason_of(error)}); check the file.") from error
 
 
-def _texts(path: str, values: Array, column: str) -> list[str | bytes | None]:
+def _texts(path: str, values: Array, column: str, is_pair: bool) -> list[str | bytes | None]:
     import pyarrow
 
     if isinstance(values, pyarrow.DictionaryArray):
         values = values.dictionary_decode()
     texts = [flat(value, column) for value in values.to_pylist()]
+    texts = [numbers_as_text(value) for value in texts] if is_pair else texts
     for value in texts:
         if value is not None and not isinstance(value, bytes if column == TOKENS else str):
             raise not_text(path, value, column)
@@ -130,6 +132,18 @@ def _texts(path: str, values: Array, column: str) -> list[str | bytes | None]:
 def stored_name(column: str) -> str:
     """Returns a column's name in the file: `words[]` are the words of the column `words`, as one text."""
     return column.removesuffix("[]")
+
+
+def numbers_as_text(value: Any) -> Any:
+    """Returns a number, or a list of them, as text: so labels and scores are often stored beside a text.
+
+    >>> numbers_as_text(4.5), numbers_as_text([1, 0]), numbers_as_text("a")
+    ('4.5', '1 0', 'a')
+    """
+    numbers = value if isinstance(value, list) else [value]
+    if all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers):
+        return " ".join(map(str, numbers))
+    return value
 
 
 def flat(value: Any, column: str) -> Any:

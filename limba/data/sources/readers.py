@@ -28,7 +28,7 @@ from limba.config.secrets import without_credentials
 from limba.data.sources.compression import COMPRESSIONS, unpacked
 from limba.data.sources.fingerprints import File, version_of
 from limba.data.sources.json_documents import HEAD_BYTES, JsonError, array_records, is_array, sentences, value_at
-from limba.data.sources.parquet import Footers, UnitError, not_text, parquet_values, stored_name
+from limba.data.sources.parquet import Footers, UnitError, not_text, numbers_as_text, parquet_values, stored_name
 from limba.data.sources.remote import ReadError, ReadPolicy, ask, in_place, is_local, open_file
 from limba.storage import servers
 
@@ -418,9 +418,10 @@ def _json(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes
         values = []
         for column in columns:
             try:
-                value = value_at(record, column)
+                found = value_at(record, column)
             except KeyError:
                 raise _no_column(unit.path, column, list(record), kind) from None
+            value = numbers_as_text(found) if len(columns) > 1 else found
             if not isinstance(value, str | bytes | None):
                 raise not_text(f"{unit.path} {_place(unit.path, offset)}", value, column, kind)
             values.append(value)

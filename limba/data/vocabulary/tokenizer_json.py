@@ -12,15 +12,15 @@ from limba.data.vocabulary.load import NUM_SENTINELS, SENTINEL, SPACE, read_mode
 from limba.data.vocabulary.tokenizers import byte_of_letter
 
 
-def tokenizer_json(model_path: str, extra_ids: int = NUM_SENTINELS, starts: bool = False) -> str:
+def tokenizer_json(model_path: str, extra_ids: int = NUM_SENTINELS, starts: bool = False, encodes: bool = False) -> str:
     """Returns the text of a tokenizer.json that gives the ids of the SentencePiece unigram model at `model_path`.
 
-    It appends the end of sequence, as T5 needs it, and puts <cls> before a text where the model has that; or, with
-    `starts`, it puts padding there, as Limba's language models need it. `extra_ids` sentinels follow the pieces unless
-    the model has its own. Two differences to SentencePiece are known: several combining marks on a letter, if they are
-    not in Unicode's canonical order or not composed (NFD), and the literal text of a special token (`</s>`,
-    `<extra_id_0>`), which becomes that token. Raises InputError for a model that does not exist or is not a unigram
-    model.
+    It appends the end of sequence, as T5 needs it; with `encodes`, for an encoder, it also puts <cls> before a text
+    where the model has that; with `starts` it puts padding there, and no end, as Limba's language models need it.
+    `extra_ids` sentinels follow the pieces unless the model has its own. Two differences to SentencePiece are
+    known: several combining marks on a letter, if they are not in Unicode's canonical order or not composed (NFD),
+    and the literal text of a special token (`</s>`, `<extra_id_0>`), which becomes that token. Raises InputError
+    for a model that does not exist or is not a unigram model.
     """
     model = read_model(model_path)
     kinds = model.SentencePiece
@@ -48,7 +48,7 @@ def tokenizer_json(model_path: str, extra_ids: int = NUM_SENTINELS, starts: bool
         "added_tokens": added,
         "normalizer": {"type": "Sequence", "normalizers": _normalizers(model)},
         "pre_tokenizer": _pre_tokenizer(model.normalizer_spec.add_dummy_prefix),
-        "post_processor": start(model.pieces[0].piece) if starts else around(ids, model.pieces[end].piece),
+        "post_processor": start(model.pieces[0].piece) if starts else around(ids, model.pieces[end].piece, encodes),
         "decoder": _decoder(),
         "model": {
             "type": "Unigram",
@@ -96,9 +96,9 @@ def _pre_tokenizer(starts_with_space: bool) -> dict[str, Any]:
     return {"type": "Sequence", "pretokenizers": [spaces, {**names, "invert": False}]}
 
 
-def around(ids: Mapping[str, int], end: str) -> dict[str, Any]:
-    """Returns the post-processor that appends this token to each text, and puts <cls> or [CLS] before, if it exists."""
-    begin = [name for name in ("<cls>", "[CLS]") if name in ids][:1]
+def around(ids: Mapping[str, int], end: str, encodes: bool) -> dict[str, Any]:
+    """Returns the post-processor that appends this token to each text; if it `encodes`, <cls> or [CLS] come before."""
+    begin = [name for name in ("<cls>", "[CLS]") if encodes and name in ids][:1]
     special = {name: {"SpecialToken": {"id": name, "type_id": 0}} for name in (*begin, end)}
     before, after = [special[name] for name in begin], special[end]
     first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")

@@ -114,7 +114,7 @@ class NewVocabulary:
         return count
 
     def _write_json(self, masks: bool) -> None:
-        _write(self.json, tokenizer_json(self.path, 0 if masks else NUM_SENTINELS).encode())
+        _write(self.json, tokenizer_json(self.path, 0 if masks else NUM_SENTINELS, encodes=masks).encode())
 
     def wait(self, wait_seconds: float, poll_seconds: float = 5.0) -> None:
         """Returns when host 0 has written both files; InputError after `wait_seconds`.

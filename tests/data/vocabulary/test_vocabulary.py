@@ -154,7 +154,7 @@ def test_one_with_masks_puts_texts_between_cls_and_sep_in_rows_and_in_transforme
     texts = ["The value of a thing.", "Another text, a longer one"]
     documents = Elements([{"text": text.encode()} for text in (*texts, "")], {"text": TEXT})
     features = dict.fromkeys(("inputs", "targets"), Feature(loaded))
-    (row,) = tokenize_documents(documents, features, append_eos=True)
+    (row,) = tokenize_documents(documents, features, append_eos=True, begins=True)
     expected = [number for text in texts for number in (4, *loaded.encode(text), 1)]
     assert row["targets"].tolist() == expected
     features = {"decoder_target_tokens": np.array([[*expected, 0]]), "decoder_loss_weights": np.array([[1]])}
