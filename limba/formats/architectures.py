@@ -173,7 +173,10 @@ def kind(config: ModelConfig) -> str:
             not config.predicts_next,
             "predicts a mask at its own place, and ModelConfig.attention_mask is 'hybrid'; use it in Limba",
         ),
-        (config.norm in norms, f"has {' or '.join(norms)} norms, and ModelConfig.norm is {config.norm!r}"),
+        (
+            config.norm in norms,
+            f"has {' or '.join(norms).replace('rms', 'RMS')} norms, and ModelConfig.norm is {config.norm!r}",
+        ),
         (is_modern or first != "gelu_exact", "has the other gelu, and mlp_activations are gelu_exact"),
         (
             first != "linear" and gate == (["linear"] if is_llama else []),

@@ -41,7 +41,18 @@ from limba.data.vocabulary.train import train_vocabulary
 
 FOLDER = Path(__file__).parents[1] / "golden/batches"
 HASHES, POSITIONS, VOCABULARY = FOLDER / "hashes.json", FOLDER / "positions.npz", FOLDER / "vocabulary.model"
-MODULES = ("cc100", "demo", "en_ms", "lm1b", "ro", "ro_diacritics", "t5_mlm", "text_to_text", "wiki40b")
+MODULES = (
+    "cc100",
+    "demo",
+    "en_ms",
+    "labeled_texts",
+    "lm1b",
+    "ro",
+    "ro_diacritics",
+    "t5_mlm",
+    "text_to_text",
+    "wiki40b",
+)
 LETTERS = "aăâbcdeéfghiîjklmnoprsștțuv日本語の"
 SHIPPED = (  # the tasks and mixtures of tasks/
     *("cc100_ja_causal_lm", "cc100_ja_causal_lm_stream", "demo_span_corruption", "en_ms_translation"),
@@ -49,7 +60,7 @@ SHIPPED = (  # the tasks and mixtures of tasks/
     *("rlm_span_corruption_stream", "rlm_span_corruption_files", "ro_diacritics", "ro_diacritics_partial"),
     *("ro_diacritics_bytes", "ro_diacritics_published", "fr_diacritics", "fr_diacritics_bytes", "fr_capitals_bytes"),
     *("t5_mlm", "summarization", "translation", "classification", "text_to_text", "wiki40b_ja_causal_lm"),
-    *("wiki40b_ja_articles_causal_lm", "wiki40b_ja_causal_lm_stream"),
+    *("wiki40b_ja_articles_causal_lm", "wiki40b_ja_causal_lm_stream", "labeled_texts"),
 )
 FORMATS = ("txt", "jsonl", "csv", "parquet", "array_record", "jsonl.gz", "txt.zst", "csv.gz", "json", "tokens.parquet")
 PREPARED = ("tfds_tfrecord", "tfds_array_record", "hub_folder")  # as tasks, since DataConfig.data_files has no name
@@ -231,11 +242,13 @@ def _of_kinds(add: Callable[..., None]) -> None:
     # Every task and mixture that ships.
     for name in SHIPPED:
         is_pair = name in ("en_ms_translation", "ms_en_translation", "en_ms_both", "en_ms_published", "summarization",
-                           "translation", "classification", "text_to_text")  # fmt: skip
+                           "translation", "classification", "text_to_text", "labeled_texts")  # fmt: skip
         is_text = not (is_pair or "diacritics" in name or "capitals" in name)
         files = {"data_files": "CORPUS/other_pairs.jsonl" if is_pair else "CORPUS/other.jsonl"}
-        own = {} if "bytes" in name or is_pair else {"vocabulary": "VOCABULARY"}
-        more = {"task_feature_lengths": {"targets": 40}} if "causal_lm" in name else {}
+        is_labeled = name == "labeled_texts"
+        own = {} if "bytes" in name or (is_pair and not is_labeled) else {"vocabulary": "VOCABULARY"}
+        more = {"task_feature_lengths": {"targets": 40}} if "causal_lm" in name or is_labeled else {}
+        more |= {"head": ("vectors",)} if is_labeled else {}
         own = {"mixture_or_task_name": name, **files, **own, **more}
         add(f"task_{name}", own, SPANS if is_text else PAIR)
         for shards in (1, 4, 16):  # for many epochs

@@ -157,7 +157,7 @@ def test_grouped_heads_have_fewer_keys_and_flops():
         ({"relative_bias_per_layer": True}, "is for encoder-decoders"),
         ({"prefix_attention": "none"}, "choose one of full, causal"),
         ({"num_kv_heads": 3}, "does not divide"),
-        ({"biases": ("head",)}, "choose from attention, mlp, logits"),
+        ({"biases": ("norm",)}, "choose from attention, mlp, logits, head"),
         ({"biases": ("logits",), "logits_via_embedding": True}, "a tied head has no bias"),
         ({"head_dim": 15}, "an even number"),
         ({"attention": "pallas"}, "choose auto, einsum or memory_efficient"),
