@@ -93,9 +93,9 @@ def finetune(
     `model` is what `load` returns or takes. `pairs` are a list of (input, target) or of dictionaries, a DataFrame or a
     `datasets.Dataset`; `inputs` and `targets` name the columns. The lengths are those of the longest pair, at most 512
     tokens. `like` is a gin file of a run on pairs, without a network; `options` are those of `Options`, and names of
-    that file. Without `LEARNING_RATE` and `like` a run of fewer than 5,000 steps is fine-tuned at 0.02, other models at
-    T5's 0.001. A share of the pairs is held out for validation, and the step with the lowest loss of it is returned.
-    The same call resumes the run. Raises InputError, one sentence.
+    that file. Without `LEARNING_RATE` and `like` a run of fewer than 5,000 steps from scratch is fine-tuned at 0.02,
+    other models at T5's 0.001. A share of the pairs is held out for validation, and the step with the lowest loss of it
+    is returned. The same call resumes the run. Raises InputError, one sentence.
     """
     given, names = _options(options)
     rows = Rows(pairs, {"inputs": inputs, "targets": targets})
@@ -122,7 +122,7 @@ def finetune(
     }
     if source.run is not None and source.run.data.prefix is not None:
         own["PREFIX"] = source.run.data.prefix
-    if source.run is not None and (source.run.train_steps or YOUNG_STEPS) < YOUNG_STEPS and like == ON_PAIRS:
+    if source.run is not None and _is_young(source.run) and like == ON_PAIRS:
         own["LEARNING_RATE"] = YOUNG_RATE
     if given.steps is not None or given.minutes is not None:
         own |= {"NUM_EPOCHS": None, "TRAIN_STEPS": given.steps or 1}
@@ -163,6 +163,11 @@ def _place(source: sources.Source, step: int | None) -> str:
     if source.best is not None and step in (None, int(source.best.name)):
         return str(source.best)
     return str(source.steps[source.step_of(step)])
+
+
+def _is_young(run: RunConfig) -> bool:
+    """Returns whether a run was one of minutes, from scratch: few steps after another model say nothing of its age."""
+    return run.initial_checkpoint_path is None and (run.train_steps or YOUNG_STEPS) < YOUNG_STEPS
 
 
 def _lengths(rows: Rows, vocabulary: Vocabulary, is_decoder_only: bool) -> dict[str, int]:

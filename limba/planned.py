@@ -26,6 +26,7 @@ from limba.training.checks import check_steps, check_writable
 from limba.training.metrics.figures import job_advice
 from limba.training.optimizer import optimizer_of
 from limba.training.schedule import make_schedule
+from limba.training.start import with_labels
 from limba.training.state import TrainState, abstract_state, count_parameters, init_state, state_shardings
 
 
@@ -67,6 +68,10 @@ class PlannedRun:
         choices = {"noise_density": data.noise_density, "mean_noise_span_length": data.mean_noise_span_length}
         chosen = {name: value for name, value in choices.items() if value is not None}
         return given["inputs"], raw_and_targets(given["inputs"], **chosen)[1]
+
+    def with_labels(self) -> RunConfig:
+        """Returns the run with the labels of its training text, where its head has some; InputError as its start."""
+        return with_labels(self.config)
 
     def check_writable(self, directory: str, field: str) -> None:
         """Writes a file into a directory and removes it; ConfigError for the field if that fails."""

@@ -149,7 +149,9 @@ def test_a_vocabulary_is_trained_and_reported(corpus, vocabulary, tmp_path, caps
 def test_a_vocabulary_for_encoders_has_no_sentinels(corpus, tmp_path, capsys):
     output = tmp_path / "masks.model"
     train_vocabulary.run([f"--files={corpus}", "--size=600", f"--output={output}", "--masks"])
-    assert "600 pieces and 0 sentinels" in capsys.readouterr().out
+    assert re.search(
+        r"600 pieces and 0 sentinels: .* set VOCAB_SIZE to 640 and EXTRA_IDS to 0\.", capsys.readouterr().out
+    )
     with pytest.raises(
         InputError, match="256 pieces of single bytes and 5 special pieces are among them|more than 261"
     ):

@@ -19,7 +19,7 @@ from limba.config import InputError
 from limba.tools.results import contamination, finetuning, protocol, scores
 from limba.tools.results.kinds.learned import Classification, NamedEntities, PartOfSpeech, Similarity, parsed, written
 from limba.tools.results.protocol import PROTOCOL
-from limba.tools.results.suites import read_suite
+from limba.tools.results.suites import read_suite, read_task
 from tests import tiny
 from tests.export.runs import write_run
 from tests.http_server import serving
@@ -108,6 +108,8 @@ def test_checkpoints_of_a_run_are_columns_and_a_curve(place, vocabulary, capsys)
     command = ["results", "run", "--suite=./suite.gin", "--output=out"]
     assert main.main([*command, "--steps=5,7"]) == 2
     assert "--steps is 5,7, and run has the checkpoints 5, 10; give all, or some" in capsys.readouterr().err
+    assert main.main([*command, "--steps=5,1O"]) == 2
+    assert "--steps is 5,1O, and run has the checkpoints 5, 10; give all, or some" in capsys.readouterr().err
     assert main.main([*command, "--steps=all"]) == 0, capsys.readouterr().err
     found = json.loads((place / "out" / "results.json").read_text())["cells"]
     assert {"run, step 5", "run, step 10"} <= {each["column"] for each in found}
@@ -165,10 +167,18 @@ def test_a_suite_for_another_language_than_the_cards_is_refused(place, vocabular
     assert "The suite suite is in en, and the card of model names ro, mo; give another" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["ro", "nb", "ja", "any"])
+@pytest.mark.parametrize("name", ["ro", "nb", "ja", "any", "any_layouts"])
 def test_suites_that_are_shipped_can_be_read(name) -> None:
     suite = read_suite(name)
-    assert suite.name == name and suite.language == (None if name == "any" else name) and len(suite.tasks) >= 2
+    assert suite.name == name and suite.language == (None if "any" in name else name) and len(suite.tasks) >= 2
+
+
+def test_the_suite_of_any_language_reads_two_files(place) -> None:
+    (place / "held_out.txt").write_text("The one is here.\n")
+    found = [read_task(task, str(place)) for task in read_suite("any").tasks]
+    assert [len(each.tests) > 0 for each in found] == [True, True]
+    with pytest.raises(InputError, match="wikiann_.* does not exist"):
+        read_task(read_suite("any_layouts").tasks[0], str(place))
 
 
 def test_names_are_read_and_written_again() -> None:

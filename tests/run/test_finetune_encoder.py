@@ -1,5 +1,6 @@
 """Encoders fine-tuned whole by the gin file: classes, tags, scores and pairs; resumed, exported, used, bad labels."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,16 @@ import numpy as np
 import pytest
 import transformers
 
-from limba.cli import convert, evaluate, flags
+from limba.cli import convert, evaluate, flags, main
 from limba.config import InputError
 from limba.inference.load import load
+from limba.planned import PlannedRun
 from limba.run import train
+from limba.tools.pages import report
+from limba.tools.preflight.checks.data import wanted_tokens
+from limba.tools.preflight.checks.vocabulary import unused_share
+from limba.tools.preflight.compiled import instant
+from limba.tools.preflight.compiled.topologies import topology
 from limba.training.metrics.logging import read_metrics
 from tests import tiny
 from tests.export.runs import write_run
@@ -117,6 +124,8 @@ def test_labels_are_learned_resumed_exported_and_given(
     capsys.readouterr()
     evaluate.run([config.model_dir])
     assert "| f1 | " in capsys.readouterr().out
+    report.run([config.model_dir])
+    assert "tokens predicted" not in (Path(config.model_dir) / "report.html").read_text()
     convert.run([config.model_dir])
     (folder,) = Path(config.model_dir, "huggingface").glob("step_*")
     record = json.loads((folder / "conversion.json").read_text())["findings"]
@@ -143,6 +152,35 @@ def test_labels_are_learned_resumed_exported_and_given(
             with pytest.raises(InputError, match="The sentence 1 has 0 words and 0 tokens; give a word or more"):
                 ours.tag([["the"], []])
         assert ours.encode(texts).shape == (8, 32)
+
+
+def test_preflight_finds_the_labels_and_counts_no_logits_of_the_vocabulary(
+    tmp_path: Path, encoder: Path, vocabulary: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def looked_at(run: list[str]) -> tuple[dict[str, Any], list[str]]:
+        status = main.main(["preflight", *run, "--topology=v4-8", "--no-compile", "--json"])
+        sections = {each["title"]: each for each in json.loads(capsys.readouterr().out)["sections"]}
+        lines = [line for each in sections.values() for line in each["lines"]]
+        wrong = [line["text"] for line in lines if line["level"] == "error"]
+        assert (status == 1) == bool(wrong) and not any("predicted" in line["text"] for line in lines)
+        return sections["Data"]["data"], wrong
+
+    for kind in ("tags", "classes"):
+        run = arguments(tmp_path, encoder, vocabulary, kind)
+        figures, wrong = looked_at(run)
+        assert not wrong and 16 * 6 <= figures["tokens_per_step"] < 16 * 8, "five words and the end"
+
+    config = flags.parse_args(run).config
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, batch_size=1 << 20))
+    wider = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=1 << 20))
+    chips, real = topology("v4-8"), {"targets": 20.0}
+    transient, of_wider = (instant.memory(PlannedRun(each), chips).transient for each in (config, wider))
+    assert transient == of_wider and unused_share(wider, 1024, None) == 0
+    assert 0 < wanted_tokens(config, chips, real) == wanted_tokens(wider, chips, real)
+
+    (tmp_path / "classes" / "train.csv").write_text("text,label\n" + "the value,small\n" * 20)
+    _, wrong = looked_at(run)
+    assert len(wrong) == 1 and wrong[0].endswith("give texts with two labels or more."), wrong
 
 
 @pytest.mark.slow

@@ -150,6 +150,16 @@ def test_a_language_model_and_a_few_pairs(pairs: list[tuple[str, str]], tmp_path
     assert tuned.score([pairs[0]])[0].tokens == len(pairs[0][1].encode()) + 1
 
 
+@pytest.mark.parametrize(
+    ("steps", "place", "is_young"), [(1_200, None, True), (5_000, None, False), (1_200, "google/t5-v1_1-base", False)]
+)
+def test_only_a_short_run_from_scratch_is_fine_tuned_at_the_high_rate(
+    steps: int, place: str | None, is_young: bool, tmp_path: Path, corpus: Path, vocabulary: Path
+) -> None:
+    run = limba.RunConfig(tiny.model(), tiny.demo_data(corpus, vocabulary), str(tmp_path), train_steps=steps)
+    assert fit._is_young(dataclasses.replace(run, initial_checkpoint_path=place)) is is_young
+
+
 def test_lists_frames_and_data_sets_give_the_same_file(pairs: list[tuple[str, str]], tmp_path: Path) -> None:
     dictionaries = [{"inputs": a, "targets": b, "more": 1} for a, b in pairs]
     frame = pandas.DataFrame(dictionaries).rename(columns={"inputs": "question", "targets": "answer"})

@@ -113,7 +113,7 @@ def run(argv: Sequence[str]) -> None:
         )
     print(
         f"Trained {count:,} pieces and {sentinels} sentinels: {arguments.output}, {new.json}; set VOCAB_SIZE to "
-        f"{PieceTable.at(arguments.output, sentinels).fitting_rows}."
+        f"{PieceTable.at(arguments.output, sentinels).fitting_rows}{' and EXTRA_IDS to 0' if arguments.masks else ''}."
     )
     if count + sentinels < arguments.size:
         print(

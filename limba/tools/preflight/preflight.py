@@ -12,7 +12,7 @@ from typing import Any
 from limba.api import Parser, find_tool, with_two_dashes
 from limba.cli import flags
 from limba.cli.gin.statements import read
-from limba.config import InputError, environment, kinds
+from limba.config import InputError, RunConfig, environment, kinds
 from limba.config.secrets import without_credentials
 from limba.tools.preflight import configuration
 from limba.tools.preflight.checks.verdict import Section
@@ -166,13 +166,13 @@ def _sections(
         yield configuration.of_error(error)
         yield machine(None).worded({})
         return
-    config, compiling = described.config, list[Callable[[], Section]]()
+    config, compiling = described.config, list[Callable[[RunConfig], Section]]()
     if chips is not None and not given.no_compile and chips.can_compile:
         from limba.tools.preflight.checks import compiler
 
-        compiling.append(lambda: compiler.compiled(config, chips, given.calibrate))
+        compiling.append(lambda config: compiler.compiled(config, chips, given.calibrate))
         if given.advise is not None:
-            compiling.append(lambda: compiler.advice(config, chips, minutes))
+            compiling.append(lambda config: compiler.advice(config, chips, minutes))
     first = configuration.resolved(config, described.names, _source(argv))
     for section in sections.sections(config, first, chips, compiling, cost.Terms(*terms)):
         yield section.worded(described.names)

@@ -121,13 +121,14 @@ def _steps(model: str, chosen: str) -> list[str]:
     """Returns the checkpoints of a run, all or those that are chosen; InputError where one is not there."""
     folder = Path(model).expanduser() / "checkpoints"
     there = sorted(int(each.name) for each in folder.glob("*") if each.name.isdecimal())
-    wanted = there if chosen == "all" else [int(each) for each in chosen.split(",") if each.strip().isdecimal()]
-    if not wanted or not set(wanted) <= set(there):
+    known = {str(step): step for step in there}
+    names = list(known) if chosen == "all" else [each.strip() for each in chosen.split(",")]
+    if not names or not set(names) <= set(known):
         raise InputError(
             f"--steps is {chosen}, and {model} has the checkpoints {', '.join(map(str, there)) or 'of no run'}; give"
             " all, or some of them with commas."
         )
-    return [f"{model.rstrip('/')}/checkpoints/{step}" for step in wanted]
+    return [f"{model.rstrip('/')}/checkpoints/{name}" for name in names]
 
 
 def _labels(models: Sequence[str]) -> list[str]:

@@ -47,7 +47,7 @@ def _facts(run: Run) -> dict[str, str]:
             found["time in steps"] = duration(totals["hours"] * 3600)
         if "tokens" in totals:
             found["tokens read"] = short(totals["tokens"])
-        if (predicted := config.data.num_predicted) is not None:
+        if predicted := config.data.num_predicted:
             found["tokens predicted"] = f"at most {short(predicted * config.data.batch_size)} a step"
         if "flop" in totals:
             found["FLOPs"] = f"{totals['flop']:.3g}"

@@ -275,6 +275,8 @@ def _rows(
     if not rows:
         yield Line("warning", "The first data shard gives no row.", "give more text", "no-rows")
         return
+    if config.model.is_encoder and config.model.head != "vectors":  # a text, and the same again or its labels
+        filled, lengths = {"targets": filled["inputs"]}, {"targets": lengths["inputs"]}
     shares = {name: 1 - filled[name] / (rows * lengths[name]) for name in filled}
     real = {name: filled[name] / rows for name in filled}
     tokens = sum(real.values())
@@ -315,7 +317,8 @@ def wanted_tokens(config: RunConfig, chips: Topology, real: Mapping[str, float])
     """
     from limba.api import flops_per_sequence
 
-    per_row = flops_per_sequence(config.model, round(real.get("inputs", 0)), round(real.get("targets", 0)))
+    sides = round(real.get("inputs", 0)), round(real.get("targets", 0))
+    per_row = flops_per_sequence(config.model, *sides, config.data.num_predicted)
     rows = MFU * chips.peak_flops * chips.devices / per_row if per_row else 0.0
     return min(rows, config.data.batch_size / LEAST_STEP_SECONDS) * sum(real.values())
 
@@ -350,7 +353,8 @@ def _padding(
     data["padding_flops_share_of_rows"] = waste
     needed = needed_targets(run, inputs) if inputs else None
     by_lengths = 0.0 if needed is None else wasted_share(config, inputs, needed, targets)
-    if waste - by_lengths < PADDED or config.data.pack:  # packed rows are as full as their examples allow
+    # Packed rows are as full as their examples allow, and labeled ones are never packed.
+    if waste - by_lengths < PADDED or config.data.pack or config.data.head:
         why = f"; {waste:.0%} of a step's FLOPs, by the lengths: see {OBJECTIVE}" if by_lengths >= PADDED else ""
         yield Line("ok", f"Padding in the rows that are trained on: {said}{why}.")
         return

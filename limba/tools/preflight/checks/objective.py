@@ -73,7 +73,7 @@ def lengths_of(config: RunConfig, task: Task | Mixture, data: Data) -> Iterator[
 def _predicted(config: RunConfig) -> Iterator[Line]:
     """Yields how many tokens of an encoder's rows are predicted, in a step and in the run."""
     data, most = config.data, config.data.num_predicted
-    if most is None or data.sequence_length is None:
+    if not most or data.sequence_length is None:
         return
     if most == data.sequence_length:
         yield Line("ok", "Causal rows predict all their tokens, so that all positions pass through the output layer.")
@@ -93,7 +93,7 @@ def _text(lengths: dict[str, int]) -> str:
 
 def needed_targets(run: RunData, inputs: int) -> int | None:
     """Returns the targets that the objective fills for inputs of this length; None if that depends on the text."""
-    if run.has_pairs:
+    if run.has_pairs or run.config.head:
         return None
     try:
         return run.lengths({"inputs": inputs})["targets"]

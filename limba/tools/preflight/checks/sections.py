@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from limba.api import Mixture, PieceTable, RunData, Task
+from limba.api import Mixture, PieceTable, PlannedRun, RunData, Task
 from limba.config import InputError, RunConfig
 from limba.config.errors import SentenceError
 from limba.tools.preflight.checks import cost, data, estimate, objective, vocabulary
@@ -52,6 +52,14 @@ def resolved(config: RunConfig) -> Resolved:
     return Resolved(task, _lengths(task, config))
 
 
+def labeled(config: RunConfig) -> tuple[RunConfig, Line | None]:
+    """Returns the run with the labels of its text, where its head has some, or the line that says what is wrong."""
+    try:
+        return PlannedRun(config).with_labels(), None
+    except (SentenceError, OSError) as error:
+        return config, error_line(error)
+
+
 def _lengths(task: Task | Mixture | None, config: RunConfig) -> Mapping[str, int] | None:
     """Returns a row's lengths; None if they are wrong, which the section about them says."""
     try:
@@ -65,11 +73,14 @@ def sections(
     config: RunConfig,
     configuration: Section,
     chips: Any = None,
-    compiling: Sequence[Callable[[], Section]] = (),
+    compiling: Sequence[Callable[[RunConfig], Section]] = (),
     terms: cost.Terms = cost.Terms(),  # noqa: B008  it is frozen
 ) -> Iterator[Section]:
     """Yields the sections, `configuration` first; `compiling` only if none before has an error; costs come last."""
+    config, unlabeled = labeled(config)
     found = resolved(config)
+    if unlabeled is not None and found.of_vocabulary is None:  # whose error is the same
+        found = dataclasses.replace(found, lengths=None, of_data=found.of_data or unlabeled)
     made = [configuration]
     yield configuration
     for make in (
@@ -83,10 +94,10 @@ def sections(
         made.append(make())
         yield made[-1]
     if compiling and any(line.level == "error" for section in made for line in section.lines):
-        compiling = [lambda: Section("Memory and speed", [Line("ok", "Not compiled: the errors come first.")])]
+        compiling = [lambda _: Section("Memory and speed", [Line("ok", "Not compiled: the errors come first.")])]
     for make in compiling:
         try:
-            made.append(make())
+            made.append(make(config))
         except InputError as error:
             made.append(Section("Memory and speed", [error_line(error)]))
         yield made[-1]

@@ -49,7 +49,8 @@ def memory(run: PlannedRun, chips: Topology, changed: RunConfig | None = None, b
     size, sums = 4 if network.dtype == "float32" else 2, 4 if config.num_microbatches > 1 else 0
     rows = (batch_size or config.data.batch_size) / (data * fsdp) / config.num_microbatches
     lengths = run.row_lengths
-    logits = 4 * rows * (config.data.num_predicted or lengths[1]) * network.vocab_size / model
+    predicted = config.data.num_predicted
+    logits = 4 * rows * (lengths[1] if predicted is None else predicted) * network.vocab_size / model
     gradient = size * _decoder_parameters(network) / parts
     has_kernels = chips.has_kernels and not (chips.platform == "tpu" and network.is_decoder_only)
     kept, at_work = (rows * each / model for each in row_bytes(network, lengths, has_kernels, size))

@@ -30,7 +30,7 @@ class Estimate:
     def figures(self, config: RunConfig, lengths: tuple[int, int], topology: Topology) -> dict[str, Any]:
         """Returns tokens a second, MFU and days as (lowest, highest); the last two None where they are not known."""
         tokens = config.data.batch_size * sum(lengths)
-        flops = flops_per_sequence(config.model, *lengths) * config.data.batch_size
+        flops = flops_per_sequence(config.model, *lengths, config.data.num_predicted) * config.data.batch_size
         peak, steps = topology.peak_flops * topology.devices, config.train_steps
         both = (self.fastest, self.slowest)
         return {
@@ -43,7 +43,11 @@ class Estimate:
 
 def estimate(config: RunConfig, found: Figures, lengths: tuple[int, int], topology: Topology) -> Estimate:
     """Returns the range of a step's time from the figures of its compiled program."""
-    flops = flops_per_sequence(config.model, *lengths) * config.data.batch_size / topology.devices
+    flops = (
+        flops_per_sequence(config.model, *lengths, config.data.num_predicted)
+        * config.data.batch_size
+        / topology.devices
+    )
     exchanged = exchange_seconds(found.get("collective_bytes", {}), topology)
     if topology.platform == "gpu":
         low, high = MFU
@@ -113,7 +117,7 @@ def calibrated(
         raise ConfigError(field, f"{model_dir}, to calibrate by, has logged no speed ({name}); name a run that has.")
     speeds = sorted(float(each["sequences_per_second_per_device"]) for each in records)
     speed = speeds[len(speeds) // 2]
-    per_sequence = flops_per_sequence(of_run.model, *PlannedRun(of_run).row_lengths)
+    per_sequence = flops_per_sequence(of_run.model, *PlannedRun(of_run).row_lengths, of_run.data.num_predicted)
     shares = sorted(
         per_sequence * float(r["sequences_per_second_per_device"]) / r["mfu"] for r in records if "mfu" in r
     )
@@ -125,7 +129,11 @@ def calibrated(
             f"{model_dir}, to calibrate by, ran on {was}, and {topology.name} has {topology.peak_flops / 1e12:,.0f};"
             " name a run on the same chip.",
         )
-    flops = flops_per_sequence(config.model, *lengths) * config.data.batch_size / topology.devices
+    flops = (
+        flops_per_sequence(config.model, *lengths, config.data.num_predicted)
+        * config.data.batch_size
+        / topology.devices
+    )
     seconds = flops / (per_sequence * speed)
     of_peak = f", {per_sequence * speed / peak:.1%} of the peak" if peak else ""
     return Estimate(
