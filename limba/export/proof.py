@@ -295,10 +295,8 @@ def quiet_libraries() -> None:
 
 
 PIPELINES = {"causal": "text-generation", "bidirectional": "fill-mask"}
-OF_HEADS: Mapping[str, str] = {
-    "classes": "text-classification", "score": "text-classification", "tags": "token-classification",
-    "vectors": "sentence-similarity",
-}  # fmt: skip
+OF_HEADS: dict[str, str] = dict.fromkeys(("classes", "score"), "text-classification")
+OF_HEADS |= {"tags": "token-classification", "vectors": "sentence-similarity"}
 TPU_RESEARCH_CLOUD = "Trained with Cloud TPUs of Google's TPU Research Cloud (TRC)."
 NO_METRICS = ("kind", "step", "time", "seconds", "examples")  # of a record of metrics.jsonl
 UMT5 = {
