@@ -16,9 +16,10 @@ import pytest
 import limba
 from limba.cli import main
 from limba.config import InputError
-from limba.tools.results import contamination, finetuning, protocol, scores
+from limba.tools.results import contamination, fetch, finetuning, protocol, scores
 from limba.tools.results.kinds.learned import Classification, NamedEntities, PartOfSpeech, Similarity, parsed, written
 from limba.tools.results.protocol import PROTOCOL
+from limba.tools.results.results import TABLES
 from limba.tools.results.suites import read_suite, read_task
 from tests import tiny
 from tests.export.runs import write_run
@@ -70,6 +71,7 @@ def test_a_second_call_computes_nothing_and_a_changed_file_is_seen(place, vocabu
     assert main.main(command) == 0, capsys.readouterr().err
     first = capsys.readouterr().out
     assert "4 outcomes computed" in first and "agreement: 0 of 2 test examples are in train.txt" in first
+    assert set(TABLES) <= {path.name for path in (place / "out").iterdir()}
     table = (place / "out" / "results.json").read_text()
     cells = {(each["task"], each["column"]): each for each in json.loads(table)["cells"]}
     assert cells["agreement", "chance"]["mean"] == 50 and cells["text", "n-grams"]["mean"] < 8
@@ -286,6 +288,7 @@ def test_files_of_a_suite_are_said_with_licence_and_size_then_downloaded(tmp_pat
     with serving(served) as server:
         address = server.url("").rstrip("/")
         monkeypatch.setenv("HF_ENDPOINT", address)
+        monkeypatch.setattr(fetch, "SECONDS", 30.0)
         (tmp_path / "suite.gin").write_text(FETCHED.replace("ADDRESS", address))
         command = ["results", "fetch", "./suite.gin", "--data=out"]
         assert main.main(command) == 2

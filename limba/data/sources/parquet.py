@@ -121,8 +121,7 @@ def _texts(path: str, values: Array, column: str, is_pair: bool) -> list[str | b
 
     if isinstance(values, pyarrow.DictionaryArray):
         values = values.dictionary_decode()
-    texts = [flat(value, column) for value in values.to_pylist()]
-    texts = [numbers_as_text(value) for value in texts] if is_pair else texts
+    texts = [flat(numbers_as_text(value) if is_pair else value, column) for value in values.to_pylist()]
     for value in texts:
         if value is not None and not isinstance(value, bytes if column == TOKENS else str):
             raise not_text(path, value, column)
@@ -134,7 +133,7 @@ def stored_name(column: str) -> str:
     return column.removesuffix("[]")
 
 
-def numbers_as_text(value: Any) -> Any:
+def numbers_as_text(value: object) -> object:
     """Returns a number, or a list of them, as text: so labels and scores are often stored beside a text.
 
     >>> numbers_as_text(4.5), numbers_as_text([1, 0]), numbers_as_text("a")
