@@ -14,6 +14,7 @@ from limba.config import ConfigError, DataConfig, RunConfig
 from limba.training.metrics import weights_and_biases
 from limba.training.metrics.logging import Metrics
 from tests import tiny
+from tests.waiting import wait_until
 
 BLOCK, HEAD = 32_768, 7  # of the log that LevelDB writes: blocks of records, each with checksum, length and kind
 
@@ -60,6 +61,8 @@ def records_of(path: Path) -> list[Any]:
         length, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
         parts += data[place + HEAD : place + HEAD + length]
         place += HEAD + length
+        if place > len(data):  # not written to its end yet
+            break
         if kind in (1, 4):  # whole, or the last part
             found.append(messages.Record.FromString(parts))
             parts = b""
@@ -86,6 +89,8 @@ def test_a_resumed_run_continues_the_same_run_there(
     assert len(files) == 2 and {file.name for file in files} == {f"run-{known['id']}.wandb"}
     seen: list[dict[str, Any]] = []
     for file in files:
+        # Its service writes the file to its end after `finish` has returned.
+        wait_until(lambda file=file: any(r.HasField("exit") for r in records_of(file)), lambda file=file: file)
         records = records_of(file)
         configured = {item.key: json.loads(item.value_json) for r in records for item in r.run.config.update}
         assert configured["data"]["batch_size"] == 8 and {r.run.project for r in records} >= {"limba"}
