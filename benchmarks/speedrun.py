@@ -173,7 +173,8 @@ def _proof(argv: Sequence[str]) -> None:
     steps = [int(each) if each.isdigit() else 0 for each in given.steps.split(",")]
     if len(steps) != len(names) or min(steps) < 1:
         raise InputError(f"--steps is {given.steps}; give {len(names)} whole numbers above 0, of {', '.join(names)}.")
-    groups = tables.boards(results(given.board).values()).get(tables.Board(given.corpus, depth, given.final), [])
+    board = tables.Board(given.corpus, depth, given.final, recipes.recipe_of(given.recipe).is_encoder)
+    groups = tables.boards(results(given.board).values()).get(board, [])
     best = {(each.recipe, each.steps): each for each in tables.best_of_each(groups)}
     for name in names:
         recipes.recipe_of(name)

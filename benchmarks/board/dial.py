@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -68,6 +69,13 @@ class Size:
             dtype="float32",
             scan_layers=False,
         )
+
+    def encoder(self, attention_mask: str) -> ModelConfig:
+        """Returns the configuration of an encoder with the layers of both stacks, in EuroBERT's layout."""
+        return dataclasses.replace(
+            self.model(), num_encoder_layers=0, num_decoder_layers=2 * self.depth, attention_mask=attention_mask,
+            mlp_activations=("silu", "linear"), positions="rotary", layer_norm_epsilon=1e-5,
+        )  # fmt: skip
 
 
 def size_of(depth: float) -> Size:

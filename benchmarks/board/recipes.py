@@ -30,11 +30,15 @@ class Recipe:
     warmup: float = 0.05  # share of the steps; T5X's rule: the steps themselves
     decay: float = 0.2  # share of the steps at the end, by warmup_stable_decay
     grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # what the search tries, in this order
+    causal: float | None = None  # of an encoder: the share of its steps that are causal, before the masked ones
+    hybrid: float | None = None  # of an encoder: the share of its texts that are causal, in every step
+    is_encoder: bool = False
 
 
 SHAPE = {"warmup": (0.02, 0.05, 0.1), "decay": (0.2, 0.4, 0.7)}
 RATES_RELATIVE = (0.0125, 0.025, 0.05, 0.1, 0.2)
 RATES_ADAM = (0.00125, 0.0025, 0.005, 0.01, 0.02)  # also Muon's, whose updates have about Adam's size
+GRID_ENCODER = {"learning_rate": (0.0025, 0.005, 0.01)}
 RECIPES: Mapping[str, Recipe] = {
     "adafactor": Recipe(
         "Adafactor at 1/sqrt(step): T5X's rule, with its 10,000 steps of a constant rate first",
@@ -71,6 +75,18 @@ RECIPES: Mapping[str, Recipe] = {
         {"name": "muon"}, "cosine", 0.02, 1.0,
         grid={"learning_rate": RATES_ADAM, "warmup": SHAPE["warmup"], "muon_beta": (0.9, 0.95),
               "beta2": (0.95, 0.99, 0.999)},
+    ),
+    "masked": Recipe(
+        "an encoder of as many layers, 30 % of its tokens hidden; AdamW, warm-up, constant, linear decay",
+        {"name": "adamw"}, "warmup_stable_decay", 0.005, 1.0, grid=GRID_ENCODER, is_encoder=True,
+    ),
+    "causal_then_masked": Recipe(
+        "`masked`, whose first half is a causal language model's",
+        {"name": "adamw"}, "warmup_stable_decay", 0.005, 1.0, grid=GRID_ENCODER, is_encoder=True, causal=0.5,
+    ),
+    "hybrid": Recipe(
+        "`masked`, and half of the texts causal in every step, with one head (GPT-BERT)",
+        {"name": "adamw"}, "warmup_stable_decay", 0.005, 1.0, grid=GRID_ENCODER, is_encoder=True, hybrid=0.5,
     ),
     "fast": Recipe(
         "gin/recipes/fast.gin: Muon for the layers' matrices, Adafactor for the rest, steps relative to the parameter's"

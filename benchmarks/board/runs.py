@@ -55,26 +55,35 @@ class Trial:
 def config_of(trial: Trial, text: Text, board: Path) -> RunConfig:
     """Returns the run's configuration; raises the errors of the recipe's and the size's fields."""
     import tasks.demo  # noqa: F401  pyright: ignore[reportUnusedImport]  registers the task
-    from limba.config import CheckpointConfig, DataConfig, EvaluationConfig, RunConfig
+    from limba.config import CheckpointConfig, DataConfig, EvaluationConfig, LossConfig, RunConfig
 
-    size = dial.size_of(trial.depth)
+    size, recipe = dial.size_of(trial.depth), recipes.recipe_of(trial.recipe)
+    model, lengths, own = size.model(), {"inputs": dial.INPUTS}, {}
+    if recipe.is_encoder:
+        model, lengths = size.encoder("bidirectional" if recipe.hybrid is None else "hybrid"), {"targets": dial.INPUTS}
+        own = {"objective": "masked_lm", "noise_density": 0.3, "causal_share": recipe.hybrid}
+        if recipe.causal is not None:
+            border = round(recipe.causal * trial.steps)
+            own |= {"objective": "causal_lm", "stages": ((border, "demo_span_corruption", "masked_lm"),)}
     data = DataConfig(
         "demo_span_corruption",
-        {"inputs": dial.INPUTS},
+        lengths,
         size.rows,
         vocabulary=str(text.vocabulary),
         data_files={"train": str(text.train), "validation": str(text.evaluated(trial.final))},
         seed=trial.seed,
         num_data_shards=SHARDS,
         task_modules=("tasks.demo",),
+        **own,
     )
     every = max(1, trial.steps // EVALUATIONS)
     return RunConfig(
-        size.model(),
+        model,
         data,
         str(board / "runs" / trial.key),
         trial.steps,
-        recipes.optimizer_of(recipes.recipe_of(trial.recipe), trial.settings, size, trial.steps),
+        recipes.optimizer_of(recipe, trial.settings, size, trial.steps),
+        loss=LossConfig(normalize_by="tokens" if recipe.hybrid is None else "sequences"),
         checkpoint=CheckpointConfig(max(1, trial.steps // SAVES), keep=2),
         evaluation=EvaluationConfig(every, EVALUATED_BATCHES, EVALUATED_ROWS),
         log_every_steps=every,

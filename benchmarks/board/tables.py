@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.board.recipes import recipe_of
+
 Result = Mapping[str, Any]
-BASELINE = "adafactor"
+BASELINE, BASELINE_ENCODER = "adafactor", "masked"
 HEAD = (
     "recipe", "set", "seeds", "steps", "loss", "bits per byte", "steps to the baseline's loss", "share",
     "s/step", "TFLOP", "passes", "date",
@@ -25,6 +27,7 @@ class Board:
     corpus: str
     depth: int
     final: bool
+    is_encoder: bool = False
 
     @property
     def name(self) -> str:
@@ -33,7 +36,8 @@ class Board:
         >>> Board("de", 2, True).name
         'de-d2-final'
         """
-        return f"{self.corpus}-d{self.depth}{'-final' if self.final else ''}"
+        shape = "-encoder" if self.is_encoder else ""
+        return f"{self.corpus}-d{self.depth}{shape}{'-final' if self.final else ''}"
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,8 @@ def boards(results: Iterable[Result]) -> dict[Board, list[Group]]:
     """Returns the groups of each board, the best first."""
     gathered: dict[Board, dict[tuple[str, str, int], list[Result]]] = {}
     for result in results:
-        board = Board(result["corpus"], result["depth"], result["final"])
+        is_encoder = recipe_of(result["recipe"]).is_encoder
+        board = Board(result["corpus"], result["depth"], result["final"], is_encoder)
         settings = " ".join(f"{name}={value}" for name, value in result["settings"].items())
         key = (result["recipe"], settings, result["steps"])
         gathered.setdefault(board, {}).setdefault(key, []).append(result)
@@ -93,7 +98,7 @@ def boards(results: Iterable[Result]) -> dict[Board, list[Group]]:
 
 def baseline_of(groups: Sequence[Group], name: str = BASELINE) -> Group | None:
     """Returns the baseline's group: of those with the most steps and seeds, the best. None if there is no run of it."""
-    own = [group for group in groups if group.recipe == name]
+    own = [group for group in groups if group.recipe in (name, BASELINE_ENCODER)]
     return max(own, key=lambda group: (group.steps, len(group.runs), -group.loss), default=None)
 
 

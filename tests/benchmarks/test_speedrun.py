@@ -1,5 +1,6 @@
 """The board of recipes: sizes, division of text, the search's order, tables, corpora, and a run of some steps."""
 
+import dataclasses
 import gzip
 import itertools
 import json
@@ -21,9 +22,10 @@ from benchmarks.board import aozora, corpora, documents, proof, search, tables
 from benchmarks.board.dial import size_of
 from benchmarks.board.recipes import RECIPES, optimizer_of, recipe_of
 from benchmarks.board.runs import Trial, config_of, results
-from benchmarks.board.text import divided, part_of
+from benchmarks.board.text import Text, divided, part_of
 from limba.config import InputError
 from limba.model import Network
+from limba.training.metrics.flops import flops_per_sequence
 from limba.training.muon import orthogonalized
 from tests.waiting import wait_until
 
@@ -257,6 +259,21 @@ def test_a_run_gives_a_curve_and_does_not_read_the_final_part(board: tuple[Path,
     assert "final" not in str(config.data.data_files)
     with pytest.raises(InputError, match=r"final\.jsonl"):  # with --final, and only then, it is needed
         speedrun.main(["--recipe=adamw_wsd", "--seeds=1", "--final", *flags])
+
+
+@pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if recipe.is_encoder])
+def test_encoders_have_boards_of_their_own_and_equal_networks(name: str, tmp_path: Path) -> None:
+    text = Text("de", tmp_path)
+    config = config_of(Trial(name, "de", 2, 400), text, tmp_path)
+    masked = config_of(Trial("masked", "de", 2, 400), text, tmp_path)
+    assert dataclasses.replace(config.model, attention_mask="bidirectional") == masked.model
+    assert config.data.named_stages[-1][1].startswith("demo_span_corruption") and config.data.is_masked
+    assert [start for start, _ in config.data.named_stages] == ([0, 200] if name == "causal_then_masked" else [0])
+    counted = flops_per_sequence(config.model, 0, 128, config.data.num_predicted)
+    assert (counted > 1.3 * flops_per_sequence(masked.model, 0, 128, masked.data.num_predicted)) is (name != "masked")
+    known = [result(recipe, 0, [5.0, 4.0]) for recipe in ("adafactor", name, "masked")]
+    names = {board.name: {group.recipe for group in groups} for board, groups in tables.boards(known).items()}
+    assert names == {"de-d2": {"adafactor"}, "de-d2-encoder": {name, "masked"}}
 
 
 def test_a_board_goes_on_where_it_was(
