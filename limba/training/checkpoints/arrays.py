@@ -28,8 +28,9 @@ from orbax.checkpoint import type_handlers
 
 from limba.config import InputError
 from limba.formats.limba_checkpoint import AVERAGE
-from limba.formats.t5x import key_value_store, orbax_leaves
+from limba.formats.t5x import orbax_leaves
 from limba.sharding.mesh import leaf_name, named_leaves
+from limba.storage.files import key_value_store
 
 Index = tuple[slice, ...]
 Spec = Mapping[str, object]  # of a tensorstore
