@@ -26,6 +26,7 @@ from limba.config import InputError, ModelConfig
 from limba.config.errors import reason_of
 from limba.formats.names import Arrays, Json, Stored, unflatten
 from limba.storage import lease
+from limba.storage.files import key_value_store
 
 ARRAY_EXTENSION = 1  # flax's msgpack code of an ndarray: (shape, dtype name, bytes)
 SCALAR_EXTENSION = 3
@@ -213,17 +214,6 @@ def network_of(shapes: Mapping[str, tuple[int, ...]], place: str) -> ModelConfig
         num_relpos_buckets=num_buckets,
         dtype="float32",
     )
-
-
-def key_value_store(path: epath.Path | str) -> dict[str, str]:
-    """Returns tensorstore's address of a directory, local or gs://; InputError for another address."""
-    text = str(path).rstrip("/") + "/"
-    if text.startswith("gs://"):
-        bucket, _, inside = text.removeprefix("gs://").partition("/")
-        return {"driver": "gcs", "bucket": bucket, "path": inside}
-    if "://" in text:
-        raise InputError(f"{path} holds no arrays that can be read: they are at gs:// or on a disk; copy it there.")
-    return {"driver": "file", "path": text}
 
 
 def decode_extension(code: int, data: bytes) -> np.ndarray:

@@ -197,6 +197,17 @@ def free_bytes(path: str) -> int | None:
     return shutil.disk_usage(place).free
 
 
+def key_value_store(path: epath.Path | str) -> dict[str, str]:
+    """Returns tensorstore's address of a directory, local or gs://; InputError for another address."""
+    text = str(path).rstrip("/") + "/"
+    if text.startswith("gs://"):
+        bucket, _, inside = text.removeprefix("gs://").partition("/")
+        return {"driver": "gcs", "bucket": bucket, "path": inside}
+    if "://" in text:
+        raise InputError(f"{path} holds no arrays that can be read: they are at gs:// or on a disk; copy it there.")
+    return {"driver": "file", "path": text}
+
+
 def try_lock(descriptor: int) -> str:
     """Locks a file if nobody has; returns whose lock it is now: "ours", "another's", or "none" without locks."""
     try:

@@ -99,11 +99,13 @@ def task_of_run(config: RunConfig) -> tuple[Provider, dict[str, int]]:
     checkpoint of a new run that is not there.
     """
     first, data = jax.process_index() == 0, config.data
-    with together(HOURS_WAITED * 3600):  # the others wait here while the first process trains it, and for its errors
-        if first:
-            ensure_vocabulary(data, trains=True)
+    if data.new_vocabulary_size is not None:
+        with together(HOURS_WAITED * 3600):  # the others wait while the first process trains it, and for its errors
+            if first:
+                ensure_vocabulary(data, trains=True)
+        with together():
+            ensure_vocabulary(data, trains=first)
     with together():
-        ensure_vocabulary(data, trains=first)
         task = resolve_task_of_run(data, config.model_dir)
     task = pinned_for_run(task, config.model_dir)
     with together():

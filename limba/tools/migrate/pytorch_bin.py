@@ -1,8 +1,8 @@
 """The weights of a pytorch_model.bin, read without torch and written as model.safetensors: a zip or a stream, a pickle.
 
-No pickle is loaded: its instructions are followed here, and only those that make tables of tensors are known. So a file
-of somebody else runs nothing. (torch/serialization.py has both forms: `_save` the zip of version 1.6 and later,
-`_legacy_save` the stream before it.)
+The few names that a table of tensors needs stand for functions of this module, and any other name is refused. Nothing
+is looked up or imported by a name, so a file of somebody else runs nothing. (torch/serialization.py has both forms:
+`_save` the zip of version 1.6 and later, `_legacy_save` the stream before it.)
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import logging
 import math
 import mmap
 import os
+import pickle
 import pickletools
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -34,34 +35,16 @@ INDEX, WRITTEN = "pytorch_model.bin.index.json", "model.safetensors"
 CACHE = "~/.cache/limba/safetensors"  # for folders that cannot be written
 MAGIC = 0x1950A86A20F9469CFC6C  # of a stream: its first pickle
 ZIP = b"PK\x03\x04"
-TAR_MARK = (257, b"ustar")  # where a tar file has it; older ones begin with this name:
-TAR_NAMES = (b"sys_info", b"pickle", b"storages", b"tensors")
 BYTES_OF_PICKLE = 1 << 26
 # Classes of storages -> numpy's type; bfloat16 is widened from its bits.
 STORAGES = {
     "FloatStorage": "f4", "DoubleStorage": "f8", "HalfStorage": "f2", "BFloat16Storage": "u2", "LongStorage": "i8",
     "IntStorage": "i4", "ShortStorage": "i2", "CharStorage": "i1", "ByteStorage": "u1", "BoolStorage": "u1",
 }  # fmt: skip
-TENSOR, PARAMETER, TABLE = (
-    "torch._utils _rebuild_tensor_v2",
-    "torch._utils _rebuild_parameter",
-    "collections OrderedDict",
-)
-_MARK = object()
-_SIMPLE = ("BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE", "SHORT_BINUNICODE", "BINFLOAT")
-_NEW = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
-_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 
 
 class _WrongError(Exception):
     """What a file holds that is no table of tensors, as a clause."""
-
-
-@dataclass(frozen=True)
-class _Name:
-    """A class or function that a pickle names; it is never imported."""
-
-    text: str
 
 
 @dataclass(frozen=True)
@@ -186,13 +169,7 @@ class _File:
         self._places: dict[str, int] = {}  # storage -> its first byte
         try:
             with path.open("rb") as file:
-                head = file.read(512)
-                if head[:4] == ZIP:
-                    found = self._read_zip(file)
-                elif _is_tar(head):
-                    raise _WrongError("is a tar file of PyTorch before 0.1.10")
-                else:
-                    found = self._read_stream(file)
+                found = self._read_zip(file) if file.read(4) == ZIP else self._read_stream(file)
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             self.tensors = self._checked(found)
         except _WrongError as error:
@@ -202,7 +179,7 @@ class _File:
             ) from error
         except (OSError, ValueError, KeyError, IndexError, EOFError, AttributeError, TypeError) as error:
             raise self._damaged(reason_of(error)) from error
-        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, MemoryError) as error:
+        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, MemoryError, OverflowError) as error:
             raise self._damaged(reason_of(error)) from error
 
     def _damaged(self, reason: str) -> InputError:
@@ -219,7 +196,7 @@ class _File:
                 self._order = ">"
             if entries[table].file_size > BYTES_OF_PICKLE:
                 raise _WrongError(f"has {entries[table].file_size:,} bytes beside its tensors")
-            found = _followed(io.BytesIO(archive.read(table)), _storage_of)
+            found = _read(io.BytesIO(archive.read(table)))
             for name, entry in entries.items():
                 if not name.startswith(folder + "data/"):
                     continue
@@ -236,16 +213,11 @@ class _File:
             if _first_number(data) != MAGIC:
                 raise ValueError("it begins neither as a zip nor as a stream of tensors")
             for _ in range(3):  # the magic number, the version, the machine's sizes
-                head = _followed(data, _storage_of)
+                head = _read(data)
                 if isinstance(head, dict) and head.get("little_endian") is False:
                     self._order = ">"
             storages: dict[str, _Storage] = {}
-
-            def storage_of(asked: object) -> _Storage:
-                found = _storage_of(asked)
-                return storages.setdefault(found.key, found)
-
-            found, keys = _followed(data, storage_of), _followed(data, _storage_of)
+            found, keys = _read(data, storages), _read(data)
             if not isinstance(keys, list):
                 raise ValueError("it has no list of storages")
             place = data.tell()
@@ -281,11 +253,6 @@ class _File:
         return view.astype(np.float32)
 
 
-def _is_tar(head: bytes) -> bool:
-    place, mark = TAR_MARK
-    return head[place:].startswith(mark) or head.startswith(TAR_NAMES)
-
-
 def _first_number(data: Any) -> object:
     """Returns the number that the first pickle holds; None for anything else."""
     try:
@@ -294,105 +261,53 @@ def _first_number(data: Any) -> object:
         return None
 
 
-def _storage_of(asked: object) -> _Storage:
-    """Returns the storage that a pickle refers to: ("storage", its class, key, device, length, …)."""
-    match asked:
-        case ("storage", _Name(text), str(key), _, int(length), *rest) if not any(rest) and length >= 0:
-            kind = text.rpartition(" ")[2]
-            if text.startswith("torch ") and kind in STORAGES:
-                return _Storage(key, kind, length)
-            raise _WrongError(f"holds numbers as {text.replace(' ', '.')}")
-    raise _WrongError("refers to something that is no storage of numbers")
+class _Table(dict):
+    """Stands for an OrderedDict, and for what a module has beside its tensors, of which nothing is used."""
+
+    def __setstate__(self, state: object) -> None:
+        pass
 
 
-def _made(function: object, arguments: object) -> object:
-    """Returns what a call in a pickle makes: a tensor or an empty table."""
-    match function, arguments:
-        case _Name(text), (_Storage() as storage, int(start), tuple(shape), tuple(strides), *_) if text == TENSOR:
-            if len(shape) == len(strides) and all(isinstance(n, int) and n >= 0 for n in (*shape, *strides)):
-                return _Tensor(storage, start, shape, strides)
-        case _Name(text), (_Tensor() as tensor, *_) if text == PARAMETER:
-            return tensor
-        case _Name(text), () if text == TABLE:
-            return {}
-        case _Name(text), _:
-            raise _WrongError(f"holds more than tensors, a call of {text.replace(' ', '.')}, which could run code")
-    raise _WrongError("holds more than tensors")
+def _tensor(storage: object, start: int, shape: tuple, strides: tuple, *_: object) -> _Tensor:
+    numbers = (start, *shape, *strides)
+    if not isinstance(storage, _Storage) or len(shape) != len(strides) or not all(type(n) is int for n in numbers):
+        raise _WrongError("holds more than tensors")
+    return _Tensor(storage, start, shape, strides)
 
 
-def _named(text: str) -> _Name:
-    is_known = text in (TENSOR, PARAMETER, TABLE) or (text.startswith("torch ") and text.endswith("Storage"))
-    if not is_known:
-        raise _WrongError(f"holds more than tensors, a call of {text.replace(' ', '.')}, which could run code")
-    return _Name(text)
+_MAKERS = {
+    ("torch._utils", "_rebuild_tensor_v2"): _tensor,
+    ("torch._utils", "_rebuild_parameter"): lambda tensor, *_: tensor,
+    ("collections", "OrderedDict"): _Table,
+}
 
 
-def _followed(file: Any, storage_of: Callable[[object], _Storage]) -> object:
-    """Returns what the pickle makes that a file is at; _WrongError for an instruction that other files have.
+class _Tables(pickle.Unpickler):
+    """Reads a pickle in which every name stands for a function above, or for a kind of storage: none is looked up."""
 
-    The instructions are those that torch.save writes, of pickle's protocols 2 to 4 (Python's pickletools).
-    """
-    stack: list[Any] = []
-    memo: dict[int, Any] = {}
+    def __init__(self, file: Any, storages: dict[str, _Storage] | None = None):
+        super().__init__(file)
+        self._storages = {} if storages is None else storages
 
-    def above_mark() -> list[Any]:
-        at = len(stack) - 1 - stack[::-1].index(_MARK)
-        several = stack[at + 1 :]
-        del stack[at:]
-        return several
+    def find_class(self, module: str, name: str, /) -> Any:
+        if module == "torch" and name.endswith("Storage"):
+            return name
+        if (module, name) not in _MAKERS:
+            raise _WrongError(f"holds more than tensors, a call of {module}.{name}, which could run code")
+        return _MAKERS[module, name]
 
-    def filled(pairs: list[Any]) -> None:
-        if not isinstance(stack[-1], dict):
-            raise _WrongError("holds more than tensors")
-        stack[-1].update(zip(pairs[::2], pairs[1::2], strict=True))
+    def persistent_load(self, asked: Any) -> _Storage:
+        """Returns the storage that a pickle refers to: ("storage", its class, key, device, length, …)."""
+        match asked:
+            case ("storage", str(kind), str(key), _, int(length), *rest) if not any(rest) and length >= 0:
+                if kind not in STORAGES:
+                    raise _WrongError(f"holds numbers as torch.{kind}")
+                return self._storages.setdefault(key, _Storage(key, kind, length))
+        raise _WrongError("refers to something that is no storage of numbers")
 
-    for code, argument, _ in pickletools.genops(file):
-        match code.name:
-            case "PROTO" | "FRAME":
-                pass
-            case "MARK":
-                stack.append(_MARK)
-            case name if name in _SIMPLE:
-                stack.append(argument)
-            case name if name in _NEW:
-                stack.append(_NEW[name]())
-            case name if name in _CONSTANTS:
-                stack.append(_CONSTANTS[name])
-            case "GLOBAL":
-                stack.append(_named(str(argument)))
-            case "STACK_GLOBAL":
-                module, function = stack[-2:]
-                stack[-2:] = [_named(f"{module} {function}")]
-            case "BINPUT" | "LONG_BINPUT":
-                memo[int(argument or 0)] = stack[-1]
-            case "MEMOIZE":
-                memo[len(memo)] = stack[-1]
-            case "BINGET" | "LONG_BINGET":
-                stack.append(memo[int(argument or 0)])
-            case "TUPLE":
-                stack.append(tuple(above_mark()))
-            case "TUPLE1" | "TUPLE2" | "TUPLE3":
-                count = int(code.name[-1])
-                stack[-count:] = [tuple(stack[-count:])]
-            case "BINPERSID":
-                stack.append(storage_of(stack.pop()))
-            case "REDUCE":
-                stack[-2:] = [_made(*stack[-2:])]
-            case "SETITEM":
-                filled([stack.pop(-2), stack.pop()])
-            case "SETITEMS":
-                filled(above_mark())
-            case "APPEND" | "APPENDS":
-                several = above_mark() if code.name == "APPENDS" else [stack.pop()]
-                if not isinstance(stack[-1], list):
-                    raise _WrongError("holds more than tensors")
-                stack[-1].extend(several)
-            case "BUILD":  # the versions of a model's parts, of which nothing is used
-                state = stack.pop()
-                if not (isinstance(stack[-1], dict) and isinstance(state, dict)):
-                    raise _WrongError("holds more than tensors")
-            case "STOP":
-                return stack.pop()
-            case other:
-                raise _WrongError(f"holds more than tensors, the instruction {other}")
-    raise ValueError("it ends too early")
+
+def _read(file: Any, storages: dict[str, _Storage] | None = None) -> Any:
+    try:
+        return _Tables(file, storages).load()
+    except (pickle.UnpicklingError, ImportError) as error:
+        raise ValueError(reason_of(error)) from error

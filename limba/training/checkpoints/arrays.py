@@ -28,8 +28,9 @@ from orbax.checkpoint import type_handlers
 
 from limba.config import InputError
 from limba.formats.limba_checkpoint import AVERAGE
-from limba.formats.t5x import key_value_store, orbax_leaves
+from limba.formats.t5x import orbax_leaves
 from limba.sharding.mesh import leaf_name, named_leaves
+from limba.storage.files import key_value_store
 
 Index = tuple[slice, ...]
 Spec = Mapping[str, object]  # of a tensorstore
@@ -256,7 +257,7 @@ def merge(directory: epath.Path) -> None:
 
 def write_tree_metadata(directory: epath.Path, snapshot: Snapshot) -> None:
     """Writes Orbax's description of the tree, `_METADATA`."""
-    registry = type_handlers.create_type_handler_registry((Unwritten, _Described()))
+    registry = type_handlers.create_type_handler_registry(*((kind, _Described()) for kind in (Unwritten, jax.Array)))
     handler = ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
     with tempfile.TemporaryDirectory() as elsewhere:  # what fails inside Orbax prints a traceback, as on a full disk
         handler.save(epath.Path(elsewhere), args=ocp.args.PyTreeSave(snapshot.tree))
@@ -266,6 +267,8 @@ def write_tree_metadata(directory: epath.Path, snapshot: Snapshot) -> None:
 
 class _Described(type_handlers.TypeHandler):
     """Tells Orbax that an array is there, and writes nothing."""
+
+    _array_metadata_store = None  # Orbax warns at each save where it finds none
 
     def typestr(self) -> str:
         return "jax.Array"
