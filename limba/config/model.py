@@ -62,6 +62,8 @@ class ModelConfig:
     local_attention: tuple[int, int, float] | None = None
     # what an encoder gives: the vocabulary's pieces, classes of a text, tags of its words, its score, or its vector
     head: Annotated[str, choice(*HEADS)] = "vocabulary"
+    # of classes and scores: the mean over a text's tokens, or its first one, which is <cls>
+    pooling: Annotated[str, choice("mean", "first")] = "mean"
     labels: tuple[str, ...] = ()  # of classes or tags, in the order of their logits; a run finds them in its text
     layer_norm_epsilon: PositiveFloat = 1e-6  # added to the mean square
     dropout_rate: Share = 0.0  # share of activations set to 0 in training
@@ -105,10 +107,9 @@ class ModelConfig:
             ("ModelConfig.local_attention", None),
         )
         require(
-            (self.attention_mask == "bidirectional" and not self.is_modernbert) or not self.has_own_head,
+            self.attention_mask == "bidirectional" or not self.has_own_head,
             "ModelConfig.head",
-            f"is {self.head!r}, which bidirectional encoders of EuroBERT's layout have: set attention_mask to"
-            " 'bidirectional' and local_attention to None, or head to 'vocabulary'.",
+            f"is {self.head!r}, which encoders have: set attention_mask to 'bidirectional', or head to 'vocabulary'.",
             ("ModelConfig.head", "vocabulary"),
         )
         require(

@@ -257,14 +257,12 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         if config.positions == "relative" and not config.relative_bias_per_layer:
             relative_bias(side)
         norm(f"{side}/{side}_norm")
-    if config.is_modernbert:
+    if config.is_modernbert and config.head != "vectors":
         dense("decoder/head_dense", (d, d), "head")
         norm("decoder/head_norm")
     if config.has_own_head:
-        outputs = {"dense": d, "classifier": max(len(config.labels), 1)} if config.head != "vectors" else {}
-        for name, width in outputs.items():
-            if name == "classifier" or config.head != "tags":
-                found |= {f"head/{name}/kernel": (d, width), f"head/{name}/bias": (width,)}
+        for name, width in heads.outputs(config).items():
+            found |= {f"head/{name}/kernel": (d, width), f"head/{name}/bias": (width,)}
     elif not (config.logits_via_embedding or config.is_t5_encoder):
         dense("decoder/logits_dense", (d, config.vocab_size), "logits")
     elif "logits" in config.biases:
@@ -310,7 +308,7 @@ def rows(config: ModelConfig) -> list[Row]:
             ours, shape = whole, (*shape[:-1], len(parts) * shape[-1])
         is_transposed = ours.endswith(("kernel", "rel_embedding")) and (name != "gpt2" or ours == HEAD)
         theirs = _pytorch_name(ours, _family(name))
-        theirs = theirs.removeprefix("head.") if config.has_own_head else theirs
+        theirs = theirs.removeprefix("head.") if ours.startswith("head/") else theirs
         theirs = theirs.removeprefix("model.") if config.head == "vectors" else theirs
         table.append(Row(ours, theirs, is_transposed, shape))
     return table
@@ -386,9 +384,10 @@ def config_json(config: ModelConfig, dtype: str = "float32", eos_id: int = 1, ma
             f"mlp_activations are {config.mlp_activations}, and transformers' T5 has only a linear second one;"
             " use the model in Limba."
         )
-    about: Json = {"architectures": [heads.CLASSES.get(config.head, (CLASSES[name],))[0]], "model_type": name}
+    about: Json = {"architectures": [heads.class_of(config, name) or CLASSES[name]], "model_type": name}
     about |= {theirs: getattr(config, ours) for ours, (theirs, _) in _FIELDS[_family(name)].items()}
     about |= {"eos_token_id": eos_id, "pad_token_id": 0, "use_cache": True, "torch_dtype": dtype}
+    about |= heads.to_json(config, name) if config.has_own_head else {}
     if name == "modernbert":
         about |= dict(zip(_LOCAL, config.local_attention or (), strict=True)) | {"norm_bias": config.norm == "layer"}
         about |= {key: part in config.biases for part, key in _BIASES.items()}
@@ -400,7 +399,6 @@ def config_json(config: ModelConfig, dtype: str = "float32", eos_id: int = 1, ma
         if config.is_encoder:
             rope = {"rope_type": "default", "rope_theta": config.rotary_base}
             about |= {"bos_token_id": None, "mask_token_id": mask_id, "use_cache": False, "rope_parameters": rope}
-            about |= heads.to_json(config) if config.has_own_head else {}
         return about | {f"{part}_bias": part in config.biases for part in ("attention", "mlp")}
     if name == "gpt2":
         about |= dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), config.dropout_rate)
@@ -437,7 +435,7 @@ def model_fields(about: Json, name: str) -> Json:
         return fields | {"relative_bias_per_layer": name == "umt5"}
     width = fields["emb_dim"] // fields["num_heads"]
     if name == "modernbert":
-        return fields | _of_modernbert(about) | {"head_dim": width}
+        return fields | _of_modernbert(about) | {"head_dim": width, **heads.fields(about, name)}
     key, default = ("hidden_act", "silu") if name != "gpt2" else ("activation_function", "gelu_new")
     known = {"relu": "relu", "silu": "silu", _GELU[name]: "gelu"}
     activation = known.get(about.get(key, default))
@@ -451,7 +449,7 @@ def model_fields(about: Json, name: str) -> Json:
     biases = tuple(part for part in ("attention", "mlp") if about.get(f"{part}_bias"))
     if name == "eurobert":
         biases += ("logits",) if "mlp" in biases else ()
-        fields |= {"attention_mask": "bidirectional", **heads.fields(about)}
+        fields |= {"attention_mask": "bidirectional", **heads.fields(about, name)}
     return fields | {
         "mlp_activations": (activation, "linear"),
         "positions": "rotary",

@@ -1,44 +1,60 @@
-"""Heads of encoders in config.json: transformers' classes of EuroBERT for texts, words and vectors."""
+"""Heads of encoders in config.json: transformers' classes for texts, words and vectors."""
 
 from __future__ import annotations
 
 from limba.config import InputError, ModelConfig
 from limba.formats.names import Json
 
-# An encoder's class by its head, and what transformers' class of a text says of the task.
-CLASSES = {
-    "classes": ("EuroBertForSequenceClassification", "single_label_classification"),
-    "tags": ("EuroBertForTokenClassification", None),
-    "score": ("EuroBertForSequenceClassification", "regression"),
-    "vectors": ("EuroBertModel", None),
+NAMES = {"eurobert": "EuroBert", "modernbert": "ModernBert"}  # which transformers' classes begin with
+_ENDS = {
+    "classes": "ForSequenceClassification",
+    "tags": "ForTokenClassification",
+    "score": "ForSequenceClassification",
+    "vectors": "Model",
 }
-POOLING = "late"  # of EuroBERT's classes of a text; see limba/model/heads.py
+_PROBLEMS = {"classes": "single_label_classification", "score": "regression"}
+# `classifier_pooling` of a text, and ours; the first is transformers' default.
+_POOLINGS = {"eurobert": {"late": "mean", "bos": "first"}, "modernbert": {"cls": "first", "mean": "mean"}}
 
 
-def to_json(config: ModelConfig) -> Json:
+def class_of(config: ModelConfig, kind: str) -> str | None:
+    """Returns transformers' class of a network with a head of its own; None for another one."""
+    return NAMES[kind] + _ENDS[config.head] if config.has_own_head else None
+
+
+def outputs(config: ModelConfig) -> dict[str, int]:
+    """Returns the dense layers of an encoder's own head: name -> width."""
+    has_dense = config.head in ("classes", "score") and not config.is_modernbert
+    classifier = {} if config.head == "vectors" else {"classifier": max(len(config.labels), 1)}
+    return ({"dense": config.emb_dim} if has_dense else {}) | classifier
+
+
+def to_json(config: ModelConfig, kind: str) -> Json:
     """Returns the keys of config.json that say an encoder's head and labels."""
     if config.head == "vectors":
         return {}
     labels = config.labels or ("score",)
     about: Json = {"id2label": dict(enumerate(labels)), "label2id": {label: n for n, label in enumerate(labels)}}
-    return about | {"classifier_pooling": POOLING, "problem_type": CLASSES[config.head][1]}
+    pooling = next(theirs for theirs, ours in _POOLINGS[kind].items() if ours == config.pooling)
+    return about | {"classifier_pooling": pooling, "problem_type": _PROBLEMS.get(config.head)}
 
 
-def fields(about: Json) -> Json:
-    """Returns an encoder's head and labels; InputError for one that is none of CLASSES."""
-    (name, *_) = about.get("architectures") or ["EuroBertForMaskedLM"]
-    found = [head for head, (theirs, _) in CLASSES.items() if theirs == name]
-    if not found or found == ["vectors"]:
-        return {"head": found[0]} if found else {}
+def fields(about: Json, kind: str) -> Json:
+    """Returns an encoder's head, its labels and its pooling; InputError for one that is none of ours."""
+    (name, *_) = about.get("architectures") or [""]
+    end = name.removeprefix(NAMES[kind])
+    if end == "Model" or end not in _ENDS.values():
+        return {"head": "vectors"} if end == "Model" else {}
     labels = about.get("id2label") or {0: "LABEL_0", 1: "LABEL_1"}  # transformers writes no default
     names = tuple(str(labels[number]) for number in sorted(labels, key=int))
-    problem, pooling = about.get("problem_type"), about.get("classifier_pooling", POOLING)
-    if found != ["tags"] and (problem == "multi_label_classification" or pooling != POOLING):
-        raise InputError(
-            f"The head is for {problem or 'classes'} with {pooling!r} pooling; only one label a text and {POOLING!r}"
-            " are read."
-        )
-    if found == ["tags"]:
+    if end == _ENDS["tags"]:
         return {"head": "tags", "labels": names}
-    is_score = problem == "regression" or len(names) == 1
-    return {"head": "score"} if is_score else {"head": "classes", "labels": names}
+    problem, poolings = about.get("problem_type"), _POOLINGS[kind]
+    pooling = about.get("classifier_pooling", next(iter(poolings)))
+    if problem == "multi_label_classification" or pooling not in poolings:
+        raise InputError(
+            f"The head is for {problem or 'classes'} with {pooling!r} pooling; only one label a text and"
+            f" {' or '.join(map(repr, poolings))} are read."
+        )
+    head = "score" if problem == "regression" or len(names) == 1 else "classes"
+    return {"head": head, "labels": names if head == "classes" else (), "pooling": poolings[pooling]}

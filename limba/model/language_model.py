@@ -222,8 +222,12 @@ class Stack(nn.Module):
         if self.config.is_t5_decoder:
             x = self.drop_output(x, deterministic)
         if self.config.is_modernbert and not as_states:
-            x = self.head_norm(ACTIVATION_FUNCTIONS[self.config.mlp_activations[0]](self.head_dense(x)))
+            x = self.transform(x)
         return x if self.config.logits_via_embedding or as_states else self.logits_dense(x)
+
+    def transform(self, x: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
+        """Returns what a ModernBERT's logits are computed from: states through a dense layer and a norm."""
+        return self.head_norm(ACTIVATION_FUNCTIONS[self.config.mlp_activations[0]](self.head_dense(x)))
 
     def add_bias(self, logits: Float[Array, "B L V"]) -> Float[Array, "B L V"]:
         """Returns the logits of a tied head with its bias, if it has one."""
@@ -287,7 +291,7 @@ class LanguageModel(nn.Module):
         positions, inputs = positions_in_segments(segments), batch["decoder_input_tokens"]
         if self.config.has_own_head:
             states = self.decoder(self.token_embedder(inputs), positions, mask, deterministic, True)
-            return states if as_states else self.head(states, ids > 0)
+            return states if as_states else self.head(states, ids > 0, self.decoder.transform)
         if self.config.is_encoder and (has_prefix or self.config.predicts_next):
             before = jnp.where(positions > 0, jnp.roll(inputs, 1, axis=1), 0)
             reads_own = not self.config.predicts_next and batch["decoder_causal_attention"] > 0

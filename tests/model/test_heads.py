@@ -10,12 +10,12 @@ import torch
 import transformers
 
 from limba.config import InputError, LossConfig, MeshConfig
-from limba.formats.architectures import config_json, model_fields, rows
+from limba.formats.architectures import config_json, kind, model_fields, rows, written
 from limba.formats.names import flatten, unstack_layers
 from limba.model import Network
 from limba.training.step import Gradient, gradients, loss_sums
 from tests import tiny
-from tests.model.test_encoder import ENCODER, batch, logits, parameters
+from tests.model.test_encoder import ENCODER, MODERN, MODERNBERTS, batch, logits, parameters
 
 HEADS = {
     "classes": dataclasses.replace(ENCODER, head="classes", labels=("a", "b", "c")),
@@ -23,6 +23,15 @@ HEADS = {
     "score": dataclasses.replace(ENCODER, head="score"),
     "vectors": dataclasses.replace(ENCODER, head="vectors"),
 }
+OF_MODERNBERT = {
+    "classes": dataclasses.replace(MODERN, head="classes", labels=("a", "b", "c")),
+    "tags": dataclasses.replace(MODERNBERTS["modern, all biases"], head="tags", labels=("x", "y")),
+    "score": dataclasses.replace(MODERN, head="score", pooling="first"),
+    "vectors": dataclasses.replace(MODERN, head="vectors"),
+}
+SHAPES = {f"EuroBERT, {head}": config for head, config in HEADS.items()}
+SHAPES |= {"EuroBERT, first": dataclasses.replace(HEADS["classes"], pooling="first")}
+SHAPES |= {f"ModernBERT, {head}": config for head, config in OF_MODERNBERT.items()}
 
 
 def labeled(head, num_rows=8, length=16):
@@ -53,17 +62,18 @@ def labeled(head, num_rows=8, length=16):
 
 def in_transformers(config):
     """The network of transformers with the same parameters."""
-    about = transformers.EuroBertConfig(**config_json(config, mask_id=251))
+    about = transformers.AutoConfig.for_model(**config_json(config, mask_id=251))
     network = getattr(transformers, config_json(config)["architectures"][0])(about).eval()
     flat = unstack_layers({name: np.asarray(each) for name, each in flatten(parameters(config)).items()})
-    weights = {row.pytorch: flat[row.t5x].T if row.transposed else flat[row.t5x] for row in rows(config)}
+    arrays = written(flat, config)
+    weights = {row.pytorch: arrays[row.t5x].T if row.transposed else arrays[row.t5x] for row in rows(config)}
     network.load_state_dict({name: torch.tensor(each) for name, each in weights.items()})
     return network, about
 
 
-@pytest.mark.parametrize("head", HEADS)
-def test_outputs_and_loss_equal_eurobert(head):
-    config = HEADS[head]
+@pytest.mark.parametrize("shape", SHAPES)
+def test_outputs_and_loss_equal_transformers(shape):
+    config, head = SHAPES[shape], SHAPES[shape].head
     network, about = in_transformers(config)
     features = labeled(head)
     inputs = torch.tensor(features["decoder_input_tokens"][:-1])
@@ -100,8 +110,24 @@ def test_outputs_and_loss_equal_eurobert(head):
             loss = found.loss * float(sums["tokens"])
             assert float(sums["tokens"]) == (labels != 0).sum()
     np.testing.assert_allclose(float(sums["loss"]), float(loss), rtol=1e-5)
-    fields = model_fields(about.to_dict(), "eurobert")
+    fields = model_fields(about.to_dict(), kind(config))
     assert fields.get("head") == head and tuple(fields.get("labels", ())) == config.labels
+    assert fields.get("pooling", "mean") == config.pooling
+
+
+@pytest.mark.parametrize("head", ["tags", "score"])
+def test_packed_tags_are_those_of_each_text_alone_and_padding_changes_nothing(head):
+    config = OF_MODERNBERT[head]
+    features = {name: array[:2] for name, array in labeled(head).items()}
+    alone, real = logits(config, features), features["decoder_target_tokens"] > 0
+    real = real if head == "tags" else np.ones(alone.shape[:2], bool)
+    longer = {name: np.pad(array, ((0, 0), (0, 7))) for name, array in features.items()}
+    np.testing.assert_allclose(logits(config, longer)[:, : alone.shape[1]][real], alone[real], atol=2e-5)
+    if head == "tags":
+        packed = {name: array.reshape(1, -1) for name, array in features.items()}
+        packed["decoder_segment_ids"] = np.where(real, [[1], [2]], 0).reshape(1, -1)
+        found = logits(config, packed).reshape(alone.shape)
+        np.testing.assert_allclose(found[real], alone[real], atol=2e-5)
 
 
 @pytest.mark.parametrize("head", ["tags", "vectors"])
@@ -128,15 +154,20 @@ def test_hidden_states_are_those_of_the_encoder_without_the_head():
 
 
 def test_wrong_heads_are_one_sentence():
-    with pytest.raises(InputError, match="which bidirectional encoders of EuroBERT.s layout have"):
+    with pytest.raises(InputError, match="is 'classes', which encoders have: set attention_mask to 'bidirectional'"):
         tiny.language_model(head="classes", labels=("a", "b"))
     with pytest.raises(InputError, match="give each label once"):
         dataclasses.replace(ENCODER, head="classes", labels=("a", "a"))
     with pytest.raises(InputError, match="none to a head other than classes and tags"):
         dataclasses.replace(ENCODER, labels=("a",))
+    for config, other, poolings in (
+        (HEADS["classes"], "mean", "'late' or 'bos'"),
+        (OF_MODERNBERT["classes"], "late", "'cls' or 'mean'"),
+    ):
+        about = config_json(config)
+        for wrong in ({"classifier_pooling": other}, {"problem_type": "multi_label_classification"}):
+            with pytest.raises(InputError, match=f"only one label a text and {poolings} are read"):
+                model_fields({**about, **wrong}, kind(config))
     about = config_json(HEADS["classes"])
-    for wrong in ({"classifier_pooling": "bos"}, {"problem_type": "multi_label_classification"}):
-        with pytest.raises(InputError, match="only one label a text and 'late' are read"):
-            model_fields({**about, **wrong}, "eurobert")
     two = {name: value for name, value in about.items() if name != "id2label"}  # which transformers does not write
     assert model_fields(two, "eurobert")["labels"] == ("LABEL_0", "LABEL_1")

@@ -25,7 +25,8 @@ from limba.training.state import TrainState
 
 logger = logging.getLogger(__name__)
 
-HEAD_OF_VOCABULARY, HEAD_OF_LABELS = "decoder/logits_dense", "head/"
+HEAD_OF_LABELS, BEFORE_LABELS = "head/", "decoder/head_"  # a ModernBERT has the second before the vocabulary's logits
+OTHER_HEADS = (HEAD_OF_LABELS, BEFORE_LABELS, "decoder/logits_dense")  # what another head may have no use for
 _MOMENTS = re.compile(r"(?:^|/)(v_row|v_col|v)/([^0-9/].*)$")
 _MESH_TENSORFLOW = re.compile(r"(?:(mt5|byt5)/(\w+)/)?model\.ckpt-(\d+)$")
 
@@ -159,12 +160,14 @@ def _filled(
             wanted |= {name.replace("/layers/", f"/layers_{i}/"): leaf.shape[1:] for i in range(leaf.shape[0])}
         else:
             wanted[name] = leaf.shape
-    heads = {name for name in wanted if name.startswith(HEAD_OF_LABELS)}
-    is_new = any(name not in names or stored[names[name]].shape != wanted[name] for name in heads)
+    new = {name for name in wanted if name.startswith(HEAD_OF_LABELS)}
+    if all(name in names and stored[names[name]].shape == wanted[name] for name in new):
+        new = set()
     if model.has_own_head:
-        left = (HEAD_OF_VOCABULARY, HEAD_OF_LABELS) if is_new or not heads else HEAD_OF_VOCABULARY
-        names = {name: place for name, place in names.items() if not name.startswith(left)}
-    differing = sorted((set(wanted) ^ set(names)) - (heads if is_new else set()))
+        new |= {name for name in wanted if name.startswith(BEFORE_LABELS) and name not in names}
+        kept = wanted.keys() - new
+        names = {name: at for name, at in names.items() if name in kept or not name.startswith(OTHER_HEADS)}
+    differing = sorted((set(wanted) ^ set(names)) - new)
     if differing:
         verb = "lacks" if differing[0] in wanted else "also has"
         more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
@@ -186,7 +189,7 @@ def _filled(
 
     def placed(place: tuple, leaf: jax.ShapeDtypeStruct, begun: jax.Array) -> jax.Array:
         name = leaf_name(place)
-        return begun if is_new and name in heads else _placed(leaf, stacked(name, leaf.shape[0], read))
+        return begun if name in new else _placed(leaf, stacked(name, leaf.shape[0], read))
 
     params = jax.tree.map_with_path(placed, abstract.params, fresh.params)
     return TrainState(fresh.step, params, restarted(params, fresh.opt_state))
