@@ -1,4 +1,4 @@
-"""Runs the demo and writes what it shows into README.md: a part of its output, and the picture of its loss.
+"""Runs the demo and writes what it shows into README.md: a part of its output, its loss, and pictures of its pages.
 
     python -m benchmarks.readme
 
@@ -86,9 +86,10 @@ def main(argv: Sequence[str]) -> int:
         if lost:
             raise InputError(f"README.md shows lines that the demo does not print: {lost}")
         shutil.copyfile(Path(folder, "runs", "demo", "loss.png"), PICTURE)
-    text = "\n".join(line for line in lines if line is not None)
-    README.write_text(BLOCK.sub(lambda _: f"{text}\n", README.read_text(encoding="utf-8")), encoding="utf-8")
-    print(f"{len(lines)} lines of README.md and {PICTURE.relative_to(ROOT)} are those of this run.")
+        text = "\n".join(line for line in lines if line is not None)
+        README.write_text(BLOCK.sub(lambda _: f"{text}\n", README.read_text(encoding="utf-8")), encoding="utf-8")
+        subprocess.run([sys.executable, "docs/site/screenshots.py", f"{folder}/runs/demo"], cwd=ROOT, check=True)
+    print(f"{len(lines)} lines of README.md and the pictures are those of this run.")
     return 0
 
 

@@ -1,7 +1,9 @@
 """The docs site builds without a warning, links included, and loads nothing from elsewhere."""
 
+import hashlib
 import html
 import html.parser
+import json
 import re
 import subprocess
 import sys
@@ -33,6 +35,24 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 0 and "WARNING" not in ended.stderr, ended.stderr[-4000:]
     return folder
+
+
+def test_the_pictures_are_those_of_the_run_that_readme_shows_and_of_the_pages_of_today() -> None:
+    """`python -m benchmarks.readme` makes all of them again."""
+    about = json.loads((ROOT / "docs" / "pictures.json").read_text())
+    readme, run = (ROOT / "README.md").read_text(), about["run"]
+    assert f"step {run['step']} validation: loss {run['validation_loss']:.4f} |" in readme
+    sources = {
+        "report": [*(ROOT / "limba/tools/pages").rglob("*"), *(ROOT / "limba/evaluation").glob("*.py")],
+        "play": (ROOT / "limba/tools/pages").rglob("*"),
+        "front": [ROOT / "mkdocs.yml", ROOT / "README.md"],
+    }
+    for name, paths in sources.items():
+        picture = about["pictures"][name]
+        assert hashlib.sha256((ROOT / "docs" / f"{name}.webp").read_bytes()).hexdigest() == picture["sha256"]
+        texts = [path.read_text() for path in paths if path.suffix in (".html", ".js", ".py", ".yml", ".md")]
+        known = [said for said in picture["says"] if any(said in text for text in texts)]
+        assert len(known) >= 3 and len(known) >= 0.6 * len(picture["says"]), (name, picture["says"])
 
 
 @pytest.mark.night

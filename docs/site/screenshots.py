@@ -2,14 +2,18 @@
 
     python docs/site/screenshots.py MODEL_DIR [OTHER_MODEL_DIR]
 
-Needs Debian's Chromium and the packages of requirements-test.txt. Writes docs/report.webp, docs/play.webp and
-docs/front.webp, each under 150 kB.
+Needs Debian's Chromium, a font with Japanese letters (fonts-noto-cjk) and the packages of requirements-test.txt. Writes
+docs/report.webp, docs/play.webp and docs/front.webp, each under 150 kB, and docs/pictures.json, by which
+tests/test_site.py sees pictures that are no longer those of the pages. `python -m benchmarks.readme` calls it with the
+run whose output README.md shows.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
+import json
 import shutil
 import subprocess
 import sys
@@ -25,11 +29,20 @@ MOST_BYTES = 150_000
 SIZE = {"width": 1280, "height": 960}
 TEXT = "A generator is a function which returns an iterator. It looks like a normal function."
 MASKED = "generator"  # the word of TEXT that is masked
+ABOUT = ROOT / "docs" / "pictures.json"
+# The words of headings, buttons and labels that a picture shows.
+SEEN = """[...document.querySelectorAll("h1, h2, h3, button, label, summary")].filter(each => {
+  const at = each.getBoundingClientRect();
+  return at.width > 0 && at.top >= 0 && at.bottom <= innerHeight && at.right <= innerWidth;
+}).map(each => each.innerText.trim()).filter(text => text)"""
 
 
-def write(name: str, picture: bytes) -> None:
-    """Writes a PNG's bytes as docs/<name>.webp, with the best quality that is small enough."""
-    image = Image.open(io.BytesIO(picture)).convert("RGB")
+def write(name: str, page: Page) -> dict[str, object]:
+    """Writes what a page shows as docs/<name>.webp, with the best quality that is small enough.
+
+    Returns the picture's checksum, and the words that it shows.
+    """
+    image = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
     for quality in (90, 80, 70, 60, 50, 40):
         buffer = io.BytesIO()
         image.save(buffer, "webp", quality=quality, method=6)
@@ -40,6 +53,7 @@ def write(name: str, picture: bytes) -> None:
     path = ROOT / "docs" / f"{name}.webp"
     path.write_bytes(buffer.getvalue())
     print(f"{path}: {len(buffer.getvalue()):,} bytes, quality {quality}")
+    return {"sha256": hashlib.sha256(buffer.getvalue()).hexdigest(), "says": page.evaluate(SEEN)}
 
 
 @contextlib.contextmanager
@@ -57,7 +71,7 @@ def served(*arguments: str) -> Iterator[str]:
             process.terminate()
 
 
-def report(page: Page, runs: Sequence[str]) -> None:
+def report(page: Page, runs: Sequence[str]) -> dict[str, object]:
     """Makes the picture of the report of these runs."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.html"
@@ -66,10 +80,10 @@ def report(page: Page, runs: Sequence[str]) -> None:
         page.wait_for_function("document.documentElement.dataset.drawn")
         page.wait_for_timeout(1_000)
         page.evaluate("document.querySelector('form').scrollIntoView({behavior: 'instant'})")
-        write("report", page.screenshot())
+        return write("report", page)
 
 
-def play(page: Page, run: str) -> None:
+def play(page: Page, run: str) -> dict[str, object]:
     """Makes the picture of the page to try a model: a word is masked, and the model fills the gap."""
     with served("play", run) as address:
         page.goto(address)
@@ -78,17 +92,16 @@ def play(page: Page, run: str) -> None:
         page.locator("#words").get_by_role("button", name=MASKED, exact=True).first.click()
         page.get_by_role("button", name="Fill the gaps").click()
         page.get_by_text("Done.").wait_for(timeout=300_000)
-        write("play", page.screenshot())
+        return write("play", page)
 
 
-def front(page: Page) -> None:
+def front(page: Page) -> dict[str, object]:
     """Makes the picture of the docs' front page."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", folder]
-        subprocess.run(command, cwd=ROOT, check=True)
+        subprocess.run([sys.executable, "docs/site/build.py", folder], cwd=ROOT, check=True, capture_output=True)
         page.goto(f"file://{folder}/index.html")
         page.wait_for_timeout(500)
-        write("front", page.screenshot())
+        return write("front", page)
 
 
 def main(runs: Sequence[str]) -> None:
@@ -96,13 +109,21 @@ def main(runs: Sequence[str]) -> None:
     program = shutil.which("chromium") or shutil.which("google-chrome")
     if program is None or not runs:
         raise SystemExit("Give MODEL_DIR, and install Chromium (apt-get install chromium).")
+    if not subprocess.run(["fc-list", ":lang=ja"], capture_output=True, check=False).stdout:
+        raise SystemExit("No font has Japanese letters; install one (apt-get install fonts-noto-cjk).")
     with sync_playwright() as playwright:
         browser: Browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         with contextlib.closing(browser):
             page = browser.new_page(viewport=SIZE)  # pyright: ignore[reportArgumentType]
-            report(page, [str(Path(run).resolve()) for run in runs])
-            play(page, str(Path(runs[0]).resolve()))
-            front(page)
+            made = {
+                "report": report(page, [str(Path(run).resolve()) for run in runs]),
+                "play": play(page, str(Path(runs[0]).resolve())),
+                "front": front(page),
+            }
+    records = map(json.loads, Path(runs[0], "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    last = [record for record in records if record["kind"] == "validation"][-1]
+    about = {"run": {"step": last["step"], "validation_loss": round(last["loss"], 4)}, "pictures": made}
+    ABOUT.write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
