@@ -28,8 +28,7 @@ from typing import Any
 from benchmarks.board.dial import INPUTS, size_of
 from limba.cli import program
 from limba.cli.arguments import Parser
-from limba.config import InputError, environment
-from limba.config.errors import did_you_mean
+from limba.config import InputError, did_you_mean, environment
 from limba.data.demo_corpus import pydoc_corpus
 from limba.storage.files import write_whole
 

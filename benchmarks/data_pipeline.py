@@ -1,8 +1,7 @@
-"""Times span corruption from text files, tokenization included, and plain seqio beside it; measures the shuffle.
+"""Times span corruption from text files, tokenization included, and plain seqio beside it.
 
     python -m benchmarks.data_pipeline --json                # 50 MB of English from Python's own documentation
     python -m benchmarks.data_pipeline --files='corpus/*.jsonl' --vocabulary=my.model
-    python -m benchmarks.data_pipeline --shuffle                    # how far a corpus's neighbours are separated
 
 Tokens are the text's tokens before corruption. CPU seconds are those of all threads of a process that
 does nothing else. `--t5=CHECKOUT` (and `pip install babel`) times t5's own span corruption on seqio too.
@@ -153,37 +152,6 @@ def _in_fresh_process(arguments: Sequence[str], cores: int | None = None) -> dic
     return json.loads(finished.stdout.splitlines()[-1])
 
 
-def neighbour_distances(num_documents: int) -> dict[str, float]:
-    """Returns the mean distance of the corpus's neighbours in one epoch, as a share of a perfect shuffle's N / 3."""
-    import tensorflow as tf
-
-    from limba.data.sources import FileSource
-
-    def share(order: np.ndarray) -> float:
-        place = np.empty(len(order), np.int64)
-        place[order] = np.arange(len(order))
-        return float(np.abs(np.diff(place)).mean() / (len(order) / 3))
-
-    def number_of(element: Any) -> int:
-        return int(element["text"].split(b" ", 1)[0])
-
-    with tempfile.TemporaryDirectory() as directory:
-        for part in range(16):
-            numbers = range(part * num_documents // 16, (part + 1) * num_documents // 16)
-            lines = (json.dumps({"text": f"{number} " + "some text of a document " * 40}) for number in numbers)
-            Path(directory, f"{part:02}.jsonl").write_text("\n".join(lines) + "\n")
-        source = FileSource(f"{directory}/*.jsonl", validation_percent=1e-9)
-        shards = [source.documents("train", shard=shard, num_shards=16, seed=1, num_epochs=1) for shard in range(16)]
-        order: list[int] = []
-        while shards:  # one document of each in turn, as a batch takes its rows
-            for shard in list(shards):
-                element = next(shard, None)
-                shards.remove(shard) if element is None else order.append(number_of(element))
-    numbers = tf.data.Dataset.range(num_documents).shuffle(10_000, seed=1)
-    buffered = np.array(list(numbers.as_numpy_iterator()))
-    return {"units of 16 shards": share(np.array(order)), "buffer of 10,000 documents": share(buffered)}
-
-
 def main(argv: Sequence[str]) -> None:
     parser = Parser("-m benchmarks.data_pipeline", __doc__ or "", "python")
     parser.add_argument("--files", help="pattern of text files; default: a generated corpus")
@@ -193,15 +161,13 @@ def main(argv: Sequence[str]) -> None:
     )
     parser.add_argument("--megabytes", type=float, default=50.0, help="megabytes of text for each measurement")
     parser.add_argument("--t5", help="a checkout of t5 to time too")
-    parser.add_argument("--shuffle", action="store_true", help="measure the shuffle instead of speed")
-    parser.add_argument("--documents", type=int, default=200_000, help="number of documents for --shuffle")
     parser.add_argument("--json", action="store_true", help="print JSON only")
     parser.add_argument("--only", choices=["limba", "seqio"], help=argparse.SUPPRESS)
     parser.add_argument("--shards", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--processes", type=int, default=1, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    if min(args.megabytes, args.documents, args.shards, args.processes) <= 0:
-        raise InputError("Megabytes, documents, shards and processes must be above 0.")
+    if min(args.megabytes, args.shards, args.processes) <= 0:
+        raise InputError("Megabytes, shards and processes must be above 0.")
     if args.t5 or args.only == "seqio":
         _t5_file(args.t5)
     with environment.quiet_imports():
@@ -210,11 +176,8 @@ def main(argv: Sequence[str]) -> None:
         given = (args.only, args.files, args.vocabulary, args.megabytes, args.shards, args.t5, args.processes)
         print(json.dumps(measure(*given)))
         return
-    if args.shuffle:
-        figures: dict[str, Any] = {"distance_of_neighbours": neighbour_distances(args.documents)}
-    else:
-        with tempfile.TemporaryDirectory() as directory:
-            figures = _compare(args, Path(directory))
+    with tempfile.TemporaryDirectory() as directory:
+        figures = _compare(args, Path(directory))
     print(json.dumps(figures) if args.json else json.dumps(figures, indent=2))
 
 

@@ -32,8 +32,7 @@ from benchmarks.breaking import checkpoints, corpora, disagreeing, signals, stor
 from benchmarks.breaking.bench import Bench, NotTriedError, Row
 from limba.cli import program
 from limba.cli.arguments import Parser
-from limba.config import InputError, environment
-from limba.config.errors import reason_of
+from limba.config import InputError, environment, reason_of
 
 OWN_MOUNTS = "LIMBA_FAULTS_OWN_MOUNTS"  # set where the program has started itself again
 HEAD = ("fault", "what was done", "what was said", "s", "lines", "exit", "resumed")

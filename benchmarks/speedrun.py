@@ -30,8 +30,7 @@ from benchmarks.board.runs import Trial, results, run
 from benchmarks.board.text import Text, divided
 from limba.cli import program
 from limba.cli.arguments import Parser
-from limba.config import InputError, environment
-from limba.config.errors import did_you_mean
+from limba.config import InputError, did_you_mean, environment
 
 HOME = Path("~/.cache/limba").expanduser()
 

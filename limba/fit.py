@@ -19,9 +19,8 @@ import jax
 from etils import epath
 
 from limba.cli.gin import read_gin
-from limba.config import InputError, RunConfig, plain
+from limba.config import InputError, RunConfig, did_you_mean, plain
 from limba.config.environment import quiet_imports
-from limba.config.errors import did_you_mean
 from limba.in_memory import Rows
 from limba.inference import source as sources
 from limba.inference.load import LENGTHS, TrainedModel, load

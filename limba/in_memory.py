@@ -9,8 +9,7 @@ from typing import Protocol, cast
 
 from etils import epath
 
-from limba.config import InputError
-from limba.config.errors import did_you_mean
+from limba.config import InputError, did_you_mean
 from limba.storage.files import write_whole
 
 SHORT = 20  # letters of a text without a space that may still be a sentence, as in Japanese

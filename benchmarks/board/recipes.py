@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.board.dial import Size
-from limba.config import InputError, OptimizerConfig, ScheduleConfig
-from limba.config.errors import did_you_mean
+from limba.config import InputError, OptimizerConfig, ScheduleConfig, did_you_mean
 from limba.config.optimizer import fields_of
 
 Settings = Mapping[str, Any]

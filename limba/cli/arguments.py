@@ -9,8 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from limba.config import InputError
-from limba.config.errors import did_you_mean
+from limba.config import InputError, did_you_mean
 
 
 def with_two_dashes(argv: Sequence[str]) -> list[str]:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from limba.cli import model, train
 from limba.cli.arguments import Parser
 from limba.cli.gin.statements import OWN_FILE
-from limba.config import InputError, environment
-from limba.config.errors import named
+from limba.config import InputError, environment, named
 from limba.sharding import preemption
 
 if TYPE_CHECKING:

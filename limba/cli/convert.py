@@ -9,8 +9,8 @@ from pathlib import Path
 
 from limba.cli import model
 from limba.cli.arguments import Parser, with_two_dashes
-from limba.config import CardConfig, InputError, environment, kinds
-from limba.config.errors import named, worded
+from limba.config import CardConfig, InputError, environment, kinds, named
+from limba.config.errors import worded
 
 FORMS = ("huggingface", "t5x", "limba", "list", "ct2", "onnx")
 ABOUT = """Converts a model to folders for transformers and proves that each gives the same results. With --to it

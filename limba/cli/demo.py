@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from limba.cli.flags import parse_args
-from limba.config import DataConfig, InputError, RestartError, RunConfig, environment
-from limba.config.errors import named
+from limba.config import DataConfig, InputError, RestartError, RunConfig, environment, named
 from limba.data.task_modules import ROOT
 
 if TYPE_CHECKING:

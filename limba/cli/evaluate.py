@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from limba.cli import model
 from limba.cli.arguments import Parser
-from limba.config import InputError
-from limba.config.errors import named
+from limba.config import InputError, named
 from limba.config.waiting import waiting
 
 ABOUT = """Computes loss, token accuracy, perplexity and bits per byte, also by character set, on validation text (all

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 from limba.cli import generate, model
 from limba.cli.arguments import Parser
-from limba.config import InputError, environment
-from limba.config.errors import named
+from limba.config import InputError, environment, named
 
 ABOUT = """Fills the gaps of texts: prints the likeliest words of each gap with their probabilities. A gap is ___, or
 <extra_id_0>, <extra_id_1>, … in order.

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from limba.cli import model
 from limba.cli.arguments import Parser
-from limba.config import GenerationConfig, InputError
-from limba.config.errors import named, worded
+from limba.config import GenerationConfig, InputError, named
+from limba.config.errors import worded
 from limba.config.generation import LONG_INPUTS, GenerationFields
 
 if TYPE_CHECKING:

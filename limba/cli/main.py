@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 
 from limba.cli import program
-from limba.config import InputError, environment, launchers
-from limba.config.errors import did_you_mean
+from limba.config import InputError, did_you_mean, environment, launchers
 
 COMMANDS = {  # name: (module, or module:function where that is not `run`; what it does)
     "new": ("limba.tools.corpus.new", "look at your text, and write the files of a run for your hardware"),

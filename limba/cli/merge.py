@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from limba.cli import model
 from limba.cli.arguments import Parser
-from limba.config import InputError, environment
-from limba.config.errors import named
+from limba.config import InputError, environment, named
 
 if TYPE_CHECKING:
     from etils import epath

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from limba.cli.arguments import Parser
 from limba.cli.flags import reader_of, search_folders
-from limba.config import InputError, RunConfig, environment
-from limba.config.errors import named
+from limba.config import InputError, RunConfig, environment, named
 
 if TYPE_CHECKING:
     from limba.cli.gin import GinRun

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from limba.cli.arguments import Parser
 from limba.cli.model import NAMES, add_import_flag
-from limba.config import InputError, RunConfig, environment
-from limba.config.errors import named, reason_of
+from limba.config import InputError, RunConfig, environment, named, reason_of
 
 if TYPE_CHECKING:
     from etils import epath

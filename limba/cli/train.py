@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from limba import toolbox
 from limba.cli.flags import parse_args
 from limba.cli.gin import GinRun
-from limba.config import RestartError, RunConfig, StorageError, environment
-from limba.config.errors import SentenceError, named
+from limba.config import RestartError, RunConfig, SentenceError, StorageError, environment, named
 from limba.sharding import preemption
 
 

@@ -6,16 +6,25 @@ Floor 0: imports the standard library only; `build` of an optimizer imports jax 
 from limba.config.data import OBJECTIVES, DataConfig
 from limba.config.errors import (
     ConfigError,
+    Fix,
     InputError,
     NonFiniteError,
+    Open,
     RestartError,
+    SentenceError,
     StorageError,
     UntrustedModuleError,
+    did_you_mean,
+    named,
+    nearest,
+    reason_of,
+    require,
 )
 from limba.config.generation import GenerationConfig
 from limba.config.model import ModelConfig
 from limba.config.optimizer import LossConfig, OptimizerConfig, ScheduleConfig
 from limba.config.run import CardConfig, CheckpointConfig, EvaluationConfig, GuardConfig, MeshConfig, RunConfig
+from limba.config.secrets import without_credentials
 
 __all__ = [
     "OBJECTIVES",
@@ -24,6 +33,7 @@ __all__ = [
     "ConfigError",
     "DataConfig",
     "EvaluationConfig",
+    "Fix",
     "GenerationConfig",
     "GuardConfig",
     "InputError",
@@ -31,10 +41,18 @@ __all__ = [
     "MeshConfig",
     "ModelConfig",
     "NonFiniteError",
+    "Open",
     "OptimizerConfig",
     "RestartError",
     "RunConfig",
     "ScheduleConfig",
+    "SentenceError",
     "StorageError",
     "UntrustedModuleError",
+    "did_you_mean",
+    "named",
+    "nearest",
+    "reason_of",
+    "require",
+    "without_credentials",
 ]

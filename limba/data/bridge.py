@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from limba.config import InputError
-from limba.config.errors import reason_of
+from limba.config import InputError, reason_of
 from limba.data.dataset import Dataset, Pairs, Spec, State, Step
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, ClassVar, TypeAlias
 
-from limba.config import InputError
-from limba.config.errors import nearest
+from limba.config import InputError, nearest
 from limba.data.dataset import Step
 from limba.data.vocabulary.vocabularies import LikeSeqio, Vocabulary
 
@@ -66,7 +65,8 @@ class Mixture(LikeSeqio):
         """`tasks` are names, tasks and mixtures, or pairs of one of these and its rate."""
         self.name = name
         pairs = [each if isinstance(each, tuple | list) else (each, default_rate) for each in tasks]
-        found = [(_get(each) if isinstance(each, str) else each, rate) for each, rate in pairs]
+        in_registry = lambda name: (TaskRegistry if name in TaskRegistry.names() else MixtureRegistry).get(name)
+        found = [(in_registry(each) if isinstance(each, str) else each, rate) for each, rate in pairs]
         self._rates: dict[str, tuple[Provider, Any]] = {each.name: (each, rate) for each, rate in found}
         if not self.tasks or any(rate is None for _, rate in found):
             raise InputError(
@@ -173,10 +173,6 @@ class MixtureRegistry(_Registry):
     """All mixtures; `add` takes the arguments of `Mixture`."""
 
     kind, _own = Mixture, {}
-
-
-def _get(name: str) -> Provider:
-    return (TaskRegistry if name in TaskRegistry.names() else MixtureRegistry).get(name)
 
 
 def _add_to_seqio(*made: Provider) -> None:

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from limba import toolbox
-from limba.config import InputError, extras
-from limba.config.errors import did_you_mean, nearest, reason_of
+from limba.config import InputError, did_you_mean, extras, nearest, reason_of
 
 _LIMBA = Path(__file__).resolve().parent.parent
 # The folder that holds gin/ and tasks/: the repository, or in an installed package limba/shipped.

@@ -14,8 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from etils import epath
 
-from limba.config import InputError, RunConfig
-from limba.config.errors import reason_of
+from limba.config import InputError, RunConfig, reason_of
 from limba.formats.names import Json
 from limba.storage.files import write_whole
 from limba.training.metrics.records import METRICS, bits_per_byte_by_set, duration, files_of, markdown_table

@@ -14,8 +14,7 @@ from typing import NamedTuple
 import fsspec
 from etils import epath
 
-from limba.config import InputError, ModelConfig, RunConfig, plain
-from limba.config.errors import reason_of
+from limba.config import InputError, ModelConfig, RunConfig, plain, reason_of
 from limba.evaluation.history import History, figures_read, plot_loss, summary
 from limba.formats.limba_checkpoint import checkpoints_of, steps_in
 from limba.formats.names import Json

@@ -22,8 +22,7 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
-from limba.config import EvaluationConfig, InputError, RunConfig
-from limba.config.errors import reason_of
+from limba.config import EvaluationConfig, InputError, RunConfig, reason_of
 from limba.data import validation_split
 from limba.data.dataset import Step
 from limba.data.objectives.supervised import is_supervised, prefix_of, text_of

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from limba.config import LossConfig, RunConfig
-from limba.config.errors import require
+from limba.config import LossConfig, RunConfig, require
 from limba.data.objectives.supervised import is_supervised
 from limba.data.stream.placement import place_batch
 from limba.data.tasks import Provider, parts_of

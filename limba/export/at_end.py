@@ -21,14 +21,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import huggingface_hub
 from etils import epath
 from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage]
 
-from limba.config import ConfigError, InputError, RunConfig
-from limba.config.errors import reason_of
+from limba.config import ConfigError, InputError, RunConfig, reason_of
 from limba.data.stream.processes import LARGE_PAGES, NO_DEVICES
 from limba.formats import limba_checkpoint
 from limba.formats.names import Json
@@ -56,20 +55,6 @@ REPEAT = "the same command tries it again, and trains nothing"
 
 T = TypeVar("T")
 Outcome = dict[str, list[str]]  # the places that got the model, and sentences about the others
-
-
-class Destination(Protocol):
-    """A place that gets the final model; `name` says it in sentences."""
-
-    @property
-    def name(self) -> str: ...
-
-    def check(self) -> None:
-        """Raises InputError, before anything is trained, if nothing can be brought there."""
-
-    def deliver(self, folder: Path, step: int) -> str:
-        """Brings the files of a proved local folder there; returns the place. Raises OSError or InputError."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -145,7 +130,7 @@ class HubDestination:
     """
 
     model_id: str
-    private: bool = False
+    private: bool | None = False  # of a new model; None: as its owner has chosen
 
     @property
     def name(self) -> str:
@@ -165,17 +150,21 @@ class HubDestination:
                 "The hub cannot be reached now (%s); the model is uploaded to %s later.", error, self.model_id
             )
 
-    def deliver(self, folder: Path, step: int) -> str:
-        """Uploads the folder as one commit; returns the address. InputError if the hub refuses it, OSError otherwise.
+    def deliver(self, folder: Path, step: int, revision: str = "main") -> str:
+        """Uploads the folder as one commit of a branch, which is made if needed; returns the address.
 
-        Files that the hub has already, from an interrupted upload, are not sent again.
+        Files that the hub has already, from an interrupted upload, are not sent again. InputError if the hub refuses
+        it, OSError otherwise.
         """
         hub = _hub()
         try:
             owner = "" if "/" in self.model_id else f"{hub.whoami()['name']}/"
             target = owner + self.model_id
             hub.create_repo(target, exist_ok=True, private=self.private)
-            hub.upload_folder(repo_id=target, folder_path=folder, commit_message=f"Step {step}")
+            if revision != "main":
+                hub.create_branch(target, branch=revision, exist_ok=True)
+            about = {"revision": revision, "commit_message": f"Step {step}"}
+            hub.upload_folder(repo_id=target, folder_path=folder, **about)
         except (HTTPError, OSError) as error:
             if _status(error) in REFUSALS:
                 raise InputError(
@@ -184,6 +173,9 @@ class HubDestination:
                 ) from error
             raise OSError(f"the upload to {self.model_id} failed: {reason_of(error)}") from error
         return f"{hub.endpoint}/{target}"
+
+
+Destination = FolderDestination | HubDestination
 
 
 def _status(error: Exception) -> int | None:
@@ -212,7 +204,7 @@ def check(config: RunConfig) -> None:
         place.check()
 
 
-def deliver_all(config: RunConfig, result: Mapping[str, Any], say: Callable[[str], None] = print) -> Json:
+def deliver_all(config: RunConfig, result: Mapping[str, Any]) -> Json:
     """Returns the result of a run with `exports`, the places that got its model, and `failed_exports`, sentences.
 
     A run that was interrupted exports nothing. All processes must call it; process 0 exports, and the others wait.
@@ -220,31 +212,31 @@ def deliver_all(config: RunConfig, result: Mapping[str, Any], say: Callable[[str
     places = [] if result["interrupted"] else destinations(config)
     outcome: Outcome = {"exports": [], "failed_exports": []}
     if places and is_first():
-        outcome = _delivered(config, result["step"], places, say)
+        outcome = _delivered(config, result["step"], places)
     if places:
         outcome = json.loads(of_first(json.dumps(outcome), HOURS_WAITED * 3600))
     return {**result, **outcome}
 
 
-def _delivered(config: RunConfig, step: int, places: Sequence[Destination], say: Callable[[str], None]) -> Outcome:
+def _delivered(config: RunConfig, step: int, places: Sequence[Destination]) -> Outcome:
     done, failed = [], []
     with ExitStack() as stack:
-        say(f"step {step:,}: exporting the model to {', '.join(place.name for place in places)}")
+        print(f"step {step:,}: exporting the model to {', '.join(place.name for place in places)}")
         out, reason = _staging(config, places, stack), ""
-        folder, reason = _repeated(lambda: written(config, step, out), say)
+        folder, reason = _repeated(lambda: written(config, step, out))
         for place in places:
             found, why = None, reason
             if folder is not None:
-                found, why = _repeated(functools.partial(place.deliver, folder, step), say)
+                found, why = _repeated(functools.partial(place.deliver, folder, step))
             if found is not None:
-                say(f"step {step:,}: the model is in {found}")
+                print(f"step {step:,}: the model is in {found}")
                 done.append(str(found))
             else:
                 failed.append(
                     f"The model of step {step:,} is trained and saved in {config.model_dir}, and not exported to"
                     f" {place.name} ({why.rstrip('.')}): {REPEAT}."
                 )
-                say(failed[-1])
+                print(failed[-1])
     return {"exports": done, "failed_exports": failed}
 
 
@@ -258,7 +250,7 @@ def _staging(config: RunConfig, places: Sequence[Destination], stack: ExitStack)
     return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="limba_export_")))
 
 
-def _repeated(once: Callable[[], T], say: Callable[[str], None]) -> tuple[T | None, str]:
+def _repeated(once: Callable[[], T]) -> tuple[T | None, str]:
     """Returns (what it returns, ""), or (None, the reason) after the last attempt; a wrong input is not repeated."""
     for attempt in range(ATTEMPTS):
         try:
@@ -268,7 +260,7 @@ def _repeated(once: Callable[[], T], say: Callable[[str], None]) -> tuple[T | No
         except Exception as error:  # noqa: BLE001  a bucket's client, or the hub's, has errors of its own
             reason = reason_of(error)
         if attempt < len(PAUSES):
-            say(f"The export has failed ({reason}); it is tried again in {PAUSES[attempt]:.0f} s.")
+            print(f"The export has failed ({reason}); it is tried again in {PAUSES[attempt]:.0f} s.")
             time.sleep(PAUSES[attempt])
     return None, reason
 
@@ -369,17 +361,11 @@ def push(target: str, folders: Mapping[int, Path], dry_run: bool) -> None:
             for file in sorted(folders[step].iterdir()):
                 print(f"would upload {file.name} ({file.stat().st_size:,} bytes) to {target}, revision {revision}")
         return
-    hub = _hub()
     try:
-        hub.create_repo(target, exist_ok=True)
         for step, revision in plan:
-            if revision != "main":
-                hub.create_branch(target, branch=revision, exist_ok=True)
-            hub.upload_folder(
-                repo_id=target, folder_path=folders[step], revision=revision, commit_message=f"Step {step}"
-            )
+            HubDestination(target, None).deliver(folders[step], step, revision)
             print(f"step {step:,}: uploaded to {target}, revision {revision}", flush=True)
-    except (HTTPError, OSError) as error:
+    except (InputError, OSError) as error:
         raise InputError(
             f"The upload to {target} failed ({reason_of(error)}); run the command again: uploaded files are not"
             " sent again."

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import os
 import re
 import shutil
 import tempfile
@@ -23,8 +22,7 @@ import numpy as np
 from etils import epath
 from jax.sharding import AxisType
 
-from limba.config import CardConfig, DataConfig, InputError, ModelConfig, OptimizerConfig, plain
-from limba.config.errors import reason_of
+from limba.config import CardConfig, DataConfig, InputError, ModelConfig, OptimizerConfig, plain, reason_of
 from limba.config.waiting import waiting
 from limba.data.tasks import Provider, hub_datasets, needs_sentinels
 from limba.data.vocabulary.load import Vocabulary, num_sentinels, sentinel_ids
@@ -269,28 +267,23 @@ def prove(
     return all(each.passed for each in figures), [*map(str, figures), *findings]
 
 
-def export_to_bucket(
-    source: Source, address: str, steps: Sequence[int], choices: Choices, scratch: str | None = None
-) -> dict[int, str]:
-    """Writes `address`/step_<N> for each step, proved, as `export` does; returns the addresses.
+def export_to_bucket(source: Source, address: str, steps: Sequence[int], choices: Choices) -> None:
+    """Writes `address`/step_<N> for each step, proved, as `export` does.
 
-    Needs the space of one folder in `scratch`, by default the machine's temporary directory. Folders that are there
-    with the same choices are kept, and one made with other choices is replaced. Raises what `export` and
-    `manifest.upload` raise.
+    Needs the space of one folder in the machine's temporary directory. Folders that are there with the same choices
+    are kept, and one made with other choices is replaced. Raises what `export` and `manifest.upload` raise.
     """
-    address = address.rstrip("/")
-    addresses = {step: f"{address}/step_{step}" for step in steps}
     choices = possible(source.model, choices)
-    for step, target in addresses.items():
+    for step in steps:
+        target = f"{address.rstrip('/')}/step_{step}"
         record = manifest.read_file(target, RECORD) if manifest.is_whole(target) else None
         if record is not None and is_made_of(_parsed(record), source.directory.name, choices, target):
             print(f"step {step:,}: done before, {target}", flush=True)
             continue
-        with _scratch(scratch) as folder:
+        with _scratch() as folder:
             made = export(source, folder, [step], choices)[step]
             sent = manifest.upload(made, target, replace=record is not None)
         print(f"step {step:,}: {target}, {sent.files} files, {sent.bytes:,} bytes, complete", flush=True)
-    return addresses
 
 
 def _parsed(record: bytes) -> Json | None:
@@ -300,9 +293,9 @@ def _parsed(record: bytes) -> Json | None:
         return None  # which is no export's
 
 
-def upload_made(make: Callable[[Path], Path], address: str, scratch: str | None = None) -> str:
+def upload_made(make: Callable[[Path], Path], address: str) -> str:
     """Makes one folder in a new local folder, and uploads it to `address`/<its name>; returns that address."""
-    with _scratch(scratch) as folder:
+    with _scratch() as folder:
         made = make(folder)
         target = f"{address.rstrip('/')}/{made.name}"
         manifest.upload(made, target)
@@ -310,15 +303,13 @@ def upload_made(make: Callable[[Path], Path], address: str, scratch: str | None 
 
 
 @contextmanager
-def _scratch(given: str | None) -> Iterator[Path]:
+def _scratch() -> Iterator[Path]:
     try:
-        if given is not None:
-            os.makedirs(given, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="limba-export-", dir=given) as folder:
+        with tempfile.TemporaryDirectory(prefix="limba-export-") as folder:
             yield Path(folder)
     except OSError as error:
         raise InputError(
-            f"The folder for temporary files, {given or tempfile.gettempdir()}, cannot be written"
+            f"The folder for temporary files, {tempfile.gettempdir()}, cannot be written"
             f" ({reason_of(error)}); set TMPDIR to a folder with space."
         ) from error
 

@@ -18,9 +18,7 @@ import numpy as np
 import tensorstore as ts
 from etils import epath
 
-from limba.config import InputError, ModelConfig, StorageError, plain
-from limba.config.errors import reason_of
-from limba.config.secrets import without_credentials
+from limba.config import InputError, ModelConfig, StorageError, plain, reason_of, without_credentials
 from limba.config.waiting import waiting
 from limba.data.vocabulary.files import copies_in
 from limba.formats import limba_checkpoint

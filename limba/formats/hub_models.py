@@ -12,8 +12,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from limba.config import InputError
-from limba.config.errors import reason_of
+from limba.config import InputError, reason_of
 from limba.formats.huggingface import WEIGHTS
 from limba.storage import manifest, servers
 
@@ -70,26 +69,10 @@ def download(text: str, weights: bool = True) -> Path:
             logger.warning(
                 "The hub cannot be reached for %s (%s): the copy %s is used.", name, reason_of(error), folder
             )
-    except errors.GatedRepoError as error:
-        raise InputError(
-            f"The hub gives {name} only to those who accept its terms (asked {servers.asked_as()}); accept them on"
-            " its page, and set HF_TOKEN to your token."
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise InputError(
-            f"{name} is not a local path, and the hub has no model of that name, or it is private (asked"
-            f" {servers.asked_as()}); check it, or set HF_TOKEN to a token that may read it."
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        sentence = f"The hub's {name} has no revision {revision}; give one of its branches or commits."
-        raise InputError(sentence) from error
-    except errors.HFValidationError as error:
-        raise InputError(f"{text} is neither a local path nor a valid hub id; check it.") from error
-    except (HTTPError, OSError) as error:
-        raise InputError(
-            f"{text} is not a local path, and the hub cannot be reached ({reason_of(error.__context__ or error)});"
-            " check the network, or give a local folder."
-        ) from error
+    except (errors.HFValidationError, HTTPError, OSError) as error:
+        cause = error.__context__ if isinstance(error, errors.LocalEntryNotFoundError) else None
+        reason, advice = servers.refusal(cause or error, "model", text, revision)
+        raise InputError(f"{text} cannot be opened ({reason}; asked {servers.asked_as()}); {advice}.") from error
     return Path(folder)
 
 

@@ -20,8 +20,7 @@ import numpy as np
 import tensorstore as ts
 
 from limba import toolbox
-from limba.config import InputError, ModelConfig
-from limba.config.errors import reason_of
+from limba.config import InputError, ModelConfig, reason_of
 from limba.formats.architectures import CLASSES, HEAD, HEADS, STORED_HEAD, Row, model_fields, rows, unfused
 from limba.formats.names import Arrays, Json, Stored, check_names, files_of_index
 from limba.formats.t5x import decode_extension, joined, numpy_dtype

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from limba.config import InputError
-from limba.config.errors import reason_of
+from limba.config import InputError, reason_of
 
 Json = dict[str, Any]  # an object of a JSON file
 _STACKED = re.compile(r"(^|/)layers/")

@@ -22,8 +22,7 @@ import numpy as np
 import tensorstore as ts
 from etils import epath
 
-from limba.config import InputError, ModelConfig
-from limba.config.errors import reason_of
+from limba.config import InputError, ModelConfig, reason_of
 from limba.formats.names import Arrays, Json, Stored, unflatten
 from limba.storage import lease
 from limba.storage.files import key_value_store

@@ -23,8 +23,7 @@ import fsspec
 import zstandard
 from tqdm import tqdm
 
-from limba.config import InputError, StorageError
-from limba.config.errors import reason_of
+from limba.config import InputError, StorageError, reason_of
 from limba.data.sources import remote
 from limba.data.sources.compression import COMPRESSIONS, unpacked
 from limba.formats.names import Json

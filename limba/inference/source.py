@@ -17,9 +17,8 @@ import jax
 from etils import epath
 
 from limba import toolbox
-from limba.config import InputError, ModelConfig, RunConfig, UntrustedModuleError, plain
+from limba.config import InputError, ModelConfig, RunConfig, UntrustedModuleError, plain, reason_of
 from limba.config.environment import quiet_imports
-from limba.config.errors import reason_of
 from limba.data import task_modules
 from limba.formats import hub_models, huggingface, huggingface_files, limba_checkpoint, t5x
 from limba.formats.architectures import check_arrays

@@ -20,20 +20,16 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax._src import distributed  # no public name: the client of the service that joined the processes
 from jax.experimental import multihost_utils
 
-from limba.config import InputError, NonFiniteError, RestartError, RunConfig, StorageError
-from limba.config.errors import reason_of
+from limba.config import InputError, NonFiniteError, RestartError, RunConfig, StorageError, reason_of
 from limba.config.secrets import without_credentials
 from limba.config.waiting import waiting
-
-if TYPE_CHECKING:
-    pass
 
 T = TypeVar("T")
 # What a process has: a name that says what it is, and its value as text.
@@ -323,10 +319,16 @@ def fields_of(config: RunConfig) -> dict[str, str]:
 
 def versions() -> dict[str, str]:
     """Returns the versions of Python, without the last number, and of the packages that decide a run's numbers."""
-    found = {"Python": ".".join(platform.python_version_tuple()[:2])}
-    for name in PACKAGES:
+    found = {name.replace("limba", "Limba"): version for name, version in installed(PACKAGES).items()}
+    return {"Python": ".".join(platform.python_version_tuple()[:2]), **found}
+
+
+def installed(packages: Sequence[str]) -> dict[str, str]:
+    """Returns the versions of those of these packages that are installed."""
+    found = {}
+    for name in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name.replace("limba", "Limba")] = importlib.metadata.version(name)
+            found[name] = importlib.metadata.version(name)
     return found
 
 

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 from jax._src import clusters  # no public name: the classes by which jax.distributed finds itself a cluster
 
-from limba.config import InputError, environment, launchers
-from limba.config.errors import reason_of
+from limba.config import InputError, environment, launchers, reason_of
 
 ALONE = "LIMBA_ALONE"
 PORT = "JAX_COORDINATOR_PORT"

@@ -28,8 +28,7 @@ from urllib.parse import quote, unquote
 
 import jax
 
-from limba.config import InputError, RestartError, RunConfig, environment
-from limba.config.errors import reason_of
+from limba.config import InputError, RestartError, RunConfig, environment, reason_of
 from limba.sharding import clusters
 from limba.sharding.agreement import named
 from limba.sharding.clusters import Membership

@@ -32,9 +32,8 @@ import jax
 from etils import epath
 from jaxtyping import PyTree
 
-from limba.config import RestartError, RunConfig
+from limba.config import RestartError, RunConfig, reason_of
 from limba.config.environment import end_now
-from limba.config.errors import reason_of
 from limba.sharding.agreement import LateError, gather_texts, own_part, service
 from limba.storage.failures import limited
 from limba.storage.files import open_no_link, write_whole

@@ -10,9 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from limba.config import InputError, StorageError
-from limba.config.errors import reason_of
-from limba.config.secrets import without_credentials
+from limba.config import InputError, StorageError, reason_of, without_credentials
 
 T = TypeVar("T")
 LONGEST_REASON = 200  # characters

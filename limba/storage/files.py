@@ -18,8 +18,7 @@ from typing import IO, Any
 import fsspec
 from etils import epath
 
-from limba.config import InputError, StorageError, kinds
-from limba.config.errors import reason_of
+from limba.config import InputError, StorageError, kinds, reason_of
 from limba.storage import servers
 
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # a file system has none, or not now

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 
 import fsspec
 
-from limba.config import InputError, RestartError, StorageError
-from limba.config.errors import is_out_of_memory, reason_of
+from limba.config import InputError, RestartError, StorageError, reason_of
+from limba.config.errors import is_out_of_memory
 from limba.storage.failures import T, limited
 from limba.storage.files import GoogleObject, fill, hold, is_local, new_file_beside, open_no_link, try_lock
 
@@ -269,29 +269,6 @@ def _asked(request: Callable[[], T]) -> T:
 def _say(sentence: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # a console that is gone ends no heartbeat
         print(sentence, file=sys.stderr, flush=True)
-
-
-class Sight(NamedTuple):
-    """What a watcher knows of a holder: who it is, if it is there, and how it is seen to live."""
-
-    owner: Owner | None
-    silent_seconds: float  # since the watcher has last seen a change
-    has_beaten: bool  # a change was seen, so the holder lived then
-
-
-class Watch:
-    """The lease of somebody else, watched by a process that waits for its work."""
-
-    def __init__(self, directory: str, *, beside: bool = False):
-        self._place = place_at(_path(directory, beside))
-        self._content, self._changed, self._has_beaten = self._place.read(), time.monotonic(), False
-
-    def look(self) -> Sight:
-        """Returns what is seen now; the storage's own errors if it cannot be read."""
-        content = _asked(self._place.read)
-        if content != self._content:
-            self._content, self._changed, self._has_beaten = content, time.monotonic(), True
-        return Sight(Owner.of(content), time.monotonic() - self._changed, self._has_beaten)
 
 
 class TakenError(Exception):

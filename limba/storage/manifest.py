@@ -144,16 +144,12 @@ def _read(root: epath.Path) -> tuple[dict[str, Entry], int | None]:
 
 
 def _own_checksum(files: Mapping[str, Entry]) -> str:
-    return _hex(google_crc32c.value(json.dumps({name: list(files[name]) for name in sorted(files)}).encode()))
+    return f"{google_crc32c.value(json.dumps({name: list(files[name]) for name in sorted(files)}).encode()):08x}"
 
 
 def _is_inside(name: str) -> bool:
     """Returns whether a file's name stays in its directory, whoever wrote the manifest."""
     return bool(name) and not name.startswith("/") and "\\" not in name and ".." not in PurePosixPath(name).parts
-
-
-def _hex(checksum: int) -> str:
-    return f"{checksum:08x}"
 
 
 def names(folder: epath.Path, inside: str = "") -> Iterator[str]:

@@ -24,9 +24,8 @@ import fsspec
 from etils.epath import gpath
 from fsspec import config
 
-from limba.config import InputError, StorageError, extras
-from limba.config.errors import ELSEWHERE, reason_of
-from limba.config.secrets import without_credentials
+from limba.config import InputError, StorageError, extras, reason_of, without_credentials
+from limba.config.errors import ELSEWHERE
 from limba.storage.failures import limited
 
 # A server that has taken a request and then says nothing is given up; the client asks again.
@@ -200,6 +199,22 @@ def asked_as() -> str:
     if os.environ.get("HF_TOKEN"):
         return "with the token in HF_TOKEN"
     return "with the token of this machine's login" if token() else "without a token, since HF_TOKEN is not set"
+
+
+def refusal(error: BaseException, kind: str, name: str, revision: str | None) -> tuple[str, str]:
+    """Returns (why the hub gives no model or data set, what to do) by the error that its library has raised."""
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return "the hub gives it only to those who accept its terms", "accept them on its page, and set HF_TOKEN"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"it has no revision {revision}", "give a branch or commit"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        reason = f"there is no local file {name}, and the hub has no {kind} of that name, or it is private"
+        return reason, "check the name, or set HF_TOKEN to a token that may read it"
+    if isinstance(error, errors.HFValidationError):
+        return "it is neither a local path nor a valid hub id", "check it"
+    return f"the hub cannot be reached: {reason_of(error)}", "check the network, or give a local path"
 
 
 def check_hub() -> None:

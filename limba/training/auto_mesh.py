@@ -17,8 +17,8 @@ from etils import epath
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
-from limba.config import InputError, MeshConfig, RunConfig
-from limba.config.errors import Open, is_out_of_memory
+from limba.config import InputError, MeshConfig, Open, RunConfig
+from limba.config.errors import is_out_of_memory
 from limba.config.waiting import waiting
 from limba.model import Network
 from limba.sharding.agreement import gather

@@ -8,14 +8,13 @@ import os
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import jax
 from etils import epath
 from jax.sharding import Mesh
 
-from limba.config import ConfigError, DataConfig, InputError, RunConfig
-from limba.config.errors import is_out_of_memory, reason_of
+from limba.config import ConfigError, DataConfig, InputError, RunConfig, reason_of
+from limba.config.errors import is_out_of_memory
 from limba.data.sources.units import UnitSource
 from limba.data.tasks import Provider, parts_of
 from limba.data.vocabulary.load import content_name
@@ -25,7 +24,6 @@ from limba.training.metrics import weights_and_biases
 
 SEEN_SECONDS = 60.0  # for which a file may stay unseen on another host: caches of network file systems
 MOST_SHARDS = 512  # on one process
-SAMPLED_BYTES = 1 << 16  # of the head and of the tail of a local file, which stand for its content
 GIB = 2**30
 
 
@@ -39,19 +37,13 @@ def check_run(config: RunConfig, mesh: Mesh) -> None:
     _check_memory(config)
     if is_first():
         weights_and_biases.check(config.reports)
-    without_gap = [prompt for prompt in config.evaluation.prompts if "<extra_id_0>" not in prompt]
-    if without_gap and not config.model.is_decoder_only:
+    model = config.model
+    mark = "<mask>" if model.is_encoder else "" if model.is_decoder_only else "<extra_id_0>"
+    if lacking := [prompt for prompt in config.evaluation.prompts if mark not in prompt]:
         raise ConfigError(
             "EvaluationConfig.prompts",
-            f"holds {without_gap[0]!r}, and the model has an encoder, which continues none; write <extra_id_0> where it"
-            " is to fill a gap, or set EvaluationConfig.num_examples to generate text for validation examples.",
-        )
-    without_mask = [prompt for prompt in config.evaluation.prompts if "<mask>" not in prompt]
-    if without_mask and config.model.is_encoder:
-        raise ConfigError(
-            "EvaluationConfig.prompts",
-            f"holds {without_mask[0]!r}, and the model is an encoder, which continues none; write <mask> in the place"
-            " of a word.",
+            f"holds {lacking[0]!r}, and the model {'is' if model.is_encoder else 'has'} an encoder, which continues"
+            f" none; write {mark} in the place of a word.",
         )
     if config.gradient_reduce_dtype != "auto" and mesh.shape["data"] != mesh.size:
         raise ConfigError(
@@ -108,24 +100,11 @@ def facts_of_data(task: Provider, config: DataConfig) -> dict[str, str]:
         if isinstance(part.source, UnitSource):
             names = list(part.source.list_shards(config.train_split))
             facts |= {f"the corpus part {name} of {part.name}": "" for name in names}
-            paths = {unit.path for unit in part.source.units(config.train_split) if "://" not in unit.path}
-            with ThreadPoolExecutor(16) as pool:
-                contents = zip(sorted(paths), pool.map(_content_of, sorted(paths)), strict=True)
-                facts |= {f"the file {path} of {part.name} with content": content for path, content in contents}
+            for mark in part.source.marks(config.train_split):
+                if "://" not in mark.path:
+                    facts[f"the file {mark.path} of {part.name} with content"] = f"{mark.size:,} bytes {mark.content}"
             facts[f"the order of the corpus of {part.name}"] = _digest("\n".join(names).encode())
     return facts
-
-
-def _content_of(path: str) -> str:
-    """Returns a file's size, and a digest of its head and tail; "unreadable" for what is no single local file."""
-    try:
-        with open(path, "rb") as file:
-            head = file.read(SAMPLED_BYTES)
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - SAMPLED_BYTES))
-            return f"{size:,} bytes {_digest(head + file.read())}"
-    except OSError:
-        return "unreadable"
 
 
 def _digest(content: bytes) -> str:

@@ -297,7 +297,7 @@ class Guard:
 
     def _event(self, spike: Spike, action: str, **more: int) -> None:
         values = {**{name: _number(spike.values[name]) for name in ("loss", "gradient_norm")}, **more}
-        self._metrics.event(spike.step, {"action": action, "reason": spike.reason, **values})
+        self._metrics.record("event", spike.step, {"action": action, "reason": spike.reason, **values})
 
     def _entry(self, batch: int, action: str, reason: str, spike: Spike | None, rows: list[RowEntry]) -> Entry:
         """Returns a batch's line of the ledger; `data_batch` counts batches from the beginning of the data."""

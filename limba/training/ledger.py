@@ -14,9 +14,8 @@ from typing import TypedDict
 import jax
 from etils import epath
 
-from limba.config import ConfigError, InputError, RunConfig
-from limba.config.errors import reason_of
-from limba.sharding.agreement import gather_bytes
+from limba.config import ConfigError, InputError, RunConfig, reason_of
+from limba.sharding.agreement import is_first, of_first, together
 from limba.storage.files import read_text, resolved, try_to_write
 from limba.training.metrics.records import LEDGER
 
@@ -116,16 +115,7 @@ def _of_other_run(config: RunConfig) -> list[Entry]:
 
 
 def _from_first_process(read: Callable[[], str]) -> str:
-    """Returns what the first process reads; all raise its InputError."""
-    answer = b"-"
-    if jax.process_index() == 0:
-        try:
-            answer = b"+" + read().encode()
-        except InputError as error:
-            if jax.process_count() == 1:
-                raise
-            answer = b"!" + str(error).encode()
-    answer = gather_bytes({jax.process_index(): answer})[0]
-    if answer[:1] == b"!":
-        raise InputError(answer[1:].decode())
-    return answer[1:].decode()
+    """Returns what the first process reads; all raise its error."""
+    with together():
+        text = read() if is_first() else ""
+    return of_first(text)

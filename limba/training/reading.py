@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 
 import jax
 
-from limba.config import InputError, RestartError
-from limba.config.errors import SentenceError, reason_of
+from limba.config import InputError, RestartError, SentenceError, reason_of
 from limba.data.stream.protocol import Stream
 from limba.data.stream.shard import Rows
 from limba.formats.limba_checkpoint import Notes

@@ -19,9 +19,7 @@ import jax
 import optax
 from etils import epath
 
-from limba.config import ConfigError, RunConfig, plain
-from limba.config.errors import require
-from limba.config.secrets import without_credentials
+from limba.config import ConfigError, RunConfig, plain, require, without_credentials
 from limba.data.deal import Deal, corpora_of, deal_of, said
 from limba.data.objectives import derive_lengths
 from limba.data.objectives.labels import check_labels, labels_in

@@ -174,8 +174,6 @@ DATA_COMMANDS = {
     "inspect corpus.jsonl --vocabulary=byte --validation_percent=nan": "--validation_percent is nan",
     "inspect corpus.jsonl --vocabulary=byte --extra_ids=-1": "--extra_ids is -1",
     "inspect corpus.jsonl --extra_ids=5": "--extra_ids=5 come above the pieces of --vocabulary",
-    "inspect corpus.jsonl --vocabulary=byte --plot=empty": "empty",
-    "inspect corpus.jsonl --vocabulary=byte --plot=none/a.png": "none/a.png",
     "inspect --task=no_such_task": "no_such_task",
     "inspect --task=demo_span_corruption --module=tasks.nowhere": "tasks.nowhere, which does not exist",
     "inspect --task=demo_span_corruption --module=a..b": "a..b, which does not exist",

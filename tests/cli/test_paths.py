@@ -24,7 +24,6 @@ LOOKS_LIKE_A_PATH = re.compile(
 BUCKET = "serves buckets"
 # Flag, argument or field -> whether it takes gs://…; else the arguments with which it is refused.
 FLAGS: dict[str, object] = {
-    "tools/corpus/inspect.py --plot": ["inspect", "text.txt", "--vocabulary=byte", "--plot=gs://bucket/a.png"],
     "tools/corpus/inspect.py FILES": BUCKET,
     "tools/corpus/prepare.py --data_dir": BUCKET,
     "tools/corpus/prepare.py --output": BUCKET,

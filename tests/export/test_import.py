@@ -183,14 +183,14 @@ def test_hub_ids_that_cannot_be_read(hub_server, tmp_path, monkeypatch, capsys):
         assert program.exit_code(convert.run, ["import", source, str(tmp_path / "out")]) == 2
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
-    refused("me/absent", "not a local path, and the hub has no model of that name, or it is private.*HF_TOKEN")
+    refused("me/absent", "no local file me/absent, and the hub has no model of that name, or it is private.*HF_TOKEN")
     refused("me/private-t5@v1", "or it is private")
     refused("me/gated-t5", "accept its terms|accept them")
     refused("me/t5@v2", "has no revision v2")
     refused("me/empty", "has no model.safetensors, flax_model.msgpack or pytorch_model.bin")
     refused("me--/t5", "neither a local path nor a valid hub id")
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    refused("me/t5", "hub cannot be reached .*check the network")
+    refused("me/t5", "hub cannot be reached: .*check the network")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     refused("me/t5", "hub cannot be reached")
     refused("nothing-here", "has no Limba checkpoint")

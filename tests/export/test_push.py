@@ -68,14 +68,15 @@ def test_the_hub_is_asked_for_a_private_model(server, folder, tmp_path) -> None:
     assert asked["name"] == "mine" and is_private(asked)
 
 
-def test_a_failed_upload_is_repeated_then_said(server, folder, monkeypatch) -> None:
+def test_a_failed_upload_is_repeated_then_said(server, folder, monkeypatch, capsys) -> None:
     monkeypatch.setattr(at_end, "PAUSES", (0.0, 0.0))
     pauses: list[float] = []  # those of the hub's library, a minute in all
     monkeypatch.setattr("huggingface_hub.utils._http.time", SimpleNamespace(sleep=pauses.append))
-    place, said = HubDestination("me/mine"), []
+    place = HubDestination("me/mine")
     server.fail("/api/models/me/mine/commit/main", *[status(500)] * 20, methods=("POST",))
-    found, reason = at_end._repeated(lambda: place.deliver(folder, 7), said.append)
-    assert found is None and "the upload to me/mine failed" in reason and len(said) == 2 and len(pauses) == 15
+    found, reason = at_end._repeated(lambda: place.deliver(folder, 7))
+    assert found is None and "the upload to me/mine failed" in reason and len(pauses) == 15
+    assert capsys.readouterr().out.count("it is tried again") == 2
     server.mend()
     assert place.deliver(folder, 7).endswith("/me/mine")
     server.fail("/api/models/me/mine/commit/main", status(403), methods=("POST",))

@@ -20,7 +20,7 @@ import pytest
 
 from limba.config import InputError, RestartError, StorageError
 from limba.storage import files, lease
-from limba.storage.lease import FILE, Owner, Watch, held
+from limba.storage.lease import FILE, Owner, held
 from tests.http_server import FileServer, StoreHandler, lost, serving, stall, status
 from tests.waiting import wait_until
 
@@ -300,21 +300,6 @@ def test_a_storage_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkey
     with pytest.raises(StorageError, match="a request has not ended after 0 s"), held(str(tmp_path), "trains in"):
         pass
     answers.set()  # its thread ends
-
-
-def test_a_watcher_sees_who_lives(tmp_path: Path) -> None:
-    path = str(tmp_path / "v.model")
-    watch = Watch(path, beside=True)
-    assert watch.look().owner is None and not watch.look().has_beaten
-    with held(path, "makes", beside=True) as mine:
-        wait_until(lambda: watch.look().owner == mine.owner)
-        late = Watch(path, beside=True)
-        wait_until(lambda: late.look().has_beaten)  # until then it may be dead
-    assert watch.look().owner is None and watch.look().has_beaten
-    (tmp_path / "v.model.lease").write_bytes(elsewhere())
-    silent = Watch(path, beside=True)
-    time.sleep(2 * BEAT)
-    assert silent.look().owner.host == "far" and silent.look().silent_seconds > BEAT and not silent.look().has_beaten
 
 
 def object_of(server: FileServer) -> Path:

@@ -105,7 +105,7 @@ def test_the_hub_is_connected_to_twice_and_its_library_asks_nothing(monkeypatch:
     with pytest.raises(InputError, match="the hub cannot be reached: Name or service not known"):
         HubSource("nobody/nothing").units("train")
     assert tried == [("hub.invalid", 443)] * 2
-    with pytest.raises(InputError, match="the hub cannot be reached .*Name or service not known"):
+    with pytest.raises(InputError, match="the hub cannot be reached: Name or service not known"):
         hub_models.download("nobody/nothing")
     assert tried == [("hub.invalid", 443)] * 4
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")  # which would be asked instead

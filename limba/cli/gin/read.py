@@ -27,8 +27,7 @@ from limba.cli.gin.statements import (
     read_text,
     read_with_includes,
 )
-from limba.config import InputError, ModelConfig, RunConfig
-from limba.config.errors import named
+from limba.config import InputError, ModelConfig, RunConfig, named
 from limba.data import task_modules
 
 HEADER = ("from __gin__ import dynamic_registration", "from limba import config")

@@ -13,8 +13,7 @@ from typing import Any
 
 from limba import config, toolbox
 from limba.cli.gin.statements import REQUIRED, Binding, Macro, Reference, Source, leaves
-from limba.config import InputError, kinds
-from limba.config.errors import Open, did_you_mean, nearest
+from limba.config import InputError, Open, did_you_mean, kinds, nearest
 from limba.config.optimizer import fields_of, foreign_fields
 
 RUN, MODEL, OPTIMIZER = "config.RunConfig", "config.ModelConfig", "config.OptimizerConfig"

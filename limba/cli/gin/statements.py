@@ -19,8 +19,7 @@ from typing import Any
 
 from gin import config_parser
 
-from limba.config import InputError, kinds, plain
-from limba.config.errors import did_you_mean, nearest
+from limba.config import InputError, did_you_mean, kinds, nearest, plain
 from limba.data.task_modules import ROOT
 
 OWN_FILE = "config.gin"  # in a run's MODEL_DIR

@@ -14,8 +14,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from limba.config import ConfigError, InputError
-from limba.config.secrets import without_credentials
+from limba.config import ConfigError, InputError, without_credentials
 from limba.data.examples import features_of
 from limba.data.sources.counts import Counts
 from limba.data.sources.order import Reading, fewer_shards, random_generator

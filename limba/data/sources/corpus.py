@@ -12,8 +12,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from limba.config import InputError
-from limba.config.secrets import without_credentials
+from limba.config import InputError, without_credentials
 from limba.data.sources.fingerprints import Mark
 from limba.data.sources.readers import file_format
 

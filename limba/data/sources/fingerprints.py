@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 import google_crc32c
 
-from limba.config import InputError
-from limba.config.errors import reason_of
+from limba.config import InputError, reason_of
 
 END_BYTES = 1 << 16  # read of a local file at its head, and as many at its tail
 # A corpus of many files: less is read of each, so that 100,000 files take seconds and not minutes on a slow disk.

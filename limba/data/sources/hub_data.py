@@ -9,8 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from limba.config import ConfigError, InputError
-from limba.config.errors import Open, reason_of
+from limba.config import ConfigError, InputError, Open, reason_of
 from limba.data.sources.readers import file_format
 from limba.data.sources.splits import Column, Rewrite
 from limba.data.sources.units import DataFiles, UnitSource, patterns_of
@@ -169,31 +168,18 @@ class HubSource(UnitSource):
         import huggingface_hub
         from huggingface_hub import errors
 
+        hub = huggingface_hub.HfApi(token=servers.token())
+        ask = functools.partial(hub.dataset_info, path, revision=self.revision, timeout=ANSWER_SECONDS)
         try:
             servers.check_hub()
-        except OSError as error:
-            raise self._not_opened(f"the hub cannot be reached: {reason_of(error)}") from error
-        hub = huggingface_hub.HfApi(token=servers.token())
-        for attempt in (1, 2):
             try:
-                hub.dataset_info(path, revision=self.revision, timeout=ANSWER_SECONDS)
-                return
-            except errors.GatedRepoError as error:
-                raise self._not_opened(
-                    "the hub gives it only to those who accept its terms", "accept them on its page, and set HF_TOKEN"
-                ) from error
-            except errors.RevisionNotFoundError as error:
-                raise self._not_opened(f"it has no revision {self.revision}", "give a branch or commit") from error
-            except errors.RepositoryNotFoundError as error:
-                raise self._not_opened(
-                    f"there is no local file {self.path}, and the hub has no data set of that name, or it is private",
-                    "check the name, or set HF_TOKEN to a token that may read it",
-                ) from error
-            except errors.HFValidationError as error:
-                raise self._not_opened(reason_of(error)) from error
-            except (errors.HTTPError, OSError) as error:  # pyright: ignore[reportPrivateImportUsage]
-                if attempt == 2:
-                    raise self._not_opened(f"the hub cannot be reached: {reason_of(error)}") from error
+                ask()
+            except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
+                raise
+            except (errors.HTTPError, OSError):  # pyright: ignore[reportPrivateImportUsage]
+                ask()
+        except (errors.HTTPError, errors.HFValidationError, OSError) as error:  # pyright: ignore[reportPrivateImportUsage]
+            raise self._not_opened(*servers.refusal(error, "data set", self.path, self.revision)) from error
 
     def _not_opened(
         self, reason: str, advice: str = "check the name, the network, and HF_TOKEN if it is private"

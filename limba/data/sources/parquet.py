@@ -8,8 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from limba.config import InputError
-from limba.config.errors import reason_of
+from limba.config import InputError, reason_of
 from limba.data.sources.remote import ReadError, ReadPolicy, open_file
 
 if TYPE_CHECKING:

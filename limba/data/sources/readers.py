@@ -22,9 +22,7 @@ import fsspec
 import zstandard
 from fsspec import AbstractFileSystem
 
-from limba.config import InputError
-from limba.config.errors import reason_of
-from limba.config.secrets import without_credentials
+from limba.config import InputError, reason_of, without_credentials
 from limba.data.sources.compression import COMPRESSIONS, unpacked
 from limba.data.sources.fingerprints import File, version_of
 from limba.data.sources.json_documents import HEAD_BYTES, JsonError, array_records, is_array, sentences, value_at

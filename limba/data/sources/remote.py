@@ -11,7 +11,6 @@ import io
 import logging
 import shlex
 import socket
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, Any, TypeVar
@@ -21,9 +20,9 @@ import tenacity
 from fsspec import AbstractFileSystem
 from fsspec.asyn import AsyncFileSystem, sync
 
-from limba.config import InputError
+from limba.config import InputError, reason_of
 from limba.config.data import READ_FAILURES
-from limba.config.errors import reason_of
+from limba.storage.failures import limited
 from limba.storage.files import is_local
 
 logger = logging.getLogger(__name__)
@@ -83,9 +82,11 @@ def ask(system: AbstractFileSystem, policy: ReadPolicy, method: str, *arguments:
     # Nothing has been read yet: a host that does not exist is a mistake rather than trouble of the network.
     patience = FIRST_ATTEMPTS
     if isinstance(system, AsyncFileSystem):
-        return _persist(policy, seconds, lambda: _await(system, seconds, f"_{method}", arguments, options), patience)
+        function = getattr(system, f"_{method}")
+        call = lambda: sync(system.loop, function, *arguments, timeout=seconds, **options)
+        return _persist(policy, seconds, call, patience)
     function = functools.partial(getattr(system, method), *arguments, **options)
-    return _persist(policy, seconds, lambda: _within(seconds, function), patience)
+    return _persist(policy, seconds, lambda: limited(function, seconds, "read"), patience)
 
 
 def fetch(system: Any, path: str, start: int, stop: int, policy: ReadPolicy) -> bytes:
@@ -100,7 +101,7 @@ def fetch(system: Any, path: str, start: int, stop: int, policy: ReadPolicy) -> 
         else:
             # The hub's files would prefetch 5 MB.
             options = {"cache_type": "none"} if "hf" in _protocols(system) else {}
-            data = _within(policy.timeout_seconds, lambda: system.cat_file(path, start, stop, **options))
+            data = limited(lambda: system.cat_file(path, start, stop, **options), policy.timeout_seconds, "read")
         if len(data) < stop - start:
             raise ReadError(f"only {len(data)} of {stop - start} bytes came", is_temporary=True)
         if len(data) > stop - start:
@@ -121,35 +122,6 @@ async def _http_range(system: Any, url: str, start: int, stop: int) -> bytes:
         if reply.status != 206 and reply.content_length != stop - start:
             raise ReadError("the server does not support byte ranges", is_temporary=False)
         return await reply.read()
-
-
-def _await(system: AsyncFileSystem, seconds: float, method: str, arguments: tuple, options: dict) -> Any:
-    return sync(system.loop, getattr(system, method), *arguments, timeout=seconds, **options)
-
-
-def _within(seconds: float, function: Callable[[], T]) -> T:
-    """Calls the function; after `seconds` raises TimeoutError and abandons its thread.
-
-    There is no other safe way to end a read by a library whose time limits apply between bytes. The thread is a
-    daemon, so the program can end without it.
-    """
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            results.append(function())
-        except BaseException as error:  # noqa: BLE001  raised again by the thread that waits
-            errors.append(error)
-
-    thread = threading.Thread(target=work, name="read", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        raise errors[0]
-    if not results:
-        raise TimeoutError
-    return results[0]
 
 
 def _persist(policy: ReadPolicy, seconds: float, once: Callable[[], T], attempts_to_connect: int | None = None) -> T:
@@ -315,11 +287,11 @@ class RemoteStream(io.RawIOBase):
         try:
             if self._file is None:
                 self._read = 0
-                self._file = _within(seconds, self._open)
+                self._file = limited(self._open, seconds, "read")
             file = self._file
             while True:
                 wanted = self._position - self._read or length
-                data = _within(seconds, functools.partial(file.read, min(wanted, BLOCK_BYTES)))
+                data = limited(functools.partial(file.read, min(wanted, BLOCK_BYTES)), seconds, "read")
                 if self._read == self._position:
                     self._read += len(data)
                     return data

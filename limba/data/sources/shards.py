@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from limba.config import InputError
-from limba.config.secrets import without_credentials
+from limba.config import InputError, without_credentials
 from limba.data.dataset import TEXT, Dataset, State
 from limba.data.sources.counts import Counts, chunk_starts, shares
 from limba.data.sources.order import (

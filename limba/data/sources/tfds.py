@@ -11,8 +11,7 @@ from typing import IO, Any, cast
 import fsspec
 import google_crc32c
 
-from limba.config import InputError
-from limba.config.errors import reason_of
+from limba.config import InputError, reason_of
 from limba.data.sources import remote
 from limba.data.sources.chunks import ChunkReader
 from limba.data.sources.fingerprints import File, version_of

@@ -21,8 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from limba.config import InputError
-from limba.config.errors import SentenceError, reason_of
+from limba.config import InputError, SentenceError, reason_of
 from limba.data.dataset import State
 from limba.data.sources.corpus import Changes, Corpora, changes, unpacked_table
 from limba.data.sources.fingerprints import Mark

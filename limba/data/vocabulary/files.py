@@ -14,9 +14,7 @@ from collections.abc import Iterable
 import fsspec
 from etils import epath
 
-from limba.config import InputError
-from limba.config.errors import reason_of
-from limba.config.secrets import without_credentials
+from limba.config import InputError, reason_of, without_credentials
 from limba.storage import servers
 from limba.storage.files import write_whole
 

@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from limba.config import InputError
-from limba.config.errors import reason_of
+from limba.config import InputError, reason_of
 from limba.data.vocabulary.files import content
 from limba.data.vocabulary.vocabularies import Vocabulary
 

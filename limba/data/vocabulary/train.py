@@ -19,8 +19,7 @@ from typing import Any
 
 import fsspec
 
-from limba.config import ConfigError, DataConfig, InputError
-from limba.config.errors import reason_of
+from limba.config import ConfigError, DataConfig, InputError, reason_of
 from limba.config.waiting import waiting
 from limba.data.registry import Mixture, Task
 from limba.data.tasks import parts_of, resolve_task
@@ -34,8 +33,7 @@ from limba.storage.files import write_whole
 logger = logging.getLogger(__name__)
 
 REPORT_BYTES = 2_000_000  # bytes of text that is not trained on, for a report
-HOURS_WAITED = 6  # to wait for the process that trains, while it gives heartbeats
-START_SECONDS = 600.0  # for its first heartbeat
+HOURS_WAITED = 6  # for the process that trains
 MOST_SENTENCES = 5_000_000  # of those that it trains on
 LONGEST_SENTENCE = 4096  # bytes; SentencePiece ignores longer lines
 # Scores are rounded to multiples of this. Sums of some 7,000 of them are then exact in single precision, so two ways
@@ -117,13 +115,9 @@ class NewVocabulary:
         _write(self.json, tokenizer_json(self.path, 0 if masks else NUM_SENTINELS, encodes=masks).encode())
 
     def wait(self, wait_seconds: float, poll_seconds: float = 5.0) -> None:
-        """Returns when host 0 has written both files; InputError after `wait_seconds`.
-
-        InputError sooner if host 0 does not begin, if its heartbeats end, or if it ends without these files.
-        """
-        deadline, watch = time.monotonic() + wait_seconds, lease.Watch(self.path, beside=True)
+        """Returns when host 0 has written both files; InputError after `wait_seconds`."""
+        deadline = time.monotonic() + wait_seconds
         while not self.exists:
-            _check_alive(watch, self.path)
             if time.monotonic() >= deadline:
                 raise InputError(
                     f"Host 0 has not written {self.path} within {wait_seconds:,.0f} s; look at its output, check that"
@@ -162,22 +156,6 @@ def ensure_vocabulary(config: DataConfig, trains: bool) -> None:
         return
     with new.held():
         new.of_run(config, size)
-
-
-def _check_alive(watch: lease.Watch, path: str) -> None:
-    """Raises InputError if the process that makes the vocabulary has died."""
-    try:
-        owner, silent_seconds, has_beaten = watch.look()
-    except OSError:  # its files are asked for again soon, and what is wrong is said then
-        return
-    who, after = f" ({owner})" if owner else "", f"{silent_seconds:,.0f} s"
-    if has_beaten and silent_seconds > 2 * lease.PATIENCE * lease.BEAT_SECONDS:
-        said = f"has given no heartbeat for {after}" if owner else f"has ended without writing {path}"
-    elif not has_beaten and silent_seconds > START_SECONDS:
-        said = f"has not begun to make {path} within {after}"
-    else:
-        return
-    raise InputError(f"Host 0{who} {said}; look at its output, and start all hosts again.")
 
 
 def _exists(path: str) -> bool:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from limba.api import Parser
-from limba.config import InputError, environment, kinds
-from limba.config.errors import named
+from limba.config import InputError, environment, named
 from limba.config.waiting import waiting
 from limba.tools.corpus import task_flags
 
 ABOUT = """Shows the text, pieces, inputs and targets of a task, and how well its vocabulary and lengths fit.
 
-    limba inspect 'data/*.txt' --vocabulary=byte --plot=lengths.png
+    limba inspect 'data/*.txt' --vocabulary=byte
     limba inspect 'data/*.jsonl' --task=rlm_span_corruption_files --vocabulary=my.model"""
 
 
@@ -28,7 +27,6 @@ def run(argv: Sequence[str]) -> None:
     group.add_argument("--objective", metavar="NAME", help="objective that replaces the task's: ul2, prefix_lm, …")
     group.add_argument("--sample_bytes", type=int, default=4_000_000, help="bytes of text to sample for the figures")
     group.add_argument("--seed", type=int, default=0, help="seed of the sample and the masks")
-    group.add_argument("--plot", metavar="FILE.png", help="also plot the histogram of lengths to this file")
     arguments = parser.parse(argv)
     if arguments.num < 0 or arguments.sample_bytes < 1:
         raise InputError(f"--num is {arguments.num} and --sample_bytes {arguments.sample_bytes}; give numbers above 0.")
@@ -40,9 +38,6 @@ def run(argv: Sequence[str]) -> None:
         import rich.console
 
         from limba.tools.corpus.preparation import inspect as inspection
-    if arguments.plot:
-        kinds.check_local(arguments.plot, "--plot")
-        inspection.check_picture(arguments.plot)
     length, is_sequence = arguments.sequence or arguments.inputs, arguments.sequence is not None
     with waiting("reading"):
         found = inspection.inspect_task(
@@ -50,6 +45,3 @@ def run(argv: Sequence[str]) -> None:
         )
     console = rich.console.Console(highlight=False, soft_wrap=True)
     inspection.show(found, console, arguments.num)
-    if arguments.plot:
-        inspection.plot_lengths(found, arguments.plot)
-        console.print(f"picture: {arguments.plot}")

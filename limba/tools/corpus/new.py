@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from limba.api import Parser, task_modules
-from limba.config import InputError, environment
-from limba.config.errors import named
+from limba.config import InputError, environment, named
 
 if TYPE_CHECKING:
     from limba.tools.corpus.preparation.survey import Survey

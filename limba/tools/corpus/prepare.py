@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from limba.api import Parser
-from limba.config import InputError, environment, kinds
-from limba.config.errors import named
+from limba.config import InputError, environment, kinds, named
 from limba.tools.corpus import task_flags
 
 if TYPE_CHECKING:

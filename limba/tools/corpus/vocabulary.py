@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from limba.api import Parser
-from limba.config import InputError, environment, launchers
-from limba.config.errors import named
+from limba.config import InputError, environment, launchers, named
 from limba.config.waiting import waiting
 from limba.tools.corpus import task_flags
 

@@ -13,7 +13,6 @@ import json
 import logging
 import math
 import mmap
-import os
 import pickle
 import pickletools
 import zipfile
@@ -24,10 +23,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from limba.config import InputError
-from limba.config.errors import reason_of
+from limba.config import InputError, reason_of
 from limba.formats.names import files_of_index
-from limba.storage.files import private_folder
+from limba.storage.files import private_folder, replacing
 
 logger = logging.getLogger(__name__)
 
@@ -119,16 +117,10 @@ def _write(folder: Path, arrays: BinFolder, mark: str) -> None:
         end += 4 * math.prod(shape)
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header).encode()
-    partial = folder / f".{WRITTEN}.{os.getpid()}"
-    try:
-        with partial.open("wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            for name in arrays:
-                file.write(np.ascontiguousarray(arrays[name], "<f4").data)
-            os.fsync(file.fileno())
-        partial.replace(folder / WRITTEN)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(folder / WRITTEN) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in arrays:
+            file.write(np.ascontiguousarray(arrays[name], "<f4").data)
 
 
 class BinFolder(Mapping[str, np.ndarray]):

@@ -22,8 +22,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from limba.api import Parser
-from limba.config import InputError
-from limba.config.errors import reason_of
+from limba.config import InputError, reason_of
 
 HERE = "127.0.0.1"
 FIRST_PORT, PORTS = 8000, 20  # that are tried if none is given

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from limba.cli.gin.statements import REQUIRED, Binding, Source
-from limba.config import InputError, RunConfig
-from limba.config.secrets import without_credentials
+from limba.config import InputError, RunConfig, without_credentials
 from limba.tools.preflight.checks.verdict import Line, Section
 
 TITLE = "Config"

@@ -12,8 +12,7 @@ from typing import Any
 from limba.api import Parser, find_tool, with_two_dashes
 from limba.cli import flags
 from limba.cli.gin.statements import read
-from limba.config import InputError, RunConfig, environment, kinds
-from limba.config.secrets import without_credentials
+from limba.config import InputError, RunConfig, environment, kinds, without_credentials
 from limba.tools.preflight import configuration
 from limba.tools.preflight.checks.verdict import Section
 

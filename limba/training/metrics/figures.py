@@ -10,7 +10,6 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import metadata
 from typing import Any, cast
 
 import jax
@@ -19,9 +18,9 @@ import psutil
 from etils import epath
 
 from limba import toolbox
-from limba.config import NonFiniteError, RunConfig
-from limba.config.errors import reason_of
+from limba.config import NonFiniteError, RunConfig, reason_of
 from limba.model.kernels.choose import unfit
+from limba.sharding.agreement import installed
 from limba.sharding.watchdog import progress
 from limba.storage.files import write_whole
 from limba.training.metrics.flops import flops_per_sequence, peak_flops_per_device
@@ -137,16 +136,9 @@ def facts(config: RunConfig, num_parameters: int, lengths: Mapping[str, int], nu
             "cores of the first process": os.cpu_count(),
             "system": f"{platform.system()} {platform.release()} {platform.machine()}",
             "Python": platform.python_version(),
-            **{name: version for name in PROGRAMS if (version := _version(name))},
+            **installed(PROGRAMS),
         },
     }
-
-
-def _version(program: str) -> str:
-    try:
-        return metadata.version(program)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def introduction(config: RunConfig, num_parameters: int, lengths: Mapping[str, int], start: int) -> Iterator[str]:

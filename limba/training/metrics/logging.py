@@ -21,10 +21,8 @@ from typing import NamedTuple
 from etils import epath
 from tqdm import tqdm
 
-from limba.config import RunConfig
-from limba.config.errors import SentenceError, reason_of
+from limba.config import RunConfig, SentenceError, reason_of, without_credentials
 from limba.config.extras import without
-from limba.config.secrets import without_credentials
 from limba.storage.files import GrowingFile, LocalFile
 from limba.training.metrics.callbacks import Callbacks, Calls
 from limba.training.metrics.records import METRICS, bits_per_byte_by_set, duration
@@ -267,10 +265,6 @@ class Metrics:
         if self._outputs.others is not None:
             self._outputs.others.add(kind, step, values)
         self._record(kind, step, values)
-
-    def event(self, step: int, values: Mapping[str, object]) -> None:
-        """Records what the guard did at a step."""
-        self.record("event", step, values)
 
     def record(self, kind: str, step: int, values: Mapping[str, object]) -> None:
         """Records something of another `kind`, in metrics.jsonl only; a full disk does not end the run for it."""

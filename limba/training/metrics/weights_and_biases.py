@@ -17,8 +17,7 @@ from typing import Any
 
 from etils import epath
 
-from limba.config import ConfigError, InputError, RunConfig, plain
-from limba.config.errors import reason_of
+from limba.config import ConfigError, InputError, RunConfig, plain, reason_of
 from limba.storage.failures import limited
 from limba.storage.files import write_whole
 

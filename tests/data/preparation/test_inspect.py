@@ -10,7 +10,7 @@ import seqio
 
 from limba.config import InputError
 from limba.data.registry import Mixture
-from limba.tools.corpus.preparation.inspect import bins, histogram, inspect_task, plot_lengths, show
+from limba.tools.corpus.preparation.inspect import bins, histogram, inspect_task, show
 from limba.tools.corpus.task_flags import TaskRecipe
 
 EVERYTHING = 10**9
@@ -88,7 +88,7 @@ def test_bytes_are_shown_as_letters(corpus):
     assert inputs is None or "<0>" in plain
 
 
-def test_histogram_counts_each_document_once(tmp_path, corpus, vocabulary):
+def test_histogram_counts_each_document_once():
     lengths = np.array([0, 1, 2, 3, 4, 7, 8, 1_000, 1_023, 1_024])
     assert np.histogram(lengths, bins(lengths))[0].sum() == len(lengths)
     lines = histogram(lengths)
@@ -97,12 +97,6 @@ def test_histogram_counts_each_document_once(tmp_path, corpus, vocabulary):
         ["1,024", "to", "2,047", "1"],
     ]
     assert sum(int(line.split()[3]) for line in lines) == len(lengths)
-    found = inspect_task(task_of(corpus, vocabulary), "train", 64, 100_000)
-    picture = tmp_path / "lengths.png"
-    plot_lengths(found, str(picture))
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(InputError, match="picture cannot be written"):
-        plot_lengths(found, str(tmp_path / "absent" / "lengths.png"))
 
 
 def test_what_cannot_be_looked_at_is_a_sentence(corpus, vocabulary, tmp_path):

@@ -16,8 +16,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from limba.api import kind_of_failure, private_folder, write_whole
-from limba.config import InputError
-from limba.config.errors import reason_of
+from limba.config import InputError, reason_of
 from limba.tools.corpus.preparation.writers import SHARD_WRITERS
 
 SETTINGS_FILE = "prepared.json"

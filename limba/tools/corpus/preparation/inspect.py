@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ import rich.text
 
 from limba.api import Mixture, PieceTable, RunData, Task, Texts, UnitSource, Vocabulary
 from limba.config import ConfigError, DataConfig, InputError
-from limba.config.errors import reason_of
 from limba.tools.corpus.fertility import Fertility, fertility
 
 SPACE = "\u2581"  # SentencePiece's character for a space
@@ -255,33 +253,3 @@ def histogram(lengths: np.ndarray) -> list[str]:
         if count or lines:
             lines.append(f"{low:>6,} to {high - 1:<6,} {count:>6,}  {'#' * round(BAR_LETTERS * count / counts.max())}")
     return lines
-
-
-def check_picture(path: str) -> None:
-    """Raises InputError early if the picture cannot be written."""
-    folder = os.path.dirname(path) or "."
-    if os.path.isdir(path) or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise InputError(f"The picture cannot be written to {path}; give a file in an existing folder.")
-
-
-def plot_lengths(found: Inspection, path: str) -> None:
-    """Writes the histogram of documents' lengths as PNG; InputError if the path cannot be written."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    edges = bins(found.document_tokens)
-    axes.hist(found.document_tokens, bins=edges.tolist())
-    axes.set_xscale("symlog", base=2, linthresh=1)
-    axes.set_xlabel("tokens per document")
-    axes.set_ylabel("documents")
-    axes.set_title(f"{found.task_name}, {found.split}: {len(found.documents):,} documents")
-    name, length = next(iter(found.lengths.items()))
-    axes.axvline(length, color="tab:orange", label=f"{name} {length}")
-    axes.legend()
-    try:
-        figure.savefig(path, format="png", dpi=120)
-    except OSError as error:
-        raise InputError(f"The picture cannot be written to {path} ({reason_of(error)}); give another path.") from error

@@ -25,8 +25,7 @@ import fsspec
 import numpy as np
 
 from limba.api import Mixture, PieceTable, Task, Texts, UnitSource, held, write_whole
-from limba.config import InputError
-from limba.config.errors import reason_of
+from limba.config import InputError, reason_of
 from limba.tools.corpus.preparation import queued
 from limba.tools.corpus.preparation.folder import SETTINGS_FILE, OutputFolder, parsed
 from limba.tools.corpus.preparation.workers import Job, Workers

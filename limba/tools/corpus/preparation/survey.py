@@ -14,8 +14,7 @@ import fsspec
 import zstandard
 
 from limba.api import UnitSource, source_of_files
-from limba.config import InputError
-from limba.config.errors import reason_of
+from limba.config import InputError, reason_of
 
 BYTES_READ = 1 << 26  # of text; a larger corpus is counted from as much of it, in units all over it
 UNITS_AT_ONCE = 256  # of a large corpus, how many units are looked at, at most

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from etils import epath
 
 from limba.api import upload
-from limba.config import InputError
-from limba.config.errors import reason_of
+from limba.config import InputError, reason_of
 
 HOSTS = ("storage.googleapis.com", "www.statmt.org")  # where TFDS looks first, and where lm1b is
 ANSWER_SECONDS = 4.0

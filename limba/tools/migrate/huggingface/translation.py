@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from limba.cli.gin import GinRun, read_run
-from limba.config import InputError, ModelConfig
-from limba.config.secrets import without_credentials
+from limba.config import InputError, ModelConfig, without_credentials
 from limba.tools.migrate.huggingface import keys, pairs
 from limba.tools.migrate.huggingface.corpus import set_corpus, set_length_of_run, steps_per_epoch
 from limba.tools.migrate.huggingface.values import Values, read_values

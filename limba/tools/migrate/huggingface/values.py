@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from limba.config import InputError, kinds
-from limba.config.errors import did_you_mean, reason_of
+from limba.config import InputError, did_you_mean, kinds, reason_of
 from limba.tools.migrate.huggingface.keys import (
     ABOVE_ZERO,
     BY_DEFAULT,

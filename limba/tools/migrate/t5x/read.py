@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from limba.cli.gin.statements import Size, Source, read_override, read_text
-from limba.config import InputError
-from limba.config.errors import did_you_mean
+from limba.config import InputError, did_you_mean
 from limba.tools.migrate.t5x import tables
 
 _MARKS = re.compile(r"""^[ \t]*(include\s+['"]t5x/|(from|import)\s+t5x\b|import\s+__main__\b)""", re.MULTILINE)

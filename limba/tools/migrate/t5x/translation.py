@@ -6,8 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from limba.cli.gin.statements import REQUIRED, Macro, Reference, leaves
-from limba.config import InputError
-from limba.config.errors import did_you_mean
+from limba.config import InputError, did_you_mean
 from limba.tools.migrate.t5x import tables
 from limba.tools.migrate.t5x.read import Line, Theirs
 

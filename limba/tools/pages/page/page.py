@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from limba.config import InputError
-from limba.config.errors import reason_of
+from limba.config import InputError, reason_of
 from limba.tools.pages.page import charts, headline, results, samples, tables
 from limba.tools.pages.page.charts import Chart
 from limba.tools.pages.page.drawing import DASHES, MARKERS, item, script

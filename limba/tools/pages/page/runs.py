@@ -12,8 +12,7 @@ import numpy as np
 from etils import epath
 
 from limba.api import RunDirectory, evenly, flops_per_sequence
-from limba.config import InputError, RunConfig
-from limba.config.errors import reason_of
+from limba.config import InputError, RunConfig, reason_of
 
 AXES = ("step", "tokens", "hours", "flop")  # what a line can be drawn over
 EVALUATED = re.compile(r"(?P<task>.+)-(?P<step>\d+)\.jsonl")  # of model_dir/evaluations

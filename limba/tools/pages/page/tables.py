@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from limba.api import duration
-from limba.config import plain
-from limba.config.secrets import without_credentials
+from limba.config import plain, without_credentials
 from limba.tools.pages.page import events
 from limba.tools.pages.page.charts import short
 from limba.tools.pages.page.runs import Run

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from limba.api import Parser, add_import_flag
-from limba.config import InputError, environment
-from limba.config.errors import named
+from limba.config import InputError, environment, named
 from limba.tools.pages import serving
 from limba.tools.pages.play.answers import MAX_SECONDS, Player
 from limba.tools.pages.play.server import Server

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from limba.api import PlannedRun, RunData, RunDirectory
-from limba.config import InputError, RunConfig
-from limba.config.errors import Fix
+from limba.config import Fix, InputError, RunConfig
 from limba.tools.preflight.checks.estimate import divides
 from limba.tools.preflight.checks.verdict import Line, Section
 from limba.tools.preflight.compiled import changes, speed

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from limba.api import RunData, Task, UnitSource
-from limba.config import InputError, RunConfig
-from limba.config.errors import Open, nearest
+from limba.config import InputError, Open, RunConfig, nearest
 from limba.tools.preflight.checks import sample
 from limba.tools.preflight.checks.findings import Check, gathered, logged
 from limba.tools.preflight.checks.objective import TITLE as OBJECTIVE

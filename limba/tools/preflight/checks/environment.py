@@ -20,9 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
-from limba.config import RunConfig, compile_cache
+from limba.config import RunConfig, compile_cache, reason_of
 from limba.config import environment as machine
-from limba.config.errors import reason_of
 from limba.tools.preflight.checks import processes
 from limba.tools.preflight.checks.verdict import Data, Line, Section
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from limba.api import PlannedRun
-from limba.config import ConfigError, RunConfig
-from limba.config.errors import Fix, Open
+from limba.config import ConfigError, Fix, Open, RunConfig
 from limba.tools.preflight.checks.findings import gathered
 from limba.tools.preflight.checks.verdict import Data, Line, Section
 from limba.tools.preflight.compiled import instant

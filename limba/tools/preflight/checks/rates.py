@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from limba.api import PlannedRun
-from limba.config import RunConfig
-from limba.config.errors import Fix
+from limba.config import Fix, RunConfig
 from limba.tools.preflight.checks.verdict import Line
 
 # The highest rate of a run: lowest usual one, highest, and what a fix gives (docs/optimizers.md).

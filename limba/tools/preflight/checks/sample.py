@@ -16,8 +16,7 @@ import numpy as np
 import sentencepiece
 
 from limba.api import PieceTable, RunData, Task, UnitSource, find_tool
-from limba.config import RunConfig
-from limba.config.errors import Fix
+from limba.config import Fix, RunConfig
 from limba.tools.preflight.checks.verdict import Data, Line
 from limba.tools.preflight.texts.faults import FEW_WORDS, RULES, SEPARATOR, SHOWN, WORD, broken, grams
 from limba.tools.preflight.texts.language import other_languages

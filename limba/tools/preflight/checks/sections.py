@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from limba.api import Mixture, PieceTable, PlannedRun, RunData, Task
-from limba.config import InputError, RunConfig
-from limba.config.errors import SentenceError
+from limba.config import InputError, RunConfig, SentenceError
 from limba.tools.preflight.checks import cost, data, estimate, objective, vocabulary
 from limba.tools.preflight.checks.environment import environment
 from limba.tools.preflight.checks.findings import error_line, logged, reached_by

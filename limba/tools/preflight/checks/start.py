@@ -9,8 +9,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
-from limba.config import RunConfig, StorageError
-from limba.config.errors import SentenceError
+from limba.config import RunConfig, SentenceError, StorageError
 from limba.tools.preflight.checks.verdict import Line, Section
 
 

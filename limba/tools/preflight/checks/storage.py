@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from limba.api import PlannedRun, RunDirectory, size_text
-from limba.config import ConfigError, InputError, RunConfig
+from limba.config import ConfigError, Fix, InputError, Open, RunConfig, reason_of
 from limba.config.environment import is_tpu_vm
-from limba.config.errors import Fix, Open, reason_of
 from limba.tools.preflight.checks.findings import gathered, reached_by
 from limba.tools.preflight.checks.verdict import Data, Line, Section
 

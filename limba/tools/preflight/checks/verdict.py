@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from limba.config import errors
-from limba.config.errors import Fix
+from limba.config import Fix, errors
 
 Data = dict[str, Any]  # the figures of a section, as JSON has them
 

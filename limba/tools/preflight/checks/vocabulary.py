@@ -11,8 +11,7 @@ from typing import Any
 from sentencepiece import sentencepiece_model_pb2
 
 from limba.api import PieceTable, RunData, flops_per_sequence
-from limba.config import InputError, RunConfig
-from limba.config.errors import Fix, nearest
+from limba.config import Fix, InputError, RunConfig, nearest
 from limba.tools.preflight.checks.findings import gathered
 from limba.tools.preflight.checks.verdict import Data, Line, Section
 

@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from limba.api import PlannedRun, RunData
-from limba.config import ConfigError, InputError, MeshConfig, RunConfig
-from limba.config.errors import Fix
+from limba.config import ConfigError, Fix, InputError, MeshConfig, RunConfig
 from limba.tools.preflight.checks.objective import needed_targets
 from limba.tools.preflight.checks.verdict import Line
 from limba.tools.preflight.compiled import speed

@@ -10,8 +10,7 @@ import os
 from collections.abc import Sequence
 
 from limba.api import Parser, Texts, UnitSource, source_of_files
-from limba.config import InputError, kinds
-from limba.config.errors import did_you_mean
+from limba.config import InputError, did_you_mean, kinds
 from limba.tools.preflight.texts import faults
 
 ABOUT = """Writes the documents of files as JSON lines, without what breaks the rules that preflight names.
