@@ -45,8 +45,11 @@ def test_it_equals_all_scores_with_gradients_packed_and_padded(length: int, wind
         attended, pull = jax.vjp(attend, *heads)
         return attended, pull(jnp.asarray(direction))
 
-    ours = of(lambda *heads: local_attention(*heads, jnp.asarray(mask), window), query, key, value)
-    whole = of(lambda *heads: dot_product_attention(*heads, None, jnp.asarray(mask & near)), query, key, value)
+    visible = jnp.asarray(mask)
+    ours = of(lambda q, k, v: local_attention(q, k, v, visible, window), query, key, value)
+    whole = of(
+        lambda q, k, v: dot_product_attention(q, k, v, None, visible & jnp.asarray(near)[None]), query, key, value
+    )
     real = mask.any(axis=2)
     np.testing.assert_allclose(ours[0][real], whole[0][real], atol=1e-6, rtol=1e-6)
     for one, other in zip(ours[1], whole[1], strict=True):
@@ -88,8 +91,9 @@ def test_scores_grow_with_the_row_and_not_with_its_square() -> None:
     def flops(length: int) -> float:
         heads = jax.ShapeDtypeStruct((1, length, 1, 64), jnp.float32)
         mask = jax.ShapeDtypeStruct((1, length, length), jnp.bool_)
-        compiled = jax.jit(lambda *arrays: local_attention(*arrays, 128)).lower(heads, heads, heads, mask).compile()
-        return compiled.cost_analysis()["flops"]
+        compiled = jax.jit(lambda q, k, v, seen: local_attention(q, k, v, seen, 128)).lower(heads, heads, heads, mask)
+        found: Any = compiled.compile().cost_analysis()
+        return found["flops"]
 
     short, long = flops(1024), flops(2048)
     assert 1.9 < long / short < 2.1
