@@ -62,7 +62,7 @@ class PlannedRun:
         data = self.config.data
         given = data.task_feature_lengths
         if data.sequence_length is not None:
-            return 0, data.sequence_length
+            return (data.sequence_length, 0) if self.config.model.is_t5_encoder else (0, data.sequence_length)
         if "targets" in given:
             return given["inputs"], given["targets"]
         choices = {"noise_density": data.noise_density, "mean_noise_span_length": data.mean_noise_span_length}

@@ -103,8 +103,8 @@ class DataConfig:
     seed: Seed = 0  # of the order of documents, and of masks
     num_epochs: PositiveInt | None = None  # passes over the corpora, after which the run ends; None: no limit
     max_examples: PositiveInt | None = None  # the first documents of each corpus that are read; None: all
-    # (step, task or mixture) whose text is read from that step on; or (step, task or mixture, objective)
-    stages: tuple[tuple[int, str] | tuple[int, str, str], ...] = ()
+    # (step, task or mixture) whose text is read from that step on; or these and an objective, and its noise_density
+    stages: tuple[tuple[int, str] | tuple[int, str, str] | tuple[int, str, str, float], ...] = ()
     # a mixture's rates from its corpora's sizes (mT5: 3.33); None: its own
     mixture_temperature: Temperature | None = None
     num_data_shards: PositiveInt | None = None  # fixed during a run; None: gcd(batch_size, 16)
@@ -194,10 +194,12 @@ class DataConfig:
                 wrong = f"{name[0]!r} follows itself (the first stage is {first}); leave out one of the two"
         if stages and self.num_epochs is not None:
             wrong = f"DataConfig.num_epochs {self.num_epochs}: stages end at steps; give RunConfig.train_steps instead"
-        objectives = [objective for *_, objective in self._read if objective is not None]
-        if unknown := [each for each in objectives if each not in OBJECTIVES]:
+        objectives = [objective for *_, objective, _ in self._read]
+        if unknown := [each for each in objectives if each is not None and each not in OBJECTIVES]:
             wrong = f"{unknown[0]!r} is no objective; choose one of {', '.join(OBJECTIVES)}"
-        others = [each for *_, each in self._read if each != CAUSAL and not _is_masked(each)]
+        if shares := [share for *_, share in self._read if share is not None and not LEAST_DENSITY <= share < 1]:
+            wrong = f"{shares[0]} is no share of tokens that are hidden; give {DENSITIES}"
+        others = [each for each in objectives if each != CAUSAL and not _is_masked(each)]
         if not wrong and self.is_masked and others:
             wrong = f"an encoder's stages learn {CAUSAL} or masked tokens, not {others[0]}; name one for each"
         require(not wrong, "DataConfig.stages", f"is {stages!r}, and {wrong}.")
@@ -211,24 +213,28 @@ class DataConfig:
         """
         if not self.stages:
             return {0: self}
-        masked = [objective for *_, objective in self._read if _is_masked(objective)]
-        has_causal, found = any(objective == CAUSAL for *_, objective in self._read), {}
-        for (step, name, objective), given in zip(self._read, ((), *self.stages), strict=True):
+        masked = [objective for *_, objective, _ in self._read if _is_masked(objective)]
+        has_causal, found = any(objective == CAUSAL for *_, objective, _ in self._read), {}
+        for (step, name, objective, density), given in zip(self._read, ((), *self.stages), strict=True):
             share = self.causal_share
             if masked and has_causal:  # causal rows are those of the masked objective, of which nothing is hidden
                 share = 1.0 if objective == CAUSAL else share or 0.0
                 objective = masked[0] if objective == CAUSAL else objective
-            own = dataclasses.replace(self, objective=objective, causal_share=share, seed=self.seed + step, stages=())
+            own = dataclasses.replace(self, seed=self.seed + step, stages=())
+            own = dataclasses.replace(own, objective=objective, causal_share=share, noise_density=density)
             if step and (len(given) == 2 or name != self.mixture_or_task_name):
                 own = dataclasses.replace(own, mixture_or_task_name=name, data_files=None, column="text")
             found[step] = own
         return found
 
     @property
-    def _read(self) -> tuple[tuple[int, str, str | None], ...]:
-        """Returns (first batch, task or mixture, objective) of each stage."""
-        later = ((step, name, own[0] if own else self.objective) for step, name, *own in self.stages)
-        return ((0, self.mixture_or_task_name, self.objective), *later)
+    def _read(self) -> tuple[tuple[int, str, str | None, float | None], ...]:
+        """Returns (first batch, task or mixture, objective, share of hidden tokens) of each stage."""
+        found: list[tuple[int, str, str | None, float | None]] = []
+        for step, name, *own in ((0, self.mixture_or_task_name), *self.stages):
+            objective, density = (*own, *(self.objective, self.noise_density)[len(own) :])
+            found.append((step, name, objective, density))  # pyright: ignore[reportArgumentType]  as `stages` is typed
+        return tuple(found)
 
     def stage_of(self, batch: int) -> int:
         """Returns the first batch of the stage that a batch belongs to; batch n, from 0, is that of step n + 1.
@@ -241,7 +247,7 @@ class DataConfig:
     def stages_before(self, step: int) -> tuple[tuple[int, str], ...]:
         """Returns (first batch, name) of each stage that is read before a step; always the first one, at 0.
 
-        The name is that of the task or mixture, with the objective where stages have their own.
+        The name is that of the task or mixture, with the objective and its share where stages have their own.
 
         >>> DataConfig("a", {"inputs": 512}, 8, stages=((10, "b"),)).stages_before(11)
         ((0, 'a'), (10, 'b'))
@@ -251,8 +257,14 @@ class DataConfig:
     @property
     def named_stages(self) -> tuple[tuple[int, str], ...]:
         """(first batch, name) of each stage; see `stages_before`."""
-        says = len({objective for *_, objective in self._read}) > 1
-        return tuple((step, f"{name} ({objective})" if says else name) for step, name, objective in self._read)
+        says = [len({stage[place] for stage in self._read}) > 1 for place in (2, 3)]
+        choices = [
+            ", ".join(str(each) for each, said in zip(own, says, strict=True) if said) for _, _, *own in self._read
+        ]
+        return tuple(
+            (step, f"{name} ({own})" if own else name)
+            for (step, name, *_), own in zip(self._read, choices, strict=True)
+        )
 
     @property
     def sequence_length(self) -> int | None:
@@ -262,14 +274,15 @@ class DataConfig:
     @property
     def is_masked(self) -> bool:
         """Whether rows are those of an encoder: targets, and the same with some of them hidden."""
-        return any(_is_masked(objective) for *_, objective in self._read)
+        return any(_is_masked(objective) for *_, objective, _ in self._read)
 
     @property
     def num_predicted(self) -> int | None:
         """The most tokens of an encoder's row that are predicted, a multiple of 8; None for other rows, 0 for labels.
 
-        A row of one text has no more: its share, rounded up. Packed ones, each with its own share, may have a few more:
-        the row's last ones then have no weight. It is the whole sequence where some rows are causal.
+        A row of one text has no more: its share, the largest of all stages, rounded up. Packed ones, each with its own
+        share, may have a few more: the row's last ones then have no weight. It is the whole sequence where some rows
+        are causal.
 
         >>> DataConfig("a", {"targets": 512}, 8, objective="masked_lm").num_predicted
         80
@@ -278,9 +291,9 @@ class DataConfig:
             return 0
         if not self.is_masked or self.sequence_length is None:
             return None
-        if self.causal_share is not None or any(objective == CAUSAL for *_, objective in self._read):
+        if self.causal_share is not None or any(objective == CAUSAL for *_, objective, _ in self._read):
             return self.sequence_length
-        share = math.ceil((self.noise_density or 0.15) * self.sequence_length)
+        share = math.ceil(max(share or 0.15 for *_, share in self._read) * self.sequence_length)
         return min(-(-share // 8) * 8, self.sequence_length)
 
     @property

@@ -47,7 +47,7 @@ class ModelConfig:
     # T5's bias; decoder-only: that (T5X's decoder_only), rotary, learned, sinusoidal
     positions: Annotated[str, choice("relative", "rotary", "learned", "sinusoidal")] = "relative"
     rotary_base: Base = 10_000.0  # of rotary positions; larger for longer texts
-    max_length: PositiveInt = 2048  # rows of learned positions
+    max_length: PositiveInt = 2048  # rows of learned positions, or the longest text of an encoder
     norm: Annotated[str, choice("rms", "layer", "layer_scale")] = "rms"  # layer has a scale and a bias
     biases: tuple[str, ...] = ()  # decoder-only: the parts that have one: attention, mlp, logits, head
     # decoder-only: heads of keys and values, each for several queries; None: num_heads
@@ -107,10 +107,11 @@ class ModelConfig:
             ("ModelConfig.local_attention", None),
         )
         require(
-            self.attention_mask == "bidirectional" or not self.has_own_head,
+            self.attention_mask == "bidirectional" or self.is_t5_encoder or not self.has_own_head,
             "ModelConfig.head",
-            f"is {self.head!r}, which encoders have: set attention_mask to 'bidirectional', or head to 'vocabulary'.",
-            ("ModelConfig.head", "vocabulary"),
+            f"is {self.head!r}, which encoders have: set attention_mask to 'bidirectional', of a T5 num_decoder_layers"
+            " to 0, or head to 'vocabulary'.",
+            ("ModelConfig.head", "vocabulary") if self.is_decoder_only else ("ModelConfig.num_decoder_layers", 0),
         )
         require(
             len(set(self.labels)) == len(self.labels) and (self.has_labels or not self.labels),

@@ -297,11 +297,12 @@ class RunConfig:
         """Raises ConfigError if the rows of the data do not fit the network."""
         length, model = self.data.sequence_length, self.model
         require(
-            not model.is_t5_encoder,
+            not model.is_t5_encoder or model.has_own_head,
             "ModelConfig.num_decoder_layers",
-            "is 0: the encoder of a T5 alone, which is converted and used, and not trained; give the decoder's layers.",
+            "is 0: the encoder of a T5 alone, which learns from labels and pairs; give the decoder's layers, or set"
+            " ModelConfig.head to classes, tags, score or vectors.",
         )
-        if not model.is_decoder_only:
+        if not (model.is_decoder_only or model.has_own_head):
             require(
                 self.data.objective is None or OBJECTIVES[self.data.objective].has_inputs,
                 "DataConfig.objective",
@@ -327,12 +328,13 @@ class RunConfig:
         require(
             length is not None,
             "DataConfig.task_feature_lengths",
-            f"is {dict(self.data.task_feature_lengths)!r}, and the model is decoder-only, which"
-            " reads one sequence; give {'targets': 256}.",
+            f"is {dict(self.data.task_feature_lengths)!r}, and the model is"
+            f" {'an encoder with a head' if model.has_own_head else 'decoder-only'}, which reads one sequence; give"
+            " {'targets': 256}.",
         )
         require(
-            model.positions != "learned" or length is None or length <= model.max_length,
+            length is None or length <= model.max_length or not (model.positions == "learned" or model.is_encoder),
             "DataConfig.task_feature_lengths",
-            f"gives rows of {length} tokens, and the model has {model.max_length} learned positions; raise"
-            " ModelConfig.max_length.",
+            f"gives rows of {length} tokens, and the model has {model.max_length} positions; give shorter rows, or, of"
+            " a new model, raise ModelConfig.max_length.",
         )

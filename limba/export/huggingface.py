@@ -27,6 +27,7 @@ from limba.config.waiting import waiting
 from limba.data.tasks import Provider, hub_datasets, needs_sentinels
 from limba.data.vocabulary.load import Vocabulary, num_sentinels, sentinel_ids
 from limba.export import proof
+from limba.export.card import write_card
 from limba.export.heads import HeadProof, usage
 from limba.export.merging import write_step
 from limba.formats import huggingface
@@ -198,7 +199,7 @@ def _convert(
     with waiting(f"step {step:,}: proving it"):
         passed, findings = prove(writing, weights, source.model, choices, vocabulary)
     about = _about(source, choices, task)
-    proof.write_card(writing, source, step, form, findings, about, usage(source.model, choices.dtype))
+    write_card(writing, source, step, form, findings, about, usage(source.model, choices.dtype))
     for line in findings:
         print(f"step {step:,}: {line}", flush=True)
     if not passed:

@@ -1,4 +1,4 @@
-"""The proof of a conversion, and the model card, README.md, that says it.
+"""The proof of a conversion.
 
 The written weights are read back and must give the source's logits, loss and text, or an encoder's likeliest pieces in
 the place of masks. Source and written weights both run
@@ -15,30 +15,21 @@ import importlib.util
 import json
 import logging
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import jax
 import numpy as np
-from etils import epath
 from jaxtyping import PyTree
 
-from limba.config import CardConfig, ModelConfig
-from limba.data.sources.hub_data import hub_name
+from limba.config import ModelConfig
 from limba.data.vocabulary.load import Vocabulary, mask_id
-from limba.evaluation.history import plot_loss
-from limba.formats import architectures
-from limba.formats.huggingface import head_scale, open_folder
-from limba.formats.huggingface_files import Form, extra_ids_in
-from limba.formats.names import Json
+from limba.formats.huggingface import open_folder
 from limba.inference.generate import EOS, START, greedy
 from limba.inference.load import place_parameters
-from limba.inference.source import Source
 from limba.model import Network
-from limba.training.metrics.logging import read_metrics
 
 TOLERANCES = {"float32": 1e-4, "bfloat16": 2e-2}
 NUM_TOKENS = 8  # of greedy text
@@ -110,6 +101,12 @@ def masked_of(vocabulary: Vocabulary | None, num_rows: int) -> dict[str, np.ndar
     return {"decoder_input_tokens": np.where(is_masked, mask, targets), "decoder_target_tokens": targets}
 
 
+def texts_of(vocabulary: Vocabulary | None, num_rows: int) -> dict[str, np.ndarray]:
+    """Returns the same sentences whole, as an encoder with a head of its own reads them."""
+    targets = prompts_of(vocabulary, num_rows)["decoder_target_tokens"]
+    return dict.fromkeys(("decoder_input_tokens", "decoder_target_tokens"), targets)
+
+
 def _ids(vocabulary: Vocabulary | None, num_rows: int, most: int) -> Iterator[list[int]]:
     """Yields the ids of each text, truncated, with the end of sequence."""
     random = np.random.default_rng(0)
@@ -144,7 +141,7 @@ class Proof:
         self._eos_id = EOS if vocabulary is None else int(vocabulary.eos_id or EOS)
         params = place_parameters(arrays, self._network)
         if config.is_encoder or config.is_t5_encoder:
-            make = masked_of if config.is_encoder else batch_of
+            make = texts_of if config.has_own_head else masked_of if config.is_encoder else batch_of
             self._batch, self._banned = make(vocabulary, config.vocab_size), list[int]()
             self._all, self._first = self._batch, 1
             self._logits, self._followed = self._run(params)
@@ -260,7 +257,7 @@ def load_in_transformers(directory: Path) -> tuple[Any, dict[str, Any]]:
     name = "ForSeq2SeqLM" if config.get("is_encoder_decoder") else "ForCausalLM"
     if config["model_type"].endswith("bert"):
         name = config["architectures"][0].removeprefix("EuroBert").removeprefix("ModernBert").removeprefix("Model")
-    is_alone = config["architectures"][0].endswith("T5EncoderModel")
+    is_alone = config["architectures"][0].endswith(("T5EncoderModel", "T5ForTokenClassification"))
     kind = getattr(transformers, config["architectures"][0] if is_alone else f"AutoModel{name}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -292,209 +289,3 @@ def quiet_libraries() -> None:
     """Hides log messages below errors from transformers and the hub's client."""
     for name in ("transformers", "huggingface_hub", "httpx"):
         logging.getLogger(name).setLevel(logging.ERROR)
-
-
-PIPELINES = {"causal": "text-generation", "bidirectional": "fill-mask"}
-OF_HEADS: dict[str, str] = dict.fromkeys(("classes", "score"), "text-classification")
-OF_HEADS |= {"tags": "token-classification", "vectors": "sentence-similarity"}
-TPU_RESEARCH_CLOUD = "Trained with Cloud TPUs of Google's TPU Research Cloud (TRC)."
-NO_METRICS = ("kind", "step", "time", "seconds", "examples")  # of a record of metrics.jsonl
-UMT5 = {
-    5: (
-        "transformers 5 multiplies what the output layer of a umT5 reads by d_model^-1/2. So that layer is written"
-        " times d_model^1/2 (`limba_lm_head_scale` of config.json), and `from_pretrained` of 5 gives the right logits."
-        " In 4.57 divide `model.lm_head.weight` by it: without that, greedy text is right, and loss and sampled text"
-        " are not."
-    ),
-    4: (
-        "For transformers 4.57. Version 5 multiplies what the output layer of a umT5 reads by d_model^-1/2, which"
-        " flattens the loss and sampled text: multiply `model.lm_head.weight` by d_model^1/2 there."
-    ),
-}
-OWN_LAYER_IN_5 = (
-    "Version 5 logs that `shared.weight` and `lm_head.weight` should be tied, as of each T5 with an output layer of its"
-    " own: it does not tie them, and the logits are right."
-)
-DEEP_DECODER_IN_4 = (
-    "transformers 4.57 cannot keep what it has computed of a decoder that is deeper than its encoder: give"
-    " `use_cache=False` to `generate` there. 5 needs nothing."
-)
-
-BYTE_SENTINELS = (
-    "As in Google's ByT5, the sentinels are the ids 258, 257, …, 248, of bytes that no text has. The tokenizer of this"
-    " folder writes `<extra_id_0>` as 258; Google's own writes 259, a row of the embedding that was never trained."
-)
-
-
-def write_card(
-    directory: Path,
-    source: Source,
-    step: int,
-    form: Form,
-    findings: Sequence[str],
-    about: CardConfig,
-    usage: str = "",
-) -> None:
-    """Writes README.md and, where the run has metrics, loss.png beside it; `usage` is its section of a head's own."""
-    records = [] if source.run is None else read_metrics(str(source.directory))
-    has_picture = source.run is not None and any(record["kind"] == "train" for record in records)
-    if source.run is not None and has_picture:
-        plot_loss(source.run, directory)
-    records = [record for record in records if record["step"] <= step]
-    sections = [
-        f"---\n{_front_matter(source, about, _results(records)).to_yaml()}\n---",
-        f"# {source.directory.name}, step {step:,}",
-        f"Pretrained with {source.kind}, converted by Limba.",
-        "No licence has been chosen yet: `license` above says `other`." if about.licence is None else "",
-        _table("Architecture", _architecture(source.model)),
-        _table("Training", _training(source, step, about.hardware, records)),
-        "![loss](loss.png)" if has_picture else "",
-        "## Conversion\n\n" + "\n".join(f"* {line}" for line in findings),
-        usage or _usage(source.model, form),
-        BYTE_SENTINELS if extra_ids_in(epath.Path(directory)) == 0 else "",
-        f"## Acknowledgement\n\n{TPU_RESEARCH_CLOUD}" if about.thank_trc else "",
-    ]
-    (directory / "README.md").write_text("\n\n".join(part for part in sections if part) + "\n", encoding="utf-8")
-
-
-def _front_matter(source: Source, about: CardConfig, results: Mapping[str, float]) -> huggingface_hub.ModelCardData:
-    """Returns that by which the hub lists the model: language, data sets, licence, results."""
-    task = "" if source.run is None else source.run.data.mixture_or_task_name
-    return huggingface_hub.ModelCardData(
-        license=about.licence or "other",
-        library_name="transformers",
-        # transformers 5 has no pipeline for encoder-decoders
-        pipeline_tag=_pipeline_of(source.model),
-        tags=[architectures.kind(source.model)],
-        language=[*about.language] if about.language else None,
-        datasets=[*about.datasets] if about.datasets else None,
-        model_name=source.directory.name if results else None,
-        eval_results=[
-            huggingface_hub.EvalResult("text-generation", task, task, name, round(value, 4))
-            for name, value in results.items()
-        ]
-        or None,
-    )
-
-
-def _pipeline_of(model: ModelConfig) -> str | None:
-    if model.has_own_head:
-        return OF_HEADS[model.head]
-    return PIPELINES[model.exported.attention_mask] if model.is_decoder_only else None
-
-
-def _results(records: Iterable[Json]) -> dict[str, float]:
-    """Returns the last figures of the validation split: loss, bits per byte, metrics of text."""
-    found: dict[str, float] = {}
-    for record in records:
-        if record["kind"] == "validation":
-            found |= {name: record[name] for name in ("loss", "bits_per_byte") if name in record}
-        elif record["kind"] == "text":
-            found |= {name: value for name, value in record.items() if name not in NO_METRICS and "/" not in name}
-    return found
-
-
-def _table(heading: str, entries: Mapping[str, object]) -> str:
-    rows = "\n".join(f"| {name} | {value} |" for name, value in entries.items() if value is not None)
-    return f"## {heading}\n\n| | |\n| --- | --- |\n{rows}"
-
-
-def _architecture(model: ModelConfig) -> dict[str, object]:
-    is_alone = model.is_decoder_only
-    layers, heads = f"{model.num_encoder_layers} and {model.num_decoder_layers}", f"{model.num_heads} of width"
-    tied, per_layer = "the embedding" if is_alone else "the embedding, scaled", model.relative_bias_per_layer
-    return {
-        "layers"
-        if model.is_encoder
-        else "decoder layers"
-        if is_alone
-        else "encoder and decoder layers": model.num_decoder_layers if is_alone else layers,
-        "width": model.emb_dim,
-        "heads": f"{heads} {model.head_dim}" + (f", {model.kv_heads} of keys and values" if is_alone else ""),
-        "MLP": f"{model.mlp_dim}, {' x '.join(model.mlp_activations)}",
-        "rows of the embedding": f"{model.vocab_size:,}",
-        "output layer": model.head if model.has_own_head else tied if model.logits_via_embedding else "of its own",
-        "labels": ", ".join(model.labels) or None,
-        "positions": model.positions if is_alone else None,
-        "relative position bias": None if is_alone else "one in every layer" if per_layer else "one per stack",
-    }
-
-
-def _training(source: Source, step: int, hardware: str | None, records: Iterable[Json] = ()) -> dict[str, object]:
-    entries: dict[str, object] = {"steps": f"{step:,}", "hardware": hardware}
-    run = source.run
-    if run is None:
-        return entries
-    data, lengths = run.data, run.data.task_feature_lengths
-    last = next((record for record in reversed([*records]) if record["kind"] == "validation"), None)
-    average = run.evaluation.average if source.averages else None
-    stages, bits = data.stages_before(step), last and last.get("bits_per_byte")  # of labeled texts there are none
-    return entries | {
-        "task": ", ".join(f"from step {begins:,} on `{name}`" if begins else f"`{name}`" for begins, name in stages),
-        "data": None if data.data_files is None else f"`{_names(data.data_files)}`",
-        "objective": data.objective,
-        "lengths": ", ".join(f"{name} {length}" for name, length in lengths.items()),
-        "examples per step": data.batch_size,
-        "input tokens at most": f"{step * data.batch_size * (data.sequence_length or lengths['inputs']):,}",
-        "optimizer": f"{run.optimizer.name}, {run.optimizer.schedule.name}",
-        "weights": None if average is None else f"their moving average, decay {average}, which is evaluated too",
-        "validation loss": last and f"{last['loss']:.3f} at step {last['step']:,}",
-        "bits per byte": bits and f"{bits:.3f} on validation text",
-    }
-
-
-def _names(files: str | Sequence[str] | Mapping[str, str]) -> str:
-    """Returns file names without their directories, since these are private, and names of the hub's data sets whole."""
-    parts = files.values() if isinstance(files, Mapping) else [files] if isinstance(files, str) else files
-    return ", ".join(str(part) if hub_name(str(part)) else str(part).rpartition("/")[2] for part in parts)
-
-
-USAGE = """\
-## Use
-
-```python
-import torch
-from transformers import {auto}, AutoTokenizer
-
-name = "."  # this folder, or its name on the hub
-tokenizer = AutoTokenizer.from_pretrained(name)
-model = {auto}.from_pretrained(name, dtype=torch.{dtype})
-{code}
-```
-
-"""
-GENERATE = """\
-inputs = tokenizer("A text with <extra_id_0> gap.", return_tensors="pt")
-print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))"""
-CONTINUE = """\
-inputs = tokenizer("A text that", return_tensors="pt")
-tokens = model.generate(**inputs, max_new_tokens=50, do_sample=True, temperature=0.6, top_k=20)
-print(tokenizer.decode(tokens[0], skip_special_tokens=True))"""
-
-
-FILL = """\
-inputs = tokenizer(f"A text with one {tokenizer.mask_token} hidden.", return_tensors="pt")
-logits = model(**inputs).logits[0, inputs.input_ids[0] == tokenizer.mask_token_id]
-print(tokenizer.convert_ids_to_tokens(logits[0].topk(5).indices))"""
-
-
-def _usage(model: ModelConfig, form: Form) -> str:
-    formats, dtype, transformers = form
-    if model.is_encoder:
-        code = USAGE.format(auto="AutoModelForMaskedLM", dtype=dtype, code=FILL)
-        return code + f"`AutoModel` gives the hidden states. For transformers 5; weights are {dtype}."
-    if model.is_decoder_only:
-        begins = f"A text begins with the padding token, which the tokenizer puts there; weights are {dtype}."
-        return USAGE.format(auto="AutoModelForCausalLM", dtype=dtype, code=CONTINUE) + begins
-    is_scaled = head_scale(model) != 1
-    notes = [f"For transformers {'4.57 and 5' if not is_scaled else transformers}; weights are {dtype}."]
-    if "flax" in formats:
-        notes.append("`flax_model.msgpack` is for the Flax classes of transformers 4; version 5 has none.")
-    if is_scaled:
-        notes.append(UMT5[transformers])
-    if not model.logits_via_embedding:
-        notes.append(OWN_LAYER_IN_5)
-    if model.num_decoder_layers > model.num_encoder_layers:
-        notes.append(DEEP_DECODER_IN_4)
-    code = USAGE.format(auto="AutoModelForSeq2SeqLM", dtype=dtype, code=GENERATE)
-    return (code if "pytorch" in formats else "## Use\n\n") + " ".join(notes)

@@ -35,7 +35,6 @@ CLASSES = {
     "modernbert": "ModernBertForMaskedLM",
     "gpt2": "GPT2LMHeadModel",
 }
-T5_ENCODERS = {"t5": "T5EncoderModel", "umt5": "UMT5EncoderModel"}  # alone; that of an mt5 is read too
 _GATES = ("query", "key", "value")
 _BRANCHES = ("wi_0", "wi_1")
 # Classes whose matrices are one for several of ours: the name of that, and ours in their order.
@@ -152,17 +151,9 @@ def kind(config: ModelConfig) -> str:
         return "umt5" if config.relative_bias_per_layer else "t5"
     is_llama, (first, *gate) = config.positions == "rotary", config.mlp_activations
     is_modern = config.is_modernbert
-    name = (
-        "GPT-2 or Llama"
-        if config.is_t5_decoder
-        else "ModernBERT"
-        if is_modern
-        else "EuroBERT"
-        if config.is_encoder
-        else "Llama"
-        if is_llama
-        else "GPT-2"
-    )
+    found = "modernbert" if is_modern else "eurobert" if config.is_encoder else "llama" if is_llama else "gpt2"
+    titles = {"modernbert": "ModernBERT", "eurobert": "EuroBERT", "llama": "Llama", "gpt2": "GPT-2"}
+    name = "GPT-2 or Llama" if config.is_t5_decoder else titles[found]
     mlp = "gated" if is_llama else "plain"
     is_fused = is_modern or not is_llama
     norms = ("layer", "layer_scale") if is_modern else ("rms",) if is_llama else ("layer",)
@@ -203,7 +194,7 @@ def kind(config: ModelConfig) -> str:
     ):
         if not fits:
             raise InputError(f"The network cannot be written for transformers: its {name} class {what}.")
-    return "modernbert" if is_modern else "eurobert" if config.is_encoder else "llama" if is_llama else "gpt2"
+    return found
 
 
 def _family(name: str) -> str:
@@ -308,7 +299,10 @@ def rows(config: ModelConfig) -> list[Row]:
             ours, shape = whole, (*shape[:-1], len(parts) * shape[-1])
         is_transposed = ours.endswith(("kernel", "rel_embedding")) and (name != "gpt2" or ours == HEAD)
         theirs = _pytorch_name(ours, _family(name))
-        theirs = theirs.removeprefix("head.") if ours.startswith("head/") else theirs
+        if ours.startswith("head/"):
+            theirs = theirs.removeprefix("head.")
+        elif config.is_t5_encoder and heads.outputs(config):
+            theirs = f"transformer.{theirs}"
         theirs = theirs.removeprefix("model.") if config.head == "vectors" else theirs
         table.append(Row(ours, theirs, is_transposed, shape))
     return table
@@ -371,6 +365,11 @@ def unfused(stored: Mapping[str, Stored], config: ModelConfig) -> dict[str, Stor
     return found
 
 
+def class_of(config: ModelConfig) -> str:
+    """Returns transformers' class of a network; InputError for one that it lacks."""
+    return heads.class_of(config, kind(config)) or CLASSES[kind(config)]
+
+
 def config_json(config: ModelConfig, dtype: str = "float32", eos_id: int = 1, mask_id: int | None = None) -> Json:
     """Returns config.json for transformers 4.57 and 5; InputError for a network that they lack.
 
@@ -384,7 +383,7 @@ def config_json(config: ModelConfig, dtype: str = "float32", eos_id: int = 1, ma
             f"mlp_activations are {config.mlp_activations}, and transformers' T5 has only a linear second one;"
             " use the model in Limba."
         )
-    about: Json = {"architectures": [heads.class_of(config, name) or CLASSES[name]], "model_type": name}
+    about: Json = {"architectures": [class_of(config)], "model_type": name}
     about |= {theirs: getattr(config, ours) for ours, (theirs, _) in _FIELDS[_family(name)].items()}
     about |= {"eos_token_id": eos_id, "pad_token_id": 0, "use_cache": True, "torch_dtype": dtype}
     about |= heads.to_json(config, name) if config.has_own_head else {}
@@ -404,7 +403,7 @@ def config_json(config: ModelConfig, dtype: str = "float32", eos_id: int = 1, ma
         about |= dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), config.dropout_rate)
         return about | {"activation_function": activation, "bos_token_id": 0}
     if config.is_t5_encoder:
-        about |= {"architectures": [T5_ENCODERS[name]], "num_decoder_layers": None, "use_cache": False}
+        about |= {"num_decoder_layers": None, "use_cache": False}
     return about | {
         "feed_forward_proj": f"gated-{first}" if gate else activation,  # a plain `gelu` would be the exact one
         "dense_act_fn": activation,
@@ -429,8 +428,8 @@ def model_fields(about: Json, name: str) -> Json:
         projection = about.get("feed_forward_proj", "gated-gelu" if defaults else "relu")
         activation = projection.removeprefix("gated-").replace("gelu_new", "gelu")
         fields["num_decoder_layers"] = fields["num_decoder_layers"] or fields["num_encoder_layers"]
-        if str((about.get("architectures") or [""])[0]).endswith("EncoderModel"):
-            fields["num_decoder_layers"] = 0
+        if str((about.get("architectures") or [""])[0]).endswith(("EncoderModel", "ForTokenClassification")):
+            fields |= {"num_decoder_layers": 0, **heads.fields(about, name)}
         fields["mlp_activations"] = (activation, *(["linear"] if projection.startswith("gated-") else []))
         return fields | {"relative_bias_per_layer": name == "umt5"}
     width = fields["emb_dim"] // fields["num_heads"]

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 _TYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64", "I64": "int64", "I32": "int32"}
 # Copies of tied arrays in transformers, and buffers; the output layer is asked for by `stored_head`.
 _UNREAD = re.compile(
-    r"(en|de)coder[./]embed_tokens[./]\w+|.*(rotary_emb\.inv_freq|attn\.bias)|(lm_head|decoder)\.weight"
+    r"(transformer\.)?(en|de)coder[./]embed_tokens[./]\w+|.*(rotary_emb\.inv_freq|attn\.bias)|(lm_head|decoder)\.weight"
 )
 FLAX_FILE = "flax_model.msgpack"
 # The files of a folder's weights in each form, the better form first.

@@ -329,6 +329,10 @@ def fills_of_masks(
     for text, found in zip(texts, places, strict=True):
         if not len(found):
             raise InputError(f"The text {text!r} has no mask to fill; write <mask> in the place of a word.")
+    if (longest := max(map(len, ids), default=0)) > network.config.max_length:
+        raise InputError(
+            f"A text has {longest:,} tokens, and the encoder reads {network.config.max_length:,}; give a shorter one."
+        )
     groups = num_batch_groups(mesh)
     num_rows = -(-min(len(texts), 32) // groups) * groups
     answers: list[list[list[Fill]]] = [[] for _ in texts]

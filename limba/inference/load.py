@@ -416,7 +416,7 @@ class TrainedModel:
 
     def _require_text(self, what: str) -> None:
         if (network := self.network.config).is_encoder or network.is_t5_encoder:
-            use = USES["vectors" if network.is_t5_encoder else network.head]
+            use = USES["vectors" if network.is_t5_encoder and not network.has_own_head else network.head]
             raise InputError(f"{self.path} is an encoder, which {what} no text; call {use}.")
 
     def encode(self, texts: Sequence[str], pooling: str = "mean") -> Float[np.ndarray, "N D"]:

@@ -3,7 +3,8 @@
 EuroBERT's heads (Boizard et al. 2025, arXiv:2503.05500): of a text dense, GELU and the classifier at each token, and
 the mean over the tokens, which transformers calls 'late' pooling; of words the classifier alone. ModernBERT's (Warner
 et al. 2024, arXiv:2412.13663): the dense layer, the activation and the norm that it also has before the vocabulary's
-logits, of the mean or of each word, and the classifier. Either takes the first token's state in place of the mean.
+logits, of the mean or of each word, and the classifier. The encoder of a T5 has the classifier alone (as EncT5, Liu et
+al. 2021, arXiv:2110.08426, without its decoder layer). All take the first token's state in place of the mean if told.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Head(nn.Module):
         self,
         states: Float[Array, "B L D"],
         real: Bool[Array, "B L"],
-        transform: Callable[[Float[Array, "B Q D"]], Float[Array, "B Q D"]],
+        transform: Callable[[Float[Array, "B Q D"]], Float[Array, "B Q D"]] = lambda x: x,
     ) -> Float[Array, "B Q N"]:
         config, dtype = self.config, jnp.dtype(self.config.dtype)
         if config.head == "vectors":
@@ -52,8 +53,8 @@ class Head(nn.Module):
         )
         if config.is_modernbert:
             return classify(transform(pooled(states) if is_of_text else states))
-        if not is_of_text:
-            return classify(states)
+        if config.is_t5_encoder or not is_of_text:
+            return classify(pooled(states) if is_of_text else states)
         dense = Dense(config.emb_dim, ("embed", "joined_kv"), dtype, has_bias=True, name="dense")
         # The classifier is linear, so that the mean comes first.
         return classify(pooled(nn.gelu(dense(states), approximate=False)))

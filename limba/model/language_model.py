@@ -8,6 +8,8 @@ T5, and so T5X's decoder-only network (`ModelConfig.is_t5_decoder`), has that fa
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -169,9 +171,6 @@ class LanguageModelLayer(nn.Module):
         config, normed = self.config, self.pre_self_attention_layer_norm(x)
         if config.local_attention is not None:
             x = jnp.where(layer == 0, normed, x)  # the norm of the embeddings
-            places = jnp.arange(x.shape[1])
-            near = jnp.abs(places[:, None] - places[None]) <= config.local_attention[0] // 2
-            mask = mask & (near | sees_all(config, layer))[None]
         heads = self.self_attention.project(normed, positions, layer)
         if config.dropout_rate > 0 and not deterministic:
             # As in T5, dropout of weights is shared over the queries of a head, which equals dropout of values.
@@ -180,8 +179,26 @@ class LanguageModelLayer(nn.Module):
             heads = attend.drop_values(heads, kept, keep_rate)
         query, key, value = heads
         key, value = (every_head(each, config.num_heads) for each in (key, value))
-        attended = checkpoint_name(attend((query, key, value), bias, mask), ATTENDED)
-        return self.finish(x, attended, deterministic)
+        if config.local_attention is None:
+            attended = attend((query, key, value), bias, mask)
+        else:
+            attended = _in_windows(config, attend, layer)(query, key, value, mask)
+        return self.finish(x, checkpoint_name(attended, ATTENDED), deterministic)
+
+
+def _in_windows(config: ModelConfig, attend: Einsum, layer: Array | int) -> Callable[..., Float[Array, "B L H C"]]:
+    """Returns a ModernBERT layer's attention: of all, or of a window, whose scores alone are computed in long rows."""
+    from limba.model.kernels.local import fits, local_attention  # which other networks do not need
+
+    window, everywhere = (config.local_attention or (0,))[0], sees_all(config, layer)
+    if not fits(attend.queries, window):
+        places = jnp.arange(attend.queries)
+        near = jnp.abs(places[:, None] - places[None]) <= window // 2
+        return lambda query, key, value, mask: attend((query, key, value), None, mask & (near | everywhere)[None])
+    # Recomputed for the gradient: one scan over layers of both kinds would keep all scores of each.
+    whole = jax.checkpoint(lambda query, key, value, mask: attend((query, key, value), None, mask))
+    nearby = jax.checkpoint(lambda query, key, value, mask: local_attention(query, key, value, mask, window))
+    return lambda *heads_and_mask: jax.lax.cond(everywhere, whole, nearby, *heads_and_mask)
 
 
 class Stack(nn.Module):

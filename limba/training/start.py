@@ -31,6 +31,7 @@ from limba.data.tasks import (
     keep_vocabularies,
     needs_sentinels,
     pinned_for_run,
+    resolve_task,
     resolve_task_of_run,
     unit_sources,
 )
@@ -66,7 +67,9 @@ def with_labels(config: RunConfig) -> RunConfig:
     file = resolved(config.model_dir) / plain.FILE
     begun = plain.from_text(read_text(file), str(file)) if file.exists() else None
     with together(COUNTING_SECONDS):
-        sources = list(unit_sources(resolve_task_of_run(data, config.model_dir)).values())
+        # Nothing is encoded yet: bytes stand in for a vocabulary that this run trains.
+        rows = dataclasses.replace(data, vocabulary="byte", new_vocabulary_size=None)
+        sources = list(unit_sources(resolve_task(rows)).values())
         require(
             len(sources) == 1,
             "DataConfig.mixture_or_task_name",

@@ -9,8 +9,8 @@ from etils import epath
 
 from limba.cli import main, program
 from limba.config import CardConfig, ConfigError, DataConfig, RunConfig, plain
+from limba.export.card import _training
 from limba.export.huggingface import Choices, _about
-from limba.export.proof import _training
 from limba.inference.source import Source
 from tests import tiny
 

@@ -125,6 +125,9 @@ def test_what_an_encoder_does_not_do_is_one_sentence(folder, vocabulary):
         generate.run([str(folder), "--prompt=A text"])
     with pytest.raises(InputError, match="'A text' has no mask to fill; write <mask>"):
         model.fill(["A <mask>", "A text"])
+    short = load(folder, config=dataclasses.replace(model.network.config, max_length=8))
+    with pytest.raises(InputError, match=r"A text has \d+ tokens, and the encoder reads 8; give a shorter one"):
+        short.fill(["A <mask>", "The <mask> of a value is a string."])
     bare = load(folder, vocabulary=str(vocabulary))
     with pytest.raises(InputError, match="has no <mask> and no <extra_id_0>"):
         bare.fill(["A <mask>"])

@@ -14,7 +14,7 @@ from etils import epath
 
 import limba
 from limba.config import ConfigError
-from limba.export import proof
+from limba.export.card import write_card
 from limba.formats import huggingface_files, t5x
 from limba.formats.huggingface_files import Form
 from limba.inference.source import VocabularyName, find
@@ -89,7 +89,7 @@ def test_its_export_gives_transformers_these_ids_and_the_card_says_it(published:
     assert huggingface_files.extra_ids_in(epath.Path(tmp_path / "again")) == 0
     for folder, says in ((saved, True), (tmp_path / "other", False)):
         Path(folder).mkdir(exist_ok=True)
-        proof.write_card(Path(folder), find(str(saved)), 0, Form(("pytorch",)), (), limba.config.CardConfig())
+        write_card(Path(folder), find(str(saved)), 0, Form(("pytorch",)), (), limba.config.CardConfig())
         text = (Path(folder) / "README.md").read_text()
         assert ("258, 257, …, 248" in text and "`<extra_id_0>` as 258" in text) == says
 

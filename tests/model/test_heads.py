@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import types
 
 import jax
 import numpy as np
@@ -29,9 +30,17 @@ OF_MODERNBERT = {
     "score": dataclasses.replace(MODERN, head="score", pooling="first"),
     "vectors": dataclasses.replace(MODERN, head="vectors"),
 }
+T5 = tiny.model(vocab_size=256, emb_dim=32, num_heads=2, head_dim=16, mlp_dim=64, num_decoder_layers=0, head="vectors")
+OF_T5 = {
+    "classes": dataclasses.replace(T5, head="classes", labels=("a", "b", "c")),
+    "tags": dataclasses.replace(T5, head="tags", labels=("x", "y"), relative_bias_per_layer=True),
+    "score": dataclasses.replace(T5, head="score", pooling="first", logits_via_embedding=True),
+    "vectors": T5,
+}
 SHAPES = {f"EuroBERT, {head}": config for head, config in HEADS.items()}
 SHAPES |= {"EuroBERT, first": dataclasses.replace(HEADS["classes"], pooling="first")}
 SHAPES |= {f"ModernBERT, {head}": config for head, config in OF_MODERNBERT.items()}
+SHAPES |= {f"T5, {head}": config for head, config in OF_T5.items()}
 
 
 def labeled(head, num_rows=8, length=16):
@@ -67,7 +76,8 @@ def in_transformers(config):
     flat = unstack_layers({name: np.asarray(each) for name, each in flatten(parameters(config)).items()})
     arrays = written(flat, config)
     weights = {row.pytorch: arrays[row.t5x].T if row.transposed else arrays[row.t5x] for row in rows(config)}
-    network.load_state_dict({name: torch.tensor(each) for name, each in weights.items()})
+    missing, unknown = network.load_state_dict({name: torch.tensor(each) for name, each in weights.items()}, False)
+    assert not unknown and all(name.endswith("embed_tokens.weight") for name in missing)  # tied
     return network, about
 
 
@@ -102,7 +112,13 @@ def test_outputs_and_loss_equal_transformers(shape):
                 given = given[:, 0]
             if head == "score":
                 given = torch.tensor(labels[:, :1].copy().view(np.float32))
-            found = network(inputs, attention_mask=mask, labels=given)
+            if config.is_t5_encoder and head != "tags":  # its class gives logits of tokens
+                outputs, weights = network(inputs, attention_mask=mask).logits, mask[..., None]
+                pooled = (outputs * weights).sum(1) / weights.sum(1) if config.pooling == "mean" else outputs[:, 0]
+                of = torch.nn.functional.cross_entropy if head == "classes" else torch.nn.functional.mse_loss
+                found = types.SimpleNamespace(logits=pooled, loss=of(pooled, given))
+            else:
+                found = network(inputs, attention_mask=mask, labels=given)
             real = inputs.numpy() > 0 if head == "tags" else np.ones(ours.shape[:2], bool)
             assert np.abs(ours[real]).max() > 0.5
             expected = found.logits.numpy().reshape(ours.shape)[real]
@@ -111,6 +127,9 @@ def test_outputs_and_loss_equal_transformers(shape):
             assert float(sums["tokens"]) == (labels != 0).sum()
     np.testing.assert_allclose(float(sums["loss"]), float(loss), rtol=1e-5)
     fields = model_fields(about.to_dict(), kind(config))
+    if config.is_t5_encoder and head == "vectors":  # it is the encoder alone, too
+        assert fields["num_decoder_layers"] == 0 and "head" not in fields
+        return
     assert fields.get("head") == head and tuple(fields.get("labels", ())) == config.labels
     assert fields.get("pooling", "mean") == config.pooling
 

@@ -1,5 +1,6 @@
 """Whole runs of an encoder, by the gin files: it learns, fills masks, is evaluated, looked at before and after."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -11,12 +12,15 @@ import pytest
 
 from limba.cli import convert, evaluate, flags
 from limba.config import ConfigError, InputError, RunConfig
+from limba.data.packing import PREDICTED
+from limba.data.stream.stages import open_stages
 from limba.formats.limba_checkpoint import LimbaCheckpoint
 from limba.inference.load import load
 from limba.run import train
 from limba.tools.pages import report
 from limba.tools.preflight import preflight
 from limba.training.metrics.logging import read_metrics
+from tests.data.stream.test_stages import stages_of
 
 GIN = """
 from __gin__ import dynamic_registration
@@ -105,6 +109,34 @@ def test_causal_then_masked_resumes_at_the_border_bit_by_bit(tmp_path: Path, cor
 
 
 @pytest.mark.slow
+def test_the_share_of_hidden_tokens_falls_at_a_step_and_resumes_there(
+    tmp_path: Path, corpus: Path, vocabulary: Path
+) -> None:
+    run = arguments(
+        tmp_path,
+        corpus,
+        f"--gin.VOCABULARY={vocabulary}",
+        "--gin.VOCAB_SIZE=1024",
+        "--gin.NOISE_DENSITY=0.5",
+        "--gin.CHECKPOINT_PERIOD=100",
+        "--gin.TRAIN_STEPS=6",
+        "--gin.config.DataConfig.stages=((2, 't5_mlm', 'masked_lm', 0.25), (4, 't5_mlm', 'masked_lm', 0.125))",
+    )
+    whole = flags.parse_args(run).config
+    assert whole.data.num_predicted == 32 and whole.data.named_stages[1] == (2, "t5_mlm (0.25)")
+    train(whole)
+    with contextlib.closing(open_stages(*stages_of(whole.data), range(whole.data.num_shards))) as stream:
+        stream.begin(0)
+        batches = [np.concatenate([rows["inputs"] for rows in next(stream).values()]) for _ in range(6)]
+    shares = [float(np.mean(inputs >= PREDICTED)) for inputs in batches]
+    assert shares == pytest.approx([0.5, 0.5, 0.25, 0.25, 0.125, 0.125], abs=0.02)
+    again = dataclasses.replace(whole, model_dir=f"{tmp_path}/again")
+    for end in (2, 3, 6):  # at a border, and after it
+        train(dataclasses.replace(again, train_steps=end))
+    assert losses_of(again) == losses_of(whole)
+
+
+@pytest.mark.slow
 def test_a_hybrid_learns_both_in_one_batch_and_becomes_a_llama(tmp_path: Path, corpus: Path, vocabulary: Path) -> None:
     run = arguments(
         tmp_path,
@@ -145,5 +177,7 @@ def test_what_an_encoder_s_run_cannot_do_is_said_before_it_starts(
         train(flags.parse_args([*run, "--gin.EXTRA_IDS=0"]).config)
     with pytest.raises(ConfigError, match="is an encoder, which continues none; write <mask>"):
         train(flags.parse_args([*run, "--gin.PROMPTS=('A text',)"]).config)
+    with pytest.raises(ConfigError, match="gives rows of 8200 tokens, and the model has 8192 positions; give shorter"):
+        flags.parse_args([*run, "--gin.TASK_FEATURE_LENGTHS={'targets': 8200}", "--gin.PACK=True"])
     with pytest.raises(ConfigError, match="an encoder, which is 'bidirectional', learns masked_lm or"):
         flags.parse_args([*run, "--gin.OBJECTIVE='causal_lm'"])

@@ -11,6 +11,8 @@ import transformers
 
 from limba.cli import convert, evaluate, flags, main
 from limba.config import InputError
+from limba.data.vocabulary.load import begin_id
+from limba.export.huggingface import network_gin
 from limba.inference.load import load
 from limba.planned import PlannedRun
 from limba.run import train
@@ -22,6 +24,7 @@ from limba.tools.preflight.compiled.topologies import topology
 from limba.training.metrics.logging import read_metrics
 from tests import tiny
 from tests.export.runs import write_run
+from tests.model import test_encoder
 
 GIN = """
 from __gin__ import dynamic_registration
@@ -45,10 +48,13 @@ config.ModelConfig:
   mlp_dim = 64
   num_decoder_layers = 2
   dtype = 'float32'
+"""
+TAIL = """
 config.DataConfig.num_data_shards = 4
 config.CheckpointConfig.best_metric = None
 config.ScheduleConfig.name = 'factors'
 """
+GIN += TAIL
 WORDS = {"small": ["value", "string", "number"], "large": ["module", "function", "object"]}
 TAGS = {"the": "DET", **dict.fromkeys(WORDS["small"], "NOUN"), **dict.fromkeys(WORDS["large"], "THING"), "is": "AUX"}
 
@@ -95,8 +101,8 @@ def written(folder: Path, kind: str) -> str:
     return repr({split: f"{folder}/{split}.{suffix}" for split in ("train", "validation")})
 
 
-def arguments(tmp_path: Path, encoder: Path, vocabulary: Path, kind: str, *more: str) -> list[str]:
-    (tmp_path / "finetune.gin").write_text(GIN)
+def arguments(tmp_path: Path, encoder: Path, vocabulary: Path, kind: str, *more: str, gin: str = GIN) -> list[str]:
+    (tmp_path / "finetune.gin").write_text(gin)
     column = ["--gin.COLUMN={'inputs': 'form', 'targets': 'upos'}"] if kind == "tags" else []
     return [
         str(tmp_path / "finetune.gin"), f"--gin.HEAD={kind}", f"--gin.CORPUS={written(tmp_path / kind, kind)}",
@@ -181,6 +187,63 @@ def test_preflight_finds_the_labels_and_counts_no_logits_of_the_vocabulary(
     (tmp_path / "classes" / "train.csv").write_text("text,label\n" + "the value,small\n" * 20)
     _, wrong = looked_at(run)
     assert len(wrong) == 1 and wrong[0].endswith("give texts with two labels or more."), wrong
+
+
+NETWORKS = {
+    "eurobert": tiny.language_model(attention_mask="bidirectional", num_kv_heads=2, layer_norm_epsilon=1e-5),
+    "modernbert": test_encoder.MODERN,
+    "t5": tiny.model(),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["modernbert", "t5", pytest.param("eurobert", marks=pytest.mark.night)])
+def test_a_head_begins_from_a_run_and_goes_on_from_a_folder(kind: str, tmp_path: Path, vocabulary: Path) -> None:
+    """Of a ModernBERT, and of a T5's encoder alone: pretrained, then classes, then these again and tags."""
+    sizes = {"vocab_size": 1024, "emb_dim": 32, "num_heads": 2, "head_dim": 16, "mlp_dim": 64, "dtype": "float32"}
+    whole = dataclasses.replace(NETWORKS[kind], **sizes)
+    pretrained = write_run(tmp_path / "whole", whole)[5]
+    alone = {"num_decoder_layers": 0} if kind == "t5" else {}
+    network = dataclasses.replace(whole, **alone, dropout_rate=0.1, head="vectors")
+    text = network_gin(network).partition("import config\n")[2].replace("head = 'vectors'", "head = %HEAD")
+    text = text.replace("labels = ()", "labels = %LABELS")
+    gin = f"{GIN.partition('config.ModelConfig')[0]}{text}{TAIL}"
+
+    def trained(name: str, start: Path, head: str, *more: str) -> tuple[dict[str, np.ndarray], Path, dict[str, float]]:
+        run = arguments(tmp_path, start, vocabulary, head, f"--gin.MODEL_DIR={tmp_path}/{name}", *more, gin=gin)
+        figures = train(flags.parse_args(run).config)["validation"]
+        convert.run([f"{tmp_path}/{name}"])
+        (folder,) = Path(tmp_path, name, "huggingface").glob("step_*")
+        assert "passed" in (folder / "conversion.json").read_text()
+        return load(f"{tmp_path}/{name}").arrays(), folder, figures
+
+    frozen = f"--gin.FROZEN=('{'encoder' if kind == 't5' else 'decoder'}', 'token_embedder')"
+    learned, folder, figures = trained("learned", tmp_path / "whole", "classes", frozen, "--gin.LEARNING_RATE=0.02")
+    assert figures["accuracy"] > 0.9
+    of_body = {name for name in learned if not name.startswith("head/")}
+    assert of_body == {name for name in pretrained if name in learned} != set()
+    assert all(np.array_equal(learned[name], pretrained[name]) for name in of_body)
+    assert ("decoder/head_dense/kernel" in learned) == (kind == "modernbert")
+    still = ("--gin.TRAIN_STEPS=1", "--gin.LEARNING_RATE=1e-12")
+    again, _, _ = trained("again", folder, "classes", *still)
+    assert set(again) == set(learned)
+    assert all(np.allclose(again[name], learned[name], atol=1e-6) for name in learned)
+    tags, _, _ = trained("tagging", folder, "tags", *still)
+    assert all(np.allclose(tags[name], learned[name], atol=1e-6) for name in tags if not name.startswith("head/"))
+    assert tags["head/classifier/kernel"].shape == (32, 4) != learned["head/classifier/kernel"].shape
+
+
+@pytest.mark.slow
+def test_a_head_learns_on_a_vocabulary_that_its_run_trains(tmp_path: Path, encoder: Path) -> None:
+    new = tmp_path / "run-classes/vocabulary.model"
+    run = arguments(tmp_path, encoder, new, "classes", "--gin.INITIAL_CHECKPOINT_PATH=None")
+    run += ["--gin.config.DataConfig.new_vocabulary_size=300", "--gin.NUM_EPOCHS=5"]
+    config = flags.parse_args(run).config
+    assert train(config)["validation"]["accuracy"] > 0.95
+    model = load(config.model_dir)
+    first = int(model.tokenize("the value")[0])
+    assert new.exists() and first == begin_id(model.vocabulary) is not None
+    assert next(iter(model.classify(["the value is the string"])[0])) == "small"
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ from limba.config import (
 )
 from limba.config.plain import from_text, moved
 from limba.evaluation import history as report_page
-from limba.export.proof import write_card
+from limba.export.card import write_card
 from limba.formats.huggingface_files import Form
 from limba.inference.source import Source
 from limba.model import Network

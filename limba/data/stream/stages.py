@@ -242,8 +242,8 @@ def check_rows_of_stage(
     config: DataConfig,
 ) -> None:
     """Raises ConfigError if the batches of a later stage have other features or lengths than those of the first."""
-    shapes = {} if own_lengths != lengths else feature_shapes(task, lengths, config.of_stages[begins])
-    if own_lengths != lengths or shapes != feature_shapes(first, lengths, config.of_stages[0]):
+    shapes = {} if own_lengths != lengths else feature_shapes(task, lengths, config)
+    if own_lengths != lengths or shapes != feature_shapes(first, lengths, config):
         raise ConfigError(
             "DataConfig.stages",
             f"names {task.name} from step {begins:,} on, whose rows of {dict(own_lengths)} tokens are not like those of"

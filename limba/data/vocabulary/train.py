@@ -127,8 +127,9 @@ class NewVocabulary:
 
     def of_run(self, config: DataConfig, size: int) -> None:
         """Trains it on the run's training split, with at most `size` ids, unless that has been done."""
+        masks = config.is_masked or bool(config.head)
         if _exists(self.path):  # an earlier start was stopped between the two files
-            self._write_json(config.is_masked)
+            self._write_json(masks)
             return
         self._check_json()
         # The byte vocabulary stands in for the missing one; nothing is encoded with it.
@@ -137,7 +138,7 @@ class NewVocabulary:
         documents, _ = self.sample(task, config.train_split, config.new_vocabulary_bytes)
         print(f"Training it on {len(documents):,} documents, {sum(map(len, documents)):,} bytes.", flush=True)
         coverage = config.new_vocabulary_coverage
-        choices = {"character_coverage": coverage, "masks": config.is_masked}
+        choices = {"character_coverage": coverage, "masks": masks}
         count = self.train(documents, size - config.extra_ids, **choices)
         print(f"{self.path}: {count:,} pieces.", flush=True)
 

@@ -166,7 +166,8 @@ def _filled(
     if model.has_own_head:
         new |= {name for name in wanted if name.startswith(BEFORE_LABELS) and name not in names}
         kept = wanted.keys() - new
-        names = {name: at for name, at in names.items() if name in kept or not name.startswith(OTHER_HEADS)}
+        others = ("decoder/", HEAD_OF_LABELS) if model.is_t5_encoder else OTHER_HEADS
+        names = {name: at for name, at in names.items() if name in kept or not name.startswith(others)}
     differing = sorted((set(wanted) ^ set(names)) - new)
     if differing:
         verb = "lacks" if differing[0] in wanted else "also has"

@@ -198,6 +198,7 @@ def test_stages_that_cannot_be_are_refused() -> None:
         (((5, "stages_mix"),), "and 'stages_mix' follows itself"),
         ((5, "stages_a"), r"give a list, each \(a whole number, a string\)"),
         (((5, "stages_a", 3),), r"give a list, each \(a whole number, a string\)"),
+        (((5, "stages_a", "masked_lm", 1.5),), r"and 1.5 is no share of tokens that are hidden; give a share from"),
     ):
         with pytest.raises(ConfigError, match=rf"^DataConfig.stages is .*{sentence}"):
             dataclasses.replace(CONFIG, stages=stages)

@@ -274,7 +274,8 @@ def _rows(
     if not rows:
         yield Line("warning", "The first data shard gives no row.", "give more text", "no-rows")
         return
-    if config.model.is_encoder and config.model.head != "vectors":  # a text, and the same again or its labels
+    is_one_text = config.model.is_encoder or config.model.has_own_head
+    if is_one_text and config.model.head != "vectors":  # a text, and the same again or its labels
         filled, lengths = {"targets": filled["inputs"]}, {"targets": lengths["inputs"]}
     shares = {name: 1 - filled[name] / (rows * lengths[name]) for name in filled}
     real = {name: filled[name] / rows for name in filled}
