@@ -43,7 +43,6 @@ BY_THE_CLOCK = {
     "tests/http_server.py": "a server that is slow on purpose",
     "tests/config/test_waiting.py": "long work and short work, which only time tells apart",
     "tests/conftest.py": "the age of kept programs",
-    "tests/cli/test_data_programs.py": "a host that holds a lease for a while",
     "tests/cli/test_play.py": "a client that sends slowly, and a slow server",
     "tests/data/preparation/test_executors.py": "tasks are killed at random moments",
     "tests/data/sources/test_network.py": "a library that never returns, and one whose own patience is two minutes",
