@@ -163,8 +163,8 @@ class HubDestination:
             hub.create_repo(target, exist_ok=True, private=self.private)
             if revision != "main":
                 hub.create_branch(target, branch=revision, exist_ok=True)
-            about = {"revision": revision, "commit_message": f"Step {step}"}
-            hub.upload_folder(repo_id=target, folder_path=folder, **about)
+            said = f"Step {step}"
+            hub.upload_folder(repo_id=target, folder_path=folder, revision=revision, commit_message=said)
         except (HTTPError, OSError) as error:
             if _status(error) in REFUSALS:
                 raise InputError(
