@@ -98,7 +98,7 @@ def boards(results: Iterable[Result]) -> dict[Board, list[Group]]:
 
 def baseline_of(groups: Sequence[Group], name: str = BASELINE) -> Group | None:
     """Returns the baseline's group: of those with the most steps and seeds, the best. None if there is no run of it."""
-    own = [group for group in groups if group.recipe in (name, BASELINE_ENCODER)]
+    own = [group for group in groups if group.recipe in ((name, BASELINE_ENCODER) if name == BASELINE else (name,))]
     return max(own, key=lambda group: (group.steps, len(group.runs), -group.loss), default=None)
 
 

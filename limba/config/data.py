@@ -259,7 +259,8 @@ class DataConfig:
         """(first batch, name) of each stage; see `stages_before`."""
         says = [len({stage[place] for stage in self._read}) > 1 for place in (2, 3)]
         choices = [
-            ", ".join(str(each) for each, said in zip(own, says, strict=True) if said) for _, _, *own in self._read
+            ", ".join(str(each) for each, said in zip(own, says, strict=True) if said and each is not None)
+            for _, _, *own in self._read
         ]
         return tuple(
             (step, f"{name} ({own})" if own else name)

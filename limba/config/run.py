@@ -333,8 +333,8 @@ class RunConfig:
             " {'targets': 256}.",
         )
         require(
-            length is None or length <= model.max_length or not (model.positions == "learned" or model.is_encoder),
+            model.positions != "learned" or length is None or length <= model.max_length,
             "DataConfig.task_feature_lengths",
-            f"gives rows of {length} tokens, and the model has {model.max_length} positions; give shorter rows, or, of"
-            " a new model, raise ModelConfig.max_length.",
+            f"gives rows of {length} tokens, and the model has {model.max_length} learned positions; raise"
+            " ModelConfig.max_length.",
         )

@@ -68,10 +68,11 @@ def write_folder(
     name, vocabulary = tokenizer or (None, None)
     eos_id = 1 if vocabulary is None else int(vocabulary.eos_id or 1)
     mask = None
-    if vocabulary is not None and model.is_encoder:
-        from limba.data.vocabulary.load import mask_id
+    if vocabulary is not None and (model.is_encoder or model.is_t5_encoder):
+        from limba.data.vocabulary.load import begin_id, mask_id
 
-        mask = mask_id(vocabulary)
+        begins = model.has_own_head and begin_id(vocabulary) is not None  # as `framed` begins its texts
+        mask = mask_id(vocabulary) if model.is_encoder or begins else None
     padding = () if vocabulary is None else range(vocabulary.vocab_size, model.vocab_size)
     scale = head_scale(model) if form.transformers >= 5 else 1.0
     write_configs(folder, model, form.dtype, eos_id, [*padding, *suppressed], scale, mask)

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from limba.config import InputError
+from limba.config import InputError, ModelConfig
 from limba.data.stream.placement import place_batch
 from limba.data.vocabulary.load import (
     SPACE,
@@ -280,6 +280,11 @@ def _next_logits(
     matrix, factor = network.head(params)
     last = jnp.take_along_axis(states, batch["last"][:, None, None], axis=1)[:, 0]
     return factor * jnp.dot(last, matrix, preferred_element_type=jnp.float32)
+
+
+def is_framed(config: ModelConfig, vocabulary: Vocabulary) -> bool:
+    """Returns whether texts begin with <cls> and may have masks: an encoder's, or a T5's with a head and a <cls>."""
+    return config.is_encoder or (config.is_t5_encoder and config.has_own_head and begin_id(vocabulary) is not None)
 
 
 def masked_ids(text: str, vocabulary: Vocabulary, length: int | None = None) -> Int[np.ndarray, " L"]:

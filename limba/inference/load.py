@@ -243,11 +243,11 @@ class TrainedModel:
         For a language model they begin with the start id, 0. <extra_id_0> and so on become sentinels. For an encoder
         they end with the end of sequence, and <mask> becomes its mask.
         """
-        from limba.inference.gaps import masked_ids
+        from limba.inference.gaps import is_framed, masked_ids
         from limba.inference.generate import ids_of, prompt_ids
 
         text = whole_letters(text)
-        if self.network.config.is_encoder:
+        if is_framed(self.network.config, self.vocabulary):
             return masked_ids(text, self.vocabulary, self.lengths["inputs"])
         if self.network.config.is_decoder_only:
             return prompt_ids(text, self.vocabulary)

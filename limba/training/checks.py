@@ -45,6 +45,14 @@ def check_run(config: RunConfig, mesh: Mesh) -> None:
             f"holds {lacking[0]!r}, and the model {'is' if model.is_encoder else 'has'} an encoder, which continues"
             f" none; write {mark} in the place of a word.",
         )
+    length = config.data.sequence_length or 0
+    if model.is_encoder and length > model.max_length and not _has_checkpoints(config):
+        raise ConfigError(
+            "DataConfig.task_feature_lengths",
+            f"gives rows of {length:,} tokens, and the encoder is said to read {model.max_length:,}; give shorter rows,"
+            " or raise ModelConfig.max_length.",
+            ("ModelConfig.max_length", length),
+        )
     if config.gradient_reduce_dtype != "auto" and mesh.shape["data"] != mesh.size:
         raise ConfigError(
             "RunConfig.gradient_reduce_dtype",
@@ -54,10 +62,14 @@ def check_run(config: RunConfig, mesh: Mesh) -> None:
         )
 
 
+def _has_checkpoints(config: RunConfig) -> bool:
+    checkpoints = epath.Path(config.model_dir) / "checkpoints"
+    return checkpoints.exists() and any(checkpoints.iterdir())
+
+
 def check_num_shards(shards: Sequence[int], config: RunConfig) -> None:
     """Raises ConfigError for a new run with more data shards on a process than it can open in a minute or two."""
-    checkpoints = epath.Path(config.model_dir) / "checkpoints"
-    if len(shards) > MOST_SHARDS and not (checkpoints.exists() and any(checkpoints.iterdir())):
+    if len(shards) > MOST_SHARDS and not _has_checkpoints(config):
         raise ConfigError(
             "DataConfig.num_data_shards",
             f"is {config.data.num_data_shards:,}, and this process would open {len(shards):,} pipelines, a fifth of a"

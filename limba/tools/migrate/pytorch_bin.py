@@ -262,7 +262,8 @@ class _Table(dict):
 
 def _tensor(storage: object, start: int, shape: tuple, strides: tuple, *_: object) -> _Tensor:
     numbers = (start, *shape, *strides)
-    if not isinstance(storage, _Storage) or len(shape) != len(strides) or not all(type(n) is int for n in numbers):
+    is_view = len(shape) == len(strides) and all(type(n) is int and n >= 0 for n in numbers)
+    if not (isinstance(storage, _Storage) and is_view):
         raise _WrongError("holds more than tensors")
     return _Tensor(storage, start, shape, strides)
 

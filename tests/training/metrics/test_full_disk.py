@@ -43,7 +43,7 @@ from limba.training.metrics.logging import Metrics
 with Metrics(sys.argv[1], 0, 200, True) as metrics:
     for step in range(2_000):
         metrics.say("A line that is long enough to fill what a pipe holds.")
-    metrics.event(1, {"ended": True})
+    metrics.record("event", 1, {"ended": True})
 sys.exit(75)
 """
 

@@ -103,12 +103,13 @@ class Player:
     def about(self) -> Json:
         """Returns what the page says of the model."""
         model = self._trained.network.config
+        writes = not (model.is_encoder or model.is_t5_encoder)
         return {
             "name": self.name,
             "step": self._trained.step,
-            "continues": model.is_decoder_only and not model.is_encoder,
-            "writes": not model.is_encoder,
-            "fills": model.is_encoder or (not model.is_decoder_only and bool(self._sentinels)),
+            "continues": model.is_decoder_only and writes,
+            "writes": writes,
+            "fills": model.is_encoder or (writes and not model.is_decoder_only and bool(self._sentinels)),
             "examples": self._examples,
             "parameters": sum(int(leaf.size) for leaf in _leaves(self._trained.params)),
             "letters": MOST_LETTERS,

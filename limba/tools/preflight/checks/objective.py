@@ -79,7 +79,8 @@ def _predicted(config: RunConfig) -> Iterator[Line]:
         yield Line("ok", "Causal rows predict all their tokens, so that all positions pass through the output layer.")
         return
     hidden = (data.noise_density or 0.15) * data.sequence_length * data.batch_size
-    run = "" if config.train_steps is None else f", {hidden * config.train_steps:,.0f} in the run"
+    falls = len({stage.noise_density for stage in data.of_stages.values()}) > 1
+    run = "" if config.train_steps is None or falls else f", {hidden * config.train_steps:,.0f} in the run"
     yield Line(
         "ok",
         f"{hidden / data.batch_size:.0f} tokens of a row are masked and predicted, about {hidden:,.0f} a step{run}; the"
