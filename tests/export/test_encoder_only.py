@@ -9,6 +9,9 @@ import transformers
 
 from limba.cli import convert
 from limba.config import InputError
+from limba.data.objectives.labels import framed
+from limba.data.vocabulary.load import encoder
+from limba.data.vocabulary.train import train_vocabulary
 from limba.export import proof as check
 from limba.formats.huggingface import open_folder
 from limba.inference.load import load
@@ -61,3 +64,17 @@ def test_only_a_t5_has_an_encoder_to_write(tmp_path, vocabulary):
         convert.run([str(tmp_path / "run"), f"--vocabulary={vocabulary}", "--encoder_only"])
     with pytest.raises(InputError, match=r"is 0, and so is ModelConfig\.num_encoder_layers"):
         tiny.model(num_encoder_layers=0, num_decoder_layers=0)
+
+
+def test_texts_of_a_head_begin_with_cls_where_the_vocabulary_has_it(tmp_path, corpus):
+    path, texts = tmp_path / "masks.model", [json.loads(line)["text"] for line in corpus.read_text().splitlines()[:100]]
+    train_vocabulary(texts, 600, str(path), masks=True)
+    write_run(tmp_path / "run", tiny.model(**SIZES, num_decoder_layers=0, head="classes", labels=("no", "yes")))
+    convert.run([str(tmp_path / "run"), f"--vocabulary={path}"])
+    (folder,) = (tmp_path / "run/huggingface").glob("step_*")
+    model, tokenizer = load(folder), transformers.AutoTokenizer.from_pretrained(folder)
+    for text in ("One text.", "Another text, a longer one."):
+        ids = model.tokenize(text).tolist()
+        assert ids == tokenizer(text).input_ids and tokenizer.convert_ids_to_tokens(ids[:1]) == ["<cls>"]
+        trained = framed(model.vocabulary, 64)(np.asarray(encoder(model.vocabulary)(text.encode()), np.int32))[0]
+        assert ids == trained.tolist()
