@@ -24,7 +24,7 @@ from limba.data.vocabulary.load import Vocabulary, decoded, num_sentinels, senti
 from limba.inference import search
 from limba.model import Network
 from limba.sharding.mesh import batch_sharding, num_batch_groups
-from limba.training.losses import cross_entropy
+from limba.training.losses import at_predicted, cross_entropy
 
 START, EOS = 0, 1  # the decoder's start id; T5's end of sequence
 SENTINEL = re.compile(r"<extra_id_(\d+)>")
@@ -380,10 +380,11 @@ def score_of(log_likelihood: float, num_tokens: int, text: str) -> Score:
 
 
 @functools.partial(jax.jit, static_argnames=("network",))
-def _log_likelihoods(network: Network, params: PyTree, batch: dict[str, Int[Array, "B L"]]) -> Float[Array, " B"]:
-    logits = network.apply(params, batch)
-    _, nats, _ = cross_entropy(logits, batch["decoder_target_tokens"], LossConfig(z_loss=0.0))
-    return -jnp.sum(nats * batch["decoder_loss_weights"], axis=1)
+def row_log_likelihoods(network: Network, params: PyTree, batch: dict[str, Int[Array, "B L"]]) -> Float[Array, " B"]:
+    """Returns the sum of ln p of the targets of each row that have a weight."""
+    targets, weights = at_predicted(batch, batch["decoder_target_tokens"], batch["decoder_loss_weights"])
+    _, nats, _ = cross_entropy(network.apply(params, batch), targets, LossConfig(z_loss=0.0))
+    return -jnp.sum(nats * weights, axis=1)
 
 
 @functools.partial(jax.jit, static_argnames=("network",))
@@ -403,7 +404,7 @@ def log_likelihoods(
     check_rows(mesh, num_rows)
     found = np.zeros(len(pairs), np.float32)
     for numbers, _, batch in _batches(network, mesh, pairs, num_rows, is_prefix):
-        found[numbers] = fetched(_log_likelihoods(network, params, batch))[: len(numbers)]
+        found[numbers] = fetched(row_log_likelihoods(network, params, batch))[: len(numbers)]
     return found
 
 

@@ -278,10 +278,8 @@ class TrainedModel:
         """Returns `samples` for a complete GenerationConfig; raises TimeIsOverError soon after the deadline."""
         rows = self.rows(min(self.batch_size, max(1, len(listed(texts)))))
         writer = self.segment_writer(config, rows, deadline=deadline)
-        found: list[list[Written]] = [[] for _ in texts]
-        for place, result in writer.results(texts):
-            found[place] = list(result.samples)
-        return found
+        found = dict(writer.results(texts))
+        return [list(found[place].samples) for place in range(len(texts))]
 
     def segment_writer(
         self,
@@ -325,17 +323,17 @@ class TrainedModel:
 
         if top < 1:
             raise InputError(f"top is {top}; give a whole number above 0.")
-        texts = [text] if isinstance(text, str) else text
+        if isinstance(text, str):
+            return self.fill([text], top, deadline)[0]
+        texts = list(map(whole_letters, text))
         if self.network.config.is_encoder and not self.network.config.has_own_head:
-            letters = list(map(whole_letters, texts))
-            gaps = fills_of_masks(self.network, self.params, self.mesh, self.vocabulary, letters, top, deadline)
-            return gaps[0] if isinstance(text, str) else gaps
+            return fills_of_masks(self.network, self.params, self.mesh, self.vocabulary, texts, top, deadline)
         self._require_text("fills")
         if self.network.config.is_decoder_only:
             raise InputError(f"{self.path} is a decoder-only model, which continues texts and fills no gaps; generate.")
         if not num_sentinels(self.vocabulary):
             raise InputError(f"The vocabulary of {self.path} has no sentinels (<extra_id_0>, …), so it fills no gaps.")
-        masked, ids = [with_sentinels(whole_letters(each)) for each in texts], list[np.ndarray]()
+        masked, ids = list(map(with_sentinels, texts)), list[np.ndarray]()
         for each in masked:
             ids.append(self.tokenize(each))
             if num_cut := self.num_cut(each, ""):
@@ -343,8 +341,7 @@ class TrainedModel:
                     f"The text {each[:60]!r}… has {len(ids[-1]) + num_cut:,} tokens, and the model reads"
                     f" {self.lengths['inputs']:,}; give a shorter one."
                 )
-        found = Filler(self.network, self.params, self.mesh, self.vocabulary).fill(masked, ids, top, deadline)
-        return found[0] if isinstance(text, str) else found
+        return Filler(self.network, self.params, self.mesh, self.vocabulary).fill(masked, ids, top, deadline)
 
     def score(self, pairs: Sequence[tuple[str, str]], num_rows: int | None = None) -> list[Score]:
         """Returns how likely the model finds each (input, target): ln p(target | input), tokens, bits per byte.
@@ -364,16 +361,18 @@ class TrainedModel:
     def log_likelihoods(self, pairs: Sequence[tuple[str, str]], ends: bool = True) -> Float[np.ndarray, " N"]:
         """Returns ln p(target | input) of whole texts: as `score`, but nothing is truncated and no prefix is added.
 
-        `ends`: the target includes its end of sequence.
+        `ends`: the target includes its end of sequence. Of an encoder: `gaps.pseudo_log_likelihoods`.
         """
         from limba.inference.generate import ids_of, log_likelihoods, prompt_ids
 
+        if (network := self.network.config).is_encoder and not network.has_own_head:
+            from limba.inference.gaps import pseudo_log_likelihoods as score
+
+            return score(self.network, self.params, self.mesh, self.vocabulary, pairs, self.batch_size)
         self._require_text("scores")
-        read = prompt_ids if self.network.config.is_decoder_only else ids_of
-        ids = [
-            (read(whole_letters(inputs), self.vocabulary), ids_of(whole_letters(targets), self.vocabulary, ends=ends))
-            for inputs, targets in pairs
-        ]
+        read, vocabulary = prompt_ids if network.is_decoder_only else ids_of, self.vocabulary
+        letters = [(whole_letters(inputs), whole_letters(targets)) for inputs, targets in pairs]
+        ids = [(read(each, vocabulary), ids_of(target, vocabulary, ends=ends)) for each, target in letters]
         return log_likelihoods(self.network, self.params, self.mesh, ids, self.batch_size, self.reads_prefix)
 
     def logits(self, pairs: Sequence[tuple[str, str]]) -> list[Float[np.ndarray, "Q V"]]:
@@ -387,8 +386,7 @@ class TrainedModel:
         from limba.inference.generate import logits
 
         self._require_text("scores")
-        rows = num_rows or self.rows(len(pairs))
-        return logits(self.network, self.params, self.mesh, pairs, rows, self.reads_prefix)
+        return logits(self.network, self.params, self.mesh, pairs, num_rows or self.rows(len(pairs)), self.reads_prefix)
 
     def pair_ids(self, inputs: str, targets: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns the ids of an input and its target as `score` compares them."""
@@ -407,10 +405,12 @@ class TrainedModel:
         sizes = {name: len(ids_of(text, self.vocabulary)) for name, text in texts.items()}
         return sum(max(0, size - self.lengths[name]) for name, size in sizes.items())
 
-    def tuning(self, dropout: float, num_rows: int) -> Tuning:
-        """Returns what fine-tunes copies of the parameters on pairs, by batches of `num_rows`."""
-        from limba.inference.tuning import Tuning
+    def tuning(self, dropout: float, num_rows: int, head: Sequence[str] = ()) -> Tuning:
+        """Returns what fine-tunes copies on pairs, or an encoder's new head, its kind and its labels, by batches."""
+        from limba.inference.tuning import HeadTuning, Tuning
 
+        if head:
+            return HeadTuning(self.network, self.params, self.vocabulary, dropout, self.rows(num_rows), head)
         self._require_text("learns to write")
         return Tuning(self.network, self.params, self.vocabulary, dropout, self.rows(num_rows))
 

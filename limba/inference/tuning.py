@@ -1,8 +1,12 @@
-"""Fine-tunes an open model on pairs: updates at any learning rate, compiled once for each width of a batch."""
+"""Fine-tunes an open model on pairs: updates at any learning rate, compiled once for each width of a batch.
+
+An encoder learns labels by a head of its own.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,12 +17,17 @@ import optax
 from jaxtyping import Array
 
 from limba.config import GenerationConfig, LossConfig, OptimizerConfig, ScheduleConfig
+from limba.data.objectives.labels import labeled_row
+from limba.data.packing import model_features
 from limba.data.stream.placement import place_batch
-from limba.inference.generate import Pair, Writer, features_of, fetched, ids_of, prompt_ids
+from limba.formats.names import flatten, unflatten
+from limba.inference.encoded import of_each, outputs
+from limba.inference.generate import Pair, Writer, features_of, fetched, ids_of, padded, prompt_ids
 from limba.inference.texts import whole_letters
 from limba.model import Network
 from limba.model.trees import Parameters
 from limba.sharding.mesh import batch_sharding, replicated
+from limba.training.checkpoints.initial import HEAD_OF_LABELS
 from limba.training.losses import Sums
 from limba.training.optimizer import make_optimizer
 from limba.training.state import TrainState, state_shardings
@@ -73,8 +82,8 @@ class Tuning:
         self._update = jax.jit(update, donate_argnums=0, out_shardings=(shardings, replicated(mesh)))
         self._sums = jax.jit(sums)
 
-    def begin(self) -> TrainState:
-        """Returns a new state with the model's parameters."""
+    def begin(self, seed: int = 0) -> TrainState:
+        """Returns a new state with the model's parameters; an encoder's new head is drawn by the seed."""
         return self._begin(self._params)
 
     def pair(self, inputs: str, targets: str, lengths: tuple[int, int]) -> Pair:
@@ -91,7 +100,7 @@ class Tuning:
         dealt with the next longer ones: each width is a program that is compiled.
         """
         is_decoder, longest = self._network.config.is_decoder_only, self._network.config.max_length
-        sizes = [len(read) + is_decoder * (len(write) - 1) for read, write in pairs]
+        sizes = list(map(self._size, pairs))
         dealt: dict[int, list[int]] = {}
         for number in range(len(pairs)) if order is None else order.permutation(len(pairs)).tolist():
             dealt.setdefault(_width(sizes[number], longest), []).append(number)
@@ -117,8 +126,9 @@ class Tuning:
         nats, tokens = (sum(float(fetched(each[name])) for each in sums) for name in ("nats", "tokens"))
         return nats / tokens
 
-    def write(self, params: Parameters, inputs: Sequence[np.ndarray], max_tokens: int) -> list[str]:
-        """Returns what parameters write for the ids of inputs, greedily."""
+    def write(self, params: Parameters, pairs: Sequence[Pair], max_tokens: int) -> list[str]:
+        """Returns what parameters write for the inputs of pairs, greedily."""
+        inputs = [read for read, _ in pairs]
         config = GenerationConfig(max_tokens=max_tokens)
         writer = Writer(self._network, self._mesh, self._vocabulary, config, self._num_rows, with_prompt=False)
         if not self._network.config.is_decoder_only:  # padded to few widths, for which programs are compiled
@@ -126,8 +136,53 @@ class Tuning:
         return [samples[0].text for samples in writer.write_all(params, inputs)]
 
     def _placed(self, pairs: Sequence[Pair], part: Part) -> Batch:
-        features = features_of(self._network, [pairs[number] for number in part.numbers], self._num_rows)
+        features = self._features([pairs[number] for number in part.numbers])
         return place_batch(_widened(features, part.widths), batch_sharding(self._mesh))
+
+    def _size(self, pair: Pair) -> int:
+        return len(pair[0]) + self._network.config.is_decoder_only * (len(pair[1]) - 1)
+
+    def _features(self, pairs: Sequence[Pair]) -> dict[str, np.ndarray]:
+        return features_of(self._network, pairs, self._num_rows)
+
+
+class HeadTuning(Tuning):
+    """As `Tuning`, of an encoder with a new head, its kind and its labels: a pair is a text's ids and its labels'."""
+
+    def __init__(
+        self, encoder: Network, params: Parameters, vocabulary: Vocabulary, dropout: float, num_rows: int,
+        head: Sequence[str],
+    ):  # fmt: skip
+        config = dataclasses.replace(encoder.config, head=head[0], labels=tuple(head[1:]))
+        super().__init__(Network(config, encoder.mesh), params, vocabulary, dropout, num_rows)
+        self._row_of = functools.cache(functools.partial(labeled_row, vocabulary, head))
+
+    def begin(self, seed: int = 0) -> TrainState:
+        kept, drawn = flatten(self._params), flatten(self._network.init(jax.random.key(seed)))
+        is_new = lambda name: name.startswith(HEAD_OF_LABELS) or name not in kept
+        return self._begin(unflatten({name: leaf if is_new(name) else kept[name] for name, leaf in drawn.items()}))
+
+    def pair(self, inputs: str, targets: str, lengths: tuple[int, int]) -> Pair:
+        """Returns the ids of a text, cut to so many tokens, and of its label, or its words' tags, as `labeled` does."""
+        row = self._row_of(lengths[0])({"inputs": whole_letters(inputs).encode(), "targets": targets.encode()})
+        return row["inputs"], row["targets"]
+
+    def write(self, params: Parameters, pairs: Sequence[Pair], max_tokens: int) -> list[str]:
+        """Returns the likeliest labels, with a space between those of words, or the score."""
+        compute = functools.partial(outputs, self._network, params)
+        rows = of_each(compute, [ids for ids, _ in pairs], self._num_rows, self._mesh)
+        if not (names := self._network.config.labels):
+            return [str(float(row[0, 0])) for row in rows]
+        best = [row[np.flatnonzero(labels)].argmax(axis=-1) for row, (_, labels) in zip(rows, pairs, strict=True)]
+        return [" ".join(names[number] for number in numbers) for numbers in best]
+
+    def _size(self, pair: Pair) -> int:
+        return len(pair[0])
+
+    def _features(self, pairs: Sequence[Pair]) -> dict[str, np.ndarray]:
+        width = max(len(ids) for ids, _ in pairs)
+        sides = {"inputs": [ids for ids, _ in pairs], "targets": [np.pad(n, (0, width - len(n))) for _, n in pairs]}
+        return model_features({name: padded(side, self._num_rows) for name, side in sides.items()}, num_predicted=0)
 
 
 def _width(size: int, longest: int | None) -> int:

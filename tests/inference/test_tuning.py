@@ -56,7 +56,7 @@ def test_loss_and_text_are_those_of_the_model(trained) -> None:
     assert tuning.loss(trained.params, pairs) == pytest.approx(nats / sum(len(each[1]) for each in pairs), rel=1e-5)
     whole = trained.written(texts, GenerationConfig(max_tokens=8))
     begins = [text if trained.network.config.is_decoder_only else "" for text in texts]
-    written = tuning.write(trained.params, [read for read, _ in pairs], 8)
+    written = tuning.write(trained.params, pairs, 8)
     assert [a + b for a, b in zip(begins, written, strict=True)] == [each[0].text for each in whole]
 
 

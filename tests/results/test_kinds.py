@@ -11,6 +11,7 @@ import transformers
 
 import limba
 from limba.config import InputError
+from limba.tools.results.kinds import few_shot
 from limba.tools.results.kinds.choices import MultipleChoice
 from limba.tools.results.kinds.learned import Lemmas, NamedEntities
 from limba.tools.results.kinds.writing import Questions, Writing
@@ -128,6 +129,39 @@ def test_lines_of_two_files_are_pairs_and_judged_by_sacrebleu(tmp_path) -> None:
     (tmp_path / "ro.dev").write_text("Unul\n")
     with pytest.raises(InputError, match=re.escape("en.dev has 24 lines, and ") + ".*ro.dev 1; give files whose lines"):
         task.read(str(tmp_path))
+
+
+def test_a_language_model_reads_shots_and_writes_what_transformers_does(vocabulary, tmp_path, monkeypatch) -> None:
+    judge, seen = Writing.judge, list[str]()
+    monkeypatch.setattr(Writing, "judge", lambda *given: seen.extend(given[2]) or judge(*given))
+    sources = [f"the module {word} it" for word in ("is", "was", "finds", "opens")]
+    for name, lines in {"a.dev": sources * 6, "b.dev": [f"{s} too" for s in sources] * 6}.items():
+        (tmp_path / name).write_text("\n".join(f"{line} {n}" for n, line in enumerate(lines)) + "\n")
+    (tmp_path / "a.test").write_text("One is here.\nTwo are there.\n")
+    (tmp_path / "b.test").write_text("Unul e aici.\nDoi sunt acolo.\n")
+    task = Writing("mt", "a.dev", "a.test", targets={"a.dev": "b.dev", "a.test": "b.test"}, shots=2)
+    parts = task.read(str(tmp_path))
+    first, second = (f"{parts.train[n].inputs} => {parts.train[n].targets} ### " for n in (0, len(parts.train) // 2))
+    given = few_shot.prompts(task, parts)
+    assert given == [f"{first}{second}One is here. =>", f"{first}{second}Two are there. =>"]
+    folder = folder_of(tiny.language_model(vocab_size=1_024, emb_dim=32), vocabulary, tmp_path / "model")
+    trained = limba.load(folder)
+    figures = few_shot.measure(trained, task, parts).figures
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    network = transformers.LlamaForCausalLM.from_pretrained(folder).eval()
+    longest = max(len(trained.vocabulary.encode(each.targets)) + 1 for each in (*parts.train, *parts.dev))
+    for prompt, ours in zip(given, seen, strict=True):
+        ids = read = tokenizer(prompt, return_tensors="pt").input_ids
+        for _ in range(longest):
+            with torch.no_grad():
+                logits = network(ids).logits[:, -1]
+            logits[:, [0, *range(800, 1_024)]] = -torch.inf  # the start, sentinels, rows without a piece
+            ids = torch.cat([ids, logits.argmax(-1, keepdim=True)], 1)
+        written = ids[0, read.shape[1] :].tolist()
+        written = written[: written.index(1)] if 1 in written else written
+        theirs = few_shot.answer_of(tokenizer.decode(written)).partition("\ufffd")[0]
+        assert theirs and ours.startswith(theirs)
+    assert set(figures) == {"chrF++", "BLEU"} and any(seen)
 
 
 def test_lemmas_and_wikiann(tmp_path) -> None:

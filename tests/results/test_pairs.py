@@ -14,12 +14,14 @@ import transformers
 import limba
 from limba.cli import main
 from limba.config import InputError, ModelConfig
+from limba.data.vocabulary.load import load_vocabulary, mask_id
 from limba.formats import huggingface_files
 from limba.tools.results import make_pairs, ngrams
 from limba.tools.results.kinds.pairs import MinimalPairs, Pair, gap, likelihoods, outcome
 from tests import tiny
 from tests.export.runs import arrays_of
 from tests.formats.test_decoder_only import GPT2
+from tests.model.test_encoder import MODERN
 
 TREEBANK = """# sent_id = 1
 # text = Fata merge, fetele merg.
@@ -41,12 +43,14 @@ TREEBANK = """# sent_id = 1
 def folder_of(config: ModelConfig, vocabulary: Path, folder: Path) -> Path:
     """A folder for transformers with random parameters and a tokenizer."""
     folder.mkdir(exist_ok=True)
-    huggingface_files.write_configs(folder, config, "float32")
+    mask = mask_id(load_vocabulary(str(vocabulary))) if config.is_encoder else None
+    huggingface_files.write_configs(folder, config, "float32", mask_id=mask)
     arrays = arrays_of(config)
     if config.is_decoder_only:  # else logits of tied embeddings would be in the hundreds
         arrays = {name: each / 10 if name.endswith("embedding") else each for name, each in arrays.items()}
     huggingface_files.write_pytorch(folder, arrays, config, "float32")
-    huggingface_files.write_tokenizer(folder, str(vocabulary), 100, starts=config.is_decoder_only)
+    starts = config.is_decoder_only and not config.is_encoder
+    huggingface_files.write_tokenizer(folder, str(vocabulary), 100, starts, mask_id=mask)
     return folder
 
 
@@ -102,6 +106,45 @@ def test_a_language_model_finds_sentences_as_likely_as_transformers(name, given,
                 logits = torch.log_softmax(network(ids).logits[0, :-1], dim=-1)
             theirs = logits.gather(1, ids[0, 1:, None]).sum()
             assert likelihood == pytest.approx(float(theirs), abs=1e-4), pair
+
+
+SMALL = {"vocab_size": 1_024, "emb_dim": 32, "num_heads": 2, "num_kv_heads": None, "head_dim": 16, "mlp_dim": 64}
+ENCODERS = {"eurobert": tiny.language_model(**SMALL, attention_mask="bidirectional")}
+ENCODERS["modernbert"] = dataclasses.replace(MODERN, **SMALL)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_an_encoder_finds_sentences_as_likely_as_transformers_word_by_word(name, given, vocabulary, tmp_path) -> None:
+    folder = folder_of(ENCODERS[name], vocabulary, tmp_path)
+    pairs = given[:20]
+    found = likelihoods(limba.load(folder), pairs)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    network = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
+    assert "Bert" in type(network).__name__
+    num_hidden = []
+    for side, ours in enumerate(found):
+        for pair, likelihood in zip(pairs, ours, strict=True):
+            ids = tokenizer(pair[side], return_tensors="pt").input_ids[0]
+            words = np.cumsum([each.startswith("▁") for each in tokenizer.convert_ids_to_tokens(ids[:-1])])
+            rows = ids.repeat(len(words), 1)  # a row for each token but the end of sequence
+            for place, word in enumerate(words):
+                later = [i for i in range(place, len(words)) if words[i] == word]
+                rows[place, later] = tokenizer.mask_token_id
+                num_hidden.append(len(later))
+            with torch.no_grad():
+                logits = torch.log_softmax(network(rows).logits, dim=-1)
+            theirs = sum(logits[place, place, ids[place]] for place in range(len(words)))
+            assert likelihood == pytest.approx(float(theirs), abs=1e-4), pair
+    assert max(num_hidden) > 2 and np.mean(num_hidden) > 1.2, "words of several tokens"
+
+
+def test_an_encoder_scores_a_text_after_another_by_what_it_would_fill(vocabulary, tmp_path) -> None:
+    trained = limba.load(folder_of(ENCODERS["eurobert"], vocabulary, tmp_path))
+    word = next(word for word in ("the", "of", "is", "module") if len(trained.vocabulary.encode(word)) == 1)
+    whole, last, empty = trained.log_likelihoods([("", f"One of {word}"), ("One of", word), ("One of", "")])
+    assert whole < last < 0 == empty
+    fills = {fill.text: fill.probability for fill in trained.fill("One of <mask>", top=1_000)[0]}
+    assert last == pytest.approx(np.log(fills[word]), abs=1e-4)
 
 
 def test_the_share_of_right_pairs_has_parts_and_an_interval(given) -> None:

@@ -3,9 +3,12 @@
 import dataclasses
 import gzip
 import json
+import os
 import random
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -15,8 +18,9 @@ import pytest
 
 import limba
 from limba.cli import main
-from limba.config import InputError
+from limba.config import CardConfig, InputError, RunConfig, plain
 from limba.tools.results import contamination, fetch, finetuning, protocol, scores
+from limba.tools.results.kinds.bits import BitsPerByte
 from limba.tools.results.kinds.learned import Classification, NamedEntities, PartOfSpeech, Similarity, parsed, written
 from limba.tools.results.protocol import PROTOCOL
 from limba.tools.results.results import TABLES
@@ -25,6 +29,7 @@ from tests import tiny
 from tests.export.runs import write_run
 from tests.http_server import serving
 from tests.results.test_pairs import folder_of
+from tests.waiting import wait_until
 
 SUITE = """
 suite.language = 'en'
@@ -162,6 +167,17 @@ def test_what_is_wrong_is_said_before_a_model_is_opened(line, says, place, capsy
     assert says in error and error.count("\n") == 1, error
 
 
+def test_some_tasks_of_a_suite_are_chosen(place, vocabulary, capsys) -> None:
+    folder_of(tiny.model(vocab_size=1_024), vocabulary, place / "model")
+    command = ["results", "model", "--suite=./suite.gin", "--output=out"]
+    assert main.main([*command, "--tasks=agreement,tekst"]) == 2
+    said = "--tasks names tekst, and the suite suite has the tasks agreement, text; give some of them with commas."
+    assert said in capsys.readouterr().err
+    (place / "held.txt").unlink()
+    assert main.main([*command, "--tasks=agreement"]) == 0, capsys.readouterr().err
+    assert {each["task"] for each in json.loads((place / "out" / "results.json").read_text())["cells"]} == {"agreement"}
+
+
 def test_a_suite_for_another_language_than_the_cards_is_refused(place, vocabulary, capsys) -> None:
     folder = folder_of(tiny.model(vocab_size=1_024), vocabulary, place / "model")
     (folder / "README.md").write_text("---\nlanguage:\n- ro\n- mo\n---\n")
@@ -257,6 +273,19 @@ def test_figures_of_each_kind(tmp_path) -> None:
         PartOfSpeech("pos", "test.conllu", "test.conllu", tags=30).read(str(tmp_path))
 
 
+def test_bits_per_byte_are_those_of_each_file_and_script(place, vocabulary) -> None:
+    (place / "other.txt").write_text("Здесь один.\nOne is here.\n1 + 1\n")
+    task = BitsPerByte("text", ("held.txt", "other.txt"))
+    trained = limba.load(folder_of(tiny.language_model(vocab_size=1_024), vocabulary, place / "model"))
+    found = task.measure(trained, task.read(str(place)))
+    assert set(found.parts) == {"held.txt", "other.txt", "latin script", "cyrillic script", "no script"}
+    alone = dataclasses.replace(task, texts=("other.txt",))
+    assert alone.measure(trained, alone.read(str(place))).figures["bits per byte"] == found.parts["other.txt"]
+    lines = ("Здесь один.", "One is here.", "1 + 1")
+    nats, cyrillic = -trained.log_likelihoods([("", line) for line in lines], ends=False), len(lines[0].encode())
+    assert found.parts["cyrillic script"] == pytest.approx(nats[0] / np.log(2) / cyrillic, rel=1e-5)
+
+
 def test_a_planted_leak_is_found() -> None:
     tests = [" ".join(f"word{i + n}" for i in range(20)) for n in (0, 1_000, 2_000)]
     corpus = [
@@ -307,11 +336,42 @@ def test_files_of_a_suite_are_said_with_licence_and_size_then_downloaded(tmp_pat
         assert "a.tsv cannot be downloaded (HTTP Error 404" in capsys.readouterr().err
 
 
-def test_a_model_that_writes_no_text_is_refused_before_time_is_spent(place, vocabulary, capsys) -> None:
-    encoder = tiny.language_model(vocab_size=1_024, attention_mask="bidirectional")
-    folder_of(encoder, vocabulary, place / "model")
-    assert main.main(["results", "model", "--suite=./suite.gin"]) == 2
-    assert "model is an encoder, without a decoder that scores and writes" in capsys.readouterr().err
+def test_a_model_without_a_vocabulary_is_refused_before_another_one_is_measured(place, vocabulary, capsys) -> None:
+    folder_of(tiny.model(vocab_size=1_024), vocabulary, place / "model")
+    shutil.copytree(place / "model", place / "bare")
+    for name in ("spiece.model", "tokenizer.json", "tokenizer_config.json"):
+        (place / "bare" / name).unlink(missing_ok=True)
+    write_run(place / "run", tiny.model(vocab_size=1_024))
+    for bare in ("bare", "run"):
+        assert main.main(["results", "model", bare, "--suite=./suite.gin"]) == 2
+        error = capsys.readouterr().err
+        assert f"{bare} has no vocabulary beside it, without which no text is read; copy it there." in error
+        assert error.count("\n") == 1 and not (place / "results").exists()
+
+
+def test_the_language_of_a_run_is_that_of_its_card(place, vocabulary, capsys) -> None:
+    model, data = tiny.model(vocab_size=1_024), tiny.demo_data(place / "train.txt", vocabulary)
+    write_run(place / "run", model)
+    run = RunConfig(model, data, str(place / "run"), 5, card=CardConfig(language=("ro",)))
+    (place / "run" / plain.FILE).write_text(plain.to_text(run))
+    assert main.main(["results", "run", "--suite=./suite.gin"]) == 2
+    assert "The suite suite is in en, and the card of run names ro; give another suite" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_what_had_ended_before_a_kill_is_not_repeated(place, vocabulary, capsys) -> None:
+    folder_of(tiny.model(vocab_size=1_024), vocabulary, place / "model")
+    command = ["results", "model", "--suite=./suite.gin", "--output=out"]
+    program = [sys.executable, "-m", "limba", *command]
+    kept = lambda: {path: path.stat().st_mtime_ns for path in (place / "out" / "outcomes").glob("*.json")}
+    with subprocess.Popen(program, env={**os.environ, "PYTHONPATH": str(Path(limba.__file__).parent.parent)}) as killed:
+        wait_until(lambda: kept() or killed.poll() is not None)
+        killed.kill()
+    before = kept()
+    assert 0 < len(before) < 4 and not (place / "out" / "results.txt").exists()
+    assert main.main(command) == 0, capsys.readouterr().err
+    assert f"{4 - len(before)} outcomes computed" in capsys.readouterr().out
+    assert before.items() <= kept().items() and len(kept()) == 4
 
 
 def small(monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:

@@ -33,8 +33,15 @@ def labeled(
     the tokens of the other text. Tokens begin with <cls>, if the vocabulary has it, and end with the end of sequence;
     a longer text is truncated.
     """
+    row = labeled_row(output_features["targets"].vocabulary, head, sequence_length["targets"])
+    return dataset.map(row, dict.fromkeys(("inputs", "targets"), TOKENS))
+
+
+def labeled_row(
+    vocabulary: Vocabulary, head: Sequence[str], length: int
+) -> Callable[[Mapping[str, bytes]], dict[str, np.ndarray]]:
+    """Returns what `labeled` does with each row; `head` is the network's, then its labels."""
     kind, *labels = head
-    length, vocabulary = sequence_length["targets"], output_features["targets"].vocabulary
     encode, around = encoder(vocabulary), framed(vocabulary, length)
     number = {label: place for place, label in enumerate(labels, 1)}
     pieces_of = word_encoder(vocabulary)
@@ -56,7 +63,7 @@ def labeled(
             targets = np.array([number[label.decode()]], np.int32)
         return {"inputs": around(inputs)[0], "targets": targets}
 
-    return dataset.map(row, dict.fromkeys(("inputs", "targets"), TOKENS))
+    return row
 
 
 def framed(vocabulary: Vocabulary, length: int) -> Callable[[np.ndarray], tuple[np.ndarray, int]]:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from limba.tools.results.kinds.learned import Learned, Parts
+from limba.tools.results.kinds.learned import Learned, Parts, has_no_decoder
 from limba.tools.results.outcome import Outcome
 from limba.tools.results.protocol import PROTOCOL
 
@@ -36,20 +36,23 @@ class FineTuning:
         if trained.network.config.positions == "learned":  # a row holds both
             longest = trained.network.config.max_length
             inputs, targets = min(inputs, longest - longest // 3), min(targets, longest // 3)
-        self._lengths = inputs, targets
+        self._lengths, self._head = (
+            (inputs, targets),
+            task.of_head(parts) if has_no_decoder(trained.network.config) else (),
+        )
         self._last: Learnt | None = None
         self._held: Learnt | None = None
 
     @functools.cached_property
     def _tuning(self):
-        return self._trained.tuning(PROTOCOL.dropout, PROTOCOL.batch_size)
+        return self._trained.tuning(PROTOCOL.dropout, PROTOCOL.batch_size, self._head)
 
     @functools.cached_property
     def _pairs(self):
         parts = {"train": self.parts.train, "dev": self.parts.dev, "test": self.parts.test}
-        pair = self._tuning.pair
+        texts = lambda each: self.task.labeled(each, self.parts) if self._head else (each.inputs, each.targets)
         return {
-            name: [pair(each.inputs, each.targets, self._lengths) for each in given] for name, given in parts.items()
+            name: [self._tuning.pair(*texts(each), self._lengths) for each in given] for name, given in parts.items()
         }
 
     @functools.cached_property
@@ -63,8 +66,9 @@ class FineTuning:
         learnt = next((each for each in (self._last, self._held) if each and each.run == (rate, seed)), None)
         self._last = None  # room for another copy of the parameters
         self._last = learnt or self._learnt(rate, seed)
-        inputs = [read for read, _ in self._pairs[name]]
-        written = self._tuning.write(self._last.params, inputs, self._max_tokens)
+        written = self._tuning.write(self._last.params, self._pairs[name], self._max_tokens)
+        if self._head:
+            written = [self.task.as_text(each, label) for each, label in zip(examples, written, strict=True)]
         found = self.task.judge(examples, written, self.parts)
         found.notes["epoch"] = self._last.epoch
         return found
@@ -75,7 +79,7 @@ class FineTuning:
 
     def _learnt(self, rate: float, seed: int) -> Learnt:
         """Returns the parameters of the epoch with the lowest loss on the development part, and its number."""
-        state, key, order = self._tuning.begin(), jax.random.key(seed), np.random.default_rng(seed)
+        state, key, order = self._tuning.begin(seed), jax.random.key(seed), np.random.default_rng(seed)
         best, lowest, best_epoch = state.params, 0.0, 0
         for epoch in range(1, PROTOCOL.epochs + 1):
             for part in self._tuning.parts(self._pairs["train"], order):

@@ -16,7 +16,7 @@ from limba.config import InputError, environment, extras, kinds
 
 if TYPE_CHECKING:
     from limba.api import Progress, TrainedModel
-    from limba.config import ModelConfig
+    from limba.config import RunConfig
     from limba.tools.results.finetuning import FineTuning
     from limba.tools.results.kept import Kept
     from limba.tools.results.outcome import Outcome
@@ -59,17 +59,21 @@ def run(argv: Sequence[str]) -> None:
         return
     given = _given(argv)
     with environment.quiet_imports():
-        from limba.api import described, held
+        from limba.api import RunDirectory, described, held
         from limba.tools.results.outcome import Outcome
         from limba.tools.results.protocol import PROTOCOL, QUICK
-        from limba.tools.results.suites import read_suite, read_task
-    suite, protocol = read_suite(given.suite), QUICK if given.quick else PROTOCOL
+        from limba.tools.results.suites import check_model, read_suite, read_task
+    suite, protocol = _chosen(read_suite(given.suite), given.tasks), QUICK if given.quick else PROTOCOL
     tasks = [read_task(task, given.data, protocol) for task in suite.tasks]
     for model in given.model:
         if given.card:
             _card_of(model)
-        _check_model(model, *described(model))
-        _check_language(model, suite)
+        network, vocabulary = described(model)
+        run = None if (home := _run_of(model)) is None else RunDirectory(str(home)).run()
+        if vocabulary is None and run is None:  # a run may have its task's
+            raise InputError(f"{model} has no vocabulary beside it, without which no text is read; copy it there.")
+        check_model(model, network, tasks)
+        _check_language(model, run, suite)
     folder, labels = Path(given.output or f"results/{suite.name}").expanduser(), _labels(given.model)
     overlaps = _overlaps(given.check_contamination, tasks)
     with held(str(folder), "writes results to"):
@@ -92,6 +96,7 @@ def _given(argv: Sequence[str]) -> argparse.Namespace:
     parser = Parser("results", ABOUT)
     parser.add_object("model", "MODEL", "runs, checkpoints, Hugging Face folders or hub ids", takes_several=True)
     parser.add_argument("--suite", metavar="NAME|FILE", help="the tasks: a name of gin/suites/, or a gin file")
+    parser.add_argument("--tasks", metavar="NAME,NAME", help="of the suite; default: all")
     parser.add_argument("--data", default=".", metavar="FOLDER", help="of the tasks' files; default: the current one")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each fine-tuning task; default: 3")
     parser.add_argument("--output", metavar="FOLDER", help="of the tables and of what is kept; default: results/SUITE")
@@ -115,6 +120,18 @@ def _given(argv: Sequence[str]) -> argparse.Namespace:
     if given.steps is not None:
         given.model = [step for model in given.model for step in _steps(model, given.steps)]
     return given
+
+
+def _chosen(suite: Suite, names: str | None) -> Suite:
+    """Returns a suite with the tasks that are named; InputError for one that it has not."""
+    there = {task.name: task for task in suite.tasks}
+    wanted = there if names is None else dict.fromkeys(each.strip() for each in names.split(","))
+    if unknown := [each for each in wanted if each not in there]:
+        raise InputError(
+            f"--tasks names {unknown[0]}, and the suite {suite.name} has the tasks {', '.join(there)}; give some of"
+            " them with commas."
+        )
+    return suite._replace(tasks=tuple(there[each] for each in wanted))
 
 
 def _steps(model: str, chosen: str) -> list[str]:
@@ -151,25 +168,11 @@ def _card_of(model: str) -> Path:
     return card
 
 
-def _check_model(model: str, network: ModelConfig, vocabulary: object) -> None:
-    """Raises InputError for a model that writes no text, or has no vocabulary to write it with."""
-    if network.is_encoder:
-        raise InputError(
-            f"{model} is an encoder, without a decoder that scores and writes the texts of these tasks; give a T5 or a"
-            " language model."
-        )
-    if vocabulary is None and _run_of(model) is None:  # a run may have its task's
-        raise InputError(f"{model} has no vocabulary beside it, without which no text is read; copy it there.")
-
-
-def _check_language(model: str, suite: Suite) -> None:
+def _check_language(model: str, run: RunConfig | None, suite: Suite) -> None:
     """Raises InputError if the card of a model, or its run, names other languages than the suite's."""
-    from limba.api import RunDirectory
-
     folder = Path(model).expanduser()
     if suite.language is None or not folder.is_dir():
         return
-    run = None if (home := _run_of(model)) is None else RunDirectory(str(home)).run()
     said, card = tuple(run.card.language or ()) if run else (), folder / "README.md"
     if not said and card.is_file() and (match := LANGUAGE.search(card.read_text(errors="replace"))):
         said = tuple(re.findall(r"[a-z]{2,3}(?:-\w+)?", f"{match[1]} {match[2]}"))
@@ -217,17 +220,21 @@ class Measured:
         from limba.api import Progress, load
         from limba.tools.results.finetuning import FineTuning
         from limba.tools.results.kept import checksum_of_model
+        from limba.tools.results.kinds import few_shot
         from limba.tools.results.kinds.learned import Learned
+        from limba.tools.results.kinds.writing import Free
         from limba.tools.results.protocol import PROTOCOL
 
         trained = load(model, imports=self.given.imports)
         checksum = checksum_of_model(trained)
-        runs = [
-            FineTuning(trained, read.task, read.parts)
-            for read in self.tasks
-            if isinstance(read.task, Learned) and read.parts is not None
-        ]
         scored = [(read.task.name, read.measure) for read in self.tasks if read.measure is not None]
+        runs, network = list[FineTuning](), trained.network.config
+        for task, parts in ((read.task, read.parts) for read in self.tasks):
+            if isinstance(task, Free) and parts and task.shots and network.is_decoder_only:
+                scored.append((task.name, functools.partial(few_shot.measure, task=task, parts=parts)))
+                self.notes.append(f"{task.name}, {label}: after {task.shots} training examples, without fine-tuning")
+            elif isinstance(task, Learned) and parts:
+                runs.append(FineTuning(trained, task, parts))
         total = 2 * len(scored) + len(runs) * (len(PROTOCOL.learning_rates) + self.given.seeds)
         with Progress(total, 0, unit="step", what=label) as progress:
             for name, measure in scored:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from limba.cli.gin.statements import Macro, read
-from limba.config import ConfigError, InputError
+from limba.config import ConfigError, InputError, ModelConfig
 from limba.config.errors import did_you_mean
 from limba.tools.results.kinds.bits import BitsPerByte
 from limba.tools.results.kinds.choices import MultipleChoice
@@ -21,6 +21,7 @@ from limba.tools.results.kinds.learned import (
     PartOfSpeech,
     Parts,
     Similarity,
+    has_no_decoder,
 )
 from limba.tools.results.kinds.pairs import MinimalPairs
 from limba.tools.results.kinds.writing import Questions, Writing
@@ -111,6 +112,27 @@ def read_task(task: Task, folder: str, protocol: Protocol = PROTOCOL) -> Read:
         return Read(task, task.tests(choices), floors, measure, None)
     parts = task.read(folder, protocol)
     return Read(task, task.tests(parts), functools.partial(task.floors, parts), None, parts)
+
+
+def check_model(model: str, network: ModelConfig, tasks: Sequence[Read]) -> None:
+    """Raises InputError for a task that an encoder cannot do: write text, or score it without its output layer."""
+    for task, parts in ((each.task, each.parts) for each in tasks if has_no_decoder(network)):
+        if not isinstance(task, Learned) or parts is None:
+            if network.is_t5_encoder or network.has_own_head:
+                raise InputError(
+                    f"{model} has no output layer for its vocabulary, by which the task {task.name} scores texts; give"
+                    " the model that it comes from, or --tasks without it."
+                )
+        elif head := task.of_head(parts):
+            try:
+                dataclasses.replace(network, head=head[0], labels=head[1:])
+            except ConfigError as error:
+                raise InputError(f"{model} cannot learn the task {task.name} by a head: {error}") from None
+        else:
+            raise InputError(
+                f"{model} is an encoder, without a decoder that writes the texts of the task {task.name}; give a T5, a"
+                " language model, or --tasks without it."
+            )
 
 
 def _is_source(value: object) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import math
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,14 +18,16 @@ if TYPE_CHECKING:
     from limba.api import TrainedModel
 
 Windows = Mapping[str, Sequence[str]]  # of each file
+Found = tuple[str, str, float, int]  # a window's file and text; the nats of what is predicted, and its bytes
+HIDDEN, PSEUDO = "bits per hidden byte", "pseudo bits per byte"
 
 
 @dataclass(frozen=True)
 class BitsPerByte:
-    """A task: the bits that a model needs for a byte of UTF-8, of each file and of all; fewer are better.
+    """A task: the bits that a model needs for a byte of UTF-8, of each file, each script and all; fewer are better.
 
     A language model reads each window of a text from left to right; a T5 fills gaps of whole words in it, and the bytes
-    are those of these words, so the two kinds cannot be compared with each other.
+    are those of these words; an encoder sees all words but the hidden one. So the kinds cannot be compared.
     """
 
     name: str
@@ -61,31 +65,46 @@ class BitsPerByte:
 
     def measure(self, trained: TrainedModel, data: Windows) -> Outcome:
         """Returns the bits per byte of a model."""
-        is_decoder = trained.network.config.is_decoder_only
-        nats, size = {}, {}
+        network, found = trained.network.config, list[Found]()
+        is_decoder = network.is_decoder_only
         for name, texts in data.items():
             rows = [("", text, len(text.encode())) for text in texts] if is_decoder else list(map(with_gaps, texts))
-            rows = [each for each in rows if each[2]]
-            if not rows:
+            shown = [(row, text) for row, text in zip(rows, texts, strict=True) if row[2]]
+            if not shown:
                 raise InputError(f"{name} of the task {self.name} has no line of more than 6 words; give longer texts.")
-            nats[name] = -float(trained.log_likelihoods([each[:2] for each in rows], ends=not is_decoder).sum())
-            size[name] = sum(each[2] for each in rows)
-        return _outcome(self.main if is_decoder else "bits per hidden byte", nats, size)
+            nats = -trained.log_likelihoods([row[:2] for row, _ in shown], ends=not is_decoder)
+            found += [(name, text, float(n), row[2]) for (row, text), n in zip(shown, nats, strict=True)]
+        return _outcome(PSEUDO if network.is_encoder else self.main if is_decoder else HIDDEN, found)
 
     def floors(self, data: Windows, folder: str) -> Mapping[str, Figures]:
         """Returns the figures of the n-grams of `train`."""
         if self.train is None:
             return {}
         model = ngrams.trained_on(self._text(folder, self.train), PROTOCOL.ngram_bytes)
-        nats = {name: sum(map(model.nats, texts)) for name, texts in data.items()}
-        size = {name: sum(len(text.encode()) for text in texts) for name, texts in data.items()}
-        return {"n-grams": _outcome(self.main, nats, size).figures}
+        found = [(name, text, model.nats(text), len(text.encode())) for name, texts in data.items() for text in texts]
+        return {"n-grams": _outcome(self.main, found).figures}
 
 
-def _outcome(name: str, nats: Mapping[str, float], size: Mapping[str, int]) -> Outcome:
-    bits = {each: nats[each] / math.log(2) / max(1, size[each]) for each in nats}
-    whole = sum(nats.values()) / math.log(2) / max(1, sum(size.values()))
-    return Outcome({name: whole}, parts=bits, notes={"bytes": sum(size.values())})
+def _outcome(name: str, found: Sequence[Found]) -> Outcome:
+    """Returns the bits per byte of all windows, and as parts of each file and of each script."""
+    nats, size = collections.defaultdict[str, float](float), collections.Counter[str]()
+    for file, text, value, count in found:
+        for group in ("", file, f"{script_of(text)} script"):
+            nats[group] += value
+            size[group] += count
+    bits = {group: nats[group] / math.log(2) / max(1, size[group]) for group in nats}
+    return Outcome({name: bits.pop("")}, parts=bits, notes={"bytes": size[""]})
+
+
+def script_of(text: str) -> str:
+    """Returns the script of most letters of a text, by their names in Unicode.
+
+    >>> script_of("Москва, Russia"), script_of("5 + 5"), script_of("東京で")
+    ('cyrillic', 'no', 'cjk')
+    """
+    names = (unicodedata.name(letter, "other").split(maxsplit=1)[0] for letter in text if letter.isalpha())
+    most = collections.Counter(names).most_common(1)
+    return most[0][0].lower() if most else "no"
 
 
 def windows(text: str) -> Iterator[str]:

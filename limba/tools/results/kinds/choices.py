@@ -83,12 +83,14 @@ class MultipleChoice:
         return [each.question.rpartition("\n\n")[2] for each in choices]
 
     def measure(self, trained: TrainedModel, choices: Sequence[Choice]) -> Outcome:
-        """Returns the shares of a model: a T5's answers fill a gap after the question, a language model goes on."""
-        is_decoder = trained.network.config.is_decoder_only
+        """Returns the shares of a model: a T5's answers fill a gap after the question, others' follow it."""
+        network = trained.network.config
+        is_decoder = network.is_decoder_only
+        read = lambda each: (
+            each.question if is_decoder and not network.is_encoder else each.question.rpartition("\n")[2]
+        )
         texts = [
-            (each.question, answer)
-            if is_decoder
-            else (f"{each.question.rpartition(chr(10))[2]} {FIRST}", f"{FIRST} {answer} {LAST}")
+            (read(each), answer) if is_decoder else (f"{read(each)} {FIRST}", f"{FIRST} {answer} {LAST}")
             for each in choices
             for answer in each.answers
         ]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import collections
 import re
+import statistics
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from limba.config import InputError, kinds
+from limba.config import InputError, ModelConfig, kinds
 from limba.config.kinds import PositiveInt
 from limba.tools.results import files, scores
 from limba.tools.results.outcome import Figures, Outcome
@@ -43,6 +44,11 @@ class Parts(NamedTuple):
     left_out: int
 
 
+def has_no_decoder(network: ModelConfig) -> bool:
+    """Returns whether a network writes no text, and learns a task by a head of its own."""
+    return network.is_encoder or network.is_t5_encoder
+
+
 @dataclass(frozen=True)
 class Learned:
     """A task with a training part; the test part is judged once for each seed."""
@@ -54,6 +60,7 @@ class Learned:
     most: PositiveInt | None = None  # training examples; None: all
 
     main: ClassVar[str]  # the figure by which a rate is chosen
+    head: ClassVar[str | None] = None  # of an encoder that learns it; None: only what writes text can
 
     def __post_init__(self) -> None:
         kinds.check(self)
@@ -69,6 +76,18 @@ class Learned:
     def labels(self, example: Example) -> set[str]:
         """Returns the classes that an example has."""
         return {example.targets}
+
+    def of_head(self, parts: Parts) -> tuple[str, ...]:
+        """Returns the kind of an encoder's head and its labels, in the order of their letters; () without a head."""
+        return (self.head, *sorted(set[str]().union(*(self.labels(each) for each in parts.train)))) if self.head else ()
+
+    def labeled(self, example: Example, parts: Parts) -> tuple[str, str]:
+        """Returns the text and the label that a head learns: of words the tags, with a space between two."""
+        return example.inputs, example.targets
+
+    def as_text(self, example: Example, label: str) -> str:
+        """Returns a head's label, or the tags of the words, as the text that `judge` reads."""
+        return label
 
     def read(self, folder: str, protocol: Protocol = PROTOCOL) -> Parts:
         """Returns the parts. A training example that is read in another part too is left out."""
@@ -95,7 +114,7 @@ class Learned:
                     f" {', '.join(sorted(known)[:20]) or 'none'}: correct the file, or rename labels."
                 )
         most = min(self.most or len(kept), protocol.most_train or len(kept))
-        return Parts(_some(kept, most), _some(dev, protocol.most_dev or len(dev)), test, len(train) - len(kept))
+        return Parts(evenly(kept, most), evenly(dev, protocol.most_dev or len(dev)), test, len(train) - len(kept))
 
     def _read(self, folder: str) -> dict[str, list[Example]]:
         return {name: list(self.examples(files.place_of(folder, name))) for name in self.files}
@@ -113,7 +132,7 @@ class Learned:
         raise NotImplementedError
 
 
-def _some(examples: list[Example], most: int) -> list[Example]:
+def evenly(examples: list[Example], most: int) -> list[Example]:
     """Returns so many examples at most, evenly taken."""
     count = min(most, len(examples))
     return [examples[place * len(examples) // count] for place in range(count)]
@@ -127,6 +146,7 @@ class Classification(Learned):
     label: str | int = "label"
 
     main: ClassVar[str] = "accuracy"
+    head: ClassVar[str | None] = "classes"
 
     def examples(self, path: Path) -> Iterator[Example]:
         for where, row in files.rows(path, (*self.columns, self.label)):
@@ -154,9 +174,15 @@ class Similarity(Learned):
     score: str | int = "label"
 
     main: ClassVar[str] = "Pearson"
+    head: ClassVar[str | None] = "score"
 
     def labels(self, example: Example) -> set[str]:
         return set()
+
+    def labeled(self, example: Example, parts: Parts) -> tuple[str, str]:
+        """Returns the text and its number in deviations from the training part's mean, which no correlation notices."""
+        values = [each.value for each in parts.train]
+        return example.inputs, str((example.value - statistics.fmean(values)) / (statistics.pstdev(values) or 1.0))
 
     def examples(self, path: Path) -> Iterator[Example]:
         for where, row in files.rows(path, (self.first, self.second, self.score)):
@@ -237,10 +263,14 @@ class PartOfSpeech(Tagged):
     tags: str | int = 3
 
     main: ClassVar[str] = "accuracy"
+    head: ClassVar[str | None] = "tags"
     is_closed: ClassVar[bool] = True  # other tags than those of the training part are malformed
 
     def labels(self, example: Example) -> set[str]:
         return set(example.tags) if self.is_closed else set()
+
+    def labeled(self, example: Example, parts: Parts) -> tuple[str, str]:
+        return " ".join(map(_plain, example.tokens)), example.targets
 
     def examples(self, path: Path) -> Iterator[Example]:
         for where, tokens, tags in self.tagged(path):
@@ -275,6 +305,7 @@ class Lemmas(PartOfSpeech):
 
     tags: str | int = 2
 
+    head: ClassVar[str | None] = None
     is_closed: ClassVar[bool] = False
 
 
@@ -290,9 +321,23 @@ class NamedEntities(Tagged):
     drop: tuple[str, ...] = ()  # labels whose sentences are left out
 
     main: ClassVar[str] = "span F1"
+    head: ClassVar[str | None] = "tags"
 
     def labels(self, example: Example) -> set[str]:
         return {label for label, _, _ in example.spans}
+
+    def of_head(self, parts: Parts) -> tuple[str, ...]:
+        kind, *labels = super().of_head(parts)
+        return (kind, "O", *(f"{place}-{label}" for label in labels for place in "BI"))
+
+    def labeled(self, example: Example, parts: Parts) -> tuple[str, str]:
+        tags = ["O"] * len(example.tokens)
+        for label, begin, end in example.spans:
+            tags[begin:end] = [f"B-{label}", *[f"I-{label}"] * (end - begin - 1)]
+        return " ".join(map(_plain, example.tokens)), " ".join(tags)
+
+    def as_text(self, example: Example, label: str) -> str:
+        return written(example.tokens, scores.spans_of(label.split()))
 
     def examples(self, path: Path) -> Iterator[Example]:
         for where, tokens, tags in self.tagged(path):

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from limba.config import InputError, extras
 from limba.config.errors import reason_of
+from limba.config.kinds import NonNegativeInt
 from limba.tools.results import files
 from limba.tools.results.kinds.learned import SECOND, Example, Learned, Parts
 from limba.tools.results.outcome import Figures, Outcome
@@ -20,8 +21,14 @@ ARTICLES = re.compile(r"\b(a|an|the)\b")
 SIGN = re.compile(r"[^\w\s]|_")
 
 
+@dataclass(frozen=True)
 class Free(Learned):
-    """A task whose targets are no classes."""
+    """A task whose targets are no classes.
+
+    With `shots`, a language model is not fine-tuned: it reads so many examples of the training part before each input.
+    """
+
+    shots: NonNegativeInt = 0
 
     def labels(self, example: Example) -> set[str]:
         return set()

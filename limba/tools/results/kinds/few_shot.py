@@ -1,0 +1,41 @@
+"""Few-shot: a language model reads some examples of the training part before each input, and goes on writing."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from limba.tools.results.kinds.learned import Parts, evenly
+from limba.tools.results.kinds.writing import Free
+from limba.tools.results.outcome import Outcome
+from limba.tools.results.protocol import PROTOCOL
+
+if TYPE_CHECKING:
+    from limba.api import TrainedModel
+
+TARGET, NEXT = " => ", " ### "  # not each vocabulary has newlines; a change of them is a new version of the protocol
+
+
+def measure(trained: TrainedModel, task: Free, parts: Parts) -> Outcome:
+    """Returns the figures of what a language model writes, greedily, after the task's `shots`."""
+    tuning = trained.tuning(PROTOCOL.dropout, PROTOCOL.batch_size)
+    pairs = [tuning.pair(each, "", (sys.maxsize, 1)) for each in prompts(task, parts)]
+    sizes = [len(tuning.pair("", each.targets, (1, PROTOCOL.most_tokens[1]))[1]) for each in (*parts.train, *parts.dev)]
+    found = tuning.write(trained.params, pairs, max(sizes))
+    return task.judge(parts.test, list(map(answer_of, found)), parts)
+
+
+def prompts(task: Free, parts: Parts) -> list[str]:
+    """Returns the prompt of each test example, after the same examples, evenly taken from the training part."""
+    shown = evenly(parts.train, task.shots)
+    before = "".join(f"{each.inputs}{TARGET}{each.targets}{NEXT}" for each in shown)
+    return [f"{before}{each.inputs}{TARGET.rstrip()}" for each in parts.test]
+
+
+def answer_of(text: str) -> str:
+    """Returns what a model has written before the next example, or the next line.
+
+    >>> answer_of(" una mie ### two => doi")
+    'una mie'
+    """
+    return text.partition(NEXT.strip())[0].strip().partition("\n")[0]
