@@ -361,14 +361,14 @@ class TrainedModel:
     def log_likelihoods(self, pairs: Sequence[tuple[str, str]], ends: bool = True) -> Float[np.ndarray, " N"]:
         """Returns ln p(target | input) of whole texts: as `score`, but nothing is truncated and no prefix is added.
 
-        `ends`: the target includes its end of sequence. Of an encoder: `limba.inference.pseudo`.
+        `ends`: the target includes its end of sequence. Of an encoder: `gaps.pseudo_log_likelihoods`.
         """
         from limba.inference.generate import ids_of, log_likelihoods, prompt_ids
 
         if (network := self.network.config).is_encoder and not network.has_own_head:
-            from limba.inference.pseudo import pseudo_log_likelihoods
+            from limba.inference.gaps import pseudo_log_likelihoods as score
 
-            return pseudo_log_likelihoods(self, pairs)
+            return score(self.network, self.params, self.mesh, self.vocabulary, pairs, self.batch_size)
         self._require_text("scores")
         read, vocabulary = prompt_ids if network.is_decoder_only else ids_of, self.vocabulary
         letters = [(whole_letters(inputs), whole_letters(targets)) for inputs, targets in pairs]

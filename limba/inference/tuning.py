@@ -99,7 +99,8 @@ class Tuning:
         Pairs are dealt by the widths that they need; those that fill no batch, or are fewer than a quarter of all, are
         dealt with the next longer ones: each width is a program that is compiled.
         """
-        is_decoder, longest = self._network.config.is_decoder_only, self._network.config.max_length
+        config = self._network.config
+        is_decoder, longest = config.is_decoder_only or config.has_own_head, config.max_length
         sizes = list(map(self._size, pairs))
         dealt: dict[int, list[int]] = {}
         for number in range(len(pairs)) if order is None else order.permutation(len(pairs)).tolist():

@@ -12,7 +12,14 @@ import pytest
 import limba
 from limba.cli import main
 from limba.tools.results import finetuning, protocol
-from limba.tools.results.kinds.learned import Example, NamedEntities, PartOfSpeech, Parts, Similarity
+from limba.tools.results.kinds.learned import (
+    Classification,
+    Example,
+    NamedEntities,
+    PartOfSpeech,
+    Parts,
+    Similarity,
+)
 from limba.tools.results.protocol import PROTOCOL
 from tests import tiny
 from tests.export.runs import write_run
@@ -22,6 +29,9 @@ ENCODER = tiny.language_model(
     vocab_size=1_024, attention_mask="bidirectional", emb_dim=32, num_heads=2, num_kv_heads=2, head_dim=16, mlp_dim=64,
     num_decoder_layers=1,
 )  # fmt: skip
+T5_ENCODER = tiny.model(
+    vocab_size=1_024, emb_dim=32, num_heads=2, head_dim=16, mlp_dim=64, num_encoder_layers=1, num_decoder_layers=0
+)
 NAMES = {"Ion": "PERSON", "Ana Pop": "PERSON", "Cluj": "GPE"}
 SUITE = """
 kind/Classification:
@@ -95,9 +105,11 @@ def test_an_encoder_learns_all_that_has_labels_twice_alike(tmp_path, vocabulary,
     assert "malformed outputs of 60: 0, 0" in first["notes"][0]
 
 
-def test_what_a_head_has_learned_is_what_the_model_gives(vocabulary, tmp_path) -> None:
-    trained = limba.load(folder_of(ENCODER, vocabulary, tmp_path / "model"))
-    texts, words = ["The first", "The second of them"], [["One", "of", "them"], ["is", "here"]]
+@pytest.mark.parametrize("network", [ENCODER, T5_ENCODER], ids=["EuroBERT", "T5"])
+def test_what_a_head_has_learned_is_what_the_model_gives(network, vocabulary, tmp_path) -> None:
+    trained = limba.load(folder_of(network, vocabulary, tmp_path / "model"))
+    texts = ["The first", "The second of them, which is longer than eight tokens, and goes on"]
+    words = [["One", "of", "them"], ["is", "here"]]
     for head, given in (("classes", texts), ("score", texts), ("tags", words)):
         labels = () if head == "score" else ("no", "yes", "so")
         tuning = trained.tuning(0.0, 4, (head, *labels))
@@ -107,6 +119,7 @@ def test_what_a_head_has_learned_is_what_the_model_gives(vocabulary, tmp_path) -
         state = tuning.begin(seed=1)
         before = tuning.loss(state.params, pairs)
         (part,) = tuning.parts(pairs)
+        assert part.widths[1] >= max(len(ids) for ids, _ in pairs), "a row holds the whole text"
         for _ in range(3):
             state = tuning.update(state, pairs, part, 1e-3, jax.random.key(0))
         assert tuning.loss(state.params, pairs) < before
@@ -130,7 +143,7 @@ def test_a_sentence_that_is_cut_lacks_tags_and_words_with_spaces_are_one(vocabul
     trained = limba.load(folder_of(ENCODER, vocabulary, tmp_path / "model"))
     task = PartOfSpeech("tags", "train", "test")
     example = Example("", "NUM X", "here", ("1 000", "x"), ("NUM", "X"))
-    parts = Parts([example], [], [], 0)
+    parts = Parts([example], [], [], 0, ("NUM", "X"))
     tuning = trained.tuning(0.0, 4, task.of_head(parts))
     whole, cut = (tuning.pair(*task.labeled(example, parts), (length, 8)) for length in (64, 5))
     assert np.flatnonzero(whole[1]).size == 2 and np.flatnonzero(cut[1]).size == 1 and len(cut[0]) == 5
@@ -142,12 +155,23 @@ def test_names_become_tags_and_tags_names() -> None:
     task = NamedEntities("names", "train", "test")
     tokens = ("Ana", "Pop", "din", "Cluj")
     example = Example("", "", "here", tokens, spans=(("PERSON", 0, 2), ("GPE", 3, 4)))
-    parts = Parts([example], [], [example], 0)
+    parts = Parts([example], [], [example], 0, ("GPE", "PERSON"))
     assert task.of_head(parts) == ("tags", "O", "B-GPE", "I-GPE", "B-PERSON", "I-PERSON")
     assert task.labeled(example, parts) == ("Ana Pop din Cluj", "B-PERSON I-PERSON O B-GPE")
     assert task.judge([example], [task.as_text(example, "B-PERSON I-PERSON O B-GPE")], parts).figures["span F1"] == 100
     numbers = [Example("", "", "", value=value) for value in (1.0, 3.0)]
     assert Similarity("sts", "a", "b").labeled(numbers[1], Parts(numbers, [], [], 0))[1] == "1.0"
+
+
+def test_labels_are_those_of_the_whole_training_part(tmp_path) -> None:
+    """Of which `--quick` and `most` take some examples."""
+    rows = [{"text": f"text {place}", "label": "rare" if place == 2 else "common"} for place in range(30)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "test.jsonl").write_text(json.dumps({"text": "another", "label": "rare"}) + "\n")
+    task = Classification("kind", "train.jsonl", "test.jsonl", most=3)
+    parts = task.read(str(tmp_path))
+    assert {each.targets for each in parts.train} == {"common"}
+    assert task.of_head(parts) == ("classes", "common", "rare")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import transformers
 
 import limba
 from limba.config import InputError
-from limba.tools.results import few_shot
+from limba.tools.results.kinds import few_shot
 from limba.tools.results.kinds.choices import MultipleChoice
 from limba.tools.results.kinds.learned import Lemmas, NamedEntities
 from limba.tools.results.kinds.writing import Questions, Writing

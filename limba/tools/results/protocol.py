@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class Protocol:
     """The choices of all tasks. docs/results.md has their sources."""
 
-    version: int = 2
+    version: int = 3
     # fine-tuning: each rate is tried with the first seed, the rest of the seeds train with the best one
     learning_rates: tuple[float, ...] = (1e-4, 3e-4, 1e-3)
     epochs: int = 10  # at most

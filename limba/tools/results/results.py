@@ -218,9 +218,9 @@ class Measured:
     def add(self, model: str, label: str) -> None:
         """Adds the columns of a model, and of random weights of its shape."""
         from limba.api import Progress, load
-        from limba.tools.results import few_shot
         from limba.tools.results.finetuning import FineTuning
         from limba.tools.results.kept import checksum_of_model
+        from limba.tools.results.kinds import few_shot
         from limba.tools.results.kinds.learned import Learned
         from limba.tools.results.kinds.writing import Free
         from limba.tools.results.protocol import PROTOCOL

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import re
 import statistics
 import unicodedata
@@ -36,12 +37,13 @@ class Example(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """The examples of a task; `left_out` of the training part were in another one."""
+    """The examples of a task; `left_out` of the training part were in another one; its `labels` before it was cut."""
 
     train: list[Example]
     dev: list[Example]
     test: list[Example]
     left_out: int
+    labels: tuple[str, ...] = ()
 
 
 def has_no_decoder(network: ModelConfig) -> bool:
@@ -79,7 +81,7 @@ class Learned:
 
     def of_head(self, parts: Parts) -> tuple[str, ...]:
         """Returns the kind of an encoder's head and its labels, in the order of their letters; () without a head."""
-        return (self.head, *sorted(set[str]().union(*(self.labels(each) for each in parts.train)))) if self.head else ()
+        return (self.head, *parts.labels) if self.head else ()
 
     def labeled(self, example: Example, parts: Parts) -> tuple[str, str]:
         """Returns the text and the label that a head learns: of words the tags, with a space between two."""
@@ -114,7 +116,8 @@ class Learned:
                     f" {', '.join(sorted(known)[:20]) or 'none'}: correct the file, or rename labels."
                 )
         most = min(self.most or len(kept), protocol.most_train or len(kept))
-        return Parts(evenly(kept, most), evenly(dev, protocol.most_dev or len(dev)), test, len(train) - len(kept))
+        train, dev, left_out = evenly(kept, most), evenly(dev, protocol.most_dev or len(dev)), len(train) - len(kept)
+        return Parts(train, dev, test, left_out, tuple(sorted(known)))
 
     def _read(self, folder: str) -> dict[str, list[Example]]:
         return {name: list(self.examples(files.place_of(folder, name))) for name in self.files}
@@ -181,8 +184,8 @@ class Similarity(Learned):
 
     def labeled(self, example: Example, parts: Parts) -> tuple[str, str]:
         """Returns the text and its number in deviations from the training part's mean, which no correlation notices."""
-        values = [each.value for each in parts.train]
-        return example.inputs, str((example.value - statistics.fmean(values)) / (statistics.pstdev(values) or 1.0))
+        mean, deviation = _moments(tuple(each.value for each in parts.train))
+        return example.inputs, str((example.value - mean) / (deviation or 1.0))
 
     def examples(self, path: Path) -> Iterator[Example]:
         for where, row in files.rows(path, (self.first, self.second, self.score)):
@@ -207,6 +210,11 @@ class Similarity(Learned):
 def _correlations(examples: Sequence[Example], given: Sequence[float]) -> Figures:
     targets = [each.value for each in examples]
     return {"Pearson": scores.pearson(targets, given), "Spearman": scores.spearman(targets, given)}
+
+
+@functools.lru_cache(1)
+def _moments(values: tuple[float, ...]) -> tuple[float, float]:
+    return statistics.fmean(values), statistics.pstdev(values)
 
 
 SECOND = " | "  # between two texts that are read together

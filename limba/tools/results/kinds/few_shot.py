@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from limba.config import InputError
 from limba.tools.results.kinds.learned import Parts, evenly
 from limba.tools.results.kinds.writing import Free
 from limba.tools.results.outcome import Outcome
@@ -21,6 +22,12 @@ def measure(trained: TrainedModel, task: Free, parts: Parts) -> Outcome:
     tuning = trained.tuning(PROTOCOL.dropout, PROTOCOL.batch_size)
     pairs = [tuning.pair(each, "", (sys.maxsize, 1)) for each in prompts(task, parts)]
     sizes = [len(tuning.pair("", each.targets, (1, PROTOCOL.most_tokens[1]))[1]) for each in (*parts.train, *parts.dev)]
+    config, longest = trained.network.config, max(len(read) for read, _ in pairs) + max(sizes)
+    if config.positions == "learned" and longest > config.max_length:
+        raise InputError(
+            f"{task.name} needs {longest:,} tokens after {task.shots} shots, and {trained.path} reads"
+            f" {config.max_length:,}; give fewer shots, or leave the task out by --tasks."
+        )
     found = tuning.write(trained.params, pairs, max(sizes))
     return task.judge(parts.test, list(map(answer_of, found)), parts)
 
