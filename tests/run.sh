@@ -26,7 +26,9 @@ for argument in "$@"; do
   case $argument in
     -h | --help) sed -n '2,15s/^# \{0,1\}//p' tests/run.sh; exit 0 ;;
     --all) chosen=(-m "not night and not long") ;;
-    --night) chosen=(-m "not long"); night=true ;;
+    --night) # with programs compiled as users' are
+      export XLA_FLAGS="--xla_force_host_platform_device_count=8"
+      chosen=(-m "not long"); night=true ;;
     --stress) stress=true ;;
     -m* | -k* | --lf | --last-failed | tests/*) whole=false; arguments+=("$argument") ;;
     *) arguments+=("$argument") ;;
