@@ -109,7 +109,8 @@ class Said(Metrics):
     def say(self, text: str) -> None:
         self.said.append(text)
 
-    def event(self, step: int, values: Any) -> None:
+    def record(self, kind: str, step: int, values: Any) -> None:
+        assert kind == "event"
         self.events.append((step, values))
 
 
