@@ -139,12 +139,6 @@ class ModelConfig:
             "is True, which is for encoder-decoders, and ModelConfig.num_encoder_layers is 0; set it to False.",
             ("ModelConfig.relative_bias_per_layer", False),
         )
-        require(
-            self.attention != "pallas",
-            "ModelConfig.attention",
-            "is 'pallas', which is for encoder-decoders, and ModelConfig.num_encoder_layers is 0;"
-            " choose auto, einsum or memory_efficient.",
-        )
         all_of("ModelConfig.biases", self.biases, BIASED_PARTS)
         require(
             not (self.logits_via_embedding and "logits" in self.biases and not self.is_modernbert),

@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 from limba.config import ModelConfig
 from limba.model.attention import query_init
 from limba.model.heads import Head
-from limba.model.kernels.choose import Einsum, choose_for_any_mask
+from limba.model.kernels.choose import AttentionKernel, choose, choose_for_any_mask
 from limba.model.layers import (
     ACTIVATION_FUNCTIONS,
     ATTENDED,
@@ -68,6 +68,13 @@ def rotary_frequencies(config: ModelConfig, layer: Array | int) -> Float[Array, 
 def sees_all(config: ModelConfig, layer: Array | int) -> Array | bool:
     """Returns whether a layer, by its number from 0, sees tokens beyond the window of `local_attention`."""
     return config.local_attention is None or layer % config.local_attention[1] == 0
+
+
+def has_blocks(config: ModelConfig, length: int) -> bool:
+    """Returns whether scores of a window are computed in blocks, and those of all tokens by a kernel of their own."""
+    from limba.model.kernels.local import fits  # which networks without a window do not need
+
+    return config.local_attention is not None and fits(length, config.local_attention[0])
 
 
 def rotated(
@@ -161,44 +168,53 @@ class LanguageModelLayer(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B L D"],
-        attend: Einsum,
-        bias: Float[Array, "H L L"] | None,
+        attend: AttentionKernel,
+        bias: Array | None,
         positions: Int[Array, "B L"],
-        mask: Bool[Array, "B L L"],
+        mask: Mask | Bool[Array, "B L L"],
         layer: Array | int,
         deterministic: bool,
     ) -> Float[Array, "B L D"]:
         config, normed = self.config, self.pre_self_attention_layer_norm(x)
         if config.local_attention is not None:
             x = jnp.where(layer == 0, normed, x)  # the norm of the embeddings
-        heads = self.self_attention.project(normed, positions, layer)
+        query, key, value = self.self_attention.project(normed, positions, layer)
         if config.dropout_rate > 0 and not deterministic:
             # As in T5, dropout of weights is shared over the queries of a head, which equals dropout of values.
-            keep_rate, shape = 1 - config.dropout_rate, (*heads[2].shape[:-1], 1)
-            kept = jax.random.bernoulli(self.make_rng("dropout"), keep_rate, shape)
-            heads = attend.drop_values(heads, kept, keep_rate)
-        query, key, value = heads
+            keep_rate, shape = 1 - config.dropout_rate, (*value.shape[:-1], 1)
+            value = jnp.where(jax.random.bernoulli(self.make_rng("dropout"), keep_rate, shape), value / keep_rate, 0)
         key, value = (every_head(each, config.num_heads) for each in (key, value))
         if config.local_attention is None:
-            attended = attend((query, key, value), bias, mask)
+            attended = _attended(attend, (query, key, value), bias, mask)
         else:
-            attended = _in_windows(config, attend, layer)(query, key, value, mask)
+            attended = _in_windows(config, attend, layer, mask)(query, key, value)
         return self.finish(x, checkpoint_name(attended, ATTENDED), deterministic)
 
 
-def _in_windows(config: ModelConfig, attend: Einsum, layer: Array | int) -> Callable[..., Float[Array, "B L H C"]]:
+def _attended(
+    attend: AttentionKernel, heads: tuple[Array, ...], bias: Array | None, mask: Mask | Bool[Array, "B L L"]
+) -> Float[Array, "B L H C"]:
+    """Returns the attended values of queries, keys and values [B, L, H, C] each."""
+    attended = attend(attend.arrange(heads), bias, mask)  # pyright: ignore[reportArgumentType]  an array: to an einsum
+    return attend.restore(attended)
+
+
+def _in_windows(
+    config: ModelConfig, attend: AttentionKernel, layer: Array | int, mask: Mask | Bool[Array, "B L L"]
+) -> Callable[..., Float[Array, "B L H C"]]:
     """Returns a ModernBERT layer's attention: of all, or of a window, whose scores alone are computed in long rows."""
-    from limba.model.kernels.local import fits, local_attention  # which other networks do not need
+    from limba.model.kernels.local import local_attention  # which other networks do not need
 
     window, everywhere = (config.local_attention or (0,))[0], sees_all(config, layer)
-    if not fits(attend.queries, window):
+    visible = mask.visible() if isinstance(mask, Mask) else mask
+    if not has_blocks(config, attend.queries):
         places = jnp.arange(attend.queries)
         near = jnp.abs(places[:, None] - places[None]) <= window // 2
-        return lambda query, key, value, mask: attend((query, key, value), None, mask & (near | everywhere)[None])
+        return lambda *heads: _attended(attend, heads, None, visible & (near | everywhere)[None])
     # Recomputed for the gradient: one scan over layers of both kinds would keep all scores of each.
-    whole = jax.checkpoint(lambda query, key, value, mask: attend((query, key, value), None, mask))
-    nearby = jax.checkpoint(lambda query, key, value, mask: local_attention(query, key, value, mask, window))
-    return lambda *heads_and_mask: jax.lax.cond(everywhere, whole, nearby, *heads_and_mask)
+    whole = jax.checkpoint(lambda *heads: _attended(attend, heads, None, mask))
+    nearby = jax.checkpoint(lambda query, key, value: local_attention(query, key, value, visible, window))
+    return lambda *heads: jax.lax.cond(everywhere, whole, nearby, *heads)
 
 
 class Stack(nn.Module):
@@ -255,13 +271,14 @@ class Stack(nn.Module):
         self,
         x: Float[Array, "B L D"],
         positions: Int[Array, "B L"],
-        mask: Bool[Array, "B L L"],
+        mask: Mask | Bool[Array, "B L L"],
         deterministic: bool,
         as_states: bool = False,
         predicted: Int[Array, "B P"] | None = None,
     ) -> Float[Array, "B LorP DorV"]:
         config, (batch, length, _) = self.config, x.shape
-        attend = choose_for_any_mask(config, self.mesh, batch, length, length)
+        takes_ids = isinstance(mask, Mask) and (config.local_attention is None or has_blocks(config, length))
+        attend = (choose if takes_ids else choose_for_any_mask)(config, self.mesh, batch, length, length)
         x = Dropout(config.dropout_rate)(self.add_positions(x, positions), deterministic)
         bias = attend.bias(self.relpos_bias()) if config.is_t5_decoder else None
         inputs = (attend, bias, positions, mask)
@@ -298,13 +315,11 @@ class LanguageModel(nn.Module):
         targets = batch["decoder_target_tokens"]
         segments = batch.get("decoder_segment_ids", jnp.ones_like(targets))
         ids = ids_of(targets, segments)
-        mask = Mask(ids, ids).visible()
         has_prefix = "decoder_causal_attention" in batch
-        if has_prefix or not self.config.is_encoder:
-            allowed = causal_mask(targets.shape[1])
-            if has_prefix and self.config.prefix_attention == "full":
-                allowed = allowed | prefix_mask(batch["decoder_causal_attention"] > 0)
-            mask = mask & allowed
+        mask = Mask(ids, ids, causal=has_prefix or not self.config.is_encoder)
+        if has_prefix and self.config.prefix_attention == "full":
+            prefix = prefix_mask(batch["decoder_causal_attention"] > 0)
+            mask = Mask(ids, ids).visible() & (causal_mask(targets.shape[1]) | prefix)
         positions, inputs = positions_in_segments(segments), batch["decoder_input_tokens"]
         if self.config.has_own_head:
             states = self.decoder(self.token_embedder(inputs), positions, mask, deterministic, True)

@@ -260,7 +260,7 @@ SETTINGS = {
 # The same for a decoder-only model.
 SETTINGS_OF_LANGUAGE_MODEL = {
     "config.ModelConfig.prefix_attention=both": "is 'both'; choose one of full, causal",
-    "config.ModelConfig.attention=pallas": "is for encoder-decoders",
+    "config.ModelConfig.attention=flash": "memory_efficient, pallas",
     "config.ModelConfig.rotary_base=1": "ModelConfig.rotary_base is 1; give a number above 1",
     "config.ModelConfig.rotary_base=-1": "ModelConfig.rotary_base is -1",
     "config.ModelConfig.num_kv_heads=3": "give a multiple",

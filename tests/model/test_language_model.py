@@ -160,7 +160,7 @@ def test_grouped_heads_have_fewer_keys_and_flops():
         ({"biases": ("norm",)}, "choose from attention, mlp, logits, head"),
         ({"biases": ("logits",), "logits_via_embedding": True}, "a tied head has no bias"),
         ({"head_dim": 15}, "an even number"),
-        ({"attention": "pallas"}, "choose auto, einsum or memory_efficient"),
+        ({"attention": "flash"}, "choose one of auto, einsum, memory_efficient, pallas"),
         ({"num_encoder_layers": 2}, "an encoder-decoder has 'relative'"),
     ],
 )

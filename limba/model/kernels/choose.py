@@ -143,7 +143,7 @@ def choose(config: ModelConfig, mesh: Mesh | None, batch: int, queries: int, key
 
 def unfit(config: ModelConfig, device: Any) -> str:
     """Returns a sentence if the Pallas kernel would be chosen on this device and cannot run there; else ""."""
-    if config.attention not in ("auto", "pallas") or config.is_decoder_only:
+    if config.attention not in ("auto", "pallas"):
         return ""
     if device.platform == "gpu" and compute_capability(device) < COMPUTE_CAPABILITY:
         needs = f"an NVIDIA card of compute capability {COMPUTE_CAPABILITY:g} or newer (A100)"

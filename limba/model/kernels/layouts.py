@@ -41,6 +41,14 @@ class HeadsLast(Shapes):
         query, key, value = heads
         return query, key, jnp.where(kept, value / keep_rate, 0)
 
+    def arrange(self, heads: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Returns queries, keys and values [B, L, H, C] of self-attention as this kernel reads them."""
+        return heads
+
+    def restore(self, attended: Float[Array, "B Q H C"]) -> Float[Array, "B Q H C"]:
+        """Returns the kernel's result with the heads last."""
+        return attended
+
     def join(self, attended: Float[Array, "B Q ..."], out: Float[Array, "W D"]) -> Float[Array, "B Q D"]:
         """Returns the heads' values, projected back to the model width."""
         return dense(attended.reshape(self.batch, self.queries, -1), out)
@@ -50,7 +58,8 @@ class FeatureMajor(Shapes):
     """Projections [B, N, H, C, L], one for each input; the result is [B, H, C, Q].
 
     The length is last, since it fills a TPU's 128 lanes and a head's width of 64 does not. In self-attention N = 3
-    is query, key and value; else the first array is the query, and the second is key and value.
+    is query, key and value; else the first array is the query, and the second is key and value. Rotated queries and
+    keys come one by one (`arrange`), since to put them together would copy them.
     """
 
     def project(self, x: Array, memory: Array, kernels: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -70,6 +79,14 @@ class FeatureMajor(Shapes):
         factor = (kept / keep_rate).astype(last.dtype).transpose(0, 2, 3, 1)[:, None]
         ones = jnp.ones_like(factor)
         return *others, last * jnp.concatenate([ones] * (last.shape[1] - 1) + [factor], axis=1)
+
+    def arrange(self, heads: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Returns queries, keys and values [B, L, H, C] of self-attention as this kernel reads them."""
+        return tuple(each.transpose(0, 2, 3, 1)[:, None] for each in heads)
+
+    def restore(self, attended: Float[Array, "B H C Q"]) -> Float[Array, "B Q H C"]:
+        """Returns the kernel's result with the heads last."""
+        return attended.transpose(0, 3, 1, 2)
 
     def join(self, attended: Float[Array, "B H C Q"], out: Float[Array, "W D"]) -> Float[Array, "B Q D"]:
         """Returns the heads' values, projected back to the model width."""

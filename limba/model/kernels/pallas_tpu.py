@@ -65,9 +65,9 @@ def pallas_attention(
 ) -> Float[Array, "B H C Q"]:
     """Returns (softmax(q k^T + bias) v)^T; scores and softmax in float32, products in the inputs' dtype.
 
-    `projections` [B, N, H, C, L] is one array of query, key and value (N = 3), or two: the query (N = 1), and key and
-    value (N = 2). A query sees the keys with its own id; with `causal` none after it; with id 0 none at all: its
-    weights are then equal for all keys. ValueError for more than 2,048 keys (see `fits`).
+    `projections` [B, N, H, C, L] is one array of query, key and value (N = 3), two: the query (N = 1), and key and
+    value (N = 2), or one for each. A query sees the keys with its own id; with `causal` none after it; with id 0 none
+    at all: its weights are then equal for all keys. ValueError for more than 2,048 keys (see `fits`).
     """
     queries = query_ids.shape[-1]
     plan = Plan.of(query_ids.shape[0], queries, key_ids.shape[-1], causal, interpret)
@@ -76,7 +76,7 @@ def pallas_attention(
         if len(projections) == 1:
             projections = (projections[0][:, :1], projections[0][:, 1:])
         query, query_ids = (_padded(x, short) for x in (projections[0], query_ids))
-        projections, bias = (query, projections[1]), None if bias is None else _padded(bias, short)
+        projections, bias = (query, *projections[1:]), None if bias is None else _padded(bias, short)
     # No key has the id -1.
     ids = (jnp.where(query_ids == 0, -1, query_ids)[:, None], key_ids[:, None])
     return jnp.asarray(_attend(plan, projections, bias, ids))[..., :queries]
@@ -104,6 +104,8 @@ def _attend_backward(plan: Plan, saved: tuple, gradient: Array) -> tuple:
         parts = results[1]
         summed = parts[0] if len(parts) == 1 else jnp.sum(parts, axis=0, dtype=jnp.float32).astype(parts.dtype)
         results = [jnp.concatenate([results[0], summed], axis=1)] if len(projections) == 1 else [results[0], summed]
+        if len(projections) == 3:
+            results[1:] = summed[:, :1], summed[:, 1:]
     return tuple(results), to_bias, (None, None)
 
 
@@ -127,12 +129,12 @@ def _call(
         along = (lambda i: i) if length == block and num_blocks > 1 else (lambda i: 0)
         return pl.BlockSpec((rows, count, 1, width, length), lambda h, i, b: (b, part, h, 0, along(i)))
 
-    arrays = [*ids, *(projections * 3 if is_fused else (projections[0], projections[1], projections[1]))]
+    arrays = [*ids, *(projections * 3 if is_fused else (projections[0], projections[1], projections[-1]))]
     of_head = pl.BlockSpec((rows, 1, width, block), lambda h, i, b: (b, h, 0, i))
     in_specs = [
         pl.BlockSpec((rows, 1, block), lambda h, i, b: (b, 0, i)),
         pl.BlockSpec((rows, 1, keys), lambda h, i, b: (b, 0, 0)),
-        *(projected(part, length) for part, length in _parts(is_fused, block, keys)),
+        *(projected(part, length) for part, length in _parts(len(projections), block, keys)),
     ]
     of_statistics = pl.BlockSpec((rows, 1, 2, block), lambda h, i, b: (b, h, 0, i))
     shapes = [(batch, heads, width, queries), (batch, heads, 2, queries)]
@@ -172,9 +174,10 @@ def _call(
     return list(results)
 
 
-def _parts(is_fused: bool, block: int, keys: int) -> tuple[tuple[int, int], ...]:
+def _parts(num_arrays: int, block: int, keys: int) -> tuple[tuple[int, int], ...]:
     """Returns for query, key and value their index along N and their length."""
-    return ((0, block), (1, keys), (2, keys)) if is_fused else ((0, block), (0, keys), (1, keys))
+    of_key, of_value = {1: (1, 2), 2: (0, 1), 3: (0, 0)}[num_arrays]
+    return (0, block), (of_key, keys), (of_value, keys)
 
 
 def _product(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:

@@ -1,5 +1,6 @@
 """Attention for NVIDIA GPUs against the plain einsum: by an interpreter here, on a card where there is one."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import jax
@@ -10,7 +11,7 @@ from jax._src.lib import triton  # no public name: lets a text of Triton's be re
 from jax.experimental import pallas as pl
 from jax.interpreters import mlir
 
-from limba.config import LossConfig, MeshConfig
+from limba.config import LossConfig, MeshConfig, ModelConfig
 from limba.model.kernels import choose
 from limba.model.kernels.einsum import dot_product_attention
 from limba.model.kernels.pallas_gpu import pallas_attention
@@ -153,12 +154,13 @@ def test_a_gpu_takes_the_kernel_by_itself(
 
 
 @pytest.mark.night
-def test_network_has_the_same_gradients_on_a_mesh_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("config", [tiny.model(num_encoder_layers=1), tiny.LANGUAGE_MODEL], ids=["t5", "lm"])
+def test_network_has_the_same_gradients_on_a_mesh_of_gpus(config: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Examples and heads cut in two, dropout, layers unrolled."""
     pretend(monkeypatch, "9.0")
-    sizes = {"num_encoder_layers": 1, "num_decoder_layers": 1, "num_heads": 2, "dropout_rate": 0.2}
-    plain = tiny.model(attention="einsum", **sizes)
-    kernel = tiny.model(scan_layers=False, **sizes)
+    sizes = {"num_decoder_layers": 1, "dropout_rate": 0.2}
+    plain = dataclasses.replace(config, attention="einsum", **sizes)
+    kernel = dataclasses.replace(config, scan_layers=False, **sizes)
     tiny.assert_same_gradients((plain, MeshConfig(1), LossConfig()), (kernel, MeshConfig(1, 2, 2), LossConfig()))
 
 
@@ -177,10 +179,13 @@ def test_a_card_gives_what_the_einsum_gives(shape: tuple) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not ON_GPU, reason="needs an NVIDIA GPU")
-def test_a_card_trains_as_with_the_einsum_and_repeats_itself() -> None:
-    assert isinstance(choose.choose(tiny.MODEL, tiny.mesh_of(MeshConfig(), 1), 8, 24, 24), choose.PallasGpu)
+@pytest.mark.parametrize("config", [tiny.MODEL, tiny.LANGUAGE_MODEL], ids=["t5", "lm"])
+def test_a_card_trains_as_with_the_einsum_and_repeats_itself(config: ModelConfig) -> None:
+    assert isinstance(choose.choose(config, tiny.mesh_of(MeshConfig(), 1), 8, 24, 24), choose.PallasGpu)
     with jax.default_matmul_precision("highest"):
-        plain, kernel, again = (tiny.train(tiny.model(attention=name), steps=5) for name in ("einsum", "auto", "auto"))
+        plain, kernel, again = (
+            tiny.train(dataclasses.replace(config, attention=name), steps=5) for name in ("einsum", "auto", "auto")
+        )
     np.testing.assert_allclose(kernel[0], plain[0], rtol=1e-5)
     assert kernel[0] == again[0]
     jax.tree.map(np.testing.assert_array_equal, kernel[1].params, again[1].params)

@@ -1,5 +1,6 @@
 """Attention for TPUs, run by an interpreter, against the plain einsum in float32."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from limba.config import LossConfig, MeshConfig
+from limba.model import Network
 from limba.model.kernels.choose import Einsum, PallasTpu, choose
 from limba.model.kernels.einsum import dot_product_attention
 from limba.model.kernels.pallas_tpu import Plan, pallas_attention
@@ -86,6 +88,42 @@ def test_network_has_the_same_gradients_with_pallas_attention_on_a_mesh() -> Non
     plain = tiny.model(attention="einsum", **sizes)
     kernel = tiny.model(attention="pallas", scan_layers=False, remat="minimal", **sizes)
     tiny.assert_same_gradients((plain, MeshConfig(1), LossConfig()), (kernel, MeshConfig(1, 2, 2), LossConfig()))
+
+
+ENCODER = tiny.language_model(attention_mask="bidirectional", num_decoder_layers=2)
+OF_ONE_STACK = {
+    "encoder": ENCODER,
+    "language model": tiny.language_model(num_decoder_layers=2, dropout_rate=0.2),
+    "T5X's decoder": tiny.model(num_encoder_layers=0, num_decoder_layers=2, positions="relative"),
+    "windows": dataclasses.replace(ENCODER, num_decoder_layers=4, local_attention=(2, 3, 500.0), norm="layer_scale"),
+}
+
+
+@pytest.mark.parametrize("name", OF_ONE_STACK)
+def test_networks_of_one_stack_have_the_same_gradients(name: str) -> None:
+    plain, mesh = OF_ONE_STACK[name], MeshConfig(1, 2, 2) if name == "encoder" else MeshConfig(1)
+    plain = dataclasses.replace(plain, attention="einsum")
+    kernel = dataclasses.replace(plain, attention="pallas", remat="minimal")
+    tiny.assert_same_gradients((plain, MeshConfig(1), LossConfig()), (kernel, mesh, LossConfig()))
+
+
+@pytest.mark.parametrize(
+    ("name", "feature", "takes_it"),
+    [
+        ("encoder", "decoder_segment_ids", True),
+        ("language model", "decoder_segment_ids", True),
+        ("windows", "decoder_segment_ids", True),
+        ("encoder", "decoder_causal_attention", False),  # rows that say their own mask
+        ("language model", "decoder_causal_attention", False),  # a prefix
+        ("short rows", "decoder_segment_ids", False),
+    ],
+)
+def test_masks_of_whole_examples_take_the_kernel(name: str, feature: str, takes_it: bool) -> None:
+    config = OF_ONE_STACK.get(name) or dataclasses.replace(OF_ONE_STACK["windows"], local_attention=(4, 3, 500.0))
+    network = Network(dataclasses.replace(config, attention="pallas"))
+    features = tiny.batch() | {feature: np.repeat([[1] * 4 + [2] * 3 + [3] * 3], 8, axis=0)}
+    program = str(jax.make_jaxpr(network.apply)(tiny.parameters(config), features))
+    assert ("pallas_call" in program) == takes_it
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from limba.api import PlannedRun, flops_per_sequence
-from limba.config import ModelConfig, RunConfig
+from limba.config import OBJECTIVES, ModelConfig, RunConfig
 from limba.tools.preflight.compiled.topologies import Topology
 
 LEAST_STEP_SECONDS = 0.005  # of any step: what starts its programs takes milliseconds, whatever the peak is
@@ -52,7 +52,10 @@ def memory(run: PlannedRun, chips: Topology, changed: RunConfig | None = None, b
     predicted = config.data.num_predicted
     logits = 4 * rows * (lengths[1] if predicted is None else predicted) * network.vocab_size / model
     gradient = size * _decoder_parameters(network) / parts
-    has_kernels = chips.has_kernels and not (chips.platform == "tpu" and network.is_decoder_only)
+    objective = OBJECTIVES.get(config.data.objective or "")
+    has_own_mask = predicted == lengths[1] or (objective is not None and objective.has_prefix)
+    lacks_kernel = network.is_decoder_only and (has_own_mask or network.is_modernbert)
+    has_kernels = chips.has_kernels and not lacks_kernel
     kept, at_work = (rows * each / model for each in row_bytes(network, lengths, has_kernels, size))
     return Memory(
         state,
