@@ -19,7 +19,7 @@ import pytest
 import limba
 from limba.cli import main
 from limba.config import CardConfig, InputError, RunConfig, plain
-from limba.tools.results import contamination, fetch, finetuning, protocol, scores
+from limba.tools.results import contamination, finetuning, protocol, scores
 from limba.tools.results.kinds.bits import BitsPerByte
 from limba.tools.results.kinds.learned import Classification, NamedEntities, PartOfSpeech, Similarity, parsed, written
 from limba.tools.results.protocol import PROTOCOL
@@ -27,7 +27,6 @@ from limba.tools.results.results import TABLES
 from limba.tools.results.suites import read_suite, read_task
 from tests import tiny
 from tests.export.runs import write_run
-from tests.http_server import serving
 from tests.results.test_pairs import folder_of
 from tests.waiting import wait_until
 
@@ -294,46 +293,6 @@ def test_a_planted_leak_is_found() -> None:
         " ".join(tests[2].split()[:12]),
     ]
     assert contamination.overlaps(corpus, {"t": tests}) == {"t": contamination.Overlap(found=2, whole=1, total=3)}
-
-
-FETCHED = """
-suite.sources = {
-    'a.tsv': ('ADDRESS/a.tsv', 'MIT'),
-    'b.jsonl.gz': ('hub:me/data/sub/b.jsonl', 'CC0'),
-}
-a/Similarity.train = 'a.tsv'
-a/Similarity.test = 'none.tsv'
-b/Classification.train = 'b.jsonl.gz'
-b/Classification.test = 'b.jsonl.gz'
-"""
-
-
-def test_files_of_a_suite_are_said_with_licence_and_size_then_downloaded(tmp_path, monkeypatch, capsys) -> None:
-    served = tmp_path / "served"
-    (served / "datasets" / "me" / "data" / "resolve" / "main" / "sub").mkdir(parents=True)
-    (served / "a.tsv").write_text("A\tB\n")
-    (served / "datasets/me/data/resolve/main/sub/b.jsonl").write_text("{}\n")
-    monkeypatch.chdir(tmp_path)
-    with serving(served) as server:
-        address = server.url("").rstrip("/")
-        monkeypatch.setenv("HF_ENDPOINT", address)
-        monkeypatch.setattr(fetch, "SECONDS", 30.0)
-        (tmp_path / "suite.gin").write_text(FETCHED.replace("ADDRESS", address))
-        command = ["results", "fetch", "./suite.gin", "--data=out"]
-        assert main.main(command) == 2
-        said = capsys.readouterr()
-        assert f"a.tsv: 4 bytes from {address}/a.tsv, MIT" in said.out and "none.tsv: not downloaded" in said.out
-        assert "Nothing was downloaded; answer y, or add --yes." in said.err and not (tmp_path / "out").exists()
-        assert main.main([*command, "--yes"]) == 0
-        assert (tmp_path / "out" / "a.tsv").read_text() == "A\tB\n"
-        assert gzip.decompress((tmp_path / "out" / "b.jsonl.gz").read_bytes()) == b"{}\n"
-        capsys.readouterr()
-        assert main.main(command) == 0
-        assert "a.tsv: is there" in capsys.readouterr().out
-        (tmp_path / "out" / "a.tsv").unlink()
-        (served / "a.tsv").unlink()
-        assert main.main([*command, "--yes"]) == 2
-        assert "a.tsv cannot be downloaded (HTTP Error 404" in capsys.readouterr().err
 
 
 def test_a_model_without_a_vocabulary_is_refused_before_another_one_is_measured(place, vocabulary, capsys) -> None:
