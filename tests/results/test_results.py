@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -138,7 +139,7 @@ def test_a_task_is_learned(place, vocabulary, capsys) -> None:
     )
     command = ["results", "model", "--suite=./suite.gin", "--output=out", "--seeds=2"]
     assert main.main(command) == 0, capsys.readouterr().err
-    assert "5 outcomes computed" in capsys.readouterr().out
+    assert "6 outcomes computed" in capsys.readouterr().out
     found = json.loads((place / "out" / "results.json").read_text())
     cells = {(each["figure"], each["column"]): each for each in found["cells"]}
     assert cells["accuracy", "model"]["mean"] > cells["accuracy", "majority"]["mean"] + 10, cells
@@ -173,8 +174,14 @@ def test_some_tasks_of_a_suite_are_chosen(place, vocabulary, capsys) -> None:
     said = "--tasks names tekst, and the suite suite has the tasks agreement, text; give some of them with commas."
     assert said in capsys.readouterr().err
     (place / "held.txt").unlink()
-    assert main.main([*command, "--tasks=agreement"]) == 0, capsys.readouterr().err
-    assert {each["task"] for each in json.loads((place / "out" / "results.json").read_text())["cells"]} == {"agreement"}
+    (place / "leak.txt").write_text("Before it.\nOne of them  is here.\nAfter it.\n")
+    assert main.main([*command, "--tasks=agreement", "--check-contamination=leak.txt"]) == 0, capsys.readouterr().err
+    found = json.loads((place / "out" / "results.json").read_text())
+    assert {each["task"] for each in found["cells"]} == {"agreement"}
+    says = (
+        "agreement: 1 of 2 test examples are in leak.txt: 1 are a line of it, the rest share 13 words in a row with it"
+    )
+    assert says in found["notes"] and says in (place / "out" / "results.txt").read_text()
 
 
 def test_a_suite_for_another_language_than_the_cards_is_refused(place, vocabulary, capsys) -> None:
@@ -317,6 +324,20 @@ def test_the_language_of_a_run_is_that_of_its_card(place, vocabulary, capsys) ->
     assert "The suite suite is in en, and the card of run names ro; give another suite" in capsys.readouterr().err
 
 
+def test_a_disk_without_room_is_said_before_a_model_is_opened(place, vocabulary) -> None:
+    folder_of(tiny.model(vocab_size=1_024), vocabulary, place / "model")
+    found = subprocess.run(
+        [sys.executable, "-m", "limba", "results", "model", "--suite=./suite.gin", "--output=out"],
+        env={**os.environ, "PYTHONPATH": str(Path(limba.__file__).parent.parent)},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64)),  # no file can grow
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 74 and re.fullmatch(r"\S*out\S* cannot be written \(.*\);? .*\n", found.stderr), found
+    assert not any(path.is_file() for path in (place / "out").rglob("*.json"))
+
+
 @pytest.mark.slow
 def test_what_had_ended_before_a_kill_is_not_repeated(place, vocabulary, capsys) -> None:
     folder_of(tiny.model(vocab_size=1_024), vocabulary, place / "model")
@@ -384,5 +405,7 @@ def test_shuffled_labels_give_chance(place, vocabulary, monkeypatch, capsys) -> 
     )
     assert main.main(["results", "model", "--suite=./suite.gin", "--output=out", "--seeds=1"]) == 0
     cells = json.loads((place / "out" / "results.json").read_text())["cells"]
-    found = next(each["mean"] for each in cells if (each["figure"], each["column"]) == ("accuracy", "model"))
-    assert found < 50 + 2.58 * 100 * (0.25 / 200) ** 0.5, "99 % of what chance gives of 200 examples"
+    found = {each["column"]: each for each in cells if each["figure"] == "accuracy"}
+    chance = 50 + 2.58 * 100 * (0.25 / 200) ** 0.5  # 99 % of what chance gives of 200 examples
+    assert found["model"]["mean"] < chance and found["model, random weights"]["mean"] < chance, found
+    assert found["model, random weights"]["deviation"] is None
