@@ -82,9 +82,9 @@ class Tuning:
         self._update = jax.jit(update, donate_argnums=0, out_shardings=(shardings, replicated(mesh)))
         self._sums = jax.jit(sums)
 
-    def begin(self, seed: int = 0) -> TrainState:
-        """Returns a new state with the model's parameters; an encoder's new head is drawn by the seed."""
-        return self._begin(self._params)
+    def begin(self, seed: int = 0, is_random: bool = False) -> TrainState:
+        """Returns a new state with the model's parameters; the seed draws an encoder's new head, or all of them."""
+        return self._begin(self._network.init(jax.random.key(seed)) if is_random else self._params)
 
     def pair(self, inputs: str, targets: str, lengths: tuple[int, int]) -> Pair:
         """Returns the ids of a pair, cut to so many tokens of inputs and of targets."""
@@ -158,9 +158,9 @@ class HeadTuning(Tuning):
         super().__init__(Network(config, encoder.mesh), params, vocabulary, dropout, num_rows)
         self._row_of = functools.cache(functools.partial(labeled_row, vocabulary, head))
 
-    def begin(self, seed: int = 0) -> TrainState:
+    def begin(self, seed: int = 0, is_random: bool = False) -> TrainState:
         kept, drawn = flatten(self._params), flatten(self._network.init(jax.random.key(seed)))
-        is_new = lambda name: name.startswith(HEAD_OF_LABELS) or name not in kept
+        is_new = lambda name: is_random or name.startswith(HEAD_OF_LABELS) or name not in kept
         return self._begin(unflatten({name: leaf if is_new(name) else kept[name] for name, leaf in drawn.items()}))
 
     def pair(self, inputs: str, targets: str, lengths: tuple[int, int]) -> Pair:

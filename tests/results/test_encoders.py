@@ -11,6 +11,7 @@ import pytest
 
 import limba
 from limba.cli import main
+from limba.formats.names import flatten
 from limba.tools.results import finetuning, protocol
 from limba.tools.results.kinds.learned import (
     Classification,
@@ -149,6 +150,9 @@ def test_a_sentence_that_is_cut_lacks_tags_and_words_with_spaces_are_one(vocabul
     assert np.flatnonzero(whole[1]).size == 2 and np.flatnonzero(cut[1]).size == 1 and len(cut[0]) == 5
     written = tuning.write(tuning.begin().params, [cut], 8)
     assert task.judge([example], written, parts).notes == {"malformed": 1}
+    drawn, own = (flatten(tuning.begin(3, is_random).params) for is_random in (True, False))
+    alike = {name for name in drawn if (np.asarray(drawn[name]) == np.asarray(own[name])).all()}
+    assert "head/classifier/kernel" in alike and alike < drawn.keys() == own.keys(), "random weights, one head"
 
 
 def test_names_become_tags_and_tags_names() -> None:

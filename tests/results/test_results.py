@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import pytest
 import limba
 from limba.cli import main
 from limba.config import CardConfig, InputError, RunConfig, plain
-from limba.tools.results import contamination, fetch, finetuning, protocol, scores
+from limba.tools.results import contamination, finetuning, protocol, scores
 from limba.tools.results.kinds.bits import BitsPerByte
 from limba.tools.results.kinds.learned import Classification, NamedEntities, PartOfSpeech, Similarity, parsed, written
 from limba.tools.results.protocol import PROTOCOL
@@ -27,7 +28,6 @@ from limba.tools.results.results import TABLES
 from limba.tools.results.suites import read_suite, read_task
 from tests import tiny
 from tests.export.runs import write_run
-from tests.http_server import serving
 from tests.results.test_pairs import folder_of
 from tests.waiting import wait_until
 
@@ -139,7 +139,7 @@ def test_a_task_is_learned(place, vocabulary, capsys) -> None:
     )
     command = ["results", "model", "--suite=./suite.gin", "--output=out", "--seeds=2"]
     assert main.main(command) == 0, capsys.readouterr().err
-    assert "5 outcomes computed" in capsys.readouterr().out
+    assert "6 outcomes computed" in capsys.readouterr().out
     found = json.loads((place / "out" / "results.json").read_text())
     cells = {(each["figure"], each["column"]): each for each in found["cells"]}
     assert cells["accuracy", "model"]["mean"] > cells["accuracy", "majority"]["mean"] + 10, cells
@@ -174,8 +174,14 @@ def test_some_tasks_of_a_suite_are_chosen(place, vocabulary, capsys) -> None:
     said = "--tasks names tekst, and the suite suite has the tasks agreement, text; give some of them with commas."
     assert said in capsys.readouterr().err
     (place / "held.txt").unlink()
-    assert main.main([*command, "--tasks=agreement"]) == 0, capsys.readouterr().err
-    assert {each["task"] for each in json.loads((place / "out" / "results.json").read_text())["cells"]} == {"agreement"}
+    (place / "leak.txt").write_text("Before it.\nOne of them  is here.\nAfter it.\n")
+    assert main.main([*command, "--tasks=agreement", "--check-contamination=leak.txt"]) == 0, capsys.readouterr().err
+    found = json.loads((place / "out" / "results.json").read_text())
+    assert {each["task"] for each in found["cells"]} == {"agreement"}
+    says = (
+        "agreement: 1 of 2 test examples are in leak.txt: 1 are a line of it, the rest share 13 words in a row with it"
+    )
+    assert says in found["notes"] and says in (place / "out" / "results.txt").read_text()
 
 
 def test_a_suite_for_another_language_than_the_cards_is_refused(place, vocabulary, capsys) -> None:
@@ -296,46 +302,6 @@ def test_a_planted_leak_is_found() -> None:
     assert contamination.overlaps(corpus, {"t": tests}) == {"t": contamination.Overlap(found=2, whole=1, total=3)}
 
 
-FETCHED = """
-suite.sources = {
-    'a.tsv': ('ADDRESS/a.tsv', 'MIT'),
-    'b.jsonl.gz': ('hub:me/data/sub/b.jsonl', 'CC0'),
-}
-a/Similarity.train = 'a.tsv'
-a/Similarity.test = 'none.tsv'
-b/Classification.train = 'b.jsonl.gz'
-b/Classification.test = 'b.jsonl.gz'
-"""
-
-
-def test_files_of_a_suite_are_said_with_licence_and_size_then_downloaded(tmp_path, monkeypatch, capsys) -> None:
-    served = tmp_path / "served"
-    (served / "datasets" / "me" / "data" / "resolve" / "main" / "sub").mkdir(parents=True)
-    (served / "a.tsv").write_text("A\tB\n")
-    (served / "datasets/me/data/resolve/main/sub/b.jsonl").write_text("{}\n")
-    monkeypatch.chdir(tmp_path)
-    with serving(served) as server:
-        address = server.url("").rstrip("/")
-        monkeypatch.setenv("HF_ENDPOINT", address)
-        monkeypatch.setattr(fetch, "SECONDS", 30.0)
-        (tmp_path / "suite.gin").write_text(FETCHED.replace("ADDRESS", address))
-        command = ["results", "fetch", "./suite.gin", "--data=out"]
-        assert main.main(command) == 2
-        said = capsys.readouterr()
-        assert f"a.tsv: 4 bytes from {address}/a.tsv, MIT" in said.out and "none.tsv: not downloaded" in said.out
-        assert "Nothing was downloaded; answer y, or add --yes." in said.err and not (tmp_path / "out").exists()
-        assert main.main([*command, "--yes"]) == 0
-        assert (tmp_path / "out" / "a.tsv").read_text() == "A\tB\n"
-        assert gzip.decompress((tmp_path / "out" / "b.jsonl.gz").read_bytes()) == b"{}\n"
-        capsys.readouterr()
-        assert main.main(command) == 0
-        assert "a.tsv: is there" in capsys.readouterr().out
-        (tmp_path / "out" / "a.tsv").unlink()
-        (served / "a.tsv").unlink()
-        assert main.main([*command, "--yes"]) == 2
-        assert "a.tsv cannot be downloaded (HTTP Error 404" in capsys.readouterr().err
-
-
 def test_a_model_without_a_vocabulary_is_refused_before_another_one_is_measured(place, vocabulary, capsys) -> None:
     folder_of(tiny.model(vocab_size=1_024), vocabulary, place / "model")
     shutil.copytree(place / "model", place / "bare")
@@ -356,6 +322,20 @@ def test_the_language_of_a_run_is_that_of_its_card(place, vocabulary, capsys) ->
     (place / "run" / plain.FILE).write_text(plain.to_text(run))
     assert main.main(["results", "run", "--suite=./suite.gin"]) == 2
     assert "The suite suite is in en, and the card of run names ro; give another suite" in capsys.readouterr().err
+
+
+def test_a_disk_without_room_is_said_before_a_model_is_opened(place, vocabulary) -> None:
+    folder_of(tiny.model(vocab_size=1_024), vocabulary, place / "model")
+    found = subprocess.run(
+        [sys.executable, "-m", "limba", "results", "model", "--suite=./suite.gin", "--output=out"],
+        env={**os.environ, "PYTHONPATH": str(Path(limba.__file__).parent.parent)},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64)),  # no file can grow
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 74 and re.fullmatch(r"\S*out\S* cannot be written \(.*\);? .*\n", found.stderr), found
+    assert not any(path.is_file() for path in (place / "out").rglob("*.json"))
 
 
 @pytest.mark.slow
@@ -425,5 +405,7 @@ def test_shuffled_labels_give_chance(place, vocabulary, monkeypatch, capsys) -> 
     )
     assert main.main(["results", "model", "--suite=./suite.gin", "--output=out", "--seeds=1"]) == 0
     cells = json.loads((place / "out" / "results.json").read_text())["cells"]
-    found = next(each["mean"] for each in cells if (each["figure"], each["column"]) == ("accuracy", "model"))
-    assert found < 50 + 2.58 * 100 * (0.25 / 200) ** 0.5, "99 % of what chance gives of 200 examples"
+    found = {each["column"]: each for each in cells if each["figure"] == "accuracy"}
+    chance = 50 + 2.58 * 100 * (0.25 / 200) ** 0.5  # 99 % of what chance gives of 200 examples
+    assert found["model"]["mean"] < chance and found["model, random weights"]["mean"] < chance, found
+    assert found["model, random weights"]["deviation"] is None

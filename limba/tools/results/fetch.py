@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
-import os
+import http.client
+import re
 import sys
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from limba.api import Parser, size_text, write_whole
+import huggingface_hub
+from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage]
+
+from limba.api import Parser, hub_token, size_text, write_whole
 from limba.config import InputError, kinds
 from limba.config.errors import reason_of
 from limba.tools.results.suites import Suite, read_suite
@@ -18,7 +23,7 @@ ABOUT = """Says what each task of a suite needs, from where it is downloaded, un
 asks, and downloads it. A file that is there stays.
 
     limba results fetch ro --data=data/ro"""
-HUB, HUB_ADDRESS = "hub:", "https://huggingface.co"  # of data sets: hub:user/name/path/in/it
+HUB = re.compile("hub:([^/]+/[^/]+)/(.+)")  # a data set's file: hub:user/name/path/in/it
 SECONDS = 60.0  # for an answer
 
 
@@ -41,7 +46,7 @@ def run(argv: Sequence[str]) -> None:
         raise InputError("Nothing was downloaded; answer y, or add --yes.")
     for name in wanted:
         address, _ = suite.sources[name]
-        content = _answer(address, "GET")[0]
+        content = _content(address)
         content = gzip.compress(content, mtime=0) if name.endswith(".gz") and not address.endswith(".gz") else content
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_whole(str(folder / name), content)
@@ -60,7 +65,7 @@ def _wanted(suite: Suite, folder: Path) -> list[str]:
                 print(f"  {name}: not downloaded; the comments of the suite say how it is made, or where it is")
             else:
                 address, licence = suite.sources[name]
-                print(f"  {name}: {size_text(_answer(address, 'HEAD')[1])} from {address}, {licence}")
+                print(f"  {name}: {size_text(_size(address))} from {address}, {licence}")
                 found[name] = None
     return list(found)
 
@@ -71,18 +76,30 @@ def _agreed(question: str) -> bool:
     return input(question).strip().lower() in ("y", "yes")
 
 
-def _answer(address: str, method: str) -> tuple[bytes, int]:
-    """Returns the body and its length, or what the head says of it; InputError if there is none."""
-    place = address
-    if address.startswith(HUB):
-        user, name, path = address.removeprefix(HUB).split("/", 2)
-        hub = os.environ.get("HF_ENDPOINT", HUB_ADDRESS).rstrip("/")
-        place = f"{hub}/datasets/{user}/{name}/resolve/main/{path}"
+@contextlib.contextmanager
+def _asking(address: str) -> Iterator[None]:
+    """Raises InputError if a server does not answer, or breaks off."""
     try:
-        with urllib.request.urlopen(urllib.request.Request(place, method=method), timeout=SECONDS) as reply:
-            content = reply.read()
-            return content, len(content) or int(reply.headers.get("Content-Length") or 0)
-    except (OSError, ValueError) as error:
+        yield
+    except (OSError, ValueError, HTTPError, http.client.HTTPException) as error:
         raise InputError(
             f"{address} cannot be downloaded ({reason_of(error)}); try again, or copy the file from elsewhere."
         ) from None
+
+
+def _size(address: str) -> int:
+    with _asking(address):
+        if on_hub := HUB.fullmatch(address):
+            place = huggingface_hub.hf_hub_url(*on_hub.groups(), repo_type="dataset")
+            return huggingface_hub.get_hf_file_metadata(place, token=hub_token(), timeout=SECONDS).size or 0
+        with urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=SECONDS) as reply:
+            return int(reply.headers.get("Content-Length") or 0)
+
+
+def _content(address: str) -> bytes:
+    with _asking(address):
+        if on_hub := HUB.fullmatch(address):
+            path = huggingface_hub.hf_hub_download(*on_hub.groups(), repo_type="dataset", token=hub_token())
+            return Path(path).read_bytes()
+        with urllib.request.urlopen(address, timeout=SECONDS) as reply:
+            return reply.read()

@@ -20,9 +20,9 @@ STEP = 16  # `max_tokens` are a multiple of it, so that tasks share compiled pro
 
 
 class Learnt(NamedTuple):
-    """The best parameters of a run, which its rate and its seed name, and their epoch."""
+    """The best parameters of a run, which its rate, its seed and its weights name, and their epoch."""
 
-    run: tuple[float, int]
+    run: tuple[float, int, bool]
     params: PyTree
     epoch: int
 
@@ -60,12 +60,16 @@ class FineTuning:
         longest = max(len(targets) for name in ("train", "dev") for _, targets in self._pairs[name])
         return min(self._lengths[1], -(-longest // STEP) * STEP)
 
-    def outcome(self, rate: float, seed: int, on_test: bool) -> Outcome:
-        """Returns the figures of one run on the development or the test part; trains it unless it is kept."""
+    def outcome(self, rate: float, seed: int, on_test: bool, is_random: bool = False) -> Outcome:
+        """Returns the figures of one run on the development or the test part; trains it unless it is kept.
+
+        `is_random`: it begins with random weights of the model's shape.
+        """
+        run = rate, seed, is_random
         name, examples = ("test", self.parts.test) if on_test else ("dev", self.parts.dev)
-        learnt = next((each for each in (self._last, self._held) if each and each.run == (rate, seed)), None)
+        learnt = next((each for each in (self._last, self._held) if each and each.run == run), None)
         self._last = None  # room for another copy of the parameters
-        self._last = learnt or self._learnt(rate, seed)
+        self._last = learnt or self._learnt(*run)
         written = self._tuning.write(self._last.params, self._pairs[name], self._max_tokens)
         if self._head:
             written = [self.task.as_text(each, label) for each, label in zip(examples, written, strict=True)]
@@ -77,9 +81,10 @@ class FineTuning:
         """Keeps what the last run has learned, and of the runs before nothing."""
         self._held, self._last = self._last, None
 
-    def _learnt(self, rate: float, seed: int) -> Learnt:
+    def _learnt(self, rate: float, seed: int, is_random: bool) -> Learnt:
         """Returns the parameters of the epoch with the lowest loss on the development part, and its number."""
-        state, key, order = self._tuning.begin(seed), jax.random.key(seed), np.random.default_rng(seed)
+        state = self._tuning.begin(seed, is_random)
+        key, order = jax.random.key(seed), np.random.default_rng(seed)
         best, lowest, best_epoch = state.params, 0.0, 0
         for epoch in range(1, PROTOCOL.epochs + 1):
             for part in self._tuning.parts(self._pairs["train"], order):
@@ -89,4 +94,4 @@ class FineTuning:
                 best, lowest, best_epoch = jax.tree.map(lambda leaf: leaf.copy(), state.params), loss, epoch
             elif epoch - best_epoch >= PROTOCOL.patience:
                 break
-        return Learnt((rate, seed), best, best_epoch)
+        return Learnt((rate, seed, is_random), best, best_epoch)

@@ -235,7 +235,7 @@ class Measured:
                 self.notes.append(f"{task.name}, {label}: after {task.shots} training examples, without fine-tuning")
             elif isinstance(task, Learned) and parts:
                 runs.append(FineTuning(trained, task, parts))
-        total = 2 * len(scored) + len(runs) * (len(PROTOCOL.learning_rates) + self.given.seeds)
+        total = 2 * len(scored) + len(runs) * (len(PROTOCOL.learning_rates) + self.given.seeds + 1)
         with Progress(total, 0, unit="step", what=label) as progress:
             for name, measure in scored:
                 for weights, column in (("trained", label), ("random", f"{label}, random weights")):
@@ -247,14 +247,18 @@ class Measured:
                 self._learn(each, label, checksum, progress)
 
     def _learn(self, runs: FineTuning, label: str, checksum: str, progress: Progress) -> None:
-        """Adds a fine-tuning task: the rate that is best on the development part, and the test part for each seed."""
+        """Adds a fine-tuning task: the rate that is best on the development part, and the test part for each seed.
+
+        Random weights learn it at that rate with one seed.
+        """
         from limba.tools.results.protocol import PROTOCOL
 
         task = runs.task
 
-        def kept(part: str, rate: float, seed: int) -> Outcome:
+        def kept(part: str, rate: float, seed: int, is_random: bool = False) -> Outcome:
             facts = {**self.facts[task.name], "model": checksum, "part": part, "rate": rate, "seed": seed}
-            compute = functools.partial(runs.outcome, rate, seed, on_test=part == "test")
+            facts |= {"weights": "random"} if is_random else {}
+            compute = functools.partial(runs.outcome, rate, seed, part == "test", is_random)
             found = self.kept.get(task.name, facts, compute)
             progress.update()
             return found
@@ -267,11 +271,13 @@ class Measured:
         rate = max(dev, key=lambda each: dev[each])
         outcomes = [kept("test", rate, seed) for seed in range(self.given.seeds)]
         self.table.add(task.name, label, outcomes)
+        self.table.add(task.name, f"{label}, random weights", [kept("test", rate, 0, is_random=True)])
         malformed = [each.notes["malformed"] for each in outcomes]
         epochs = [f"{each.notes['epoch']:.0f}" for each in outcomes]
         self.notes.append(
             f"{task.name}, {label}: {len(runs.parts.train):,} training examples, rate {rate:g} (development part:"
-            f" {dev[rate]:.2f}), epochs {', '.join(epochs)}; malformed outputs of {len(runs.parts.test):,}:"
+            f" {dev[rate]:.2f}; random weights learn at it too, with one seed), epochs {', '.join(epochs)}; malformed"
+            f" outputs of {len(runs.parts.test):,}:"
             f" {', '.join(f'{each:.0f}' for each in malformed)}; {runs.parts.left_out:,} training examples were left"
             " out, since another part has them too"
         )
