@@ -212,6 +212,7 @@ def test_written_files_are_a_run_and_are_not_overwritten(
     assert all(len(line) <= 120 for text in files.values() for line in text.splitlines())
     config = read_run(["gin/sv_2_base.gin"], ["MODEL_DIR=runs/x"]).config
     assert config.model.emb_dim == 768 and config.data.new_vocabulary_size is not None
+    assert config.data.new_vocabulary_bytes == DataConfig.new_vocabulary_bytes  # spaces are between its words
     assert config.data.mixture_or_task_name == "sv_2_span_corruption" and config.num_microbatches == 1
     assert config.model.vocab_size >= config.data.new_vocabulary_size
     assert main(["new", "sv_2", "--corpus=data/a.jsonl"]) == 2
@@ -232,6 +233,18 @@ def test_a_language_model_has_the_same_files_and_a_prompt_for_each_sentence(
     assert config.optimizer.name == "muon" and config.optimizer.weight_decay == 0 and config.card.language == ("en",)
     assert config.optimizer.schedule.base_learning_rate == 0.1 and config.optimizer.schedule.warmup_steps == 0.02
     assert config.evaluation.prompts and not any("extra_id" in prompt for prompt in config.evaluation.prompts)
+
+
+@pytest.mark.parametrize("kind", ["t5", "lm"])
+def test_a_text_without_spaces_has_a_vocabulary_in_minutes(place: Path, kind: str) -> None:
+    lines = [line for page in (ROOT / "docs").glob("*.md") for line in page.read_text().splitlines()]
+    japanese = [re.sub(r"[\x00-\x7f]+", "", line) for line in lines if re.search("[\u3041-\u309f]", line)]
+    rows = [json.dumps({"text": f"{number}、{line}"}) for number in range(3) for line in japanese]
+    (place / "ja.jsonl").write_text("\n".join(rows))
+    name = f"ja_{kind}"
+    assert main(["new", name, "--corpus=ja.jsonl", "--hardware=cpu", "--days=0.01", f"--kind={kind}"]) == 0
+    config = read_run([f"gin/{name}_tiny.gin"], ["MODEL_DIR=runs/x"]).config
+    assert config.data.new_vocabulary_bytes == 30_000_000 < DataConfig.new_vocabulary_bytes
 
 
 def test_an_encoder_has_masks_in_its_prompts(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

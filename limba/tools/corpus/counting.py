@@ -15,6 +15,7 @@ from limba.config import InputError
 SAMPLE_BYTES = 1 << 23  # of text that is counted; the vocabulary is trained on nine tenths of it
 SMALL = 0.9 * SAMPLE_BYTES  # bytes of a text that is trained on and counted as a whole, as its run will do
 SENTINELS = {"t5": 100, "lm": 0, "encoder": 1}
+LONG_WORD = 16  # letters; what is longer on average are clauses or sentences
 MOST_LETTERS = 100_000  # that are looked at for their script
 # What Python calls the scripts, and languages that are nearly always written in them.
 SCRIPTS = {
@@ -73,6 +74,16 @@ def with_vocabulary(path: str, documents: Sequence[bytes]) -> Counted:
     """Returns what the vocabulary at a path, or 'byte', makes of the documents; InputError if it cannot be read."""
     pieces, size = PieceTable.at(path), sum(map(len, documents))
     return Counted(pieces.vocabulary.vocab_size, sum(len(pieces.encode(text)) for text in documents) / size, size)
+
+
+def has_spaces(documents: Sequence[bytes]) -> bool:
+    """Returns whether spaces stand between words: those of most languages have 4 to 10 letters on average.
+
+    >>> has_spaces(["Ære være de som leser".encode()]), has_spaces(["吾輩は猫である。名前はまだ無い。どこで".encode()])
+    (True, False)
+    """
+    words = [word for text in documents[:2000] for word in text.decode().split()]
+    return sum(map(len, words)) <= LONG_WORD * len(words)
 
 
 def check_language(codes: str, documents: Sequence[bytes]) -> None:

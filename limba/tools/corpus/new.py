@@ -111,9 +111,11 @@ def run(argv: Sequence[str]) -> None:
     for reason in plan.reasons:
         print(templates.wrapped(reason, "* ", "  "))
     has_scripts = Path("launch/pretrain.sh").is_file()
+    has_spaces = counting.has_spaces(documents)
+    gin = templates.gin(name, corpus, found, plan, machine, prompts, given.language, has_spaces)
     files = {
         f"tasks/{name}.py": templates.task(name, corpus, found, kind),
-        f"gin/{name}_{plan.size}.gin": templates.gin(name, corpus, found, plan, machine, prompts, given.language),
+        f"gin/{name}_{plan.size}.gin": gin,
         f"launch/{name}.sh": templates.script(name, plan, machine, has_scripts),
     }
     _write(files)

@@ -115,6 +115,10 @@ NEW_SIZES = {
     "lm": "NEW_VOCABULARY_SIZE",
     "encoder": "NEW_VOCABULARY_SIZE",
 }
+# SentencePiece trains on words, each counted once, and so on whole sentences where no space cuts them.
+UNSPACED = """
+# Without spaces between words SentencePiece trains on whole sentences, which takes about 8 s of a core for each MB.
+{name} = 30_000_000  # bytes of text that it is trained on"""
 # Each evaluation shows what the model writes there. They are from the validation text.
 PROMPTS = {
     "t5": """# Sentences of the validation text, whose gaps each evaluation fills.
@@ -170,7 +174,14 @@ def task(name: str, corpus: str, found: Survey, kind: str) -> str:
 
 
 def gin(
-    name: str, corpus: str, found: Survey, plan: Plan, machine: Hardware, prompts: Sequence[str], language: str | None
+    name: str,
+    corpus: str,
+    found: Survey,
+    plan: Plan,
+    machine: Hardware,
+    prompts: Sequence[str],
+    language: str | None,
+    has_spaces: bool,
 ) -> str:
     """Returns gin/NAME_SIZE.gin; `prompts` are masked sentences, or their beginnings."""
     large = plan.config.emb_dim >= 1024 and machine.devices > 1
@@ -193,7 +204,7 @@ def gin(
         "remat": "none" if plan.config.emb_dim <= 512 else "minimal",
         "language": repr(language),
         "rate": _rate(plan),
-        "vocabulary": _vocabulary(plan),
+        "vocabulary": _vocabulary(plan, has_spaces),
         "percent": validation_percent(found),
         "prompts": PROMPTS[plan.kind].format(prompts="".join(map(_pieces, prompts))) * bool(prompts),
         "mesh": "config.MeshConfig.auto = True  # parameters are sharded as far as the memory needs it\n" * large,
@@ -221,9 +232,11 @@ def _rate(plan: Plan) -> str:
     return RATE_ON.format(whose=whose, low=low, high=high, value=value)
 
 
-def _vocabulary(plan: Plan) -> str:
+def _vocabulary(plan: Plan, has_spaces: bool) -> str:
     if plan.start is None:
-        return NEW_VOCABULARY.format(name=NEW_SIZES[plan.kind], vocabulary=plan.vocabulary)
+        written = NEW_VOCABULARY.format(name=NEW_SIZES[plan.kind], vocabulary=plan.vocabulary)
+        bytes_ = "NEW_VOCABULARY_BYTES" if plan.kind == "lm" else "config.DataConfig.new_vocabulary_bytes"
+        return written if has_spaces else written + UNSPACED.format(name=bytes_)
     extra = "" if plan.start.extra_ids is None else f"\nEXTRA_IDS = {plan.start.extra_ids}"
     has_own = "\nNEW_VOCABULARY_SIZE = None" * (plan.kind != "t5")
     return f"VOCABULARY = {_python(plan.start.vocabulary)}{extra}{has_own}"
