@@ -12,7 +12,7 @@ import pytest
 import limba
 from limba.cli import main
 from limba.formats.names import flatten
-from limba.tools.results import finetuning, protocol
+from limba.tools.results import protocol
 from limba.tools.results.kinds.learned import (
     Classification,
     Example,
@@ -80,7 +80,6 @@ def write_data(folder: Path) -> None:
 def test_an_encoder_learns_all_that_has_labels_twice_alike(tmp_path, vocabulary, monkeypatch, capsys) -> None:
     fast = dataclasses.replace(PROTOCOL, learning_rates=(1e-2,), epochs=5, batch_size=8)
     monkeypatch.setattr(protocol, "PROTOCOL", fast)
-    monkeypatch.setattr(finetuning, "PROTOCOL", fast)
     monkeypatch.chdir(tmp_path)
     write_data(tmp_path)
     write_run(tmp_path / "model", ENCODER)

@@ -20,7 +20,7 @@ import pytest
 import limba
 from limba.cli import main
 from limba.config import CardConfig, InputError, RunConfig, plain
-from limba.tools.results import contamination, finetuning, protocol, scores
+from limba.tools.results import contamination, protocol, scores
 from limba.tools.results.kinds.bits import BitsPerByte
 from limba.tools.results.kinds.learned import Classification, NamedEntities, PartOfSpeech, Similarity, parsed, written
 from limba.tools.results.protocol import PROTOCOL
@@ -358,7 +358,6 @@ def small(monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
     """A protocol of one rate and few epochs."""
     fast = dataclasses.replace(PROTOCOL, learning_rates=(1e-3,), most_train=48, most_dev=16, **changes)
     monkeypatch.setattr(protocol, "PROTOCOL", fast)
-    monkeypatch.setattr(finetuning, "PROTOCOL", fast)
 
 
 @pytest.mark.slow

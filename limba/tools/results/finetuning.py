@@ -11,10 +11,10 @@ from jaxtyping import PyTree
 
 from limba.tools.results.kinds.learned import Learned, Parts, has_no_decoder
 from limba.tools.results.outcome import Outcome
-from limba.tools.results.protocol import PROTOCOL
 
 if TYPE_CHECKING:
     from limba.api import TrainedModel
+    from limba.tools.results.protocol import Protocol
 
 STEP = 16  # `max_tokens` are a multiple of it, so that tasks share compiled programs
 
@@ -30,9 +30,9 @@ class Learnt(NamedTuple):
 class FineTuning:
     """A task's runs on a model that is open. What a run has learned is kept until the next one, or while it is held."""
 
-    def __init__(self, trained: TrainedModel, task: Learned, parts: Parts):
-        self.task, self.parts, self._trained = task, parts, trained
-        inputs, targets = PROTOCOL.most_tokens
+    def __init__(self, trained: TrainedModel, task: Learned, parts: Parts, protocol: Protocol):
+        self.task, self.parts, self._trained, self._protocol = task, parts, trained, protocol
+        inputs, targets = protocol.most_tokens
         if trained.network.config.positions == "learned":  # a row holds both
             longest = trained.network.config.max_length
             inputs, targets = min(inputs, longest - longest // 3), min(targets, longest // 3)
@@ -45,7 +45,7 @@ class FineTuning:
 
     @functools.cached_property
     def _tuning(self):
-        return self._trained.tuning(PROTOCOL.dropout, PROTOCOL.batch_size, self._head)
+        return self._trained.tuning(self._protocol.dropout, self._protocol.batch_size, self._head)
 
     @functools.cached_property
     def _pairs(self):
@@ -86,12 +86,12 @@ class FineTuning:
         state = self._tuning.begin(seed, is_random)
         key, order = jax.random.key(seed), np.random.default_rng(seed)
         best, lowest, best_epoch = state.params, 0.0, 0
-        for epoch in range(1, PROTOCOL.epochs + 1):
+        for epoch in range(1, self._protocol.epochs + 1):
             for part in self._tuning.parts(self._pairs["train"], order):
                 state = self._tuning.update(state, self._pairs["train"], part, rate, key)
             loss = self._tuning.loss(state.params, self._pairs["dev"])
             if loss < lowest or epoch == 1:
                 best, lowest, best_epoch = jax.tree.map(lambda leaf: leaf.copy(), state.params), loss, epoch
-            elif epoch - best_epoch >= PROTOCOL.patience:
+            elif epoch - best_epoch >= self._protocol.patience:
                 break
         return Learnt((rate, seed, is_random), best, best_epoch)

@@ -36,4 +36,4 @@ class Protocol:
 
 PROTOCOL = Protocol()
 # `--quick`: a first look on two cores; figures of it are compared with each other only
-QUICK = dataclasses.replace(PROTOCOL, most_train=500, most_dev=250)
+QUICK = dataclasses.replace(PROTOCOL, learning_rates=(1e-3,), epochs=6, most_train=300, most_dev=150)

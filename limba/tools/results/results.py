@@ -204,7 +204,7 @@ class Measured:
         from limba.tools.results.kept import Kept
         from limba.tools.results.table import Table
 
-        self.tasks, self.given, self.folder = tasks, given, folder
+        self.tasks, self.given, self.folder, self.protocol = tasks, given, folder, protocol
         self.table: Table = Table()
         self.kept: Kept = Kept(folder)
         self.facts = {read.task.name: self.kept.facts(read.task, given.data, protocol) for read in tasks}
@@ -212,7 +212,7 @@ class Measured:
         if protocol.most_train is not None:
             self.notes.append(
                 f"quick: at most {protocol.most_train:,} training and {protocol.most_dev:,} development examples of a"
-                " task; compare with other quick figures only"
+                f" task and {protocol.epochs} epochs, at one rate; compare with other quick figures only"
             )
 
     def add(self, model: str, label: str) -> None:
@@ -223,7 +223,6 @@ class Measured:
         from limba.tools.results.kinds import few_shot
         from limba.tools.results.kinds.learned import Learned
         from limba.tools.results.kinds.writing import Free
-        from limba.tools.results.protocol import PROTOCOL
 
         trained = load(model, imports=self.given.imports)
         checksum = checksum_of_model(trained)
@@ -234,8 +233,8 @@ class Measured:
                 scored.append((task.name, functools.partial(few_shot.measure, task=task, parts=parts)))
                 self.notes.append(f"{task.name}, {label}: after {task.shots} training examples, without fine-tuning")
             elif isinstance(task, Learned) and parts:
-                runs.append(FineTuning(trained, task, parts))
-        total = 2 * len(scored) + len(runs) * (len(PROTOCOL.learning_rates) + self.given.seeds + 1)
+                runs.append(FineTuning(trained, task, parts, self.protocol))
+        total = 2 * len(scored) + len(runs) * (len(self.protocol.learning_rates) + self.given.seeds + 1)
         with Progress(total, 0, unit="step", what=label) as progress:
             for name, measure in scored:
                 for weights, column in (("trained", label), ("random", f"{label}, random weights")):
@@ -251,8 +250,6 @@ class Measured:
 
         Random weights learn it at that rate with one seed.
         """
-        from limba.tools.results.protocol import PROTOCOL
-
         task = runs.task
 
         def kept(part: str, rate: float, seed: int, is_random: bool = False) -> Outcome:
@@ -264,7 +261,7 @@ class Measured:
             return found
 
         dev: dict[float, float] = {}
-        for rate in PROTOCOL.learning_rates:
+        for rate in self.protocol.learning_rates:
             dev[rate] = kept("dev", rate, 0).figures[task.main]
             if max(dev, key=lambda each: dev[each]) == rate:
                 runs.hold()
