@@ -97,6 +97,7 @@ def run(argv: Sequence[str]) -> None:
             f"{corpus} holds {found.letters:,} letters, too few to train on; give {LEAST_LETTERS:,} or more."
         )
     documents = counting.sampled(corpus, found.column)
+    found = found._replace(has_spaces=counting.has_spaces(documents))
     if given.language:
         counting.check_language(given.language, documents)
     prompts = _prompts(corpus, found, kind)
@@ -111,11 +112,9 @@ def run(argv: Sequence[str]) -> None:
     for reason in plan.reasons:
         print(templates.wrapped(reason, "* ", "  "))
     has_scripts = Path("launch/pretrain.sh").is_file()
-    has_spaces = counting.has_spaces(documents)
-    gin = templates.gin(name, corpus, found, plan, machine, prompts, given.language, has_spaces)
     files = {
         f"tasks/{name}.py": templates.task(name, corpus, found, kind),
-        f"gin/{name}_{plan.size}.gin": gin,
+        f"gin/{name}_{plan.size}.gin": templates.gin(name, corpus, found, plan, machine, prompts, given.language),
         f"launch/{name}.sh": templates.script(name, plan, machine, has_scripts),
     }
     _write(files)

@@ -174,14 +174,7 @@ def task(name: str, corpus: str, found: Survey, kind: str) -> str:
 
 
 def gin(
-    name: str,
-    corpus: str,
-    found: Survey,
-    plan: Plan,
-    machine: Hardware,
-    prompts: Sequence[str],
-    language: str | None,
-    has_spaces: bool,
+    name: str, corpus: str, found: Survey, plan: Plan, machine: Hardware, prompts: Sequence[str], language: str | None
 ) -> str:
     """Returns gin/NAME_SIZE.gin; `prompts` are masked sentences, or their beginnings."""
     large = plan.config.emb_dim >= 1024 and machine.devices > 1
@@ -204,7 +197,7 @@ def gin(
         "remat": "none" if plan.config.emb_dim <= 512 else "minimal",
         "language": repr(language),
         "rate": _rate(plan),
-        "vocabulary": _vocabulary(plan, has_spaces),
+        "vocabulary": _vocabulary(plan, found.has_spaces),
         "percent": validation_percent(found),
         "prompts": PROMPTS[plan.kind].format(prompts="".join(map(_pieces, prompts))) * bool(prompts),
         "mesh": "config.MeshConfig.auto = True  # parameters are sharded as far as the memory needs it\n" * large,

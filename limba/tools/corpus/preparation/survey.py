@@ -35,6 +35,7 @@ class Survey(NamedTuple):
     bytes: int
     letters: int  # and spaces
     is_whole: bool
+    has_spaces: bool = True  # between its words
 
 
 def survey(corpus: str, column: str | None = None, progress: Callable[[int], object] | None = None) -> Survey:
