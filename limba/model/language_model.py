@@ -187,8 +187,8 @@ class LanguageModelLayer(nn.Module):
         if config.local_attention is None:
             attended = _attended(attend, (query, key, value), bias, mask)
         else:
-            attended = _in_windows(config, attend, layer, mask)(query, key, value)
-        return self.finish(x, checkpoint_name(attended, ATTENDED), deterministic)
+            attended = checkpoint_name(_in_windows(config, attend, layer, mask)(query, key, value), ATTENDED)
+        return self.finish(x, attended, deterministic)
 
 
 def _attended(

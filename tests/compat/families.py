@@ -31,8 +31,17 @@ FAMILIES = {
             **{"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0},
         },
     ),
+    "modernbert": (  # EuroBert came after 4.57
+        "ModernBert",
+        {
+            **{"vocab_size": 1024, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4},
+            **{"num_attention_heads": 4, "max_position_embeddings": 64, "local_attention": 2},
+            **{"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 1},
+        },
+    ),
 }
-CLASSES = {"Llama": "LlamaForCausalLM", "GPT2": "GPT2LMHeadModel"}  # others: …ForConditionalGeneration
+# Others: …ForConditionalGeneration.
+CLASSES = {"Llama": "LlamaForCausalLM", "GPT2": "GPT2LMHeadModel", "ModernBert": "ModernBertForMaskedLM"}
 HEADS = ("tied", "own")
 INPUTS = np.random.default_rng(0).integers(2, 380, (2, 9))
 TARGETS = np.random.default_rng(1).integers(2, 380, (2, 6))  # what the decoder reads
@@ -59,13 +68,16 @@ def made(family: str, head: str) -> transformers.PreTrainedModel:
             if "relative_attention_bias" in name:
                 parameter.copy_(torch.randn_like(parameter))
     if head == "own":
-        model.lm_head.weight = torch.nn.Parameter(0.3 * torch.randn_like(model.lm_head.weight))
+        layer = model.get_output_embeddings()
+        layer.weight = torch.nn.Parameter(0.3 * torch.randn_like(layer.weight))
     return model.eval()
 
 
 def opened(folder: Path) -> transformers.PreTrainedModel:
     about = transformers.AutoConfig.from_pretrained(folder)
     kind = transformers.AutoModelForSeq2SeqLM if about.is_encoder_decoder else transformers.AutoModelForCausalLM
+    if about.model_type == "modernbert":
+        kind = transformers.AutoModelForMaskedLM
     model, report = kind.from_pretrained(folder, output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"], (folder, report)
     return model.eval()
@@ -113,9 +125,10 @@ def call_plainly(model: transformers.PreTrainedModel, folder: Path) -> None:
     """Generates and computes a loss as the pages of transformers do, with all that the tokenizer gives."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     text = "A text with a gap."
-    deep = model.config.is_encoder_decoder and model.config.num_decoder_layers > model.config.num_layers
-    made = model.generate(**tokenizer(text, return_tensors="pt"), max_new_tokens=4, use_cache=not deep)
-    assert made.shape[0] == 1
+    if model.can_generate():
+        deep = model.config.is_encoder_decoder and model.config.num_decoder_layers > model.config.num_layers
+        made = model.generate(**tokenizer(text, return_tensors="pt"), max_new_tokens=4, use_cache=not deep)
+        assert made.shape[0] == 1
     labels = tokenizer(text, return_tensors="pt").input_ids
     assert torch.isfinite(model(**tokenizer(text, return_tensors="pt"), labels=labels).loss)
 

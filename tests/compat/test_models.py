@@ -74,7 +74,7 @@ def write_ours(directory: Path, models: Path, vocabulary: Path, version: int) ->
     for family in families.FAMILIES:
         name = VocabularyName("byte", 125) if family == "byt5" else VocabularyName(str(vocabulary), 100)
         if families.is_decoder_only(family):
-            name = name._replace(extra_ids=0)
+            name = name._replace(extra_ids=int(family == "modernbert"))
         for head in families.HEADS:
             config = huggingface.model_config(models / f"{family}-own")
             config = dataclasses.replace(config, logits_via_embedding=head == "tied")

@@ -65,12 +65,36 @@ def test_memory_by_arithmetic_goes_by_the_choices(gib: float, place: str, fields
     assert instant.memory(run, topology(place)).total / GIB == pytest.approx(gib, rel=0.15)
 
 
-def test_a_decoder_only_model_has_scores_on_a_tpu() -> None:
-    choices = ["DROPOUT_RATE=0.0", "REMAT='minimal'"]
-    model = read_model("gin/models/lm/0.1b.gin", choices)
-    data = DataConfig("unused", {"targets": 1024}, 128)
-    run = RunConfig(model, data, "unused", train_steps=10, optimizer=OptimizerConfig("adamw"))
-    assert instant.memory(PlannedRun(run), topology("v4-8")).total / GIB == pytest.approx(9.46, rel=0.15)
+def language_model_of(objective: str | None, length: int, rows: int, **changes: object) -> PlannedRun:
+    model = dataclasses.replace(
+        read_model("gin/models/lm/0.1b.gin", ["DROPOUT_RATE=0.0", "REMAT='minimal'"]), **changes
+    )
+    data = DataConfig("unused", {"targets": length}, rows, objective=objective)
+    return PlannedRun(RunConfig(model, data, "unused", train_steps=10, optimizer=OptimizerConfig("adamw")))
+
+
+@pytest.mark.parametrize(("objective", "gib"), [(None, 9.46), ("causal_lm", 9.02)])
+def test_a_language_model_has_scores_on_a_tpu_if_rows_may_have_a_prefix(objective: str | None, gib: float) -> None:
+    found = instant.memory(language_model_of(objective, 1024, 128), topology("v4-8"))
+    assert found.total / GIB == pytest.approx(gib, rel=0.12)
+
+
+@pytest.mark.parametrize(
+    ("objective", "length", "place", "has_scores"),
+    [
+        ("causal_lm", 1024, "v4-8", False),
+        ("causal_lm", 4096, "v4-8", True),  # more keys than the kernel for TPUs takes
+        ("causal_lm", 4096, "h200-1", False),
+        ("prefix_lm", 1024, "h200-1", True),
+        ("prefix_lm", 1024, "cpu-1", False),
+    ],
+)
+def test_scores_are_counted_where_no_kernel_computes_them(objective, length, place, has_scores) -> None:
+    whole, lean = (
+        instant.memory(language_model_of(objective, length, 32, attention=name), topology(place)).total
+        for name in ("auto", "memory_efficient")
+    )
+    assert (whole > lean) == has_scores and whole >= lean
 
 
 def test_the_largest_batch_is_the_last_that_fits() -> None:

@@ -324,7 +324,7 @@ def test_the_language_of_a_run_is_that_of_its_card(place, vocabulary, capsys) ->
     assert "The suite suite is in en, and the card of run names ro; give another suite" in capsys.readouterr().err
 
 
-def test_a_disk_without_room_is_said_before_a_model_is_opened(place, vocabulary) -> None:
+def test_a_disk_without_room_is_one_sentence(place, vocabulary) -> None:
     folder_of(tiny.model(vocab_size=1_024), vocabulary, place / "model")
     found = subprocess.run(
         [sys.executable, "-m", "limba", "results", "model", "--suite=./suite.gin", "--output=out"],

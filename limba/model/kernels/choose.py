@@ -58,8 +58,12 @@ class Einsum(HeadsLast):
         query, key, value = heads
         return self.attention(query, key, value, bias, mask.visible() if isinstance(mask, Mask) else mask)
 
+    def restore(self, attended: Float[Array, "B Q H C"]) -> Float[Array, "B Q H C"]:
+        """Returns the same, named for `remat`, as `join` does; the Pallas kernels name their own results."""
+        return checkpoint_name(attended, ATTENDED)
+
     def join(self, attended: Float[Array, "B Q H C"], out: Float[Array, "W D"]) -> Float[Array, "B Q D"]:
-        """Returns the same, named for `remat`; the Pallas kernels name their own results."""
+        """Returns the same, named for `remat`."""
         return super().join(checkpoint_name(attended.reshape(self.batch, self.queries, -1), ATTENDED), out)
 
 
@@ -143,7 +147,7 @@ def choose(config: ModelConfig, mesh: Mesh | None, batch: int, queries: int, key
 
 def unfit(config: ModelConfig, device: Any) -> str:
     """Returns a sentence if the Pallas kernel would be chosen on this device and cannot run there; else ""."""
-    if config.attention not in ("auto", "pallas"):
+    if config.attention not in ("auto", "pallas") or config.is_modernbert:
         return ""
     if device.platform == "gpu" and compute_capability(device) < COMPUTE_CAPABILITY:
         needs = f"an NVIDIA card of compute capability {COMPUTE_CAPABILITY:g} or newer (A100)"

@@ -86,7 +86,7 @@ class FeatureMajor(Shapes):
 
     def restore(self, attended: Float[Array, "B H C Q"]) -> Float[Array, "B Q H C"]:
         """Returns the kernel's result with the heads last."""
-        return attended.transpose(0, 3, 1, 2)
+        return checkpoint_name(attended.transpose(0, 3, 1, 2), ATTENDED)
 
     def join(self, attended: Float[Array, "B H C Q"], out: Float[Array, "W D"]) -> Float[Array, "B Q D"]:
         """Returns the heads' values, projected back to the model width."""

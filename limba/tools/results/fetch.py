@@ -81,7 +81,7 @@ def _asking(address: str) -> Iterator[None]:
     """Raises InputError if a server does not answer, or breaks off."""
     try:
         yield
-    except (OSError, ValueError, HTTPError, http.client.HTTPException) as error:
+    except (OSError, ValueError, RuntimeError, HTTPError, http.client.HTTPException) as error:  # RuntimeError: Xet's
         raise InputError(
             f"{address} cannot be downloaded ({reason_of(error)}); try again, or copy the file from elsewhere."
         ) from None

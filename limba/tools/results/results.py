@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -225,7 +225,7 @@ class Measured:
         from limba.tools.results.kinds.writing import Free
 
         trained = load(model, imports=self.given.imports)
-        checksum = checksum_of_model(trained)
+        checksums = {is_random: checksum_of_model(trained, is_random) for is_random in (False, True)}
         scored = [(read.task.name, read.measure) for read in self.tasks if read.measure is not None]
         runs, network = list[FineTuning](), trained.network.config
         for task, parts in ((read.task, read.parts) for read in self.tasks):
@@ -238,14 +238,14 @@ class Measured:
         with Progress(total, 0, unit="step", what=label) as progress:
             for name, measure in scored:
                 for weights, column in (("trained", label), ("random", f"{label}, random weights")):
-                    facts = {**self.facts[name], "model": checksum, "weights": weights}
+                    facts = {**self.facts[name], "model": checksums[weights == "random"], "weights": weights}
                     compute = functools.partial(_score, measure, trained, weights == "random")
                     self.table.add(name, column, [self.kept.get(name, facts, compute)])
                     progress.update()
             for each in runs:
-                self._learn(each, label, checksum, progress)
+                self._learn(each, label, checksums, progress)
 
-    def _learn(self, runs: FineTuning, label: str, checksum: str, progress: Progress) -> None:
+    def _learn(self, runs: FineTuning, label: str, checksums: Mapping[bool, str], progress: Progress) -> None:
         """Adds a fine-tuning task: the rate that is best on the development part, and the test part for each seed.
 
         Random weights learn it at that rate with one seed.
@@ -253,7 +253,8 @@ class Measured:
         task = runs.task
 
         def kept(part: str, rate: float, seed: int, is_random: bool = False) -> Outcome:
-            facts = {**self.facts[task.name], "model": checksum, "part": part, "rate": rate, "seed": seed}
+            model = checksums[is_random]
+            facts = {**self.facts[task.name], "model": model, "part": part, "rate": rate, "seed": seed}
             facts |= {"weights": "random"} if is_random else {}
             compute = functools.partial(runs.outcome, rate, seed, part == "test", is_random)
             found = self.kept.get(task.name, facts, compute)

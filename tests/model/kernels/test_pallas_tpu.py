@@ -21,6 +21,7 @@ from tests import tiny
     ("queries", "keys", "causal", "has_bias", "dtype", "tolerance"),
     [
         (17, 17, False, True, "float32", 1e-5),
+        (1000, 1000, True, False, "float32", 1e-5),  # three arrays; four programs, the last one padded
         (114, 114, True, True, "float32", 1e-5),
         (29, 128, False, False, "float32", 1e-5),  # cross-attention
         (229, 229, True, True, "float32", 1e-5),
@@ -49,9 +50,11 @@ def test_pallas_attention_and_its_gradients_equal_einsum(
     mask = Mask(query_ids, key_ids, causal)
 
     def ours(query, key, value, bias):
-        arrays = (
-            (jnp.stack([query, key, value], 1),) if queries == keys else (query[:, None], jnp.stack([key, value], 1))
-        )
+        arrays = tuple(each[:, None] for each in (query, key, value))
+        if queries == keys and has_bias:
+            arrays = (jnp.stack([query, key, value], 1),)
+        elif has_bias or queries != keys:
+            arrays = (query[:, None], jnp.stack([key, value], 1))
         return pallas_attention(arrays, bias, query_ids, key_ids, causal, interpret=True)
 
     def plain(*arrays):

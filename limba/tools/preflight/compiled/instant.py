@@ -11,13 +11,14 @@ import dataclasses
 from collections.abc import Sequence
 
 from limba.api import PlannedRun, flops_per_sequence
-from limba.config import OBJECTIVES, ModelConfig, RunConfig
+from limba.config import ModelConfig, RunConfig
 from limba.tools.preflight.compiled.topologies import Topology
 
 LEAST_STEP_SECONDS = 0.005  # of any step: what starts its programs takes milliseconds, whatever the peak is
 MFU = (0.2, 0.5)  # share of the peak that a step's matrix products reach in published runs
 WHOLE_LOGITS, CHUNK = 2 << 30, 1 << 30  # bytes of logits above which they come in chunks, and of one chunk
 MOST_ROWS = 1 << 20  # of a device, beyond which nobody asks
+MOST_KEYS = 2_048  # of a row, in the kernel for TPUs
 SCORE_BYTES = 6  # of a score that is kept: float32, and its weight in bfloat16
 
 
@@ -52,10 +53,7 @@ def memory(run: PlannedRun, chips: Topology, changed: RunConfig | None = None, b
     predicted = config.data.num_predicted
     logits = 4 * rows * (lengths[1] if predicted is None else predicted) * network.vocab_size / model
     gradient = size * _decoder_parameters(network) / parts
-    objective = OBJECTIVES.get(config.data.objective or "")
-    has_own_mask = predicted == lengths[1] or (objective is not None and objective.has_prefix)
-    lacks_kernel = network.is_decoder_only and (has_own_mask or network.is_modernbert)
-    has_kernels = chips.has_kernels and not lacks_kernel
+    has_kernels = chips.has_kernels and not _takes_einsum(run, chips, network)
     kept, at_work = (rows * each / model for each in row_bytes(network, lengths, has_kernels, size))
     return Memory(
         state,
@@ -87,6 +85,18 @@ def row_bytes(network: ModelConfig, lengths: tuple[int, int], has_kernels: bool,
     layers = network.num_encoder_layers, network.num_decoder_layers
     kept = sum(number * of_one for number, of_one in zip(layers, each, strict=True))
     return kept, 0 if network.remat == "none" else max(whole)
+
+
+def _takes_einsum(run: PlannedRun, chips: Topology, network: ModelConfig) -> bool:
+    """Returns whether a network of one stack has rows there, or may have, that the Pallas kernels do not compute."""
+    if not network.is_decoder_only or chips.platform == "cpu" or network.attention == "memory_efficient":
+        return False
+    data, length = run.config.data, run.row_lengths[1]
+    if network.is_encoder:
+        is_by_row = network.is_modernbert or data.num_predicted == length
+    else:
+        is_by_row = network.prefix_attention == "full" and data.objective != "causal_lm"
+    return is_by_row or (chips.platform == "tpu" and length > MOST_KEYS)
 
 
 def _decoder_parameters(network: ModelConfig) -> int:
