@@ -73,7 +73,7 @@ def language_model_of(objective: str | None, length: int, rows: int, **changes: 
     return PlannedRun(RunConfig(model, data, "unused", train_steps=10, optimizer=OptimizerConfig("adamw")))
 
 
-@pytest.mark.parametrize(("objective", "gib"), [(None, 9.46), ("causal_lm", 9.02)])
+@pytest.mark.parametrize(("objective", "gib"), [(None, 9.46), ("causal_lm", 7.61)])
 def test_a_language_model_has_scores_on_a_tpu_if_rows_may_have_a_prefix(objective: str | None, gib: float) -> None:
     found = instant.memory(language_model_of(objective, 1024, 128), topology("v4-8"))
     assert found.total / GIB == pytest.approx(gib, rel=0.12)
