@@ -2,21 +2,26 @@
 
     python -m benchmarks.speedrun --recipe=muon_wsd --corpus=de.jsonl --seeds=3 --steps=600 --depth=2
     python -m benchmarks.speedrun search --recipe=adafactor,muon_wsd --corpus=de.jsonl --budget=12 --minutes=150
+    python -m benchmarks.speedrun sweep --recipe=fast --corpus=de.jsonl --rates=0.05,0.1,0.2 --seeds=3 --steps=300,1200
     python -m benchmarks.speedrun proof --recipe=fast --against=adafactor --corpus=de --steps=300,600 --final
+    python -m benchmarks.speedrun law --recipe=fast --corpus=de
     python -m benchmarks.speedrun table
     python -m benchmarks.speedrun corpus --language=de
 
 A board is a folder: the divided text, a Limba run for each trial, and results.jsonl. A run that is known is not run
 again; one that was stopped is resumed. `search` tries a recipe's grid with one seed, on the search-evaluation part of
-the text. The final-evaluation part is read with --final only. `table` prints every result as Markdown and draws the
-curves. `proof` judges a recipe beside others by paired runs, and names no winner without the rules of docs/board.md.
-`corpus` makes a corpus of a language from Debian's documentation packages, or of Aozora Bunko's texts.
+the text. `sweep` runs rates and seeds of a recipe side by side in one program, which suits a card; `law` says how the
+best rate falls with the steps. The final-evaluation part is read with --final only. `table` prints every result as
+Markdown and draws the curves. `proof` judges a recipe beside others by paired runs, and names no winner without the
+rules of docs/board.md. `corpus` makes a corpus of a language from Debian's documentation packages, or of Aozora Bunko's
+texts.
 docs/board.md has the rules.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import time
@@ -24,7 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.board import aozora, corpora, proof, recipes, search, tables
+from benchmarks.board import aozora, corpora, law, proof, recipes, search, tables
 from benchmarks.board.dial import size_of
 from benchmarks.board.runs import Trial, results, run
 from benchmarks.board.text import Text, divided
@@ -96,6 +101,28 @@ def _run(argv: Sequence[str]) -> None:
         print(json.dumps(ended))
     else:
         _show(given.board, tables.BASELINE)
+
+
+def _sweep(argv: Sequence[str]) -> None:
+    from benchmarks.board.sweep import sweep
+
+    parser = _parser("sweep")
+    _add_run_flags(parser)
+    parser.add_argument("--rates", required=True, help="learning rates, separated by commas, which run side by side")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each rate, with the seeds 0, 1, …")
+    parser.add_argument("--final", action="store_true", help="evaluate on the final-evaluation part of the text")
+    given = parser.parse(argv)
+    names, depth, settings = _checked(given, seeds=given.seeds)
+    rates = [recipes.settings_of([f"learning_rate={each}"]) for each in given.rates.split(",")]
+    with environment.quiet_imports():
+        text = divided(given.corpus, given.board)
+    for name in names:
+        recipe = recipes.recipe_of(name)
+        each = [search.own(recipe, dict(sorted({**settings, **rate}.items()))) for rate in rates]
+        grid = itertools.product(range(given.seeds), each)
+        trials = [Trial(name, text.name, depth, given.steps, seed, own, given.final) for seed, own in grid]
+        for result in sweep(trials, text, given.board):
+            print(_said(result), flush=True)
 
 
 def _searched(name: str, given: argparse.Namespace, text: Text, ends: Callable[[float], bool]) -> bool:
@@ -184,6 +211,19 @@ def _proof(argv: Sequence[str]) -> None:
     print("\n".join(proof.verdict(own, other, len(others), depth) for other in others))
 
 
+def _law(argv: Sequence[str]) -> None:
+    parser = _parser("law")
+    parser.add_argument("--recipe", required=True)
+    parser.add_argument("--corpus", required=True, metavar="NAME", help="the name of the text on the board, as de")
+    parser.add_argument("--board", type=_folder, default=HOME / "board", help="the board's folder")
+    given = parser.parse(argv)
+    recipe = recipes.recipe_of(given.recipe)
+    found = law.losses_by_rate(results(given.board).values(), given.recipe, given.corpus, recipe)
+    best = {place: rate for place, losses in found.items() if (rate := law.best_rate(losses)) is not None}
+    factor, exponent = law.law_of(best)
+    print(f"{law.markdown(found)}\n\nThe best rate is {factor:g} x steps^-{exponent:g}.")
+
+
 def _corpus(argv: Sequence[str]) -> None:
     parser = _parser("corpus")
     source = parser.add_mutually_exclusive_group(required=True)
@@ -204,7 +244,7 @@ def _corpus(argv: Sequence[str]) -> None:
 
 
 COMMANDS: Mapping[str, Callable[[Sequence[str]], None]] = {
-    "search": _search, "table": _table, "proof": _proof, "corpus": _corpus
+    "search": _search, "sweep": _sweep, "law": _law, "table": _table, "proof": _proof, "corpus": _corpus
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.board.dial import Size
+from benchmarks.board.dial import ROWS_MULTIPLE, Size
 from limba.config import InputError, OptimizerConfig, ScheduleConfig, did_you_mean
 from limba.config.optimizer import fields_of
 
@@ -110,6 +110,7 @@ RECIPES: Mapping[str, Recipe] = {
     ),
 }  # fmt: skip
 OWN = ("learning_rate", "warmup", "decay")  # fields of a recipe that may be set; the others are OptimizerConfig's
+ROWS = "rows"  # of a batch, in place of the size's own
 OF_OPTIMIZER = tuple(name for name in fields_of(OptimizerConfig) if name not in ("name", "schedule"))
 
 
@@ -129,10 +130,10 @@ def settings_of(given: Sequence[str]) -> dict[str, Any]:
     found = {}
     for each in given:
         name, _, value = each.partition("=")
-        if name not in (*OWN, *OF_OPTIMIZER):
+        if name not in (*OWN, ROWS, *OF_OPTIMIZER):
             raise InputError(
-                f"--set={each} names no field{did_you_mean(name, (*OWN, *OF_OPTIMIZER))[:-1]}; write"
-                f" --set=FIELD=VALUE with {', '.join(OWN)} or a field of OptimizerConfig."
+                f"--set={each} names no field{did_you_mean(name, (*OWN, ROWS, *OF_OPTIMIZER))[:-1]}; write"
+                f" --set=FIELD=VALUE with {', '.join(OWN)}, {ROWS} or a field of OptimizerConfig."
             )
         try:
             found[name] = ast.literal_eval(value)
@@ -140,6 +141,8 @@ def settings_of(given: Sequence[str]) -> dict[str, Any]:
             found[name] = value
         if name in OWN and (isinstance(found[name], bool) or not isinstance(found[name], int | float)):
             raise InputError(f"--set={each} gives no number; write --set={name}=0.1.")
+        if name == ROWS and not (isinstance(found[name], int) and found[name] > 0 and found[name] % ROWS_MULTIPLE == 0):
+            raise InputError(f"--set={each}: rows are a multiple of {ROWS_MULTIPLE}, the shards that fill them.")
     return dict(sorted(found.items()))
 
 
@@ -159,5 +162,5 @@ def optimizer_of(recipe: Recipe, settings: Settings, size: Size, steps: int) -> 
         schedule = ScheduleConfig(
             recipe.schedule, rate, warmup_steps=warmup, decay_steps=min(decay, steps - warmup) if is_stable else None
         )
-    others = {name: value for name, value in settings.items() if name not in OWN}
+    others = {name: value for name, value in settings.items() if name not in (*OWN, ROWS)}
     return OptimizerConfig(**{**recipe.optimizer, **others}, schedule=schedule)

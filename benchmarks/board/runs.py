@@ -24,7 +24,7 @@ RESULTS = "results.jsonl"
 EVALUATIONS = 20  # in a run, evenly
 EVALUATED_ROWS = 32  # of a batch of evaluation, for all sizes
 EVALUATED_BATCHES = 12
-SHARDS = 8
+SHARDS = dial.ROWS_MULTIPLE  # which fill a batch in turn
 SAVES = 4  # in a run, evenly: what a killed run loses at most is a part of this many
 
 
@@ -68,7 +68,7 @@ def config_of(trial: Trial, text: Text, board: Path) -> RunConfig:
     data = DataConfig(
         "demo_span_corruption",
         lengths,
-        size.rows,
+        trial.settings.get(recipes.ROWS, size.rows),
         vocabulary=str(text.vocabulary),
         data_files={"train": str(text.train), "validation": str(text.evaluated(trial.final))},
         seed=trial.seed,
@@ -126,7 +126,11 @@ def run(trial: Trial, text: Text, board: Path) -> dict[str, Any]:
     except NonFiniteError:
         status = "diverged"
     jax.clear_caches()  # else a search keeps the programs of all its runs
-    result = {"key": trial.key, "status": status, **_said(trial), **measured(config)}
+    return record({"key": trial.key, "status": status, **said_of(trial), **measured(config)}, board)
+
+
+def record(result: dict[str, Any], board: Path) -> dict[str, Any]:
+    """Returns the result, which it has written to the board."""
     with open(board / RESULTS, "a+b") as file:  # begins a line, also after one that was cut
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))
@@ -135,7 +139,8 @@ def run(trial: Trial, text: Text, board: Path) -> dict[str, Any]:
     return result
 
 
-def _said(trial: Trial) -> dict[str, Any]:
+def said_of(trial: Trial) -> dict[str, Any]:
+    """Returns what a result says of its trial, and the time."""
     return {
         "recipe": trial.recipe, "corpus": trial.corpus, "depth": trial.depth, "steps": trial.steps,
         "seed": trial.seed, "settings": dict(trial.settings), "final": trial.final,
@@ -166,6 +171,7 @@ def measured(config: RunConfig) -> dict[str, Any]:
         "rows": config.data.batch_size,
         "seconds_per_step": round(median, 4),
         "passes": round(max(passes), 3) if passes else None,  # not known in short runs
+        "parameter_norm": [round(float(train["parameter_norm"][at]), 2) for at in (0, -1)],  # at its start and end
         "devices": start.get("environment", {}).get("devices", ""),
         "curve": {
             "steps": evaluated.steps.astype(int).tolist(),

@@ -17,6 +17,7 @@ from limba.config import InputError
 PERMILLE = {"final": 20, "search": 20}  # of the documents; the others are trained on
 SENTINELS = 100
 VOCABULARY_LETTERS = 5_000_000  # of the training part, that the vocabulary is trained on
+COVERAGES = (0.9995, 0.99)  # of its letters that have a piece: the first that VOCABULARY has room for
 ABOUT = "division.json"  # written last: a division without it is made again
 
 
@@ -140,4 +141,11 @@ def _train_vocabulary(text: Text) -> None:
                     return
 
     text.vocabulary.unlink(missing_ok=True)
-    train_vocabulary(texts(), VOCABULARY - SENTINELS, str(text.vocabulary))
+    for coverage in COVERAGES:
+        try:
+            train_vocabulary(texts(), VOCABULARY - SENTINELS, str(text.vocabulary), character_coverage=coverage)
+        except InputError:
+            if coverage == COVERAGES[-1]:
+                raise
+        else:
+            break

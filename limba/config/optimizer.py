@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from limba.config import kinds
 from limba.config.errors import ConfigError, all_of, require
@@ -67,6 +67,10 @@ Rate = Annotated[
     Limit(lambda rate: 0 < rate <= MOST_RATE, f"a number above 0, at most {MOST_RATE:,} (usual: {USUAL_RATES})"),
 ]
 
+# The rate 'auto' of gin/recipes/fast.gin. Updates relative to a parameter grow it by a share of rate^2 in each step, so
+# the best rate falls as the root of the steps: found for 300 to 12,000 of them (docs/board.md), as are these numbers.
+AUTO, AUTO_RATE, MOST_AUTO, AUTO_STEPS = "auto", 2.2, 0.14, (300, 12_000)
+
 
 @dataclass(frozen=True)
 class ScheduleConfig:
@@ -74,7 +78,8 @@ class ScheduleConfig:
 
     # how the rate goes over the steps
     name: Annotated[str, choice("factors", "linear", "cosine", "warmup_stable_decay")] = "factors"
-    base_learning_rate: Rate = 1.0  # the factor 'constant', or the highest rate
+    # the factor 'constant', or the highest rate; 'auto': Muon's by the parameter's scale, for the steps of the run
+    base_learning_rate: Rate | Literal["auto"] = 1.0
     factors: str = "constant * rsqrt_decay"  # product of T5X's factors
     warmup_steps: float = 10_000  # steps until the highest rate; below 1 a share of the run, such as 0.02
     # the last step of linear and cosine; the decay's length in warmup_stable_decay; below 1 a share of the run
@@ -109,7 +114,7 @@ class ScheduleConfig:
         all_of("ScheduleConfig.factors", self.factor_names, SCHEDULE_FACTORS)
 
     def in_steps(self, steps: int) -> ScheduleConfig:
-        """Returns the same schedule for a run of so many steps, with numbers of steps in place of shares.
+        """Returns the same schedule for a run of so many steps, with numbers in place of shares and of 'auto'.
 
         Without `decay_steps` that of `warmup_stable_decay` is a tenth of the run.
 
@@ -122,7 +127,10 @@ class ScheduleConfig:
             each if each is None else int(each if each >= 1 else round(each * steps, 6))
             for each in (self.warmup_steps, decay)
         )
-        return replace(self, warmup_steps=warmup or 0, decay_steps=None if decay is None else max(1, decay))
+        rate = self.base_learning_rate
+        rate = min(MOST_AUTO, AUTO_RATE / math.sqrt(steps)) if rate == AUTO else rate
+        decay = None if decay is None else max(1, decay)
+        return replace(self, base_learning_rate=rate, warmup_steps=warmup or 0, decay_steps=decay)
 
     @property
     def factor_names(self) -> tuple[str, ...]:
@@ -173,6 +181,12 @@ class OptimizerConfig:
             RULES.get(self.name) is type(self),
             "OptimizerConfig.name",
             f"is {self.name!r}, and the fields are another rule's; make OptimizerConfig({self.name!r}) with its own.",
+        )
+        require(
+            self.schedule.base_learning_rate != AUTO or getattr(self, "muon_by_parameter_scale", False),
+            "ScheduleConfig.base_learning_rate",
+            f"is 'auto', which is known for Muon with muon_by_parameter_scale (gin/recipes/fast.gin) and not for"
+            f" {self.name}; give a number, usual: {USUAL_RATES}.",
         )
         object.__setattr__(self, "frozen", tuple(self.frozen))
         for pattern in self.frozen:

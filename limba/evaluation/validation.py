@@ -67,16 +67,9 @@ def loss_evaluation(
         from limba.evaluation.labels import label_evaluation, names_of
 
         return LossEvaluation(names_of(config.model.head), label_evaluation(config, batches, model, sharding))
-    character_sets, starts = _spelling(config, task, batches)
+    character_sets, starts, num_bytes = spelling(config, task, batches)
     sums_of = jit_evaluation(model, config.loss, config.num_microbatches if size is None else 1)
     sums_of = compiled_together(sums_of, "the evaluation", config.step_timeout_seconds)
-    num_bytes = np.sum(
-        [
-            character_sets.num_bytes(batch["decoder_target_tokens"], batch["decoder_loss_weights"], begun)
-            for batch, begun in zip(batches, starts, strict=True)
-        ],
-        axis=0,
-    )
 
     def place(batch: Mapping[str, np.ndarray], begun: np.ndarray) -> Batch:
         counts = character_sets.counts(batch["decoder_target_tokens"], begun)
@@ -105,17 +98,22 @@ def loss_evaluation(
     return LossEvaluation((*NAMES, *by_set, "seconds"), evaluate)
 
 
-def _spelling(
+def spelling(
     config: RunConfig, task: Provider, batches: list[dict[str, np.ndarray]]
-) -> tuple[CharacterSets, list[np.ndarray]]:
-    """Returns the character sets of the vocabulary's tokens, and for each batch where documents begin."""
+) -> tuple[CharacterSets, list[np.ndarray], np.ndarray]:
+    """Returns the character sets of the vocabulary's tokens, where documents begin in each batch, and bytes by set."""
     vocabulary = task.output_features["targets"].vocabulary
     pieces = piece_bytes(vocabulary, config.model.vocab_size)
     is_pair = all(is_supervised(part) for part in parts_of(task))
     is_one_sequence = config.data.sequence_length is not None
     ids = (int(vocabulary.eos_id or 1), is_pair, is_one_sequence, begin_id(vocabulary))
     starts = document_starts(batches, *ids)
-    return CharacterSets(pieces, has_dummy_space(vocabulary, pieces)), starts
+    sets = CharacterSets(pieces, has_dummy_space(vocabulary, pieces))
+    num_bytes = [
+        sets.num_bytes(batch["decoder_target_tokens"], batch["decoder_loss_weights"], begun)
+        for batch, begun in zip(batches, starts, strict=True)
+    ]
+    return sets, starts, np.sum(num_bytes, axis=0)
 
 
 def _names_of(character_set: str) -> tuple[str, str]:

@@ -42,7 +42,7 @@ def make_schedule(config: ScheduleConfig, train_steps: int | None) -> optax.Sche
 
 def _unbranched(config: ScheduleConfig, train_steps: int) -> optax.Schedule:
     config = config.in_steps(train_steps)
-    peak, final = config.base_learning_rate, config.final_learning_rate
+    peak, final = float(config.base_learning_rate), config.final_learning_rate
     warmup, decay = int(config.warmup_steps), int(config.decay_steps or 0)
     if config.name == "factors":
         return lambda count: _factors(config, jnp.asarray(count, jnp.float32))
@@ -65,7 +65,7 @@ def _unbranched(config: ScheduleConfig, train_steps: int) -> optax.Schedule:
 
 def _factors(config: ScheduleConfig, step: jax.Array) -> jax.Array:
     step = jnp.maximum(0.0, step - config.step_offset)
-    base, warmup = config.base_learning_rate, float(config.warmup_steps)
+    base, warmup = float(config.base_learning_rate), float(config.warmup_steps)
     after_warmup = jnp.maximum(step, max(warmup, 1.0))
     values = {
         "constant": lambda: base,

@@ -20,6 +20,7 @@ import optax
 from etils import epath
 
 from limba.config import ConfigError, RunConfig, plain, require, without_credentials
+from limba.config.optimizer import AUTO
 from limba.data.deal import Deal, corpora_of, deal_of, said
 from limba.data.objectives import derive_lengths
 from limba.data.objectives.labels import check_labels, labels_in
@@ -283,6 +284,7 @@ def _end(config: RunConfig, deal: Deal) -> tuple[int | None, list[str]]:
         return min(steps, given or steps), []
     needs_end = schedule.name == "warmup_stable_decay" or 0 < schedule.warmup_steps < 1
     needs_end = needs_end or (schedule.name in ("linear", "cosine") and (schedule.decay_steps or 0.1) < 1)
+    needs_end = needs_end or schedule.base_learning_rate == AUTO
     if not needs_end:
         return given, []
     if given is None:

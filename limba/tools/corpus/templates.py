@@ -93,9 +93,9 @@ include 'gin/runs/{run}.gin'
 {fields}
 INITIAL_CHECKPOINT_PATH = {start}
 RESET_STEP = True  # steps are counted from 0"""
-RATE = """# The recipe's rate was searched for with runs of minutes: 0.1 to 0.14. A long run of a large model may need
-# less: try 0.05, 0.02 and 0.01 for some thousand steps each. Warm-up and decay are shares of the run.
-LEARNING_RATE = 0.1"""
+RATE = """# 'auto' is 2.2 / sqrt(TRAIN_STEPS), found for 300 to 12,000 steps of small models; longer runs follow it
+# unproven. Warm-up and decay are shares of the run.
+LEARNING_RATE = 'auto'"""
 RATE_ON = """# {whose} rate for what goes on from a published model; {low} to {high} are usual. It rises for 2 % of the
 # run, and falls to 0 over the last 70 %.
 LEARNING_RATE = {value}

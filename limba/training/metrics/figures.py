@@ -19,6 +19,7 @@ from etils import epath
 
 from limba import toolbox
 from limba.config import NonFiniteError, RunConfig, reason_of
+from limba.config.optimizer import AUTO, AUTO_STEPS
 from limba.model.kernels.choose import unfit
 from limba.sharding.agreement import installed
 from limba.sharding.watchdog import progress
@@ -161,6 +162,14 @@ def introduction(config: RunConfig, num_parameters: int, lengths: Mapping[str, i
         f"{config.data.mixture_or_task_name}: {config.data.batch_size} rows of {tokens} a step{of_them},"
         f" {config.data.num_data_shards} data shards"
     )
+    if (schedule := config.optimizer.schedule).base_learning_rate == AUTO:
+        steps = schedule.planned_steps or config.train_steps or 1
+        least, most = AUTO_STEPS
+        yield (
+            f"The highest learning rate is {schedule.in_steps(steps).base_learning_rate:.3g}, by 'auto' for"
+            f" {steps:,} steps; its rule was found for {least:,} to {most:,}"
+            f"{'' if least <= steps <= most else ' and is unproven here: see that |param| does not grow tenfold'}."
+        )
     where = f"resumes at step {start:,}" if start else "starts"
     end = f"up to step {config.train_steps:,}" if config.train_steps else f"for {config.data.num_epochs} epochs"
     yield f"{config.model_dir} {where}, {end}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from limba.api import PlannedRun
-from limba.config import Fix, RunConfig
+from limba.config import Fix, RunConfig, ScheduleConfig
+from limba.config.optimizer import AUTO
 from limba.tools.preflight.checks.verdict import Line
 
 # The highest rate of a run: lowest usual one, highest, and what a fix gives (docs/optimizers.md).
@@ -15,7 +16,6 @@ PRETRAINING = {
     "ademamix": (1e-4, 1e-3, 5e-4),
     "adamw_rms": (5e-3, 5e-2, 2e-2),
     "muon": (1e-3, 1e-2, 2e-3),
-    "muon by size": (1e-2, 2e-1, 5e-2),
 }
 FINE_TUNING = {"adafactor": (1e-4, 2e-3, 1e-3), "adamw_rms": (1e-4, 2e-3, 5e-4), "muon by size": (1e-3, 2e-2, 5e-3)}
 FINE_TUNING_OTHERS = (1e-5, 3e-4, 1e-4)
@@ -41,7 +41,7 @@ def rate_warnings(config: RunConfig) -> Iterator[Line]:
     if not all(rate >= 0 for rate in rates):  # the run itself says so
         return
     start, rates = rates[0], rates[1:]
-    low, high, usual = _range(config, is_tuned)
+    low, high, usual, far = _range(config, is_tuned)
     highest = max(rates)
     said, codes, fixes = [], [], list[Fix]()
     wants_course = not is_tuned and not goes_on and name in ADAPTIVE
@@ -49,8 +49,8 @@ def rate_warnings(config: RunConfig) -> Iterator[Line]:
     no_decay = not is_tuned and not goes_on and not is_flat_on_purpose(config) and rates[-1] > 0.99 * highest
     no_decay = no_decay and rates[len(rates) // 2] > 0.99 * highest  # else it only rises, which is said elsewhere
     no_decay = no_decay and (wants_course or "rsqrt" not in schedule.factors or schedule.name != "factors")
-    if not low / FAR < highest < high * FAR:
-        where = f"{low:g} to {high:g} for {name} {'to fine-tune' if is_tuned else 'to pretrain'}"
+    if not low / far < highest < high * far:
+        where = f"{low:.2g} to {high:.2g} for {name} {'to fine-tune' if is_tuned else f'and {steps:,} steps'}"
         said.append(f"the highest learning rate is {highest:.3g}, and {where} is usual")
         codes.append("fine-tuning-rate" if is_tuned else "rate-too-high" if highest > high else "rate-too-low")
     if no_warmup:
@@ -67,20 +67,29 @@ def rate_warnings(config: RunConfig) -> Iterator[Line]:
         fixes += [("ScheduleConfig.final_learning_rate", 0.0)] if schedule.final_learning_rate else []
         base = highest if low <= highest <= high else usual
     else:
-        base = schedule.base_learning_rate * usual / highest if highest else usual
+        peak = float(schedule.in_steps(steps).base_learning_rate)
+        base = peak * usual / highest if highest else usual
     if no_warmup or no_decay or codes[0] != "no-warm-up":
         fixes.append(("ScheduleConfig.base_learning_rate", float(f"{base:.2g}")))
-    yield Line("warning", f"ScheduleConfig.base_learning_rate is {schedule.base_learning_rate:g}: {'; '.join(said)}.",
+    yield Line("warning", f"ScheduleConfig.base_learning_rate is {schedule.base_learning_rate}: {'; '.join(said)}.",
                fixes, codes[0])  # fmt: skip
 
 
-def _range(config: RunConfig, is_tuned: bool) -> tuple[float, float, float]:
-    """Returns the lowest, the highest and a usual rate of the rule, by what its updates are relative to."""
+def _range(config: RunConfig, is_tuned: bool) -> tuple[float, float, float, float]:
+    """Returns the lowest, the highest and a usual rate of the rule, and how many times beyond is a warning.
+
+    Relative to the parameter's size, 2.5 times the rate of 'auto' is too high (docs/board.md: the loss rises by 0.5).
+    """
     optimizer = config.optimizer
     rule = "muon by size" if getattr(optimizer, "muon_by_parameter_scale", False) else optimizer.name
     if not getattr(optimizer, "multiply_by_parameter_scale", True):
         rule = "adamw"  # Adafactor with absolute updates
-    return FINE_TUNING.get(rule, FINE_TUNING_OTHERS) if is_tuned else PRETRAINING[rule]
+    if is_tuned:
+        return *FINE_TUNING.get(rule, FINE_TUNING_OTHERS), FAR
+    if rule in PRETRAINING:
+        return *PRETRAINING[rule], FAR
+    auto = float(ScheduleConfig(base_learning_rate=AUTO).in_steps(config.train_steps or 1).base_learning_rate)
+    return auto / 20, 2.5 * auto, auto, 1.0
 
 
 def is_flat_on_purpose(config: RunConfig) -> bool:

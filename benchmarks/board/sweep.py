@@ -1,0 +1,187 @@
+"""Many runs of one recipe in one program: its rates and seeds, side by side on one device.
+
+A small model leaves a card idle, and each run of its own compiles its own programs. Here the runs of a sweep are
+replicas, [S, R]: S seeds, whose batches and initial values differ, times R settings of the recipe's rate. A step of all
+is one call of the training step that a run takes, vmapped. A rate is a number that the program is given, since every
+recipe multiplies its updates by it last; so one program serves all rates, schedules and lengths of runs. Nothing is
+saved: an interrupted sweep begins again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.board.recipes import OWN
+from benchmarks.board.runs import EVALUATIONS, Trial, config_of, record, results, said_of
+from benchmarks.board.text import Text
+from limba.config import InputError
+
+if TYPE_CHECKING:
+    import jax
+
+    from limba.config import RunConfig
+    from limba.data.stream.stages import Stream
+
+Arrays = dict[str, np.ndarray]
+
+
+def sweep(trials: Sequence[Trial], text: Text, board: Path) -> Iterator[dict[str, Any]]:
+    """Yields the result of each trial: the known ones, then those of the others, which are run together.
+
+    Trials are of one recipe, depth and length, and differ in their seed and in settings of OWN; each seed has each of
+    these. Raises InputError for other ones. `seconds_per_step` is a replica's share of the step of all.
+    """
+    known = results(board)
+    yield from (known[trial.key] for trial in trials if trial.key in known)
+    left = [trial for trial in trials if trial.key not in known]
+    if not left:
+        return
+    seeds = sorted({trial.seed for trial in left})
+    settings = list({json.dumps(trial.settings, sort_keys=True): trial.settings for trial in left}.values())
+    table = {(trial.seed, json.dumps(trial.settings, sort_keys=True)): trial for trial in left}
+    grid = [[table.get((seed, json.dumps(each, sort_keys=True))) for each in settings] for seed in seeds]
+    fixed = [{name: value for name, value in each.items() if name not in OWN} for each in settings]
+    if any(trial is None for row in grid for trial in row) or any(each != fixed[0] for each in fixed):
+        raise InputError("A sweep runs each seed with each rate, and nothing else may differ: run these one by one.")
+    replicas = _Replicas([[config_of(trial, text, board) for trial in row if trial] for row in grid])
+    found = replicas.run()
+    for row, of_seed in zip(grid, found, strict=True):
+        for trial, measured in zip(row, of_seed, strict=True):
+            assert trial is not None
+            status = "finished" if np.isfinite(measured["curve"]["loss"]).all() else "diverged"
+            yield record({"key": trial.key, "status": status, **said_of(trial), **measured}, board)
+
+
+class _Replicas:
+    """The runs of a sweep, by configurations [S][R], and the program that steps all of them."""
+
+    def __init__(self, configs: Sequence[Sequence[RunConfig]]):
+        import jax
+        import jax.numpy as jnp
+        import optax
+
+        from limba.config import ScheduleConfig
+        from limba.data.validation_split import validation_batches
+        from limba.evaluation.validation import spelling
+        from limba.model import Network
+        from limba.training.optimizer import make_optimizer
+        from limba.training.schedule import make_schedule
+        from limba.training.start import task_of_run
+        from limba.training.state import TrainState
+        from limba.training.step import Gradient, loss_sums, train_step
+
+        self.configs, first = configs, configs[0][0]
+        self.steps = first.train_steps or 0
+        # Attention kernels are not made for replicas.
+        self.model = model = Network(dataclasses.replace(first.model, attention="einsum"))
+        self.schedules = [make_schedule(config.optimizer.schedule, self.steps) for config in configs[0]]
+        constant = dataclasses.replace(first.optimizer, schedule=ScheduleConfig("factors", 1.0, "constant"))
+        unit, gradient = make_optimizer(constant, self.steps), Gradient(model, first.loss)
+
+        def of_rate(rate: jax.Array) -> optax.GradientTransformation:
+            return optax.chain(unit, optax.scale(rate))
+
+        def step(state: TrainState, rate: jax.Array, batch: Mapping[str, jax.Array]) -> tuple[TrainState, dict]:
+            return train_step(
+                state, batch, jax.random.key(0), gradient=gradient, optimizer=of_rate(rate), schedule=lambda _: rate
+            )
+
+        def start(seed: jax.Array) -> TrainState:
+            params = model.init(jax.random.key(seed))
+            return TrainState(jnp.zeros((), jnp.int32), params, of_rate(jnp.float32(1)).init(params))
+
+        def evaluate(params: Any, batches: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+            sums = jax.lax.map(lambda batch: loss_sums(model, first.loss, params, batch, None), batches)
+            return jax.tree.map(jnp.sum, sums)
+
+        self.step = jax.jit(jax.vmap(jax.vmap(step, (0, 0, None)), (0, None, 0)), donate_argnums=0)
+        self.evaluate = jax.jit(jax.vmap(jax.vmap(evaluate, (0, None)), (0, None)))
+        seeds = np.array([row[0].random_seed for row in configs])
+        copies = jax.vmap(lambda seed: jax.tree.map(lambda x: jnp.stack([x] * len(configs[0])), start(seed)))
+        self.state = jax.jit(copies)(seeds)
+        self.task, self.lengths = task_of_run(first)
+        data, evaluation = first.data, first.evaluation
+        of_split = validation_batches(self.task, self.lengths, data, evaluation.num_batches, evaluation.batch_size)
+        self.validation = {name: jnp.asarray(np.stack([each[name] for each in of_split])) for name in of_split[0]}
+        self.bytes = int(spelling(first, self.task, of_split)[2].sum())
+
+    def run(self) -> list[list[dict[str, Any]]]:
+        """Returns what is measured of each replica, [S][R]."""
+        import jax
+
+        evaluated, norms, every = [], [], max(1, self.steps // EVALUATIONS)
+        rates = np.stack([np.asarray(of(np.arange(self.steps)), np.float32) for of in self.schedules], axis=1)
+        began = first = time.monotonic()
+        with ThreadPoolExecutor() as pool:
+            streams = [self._stream(row[0]) for row in self.configs]
+            coming = [list(pool.map(_rows, streams, (row[0] for row in self.configs)))]
+            for number in range(self.steps):
+                batch = {name: np.stack([rows[name] for rows in coming[0]]) for name in coming[0][0]}
+                self.state, metrics = self.step(self.state, rates[number], batch)
+                coming = [list(pool.map(_rows, streams, (row[0] for row in self.configs)))]  # while the device computes
+                if number == 0:
+                    norms.append(jax.device_get(metrics["parameter_norm"]))
+                    first = time.monotonic()
+                if (number + 1) % every == 0 or number + 1 == self.steps:
+                    sums = jax.device_get(self.evaluate(self.state.params, self.validation))
+                    evaluated.append((number + 1, sums, time.monotonic() - began))
+            norms.append(jax.device_get(metrics["parameter_norm"]))
+        for stream in streams:
+            stream.close()
+        seconds = (time.monotonic() - first) / max(1, self.steps - 1)
+        return [[self._measured(place, evaluated, norms, seconds) for place in row] for row in self._places()]
+
+    def _places(self) -> list[list[tuple[int, int]]]:
+        return [[(s, r) for r in range(len(row))] for s, row in enumerate(self.configs)]
+
+    def _stream(self, config: RunConfig) -> Stream:
+        from limba.data.stream.stages import open_stages
+        from limba.training.start import plan_of_run
+
+        plan = plan_of_run(config, self.task, self.lengths)
+        return open_stages(plan.stages, self.lengths, range(config.data.num_data_shards or 1))
+
+    def _measured(self, place: tuple[int, int], evaluated: Sequence, norms: Sequence, seconds: float) -> dict[str, Any]:
+        import jax
+
+        from limba.training.metrics.figures import flops_per_row
+        from limba.training.state import count_parameters
+
+        config = self.configs[place[0]][place[1]]
+        replicas = len(self.configs) * len(self.configs[0])
+        sums = [{name: float(each[name][place]) for name in ("loss", "nats", "tokens")} for _, each, _ in evaluated]
+        device = jax.devices()[0].device_kind
+        return {
+            "parameters": count_parameters(self.state.params) // replicas,
+            "flops_per_step": flops_per_row(config, self.lengths) * config.data.batch_size,
+            "rows": config.data.batch_size,
+            "seconds_per_step": round(seconds / replicas, 6),
+            "passes": None,
+            "parameter_norm": [round(float(each[place]), 2) for each in norms],
+            "devices": f"1 x {device}, {replicas} runs side by side",
+            "curve": {
+                "steps": [step for step, _, _ in evaluated],
+                "loss": [round(each["loss"] / each["tokens"], 5) for each in sums],
+                "bits_per_byte": [round(each["nats"] / math.log(2) / self.bytes, 5) for each in sums],
+                "seconds": [round(each / replicas, 2) for _, _, each in evaluated],
+            },
+        }
+
+
+def _rows(stream: Stream, config: RunConfig) -> Arrays:
+    """Returns the next batch of model features, [B, L], its rows in the order of a run's."""
+    from limba.data.packing import model_features
+
+    by_shard = next(stream)
+    choices = config.data.sequence_length, config.data.num_predicted
+    features = [model_features(by_shard[shard], *choices) for shard in sorted(by_shard)]
+    return {name: np.concatenate([rows[name] for rows in features]) for name in features[0]}
