@@ -114,6 +114,8 @@ def _sweep(argv: Sequence[str]) -> None:
     given = parser.parse(argv)
     names, depth, settings = _checked(given, seeds=given.seeds)
     rates = [recipes.settings_of([f"learning_rate={each}"]) for each in given.rates.split(",")]
+    if encoders := [name for name in names if recipes.recipe_of(name).is_encoder]:
+        raise InputError(f"--recipe: {encoders[0]} is an encoder's: run its rates one by one.")
     with environment.quiet_imports():
         text = divided(given.corpus, given.board)
     for name in names:
@@ -230,10 +232,13 @@ def _corpus(argv: Sequence[str]) -> None:
     source.add_argument("--language", help=f"from Debian's packages: {', '.join(corpora.LANGUAGES)}")
     source.add_argument("--aozora", type=_folder, metavar="FOLDER", help="a clone of Aozora Bunko's texts")
     parser.add_argument("--index", type=_folder, metavar="CSV", help="Aozora's list_person_all_extended_utf8.csv")
+    parser.add_argument("--percent", type=int, default=100, help="of Aozora's works")
     parser.add_argument("--to", type=_folder, default=HOME / "corpora", help="folder for the corpus")
     given = parser.parse(argv)
     if given.aozora:
-        said = aozora.make(given.aozora, given.index, given.to)
+        if not 0 < given.percent <= 100:
+            raise InputError(f"--percent is {given.percent}; give a whole number from 1 to 100.")
+        said = aozora.make(given.aozora, given.index, given.to, given.percent)
         print(f"{said['letters']:,} letters; {said['left_out']:,} works are left out")
     else:
         said = corpora.make(given.language, given.to)

@@ -58,7 +58,11 @@ def test_the_dial_gives_two_sizes(depth: int, least: float, most: float) -> None
         ("--recipe=muon_wsd --corpus=/nope --set=muon_rms=0", "OptimizerConfig.muon_rms is 0"),
         ("search --recipe=adafactor --corpus=/nope --budget=0", "--budget is 0"),
         ("search --recipe=muon_wsd,adamw_wsd --corpus=/nope --set=beta2=0.9", "and --recipe names 2"),
-        ("serch", "serch is none of search, table, proof, corpus; did you mean search?"),
+        ("sweep --recipe=adafactor --corpus=/nope --rates=x", "--set=learning_rate=x gives no number"),
+        ("sweep --recipe=masked --corpus=/nope --rates=0.1", "masked is an encoder's: run its rates one by one"),
+        ("--recipe=adafactor --corpus=/nope --set=rows=12", "--set=rows=12: rows are a multiple of 8"),
+        ("law --recipe=fast --corpus=de --board=/nope", "A law needs the best rates of two lengths of runs"),
+        ("serch", "serch is none of search, sweep, law, table, proof, corpus; did you mean search?"),
         ("proof --recipe=fast --against=adafactor --corpus=de --steps=300", "--steps is 300; give 2 whole numbers"),
         (
             "proof --recipe=fast --against=adafactor --corpus=de --steps=3,6 --board=/nope",
@@ -66,6 +70,7 @@ def test_the_dial_gives_two_sizes(depth: int, least: float, most: float) -> None
         ),
         ("table --board=/nope", "/nope has no results"),
         ("corpus --language=xx", "--language is xx; choose from"),
+        ("corpus --aozora=/nope --percent=0", "--percent is 0; give a whole number from 1 to 100"),
         ("corpus --aozora=/nope", "--aozora is /nope, where cards/*/files/*/*.txt are no works"),
     ],
 )
@@ -297,6 +302,29 @@ def test_a_board_goes_on_where_it_was(
     assert list(results(folder).values()) == [before]
 
 
+@pytest.mark.slow
+def test_runs_side_by_side_are_those_run_one_by_one(
+    board: tuple[Path, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, flags = board
+    (alone,) = results(folder).values()
+    shutil.copytree(folder / "text", tmp_path / "text")
+    flags = ["sweep", "--recipe=adamw_wsd", "--rates=0.0025,0.005", "--seeds=2", *flags, f"--board={tmp_path}"]
+    speedrun.main(flags)
+    found = results(tmp_path)
+    assert {(run["seed"], run["settings"].get("learning_rate")) for run in found.values()} == {
+        (seed, rate) for seed in (0, 1) for rate in (0.0025, None)
+    }
+    beside = found[alone["key"]]
+    for figure in ("loss", "bits_per_byte"):
+        assert beside["curve"][figure] == pytest.approx(alone["curve"][figure], rel=1e-4)
+    for name in ("parameters", "flops_per_step", "rows", "parameter_norm", "status"):
+        assert beside[name] == pytest.approx(alone[name])
+    assert len({tuple(run["curve"]["loss"]) for run in found.values()}) == 4
+    speedrun.main(flags)  # known
+    assert results(tmp_path) == found and capsys.readouterr().out.count("s/step") == 8
+
+
 @pytest.mark.night
 def test_a_killed_search_resumes_its_run(tmp_path: Path, corpus: Path) -> None:
     flags = [f"--corpus={corpus}", f"--board={tmp_path}", "--depth=1", "--steps=200", "--budget=1"]
@@ -405,6 +433,9 @@ def test_a_corpus_of_aozora_has_what_is_free_once_and_is_held_out_by_author(tmp_
     assert (said["left_out"], said["index"]) == (3, str(tmp_path / "index.csv"))
     assert rows[0]["text"] == "1ruby" + "青空の魗と啞。" * 40
     assert {row["author"] for row in rows} >= {"000000", "001245"} and "001657" not in {row["author"] for row in rows}
+    part = aozora.make(tmp_path / "clone", None, tmp_path / "part", percent=20)
+    lines = (tmp_path / "part/ja_aozora.jsonl").read_text(encoding="utf-8").splitlines()
+    assert 80 < part["documents"] == len(lines) < 160  # of 601, without an index
     text = divided(str(tmp_path / "ja_aozora.jsonl"), tmp_path / "board")
     authors = {row["text"]: row["author"] for row in rows}
     parts = [

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
+from importlib.util import find_spec
 from typing import Any
 
 import jax
@@ -27,6 +28,7 @@ from limba.model.masks import Mask
 from limba.model.relative_bias import BiasTable
 from limba.sharding.mesh import num_batch_groups
 
+TRITON = "jax.experimental.pallas.triton"  # by which jax compiles the kernel; jax 0.11 says that it will be removed
 OLD_TPUS = ("TPU v2", "TPU v3")  # libtpu refuses the kernel there: "Unsupported matmul RHS type" for bfloat16
 COMPUTE_CAPABILITY = 8.0  # of NVIDIA's cards at least, for the Pallas kernel: an A100's; a V100 has 7.0, a T4 7.5
 CACHE_BYTES = 8 << 20  # of scores; a CPU reads and writes larger ones from memory
@@ -78,6 +80,8 @@ class PallasGpu(HeadsLast):
 
     def fits(self) -> bool:
         """Returns True if the kernel can run on these devices and takes these sizes."""
+        if find_spec(TRITON) is None:
+            return False
         from limba.model.kernels import pallas_gpu  # Pallas takes a second to import, and a CPU uses none of it
 
         is_new = compute_capability(device_of(self.mesh)) >= COMPUTE_CAPABILITY
@@ -151,6 +155,8 @@ def unfit(config: ModelConfig, device: Any) -> str:
         return ""
     if device.platform == "gpu" and compute_capability(device) < COMPUTE_CAPABILITY:
         needs = f"an NVIDIA card of compute capability {COMPUTE_CAPABILITY:g} or newer (A100)"
+    elif device.platform == "gpu" and find_spec(TRITON) is None:
+        needs = f"{TRITON}, which jax {jax.__version__} has not; jax 0.12 has it"
     elif device.device_kind in OLD_TPUS:
         needs = "a TPU v4 or newer"
     else:

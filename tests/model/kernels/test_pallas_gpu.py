@@ -19,6 +19,8 @@ from limba.model.masks import Mask
 from tests import tiny
 
 ON_GPU = jax.default_backend() == "gpu"
+# jax 0.11 says that Pallas's Triton will be removed; `choose` does without it then.
+pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
 
 
 def inputs(
@@ -179,8 +181,12 @@ def test_a_card_gives_what_the_einsum_gives(shape: tuple) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not ON_GPU, reason="needs an NVIDIA GPU")
-@pytest.mark.parametrize("config", [tiny.MODEL, tiny.LANGUAGE_MODEL], ids=["t5", "lm"])
-def test_a_card_trains_as_with_the_einsum_and_repeats_itself(config: ModelConfig) -> None:
+@pytest.mark.parametrize(
+    "config",
+    [tiny.MODEL, tiny.LANGUAGE_MODEL, tiny.language_model(attention_mask="bidirectional")],
+    ids=["t5", "lm", "encoder"],
+)
+def test_a_card_trains_as_with_the_einsum_and_repeats_its_losses(config: ModelConfig) -> None:
     assert isinstance(choose.choose(config, tiny.mesh_of(MeshConfig(), 1), 8, 24, 24), choose.PallasGpu)
     with jax.default_matmul_precision("highest"):
         plain, kernel, again = (
@@ -188,4 +194,17 @@ def test_a_card_trains_as_with_the_einsum_and_repeats_itself(config: ModelConfig
         )
     np.testing.assert_allclose(kernel[0], plain[0], rtol=1e-5)
     assert kernel[0] == again[0]
-    jax.tree.map(np.testing.assert_array_equal, kernel[1].params, again[1].params)
+    # The last bit differs: XLA adds up the embedding's gradient in any order (docs/gpus.md). The kernels' own is fixed.
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * np.abs(b).max()),
+        kernel[1].params, again[1].params,
+    )  # fmt: skip
+
+
+def test_without_triton_a_card_takes_the_einsum_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, "9.0")
+    monkeypatch.setattr(choose, "find_spec", lambda name: None)
+    mesh = tiny.mesh_of(MeshConfig(), 1)
+    assert type(choose.choose(tiny.MODEL, mesh, 8, 114, 114)) is choose.Einsum
+    card = SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="NVIDIA H200")
+    assert "needs jax.experimental.pallas.triton, which jax" in choose.unfit(tiny.MODEL, card)
