@@ -38,6 +38,17 @@ def test_versions_are_compared_with_the_lock(monkeypatch: pytest.MonkeyPatch) ->
     assert line.level == "error" and "optax" in line.text
 
 
+def test_a_lean_environment_on_a_card_is_whole_without_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    locked = environment.pins(ROOT / "requirements", "cuda13", is_lean=True)
+    assert locked["jax-cuda13-plugin"] and locked["flax"] and not locked.keys() & {"tensorflow", "seqio"}
+    monkeypatch.setattr(environment, "installed", lambda: locked)
+    (line,) = environment._versions({})
+    assert line.level == "ok"
+    monkeypatch.setattr(environment, "installed", lambda: {n: v for n, v in locked.items() if n != "contourpy"})
+    (line,) = environment._versions({})  # matplotlib needs it, and Limba does not
+    assert (line.level, line.fix) == ("warning", "LEAN=1 bash launch/setup.sh cuda13")
+
+
 def test_who_holds_a_device_and_its_lock_is_named(tmp_path: Path) -> None:
     device, lock = tmp_path / "accel0", tmp_path / "libtpu_lockfile"
     device.write_text("")

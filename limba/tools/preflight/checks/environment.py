@@ -14,6 +14,7 @@ import shutil
 import sys
 import tempfile
 import time
+import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -79,11 +80,12 @@ def _versions(data: Data) -> Iterator[Line]:
     known = {name: versions[name] for name in SHOWN if name in versions}
     data |= {"python": python, "packages": known, "lock": lock}
     said = ", ".join(f"{name} {version}" for name, version in known.items())
-    wanted = pins(LOCKS, lock)
+    is_lean = "tensorflow" not in versions
+    wanted = pins(LOCKS, lock, is_lean)
     if not wanted:
         yield Line("ok", f"Python {python}, {said}; there is no lock beside an installed package to compare with.")
         return
-    fix = f"LEAN=1 {SETUP} cpu" if lock == "lean" else f"{SETUP} {lock}"
+    fix = f"{'LEAN=1 ' if is_lean else ''}{SETUP} {'cpu' if lock == 'lean' else lock}"
     if not (3, 11) <= sys.version_info[:2] <= (3, 13):
         yield Line(
             "error", f"Python is {python}, and the packages are tested with 3.11 to 3.13.", fix, "python-version"
@@ -92,7 +94,8 @@ def _versions(data: Data) -> Iterator[Line]:
     others = {name: (versions[name], pin) for name, pin in wanted.items() if name in versions and versions[name] != pin}
     data["differ_from_lock"] = {name: list(pair) for name, pair in others.items()} | dict.fromkeys(missing)
     if missing:
-        yield Line("error", f"{_some(missing)} of requirements/lock-{lock}.txt: not installed.", fix, "packages")
+        level = "error" if _needed(LOCKS.parent / "pyproject.toml") & set(missing) else "warning"
+        yield Line(level, f"{_some(missing)} of requirements/lock-{lock}.txt: not installed.", fix, "packages")
     if others:
         some = _some([f"{name} {own} (lock: {pin})" for name, (own, pin) in others.items()])
         yield Line("warning", f"Other versions than those of requirements/lock-{lock}.txt: {some}.", fix, "packages")
@@ -109,6 +112,12 @@ def installed() -> dict[str, str]:
     return found
 
 
+def _needed(project: Path) -> set[str]:
+    """Returns the packages that Limba itself imports; others of a lock are needed by these, or by parts of these."""
+    named = tomllib.loads(project.read_text())["project"]["dependencies"] if project.exists() else []
+    return {_normal(found[0]) for each in named if (found := re.match(r"[\w.-]+", each))}
+
+
 def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
@@ -123,8 +132,11 @@ def chip_of(versions: Mapping[str, str]) -> str:
     return next((lock for lock, package in CHIPS.items() if package in versions), without)
 
 
-def pins(folder: Path, lock: str) -> dict[str, str]:
-    """Returns package -> version that a lock, with the locks that it includes, has for this Python."""
+def pins(folder: Path, lock: str, is_lean: bool = False) -> dict[str, str]:
+    """Returns package -> version that a lock, with the locks that it includes, has for this Python.
+
+    In a lean environment a chip's lock stands on lock-lean.txt.
+    """
     from packaging.markers import Marker
 
     path, found = folder / f"lock-{lock}.txt", {}
@@ -132,7 +144,7 @@ def pins(folder: Path, lock: str) -> dict[str, str]:
         return found
     for line in path.read_text().splitlines():
         if include := re.fullmatch(r"-r lock-(\w+)\.txt", line):
-            found |= pins(folder, include[1])
+            found |= pins(folder, "lean" if is_lean and include[1] == "cpu" else include[1], is_lean)
             continue
         pin = re.match(r"([\w.-]+)==([^\s;\\]+)(?: *; *([^\\]+))?", line)
         if pin and (pin[3] is None or Marker(pin[3].strip()).evaluate()):
