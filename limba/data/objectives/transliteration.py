@@ -12,27 +12,10 @@ from limba.config import InputError
 TRANSLITERATIONS = ("letters", "ascii", "unidecode")
 # Letters whose name does not spell a plain letter, with what people type instead of them.
 NAMED = {
-    "SHARP S": "ss",
-    "LONG S": "s",
-    "DOTLESS I": "i",
-    "DOTLESS J": "j",
-    "ETH": "d",
-    "THORN": "th",
-    "ENG": "n",
-    "KRA": "q",
-    "WYNN": "w",
-    "YOGH": "gh",
-    "SCHWA": "e",
-    "OPEN E": "e",
-    "OPEN O": "o",
-    "AFRICAN D": "d",
-    "TURNED V": "v",
-    "EZH": "z",
-    "ESH": "s",
-    "GAMMA": "g",
-    "IOTA": "i",
-    "UPSILON": "u",
-}
+    "SHARP S": "ss", "LONG S": "s", "DOTLESS I": "i", "DOTLESS J": "j", "ETH": "d", "THORN": "th", "ENG": "n",
+    "KRA": "q", "WYNN": "w", "YOGH": "gh", "SCHWA": "e", "OPEN E": "e", "OPEN O": "o", "AFRICAN D": "d",
+    "TURNED V": "v", "EZH": "z", "ESH": "s", "GAMMA": "g", "IOTA": "i", "UPSILON": "u",
+}  # fmt: skip
 NAME = re.compile(r"LATIN (SMALL|CAPITAL) (?:LETTER|LIGATURE) (.+?)(?: WITH .+)?")
 # Capitals that become two letters, in a word of capitals.
 DOUBLED = "ÆŒÞẞǼǢĲ"

@@ -170,14 +170,7 @@ def _remote_matches(pattern: str, system: AbstractFileSystem, path: str, policy:
         with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
             found = list(pool.map(lambda entry: answer("info", entry["name"]) or {}, entries))
         entries = [entry | {"name": listed["name"]} for listed, entry in zip(entries, found, strict=True)]
-    return [
-        File(
-            system.unstrip_protocol(entry["name"]),
-            entry.get("size") if entry.get("partial", True) else None,
-            version_of(entry),
-        )
-        for entry in entries
-    ]
+    return [File(system.unstrip_protocol(entry["name"]), entry.get("size"), version_of(entry)) for entry in entries]
 
 
 def list_units(files: Sequence[File], policy: ReadPolicy = PATIENT, footers: Footers | None = None) -> list[Unit]:

@@ -261,68 +261,6 @@ class RemoteFile(io.RawIOBase):
         return fetch(self._system, self._path, start, stop, self._policy) if start < stop else b""
 
 
-class RemoteStream(io.RawIOBase):
-    """A remote file that is read from its beginning, for a server that gives no size or no ranges.
-
-    After a failure it is opened again and read up to the same byte.
-    """
-
-    def __init__(self, system: Any, path: str, policy: ReadPolicy):
-        self._system, self._path, self._policy = system, path, policy
-        self._file: Any = None
-        self._position = 0  # of this stream
-        self._read = 0  # of self._file
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = _persist(self._policy, self._policy.timeout_seconds, lambda: self._next(len(buffer)))
-        buffer[: len(data)] = data
-        self._position += len(data)
-        return len(data)
-
-    def _next(self, length: int) -> bytes:
-        seconds = self._policy.timeout_seconds
-        try:
-            if self._file is None:
-                self._read = 0
-                self._file = limited(self._open, seconds, "read")
-            file = self._file
-            while True:
-                wanted = self._position - self._read or length
-                data = limited(functools.partial(file.read, min(wanted, BLOCK_BYTES)), seconds, "read")
-                if self._read == self._position:
-                    self._read += len(data)
-                    return data
-                if not data:
-                    raise ReadError(f"it ended at byte {self._read}; an earlier read went further", is_temporary=True)
-                self._read += len(data)
-        except BaseException:
-            self._drop()
-            raise
-
-    def _drop(self) -> None:
-        if self._file is not None:
-            self._file.close()
-        self._file = None
-
-    def close(self) -> None:
-        self._drop()
-        super().close()
-
-    def _open(self) -> Any:
-        if "http" not in _protocols(self._system):
-            return self._system.open(self._path, "rb", block_size=0)
-        from aiohttp import ClientTimeout  # a fifth of a second, which a start from local files does not need
-        from fsspec.implementations.http import HTTPStreamFile
-
-        session = sync(self._system.loop, self._system.set_session)
-        # The session's default limit of 5 minutes would apply to the whole file.
-        options = {"timeout": ClientTimeout(), "headers": {"Accept-Encoding": "identity"}}
-        return HTTPStreamFile(self._system, self._path, session=session, loop=self._system.loop, **options)
-
-
 def open_file(
     path: str, policy: ReadPolicy, start: int = 0, stop: int | None = None, size: int | None = None
 ) -> IO[bytes]:
@@ -330,11 +268,6 @@ def open_file(
     system, stripped = fsspec.core.url_to_fs(path)
     if is_local(system):
         return open(stripped, "rb", buffering=BUFFER_BYTES)
-    if stop is None and size is None:
-        details = ask(system, policy, "info", stripped)
-        size = details.get("size")
-        if size is None or details.get("partial") is False:
-            return io.BufferedReader(RemoteStream(system, stripped, policy), BUFFER_BYTES)
     return io.BufferedReader(RemoteFile(system, stripped, policy, start, stop, size), BUFFER_BYTES)
 
 

@@ -242,30 +242,17 @@ class DataPositions:
         vocabulary = task.output_features["targets"].vocabulary
         sources = self._sources.values()
         return {
-            "format": FORMAT,
-            "task": task.name,
-            "seed": config.seed,
-            "shuffle": config.shuffle,
-            "shard": shard,
-            "num_data_shards": config.num_data_shards,
-            "batch_size": config.batch_size,
-            "num_epochs": config.num_epochs,
-            "dealing": self._pipeline.deal.identity,
-            "max_examples": config.max_examples,
-            "task_feature_lengths": dict(self._pipeline.lengths),
-            "objective": config.objective,
-            "noise_density": config.noise_density,
-            "mask_share": config.mask_share,
-            "mean_noise_span_length": config.mean_noise_span_length,
-            "prefix": config.prefix,
-            "pack": config.pack or None,
-            "shuffle_buffer": config.shuffle_buffer,
-            "train_split": config.train_split,
-            "vocabulary size": vocabulary.vocab_size,
-            "vocabulary": content_name(vocabulary),
+            "format": FORMAT, "task": task.name, "seed": config.seed, "shuffle": config.shuffle, "shard": shard,
+            "num_data_shards": config.num_data_shards, "batch_size": config.batch_size, "num_epochs": config.num_epochs,
+            "dealing": self._pipeline.deal.identity, "max_examples": config.max_examples,
+            "task_feature_lengths": dict(self._pipeline.lengths), "objective": config.objective,
+            "noise_density": config.noise_density, "mask_share": config.mask_share,
+            "mean_noise_span_length": config.mean_noise_span_length, "prefix": config.prefix,
+            "pack": config.pack or None, "shuffle_buffer": config.shuffle_buffer, "train_split": config.train_split,
+            "vocabulary size": vocabulary.vocab_size, "vocabulary": content_name(vocabulary),
             "column": [source.column for source in sources],
             "validation_percent": [source.carved_percent(config.train_split) for source in sources],
-        }
+        }  # fmt: skip
 
     @functools.cached_property
     def _layout(self) -> str:

@@ -8,18 +8,11 @@ from limba.config import InputError
 
 # Data sets of the scripts' own table: columns of the text and of its summary.
 COLUMNS = {
-    "amazon_reviews_multi": ("review_body", "review_title"),
-    "big_patent": ("description", "abstract"),
-    "billsum": ("text", "summary"),
-    "cnn_dailymail": ("article", "highlights"),
-    "orange_sum": ("text", "summary"),
-    "pn_summary": ("article", "summary"),
-    "multi_news": ("document", "summary"),
-    "samsum": ("dialogue", "summary"),
-    "xglue": ("news_body", "news_title"),
-    "xsum": ("document", "summary"),
-    "wiki_summary": ("article", "highlights"),
-}
+    "amazon_reviews_multi": ("review_body", "review_title"), "big_patent": ("description", "abstract"),
+    "billsum": ("text", "summary"), "cnn_dailymail": ("article", "highlights"), "orange_sum": ("text", "summary"),
+    "pn_summary": ("article", "summary"), "multi_news": ("document", "summary"), "samsum": ("dialogue", "summary"),
+    "xglue": ("news_body", "news_title"), "xsum": ("document", "summary"), "wiki_summary": ("article", "highlights"),
+}  # fmt: skip
 ONLY = {  # keys that have one meaning here
     "ignore_pad_token_for_loss": "padding never counts",
     "pad_to_max_length": "rows have one length",

@@ -176,21 +176,3 @@ def deduplicate_metric(metric_fn: Metric, group_key: str = "group", value_key: s
         return metric_fn([target for target, _ in first.values()], [prediction for _, prediction in first.values()])
 
     return metric
-
-
-__all__ = [
-    "accuracy",
-    "all_match",
-    "bleu",
-    "deduplicate_metric",
-    "edit_distance",
-    "f1_score_with_invalid",
-    "mean_multiclass_f1",
-    "pearson_corrcoef",
-    "rouge",
-    "rouge_mean",
-    "sequence_accuracy",
-    "spearman_corrcoef",
-    "squad",
-    "trivia_qa",
-]
