@@ -15,7 +15,7 @@ from limba.data.objectives.steps import examples_of
 from limba.data.objectives.supervised import is_supervised
 from limba.data.packing import CAUSAL, FEATURES
 from limba.data.registry import Mixture, Task
-from limba.data.sources.counts import Counts
+from limba.data.sources.order import Counts
 from limba.data.sources.units import UnitSource
 from limba.data.stream.shard import Pipeline
 from limba.data.stream.stages import check_rows_of_stage, task_of_stage

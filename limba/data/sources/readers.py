@@ -23,11 +23,10 @@ import zstandard
 from fsspec import AbstractFileSystem
 
 from limba.config import InputError, reason_of, without_credentials
-from limba.data.sources.compression import COMPRESSIONS, unpacked
 from limba.data.sources.fingerprints import File, version_of
 from limba.data.sources.json_documents import HEAD_BYTES, JsonError, array_records, is_array, sentences, value_at
 from limba.data.sources.parquet import Footers, UnitError, not_text, numbers_as_text, parquet_values, stored_name
-from limba.data.sources.remote import ReadError, ReadPolicy, ask, in_place, is_local, open_file
+from limba.data.sources.remote import COMPRESSIONS, ReadError, ReadPolicy, ask, in_place, is_local, open_file, unpacked
 from limba.storage import servers
 
 logger = logging.getLogger(__name__)

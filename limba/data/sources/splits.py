@@ -13,10 +13,8 @@ from typing import Any
 
 from limba.config import ConfigError, InputError
 from limba.data.sources.chunks import ChunkReader
-from limba.data.sources.compression import COMPRESSIONS
-from limba.data.sources.counts import Counts
 from limba.data.sources.fingerprints import File, Mark, end_bytes_for, marks_of
-from limba.data.sources.order import ShardsServed, fewer_shards
+from limba.data.sources.order import Counts, ShardsServed, fewer_shards
 from limba.data.sources.parquet import TOKENS
 from limba.data.sources.readers import (
     FIELD_SEPARATOR,
@@ -27,7 +25,7 @@ from limba.data.sources.readers import (
     list_units,
     read_chunks,
 )
-from limba.data.sources.remote import ReadPolicy
+from limba.data.sources.remote import COMPRESSIONS, ReadPolicy
 
 BYTES_CHECKED = 1 << 25  # of local files before a run; about a second
 MOST_BYTES_CHECKED = 8 * BYTES_CHECKED  # of a corpus of few documents, to see that every data shard has one
