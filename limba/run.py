@@ -15,7 +15,7 @@ import jax
 from jax.sharding import Mesh
 
 from limba.config import InputError, RunConfig
-from limba.data import validation_split
+from limba.data import run_data
 from limba.data.objectives.choice import reads_prefix
 from limba.data.stream import placement, streams
 from limba.data.stream.stages import open_stages
@@ -138,7 +138,7 @@ def _train(
         with Metrics(config.model_dir, start, *ends, config, callbacks) as metrics, memory_advice(config):
             if metrics.writes:
                 write_config(config, gin_text, [stage.task for stage in plan.stages])
-                for sentence in validation_split.truncation(task, lengths, config.data):
+                for sentence in run_data.truncation(task, lengths, config.data):
                     metrics.say(sentence)
             sentences = introduction(plan.planned, count_parameters(abstract.params), lengths, start)
             for sentence in (*plan.notes, *sentences):

@@ -30,13 +30,13 @@ FLOORS = {
 }
 IN_DATA = {  # the floors inside of limba/data/; the longest name that fits a module counts
     **{"philox": -3, "examples": -3, "dataset": -2, "vocabulary.files": -2, "vocabulary.vocabularies": -1},
-    **dict.fromkeys(("demo_corpus", "sources", "task_modules", "registry"), 0),
+    **dict.fromkeys(("sources", "task_modules", "registry"), 0),
     **{"packing": 1, "vocabulary": 1, "seqio_tasks": 1, "bridge": 2, "objectives": 3},
     **dict.fromkeys(("metrics", "function_tasks"), 4),
     "tasks": 5,
     **dict.fromkeys(("deal", "vocabulary.train"), 6),
     "stream": 7,
-    **dict.fromkeys(("provenance", "run_data", "validation_split"), 8),
+    **dict.fromkeys(("provenance", "run_data"), 8),
 }
 BESIDE_LIMBA = {"tasks": 2, **dict.fromkeys(("launch", "convert", "benchmarks", "tests"), 6)}
 WITHOUT_FLOOR = ("limba.__main__",)

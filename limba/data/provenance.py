@@ -20,10 +20,9 @@ from limba.config import DataConfig, InputError
 from limba.data.dataset import TOKENS as TOKENS_SPEC
 from limba.data.dataset import Dataset, Spec, Step, preprocessor
 from limba.data.deal import WHOLE_UNITS, Deal
-from limba.data.objectives.choice import objective_of
+from limba.data.objectives.choice import examples_of, objective_of
 from limba.data.objectives.language_modeling import causal_lm, causal_lm_lengths, cut_documents
 from limba.data.objectives.masked_language_modeling import masked_lm, whole_word_masked_lm
-from limba.data.objectives.steps import examples_of
 from limba.data.objectives.token_blocks import Features, unwrapped
 from limba.data.objectives.tokenization import DOCUMENTS_PER_BATCH, tokenize_documents, tokenizer_of
 from limba.data.objectives.whole_words import begins_word, corrupt_words, whole_word_span_corruption

@@ -19,7 +19,7 @@ from limba.data import bridge
 from limba.data.dataset import TOKENS, Dataset, Mixed, State
 from limba.data.deal import WHOLE_UNITS, Deal, marked, unmarked
 from limba.data.function_tasks import failure_of_function
-from limba.data.objectives.steps import examples_of
+from limba.data.objectives.choice import examples_of
 from limba.data.packing import batched
 from limba.data.registry import Mixture, Task
 from limba.data.sources.order import Reading
