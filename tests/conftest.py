@@ -30,7 +30,7 @@ from tests import changed
 CHECKED = [
     "limba.model",
     "limba.training.losses",
-    "limba.training.chunked_loss",
+    "limba.training.losses",
     "limba.training.step",
     "limba.evaluation.validation",
     "limba.inference.generate",

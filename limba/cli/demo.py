@@ -18,7 +18,7 @@ from limba.data.task_modules import ROOT
 from limba.storage.files import replacing
 
 if TYPE_CHECKING:
-    from limba.data.vocabulary.sentences import Hidden
+    from limba.data.vocabulary.text_sample import Hidden
 
 DOCUMENT_LETTERS = 1_000  # paragraphs are joined up to about this: many documents, some for validation
 

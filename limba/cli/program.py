@@ -24,8 +24,7 @@ from limba.config import (
     environment,
     extras,
 )
-from limba.config.errors import NOT_WRITABLE, is_out_of_memory, reason_of
-from limba.config.secrets import without_credentials
+from limba.config.errors import NOT_WRITABLE, is_out_of_memory, reason_of, without_credentials
 from limba.storage import failures, servers
 
 NOT_A_PATH = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EEXIST)

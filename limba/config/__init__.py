@@ -19,12 +19,12 @@ from limba.config.errors import (
     nearest,
     reason_of,
     require,
+    without_credentials,
 )
 from limba.config.generation import GenerationConfig
 from limba.config.model import ModelConfig
 from limba.config.optimizer import LossConfig, OptimizerConfig, ScheduleConfig
 from limba.config.run import CardConfig, CheckpointConfig, EvaluationConfig, GuardConfig, MeshConfig, RunConfig
-from limba.config.secrets import without_credentials
 
 __all__ = [
     "OBJECTIVES", "CardConfig", "CheckpointConfig", "ConfigError", "DataConfig", "EvaluationConfig", "Fix",

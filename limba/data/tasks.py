@@ -11,14 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from etils import epath
 
 from limba.config import ConfigError, DataConfig, InputError, StorageError, extras
-from limba.data.function_tasks import (
-    from_cache,
-    gives_texts,
-    resumable_form,
-    text_alone,
-    warn_of_function,
-    with_inputs,
-)
+from limba.data import function_tasks
 from limba.data.objectives.choice import of_one_sequence, with_head, with_noise, with_objective
 from limba.data.objectives.supervised import is_supervised, with_prefix
 from limba.data.packing import FEATURES
@@ -100,7 +93,7 @@ def resolve_task_of_run(config: DataConfig, model_dir: str) -> Provider:
 
 
 def _replaced(task: Task, config: DataConfig, directory: str | None) -> Task:
-    form = resumable_form(task)
+    form = function_tasks.resumable_form(task)
     path = config.vocabulary and place_of(config.vocabulary, directory)
     given = None if path is None else load_vocabulary(path, config.extra_ids)
     features = {
@@ -109,12 +102,12 @@ def _replaced(task: Task, config: DataConfig, directory: str | None) -> Task:
     }
     if any(feature.vocabulary is not task.output_features[name].vocabulary for name, feature in features.items()):
         task = task.replace(output_features=features)
-    task = with_inputs(task)
+    task = function_tasks.with_inputs(task)
     missing = [feature for feature in FEATURES if feature not in task.output_features]
     if missing:
         raise InputError(f"Task {task.name} has no feature {missing[0]!r}; register it with 'inputs' and 'targets'.")
     if config.cache_dir is not None:
-        task = from_cache(task, config.cache_dir)
+        task = function_tasks.from_cache(task, config.cache_dir)
     if config.prefix is not None:
         task = with_prefix(task, config.prefix)
     if config.objective is not None:
@@ -126,11 +119,11 @@ def _replaced(task: Task, config: DataConfig, directory: str | None) -> Task:
         task = of_one_sequence(task, config.pack, config.is_masked)
     if config.data_files is not None:
         column = _column_of(task, config)
-        if gives_texts(task, config.train_split):
-            task = task.replace(preprocessors=[text_alone, *task.preprocessors])
+        if function_tasks.gives_texts(task, config.train_split):
+            task = task.replace(preprocessors=[function_tasks.text_alone, *task.preprocessors])
         task = task.replace(source=source_of_files(config.data_files, column, config.validation_percent))
     elif form is not None:
-        warn_of_function(task.name, form)
+        function_tasks.warn_of_function(task.name, form)
     for source in unit_sources(task).values():
         source.read_by(ReadPolicy(config.read_timeout_seconds, config.read_attempts, config.on_read_failure))
     return task

@@ -23,9 +23,15 @@ from limba.model import Batch, Network
 from limba.model.trees import Parameters
 from limba.sharding.agreement import compiled_together
 from limba.sharding.mesh import num_batch_groups
-from limba.training.chunked_loss import WHOLE_LOGITS_BYTES, logits_bytes
-from limba.training.label_losses import label_sums, scores_of
-from limba.training.losses import at_predicted, cross_entropy, weighted_sums
+from limba.training.losses import (
+    WHOLE_LOGITS_BYTES,
+    at_predicted,
+    cross_entropy,
+    label_sums,
+    logits_bytes,
+    scores_of,
+    weighted_sums,
+)
 from limba.training.step import microbatches
 
 Figures = dict[str, float]

@@ -19,24 +19,10 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from limba.config import ModelConfig
+from limba.model import layers
 from limba.model.attention import query_init
-from limba.model.heads import Head
 from limba.model.kernels.choose import AttentionKernel, choose, choose_for_any_mask
 from limba.model.kernels.einsum import cached_attention, dot_product_attention
-from limba.model.layers import (
-    ACTIVATION_FUNCTIONS,
-    ATTENDED,
-    Dense,
-    Dropout,
-    Embed,
-    Initializer,
-    LogitsBias,
-    MlpBlock,
-    attention_init,
-    logits_dense,
-    norm,
-    parameter,
-)
 from limba.model.masks import Mask, causal_mask, ids_of, prefix_mask
 from limba.model.relative_bias import BiasTable, RelativeBias, bias_by_distance, bias_row
 from limba.model.stack import apply_module, decode_runner, run_layers
@@ -133,7 +119,7 @@ class _Network:
         return apply_module(Stack(self._config), self._params["decoder"], *inputs, method=method)
 
     def _embed(self, method: str, x: Array) -> Array:
-        return apply_module(Embed(self._config), self._params["token_embedder"], x, method=method)
+        return apply_module(layers.Embed(self._config), self._params["token_embedder"], x, method=method)
 
     def _embedded(self, ids: Int[Array, "B L"], positions: Int[Array, "B L"]) -> Float[Array, "B L D"]:
         return self._stack("add_positions", self._embed("__call__", ids), positions)
@@ -222,14 +208,14 @@ class SelfAttention(nn.Module):
         config, dtype = self.config, jnp.dtype(self.config.dtype)
         has_bias = "attention" in config.biases
 
-        def into_heads(heads: int, init: Initializer = attention_init) -> Dense:
+        def into_heads(heads: int, init: layers.Initializer = layers.attention_init) -> layers.Dense:
             width = heads * config.head_dim
-            return Dense(width, ("embed", "joined_kv"), dtype, init, has_bias=has_bias)
+            return layers.Dense(width, ("embed", "joined_kv"), dtype, init, has_bias=has_bias)
 
-        init = query_init(config.head_dim) if config.is_t5_decoder else attention_init
+        init = query_init(config.head_dim) if config.is_t5_decoder else layers.attention_init
         self.query = into_heads(config.num_heads, init)
         self.key, self.value = into_heads(config.kv_heads), into_heads(config.kv_heads)
-        self.out = Dense(config.emb_dim, ("joined_kv", "embed"), dtype, attention_init, has_bias=has_bias)
+        self.out = layers.Dense(config.emb_dim, ("joined_kv", "embed"), dtype, layers.attention_init, has_bias=has_bias)
 
     def project(
         self, x: Float[Array, "B L D"], positions: Int[Array, "B L"], layer: Array | int = 0
@@ -262,11 +248,11 @@ class LanguageModelLayer(nn.Module):
 
     def setup(self) -> None:
         config = self.config
-        self.pre_self_attention_layer_norm = norm(config)
+        self.pre_self_attention_layer_norm = layers.norm(config)
         self.self_attention = SelfAttention(config)
-        self.pre_mlp_layer_norm = norm(config)
-        self.mlp = MlpBlock(config)
-        self.drop = Dropout(config.dropout_rate)
+        self.pre_mlp_layer_norm = layers.norm(config)
+        self.mlp = layers.MlpBlock(config)
+        self.drop = layers.Dropout(config.dropout_rate)
 
     def project(
         self, x: Float[Array, "B L D"], positions: Int[Array, "B L"]
@@ -303,7 +289,7 @@ class LanguageModelLayer(nn.Module):
         if config.local_attention is None:
             attended = _attended(attend, (query, key, value), bias, mask)
         else:
-            attended = checkpoint_name(_in_windows(config, attend, layer, mask)(query, key, value), ATTENDED)
+            attended = checkpoint_name(_in_windows(config, attend, layer, mask)(query, key, value), layers.ATTENDED)
         return self.finish(x, attended, deterministic)
 
 
@@ -343,17 +329,19 @@ class Stack(nn.Module):
         config = self.config
         if config.positions == "learned":
             init, shape = nn.initializers.normal(0.02), (config.max_length, config.emb_dim)
-            self.position_embedding = parameter(self, "position_embedding", init, ("length", "embed"), shape)
+            self.position_embedding = layers.parameter(self, "position_embedding", init, ("length", "embed"), shape)
         if config.is_t5_decoder:
             self.relpos_bias = RelativeBias(config, bidirectional=False)
-        self.decoder_norm, self.drop_output = norm(config), Dropout(config.dropout_rate)
+        self.decoder_norm, self.drop_output = layers.norm(config), layers.Dropout(config.dropout_rate)
         if config.is_modernbert:
-            init = Dense(config.emb_dim, ("embed", "mlp"), jnp.dtype(config.dtype), has_bias="head" in config.biases)
-            self.head_dense, self.head_norm = init, norm(config)
+            init = layers.Dense(
+                config.emb_dim, ("embed", "mlp"), jnp.dtype(config.dtype), has_bias="head" in config.biases
+            )
+            self.head_dense, self.head_norm = init, layers.norm(config)
         if not config.logits_via_embedding:
-            self.logits_dense = logits_dense(config)
+            self.logits_dense = layers.logits_dense(config)
         elif "logits" in config.biases:
-            self.logits_dense = LogitsBias()
+            self.logits_dense = layers.LogitsBias()
 
     def add_positions(self, x: Float[Array, "B L D"], positions: Int[Array, "B L"]) -> Float[Array, "B L D"]:
         """Returns x plus learned or sinusoidal position embeddings; rotary and relative ones are in the attention."""
@@ -376,7 +364,7 @@ class Stack(nn.Module):
 
     def transform(self, x: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
         """Returns what a ModernBERT's logits are computed from: states through a dense layer and a norm."""
-        return self.head_norm(ACTIVATION_FUNCTIONS[self.config.mlp_activations[0]](self.head_dense(x)))
+        return self.head_norm(layers.ACTIVATION_FUNCTIONS[self.config.mlp_activations[0]](self.head_dense(x)))
 
     def add_bias(self, logits: Float[Array, "B L V"]) -> Float[Array, "B L V"]:
         """Returns the logits of a tied head with its bias, if it has one."""
@@ -395,7 +383,7 @@ class Stack(nn.Module):
         config, (batch, length, _) = self.config, x.shape
         takes_ids = isinstance(mask, Mask) and (config.local_attention is None or has_blocks(config, length))
         attend = (choose if takes_ids else choose_for_any_mask)(config, self.mesh, batch, length, length)
-        x = Dropout(config.dropout_rate)(self.add_positions(x, positions), deterministic)
+        x = layers.Dropout(config.dropout_rate)(self.add_positions(x, positions), deterministic)
         bias = attend.bias(self.relpos_bias()) if config.is_t5_decoder else None
         inputs = (attend, bias, positions, mask)
         x = run_layers(self, LanguageModelLayer, config.num_decoder_layers, x, inputs, deterministic, numbered=True)
@@ -418,10 +406,10 @@ class LanguageModel(nn.Module):
     mesh: Mesh | None = None
 
     def setup(self) -> None:
-        self.token_embedder = Embed(self.config)
+        self.token_embedder = layers.Embed(self.config)
         self.decoder = Stack(self.config, self.mesh)
         if self.config.has_own_head:
-            self.head = Head(self.config)
+            self.head = layers.Head(self.config)
 
     def __call__(self, batch: Batch, deterministic: bool, as_states: bool = False) -> Float[Array, "B LorP DorV"]:
         """Returns float32 logits, or with `as_states` the hidden states that the head turns into logits.

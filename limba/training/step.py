@@ -17,8 +17,17 @@ from limba.config import LossConfig
 from limba.model import Batch, Network
 from limba.model.trees import Parameters
 from limba.sharding.mesh import LOGICAL_AXIS_RULES, is_pure_data_parallel, shard_key
-from limba.training.chunked_loss import WHOLE_LOGITS_BYTES, chunked_cross_entropy, logits_bytes
-from limba.training.losses import Sums, at_predicted, cross_entropy, divisor, token_weights, weighted_sums
+from limba.training.losses import (
+    WHOLE_LOGITS_BYTES,
+    Sums,
+    at_predicted,
+    chunked_cross_entropy,
+    cross_entropy,
+    divisor,
+    logits_bytes,
+    token_weights,
+    weighted_sums,
+)
 from limba.training.optimizer import scaled_gradients
 from limba.training.state import TrainState
 
@@ -203,7 +212,7 @@ def loss_sums(model: Network, loss: LossConfig, params: Parameters, batch: Batch
     `losses.token_weights` of these, and `tokens` counts the target tokens.
     """
     if model.config.has_own_head:
-        from limba.training.label_losses import label_sums
+        from limba.training.losses import label_sums
 
         return label_sums(model, loss, params, batch, dropout_key)[0]
     targets, weights = batch["decoder_target_tokens"], token_weights(loss, batch)

@@ -15,8 +15,8 @@ from huggingface_hub import constants as hub_constants
 
 from limba.config import DataConfig, InputError, StorageError
 from limba.data.sources import FileSource, readers, remote
-from limba.data.sources.chunks import ChunkReader
 from limba.data.sources.remote import ReadPolicy
+from limba.data.sources.splits import ChunkReader
 from tests.data.sources.test_readers import TEXTS, write
 from tests.http_server import (
     BucketHandler,
