@@ -13,7 +13,6 @@ from limba.config import DataConfig
 from limba.data import bridge
 from limba.data.dataset import TEXT, Dataset, Elements
 from limba.data.deal import has_row_per_document
-from limba.data.function_tasks import failure_of_function
 from limba.data.objectives.choice import derive_lengths, examples_of, with_noise
 from limba.data.objectives.supervised import is_supervised, text_of, truncation_report
 from limba.data.objectives.token_blocks import unwrapped
@@ -22,9 +21,8 @@ from limba.data.registry import Mixture, Task
 from limba.data.sources.order import Counts
 from limba.data.sources.units import UnitSource
 from limba.data.stream.shard import Pipeline, padded_rows
-from limba.data.stream.stages import check_rows_of_stage, task_of_stage
-from limba.data.stream.streams import feature_shapes
-from limba.data.tasks import Provider, check_sources, parts_of, resolve_task, unit_sources
+from limba.data.stream.streams import check_rows_of_stage, feature_shapes, task_of_stage
+from limba.data.tasks import Provider, check_sources, failure_of_function, parts_of, resolve_task, unit_sources
 
 logger = logging.getLogger(__name__)
 

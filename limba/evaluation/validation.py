@@ -23,15 +23,7 @@ from limba.model import Batch, Network
 from limba.model.trees import Parameters
 from limba.sharding.agreement import compiled_together
 from limba.sharding.mesh import num_batch_groups
-from limba.training.losses import (
-    WHOLE_LOGITS_BYTES,
-    at_predicted,
-    cross_entropy,
-    label_sums,
-    logits_bytes,
-    scores_of,
-    weighted_sums,
-)
+from limba.training import losses
 from limba.training.step import microbatches
 
 Figures = dict[str, float]
@@ -53,12 +45,12 @@ def label_evaluation(
     """
 
     def sums_of(params: Parameters, batch: Batch) -> dict[str, Array]:
-        sums, found = label_sums(model, config.loss, params, batch, None)
+        sums, found = losses.label_sums(model, config.loss, params, batch, None)
         if found is None:
             return sums
         outputs, labels, weights = found
         if model.config.head == "score":
-            x, y = outputs[..., 0], scores_of(labels)
+            x, y = outputs[..., 0], losses.scores_of(labels)
             powers = jnp.stack([jnp.sum(weights * each) for each in (x, y, x * x, y * y, x * y)])
             return {**sums, "powers": powers}
         size = len(model.config.labels)
@@ -221,11 +213,11 @@ def evaluation_sums(model: Network, loss: LossConfig, params: Parameters, batch:
     divided evenly among its bytes. An encoder's are those of `decoder_predicted_positions`.
     """
     names = ("decoder_target_tokens", "decoder_loss_weights", "character_counts")
-    targets, weights, counts = at_predicted(batch, *(batch[name] for name in names))
+    targets, weights, counts = losses.at_predicted(batch, *(batch[name] for name in names))
     weights, counts = weights.astype(jnp.float32), counts.astype(jnp.float32)
-    trained, plain, correct = cross_entropy(model.apply(params, batch), targets, loss)
+    trained, plain, correct = losses.cross_entropy(model.apply(params, batch), targets, loss)
     nats_per_byte = plain * weights / jnp.sum(counts, axis=-1)
-    sums = weighted_sums((trained, plain, correct), weights)
+    sums = losses.weighted_sums((trained, plain, correct), weights)
     return {**sums, "nats_by_set": jnp.einsum("bq,bqs->s", nats_per_byte, counts)}
 
 
@@ -234,7 +226,7 @@ def _num_parts(model: Network, rows: int, length: int, num_microbatches: int) ->
     parts, groups = num_microbatches, num_batch_groups(model.mesh)
     while (
         rows % (2 * parts * groups) == 0
-        and logits_bytes(rows // parts, length, model.config.vocab_size, model.mesh) > WHOLE_LOGITS_BYTES
+        and losses.logits_bytes(rows // parts, length, model.config.vocab_size, model.mesh) > losses.WHOLE_LOGITS_BYTES
     ):
         parts *= 2
     return parts

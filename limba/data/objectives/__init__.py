@@ -11,7 +11,7 @@ from limba.data.objectives.masked_language_modeling import masked_lm, whole_word
 from limba.data.objectives.spans import span_corruption
 from limba.data.objectives.supervised import SUPERVISED, add_prefix
 from limba.data.objectives.text_segments import long_inputs_in_segments
-from limba.data.objectives.tokenization import tokenize_documents
+from limba.data.objectives.token_blocks import tokenize_documents
 from limba.data.objectives.whole_words import whole_word_span_corruption
 
 __all__ = [

@@ -18,8 +18,7 @@ from limba.data import bridge
 from limba.data.dataset import Dataset, Step
 from limba.data.objectives.language_modeling import as_one_sequence, lm_adaptation_lengths
 from limba.data.objectives.supervised import is_supervised, labeled, own
-from limba.data.objectives.token_blocks import check_targets, unwrapped
-from limba.data.objectives.tokenization import tokenize_documents
+from limba.data.objectives.token_blocks import check_targets, tokenize_documents, unwrapped
 from limba.data.registry import Mixture, Task
 
 SEEDS_OF_A_STEP = 42  # that seqio leaves to each step before the place of a cache

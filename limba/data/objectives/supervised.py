@@ -20,8 +20,7 @@ import numpy as np
 from limba import toolbox
 from limba.config import ConfigError, InputError
 from limba.data.dataset import TOKENS, Dataset, Step, preprocessor
-from limba.data.objectives.token_blocks import Features, unwrapped
-from limba.data.objectives.tokenization import encoder
+from limba.data.objectives.token_blocks import Features, encoder, unwrapped
 from limba.data.packing import FEATURES
 from limba.data.registry import Feature, Mixture, Task
 from limba.data.vocabulary.load import begin_id, has_dummy_space, piece_bytes

@@ -20,8 +20,7 @@ from limba.data.packing import model_features
 from limba.data.sources import FileSource
 from limba.data.stream.positions import opened
 from limba.data.stream.processes import ReaderProcesses
-from limba.data.stream.stages import Stage, StagedStream, check_rows_of_stage, open_stages, task_of_stage
-from limba.data.stream.streams import TrainStream
+from limba.data.stream.streams import Stage, StagedStream, TrainStream, check_rows_of_stage, open_stages, task_of_stage
 from limba.data.tasks import Provider, resolve_task
 from tests.data.test_positions import write
 
@@ -160,7 +159,7 @@ def test_a_run_resumed_before_at_and_after_a_boundary_reads_the_same_by_one_host
 
 @pytest.mark.usefixtures("corpora")
 @pytest.mark.parametrize(
-    "place", ["limba.data.stream.stages.open_stream", "limba.data.stream.streams.TrainStream.__next__"]
+    "place", ["limba.data.stream.streams.open_stream", "limba.data.stream.streams.TrainStream.__next__"]
 )
 def test_a_stage_that_cannot_be_read_leaves_the_position_where_the_one_before_ended(
     place: str, monkeypatch: pytest.MonkeyPatch

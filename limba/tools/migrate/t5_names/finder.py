@@ -25,7 +25,7 @@ _HERE = "limba.tools.migrate.t5_names"
 MODULES = {
     "t5": (),
     "t5.data": ("providers",),
-    "t5.data.preprocessors": ("denoising", "chunks", "preprocessors"),
+    "t5.data.preprocessors": ("denoising", "preprocessors"),
     "t5.data.postprocessors": ("postprocessors",),
     "t5.data.tasks": ("tasks",),
     "t5.data.mixtures": ("tasks",),

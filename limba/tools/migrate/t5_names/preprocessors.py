@@ -12,9 +12,8 @@ import tensorflow as tf
 
 from limba.data.objectives.spans import num_noise
 from limba.data.vocabulary.load import has_byte_sentinels, warn_of_byte_sentinels
-from limba.tools.migrate.t5_names import chunks, denoising
-from limba.tools.migrate.t5_names.chunks import Features
-from limba.tools.migrate.t5_names.denoising import Example, denoise
+from limba.tools.migrate.t5_names import denoising
+from limba.tools.migrate.t5_names.denoising import Example, Features, denoise
 
 rekey = seqio.preprocessors.rekey
 tokenize = seqio.preprocessors.tokenize
@@ -151,7 +150,7 @@ def span_corruption(
     Raises ValueError if the targets do not fit their length.
     """
     inputs_length = sequence_length[input_feature_key] - (reserved_for_packing or 0)
-    raw, targets_length = chunks.random_spans_helper(inputs_length, noise_density, mean_noise_span_length, 1, 1)
+    raw, targets_length = denoising.random_spans_helper(inputs_length, noise_density, mean_noise_span_length, 1, 1)
     if sequence_length["targets"] < targets_length:
         given = sequence_length["targets"]
         raise ValueError(f"Span corruption of {inputs_length} inputs makes {targets_length} targets; {given} is less.")
@@ -161,10 +160,10 @@ def span_corruption(
         _, spans = num_noise(raw, noise_density, mean_noise_span_length)
         warn_of_byte_sentinels(spans, f"Span corruption of {inputs_length} inputs")
     passed: Any = {"passthrough_feature_keys": passthrough_feature_keys}
-    dataset = chunks.select_random_chunk(dataset, output_features, LONGEST, **passed)
+    dataset = denoising.select_random_chunk(dataset, output_features, LONGEST, **passed)
     if merge_examples_to_reduce_padding:
-        dataset = chunks.reduce_concat_tokens(dataset)
-    dataset = chunks.split_tokens(dataset, max_tokens_per_segment=raw, **passed)
+        dataset = denoising.reduce_concat_tokens(dataset)
+    dataset = denoising.split_tokens(dataset, max_tokens_per_segment=raw, **passed)
     return denoise(
         dataset,
         output_features,
@@ -181,8 +180,8 @@ def iid_denoising(
     dataset: tf.data.Dataset, sequence_length: Mapping[str, int], output_features: Features
 ) -> tf.data.Dataset:
     """Returns t5's denoising of single tokens, 15 % of them."""
-    dataset = chunks.reduce_concat_tokens(chunks.select_random_chunk(dataset, output_features, LONGEST))
-    dataset = chunks.split_tokens_to_inputs_length(dataset, sequence_length, output_features)
+    dataset = denoising.reduce_concat_tokens(denoising.select_random_chunk(dataset, output_features, LONGEST))
+    dataset = denoising.split_tokens_to_inputs_length(dataset, sequence_length, output_features)
     functions = (
         denoising.iid_noise_mask,
         denoising.noise_span_to_unique_sentinel,
@@ -198,17 +197,17 @@ def prefix_lm(
     noise_density: float = 0.5,
 ) -> tf.data.Dataset:
     """Returns t5's prefix language modeling: the beginning of a document's piece, and its rest."""
-    dataset = chunks.select_random_chunk(dataset, output_features, LONGEST)
-    dataset = chunks.split_tokens_to_inputs_length(dataset, sequence_length, output_features)
+    dataset = denoising.select_random_chunk(dataset, output_features, LONGEST)
+    dataset = denoising.split_tokens_to_inputs_length(dataset, sequence_length, output_features)
     functions = (denoising.random_prefix_noise_mask, denoising.drop_nonnoise_tokens, denoising.drop_noise_tokens)
     return denoise(dataset, output_features, noise_density, *functions)
 
 
 def full_lm(dataset: tf.data.Dataset, sequence_length: Mapping[str, int], output_features: Features) -> tf.data.Dataset:
     """Returns targets of their full length, with an end of sequence only where a document ends."""
-    dataset = chunks.select_random_chunk(dataset, output_features, LONGEST)
-    dataset = chunks.reduce_concat_tokens(seqio.preprocessors.append_eos(dataset, output_features))
-    return chunks.split_tokens(dataset, max_tokens_per_segment=sequence_length["targets"])
+    dataset = denoising.select_random_chunk(dataset, output_features, LONGEST)
+    dataset = denoising.reduce_concat_tokens(seqio.preprocessors.append_eos(dataset, output_features))
+    return denoising.split_tokens(dataset, max_tokens_per_segment=sequence_length["targets"])
 
 
 def unsupervised(

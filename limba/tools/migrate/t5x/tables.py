@@ -224,28 +224,19 @@ _OTHERS: Mapping[str, tuple[tuple[str, ...], Table]] = {  # path -> (files inclu
     f"{_SCALABLE}/umt5/runs/pretraining_common.gin": (
         ("t5x/configs/runs/pretrain_deterministic.gin",),
         {
-            **_UMT5_RUN,
-            "TASK_FEATURE_LENGTHS": "None",
-            "BATCH_SIZE": "1024",
-            "USE_CACHED_TASKS_TRAIN_EVAL": "False",
+            **_UMT5_RUN, "TASK_FEATURE_LENGTHS": "None", "BATCH_SIZE": "1024", "USE_CACHED_TASKS_TRAIN_EVAL": "False",
             **fields("train/utils.DatasetConfig", pack=False, use_cached=True),
             **fields("train_eval/utils.DatasetConfig", mixture_or_task_name="%TRAIN_EVAL_MIXTURE_OR_TASK_NAME"),
             **fields("train_eval/utils.DatasetConfig", pack=False, use_cached="%USE_CACHED_TASKS_TRAIN_EVAL"),
-            **fields("train_script.train", eval_period=2000),
-            **fields("utils.SaveCheckpointConfig", period=2000),
+            **fields("train_script.train", eval_period=2000), **fields("utils.SaveCheckpointConfig", period=2000),
         },
     ),
     f"{_SCALABLE}/umt5/runs/finetuning_common.gin": (
         ("t5x/configs/runs/finetune.gin",),
         {
-            **_UMT5_RUN,
-            "TRAIN_STEPS": REQUIRED,
-            "DROPOUT_RATE": "0.1",
-            "BATCH_SIZE": "64",
-            "TASK_FEATURE_LENGTHS": "{'inputs': 512, 'targets': 512}",
-            "USE_CACHED_TASKS": "False",
-            "LEARNING_RATE": "0.0005",
-            **fields("train_script.train", eval_period=1000, stats_period=1000),
+            **_UMT5_RUN, "TRAIN_STEPS": REQUIRED, "DROPOUT_RATE": "0.1", "BATCH_SIZE": "64",
+            "TASK_FEATURE_LENGTHS": "{'inputs': 512, 'targets': 512}", "USE_CACHED_TASKS": "False",
+            "LEARNING_RATE": "0.0005", **fields("train_script.train", eval_period=1000, stats_period=1000),
             **fields("utils.SaveCheckpointConfig", period=1000, save_dataset=True, keep_dataset_checkpoints=3),
             **fields(_SCHEDULER, base_learning_rate="%LEARNING_RATE"),
         },
@@ -261,18 +252,15 @@ _OTHERS: Mapping[str, tuple[tuple[str, ...], Table]] = {  # path -> (files inclu
             ),
             {
                 "partitioning.PjitPartitioner.model_parallel_submesh": f"(1, 1, {8 if size == 'xxl' else 1}, 1)",
-                "MIXTURE_OR_TASK_NAME": REQUIRED,
-                "TRAIN_EVAL_MIXTURE_OR_TASK_NAME": REQUIRED,
-                "TASK_FEATURE_LENGTHS": "{'inputs': 1024, 'targets': 229}",
-                "USE_CACHED_TASKS": "True",
-                "TRAIN_STEPS": "1_000_000",
-                **(_SHARDED_PARAMETERS if size == "xxl" else {}),
+                "MIXTURE_OR_TASK_NAME": REQUIRED, "TRAIN_EVAL_MIXTURE_OR_TASK_NAME": REQUIRED,
+                "TASK_FEATURE_LENGTHS": "{'inputs': 1024, 'targets': 229}", "USE_CACHED_TASKS": "True",
+                "TRAIN_STEPS": "1_000_000", **(_SHARDED_PARAMETERS if size == "xxl" else {}),
             },
         )
         for size in _NEW
     },
     **EXAMPLES,
-}
+}  # fmt: skip
 PATHS = (
     *_OTHERS,
     *(f"t5x/examples/{folder}/{family}/{size}.gin" for folder in PLACES for family in PLACES[folder]
