@@ -16,7 +16,7 @@ import pytest
 from limba.evaluation import history as of_history
 from limba.evaluation.history import History
 from limba.storage.files import resolved
-from limba.tools.pages.page import charts, runs, samples, tables
+from limba.tools.pages.page import charts, runs, tables
 from limba.tools.pages.page.page import MARK, MOST_BYTES, POINTS, content_of, page_of
 from limba.training.metrics.records import read_metrics
 from tests.evaluation import report_runs
@@ -198,10 +198,10 @@ def test_the_headline_says_how_good_a_run_is_and_what_is_left(tmp_path: Path) ->
 def test_each_run_has_samples_of_its_own(tmp_path: Path) -> None:
     runs = [recorded(tmp_path, 0), recorded(tmp_path, 1)]
     for name, run in zip("ab", runs, strict=True):
-        texts = {f"{name} {number}": ["x"] for number in range(2 * samples.MOST_PROMPTS)}
+        texts = {f"{name} {number}": ["x"] for number in range(2 * tables.MOST_PROMPTS)}
         append(run, {"kind": "samples", "step": 300, "texts": texts})
-    shown = samples.samples_of(opened(*runs))
-    assert [[each["runs"][0]["run"] for each in shown].count(number) for number in (0, 1)] == [samples.MOST_PROMPTS] * 2
+    shown = tables.samples_of(opened(*runs))
+    assert [[each["runs"][0]["run"] for each in shown].count(number) for number in (0, 1)] == [tables.MOST_PROMPTS] * 2
 
 
 def test_runs_stand_side_by_side(tmp_path: Path) -> None:
@@ -246,14 +246,14 @@ def test_a_skipped_batch_names_its_first_document(tmp_path: Path) -> None:
 
 def test_samples_are_cut_and_have_their_language(tmp_path: Path) -> None:
     (run,) = opened(rich(tmp_path))
-    panels = {panel["given"]: panel for panel in samples.samples_of([run])}
+    panels = {panel["given"]: panel for panel in tables.samples_of([run])}
     assert panels["The <extra_id_0> is"]["title"] == "Filled gaps"
     assert panels["The <extra_id_0> is"]["runs"][0]["at"] == [[s, [f"The [gap {s}] is"]] for s in (100, 200, 300)]
     assert panels[report_runs.HEBREW]["target"] == "hi" and panels[report_runs.JAPANESE]["lang"] == "ja"
-    assert len(panels["x"]["runs"][0]["at"][0][1][0]) == samples.MOST_LETTERS
-    assert [at[0] for at in samples.samples_of([run])[0]["runs"][0]["at"]] == [100, 200, 300]
-    small = {panel["given"]: panel for panel in samples.samples_of([run], 2_000)}
-    assert len(small["x"]["runs"][0]["at"][0][1][0]) == samples.LEAST_LETTERS
+    assert len(panels["x"]["runs"][0]["at"][0][1][0]) == tables.MOST_LETTERS
+    assert [at[0] for at in tables.samples_of([run])[0]["runs"][0]["at"]] == [100, 200, 300]
+    small = {panel["given"]: panel for panel in tables.samples_of([run], 2_000)}
+    assert len(small["x"]["runs"][0]["at"][0][1][0]) == tables.LEAST_LETTERS
 
 
 def write_long(directory: Path, steps: int, every: int) -> Path:
