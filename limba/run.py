@@ -18,7 +18,7 @@ from limba.config import InputError, RunConfig
 from limba.data import run_data
 from limba.data.objectives.choice import reads_prefix
 from limba.data.stream import placement, streams
-from limba.data.stream.streams import open_stages
+from limba.data.stream.stages import open_stages
 from limba.evaluation.text import TextEvaluation, sampler
 from limba.evaluation.validation import loss_evaluation
 from limba.export import at_end

@@ -15,7 +15,7 @@ from limba.config import InputError, RunConfig, environment, named, reason_of
 if TYPE_CHECKING:
     from etils import epath
 
-    from limba.data.stream.streams import Stage
+    from limba.data.stream.stages import Stage
     from limba.inference.source import Source
 
 ABOUT = """Finds the documents in the batches that a run has dropped or passed over: those of the rows that stood out,
@@ -96,7 +96,7 @@ def _documents(run_of: Source, entries: Iterable[Record], all_rows: bool) -> Ite
 def _stages(run_of: Source) -> tuple[dict[str, int], Callable[[int], Stage]]:
     """Returns the lengths of a run's rows, and a function from a stage's first batch to the stage."""
     from limba.data.objectives import derive_lengths
-    from limba.data.stream.streams import Stage, task_of_stage
+    from limba.data.stream.stages import Stage, task_of_stage
     from limba.data.tasks import pinned_for_run
     from limba.inference.source import task_of
     from limba.training.start import deal_of_run

@@ -21,7 +21,8 @@ from limba.data.registry import Mixture, Task
 from limba.data.sources.order import Counts
 from limba.data.sources.units import UnitSource
 from limba.data.stream.shard import Pipeline, padded_rows
-from limba.data.stream.streams import check_rows_of_stage, feature_shapes, task_of_stage
+from limba.data.stream.stages import check_rows_of_stage, task_of_stage
+from limba.data.stream.streams import feature_shapes
 from limba.data.tasks import Provider, check_sources, failure_of_function, parts_of, resolve_task, unit_sources
 
 logger = logging.getLogger(__name__)

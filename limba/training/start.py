@@ -25,7 +25,7 @@ from limba.data.deal import Deal, corpora_of, deal_of, said
 from limba.data.objectives import derive_lengths
 from limba.data.objectives.supervised import check_labels, labels_in
 from limba.data.stream.positions import opened
-from limba.data.stream.streams import Stage, check_rows_of_stage, task_of_stage
+from limba.data.stream.stages import Stage, check_rows_of_stage, task_of_stage
 from limba.data.tasks import Provider
 from limba.data.vocabulary.load import byte_extra_ids, check_vocabulary
 from limba.data.vocabulary.train import HOURS_WAITED, ensure_vocabulary

@@ -35,7 +35,7 @@ from limba.data.objectives.supervised import is_supervised
 from limba.data.packing import model_features
 from limba.data.run_data import validation_batches, validation_examples
 from limba.data.sources import FileSource, HubSource, TfdsSource
-from limba.data.stream.streams import Stage, open_stages, task_of_stage
+from limba.data.stream.stages import Stage, open_stages, task_of_stage
 from limba.data.tasks import parts_of, resolve_task
 from limba.data.vocabulary.train import train_vocabulary
 

@@ -13,7 +13,7 @@ import pytest
 from limba.cli import convert, evaluate, flags
 from limba.config import ConfigError, InputError, RunConfig
 from limba.data.packing import PREDICTED
-from limba.data.stream.streams import open_stages
+from limba.data.stream.stages import open_stages
 from limba.formats.limba_checkpoint import LimbaCheckpoint
 from limba.inference.load import load
 from limba.run import train

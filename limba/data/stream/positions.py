@@ -36,7 +36,7 @@ FORMAT = 5
 OF_TENSORFLOW = 4  # the format of tf.data's checkpoints: such a shard is read again, by its count of batches
 ABOUT_FILE, FILES_FILE, ROWS_FILE, STATE_FILE = "about.json", "files.json.zlib", "ahead.npz", "state.npz"
 ARRAY = "of state.npz"  # in a state, in the place of an array: its number
-STAGES_FILE = "stages.json"  # what the stages before gave, in a run with stages (`streams.py`)
+STAGES_FILE = "stages.json"  # what the stages before gave, in a run with stages (`stages.py`)
 # Everything in a position has one of these names: one from elsewhere cannot put files into other folders.
 MEMBER = re.compile(
     rf"{ABOUT_FILE}|{FILES_FILE}|{ROWS_FILE}|{STATE_FILE}|{STAGES_FILE}|position\.(?:index|data-\d{{5}}-of-\d{{5}})",

@@ -20,7 +20,8 @@ from limba.data.packing import model_features
 from limba.data.sources import FileSource
 from limba.data.stream.positions import opened
 from limba.data.stream.processes import ReaderProcesses
-from limba.data.stream.streams import Stage, StagedStream, TrainStream, check_rows_of_stage, open_stages, task_of_stage
+from limba.data.stream.stages import Stage, StagedStream, check_rows_of_stage, open_stages, task_of_stage
+from limba.data.stream.streams import TrainStream
 from limba.data.tasks import Provider, resolve_task
 from tests.data.test_positions import write
 
