@@ -28,7 +28,6 @@ from limba.data.tasks import Provider, hub_datasets, needs_sentinels
 from limba.data.vocabulary.load import Vocabulary, num_sentinels, sentinel_ids
 from limba.export import proof
 from limba.export.card import write_card
-from limba.export.heads import HeadProof, usage
 from limba.export.merging import write_step
 from limba.formats import huggingface
 from limba.formats.huggingface import head_scale
@@ -195,7 +194,7 @@ def _convert(
     with waiting(f"step {step:,}: proving it"):
         passed, findings = prove(writing, weights, source.model, choices, vocabulary)
     about = _about(source, choices, task)
-    write_card(writing, source, step, form, findings, about, usage(source.model, choices.dtype))
+    write_card(writing, source, step, form, findings, about)
     for line in findings:
         print(f"step {step:,}: {line}", flush=True)
     if not passed:
@@ -248,7 +247,7 @@ def prove(
     proof.quiet_libraries()
     generation = folder / "generation_config.json"  # an encoder has none
     suppressed = json.loads(generation.read_text()).get("suppress_tokens", ()) if generation.exists() else ()
-    kind = HeadProof if model.has_own_head or model.is_t5_encoder else proof.Proof
+    kind = proof.HeadProof if model.has_own_head or model.is_t5_encoder else proof.Proof
     source = kind(weights, model, vocabulary, suppressed)
     figures = [source.check_own(folder, choices.dtype, form == "flax") for form in choices.formats]
     findings = [] if vocabulary is not None else ["no vocabulary is known: compared on random ids"]

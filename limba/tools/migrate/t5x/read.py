@@ -317,9 +317,9 @@ class Translation:
         for name, why in fields.items():
             self.dropped(self.settings.find(owner, name, scope), why)
 
-    def must_be(self, owner: str, name: str, allowed: Sequence[object], why: str, scope: str = "") -> None:
+    def must_be(self, owner: str, name: str, allowed: Sequence[object], why: str) -> None:
         """Raises InputError for a field with a value that Limba cannot honour."""
-        found = self.settings.find(owner, name, scope, allowed[0])
+        found = self.settings.find(owner, name, default=allowed[0])
         if found.value not in allowed:
             raise refuse(found, why)
 
