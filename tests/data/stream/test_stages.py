@@ -160,7 +160,7 @@ def test_a_run_resumed_before_at_and_after_a_boundary_reads_the_same_by_one_host
 
 @pytest.mark.usefixtures("corpora")
 @pytest.mark.parametrize(
-    "place", ["limba.data.stream.streams.open_stream", "limba.data.stream.streams.TrainStream.__next__"]
+    "place", ["limba.data.stream.stages.open_stream", "limba.data.stream.streams.TrainStream.__next__"]
 )
 def test_a_stage_that_cannot_be_read_leaves_the_position_where_the_one_before_ended(
     place: str, monkeypatch: pytest.MonkeyPatch
