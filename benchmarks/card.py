@@ -28,8 +28,8 @@ from typing import Any
 from benchmarks.board.dial import INPUTS, size_of
 from limba.cli import program
 from limba.cli.arguments import Parser
+from limba.cli.demo import pydoc_corpus
 from limba.config import InputError, did_you_mean, environment
-from limba.data.demo_corpus import pydoc_corpus
 from limba.storage.files import write_whole
 
 ROOT = Path(__file__).parent.parent

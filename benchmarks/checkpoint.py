@@ -99,7 +99,7 @@ def time_saves(model: ModelConfig, number: int, folder: str) -> dict[str, Any]:
 
 def time_sigterm(size: str, folder: str) -> dict[str, Any]:
     """Returns the seconds from SIGTERM to the line of the saved step, and to the end, of a real run on a CPU."""
-    from limba.data.demo_corpus import pydoc_corpus
+    from limba.cli.demo import pydoc_corpus
 
     corpus = f"{folder}/corpus.jsonl"
     pydoc_corpus(corpus)

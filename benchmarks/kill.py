@@ -229,7 +229,7 @@ def main(argv: Sequence[str]) -> None:
     hosts = [int(number) for number in args.hosts.split(",")]
     with tempfile.TemporaryDirectory() as directory:
         with environment.quiet_imports():
-            from limba.data.demo_corpus import pydoc_corpus
+            from limba.cli.demo import pydoc_corpus
             from limba.data.tasks import source_of_files
             from limba.data.vocabulary.train import train_vocabulary
 

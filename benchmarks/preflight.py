@@ -179,7 +179,7 @@ def start_figures(folder: Path, gin: Sequence[str] = ()) -> list[dict[str, float
 
     Also the number of kept programs after each. The first start finds no kept programs, the second those of the first.
     """
-    from limba.data.demo_corpus import pydoc_corpus
+    from limba.cli.demo import pydoc_corpus
 
     corpus, figures = folder / "corpus.jsonl", []
     pydoc_corpus(corpus)

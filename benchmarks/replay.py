@@ -33,7 +33,7 @@ from limba.config import (
 )
 from limba.config.model import ATTENTIONS
 from limba.config.optimizer import LOGITS, Adafactor
-from limba.formats.names import flatten, stack_layers, unflatten, unstack_layers
+from limba.formats.names import flatten, unflatten, unstack_layers
 from limba.model import Network
 from limba.sharding.mesh import make_mesh
 from limba.tools.migrate.t5x.tables import LOSS_NORMALIZERS
@@ -41,6 +41,7 @@ from limba.training.optimizer import make_optimizer
 from limba.training.schedule import make_schedule
 from limba.training.state import TrainState, state_shardings
 from limba.training.step import Gradient, jit_train_step
+from tests.tiny import stack_layers
 
 
 def model_config(recorded: dict, scan_layers: bool, attention: str = "auto") -> ModelConfig:

@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> None:
     if arguments.batches < 1:
         raise InputError(f"--batches is {arguments.batches}; give a whole number above 0.")
     with environment.quiet_imports():
-        from limba.data import validation_split as validation
+        from limba.data import run_data as validation
         from limba.data.objectives import derive_lengths
         from limba.data.stream import streams
         from limba.inference import source as sources

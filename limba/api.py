@@ -93,7 +93,7 @@ if TYPE_CHECKING:
     from limba.storage.manifest import upload as upload
     from limba.storage.servers import token as hub_token  # noqa: F401
     from limba.toolbox import find as find_tool  # noqa: F401
-    from limba.training.checkpoints.step_files import size_text as size_text
+    from limba.training.checkpoints.save import size_text as size_text
     from limba.training.metrics.flops import PEAK_TFLOPS as PEAK_TFLOPS
     from limba.training.metrics.flops import flops_per_sequence as flops_per_sequence
     from limba.training.metrics.records import duration as duration
@@ -126,7 +126,7 @@ _NAMES = {  # module: its names; another name here is written before a "="
     "limba.storage.manifest": "upload",
     "limba.storage.servers": "hub_token=token",
     "limba.toolbox": "find_tool=find",
-    "limba.training.checkpoints.step_files": "size_text",
+    "limba.training.checkpoints.save": "size_text",
     "limba.training.metrics.flops": "PEAK_TFLOPS flops_per_sequence",
     "limba.training.metrics.records": "duration",
 }

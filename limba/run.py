@@ -15,7 +15,7 @@ import jax
 from jax.sharding import Mesh
 
 from limba.config import InputError, RunConfig
-from limba.data import validation_split
+from limba.data import run_data
 from limba.data.objectives.choice import reads_prefix
 from limba.data.stream import placement, streams
 from limba.data.stream.stages import open_stages
@@ -27,16 +27,8 @@ from limba.sharding.agreement import check_alike, compiled_together, entered_by_
 from limba.sharding.mesh import batch_sharding, keep_compiled_programs, make_mesh
 from limba.sharding.watchdog import watching
 from limba.storage import lease
-from limba.training import auto_mesh
+from limba.training import auto_mesh, checks
 from limba.training.checkpoints.directory import Checkpoints
-from limba.training.checks import (
-    check_best_metric,
-    check_num_shards,
-    check_run,
-    check_shared,
-    check_steps,
-    memory_advice,
-)
 from limba.training.guard import Guard
 from limba.training.ledger import Ledger
 from limba.training.loop import Evaluations, Loop
@@ -72,10 +64,10 @@ def train(config: RunConfig, gin_text: str = "", callbacks: Callbacks | None = N
     check_alike(lambda: facts_of_run(config, config.data.task_modules))
     with together():
         mesh = make_mesh(config.mesh)
-        check_run(config, mesh)
+        checks.check_run(config, mesh)
         at_end.check(config)
-        check_num_shards(placement.shards_of_this_process(batch_sharding(mesh), config.data), config)
-    check_shared(config.model_dir)
+        checks.check_num_shards(placement.shards_of_this_process(batch_sharding(mesh), config.data), config)
+    checks.check_shared(config.model_dir)
     # This run, with all its processes, is the only one in model_dir until it ends.
     with entered_by_first(lease.held(config.model_dir, "trains in")) as mine:
         with at_end.uploading(config):
@@ -113,7 +105,7 @@ def _train(
         targets = task.output_features["targets"].vocabulary
         samples = sampler(model, mesh, targets, config.evaluation, reads_prefix(task))
         evaluations = Evaluations(loss, samples, text if text.tasks else None)
-        check_best_metric(config, (*getattr(loss, "names", ()), *text.names))
+        checks.check_best_metric(config, (*getattr(loss, "names", ()), *text.names))
 
     checkpoints = Checkpoints(config.model_dir, config.checkpoint, config.data, check_lease)
     # Where it begins: resumed, initialized from an existing checkpoint, or new. The guard may return to an earlier one.
@@ -121,12 +113,12 @@ def _train(
     new_state = functools.partial(first_state, config, model, optimizer, abstract)
     reader = RowReader(checkpoints, abstract, open_stream, new_state, config.data.num_epochs is not None)
     with watching(config), checkpoints, contextlib.closing(reader):
-        check_steps(config, max(checkpoints.steps(), default=0))
+        checks.check_steps(config, max(checkpoints.steps(), default=0))
         checkpoints.check_space(abstract)
 
         state, notes = reader.begin(checkpoints.restore_latest)
         start = int(state.step)
-        check_steps(config, start, is_new=notes is None)
+        checks.check_steps(config, start, is_new=notes is None)
         checkpoints.reserve_memory(abstract)
 
         # The loop: a compiled step, logging.
@@ -135,10 +127,10 @@ def _train(
             gradient = Gradient(model, config.loss, config.num_microbatches, config.gradient_reduce_dtype)
             train_step = jit_train_step(gradient, optimizer, schedule, shardings, config.guard.action == "skip")
         ends = (plan.planned.train_steps, jax.process_index() == 0, config.data.num_epochs)
-        with Metrics(config.model_dir, start, *ends, config, callbacks) as metrics, memory_advice(config):
+        with Metrics(config.model_dir, start, *ends, config, callbacks) as metrics, checks.memory_advice(config):
             if metrics.writes:
                 write_config(config, gin_text, [stage.task for stage in plan.stages])
-                for sentence in validation_split.truncation(task, lengths, config.data):
+                for sentence in run_data.truncation(task, lengths, config.data):
                     metrics.say(sentence)
             sentences = introduction(plan.planned, count_parameters(abstract.params), lengths, start)
             for sentence in (*plan.notes, *sentences):

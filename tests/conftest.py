@@ -30,7 +30,7 @@ from tests import changed
 CHECKED = [
     "limba.model",
     "limba.training.losses",
-    "limba.training.chunked_loss",
+    "limba.training.losses",
     "limba.training.step",
     "limba.evaluation.validation",
     "limba.inference.generate",
@@ -134,7 +134,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Real English prose, as the demo writes it."""
-    from limba.data.demo_corpus import pydoc_corpus
+    from limba.cli.demo import pydoc_corpus
 
     path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
     assert pydoc_corpus(path) > 300

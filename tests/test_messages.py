@@ -19,7 +19,7 @@ OTHERS = ("limba/config/plain.py", "limba/tools/migrate/t5x/names.py")  # fields
 # Where the text of an error is read, which a library raises that says no more: file -> whose it is.
 FOREIGN = {
     "limba/config/errors.py": "jax and Python's threads, when memory ran out",
-    "limba/data/function_tasks.py": "TensorFlow has a Python error's traceback in the text of its own",
+    "limba/data/tasks.py": "TensorFlow has a Python error's traceback in the text of its own",
     "limba/data/sources/json_documents.py": "json names the place after a colon",
     "limba/data/sources/remote.py": "aiohttp has the resolver's number in its text only",
     "limba/data/vocabulary/train.py": "SentencePiece puts lines of its source first",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -152,3 +154,20 @@ def assert_same_gradients(one: tuple[ModelConfig, MeshConfig, LossConfig], *othe
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max()), gradient, wanted
         )
+
+
+def stack_layers(tree: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns Limba's tree from T5X's. ValueError if a layer's number is missing."""
+    result: dict[str, np.ndarray] = {}
+    layers: dict[str, dict[int, np.ndarray]] = defaultdict(dict)
+    for name, array in tree.items():
+        match = re.search(r"(^|/)layers_(\d+)/", name)
+        if match is None:
+            result[name] = array
+        else:
+            layers[re.sub(r"(^|/)layers_\d+/", r"\g<1>layers/", name)][int(match.group(2))] = array
+    for name, arrays in layers.items():
+        if sorted(arrays) != list(range(len(arrays))):
+            raise ValueError(f"{name} has layers {sorted(arrays)}; all layers from 0 on are required.")
+        result[name] = np.stack([arrays[i] for i in range(len(arrays))])
+    return result

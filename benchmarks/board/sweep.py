@@ -70,7 +70,7 @@ class _Replicas:
         import optax
 
         from limba.config import ScheduleConfig
-        from limba.data.validation_split import validation_batches
+        from limba.data.run_data import validation_batches
         from limba.evaluation.validation import spelling
         from limba.model import Network
         from limba.training.optimizer import make_optimizer

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 
 from limba.cli import program
-from limba.config import InputError, did_you_mean, environment, launchers
+from limba.config import InputError, did_you_mean, environment
 
 COMMANDS = {  # name: (module, or module:function where that is not `run`; what it does)
     "new": ("limba.tools.corpus.new", "look at your text, and write the files of a run for your hardware"),
@@ -17,7 +17,7 @@ COMMANDS = {  # name: (module, or module:function where that is not `run`; what 
     "branch": ("limba.cli.branch", "decay the learning rate from a checkpoint, in a directory of its own"),
     "preflight": ("limba.tools.preflight.preflight", "look at a run before it starts: what fails, and what is wasted"),
     "generate": ("limba.cli.generate", "generate text with a trained model"),
-    "fill": ("limba.cli.fill", "fill the gaps of texts: the likeliest words with their probabilities"),
+    "fill": ("limba.cli.generate:fill", "fill the gaps of texts: the likeliest words with their probabilities"),
     "score": ("limba.cli.generate:score", "compute log likelihoods of texts"),
     "evaluate": ("limba.cli.evaluate", "evaluate a trained model"),
     "results": ("limba.tools.results.results", "measure models on a suite of tasks, beside baselines"),
@@ -25,7 +25,7 @@ COMMANDS = {  # name: (module, or module:function where that is not `run`; what 
     "status": ("limba.cli.status", "show a run's progress, and which of its hosts are alive"),
     "report": ("limba.tools.pages.report", "summarize runs, and show them on a page"),
     "skipped": ("limba.cli.skipped", "find the documents in the batches that a run has dropped"),
-    "merge": ("limba.cli.merge", "average the checkpoints of a run"),
+    "merge": ("limba.cli.branch:merge", "average the checkpoints of a run"),
     "verify": ("limba.cli.status:verify", "check the files of a run's checkpoints"),
     "inspect": ("limba.tools.corpus.inspect", "show the documents and examples of a task"),
     "clean": ("limba.tools.preflight.texts.clean", "write a corpus without the faults that preflight has found"),
@@ -91,7 +91,7 @@ def _run(argv: Sequence[str]) -> object:
         raise InputError(f"limba has no command {command}{near if near != '.' else '; limba --help lists them.'}")
     if command in ON_DEVICES and not {"-h", "--help"} & set(rest):
         check_accelerator(command)
-    if command in BY_ONE and (number := launchers.process_number()) != "0":
+    if command in BY_ONE and (number := environment.process_number()) != "0":
         print(f"Process {number} does nothing: limba {command} is done by process 0 alone.")
         return 0
     return program_of(command)(rest)

@@ -24,8 +24,7 @@ from limba.config import (
     environment,
     extras,
 )
-from limba.config.errors import NOT_WRITABLE, is_out_of_memory, reason_of
-from limba.config.secrets import without_credentials
+from limba.config.errors import NOT_WRITABLE, is_out_of_memory, reason_of, without_credentials
 from limba.storage import failures, servers
 
 NOT_A_PATH = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EEXIST)
@@ -38,17 +37,14 @@ EXIT_SECONDS = 60.0  # for threads to end when the program is done; where proces
 EXIT_SECONDS_OF_SEVERAL = 280.0  # less than jax's own limit, which ends in a traceback
 
 
-def exit_code(program: Callable[[Sequence[str]], object], argv: Sequence[str], name: str = "limba") -> int:
-    """Runs a program; returns 0, the program's own whole number, or after one sentence on stderr a status of CODES.
-
-    `name` is what the user typed before the arguments.
-    """
-    status = _status(program, argv, name)
+def exit_code(program: Callable[[Sequence[str]], object], argv: Sequence[str]) -> int:
+    """Runs a program; returns 0, the program's own whole number, or after one sentence on stderr a status of CODES."""
+    status = _status(program, argv)
     _exits()[:] = [status]
     return status
 
 
-def _status(program: Callable[[Sequence[str]], object], argv: Sequence[str], name: str) -> int:
+def _status(program: Callable[[Sequence[str]], object], argv: Sequence[str]) -> int:
     try:
         with contextlib.suppress(AttributeError, io.UnsupportedOperation):  # a test's stdout
             sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
@@ -58,7 +54,7 @@ def _status(program: Callable[[Sequence[str]], object], argv: Sequence[str], nam
         result = program(argv)
         sys.stdout.flush()
     except UntrustedModuleError as error:
-        command = shlex.join([*name.split(), *argv, *(f"--import={module}" for module in error.modules)])
+        command = shlex.join(["limba", *argv, *(f"--import={module}" for module in error.modules)])
         return _ended(f"{error.fact}; if you trust who wrote it: {command}", CODES[InputError])
     except tuple(CODES) as error:
         return _ended(str(error), next(code for kind, code in CODES.items() if isinstance(error, kind)))

@@ -19,40 +19,16 @@ from limba.config.errors import (
     nearest,
     reason_of,
     require,
+    without_credentials,
 )
 from limba.config.generation import GenerationConfig
 from limba.config.model import ModelConfig
 from limba.config.optimizer import LossConfig, OptimizerConfig, ScheduleConfig
 from limba.config.run import CardConfig, CheckpointConfig, EvaluationConfig, GuardConfig, MeshConfig, RunConfig
-from limba.config.secrets import without_credentials
 
 __all__ = [
-    "OBJECTIVES",
-    "CardConfig",
-    "CheckpointConfig",
-    "ConfigError",
-    "DataConfig",
-    "EvaluationConfig",
-    "Fix",
-    "GenerationConfig",
-    "GuardConfig",
-    "InputError",
-    "LossConfig",
-    "MeshConfig",
-    "ModelConfig",
-    "NonFiniteError",
-    "Open",
-    "OptimizerConfig",
-    "RestartError",
-    "RunConfig",
-    "ScheduleConfig",
-    "SentenceError",
-    "StorageError",
-    "UntrustedModuleError",
-    "did_you_mean",
-    "named",
-    "nearest",
-    "reason_of",
-    "require",
-    "without_credentials",
-]
+    "OBJECTIVES", "CardConfig", "CheckpointConfig", "ConfigError", "DataConfig", "EvaluationConfig", "Fix",
+    "GenerationConfig", "GuardConfig", "InputError", "LossConfig", "MeshConfig", "ModelConfig", "NonFiniteError",
+    "Open", "OptimizerConfig", "RestartError", "RunConfig", "ScheduleConfig", "SentenceError", "StorageError",
+    "UntrustedModuleError", "did_you_mean", "named", "nearest", "reason_of", "require", "without_credentials",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Settings that must be made before jax and TensorFlow are imported.
+"""Settings that must be made before jax and TensorFlow are imported, and what launchers say. Imports no jax.
 
 `python limba/config/environment.py` exits with 0 on a Cloud TPU machine, else with 1. It needs no other package.
 """
@@ -17,7 +17,51 @@ import threading
 from collections.abc import Iterator
 from glob import glob
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
+
+
+class Announced(NamedTuple):
+    """The variables with which a launcher says how many processes it has started."""
+
+    launcher: str
+    count: str
+    index: str
+    local_index: str
+    local_count: str
+
+
+# In this order, as jax: mpirun inside a job of Slurm has the variables of both.
+LAUNCHERS = (
+    Announced(
+        "Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    Announced("Slurm", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", ""),
+    Announced("MPICH or Intel MPI", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    Announced("torchrun", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+)  # fmt: skip
+
+
+def announced() -> Announced | None:
+    """Returns the launcher that announces several processes."""
+    for each in LAUNCHERS:
+        count = os.environ.get(each.count, "")
+        is_complete = each.index in os.environ or each.launcher == "Slurm"
+        if count.isdigit() and int(count) > 1 and is_complete:
+            return each
+    return None
+
+
+def process_number() -> str:
+    """Returns the number of this process as the environment has it, "0" where it runs alone.
+
+    PROCESS_ID counts first, LIMBA_ALONE=1 before it, then the launchers. It is for commands that one process does.
+    """
+    if os.environ.get("LIMBA_ALONE") == "1":
+        return "0"
+    launcher = announced()
+    return os.environ.get("PROCESS_ID") or (os.environ.get(launcher.index) if launcher else None) or "0"
+
 
 # Read by the libraries when they are imported. What the user has set stays.
 VARIABLES = {
@@ -88,7 +132,7 @@ def set_gpu_flags() -> None:
 
 def set_logging() -> None:
     """Sets the log format to the bare message, with the addresses in it without their credentials."""
-    from limba.config.secrets import without_credentials  # this file also runs where Limba is not installed
+    from limba.config.errors import without_credentials  # this file also runs where Limba is not installed
 
     class Bare(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:

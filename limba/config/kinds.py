@@ -11,8 +11,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, NamedTuple
 
-from limba.config.errors import ConfigError, InputError, Open
-from limba.config.secrets import without_credentials
+from limba.config.errors import ConfigError, InputError, Open, without_credentials
 
 WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "True or False", type(None): "None"}
 # A step is a 32-bit number on the devices. A seed and a number of bytes may have 64 bits.

@@ -12,12 +12,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from limba.config.errors import InputError, nearest, reason_of
+from limba.config.errors import InputError, nearest, reason_of, without_credentials
 from limba.config.kinds import fits, in_words
 from limba.config.model import ModelConfig
 from limba.config.optimizer import OptimizerConfig, fields_of, foreign_fields
 from limba.config.run import RunConfig
-from limba.config.secrets import without_credentials
 
 FILE = "config.json"
 FORMAT = 2

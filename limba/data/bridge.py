@@ -1,6 +1,6 @@
 """Between these data sets and tf.data's: for preprocessors and sources in TensorFlow, and for seqio's own calls.
 
-Like `seqio_tasks` and `function_tasks` it imports TensorFlow, when it is first used.
+Like `seqio_tasks` and `tasks` it imports TensorFlow, when it is first used.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ import numpy as np
 
 from limba.config import ConfigError, DataConfig
 from limba.data.dataset import TEXT, Elements
-from limba.data.objectives.steps import examples_of
+from limba.data.objectives.choice import examples_of
 from limba.data.registry import Mixture, Task
-from limba.data.sources.counts import Counts
+from limba.data.sources.order import Counts
 from limba.data.tasks import Provider, has_exact_positions, parts_of, unit_sources
 
 VERSION = 2  # of how counted documents are dealt; part of the format of data positions

@@ -20,12 +20,11 @@ from limba.config import DataConfig, InputError
 from limba.data.dataset import TOKENS as TOKENS_SPEC
 from limba.data.dataset import Dataset, Spec, Step, preprocessor
 from limba.data.deal import WHOLE_UNITS, Deal
-from limba.data.objectives.choice import objective_of
+from limba.data.objectives import token_blocks
+from limba.data.objectives.choice import examples_of, objective_of
 from limba.data.objectives.language_modeling import causal_lm, causal_lm_lengths, cut_documents
 from limba.data.objectives.masked_language_modeling import masked_lm, whole_word_masked_lm
-from limba.data.objectives.steps import examples_of
-from limba.data.objectives.token_blocks import Features, unwrapped
-from limba.data.objectives.tokenization import DOCUMENTS_PER_BATCH, tokenize_documents, tokenizer_of
+from limba.data.objectives.token_blocks import Features, tokenize_documents, unwrapped
 from limba.data.objectives.whole_words import begins_word, corrupt_words, whole_word_span_corruption
 from limba.data.packing import FEATURES
 from limba.data.registry import Task
@@ -221,13 +220,13 @@ def _followed(names: _Names, place: int, part: Task, step: Step) -> Step:
     @preprocessor
     def tokenize(dataset: Dataset, output_features: Features) -> Dataset:
         _require_number(dataset)
-        name, tokens_of = tokenizer_of(dataset, output_features, choices.get("append_eos", False))
+        name, tokens_of = token_blocks.tokenizer_of(dataset, output_features, choices.get("append_eos", False))
 
         def marked(example: Mapping[str, Any]) -> np.ndarray:
             tokens = tokens_of([example[name]])
             return names.marked(place, tokens, example[DOCUMENT], marks(tokens))
 
-        vectors = dataset.map(marked).batch(DOCUMENTS_PER_BATCH)
+        vectors = dataset.map(marked).batch(token_blocks.DOCUMENTS_PER_BATCH)
         return vectors.map(lambda vectors: {"targets": np.concatenate(vectors)}, {"targets": TOKENS_SPEC})
 
     @preprocessor

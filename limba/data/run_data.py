@@ -1,26 +1,122 @@
-"""A run's task with what it reads, for those who look at it before the run."""
+"""A run's task with what it reads, and its validation split, the same on every host, as batches and as examples."""
 
 from __future__ import annotations
 
+import itertools
+import logging
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from limba.config import DataConfig
 from limba.data import bridge
-from limba.data.dataset import TEXT, Elements
+from limba.data.dataset import TEXT, Dataset, Elements
 from limba.data.deal import has_row_per_document
-from limba.data.objectives.choice import derive_lengths
-from limba.data.objectives.steps import examples_of
-from limba.data.objectives.supervised import is_supervised
-from limba.data.packing import CAUSAL, FEATURES
+from limba.data.objectives.choice import derive_lengths, examples_of, with_noise
+from limba.data.objectives.supervised import is_supervised, text_of, truncation_report
+from limba.data.objectives.token_blocks import unwrapped
+from limba.data.packing import CAUSAL, FEATURES, batched, model_features
 from limba.data.registry import Mixture, Task
-from limba.data.sources.counts import Counts
+from limba.data.sources.order import Counts
 from limba.data.sources.units import UnitSource
-from limba.data.stream.shard import Pipeline
+from limba.data.stream.shard import Pipeline, padded_rows
 from limba.data.stream.stages import check_rows_of_stage, task_of_stage
 from limba.data.stream.streams import feature_shapes
-from limba.data.tasks import Provider, check_sources, parts_of, resolve_task
+from limba.data.tasks import Provider, check_sources, failure_of_function, parts_of, resolve_task, unit_sources
+
+logger = logging.getLogger(__name__)
+
+SEED = 0
+
+
+def validation_batches(
+    task: Provider, lengths: Mapping[str, int], config: DataConfig, num_batches: int | None, num_rows: int | None = None
+) -> list[dict[str, np.ndarray]]:
+    """Returns the validation split, read once in order, as at most `num_batches` (None: all) batches of model features.
+
+    A batch has `num_rows`; None: as many as one of training. They are the same on every host and in every run of this
+    corpus and objective. The last batch is padded with rows of zeros. For an empty split there are no batches, and a
+    warning is logged. An encoder's are all masked, also where it learns causal ones too.
+    """
+    tasks = [part for part in parts_of(task) if _has_split(part, config)]
+    if config.is_masked:
+        tasks = [with_noise(part, causal_share=0.0) for part in tasks]
+    parts = [_examples(part, lengths, config) for part in tasks]
+    batches: list[dict[str, np.ndarray]] = []
+    left, num_rows = num_batches, num_rows or config.batch_size
+    for number, part in enumerate(parts):
+        share = None if left is None else -(-left // (len(parts) - number))
+        taken = itertools.islice(batched(part, lengths, num_rows, whole=False, packed=config.pack), share)
+        rows = [padded_rows(batch, num_rows) for batch in taken]
+        batches += [model_features(batch, config.sequence_length, config.num_predicted) for batch in rows]
+        left = None if left is None else left - len(rows)
+    if not batches:
+        logger.warning(
+            "The split %r of %s has no text: nothing is evaluated. %s",
+            config.validation_split,
+            task.name,
+            "A larger DataConfig.validation_percent takes more of the training text."
+            if any(source.is_carved(config.validation_split) for source in unit_sources(task).values())
+            else "Check its files.",
+        )
+    return batches
+
+
+def validation_examples(part: Task, lengths: Mapping[str, int], config: DataConfig, count: int) -> list[dict[str, Any]]:
+    """Returns a supervised task's first validation examples as seqio's Evaluator has them: ids int32 [<= L], text.
+
+    There are none where the task has no such split. The text is bytes. They are the same on every host and in every
+    run. Where inputs and targets are the same text, as with and without diacritics, a text that is truncated is given
+    as far as the model reads it.
+    """
+    if not _has_split(part, config):
+        return []
+    found = [
+        {name: value[: lengths[name]] if name in lengths else value for name, value in example.items()}
+        for example in itertools.islice(_examples(part, lengths, config), count)
+    ]
+    is_one_text = any(getattr(unwrapped(step), "is_one_text", False) for step in part.preprocessors)
+    return [_as_read(part, lengths, example) for example in found] if is_one_text else found
+
+
+def _has_split(part: Task, config: DataConfig) -> bool:
+    return bool(unit_sources(part)) or config.validation_split in part.splits
+
+
+def _as_read(part: Task, lengths: Mapping[str, int], example: dict[str, Any]) -> dict[str, Any]:
+    """Returns an example with the text of its tokens in place of a longer one."""
+    for name in FEATURES:
+        vocabulary, ids = part.output_features[name].vocabulary, example[name]
+        text = text_of(example, name, vocabulary)
+        if len(ids) == lengths[name] and len(vocabulary.encode(text)) + 1 > len(ids):
+            example = {**example, f"{name}_pretokenized": vocabulary.decode(ids[:-1].tolist()).encode()}
+    return example
+
+
+def _examples(part: Task, lengths: Mapping[str, int], config: DataConfig) -> Dataset:
+    """Returns the validation split's examples, once and in order."""
+    split = config.validation_split
+    for source in unit_sources(part).values():
+        return examples_of(part, lengths, source.documents(split, shuffle=False, num_epochs=1), SEED)
+    return bridge.of_seqio(part, lengths, split, SEED, lambda error: failure_of_function(part, error))
+
+
+def truncation(task: Provider, lengths: Mapping[str, int], config: DataConfig, count: int = 500) -> list[str]:
+    """Returns a sentence per supervised task: the share of its first examples that is truncated."""
+    found = []
+    sources = unit_sources(task)
+    for part in filter(is_supervised, parts_of(task)):
+        if part.name in sources:
+            documents = sources[part.name].documents(config.train_split, shuffle=False, num_epochs=1)
+            vocabularies = {name: part.output_features[name].vocabulary for name in FEATURES}
+            sizes = [
+                {name: len(each.encode(text_of(example, name, each))) + 1 for name, each in vocabularies.items()}
+                for example in itertools.islice(examples_of(part, lengths, documents, SEED), count)
+            ]
+            if sizes:
+                found.append(f"{part.name}: {truncation_report(sizes, lengths)}")
+    return found
 
 
 class RunData:

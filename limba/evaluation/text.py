@@ -23,7 +23,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from limba.config import EvaluationConfig, InputError, RunConfig, reason_of
-from limba.data import validation_split
+from limba.data import run_data
 from limba.data.dataset import Step
 from limba.data.objectives.supervised import is_supervised, prefix_of, text_of
 from limba.data.packing import FEATURES
@@ -112,7 +112,7 @@ class TextEvaluation:
                     f"Task {part.name} has a metric of a model's intermediates; give metrics of predictions or scores."
                 )
         self._examples = {
-            part.name: validation_split.validation_examples(part, lengths, config.data, config.evaluation.num_examples)
+            part.name: run_data.validation_examples(part, lengths, config.data, config.evaluation.num_examples)
             for part in parts
         }
         self.tasks: list[Task] = [part for part in parts if self._examples[part.name]]

@@ -1,10 +1,10 @@
-"""Validation loss, on the mesh: perplexity, accuracy and bits per byte of the validation split."""
+"""The validation split, on the mesh: loss, perplexity, accuracy and bits per byte; of labeled texts F1 and the like."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -14,20 +14,90 @@ from jaxtyping import Array
 
 from limba.config import LossConfig, RunConfig, require
 from limba.data.objectives.supervised import is_supervised
+from limba.data.run_data import validation_batches
 from limba.data.stream.placement import place_batch
 from limba.data.tasks import Provider, parts_of
-from limba.data.validation_split import validation_batches
 from limba.data.vocabulary.character_sets import SETS, CharacterSets, document_starts
 from limba.data.vocabulary.load import begin_id, has_dummy_space, piece_bytes
 from limba.model import Batch, Network
 from limba.model.trees import Parameters
 from limba.sharding.agreement import compiled_together
 from limba.sharding.mesh import num_batch_groups
-from limba.training.chunked_loss import WHOLE_LOGITS_BYTES, logits_bytes
-from limba.training.losses import at_predicted, cross_entropy, weighted_sums
+from limba.training import losses
 from limba.training.step import microbatches
 
 Figures = dict[str, float]
+
+
+def names_of(head: str) -> tuple[str, ...]:
+    """Returns the names of a head's figures."""
+    own = {"score": ("pearson",), "vectors": ("accuracy",)}.get(head, ("accuracy", "f1"))
+    return ("loss", *own, "target_tokens", "seconds")
+
+
+def label_evaluation(
+    config: RunConfig, batches: Sequence[Mapping[str, np.ndarray]], model: Network, sharding: jax.sharding.Sharding
+) -> Callable[[Parameters], Figures]:
+    """Returns the function from parameters to the figures of batches of labeled texts.
+
+    `accuracy` is the share of right labels (of tags, of words; of vectors, of pairs found in their batch), `f1` the
+    mean over the labels that are given or predicted of 2 TP / (2 TP + FP + FN), `pearson` the correlation of scores.
+    """
+
+    def sums_of(params: Parameters, batch: Batch) -> dict[str, Array]:
+        sums, found = losses.label_sums(model, config.loss, params, batch, None)
+        if found is None:
+            return sums
+        outputs, labels, weights = found
+        if model.config.head == "score":
+            x, y = outputs[..., 0], losses.scores_of(labels)
+            powers = jnp.stack([jnp.sum(weights * each) for each in (x, y, x * x, y * y, x * y)])
+            return {**sums, "powers": powers}
+        size = len(model.config.labels)
+        given, chosen = (jax.nn.one_hot(each, size) for each in (labels, jnp.argmax(outputs, axis=-1)))
+        return {**sums, "confusion": jnp.einsum("bq,bqi,bqj->ij", weights, given, chosen)}
+
+    compiled = compiled_together(jax.jit(sums_of), "the evaluation", config.step_timeout_seconds)
+
+    def evaluate(params: Parameters) -> Figures:
+        began = time.monotonic()
+        sums = jax.device_get([compiled(params, place_batch(batch, sharding)) for batch in batches])
+        total = jax.tree.map(lambda *parts: np.sum(parts, axis=0, dtype=np.float64), *sums)
+        count = max(float(total["tokens"]), 1.0)
+        figures = {"loss": float(total["loss"]) / count, "target_tokens": int(total["tokens"])}
+        if "powers" in total:
+            figures["pearson"] = pearson(total["powers"] / count)
+        else:
+            figures["accuracy"] = float(total["correct"]) / count
+        if "confusion" in total:
+            figures["f1"] = macro_f1(total["confusion"])
+        return {**figures, "seconds": time.monotonic() - began}
+
+    return evaluate
+
+
+def macro_f1(confusion: np.ndarray) -> float:
+    """Returns the mean F1 of the labels that occur, from counts [given, predicted].
+
+    >>> macro_f1(np.array([[3, 1, 0], [0, 4, 0], [0, 0, 0]]))
+    0.873015873015873
+    """
+    both = confusion.sum(axis=0) + confusion.sum(axis=1)
+    return float(np.mean(2 * np.diag(confusion)[both > 0] / both[both > 0])) if both.any() else 0.0
+
+
+def pearson(means: np.ndarray) -> float:
+    """Returns the correlation, from the means of x, y, x², y² and xy; 0 where one of them does not vary.
+
+    >>> x, y = np.array([0.0, 1, 2]), np.array([1.0, 3, 5])
+    >>> round(pearson(np.array([each.mean() for each in (x, y, x * x, y * y, x * y)])), 6)
+    1.0
+    """
+    x, y, xx, yy, xy = means.tolist()
+    spread = max(xx - x * x, 0.0) * max(yy - y * y, 0.0)
+    return (xy - x * y) / spread**0.5 if spread > 0 else 0.0
+
+
 NAMES = ("loss", "cross_entropy", "accuracy", "perplexity", "bits_per_byte", "target_tokens")
 
 
@@ -64,7 +134,7 @@ def loss_evaluation(
     if not batches:
         return None
     if config.model.has_own_head:
-        from limba.evaluation.labels import label_evaluation, names_of
+        from limba.evaluation.validation import label_evaluation, names_of
 
         return LossEvaluation(names_of(config.model.head), label_evaluation(config, batches, model, sharding))
     character_sets, starts, num_bytes = spelling(config, task, batches)
@@ -141,11 +211,11 @@ def evaluation_sums(model: Network, loss: LossConfig, params: Parameters, batch:
     divided evenly among its bytes. An encoder's are those of `decoder_predicted_positions`.
     """
     names = ("decoder_target_tokens", "decoder_loss_weights", "character_counts")
-    targets, weights, counts = at_predicted(batch, *(batch[name] for name in names))
+    targets, weights, counts = losses.at_predicted(batch, *(batch[name] for name in names))
     weights, counts = weights.astype(jnp.float32), counts.astype(jnp.float32)
-    trained, plain, correct = cross_entropy(model.apply(params, batch), targets, loss)
+    trained, plain, correct = losses.cross_entropy(model.apply(params, batch), targets, loss)
     nats_per_byte = plain * weights / jnp.sum(counts, axis=-1)
-    sums = weighted_sums((trained, plain, correct), weights)
+    sums = losses.weighted_sums((trained, plain, correct), weights)
     return {**sums, "nats_by_set": jnp.einsum("bq,bqs->s", nats_per_byte, counts)}
 
 
@@ -154,7 +224,7 @@ def _num_parts(model: Network, rows: int, length: int, num_microbatches: int) ->
     parts, groups = num_microbatches, num_batch_groups(model.mesh)
     while (
         rows % (2 * parts * groups) == 0
-        and logits_bytes(rows // parts, length, model.config.vocab_size, model.mesh) > WHOLE_LOGITS_BYTES
+        and losses.logits_bytes(rows // parts, length, model.config.vocab_size, model.mesh) > losses.WHOLE_LOGITS_BYTES
     ):
         parts *= 2
     return parts

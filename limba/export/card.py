@@ -51,15 +51,9 @@ BYTE_SENTINELS = (
 
 
 def write_card(
-    directory: Path,
-    source: Source,
-    step: int,
-    form: Form,
-    findings: Sequence[str],
-    about: CardConfig,
-    usage: str = "",
+    directory: Path, source: Source, step: int, form: Form, findings: Sequence[str], about: CardConfig
 ) -> None:
-    """Writes README.md and, where the run has metrics, loss.png beside it; `usage` is its section of a head's own."""
+    """Writes README.md and, where the run has metrics, loss.png beside it."""
     records = [] if source.run is None else read_metrics(str(source.directory))
     has_picture = source.run is not None and any(record["kind"] == "train" for record in records)
     if source.run is not None and has_picture:
@@ -74,7 +68,7 @@ def write_card(
         _table("Training", _training(source, step, about.hardware, records)),
         "![loss](loss.png)" if has_picture else "",
         "## Conversion\n\n" + "\n".join(f"* {line}" for line in findings),
-        usage or _usage(source.model, form),
+        _usage_of_head(source.model, form.dtype) or _usage(source.model, form),
         BYTE_SENTINELS if extra_ids_in(epath.Path(directory)) == 0 else "",
         f"## Acknowledgement\n\n{TPU_RESEARCH_CLOUD}" if about.thank_trc else "",
     ]
@@ -222,3 +216,70 @@ def _usage(model: ModelConfig, form: Form) -> str:
         notes.append(DEEP_DECODER_IN_4)
     code = USAGE.format(auto="AutoModelForSeq2SeqLM", dtype=dtype, code=GENERATE)
     return (code if "pytorch" in formats else "## Use\n\n") + " ".join(notes)
+
+
+PIPELINE_USAGE = """\
+## Use
+
+```python
+from transformers import pipeline
+
+print(pipeline("{task}", ".")("A text"))  # this folder, or its name on the hub
+```
+
+For transformers 5; weights are {dtype}."""
+SENTENCES = """\
+## Use
+
+```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer(".")  # this folder, or its name on the hub
+print(model.similarity(model.encode("A text"), model.encode(["Another text", "A third one"])))
+```
+
+A vector is the mean of a text's last hidden states; texts are compared by the cosine. For transformers 5; weights are
+{dtype}."""
+
+
+STATES = """\
+## Use
+
+```python
+from transformers import AutoTokenizer, {encoder}
+
+name = "."  # this folder, or its name on the hub
+inputs = AutoTokenizer.from_pretrained(name)("A text", return_tensors="pt")
+print({encoder}.from_pretrained(name)(**inputs).last_hidden_state)
+```
+
+The encoder of a T5 alone. For transformers 4.57 and 5; weights are {dtype}."""
+OF_A_TEXT = """\
+## Use
+
+```python
+from transformers import AutoTokenizer, {encoder}
+
+name = "."  # this folder, or its name on the hub
+inputs = AutoTokenizer.from_pretrained(name)("A text", return_tensors="pt")
+outputs = {encoder}.from_pretrained(name)(**inputs).logits
+print({result})
+```
+
+The encoder of a T5 alone, for which transformers has no class of texts: this one gives logits of each token, and a
+text's are {those}. For transformers 4.57 and 5; weights are {dtype}."""
+
+
+def _usage_of_head(model: ModelConfig, dtype: str) -> str:
+    """Returns the section of the card that shows how the model is used; "" for one that gives text."""
+    if not (model.has_own_head or model.is_t5_encoder):
+        return ""
+    if model.is_t5_encoder and not model.has_own_head:
+        return STATES.format(encoder=architectures.class_of(model), dtype=dtype)
+    if model.is_t5_encoder and model.head in ("classes", "score"):
+        logits, those = ("mean(1)", "their mean") if model.pooling == "mean" else ("[:, 0]", "those of the first one")
+        pooled = f"outputs.{logits}".replace(".[", "[")
+        result = f"{pooled}.softmax(-1)" if model.has_labels else pooled
+        return OF_A_TEXT.format(encoder=architectures.class_of(model), result=result, those=those, dtype=dtype)
+    text = SENTENCES if model.head == "vectors" else PIPELINE_USAGE
+    return text.format(task=OF_HEADS.get(model.head), dtype=dtype)

@@ -28,22 +28,13 @@ from limba.data.tasks import Provider, hub_datasets, needs_sentinels
 from limba.data.vocabulary.load import Vocabulary, num_sentinels, sentinel_ids
 from limba.export import proof
 from limba.export.card import write_card
-from limba.export.heads import HeadProof, usage
 from limba.export.merging import write_step
 from limba.formats import huggingface
 from limba.formats.huggingface import head_scale
 from limba.formats.huggingface_files import Form, write_folder
 from limba.formats.names import Json
-from limba.inference.source import (
-    T5X,
-    VOCABULARIES,
-    Source,
-    VocabularyName,
-    local_folder,
-    open_folder,
-    open_vocabulary,
-    task_of,
-)  # fmt: skip
+from limba.inference import source as sources
+from limba.inference.source import Source
 from limba.model import Network
 from limba.sharding.mesh import leaf_name
 from limba.storage import lease, manifest
@@ -163,23 +154,27 @@ def is_made_of(record: Any, name: str, choices: Choices, folder: object) -> bool
     return bool(same)
 
 
-def vocabulary_of(source: Source, choices: Choices) -> tuple[VocabularyName, Vocabulary] | None:
+def vocabulary_of(source: Source, choices: Choices) -> tuple[sources.VocabularyName, Vocabulary] | None:
     """Returns (name, seqio's vocabulary) of the choices or the source; None if it is not wanted or not known."""
     if choices.vocabulary == NONE:
         print("No tokenizer files are written, as requested.", flush=True)
         return None
-    given = None if choices.vocabulary is None else VocabularyName(choices.vocabulary, choices.extra_ids)
+    given = None if choices.vocabulary is None else sources.VocabularyName(choices.vocabulary, choices.extra_ids)
     own = source.vocabulary
-    if given is None and source.kind == T5X and own is not None and own.path != "byte" and not own.extra_ids:
+    if given is None and source.kind == sources.T5X and own is not None and own.path != "byte" and not own.extra_ids:
         source = dataclasses.replace(source, vocabulary=own._replace(extra_ids=choices.extra_ids))
-    found = open_vocabulary(source, given)
+    found = sources.open_vocabulary(source, given)
     if found is None:
         print("No vocabulary is known, so no tokenizer files are written; give a vocabulary to write them.", flush=True)
     return found
 
 
 def _convert(
-    source: Source, step: int, final: Path, choices: Choices, tokenizer: tuple[VocabularyName, Vocabulary] | None
+    source: Source,
+    step: int,
+    final: Path,
+    choices: Choices,
+    tokenizer: tuple[sources.VocabularyName, Vocabulary] | None,
 ) -> None:
     """Writes a folder under a temporary name, proves it, and renames it to its final name or to `….failed`."""
     writing, failed = (final.with_name(final.name + end) for end in (".writing", ".failed"))
@@ -199,7 +194,7 @@ def _convert(
     with waiting(f"step {step:,}: proving it"):
         passed, findings = prove(writing, weights, source.model, choices, vocabulary)
     about = _about(source, choices, task)
-    write_card(writing, source, step, form, findings, about, usage(source.model, choices.dtype))
+    write_card(writing, source, step, form, findings, about)
     for line in findings:
         print(f"step {step:,}: {line}", flush=True)
     if not passed:
@@ -231,7 +226,7 @@ def _about(source: Source, choices: Choices, task: Provider | None) -> CardConfi
 def _task(source: Source) -> Provider | None:
     """Returns the run's task; None if it is not known here, as for a T5X checkpoint."""
     try:
-        return None if source.run is None else task_of(source)
+        return None if source.run is None else sources.task_of(source)
     except InputError:
         return None
 
@@ -252,7 +247,7 @@ def prove(
     proof.quiet_libraries()
     generation = folder / "generation_config.json"  # an encoder has none
     suppressed = json.loads(generation.read_text()).get("suppress_tokens", ()) if generation.exists() else ()
-    kind = HeadProof if model.has_own_head or model.is_t5_encoder else proof.Proof
+    kind = proof.HeadProof if model.has_own_head or model.is_t5_encoder else proof.Proof
     source = kind(weights, model, vocabulary, suppressed)
     figures = [source.check_own(folder, choices.dtype, form == "flax") for form in choices.formats]
     findings = [] if vocabulary is not None else ["no vocabulary is known: compared on random ids"]
@@ -332,9 +327,9 @@ def import_folder(source: str | Path, out: Path) -> str:
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} is not empty; name a new directory.")
-    folder = local_folder(str(source))
+    folder = sources.local_folder(str(source))
     model = huggingface.model_config(folder)
-    found = open_folder(folder, model)
+    found = sources.open_folder(folder, model)
     with lease.held(str(out), "imports to", beside=True):
         return _import(folder, found, model, out)
 
@@ -365,7 +360,7 @@ def _import(folder: Path, found: Mapping[str, np.ndarray], model: ModelConfig, o
     (writing / "config.gin").write_text(network_gin(model))
     (writing / plain.FILE).write_text(plain.to_text(model))
     sentence = f"{out}/checkpoints/0, with its network in {out}/config.gin"
-    vocabulary = next((name for name in VOCABULARIES if (folder / name).is_file()), None)
+    vocabulary = next((name for name in sources.VOCABULARIES if (folder / name).is_file()), None)
     sentence += f" and its vocabulary in {out}/{vocabulary}" if vocabulary else ""
     for name in (vocabulary, TOKENIZER_CONFIG):  # the latter has its class and number of sentinels
         if name and (folder / name).is_file():

@@ -29,7 +29,7 @@ from limba.inference.source import LIMBA, Source
 from limba.storage import lease, manifest
 from limba.storage.failures import is_passing, short_reason
 from limba.storage.files import resolved, write_whole
-from limba.training.checkpoints import arrays, step_files
+from limba.training.checkpoints import arrays, save
 
 WEIGHTS = ("uniform", "ema", "wsm")
 SHAPES = ("linear", "1-sqrt", "cosine")
@@ -299,8 +299,8 @@ def write_step(
     `needed` bytes must be free, `describe` writes Orbax's description of the tree into a folder, and `data` is the item
     of that name.
     """
-    step_files.open_step(directory, step, needed)
-    state, held = step_files.working_directory(directory, step) / "state", list[arrays.HostArray]()
+    save.open_step(directory, step, needed)
+    state, held = save.working_directory(directory, step) / "state", list[arrays.HostArray]()
     for part in parts:
         held.append(part)
         if sum(each.parts[0][1].nbytes for each in held) >= BLOCK_BYTES:
@@ -309,7 +309,7 @@ def write_step(
     arrays.write_arrays(state, arrays.Snapshot(tuple(held), None, 0))
     arrays.merge(state)
     describe(state)
-    step_files.commit_files(directory, step, data)
+    save.commit_files(directory, step, data)
 
 
 def _merged(

@@ -1,4 +1,4 @@
-"""The proof of a conversion.
+"""The proof of a conversion, of what gives text and of what does not: an encoder with a head, one of a T5 alone.
 
 The written weights are read back and must give the source's logits, loss and text, or an encoder's likeliest pieces in
 the place of masks. Source and written weights both run
@@ -244,6 +244,60 @@ class Proof:
         tokens = np.pad(tokens, ((0, 0), (0, NUM_TOKENS - tokens.shape[1])))
         figures = self._figures(f"transformers {transformers.__version__}", logits, tokens, TOLERANCES[dtype])
         return figures if whole else dataclasses.replace(figures, logits=float("inf"))
+
+
+class HeadProof(Proof):
+    """The source's outputs for one batch; in place of text, the likeliest label or the largest entry is compared."""
+
+    def _run(self, params: PyTree) -> tuple[np.ndarray, np.ndarray]:
+        outputs = np.asarray(self._apply(params, self._all), np.float32)
+        return outputs, outputs
+
+    @property
+    def _inputs(self) -> str:
+        return "encoder_input_tokens" if self._gives_states else "decoder_input_tokens"
+
+    @property
+    def _gives_states(self) -> bool:
+        return not self._config.has_own_head
+
+    def _greedy(self, followed: np.ndarray) -> np.ndarray:
+        return followed.argmax(axis=-1)
+
+    def _figures(self, reader: str, logits: np.ndarray, tokens: np.ndarray, tolerance: float) -> Figures:
+        tokens_of = self._batch[self._inputs]
+        is_of_tokens = self._config.head == "tags" or self._gives_states
+        real = tokens_of > 0 if is_of_tokens else np.ones(logits.shape[:2], bool)
+        unit = max(1.0, float(np.abs(self._logits[real]).max()))
+        difference = float(np.abs(logits[real] - self._logits[real]).max()) / unit
+        differs = ((tokens != self._tokens) & real).any(axis=1)
+        chosen = np.take_along_axis(self._logits, tokens[..., None], axis=-1)[..., 0]
+        leads = (self._logits.max(axis=-1) - chosen)[real]
+        equal, astray = int((~differs).sum()), int((leads > 2 * tolerance * unit).sum())
+        what = "likeliest labels" if self._config.has_labels else "largest entries"
+        return Figures(reader, difference, 0.0, equal, len(differs), astray, tolerance, what)
+
+    def check_transformers(self, directory: Path, dtype: str) -> Figures:
+        """Compares the outputs in transformers; a missing or unexpected weight there is a failure."""
+        import torch
+        import transformers
+
+        model, about = load_in_transformers(directory)
+        inputs = torch.tensor(self._batch[self._inputs], dtype=torch.long)
+        mask = (inputs > 0).long()
+        with torch.no_grad():
+            found = model(inputs, attention_mask=mask)
+            is_of_vectors, config, weights = self._config.head == "vectors", self._config, mask[..., None].float()
+            logits = (found.last_hidden_state if is_of_vectors or self._gives_states else found.logits).float()
+            if is_of_vectors or (config.is_t5_encoder and config.head in ("classes", "score")):
+                is_mean = config.pooling == "mean" or is_of_vectors
+                logits = (logits * weights).sum(1) / weights.sum(1) if is_mean else logits[:, 0]
+        logits = logits.numpy().reshape(self._logits.shape)
+        figures = self._figures(
+            f"transformers {transformers.__version__}", logits, self._greedy(logits), TOLERANCES[dtype]
+        )
+        is_whole = not about["missing_keys"] and not about["unexpected_keys"]
+        return figures if is_whole else dataclasses.replace(figures, logits=float("inf"))
 
 
 def load_in_transformers(directory: Path) -> tuple[Any, dict[str, Any]]:

@@ -73,55 +73,35 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
 REQUIRED = object()
 _FIELDS: Mapping[str, Mapping[str, tuple[str, object]]] = {
     "t5": {
-        "vocab_size": ("vocab_size", 32128),
-        "emb_dim": ("d_model", 512),
-        "head_dim": ("d_kv", 64),
-        "mlp_dim": ("d_ff", 2048),
-        "num_heads": ("num_heads", 8),
-        "num_encoder_layers": ("num_layers", 6),
+        "vocab_size": ("vocab_size", 32128), "emb_dim": ("d_model", 512), "head_dim": ("d_kv", 64),
+        "mlp_dim": ("d_ff", 2048), "num_heads": ("num_heads", 8), "num_encoder_layers": ("num_layers", 6),
         "num_decoder_layers": ("num_decoder_layers", None),
         "num_relpos_buckets": ("relative_attention_num_buckets", 32),
         "relpos_max_distance": ("relative_attention_max_distance", 128),
-        "layer_norm_epsilon": ("layer_norm_epsilon", 1e-6),
-        "logits_via_embedding": ("tie_word_embeddings", True),
+        "layer_norm_epsilon": ("layer_norm_epsilon", 1e-6), "logits_via_embedding": ("tie_word_embeddings", True),
     },
     "llama": {
-        "vocab_size": ("vocab_size", REQUIRED),
-        "emb_dim": ("hidden_size", REQUIRED),
-        "mlp_dim": ("intermediate_size", REQUIRED),
-        "num_decoder_layers": ("num_hidden_layers", REQUIRED),
-        "num_heads": ("num_attention_heads", REQUIRED),
-        "num_kv_heads": ("num_key_value_heads", None),
-        "head_dim": ("head_dim", None),
-        "max_length": ("max_position_embeddings", 2048),
-        "layer_norm_epsilon": ("rms_norm_eps", 1e-6),
-        "rotary_base": ("rope_theta", None),
+        "vocab_size": ("vocab_size", REQUIRED), "emb_dim": ("hidden_size", REQUIRED),
+        "mlp_dim": ("intermediate_size", REQUIRED), "num_decoder_layers": ("num_hidden_layers", REQUIRED),
+        "num_heads": ("num_attention_heads", REQUIRED), "num_kv_heads": ("num_key_value_heads", None),
+        "head_dim": ("head_dim", None), "max_length": ("max_position_embeddings", 2048),
+        "layer_norm_epsilon": ("rms_norm_eps", 1e-6), "rotary_base": ("rope_theta", None),
         "logits_via_embedding": ("tie_word_embeddings", False),
     },  # and of "eurobert", whose other defaults are _OTHERS
     "modernbert": {
-        "vocab_size": ("vocab_size", 50368),
-        "emb_dim": ("hidden_size", 768),
-        "mlp_dim": ("intermediate_size", 1152),
-        "num_decoder_layers": ("num_hidden_layers", 22),
-        "num_heads": ("num_attention_heads", 12),
-        "max_length": ("max_position_embeddings", 8192),
-        "layer_norm_epsilon": ("norm_eps", 1e-5),
-        "rotary_base": ("global_rope_theta", 160_000.0),
-        "logits_via_embedding": ("tie_word_embeddings", True),
+        "vocab_size": ("vocab_size", 50368), "emb_dim": ("hidden_size", 768), "mlp_dim": ("intermediate_size", 1152),
+        "num_decoder_layers": ("num_hidden_layers", 22), "num_heads": ("num_attention_heads", 12),
+        "max_length": ("max_position_embeddings", 8192), "layer_norm_epsilon": ("norm_eps", 1e-5),
+        "rotary_base": ("global_rope_theta", 160_000.0), "logits_via_embedding": ("tie_word_embeddings", True),
     },
     "gpt2": {
-        "vocab_size": ("vocab_size", REQUIRED),
-        "emb_dim": ("n_embd", REQUIRED),
-        "mlp_dim": ("n_inner", None),
-        "num_decoder_layers": ("n_layer", REQUIRED),
-        "num_heads": ("n_head", REQUIRED),
-        "max_length": ("n_positions", REQUIRED),
-        "layer_norm_epsilon": ("layer_norm_epsilon", 1e-5),
-        "positions": ("limba_positions", "learned"),  # transformers has no keys for this one and the next
+        "vocab_size": ("vocab_size", REQUIRED), "emb_dim": ("n_embd", REQUIRED), "mlp_dim": ("n_inner", None),
+        "num_decoder_layers": ("n_layer", REQUIRED), "num_heads": ("n_head", REQUIRED),
+        "max_length": ("n_positions", REQUIRED), "layer_norm_epsilon": ("layer_norm_epsilon", 1e-5),
+        "logits_via_embedding": ("tie_word_embeddings", True), "positions": ("limba_positions", "learned"),
         "biases": ("limba_biases", ("attention", "mlp")),
-        "logits_via_embedding": ("tie_word_embeddings", True),
-    },
-}
+    },  # transformers has no keys for the last two
+}  # fmt: skip
 _OF_MT5 = {"vocab_size": 250112, "mlp_dim": 1024, "num_encoder_layers": 8, "num_heads": 6}
 _OTHERS = {  # other defaults than T5's, or a Llama's
     "mt5": _OF_MT5,

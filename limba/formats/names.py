@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,6 @@ from limba.config import InputError, reason_of
 
 Json = dict[str, Any]  # an object of a JSON file
 _STACKED = re.compile(r"(^|/)layers/")
-_NUMBERED = re.compile(r"(^|/)layers_(\d+)/")
 
 
 @dataclass(frozen=True)
@@ -71,23 +69,6 @@ def unstack_layers(tree: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
             continue
         for i in range(array.shape[0]):
             result[_STACKED.sub(rf"\g<1>layers_{i}/", name)] = array[i]
-    return result
-
-
-def stack_layers(tree: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns Limba's tree from T5X's. ValueError if a layer's number is missing."""
-    result: dict[str, np.ndarray] = {}
-    layers: dict[str, dict[int, np.ndarray]] = defaultdict(dict)
-    for name, array in tree.items():
-        match = _NUMBERED.search(name)
-        if match is None:
-            result[name] = array
-        else:
-            layers[_NUMBERED.sub(r"\g<1>layers/", name)][int(match.group(2))] = array
-    for name, arrays in layers.items():
-        if sorted(arrays) != list(range(len(arrays))):
-            raise ValueError(f"{name} has layers {sorted(arrays)}; all layers from 0 on are required.")
-        result[name] = np.stack([arrays[i] for i in range(len(arrays))])
     return result
 
 

@@ -16,34 +16,14 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from limba.config import InputError, ModelConfig
-from limba.data.objectives.labels import framed
+from limba.data.objectives.supervised import framed
 from limba.data.stream.placement import place_batch
-from limba.data.vocabulary.load import (
-    SPACE,
-    PieceTable,
-    Vocabulary,
-    begin_id,
-    encoder,
-    is_byte_piece,
-    mask_id,
-    num_sentinels,
-    piece_bytes,
-    sentinel_ids,
-)
-from limba.data.vocabulary.sentences import HAN, UNSPACED
-from limba.data.vocabulary.sentences import hidden_words as hidden_words
-from limba.data.vocabulary.sentences import sentences as sentences
-from limba.inference.generate import (
-    EOS,
-    SENTINEL,
-    START,
-    Deadline,
-    Gaps,
-    batches_of_like_lengths,
-    fetched,
-    padded,
-    row_log_likelihoods,
-)
+from limba.data.vocabulary import load
+from limba.data.vocabulary.load import Vocabulary
+from limba.data.vocabulary.text_sample import HAN, UNSPACED
+from limba.data.vocabulary.text_sample import hidden_words as hidden_words
+from limba.data.vocabulary.text_sample import sentences as sentences
+from limba.inference import generate
 from limba.inference.texts import whole_letters
 from limba.model import Network
 from limba.sharding.mesh import batch_sharding, num_batch_groups
@@ -88,14 +68,14 @@ class Pieces:
 
 def pieces_of(vocabulary: Vocabulary, num_rows: int) -> Pieces:
     """Returns the table for a vocabulary whose embedding has `num_rows` rows."""
-    spelled = piece_bytes(vocabulary, num_rows)
+    spelled = load.piece_bytes(vocabulary, num_rows)
     single = np.zeros(num_rows, bool)
-    single[: vocabulary.vocab_size] = is_byte_piece(vocabulary)[:num_rows]
+    single[: vocabulary.vocab_size] = load.is_byte_piece(vocabulary)[:num_rows]
     texts = [each.decode("utf-8", "ignore") for each in spelled]
     letters = [any(map(str.isalnum, text)) or each[:1] >= b"\xc2" for text, each in zip(texts, spelled, strict=True)]
-    sentinels = sentinel_ids(vocabulary, num_sentinels(vocabulary))
+    sentinels = load.sentinel_ids(vocabulary, load.num_sentinels(vocabulary))
     ends = np.zeros(num_rows, bool)
-    ends[[*sentinels, int(vocabulary.eos_id or EOS)]] = True
+    ends[[*sentinels, int(vocabulary.eos_id or generate.EOS)]] = True
     return Pieces(
         vocabulary=vocabulary,
         sentinels=sentinels,
@@ -121,7 +101,7 @@ def is_word(text: str) -> bool:
     )
 
 
-def first_pieces(network: Network, vocabulary: Vocabulary) -> Gaps | None:
+def first_pieces(network: Network, vocabulary: Vocabulary) -> generate.Gaps | None:
     """Returns which ids may begin a T5's fills; None for a language model, and where no piece could."""
     if network.config.is_decoder_only:
         return None
@@ -129,7 +109,7 @@ def first_pieces(network: Network, vocabulary: Vocabulary) -> Gaps | None:
     is_sentinel, words = np.zeros(network.config.vocab_size, bool), pieces.is_text & pieces.is_word
     may_begin = words if words.any() else pieces.is_text & pieces.has_letter  # as in a vocabulary of bytes
     is_sentinel[[place for place in pieces.sentinels if place < len(is_sentinel)]] = True
-    return Gaps(is_sentinel, may_begin) if may_begin.any() else None
+    return generate.Gaps(is_sentinel, may_begin) if may_begin.any() else None
 
 
 def with_sentinels(text: str) -> str:
@@ -160,9 +140,9 @@ def fills(masked: str, pieces: Pieces, num: int = NUM_FILLS) -> Search:
     most MOST_PIECES pieces, after the best fills of the gaps before it. The probability is that of the model without
     these rules: of its pieces and of any sentinel or end after them.
     """
-    before, found = [START], list[list[Fill]]()
-    for match in SENTINEL.finditer(masked):
-        before.append(sentinel_ids(pieces.vocabulary, int(match[1]) + 1)[-1])
+    before, found = [generate.START], list[list[Fill]]()
+    for match in generate.SENTINEL.finditer(masked):
+        before.append(load.sentinel_ids(pieces.vocabulary, int(match[1]) + 1)[-1])
         follows_space = not masked[: match.start()] or masked[match.start() - 1].isspace()
         first = pieces.is_text & pieces.has_letter
         if pieces.has_space.sum() > 1:  # not a vocabulary of bytes, where only one id has a space
@@ -224,7 +204,7 @@ class Filler(NamedTuple):
     vocabulary: Vocabulary
 
     def fill(
-        self, masked: Sequence[str], ids: Sequence[np.ndarray], num: int, deadline: Deadline | None = None
+        self, masked: Sequence[str], ids: Sequence[np.ndarray], num: int, deadline: generate.Deadline | None = None
     ) -> list[list[list[Fill]]]:
         """Returns the fills of each text's gaps, see `fills`; `ids` are the texts as the network reads them.
 
@@ -233,8 +213,8 @@ class Filler(NamedTuple):
         pieces, groups = pieces_of(self.vocabulary, self.network.config.vocab_size), num_batch_groups(self.mesh)
         found: list[list[list[Fill]]] = [[] for _ in masked]
         num_rows = -(-min(TEXTS_AT_ONCE, max(1, len(ids))) // groups) * groups
-        for numbers in batches_of_like_lengths([len(each) for each in ids], num_rows):
-            logits_of = self._decoder(padded([ids[i] for i in numbers], num_rows), max(BEAMS, num))
+        for numbers in generate.batches_of_like_lengths([len(each) for each in ids], num_rows):
+            logits_of = self._decoder(generate.padded([ids[i] for i in numbers], num_rows), max(BEAMS, num))
             searches = [fills(masked[i], pieces, num) for i in numbers]
             asked = {place: next(search) for place, search in enumerate(searches)}
             while asked:
@@ -265,7 +245,7 @@ class Filler(NamedTuple):
                 tokens[start : start + count, :length], is_real[start : start + count, :length] = beginnings, 1
                 last[start : start + count] = length - 1
             batch = place_batch({"decoder_input_tokens": tokens, "decoder_target_tokens": is_real, "last": last}, rows)
-            found = fetched(_next_logits(self.network, self.params, {**texts, **batch}, encoded))
+            found = generate.fetched(_next_logits(self.network, self.params, {**texts, **batch}, encoded))
             return {place: found[place * num_beams :][: len(beginnings)] for place, beginnings in asked.items()}
 
         return logits_of
@@ -288,7 +268,7 @@ def _next_logits(
 
 def is_framed(config: ModelConfig, vocabulary: Vocabulary) -> bool:
     """Returns whether texts begin with <cls> and may have masks: an encoder's, or a T5's with a head and a <cls>."""
-    return config.is_encoder or (config.is_t5_encoder and config.has_own_head and begin_id(vocabulary) is not None)
+    return config.is_encoder or (config.is_t5_encoder and config.has_own_head and load.begin_id(vocabulary) is not None)
 
 
 def masked_ids(text: str, vocabulary: Vocabulary, length: int | None = None) -> Int[np.ndarray, " L"]:
@@ -296,26 +276,26 @@ def masked_ids(text: str, vocabulary: Vocabulary, length: int | None = None) -> 
 
     <mask>, a <extra_id_0> and ___ are each one mask. What follows one without a space is its word's continuation.
     """
-    mask, end = mask_id(vocabulary), int(vocabulary.eos_id or EOS)
-    table, ids, parts = PieceTable(vocabulary), list[int](), MASK.split(text)
+    mask, end = load.mask_id(vocabulary), int(vocabulary.eos_id or generate.EOS)
+    table, ids, parts = load.PieceTable(vocabulary), list[int](), MASK.split(text)
     for number, part in enumerate(parts):
         if table.kind != "bytes" and number < len(parts) - 1:
             part = part.rstrip()  # the space before a mask is its word's
         found = list(vocabulary.encode(part)) if part.strip() else []
         ids += [mask] if number else []
         ids += _continued(found, table) if number and found and not part[0].isspace() else found
-    begin = [] if (first := begin_id(vocabulary)) is None else [first]
+    begin = [] if (first := load.begin_id(vocabulary)) is None else [first]
     ids = [*begin, *ids]
     return np.asarray([*ids[: None if length is None else length - 1], end], np.int32)
 
 
-def _continued(ids: list[int], table: PieceTable) -> list[int]:
+def _continued(ids: list[int], table: load.PieceTable) -> list[int]:
     """Returns ids without the space that SentencePiece puts before a text."""
     piece = table.name(ids[0])
-    if not piece.startswith(SPACE):
+    if not piece.startswith(load.SPACE):
         return ids
-    rest = table.id_of(piece[len(SPACE) :]) if piece != SPACE else None
-    return ids[1:] if piece == SPACE else ids if rest is None else [rest, *ids[1:]]
+    rest = table.id_of(piece[len(load.SPACE) :]) if piece != load.SPACE else None
+    return ids[1:] if piece == load.SPACE else ids if rest is None else [rest, *ids[1:]]
 
 
 def fills_of_masks(
@@ -325,14 +305,14 @@ def fills_of_masks(
     vocabulary: Vocabulary,
     texts: Sequence[str],
     top: int = 5,
-    deadline: Deadline | None = None,
+    deadline: generate.Deadline | None = None,
 ) -> list[list[list[Fill]]]:
     """Returns the `top` likeliest pieces of each mask of each text, best first, with the encoder's probabilities.
 
     A fill is one piece with a letter or digit; after a space it begins with one, else it continues its word. Each mask
     is filled as if the others stayed. Raises InputError for a text without a mask, TimeIsOverError after the deadline.
     """
-    pieces, mask = pieces_of(vocabulary, network.config.vocab_size), mask_id(vocabulary)
+    pieces, mask = pieces_of(vocabulary, network.config.vocab_size), load.mask_id(vocabulary)
     ids = [masked_ids(text, vocabulary) for text in texts]
     places = [np.flatnonzero(each == mask).astype(np.int32) for each in ids]
     for text, found in zip(texts, places, strict=True):
@@ -345,15 +325,17 @@ def fills_of_masks(
     groups = num_batch_groups(mesh)
     num_rows = -(-min(len(texts), 32) // groups) * groups
     answers: list[list[list[Fill]]] = [[] for _ in texts]
-    for numbers in batches_of_like_lengths([len(each) for each in ids], num_rows):
+    for numbers in generate.batches_of_like_lengths([len(each) for each in ids], num_rows):
         if deadline is not None:
             deadline.check()
-        tokens = padded([ids[number] for number in numbers], num_rows)
+        tokens = generate.padded([ids[number] for number in numbers], num_rows)
         width = -(-max(len(places[number]) for number in numbers) // PLACES_STEP) * PLACES_STEP
         at = np.zeros((num_rows, width), np.int32)
         for row, number in enumerate(numbers):
             at[row, : len(places[number])] = places[number]
-        rows = fetched(_likelihoods(network, params, **place_batch({"tokens": tokens, "at": at}, batch_sharding(mesh))))
+        rows = generate.fetched(
+            _likelihoods(network, params, **place_batch({"tokens": tokens, "at": at}, batch_sharding(mesh)))
+        )
         for row, number in enumerate(numbers):
             spaces = [
                 match.start() == 0 or texts[number][match.start() - 1].isspace()
@@ -395,8 +377,8 @@ def pseudo_log_likelihoods(
     PLL-word-l2r (Kauf & Ivanova 2023, arXiv:2305.10588): the sum over the target's tokens of ln p(token | the text in
     which this token and the later ones of its word are masks). Begin and end are not scored.
     """
-    mask, encode = mask_id(vocabulary), encoder(vocabulary)
-    begins = begins_word([*piece_bytes(vocabulary, network.config.vocab_size)])
+    mask, encode = load.mask_id(vocabulary), load.encoder(vocabulary)
+    begins = begins_word([*load.piece_bytes(vocabulary, network.config.vocab_size)])
     texts, hidden = list[np.ndarray](), list[tuple[int, int, int]]()  # a text's number; the first and the last + 1
     for number, pair in enumerate(pairs):
         read, target = (np.asarray(encode(whole_letters(each).encode()), np.int32) for each in pair)
@@ -407,15 +389,17 @@ def pseudo_log_likelihoods(
         for place in range(begin + len(read), begin + size):
             hidden.append((number, place, int(edges[np.searchsorted(edges, place, side="right")])))
     found = np.zeros(len(pairs), np.float64)
-    for numbers in batches_of_like_lengths([len(texts[number]) for number, _, _ in hidden], num_rows):
+    for numbers in generate.batches_of_like_lengths([len(texts[number]) for number, _, _ in hidden], num_rows):
         rows = [hidden[number] for number in numbers]
-        targets = padded([texts[number] for number, _, _ in rows], num_rows)
+        targets = generate.padded([texts[number] for number, _, _ in rows], num_rows)
         inputs, weights, places = targets.copy(), np.zeros_like(targets), np.zeros((num_rows, 1), np.int32)
         for row, (_, place, end) in enumerate(rows):
             inputs[row, place:end], weights[row, place], places[row] = mask, 1, place
         names = ("input_tokens", "target_tokens", "loss_weights", "predicted_positions")
         batch = {f"decoder_{name}": each for name, each in zip(names, (inputs, targets, weights, places), strict=True)}
-        values = fetched(row_log_likelihoods(network, params, place_batch(batch, batch_sharding(mesh))))
+        values = generate.fetched(
+            generate.row_log_likelihoods(network, params, place_batch(batch, batch_sharding(mesh)))
+        )
         np.add.at(found, [number for number, _, _ in rows], values[: len(rows)])
     return found.astype(np.float32)
 

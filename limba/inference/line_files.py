@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from limba.config import InputError, StorageError, reason_of
 from limba.data.sources import remote
-from limba.data.sources.compression import COMPRESSIONS, unpacked
+from limba.data.sources.remote import COMPRESSIONS, unpacked
 from limba.formats.names import Json
 from limba.inference.texts import whole_letters
 from limba.storage import lease

@@ -16,30 +16,132 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from limba.config import ModelConfig
+from limba.model import layers
 from limba.model.attention import query_init
-from limba.model.heads import Head
 from limba.model.kernels.choose import AttentionKernel, choose, choose_for_any_mask
-from limba.model.layers import (
-    ACTIVATION_FUNCTIONS,
-    ATTENDED,
-    Dense,
-    Dropout,
-    Embed,
-    Initializer,
-    LogitsBias,
-    MlpBlock,
-    attention_init,
-    logits_dense,
-    norm,
-    parameter,
-)
+from limba.model.kernels.einsum import cached_attention, dot_product_attention
 from limba.model.masks import Mask, causal_mask, ids_of, prefix_mask
-from limba.model.relative_bias import RelativeBias
-from limba.model.stack import run_layers
-from limba.model.trees import Batch
+from limba.model.relative_bias import BiasTable, RelativeBias, bias_by_distance, bias_row
+from limba.model.stack import apply_module, decode_runner, run_layers
+from limba.model.trees import Batch, Cache, DecodeStep, Parameters
+
+
+def cached_language_model(
+    config: ModelConfig, params: Parameters, prompt: Int[Array, "B P"], max_tokens: int, is_prefix: bool = False
+) -> tuple[DecodeStep, Cache]:
+    """Returns the decode step (cache, last ids, position) -> (logits, cache), and the cache of the prompts.
+
+    Prompts begin with the start id 0; shorter ones are padded with -1 on the left. The cache has all but the last id of
+    each, which the first decode step, at `position` 0, reads. It is "key" and "value" [N, B, G, L, C], and "skipped"
+    [1, B], the number of places before a prompt. With `is_prefix` and `prefix_attention = 'full'` the ids of a prompt
+    attend to all of it, so that the last one is read with the others, and again by the first decode step.
+    """
+    is_full = is_prefix and config.prefix_attention == "full"
+    network = _Network(config, params, prompt.shape[1] - 1 + max_tokens)
+    cache = network.read(prompt if is_full else prompt[:, :-1], jnp.sum(prompt < 0, axis=1), is_full)
+    first = prompt.shape[1] - 1
+
+    def step(cache: Cache, last: Array, position: Array) -> tuple[Array, Cache]:
+        return network.step(cache, last, first + position)
+
+    return step, cache
+
+
+class _Network:
+    """The network's parts with their parameters; the cache has `length` positions."""
+
+    def __init__(self, config: ModelConfig, params: Parameters, length: int):
+        self._config, self._params, self._length = config, params, length
+        self._run_layers = decode_runner(config, config.num_decoder_layers, params["decoder"]["layers"])
+        self._table = params["decoder"]["relpos_bias"]["rel_embedding"] if config.is_t5_decoder else None
+
+    def read(self, tokens: Int[Array, "B P"], skipped: Int[Array, " B"], is_full: bool) -> Cache:
+        """Returns the cache with the keys and values of the prompts' ids; the places after them are empty."""
+        config, (rows, length) = self._config, tokens.shape
+        shape = (config.num_decoder_layers, rows, config.kv_heads, self._length, config.head_dim)
+        empty = jnp.zeros(shape, jnp.dtype(config.dtype))
+        cache = {"key": empty, "value": empty, "skipped": skipped[None]}
+        if not length:
+            return cache
+        positions = jnp.maximum(jnp.arange(length, dtype=jnp.int32)[None] - skipped[:, None], 0)
+        x = self._embedded(jnp.maximum(tokens, 0), positions)
+        seen = jnp.ones((1, 1, 1), bool) if is_full else causal_mask(length)
+        mask = seen & jnp.broadcast_to((tokens >= 0)[:, None, :], (rows, length, length))
+        table = None if self._table is None else BiasTable(self._table, False, config.relpos_max_distance)
+        bias = None if table is None else table.pairs(length, length)
+
+        def one_layer(x: Array, layer: Parameters) -> tuple[Array, tuple[Array, Array]]:
+            query, key, value = self._apply(layer, "project", x, positions)
+            keys, values = (every_head(each, config.num_heads) for each in (key, value))
+            attended = dot_product_attention(query, keys, values, bias, mask)
+            x = self._apply(layer, "finish", x, attended, True)
+            return x, (jnp.swapaxes(key, 1, 2), jnp.swapaxes(value, 1, 2))
+
+        _, (keys, values) = jax.lax.scan(one_layer, x, self._params["decoder"]["layers"])
+        return {
+            "key": jax.lax.dynamic_update_slice_in_dim(empty, keys, 0, axis=3),
+            "value": jax.lax.dynamic_update_slice_in_dim(empty, values, 0, axis=3),
+            "skipped": skipped[None],
+        }
+
+    def step(self, cache: Cache, last: Int[Array, " R"], place: Int[Array, ""]) -> tuple[Float[Array, "R V"], Cache]:
+        """Returns the logits of the ids after `place`, and the cache with the last ids at `place`."""
+        skipped = cache["skipped"][0]
+        positions = (place - skipped)[:, None]
+        places = jnp.arange(self._length)
+        visible = (places[None] <= place) & (places[None] >= skipped[:, None])
+        x = self._embedded(last[:, None], positions)
+        bias = None if self._table is None else self._bias_row(self._table, place)
+
+        def one_layer(x: Array, cache: Cache, layer: Parameters, index: Array | int) -> tuple[Array, Cache]:
+            query, key, value = self._apply(layer, "project", x, positions)
+            cache = {
+                name: jax.lax.dynamic_update_slice(cache[name], jnp.swapaxes(new, 1, 2)[None], (index, 0, 0, place, 0))
+                for name, new in (("key", key), ("value", value))
+            }
+            attended = _attend(query, cache["key"][index], cache["value"][index], bias, visible)
+            return self._apply(layer, "finish", x, attended, True), cache
+
+        x, new = self._run_layers(one_layer, x, {name: cache[name] for name in ("key", "value")})
+        return self._logits(x)[:, 0], {**new, "skipped": cache["skipped"]}
+
+    def _bias_row(self, table: Float[Array, "H W"], place: Int[Array, ""]) -> Float[Array, "H 1 L"]:
+        by_distance = bias_by_distance(self._config, table, self._length)
+        return bias_row(by_distance, place, self._length)
+
+    def _apply(self, layer: Parameters, method: str, *inputs: PyTree) -> PyTree:
+        return apply_module(LanguageModelLayer(self._config), layer, *inputs, method=method)
+
+    def _stack(self, method: str, *inputs: Array) -> Array:
+        return apply_module(Stack(self._config), self._params["decoder"], *inputs, method=method)
+
+    def _embed(self, method: str, x: Array) -> Array:
+        return apply_module(layers.Embed(self._config), self._params["token_embedder"], x, method=method)
+
+    def _embedded(self, ids: Int[Array, "B L"], positions: Int[Array, "B L"]) -> Float[Array, "B L D"]:
+        return self._stack("add_positions", self._embed("__call__", ids), positions)
+
+    def _logits(self, x: Float[Array, "R 1 D"]) -> Float[Array, "R 1 V"]:
+        x, config = self._stack("finish", x), self._config
+        return self._embed("attend", x) * config.tied_logits_scale if config.logits_via_embedding else x
+
+
+def _attend(
+    query: Float[Array, "R 1 H C"],
+    key: Float[Array, "R G L C"],
+    value: Float[Array, "R G L C"],
+    bias: Float[Array, "H 1 L"] | None,
+    visible: Bool[Array, "R L"],
+) -> Float[Array, "R 1 H C"]:
+    """Returns the attention of one query per row; query heads that share a key are treated as several queries."""
+    rows, groups, length, width = key.shape
+    grouped = query.reshape(rows, groups, -1, width)  # [R, G, H / G, C]
+    bias = None if bias is None else bias.reshape(groups, -1, length)
+    return cached_attention(grouped, key, value, bias, visible).reshape(query.shape)
+
 
 SINUSOID_SCALE = 10_000.0  # Vaswani et al. 2017 (arXiv:1706.03762), section 3.5
 
@@ -106,14 +208,14 @@ class SelfAttention(nn.Module):
         config, dtype = self.config, jnp.dtype(self.config.dtype)
         has_bias = "attention" in config.biases
 
-        def into_heads(heads: int, init: Initializer = attention_init) -> Dense:
+        def into_heads(heads: int, init: layers.Initializer = layers.attention_init) -> layers.Dense:
             width = heads * config.head_dim
-            return Dense(width, ("embed", "joined_kv"), dtype, init, has_bias=has_bias)
+            return layers.Dense(width, ("embed", "joined_kv"), dtype, init, has_bias=has_bias)
 
-        init = query_init(config.head_dim) if config.is_t5_decoder else attention_init
+        init = query_init(config.head_dim) if config.is_t5_decoder else layers.attention_init
         self.query = into_heads(config.num_heads, init)
         self.key, self.value = into_heads(config.kv_heads), into_heads(config.kv_heads)
-        self.out = Dense(config.emb_dim, ("joined_kv", "embed"), dtype, attention_init, has_bias=has_bias)
+        self.out = layers.Dense(config.emb_dim, ("joined_kv", "embed"), dtype, layers.attention_init, has_bias=has_bias)
 
     def project(
         self, x: Float[Array, "B L D"], positions: Int[Array, "B L"], layer: Array | int = 0
@@ -146,11 +248,11 @@ class LanguageModelLayer(nn.Module):
 
     def setup(self) -> None:
         config = self.config
-        self.pre_self_attention_layer_norm = norm(config)
+        self.pre_self_attention_layer_norm = layers.norm(config)
         self.self_attention = SelfAttention(config)
-        self.pre_mlp_layer_norm = norm(config)
-        self.mlp = MlpBlock(config)
-        self.drop = Dropout(config.dropout_rate)
+        self.pre_mlp_layer_norm = layers.norm(config)
+        self.mlp = layers.MlpBlock(config)
+        self.drop = layers.Dropout(config.dropout_rate)
 
     def project(
         self, x: Float[Array, "B L D"], positions: Int[Array, "B L"]
@@ -187,7 +289,7 @@ class LanguageModelLayer(nn.Module):
         if config.local_attention is None:
             attended = _attended(attend, (query, key, value), bias, mask)
         else:
-            attended = checkpoint_name(_in_windows(config, attend, layer, mask)(query, key, value), ATTENDED)
+            attended = checkpoint_name(_in_windows(config, attend, layer, mask)(query, key, value), layers.ATTENDED)
         return self.finish(x, attended, deterministic)
 
 
@@ -227,17 +329,19 @@ class Stack(nn.Module):
         config = self.config
         if config.positions == "learned":
             init, shape = nn.initializers.normal(0.02), (config.max_length, config.emb_dim)
-            self.position_embedding = parameter(self, "position_embedding", init, ("length", "embed"), shape)
+            self.position_embedding = layers.parameter(self, "position_embedding", init, ("length", "embed"), shape)
         if config.is_t5_decoder:
             self.relpos_bias = RelativeBias(config, bidirectional=False)
-        self.decoder_norm, self.drop_output = norm(config), Dropout(config.dropout_rate)
+        self.decoder_norm, self.drop_output = layers.norm(config), layers.Dropout(config.dropout_rate)
         if config.is_modernbert:
-            init = Dense(config.emb_dim, ("embed", "mlp"), jnp.dtype(config.dtype), has_bias="head" in config.biases)
-            self.head_dense, self.head_norm = init, norm(config)
+            init = layers.Dense(
+                config.emb_dim, ("embed", "mlp"), jnp.dtype(config.dtype), has_bias="head" in config.biases
+            )
+            self.head_dense, self.head_norm = init, layers.norm(config)
         if not config.logits_via_embedding:
-            self.logits_dense = logits_dense(config)
+            self.logits_dense = layers.logits_dense(config)
         elif "logits" in config.biases:
-            self.logits_dense = LogitsBias()
+            self.logits_dense = layers.LogitsBias()
 
     def add_positions(self, x: Float[Array, "B L D"], positions: Int[Array, "B L"]) -> Float[Array, "B L D"]:
         """Returns x plus learned or sinusoidal position embeddings; rotary and relative ones are in the attention."""
@@ -260,7 +364,7 @@ class Stack(nn.Module):
 
     def transform(self, x: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
         """Returns what a ModernBERT's logits are computed from: states through a dense layer and a norm."""
-        return self.head_norm(ACTIVATION_FUNCTIONS[self.config.mlp_activations[0]](self.head_dense(x)))
+        return self.head_norm(layers.ACTIVATION_FUNCTIONS[self.config.mlp_activations[0]](self.head_dense(x)))
 
     def add_bias(self, logits: Float[Array, "B L V"]) -> Float[Array, "B L V"]:
         """Returns the logits of a tied head with its bias, if it has one."""
@@ -279,7 +383,7 @@ class Stack(nn.Module):
         config, (batch, length, _) = self.config, x.shape
         takes_ids = isinstance(mask, Mask) and (config.local_attention is None or has_blocks(config, length))
         attend = (choose if takes_ids else choose_for_any_mask)(config, self.mesh, batch, length, length)
-        x = Dropout(config.dropout_rate)(self.add_positions(x, positions), deterministic)
+        x = layers.Dropout(config.dropout_rate)(self.add_positions(x, positions), deterministic)
         bias = attend.bias(self.relpos_bias()) if config.is_t5_decoder else None
         inputs = (attend, bias, positions, mask)
         x = run_layers(self, LanguageModelLayer, config.num_decoder_layers, x, inputs, deterministic, numbered=True)
@@ -302,10 +406,10 @@ class LanguageModel(nn.Module):
     mesh: Mesh | None = None
 
     def setup(self) -> None:
-        self.token_embedder = Embed(self.config)
+        self.token_embedder = layers.Embed(self.config)
         self.decoder = Stack(self.config, self.mesh)
         if self.config.has_own_head:
-            self.head = Head(self.config)
+            self.head = layers.Head(self.config)
 
     def __call__(self, batch: Batch, deterministic: bool, as_states: bool = False) -> Float[Array, "B LorP DorV"]:
         """Returns float32 logits, or with `as_states` the hidden states that the head turns into logits.

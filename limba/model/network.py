@@ -10,8 +10,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from limba.config import ModelConfig
-from limba.model.language_model import LanguageModel
-from limba.model.language_model_cached import cached_language_model
+from limba.model.language_model import LanguageModel, cached_language_model
 from limba.model.stack import apply_module
 from limba.model.t5 import Transformer
 from limba.model.t5_cached import cached_decoder

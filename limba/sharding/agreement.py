@@ -28,7 +28,7 @@ from jax._src import distributed  # no public name: the client of the service th
 from jax.experimental import multihost_utils
 
 from limba.config import InputError, NonFiniteError, RestartError, RunConfig, StorageError, reason_of
-from limba.config.secrets import without_credentials
+from limba.config.errors import without_credentials
 from limba.config.waiting import waiting
 
 T = TypeVar("T")

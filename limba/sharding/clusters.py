@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from jax._src import clusters  # no public name: the classes by which jax.distributed finds itself a cluster
 
-from limba.config import InputError, environment, launchers, reason_of
+from limba.config import InputError, environment, reason_of
 
 ALONE = "LIMBA_ALONE"
 PORT = "JAX_COORDINATOR_PORT"
@@ -55,7 +55,7 @@ def find() -> Membership | None:
     port = os.environ.get(PORT)
     if port and not (port.isdigit() and 0 < int(port) < 65536):
         raise InputError(f"{PORT} is {port}; give a number from 1 to 65535.")
-    announced = launchers.announced()
+    announced = environment.announced()
     try:
         found = _explicit(given, announced) or _of_launcher(announced, port) or _of_tpu(port) or _of_kubernetes(port)
     except InputError:
@@ -90,7 +90,7 @@ def devices_of(place: Membership, visible: int) -> list[int] | None:
     return list(range(place.local_index * share, (place.local_index + 1) * share))
 
 
-def _explicit(given: Mapping[str, str], announced: launchers.Announced | None) -> Membership | None:
+def _explicit(given: Mapping[str, str], announced: environment.Announced | None) -> Membership | None:
     """Returns what the explicit variables say; a launcher, or an indexed Job, may give what is left out."""
     if not given:
         return None
@@ -114,7 +114,7 @@ def _explicit(given: Mapping[str, str], announced: launchers.Announced | None) -
     return Membership(EXPLICIT[0], address, int(number), int(index), local_index, local_count)
 
 
-def _of_launcher(announced: launchers.Announced | None, port: str | None) -> Membership | None:
+def _of_launcher(announced: environment.Announced | None, port: str | None) -> Membership | None:
     if announced is None:
         return None
     cluster = {"Open MPI": clusters.OmpiCluster, "Slurm": clusters.SlurmCluster}.get(announced.launcher)
@@ -141,7 +141,7 @@ def _of_launcher(announced: launchers.Announced | None, port: str | None) -> Mem
     )
 
 
-def _local(announced: launchers.Announced) -> tuple[int, int]:
+def _local(announced: environment.Announced) -> tuple[int, int]:
     """Returns the index and the number of the processes on this host."""
     index = os.environ.get(announced.local_index, "0")
     count = os.environ.get(announced.local_count, "1") if announced.local_count else str(_slurm_tasks_here())

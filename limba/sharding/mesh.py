@@ -23,17 +23,9 @@ from limba.config import MeshConfig, compile_cache
 # the model width; they are gathered when they are used (arXiv:1910.02054, stage 3). Stacked layers and relative
 # position buckets are not sharded.
 LOGICAL_AXIS_RULES = {
-    "batch": ("data", "fsdp"),
-    "vocab": "model",
-    "embed": "fsdp",
-    "mlp": "model",
-    "heads": "model",
-    "joined_kv": "model",
-    "relpos_buckets": None,
-    "length": None,
-    "labels": None,
-    "layers": None,
-}
+    "batch": ("data", "fsdp"), "vocab": "model", "embed": "fsdp", "mlp": "model", "heads": "model",
+    "joined_kv": "model", "relpos_buckets": None, "length": None, "labels": None, "layers": None,
+}  # fmt: skip
 
 
 def keep_compiled_programs() -> None:

@@ -303,14 +303,10 @@ class Guard:
         """Returns a batch's line of the ledger; `data_batch` counts batches from the beginning of the data."""
         values = {} if spike is None else spike.values
         return {
-            "batch": batch,
-            "data_batch": batch - self._data_start,
-            "action": action,
-            "reason": reason,
+            "batch": batch, "data_batch": batch - self._data_start, "action": action, "reason": reason,
             "loss": _number(values.get("loss", math.nan)),
-            "gradient_norm": _number(values.get("gradient_norm", math.nan)),
-            "rows": rows,
-        }
+            "gradient_norm": _number(values.get("gradient_norm", math.nan)), "rows": rows,
+        }  # fmt: skip
 
     def _rows_that_stand_out(self, spike: Spike, state: TrainState) -> list[RowEntry]:
         if self._row_losses is None:

@@ -1,19 +1,31 @@
-"""Cross entropy as sums over tokens, so that one division at the end serves any split of the batch."""
+"""Cross entropy as sums over tokens, so that one division at the end serves any split of the batch.
+
+`chunked_cross_entropy` never holds all logits: it computes some rows at a time, and their gradient in the same pass.
+With 250,112 ids the float32 logits of 32 rows of a base model take 3.7 GB, and their gradient as much again. Each
+device loops over its own rows. If the vocabulary is sharded over `model`, it computes its part of the logits, and
+exchanges three numbers per token. The loop adds up the gradient itself, so no logits are computed twice.
+
+`label_sums` are the losses of an encoder's own heads: cross entropy of labels, squared errors, pairs of vectors.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from limba.config import LossConfig
+from limba.model import Batch, Network
+from limba.model.trees import Parameters
+from limba.sharding.mesh import LOGICAL_AXIS_RULES, num_batch_groups
 
 Sums = dict[str, Float[Array, ""]]
-Batch = Mapping[str, Array]
 
 
 class Smoothing(NamedTuple):
@@ -127,3 +139,224 @@ def divisor(config: LossConfig, sums: Sums, targets: Int[Array, "B Q"]) -> Float
     if config.normalize_by == "all_tokens":
         return jnp.float32(targets.size)
     return jnp.float32(1.0 if config.normalize_by is None else config.normalize_by)
+
+
+SumsOfChunk = tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]
+
+WHOLE_LOGITS_BYTES = 2 << 30  # per device; above it 'auto' computes in chunks
+CHUNK_BYTES = 1 << 30  # of one chunk's float32 logits; each chunk reads and writes the head's whole gradient
+
+
+class _Plan(NamedTuple):
+    config: LossConfig
+    scale: float
+    num_chunks: int
+    vocab_size: int
+    vocab_axis: str | None
+
+
+def logits_bytes(rows: int, length: int, vocab_size: int, mesh: Mesh | None) -> int:
+    """Returns the bytes that a batch's float32 logits take on one device."""
+    return 4 * rows * length * vocab_size // (num_batch_groups(mesh) * _vocab_parts(mesh, vocab_size))
+
+
+def chunked_cross_entropy(
+    states: Float[Array, "B Q D"],
+    head: tuple[Float[Array, "D V"], float],
+    targets: Int[Array, "B Q"],
+    weights: Float[Array, "B Q"],
+    config: LossConfig,
+    mesh: Mesh | None = None,
+    num_chunks: int | None = None,
+) -> SumsOfChunk:
+    """Returns weighted sums over the tokens of what `losses.cross_entropy` returns: nats as trained, plain, correct.
+
+    `head` is (matrix, scale): the logits are `scale * states @ matrix`. `num_chunks` is at most the rows of a device;
+    by default the fewest that keep a chunk below CHUNK_BYTES.
+    """
+    rows, length, _ = states.shape
+    matrix, scale = head
+    vocab_size = matrix.shape[1]
+    groups, parts = num_batch_groups(mesh), _vocab_parts(mesh, vocab_size)
+    if rows % groups:
+        mesh, groups = None, 1  # a validation's few rows, on any device
+    if num_chunks is None:
+        num_chunks = math.ceil(logits_bytes(rows, length, vocab_size, mesh) / CHUNK_BYTES)
+    own_rows = rows // groups
+    num_chunks = next(n for n in range(min(num_chunks, own_rows), own_rows + 1) if own_rows % n == 0)
+    alone = mesh is None or mesh.size == 1
+    axis = LOGICAL_AXIS_RULES["vocab"] if parts > 1 and not alone else None
+    plan = _Plan(config, scale, num_chunks, vocab_size, axis)
+    return _sums(plan, None if alone else mesh, states, matrix, targets, weights)
+
+
+def _vocab_parts(mesh: Mesh | None, vocab_size: int) -> int:
+    parts = 1 if mesh is None else mesh.shape[LOGICAL_AXIS_RULES["vocab"]]
+    return parts if vocab_size % parts == 0 else 1
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _sums(plan: _Plan, mesh: Mesh | None, states: Array, head: Array, targets: Array, weights: Array) -> SumsOfChunk:
+    return _on_devices(plan, mesh, False, states, head, targets, weights)[0]
+
+
+def _sums_forward(plan: _Plan, mesh: Mesh | None, *arrays: Array) -> tuple[SumsOfChunk, tuple | None]:
+    return _on_devices(plan, mesh, True, *arrays)
+
+
+def _sums_backward(
+    plan: _Plan, mesh: Mesh | None, saved: tuple[Array, Array], gradients: SumsOfChunk
+) -> tuple[Array, Array, None, None]:
+    to_states, to_head = saved  # of the trained sum; the others are figures, not trained
+    to_head = (to_head * gradients[0].astype(to_head.dtype)).astype(to_states.dtype)
+    return to_states * gradients[0].astype(to_states.dtype), to_head, None, None
+
+
+_sums.defvjp(_sums_forward, _sums_backward)
+
+
+def _on_devices(
+    plan: _Plan, mesh: Mesh | None, with_gradient: bool, *arrays: Array
+) -> tuple[SumsOfChunk, tuple | None]:
+    if mesh is None:
+        return _through_chunks(plan, with_gradient, (), *arrays)
+    batch = LOGICAL_AXIS_RULES["batch"]
+    by_row, by_entry = PartitionSpec(batch), PartitionSpec(None, plan.vocab_axis)
+    gradient = (by_row, by_entry) if with_gradient else None
+    run = jax.shard_map(
+        functools.partial(_through_chunks, plan, with_gradient, batch),
+        mesh=mesh,
+        in_specs=(by_row, by_entry, by_row, by_row),
+        out_specs=(PartitionSpec(), gradient),
+        check_vma=False,
+    )
+    return run(*arrays)
+
+
+def _through_chunks(
+    plan: _Plan,
+    with_gradient: bool,
+    batch_axes: tuple[str, ...],
+    states: Float[Array, "B Q D"],
+    head: Float[Array, "D V"],
+    targets: Int[Array, "B Q"],
+    weights: Float[Array, "B Q"],
+) -> tuple[SumsOfChunk, tuple[Array, Array] | None]:
+    """Returns a device's sums, added up over all devices, and the gradient of the trained one."""
+
+    def add_one(total: tuple, chunk: tuple[Array, ...]) -> tuple[tuple, Array | None]:
+        sums, to_head = total
+        states, targets, weights = chunk
+        chunk_sums, to_logits = _of_chunk(plan, states, head, targets, weights)
+        sums = jax.tree.map(jnp.add, sums, chunk_sums)
+        if not with_gradient:
+            return (sums, to_head), None
+        to_logits = (to_logits * plan.scale).astype(head.dtype)
+        to_head += jnp.einsum("bqd,bqv->dv", states, to_logits, preferred_element_type=jnp.float32)
+        to_states = jnp.einsum("bqv,dv->bqd", to_logits, head, preferred_element_type=jnp.float32)
+        if plan.vocab_axis is not None:
+            to_states = jax.lax.psum(to_states, plan.vocab_axis)
+        return (sums, to_head), to_states.astype(states.dtype)
+
+    chunks = jax.tree.map(
+        lambda x: x.reshape(plan.num_chunks, -1, *x.shape[1:]), (states, targets, weights.astype(jnp.float32))
+    )
+    start = ((jnp.float32(0),) * 3, jnp.zeros(head.shape, jnp.float32) if with_gradient else None)
+    (sums, to_head), to_states = jax.lax.scan(add_one, start, chunks)
+    sums = jax.lax.psum(sums, batch_axes) if batch_axes else sums
+    if to_head is None or to_states is None:
+        return sums, None
+    if head.dtype != jnp.float16:  # where the sum over all tokens, which is not scaled yet, may overflow
+        to_head = to_head.astype(head.dtype)  # as elsewhere, gradients are reduced in the activations' dtype
+    return sums, (to_states.reshape(states.shape), jax.lax.psum(to_head, batch_axes) if batch_axes else to_head)
+
+
+def _of_chunk(plan: _Plan, states: Array, head: Array, targets: Array, weights: Array) -> tuple[SumsOfChunk, Array]:
+    """Returns the sums over a chunk, and the gradient of the trained one to this device's part of the logits."""
+    config, axis = plan.config, plan.vocab_axis
+
+    def everywhere(x: Array, reduce: str = "psum") -> Array:
+        return x if axis is None else getattr(jax.lax, reduce)(x, axis)
+
+    logits = jnp.einsum("bqd,dv->bqv", states, head, preferred_element_type=jnp.float32) * plan.scale
+    first = 0 if axis is None else jax.lax.axis_index(axis) * head.shape[1]
+    is_target = (targets - first)[..., None] == jnp.arange(head.shape[1])[None, None]
+    highest = everywhere(jnp.max(logits, axis=-1), "pmax")
+    exponentials = jnp.exp(logits - highest[..., None])
+    total = everywhere(jnp.sum(exponentials, axis=-1))
+    log_z = jnp.log(total) + highest
+    target_logit = everywhere(jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1))
+    plain = log_z - target_logit
+    on, off, _ = Smoothing.of(config.label_smoothing, plan.vocab_size)
+    trained = trained_nats(config, plan.vocab_size, plain, log_z, lambda: everywhere(jnp.sum(logits, axis=-1)))
+    correct = (target_logit >= highest).astype(jnp.float32)
+    sums = jnp.sum(trained * weights), jnp.sum(plain * weights), jnp.sum(correct * weights)
+    # The gradient of log Z in `trained` times the softmax, then that of the target's logit, then smoothing's.
+    of_log_z = weights * (on + off * plan.vocab_size + 2 * config.z_loss * log_z)
+    to_logits = exponentials * (of_log_z / total)[..., None]
+    to_logits = to_logits - jnp.where(is_target, (on * weights)[..., None], 0.0)
+    return sums, to_logits - (off * weights)[..., None] if off else to_logits
+
+
+Outputs = tuple[Float[Array, "B Q N"], Int[Array, "B Q"], Float[Array, "B Q"]]
+
+
+def label_outputs(model: Network, params: Parameters, batch: Batch, key: Array | None) -> Outputs:
+    """Returns the head's outputs, the labels from 0 on (a score's bits), and the weights, 1 where there is a label."""
+    outputs = model.apply(params, batch, key)
+    labels = batch["decoder_labels"][:, : outputs.shape[1]]
+    numbers = labels if model.config.head == "score" else jnp.maximum(labels - 1, 0)
+    return outputs, numbers, (labels != 0).astype(jnp.float32)
+
+
+def scores_of(bits: Int[Array, "B Q"]) -> Float[Array, "B Q"]:
+    """Returns the float32 scores that rows hold as int32.
+
+    >>> scores_of(jnp.array([[1067030938]])).tolist()
+    [[1.2000000476837158]]
+    """
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def label_sums(
+    model: Network, loss: LossConfig, params: Parameters, batch: Batch, key: Array | None
+) -> tuple[Sums, Outputs | None]:
+    """Returns the sums of `step.loss_sums`, whose `tokens` are the labels, and what gave them; of vectors nothing.
+
+    A score's loss is the squared error, as transformers' regression.
+    """
+    if model.config.head == "vectors":
+        return _contrastive_sums(model, loss, params, batch, key), None
+    outputs, labels, weights = found = label_outputs(model, params, batch, key)
+    if model.config.head == "score":
+        errors = jnp.square(outputs[..., 0] - scores_of(labels))
+        per_label = (errors, errors, jnp.zeros_like(errors))
+    else:
+        per_label = cross_entropy(outputs, labels, loss)
+    sums = weighted_sums(per_label, weights)
+    return {**sums, "weights": sums["tokens"]}, found
+
+
+def _contrastive_sums(model: Network, loss: LossConfig, params: Parameters, batch: Batch, key: Array | None) -> Sums:
+    """Returns the sums over pairs of InfoNCE: which of the batch's second texts is a first one's own.
+
+    The cosines, divided by the temperature, are the logits (Gao et al. 2021, SimCSE, arXiv:2104.08821, section 2.1;
+    Wang et al. 2022, E5, arXiv:2212.03533, section 4.1). A second text equal to a row's own is no wrong answer.
+    """
+    others = batch["decoder_labels"]
+    second = {"decoder_input_tokens": others, "decoder_target_tokens": others}
+    keys = (None, None) if key is None else jax.random.split(key)
+    vectors = [model.apply(params, rows, one)[:, 0] for rows, one in zip((batch, second), keys, strict=True)]
+    first, other = (each / jnp.maximum(jnp.linalg.norm(each, axis=1, keepdims=True), 1e-12) for each in vectors)
+    real = (batch["decoder_input_tokens"][:, 0] > 0).astype(jnp.float32)
+    cosines = jnp.einsum("bd,cd->bc", first, other, precision=jax.lax.Precision.HIGHEST) / loss.temperature
+    logits = jnp.where(_is_answer(others), cosines, -1e9)
+    places = jnp.arange(len(others))[None]
+    sums = weighted_sums(cross_entropy(logits[None], places, loss), real[None])
+    return {**sums, "weights": sums["tokens"]}
+
+
+def _is_answer(others: Int[Array, "B L"]) -> Bool[Array, "B B"]:
+    """Returns which second text [·, C] a row [B, ·] may choose: its own, and others that are neither padding nor it."""
+    same = jnp.all(others[:, None] == others[None], axis=-1)
+    return jnp.eye(len(others), dtype=bool) | (~same & (others[:, 0] > 0)[None])

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 import jax
 
 from limba.config import InputError, RestartError, SentenceError, reason_of
-from limba.data.stream.protocol import Stream
-from limba.data.stream.shard import Rows
+from limba.data.stream.shard import Rows, Stream
 from limba.formats.limba_checkpoint import Notes
 from limba.sharding.agreement import any_process, together
 from limba.training.checkpoints.directory import Checkpoints, Restored

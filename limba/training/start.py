@@ -21,21 +21,13 @@ from etils import epath
 
 from limba.config import ConfigError, RunConfig, plain, require, without_credentials
 from limba.config.optimizer import AUTO
+from limba.data import tasks as data_tasks
 from limba.data.deal import Deal, corpora_of, deal_of, said
 from limba.data.objectives import derive_lengths
-from limba.data.objectives.labels import check_labels, labels_in
+from limba.data.objectives.supervised import check_labels, labels_in
 from limba.data.stream.positions import opened
 from limba.data.stream.stages import Stage, check_rows_of_stage, task_of_stage
-from limba.data.tasks import (
-    Provider,
-    check_sources,
-    keep_vocabularies,
-    needs_sentinels,
-    pinned_for_run,
-    resolve_task,
-    resolve_task_of_run,
-    unit_sources,
-)
+from limba.data.tasks import Provider
 from limba.data.vocabulary.load import byte_extra_ids, check_vocabulary
 from limba.data.vocabulary.train import HOURS_WAITED, ensure_vocabulary
 from limba.formats import limba_checkpoint
@@ -70,7 +62,7 @@ def with_labels(config: RunConfig) -> RunConfig:
     with together(COUNTING_SECONDS):
         # Nothing is encoded yet: bytes stand in for a vocabulary that this run trains.
         rows = dataclasses.replace(data, vocabulary="byte", new_vocabulary_size=None)
-        sources = list(unit_sources(resolve_task(rows)).values())
+        sources = list(data_tasks.unit_sources(data_tasks.resolve_task(rows)).values())
         require(
             len(sources) == 1,
             "DataConfig.mixture_or_task_name",
@@ -108,15 +100,15 @@ def task_of_run(config: RunConfig) -> tuple[Provider, dict[str, int]]:
         with together():
             ensure_vocabulary(data, trains=first)
     with together():
-        task = resolve_task_of_run(data, config.model_dir)
-    task = pinned_for_run(task, config.model_dir)
+        task = data_tasks.resolve_task_of_run(data, config.model_dir)
+    task = data_tasks.pinned_for_run(task, config.model_dir)
     with together():
         lengths = _checked(task, config)
     if config.initial_checkpoint_path:
         with together(HOURS_WAITED * 3600):  # a model of the hub is downloaded here
             if not limba_checkpoint.checkpoints_of(resolved(config.model_dir)):
                 vocabulary = task.output_features["targets"].vocabulary
-                learns_gaps = needs_sentinels(task) and not config.model.is_decoder_only
+                learns_gaps = data_tasks.needs_sentinels(task) and not config.model.is_decoder_only
                 check_initial(config.initial_checkpoint_path, byte_extra_ids(vocabulary) if learns_gaps else None)
     check_alike(lambda: facts_of_data(task, data))
     return task, lengths
@@ -125,10 +117,10 @@ def task_of_run(config: RunConfig) -> tuple[Provider, dict[str, int]]:
 def _checked(task: Provider, config: RunConfig) -> dict[str, int]:
     """Returns the lengths of a task's rows; InputError for a vocabulary or corpus that cannot be used."""
     lengths = derive_lengths(task, config.data.task_feature_lengths)
-    fills_gaps = needs_sentinels(task) and not config.model.is_decoder_only
+    fills_gaps = data_tasks.needs_sentinels(task) and not config.model.is_decoder_only
     vocabulary = task.output_features["targets"].vocabulary
     check_vocabulary(vocabulary, config.model.vocab_size, needs_sentinels=fills_gaps)
-    check_sources(task, config.data)
+    data_tasks.check_sources(task, config.data)
     return lengths
 
 
@@ -142,7 +134,7 @@ def tasks_of_stages(config: RunConfig, task: Provider, lengths: Mapping[str, int
     for begins, *_ in config.data.stages:
         with together():
             later = task_of_stage(begins, task, lengths, config.data)
-        later = pinned_for_run(later, config.model_dir)
+        later = data_tasks.pinned_for_run(later, config.model_dir)
         with together():
             check_rows_of_stage(begins, later, _checked(later, config), task, lengths, config.data)
         check_alike(functools.partial(facts_of_data, later, config.data))
@@ -323,7 +315,7 @@ def first_state(
 
 def write_config(config: RunConfig, gin_text: str, tasks: Iterable[Provider] = ()) -> None:
     """Writes what describes this run into model_dir: vocabularies, config.json, and config.gin where there is one."""
-    keep_vocabularies(tasks, config.model_dir)
+    data_tasks.keep_vocabularies(tasks, config.model_dir)
     directory = config.model_dir.rstrip("/")
     write_whole(f"{directory}/{plain.FILE}", plain.to_text(config))
     if gin_text:

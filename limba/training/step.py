@@ -17,8 +17,8 @@ from limba.config import LossConfig
 from limba.model import Batch, Network
 from limba.model.trees import Parameters
 from limba.sharding.mesh import LOGICAL_AXIS_RULES, is_pure_data_parallel, shard_key
-from limba.training.chunked_loss import WHOLE_LOGITS_BYTES, chunked_cross_entropy, logits_bytes
-from limba.training.losses import Sums, at_predicted, cross_entropy, divisor, token_weights, weighted_sums
+from limba.training import losses
+from limba.training.losses import Sums, cross_entropy, weighted_sums
 from limba.training.optimizer import scaled_gradients
 from limba.training.state import TrainState
 
@@ -62,7 +62,7 @@ def train_step(
     dropout_key = jax.random.fold_in(key, state.step) if model.config.dropout_rate > 0 else None
     compute = functools.partial(gradients, gradient, state.params, batch, dropout_key)
     grads, sums, opt_state = scaled_gradients(compute, state.opt_state, batch["decoder_target_tokens"].size)
-    divided_by, weight = divisor(loss, sums, batch["decoder_target_tokens"]), jnp.maximum(sums["weights"], 1.0)
+    divided_by, weight = losses.divisor(loss, sums, batch["decoder_target_tokens"]), jnp.maximum(sums["weights"], 1.0)
     grads = jax.tree.map(lambda g: g / divided_by, grads)
     updates, opt_state = optimizer.update(grads, opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
@@ -203,16 +203,16 @@ def loss_sums(model: Network, loss: LossConfig, params: Parameters, batch: Batch
     `losses.token_weights` of these, and `tokens` counts the target tokens.
     """
     if model.config.has_own_head:
-        from limba.training.label_losses import label_sums
+        from limba.training.losses import label_sums
 
         return label_sums(model, loss, params, batch, dropout_key)[0]
-    targets, weights = batch["decoder_target_tokens"], token_weights(loss, batch)
+    targets, weights = batch["decoder_target_tokens"], losses.token_weights(loss, batch)
     counts = {"tokens": jnp.sum(batch["decoder_loss_weights"].astype(jnp.float32)), "weights": jnp.sum(weights)}
-    targets, weights = at_predicted(batch, targets, weights)
+    targets, weights = losses.at_predicted(batch, targets, weights)
     if not _in_chunks(model, loss, targets):
         return weighted_sums(cross_entropy(model.apply(params, batch, dropout_key), targets, loss), weights) | counts
     states = model.apply(params, batch, dropout_key, as_states=True)
-    sums = chunked_cross_entropy(states, model.head(params), targets, weights, loss, model.mesh)
+    sums = losses.chunked_cross_entropy(states, model.head(params), targets, weights, loss, model.mesh)
     return dict(zip(("loss", "nats", "correct"), sums, strict=True)) | counts
 
 
@@ -220,7 +220,7 @@ def _in_chunks(model: Network, loss: LossConfig, targets: Array) -> bool:
     if loss.logits != "auto" or not model.config.has_plain_head:
         return loss.logits == "chunked"
     rows, length = targets.shape
-    return logits_bytes(rows, length, model.config.vocab_size, model.mesh) > WHOLE_LOGITS_BYTES
+    return losses.logits_bytes(rows, length, model.config.vocab_size, model.mesh) > losses.WHOLE_LOGITS_BYTES
 
 
 def _count_inputs(batch: Batch) -> Float[Array, ""]:

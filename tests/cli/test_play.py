@@ -26,9 +26,9 @@ from limba.cli import main
 from limba.config import InputError
 from limba.inference.generate import Deadline
 from limba.tools.pages import serving as web
-from limba.tools.pages.play import server as servers
+from limba.tools.pages.play import play as servers
 from limba.tools.pages.play.answers import MOST_LETTERS, Player
-from limba.tools.pages.play.server import Server
+from limba.tools.pages.play.play import Server
 from tests import browser
 from tests.evaluation.report_runs import recorded
 from tests.export.runs import write_run

@@ -10,8 +10,7 @@ import limba
 from limba import read_gin
 from limba.inference.generate import Deadline, TimeIsOverError
 from limba.inference.source import VocabularyName
-from limba.tools.pages.play import examples
-from limba.tools.pages.play.answers import Player
+from limba.tools.pages.play.answers import Player, examples_of
 from tests import tiny
 from tests.cli.test_play import asked, serving
 from tests.export.runs import write_run
@@ -26,14 +25,14 @@ def test_examples_are_of_the_validation_text_else_in_the_language(tmp_path: Path
     )
     write_run(tmp_path / "run", config.model, steps=(3,))
     trained = limba.load(tmp_path / "run", config=config)
-    found = examples.of_model(trained)
+    found = examples_of(trained)
     assert found and all("".join(pieces) == text and len(pieces) == 5 for pieces in found)
     corpus.unlink()
-    assert examples.of_model(limba.load(tmp_path / "run", config=config)) == []
+    assert examples_of(limba.load(tmp_path / "run", config=config)) == []
     card = dataclasses.replace(config.card, language="ja,en")
     trained = limba.load(tmp_path / "run", config=dataclasses.replace(config, card=card))
-    assert ["".join(pieces)[:3] for pieces in examples.of_model(trained)] == ["電車は", "The"]
-    assert not examples.of_model(limba.load(trained.save(tmp_path / "folder")))
+    assert ["".join(pieces)[:3] for pieces in examples_of(trained)] == ["電車は", "The"]
+    assert not examples_of(limba.load(trained.save(tmp_path / "folder")))
 
 
 def test_an_encoder_fills_and_does_not_write(vocabulary: Path, tmp_path: Path) -> None:

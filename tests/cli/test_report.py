@@ -21,9 +21,8 @@ from playwright.sync_api import Error, Page
 
 from limba.cli import flags, main
 from limba.evaluation.status import RunDirectory
-from limba.tools.pages.page.page import MARK, MOST_BYTES
+from limba.tools.pages.page.page import MARK, MOST_BYTES, ReportServer
 from limba.tools.pages.page.runs import Run
-from limba.tools.pages.report_server import ReportServer
 from limba.training.metrics.logging import Uploads
 from tests import browser
 from tests.bucket_server import emulated

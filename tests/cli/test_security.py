@@ -17,7 +17,7 @@ from limba.cli import main
 from limba.config import UntrustedModuleError
 from limba.export import at_end
 from limba.inference import source
-from limba.tools.pages.play.server import Server
+from limba.tools.pages.play.play import Server
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "run_06a95cb"

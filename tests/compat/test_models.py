@@ -24,12 +24,13 @@ from limba.export.huggingface import import_folder
 from limba.formats import architectures, huggingface
 from limba.formats.huggingface_files import Form, write_folder
 from limba.formats.limba_checkpoint import LimbaCheckpoint
-from limba.formats.names import stack_layers, unflatten
+from limba.formats.names import unflatten
 from limba.inference.source import VocabularyName, evaluated, find
 from limba.model import Network
 from tests.compat import families, overlay
 from tests.compat.in_old import Kept
 from tests.export.runs import arrays_of, write_run
+from tests.tiny import stack_layers
 
 pytestmark = pytest.mark.night
 LIMIT = 1e-4

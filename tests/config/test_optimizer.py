@@ -56,6 +56,14 @@ def test_a_rule_takes_its_fields_and_refuses_those_of_others(name: str) -> None:
         )
 
 
+@pytest.mark.parametrize("name", RULES)
+def test_the_rate_auto_is_muons_by_the_parameters_scale_alone(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"is 'auto', which is known for Muon with .* and not for {name}; give a num"):
+        OptimizerConfig(name, ScheduleConfig(base_learning_rate="auto"))
+    with pytest.raises(ConfigError, match="is 'fast'; give a number or 'auto'"):
+        ScheduleConfig(base_learning_rate="fast")
+
+
 def vars_of(rule: OptimizerConfig) -> dict[str, Any]:
     return {each.name: getattr(rule, each.name) for each in dataclasses.fields(rule) if each.name != "name"}
 

@@ -8,8 +8,7 @@ import pytest
 
 from limba.cli import program
 from limba.config import ConfigError, DataConfig, InputError, RestartError, StorageError, kinds, plain
-from limba.config.errors import reason_of
-from limba.config.secrets import without_credentials
+from limba.config.errors import reason_of, without_credentials
 from limba.sharding import agreement
 from limba.storage.failures import short_reason
 from tests.config.test_plain import CONFIGS

@@ -33,10 +33,10 @@ from limba.data.deal import WHOLE_UNITS, deal_of
 from limba.data.objectives import SUPERVISED, derive_lengths, span_corruption, tokenize_documents
 from limba.data.objectives.supervised import is_supervised
 from limba.data.packing import model_features
+from limba.data.run_data import validation_batches, validation_examples
 from limba.data.sources import FileSource, HubSource, TfdsSource
 from limba.data.stream.stages import Stage, open_stages, task_of_stage
 from limba.data.tasks import parts_of, resolve_task
-from limba.data.validation_split import validation_batches, validation_examples
 from limba.data.vocabulary.train import train_vocabulary
 
 FOLDER = Path(__file__).parents[1] / "golden/batches"

@@ -12,7 +12,7 @@ import tensorflow as tf
 from limba.data import bridge
 from limba.data.dataset import TEXT, TOKENS, Dataset, Elements, Mixed
 from limba.data.objectives import causal_lm, prefix_lm, span_corruption, tokenize_documents, ul2
-from limba.data.objectives.steps import examples_of
+from limba.data.objectives.choice import examples_of
 from limba.data.packing import batched, pack
 from limba.data.stream.positions import _plain, _whole
 

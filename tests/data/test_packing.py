@@ -10,7 +10,7 @@ import seqio
 import tensorflow as tf
 
 from limba.config import DataConfig, InputError, LossConfig
-from limba.data import validation_split as validation
+from limba.data import run_data as validation
 from limba.data.dataset import TEXT, TOKENS, Elements, Spec
 from limba.data.packing import batched, model_features, pack
 from limba.data.sources import FileSource

@@ -28,7 +28,7 @@ from limba.data import task_modules
 task_modules.import_all(task_modules.all_names())
 before = "seqio" in sys.modules
 import seqio
-from limba.data.objectives.steps import examples_of
+from limba.data.objectives.choice import examples_of
 from limba.data.registry import MixtureRegistry, TaskRegistry
 
 kinds = ((TaskRegistry, seqio.TaskRegistry, seqio.Task), (MixtureRegistry, seqio.MixtureRegistry, seqio.Mixture))

@@ -9,8 +9,8 @@ import tasks.ro_diacritics
 import tasks.text_to_text
 from limba.config import DataConfig
 from limba.data import metrics
+from limba.data.run_data import validation_examples
 from limba.data.tasks import resolve_task
-from limba.data.validation_split import validation_examples
 
 LENGTHS = {"inputs": 20, "targets": 24}
 TEXT = "Știința și înțelepciunea țării noastre, așa cum știți, sînt făcute din învățături."

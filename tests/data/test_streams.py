@@ -17,7 +17,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 import tasks.demo  # noqa: F401  registers demo_span_corruption
 from limba.config import DataConfig, InputError
-from limba.data import validation_split as validation
+from limba.data import run_data as validation
 from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents
 from limba.data.packing import model_features
 from limba.data.sources import FileSource, HubSource, readers

@@ -43,7 +43,7 @@ def test_cross_entropy_by_character_set(vocabulary: Path, monkeypatch: pytest.Mo
         del sets[:size]
     assert not sets
     by_set["other"] += float(nats[-1])  # the end of sequence
-    monkeypatch.setattr("limba.evaluation.validation.WHOLE_LOGITS_BYTES", 1)  # so that each row is a part
+    monkeypatch.setattr("limba.training.losses.WHOLE_LOGITS_BYTES", 1)  # so that each row is a part
     sums = jit_evaluation(model, LossConfig(logits="chunked"), 1)(params, batch)
     np.testing.assert_allclose(sums["nats_by_set"], list(by_set.values()), rtol=1e-5)
     assert float(sums["nats"]) == pytest.approx(sum(by_set.values()), rel=1e-6)

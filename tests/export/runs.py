@@ -6,8 +6,9 @@ import orbax.checkpoint as ocp
 from limba.config import plain
 from limba.export.huggingface import network_gin
 from limba.formats.architectures import shapes
-from limba.formats.names import stack_layers, unflatten
+from limba.formats.names import unflatten
 from limba.storage import manifest
+from tests.tiny import stack_layers
 
 
 def arrays_of(config, seed=0):

@@ -25,7 +25,7 @@ from limba.formats import huggingface_files as files
 from limba.formats import t5x
 from limba.formats.huggingface import open_folder
 from limba.formats.limba_checkpoint import LimbaCheckpoint
-from limba.formats.names import stack_layers, unflatten
+from limba.formats.names import unflatten
 from limba.inference import gaps
 from limba.inference.load import load
 from limba.inference.source import LIMBA, Source, VocabularyName, find
@@ -34,6 +34,7 @@ from limba.storage import manifest
 from tests.export.runs import arrays_of, write_run
 from tests.inference.test_gaps import answered
 from tests.model.test_huggingface import FAMILIES, our_config
+from tests.tiny import stack_layers
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 T5X_GIN = """

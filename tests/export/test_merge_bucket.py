@@ -20,7 +20,7 @@ import jax
 import numpy as np
 jax.config.update("jax_num_cpu_devices", 2)
 from etils import epath
-from limba.cli import merge
+from limba.cli import branch
 from limba.config import DataConfig, OptimizerConfig, RunConfig, ScheduleConfig, plain
 from limba.storage import manifest
 from limba.training.checkpoints import branches
@@ -36,7 +36,7 @@ answers = []
 def damage(path):
     answers.append(manifest.check(str(path)))
 for out in ("gs://bucket/merged", "gs://bucket/merged"):
-    merge.run([str(run), "--last=2", f"--output={out}"])
+    branch.merge([str(run), "--last=2", f"--output={out}"])
 damage("gs://bucket/merged/checkpoints/30")
 with Checkpoints("gs://bucket/merged", states.CONFIG, states.DATA) as checkpoints:
     found = checkpoints.restore_latest(states.abstract()).state.params

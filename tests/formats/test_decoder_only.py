@@ -13,9 +13,10 @@ from limba.data.vocabulary.load import load_vocabulary
 from limba.export.huggingface import import_folder
 from limba.formats import architectures, huggingface, huggingface_files
 from limba.formats.limba_checkpoint import LimbaCheckpoint
-from limba.formats.names import flatten, stack_layers, unflatten, unstack_layers
+from limba.formats.names import flatten, unflatten, unstack_layers
 from limba.model import Network
 from tests import tiny
+from tests.tiny import stack_layers
 
 GPT2 = tiny.language_model(
     num_decoder_layers=2,

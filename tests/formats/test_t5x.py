@@ -14,13 +14,14 @@ import pytest
 
 from limba.config import ConfigError, InputError, LossConfig, MeshConfig, ModelConfig, OptimizerConfig
 from limba.formats import t5x
-from limba.formats.names import flatten, stack_layers, unflatten, unstack_layers
+from limba.formats.names import flatten, unflatten, unstack_layers
 from limba.model import Network
 from limba.training.checkpoints.initial import check_initial, load_initial
 from limba.training.losses import cross_entropy
 from limba.training.optimizer import make_optimizer
 from limba.training.state import TrainState, abstract_state
 from tests import tiny
+from tests.tiny import stack_layers
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 ABOUT = json.loads((GOLDEN / "t5x_legacy_config.json").read_text())

@@ -7,9 +7,10 @@ import torch
 import transformers
 
 from limba.config import ModelConfig
-from limba.formats.names import flatten, stack_layers, unflatten
+from limba.formats.names import flatten, unflatten
 from limba.model import Network
 from limba.model.relative_bias import relative_position_buckets
+from tests.tiny import stack_layers
 
 SIZES = {
     "d_model": 64,

@@ -11,8 +11,9 @@ from jax.sharding import PartitionSpec
 from limba.cli.gin import read_model
 from limba.config import ModelConfig
 from limba.formats.huggingface import flax_name, rows
-from limba.formats.names import flatten, stack_layers, unflatten, unstack_layers
+from limba.formats.names import flatten, unflatten, unstack_layers
 from limba.model import Network
+from tests.tiny import stack_layers
 
 ROOT = Path(__file__).parent.parent.parent
 KEY = jax.random.key(0)

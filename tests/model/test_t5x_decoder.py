@@ -10,7 +10,7 @@ import pytest
 from limba.config import CheckpointConfig, DataConfig, InputError, MeshConfig, ModelConfig, OptimizerConfig
 from limba.export import t5x as export
 from limba.formats import architectures, t5x
-from limba.formats.names import stack_layers, unflatten
+from limba.formats.names import unflatten
 from limba.inference import source
 from limba.model import Network
 from limba.tools.migrate import from_t5x
@@ -19,6 +19,7 @@ from limba.training.checkpoints.initial import load_initial
 from limba.training.optimizer import make_optimizer
 from limba.training.state import abstract_state
 from tests import tiny
+from tests.tiny import stack_layers
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "t5x_decoder_only.npz"
 CONFIG = ModelConfig(64, 32, 4, 8, 48, 0, 2, positions="relative", logits_via_embedding=True, dtype="float32")

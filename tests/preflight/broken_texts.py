@@ -16,7 +16,7 @@ from pathlib import Path
 
 import sentencepiece
 
-from limba.data.demo_corpus import pydoc_corpus
+from limba.cli.demo import pydoc_corpus
 
 PHRASES = {  # language: beginnings, middles, ends of sentences
     "es": (

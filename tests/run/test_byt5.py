@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from limba.cli.main import main
-from limba.data import validation_split as validation
+from limba.data import run_data as validation
 from limba.data.tasks import resolve_task
 from limba.run import train
 from tests.cli.test_t5x import SIZES, read

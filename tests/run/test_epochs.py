@@ -118,7 +118,7 @@ def test_what_was_trained_is_saved_when_reading_fails(
     monkeypatch.setattr("limba.data.sources.units.BYTES_CHECKED", 1)
     monkeypatch.setattr("limba.data.sources.units.MOST_BYTES_CHECKED", 1)
     if not is_counted:
-        monkeypatch.setattr("limba.data.sources.counts.COUNTED_BYTES", 0)
+        monkeypatch.setattr("limba.data.sources.order.COUNTED_BYTES", 0)
     path = tmp_path / "long.jsonl"
     files = {"train": pairs(path, 1500, 2000), "validation": str(tmp_path / "some.jsonl")}
     config = dataclasses.replace(

@@ -18,7 +18,7 @@ from limba.cli import evaluate, flags, generate
 from limba.config import CheckpointConfig, GenerationConfig, InputError, LossConfig, MeshConfig
 from limba.config.plain import from_text
 from limba.data import metrics as text_metrics
-from limba.data import validation_split as validation
+from limba.data import run_data as validation
 from limba.data.objectives.supervised import add_prefix
 from limba.data.packing import model_features
 from limba.data.sources import FileSource

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from jax._src.clusters import cloud_tpu_cluster
 
-from limba.config import InputError, environment, launchers
+from limba.config import InputError, environment
 from limba.sharding import clusters
 from limba.sharding.clusters import Membership, devices_of, find
 
@@ -163,4 +163,4 @@ def test_every_launcher_is_in_the_documents_table() -> None:
     page = (clusters.__file__).replace("limba/sharding/clusters.py", "docs/slurm.md")
     with open(page) as file:
         text = file.read()
-    assert all(launcher.count in text and launcher.launcher in text for launcher in launchers.LAUNCHERS)
+    assert all(launcher.count in text and launcher.launcher in text for launcher in environment.LAUNCHERS)

@@ -11,8 +11,14 @@ from jax.extend.core import jaxprs_in_params
 
 from limba.config import ConfigError, LossConfig, MeshConfig, ModelConfig
 from limba.model import Network
-from limba.training.chunked_loss import chunked_cross_entropy, logits_bytes
-from limba.training.losses import cross_entropy, divisor, token_weights, weighted_sums
+from limba.training.losses import (
+    chunked_cross_entropy,
+    cross_entropy,
+    divisor,
+    logits_bytes,
+    token_weights,
+    weighted_sums,
+)
 from limba.training.step import Gradient, gradients, loss_sums
 from tests import tiny
 

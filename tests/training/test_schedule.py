@@ -114,3 +114,12 @@ def test_rates_are_never_below_zero() -> None:
     """1 - n x (1 / n), as compilers divide, may be."""
     found = jax.jit(jax.vmap(make_schedule(ScheduleConfig("linear", 1e-3, "constant", 3), 63)))(np.arange(60, 70))
     assert (np.asarray(found) >= 0).all() and found[-1] == 0
+
+
+@pytest.mark.parametrize(("steps", "rate"), [(20, 0.14), (400, 0.11), (10_000, 0.022), (1_000_000, 0.0022)])
+def test_the_rate_auto_falls_with_the_root_of_the_steps(steps: int, rate: float) -> None:
+    config = ScheduleConfig("warmup_stable_decay", "auto", warmup_steps=0.1, decay_steps=0.5)
+    assert config.in_steps(steps).base_learning_rate == pytest.approx(rate)
+    assert rates(config, steps, np.arange(steps // 10, steps // 2)) == pytest.approx(rate, rel=1e-6)
+    branch = dataclasses.replace(config, branch_step=steps // 4, branch_steps=5, planned_steps=steps)
+    assert rates(branch, steps // 4 + 5, np.array([steps // 8])) == pytest.approx(rate, rel=1e-6)

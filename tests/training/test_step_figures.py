@@ -12,6 +12,7 @@ import pytest
 
 from limba.config import LossConfig, MeshConfig, ModelConfig
 from limba.model import Network
+from limba.training import losses
 from limba.training import step as training_step
 from limba.training.losses import cross_entropy
 from limba.training.optimizer import make_optimizer
@@ -138,7 +139,7 @@ def test_the_loss_goes_in_chunks_where_its_logits_are_large(monkeypatch: pytest.
     targets, biased = jnp.ones((4, 6), jnp.int32), tiny.language_model(biases=("logits",))
     network, size = Network(T5), 4 * 4 * 6 * T5.vocab_size
     for room, chunked in ((size, False), (size - 1, True)):
-        monkeypatch.setattr(training_step, "WHOLE_LOGITS_BYTES", room)
+        monkeypatch.setattr(losses, "WHOLE_LOGITS_BYTES", room)
         assert training_step._in_chunks(network, LossConfig(), targets) == chunked
         assert not training_step._in_chunks(network, LossConfig(logits="whole"), targets)
         assert training_step._in_chunks(network, LossConfig(logits="chunked"), targets)

@@ -16,17 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from limba.cli.gin import statements
 from limba.cli.gin.resolve import MODEL, RUN, Node, Tree
-from limba.cli.gin.statements import (
-    REQUIRED,
-    Binding,
-    Reference,
-    Source,
-    read,
-    read_override,
-    read_text,
-    read_with_includes,
-)
+from limba.cli.gin.statements import Source
 from limba.config import InputError, ModelConfig, RunConfig, named
 from limba.data import task_modules
 
@@ -59,7 +51,7 @@ def read_run(
     are imported, and another one is an UntrustedModuleError. Raises InputError, one sentence in the user's names, for
     invalid input.
     """
-    return _checked_run(read(files, overrides, search_paths), " and ".join(files), allowed, written_as)
+    return _checked_run(statements.read(files, overrides, search_paths), " and ".join(files), allowed, written_as)
 
 
 def read_translated(
@@ -71,9 +63,9 @@ def read_translated(
 ) -> GinRun:
     """Returns the run of a gin text that a command has made from `place`, files of another dialect; as `read_run`."""
     source = Source()
-    read_with_includes(source, text, place)
+    statements.read_with_includes(source, text, place)
     for override in overrides:
-        read_override(source, override, "--gin.")
+        statements.read_override(source, override, "--gin.")
     return _checked_run(source, place, allowed, written_as)
 
 
@@ -92,10 +84,10 @@ def read_own(
     the modules of `allowed`, of Limba and of tasks/; UntrustedModuleError for others, InputError as `read_run`.
     """
     source = Source()
-    read_text(source, text, file)
+    statements.read_text(source, text, file)
     _set_fields(source, before or {})
     for override in overrides:
-        read_override(source, override, "--gin.")
+        statements.read_override(source, override, "--gin.")
     _set_fields(source, after or {})
     directory = os.path.dirname(file)
     _check_imports(source, file, allowed, directory)
@@ -116,12 +108,14 @@ def _set_fields(source: Source, values: Mapping[str, object]) -> None:
             found = node.values.get(field) if node is not None else None
             node = found if isinstance(found, Node) else None
             if node is None:  # it has its defaults, and no name yet
-                source.bindings.append(Binding(scope, owner, field, Reference(scope, name, True), "a branch", ""))
+                source.bindings.append(
+                    statements.Binding(scope, owner, field, statements.Reference(scope, name, True), "a branch", "")
+                )
         scope, owner = (scope if node is None else node.scope), name
         scopes[name] = scope
     for name, value in values.items():
         owner, _, field = f"config.{name}".rpartition(".")
-        source.bindings.append(Binding(scopes[owner], owner, field, value, "a branch", ""))
+        source.bindings.append(statements.Binding(scopes[owner], owner, field, value, "a branch", ""))
 
 
 def read_gin(file: str | os.PathLike[str], **overrides: object) -> RunConfig:
@@ -135,7 +129,7 @@ def read_gin(file: str | os.PathLike[str], **overrides: object) -> RunConfig:
     (100, 32, 128)
     """
     values = [f"{name}={value!r}" for name, value in overrides.items()]
-    return _checked_run(read([os.fspath(file)], values, flag=""), flag="").config
+    return _checked_run(statements.read([os.fspath(file)], values, flag=""), flag="").config
 
 
 def read_model(file: str, overrides: Sequence[str] = ()) -> ModelConfig:
@@ -146,7 +140,7 @@ def read_model(file: str, overrides: Sequence[str] = ()) -> ModelConfig:
     >>> read_model("gin/models/t5_1_1/small.gin").num_heads
     6
     """
-    source = read([file], overrides)
+    source = statements.read([file], overrides)
     if not any(binding.owner == MODEL for binding in source.bindings):
         raise InputError(f"{file} sets nothing of {MODEL}; give a gin file of a model or of a run.")
     return model_of(source)
@@ -192,8 +186,8 @@ def run_of(source: Source, flag: str = "--gin.", written_as: Mapping[str, str] |
 def model_of(source: Source) -> ModelConfig:
     """Returns the network that the statements describe."""
     macros = {binding.name: binding.value for binding in source.bindings if not binding.field}
-    if macros.get("DROPOUT_RATE") == REQUIRED:  # gin/models/ leaves it to the run
-        source.bindings.append(Binding("", "DROPOUT_RATE", "", 0.0, "", ""))
+    if macros.get("DROPOUT_RATE") == statements.REQUIRED:  # gin/models/ leaves it to the run
+        source.bindings.append(statements.Binding("", "DROPOUT_RATE", "", 0.0, "", ""))
     tree = Tree(source, MODEL)
     tree.check(is_whole=False)
     with named(tree.names()):

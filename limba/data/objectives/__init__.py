@@ -11,24 +11,11 @@ from limba.data.objectives.masked_language_modeling import masked_lm, whole_word
 from limba.data.objectives.spans import span_corruption
 from limba.data.objectives.supervised import SUPERVISED, add_prefix
 from limba.data.objectives.text_segments import long_inputs_in_segments
-from limba.data.objectives.tokenization import tokenize_documents
+from limba.data.objectives.token_blocks import tokenize_documents
 from limba.data.objectives.whole_words import whole_word_span_corruption
 
 __all__ = [
-    "SUPERVISED",
-    "add_prefix",
-    "causal_lm",
-    "derive_lengths",
-    "lm_adaptation",
-    "long_inputs_in_segments",
-    "masked_lm",
-    "of_one_sequence",
-    "prefix_lm",
-    "restore_diacritics",
-    "span_corruption",
-    "tokenize_documents",
-    "ul2",
-    "whole_word_masked_lm",
-    "whole_word_span_corruption",
-    "with_objective",
-]
+    "SUPERVISED", "add_prefix", "causal_lm", "derive_lengths", "lm_adaptation", "long_inputs_in_segments", "masked_lm",
+    "of_one_sequence", "prefix_lm", "restore_diacritics", "span_corruption", "tokenize_documents", "ul2",
+    "whole_word_masked_lm", "whole_word_span_corruption", "with_objective",
+]  # fmt: skip

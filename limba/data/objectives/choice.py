@@ -1,4 +1,4 @@
-"""The choice of a task's objective, and the sequence lengths that follow from it.
+"""The choice of a task's objective, the sequence lengths that follow from it, and the task's preprocessors in turn.
 
 Raffel et al. 2020 (arXiv:1910.10683, section 3) compare most objectives; docs/objectives.md shows what each makes.
 """
@@ -9,17 +9,55 @@ import difflib
 import functools
 import importlib
 import inspect
+import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from limba.config import OBJECTIVES, ConfigError
-from limba.data.dataset import Step
-from limba.data.objectives.labels import labeled
+from limba.config import OBJECTIVES, ConfigError, extras
+from limba.data import bridge
+from limba.data.dataset import Dataset, Step
 from limba.data.objectives.language_modeling import as_one_sequence, lm_adaptation_lengths
-from limba.data.objectives.supervised import is_supervised
-from limba.data.objectives.token_blocks import check_targets, unwrapped
-from limba.data.objectives.tokenization import tokenize_documents
+from limba.data.objectives.supervised import is_supervised, labeled, own
+from limba.data.objectives.token_blocks import check_targets, tokenize_documents, unwrapped
 from limba.data.registry import Mixture, Task
+
+SEEDS_OF_A_STEP = 42  # that seqio leaves to each step before the place of a cache
+
+
+def examples_of(task: Task, lengths: Mapping[str, int], documents: Dataset, seed: int | None) -> Dataset:
+    """Returns the documents after the task's preprocessors, whose random choices follow from the seed.
+
+    As in seqio, those before the place of a cache get no lengths, and those after it have seeds of their own.
+    """
+    steps = list(task.preprocessors)
+    place = next((n for n, step in enumerate(steps) if type(step).__name__ == "CacheDatasetPlaceholder"), None)
+    if all(n == place or _is_plain(own(step)) for n, step in enumerate(steps)):  # each border to TensorFlow is slow
+        steps = [own(step) for step in steps]
+    dataset, documents.next_seed = documents, seed
+    if place is not None:
+        dataset = _applied(task, steps[:place], dataset, None)
+        dataset.next_seed = None if seed is None else seed + SEEDS_OF_A_STEP * place
+        steps = steps[place + 1 :]
+    return _applied(task, steps, dataset, lengths)
+
+
+def _applied(task: Task, steps: list[Step], dataset: Dataset, lengths: Mapping[str, int] | None) -> Dataset:
+    arguments = {"sequence_length": lengths, "output_features": task.output_features}
+    for is_plain, group in itertools.groupby(steps, _is_plain):
+        if not is_plain:
+            with extras.needed_by(f"A preprocessor in TensorFlow of task {task.name}"):
+                dataset = bridge.applied(list(group), dataset, arguments)
+            continue
+        for step in group:
+            known = inspect.signature(step).parameters
+            given = {name: value for name, value in arguments.items() if name in known}
+            dataset = step(dataset, **given)
+    return dataset
+
+
+def _is_plain(step: Step) -> bool:
+    return getattr(unwrapped(step), "is_plain", False)
+
 
 logger = logging.getLogger(__name__)
 

@@ -15,17 +15,9 @@ import numpy as np
 from limba.config import ConfigError, InputError
 from limba.data import philox
 from limba.data.dataset import Dataset, preprocessor
+from limba.data.objectives import token_blocks
 from limba.data.objectives.spans import num_noise
-from limba.data.objectives.token_blocks import (
-    Features,
-    Rows,
-    Side,
-    check_targets,
-    padded,
-    require_sentinels,
-    rows_of_blocks,
-    stacked,
-)
+from limba.data.objectives.token_blocks import Features
 from limba.data.vocabulary.load import num_sentinels
 from limba.data.vocabulary.vocabularies import Vocabulary
 
@@ -76,7 +68,7 @@ def mode_ids(vocabulary: Vocabulary) -> dict[str, int]:
     >>> mode_ids(ByteVocabulary(100))
     {'R': 261, 'S': 260, 'X': 259}
     """
-    require_sentinels(vocabulary, len(MODES), "UL2's mode tokens", "another DataConfig.vocabulary")
+    token_blocks.require_sentinels(vocabulary, len(MODES), "UL2's mode tokens", "another DataConfig.vocabulary")
     lowest = vocabulary.vocab_size - num_sentinels(vocabulary)
     return {mode: lowest + len(MODES) - 1 - place for place, mode in enumerate(MODES)}
 
@@ -156,11 +148,11 @@ def ul2(
     """
     denoisers = tuple(denoisers)
     needed = ul2_lengths(sequence_length, denoisers)
-    check_targets("UL2", sequence_length, needed["targets"])
+    token_blocks.check_targets("UL2", sequence_length, needed["targets"])
     vocabulary = output_features["targets"].vocabulary
     modes = mode_ids(vocabulary)
     spans = max(_most_sentinels(needed["inputs"], denoiser) for denoiser in denoisers)
-    require_sentinels(
+    token_blocks.require_sentinels(
         vocabulary, spans + len(MODES) * mode_tokens, f"UL2 of {needed['inputs']} inputs", "shorter inputs"
     )
     rows_of, num_tokens = _block_function(
@@ -171,7 +163,7 @@ def ul2(
         vocabulary.vocab_size - 1,
         vocabulary.eos_id if append_eos else None,
     )
-    return rows_of_blocks(dataset, num_tokens, rows_of)
+    return token_blocks.rows_of_blocks(dataset, num_tokens, rows_of)
 
 
 def _most_sentinels(inputs_length: int, denoiser: Denoiser) -> int:
@@ -188,7 +180,7 @@ def _block_function(
     modes: tuple[int, ...] | None,
     top_sentinel: int,
     end: int | None,
-) -> tuple[Callable[[np.ndarray, np.ndarray], Rows], int]:
+) -> tuple[Callable[[np.ndarray, np.ndarray], token_blocks.Rows], int]:
     """Returns (rows of a block and its seed, tokens of a block)."""
     raws = np.array([denoiser_lengths(inputs_length, denoiser)[0] for denoiser in denoisers])
     cycle = np.repeat(np.arange(len(denoisers)), [denoiser.share for denoiser in denoisers])
@@ -196,16 +188,18 @@ def _block_function(
     num_cycles = max(min(TOKENS_PER_BLOCK // tokens_per_cycle, CYCLES_PER_BLOCK), 1)
     num_tokens = num_cycles * tokens_per_cycle
 
-    def rows(tokens: np.ndarray, seeds: np.ndarray, number: int) -> Rows:
+    def rows(tokens: np.ndarray, seeds: np.ndarray, number: int) -> token_blocks.Rows:
         density, mean = denoisers[number].noise_density, denoisers[number].mean_noise_span_length
         sides = (
             split_end(tokens, seeds, density)
             if mean is None
             else corrupt_spans(tokens, seeds, density, mean, top_sentinel)
         )
-        return padded(*sides, (inputs_length, targets_length), None if modes is None else modes[number], end)
+        return token_blocks.padded(
+            *sides, (inputs_length, targets_length), None if modes is None else modes[number], end
+        )
 
-    def rows_of(tokens: np.ndarray, seed: np.ndarray) -> Rows:
+    def rows_of(tokens: np.ndarray, seed: np.ndarray) -> token_blocks.Rows:
         seeds = philox.split(seed, _SEEDS * (len(denoisers) + 1) + 1)[0]
         draws = philox.uniform([seeds[-1:]], [num_cycles * len(cycle)])[0].reshape(num_cycles, -1)
         layout = cycle[np.argsort(draws, axis=1, kind="stable")].reshape(-1)
@@ -220,15 +214,17 @@ def _block_function(
         ]
         num_whole = int((edges[1:] <= len(tokens)).sum())
         in_order = np.argsort(np.concatenate(places))[:num_whole]
-        made = {name: value[in_order] for name, value in stacked(parts).items()}
+        made = {name: value[in_order] for name, value in token_blocks.stacked(parts).items()}
         rest = tokens[None, edges[num_whole] :]
         # The remaining tokens fill part of a row, which is corrupted separately.
-        return stacked([made, rows(rest, seeds[-1 - _SEEDS : -1], layout[num_whole])]) if rest.size else made
+        return (
+            token_blocks.stacked([made, rows(rest, seeds[-1 - _SEEDS : -1], layout[num_whole])]) if rest.size else made
+        )
 
     return rows_of, num_tokens
 
 
-def split_end(tokens: np.ndarray, seeds: np.ndarray, share: float) -> tuple[Side, Side]:
+def split_end(tokens: np.ndarray, seeds: np.ndarray, share: float) -> tuple[token_blocks.Side, token_blocks.Side]:
     """Returns (inputs, targets) of tokens int32 [B, L]: an end of uniform length, its mean `share` of L."""
     num_rows, length = tokens.shape
     chance = philox.uniform([seeds[:1]], [num_rows])[0][0]
@@ -240,7 +236,7 @@ def split_end(tokens: np.ndarray, seeds: np.ndarray, share: float) -> tuple[Side
 
 def corrupt_spans(
     tokens: np.ndarray, seeds: np.ndarray, noise_density: float, mean_noise_span_length: float, top_sentinel: int
-) -> tuple[Side, Side]:
+) -> tuple[token_blocks.Side, token_blocks.Side]:
     """Returns (inputs, targets) of tokens int32 [B, L], without mode and end, from seeds [3, 2].
 
     Rows begin with text and end with noise. Their number of spans is one of the two integers nearest to the value for
@@ -274,7 +270,7 @@ def _segment_lengths(num_items: int, num_segments: np.ndarray, draws: np.ndarray
     return np.bincount(flat.reshape(-1), minlength=len(draws) * most).reshape(len(draws), most)
 
 
-def _with_sentinels(tokens: np.ndarray, is_span: np.ndarray, top_sentinel: int) -> Side:
+def _with_sentinels(tokens: np.ndarray, is_span: np.ndarray, top_sentinel: int) -> token_blocks.Side:
     """Replaces each run of true values in a row by one sentinel, counted down from the top."""
     follows = np.pad(is_span[:, :-1], [(0, 0), (1, 0)])
     first = is_span & ~follows

@@ -11,51 +11,128 @@ import hashlib
 import random
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from limba.config import InputError
 from limba.data.dataset import TEXT, Dataset, Step, preprocessor
-from limba.data.objectives import transliteration
 from limba.data.objectives.text_segments import SPACES, segments_of
 from limba.data.objectives.token_blocks import Features
 from limba.data.vocabulary.vocabularies import Vocabulary
 
+TRANSLITERATIONS = ("letters", "ascii", "unidecode")
+# Letters whose name does not spell a plain letter, with what people type instead of them.
+NAMED = {
+    "SHARP S": "ss", "LONG S": "s", "DOTLESS I": "i", "DOTLESS J": "j", "ETH": "d", "THORN": "th", "ENG": "n",
+    "KRA": "q", "WYNN": "w", "YOGH": "gh", "SCHWA": "e", "OPEN E": "e", "OPEN O": "o", "AFRICAN D": "d",
+    "TURNED V": "v", "EZH": "z", "ESH": "s", "GAMMA": "g", "IOTA": "i", "UPSILON": "u",
+}  # fmt: skip
+NAME = re.compile(r"LATIN (SMALL|CAPITAL) (?:LETTER|LIGATURE) (.+?)(?: WITH .+)?")
+# Capitals that become two letters, in a word of capitals.
+DOUBLED = "ÆŒÞẞǼǢĲ"
+IN_CAPITALS = re.compile(f"(?<=[A-ZÀ-Þ])[{DOUBLED}]|[{DOUBLED}](?=[A-ZÀ-Þ])")
+QUOTES = {"SINGLE": "'", "DOUBLE": '"', "LEFT-POINTING": '"', "RIGHT-POINTING": '"'}
+
+
+@functools.cache
+def plain(character: str) -> str | None:
+    """Returns the ASCII text for one character; None if it has none: another script's, or a rare symbol.
+
+    >>> [plain(letter) for letter in "éßØÞİạ„–…"]
+    ['e', 'ss', 'O', 'Th', 'I', 'a', '"', '-', '...']
+    >>> plain("я") is None
+    True
+    """
+    if character.isascii():
+        return character
+    base = "".join(part for part in unicodedata.normalize("NFKD", character) if unicodedata.category(part) != "Mn")
+    if base and base.isascii():
+        return base
+    if len(base) > 1:
+        parts = [plain(part) for part in base]
+        return None if None in parts else "".join(filter(None, parts))
+    name = unicodedata.name(character, "")
+    if unicodedata.category(character) == "Pd":
+        return "-"
+    if name.endswith("APOSTROPHE"):
+        return "'"
+    if name == "MIDDLE DOT":
+        return "."
+    if "QUOTATION MARK" in name:
+        return next((quote for kind, quote in QUOTES.items() if kind in name), None)
+    match = NAME.fullmatch(name)
+    if match is None:
+        return None
+    size, body = match.groups()
+    spelled = body.lower() if body.isalpha() and len(body) <= 2 else NAMED.get(body)
+    return spelled.title() if spelled and size == "CAPITAL" else spelled
+
+
+def plain_letters(letters: Iterable[str]) -> dict[str, str]:
+    """Returns the plain text of each letter, capitals included; InputError for a letter that has none."""
+    found: dict[str, str] = {}
+    for letter in letters:
+        for form in dict.fromkeys((letter, letter.upper())):
+            if len(form) > 1:
+                continue  # a capital that is two characters, such as ß's, is written without the mark already
+            text = plain(form)
+            if text is None:
+                raise InputError(f"The letter {form!r} has no plain form in Unicode; leave it out of the letters.")
+            found[form] = text
+    return found
+
+
+class _Plain(dict[int, str]):
+    """A table for `str.translate` that is filled on use; characters without a plain form stay."""
+
+    def __missing__(self, code: int) -> str:
+        self[code] = text = plain(chr(code)) or chr(code)
+        return text
+
+
+def translated(text: str, table: Mapping[int, str]) -> str:
+    """Returns `text.translate(table)`, with a capital that becomes two letters as its neighbours are.
+
+    >>> table = {ord(letter): text for letter, text in plain_letters("æ").items()}
+    >>> translated("Ærlig", table), translated("ÆRLIG", table)
+    ('Aerlig', 'AERLIG')
+    """
+    return IN_CAPITALS.sub(lambda match: match[0].translate(table).upper(), text).translate(table)
+
+
+def to_ascii() -> Callable[[str], str]:
+    """Returns a function that writes every Latin letter, quotation mark and dash of a text in ASCII.
+
+    >>> to_ascii()("„Blåbærsyltetøy” på Ålesund – “Straße”")
+    '"Blabaersyltetoy" pa Alesund - "Strasse"'
+    """
+    table = _Plain()
+    return lambda text: translated(unicodedata.normalize("NFC", text), table)
+
+
+def unidecode() -> Callable[[str], str]:
+    """Returns the function of the package Unidecode; InputError if it is not installed.
+
+    It is under the GPL, so Limba neither brings nor installs it.
+    """
+    try:
+        from unidecode import unidecode  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise InputError(
+            "transliterate='unidecode' needs the package Unidecode, which Limba does not install (its licence is the"
+            " GPL); run pip install unidecode, or choose 'ascii'."
+        ) from None
+    return unidecode
+
+
 LETTERS = {
-    "az": "çəğıöşü",
-    "ca": "àçèéíïòóúü",
-    "cs": "áčďéěíňóřšťúůýž",
-    "cy": "âêîôûŵŷ",
-    "da": "æøå",
-    "de": "äöüß",
-    "eo": "ĉĝĥĵŝŭ",
-    "es": "áéíñóúü",
-    "et": "äõöüšž",
-    "fi": "äöå",
-    "fo": "áðíóúýæø",
-    "fr": "àâçéèêëîïôùûüÿ",
-    "ga": "áéíóú",
-    "hr": "čćđšž",
-    "hu": "áéíóöőúüű",
-    "is": "áðéíóúýþæö",
-    "it": "àèéìíîòóùú",
-    "lt": "ąčęėįšųūž",
-    "lv": "āčēģīķļņšūž",
-    "mt": "ċġħż",
-    "nb": "æøå",
-    "nl": "áéëïíóöúü",
-    "nn": "æøå",
-    "no": "æøå",
-    "pl": "ąćęłńóśźż",
-    "pt": "áâãàçéêíóôõú",
-    "ro": "ăâîșț",
-    "sk": "áäčďéíĺľňóôŕšťúýž",
-    "sl": "čšž",
-    "sq": "çë",
-    "sv": "åäö",
-    "tr": "çğıöşü",
-    "vi": "àáảãạăằắẳẵặâầấẩẫậđèéẻẽẹêềếểễệìíỉĩịòóỏõọôồốổỗộơờớởỡợùúủũụưừứửữựỳýỷỹỵ",
-}
+    "az": "çəğıöşü", "ca": "àçèéíïòóúü", "cs": "áčďéěíňóřšťúůýž", "cy": "âêîôûŵŷ", "da": "æøå", "de": "äöüß",
+    "eo": "ĉĝĥĵŝŭ", "es": "áéíñóúü", "et": "äõöüšž", "fi": "äöå", "fo": "áðíóúýæø", "fr": "àâçéèêëîïôùûüÿ",
+    "ga": "áéíóú", "hr": "čćđšž", "hu": "áéíóöőúüű", "is": "áðéíóúýþæö", "it": "àèéìíîòóùú", "lt": "ąčęėįšųūž",
+    "lv": "āčēģīķļņšūž", "mt": "ċġħż", "nb": "æøå", "nl": "áéëïíóöúü", "nn": "æøå", "no": "æøå", "pl": "ąćęłńóśźż",
+    "pt": "áâãàçéêíóôõú", "ro": "ăâîșț", "sk": "áäčďéíĺľňóôŕšťúýž", "sl": "čšž", "sq": "çë", "sv": "åäö",
+    "tr": "çğıöşü", "vi": "àáảãạăằắẳẵặâầấẩẫậđèéẻẽẹêềếểễệìíỉĩịòóỏõọôồốổỗộơờớởỡợùúủũụưừứửữựỳýỷỹỵ",
+}  # fmt: skip
 COMMAS = str.maketrans("ŞşŢţ", "ȘșȚț")  # cedilla to comma
 DOTTED_I = {"tr", "az"}  # their small i has the capital İ
 WORD = re.compile(r"\w+")
@@ -77,7 +154,7 @@ def table(language: str) -> dict[int, str]:
 
     Raises InputError for a letter that cannot be written without its diacritics.
     """
-    found = transliteration.plain_letters(letters_of(language))
+    found = plain_letters(letters_of(language))
     return str.maketrans({**found, **({"İ": "I"} if language in DOTTED_I else {})})
 
 
@@ -87,13 +164,13 @@ def stripper(language: str, transliterate: str = "letters") -> Callable[[str], s
     `transliterate` is 'letters', 'ascii' (by Unicode's data) or 'unidecode' (that package, which is not installed by
     Limba). Raises InputError for another choice, a missing package or an unknown language.
     """
-    if transliterate not in transliteration.TRANSLITERATIONS:
-        choices = ", ".join(transliteration.TRANSLITERATIONS)
+    if transliterate not in TRANSLITERATIONS:
+        choices = ", ".join(TRANSLITERATIONS)
         raise InputError(f"transliterate is {transliterate!r}; choose one of {choices}.")
     if transliterate == "letters":
         letters = table(language)
-        return lambda text: transliteration.translated(text, letters)
-    return transliteration.to_ascii() if transliterate == "ascii" else transliteration.unidecode()
+        return lambda text: translated(text, letters)
+    return to_ascii() if transliterate == "ascii" else unidecode()
 
 
 def normalized(text: str, language: str) -> str:

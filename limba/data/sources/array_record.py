@@ -16,11 +16,9 @@ import numpy as np
 
 from limba.config import ConfigError, InputError, without_credentials
 from limba.data.examples import features_of
-from limba.data.sources.counts import Counts
-from limba.data.sources.order import Reading, fewer_shards, random_generator
+from limba.data.sources.order import Counts, Reading, fewer_shards, random_generator
 from limba.data.sources.readers import Unit, joined
-from limba.data.sources.shards import Parts
-from limba.data.sources.units import FileSource
+from limba.data.sources.units import FileSource, Parts
 
 RECORDS_PER_UNIT = 1024
 RECORDS_PER_READ = 64

@@ -23,11 +23,10 @@ import zstandard
 from fsspec import AbstractFileSystem
 
 from limba.config import InputError, reason_of, without_credentials
-from limba.data.sources.compression import COMPRESSIONS, unpacked
 from limba.data.sources.fingerprints import File, version_of
 from limba.data.sources.json_documents import HEAD_BYTES, JsonError, array_records, is_array, sentences, value_at
 from limba.data.sources.parquet import Footers, UnitError, not_text, numbers_as_text, parquet_values, stored_name
-from limba.data.sources.remote import ReadError, ReadPolicy, ask, in_place, is_local, open_file
+from limba.data.sources.remote import COMPRESSIONS, ReadError, ReadPolicy, ask, in_place, is_local, open_file, unpacked
 from limba.storage import servers
 
 logger = logging.getLogger(__name__)
@@ -170,14 +169,7 @@ def _remote_matches(pattern: str, system: AbstractFileSystem, path: str, policy:
         with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
             found = list(pool.map(lambda entry: answer("info", entry["name"]) or {}, entries))
         entries = [entry | {"name": listed["name"]} for listed, entry in zip(entries, found, strict=True)]
-    return [
-        File(
-            system.unstrip_protocol(entry["name"]),
-            entry.get("size") if entry.get("partial", True) else None,
-            version_of(entry),
-        )
-        for entry in entries
-    ]
+    return [File(system.unstrip_protocol(entry["name"]), entry.get("size"), version_of(entry)) for entry in entries]
 
 
 def list_units(files: Sequence[File], policy: ReadPolicy = PATIENT, footers: Footers | None = None) -> list[Unit]:

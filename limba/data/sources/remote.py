@@ -1,4 +1,4 @@
-"""Remote files: each request has a time limit and is repeated if it fails, and no byte is returned twice.
+"""Files, local, remote or compressed: each request has a time limit and is repeated, and no byte is returned twice.
 
 A file is read by requests for exact byte ranges. A request that fails, stalls, is too slow or returns too few
 bytes is repeated; the reader of the file does not notice.
@@ -7,16 +7,18 @@ bytes is repeated; the reader of the file does not notice.
 from __future__ import annotations
 
 import functools
+import gzip
 import io
 import logging
 import shlex
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import IO, Any, TypeVar
+from typing import IO, Any, TypeVar, cast
 
 import fsspec
 import tenacity
+import zstandard
 from fsspec import AbstractFileSystem
 from fsspec.asyn import AsyncFileSystem, sync
 
@@ -24,6 +26,51 @@ from limba.config import InputError, reason_of
 from limba.config.data import READ_FAILURES
 from limba.storage.failures import limited
 from limba.storage.files import is_local
+
+COMPRESSIONS = (".gz", ".zst")
+
+
+def unpacked(file: IO[bytes], suffix: str) -> IO[bytes]:
+    """Returns the content of a file, decompressed according to the suffix; '' is a plain file."""
+    if suffix == ".gz":
+        return cast(IO[bytes], gzip.open(file))
+    return io.BufferedReader(ZstandardFile(file), 1 << 17) if suffix == ".zst" else file
+
+
+class ZstandardFile(io.RawIOBase):
+    """The content of a zstandard file with any number of frames; EOFError if it is truncated.
+
+    The library's own stream reader does not notice a truncated file.
+    """
+
+    def __init__(self, file: IO[bytes]):
+        self._file = file
+        self._packed = b""
+        self._content = memoryview(b"")
+        self._unpacker = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._content:
+            self._packed = self._packed or self._file.read(1 << 16)
+            if not self._packed:
+                if self._unpacker is not None:
+                    raise EOFError("the file ends within a zstandard frame")
+                return 0
+            if self._unpacker is None:
+                # zstd's long mode needs a larger window than the library's limit of 128 MiB.
+                self._unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+            self._content = memoryview(self._unpacker.decompress(self._packed))
+            self._packed = b""
+            if self._unpacker.eof:
+                self._packed, self._unpacker = self._unpacker.unused_data, None
+        part = self._content[: len(buffer)]
+        buffer[: len(part)] = part
+        self._content = self._content[len(part) :]
+        return len(part)
+
 
 logger = logging.getLogger(__name__)
 
@@ -261,68 +308,6 @@ class RemoteFile(io.RawIOBase):
         return fetch(self._system, self._path, start, stop, self._policy) if start < stop else b""
 
 
-class RemoteStream(io.RawIOBase):
-    """A remote file that is read from its beginning, for a server that gives no size or no ranges.
-
-    After a failure it is opened again and read up to the same byte.
-    """
-
-    def __init__(self, system: Any, path: str, policy: ReadPolicy):
-        self._system, self._path, self._policy = system, path, policy
-        self._file: Any = None
-        self._position = 0  # of this stream
-        self._read = 0  # of self._file
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = _persist(self._policy, self._policy.timeout_seconds, lambda: self._next(len(buffer)))
-        buffer[: len(data)] = data
-        self._position += len(data)
-        return len(data)
-
-    def _next(self, length: int) -> bytes:
-        seconds = self._policy.timeout_seconds
-        try:
-            if self._file is None:
-                self._read = 0
-                self._file = limited(self._open, seconds, "read")
-            file = self._file
-            while True:
-                wanted = self._position - self._read or length
-                data = limited(functools.partial(file.read, min(wanted, BLOCK_BYTES)), seconds, "read")
-                if self._read == self._position:
-                    self._read += len(data)
-                    return data
-                if not data:
-                    raise ReadError(f"it ended at byte {self._read}; an earlier read went further", is_temporary=True)
-                self._read += len(data)
-        except BaseException:
-            self._drop()
-            raise
-
-    def _drop(self) -> None:
-        if self._file is not None:
-            self._file.close()
-        self._file = None
-
-    def close(self) -> None:
-        self._drop()
-        super().close()
-
-    def _open(self) -> Any:
-        if "http" not in _protocols(self._system):
-            return self._system.open(self._path, "rb", block_size=0)
-        from aiohttp import ClientTimeout  # a fifth of a second, which a start from local files does not need
-        from fsspec.implementations.http import HTTPStreamFile
-
-        session = sync(self._system.loop, self._system.set_session)
-        # The session's default limit of 5 minutes would apply to the whole file.
-        options = {"timeout": ClientTimeout(), "headers": {"Accept-Encoding": "identity"}}
-        return HTTPStreamFile(self._system, self._path, session=session, loop=self._system.loop, **options)
-
-
 def open_file(
     path: str, policy: ReadPolicy, start: int = 0, stop: int | None = None, size: int | None = None
 ) -> IO[bytes]:
@@ -330,11 +315,6 @@ def open_file(
     system, stripped = fsspec.core.url_to_fs(path)
     if is_local(system):
         return open(stripped, "rb", buffering=BUFFER_BYTES)
-    if stop is None and size is None:
-        details = ask(system, policy, "info", stripped)
-        size = details.get("size")
-        if size is None or details.get("partial") is False:
-            return io.BufferedReader(RemoteStream(system, stripped, policy), BUFFER_BYTES)
     return io.BufferedReader(RemoteFile(system, stripped, policy, start, stop, size), BUFFER_BYTES)
 
 

@@ -6,28 +6,99 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import logging
 import re
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from limba.config import ConfigError, InputError
-from limba.data.sources.chunks import ChunkReader
-from limba.data.sources.compression import COMPRESSIONS
-from limba.data.sources.counts import Counts
+from limba.data.sources import readers
 from limba.data.sources.fingerprints import File, Mark, end_bytes_for, marks_of
-from limba.data.sources.order import ShardsServed, fewer_shards
-from limba.data.sources.parquet import TOKENS
-from limba.data.sources.readers import (
-    FIELD_SEPARATOR,
-    Unit,
-    file_format,
-    group_rows,
-    list_files,
-    list_units,
-    read_chunks,
-)
-from limba.data.sources.remote import ReadPolicy
+from limba.data.sources.order import Counts, ShardsServed, fewer_shards
+from limba.data.sources.parquet import TOKENS, Footers, UnitError
+from limba.data.sources.remote import COMPRESSIONS, ReadPolicy
+
+logger = logging.getLogger(__name__)
+
+
+class ChunkReader:
+    """Returns chunk k of a unit, to many threads at once; reading forward reads each byte once.
+
+    Readers stay open, each before the chunk that is probably next. If no reader fits, the unit is opened again and
+    read up to the chunk, so the result never depends on earlier reads.
+
+    With the policy 'skip' a unit ends where it fails, for the life of this object; `skipped` has its (name, reason).
+    Another process may read more of it, and its data positions stay valid, since a chunk always has the same
+    documents.
+    """
+
+    MOST_OPEN, MOST_CACHED = 512, 64
+
+    def __init__(
+        self,
+        column: str | Sequence[str],
+        policy: ReadPolicy = readers.PATIENT,
+        read: Callable[[readers.Unit], Iterator[list[bytes]]] | None = None,
+    ):
+        self.footers = Footers()
+        self._policy = policy
+        self._read = read or (lambda unit: readers.read_chunks(unit, column, policy, self.footers))
+        self._lock = threading.Lock()
+        self._open: OrderedDict[tuple[readers.Unit, int], list[Iterator[list[bytes]]]] = OrderedDict()
+        self._cache: OrderedDict[tuple[readers.Unit, int], list[bytes] | None] = OrderedDict()
+        self._ends: dict[
+            readers.Unit, tuple[int, str]
+        ] = {}  # of skipped units: the first missing chunk, and the reason
+
+    @property
+    def skipped(self) -> list[tuple[str, str]]:
+        with self._lock:
+            return [(unit.name, f"from chunk {end} on: {reason}") for unit, (end, reason) in self._ends.items()]
+
+    def __call__(self, unit: readers.Unit, chunk: int) -> list[bytes] | None:
+        """Returns the documents of the chunk, or None if the unit ends before it."""
+        key = (unit, chunk)
+        with self._lock:
+            if key in self._cache:
+                self._cache.move_to_end(key)
+                return self._cache[key]
+            if unit in self._ends and chunk >= self._ends[unit][0]:
+                return None
+            waiting = self._open.get(key)
+            reader = waiting.pop() if waiting else None
+            if waiting == []:
+                del self._open[key]
+        failure = None
+        try:
+            if reader is None:
+                reader = self._read(unit)
+                for _ in range(chunk):
+                    next(reader, None)
+            documents = next(reader, None)
+        except UnitError as error:
+            if self._policy.on_failure == "stop":
+                raise
+            documents, failure = None, error
+        with self._lock:
+            if failure is not None:
+                self._skip(unit, chunk, str(failure))
+            self._cache[key] = documents
+            if len(self._cache) > self.MOST_CACHED:
+                self._cache.popitem(last=False)
+            if documents is not None and reader is not None:
+                self._open.setdefault((unit, chunk + 1), []).append(reader)
+            if len(self._open) > self.MOST_OPEN:
+                self._open.popitem(last=False)  # its generator closes the file
+        return documents
+
+    def _skip(self, unit: readers.Unit, chunk: int, reason: str) -> None:
+        if unit not in self._ends:
+            logger.warning("The rest of %s is skipped, from chunk %d on: %s", unit.name, chunk, reason)
+        if unit not in self._ends or chunk < self._ends[unit][0]:
+            self._ends[unit] = (chunk, reason)
+
 
 BYTES_CHECKED = 1 << 25  # of local files before a run; about a second
 MOST_BYTES_CHECKED = 8 * BYTES_CHECKED  # of a corpus of few documents, to see that every data shard has one
@@ -74,7 +145,7 @@ class Splits:
         self.read_by(ReadPolicy())
         self._lock, self._marks_lock = threading.RLock(), threading.Lock()
         self._files: dict[tuple[str, ...], list[File]] = {}
-        self._units: dict[tuple[str, ...], list[Unit]] = {}
+        self._units: dict[tuple[str, ...], list[readers.Unit]] = {}
         self._marks: dict[tuple[tuple[str, ...], int], list[Mark]] = {}
 
     def read_by(self, policy: ReadPolicy) -> None:
@@ -132,11 +203,11 @@ class Splits:
 
     def list_files(self, patterns: Sequence[str]) -> list[File]:
         """Returns the files of a split, in order."""
-        return list_files(patterns, self._policy)
+        return readers.list_files(patterns, self._policy)
 
-    def list_units(self, patterns: Sequence[str]) -> list[Unit]:
+    def list_units(self, patterns: Sequence[str]) -> list[readers.Unit]:
         """Returns the units of a split, in order."""
-        return list_units(self._listed(patterns), self._policy, self._read.footers)
+        return readers.list_units(self._listed(patterns), self._policy, self._read.footers)
 
     def _listed(self, patterns: Sequence[str]) -> list[File]:
         with self._lock:
@@ -152,9 +223,9 @@ class Splits:
     def sizes(self, split: str) -> list[int] | None:
         """Returns the documents of each unit, as the files say themselves; None where they do not."""
         units = self.units(split)
-        if not units or any(file_format(unit.path)[0] != "parquet" for unit in units):
+        if not units or any(readers.file_format(unit.path)[0] != "parquet" for unit in units):
             return None
-        return group_rows(units, self._policy, self._read.footers)
+        return readers.group_rows(units, self._policy, self._read.footers)
 
     def marks(self, split: str, end_bytes: int | None = None) -> list[Mark]:
         """Returns the marks of the split's files, in order, each read once; see `fingerprints`.
@@ -177,7 +248,7 @@ class Splits:
             raise InputError(f"The size of the files of {self.name} is not known; register the mixture with rates.")
         return sum(sizes)
 
-    def units(self, split: str) -> list[Unit]:
+    def units(self, split: str) -> list[readers.Unit]:
         """Returns the split's units in order; InputError if the split or its files do not exist."""
         with self._lock:
             patterns = tuple(self.patterns_of_split(split))
@@ -191,12 +262,12 @@ class Splits:
     def num_input_examples(self, split: str) -> Any:
         """Returns None, as seqio allows: counting would read the corpus."""
 
-    def read(self, split: str, unit: Unit, chunk: int) -> list[bytes] | None:
+    def read(self, split: str, unit: readers.Unit, chunk: int) -> list[bytes] | None:
         """Returns the split's documents of one chunk, or None after the unit's last one."""
         documents = self.read_whole(split, unit, chunk)
         return None if documents is None else self.filtered(split, documents)
 
-    def chunks(self, split: str, unit: Unit) -> Iterator[list[bytes]]:
+    def chunks(self, split: str, unit: readers.Unit) -> Iterator[list[bytes]]:
         """Yields the split's documents of a unit, chunk by chunk."""
         for chunk in itertools.count():
             documents = self.read(split, unit, chunk)
@@ -204,7 +275,7 @@ class Splits:
                 return
             yield documents
 
-    def read_whole(self, split: str, unit: Unit, chunk: int) -> list[bytes] | None:
+    def read_whole(self, split: str, unit: readers.Unit, chunk: int) -> list[bytes] | None:
         """Returns all documents of one chunk, including those of the other carved split."""
         del split
         documents = self._read(unit, chunk)
@@ -244,7 +315,7 @@ class Splits:
         units, found = [unit for unit in self.units(split) if not unit.path.endswith(".array_record")], {}
         some, policy = units[:: len(units) // UNITS_OF_BLANK + 1], dataclasses.replace(self._policy, keep_blank=True)
         for key, column in zip(self.keys, self.columns, strict=True):
-            firsts = [read_chunks(unit, column, policy, self._read.footers) for unit in some]
+            firsts = [readers.read_chunks(unit, column, policy, self._read.footers) for unit in some]
             rows = [row for chunks in firsts for row in next(chunks, [])]
             found[key] = sum(not row or row.isspace() for row in rows) / max(len(rows), 1)
         return found
@@ -253,7 +324,7 @@ class Splits:
         """Yields the split's rows once, in order; b"" for one without text in a column."""
         policy = dataclasses.replace(self._policy, keep_blank=True)
         for unit in self.units(split):
-            for rows in read_chunks(unit, self.columns, policy, self._read.footers):
+            for rows in readers.read_chunks(unit, self.columns, policy, self._read.footers):
                 yield from self.filtered(split, rows)
 
     def texts(self, split: str) -> Iterator[str]:
@@ -357,7 +428,7 @@ class Splits:
         return [{**self._element(piece), DOCUMENT: name} for piece, name in rows]
 
     def _element(self, piece: bytes) -> dict[str, bytes]:
-        parts = (piece,) if len(self.keys) == 1 else piece.split(FIELD_SEPARATOR)
+        parts = (piece,) if len(self.keys) == 1 else piece.split(readers.FIELD_SEPARATOR)
         return dict(zip(self.keys, parts, strict=True))
 
     def named(self, split: str, name: bytes) -> tuple[str, int, bytes]:

@@ -13,11 +13,10 @@ import google_crc32c
 
 from limba.config import InputError, reason_of
 from limba.data.sources import remote
-from limba.data.sources.chunks import ChunkReader
 from limba.data.sources.fingerprints import File, version_of
 from limba.data.sources.readers import Unit, in_chunks, joined
 from limba.data.sources.remote import ReadPolicy
-from limba.data.sources.splits import Column, Rewrite
+from limba.data.sources.splits import ChunkReader, Column, Rewrite
 from limba.data.sources.units import UnitSource
 
 OPTIONAL = ("validation", "test")  # splits that a data set need not have

@@ -36,7 +36,7 @@ FORMAT = 5
 OF_TENSORFLOW = 4  # the format of tf.data's checkpoints: such a shard is read again, by its count of batches
 ABOUT_FILE, FILES_FILE, ROWS_FILE, STATE_FILE = "about.json", "files.json.zlib", "ahead.npz", "state.npz"
 ARRAY = "of state.npz"  # in a state, in the place of an array: its number
-STAGES_FILE = "stages.json"  # what the stages before gave, in a run with stages (`epochs/stages.py`)
+STAGES_FILE = "stages.json"  # what the stages before gave, in a run with stages (`stages.py`)
 # Everything in a position has one of these names: one from elsewhere cannot put files into other folders.
 MEMBER = re.compile(
     rf"{ABOUT_FILE}|{FILES_FILE}|{ROWS_FILE}|{STATE_FILE}|{STAGES_FILE}|position\.(?:index|data-\d{{5}}-of-\d{{5}})",
@@ -242,30 +242,17 @@ class DataPositions:
         vocabulary = task.output_features["targets"].vocabulary
         sources = self._sources.values()
         return {
-            "format": FORMAT,
-            "task": task.name,
-            "seed": config.seed,
-            "shuffle": config.shuffle,
-            "shard": shard,
-            "num_data_shards": config.num_data_shards,
-            "batch_size": config.batch_size,
-            "num_epochs": config.num_epochs,
-            "dealing": self._pipeline.deal.identity,
-            "max_examples": config.max_examples,
-            "task_feature_lengths": dict(self._pipeline.lengths),
-            "objective": config.objective,
-            "noise_density": config.noise_density,
-            "mask_share": config.mask_share,
-            "mean_noise_span_length": config.mean_noise_span_length,
-            "prefix": config.prefix,
-            "pack": config.pack or None,
-            "shuffle_buffer": config.shuffle_buffer,
-            "train_split": config.train_split,
-            "vocabulary size": vocabulary.vocab_size,
-            "vocabulary": content_name(vocabulary),
+            "format": FORMAT, "task": task.name, "seed": config.seed, "shuffle": config.shuffle, "shard": shard,
+            "num_data_shards": config.num_data_shards, "batch_size": config.batch_size, "num_epochs": config.num_epochs,
+            "dealing": self._pipeline.deal.identity, "max_examples": config.max_examples,
+            "task_feature_lengths": dict(self._pipeline.lengths), "objective": config.objective,
+            "noise_density": config.noise_density, "mask_share": config.mask_share,
+            "mean_noise_span_length": config.mean_noise_span_length, "prefix": config.prefix,
+            "pack": config.pack or None, "shuffle_buffer": config.shuffle_buffer, "train_split": config.train_split,
+            "vocabulary size": vocabulary.vocab_size, "vocabulary": content_name(vocabulary),
             "column": [source.column for source in sources],
             "validation_percent": [source.carved_percent(config.train_split) for source in sources],
-        }
+        }  # fmt: skip
 
     @functools.cached_property
     def _layout(self) -> str:

@@ -28,8 +28,7 @@ from limba.config.environment import console
 from limba.data import task_modules
 from limba.data.deal import WHOLE_UNITS, Deal
 from limba.data.stream.positions import PositionError, advanced
-from limba.data.stream.protocol import Stream
-from limba.data.stream.shard import Rows
+from limba.data.stream.shard import Rows, Stream
 from limba.data.stream.streams import TrainStream
 from limba.data.tasks import Provider, copies_of, has_exact_positions, pinned, pinned_revisions, resolve_task
 

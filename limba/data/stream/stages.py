@@ -19,8 +19,7 @@ from limba.data.deal import Deal
 from limba.data.registry import Mixture
 from limba.data.stream.positions import Saved, opened, with_stages
 from limba.data.stream.processes import open_stream
-from limba.data.stream.protocol import Stream
-from limba.data.stream.shard import Rows
+from limba.data.stream.shard import Rows, Stream
 from limba.data.stream.streams import feature_shapes
 from limba.data.tasks import Provider, copies_of, parts_of, resolve_task, unit_sources
 from limba.data.vocabulary.load import content_name

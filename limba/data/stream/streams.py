@@ -20,8 +20,7 @@ from limba.data.deal import WHOLE_UNITS, Deal
 from limba.data.packing import model_features
 from limba.data.stream.positions import DataPositions, Resumption
 from limba.data.stream.prefetch import num_threads
-from limba.data.stream.protocol import Stream
-from limba.data.stream.shard import Pipeline, Rows, Shard, row_shapes
+from limba.data.stream.shard import Pipeline, Rows, Shard, Stream, row_shapes
 from limba.data.tasks import Provider
 
 logger = logging.getLogger(__name__)

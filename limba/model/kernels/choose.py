@@ -1,32 +1,175 @@
 """The attention kernel, chosen once for a call's shapes.
 
 Each kernel is an object with `bias(table)`, which returns the relative position bias in its layout, and a call
-(projected heads, bias, mask) -> attended values. `layouts.py` has its projections. All compute
-softmax(q k^T + bias) v, scores and softmax in float32.
+(projected heads, bias, mask) -> attended values. Its layout has the projections of queries, keys and values,
+and back: W is H * C, and matrices are in the activations' dtype, [D, W] and `out` [W, D]. All compute
+softmax(q k^T + bias) v, scores and softmax in float32. On a mesh each device attends for its own examples and heads.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float
 
 from limba.config import ModelConfig
-from limba.model.kernels.einsum import dot_product_attention
-from limba.model.kernels.layouts import FeatureMajor, HeadsLast
-from limba.model.kernels.memory_efficient import memory_efficient_attention
-from limba.model.kernels.sharded import attend_on_mesh, for_each_group
-from limba.model.layers import ATTENDED
+from limba.model.kernels.einsum import dot_product_attention, memory_efficient_attention
+from limba.model.layers import ATTENDED, DENSE, dense
 from limba.model.masks import Mask
 from limba.model.relative_bias import BiasTable
-from limba.sharding.mesh import num_batch_groups
+from limba.sharding.mesh import LOGICAL_AXIS_RULES, num_batch_groups
+
+
+@dataclasses.dataclass(frozen=True)
+class Shapes:
+    """The sizes that one attention is called with, and its mesh; None is one device."""
+
+    mesh: Mesh | None
+    batch: int
+    queries: int
+    keys: int
+    num_heads: int
+    head_dim: int
+
+
+class HeadsLast(Shapes):
+    """Queries, keys and values are three arrays [B, L, H, C], the result is [B, Q, H, C]."""
+
+    def project(self, x: Array, memory: Array, kernels: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Returns queries from `x` [B, Q, D], and keys and values from `memory` [B, K, D]."""
+        flat = [dense(inputs, kernel) for inputs, kernel in zip((x, memory, memory), kernels, strict=True)]
+        return tuple(each.reshape(*each.shape[:-1], self.num_heads, self.head_dim) for each in flat)
+
+    def drop_values(self, heads: tuple[Array, ...], kept: Array, keep_rate: float) -> tuple[Array, ...]:
+        """Returns the same with dropout of values: those `kept`, bool [B, K, H, 1], are scaled up, others are 0."""
+        query, key, value = heads
+        return query, key, jnp.where(kept, value / keep_rate, 0)
+
+    def arrange(self, heads: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Returns queries, keys and values [B, L, H, C] of self-attention as this kernel reads them."""
+        return heads
+
+    def restore(self, attended: Float[Array, "B Q H C"]) -> Float[Array, "B Q H C"]:
+        """Returns the kernel's result with the heads last."""
+        return attended
+
+    def join(self, attended: Float[Array, "B Q ..."], out: Float[Array, "W D"]) -> Float[Array, "B Q D"]:
+        """Returns the heads' values, projected back to the model width."""
+        return dense(attended.reshape(self.batch, self.queries, -1), out)
+
+
+class FeatureMajor(Shapes):
+    """Projections [B, N, H, C, L], one for each input; the result is [B, H, C, Q].
+
+    The length is last, since it fills a TPU's 128 lanes and a head's width of 64 does not. In self-attention N = 3
+    is query, key and value; else the first array is the query, and the second is key and value. Rotated queries and
+    keys come one by one (`arrange`), since to put them together would copy them.
+    """
+
+    def project(self, x: Array, memory: Array, kernels: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Returns the projections of `x` [B, Q, D] and `memory` [B, K, D], each with one matrix product."""
+        by_head = [kernel.reshape(-1, self.num_heads, self.head_dim) for kernel in kernels]
+        sources = [(x, by_head)] if x is memory else [(x, by_head[:1]), (memory, by_head[1:])]
+        projections = []
+        for inputs, parts in sources:
+            stacked = jnp.stack(parts, axis=1)
+            projected = jnp.einsum("bld,dnhc->bnhcl", inputs.astype(stacked.dtype), stacked)
+            projections.append(checkpoint_name(projected, DENSE))
+        return tuple(projections)
+
+    def drop_values(self, heads: tuple[Array, ...], kept: Array, keep_rate: float) -> tuple[Array, ...]:
+        """Returns the same with dropout of values: those `kept`, bool [B, K, H, 1], are scaled up, others are 0."""
+        *others, last = heads
+        factor = (kept / keep_rate).astype(last.dtype).transpose(0, 2, 3, 1)[:, None]
+        ones = jnp.ones_like(factor)
+        return *others, last * jnp.concatenate([ones] * (last.shape[1] - 1) + [factor], axis=1)
+
+    def arrange(self, heads: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Returns queries, keys and values [B, L, H, C] of self-attention as this kernel reads them."""
+        return tuple(each.transpose(0, 2, 3, 1)[:, None] for each in heads)
+
+    def restore(self, attended: Float[Array, "B H C Q"]) -> Float[Array, "B Q H C"]:
+        """Returns the kernel's result with the heads last."""
+        return checkpoint_name(attended.transpose(0, 3, 1, 2), ATTENDED)
+
+    def join(self, attended: Float[Array, "B H C Q"], out: Float[Array, "W D"]) -> Float[Array, "B Q D"]:
+        """Returns the heads' values, projected back to the model width."""
+        by_head = out.reshape(self.num_heads, self.head_dim, -1)
+        return checkpoint_name(_joined(attended, by_head), DENSE)
+
+
+@jax.custom_vjp
+def _joined(attended: Float[Array, "B H C Q"], out: Float[Array, "H C D"]) -> Float[Array, "B Q D"]:
+    """Returns the projection back to the model width.
+
+    The array that `remat` saves gets its name only on its way to the backward pass. If the forward pass read it under
+    that name too, jax would round it a second time there: a pass over memory of its own, after a kernel.
+    """
+    return jnp.einsum("bhcl,hcd->bld", attended, out)
+
+
+def _joined_forward(attended: Array, out: Array) -> tuple[Array, tuple[Array, Array]]:
+    return jnp.einsum("bhcl,hcd->bld", attended, out), (checkpoint_name(attended, ATTENDED), out)
+
+
+def _joined_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    attended, out = saved
+    return jnp.einsum("bld,hcd->bhcl", gradient, out), jnp.einsum("bhcl,bld->hcd", attended, gradient)
+
+
+_joined.defvjp(_joined_forward, _joined_backward)
+
+
+BATCH_AXES = LOGICAL_AXIS_RULES["batch"]
+
+
+def heads_axis(mesh: Mesh, num_heads: int) -> str | None:
+    """Returns the mesh axis of the heads; None if it does not divide them: every device then has all heads."""
+    axis = LOGICAL_AXIS_RULES["heads"]
+    return axis if num_heads % mesh.shape[axis] == 0 else None
+
+
+def for_each_group(bias: BiasTable, mesh: Mesh | None) -> BiasTable:
+    """Returns the tables of all groups of devices in one, [G * H, buckets].
+
+    Each group accumulates the gradient of its table over all layers; only the tables' gradients are reduced.
+    """
+    num_heads, num_buckets = bias.table.shape
+    copies = jnp.broadcast_to(bias.table[None], (num_batch_groups(mesh), num_heads, num_buckets))
+    if mesh is not None and mesh.size > 1:
+        spec = PartitionSpec(BATCH_AXES, heads_axis(mesh, num_heads))
+        copies = jax.lax.with_sharding_constraint(copies, NamedSharding(mesh, spec))
+    return dataclasses.replace(bias, table=copies.reshape(-1, num_buckets))
+
+
+def attend_on_mesh(
+    kernel: Callable[..., Array], call: Shapes, head_axis: int, heads: tuple[Array, ...], bias: Array | None, mask: Mask
+) -> Array:
+    """Returns kernel(heads, bias, query ids, key ids), which each device computes for its own examples and heads.
+
+    Heads are on axis 2 of each array of `heads`, and on `head_axis` of the result. `bias` is [G, H, …], or None.
+    """
+    attend = lambda heads, bias, *ids: kernel(heads, None if bias is None else bias[0], *ids)
+    mesh, inputs = call.mesh, (heads, bias, mask.query_ids, mask.key_ids)
+    if mesh is None or mesh.size == 1:
+        return attend(*inputs)
+    axis, ids = heads_axis(mesh, call.num_heads), PartitionSpec(BATCH_AXES)
+    bias_spec = None if bias is None else PartitionSpec(BATCH_AXES, axis)
+    specs = (PartitionSpec(BATCH_AXES, None, axis), bias_spec, ids, ids)
+    attended = PartitionSpec(BATCH_AXES, *(None,) * (head_axis - 1), axis)
+    # Values that are equal on all devices of a group are computed on each of them: there is nothing to check.
+    return jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=attended, check_vma=False)(*inputs)
+
 
 TRITON = "jax.experimental.pallas.triton"  # by which jax compiles the kernel; jax 0.11 says that it will be removed
 OLD_TPUS = ("TPU v2", "TPU v3")  # libtpu refuses the kernel there: "Unsupported matmul RHS type" for bfloat16

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from limba.api import Parser
-from limba.config import InputError, environment, launchers, named
+from limba.config import InputError, environment, named
 from limba.config.waiting import waiting
 from limba.tools.corpus import task_flags
 
@@ -81,7 +81,7 @@ def _sample(new: NewVocabulary, arguments: argparse.Namespace, task: Task) -> tu
 def run(argv: Sequence[str]) -> None:
     """Trains and reports, or waits for host 0; raises InputError."""
     arguments = _arguments(argv)
-    host = launchers.process_number()
+    host = environment.process_number()
     if not host.isdigit():
         raise InputError(f"PROCESS_ID is {host}; give this host's number, 0 and up.")
     recipe = task_flags.recipe(arguments)

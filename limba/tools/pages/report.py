@@ -164,7 +164,7 @@ def _write(runs: Sequence[Run], output: str | None) -> str:
 
 
 def _serve(runs: Sequence[Run], given: argparse.Namespace, token: str | None) -> None:
-    from limba.tools.pages.report_server import ReportServer
+    from limba.tools.pages.page.page import ReportServer
 
     def make(port: int) -> ReportServer:
         return ReportServer(given.host, port, runs, token)

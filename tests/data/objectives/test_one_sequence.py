@@ -13,7 +13,7 @@ import tasks.lm1b
 import tasks.text_to_text
 import tasks.wiki40b
 from limba.config import DataConfig, InputError
-from limba.data import validation_split as validation
+from limba.data import run_data as validation
 from limba.data.objectives import derive_lengths
 from limba.data.objectives.choice import reads_prefix
 from limba.data.objectives.language_modeling import causal_lm, lm_adaptation_lengths, prefix_lm, prefix_lm_lengths

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limba.config import InputError
-from limba.data.objectives import diacritics, restore_diacritics, transliteration
+from limba.data.objectives import diacritics, restore_diacritics
 
 SENTENCES = {
     "de": ("Größe, Übermaß und „schöne“ Äcker – Straße", 'Grosse, Ubermass und "schone" Acker - Strasse'),
@@ -41,7 +41,7 @@ def test_every_listed_letter_is_stripped_to_ascii(language: str) -> None:
 
 @given(st.text(alphabet=st.characters(min_codepoint=0x20, max_codepoint=0x17F)))
 def test_stripping_twice_is_stripping_once(text: str) -> None:
-    strip = transliteration.to_ascii()
+    strip = diacritics.to_ascii()
     once = strip(text)
     assert strip(once) == once
     assert not [letter for letter in once if not letter.isascii() and unicodedata.name(letter, "").startswith("LATIN")]

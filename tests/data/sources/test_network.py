@@ -15,8 +15,8 @@ from huggingface_hub import constants as hub_constants
 
 from limba.config import DataConfig, InputError, StorageError
 from limba.data.sources import FileSource, readers, remote
-from limba.data.sources.chunks import ChunkReader
 from limba.data.sources.remote import ReadPolicy
+from limba.data.sources.splits import ChunkReader
 from tests.data.sources.test_readers import TEXTS, write
 from tests.http_server import (
     BucketHandler,
@@ -208,17 +208,14 @@ def test_a_missing_column_is_a_wrong_choice_and_never_skipped(tmp_path):
             ChunkReader("body", SKIPPING)(unit, 0)
 
 
-def test_a_server_without_ranges_or_sizes_is_read_from_the_beginning(tmp_path):
+def test_a_server_without_ranges_or_sizes_is_refused(tmp_path):
     name = write(tmp_path / "c.jsonl").name
     with serving(tmp_path, ranges=False) as server:
-        assert texts_at(server.url(name)) == TEXTS
-        server.fail(name, truncated, stall)
-        assert texts_at(server.url(name)) == TEXTS
-        server.fail(name, *[unmeasured] * 9, methods=("HEAD", "GET"))
-        assert texts_at(server.url(name)) == TEXTS
-        unit = readers.Unit(server.url(name), 100, 200)
         with pytest.raises(InputError, match="does not support byte ranges"):
-            ChunkReader("text", QUICK)(unit, 0)
+            texts_at(server.url(name))
+        server.fail(name, *[unmeasured] * 9, methods=("HEAD", "GET"))
+        with pytest.raises(InputError, match="does not report the size"):
+            texts_at(server.url(name))
 
 
 @pytest.mark.parametrize("trouble", ["503", "stalled", "truncated", "shortened"])

@@ -13,7 +13,7 @@ import zstandard
 
 from limba.config import InputError
 from limba.data.sources import json_documents, readers
-from limba.data.sources.chunks import ChunkReader
+from limba.data.sources.splits import ChunkReader
 
 TEXTS = [f"Document {number}: " + "șirul de cuvinte, " * (number % 17) for number in range(300)]
 

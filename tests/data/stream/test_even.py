@@ -21,8 +21,7 @@ from limba.config import ConfigError, DataConfig, InputError
 from limba.data.dataset import Dataset
 from limba.data.deal import Deal, deal_of
 from limba.data.objectives import SUPERVISED, derive_lengths
-from limba.data.sources.counts import shares
-from limba.data.sources.order import Reading
+from limba.data.sources.order import Reading, shares
 from limba.data.stream.processes import open_stream
 from limba.data.tasks import resolve_task, source_of_files
 from tests.data.test_positions import FORMATS, write

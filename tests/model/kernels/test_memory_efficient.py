@@ -7,8 +7,7 @@ import pytest
 
 from limba.config import LossConfig, MeshConfig
 from limba.model.kernels.choose import Einsum, MemoryEfficient, choose
-from limba.model.kernels.einsum import dot_product_attention
-from limba.model.kernels.memory_efficient import memory_efficient_attention
+from limba.model.kernels.einsum import dot_product_attention, memory_efficient_attention
 from tests import tiny
 
 

@@ -16,7 +16,7 @@ import pytest
 from limba.config import CheckpointConfig, StorageError
 from limba.formats.limba_checkpoint import COMMITTED, fallback_directory
 from limba.storage import manifest
-from limba.training.checkpoints import arrays, save, step_files
+from limba.training.checkpoints import arrays, save
 from limba.training.checkpoints.directory import Checkpoints
 from tests.training.checkpoints import states
 from tests.waiting import wait_until
@@ -236,7 +236,7 @@ def test_a_disk_without_room_is_found_before_the_first_save(
         monkeypatch.setattr("limba.training.checkpoints.directory.free_bytes", lambda _: size - 1)
         with pytest.raises(StorageError, match=r"A checkpoint takes \d+\.\d kB, and .* make room"):
             checkpoints.check_space(states.abstract())
-        monkeypatch.setattr(step_files, "free_bytes", lambda _: 100)
+        monkeypatch.setattr(save, "free_bytes", lambda _: 100)
         start(checkpoints, 5)
         with pytest.raises(StorageError, match=r"\(only 100 bytes are free, and a checkpoint takes \d+"):
             polled(checkpoints)
@@ -281,15 +281,15 @@ def test_what_a_kill_left_is_cleared_at_the_next_start(tmp_path: Path) -> None:
 
 def test_in_a_bucket_the_manifest_is_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no rename; until the manifest is there, no reader takes the step for a checkpoint."""
-    monkeypatch.setattr(step_files, "_is_bucket", lambda _: True)
+    monkeypatch.setattr(save, "_is_bucket", lambda _: True)
     monkeypatch.setattr(Path, "rename", lambda *_: pytest.fail("renamed"))
-    written, seen = step_files.manifest.write, []
+    written, seen = save.manifest.write, []
 
     def write(directory: object, *others: object) -> None:
         seen.extend(path.name for path in Path(str(directory)).rglob("*") if path.is_file())
         written(directory, *others)
 
-    monkeypatch.setattr(step_files.manifest, "write", write)
+    monkeypatch.setattr(save.manifest, "write", write)
     with opened(tmp_path, keep=1) as checkpoints:
         for step in (5, 6):
             start(checkpoints, step)

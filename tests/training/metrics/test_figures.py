@@ -9,7 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from limba.config import CheckpointConfig, DataConfig, NonFiniteError, RunConfig
+from limba.config import (
+    CheckpointConfig,
+    DataConfig,
+    NonFiniteError,
+    OptimizerConfig,
+    RunConfig,
+    ScheduleConfig,
+)
 from limba.training.loop import Trace
 from limba.training.metrics import figures
 from limba.training.metrics.figures import RecentSteps, introduction, sides
@@ -60,6 +67,14 @@ def test_a_decoder_only_run_says_one_length(config: RunConfig) -> None:
     assert sides(config, {"targets": 256}) == (0, 256)
     sentences = list(introduction(config, 1_000_000, {"targets": 256}, start=20))
     assert "8 rows of 256 tokens a step" in sentences[1] and sentences[2].endswith("resumes at step 20, up to step 100")
+
+
+@pytest.mark.parametrize(("steps", "said"), [(400, "0.11, by 'auto' for 400 steps"), (40_000, "unproven here")])
+def test_a_run_says_the_rate_that_auto_is(config: RunConfig, steps: int, said: str) -> None:
+    optimizer = OptimizerConfig("muon", ScheduleConfig(base_learning_rate="auto"), muon_by_parameter_scale=True)
+    config = dataclasses.replace(config, optimizer=optimizer, train_steps=steps)
+    (sentence,) = (each for each in introduction(config, 1, {"inputs": 8, "targets": 4}, 0) if "'auto'" in each)
+    assert said in sentence and ("unproven" in sentence) is (steps > 12_000)
 
 
 def test_cards_without_the_kernels_are_named_once(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:

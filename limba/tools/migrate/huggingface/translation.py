@@ -16,8 +16,8 @@ from typing import Any
 
 from limba.cli.gin import GinRun, read_run
 from limba.config import InputError, ModelConfig, without_credentials
-from limba.tools.migrate.huggingface import keys, pairs
-from limba.tools.migrate.huggingface.corpus import set_corpus, set_length_of_run, steps_per_epoch
+from limba.tools.migrate.huggingface import keys
+from limba.tools.migrate.huggingface.corpus import set_corpus, set_length_of_run, set_pairs, steps_per_epoch
 from limba.tools.migrate.huggingface.values import Values, read_values
 
 NEVER = 10**9  # steps
@@ -120,7 +120,7 @@ def _translated(values: Values, place: str, notes: Sequence[str]) -> Translation
     num_devices = _num_devices()
     _batches(translation, num_devices)
     if translation.has_pairs:
-        pairs.set_pairs(translation)
+        set_pairs(translation)
     set_length_of_run(translation)
     _periods(translation)
     for key, (name, value) in keys.DEFAULTS.items():

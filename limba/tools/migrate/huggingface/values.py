@@ -16,17 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from limba.config import InputError, did_you_mean, kinds, reason_of
-from limba.tools.migrate.huggingface.keys import (
-    ABOVE_ZERO,
-    BY_DEFAULT,
-    KINDS,
-    KNOWN,
-    NOTED,
-    REFUSED,
-    SILENT,
-    TOKENS,
-    WORDS,
-)
+from limba.tools.migrate.huggingface import keys
 
 Values = dict[str, Any]  # of keys or flags
 
@@ -48,12 +38,12 @@ def read_values(path: str | None, flags: Values) -> tuple[Values, str, list[str]
     place = path or COMMAND_LINE
     values, notes = {}, []
     for key, value in given.items():
-        if key not in KNOWN:
-            near = did_you_mean(key, KNOWN).rstrip(".")
+        if key not in keys.KNOWN:
+            near = did_you_mean(key, keys.KNOWN).rstrip(".")
             raise InputError(f"{place} has the key {key!r}, which is not known{near or ';'} ({PAGE} lists them).")
-        if value is None or key in REFUSED or key in NOTED:
+        if value is None or key in keys.REFUSED or key in keys.NOTED:
             notes += _note(place, key, value)
-        elif key in TOKENS:
+        elif key in keys.TOKENS:
             _use_token(place, key, value)
         else:
             values[key] = checked(place, key, value)
@@ -77,12 +67,12 @@ def _json(path: str) -> Values:
 
 def _note(place: str, key: str, value: object) -> list[str]:
     """Returns the line of a key without a choice here; none for a value that asks for nothing."""
-    usual = (None, *BY_DEFAULT, *SILENT.get(key, ()))
+    usual = (None, *keys.BY_DEFAULT, *keys.SILENT.get(key, ()))
     if any(value == each and type(value) is type(each) for each in usual):
         return []
-    if key in REFUSED:
-        raise InputError(f"{place} gives {key} {value!r}, which has no counterpart here; {REFUSED[key]} ({PAGE}).")
-    return [f"{key} {value!r}: {NOTED[key]}."] if key in NOTED else []
+    if key in keys.REFUSED:
+        raise InputError(f"{place} gives {key} {value!r}, which has no counterpart here; {keys.REFUSED[key]} ({PAGE}).")
+    return [f"{key} {value!r}: {keys.NOTED[key]}."] if key in keys.NOTED else []
 
 
 def _use_token(place: str, key: str, value: object) -> None:
@@ -100,14 +90,14 @@ def checked(place: str, key: str, value: Any) -> Any:
     >>> checked("a.json", "learning_rate", "5e-5"), checked("a.json", "max_steps", "20")
     (5e-05, 20)
     """
-    kind = KINDS[key]
+    kind = keys.KINDS[key]
     value = _spelled(kind, value)
     if not (isinstance(value, kind) if kind is list else kinds.fits(value, kind)):
-        raise InputError(f"{place} gives {key} {value!r}; give {WORDS[kind]}.")
-    if key in ABOVE_ZERO and value < 1:
+        raise InputError(f"{place} gives {key} {value!r}; give {keys.WORDS[kind]}.")
+    if key in keys.ABOVE_ZERO and value < 1:
         raise InputError(f"{place} gives {key} {value!r}; give a whole number above 0.")
     if value == "" or (isinstance(value, float) and not math.isfinite(value)):
-        raise InputError(f"{place} gives {key} {value!r}; give {WORDS[kind]}, or leave it out.")
+        raise InputError(f"{place} gives {key} {value!r}; give {keys.WORDS[kind]}, or leave it out.")
     return value
 
 
@@ -161,7 +151,7 @@ def parse(argv: Sequence[str]) -> Arguments | None:
             rest.append(argument)
             if value is None and name in ("gin_file", "json", "gin_search_paths") and waiting:
                 rest.append(waiting.pop(0))
-        elif name.startswith("no_") and name.removeprefix("no_") in KNOWN and name not in KNOWN:
+        elif name.startswith("no_") and name.removeprefix("no_") in keys.KNOWN and name not in keys.KNOWN:
             flags[name.removeprefix("no_")] = False
         else:
             flags[name] = _value(name, value, waiting)
@@ -186,14 +176,14 @@ def _value(name: str, value: str | None, waiting: list[str]) -> Any:
     while value is None and waiting and not _is_flag(waiting[0]):
         if several and name not in ("report_to", "include_for_metrics", "label_names", "fsdp", "debug"):
             break
-        if KINDS.get(name) is bool and waiting[0].lower() not in TRUTHS:
+        if keys.KINDS.get(name) is bool and waiting[0].lower() not in TRUTHS:
             break
         several.append(waiting.pop(0))
     if not several:
-        if name in KINDS and KINDS[name] is not bool and name != "use_auth_token":
+        if name in keys.KINDS and keys.KINDS[name] is not bool and name != "use_auth_token":
             raise InputError(f"--{name} has no value; write --{name}=VALUE.")
         return True
-    if KINDS.get(name) is bool:
+    if keys.KINDS.get(name) is bool:
         if several[0].lower() not in TRUTHS:
             raise InputError(f"--{name} is {several[0]}; give true or false, or only --{name}.")
         return TRUTHS[several[0].lower()]
@@ -208,8 +198,8 @@ def _is_of_script(argv: Sequence[str]) -> bool:
     names = [match["name"].replace("-", "_") for each in argv if (match := _FLAG.fullmatch(each))]
     if any(each.endswith((".json", ".py")) and not each.startswith("-") for each in argv):
         return True
-    if any(name in KNOWN for name in names):
+    if any(name in keys.KNOWN for name in names):
         return True
     has_run = any(each.endswith(".gin") or each.startswith(("--gin_file", "--json")) for each in argv)
     unknown = [name for name in names if name not in OWN_FLAGS and not difflib.get_close_matches(name, OWN_FLAGS)]
-    return not has_run and any(difflib.get_close_matches(name, KNOWN, cutoff=0.8) for name in unknown)
+    return not has_run and any(difflib.get_close_matches(name, keys.KNOWN, cutoff=0.8) for name in unknown)

@@ -21,17 +21,17 @@ from types import ModuleType
 from typing import Any
 
 _HERE = "limba.tools.migrate.t5_names"
-# t5's module -> the module here whose public names it has; None: only a package
+# t5's module -> the modules here whose public names it has; none: only a package
 MODULES = {
-    "t5": None,
-    "t5.data": "providers",
-    "t5.data.preprocessors": "preprocessors",
-    "t5.data.postprocessors": "postprocessors",
-    "t5.data.tasks": "tasks",
-    "t5.data.mixtures": "tasks",
-    "t5.data.utils": "providers",
-    "t5.evaluation": None,
-    "t5.evaluation.metrics": "metrics",
+    "t5": (),
+    "t5.data": ("providers",),
+    "t5.data.preprocessors": ("denoising", "preprocessors"),
+    "t5.data.postprocessors": ("postprocessors",),
+    "t5.data.tasks": ("tasks",),
+    "t5.data.mixtures": ("tasks",),
+    "t5.data.utils": ("providers",),
+    "t5.evaluation": (),
+    "t5.evaluation.metrics": ("metrics",),
 }
 PARTS = {"t5": ("data", "evaluation"), "t5.data": ("preprocessors", "postprocessors"), "t5.evaluation": ("metrics",)}
 PACKAGES = ("t5", "t5.data", "t5.evaluation")
@@ -170,10 +170,10 @@ class _Names(MetaPathFinder, Loader):
         return _Module(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        source = MODULES[module.__name__]
-        if source is not None:
-            found = importlib.import_module(f"{_HERE}.{source}")
-            vars(module).update({name: vars(found)[name] for name in found.__all__})
+        for source in MODULES[module.__name__]:
+            found = vars(importlib.import_module(f"{_HERE}.{source}"))
+            public = {name for name in found if not name.startswith("_") and not isinstance(found[name], ModuleType)}
+            vars(module).update({name: found[name] for name in public})
         for part in PARTS.get(module.__name__, ()):
             importlib.import_module(f"{module.__name__}.{part}")
 

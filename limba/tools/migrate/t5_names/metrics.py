@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import re
 import string
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -153,44 +153,3 @@ def _question_answering(
 def _word_f1(target: Sequence[str], prediction: Sequence[str]) -> float:
     same = sum((collections.Counter(target) & collections.Counter(prediction)).values())
     return 2 * same / (len(target) + len(prediction)) if same else 0.0
-
-
-def edit_distance(targets: Sequence[str], predictions: Sequence[str], lower: bool = True) -> Figures:
-    """Smallest, mean, median and largest number of words to change, and the sum."""
-    import editdistance
-
-    words = lambda text: (text.lower() if lower else text).split()
-    pairs = zip(targets, predictions, strict=True)
-    distances = [editdistance.eval(words(target), words(text)) for target, text in pairs]
-    figures = {"min": np.min, "max": np.max, "mean": np.mean, "median": np.median, "sum": np.sum}
-    return {f"edit_distance/{name}": float(of(distances)) for name, of in figures.items()}
-
-
-def deduplicate_metric(metric_fn: Metric, group_key: str = "group", value_key: str = "value") -> Metric:
-    """Returns the metric of the first example of each group."""
-
-    def metric(targets: Sequence[Mapping[str, Any]], predictions: Sequence[Mapping[str, Any]]) -> Figures:
-        first: dict[Hashable, tuple[Any, Any]] = {}
-        for target, prediction in zip(targets, predictions, strict=True):
-            first.setdefault(target[group_key], (target[value_key], prediction[value_key]))
-        return metric_fn([target for target, _ in first.values()], [prediction for _, prediction in first.values()])
-
-    return metric
-
-
-__all__ = [
-    "accuracy",
-    "all_match",
-    "bleu",
-    "deduplicate_metric",
-    "edit_distance",
-    "f1_score_with_invalid",
-    "mean_multiclass_f1",
-    "pearson_corrcoef",
-    "rouge",
-    "rouge_mean",
-    "sequence_accuracy",
-    "spearman_corrcoef",
-    "squad",
-    "trivia_qa",
-]

@@ -39,6 +39,3 @@ def qa(answer: str, example: Mapping[str, Any] | None = None, is_target: bool = 
     if not is_target or example is None:
         return answer
     return [text.decode() if isinstance(text, bytes) else str(text) for text in example["answers"]]
-
-
-__all__ = ["lower_text", "qa", "string_label_to_class_id", "string_to_float"]

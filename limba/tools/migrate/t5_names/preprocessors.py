@@ -12,39 +12,8 @@ import tensorflow as tf
 
 from limba.data.objectives.spans import num_noise
 from limba.data.vocabulary.load import has_byte_sentinels, warn_of_byte_sentinels
-from limba.tools.migrate.t5_names.chunks import (
-    Features,
-    concatenate_and_split_to_fixed_length,
-    random_spans_helper,
-    reduce_concat_tokens,
-    select_random_chunk,
-    single_example_select_random_chunk,
-    split_tokens,
-    split_tokens_to_inputs_length,
-    split_tokens_to_random_length,
-    split_tokens_to_targets_length,
-    trim_tokens_at_front,
-)
-from limba.tools.migrate.t5_names.denoising import (
-    Example,
-    denoise,
-    drop_noise_tokens,
-    drop_nonnoise_tokens,
-    iid_noise_mask,
-    noise_span_to_sentinel,
-    noise_span_to_unique_sentinel,
-    noise_token_to_gathered_token,
-    noise_token_to_random_token,
-    noise_token_to_random_token_or_sentinel,
-    noise_token_to_sentinel,
-    nonnoise_span_to_sentinel,
-    nonnoise_span_to_unique_sentinel,
-    random_prefix_noise_mask,
-    random_spans_noise_mask,
-    regular_noise_mask,
-    sentinel_id,
-    single_example_denoise,
-)
+from limba.tools.migrate.t5_names import denoising
+from limba.tools.migrate.t5_names.denoising import Example, Features, denoise
 
 rekey = seqio.preprocessors.rekey
 tokenize = seqio.preprocessors.tokenize
@@ -181,7 +150,7 @@ def span_corruption(
     Raises ValueError if the targets do not fit their length.
     """
     inputs_length = sequence_length[input_feature_key] - (reserved_for_packing or 0)
-    raw, targets_length = random_spans_helper(inputs_length, noise_density, mean_noise_span_length, 1, 1)
+    raw, targets_length = denoising.random_spans_helper(inputs_length, noise_density, mean_noise_span_length, 1, 1)
     if sequence_length["targets"] < targets_length:
         given = sequence_length["targets"]
         raise ValueError(f"Span corruption of {inputs_length} inputs makes {targets_length} targets; {given} is less.")
@@ -191,17 +160,17 @@ def span_corruption(
         _, spans = num_noise(raw, noise_density, mean_noise_span_length)
         warn_of_byte_sentinels(spans, f"Span corruption of {inputs_length} inputs")
     passed: Any = {"passthrough_feature_keys": passthrough_feature_keys}
-    dataset = select_random_chunk(dataset, output_features, LONGEST, **passed)
+    dataset = denoising.select_random_chunk(dataset, output_features, LONGEST, **passed)
     if merge_examples_to_reduce_padding:
-        dataset = reduce_concat_tokens(dataset)
-    dataset = split_tokens(dataset, max_tokens_per_segment=raw, **passed)
+        dataset = denoising.reduce_concat_tokens(dataset)
+    dataset = denoising.split_tokens(dataset, max_tokens_per_segment=raw, **passed)
     return denoise(
         dataset,
         output_features,
         noise_density,
-        functools.partial(random_spans_noise_mask, mean_noise_span_length=mean_noise_span_length),
-        noise_span_to_unique_sentinel,
-        nonnoise_span_to_unique_sentinel,
+        functools.partial(denoising.random_spans_noise_mask, mean_noise_span_length=mean_noise_span_length),
+        denoising.noise_span_to_unique_sentinel,
+        denoising.nonnoise_span_to_unique_sentinel,
         input_feature_key=input_feature_key,
         **passed,
     )
@@ -211,9 +180,13 @@ def iid_denoising(
     dataset: tf.data.Dataset, sequence_length: Mapping[str, int], output_features: Features
 ) -> tf.data.Dataset:
     """Returns t5's denoising of single tokens, 15 % of them."""
-    dataset = reduce_concat_tokens(select_random_chunk(dataset, output_features, LONGEST))
-    dataset = split_tokens_to_inputs_length(dataset, sequence_length, output_features)
-    functions = (iid_noise_mask, noise_span_to_unique_sentinel, nonnoise_span_to_unique_sentinel)
+    dataset = denoising.reduce_concat_tokens(denoising.select_random_chunk(dataset, output_features, LONGEST))
+    dataset = denoising.split_tokens_to_inputs_length(dataset, sequence_length, output_features)
+    functions = (
+        denoising.iid_noise_mask,
+        denoising.noise_span_to_unique_sentinel,
+        denoising.nonnoise_span_to_unique_sentinel,
+    )
     return denoise(dataset, output_features, 0.15, *functions)
 
 
@@ -224,17 +197,17 @@ def prefix_lm(
     noise_density: float = 0.5,
 ) -> tf.data.Dataset:
     """Returns t5's prefix language modeling: the beginning of a document's piece, and its rest."""
-    dataset = select_random_chunk(dataset, output_features, LONGEST)
-    dataset = split_tokens_to_inputs_length(dataset, sequence_length, output_features)
-    functions = (random_prefix_noise_mask, drop_nonnoise_tokens, drop_noise_tokens)
+    dataset = denoising.select_random_chunk(dataset, output_features, LONGEST)
+    dataset = denoising.split_tokens_to_inputs_length(dataset, sequence_length, output_features)
+    functions = (denoising.random_prefix_noise_mask, denoising.drop_nonnoise_tokens, denoising.drop_noise_tokens)
     return denoise(dataset, output_features, noise_density, *functions)
 
 
 def full_lm(dataset: tf.data.Dataset, sequence_length: Mapping[str, int], output_features: Features) -> tf.data.Dataset:
     """Returns targets of their full length, with an end of sequence only where a document ends."""
-    dataset = select_random_chunk(dataset, output_features, LONGEST)
-    dataset = reduce_concat_tokens(seqio.preprocessors.append_eos(dataset, output_features))
-    return split_tokens(dataset, max_tokens_per_segment=sequence_length["targets"])
+    dataset = denoising.select_random_chunk(dataset, output_features, LONGEST)
+    dataset = denoising.reduce_concat_tokens(seqio.preprocessors.append_eos(dataset, output_features))
+    return denoising.split_tokens(dataset, max_tokens_per_segment=sequence_length["targets"])
 
 
 def unsupervised(
@@ -250,48 +223,3 @@ def unsupervised(
     for step in preprocessors:
         dataset = step(dataset, **{name: value for name, value in given.items() if value})
     return dataset
-
-
-__all__ = [
-    "concatenate_and_split_to_fixed_length",
-    "denoise",
-    "drop_noise_tokens",
-    "drop_nonnoise_tokens",
-    "filter_by_string_length",
-    "full_lm",
-    "iid_denoising",
-    "iid_noise_mask",
-    "lm",
-    "noise_span_to_sentinel",
-    "noise_span_to_unique_sentinel",
-    "noise_token_to_gathered_token",
-    "noise_token_to_random_token",
-    "noise_token_to_random_token_or_sentinel",
-    "noise_token_to_sentinel",
-    "nonnoise_span_to_sentinel",
-    "nonnoise_span_to_unique_sentinel",
-    "parse_tsv",
-    "prefix_lm",
-    "preprocess_tsv",
-    "random_prefix_noise_mask",
-    "random_spans_helper",
-    "random_spans_noise_mask",
-    "reduce_concat_tokens",
-    "regular_noise_mask",
-    "rekey",
-    "select_random_chunk",
-    "sentinel_id",
-    "single_example_denoise",
-    "single_example_select_random_chunk",
-    "span_corruption",
-    "split_tokens",
-    "split_tokens_to_inputs_length",
-    "split_tokens_to_random_length",
-    "split_tokens_to_targets_length",
-    "squad",
-    "summarize",
-    "tokenize",
-    "translate",
-    "trim_tokens_at_front",
-    "unsupervised",
-]

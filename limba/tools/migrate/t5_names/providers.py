@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import seqio
-from seqio import (
-    ByteVocabulary,
-    Feature,
-    FunctionDataSource,
-    Mixture,
-    MixtureRegistry,
-    PassThroughVocabulary,
-    SentencePieceVocabulary,
-    Task,
-    TaskRegistry,
-    TextLineDataSource,
-    TfdsDataSource,
-    Vocabulary,
-    get_mixture_or_task,
-    map_over_dataset,
-)
 
+ByteVocabulary = seqio.ByteVocabulary
+Feature = seqio.Feature
+FunctionDataSource = seqio.FunctionDataSource
+Mixture = seqio.Mixture
+MixtureRegistry = seqio.MixtureRegistry
+PassThroughVocabulary = seqio.PassThroughVocabulary
+SentencePieceVocabulary = seqio.SentencePieceVocabulary
+Task = seqio.Task
+TaskRegistry = seqio.TaskRegistry
+TextLineDataSource = seqio.TextLineDataSource
+TfdsDataSource = seqio.TfdsDataSource
+Vocabulary = seqio.Vocabulary
+get_mixture_or_task = seqio.get_mixture_or_task
+map_over_dataset = seqio.map_over_dataset
 DEFAULT_SPM_PATH = "gs://t5-data/vocabs/cc_all.32000/sentencepiece.model"
 DEFAULT_EXTRA_IDS = 100
 
@@ -49,26 +47,3 @@ def rate_num_examples(
 def rate_unsupervised(task: seqio.Task, value: float = 1e6) -> float:
     """Returns a fixed rate, for an unsupervised task beside others."""
     return value
-
-
-__all__ = [
-    "DEFAULT_EXTRA_IDS",
-    "DEFAULT_SPM_PATH",
-    "ByteVocabulary",
-    "Feature",
-    "FunctionDataSource",
-    "Mixture",
-    "MixtureRegistry",
-    "PassThroughVocabulary",
-    "SentencePieceVocabulary",
-    "Task",
-    "TaskRegistry",
-    "TextLineDataSource",
-    "TfdsDataSource",
-    "Vocabulary",
-    "get_default_vocabulary",
-    "get_mixture_or_task",
-    "map_over_dataset",
-    "rate_num_examples",
-    "rate_unsupervised",
-]

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import seqio
-from seqio import MixtureRegistry, TaskRegistry
 
 from limba.data.sources import TfdsSource
 from limba.tools.migrate.t5_names import metrics, preprocessors
 from limba.tools.migrate.t5_names.providers import get_default_vocabulary
 
+MixtureRegistry, TaskRegistry = seqio.MixtureRegistry, seqio.TaskRegistry
 DEFAULT_OUTPUT_FEATURES = {
     "inputs": seqio.Feature(get_default_vocabulary(), add_eos=True, required=False),
     "targets": seqio.Feature(get_default_vocabulary(), add_eos=True),
@@ -54,5 +54,3 @@ for _name, (_dataset, _from, _into) in _WMT.items():
     _columns = {language: language for language in (_from, _into)}
     _step = functools.partial(preprocessors.translate, source_language=_from, target_language=_into)
     _add(_name, TfdsSource(_dataset, column=_columns), [_step, preprocessors.tokenize], [metrics.bleu])
-
-__all__ = ["DEFAULT_OUTPUT_FEATURES", "MixtureRegistry", "TaskRegistry"]

@@ -6,7 +6,7 @@ from typing import Any
 
 from limba.config import InputError
 from limba.tools.migrate.t5x import tables
-from limba.tools.migrate.t5x.translation import SCRIPTS, Found, Translation, class_of, refuse
+from limba.tools.migrate.t5x.read import SCRIPTS, Found, Translation, class_of, refuse
 
 ACTIVATIONS = {"swish": "silu"}
 NO_FACTORING = 2**31 - 1

@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 from limba.cli.gin.statements import Macro, Reference
+from limba.tools.migrate.t5x.read import SCRIPTS, Found, Translation, class_of, refuse
 from limba.tools.migrate.t5x.tables import VOCABULARIES
-from limba.tools.migrate.t5x.translation import SCRIPTS, Found, Translation, class_of, refuse
 
 NEVER = 10**9  # steps between two
 ALL_EXAMPLES = 1_000_000

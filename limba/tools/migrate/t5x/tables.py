@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from limba.tools.migrate.t5x.examples import EXAMPLES
+from limba.tools.migrate.t5x.examples import EXAMPLES, fields
 
 PAGE = "docs/coming_from_t5x.md"
 LOSS_NORMALIZERS = {  # loss_normalizing_factor -> LossConfig.normalize_by
@@ -16,12 +16,8 @@ LOSS_NORMALIZERS = {  # loss_normalizing_factor -> LossConfig.normalize_by
     "NUM_TOTAL_TARGET_TOKENS": "all_tokens",
     "AVERAGE_PER_SEQUENCE": "sequences",
 }
-OUTPUT = (
-    "write_inferences_to_file",
-    "JSONLogger",
-    "TensorBoardLogger",
-    "summarize_gin_config",
-)  # how results are written
+# how results are written
+OUTPUT = ("write_inferences_to_file", "JSONLogger", "TensorBoardLogger", "summarize_gin_config")
 IDLE = "nothing in this run uses it"
 REQUIRED = "%gin.REQUIRED"
 Table = Mapping[str, str]
@@ -102,172 +98,99 @@ def _model(folder: str, family: str, size: str) -> Table:
         del sizes["num_encoder_layers"], sizes["num_decoder_layers"]
     kind = "ByteVocabulary" if vocabulary is None else "SentencePieceVocabulary"
     vocabularies = ("vocabulary",) if is_decoder else ("input_vocabulary", "output_vocabulary")
+    own = {
+        "z_loss": "%Z_LOSS", "label_smoothing": "%LABEL_SMOOTHING", "optimizer_def": "%OPTIMIZER",
+        "loss_normalizing_factor": "%LOSS_NORMALIZING_FACTOR", **dict.fromkeys(vocabularies, "%VOCABULARY"),
+    }  # fmt: skip
     table = {
-        "Z_LOSS": "0.0001",
-        "LABEL_SMOOTHING": "0.0",
-        "LOSS_NORMALIZING_FACTOR": "None",
-        "DROPOUT_RATE": REQUIRED,
-        "VOCABULARY": f"@seqio.{kind}()",
-        "OPTIMIZER": "@adafactor.Adafactor()",
-        "adafactor.Adafactor.decay_rate": "0.8",
-        "adafactor.Adafactor.step_offset": "0",
-        "adafactor.Adafactor.logical_factor_rules": "@adafactor.standard_logical_factor_rules()",
-        "MODEL": f"@{model}()",
-        f"{model}.module": f"@{module}()",
-        **{f"{model}.{name}": "%VOCABULARY" for name in vocabularies},
-        f"{model}.optimizer_def": "%OPTIMIZER",
-        f"{model}.z_loss": "%Z_LOSS",
-        f"{model}.label_smoothing": "%LABEL_SMOOTHING",
-        f"{model}.loss_normalizing_factor": "%LOSS_NORMALIZING_FACTOR",
-        f"{module}.config": f"@{config}()",
-        f"{config}.vocab_size": str(vocab_size),
-        f"{config}.dtype": "'bfloat16'",
-        **{f"{config}.{name}": str(value) for name, value in sizes.items()},
-        f"{config}.mlp_activations": activations,
-        f"{config}.dropout_rate": "%DROPOUT_RATE",
-        f"{config}.logits_via_embedding": str(is_tied),
-    }
+        "Z_LOSS": "0.0001", "LABEL_SMOOTHING": "0.0", "LOSS_NORMALIZING_FACTOR": "None", "DROPOUT_RATE": REQUIRED,
+        "VOCABULARY": f"@seqio.{kind}()", "OPTIMIZER": "@adafactor.Adafactor()", "MODEL": f"@{model}()",
+        **fields("adafactor.Adafactor", decay_rate=0.8, step_offset=0),
+        **fields("adafactor.Adafactor", logical_factor_rules="@adafactor.standard_logical_factor_rules()"),
+        **fields(model, module=f"@{module}()", **own), **fields(module, config=f"@{config}()"),
+        **fields(config, vocab_size=vocab_size, dtype="'bfloat16'", dropout_rate="%DROPOUT_RATE", **sizes),
+        **fields(config, mlp_activations=activations, logits_via_embedding=is_tied),
+    }  # fmt: skip
     if vocabulary is not None:
         table["seqio.SentencePieceVocabulary.sentencepiece_model_file"] = repr(VOCABULARIES[vocabulary])
     if folder == "scalable_t5":
-        table |= {f"{config}.scan_layers": "True", f"{config}.remat_policy": "'minimal'"}
+        table |= fields(config, scan_layers=True, remat_policy="'minimal'")
     if is_decoder:
-        table |= {
-            f"{model}.decode_fn": "@decoding.temperature_sample",
-            "decoding.temperature_sample.temperature": "1.0",
-            "decoding.temperature_sample.topk": "40",
-        }
+        table |= fields(model, decode_fn="@decoding.temperature_sample")
+        table |= fields("decoding.temperature_sample", temperature=1.0, topk=40)
     return table
 
 
 def _dataset(scope: str, split: str, seed: str = "42", **others: str) -> Table:
-    fields = {
-        "mixture_or_task_name": "%MIXTURE_OR_TASK_NAME",
-        "task_feature_lengths": "%TASK_FEATURE_LENGTHS",
-        "split": repr(split),
-        "batch_size": "%BATCH_SIZE",
-        "shuffle": "False",
-        "seed": seed,
-        "use_cached": "%USE_CACHED_TASKS",
-        "pack": "True",
-        "module": "%MIXTURE_OR_TASK_MODULE",
-        **others,
-    }
-    return {f"{scope}utils.DatasetConfig.{name}": value for name, value in fields.items()}
+    values = {
+        "mixture_or_task_name": "%MIXTURE_OR_TASK_NAME", "task_feature_lengths": "%TASK_FEATURE_LENGTHS",
+        "split": repr(split), "batch_size": "%BATCH_SIZE", "shuffle": "False", "seed": seed, "pack": "True",
+        "use_cached": "%USE_CACHED_TASKS", "module": "%MIXTURE_OR_TASK_MODULE", **others,
+    }  # fmt: skip
+    return fields(f"{scope}utils.DatasetConfig", **values)
 
 
-_RULES = {
-    "partitioning.PjitPartitioner.num_partitions": "1",
-    "partitioning.PjitPartitioner.logical_axis_rules": "@partitioning.standard_logical_axis_rules()",
-}
+_SCHEDULER, _MESH = "utils.create_learning_rate_scheduler", "partitioning.PjitPartitioner"
+_RULES = fields(_MESH, num_partitions=1, logical_axis_rules="@partitioning.standard_logical_axis_rules()")
 _TRAIN = {
-    "TRAIN_STEPS": REQUIRED,
-    "MODEL_DIR": REQUIRED,
-    "MIXTURE_OR_TASK_NAME": REQUIRED,
-    "TASK_FEATURE_LENGTHS": REQUIRED,
-    "MIXTURE_OR_TASK_MODULE": "None",
-    "BATCH_SIZE": "128",
-    "USE_CACHED_TASKS": "True",
-    "USE_HARDWARE_RNG": "False",
-    "RANDOM_SEED": "None",
-    "TRAIN_STEPS_RELATIVE": "None",
-    "train_script.train.model": "%MODEL",
-    "train_script.train.model_dir": "%MODEL_DIR",
-    "train_script.train.train_dataset_cfg": "@train/utils.DatasetConfig()",
-    "train_script.train.train_eval_dataset_cfg": "@train_eval/utils.DatasetConfig()",
-    "train_script.train.checkpoint_cfg": "@utils.CheckpointConfig()",
-    "train_script.train.partitioner": "@partitioning.PjitPartitioner()",
-    "train_script.train.trainer_cls": "@trainer.Trainer",
-    "train_script.train.total_steps": "%TRAIN_STEPS",
-    "train_script.train.relative_steps": "%TRAIN_STEPS_RELATIVE",
-    "train_script.train.random_seed": "%RANDOM_SEED",
-    "train_script.train.use_hardware_rng": "%USE_HARDWARE_RNG",
-    **_RULES,
-    "partitioning.PjitPartitioner.model_parallel_submesh": "None",
-    **_dataset("train_eval/", "validation"),
-    "utils.CheckpointConfig.restore": "@utils.RestoreCheckpointConfig()",
-    "utils.CheckpointConfig.save": "@utils.SaveCheckpointConfig()",
-    "utils.SaveCheckpointConfig.dtype": "'float32'",
-    "utils.SaveCheckpointConfig.keep": "None",
-    "utils.SaveCheckpointConfig.save_dataset": "False",
-    "trainer.Trainer.num_microbatches": "None",
-    "trainer.Trainer.learning_rate_fn": "@utils.create_learning_rate_scheduler()",
-}
+    **dict.fromkeys(("TRAIN_STEPS", "MODEL_DIR", "MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS"), REQUIRED),
+    "MIXTURE_OR_TASK_MODULE": "None", "BATCH_SIZE": "128", "USE_CACHED_TASKS": "True", "USE_HARDWARE_RNG": "False",
+    "RANDOM_SEED": "None", "TRAIN_STEPS_RELATIVE": "None",
+    **fields("train_script.train", model="%MODEL", model_dir="%MODEL_DIR", trainer_cls="@trainer.Trainer",
+             train_dataset_cfg="@train/utils.DatasetConfig()", checkpoint_cfg="@utils.CheckpointConfig()",
+             train_eval_dataset_cfg="@train_eval/utils.DatasetConfig()", partitioner=f"@{_MESH}()",
+             total_steps="%TRAIN_STEPS", relative_steps="%TRAIN_STEPS_RELATIVE", random_seed="%RANDOM_SEED",
+             use_hardware_rng="%USE_HARDWARE_RNG"),
+    **_RULES, **fields(_MESH, model_parallel_submesh=None), **_dataset("train_eval/", "validation"),
+    **fields("utils.CheckpointConfig", restore="@utils.RestoreCheckpointConfig()"),
+    **fields("utils.CheckpointConfig", save="@utils.SaveCheckpointConfig()"),
+    **fields("utils.SaveCheckpointConfig", dtype="'float32'", keep=None, save_dataset=False),
+    **fields("trainer.Trainer", num_microbatches=None, learning_rate_fn=f"@{_SCHEDULER}()"),
+}  # fmt: skip
 _PRETRAIN = {
-    **_TRAIN,
-    "SHUFFLE_TRAIN_EXAMPLES": "True",
-    "train_script.train.infer_eval_dataset_cfg": "None",
-    "train_script.train.eval_steps": "20",
-    "train_script.train.eval_period": "1000",
+    **_TRAIN, "SHUFFLE_TRAIN_EXAMPLES": "True",
+    **fields("train_script.train", infer_eval_dataset_cfg=None, eval_steps=20, eval_period=1000),
     **_dataset("train/", "train", "None", shuffle="%SHUFFLE_TRAIN_EXAMPLES"),
-    "utils.RestoreCheckpointConfig.path": "[]",
-    "utils.SaveCheckpointConfig.period": "1000",
-    "utils.create_learning_rate_scheduler.factors": "'constant * rsqrt_decay'",
-    "utils.create_learning_rate_scheduler.base_learning_rate": "1.0",
-    "utils.create_learning_rate_scheduler.warmup_steps": "10000",
-}
+    **fields("utils.RestoreCheckpointConfig", path=[]), **fields("utils.SaveCheckpointConfig", period=1000),
+    **fields(_SCHEDULER, factors="'constant * rsqrt_decay'", base_learning_rate=1.0, warmup_steps=10000),
+}  # fmt: skip
 _FINETUNE = {
-    **_TRAIN,
-    "INITIAL_CHECKPOINT_PATH": REQUIRED,
-    "DROPOUT_RATE": "0.1",
-    "EVAL_STEPS": "20",
-    "EVAL_PERIOD": "1000",
-    "EVALUATOR_USE_MEMORY_CACHE": "True",
-    "EVALUATOR_NUM_EXAMPLES": "None",
-    "JSON_WRITE_N_RESULTS": "None",
-    "train_script.train.infer_eval_dataset_cfg": "@infer_eval/utils.DatasetConfig()",
-    "train_script.train.eval_steps": "%EVAL_STEPS",
-    "train_script.train.eval_period": "%EVAL_PERIOD",
-    "train_script.train.inference_evaluator_cls": "@seqio.Evaluator",
-    "seqio.Evaluator.num_examples": "%EVALUATOR_NUM_EXAMPLES",
-    "seqio.Evaluator.use_memory_cache": "%EVALUATOR_USE_MEMORY_CACHE",
-    "seqio.JSONLogger.write_n_results": "%JSON_WRITE_N_RESULTS",
+    **_TRAIN, "INITIAL_CHECKPOINT_PATH": REQUIRED, "DROPOUT_RATE": "0.1", "EVAL_STEPS": "20", "EVAL_PERIOD": "1000",
+    "EVALUATOR_USE_MEMORY_CACHE": "True", "EVALUATOR_NUM_EXAMPLES": "None", "JSON_WRITE_N_RESULTS": "None",
+    **fields("train_script.train", infer_eval_dataset_cfg="@infer_eval/utils.DatasetConfig()"),
+    **fields("train_script.train", eval_steps="%EVAL_STEPS", eval_period="%EVAL_PERIOD"),
+    **fields("train_script.train", inference_evaluator_cls="@seqio.Evaluator"),
+    **fields("seqio.Evaluator", num_examples="%EVALUATOR_NUM_EXAMPLES", use_memory_cache="%EVALUATOR_USE_MEMORY_CACHE"),
+    **fields("seqio.JSONLogger", write_n_results="%JSON_WRITE_N_RESULTS"),
     **_dataset("train/", "train", "None", shuffle="True"),
     **_dataset("infer_eval/", "validation", task_feature_lengths="None", pack="False"),
-    "utils.RestoreCheckpointConfig.path": "%INITIAL_CHECKPOINT_PATH",
-    "utils.RestoreCheckpointConfig.mode": "'specific'",
-    "utils.RestoreCheckpointConfig.dtype": "'float32'",
-    "utils.SaveCheckpointConfig.period": "5000",
-    "utils.create_learning_rate_scheduler.factors": "'constant'",
-    "utils.create_learning_rate_scheduler.base_learning_rate": "0.001",
-    "utils.create_learning_rate_scheduler.warmup_steps": "1000",
-}
+    **fields("utils.RestoreCheckpointConfig", path="%INITIAL_CHECKPOINT_PATH", mode="'specific'", dtype="'float32'"),
+    **fields("utils.SaveCheckpointConfig", period=5000),
+    **fields(_SCHEDULER, factors="'constant'", base_learning_rate=0.001, warmup_steps=1000),
+}  # fmt: skip
 
 
 def _use(script: str, output: str, lengths: str, seed: str) -> Table:
     rows = {"batch_size": "32", "use_cached": "False", "pack": "False"}
     return {
-        "MIXTURE_OR_TASK_NAME": REQUIRED,
-        "CHECKPOINT_PATH": REQUIRED,
-        output: REQUIRED,
-        "TASK_FEATURE_LENGTHS": lengths,
-        "MIXTURE_OR_TASK_MODULE": "None",
-        f"{script}.model": "%MODEL",
-        f"{script}.dataset_cfg": "@utils.DatasetConfig()",
-        f"{script}.partitioner": "@partitioning.PjitPartitioner()",
-        f"{script}.restore_checkpoint_cfg": "@utils.RestoreCheckpointConfig()",
-        f"{script}.output_dir": f"%{output}",
-        **_RULES,
-        **_dataset("", "test", seed, **rows),
-        "utils.RestoreCheckpointConfig.path": "%CHECKPOINT_PATH",
-        "utils.RestoreCheckpointConfig.mode": "'specific'",
-    }
+        **dict.fromkeys(("MIXTURE_OR_TASK_NAME", "CHECKPOINT_PATH", output), REQUIRED),
+        "TASK_FEATURE_LENGTHS": lengths, "MIXTURE_OR_TASK_MODULE": "None",
+        **fields(script, model="%MODEL", dataset_cfg="@utils.DatasetConfig()", partitioner=f"@{_MESH}()",
+                 restore_checkpoint_cfg="@utils.RestoreCheckpointConfig()", output_dir=f"%{output}"),
+        **_RULES, **_dataset("", "test", seed, **rows),
+        **fields("utils.RestoreCheckpointConfig", path="%CHECKPOINT_PATH", mode="'specific'"),
+    }  # fmt: skip
 
 
 _UMT5_RUN = {
-    "TRAIN_STEPS": "1_000_000",
-    "DROPOUT_RATE": "0.0",
-    "RANDOM_SEED": "0",
+    "TRAIN_STEPS": "1_000_000", "DROPOUT_RATE": "0.0", "RANDOM_SEED": "0",
     "LOSS_NORMALIZING_FACTOR": "'NUM_REAL_TARGET_TOKENS'",
-    "train_script.train.stats_period": "500",
-    "train_script.train.eval_steps": "20",
-    "train_script.train.random_seed": "0",
-    "train/utils.DatasetConfig.seed": "42",
-}
-_SHARDED_PARAMETERS = {
-    "partitioning.standard_logical_axis_rules.activation_partitioning_dims": "1",
-    "partitioning.standard_logical_axis_rules.parameter_partitioning_dims": "2",
-}
+    **fields("train_script.train", stats_period=500, eval_steps=20, random_seed=0),
+    **fields("train/utils.DatasetConfig", seed=42),
+}  # fmt: skip
+_SHARDED_PARAMETERS = fields(
+    "partitioning.standard_logical_axis_rules", activation_partitioning_dims=1, parameter_partitioning_dims=2
+)
 _SCALABLE = "t5x/examples/scalable_t5"
 _OTHERS: Mapping[str, tuple[tuple[str, ...], Table]] = {  # path -> (files included first, what it sets)
     "t5x/configs/runs/pretrain.gin": ((), _PRETRAIN),
@@ -276,73 +199,46 @@ _OTHERS: Mapping[str, tuple[tuple[str, ...], Table]] = {  # path -> (files inclu
     "t5x/configs/runs/finetune.gin": ((), _FINETUNE),
     "t5x/configs/runs/eval.gin": (
         (),
-        {
-            **_use("eval_script.evaluate", "EVAL_OUTPUT_DIR", "None", "42"),
-            "eval_script.evaluate.inference_evaluator_cls": "@seqio.Evaluator",
-            "seqio.Evaluator.num_examples": "None",
-            "seqio.Evaluator.use_memory_cache": "True",
-        },
+        _use("eval_script.evaluate", "EVAL_OUTPUT_DIR", "None", "42")
+        | fields("eval_script.evaluate", inference_evaluator_cls="@seqio.Evaluator")
+        | fields("seqio.Evaluator", num_examples=None, use_memory_cache=True),
     ),
     "t5x/configs/runs/infer.gin": (
         (),
-        {
-            **_use("infer_script.infer", "INFER_OUTPUT_DIR", REQUIRED, "0"),
-            "infer_script.infer.mode": "'predict'",
-            "utils.RestoreCheckpointConfig.dtype": "'bfloat16'",
-        },
+        _use("infer_script.infer", "INFER_OUTPUT_DIR", REQUIRED, "0")
+        | fields("infer_script.infer", mode="'predict'")
+        | fields("utils.RestoreCheckpointConfig", dtype="'bfloat16'"),
     ),
     f"{_SCALABLE}/umt5/architectures/encoder_decoder.gin": ((), {"network.T5Config.vocab_size": "%VOCAB_SIZE"}),
     f"{_SCALABLE}/umt5/optimizer/adafactor.gin": ((), {"OPTIMIZER": "@adafactor.Adafactor()"}),
     f"{_SCALABLE}/umt5/optimizer/adafactor_momentum_nofactor.gin": (
         (),
-        {
-            "OPTIMIZER": "@adafactor.Adafactor()",
-            "adafactor.Adafactor.beta1": "0.9",
-            "adafactor.Adafactor.factored": "False",
-            "adafactor.Adafactor.global_norm_clip_threshold": "1.0",
-        },
+        {"OPTIMIZER": "@adafactor.Adafactor()"}
+        | fields("adafactor.Adafactor", beta1=0.9, factored=False, global_norm_clip_threshold=1.0),
     ),
     f"{_SCALABLE}/umt5/vocab.gin": (
         (),
-        {
-            "VOCABULARY": "@seqio.SentencePieceVocabulary()",
-            "seqio.SentencePieceVocabulary.sentencepiece_model_file": repr(VOCABULARIES["umt5"]),
-            "seqio.SentencePieceVocabulary.extra_ids": "300",
-            "VOCAB_SIZE": "256384",
-        },
+        {"VOCABULARY": "@seqio.SentencePieceVocabulary()", "VOCAB_SIZE": "256384"}
+        | fields("seqio.SentencePieceVocabulary", sentencepiece_model_file=repr(VOCABULARIES["umt5"]), extra_ids=300),
     ),
     f"{_SCALABLE}/umt5/runs/pretraining_common.gin": (
         ("t5x/configs/runs/pretrain_deterministic.gin",),
         {
-            **_UMT5_RUN,
-            "TASK_FEATURE_LENGTHS": "None",
-            "BATCH_SIZE": "1024",
-            "USE_CACHED_TASKS_TRAIN_EVAL": "False",
-            "train/utils.DatasetConfig.pack": "False",
-            "train/utils.DatasetConfig.use_cached": "True",
-            "train_eval/utils.DatasetConfig.mixture_or_task_name": "%TRAIN_EVAL_MIXTURE_OR_TASK_NAME",
-            "train_eval/utils.DatasetConfig.pack": "False",
-            "train_eval/utils.DatasetConfig.use_cached": "%USE_CACHED_TASKS_TRAIN_EVAL",
-            "train_script.train.eval_period": "2000",
-            "utils.SaveCheckpointConfig.period": "2000",
+            **_UMT5_RUN, "TASK_FEATURE_LENGTHS": "None", "BATCH_SIZE": "1024", "USE_CACHED_TASKS_TRAIN_EVAL": "False",
+            **fields("train/utils.DatasetConfig", pack=False, use_cached=True),
+            **fields("train_eval/utils.DatasetConfig", mixture_or_task_name="%TRAIN_EVAL_MIXTURE_OR_TASK_NAME"),
+            **fields("train_eval/utils.DatasetConfig", pack=False, use_cached="%USE_CACHED_TASKS_TRAIN_EVAL"),
+            **fields("train_script.train", eval_period=2000), **fields("utils.SaveCheckpointConfig", period=2000),
         },
     ),
     f"{_SCALABLE}/umt5/runs/finetuning_common.gin": (
         ("t5x/configs/runs/finetune.gin",),
         {
-            **_UMT5_RUN,
-            "TRAIN_STEPS": REQUIRED,
-            "DROPOUT_RATE": "0.1",
-            "TASK_FEATURE_LENGTHS": "{'inputs': 512, 'targets': 512}",
-            "BATCH_SIZE": "64",
-            "USE_CACHED_TASKS": "False",
-            "LEARNING_RATE": "0.0005",
-            "train_script.train.eval_period": "1000",
-            "train_script.train.stats_period": "1000",
-            "utils.SaveCheckpointConfig.period": "1000",
-            "utils.SaveCheckpointConfig.save_dataset": "True",
-            "utils.SaveCheckpointConfig.keep_dataset_checkpoints": "3",
-            "utils.create_learning_rate_scheduler.base_learning_rate": "%LEARNING_RATE",
+            **_UMT5_RUN, "TRAIN_STEPS": REQUIRED, "DROPOUT_RATE": "0.1", "BATCH_SIZE": "64",
+            "TASK_FEATURE_LENGTHS": "{'inputs': 512, 'targets': 512}", "USE_CACHED_TASKS": "False",
+            "LEARNING_RATE": "0.0005", **fields("train_script.train", eval_period=1000, stats_period=1000),
+            **fields("utils.SaveCheckpointConfig", period=1000, save_dataset=True, keep_dataset_checkpoints=3),
+            **fields(_SCHEDULER, base_learning_rate="%LEARNING_RATE"),
         },
     ),
     **{
@@ -356,18 +252,15 @@ _OTHERS: Mapping[str, tuple[tuple[str, ...], Table]] = {  # path -> (files inclu
             ),
             {
                 "partitioning.PjitPartitioner.model_parallel_submesh": f"(1, 1, {8 if size == 'xxl' else 1}, 1)",
-                "MIXTURE_OR_TASK_NAME": REQUIRED,
-                "TRAIN_EVAL_MIXTURE_OR_TASK_NAME": REQUIRED,
-                "TASK_FEATURE_LENGTHS": "{'inputs': 1024, 'targets': 229}",
-                "USE_CACHED_TASKS": "True",
-                "TRAIN_STEPS": "1_000_000",
-                **(_SHARDED_PARAMETERS if size == "xxl" else {}),
+                "MIXTURE_OR_TASK_NAME": REQUIRED, "TRAIN_EVAL_MIXTURE_OR_TASK_NAME": REQUIRED,
+                "TASK_FEATURE_LENGTHS": "{'inputs': 1024, 'targets': 229}", "USE_CACHED_TASKS": "True",
+                "TRAIN_STEPS": "1_000_000", **(_SHARDED_PARAMETERS if size == "xxl" else {}),
             },
         )
         for size in _NEW
     },
     **EXAMPLES,
-}
+}  # fmt: skip
 PATHS = (
     *_OTHERS,
     *(f"t5x/examples/{folder}/{family}/{size}.gin" for folder in PLACES for family in PLACES[folder]

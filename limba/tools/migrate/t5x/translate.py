@@ -20,9 +20,8 @@ from limba.tools.migrate.t5x import run as parts
 from limba.tools.migrate.t5x import tables
 from limba.tools.migrate.t5x.model import translate_decoding, translate_loss, translate_model, translate_optimizer
 from limba.tools.migrate.t5x.names import OURS
+from limba.tools.migrate.t5x.read import SCRIPTS, Row, Settings, Translation, class_of, read
 from limba.tools.migrate.t5x.read import is_t5x as is_t5x
-from limba.tools.migrate.t5x.read import read
-from limba.tools.migrate.t5x.translation import SCRIPTS, Row, Settings, Translation, class_of
 
 ABOUT = """Prints the gin files of a T5X run as one gin file of Limba's: first a table of what is the same, what differs
 and why, and what is dropped, as comments; then the settings, each with the line that it comes from. limba train takes

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from limba.api import kept
-from limba.tools.pages.page import events
-from limba.tools.pages.page.runs import AXES, Run
+from limba.tools.pages.page.runs import AXES, KINDS, Run, events_of, thinned
 
 NUM_BARS = 32  # of a histogram
 MOST_METRICS = 12  # of generated text
@@ -213,10 +212,10 @@ def _texts(runs: Sequence[Run], most: int) -> Iterator[Chart]:
 
 def _timeline(runs: Sequence[Run]) -> Chart:
     """Returns the chart of what happened: a row for each kind of event."""
-    lines, places = [], dict.fromkeys(reversed(events.KINDS))
+    lines, places = [], dict.fromkeys(reversed(KINDS))
     seen = set[str]()
     for number, run in enumerate(runs):
-        found = events.thinned(events.events_of(run), MOST_EVENTS)
+        found = thinned(events_of(run), MOST_EVENTS)
         if found:
             seen |= {each.kind for each in found}
             columns = run.at([each.step for each in found])

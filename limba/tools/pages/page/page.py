@@ -1,20 +1,114 @@
-"""The report as one HTML file that needs no network, and as the data by which an open page is brought up to date."""
+"""The report as one HTML file that needs no network, and as the data by which an open page is brought up to date.
+
+bokeh draws the charts: their models without numbers, which the page's script fills in and keeps new.
+"""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import html
 import importlib.resources
 import json
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+import numpy as np
+from bokeh.embed import json_item
+from bokeh.models import (
+    BasicTicker,
+    BoxZoomTool,
+    ColumnDataSource,
+    DataRange1d,
+    FactorRange,
+    HoverTool,
+    LinearAxis,
+    Quad,
+)
+from bokeh.plotting import figure
+from bokeh.resources import Resources
+
 from limba.config import InputError, reason_of
-from limba.tools.pages.page import charts, headline, results, samples, tables
-from limba.tools.pages.page.charts import Chart
-from limba.tools.pages.page.drawing import DASHES, MARKERS, item, script
+from limba.tools.pages.page import charts, tables
+from limba.tools.pages.page.charts import Chart, Line
 from limba.tools.pages.page.runs import Run
+from limba.tools.pages.serving import PageHandler, PageServer, as_json
+
+HEIGHT = 280  # pixels
+EVENTS_HEIGHT = 60  # and so much for each kind
+LOGARITHMIC = ("Loss", "Validation", "Optimization")  # sections whose figures have a logarithm
+FROM_NONE = ("data_wait", "epochs", "tokens", "corpus_tokens", "padding")  # charts whose figures are 0 or more
+DASHES = ("solid", "dashed", "dotted", "dotdash", [12, 3], [6, 2, 2, 2, 2, 2], "dashdot", [2, 6])
+MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "cross", "star", "x")
+HATCHES = ("/", "\\", "-", "|", "+", "x", ".", "o")
+
+
+def script() -> str:
+    """Returns bokeh's own script, as it stands in the page."""
+    (text,) = Resources(mode="inline", components=["bokeh"]).js_raw[:1]
+    return text
+
+
+def item(chart: Chart) -> dict[str, object]:
+    """Returns what bokeh's script makes a chart of. Its sources are called by the chart's name and a line's number.
+
+    Colours are left to the page, which knows whether it is dark; `tags` say which line of the palette each has.
+    """
+    is_events, is_bars = chart.kind == "events", chart.kind == "bars"
+    options: dict[str, Any] = {
+        "height": EVENTS_HEIGHT + 24 * len(chart.places) if is_events else HEIGHT,
+        "tools": [BoxZoomTool(dimensions="width")],
+        "y_range": FactorRange(factors=list(chart.places)) if is_events else _range(chart),
+    }
+    plot: Any = figure(
+        sizing_mode="stretch_width", toolbar_location=None, name=chart.name, tags=[chart.section in LOGARITHMIC],
+        background_fill_color=None, border_fill_color=None, outline_line_color=None, min_border_right=16, **options,
+    )  # fmt: skip
+    for number, line in enumerate(chart.lines):
+        _draw(plot, chart, number, line)
+    for axis in plot.axis:
+        axis.axis_label_text_font_style = "normal"
+        if isinstance(axis, LinearAxis):
+            axis.ticker = BasicTicker(desired_num_ticks=5)
+    if not is_events:
+        plot.yaxis.axis_label = chart.unit
+    plot.xaxis.axis_label = "tokens in a row" if is_bars else "step"
+    return dict(json_item(plot))
+
+
+def _range(chart: Chart) -> DataRange1d:
+    found = DataRange1d(default_span=_span(chart))
+    if any(chart.name == name or chart.name.startswith(f"{name}-") for name in FROM_NONE):
+        found.start = 0
+    return found
+
+
+def _span(chart: Chart) -> float:
+    """Returns how much a line of one value is shown with, above and below together."""
+    values = [abs(float(each)) for line in chart.lines for each in line.columns["y"][-1:] if np.isfinite(each)]
+    return max(values, default=0.0) or 1.0
+
+
+def _draw(plot: Any, chart: Chart, number: int, line: Line) -> None:
+    columns = ("y", "said", "left", "right") if chart.kind == "bars" else ("x", "y", "said")
+    source = ColumnDataSource({name: [] for name in columns}, name=f"{chart.name}/{number}")
+    style, drawn = line.style % len(DASHES), []
+    if chart.kind == "bars":
+        bars = Quad(left="left", right="right", bottom=0, top="y", fill_alpha=0.35, hatch_pattern=HATCHES[style])
+        drawn.append(plot.add_glyph(source, bars))
+    if chart.kind == "lines":
+        width = 1 if line.is_marked else 1.75
+        drawn.append(plot.line("x", "y", source=source, line_width=width, line_dash=DASHES[style]))
+    if line.is_marked:
+        drawn.append(plot.scatter("x", "y", source=source, marker=MARKERS[style], size=8, fill_alpha=0.6))
+    for each in drawn:
+        each.glyph.tags = [line.style]
+        each.nonselection_glyph = each.muted_glyph = "auto"  # a third of the text less than copies of the glyph
+    plot.add_tools(HoverTool(renderers=drawn[-1:], tooltips=[(line.label, "@said")], point_policy="snap_to_data"))
+
 
 MOST_BYTES = 2_000_000  # of a page with its data
 POINTS, LEAST_POINTS = 600, 24  # of a line
@@ -50,7 +144,7 @@ def _content_of(runs: Sequence[Run], most_points: int) -> Content:
     axes = charts.known_axes(found) or ["step"]
     form: list[Any] = [[chart.name, chart.kind, chart.title, *(line.label for line in chart.lines)] for chart in found]
     fragments = {
-        "headline": headline.headline(runs),
+        "headline": tables.headline(runs),
         "facts": tables.facts(runs),
         "problems": tables.problems(runs),
         "corpora": tables.corpora(runs) + tables.stages(runs),
@@ -58,7 +152,7 @@ def _content_of(runs: Sequence[Run], most_points: int) -> Content:
         "configuration": tables.configuration(runs),
         "environment": tables.environment(runs),
     }
-    written = samples.samples_of(runs)
+    written = tables.samples_of(runs)
     form += [axes, bool(written), bool(fragments["environment"]), bool(fragments["corpora"])]
     return Content(
         found,
@@ -103,7 +197,7 @@ def _page(content: Content, items: dict[str, Any], runs: Sequence[Run], is_live:
             f'<option value="{name}">{html.escape(said)}</option>' for name, said in content.data["axes"].items()
         ),
         "CONTENTS": "".join(f'<li><a href="#part-{name.lower()}">{name}</a></li>' for name in (*drawn, *written)),
-        "SECTIONS": "".join(drawn.values()) + results.section(runs),
+        "SECTIONS": "".join(drawn.values()) + _results_section(runs),
         **{name.upper(): text for name, text in content.data["fragments"].items() if name != "facts"},
         "HAS_CORPORA": "" if content.data["fragments"]["corpora"] else "hidden",
         "HAS_ENVIRONMENT": "" if content.data["fragments"]["environment"] else "hidden",
@@ -173,3 +267,74 @@ def _samples(data: dict[str, Any]) -> str:
 
 def _file(name: str) -> str:
     return importlib.resources.files("limba.tools.pages.page").joinpath(name).read_text(encoding="utf-8")
+
+
+FOLDER = "results"
+
+
+def _results_section(runs: Sequence[Run]) -> str:
+    """Returns the section of the page; "" where no run has results."""
+    found = list(dict.fromkeys(each for run in runs for each in _results(run)))
+    if not found:
+        return ""
+    drawn = "".join(
+        f'<figure><figcaption><h3>{name}</h3></figcaption><img alt="The results of {name} as bars; their numbers are'
+        f' below." src="data:image/svg+xml;base64,{picture}"><details><summary>{name}: the numbers</summary><div'
+        f' class="scroll" tabindex="0" role="region" aria-label="{name}: the numbers"><pre>{table}</pre></div>'
+        "</details></figure>"
+        for name, picture, table in found
+    )
+    return f"<section><h2>Results</h2>{drawn}</section>"
+
+
+def _results(run: Run) -> Iterator[tuple[str, str, str]]:
+    folder = run.directory / FOLDER
+    for path in sorted(folder.glob("*.svg")) if folder.exists() else ():
+        table = path.with_suffix(".txt")
+        text = table.read_text() if table.exists() else ""
+        yield html.escape(path.stem), base64.b64encode(path.read_bytes()).decode(), html.escape(text)
+
+
+LOOK_SECONDS, BUCKET_SECONDS = 2.0, 30.0  # between two looks at a disk and at a bucket, however many pages are open
+
+
+class ReportServer(PageServer):
+    """Serves the report of these runs, which it reads again as they grow."""
+
+    def __init__(self, host: str, port: int, runs: Sequence[Run], token: str | None = None):
+        self._runs, self._turn = runs, threading.Lock()
+        self._looked, self._data = -1e9, dict[str, Any]()
+        remote = any("://" in str(run.directory) for run in runs)
+        self._every = BUCKET_SECONDS if remote else LOOK_SECONDS
+        super().__init__(host, port, ReportHandler, token)
+
+    def page(self) -> str:
+        """Returns the page as it is now. InputError if a run cannot be read."""
+        with self._turn:
+            for run in self._runs:
+                run.update()
+            return page_of(self._runs, is_live=True)
+
+    def data(self) -> dict[str, Any]:
+        """Returns the data of the page as they are now. InputError as above."""
+        with self._turn:
+            if time.monotonic() - self._looked > self._every:
+                for run in self._runs:
+                    run.update()
+                self._data = content_of(self._runs, max(POINTS // len(self._runs), 1)).data
+                self._looked = time.monotonic()
+            return self._data
+
+
+class ReportHandler(PageHandler):
+    """Answers one request."""
+
+    server: ReportServer
+
+    def get(self, path: str) -> tuple[str, bytes]:
+        """Returns the page or its data."""
+        if path == "/":
+            return "text/html; charset=utf-8", self.server.page().encode()
+        if path == "/api/report":
+            return as_json(self.server.data())
+        return super().get(path)

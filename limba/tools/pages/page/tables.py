@@ -1,4 +1,4 @@
-"""The parts of the page that are words: what the runs are, what happened, their configurations and environments."""
+"""The parts of the page that are words: a headline, what the runs are and how they are configured, what happened."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import dataclasses
 import html
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from limba.api import duration
-from limba.config import plain, without_credentials
-from limba.tools.pages.page import events
+import numpy as np
+
+from limba.api import duration, evenly
+from limba.config import plain, prices, without_credentials
 from limba.tools.pages.page.charts import short
-from limba.tools.pages.page.runs import Run
+from limba.tools.pages.page.runs import MOST_EXAMPLES, Run, events_of, thinned
 
 MOST_EVENTS = 200  # of each run in the table
 STAGE = "stage_"  # before the first step of a stage, in the names of its tokens
@@ -120,7 +122,7 @@ def happened(runs: Sequence[Run]) -> str:
     """Returns the table of all events, the newest first."""
     rows = []
     for run in runs:
-        for each in reversed(events.thinned(events.events_of(run), MOST_EVENTS)):
+        for each in reversed(thinned(events_of(run), MOST_EVENTS)):
             time = each.time.replace("T", " ").replace("+00:00", " UTC")
             rows.append([*([run.name] if len(runs) > 1 else []), f"{each.step:,}", time, each.kind, each.said])
     header = [*(["run"] if len(runs) > 1 else []), "step", "time", "kind", "what happened"]
@@ -200,3 +202,153 @@ def _defaults(kind: type, of: Any, prefix: str = "") -> Iterator[tuple[str, Any]
             yield name, plain.as_data(field.default)
         elif field.default_factory is not dataclasses.MISSING:
             yield name, plain.as_data(field.default_factory())
+
+
+LEVEL = 0.005  # a smaller share of the loss is no change
+LEAST_POINTS = 4  # for a trend
+LINES = 100  # the newest, whose median is the time of a step
+
+
+def headline(runs: Sequence[Run]) -> str:
+    """Returns a paragraph for each run that has figures; texts are escaped."""
+    said = [(run.name, list(sentences(run))) for run in runs if len(run.train)]
+    before = [f"<b>{html.escape(name)}</b>: " if len(runs) > 1 else "" for name, _ in said]
+    return "".join(
+        f"<p>{name}<strong>{html.escape(best)}</strong> {html.escape(' '.join(rest))}</p>"
+        for name, (_, (best, *rest)) in zip(before, said, strict=True)
+    )
+
+
+def sentences(run: Run) -> Iterator[str]:
+    """Yields the best loss first, then what is known of its trend, of the time that is left and of the cost."""
+    table, name = run.history.tables["validation"], "validation loss"
+    if not len(table) or "loss" not in table or not np.isfinite(table["loss"]).any():
+        table, name = run.train, "training loss"
+    values = table["loss"] if "loss" in table else np.full(len(table), np.nan)
+    steps, losses = table.steps[np.isfinite(values)], values[np.isfinite(values)]
+    if not len(losses):
+        yield f"No finite {name} yet."
+    else:
+        best = int(np.argmin(losses))
+        yield f"Best {name}: {short(losses[best])} at step {steps[best]:,.0f}."
+        yield from _trend(steps, losses, name)
+    yield from _left(run)
+    yield from _cost(run)
+
+
+def _trend(steps: np.ndarray, losses: np.ndarray, name: str) -> Iterator[str]:
+    """Yields how the mean of the last quarter of the steps differs from that of the quarter before."""
+    span = (steps[-1] - steps[0]) / 4
+    newest, before = steps > steps[-1] - span, (steps > steps[-1] - 2 * span) & (steps <= steps[-1] - span)
+    if len(losses) < LEAST_POINTS or not before.any():
+        return
+    change = float(losses[newest].mean() / losses[before].mean() - 1)
+    kind = "no longer falls" if abs(change) < LEVEL else "still falls" if change < 0 else "rises"
+    yield f"The {name} {kind}: {change:+.1%} from one quarter of the steps to the last.".replace("-", "−")
+
+
+def _left(run: Run) -> Iterator[str]:
+    notes, step, steps = run.history.notes, int(run.train.steps[-1]), run.config.train_steps
+    if notes and notes[-1]["kind"] == "end":
+        yield f"It ended: {notes[-1].get('reason') or 'at its last step'}."
+    elif steps and "seconds_per_step" in run.train:
+        seconds = float(np.nanmedian(run.train["seconds_per_step"][-LINES:])) * max(steps - step, 0)
+        yield f"{duration(seconds)} left to step {steps:,}." if np.isfinite(seconds) else ""
+
+
+def _cost(run: Run) -> Iterator[str]:
+    """Yields the time in steps, and its price where the devices have one."""
+    environment, hours = run.history.start.get("environment"), run.axes().get("hours")
+    devices = str(environment.get("devices", "")) if isinstance(environment, dict) else ""
+    count, _, kind = devices.partition(" x ")
+    if hours is None or not len(hours) or not count.isdecimal():
+        return
+    spent, each = f"{duration(hours[-1] * 3600)} in steps on {devices}", prices.device_price(kind)
+    if each is None:
+        yield f"{spent}, which has no list price."
+    else:
+        yield f"{spent}: ${each * int(count) * hours[-1]:,.2f} by the list price of {prices.DATE}."
+
+
+MOST_LETTERS, LEAST_LETTERS = 600, 75  # of a text
+MOST_PROMPTS = 8  # of a run
+MOST_STEPS, LEAST_STEPS = 24, 3
+MOST_BYTES = 150_000  # of all texts together
+# Han characters have other forms in each language, so a browser must know it; others need only the script.
+LANGUAGES = (
+    ("ja", re.compile("[\u3040-\u30ff]")),
+    ("ko", re.compile("[\uac00-\ud7af\u1100-\u11ff]")),
+    ("zh", re.compile("[\u4e00-\u9fff]")),
+    ("und-Arab", re.compile("[\u0600-\u06ff]")),
+    ("und-Hebr", re.compile("[\u0590-\u05ff]")),
+    ("und-Thai", re.compile("[\u0e00-\u0e7f]")),
+    ("und-Deva", re.compile("[\u0900-\u097f]")),
+    ("und-Cyrl", re.compile("[\u0400-\u04ff]")),
+)
+
+
+def language_of(texts: Iterable[str]) -> str:
+    """Returns the language, or the script, by which a browser chooses letters; "" for Latin ones.
+
+    >>> language_of(["漢字", "かな"]), language_of(["漢字"]), language_of(["שלום"]), language_of(["salut"])
+    ('ja', 'zh', 'und-Hebr', '')
+    """
+    whole = "".join(texts)
+    return next((name for name, letters in LANGUAGES if letters.search(whole)), "")
+
+
+def samples_of(runs: Sequence[Run], most_bytes: int = MOST_BYTES) -> list[dict[str, Any]]:
+    """Returns the texts as the page's script reads them: {"title", "given", "target", "lang", "runs"}.
+
+    A run is {"run": its number, "at": [[step, texts], …]}. Fewer steps, and then shorter texts, where all are larger
+    than `most_bytes`.
+    """
+    steps, letters = MOST_STEPS, MOST_LETTERS
+    while True:
+        found = _panels(runs, steps, letters)
+        is_small = len(json.dumps(found, ensure_ascii=False).encode()) <= most_bytes
+        if is_small or (steps <= LEAST_STEPS and letters <= LEAST_LETTERS):
+            return found
+        steps, letters = (steps // 2, letters) if steps > LEAST_STEPS else (steps, letters // 2)
+
+
+def _panels(runs: Sequence[Run], most_steps: int, most_letters: int) -> list[dict[str, Any]]:
+    panels: dict[tuple[str, ...], dict[str, Any]] = {}
+    for number, run in enumerate(runs):
+        records = run.history.samples
+        for place in evenly(len(records), most_steps):
+            for prompt, texts in records[place]["texts"].items():
+                title = "Filled gaps" if "<extra_id_0>" in prompt else "Continued prompt"
+                _add(panels, (title, prompt, ""), number, records[place]["step"], _texts(texts), most_letters)
+        for task, by_step in run.evaluations().items():
+            for place in evenly(len(by_step), most_steps):
+                step = list(by_step)[place]
+                for example in by_step[step][:MOST_EXAMPLES]:
+                    key = (f"Validation example of {task}", example["input"], example["target"])
+                    _add(panels, key, number, step, [example["prediction"]], most_letters)
+    language = language_of(
+        text for panel in panels.values() for run in panel["runs"].values() for _, texts in run for text in texts
+    )
+    of_runs = ([key for key, panel in panels.items() if number in panel["runs"]] for number in range(len(runs)))
+    shown = {key for keys in of_runs for key in keys[:MOST_PROMPTS]}
+    return [
+        {
+            "title": title, "given": _cut(given, most_letters), "target": _cut(target, most_letters), "lang": language,
+            "runs": [{"run": number, "at": at} for number, at in panel["runs"].items()],
+        }
+        for (title, given, target), panel in panels.items()
+        if (title, given, target) in shown
+    ]  # fmt: skip
+
+
+def _add(panels: dict, key: tuple[str, ...], run: int, step: int, texts: Sequence[str], letters: int) -> None:
+    panel: Mapping[str, dict[int, list]] = panels.setdefault(key, {"runs": {}})
+    panel["runs"].setdefault(run, []).append([step, [_cut(text, letters) for text in texts[:MOST_EXAMPLES]]])
+
+
+def _texts(texts: object) -> list[str]:
+    return [str(text) for text in texts] if isinstance(texts, list) else [str(texts)]
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"

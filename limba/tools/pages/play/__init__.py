@@ -1,4 +1,4 @@
-"""`limba play`: `answers` asks a model, `examples` wait on `page.html`, `server` speaks HTTP; `play` is the command.
+"""`limba play`: `answers` asks a model, and has examples for `page.html`; `play` is the command and the server.
 
 Part of `pages`.
 """
