@@ -34,10 +34,24 @@ a new one from the newest checkpoint. On several hosts all start the same comman
 
 NAME in --gin.NAME=VALUE is a name of MODEL_DIR/config.gin or a field of limba/config/. A branch is exported and
 uploaded nowhere unless these flags say so (--gin.EXPORT_TO, --gin.HUB_MODEL_ID)."""
+MERGE = """Averages the parameters of the last checkpoints of a run, and writes the result as a new run directory that
+limba evaluate, convert and generate read, and INITIAL_CHECKPOINT_PATH too. Averaging checkpoints of a stable learning
+rate does about what a decay of the rate would have done (docs/decay_and_merge.md). A run keeps its 5 newest
+checkpoints unless CHECKPOINTS_KEPT says otherwise.
+
+    limba merge MODEL_DIR --last=5
+    limba merge MODEL_DIR --steps=60000,80000,100000 --weights=wsm --output=DIR
+    limba merge MODEL_DIR MODEL_DIR2 --output=DIR
+
+Of several runs of the same network the newest checkpoints are averaged. OUT/merge.json says which steps are in the
+average, and with which weights. Optimizer state and data position are those of the newest step."""
+OF_MERGING = {f"`{name}`": f"--{name}" for name in ("last", "steps", "weights", "shape", "ema_decay")}
 NAMES = {"CheckpointConfig.keep": "CHECKPOINTS_KEPT"}
 OWN = {"MODEL_DIR": "--output", "TRAIN_STEPS": "--decay", "config.RunConfig.model_dir": "--output"}
 OWN |= {"config.RunConfig.train_steps": "--decay"}
 NOWHERE = {"RunConfig.export_to": None, "RunConfig.hub_model_id": None}
+MODEL_DIR_MACRO = re.compile(r"^MODEL_DIR = .*(?:\n {4}.*)*$", re.MULTILINE)
+MODEL_DIR_FIELD = re.compile(r"^config\.RunConfig\.model_dir = (?!%).*(?:\n {4}.*)*$", re.MULTILINE)
 
 
 def run(argv: Sequence[str]) -> None:
@@ -139,24 +153,6 @@ def _read(
         )
     import_tasks(run.data.task_modules, source.path, given.imports, str(source.directory))
     return GinRun(changed(run, {**before, **fixed}), "", {})
-
-
-MERGE = """Averages the parameters of the last checkpoints of a run, and writes the result as a new run directory that
-limba evaluate, convert and generate read, and INITIAL_CHECKPOINT_PATH too. Averaging checkpoints of a stable learning
-rate does about what a decay of the rate would have done (docs/decay_and_merge.md). A run keeps its 5 newest
-checkpoints unless CHECKPOINTS_KEPT says otherwise.
-
-    limba merge MODEL_DIR --last=5
-    limba merge MODEL_DIR --steps=60000,80000,100000 --weights=wsm --output=DIR
-    limba merge MODEL_DIR MODEL_DIR2 --output=DIR
-
-Of several runs of the same network the newest checkpoints are averaged. OUT/merge.json says which steps are in the
-average, and with which weights. Optimizer state and data position are those of the newest step."""
-OF_MERGING = {f"`{name}`": f"--{name}" for name in ("last", "steps", "weights", "shape", "ema_decay")}
-
-
-MODEL_DIR_MACRO = re.compile(r"^MODEL_DIR = .*(?:\n {4}.*)*$", re.MULTILINE)
-MODEL_DIR_FIELD = re.compile(r"^config\.RunConfig\.model_dir = (?!%).*(?:\n {4}.*)*$", re.MULTILINE)
 
 
 def merge(argv: Sequence[str]) -> None:

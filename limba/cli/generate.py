@@ -35,8 +35,16 @@ SCORE = """Computes the natural log likelihood of each target given its input, i
     limba score LANGUAGE_MODEL_DIR --input=texts.txt --fields=targets
 
 A language model's input is a prompt; it may be empty, or left out of --fields."""
+FILL = """Fills the gaps of texts: prints the likeliest words of each gap with their probabilities. A gap is ___, or
+<extra_id_0>, <extra_id_1>, … in order.
+
+    limba fill MODEL_DIR 'The module ___ a file.'
+    limba fill MODEL_DIR --file=in.txt --top=3 --json
+
+Without TEXT and --file it reads the lines of standard input."""
 STANDARD = ("-", "stdin")
 BATCHES_PER_WINDOW = 32  # lines of a window are sorted by length together, and lost if the command is stopped
+AT_ONCE = 256  # lines that are answered together
 Record = dict[str, Any]  # of a line of input or output
 Judge = Callable[[list[Record], int], Iterator[tuple[int, Record, str]]]
 # field of GenerationConfig -> the type of its flag, and its help
@@ -267,16 +275,6 @@ def process(
         count = line_files.process(read, output, window, judge, shows, total, check or (lambda: None))
     if writes:
         print(f"{count:,} lines in {given.output}, by {about['checkpoint']}", file=sys.stderr)
-
-
-FILL = """Fills the gaps of texts: prints the likeliest words of each gap with their probabilities. A gap is ___, or
-<extra_id_0>, <extra_id_1>, … in order.
-
-    limba fill MODEL_DIR 'The module ___ a file.'
-    limba fill MODEL_DIR --file=in.txt --top=3 --json
-
-Without TEXT and --file it reads the lines of standard input."""
-AT_ONCE = 256  # lines that are answered together
 
 
 @named({**model.NAMES, "top": "--top"})

@@ -115,10 +115,10 @@ def test_steps_are_asked_for_where_rows_are_not_known(config: RunConfig) -> None
 def test_what_was_trained_is_saved_when_reading_fails(
     config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_counted: bool, place: float
 ) -> None:
-    monkeypatch.setattr("limba.data.sources.units.BYTES_CHECKED", 1)
-    monkeypatch.setattr("limba.data.sources.units.MOST_BYTES_CHECKED", 1)
+    monkeypatch.setattr("limba.data.sources.splits.BYTES_CHECKED", 1)
+    monkeypatch.setattr("limba.data.sources.splits.MOST_BYTES_CHECKED", 1)
     if not is_counted:
-        monkeypatch.setattr("limba.data.sources.order.COUNTED_BYTES", 0)
+        monkeypatch.setattr("limba.data.sources.splits.COUNTED_BYTES", 0)
     path = tmp_path / "long.jsonl"
     files = {"train": pairs(path, 1500, 2000), "validation": str(tmp_path / "some.jsonl")}
     config = dataclasses.replace(

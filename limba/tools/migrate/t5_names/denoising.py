@@ -4,6 +4,10 @@ Raffel et al. 2020 (arXiv:1910.10683, sections 3.1.4 and 3.3). With equal seeds 
 `limba.data.objectives` has the same span corruption on whole blocks, several times as fast.
 """
 
+# pyright: reportAttributeAccessIssue=false, reportInvalidTypeForm=false, reportCallIssue=false
+# (TensorFlow makes these modules when it is imported, seqio's decorator hides the seeds, and seqio has Feature as a
+# variable)
+
 from __future__ import annotations
 
 import math

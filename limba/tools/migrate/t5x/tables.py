@@ -170,7 +170,7 @@ _FINETUNE = {
 }  # fmt: skip
 
 
-def _use(script: str, output: str, lengths: str, seed: str) -> Table:
+def _use(script: str, output: str, lengths: str, seed: str) -> dict[str, str]:
     rows = {"batch_size": "32", "use_cached": "False", "pack": "False"}
     return {
         **dict.fromkeys(("MIXTURE_OR_TASK_NAME", "CHECKPOINT_PATH", output), REQUIRED),
