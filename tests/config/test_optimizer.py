@@ -174,6 +174,9 @@ def test_an_included_recipe_s_fields_go_with_its_optimizer(tmp_path: Path) -> No
         [str(tmp_path / "my.gin")], [f"config.OptimizerConfig.{each}" for each in overrides]
     )
     assert run().config.optimizer == dataclasses.replace(run("muon_beta=0.8").config.optimizer, muon_beta=0.9)
+    with pytest.raises(InputError, match="LEARNING_RATE is 'auto', which is known for Muon"):
+        run("name=adafactor")  # the recipe's rate is its optimizer's alone
+    (tmp_path / "my.gin").write_text(f"{lines}LEARNING_RATE = 0.1\n")
     adafactor = run("name=adafactor", "momentum=0.5")
     assert adafactor.config.optimizer.name == "adafactor" and "muon" not in adafactor.text
     assert "config.OptimizerConfig.momentum = 0.5" in adafactor.text
