@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from limba.data.vocabulary.load import Vocabulary
 
 WIDTHS = (32, 64, 96, 128, 192, 256, 384, 512)  # of a batch's rows; longer ones are padded to multiples of the last
+READ_WIDTHS = WIDTHS[1::2]  # where texts are written; a T5's encoder is a small part of that work
+FEWEST = 4  # batches of a width of its own, since compiling it takes as long as many steps
 TARGET_STEP = 8  # a T5's targets are padded to a multiple
 Batch = dict[str, Array]
 
@@ -96,8 +98,9 @@ class Tuning:
     def parts(self, pairs: Sequence[Pair], order: np.random.Generator | None = None) -> list[Part]:
         """Returns batches of pairs of like lengths, in the order that is drawn, or the shorter ones first.
 
-        Pairs are dealt by the widths that they need; those that fill no batch, or are fewer than a quarter of all, are
-        dealt with the next longer ones: each width is a program that is compiled.
+        Pairs are dealt by the widths that they need; those that fill no batch, or are fewer than a quarter of all or
+        than FEWEST batches, are dealt with the next longer ones: each width is a program that is compiled. The order
+        decides no width, so all seeds and epochs share the programs.
         """
         config = self._network.config
         is_decoder, longest = config.is_decoder_only or config.has_own_head, config.max_length
@@ -106,12 +109,13 @@ class Tuning:
         for number in range(len(pairs)) if order is None else order.permutation(len(pairs)).tolist():
             dealt.setdefault(_width(sizes[number], longest), []).append(number)
         parts, rest, targets = list[Part](), list[int](), 1
+        fewest = max(len(pairs) / 4, FEWEST * self._num_rows)
         for width in sorted(dealt):
             rest += dealt[width]
+            targets = max(targets, *(len(pairs[number][1]) for number in dealt[width]))
             whole = len(rest) if width == max(dealt) else len(rest) // self._num_rows * self._num_rows
-            if not whole or (len(rest) < len(pairs) / 4 and width != max(dealt)):
+            if len(rest) < fewest and width != max(dealt):
                 continue
-            targets = max(targets, *(len(pairs[number][1]) for number in rest[:whole]))
             widths = (width, width if is_decoder else -(-targets // TARGET_STEP) * TARGET_STEP)
             parts += [Part(rest[:whole][i : i + self._num_rows], widths) for i in range(0, whole, self._num_rows)]
             rest = rest[whole:]
@@ -133,7 +137,7 @@ class Tuning:
         config = GenerationConfig(max_tokens=max_tokens)
         writer = Writer(self._network, self._mesh, self._vocabulary, config, self._num_rows, with_prompt=False)
         if not self._network.config.is_decoder_only:  # padded to few widths, for which programs are compiled
-            inputs = [np.pad(ids, (0, _width(len(ids), None) - len(ids))) for ids in inputs]
+            inputs = [np.pad(ids, (0, _width(len(ids), None, READ_WIDTHS) - len(ids))) for ids in inputs]
         return [samples[0].text for samples in writer.write_all(params, inputs)]
 
     def _placed(self, pairs: Sequence[Pair], part: Part) -> Batch:
@@ -186,8 +190,8 @@ class HeadTuning(Tuning):
         return model_features({name: padded(side, self._num_rows) for name, side in sides.items()}, num_predicted=0)
 
 
-def _width(size: int, longest: int | None) -> int:
-    width = next((width for width in WIDTHS if width >= size), -(-size // WIDTHS[-1]) * WIDTHS[-1])
+def _width(size: int, longest: int | None, widths: Sequence[int] = WIDTHS) -> int:
+    width = next((width for width in widths if width >= size), -(-size // widths[-1]) * widths[-1])
     return width if longest is None else min(width, max(size, longest))
 
 

@@ -62,12 +62,14 @@ def test_loss_and_text_are_those_of_the_model(trained) -> None:
 
 def test_each_pair_is_dealt_once_in_an_order_of_its_own(trained) -> None:
     tuning = trained.tuning(0.1, 4)
-    pairs = [tuning.pair("one " * (number % 50), "two", (60, 8)) for number in range(101)]
+    pairs = [tuning.pair("one " * (number % 50), "two " * (number * 7 % 32), (60, 32)) for number in range(101)]
     orders = [tuning.parts(pairs, np.random.default_rng(seed)) for seed in (0, 0, 1)]
     for parts in orders:
         assert sorted(number for part in parts for number in part.numbers) == list(range(101))
         assert sum(len(part.numbers) < trained.rows(4) for part in parts) == 1, "one batch is not whole"
     assert orders[0] == orders[1] != orders[2]
+    widths = [sorted(part.widths for part in parts) for parts in orders]
+    assert widths[0] == widths[2], "another order needs another program"
 
 
 def test_an_encoder_is_refused(vocabulary, tmp_path) -> None:

@@ -20,9 +20,11 @@ import limba
 from limba.cli import main
 from limba.config import CardConfig, InputError, RunConfig, plain
 from limba.tools.results import contamination, protocol, scores
+from limba.tools.results.finetuning import FineTuning
 from limba.tools.results.kinds.bits import BitsPerByte
 from limba.tools.results.kinds.learned import Classification, NamedEntities, PartOfSpeech, Similarity, parsed, written
-from limba.tools.results.protocol import PROTOCOL
+from limba.tools.results.outcome import jackknife
+from limba.tools.results.protocol import PROTOCOL, QUICK
 from limba.tools.results.results import TABLES
 from limba.tools.results.suites import read_suite, read_task
 from tests import tiny
@@ -37,6 +39,7 @@ agreement/MinimalPairs.train = 'train.txt'
 text/BitsPerByte.texts = ('held.txt',)
 text/BitsPerByte.train = 'train.txt'
 """
+NARROW = {"emb_dim": 16, "num_heads": 2, "head_dim": 8, "mlp_dim": 16, "num_decoder_layers": 1}
 # Two sentences of RONEC (MIT licence).
 RONEC = """# global.columns = ID FORM LEMMA UPOS XPOS FEATS HEAD DEPREL DEPS MISC RONEC:CLASS
 # sent_id = 3045
@@ -174,6 +177,8 @@ def test_some_tasks_of_a_suite_are_chosen(place, vocabulary, capsys) -> None:
     assert said in capsys.readouterr().err
     (place / "held.txt").unlink()
     (place / "leak.txt").write_text("Before it.\nOne of them  is here.\nAfter it.\n")
+    assert main.main(["results", *command[2:], "--tasks=agreement", "--check-contamination=leak.txt"]) == 0
+    assert capsys.readouterr().out.startswith("agreement: 1 of 2 test examples") and not (place / "out").exists()
     assert main.main([*command, "--tasks=agreement", "--check-contamination=leak.txt"]) == 0, capsys.readouterr().err
     found = json.loads((place / "out" / "results.json").read_text())
     assert {each["task"] for each in found["cells"]} == {"agreement"}
@@ -266,6 +271,8 @@ def test_figures_of_each_kind(tmp_path) -> None:
     sts = Similarity("sts", "train.tsv", "test.tsv", dev="test.tsv", score=0, first=1, second=2)
     parts = sts.read(str(tmp_path))
     assert [each.targets for each in parts.test] == ["5.0", "0.4", "2.2"] and parts.left_out == 0
+    quick = read_task(sts, str(tmp_path), dataclasses.replace(QUICK, most_test=2))
+    assert len(quick.tests) == 3 and quick.parts and quick.parts.test == [parts.test[0], parts.test[1]]
     judged = sts.judge(parts.test, ["4.8", "x", "2,0"], parts)
     assert judged.notes == {"malformed": 1} and judged.figures["Pearson"] > 60
     with pytest.raises(InputError, match="Each example of test.tsv is in another part of sts too"):
@@ -276,6 +283,27 @@ def test_figures_of_each_kind(tmp_path) -> None:
         Classification("c", "test.tsv", "test.tsv", columns=(7,), label=1).read(str(tmp_path))
     with pytest.raises(InputError, match="conllu line 1 has 10 columns and no column 30"):
         PartOfSpeech("pos", "test.conllu", "test.conllu", tags=30).read(str(tmp_path))
+
+
+def test_quick_rows_are_as_long_as_most_examples(tmp_path, vocabulary) -> None:
+    rows = [f"{'one ' * (1 + 60 * (n % 20 == 19))}{n}\tyes" for n in range(40)]
+    for name in ("train", "dev", "test"):
+        (tmp_path / f"{name}.tsv").write_text("\n".join(f"{name} {row}" for row in rows) + "\n")
+    task = Classification("c", "train.tsv", "test.tsv", dev="dev.tsv", columns=(0,), label=1)
+    trained = limba.load(folder_of(tiny.model(vocab_size=1_024, **NARROW), vocabulary, tmp_path / "model"))
+    longest = []
+    for chosen in (PROTOCOL, QUICK):
+        pairs = FineTuning(trained, task, task.read(str(tmp_path)), chosen).pairs
+        assert all(read[-1] == 1 for read, _ in pairs["test"]), "each ends, cut or not"
+        longest.append(max(len(read) for read, _ in pairs["test"]))
+    assert longest[0] > longest[1] == 16
+
+
+def test_an_interval_of_a_mean_is_that_of_its_standard_error() -> None:
+    values = np.random.default_rng(0).normal(50, 10, 40)
+    low, high = jackknife(lambda places: {"x": float(values[list(places)].mean())}, 40, 50, 0.95)["x"]
+    assert (low + high) / 2 == pytest.approx(values.mean())
+    assert (high - low) / 2 == pytest.approx(1.959964 * values.std(ddof=1) / 40**0.5)
 
 
 def test_bits_per_byte_are_those_of_each_file_and_script(place, vocabulary) -> None:
@@ -357,6 +385,49 @@ def test_what_had_ended_before_a_kill_is_not_repeated(place, vocabulary, capsys)
     assert before.items() <= kept().items() and len(kept()) == 4
 
 
+def write_names(folder: Path, test: int) -> None:
+    """A suite of similarities and named entities, whose files name some words."""
+    chosen = random.Random(0)
+    names = ["Ion", "Ana", "Cluj", "Vardar"]
+    for name, count in (("train", 40), ("test", test)):
+        pairs = [(chosen.choice(names), chosen.random()) for _ in range(count)]
+        rows = [f"{5 * share:.1f}\t{word} {share:.3f}\t{word} este" for word, share in pairs]
+        (folder / f"{name}.tsv").write_text("\n".join(rows) + "\n")
+        sentences = [f"1\t{word}{share:.3f}\tB-PERSON\n2\teste\tO\n" for word, share in pairs]
+        (folder / f"{name}.conllu").write_text("\n".join(sentences))
+    (folder / "suite.gin").write_text(
+        "sts/Similarity:\n  train = 'train.tsv'\n  test = 'test.tsv'\n  score = 0\n  first = 1\n  second = 2\n"
+        "ronec/NamedEntities:\n  train = 'train.conllu'\n  test = 'test.conllu'\n"
+    )
+
+
+@pytest.mark.slow
+def test_a_fine_tuning_that_was_killed_gives_the_table_of_an_unbroken_one(place, vocabulary, capsys) -> None:
+    folder_of(tiny.model(vocab_size=1_024, **NARROW), vocabulary, place / "model")
+    write_names(place, test=520)
+    command = ["results", "model", "--suite=./suite.gin", "--tasks=ronec", "--seeds=2", "--quick"]
+    assert main.main([*command, "--output=whole"]) == 0, capsys.readouterr().err
+    table = (place / "whole" / "results.json").read_text()
+    found = json.loads(table)
+    assert "and 500 test examples" in found["notes"][0] and "malformed outputs of 500:" in found["notes"][1]
+    cells = [each for each in found["cells"] if each["column"].startswith("model")]
+    assert all(each["interval"][0] <= each["mean"] <= each["interval"][1] for each in cells)
+
+    program = [sys.executable, "-m", "limba", *command, "--output=out"]
+    kept = lambda: {path: path.stat().st_mtime_ns for path in (place / "out" / "outcomes").glob("*.json")}
+    environment = {**os.environ, "PYTHONPATH": str(Path(limba.__file__).parent.parent)}
+    for count in (1, 2):  # the first seed has to be trained again, then the second one's training is broken off
+        with subprocess.Popen(program, env=environment) as killed:
+            wait_until(lambda: len(kept()) >= count or killed.poll() is not None)  # noqa: B023
+            killed.kill()
+        before = kept()
+        assert count <= len(before) < 4 and not (place / "out" / "results.json").exists()
+    assert main.main([*command, "--output=out"]) == 0, capsys.readouterr().err
+    assert f"{4 - len(before)} outcomes computed" in capsys.readouterr().out
+    assert before.items() <= kept().items() and len(kept()) == 4
+    assert (place / "out" / "results.json").read_text() == table
+
+
 def small(monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
     """A protocol of one rate and few epochs."""
     fast = dataclasses.replace(PROTOCOL, learning_rates=(1e-3,), most_train=48, most_dev=16, **changes)
@@ -368,20 +439,8 @@ def test_two_runs_of_two_tasks_and_a_converted_model_have_the_same_table(
     place, vocabulary, monkeypatch, capsys
 ) -> None:
     small(monkeypatch, epochs=2)
-    chosen = random.Random(0)
-    names = ["Ion", "Ana", "Cluj", "Vardar"]
-    for name in ("train", "test"):
-        pairs = [(chosen.choice(names), chosen.random()) for _ in range(40)]
-        rows = [f"{5 * share:.1f}\t{word} {share:.3f}\t{word} este" for word, share in pairs]
-        (place / f"{name}.tsv").write_text("\n".join(rows) + "\n")
-        sentences = [f"1\t{word}{share:.3f}\tB-PERSON\n2\teste\tO\n" for word, share in pairs]
-        (place / f"{name}.conllu").write_text("\n".join(sentences))
-    (place / "suite.gin").write_text(
-        "sts/Similarity:\n  train = 'train.tsv'\n  test = 'test.tsv'\n  score = 0\n  first = 1\n  second = 2\n"
-        "ronec/NamedEntities:\n  train = 'train.conllu'\n  test = 'test.conllu'\n"
-    )
-    model = tiny.model(vocab_size=1_024, emb_dim=16, num_heads=2, head_dim=8, mlp_dim=16, num_decoder_layers=1)
-    write_run(place / "a" / "model", model)
+    write_names(place, test=40)
+    write_run(place / "a" / "model", tiny.model(vocab_size=1_024, **NARROW))
     shutil.copy(vocabulary, place / "a" / "model" / "spiece.model")
     limba.load(place / "a" / "model").save(place / "b" / "model")
     tables = []
@@ -395,8 +454,7 @@ def test_two_runs_of_two_tasks_and_a_converted_model_have_the_same_table(
 @pytest.mark.slow
 def test_shuffled_labels_give_chance(place, vocabulary, monkeypatch, capsys) -> None:
     small(monkeypatch, epochs=3)
-    model = tiny.model(vocab_size=1_024, emb_dim=16, num_heads=2, head_dim=8, mlp_dim=16, num_decoder_layers=1)
-    folder_of(model, vocabulary, place / "model")
+    folder_of(tiny.model(vocab_size=1_024, **NARROW), vocabulary, place / "model")
     chosen = random.Random(0)
     for name, count in (("train", 64), ("test", 200)):
         word = lambda: chosen.choice(["yes", "no"])

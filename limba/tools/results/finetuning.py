@@ -10,13 +10,13 @@ import numpy as np
 from jaxtyping import PyTree
 
 from limba.tools.results.kinds.learned import Learned, Parts, has_no_decoder
-from limba.tools.results.outcome import Outcome
+from limba.tools.results.outcome import Outcome, jackknife
 
 if TYPE_CHECKING:
     from limba.api import TrainedModel
     from limba.tools.results.protocol import Protocol
 
-STEP = 16  # `max_tokens` are a multiple of it, so that tasks share compiled programs
+STEP = 16  # `max_tokens` and lengths are a multiple of it, so that tasks share compiled programs
 
 
 class Learnt(NamedTuple):
@@ -48,16 +48,21 @@ class FineTuning:
         return self._trained.tuning(self._protocol.dropout, self._protocol.batch_size, self._head)
 
     @functools.cached_property
-    def _pairs(self):
+    def pairs(self):
+        """The ids of each part's examples; longer ones are cut."""
         parts = {"train": self.parts.train, "dev": self.parts.dev, "test": self.parts.test}
         texts = lambda each: self.task.labeled(each, self.parts) if self._head else (each.inputs, each.targets)
-        return {
-            name: [self._tuning.pair(*texts(each), self._lengths) for each in given] for name, given in parts.items()
-        }
+        cut = lambda name, lengths: [self._tuning.pair(*texts(each), lengths) for each in parts[name]]
+        lengths, share = self._lengths, self._protocol.whole_percent
+        if share < 100:
+            known = [tuple(map(len, each)) for name in ("train", "dev") for each in cut(name, lengths)]
+            inputs, targets = (-(-int(each) // STEP) * STEP for each in np.percentile(known, share, axis=0))
+            lengths = min(lengths[0], inputs), min(lengths[1], targets)
+        return {name: cut(name, lengths) for name in parts}
 
     @functools.cached_property
     def _max_tokens(self) -> int:
-        longest = max(len(targets) for name in ("train", "dev") for _, targets in self._pairs[name])
+        longest = max(len(targets) for name in ("train", "dev") for _, targets in self.pairs[name])
         return min(self._lengths[1], -(-longest // STEP) * STEP)
 
     def outcome(self, rate: float, seed: int, on_test: bool, is_random: bool = False) -> Outcome:
@@ -70,11 +75,16 @@ class FineTuning:
         learnt = next((each for each in (self._last, self._held) if each and each.run == run), None)
         self._last = None  # room for another copy of the parameters
         self._last = learnt or self._learnt(*run)
-        written = self._tuning.write(self._last.params, self._pairs[name], self._max_tokens)
+        written = self._tuning.write(self._last.params, self.pairs[name], self._max_tokens)
         if self._head:
             written = [self.task.as_text(each, label) for each, label in zip(examples, written, strict=True)]
         found = self.task.judge(examples, written, self.parts)
         found.notes["epoch"] = self._last.epoch
+        if on_test and self._protocol.most_test and len(examples) > 1:
+            part = lambda places: ([examples[place] for place in places], [written[place] for place in places])
+            judge = lambda places: self.task.judge(*part(places), self.parts).figures
+            groups, confidence = self._protocol.test_groups, self._protocol.confidence
+            found.intervals.update(jackknife(judge, len(examples), groups, confidence))
         return found
 
     def hold(self) -> None:
@@ -87,9 +97,9 @@ class FineTuning:
         key, order = jax.random.key(seed), np.random.default_rng(seed)
         best, lowest, best_epoch = state.params, 0.0, 0
         for epoch in range(1, self._protocol.epochs + 1):
-            for part in self._tuning.parts(self._pairs["train"], order):
-                state = self._tuning.update(state, self._pairs["train"], part, rate, key)
-            loss = self._tuning.loss(state.params, self._pairs["dev"])
+            for part in self._tuning.parts(self.pairs["train"], order):
+                state = self._tuning.update(state, self.pairs["train"], part, rate, key)
+            loss = self._tuning.loss(state.params, self.pairs["dev"])
             if loss < lowest or epoch == 1:
                 best, lowest, best_epoch = jax.tree.map(lambda leaf: leaf.copy(), state.params), loss, epoch
             elif epoch - best_epoch >= self._protocol.patience:

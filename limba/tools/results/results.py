@@ -76,6 +76,9 @@ def run(argv: Sequence[str]) -> None:
         _check_language(model, run, suite)
     folder, labels = Path(given.output or f"results/{suite.name}").expanduser(), _labels(given.model)
     overlaps = _overlaps(given.check_contamination, tasks)
+    if not given.model:
+        print("\n".join(overlaps))
+        return
     with held(str(folder), "writes results to"):
         measured = Measured(tasks, given, folder, protocol)
         for model, label in zip(given.model, labels, strict=True):
@@ -103,14 +106,14 @@ def _given(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--check-contamination",
         metavar="CORPUS",
-        help="training text, in which the tasks' test examples are looked for",
+        help="training text, in which the tasks' test examples are looked for; needs no MODEL",
     )
     parser.add_argument("--steps", metavar="all|N,N", help="of each run, a column each, with curves; default: one step")
     parser.add_argument("--card", action="store_true", help="puts the results into README.md of each model's folder")
     parser.add_argument("--quick", action="store_true", help="fine-tunes on few examples: a first look on two cores")
     add_import_flag(parser)
     given = parser.parse(argv)
-    if not given.model or not given.suite:
+    if not given.suite or not (given.model or given.check_contamination):
         raise InputError("No model or no suite is given; write limba results MODEL --suite=NAME.")
     if given.seeds < 1:
         raise InputError(f"--seeds is {given.seeds}; give 1 or more.")
@@ -211,8 +214,10 @@ class Measured:
         self.notes: list[str] = []
         if protocol.most_train is not None:
             self.notes.append(
-                f"quick: at most {protocol.most_train:,} training and {protocol.most_dev:,} development examples of a"
-                f" task and {protocol.epochs} epochs, at one rate; compare with other quick figures only"
+                f"quick: at most {protocol.most_train:,} training, {protocol.most_dev:,} development and"
+                f" {protocol.most_test:,} test examples of a fine-tuned task (in brackets the {protocol.confidence:.0%}"
+                f" interval that follows), {protocol.epochs} epochs at one rate, rows as long as"
+                f" {protocol.whole_percent:g} % of the examples; compare with other quick figures only"
             )
 
     def add(self, model: str, label: str) -> None:

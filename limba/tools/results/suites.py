@@ -21,6 +21,7 @@ from limba.tools.results.kinds.learned import (
     PartOfSpeech,
     Parts,
     Similarity,
+    evenly,
     has_no_decoder,
 )
 from limba.tools.results.kinds.pairs import MinimalPairs
@@ -111,7 +112,9 @@ def read_task(task: Task, folder: str, protocol: Protocol = PROTOCOL) -> Read:
         measure, floors = functools.partial(task.measure, choices=choices), functools.partial(task.floors, choices)
         return Read(task, task.tests(choices), floors, measure, None)
     parts = task.read(folder, protocol)
-    return Read(task, task.tests(parts), functools.partial(task.floors, parts), None, parts)
+    tests = task.tests(parts)  # all, of which contamination is counted
+    parts = parts._replace(test=evenly(parts.test, protocol.most_test or len(parts.test)))
+    return Read(task, tests, functools.partial(task.floors, parts), None, parts)
 
 
 def check_model(model: str, network: ModelConfig, tasks: Sequence[Read]) -> None:

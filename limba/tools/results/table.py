@@ -12,7 +12,10 @@ Row = tuple[str, str]  # a task and a figure of it
 
 
 class Cell(NamedTuple):
-    """A figure over seeds: its mean, its deviation, and how many there were; the interval where it has one."""
+    """A figure over seeds: its mean, its deviation, and how many there were; the interval where it has one.
+
+    An interval is that of the test examples, the mean of the seeds' intervals.
+    """
 
     mean: float
     deviation: float | None
@@ -25,9 +28,9 @@ class Cell(NamedTuple):
         >>> Cell(71.0, 0.5, 3).text(), Cell(50.0, None, 1, (48.0, 52.0)).text()
         ('71.00 ± 0.50', '50.00 [48.00, 52.00]')
         """
-        if self.deviation is not None:
-            return f"{self.mean:.2f}{plus}{self.deviation:.2f}"
-        return f"{self.mean:.2f}" + (f" [{self.interval[0]:.2f}, {self.interval[1]:.2f}]" if self.interval else "")
+        spread = "" if self.deviation is None else f"{plus}{self.deviation:.2f}"
+        ends = f" [{self.interval[0]:.2f}, {self.interval[1]:.2f}]" if self.interval else ""
+        return f"{self.mean:.2f}{spread}{ends}"
 
 
 class Table:
@@ -43,10 +46,9 @@ class Table:
         for name in outcomes[0].figures:
             values = [each.figures[name] for each in outcomes]
             deviation = statistics.stdev(values) if len(values) > 1 else None
-            interval = outcomes[0].intervals.get(name) if len(values) == 1 else None
-            cell = Cell(
-                statistics.fmean(values), deviation, len(values), (interval[0], interval[1]) if interval else None
-            )
+            ends = [each.intervals[name] for each in outcomes if name in each.intervals]
+            low, high = (statistics.fmean(each) for each in zip(*ends, strict=True)) if ends else (0.0, 0.0)
+            cell = Cell(statistics.fmean(values), deviation, len(values), (low, high) if ends else None)
             self.cells.setdefault((task, name), {})[column] = cell
 
     def _lines(self, plus: str) -> Iterable[list[str]]:

@@ -1,0 +1,75 @@
+"""Files of another layout than a task's: one sentence with the file, the line and the column."""
+
+import gzip
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from limba.config import InputError
+from limba.tools.results.kinds.learned import Classification, Learned, NamedEntities, PartOfSpeech
+
+TEXTS = Classification("task", "train.jsonl", "test.jsonl")
+TABLE = Classification("task", "train.tsv", "test.tsv")
+NAMES = NamedEntities("task", "train.json", "test.json")
+TAGS = PartOfSpeech("task", "train.conllu", "test.conllu")
+NAMED_COLUMN = NamedEntities("task", "train.conllup", "test.conllup", tags="RONEC:CLASS")
+ROW = '{"text": "one", "label": "yes"}\n'
+
+
+@pytest.mark.parametrize(
+    ("task", "content", "says"),
+    [
+        (TEXTS, "[1]", "train.jsonl entry 1 is no object with columns; name a file of another layout."),
+        (TEXTS, f"{ROW}one\n", "train.jsonl line 2 is not JSON ("),
+        (TEXTS, f'{ROW}{{"text": "two"}}', "train.jsonl line 2 has no column label; it has text."),
+        (TEXTS, ROW.encode() + b"\xff", "train.jsonl line 2 is not text in UTF-8; convert the file."),
+        (TEXTS, "\n", "train.jsonl of the task task holds no examples; name another file."),
+        (TABLE, "text\tkind\n", "train.tsv line 1 has no column label; it has text, kind."),
+        (TABLE, "text\tlabel\none\tyes\ntwo\n", "train.tsv line 3 has 1 columns, and line 1 names 2; correct it."),
+        (NAMES, '[{"tokens": ["a"], "ner_tags": []}]', "train.json entry 1: tokens and ner_tags are no lists of one"),
+        (
+            NAMES,
+            '[{"tokens": ["a"], "tags": ["O"]}]',
+            "train.json entry 1 has no column ner_tags; it has tokens, tags.",
+        ),
+        (NAMES, '[{"tokens": ["a"], "ner_tags": [3]}]', "train.json entry 1 has the tag 3, and the task task 0 names"),
+        (TAGS, "# text = a\n1\ta\n", "train.conllu line 2 has 2 columns and no column 3; name a file of another"),
+        (
+            NAMED_COLUMN,
+            "# global.columns = ID FORM\n1\ta\n",
+            "train.conllup line 2: the file has no column RONEC:CLASS",
+        ),
+    ],
+)
+def test_another_layout_is_said_with_its_line_and_column(
+    task: Learned, content: str | bytes, says: str, tmp_path: Path
+) -> None:
+    for name in task.files:
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InputError, match=re.escape(says)):
+        task.read(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["train.jsonl.gz", "train.jsonl.zip"])
+def test_a_file_that_was_cut_cannot_be_read(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(gzip.compress(ROW.encode() * 9)[:-12])
+    with pytest.raises(InputError, match=re.escape(f"{name} cannot be read (") + r".*\); copy it again\."):
+        Classification("task", name, name).read(str(tmp_path))
+
+
+def test_a_label_that_training_lacks_is_said_with_its_line(tmp_path: Path) -> None:
+    rows = [{"text": f"text {place}", "label": ("no", "yes")[place % 2]} for place in range(30)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "test.jsonl").write_text(ROW + json.dumps({"text": "two", "label": "maybe"}))
+    with pytest.raises(InputError) as found:
+        TEXTS.read(str(tmp_path))
+    says = (
+        "test.jsonl line 2 has the label maybe, which no example of train.jsonl has; it has no, yes: correct the file"
+    )
+    assert says in str(found.value)
+    (tmp_path / "train.conllu").write_text("".join(f"1\tword{n}\t_\tNOUN\n\n" for n in range(30)))
+    (tmp_path / "test.conllu").write_text("1\ta\t_\tNOUN\n\n# text = b\n1\tb\t_\tVERB\n")
+    with pytest.raises(InputError, match="test.conllu line 4 has the label VERB, which no example of train.conllu"):
+        TAGS.read(str(tmp_path))
