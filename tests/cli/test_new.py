@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -19,13 +20,14 @@ from limba.api import NewVocabulary
 from limba.cli import demo, train
 from limba.cli.gin.read import read_model, read_run
 from limba.cli.main import main
-from limba.config import DataConfig, InputError, ModelConfig, RunConfig
+from limba.config import DataConfig, InputError, ModelConfig, RunConfig, prices
 from limba.formats.architectures import config_json
 from limba.model import Network
 from limba.tools.corpus import counting, sizes
 from limba.tools.corpus.counting import Counted
 from limba.tools.corpus.hardware import hardware
 from limba.tools.corpus.preparation.survey import Survey
+from limba.tools.preflight.compiled.topologies import topology
 from limba.training.metrics.flops import flops_per_sequence
 
 ROOT = Path(__file__).parents[2]
@@ -151,6 +153,11 @@ def test_hardware_by_its_name() -> None:
     names = ("v2-8", "v3-8", "v4-8", "v5e-8", "v5p-8", "v6e-8", "a100x4")
     assert [hardware(name).devices for name in names] == [8, 8, 4, 8, 4, 8, 4]
     assert [hardware(name).chips for name in names] == [4, 4, 4, 8, 4, 8, 4]
+    cards = ("l4-1", "t4-4", "v100-8", "a100-40-8", "h100-8", "h200-8", "gh200-1", "b200-8", "mi250x-8", "mi300x-8")
+    for name in cards:  # preflight's names of the same chips
+        found, chips = hardware(name), topology(name)
+        assert (found.devices, found.chips, found.flops) == (chips.devices, chips.chips, 0.4 * chips.peak_flops)
+        assert found.price == prices.price(name) and hardware(chips.kind).devices == 1
     assert hardware("H200").flops == pytest.approx(0.4 * 989e12)
     assert hardware(None).name == "cpu" and hardware("cpu").price is None and hardware("v4-8").price == 3.22
     for name in ("v9-8", "gtx", "0xh100", "v4-0x"):
@@ -173,19 +180,26 @@ def place(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return tmp_path
 
 
-@pytest.mark.slow
-def test_two_commands_lead_to_a_training_run(place: Path) -> None:
+@pytest.fixture
+def ran(place: Path) -> Callable[..., str]:
+    """Runs a command in a process of its own as a user does, with the command limba, and returns what it printed."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK}
     (place / "bin").mkdir()
     (place / "bin" / "limba").write_text(f'#!/bin/sh\nexec {sys.executable} -m limba "$@"\n')
     (place / "bin" / "limba").chmod(0o755)
     environment["PATH"] = f"{place}/bin:{environment['PATH']}"
 
-    def ran(*command: str) -> str:
-        ended = subprocess.run(command, env=environment, cwd=place, capture_output=True, text=True, check=False)
+    def run(*command: str, **variables: str) -> str:
+        known = environment | variables
+        ended = subprocess.run(command, env=known, cwd=place, capture_output=True, text=True, check=False)
         assert ended.returncode == 0, (command, ended.stdout[-2000:], ended.stderr[-3000:])
         return ended.stdout
 
+    return run
+
+
+@pytest.mark.slow
+def test_two_commands_lead_to_a_training_run(place: Path, ran: Callable[..., str]) -> None:
     told = ran("limba", "new", "nb", "--corpus=data/*.jsonl", "--days=0.01")
     assert "1 file; columns" in told and "Proposed for cpu: T5 1.1 tiny" in told and "bash launch/nb.sh" in told
     assert os.access("launch/nb.sh", os.X_OK)
@@ -323,12 +337,16 @@ def test_an_accelerator_must_be_named(
         (["class", "--corpus=a"], "The name class cannot be that of a Python module"),
         (["ro", "--corpus=a"], "Limba has a task module tasks/ro.py of its own; choose another name."),
         (["nb", "--corpus=a", "--hardware=toaster"], "--hardware=toaster is not known"),
-        (["nb", "--corpus=a", "--days=0"], "--days=0 is not a time; give a number above 0."),
+        (["nb", "--corpus=a", "--days=0"], "--days=0 is not a time; give a number of days above 0, such as --days=7."),
+        (["nb", "--corpus=a", "--days=a week"], "--days=a week is not a time; give a number of days above 0"),
         (["nb", "--corpus=a", "--days=nan"], "--days=nan is not a time"),
         (["nb", "--corpus=a", "--size=huge"], "--size=huge is not known; give one of tiny"),
         (["nb", "--corpus=a", "--hardware=h10"], "--hardware=h10 is not known; did you mean h100"),
-        (["nb", "--corpus=a", "--price=cheap"], "Argument --price: invalid float value: 'cheap'"),
-        (["nb", "--corpus=a", "--price=-1"], "--price=-1 is not a price; give dollars a chip-hour, 0 or more."),
+        (
+            ["nb", "--corpus=a", "--price=cheap"],
+            "--price=cheap is not a price; give dollars a chip-hour, such as --price=3.22.",
+        ),
+        (["nb", "--corpus=a", "--price=-1"], "--price=-1 is not a price; give dollars a chip-hour"),
         (["nb", "--corpus=a", "--price=nan"], "--price=nan is not a price"),
         (["nb", "--corpus=a", "--kind=bert"], "Argument --kind: invalid choice: 'bert'"),
         (["nb", "--corpus=a", "--kind=lm", "--size=base"], "--size=base is not known; give one of tiny, 0.05b"),

@@ -16,11 +16,14 @@ import sentencepiece
 import seqio
 import tensorflow as tf
 
-import tasks.demo  # noqa: F401  registers the task
+import tasks.demo
+import tasks.ro_diacritics  # noqa: F401  registers the tasks
+from limba.api import NewVocabulary
 from limba.cli.gin.statements import read
 from limba.config import CheckpointConfig, DataConfig, RunConfig
 from limba.config.errors import Open
 from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents
+from limba.data.objectives.spans import raw_and_targets
 from limba.data.sources import FileSource, splits
 from limba.data.tasks import resolve_task
 from limba.data.vocabulary.load import load_vocabulary
@@ -127,7 +130,9 @@ def test_the_figures_of_a_sound_corpus_are_those_of_its_files(run: RunConfig, sh
     the_line(section, padding)
     in_all = found["tokens_per_row"] * 8 * 1_000
     assert found["tokens_in_all"] == pytest.approx(in_all) and 64 < found["tokens_per_row"] <= 64 + 20
-    epochs = f"{data.in_words(in_all)} in 1,000 steps: about {in_all / total:,.2f} epochs over the corpus."
+    of_text = found["text_share"] * in_all  # without sentinels
+    assert of_text == pytest.approx((raw_and_targets(64)[0] + 2) * 8 * 1_000)  # two ends of sequence
+    epochs = f"{data.in_words(in_all)} in 1,000 steps: about {of_text / total:,.2f} epochs over the corpus."
     said = the_line(section, "real tokens a step").text
     assert said.startswith(f"{in_all / 1_000:,.0f} real tokens a step, ") and said.endswith(epochs)
     per_host = data.MFU * 275e12 * 4
@@ -157,6 +162,9 @@ CASES: dict[str, tuple[Mapping[str, Any], Any, Mapping[str, Any], tuple[str, str
          "task_feature_lengths": {"inputs": 64, "targets": 64}}, None, {},
         ("warning", r"^Padding in the rows.*: 8\d.\d% of the inputs, \d\d.\d% of the targets; \d\d% of a step's FLOPs",
          "DataConfig.pack = True")),
+    "padding_that_packing_leaves": ({"mixture_or_task_name": "preflight_pairs", "data_files": "short.jsonl",
+         "validation_percent": 20.0, "task_feature_lengths": {"inputs": 12, "targets": 36}}, None, {},
+        ("ok", r"\d\d% of a step's FLOPs, and \d\d% if rows are packed: two examples seldom fit in one\.$", "")),
     "more_than_a_host_can_read": ({}, {"peak_flops": 1e24}, {"LEAST_STEP_SECONDS": 1e-9},
         ("warning", "v4-8 wants .* million each at 40% of the peak", "limba prepare FILES --output=prepared/train")),
     "more_than_a_process_can_read": ({}, {"peak_flops": 1e24}, {"LEAST_STEP_SECONDS": 1e-9, "CORES_OF_HOST": 1e12},
@@ -211,6 +219,24 @@ def test_what_fixes_shards_and_padding_does(run: RunConfig) -> None:
     assert shares[0] > 0.5 > shares[1]
     line = the_line(section_of(with_data(padded, pack=True, task_feature_lengths=lengths)), "^Padding in the rows")
     assert line.fix in (None, ("DataConfig.task_feature_lengths", Open("shorter ones")))
+
+
+def test_a_task_that_divides_long_texts_cuts_none(run: RunConfig) -> None:
+    lengths = {"inputs": 40, "targets": 40}
+    divided = with_data(run, mixture_or_task_name="fr_capitals_bytes", vocabulary="byte", task_feature_lengths=lengths)
+    section = section_of(divided)
+    assert not [line for line in section.lines if line.code == "cut-examples"]
+
+
+def test_a_vocabulary_that_the_first_start_trains_is_known_by_a_sample(run: RunConfig) -> None:
+    later = with_data(run, vocabulary="later.model", new_vocabulary_size=900)
+    found = sections.resolved(later)
+    assert found.is_learned and found.of_vocabulary is not None and found.of_vocabulary.level == "ok"
+    expected = sections._data(later, found, None).data
+    NewVocabulary("later.model").of_run(later.data, 900)
+    for name, value in section_of(later).data.items():
+        if name in ("epochs", "corpus_tokens", "tokens_per_step", "text_share", "tokens_per_byte"):
+            assert expected[name] == pytest.approx(value, rel=0.01), name
 
 
 def test_a_shorter_run_fixes_many_epochs(run: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,13 +6,24 @@ import ast
 import dataclasses
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from limba.api import PlannedRun
 from limba.cli.gin import read_gin
 from limba.cli.gin.read import read_model
-from limba.config import DataConfig, MeshConfig, ModelConfig, OptimizerConfig, RunConfig, ScheduleConfig, prices
+from limba.config import (
+    CheckpointConfig,
+    DataConfig,
+    EvaluationConfig,
+    MeshConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+    ScheduleConfig,
+    prices,
+)  # fmt: skip
 from limba.config.errors import Open
 from limba.tools.preflight import page
 from limba.tools.preflight.checks import cost, estimate, start
@@ -199,8 +210,8 @@ def test_a_step_has_a_floor_and_one_definition_of_mfu() -> None:
     assert instant.seconds_per_step(run, topology("cpu-1")) is None
 
 
-def costs_of(run: RunConfig, place: str, seconds: float, **terms: float) -> Section:
-    made = [Section(estimate.TITLE, [], {"seconds_per_step": (seconds, 2 * seconds)})]
+def costs_of(run: RunConfig, place: str, seconds: float, text: dict | None = None, **terms: float) -> Section:
+    made = [Section(estimate.TITLE, [], {"seconds_per_step": (seconds, 2 * seconds)}), Section("Data", [], text or {})]
     return cost.time_and_cost(run, topology(place), made, cost.Terms(**terms))
 
 
@@ -217,6 +228,35 @@ def test_hours_money_and_the_share_of_a_grant() -> None:
     assert line.fix == ("RunConfig.train_steps", 17_280)  # of 172,800 seconds, at 10 each
     shorter = dataclasses.replace(run, train_steps=17_280)
     assert not [line for line in costs_of(shorter, "v4-16", 10.0, days=2).lines if line.code == "too-long"]
+
+
+def test_an_end_and_periods_in_epochs_are_judged_in_steps(tmp_path: Path) -> None:
+    """Of 8 million tokens of text 1,000 steps are an epoch; 20 % of what a step reads are sentinels."""
+    text = {"corpus_tokens": {"a": 8e6}, "tokens_per_step": 10_000.0, "text_share": 0.8}
+    data = DataConfig("unused", {"inputs": 512, "targets": 114}, 128, num_epochs=3)
+    run = run_of(data=data, train_steps=None, model_dir=str(tmp_path), checkpoint=CheckpointConfig(every_steps="epoch"))
+    for steps, expected in ((None, 3_000), (2_000, 2_000), (262_144, 3_000)):
+        found = costs_of(dataclasses.replace(run, train_steps=steps), "v4-8", 36.0, text).data
+        assert found["hours"] == pytest.approx([expected / 100, expected / 50])
+        assert found["hours_lost_at_most"] == pytest.approx(1_000 * 54 / 3600)
+        assert found["tokens_per_parameter"] == pytest.approx(expected * 8_000 / PlannedRun(run).num_parameters)
+    assert "hours" not in costs_of(run, "v4-8", 36.0).data  # how large the text is, is not known
+
+
+def test_evaluating_is_judged_by_what_is_evaluated(tmp_path: Path) -> None:
+    """A whole split of 38,400 rows is 300 batches, or 100 steps; 1,000 generated texts take 5 s."""
+    run = run_of(train_steps=10_000, model_dir=str(tmp_path), checkpoint=CheckpointConfig(every_steps=1_000))
+    text = {"validation_documents": {"a": 38_400}, "tokens_per_document": 313.0, "columns": ["a", "b"]}
+
+    def said(seconds: float, **fields: Any) -> list[str]:
+        evaluation = EvaluationConfig(every_steps=200, **fields)
+        changed = dataclasses.replace(run, evaluation=evaluation)
+        lines = costs_of(changed, "v4-8", seconds, text | {"tokens_per_row": 626.0}).lines
+        return [str(line.fix) for line in lines if line.code == "evaluates-too-often"]
+
+    assert said(1.0) == [] == said(1.0, num_batches=200)
+    assert said(1.0, num_batches=None) == ["('EvaluationConfig.every_steps', 2001)"]
+    assert said(1.0, num_examples=1_000) == [] and said(0.01, num_examples=1_000)
 
 
 def test_what_a_preemption_costs_is_said(tmp_path: Path) -> None:
@@ -276,8 +316,10 @@ def test_a_start_says_by_arithmetic_whether_its_devices_hold_a_step() -> None:
     wanted = instant.memory(PlannedRun(run_of()), topology("v4-8")).total / GIB
     (fits,) = says(run_of(), 30.75)
     assert fits.startswith(f"By arithmetic a device of TPU v4-4 needs {wanted:.2f} GiB of 30.75 GiB (state")
-    assert fits.endswith(
-        f"at most {instant.largest_batch(PlannedRun(run_of()), topology('v4-8'), 30.75 * GIB):,} rows fit."
-    )
+    run, chips = PlannedRun(run_of()), topology("v4-8")
+    seconds = instant.seconds_per_step(run, chips)
+    most = instant.largest_batch(run, chips, 30.75 * GIB)
+    assert seconds is not None
+    assert fits.endswith(f"at most {most:,} rows fit, and a step takes {seconds[0]:.2g} s at least.")
     (fix,) = says(run_of(rows=4096), 30.75)
     assert "Fix: config.RunConfig.num_microbatches = " in fix or "Fix: config.ModelConfig.remat = 'full'" in fix

@@ -18,8 +18,8 @@ KINDS = {  # of TPUs: jax's name, devices that the number counts for one, device
     "v2": ("TPU v2", 1, 2), "v3": ("TPU v3", 1, 2), "v4": ("TPU v4", 2, 1), "v5e": ("TPU v5e", 1, 1),
     "v5litepod": ("TPU v5e", 1, 1), "v5p": ("TPU v5p", 2, 1), "v6e": ("TPU v6", 1, 1),
 }  # fmt: skip
-GPUS = [name.lower() for name in PEAK_TFLOPS if not name.startswith("TPU")]
-GPU = re.compile(rf"(?:(\d+)x)?({'|'.join(sorted(GPUS, key=len, reverse=True))})(?:x(\d+))?", re.IGNORECASE)
+GPUS = [*(name.lower() for name in PEAK_TFLOPS if not name.startswith("TPU")), "a100-40", "gh200"]
+GPU = re.compile(rf"(?:(\d+)x)?({'|'.join(sorted(GPUS, key=len, reverse=True))})(?:[x-](\d+))?", re.IGNORECASE)
 
 
 class Hardware(NamedTuple):
@@ -51,8 +51,9 @@ def hardware(name: str | None, cores: int | None = None) -> Hardware:
         reason = f"{cores} cores of this machine at {CPU_GFLOPS:.0f} GFLOP/s each, less for a width below 512"
         return Hardware("cpu", "cpu", 1, 1, cores * CPU_GFLOPS * 1e9, None, reason)
     if match := GPU.fullmatch(name):
-        devices, kind, chip = int(match[1] or match[3] or 1), match[2].upper(), match[2].lower()
-        chips, setup = devices, "cuda"
+        devices, chip = int(match[1] or match[3] or 1), match[2].lower()
+        chips = max(1, devices // 2) if chip == "mi250x" else devices  # of two dies, each a device
+        kind, setup = chip.upper().removesuffix("-40").removeprefix("G"), "rocm" if chip.startswith("mi") else "cuda"
     elif (match := TPU.fullmatch(name)) and (key := f"v{match[1]}{(match[2] or '').lower()}") in KINDS:
         kind, counted, of_chip = KINDS[key]
         devices, setup, chip = max(1, int(match[3]) // counted), "tpu", key.replace("litepod", "e")

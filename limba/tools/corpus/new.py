@@ -45,7 +45,7 @@ def _parser() -> Parser:
         metavar="v4-8|h100|cpu",
         help="what it will run on: cpu, h100, 8xa100, v5e-8, …",
     )
-    parser.add_argument("--days", type=float, default=DAYS, metavar="7", help="how long it may train; default 7")
+    parser.add_argument("--days", default=DAYS, metavar="7", help="how long it may train; default 7")
     parser.add_argument("--size", metavar="small", help="size instead of the proposed one")
     parser.add_argument(
         "--kind",
@@ -56,7 +56,7 @@ def _parser() -> Parser:
         "--from", dest="start", metavar="google/umt5-base", help="a published model to go on from: a hub id or a folder"
     )
     parser.add_argument("--language", metavar="nb", help="the text's code by ISO 639, for the model's card")
-    parser.add_argument("--price", type=float, metavar="3.22", help="dollars a chip-hour, in place of the list price")
+    parser.add_argument("--price", metavar="3.22", help="dollars a chip-hour, in place of the list price")
     return parser
 
 
@@ -67,15 +67,16 @@ def run(argv: Sequence[str]) -> None:
     name, corpus = _checked_name(given.name), given.corpus
     if not corpus:
         raise InputError("No corpus is named; give --corpus='data/*.jsonl', or user/name of the hub.")
-    if not (math.isfinite(given.days) and 0 < given.days <= 3650):
-        raise InputError(f"--days={given.days:g} is not a time; give a number above 0.")
+    days, price = _number(given.days), None if given.price is None else _number(given.price)
+    if not 0 < days <= 3650:
+        raise InputError(f"--days={given.days} is not a time; give a number of days above 0, such as --days=7.")
+    if price is not None and not 0 <= price < math.inf:
+        raise InputError(f"--price={given.price} is not a price; give dollars a chip-hour, such as --price=3.22.")
     with environment.quiet_imports():
         from limba.api import duration
         from limba.tools.corpus import counting, sizes, templates
         from limba.tools.corpus.hardware import hardware
         from limba.tools.corpus.preparation.survey import survey
-    if given.price is not None and not 0 <= given.price < math.inf:
-        raise InputError(f"--price={given.price:g} is not a price; give dollars a chip-hour, 0 or more.")
     if given.start and (given.size or given.kind):
         raise InputError("--from is a model with a size and a kind of its own; give it without --size and --kind.")
     kind = given.kind or "t5"
@@ -105,7 +106,7 @@ def run(argv: Sequence[str]) -> None:
         counts = counting.counter(documents, kind)
     else:
         counts = functools.cache(lambda _: counting.with_vocabulary(start.vocabulary, documents))
-    plan = sizes.plan(found, machine, given.days, counts, kind, start or given.size, given.price)
+    plan = sizes.plan(found, machine, days, counts, kind, start or given.size, price)
     print(_about(corpus, found))
     print(f"\nProposed for {machine.name}: {plan.about}, {plan.parameters:,} parameters, {plan.steps:,} steps of"
           f" {plan.batch} rows, about {duration(plan.hours * 3600)}.")  # fmt: skip
@@ -122,6 +123,13 @@ def run(argv: Sequence[str]) -> None:
     first = "trains the vocabulary, then the model" if start is None else "trains the model"
     print(f"Next:\n  bash launch/{name}.sh                    # {first}; resumes, and shows what it has learned")
     print(f"  limba inspect {templates.quoted(corpus)} --vocabulary=byte    # look at the text first")
+
+
+def _number(text: str | float) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def _start(path: str) -> Start:

@@ -15,7 +15,7 @@ from limba.tools.preflight.checks.data import TITLE as DATA
 from limba.tools.preflight.checks.estimate import TITLE as ESTIMATE
 from limba.tools.preflight.checks.sections import FAILS, GO, WASTEFUL, WORDS, exit_status
 from limba.tools.preflight.checks.verdict import Line, Section
-from limba.tools.preflight.compiled.instant import in_time, number
+from limba.tools.preflight.compiled.instant import in_range, in_time, number
 
 FORMAT = 1
 MARKS = {"ok": "ok", "warning": "warning", "error": "ERROR"}
@@ -80,11 +80,9 @@ def glance(sections: Sequence[Section]) -> dict[str, str]:
     if hours := costs.get("hours"):
         share = f", {costs['share_of_days'][1]:.0%} of those given at most" if "share_of_days" in costs else ""
         figures["days"] = f"{in_time(hours)} on {of(ESTIMATE)['topology']}{share}"
-        low, high = (f"{number(each)}" for each in costs["chip_hours"])
-        figures["cost"] = f"{low} to {high} chip-hours"
+        figures["cost"] = f"{in_range(costs['chip_hours'])} chip-hours"
         if "dollars" in costs:
-            low, high = (f"${number(each)}" for each in costs["dollars"])
-            figures["cost"] = f"{low} to {high}, {figures['cost']} at ${costs['price']:g}"
+            figures["cost"] = f"{in_range(costs['dollars'], '$')}, {figures['cost']} at ${costs['price']:g}"
     epochs, ratio = of(DATA).get("epochs"), costs.get("tokens_per_parameter")
     passes = "the size of the text is not known" if epochs is None else f"{number(epochs)} over the text"
     figures["passes"] = passes + (f"; {number(ratio)} tokens a parameter" if ratio else "")

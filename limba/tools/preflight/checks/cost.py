@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from limba.api import PlannedRun, size_text
 from limba.config import RunConfig, prices
@@ -12,7 +14,7 @@ from limba.tools.preflight.checks.compiler import TITLE as COMPILED
 from limba.tools.preflight.checks.data import TITLE as DATA
 from limba.tools.preflight.checks.findings import gathered
 from limba.tools.preflight.checks.verdict import Data, Line, Section
-from limba.tools.preflight.compiled.instant import in_time, number
+from limba.tools.preflight.compiled.instant import LEAST_STEP_SECONDS, in_range, in_time, number
 from limba.tools.preflight.compiled.topologies import Topology
 
 TITLE = "Time and cost"
@@ -40,7 +42,8 @@ class Terms:
 def time_and_cost(config: RunConfig, chips: Topology | None, made: Sequence[Section], terms: Terms) -> Section:
     """Returns the section of a run's time and costs, by the best estimate of a step among the sections before it."""
     figures = {section.title: section.data for section in made}
-    seconds = _seconds(figures)
+    seconds, found = _seconds(figures), figures.get(DATA, {})
+    config = _in_steps(config, found)
     run = PlannedRun(config)
 
     def costs(data: Data) -> Iterator[Line]:
@@ -53,10 +56,44 @@ def time_and_cost(config: RunConfig, chips: Topology | None, made: Sequence[Sect
     return gathered(
         TITLE,
         costs,
-        lambda _: _of_periods(config),
+        lambda _: _of_periods(config, _of_evaluation(config, found, seconds)),
         lambda data: _lost(run, seconds, data) if seconds else (),
-        lambda data: _tokens(run, figures.get(DATA, {}).get("tokens_per_step"), data),
+        lambda data: _tokens(run, _of_text(found), data),
     )
+
+
+def _of_text(found: Mapping[str, Any]) -> float:
+    """Returns the tokens of text that a step reads, 0 where they were not counted."""
+    return found.get("tokens_per_step", 0.0) * found.get("text_share", 1.0)
+
+
+def _in_steps(config: RunConfig, found: Mapping[str, Any]) -> RunConfig:
+    """Returns the run with its end and its periods in steps, where they are epochs over a text of a known size."""
+    tokens, per_step = sum(found.get("corpus_tokens", {}).values()), _of_text(found)
+    if not tokens or not per_step:
+        return config
+    epoch = max(1, round(tokens / per_step))
+    ends = [each for each in (config.train_steps, (config.data.num_epochs or 0) * epoch) if each]
+    saved, evaluated = (
+        dataclasses.replace(each, every_steps=epoch) if each.every_steps == "epoch" else each
+        for each in (config.checkpoint, config.evaluation)
+    )
+    return dataclasses.replace(config, train_steps=min(ends), checkpoint=saved, evaluation=evaluated)
+
+
+def _of_evaluation(config: RunConfig, found: Mapping[str, Any], seconds: tuple[float, float] | None) -> float:
+    """Returns the steps that an evaluation takes: a third of one for as many rows, without a backward pass.
+
+    A whole split is as large as what was counted of it. Each token of a generated batch takes the least step's time.
+    """
+    each, rows = config.evaluation, config.evaluation.batch_size or config.data.batch_size
+    batches = each.num_batches
+    if batches is None:
+        tokens = sum(found.get("validation_documents", {}).values()) * found.get("tokens_per_document", 0.0)
+        tokens *= len(found.get("columns", ()))
+        batches = max(1, math.ceil(tokens / found.get("tokens_per_row", math.inf) / rows))
+    generating = math.ceil(each.num_examples / rows) * config.generation.max_tokens * LEAST_STEP_SECONDS
+    return batches * rows / config.data.batch_size / 3 + (2 * generating / sum(seconds) if seconds else 0.0)
 
 
 def _seconds(figures: Mapping[str, Mapping]) -> tuple[float, float] | None:
@@ -71,12 +108,11 @@ def _costs(run: PlannedRun, chips: Topology, seconds: tuple[float, float], terms
     price = prices.price(chips.name) if terms.price is None else terms.price
     data |= {"hours": hours, "chip_hours": [each * chips.chips for each in hours], "price": price}
     text = f"{steps:,} steps take {in_time(hours)} on {chips.name}, without its start and compiling"
-    low, high = data["chip_hours"]
-    text += f"; {number(low)} to {number(high)} chip-hours"
+    text += f"; {in_range(data['chip_hours'])} chip-hours"
     if price is not None:
         data["dollars"] = [each * price for each in data["chip_hours"]]
         source = f"list price of {prices.DATE}" if terms.price is None else "as given"
-        text += f", ${number(low * price)} to ${number(high * price)} at ${price:g} a chip-hour ({source})"
+        text += f", {in_range(data['dollars'], '$')} at ${price:g} a chip-hour ({source})"
     elif chips.platform != "cpu":
         text += f"; no list price is known for {chips.kind}: give --price=DOLLARS of a chip-hour"
     yield Line("ok", f"{text}.")
@@ -106,7 +142,9 @@ def _lost(run: PlannedRun, seconds: tuple[float, float], data: Data) -> Iterator
     text = f"The first checkpoint comes after {in_time([lost])}"
     if isinstance(evaluated, int) and evaluated <= steps:
         text += f", the first evaluation after {in_time([evaluated * middle / 3600])}"
-    text += f"; {saves:,} saves write {size_text(saves * size)}. A preemption costs up to {in_time([lost])} of training"
+    text += (
+        f"; {saves:,} saves write {size_text(saves * size)}. A preemption costs {in_time([lost])} of training or less"
+    )
     text += f" and about {in_time([RESTART_HOURS])} of a new start; at {PREEMPTIONS_A_DAY:g} a day (an assumption)"
     text += f" {number_of:.1f} are expected, {in_time([number_of * (lost / 2 + RESTART_HOURS)])} in all"
     an_hour = max(1, int(float(f"{3600 / middle:.1g}")))
@@ -121,8 +159,11 @@ def _lost(run: PlannedRun, seconds: tuple[float, float], data: Data) -> Iterator
         yield Line("ok", f"{text}.")
 
 
-def _of_periods(config: RunConfig) -> Iterator[Line]:
-    """Yields periods that a run of its length does not reach, and those that take much of its time."""
+def _of_periods(config: RunConfig, cost: float) -> Iterator[Line]:
+    """Yields periods that a run of its length does not reach, and those that take much of its time.
+
+    An evaluation takes as long as `cost` steps.
+    """
     steps = config.train_steps
     if steps is None:
         return
@@ -140,17 +181,15 @@ def _of_periods(config: RunConfig) -> Iterator[Line]:
         text = f"EvaluationConfig.every_steps is {evaluated:,} of {steps:,} steps: nothing is evaluated before the end."
         yield Line("warning", text, ("EvaluationConfig.every_steps", tenth), "never-evaluates")
         return
-    rows = config.evaluation.batch_size or config.data.batch_size
-    batches = config.evaluation.num_batches or 1  # None: the whole split, whose size is not known here
-    cost = batches * rows / config.data.batch_size / 3  # steps that an evaluation takes: it has no backward pass
     share = cost / (cost + evaluated)
     if share > MOST_EVALUATING and steps // evaluated > 2:
-        text = f"EvaluationConfig.every_steps is {evaluated:,}, with {batches:,} batches: {share:.0%} of the time is"
+        text = f"EvaluationConfig.every_steps is {evaluated:,}, and an evaluation takes as long as {cost:,.1f} steps:"
+        text += f" {share:.0%} of the time."
         better = min(int(cost / WANTED_EVALUATING) + 1, max(steps // 2, 1))
-        yield Line("warning", f"{text} evaluation.", ("EvaluationConfig.every_steps", better), "evaluates-too-often")
+        yield Line("warning", text, ("EvaluationConfig.every_steps", better), "evaluates-too-often")
 
 
-def _tokens(run: PlannedRun, per_step: float | None, data: Data) -> Iterator[Line]:
+def _tokens(run: PlannedRun, per_step: float, data: Data) -> Iterator[Line]:
     """Yields the tokens for each parameter; of a run from scratch there should be several."""
     steps, parameters = run.config.train_steps, run.num_parameters
     if steps is None:

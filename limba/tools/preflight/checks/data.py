@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from limba.api import RunData, Task, UnitSource
+from limba.api import PieceTable, RunData, Task, UnitSource
 from limba.config import InputError, Open, RunConfig, nearest
 from limba.tools.preflight.checks import sample
 from limba.tools.preflight.checks.findings import Check, gathered, logged
@@ -270,13 +270,12 @@ def _rows(
     config: RunConfig, run: RunData, lengths: Mapping[str, int], chips: Topology | None, data: Data
 ) -> Iterator[Line]:
     """Yields what rows hold, and how fast they are read; they are the first shard's, as training reads them."""
-    rows, filled, seconds, cpu_seconds = _timed(run, lengths)
+    rows, filled, seconds, cpu_seconds = _timed(run, lengths, SECONDS)
     if not rows:
         yield Line("warning", "The first data shard gives no row.", "give more text", "no-rows")
         return
-    is_one_text = config.model.is_encoder or config.model.has_own_head
-    if is_one_text and config.model.head != "vectors":  # a text, and the same again or its labels
-        filled, lengths = {"targets": filled["inputs"]}, {"targets": lengths["inputs"]}
+    data["text_share"] = _text_share(config, run, lengths)
+    filled, lengths = _read(config, filled), _read(config, lengths)
     shares = {name: 1 - filled[name] / (rows * lengths[name]) for name in filled}
     real = {name: filled[name] / rows for name in filled}
     tokens = sum(real.values())
@@ -310,6 +309,12 @@ def _rows(
         yield Line("ok", text + (f" More than one process reads faster: {advice}." if advice else ""))
 
 
+def _read(config: RunConfig, sides: Mapping[str, int]) -> Mapping[str, int]:
+    """Returns the sides of a row that a network reads: one of an encoder's, a text and the same again or its labels."""
+    is_one_text = (config.model.is_encoder or config.model.has_own_head) and config.model.head != "vectors"
+    return {"targets": sides["inputs"]} if is_one_text else sides
+
+
 def wanted_tokens(config: RunConfig, chips: Topology, real: Mapping[str, float]) -> float:
     """Returns the tokens a second that all devices take at MFU of their peak, of rows with these many real tokens.
 
@@ -323,8 +328,8 @@ def wanted_tokens(config: RunConfig, chips: Topology, real: Mapping[str, float])
     return min(rows, config.data.batch_size / LEAST_STEP_SECONDS) * sum(real.values())
 
 
-def _timed(run: RunData, lengths: Mapping[str, int]) -> tuple[int, dict[str, int], float, float]:
-    """Returns (rows, real tokens by feature, seconds, seconds of processor) of reading for SECONDS."""
+def _timed(run: RunData, lengths: Mapping[str, int], most: float) -> tuple[int, dict[str, int], float, float]:
+    """Returns (rows, real tokens by feature, seconds, seconds of processor) of reading for `most` seconds."""
     rows, filled = 0, dict.fromkeys(lengths, 0)
     with logged():  # of units and shards `_shards` says more
         iterator = run.rows(lengths)
@@ -334,13 +339,24 @@ def _timed(run: RunData, lengths: Mapping[str, int]) -> tuple[int, dict[str, int
             rows += len(next(iter(batch.values())))
             for name in filled:
                 filled[name] += int(np.count_nonzero(batch[name]))
-            if time.monotonic() - began > SECONDS:
+            if time.monotonic() - began > most:
                 break
         seconds, cpu = time.monotonic() - began, time.process_time() - cpu
     if not rows and first is not None:
         rows = len(next(iter(first.values())))
         filled = {name: int(np.count_nonzero(first[name])) for name in filled}
     return rows, filled, seconds, cpu
+
+
+def _text_share(config: RunConfig, run: RunData, lengths: Mapping[str, int]) -> float:
+    """Returns the share of a row's real tokens that is text, which sentinels are not."""
+    if config.model.is_decoder_only or not run.fills_gaps:
+        return 1.0
+    with logged():
+        batch = next(run.rows(lengths))
+    sentinels = PieceTable(run.task.output_features["targets"].vocabulary).sentinels
+    marks = sum(np.count_nonzero(np.isin(batch[name], sentinels)) for name in lengths)
+    return 1 - marks / sum(np.count_nonzero(batch[name]) for name in lengths)
 
 
 def _padding(
@@ -359,7 +375,14 @@ def _padding(
         yield Line("ok", f"Padding in the rows that are trained on: {said}{why}.")
         return
     text = f"Padding in the rows that are trained on: {said}; {waste:.0%} of a step's FLOPs"
-    yield Line("warning", f"{text}.", ("DataConfig.pack", True), "padding")
+    packed = RunData(dataclasses.replace(config.data, pack=True), run.task)
+    rows, sides, *_ = _timed(packed, packed.lengths(), 0.0)
+    filled = _read(config, sides)
+    left = wasted_share(config, inputs, filled["targets"] / rows, targets, filled.get("inputs", 0) / rows)
+    if waste - left < PADDED / 2:
+        yield Line("ok", f"{text}, and {left:.0%} if rows are packed: two examples seldom fit in one.")
+    else:
+        yield Line("warning", f"{text}, of which packing leaves {left:.0%}.", ("DataConfig.pack", True), "padding")
 
 
 def _totals(config: RunConfig, tokens: float, data: Data) -> Iterator[Line]:
@@ -367,23 +390,25 @@ def _totals(config: RunConfig, tokens: float, data: Data) -> Iterator[Line]:
     per_step = tokens * config.data.batch_size
     data["tokens_per_step"] = per_step
     text = f"{per_step:,.0f} real tokens a step"
-    if config.train_steps is None:
-        yield Line("ok", f"{text}; the run ends after {config.data.num_epochs} epochs.")
+    ends, corpus = config.data.num_epochs, sum(data.get("corpus_tokens", {}).values())
+    of_text = per_step * data["text_share"]
+    if config.train_steps is None or (ends and corpus and of_text * config.train_steps > ends * corpus):
+        data["epochs"] = ends
+        yield Line("ok", f"{text}; the run ends after {ends} epochs.")
         return
     total = per_step * config.train_steps
     data["tokens_in_all"] = total
     text += f", {in_words(total)} in {config.train_steps:,} steps"
-    corpus = sum(data.get("corpus_tokens", {}).values())
     if not corpus:
         yield Line("ok", f"{text}.")
         return
-    epochs = data["epochs"] = total / corpus
+    epochs = data["epochs"] = of_text * config.train_steps / corpus
     text += f": about {epochs:,.{2 if epochs < 100 else 0}f} epochs over the corpus"
     if epochs <= MOST_EPOCHS:
         yield Line("ok", f"{text}.")
         return
     text += f"; beyond {MOST_EPOCHS} a model learns its text by heart (T5's paper, section 3.4.2)"
-    most = max(1, int(MOST_EPOCHS * corpus / per_step))
+    most = max(1, int(MOST_EPOCHS * corpus / of_text))
     yield Line("warning", f"{text}.", ("RunConfig.train_steps", most), "too-many-epochs")
 
 

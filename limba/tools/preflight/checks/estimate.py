@@ -106,10 +106,12 @@ def memory_lines(config: RunConfig, chips: Topology, is_compiled: bool, data: Da
             break
     most = instant.largest_batch(run, chips, limit, config)
     data |= {"topology": chips.name, "limit_bytes": limit, "live_bytes": found.total, "largest_batch": most}
-    data |= dataclasses.asdict(found) | {"seconds_per_step": instant.seconds_per_step(run, chips)}
+    seconds = instant.seconds_per_step(run, chips)
+    data |= dataclasses.asdict(found) | {"seconds_per_step": seconds}
     parts = ", ".join(f"{name} {size_in_words(size)}" for name, size in dataclasses.asdict(found).items())
     text = f"By arithmetic a device of {chips.name} needs {size_in_words(found.total)} of {size_in_words(limit)}"
     text += f" ({parts}); at most {most:,} rows fit"
+    text += f", and a step takes {seconds[0]:.2g} s at least" if seconds else ""
     if found.total <= limit or is_compiled:
         yield Line("ok", f"{text}.")
         return

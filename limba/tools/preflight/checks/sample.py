@@ -165,7 +165,7 @@ def of_overlap(
 
 
 def of_cuts(config: RunConfig, part: Task, rows: Sequence[str], lengths: Mapping[str, int]) -> Iterator[Line]:
-    """Yields the share of pairs that are cut where a row ends, which all of a row is filled by."""
+    """Yields the share of pairs that are longer than a row, and cut; nothing of a task that divides long texts."""
     if not (run := RunData(config.data, part)).has_pairs or not lengths:
         return
     documents = [row.encode() for row in rows[:PAIRS]]
@@ -174,10 +174,10 @@ def of_cuts(config: RunConfig, part: Task, rows: Sequence[str], lengths: Mapping
         examples = list(run.examples(documents, lengths, config.data.train_split, config.data.seed))
         return {name: np.array([np.count_nonzero(example[name]) for example in examples]) for name in lengths}
 
-    shares = {name: (size >= lengths[name]).mean() for name, size in sizes(lengths).items()}
-    if max(shares.values()) < CUT:
-        return
     whole = sizes(dict.fromkeys(lengths, WHOLE))
+    shares = {name: (size > lengths[name]).mean() for name, size in whole.items()}
+    if max(shares.values()) < CUT or any(len(size) > len(whole[name]) for name, size in sizes(lengths).items()):
+        return
     fix = {name: max(length, -int(-np.quantile(whole[name], 0.98) // 16) * 16) for name, length in lengths.items()}
     said = " and ".join(f"{share:.0%} of the {name}" for name, share in shares.items() if share >= CUT)
     fixes = ("DataConfig.task_feature_lengths", fix)

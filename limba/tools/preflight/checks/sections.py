@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from limba.api import Mixture, PieceTable, PlannedRun, RunData, Task
-from limba.config import InputError, RunConfig, SentenceError
+from limba.api import Mixture, NewVocabulary, PieceTable, PlannedRun, RunData, Task
+from limba.config import DataConfig, InputError, RunConfig, SentenceError
 from limba.tools.preflight.checks import cost, data, estimate, objective, vocabulary
 from limba.tools.preflight.checks.environment import environment
 from limba.tools.preflight.checks.findings import error_line, logged, reached_by
@@ -15,17 +17,22 @@ from limba.tools.preflight.checks.storage import storage
 from limba.tools.preflight.checks.verdict import Line, Section
 
 GO, FAILS, WASTEFUL = 0, 1, 2  # exit statuses
+LEARNED_BYTES = 1_000_000  # of text, for a vocabulary that stands for the one that the first start trains
 WORDS = {GO: "go", FAILS: "will fail", WASTEFUL: "works, but wasteful"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Resolved:
-    """A run's task. Where its vocabulary cannot be used, `of_vocabulary` says why, and the task has bytes instead."""
+    """A run's task. Where its vocabulary cannot be used, `of_vocabulary` says why, and the task has bytes instead.
+
+    With `is_learned` the vocabulary will be trained by the first start, and the task has one of a sample of the text.
+    """
 
     task: Task | Mixture | None
     lengths: Mapping[str, int] | None = None
     of_vocabulary: Line | None = None
     of_data: Line | None = None
+    is_learned: bool = False
 
 
 def resolved(config: RunConfig) -> Resolved:
@@ -44,11 +51,27 @@ def resolved(config: RunConfig) -> Resolved:
             return Resolved(None, of_vocabulary=None if of_data.text == line.text else line, of_data=of_data)
         if given.new_vocabulary_size is not None and isinstance(error.__cause__, FileNotFoundError):
             text = f"The vocabulary is trained at the first start, with {given.new_vocabulary_size:,} ids."
-            line = Line("ok", text)
+            line, learned = Line("ok", text), _learned(given, task)
+            if learned is not None:
+                return Resolved(learned, _lengths(learned, config), of_vocabulary=line, is_learned=True)
         elif isinstance(error.__cause__, FileNotFoundError):
             line = vocabulary.missing(config, line)
         return Resolved(task, _lengths(task, config), of_vocabulary=line)
     return Resolved(task, _lengths(task, config))
+
+
+def _learned(given: DataConfig, task: Task | Mixture) -> Task | Mixture | None:
+    """Returns the task with a vocabulary that is trained on a sample of its text; None if none can be made."""
+    size, masks = (given.new_vocabulary_size or 0) - given.extra_ids, given.is_masked or bool(given.head)
+    coverage = given.new_vocabulary_coverage
+    with contextlib.suppress(SentenceError, OSError), logged(), tempfile.TemporaryDirectory() as folder:
+        new = NewVocabulary(f"{folder}/sample.model")
+        documents, _ = new.sample(task, given.train_split, LEARNED_BYTES)
+        new.train(documents, size, masks, character_coverage=coverage)
+        found = RunData(dataclasses.replace(given, vocabulary=new.path, new_vocabulary_size=None)).task
+        PieceTable(found.output_features["targets"].vocabulary).read()  # whose file goes
+        return found
+    return None
 
 
 def labeled(config: RunConfig) -> tuple[RunConfig, Line | None]:
@@ -106,7 +129,7 @@ def sections(
 def _data(config: RunConfig, found: Resolved, chips: Any) -> Section:
     if found.task is None or found.of_data is not None:
         return Section(data.TITLE, [found.of_data] if found.of_data is not None else [])
-    return data.data_of_run(config, found.task, found.lengths, chips, found.of_vocabulary is None)
+    return data.data_of_run(config, found.task, found.lengths, chips, found.of_vocabulary is None or found.is_learned)
 
 
 def _vocabulary(config: RunConfig, found: Resolved) -> Section:

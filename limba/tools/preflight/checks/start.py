@@ -29,13 +29,15 @@ def at_start(config: RunConfig, names: Mapping[str, str]) -> list[str]:
 
 def of_memory(config: RunConfig, devices: Sequence[Device], limit: float) -> list[str]:
     """Returns what arithmetic says of a step's memory on these devices of jax, of which each has `limit` bytes."""
+    from limba.api import PEAK_TFLOPS
     from limba.tools.preflight.checks.estimate import memory_lines
     from limba.tools.preflight.compiled.topologies import WITHOUT_KERNELS, Topology
 
-    kind = devices[0].device_kind
-    kind = next((each for each in WITHOUT_KERNELS if each in kind.lower().split()), kind)
+    full = devices[0].device_kind
+    kind = next((each for each in WITHOUT_KERNELS if each in full.lower().split()), full)
     hosts = len({each.process_index for each in devices})
-    here = Topology(f"{kind}-{len(devices)}", devices[0].platform, len(devices), hosts, limit / 2**30, 0.0)
+    peak = next((tflops * 1e12 for name, tflops in PEAK_TFLOPS.items() if name in full), 0.0)
+    here = Topology(f"{kind}-{len(devices)}", devices[0].platform, len(devices), hosts, limit / 2**30, peak)
     return [f"{line.text}{f' Fix: {fix}' if (fix := line.fixes({})) else ''}"
             for line in memory_lines(config, here, False, {})]  # fmt: skip
 

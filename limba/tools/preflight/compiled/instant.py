@@ -144,8 +144,16 @@ def in_time(hours: Sequence[float]) -> str:
     if longest < 1 / 60:
         return "under a minute"
     unit, name = (24, "days") if longest >= 48 else (1, "hours") if longest >= 1.5 else (1 / 60, "minutes")
-    said = list(dict.fromkeys(number(each / unit) for each in hours))
-    return f"{' to '.join(said)} {name}"
+    return f"{in_range([each / unit for each in hours])} {name}"
+
+
+def in_range(values: Sequence[float], unit: str = "") -> str:
+    """Returns the least and the most of something, each to two digits; one number if they are the same.
+
+    >>> in_range([80, 160], "$"), in_range([0.0131, 0.0132])
+    ('$80 to $160', '0.013')
+    """
+    return " to ".join(dict.fromkeys(f"{unit}{number(each)}" for each in values))
 
 
 def number(value: float) -> str:
