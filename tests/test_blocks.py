@@ -3,9 +3,11 @@
 `<!-- runs -->` before a block marks one of seconds, `<!-- runs slowly -->` one for the night, and `<!-- not run: … -->`
 with the reason one that needs what no test has. Each runs alone, in a new folder with texts, vocabularies, gin files,
 Hugging Face's config.json and T5X's gin files. `limba train` gets the flags of TINY, and a bucket is a folder.
-`with NAME=t5` puts a trained tiny model there: t5, lm or encoder; or folder, a T5 for transformers.
+`with NAME=t5` puts a trained tiny model there: t5, lm, encoder or vectors; or a folder for other programs: folder or
+encoder_folder for transformers, ct2, onnx. `in NAME` runs it with the packages of PACKAGES, which are installed for it.
 """
 
+import functools
 import gzip
 import json
 import os
@@ -14,15 +16,32 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import sysconfig
+import venv
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from limba.export import targets
+
 ROOT = Path(__file__).parent.parent
-BLOCK = re.compile(r"<!-- runs( slowly)?(?: with ([^>]+?))? -->\n```(bash|gin|python)\n(.*?)```", re.DOTALL)
-MARK = re.compile(r" *<!-- (?:runs(?: slowly)?(?: with (?:[\w/]+=(?:t5|lm|encoder|folder) ?)+)?|not run: \S.{12,}) -->")
+BLOCK = re.compile(
+    r"<!-- runs( slowly)?(?: in (\S+))?(?: with ([^>]+?))? -->\n```(bash|gin|python)\n(.*?)```", re.DOTALL
+)
+# What a block needs beside the tests' packages: some more in an environment that sees these, or one of its own.
+PACKAGES = {
+    "peft": ("peft==0.21.2", "accelerate==1.15.0"),
+    "llama.cpp": ("xllamacpp==2026.10.11549",),
+    "sentence-transformers": ("sentence-transformers==6.2.0", "scikit-learn==1.9.1"),
+    **{name: target.packages for name, target in targets.TARGETS.items()},
+}
+KINDS = "t5|lm|encoder|vectors|folder|encoder_folder|ct2|onnx"
+MARK = re.compile(
+    rf" *<!-- (?:runs(?: slowly)?(?: in (?:{'|'.join(PACKAGES)}))?(?: with (?:[\w/]+=(?:{KINDS}) ?)+)?"
+    r"|not run: \S.{12,}) -->"
+)
 SIZES = {"emb_dim": 32, "num_heads": 2, "head_dim": 16, "mlp_dim": 64, "num_encoder_layers": 1, "num_decoder_layers": 1}
 TINY = [
     *(f"--gin.config.ModelConfig.{name}={value}" for name, value in SIZES.items()),
@@ -35,10 +54,11 @@ SCRIPT = {"d_model": 32, "num_heads": 2, "d_kv": 16, "d_ff": 64, "num_layers": 1
 
 
 class Block(NamedTuple):
-    """A block as a script of bash, whether it is slow, the runs that it needs by their places, and its pages."""
+    """A block as a script of bash, whether it is slow, its packages, the runs that it needs by place, and its pages."""
 
     text: str
     is_slow: bool
+    packages: str
     runs: dict[str, str]
     pages: list[str]
 
@@ -47,13 +67,13 @@ def blocks() -> list[Block]:
     """Returns the blocks that run; one that stands on several pages is one."""
     found: dict[str, Block] = {}
     for page in sorted([*ROOT.glob("docs/*.md"), ROOT / "README.md"]):
-        for slowly, runs, language, text in BLOCK.findall(page.read_text()):
+        for slowly, packages, runs, language, text in BLOCK.findall(page.read_text()):
             if language == "python":
                 text = f"python - <<'PYTHON'\n{text}PYTHON\n"
             elif language == "gin":
                 text = f"cat > block.gin <<'GIN'\n{text}GIN\nlimba train block.gin --gin.MODEL_DIR=runs/block\n"
             places = dict(each.split("=") for each in runs.split())
-            found.setdefault(text, Block(text, bool(slowly), places, [])).pages.append(page.name)
+            found.setdefault(text, Block(text, bool(slowly), packages, places, [])).pages.append(page.name)
     return list(found.values())
 
 
@@ -107,6 +127,22 @@ VOCABULARY = 'byte'
 VOCAB_SIZE = 384
 MODEL_DIR = 'runs/mine'
 """
+
+
+# Those that are made of another: it, and how.
+MADE = {
+    "folder": ("t5", "limba convert t5 out && mv out/step_2 folder"),
+    "encoder_folder": ("encoder", "limba convert encoder out_encoder && mv out_encoder/step_* encoder_folder"),
+    "ct2": ("folder", "limba convert folder ct2 --to=ct2"),
+    "onnx": ("folder", "limba convert folder onnx --to=onnx"),
+    "vectors": (
+        "encoder",
+        "limba train gin/models/encoder/base.gin gin/runs/finetune_encoder.gin --gin.INITIAL_CHECKPOINT_PATH=encoder"
+        " --gin.VOCABULARY=byte --gin.VOCAB_SIZE=384 --gin.HEAD=vectors --gin.MODEL_DIR=tuned"
+        " --gin.CORPUS='data/*.jsonl' --gin.COLUMN=\"{'inputs': 'text', 'targets': 'text'}\""
+        " && limba convert tuned out_vectors && mv out_vectors/step_* vectors",
+    ),
+}
 
 
 def fill(folder: Path, corpus: Path, vocabulary: Path) -> None:
@@ -163,10 +199,13 @@ def trained(corpus: Path, vocabulary: Path, tmp_path_factory: pytest.TempPathFac
     fill(place, corpus, vocabulary)
 
     def run(kind: str) -> Path:
-        if kind == "folder" and not (place / kind).exists():
-            run("t5")
-            check("limba convert t5 out && mv out/step_2 folder", place)
-        elif not (place / kind).exists():
+        if (place / kind).exists():
+            return place / kind
+        if kind in MADE:
+            begins, command = MADE[kind]
+            run(begins)
+            check(command, place)
+        else:
             names = {"CORPUS": "data/*.jsonl", "VOCABULARY": "byte", "VOCAB_SIZE": 384, "MODEL_DIR": kind}
             flags = [f"--gin.{name}={value}" for name, value in names.items()]
             check(shlex.join(["limba", "train", *TRAINED[kind], *flags]), place)
@@ -190,8 +229,32 @@ def check(text: str, folder: Path) -> None:
     assert ended.returncode in works, f"{text}\n{(folder / 'log').read_text()[-4000:]}"
 
 
-def named(slow: bool) -> pytest.MarkDecorator:
-    chosen = [pytest.param(each, id=each.pages[0]) for each in blocks() if each.is_slow is slow]
+@pytest.fixture(scope="module")
+def python_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Returns a function from a name of PACKAGES to a Python that has them; it skips where pip cannot have them."""
+
+    @functools.cache
+    def installed(name: str) -> Path:
+        if name in targets.TARGETS:
+            return targets._environment(PACKAGES[name])
+        folder = tmp_path_factory.mktemp(name)
+        venv.EnvBuilder(with_pip=True).create(folder)
+        (site,) = folder.glob("lib/python*/site-packages")
+        (site / "tests.pth").write_text(sysconfig.get_path("purelib"))
+        python = folder / "bin" / "python"
+        command = [python, "-m", "pip", "install", "-q", *PACKAGES[name]]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        if ended.returncode:
+            pytest.skip(f"{name} cannot be installed: {ended.stderr[-300:]}")
+        return python
+
+    return installed
+
+
+def named(slow: bool, packages: Collection[str] = ("",)) -> pytest.MarkDecorator:
+    chosen = [
+        pytest.param(each, id=each.pages[0]) for each in blocks() if each.is_slow is slow and each.packages in packages
+    ]
     return pytest.mark.parametrize("block", chosen)
 
 
@@ -206,3 +269,26 @@ def test_slow_blocks_run(block: Block, folder: Path, trained: Callable[[str], Pa
     for place, kind in block.runs.items():
         shutil.copytree(trained(kind), folder / place)
     check(block.text, folder)
+
+
+def run_with(block: Block, folder: Path, trained: Callable[[str], Path], python: Path) -> None:
+    """Runs a block in which `python` is another one, and `limba` our own."""
+    (folder / "bin" / "python").write_text(f'#!/bin/bash\nexec {python} "$@"\n')
+    test_slow_blocks_run(block, folder, trained)
+
+
+@pytest.mark.night
+@named(slow=True, packages=PACKAGES.keys() - targets.TARGETS)
+def test_blocks_of_other_programs_run(
+    block: Block, folder: Path, trained: Callable[[str], Path], python_with: Callable[[str], Path]
+) -> None:
+    run_with(block, folder, trained, python_with(block.packages))
+
+
+@pytest.mark.long
+@named(slow=True, packages=targets.TARGETS)
+def test_blocks_of_targets_run(
+    block: Block, folder: Path, trained: Callable[[str], Path], python_with: Callable[[str], Path]
+) -> None:
+    """They need the network once: the packages are installed in an environment that is kept."""
+    run_with(block, folder, trained, python_with(block.packages))
