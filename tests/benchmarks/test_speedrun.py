@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 from scipy import stats
 
@@ -443,6 +444,35 @@ def test_a_corpus_of_aozora_has_what_is_free_once_and_is_held_out_by_author(tmp_
         for path in (text.train, text.evaluated(False), text.evaluated(True))
     ]
     assert all(parts) and not (parts[0] & parts[1] or parts[0] & parts[2] or parts[1] & parts[2])
+
+
+@pytest.mark.night
+def test_the_example_goes_from_a_clone_to_fills_and_resumes(tmp_path: Path) -> None:
+    random, texts = np.random.default_rng(0), tmp_path / "texts"
+    words = [
+        ["私は", "彼女は", "父は", "猫は"],
+        ["古い", "白い", "遠い"],
+        ["町で", "川で", "家で"],
+        ["本を", "花を", "夢を"],
+    ]
+    for number in range(80):
+        folder = texts / f"cards/{number:06}/files/{number}_ruby_9"
+        folder.mkdir(parents=True)
+        lines = ("".join(random.choice(each) for each in words) + f"{number}見た。" for _ in range(200))
+        (folder / f"{number}_ruby_9.txt").write_bytes(("題\r\n人\r\n\r\n" + "".join(lines) + NOTES).encode("cp932"))
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "works"]):
+        subprocess.run([*git, *command], cwd=texts, check=True)
+    shutil.copytree(ROOT / "examples", tmp_path / "clone/examples", ignore=shutil.ignore_patterns("runs"))
+    for name in ("limba", "benchmarks", "gin", ".venv"):
+        (tmp_path / "clone" / name).symlink_to(ROOT / name)
+    script, variables = tmp_path / "clone/examples/aozora.sh", os.environ | {"AOZORA": str(texts)}
+    said = [
+        subprocess.run(["bash", script, f"TRAIN_STEPS={steps}"], env=variables, capture_output=True, text=True)
+        for steps in (2, 3)
+    ]
+    assert all(each.returncode == 0 for each in said), said
+    assert "ja_tiny/checkpoints" in said[0].stdout and "resumes at step 2" in said[1].stdout + said[1].stderr
 
 
 def test_an_index_of_other_columns_is_refused(tmp_path: Path) -> None:
