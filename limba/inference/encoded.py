@@ -12,13 +12,13 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from limba.config import InputError, ModelConfig
-from limba.data.objectives.supervised import framed, joined, word_encoder
+from limba.data.objectives.labels import framed, joined, word_encoder
 from limba.data.stream.placement import place_batch
 from limba.data.vocabulary.vocabularies import Vocabulary
 from limba.inference.generate import batches_of_like_lengths, fetched, padded
 from limba.inference.texts import listed, whole_letters
 from limba.model import Network
-from limba.model.layers import mean_over
+from limba.model.heads import mean_over
 from limba.model.trees import Batch, Parameters
 from limba.sharding.mesh import batch_sharding
 

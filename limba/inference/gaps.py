@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from limba.config import InputError, ModelConfig
-from limba.data.objectives.supervised import framed
+from limba.data.objectives.labels import framed
 from limba.data.stream.placement import place_batch
 from limba.data.vocabulary import load
 from limba.data.vocabulary.load import Vocabulary

@@ -17,7 +17,7 @@ import optax
 from jaxtyping import Array
 
 from limba.config import GenerationConfig, LossConfig, OptimizerConfig, ScheduleConfig
-from limba.data.objectives.supervised import labeled_row
+from limba.data.objectives.labels import labeled_row
 from limba.data.packing import model_features
 from limba.data.stream.placement import place_batch
 from limba.formats.names import flatten, unflatten

@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from limba.config import ModelConfig
 from limba.model import layers
 from limba.model.attention import query_init
+from limba.model.heads import Head
 from limba.model.kernels.choose import AttentionKernel, choose, choose_for_any_mask
 from limba.model.kernels.einsum import cached_attention, dot_product_attention
 from limba.model.masks import Mask, causal_mask, ids_of, prefix_mask
@@ -409,7 +410,7 @@ class LanguageModel(nn.Module):
         self.token_embedder = layers.Embed(self.config)
         self.decoder = Stack(self.config, self.mesh)
         if self.config.has_own_head:
-            self.head = layers.Head(self.config)
+            self.head = Head(self.config)
 
     def __call__(self, batch: Batch, deterministic: bool, as_states: bool = False) -> Float[Array, "B LorP DorV"]:
         """Returns float32 logits, or with `as_states` the hidden states that the head turns into logits.

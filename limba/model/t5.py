@@ -13,8 +13,9 @@ from jaxtyping import Array, Float
 
 from limba.config import ModelConfig
 from limba.model.attention import Attention
+from limba.model.heads import Head
 from limba.model.kernels.choose import AttentionKernel, choose
-from limba.model.layers import Dropout, Embed, Head, MlpBlock, logits_dense, norm
+from limba.model.layers import Dropout, Embed, MlpBlock, logits_dense, norm
 from limba.model.masks import Mask, ids_of
 from limba.model.relative_bias import RelativeBias
 from limba.model.stack import run_layers

@@ -24,7 +24,7 @@ from limba.config.optimizer import AUTO
 from limba.data import tasks as data_tasks
 from limba.data.deal import Deal, corpora_of, deal_of, said
 from limba.data.objectives import derive_lengths
-from limba.data.objectives.supervised import check_labels, labels_in
+from limba.data.objectives.labels import check_labels, labels_in
 from limba.data.stream.positions import opened
 from limba.data.stream.stages import Stage, check_rows_of_stage, task_of_stage
 from limba.data.tasks import Provider

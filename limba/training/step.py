@@ -203,7 +203,7 @@ def loss_sums(model: Network, loss: LossConfig, params: Parameters, batch: Batch
     `losses.token_weights` of these, and `tokens` counts the target tokens.
     """
     if model.config.has_own_head:
-        from limba.training.losses import label_sums
+        from limba.training.label_losses import label_sums
 
         return label_sums(model, loss, params, batch, dropout_key)[0]
     targets, weights = batch["decoder_target_tokens"], losses.token_weights(loss, batch)

@@ -9,7 +9,7 @@ import transformers
 
 from limba.cli import convert
 from limba.config import InputError
-from limba.data.objectives.supervised import framed
+from limba.data.objectives.labels import framed
 from limba.data.vocabulary.load import encoder
 from limba.data.vocabulary.train import train_vocabulary
 from limba.export import proof as check

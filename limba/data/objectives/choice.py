@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from limba.config import OBJECTIVES, ConfigError, extras
 from limba.data import bridge
 from limba.data.dataset import Dataset, Step
+from limba.data.objectives.labels import labeled
 from limba.data.objectives.language_modeling import as_one_sequence, lm_adaptation_lengths
-from limba.data.objectives.supervised import is_supervised, labeled, own
+from limba.data.objectives.supervised import is_supervised, own
 from limba.data.objectives.token_blocks import check_targets, tokenize_documents, unwrapped
 from limba.data.registry import Mixture, Task
 

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 
 from limba.data.dataset import TEXT, Elements
-from limba.data.objectives.supervised import labeled
+from limba.data.objectives.labels import labeled
 from limba.data.registry import Feature
 from limba.data.vocabulary.load import load_vocabulary
 from limba.data.vocabulary.train import NewVocabulary
