@@ -29,6 +29,7 @@ from limba.tools.corpus.hardware import hardware
 from limba.tools.corpus.preparation.survey import Survey
 from limba.tools.preflight.compiled.topologies import topology
 from limba.training.metrics.flops import flops_per_sequence
+from tests.hub_server import hub
 
 ROOT = Path(__file__).parents[2]
 
@@ -214,6 +215,30 @@ def test_two_commands_lead_to_a_training_run(place: Path, ran: Callable[..., str
     assert (place / "runs" / "nb_tiny" / "checkpoints" / "4" / "manifest.json").is_file()
     config = json.loads((place / "runs" / "nb_tiny" / "config.json").read_text())
     assert "nb_span_corruption" in json.dumps(config)
+
+
+@pytest.mark.slow
+def test_a_model_of_the_hub_is_trained_on(place: Path, corpus: Path, ran: Callable[..., str]) -> None:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    folder = place / "hub" / "me" / "t5" / "main"
+    texts = [json.loads(line)["text"].encode() for line in corpus.read_text().splitlines()]
+    folder.mkdir(parents=True)
+    NewVocabulary(str(folder / "spiece.model")).train(texts, 900)
+    sizes = {"d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 2}
+    model = T5ForConditionalGeneration(
+        T5Config(vocab_size=1024, feed_forward_proj="gated-gelu", decoder_start_token_id=0, **sizes)
+    )
+    model.save_pretrained(folder)
+    with hub(place / "hub") as (server, variables):
+        told = ran("limba", "new", "on", "--corpus=data/*.jsonl", "--days=0.01", "--from=me/t5", **variables)
+        assert "Proposed for cpu: me/t5, " in told and "a vocabulary of 1,000 ids" in told
+        written = ran("bash", "launch/on.sh", "TRAIN_STEPS=2", "BATCH_SIZE=16", "EVAL_STEPS=1", **variables)
+    assert "step 2 saved in" in written and "What to type next:" in written
+    assert any(name.endswith("/model.safetensors") for _, name in server.bytes_sent)
+    run = place / "runs" / "on_from"
+    first = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["parameters"] == model.num_parameters() and not (run / "vocabulary.model").exists()
 
 
 def test_written_files_are_a_run_and_are_not_overwritten(

@@ -96,6 +96,31 @@ def test_nothing_is_said_of_a_gin_file_that_is_shipped(name: str) -> None:
     assert judged(run, place) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "language", "flags"),
+    [
+        ("demo", "en", ["--gin.config.DataConfig.new_vocabulary_size=900"]),
+        ("fr_capitals_tiny", "es", []),
+        ("fr_diacritics_tiny", "es", []),
+        ("nb_encoder_base", "da", ["--gin.LANGUAGE='da'", "--gin.NEW_VOCABULARY_SIZE=900", "--gin.VOCAB_SIZE=1024"]),
+    ],
+)
+def test_nothing_is_said_of_a_shipped_run_on_sound_text(
+    name: str, language: str, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Here every section is looked at: what is said is that so little text is read too often."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(data, "SECONDS", 0.0)
+    path = broken_texts.write("text.jsonl", broken_texts.documents(language, 600))
+    flags = [f"--gin.CORPUS={path!r}", "--gin.MODEL_DIR='run'", "--topology=v3-8", *flags]
+    preflight.run([f"gin/{name}.gin", "--json", "--no-compile", *flags])
+    document = json.loads(capsys.readouterr().out)
+    wrong = [line for each in document["sections"] for line in each["lines"] if line["level"] != "ok"]
+    assert {line["code"] for line in wrong} <= {"too-many-epochs"}, wrong
+    assert not [text for text in document["figures"].values() if "not known" in text]
+
+
 def test_a_token_that_is_missing_is_asked_for_once(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

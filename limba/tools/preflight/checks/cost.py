@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from limba.api import PlannedRun, size_text
 from limba.config import RunConfig, prices
@@ -62,12 +61,12 @@ def time_and_cost(config: RunConfig, chips: Topology | None, made: Sequence[Sect
     )
 
 
-def _of_text(found: Mapping[str, Any]) -> float:
+def _of_text(found: Mapping) -> float:
     """Returns the tokens of text that a step reads, 0 where they were not counted."""
     return found.get("tokens_per_step", 0.0) * found.get("text_share", 1.0)
 
 
-def _in_steps(config: RunConfig, found: Mapping[str, Any]) -> RunConfig:
+def _in_steps(config: RunConfig, found: Mapping) -> RunConfig:
     """Returns the run with its end and its periods in steps, where they are epochs over a text of a known size."""
     tokens, per_step = sum(found.get("corpus_tokens", {}).values()), _of_text(found)
     if not tokens or not per_step:
@@ -81,7 +80,7 @@ def _in_steps(config: RunConfig, found: Mapping[str, Any]) -> RunConfig:
     return dataclasses.replace(config, train_steps=min(ends), checkpoint=saved, evaluation=evaluated)
 
 
-def _of_evaluation(config: RunConfig, found: Mapping[str, Any], seconds: tuple[float, float] | None) -> float:
+def _of_evaluation(config: RunConfig, found: Mapping, seconds: tuple[float, float] | None) -> float:
     """Returns the steps that an evaluation takes: a third of one for as many rows, without a backward pass.
 
     A whole split is as large as what was counted of it. Each token of a generated batch takes the least step's time.

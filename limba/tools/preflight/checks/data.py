@@ -55,17 +55,19 @@ def data_of_run(
     lengths: Mapping[str, int] | None,
     chips: Topology | None = None,
     has_vocabulary: bool = True,
+    is_learned: bool = False,
 ) -> Section:
     """Returns the section about a task's data; reads a sample, and times the reading for some seconds.
 
-    Without lengths rows are not made. Without a vocabulary, where bytes stand for it, only documents are looked at.
+    Without lengths rows are not made. Without a vocabulary, where bytes stand for it, only documents are looked at; one
+    that is learned from a sample of the text is not judged.
     """
     run = RunData(config.data, task)
     checks: list[Check] = [lambda data: _sources(config, run, data)]
     several = len(run.parts) > 1
     for part in run.parts:
         name, rows_of = f"{part.name}: " if several else "", lengths if has_vocabulary else None
-        checks += _of_part(config, part, name, rows_of)[:: 1 if has_vocabulary else 3]
+        checks += _of_part(config, part, name, rows_of, is_learned)[:: 1 if has_vocabulary else 3]
     if lengths is not None and has_vocabulary:
         checks.append(lambda data: _rows(config, run, lengths, chips, data))
         checks += [_of_stage(run, begins, lengths) for begins, *_ in config.data.stages]
@@ -153,7 +155,9 @@ def _of_stage(run: RunData, begins: int, lengths: Mapping[str, int]) -> Check:
     return stage
 
 
-def _of_part(config: RunConfig, part: Task, name: str, lengths: Mapping[str, int] | None) -> list[Check]:
+def _of_part(
+    config: RunConfig, part: Task, name: str, lengths: Mapping[str, int] | None, is_learned: bool
+) -> list[Check]:
     """Returns the checks of a task's text, which share one sample."""
     kept: list[Any] = []  # of the corpus tool
 
@@ -165,7 +169,7 @@ def _of_part(config: RunConfig, part: Task, name: str, lengths: Mapping[str, int
         if (found := sample.sampled(config, part)) is None:
             return iter([Line("ok", f"{name}The text is not looked at, which needs limba/tools/corpus.")])
         kept.append(found)
-        of_text = sample.of_text(config, part, found, data, lengths is not None)
+        of_text = sample.of_text(config, part, found, data, lengths is not None and not is_learned)
         return named(data, itertools.chain(sample.of_documents(found, data), of_text))
 
     def others(data: Data) -> Iterator[Line]:
@@ -379,7 +383,7 @@ def _padding(
     rows, sides, *_ = _timed(packed, packed.lengths(), 0.0)
     filled = _read(config, sides)
     left = wasted_share(config, inputs, filled["targets"] / rows, targets, filled.get("inputs", 0) / rows)
-    if waste - left < PADDED / 2:
+    if waste - left < PADDED:
         yield Line("ok", f"{text}, and {left:.0%} if rows are packed: two examples seldom fit in one.")
     else:
         yield Line("warning", f"{text}, of which packing leaves {left:.0%}.", ("DataConfig.pack", True), "padding")

@@ -129,7 +129,8 @@ def sections(
 def _data(config: RunConfig, found: Resolved, chips: Any) -> Section:
     if found.task is None or found.of_data is not None:
         return Section(data.TITLE, [found.of_data] if found.of_data is not None else [])
-    return data.data_of_run(config, found.task, found.lengths, chips, found.of_vocabulary is None or found.is_learned)
+    has_vocabulary = found.of_vocabulary is None or found.is_learned
+    return data.data_of_run(config, found.task, found.lengths, chips, has_vocabulary, found.is_learned)
 
 
 def _vocabulary(config: RunConfig, found: Resolved) -> Section:
