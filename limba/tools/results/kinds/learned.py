@@ -286,7 +286,7 @@ class PartOfSpeech(Tagged):
             yield Example(" ".join(tokens), " ".join(tags), where, tuple(tokens), tuple(tags))
 
     def judge(self, examples: Sequence[Example], predictions: Sequence[str], parts: Parts) -> Outcome:
-        known = set[str]().union(*(each.tags for each in parts.train))
+        known = set(parts.labels)
         right, total, malformed = 0, 0, 0
         for example, prediction in zip(examples, predictions, strict=True):
             given = prediction.split()
@@ -356,7 +356,7 @@ class NamedEntities(Tagged):
                 yield Example(" ".join(tokens), written(tokens, spans), where, tuple(tokens), spans=tuple(spans))
 
     def judge(self, examples: Sequence[Example], predictions: Sequence[str], parts: Parts) -> Outcome:
-        known = set[str]().union(*(self.labels(each) for each in parts.train))
+        known = set(parts.labels)
         found = [parsed(text, each.tokens, known) for each, text in zip(examples, predictions, strict=True)]
         figures = scores.span_f1([each.spans for each in examples], [spans for spans, _ in found])
         return Outcome(figures, notes={"malformed": sum(wrong for _, wrong in found)})
