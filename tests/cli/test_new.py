@@ -270,7 +270,7 @@ def test_a_language_model_has_the_same_files_and_a_prompt_for_each_sentence(
     assert config.model.is_decoder_only and config.data.mixture_or_task_name == "lm_1_causal_lm"
     assert config.data.extra_ids == 0 and config.data.new_vocabulary_size is not None and config.data.pack
     assert config.optimizer.name == "muon" and config.optimizer.weight_decay == 0 and config.card.language == ("en",)
-    assert config.optimizer.schedule.base_learning_rate == 0.1 and config.optimizer.schedule.warmup_steps == 0.02
+    assert config.optimizer.schedule.base_learning_rate == "auto" and config.optimizer.schedule.warmup_steps == 0.02
     assert config.evaluation.prompts and not any("extra_id" in prompt for prompt in config.evaluation.prompts)
 
 
@@ -293,7 +293,7 @@ def test_an_encoder_has_masks_in_its_prompts(place: Path, capsys: pytest.Capture
     config = read_run(["gin/bert_1_tiny.gin"], ["MODEL_DIR=runs/x"]).config
     assert config.model.is_encoder and config.data.is_masked and config.data.extra_ids == 1
     assert config.data.mixture_or_task_name == "bert_1_masked_lm" and config.data.new_vocabulary_size is not None
-    assert config.optimizer.name == "muon" and config.optimizer.schedule.base_learning_rate == 0.1
+    assert config.optimizer.name == "muon" and config.optimizer.schedule.base_learning_rate == "auto"
     assert config.evaluation.prompts and all(prompt.count("<mask>") == 2 for prompt in config.evaluation.prompts)
 
 
