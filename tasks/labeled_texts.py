@@ -6,7 +6,7 @@
 `HEAD` says what the targets are; `VOCABULARY` in gin names the vocabulary.
 """
 
-from limba.data.objectives.supervised import labeled
+from limba.data.objectives.labels import labeled
 from limba.data.registry import Feature, TaskRegistry
 from limba.data.sources import FileSource
 from limba.data.vocabulary import SentencePieceVocabulary
