@@ -70,6 +70,11 @@ def batch(rows=2, length=16, seed=0):
     }
 
 
+def most_weighted(features, number):
+    """Returns the places of each row that have a weight, and then others."""
+    return np.argsort(-features["decoder_loss_weights"], axis=1, kind="stable")[:, :number].astype(np.int32)
+
+
 def logits(config, features):
     return np.asarray(jax.jit(Network(config).apply)(parameters(config), features))
 
@@ -189,9 +194,17 @@ def test_memory_efficient_attention_equals_the_einsum():
     np.testing.assert_allclose(lean, einsum, atol=2e-5)
 
 
-def test_eight_devices_equal_one():
+@pytest.mark.parametrize("kind", ["all positions", "gathered positions", "masks of the rows' own"])
+def test_eight_devices_equal_one(kind):
     meshes = (MeshConfig(data=1), MeshConfig(data=8), MeshConfig(data=2, fsdp=2, model=2))
-    tiny.assert_same_gradients(*((ENCODER, mesh, LossConfig()) for mesh in meshes))
+    features = batch(8, 24)
+    features["decoder_loss_weights"] = (features["decoder_input_tokens"] == 251).astype(np.int32)
+    if kind == "gathered positions":
+        features["decoder_predicted_positions"] = most_weighted(features, 12)
+    elif kind != "all positions":
+        features["decoder_causal_attention"] = np.repeat(np.arange(8) % 3 > 0, 24).reshape(8, 24).astype(np.int32)
+        features["decoder_loss_weights"] |= 1 - features["decoder_causal_attention"]
+    tiny.assert_same_gradients(*((ENCODER, mesh, LossConfig()) for mesh in meshes), features=features)
 
 
 def test_every_third_layer_sees_all_and_the_others_four_to_each_side():
@@ -228,7 +241,7 @@ def test_the_gathered_head_equals_the_whole_one(shape, loss):
     """Loss and gradient of the predicted positions alone are those of all logits, in chunks too."""
     config, features = SHAPES[shape], batch(4, 24)
     features["decoder_loss_weights"] = (features["decoder_input_tokens"] == 251).astype(np.int32)
-    places = np.argsort(-features["decoder_loss_weights"], axis=1, kind="stable")[:, :12].astype(np.int32)
+    places = most_weighted(features, 12)
     assert features["decoder_loss_weights"].sum(axis=1).max() <= 12
 
     def of(loss, batch):
@@ -250,7 +263,7 @@ def test_the_evaluation_of_predicted_positions_is_that_of_all_logits(shape):
     network, features = Network(SHAPES[shape]), batch(4, 24)
     features["decoder_loss_weights"] = (features["decoder_input_tokens"] == 251).astype(np.int32)
     features["character_counts"] = np.random.default_rng(1).integers(1, 4, (4, 24, 5)).astype(np.int32)
-    places = np.argsort(-features["decoder_loss_weights"], axis=1, kind="stable")[:, :12].astype(np.int32)
+    places = most_weighted(features, 12)
     sums = jax.jit(functools.partial(evaluation_sums, network, LossConfig(), parameters(SHAPES[shape])))
     whole, found = sums(features), sums({**features, "decoder_predicted_positions": places})
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, whole)
