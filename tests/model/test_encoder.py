@@ -49,9 +49,16 @@ MODERNBERTS = {
     "modern, every second": dataclasses.replace(
         MODERN, local_attention=(8, 2, 500.0), mlp_activations=("silu", "linear")
     ),
+    "modern, five windows": dataclasses.replace(MODERN, num_decoder_layers=3),  # rows of 40 tokens, in blocks
     "modern, lean": dataclasses.replace(MODERN, attention="memory_efficient", local_attention=(8, 4, 500.0)),
 }
-SHAPES |= MODERNBERTS
+MODERNBERTS |= {
+    f"modern, {name} bias": dataclasses.replace(MODERN, biases=(name,)) for name in ("attention", "mlp", "head")
+}
+SHAPES |= MODERNBERTS | {  # a EuroBERT's logits have a bias where its MLPs have one
+    f"plain, {names[0]} bias": dataclasses.replace(ENCODER, biases=names)
+    for names in (("attention",), ("mlp", "logits"))
+}
 
 
 @functools.cache
@@ -91,7 +98,8 @@ def test_logits_and_states_equal_transformers(shape):
     missing, unknown = network.load_state_dict({name: torch.tensor(each) for name, each in weights.items()}, False)
     tied = {"lm_head.weight", "decoder.weight"} if config.logits_via_embedding else set()
     assert not unknown and set(missing) <= tied
-    features = batch(2, 30)
+    length = 40 if shape == "modern, five windows" else 30
+    features = batch(2, length)
     for array in features.values():
         array[1, 24:] = 0
     inputs = torch.tensor(features["decoder_input_tokens"])
@@ -110,7 +118,9 @@ def test_logits_and_states_equal_transformers(shape):
         assert config == dataclasses.replace(config, **read)
     # Packed, each document is as it is alone.
     packed = {field: array.reshape(1, -1) for field, array in features.items()}
-    packed["decoder_segment_ids"] = np.where(packed["decoder_target_tokens"] > 0, np.repeat([[1, 2]], 30, axis=1), 0)
+    packed["decoder_segment_ids"] = np.where(
+        packed["decoder_target_tokens"] > 0, np.repeat([[1, 2]], length, axis=1), 0
+    )
     joined = logits(config, packed).reshape(ours.shape)
     np.testing.assert_allclose(joined[real], expected[real], atol=1e-4, rtol=0)
 
