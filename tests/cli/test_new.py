@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -21,6 +22,7 @@ from limba.cli.gin.read import read_model, read_run
 from limba.cli.main import main
 from limba.config import DataConfig, InputError, ModelConfig, RunConfig
 from limba.formats.architectures import config_json
+from limba.inference.load import load
 from limba.model import Network
 from limba.tools.corpus import counting, sizes
 from limba.tools.corpus.counting import Counted
@@ -173,8 +175,8 @@ def place(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return tmp_path
 
 
-@pytest.mark.slow
-def test_two_commands_lead_to_a_training_run(place: Path) -> None:
+def user(place: Path) -> Callable[..., str]:
+    """Returns a function that runs a command in a folder where `limba` is installed, and returns what it says."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK}
     (place / "bin").mkdir()
     (place / "bin" / "limba").write_text(f'#!/bin/sh\nexec {sys.executable} -m limba "$@"\n')
@@ -186,6 +188,12 @@ def test_two_commands_lead_to_a_training_run(place: Path) -> None:
         assert ended.returncode == 0, (command, ended.stdout[-2000:], ended.stderr[-3000:])
         return ended.stdout
 
+    return ran
+
+
+@pytest.mark.slow
+def test_two_commands_lead_to_a_training_run(place: Path) -> None:
+    ran = user(place)
     told = ran("limba", "new", "nb", "--corpus=data/*.jsonl", "--days=0.01")
     assert "1 file; columns" in told and "Proposed for cpu: T5 1.1 tiny" in told and "bash launch/nb.sh" in told
     assert os.access("launch/nb.sh", os.X_OK)
@@ -200,6 +208,29 @@ def test_two_commands_lead_to_a_training_run(place: Path) -> None:
     assert (place / "runs" / "nb_tiny" / "checkpoints" / "4" / "manifest.json").is_file()
     config = json.loads((place / "runs" / "nb_tiny" / "config.json").read_text())
     assert "nb_span_corruption" in json.dumps(config)
+
+
+@pytest.mark.slow
+def test_two_commands_lead_to_an_encoder_that_fills_masks(place: Path) -> None:
+    texts = [json.loads(line)["text"] for line in (place / "data" / "a.jsonl").read_text().splitlines()]
+    rows = [json.dumps({"text": f"{number}: {text}"}) for number in range(5) for text in texts]
+    (place / "data" / "b.jsonl").write_text("\n".join(rows))
+    assert (place / "data" / "b.jsonl").stat().st_size > 2_000_000
+    ran = user(place)
+    assert "Proposed for cpu: encoder" in ran(
+        "limba", "new", "bert", "--corpus=data/*.jsonl", "--days=0.01", "--kind=encoder"
+    )
+    (gin,) = (place / "gin").glob("bert_*.gin")
+    small = [f"--gin.config.ModelConfig.{name}=1" for name in ("num_decoder_layers", "num_heads")]
+    steps = ("TRAIN_STEPS=2", "--gin.BATCH_SIZE=16", "--gin.EVAL_STEPS=1")
+    written = ran("bash", "launch/bert.sh", *steps, *small)
+    run = f"runs/{gin.stem}"
+    assert "There is no vocabulary at" in written and "step 2 saved in" in written
+    assert (place / run / "checkpoints" / "2" / "manifest.json").is_file()
+    config = json.loads((place / run / "config.json").read_text())
+    assert "bert_masked_lm" in json.dumps(config)
+    (fills,) = load(str(place / run)).fill("A row has <mask> tokens.", top=3)
+    assert len(fills) == 3 and all(0 < fill.probability < 1 for fill in fills)
 
 
 def test_written_files_are_a_run_and_are_not_overwritten(
