@@ -139,14 +139,16 @@ def train(
     return losses, state
 
 
-def assert_same_gradients(one: tuple[ModelConfig, MeshConfig, LossConfig], *others: tuple) -> None:
+def assert_same_gradients(
+    one: tuple[ModelConfig, MeshConfig, LossConfig], *others: tuple, features: Mapping[str, np.ndarray] | None = None
+) -> None:
     """Compares loss sums, and gradients beside their largest value, from the same parameters, batch and dropout."""
     params, wanted = parameters(one[0]), None
     for config, axes, loss in (one, *others):
         network = Network(config, mesh_of(axes, axes.data * axes.fsdp * axes.model))
         key = jax.random.key(7) if config.dropout_rate else None
         of = Gradient(network, loss)
-        gradient, sums = jax.jit(lambda *xs, of=of, k=key: gradients(of, *xs, k))(params, batch())
+        gradient, sums = jax.jit(lambda *xs, of=of, k=key: gradients(of, *xs, k))(params, features or batch())
         gradient = jax.tree.map(np.asarray, gradient)
         if wanted is None:
             wanted, wanted_sums = gradient, sums

@@ -297,6 +297,21 @@ class DataConfig:
         share = math.ceil(max(share or 0.15 for *_, share in self._read) * self.sequence_length)
         return min(-(-share // 8) * 8, self.sequence_length)
 
+    def predicted(self, train_steps: int) -> list[tuple[int, int, float, float]]:
+        """Returns (first batch, steps, masked and causal tokens a step) of each stage; of an encoder's rows alone.
+
+        The tokens are those of full rows, all of which can be hidden.
+
+        >>> DataConfig("a", {"targets": 512}, 8, objective="masked_lm", noise_density=0.25).predicted(10)
+        [(0, 10, 1024.0, 0.0)]
+        """
+        stages, found = self.of_stages, list[tuple[int, int, float, float]]()
+        for (begins, own), end in zip(stages.items(), (*list(stages)[1:], train_steps), strict=True):
+            tokens, causal = own.batch_size * (own.sequence_length or 0), own.causal_share or 0.0
+            masked = tokens * (1 - causal) * (own.noise_density or 0.15)
+            found.append((begins, max(min(end, train_steps) - begins, 0), masked, tokens * causal))
+        return found
+
     @property
     def num_shards(self) -> int:
         """The logical data shards; `num_data_shards`, which may be given as None."""

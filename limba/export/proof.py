@@ -30,11 +30,12 @@ from limba.formats.huggingface import open_folder
 from limba.inference.generate import EOS, START, greedy
 from limba.inference.load import place_parameters
 from limba.model import Network
+from limba.model.kernels.local import SHORTEST
 
 TOLERANCES = {"float32": 1e-4, "bfloat16": 2e-2}
 NUM_TOKENS = 8  # of greedy text
 NUM_TEXTS = 2  # that greedy text is compared for
-ROW = 64  # input tokens at most
+ROW = 64  # input tokens at most; a network with a window has rows of SHORTEST windows, which are computed in blocks
 PROMPT = 16  # ids of a language model's prompt, the start included
 TEXTS = (
     "Toate ființele umane se nasc libere și egale în demnitate și în drepturi. Ele sunt înzestrate cu rațiune.",
@@ -70,12 +71,12 @@ class Figures:
         )
 
 
-def batch_of(vocabulary: Vocabulary | None, num_rows: int) -> dict[str, np.ndarray]:
+def batch_of(vocabulary: Vocabulary | None, num_rows: int, length: int = ROW) -> dict[str, np.ndarray]:
     """Returns four sentences with a gap each, encoded; random ids below `num_rows` without a vocabulary."""
-    inputs = np.zeros((len(TEXTS), ROW), np.int32)
-    targets = np.zeros((len(TEXTS), ROW // 2), np.int32)
+    inputs = np.zeros((len(TEXTS), length), np.int32)
+    targets = np.zeros((len(TEXTS), length // 2), np.int32)
     top = num_rows if vocabulary is None else vocabulary.vocab_size
-    for row, ids in enumerate(_ids(vocabulary, num_rows, ROW - 2)):
+    for row, ids in enumerate(_ids(vocabulary, num_rows, length - 2, length)):
         *ids, eos = ids
         third = len(ids) // 3
         encoder = [*ids[:third], top - 1, *ids[2 * third :], eos]
@@ -85,36 +86,38 @@ def batch_of(vocabulary: Vocabulary | None, num_rows: int) -> dict[str, np.ndarr
     return {"encoder_input_tokens": inputs, **_shifted(targets)}
 
 
-def prompts_of(vocabulary: Vocabulary | None, num_rows: int) -> dict[str, np.ndarray]:
+def prompts_of(vocabulary: Vocabulary | None, num_rows: int, length: int = ROW) -> dict[str, np.ndarray]:
     """Returns the same sentences whole, as a language model reads them."""
-    targets = np.zeros((len(TEXTS), ROW), np.int32)
-    for row, ids in enumerate(_ids(vocabulary, num_rows, ROW - 1)):
+    targets = np.zeros((len(TEXTS), length), np.int32)
+    for row, ids in enumerate(_ids(vocabulary, num_rows, length - 1, length)):
         targets[row, : len(ids)] = ids
     return _shifted(targets)
 
 
-def masked_of(vocabulary: Vocabulary | None, num_rows: int) -> dict[str, np.ndarray]:
+def masked_of(vocabulary: Vocabulary | None, num_rows: int, length: int = ROW) -> dict[str, np.ndarray]:
     """Returns the same sentences as an encoder reads them: every fourth token is its mask."""
-    targets = prompts_of(vocabulary, num_rows)["decoder_target_tokens"]
+    targets = prompts_of(vocabulary, num_rows, length)["decoder_target_tokens"]
     mask = num_rows - 1 if vocabulary is None else mask_id(vocabulary)
-    is_masked = (targets > 0) & (np.arange(ROW) % 4 == 1)
+    is_masked = (targets > 0) & (np.arange(length) % 4 == 1)
     return {"decoder_input_tokens": np.where(is_masked, mask, targets), "decoder_target_tokens": targets}
 
 
-def texts_of(vocabulary: Vocabulary | None, num_rows: int) -> dict[str, np.ndarray]:
+def texts_of(vocabulary: Vocabulary | None, num_rows: int, length: int = ROW) -> dict[str, np.ndarray]:
     """Returns the same sentences whole, as an encoder with a head of its own reads them."""
-    targets = prompts_of(vocabulary, num_rows)["decoder_target_tokens"]
+    targets = prompts_of(vocabulary, num_rows, length)["decoder_target_tokens"]
     return dict.fromkeys(("decoder_input_tokens", "decoder_target_tokens"), targets)
 
 
-def _ids(vocabulary: Vocabulary | None, num_rows: int, most: int) -> Iterator[list[int]]:
-    """Yields the ids of each text, truncated, with the end of sequence."""
+def _ids(vocabulary: Vocabulary | None, num_rows: int, most: int, length: int) -> Iterator[list[int]]:
+    """Yields the ids of each text, truncated, or repeated if rows are longer than ROW, with the end of sequence."""
     random = np.random.default_rng(0)
     for row, text in enumerate(TEXTS):
         if vocabulary is None:
-            yield [*random.integers(2, num_rows, ROW - 8 * row).tolist()[:most], EOS]
+            yield [*random.integers(2, num_rows, length - 8 * row).tolist()[:most], EOS]
         else:
-            yield [*list(vocabulary.encode(text))[:most], int(vocabulary.eos_id or EOS)]
+            ids = list(vocabulary.encode(text))
+            ids = ids if length == ROW else np.resize(ids, length - 8 * row).tolist()
+            yield [*ids[:most], int(vocabulary.eos_id or EOS)]
 
 
 def _shifted(targets: np.ndarray) -> dict[str, np.ndarray]:
@@ -142,7 +145,8 @@ class Proof:
         params = place_parameters(arrays, self._network)
         if config.is_encoder or config.is_t5_encoder:
             make = texts_of if config.has_own_head else masked_of if config.is_encoder else batch_of
-            self._batch, self._banned = make(vocabulary, config.vocab_size), list[int]()
+            length = max(ROW, SHORTEST * config.local_attention[0]) if config.local_attention else ROW
+            self._batch, self._banned = make(vocabulary, config.vocab_size, length), list[int]()
             self._all, self._first = self._batch, 1
             self._logits, self._followed = self._run(params)
             self._tokens = self._greedy(self._followed)

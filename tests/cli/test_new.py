@@ -22,6 +22,7 @@ from limba.cli.gin.read import read_model, read_run
 from limba.cli.main import main
 from limba.config import DataConfig, InputError, ModelConfig, RunConfig, prices
 from limba.formats.architectures import config_json
+from limba.inference.load import load
 from limba.model import Network
 from limba.tools.corpus import counting, sizes
 from limba.tools.corpus.counting import Counted
@@ -239,6 +240,28 @@ def test_a_model_of_the_hub_is_trained_on(place: Path, corpus: Path, ran: Callab
     run = place / "runs" / "on_from"
     first = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
     assert first["parameters"] == model.num_parameters() and not (run / "vocabulary.model").exists()
+
+
+@pytest.mark.slow
+def test_two_commands_lead_to_an_encoder_that_fills_masks(place: Path, ran: Callable[..., str]) -> None:
+    texts = [json.loads(line)["text"] for line in (place / "data" / "a.jsonl").read_text().splitlines()]
+    rows = [json.dumps({"text": f"{number}: {text}"}) for number in range(5) for text in texts]
+    (place / "data" / "b.jsonl").write_text("\n".join(rows))
+    assert (place / "data" / "b.jsonl").stat().st_size > 2_000_000
+    assert "Proposed for cpu: encoder" in ran(
+        "limba", "new", "bert", "--corpus=data/*.jsonl", "--days=0.01", "--kind=encoder"
+    )
+    (gin,) = (place / "gin").glob("bert_*.gin")
+    small = [f"--gin.config.ModelConfig.{name}=1" for name in ("num_decoder_layers", "num_heads")]
+    steps = ("TRAIN_STEPS=2", "--gin.BATCH_SIZE=16", "--gin.EVAL_STEPS=1")
+    written = ran("bash", "launch/bert.sh", *steps, *small)
+    run = f"runs/{gin.stem}"
+    assert "There is no vocabulary at" in written and "step 2 saved in" in written
+    assert (place / run / "checkpoints" / "2" / "manifest.json").is_file()
+    config = json.loads((place / run / "config.json").read_text())
+    assert "bert_masked_lm" in json.dumps(config)
+    (fills,) = load(str(place / run)).fill("A row has <mask> tokens.", top=3)
+    assert len(fills) == 3 and all(0 < fill.probability < 1 for fill in fills)
 
 
 def test_written_files_are_a_run_and_are_not_overwritten(

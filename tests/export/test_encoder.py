@@ -30,6 +30,7 @@ SHAPES = {
     "modern": test_encoder.MODERN,
     "modern, all biases": test_encoder.MODERNBERTS["modern, all biases"],
     "modern, untied": test_encoder.MODERNBERTS["modern, untied"],
+    "modern, rows of four windows": dataclasses.replace(test_encoder.MODERN, local_attention=(128, 3, 500.0)),
 }
 
 

@@ -57,6 +57,15 @@ def texts_of(vocabulary: Letters | None, most: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("vocabulary", [Letters(), None])
+def test_rows_of_a_network_with_a_window_are_full_of_the_sentences_again_and_again(vocabulary: Any) -> None:
+    rows = proof.texts_of(vocabulary, 100, 512)["decoder_input_tokens"]
+    assert (rows > 0).sum(axis=1).tolist() == [512, 505, 497, 489] and rows[3, 488] == EOS
+    if vocabulary is not None:
+        once = vocabulary.encode(proof.TEXTS[3])
+        assert rows[3, :488].tolist() == (once * 8)[:488]
+
+
+@pytest.mark.parametrize("vocabulary", [Letters(), None])
 def test_a_batch_has_the_sentences_with_a_third_in_a_gap(vocabulary: Letters | None) -> None:
     batch = proof.batch_of(vocabulary, 100)
     top = 100 if vocabulary is None else 3000

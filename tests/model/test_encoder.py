@@ -49,9 +49,16 @@ MODERNBERTS = {
     "modern, every second": dataclasses.replace(
         MODERN, local_attention=(8, 2, 500.0), mlp_activations=("silu", "linear")
     ),
+    "modern, five windows": dataclasses.replace(MODERN, num_decoder_layers=3),  # rows of 40 tokens, in blocks
     "modern, lean": dataclasses.replace(MODERN, attention="memory_efficient", local_attention=(8, 4, 500.0)),
 }
-SHAPES |= MODERNBERTS
+MODERNBERTS |= {
+    f"modern, {name} bias": dataclasses.replace(MODERN, biases=(name,)) for name in ("attention", "mlp", "head")
+}
+SHAPES |= MODERNBERTS | {  # a EuroBERT's logits have a bias where its MLPs have one
+    f"plain, {names[0]} bias": dataclasses.replace(ENCODER, biases=names)
+    for names in (("attention",), ("mlp", "logits"))
+}
 
 
 @functools.cache
@@ -70,6 +77,11 @@ def batch(rows=2, length=16, seed=0):
     }
 
 
+def most_weighted(features, number):
+    """Returns the places of each row that have a weight, and then others."""
+    return np.argsort(-features["decoder_loss_weights"], axis=1, kind="stable")[:, :number].astype(np.int32)
+
+
 def logits(config, features):
     return np.asarray(jax.jit(Network(config).apply)(parameters(config), features))
 
@@ -86,7 +98,8 @@ def test_logits_and_states_equal_transformers(shape):
     missing, unknown = network.load_state_dict({name: torch.tensor(each) for name, each in weights.items()}, False)
     tied = {"lm_head.weight", "decoder.weight"} if config.logits_via_embedding else set()
     assert not unknown and set(missing) <= tied
-    features = batch(2, 30)
+    length = 40 if shape == "modern, five windows" else 30
+    features = batch(2, length)
     for array in features.values():
         array[1, 24:] = 0
     inputs = torch.tensor(features["decoder_input_tokens"])
@@ -105,7 +118,9 @@ def test_logits_and_states_equal_transformers(shape):
         assert config == dataclasses.replace(config, **read)
     # Packed, each document is as it is alone.
     packed = {field: array.reshape(1, -1) for field, array in features.items()}
-    packed["decoder_segment_ids"] = np.where(packed["decoder_target_tokens"] > 0, np.repeat([[1, 2]], 30, axis=1), 0)
+    packed["decoder_segment_ids"] = np.where(
+        packed["decoder_target_tokens"] > 0, np.repeat([[1, 2]], length, axis=1), 0
+    )
     joined = logits(config, packed).reshape(ours.shape)
     np.testing.assert_allclose(joined[real], expected[real], atol=1e-4, rtol=0)
 
@@ -189,9 +204,17 @@ def test_memory_efficient_attention_equals_the_einsum():
     np.testing.assert_allclose(lean, einsum, atol=2e-5)
 
 
-def test_eight_devices_equal_one():
+@pytest.mark.parametrize("kind", ["all positions", "gathered positions", "masks of the rows' own"])
+def test_eight_devices_equal_one(kind):
     meshes = (MeshConfig(data=1), MeshConfig(data=8), MeshConfig(data=2, fsdp=2, model=2))
-    tiny.assert_same_gradients(*((ENCODER, mesh, LossConfig()) for mesh in meshes))
+    features = batch(8, 24)
+    features["decoder_loss_weights"] = (features["decoder_input_tokens"] == 251).astype(np.int32)
+    if kind == "gathered positions":
+        features["decoder_predicted_positions"] = most_weighted(features, 12)
+    elif kind != "all positions":
+        features["decoder_causal_attention"] = np.repeat(np.arange(8) % 3 > 0, 24).reshape(8, 24).astype(np.int32)
+        features["decoder_loss_weights"] |= 1 - features["decoder_causal_attention"]
+    tiny.assert_same_gradients(*((ENCODER, mesh, LossConfig()) for mesh in meshes), features=features)
 
 
 def test_every_third_layer_sees_all_and_the_others_four_to_each_side():
@@ -228,7 +251,7 @@ def test_the_gathered_head_equals_the_whole_one(shape, loss):
     """Loss and gradient of the predicted positions alone are those of all logits, in chunks too."""
     config, features = SHAPES[shape], batch(4, 24)
     features["decoder_loss_weights"] = (features["decoder_input_tokens"] == 251).astype(np.int32)
-    places = np.argsort(-features["decoder_loss_weights"], axis=1, kind="stable")[:, :12].astype(np.int32)
+    places = most_weighted(features, 12)
     assert features["decoder_loss_weights"].sum(axis=1).max() <= 12
 
     def of(loss, batch):
@@ -250,7 +273,7 @@ def test_the_evaluation_of_predicted_positions_is_that_of_all_logits(shape):
     network, features = Network(SHAPES[shape]), batch(4, 24)
     features["decoder_loss_weights"] = (features["decoder_input_tokens"] == 251).astype(np.int32)
     features["character_counts"] = np.random.default_rng(1).integers(1, 4, (4, 24, 5)).astype(np.int32)
-    places = np.argsort(-features["decoder_loss_weights"], axis=1, kind="stable")[:, :12].astype(np.int32)
+    places = most_weighted(features, 12)
     sums = jax.jit(functools.partial(evaluation_sums, network, LossConfig(), parameters(SHAPES[shape])))
     whole, found = sums(features), sums({**features, "decoder_predicted_positions": places})
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, whole)

@@ -48,6 +48,30 @@ def test_published_lengths_waste_what_is_said(name: str, targets: int, share: fl
     assert "warning" not in levels(objective.objective_and_schedule(exact, resolve_task(exact.data)))
 
 
+@pytest.mark.parametrize("is_hybrid", [False, True])
+def test_masked_and_causal_tokens_of_each_stage_and_of_the_run_are_said(config: RunConfig, is_hybrid: bool) -> None:
+    stage = (400, "demo_span_corruption", "masked_lm", 0.25)
+    own = (
+        {"causal_share": 0.5, "objective": "masked_lm"} if is_hybrid else {"objective": "causal_lm", "stages": (stage,)}
+    )
+    data = dataclasses.replace(config.data, task_feature_lengths={"targets": 64}, extra_ids=1, **own)
+    model = tiny.language_model(vocab_size=384, attention_mask="bidirectional")
+    run = dataclasses.replace(config, model=model, data=data)
+    lines = objective.lengths_of(run, resolve_task(run.data.of_stages[0]), {})
+    said = [line.text for line in lines][1:]
+    if is_hybrid:
+        assert said == [
+            "About 38 tokens a step are masked and predicted (5 of a row), and all 256 of causal rows.",
+            "In the run these are 38,400 masked and 256,000 causal tokens; the output layer computes 64 of a row.",
+        ]
+        return
+    assert said == [
+        "About 0 tokens a step are masked and predicted (0 of a row), and all 512 of causal rows.",
+        "From step 400 on about 128 tokens a step are masked and predicted (16 of a row).",
+        "In the run these are 76,800 masked and 204,800 causal tokens; the output layer computes 64 of a row.",
+    ]
+
+
 @pytest.mark.parametrize(
     ("schedule", "says"),
     [

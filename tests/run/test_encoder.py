@@ -166,7 +166,8 @@ def test_preflight_looks_at_an_encoder(tmp_path: Path, corpus: Path, vocabulary:
         shown
     )  # a warning, of the text
     assert "t5_mlm: encoder, 0 + 4 layers" in shown and "A row is one sequence of 64 tokens" in shown
-    assert "19 tokens of a row are masked and predicted, about 307 a step, 9,216 in the run; the output" in shown
+    assert "About 307 tokens a step are masked and predicted (19 of a row)." in shown
+    assert "In the run these are 9,216 masked tokens; the output layer computes 24 of a row." in shown
 
 
 def test_what_an_encoder_s_run_cannot_do_is_said_before_it_starts(

@@ -1,6 +1,7 @@
 """Masked language modeling: how many tokens are hidden, where and as what; whole words; what is never hidden."""
 
 import dataclasses
+from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from limba.config import ConfigError, DataConfig, InputError, RunConfig
 from limba.data.dataset import TOKENS, Elements
 from limba.data.objectives import masked_lm, whole_word_masked_lm
 from limba.data.objectives.masked_language_modeling import ordinary_ids
+from limba.data.objectives.whole_words import begins_word
 from limba.data.packing import CAUSAL, PREDICTED, batched, model_features
 from limba.data.registry import Feature, TaskRegistry
 from limba.data.tasks import parts_of, resolve_task
@@ -86,6 +88,52 @@ def test_whole_words_are_hidden_whole_and_as_many_tokens(corpus, vocabulary):
     by_piece = flat(made(masked_lm, tokens, loaded))[2]
     broken = np.flatnonzero(by_piece[1:] != by_piece[:-1]) + 1
     assert not begins[tokens[broken]].all()
+
+
+def chances(counts, most):
+    """Returns {numbers taken of each size: chance}, of `counts` {size: words}: next is any that is left and fits."""
+    level, found = {(0,) * len(counts): 1.0}, defaultdict(float)
+    while level:
+        following = defaultdict(float)
+        for taken, chance in level.items():
+            room = most - sum(size * number for size, number in zip(counts, taken, strict=True))
+            left = [counts[size] - number if size <= room else 0 for size, number in zip(counts, taken, strict=True)]
+            found[taken] += chance * (not any(left))
+            for place, number in enumerate(left):
+                if number:
+                    more = (*taken[:place], taken[place] + 1, *taken[place + 1 :])
+                    following[more] += chance * number / sum(left)
+        level = following
+    return found
+
+
+def test_a_million_tokens_of_words_of_known_lengths_are_hidden_by_the_rule_of_whole_words(vocabulary):
+    """How many words of each length are hidden in a row, and where in it; one of 20 pieces is one of 16 and of 4."""
+    loaded, random, rows = load_vocabulary(str(vocabulary), 1), np.random.default_rng(0), 2048
+    counts = {1: 152, 3: 80, 4: 6, 16: 6}  # of a row, in its own order
+    sizes = random.permuted(np.tile(np.repeat([1, 3, 20], [152, 80, 6]), (rows, 1)), axis=1).ravel()
+    starts = np.cumsum(sizes) - sizes
+    begins, usual = begins_word(loaded), ordinary_ids(loaded)
+    tokens = random.choice(np.flatnonzero(usual & ~begins), rows * LENGTH).astype(np.int32)
+    tokens[starts] = random.choice(np.flatnonzero(usual & begins), len(starts))
+    _, targets, hidden = flat(made(whole_word_masked_lm, tokens, loaded))
+    starts = np.sort(np.concatenate([starts, starts[sizes == 20] + 16]))
+    sizes, taken = np.diff(starts, append=rows * LENGTH), hidden[starts]
+    assert (targets == tokens).all() and (np.add.reduceat(hidden, starts) == taken * sizes).all()
+    parts = [(weight, chances(counts, most)) for weight, most in ((0.2, 76), (0.8, 77))]  # 76.8 on average
+    for place, (size, count) in enumerate(counts.items()):
+        of_size = np.zeros(count + 1)
+        for weight, found in parts:
+            for numbers, chance in found.items():
+                of_size[numbers[place]] += weight * chance
+        low, *_, high = np.flatnonzero(rows * of_size >= 5)  # fewer and more are counted with these
+        in_row = (taken & (sizes == size)).reshape(rows, -1).sum(axis=1).clip(low, high)
+        expected = np.bincount(np.arange(count + 1).clip(low, high), of_size)[low:]
+        assert likelihood(np.bincount(in_row - low, minlength=high - low + 1), expected) > LIKELY
+        where = np.array(
+            [np.bincount(starts[(sizes == size) & chosen] % LENGTH // 16, minlength=32) for chosen in (taken, ~taken)]
+        )
+        assert stats.chi2_contingency(where[:, where.any(axis=0)]).pvalue > LIKELY
 
 
 def test_what_spells_nothing_is_never_hidden_nor_shown(corpus, vocabulary):

@@ -75,17 +75,15 @@ def _predicted(config: RunConfig) -> Iterator[Line]:
     data, most = config.data, config.data.num_predicted
     if not most or data.sequence_length is None:
         return
-    if most == data.sequence_length:
-        yield Line("ok", "Causal rows predict all their tokens, so that all positions pass through the output layer.")
-        return
-    hidden = (data.noise_density or 0.15) * data.sequence_length * data.batch_size
-    falls = len({stage.noise_density for stage in data.of_stages.values()}) > 1
-    run = "" if config.train_steps is None or falls else f", {hidden * config.train_steps:,.0f} in the run"
-    yield Line(
-        "ok",
-        f"{hidden / data.batch_size:.0f} tokens of a row are masked and predicted, about {hidden:,.0f} a step{run}; the"
-        f" output layer computes {most} of a row.",
-    )
+    stages = data.predicted(config.train_steps or 0)
+    for begins, _, masked, causal in stages:
+        where = f"From step {begins:,} on about" if begins else "About"
+        also = f", and all {causal:,.0f} of causal rows" if causal else ""
+        row = f"{masked / data.batch_size:.0f} of a row"
+        yield Line("ok", f"{where} {masked:,.0f} tokens a step are masked and predicted ({row}){also}.")
+    masked, causal = (sum(steps * each[kind] for _, steps, *each in stages) for kind in (0, 1))
+    run = f"In the run these are {masked:,.0f} masked{f' and {causal:,.0f} causal' if causal else ''} tokens; the"
+    yield Line("ok", f"{run if config.train_steps else 'The'} output layer computes {most} of a row.")
 
 
 def _text(lengths: dict[str, int]) -> str:

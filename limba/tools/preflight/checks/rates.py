@@ -78,7 +78,8 @@ def rate_warnings(config: RunConfig) -> Iterator[Line]:
 def _range(config: RunConfig, is_tuned: bool) -> tuple[float, float, float, float]:
     """Returns the lowest, the highest and a usual rate of the rule, and how many times beyond is a warning.
 
-    Relative to the parameter's size, 2.5 times the rate of 'auto' is too high (docs/board.md: at three times the loss is 0.5 higher).
+    Relative to the parameter's size, 2.5 times the rate of 'auto' is too high: at three times it the loss is 0.5 higher
+    (docs/board.md).
     """
     optimizer = config.optimizer
     rule = "muon by size" if getattr(optimizer, "muon_by_parameter_scale", False) else optimizer.name
