@@ -227,9 +227,8 @@ def test_a_model_of_the_hub_is_trained_on(place: Path, corpus: Path, ran: Callab
     folder.mkdir(parents=True)
     NewVocabulary(str(folder / "spiece.model")).train(texts, 900)
     sizes = {"d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 2}
-    model = T5ForConditionalGeneration(
-        T5Config(vocab_size=1024, feed_forward_proj="gated-gelu", decoder_start_token_id=0, **sizes)
-    )
+    sizes["decoder_start_token_id"] = 0
+    model = T5ForConditionalGeneration(T5Config(vocab_size=1024, feed_forward_proj="gated-gelu", **sizes))
     model.save_pretrained(folder)
     with hub(place / "hub") as (server, variables):
         told = ran("limba", "new", "on", "--corpus=data/*.jsonl", "--days=0.01", "--from=me/t5", **variables)
