@@ -77,7 +77,7 @@ def test_a_run_learns_fills_and_resumes(tmp_path: Path, corpus: Path, capsys: py
     assert model.encode(["A text."]).shape == (1, 128)
     report.run([config.model_dir])
     page = (Path(config.model_dir) / "report.html").read_text()
-    assert "tokens predicted" in page and f"at most {24 * 16:,} a step" in page
+    assert "about 307.2 a step (30%); 9,216 in the run; at most 384 a step" in page
     capsys.readouterr()
     evaluate.run([config.model_dir])
     shown = re.search(r"\| loss \| ([\d.]+) \|", capsys.readouterr().out)
@@ -106,6 +106,9 @@ def test_causal_then_masked_resumes_at_the_border_bit_by_bit(tmp_path: Path, cor
         ours, theirs = (LimbaCheckpoint(Path(each.model_dir) / "checkpoints" / "8") for each in (again, whole))
         assert all(np.array_equal(ours[array], theirs[array]) for array in theirs)
     assert result["validation"]["target_tokens"] < 0.35 * 20 * 16 * 64  # masked, whatever the stage
+    report.run([whole.model_dir])
+    said = "about 1,024 a step (100%); from step 4 on about 307.2 a step (30%); 5,325 in the run; at most 1,024 a step"
+    assert said in (Path(whole.model_dir) / "report.html").read_text()
 
 
 @pytest.mark.slow

@@ -49,7 +49,14 @@ def _facts(run: Run) -> dict[str, str]:
         if "tokens" in totals:
             found["tokens read"] = short(totals["tokens"])
         if predicted := config.data.num_predicted:
-            found["tokens predicted"] = f"at most {short(predicted * config.data.batch_size)} a step"
+            stages, tokens = config.data.predicted(config.train_steps or 0), config.data.batch_size
+            whole = sum(steps * (masked + causal) for _, steps, masked, causal in stages)
+            said = [f"{short(whole)} in the run"] if whole else []
+            said.append(f"at most {short(predicted * tokens)} a step")
+            for begins, _, *each in reversed(stages):
+                share = sum(each) / (tokens * (config.data.sequence_length or 1))
+                said.insert(0, f"from step {begins:,} on about {short(sum(each))} a step ({share:.0%})")
+            found["tokens predicted"] = "; ".join(said).removeprefix("from step 0 on ")
         if "flop" in totals:
             found["FLOPs"] = f"{totals['flop']:.3g}"
         for name in ("loss", "tokens_per_second"):
