@@ -222,8 +222,9 @@ def _law(argv: Sequence[str]) -> None:
     recipe = recipes.recipe_of(given.recipe)
     found = law.losses_by_rate(results(given.board).values(), given.recipe, given.corpus, recipe)
     best = {place: rate for place, losses in found.items() if (rate := law.best_rate(losses)) is not None}
+    print(law.markdown(found))
     factor, exponent = law.law_of(best)
-    print(f"{law.markdown(found)}\n\nThe best rate is {factor:g} x steps^-{exponent:g}.")
+    print(f"\nThe best rate is {factor:g} x steps^-{exponent:g}.")
 
 
 def _corpus(argv: Sequence[str]) -> None:

@@ -229,9 +229,11 @@ def _steps_in(config: RunConfig, minutes: float) -> int:
         seen.append(time.monotonic())
         return seen[-1] < seen[0] + PROBE_SECONDS
 
+    schedule = config.optimizer.schedule.in_steps(1_000)  # no rate 'auto' for the steps of the probe
     probe = dataclasses.replace(
-        config, model_dir=f"{config.model_dir}/probe", train_steps=1_000_000, log_every_steps=5, report_to="none"
-    )
+        config, optimizer=dataclasses.replace(config.optimizer, schedule=schedule), train_steps=1_000_000,
+        model_dir=f"{config.model_dir}/probe", log_every_steps=5, report_to="none",
+    )  # fmt: skip
     _train(probe, measure)
     steps = 0
     if jax.process_index() == 0:

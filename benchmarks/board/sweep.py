@@ -9,6 +9,7 @@ saved: an interrupted sweep begins again.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.board.recipes import OWN
+from benchmarks.board.recipes import OWN, recipe_of
 from benchmarks.board.runs import EVALUATIONS, Trial, config_of, record, results, said_of
 from benchmarks.board.text import Text
 from limba.config import InputError
@@ -45,6 +46,8 @@ def sweep(trials: Sequence[Trial], text: Text, board: Path) -> Iterator[dict[str
     left = [trial for trial in trials if trial.key not in known]
     if not left:
         return
+    import jax
+
     seeds = sorted({trial.seed for trial in left})
     settings = list({json.dumps(trial.settings, sort_keys=True): trial.settings for trial in left}.values())
     table = {(trial.seed, json.dumps(trial.settings, sort_keys=True)): trial for trial in left}
@@ -52,8 +55,13 @@ def sweep(trials: Sequence[Trial], text: Text, board: Path) -> Iterator[dict[str
     fixed = [{name: value for name, value in each.items() if name not in OWN} for each in settings]
     if any(trial is None for row in grid for trial in row) or any(each != fixed[0] for each in fixed):
         raise InputError("A sweep runs each seed with each rate, and nothing else may differ: run these one by one.")
+    after = {"momentum", "weight_decay"} & fixed[0].keys()  # of Adafactor, whose rate is not the last factor then
+    if after and recipe_of(left[0].recipe).optimizer["name"] == "adafactor":
+        raise InputError(f"Adafactor's {min(after)} comes after the rate: run these one by one.")
     replicas = _Replicas([[config_of(trial, text, board) for trial in row if trial] for row in grid])
     found = replicas.run()
+    del replicas
+    jax.clear_caches()  # else a sweep keeps the programs of the ones before
     for row, of_seed in zip(grid, found, strict=True):
         for trial, measured in zip(row, of_seed, strict=True):
             assert trial is not None
@@ -120,9 +128,9 @@ class _Replicas:
 
         evaluated, norms, every = [], [], max(1, self.steps // EVALUATIONS)
         rates = np.stack([np.asarray(of(np.arange(self.steps)), np.float32) for of in self.schedules], axis=1)
-        began = first = time.monotonic()
-        with ThreadPoolExecutor() as pool:
-            streams = [self._stream(row[0]) for row in self.configs]
+        first, evaluating = time.monotonic(), 0.0
+        with ThreadPoolExecutor() as pool, contextlib.ExitStack() as stack:
+            streams = [stack.enter_context(contextlib.closing(self._stream(row[0]))) for row in self.configs]
             coming = [list(pool.map(_rows, streams, (row[0] for row in self.configs)))]
             for number in range(self.steps):
                 batch = {name: np.stack([rows[name] for rows in coming[0]]) for name in coming[0][0]}
@@ -132,12 +140,13 @@ class _Replicas:
                     norms.append(jax.device_get(metrics["parameter_norm"]))
                     first = time.monotonic()
                 if (number + 1) % every == 0 or number + 1 == self.steps:
+                    jax.block_until_ready(self.state)
+                    stopped = time.monotonic()
                     sums = jax.device_get(self.evaluate(self.state.params, self.validation))
-                    evaluated.append((number + 1, sums, time.monotonic() - began))
+                    evaluated.append((number + 1, sums, max(0.0, stopped - first - evaluating)))
+                    evaluating += time.monotonic() - stopped
             norms.append(jax.device_get(metrics["parameter_norm"]))
-        for stream in streams:
-            stream.close()
-        seconds = (time.monotonic() - first) / max(1, self.steps - 1)
+        seconds = evaluated[-1][2] / max(1, self.steps - 1)  # without evaluations, and without the first step
         return [[self._measured(place, evaluated, norms, seconds) for place in row] for row in self._places()]
 
     def _places(self) -> list[list[tuple[int, int]]]:

@@ -194,7 +194,6 @@ def run(argv: Sequence[str]) -> None:
     with environment.quiet_imports():
         config, text, names, _ = parse_args([*arguments, *argv], "demo", ABOUT)
         from limba.cli import convert
-        from limba.cli.demo import pydoc_corpus
         from limba.run import train
         from limba.sharding import clusters
     if (place := clusters.find()) is not None and place.count > 1:

@@ -68,8 +68,8 @@ Rate = Annotated[
 ]
 
 # The rate 'auto' of gin/recipes/fast.gin. Updates relative to a parameter grow it by a share of rate^2 in each step, so
-# the best rate falls as the root of the steps: found for 300 to 12,000 of them (docs/board.md), as are these numbers.
-AUTO, AUTO_RATE, MOST_AUTO, AUTO_STEPS = "auto", 2.2, 0.14, (300, 12_000)
+# the best rate falls as the root of the steps: found for 300 to 4,800 of them (docs/board.md), as are these numbers.
+AUTO, AUTO_RATE, MOST_AUTO, AUTO_STEPS = "auto", 2.2, 0.14, (300, 4_800)
 
 
 @dataclass(frozen=True)

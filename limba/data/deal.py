@@ -1,6 +1,6 @@
 """The deal of a run: the tasks whose documents are counted, so that each epoch is dealt evenly to its shards.
 
-Counted documents are dealt one by one, others in whole units (`sources/shards.py`). Each token of a mixture carries the
+Counted documents are dealt one by one, others in whole units (`sources/units.py`). Each token of a mixture carries the
 number of its task in the upper bits of its id until its batch is taken, so that rows, packed or not, are read ahead,
 saved and resumed as all others are. Runs that began without it keep plain ids.
 """

@@ -322,6 +322,8 @@ def test_runs_side_by_side_are_those_run_one_by_one(
     for name in ("parameters", "flops_per_step", "rows", "parameter_norm", "status"):
         assert beside[name] == pytest.approx(alone[name])
     assert len({tuple(run["curve"]["loss"]) for run in found.values()}) == 4
+    with pytest.raises(InputError, match="Adafactor's momentum comes after the rate"):
+        speedrun.main(["sweep", "--recipe=adafactor", "--set=momentum=0.9", *flags[2:]])
     speedrun.main(flags)  # known
     assert results(tmp_path) == found and capsys.readouterr().out.count("s/step") == 8
 

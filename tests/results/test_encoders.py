@@ -165,6 +165,8 @@ def test_names_become_tags_and_tags_names() -> None:
     for chosen in ([example], []):  # a quick table trains on few examples, which need not have each label
         judged = task.judge([example], given, parts._replace(train=chosen))
         assert judged.figures["span F1"] == 100 and judged.notes == {"malformed": 0}
+    rare = Classification("text", "train", "test").judge([Example("", "x", "")], ["x"], Parts([], [], [], 0, ("x",)))
+    assert rare.figures["accuracy"] == 100 and rare.notes == {"malformed": 0}
     numbers = [Example("", "", "", value=value) for value in (1.0, 3.0)]
     assert Similarity("sts", "a", "b").labeled(numbers[1], Parts(numbers, [], [], 0))[1] == "1.0"
 

@@ -93,7 +93,7 @@ include 'gin/runs/{run}.gin'
 {fields}
 INITIAL_CHECKPOINT_PATH = {start}
 RESET_STEP = True  # steps are counted from 0"""
-RATE = """# 'auto' is 2.2 / sqrt(TRAIN_STEPS), found for 300 to 12,000 steps of small T5s; longer runs follow it
+RATE = """# 'auto' is 2.2 / sqrt(TRAIN_STEPS), found for 300 to 4,800 steps of small T5s; longer runs follow it
 # unproven. Warm-up and decay are shares of the run.
 LEARNING_RATE = 'auto'"""
 RATE_ON = """# {whose} rate for what goes on from a published model; {low} to {high} are usual. It rises for 2 % of the

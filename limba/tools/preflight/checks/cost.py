@@ -69,7 +69,8 @@ def _of_text(found: Mapping) -> float:
 def _in_steps(config: RunConfig, found: Mapping) -> RunConfig:
     """Returns the run with its end and its periods in steps, where they are epochs over a text of a known size."""
     tokens, per_step = sum(found.get("corpus_tokens", {}).values()), _of_text(found)
-    if not tokens or not per_step:
+    has_labels = config.model.has_own_head and config.model.head != "vectors"  # which are counted as text
+    if not tokens or not per_step or has_labels:
         return config
     epoch = max(1, round(tokens / per_step))
     ends = [each for each in (config.train_steps, (config.data.num_epochs or 0) * epoch) if each]

@@ -70,7 +70,8 @@ def data_of_run(
         checks += _of_part(config, part, name, rows_of, is_learned)[:: 1 if has_vocabulary else 3]
     if lengths is not None and has_vocabulary:
         checks.append(lambda data: _rows(config, run, lengths, chips, data))
-        checks += [_of_stage(run, begins, lengths) for begins, *_ in config.data.stages]
+        # A later stage's task is opened by its vocabulary's file.
+        checks += [_of_stage(run, begins, lengths) for begins, *_ in config.data.stages if not is_learned]
     checks += [lambda data: _shards(config, run, chips, data), lambda data: _resume(run, data)]
     return gathered(TITLE, *checks)
 

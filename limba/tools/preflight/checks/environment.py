@@ -94,7 +94,8 @@ def _versions(data: Data) -> Iterator[Line]:
     others = {name: (versions[name], pin) for name, pin in wanted.items() if name in versions and versions[name] != pin}
     data["differ_from_lock"] = {name: list(pair) for name, pair in others.items()} | dict.fromkeys(missing)
     if missing:
-        level = "error" if _needed(LOCKS.parent / "pyproject.toml") & set(missing) else "warning"
+        of_chip = pins(LOCKS, lock, is_lean).keys() - pins(LOCKS, "lean" if is_lean else "cpu").keys()
+        level = "error" if (_needed(LOCKS.parent / "pyproject.toml") | of_chip) & set(missing) else "warning"
         yield Line(level, f"{_some(missing)} of requirements/lock-{lock}.txt: not installed.", fix, "packages")
     if others:
         some = _some([f"{name} {own} (lock: {pin})" for name, (own, pin) in others.items()])

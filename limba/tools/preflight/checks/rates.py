@@ -85,8 +85,8 @@ def _range(config: RunConfig, is_tuned: bool) -> tuple[float, float, float, floa
     rule = "muon by size" if getattr(optimizer, "muon_by_parameter_scale", False) else optimizer.name
     if not getattr(optimizer, "multiply_by_parameter_scale", True):
         rule = "adamw"  # Adafactor with absolute updates
-    if is_tuned:
-        return *FINE_TUNING.get(rule, FINE_TUNING_OTHERS), FAR
+    if is_tuned:  # of 'auto' nothing is known there
+        return *FINE_TUNING.get(rule, FINE_TUNING_OTHERS), 1.0 if rule == "muon by size" else FAR
     if rule in PRETRAINING:
         return *PRETRAINING[rule], FAR
     auto = float(ScheduleConfig(base_learning_rate=AUTO).in_steps(config.train_steps or 1).base_learning_rate)

@@ -157,7 +157,7 @@ class Classification(Learned):
             yield Example(joined(row, *self.columns), label, where)
 
     def judge(self, examples: Sequence[Example], predictions: Sequence[str], parts: Parts) -> Outcome:
-        known = {each.targets for each in parts.train}
+        known = set(parts.labels)
         given = [each.strip() if each.strip() in known else None for each in predictions]
         targets = [each.targets for each in examples]
         figures = {"accuracy": scores.accuracy(targets, given), "macro F1": scores.macro_f1(targets, given)}
