@@ -106,16 +106,16 @@ def test_the_age_of_an_object_that_is_no_local_file(directory: Path) -> None:
     import fsspec
 
     system = fsspec.filesystem("memory")
-    system.put(str(directory), "/bucket", recursive=True)
+    system.put(str(directory), "/status_bucket", recursive=True)
     try:
         seen = Status(epath.Path(directory))
-        seen._hosts._system, seen._hosts._path = system, "/bucket/metrics.jsonl"
+        seen._hosts._system, seen._hosts._path = system, "/status_bucket/metrics.jsonl"
         beat = seen._hosts.look()
         assert beat.content and beat.age is not None and beat.age < 60
-        seen._hosts._path = "/bucket/none"
+        seen._hosts._path = "/status_bucket/none"
         assert seen._hosts.look().age is None
     finally:
-        system.rm("/bucket", recursive=True)
+        system.rm("/status_bucket", recursive=True)
 
 
 @pytest.mark.parametrize(
