@@ -212,7 +212,7 @@ class Measured:
         self.kept: Kept = Kept(folder)
         self.facts = {read.task.name: self.kept.facts(read.task, given.data, protocol) for read in tasks}
         self.notes: list[str] = []
-        if protocol.most_train is not None:
+        if protocol.most_test is not None:
             self.notes.append(
                 f"quick: at most {protocol.most_train:,} training, {protocol.most_dev:,} development and"
                 f" {protocol.most_test:,} test examples of a fine-tuned task (in brackets the {protocol.confidence:.0%}"
