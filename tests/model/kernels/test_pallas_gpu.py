@@ -194,7 +194,7 @@ def test_a_card_trains_as_with_the_einsum_and_repeats_its_losses(config: ModelCo
         )
     np.testing.assert_allclose(kernel[0], plain[0], rtol=1e-5)
     assert kernel[0] == again[0]
-    # The last bit differs: XLA adds up the embedding's gradient in any order (docs/gpus.md). The kernels' own is fixed.
+    # The last bit differs, by something outside of the kernels (docs/gpus.md).
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * np.abs(b).max()),
         kernel[1].params, again[1].params,
