@@ -3,6 +3,7 @@
 #
 #   bash tests/other_python.sh [3.13]              models, configurations, formats of files, processes that share programs
 #   bash tests/other_python.sh [3.13] -k config    arguments go to pytest, in place of these
+#   JAX=0.11.2 bash tests/other_python.sh 3.12     another jax than that Python's locked one
 #
 # They run in a copy of the checkout with an environment of its own, in .pytest_cache. The files that need torch are left
 # out, as PyPI has no wheel of it for CPUs. Without such a Python, or if its packages cannot be had, nothing is tested,
@@ -23,7 +24,7 @@ done
 not_tested() { echo "tests/other_python.sh: Python $version is NOT TESTED: $1" >&2; exit 77; }
 [ -n "$python" ] || not_tested "it is not here; install it, with venv."
 
-copy=$PWD/.pytest_cache/python$version
+copy=$PWD/.pytest_cache/python$version${JAX:+-jax$JAX}
 mkdir -p "$copy"
 find "$copy" -mindepth 1 -maxdepth 1 ! -name .venv ! -name .pytest_cache -exec rm -rf {} +
 git ls-files -z --cached --others --exclude-standard | tar -c --null --ignore-failed-read -T - 2>/dev/null | tar -x -C "$copy"
@@ -36,8 +37,12 @@ if ! cmp -s .venv/tests.txt .venv/installed.txt; then
     not_tested "the tests' packages could not be installed (the message is above)."
   cp .venv/tests.txt .venv/installed.txt
 fi
+if [ -n "${JAX-}" ] && [ "$(.venv/bin/python -c 'import jax; print(jax.__version__)')" != "$JAX" ]; then
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "jax==$JAX" "jaxlib==$JAX" ||
+    not_tested "jax $JAX could not be installed (the message is above)."
+fi
 mapfile -t torch < <(.venv/bin/python -m tests.changed torch | sed 's/^/--ignore=/')
 [ $# -gt 0 ] || set -- -m "not slow and not night and not long" tests/{model,config,formats} \
   tests/sharding/test_{multihost,compiling}.py
-echo "Python $version: $*, without ${#torch[@]} files that need torch"
+echo "Python $version${JAX:+ and jax $JAX}: $*, without ${#torch[@]} files that need torch"
 exec .venv/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder "${torch[@]}" "$@"
