@@ -1,7 +1,6 @@
 """Compares recipes for training: the steps that each needs to the same validation loss.
 
     python -m benchmarks.speedrun --recipe=muon_wsd --corpus=de.jsonl --seeds=3 --steps=600 --depth=2
-    python -m benchmarks.speedrun search --recipe=adafactor,muon_wsd --corpus=de.jsonl --budget=12 --minutes=150
     python -m benchmarks.speedrun sweep --recipe=fast --corpus=de.jsonl --rates=0.05,0.1,0.2 --seeds=3 --steps=300,1200
     python -m benchmarks.speedrun proof --recipe=fast --against=adafactor --corpus=de --steps=300,600 --final
     python -m benchmarks.speedrun law --recipe=fast --corpus=de
@@ -9,12 +8,11 @@
     python -m benchmarks.speedrun corpus --language=de
 
 A board is a folder: the divided text, a Limba run for each trial, and results.jsonl. A run that is known is not run
-again; one that was stopped is resumed. `search` tries a recipe's grid with one seed, on the search-evaluation part of
-the text. `sweep` runs rates and seeds of a recipe side by side in one program, which suits a card; `law` says how the
-best rate falls with the steps. The final-evaluation part is read with --final only. `table` prints every result as
-Markdown and draws the curves. `proof` judges a recipe beside others by paired runs, and names no winner without the
-rules of docs/board.md. `corpus` makes a corpus of a language from Debian's documentation packages, or of Aozora Bunko's
-texts.
+again; one that was stopped is resumed. `sweep` runs rates and seeds of a recipe side by side in one program, which
+suits a card; `law` says how the best rate falls with the steps. Runs are evaluated on the search-evaluation part of the
+text, and with --final on the final-evaluation part. `table` prints every result as Markdown and draws the curves.
+`proof` judges a recipe beside others by paired runs, and names no winner without the rules of docs/board.md. `corpus`
+makes a corpus of a language from Debian's documentation packages, or of Aozora Bunko's texts.
 docs/board.md has the rules.
 """
 
@@ -24,15 +22,14 @@ import argparse
 import itertools
 import json
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.board import aozora, corpora, law, proof, recipes, search, tables
+from benchmarks.board import aozora, corpora, law, proof, recipes, tables
 from benchmarks.board.dial import size_of
 from benchmarks.board.runs import Trial, results, run
-from benchmarks.board.text import Text, divided
+from benchmarks.board.text import divided
 from limba.cli import program
 from limba.cli.arguments import Parser
 from limba.config import InputError, did_you_mean, environment
@@ -53,18 +50,19 @@ def _add_run_flags(parser: Parser) -> None:
     parser.add_argument("--corpus", required=True, metavar="FILES", help="paths or patterns of .jsonl, .txt, .parquet")
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--depth", type=float, default=2, help="layers of a stack, from which the other sizes follow")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each recipe, or rate, with the seeds 0, 1, …")
+    parser.add_argument("--final", action="store_true", help="evaluate on the final-evaluation part of the text")
     parser.add_argument("--board", type=_folder, default=HOME / "board", help="the board's folder")
     parser.add_argument(
         "--set", action="append", default=[], metavar="FIELD=VALUE",
-        help="learning_rate, warmup, decay (shares of the steps; adafactor: warm-up steps), a field of OptimizerConfig;"
-        " a search begins there",
+        help="learning_rate, warmup, decay (shares of the steps; adafactor: warm-up steps), a field of OptimizerConfig",
     )  # fmt: skip
 
 
-def _checked(given: argparse.Namespace, **counts: int | None) -> tuple[list[str], int, dict[str, Any]]:
+def _checked(given: argparse.Namespace) -> tuple[list[str], int, dict[str, Any]]:
     """Returns the recipes, the depth and the settings; InputError for what cannot be, before anything is read."""
-    for name, count in {"steps": given.steps, **counts}.items():
-        if count is not None and count < 1:
+    for name, count in {"steps": given.steps, "seeds": given.seeds}.items():
+        if count < 1:
             raise InputError(f"--{name} is {count}; give a whole number above 0.")
     names, settings, size = given.recipe.split(","), recipes.settings_of(given.set), size_of(given.depth)
     for name in names:
@@ -81,16 +79,14 @@ def _said(result: Mapping[str, Any]) -> str:
 def _run(argv: Sequence[str]) -> None:
     parser = _parser("")
     _add_run_flags(parser)
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each recipe, with the seeds 0, 1, …")
-    parser.add_argument("--final", action="store_true", help="evaluate on the final-evaluation part of the text")
     parser.add_argument("--json", action="store_true", help="end with a line of JSON, not the table")
     given = parser.parse(argv)
-    names, depth, settings = _checked(given, seeds=given.seeds)
+    names, depth, settings = _checked(given)
     with environment.quiet_imports():
         text = divided(given.corpus, given.board)
     ended = {}
     for name in names:
-        own = search.own(recipes.recipe_of(name), settings)
+        own = recipes.own_settings(recipes.recipe_of(name), settings)
         for seed in range(given.seeds):
             trial = Trial(name, text.name, depth, given.steps, seed, own, given.final)
             result = run(trial, text, given.board)
@@ -109,10 +105,8 @@ def _sweep(argv: Sequence[str]) -> None:
     parser = _parser("sweep")
     _add_run_flags(parser)
     parser.add_argument("--rates", required=True, help="learning rates, separated by commas, which run side by side")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each rate, with the seeds 0, 1, …")
-    parser.add_argument("--final", action="store_true", help="evaluate on the final-evaluation part of the text")
     given = parser.parse(argv)
-    names, depth, settings = _checked(given, seeds=given.seeds)
+    names, depth, settings = _checked(given)
     rates = [recipes.settings_of([f"learning_rate={each}"]) for each in given.rates.split(",")]
     if encoders := [name for name in names if recipes.recipe_of(name).is_encoder]:
         raise InputError(f"--recipe: {encoders[0]} is an encoder's: run its rates one by one.")
@@ -120,55 +114,11 @@ def _sweep(argv: Sequence[str]) -> None:
         text = divided(given.corpus, given.board)
     for name in names:
         recipe = recipes.recipe_of(name)
-        each = [search.own(recipe, dict(sorted({**settings, **rate}.items()))) for rate in rates]
+        each = [recipes.own_settings(recipe, dict(sorted({**settings, **rate}.items()))) for rate in rates]
         grid = itertools.product(range(given.seeds), each)
         trials = [Trial(name, text.name, depth, given.steps, seed, own, given.final) for seed, own in grid]
         for result in sweep(trials, text, given.board):
             print(_said(result), flush=True)
-
-
-def _searched(name: str, given: argparse.Namespace, text: Text, ends: Callable[[float], bool]) -> bool:
-    """Runs a recipe's trials; returns whether all are done, and not ended by the time."""
-    recipe, depth = recipes.recipe_of(name), size_of(given.depth).depth
-    start = search.around(recipe, recipes.settings_of(given.set))
-    while True:
-        trials = {
-            search.form(search.beside(recipe, start, result["settings"])): result
-            for result in results(given.board).values()
-            if result["key"] == Trial(name, text.name, depth, given.steps, 0, result["settings"]).key
-        }
-        known = {settings: tables.last(result, "loss") for settings, result in trials.items()}
-        settings, tried = search.next_trial(start, known, given.budget)
-        if settings is None:
-            best = trials[min(tried, key=lambda each: tried[each])]
-            print(f"{name}: {len(tried)} of {given.budget} trials; the best: {_said(best)}", flush=True)
-            return True
-        if ends(1.4 * given.steps * max((trials[each]["seconds_per_step"] for each in tried), default=0.0)):
-            return False
-        own = search.beside(start, recipe, settings)
-        print(_said(run(Trial(name, text.name, depth, given.steps, 0, own), text, given.board)), flush=True)
-
-
-def _search(argv: Sequence[str]) -> None:
-    parser = _parser("search")
-    _add_run_flags(parser)
-    parser.add_argument("--budget", type=int, default=12, help="trials for each recipe")
-    parser.add_argument("--minutes", type=int, default=150, help="no run is begun that would not end within these")
-    given = parser.parse(argv)
-    names, _, _ = _checked(given, budget=given.budget, minutes=given.minutes)
-    if given.set and len(names) > 1:
-        raise InputError(f"--set={given.set[0]} is where one recipe's search begins, and --recipe names {len(names)}.")
-    began = time.monotonic()
-
-    def ends(seconds: float) -> bool:
-        return time.monotonic() - began + seconds > 60 * given.minutes
-
-    with environment.quiet_imports():
-        text = divided(given.corpus, given.board)
-    done = [_searched(name, given, text, ends) for name in names]
-    if not all(done):
-        print(f"The {given.minutes} minutes are over; the same command goes on with the search.")
-    _show(given.board, tables.BASELINE)
 
 
 def _show(board: Path, baseline: str) -> None:
@@ -250,7 +200,7 @@ def _corpus(argv: Sequence[str]) -> None:
 
 
 COMMANDS: Mapping[str, Callable[[Sequence[str]], None]] = {
-    "search": _search, "sweep": _sweep, "law": _law, "table": _table, "proof": _proof, "corpus": _corpus
+    "sweep": _sweep, "law": _law, "table": _table, "proof": _proof, "corpus": _corpus
 }  # fmt: skip
 
 

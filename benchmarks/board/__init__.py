@@ -1,4 +1,4 @@
-"""The parts of `benchmarks/speedrun.py`: corpora, sizes, recipes, runs, the search and its tables.
+"""The parts of `benchmarks/speedrun.py`: corpora, sizes, recipes, runs and tables.
 
 They may import all of `limba/`; heavy libraries inside functions, so that a wrong argument costs no start of theirs.
 """

@@ -1,10 +1,10 @@
-"""The recipes that the board compares: an optimizer, its schedule, and what the search may change."""
+"""The recipes that the board compares: an optimizer, its schedule, and what may be set of them."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.board.dial import ROWS_MULTIPLE, Size
@@ -28,64 +28,51 @@ class Recipe:
     exponent: float  # of the learning rate's fall with depth: 1 for steps of one size, 0 for relative ones
     warmup: float = 0.05  # share of the steps; T5X's rule: the steps themselves
     decay: float = 0.2  # share of the steps at the end, by warmup_stable_decay
-    grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # what the search tries, in this order
     causal: float | None = None  # of an encoder: the share of its steps that are causal, before the masked ones
     hybrid: float | None = None  # of an encoder: the share of its texts that are causal, in every step
     is_encoder: bool = False
 
 
-SHAPE = {"warmup": (0.02, 0.05, 0.1), "decay": (0.2, 0.4, 0.7)}
-RATES_RELATIVE = (0.0125, 0.025, 0.05, 0.1, 0.2)
-RATES_ADAM = (0.00125, 0.0025, 0.005, 0.01, 0.02)  # also Muon's, whose updates have about Adam's size
-GRID_ENCODER = {"learning_rate": (0.0025, 0.005, 0.01)}
 RECIPES: Mapping[str, Recipe] = {
     "adafactor": Recipe(
         "Adafactor at 1/sqrt(step): T5X's rule, with its 10,000 steps of a constant rate first",
         {"name": "adafactor"}, "factors", 1.0, 0.0, warmup=10_000,
-        grid={"learning_rate": (0.5, 1.0, 2.0, 4.0, 8.0), "warmup": (100, 1_000, 10_000), "decay_rate": (0.8, 0.9)},
     ),
     "adafactor_wsd": Recipe(
         "Adafactor, warm-up, constant, linear decay",
         {"name": "adafactor"}, "warmup_stable_decay", 0.05, 0.0,
-        grid={"learning_rate": RATES_RELATIVE, **SHAPE, "decay_rate": (0.8, 0.9)},
     ),
     "adamw_rms_wsd": Recipe(
         "AdamW, steps relative to the parameter's RMS; warm-up, constant, linear decay",
         {"name": "adamw_rms"}, "warmup_stable_decay", 0.05, 0.0,
-        grid={"learning_rate": RATES_RELATIVE, **SHAPE, "beta2": (0.95, 0.99, 0.999)},
     ),
     "adamw_rms_cosine": Recipe(
         "AdamW, steps relative to the parameter's RMS; warm-up, cosine to 0",
         {"name": "adamw_rms"}, "cosine", 0.05, 0.0,
-        grid={"learning_rate": RATES_RELATIVE, "warmup": SHAPE["warmup"], "beta2": (0.95, 0.99, 0.999)},
     ),
     "adamw_wsd": Recipe(
         "AdamW; warm-up, constant, linear decay",
         {"name": "adamw"}, "warmup_stable_decay", 0.005, 1.0,
-        grid={"learning_rate": RATES_ADAM, **SHAPE, "beta2": (0.95, 0.99, 0.999)},
     ),
     "muon_wsd": Recipe(
         "Muon for the layers' matrices, AdamW for the rest; warm-up, constant, linear decay",
         {"name": "muon"}, "warmup_stable_decay", 0.02, 1.0,
-        grid={"learning_rate": RATES_ADAM, **SHAPE, "muon_beta": (0.9, 0.95), "beta2": (0.95, 0.99, 0.999)},
     ),
     "muon_cosine": Recipe(
         "Muon for the layers' matrices, AdamW for the rest; warm-up, cosine to 0",
         {"name": "muon"}, "cosine", 0.02, 1.0,
-        grid={"learning_rate": RATES_ADAM, "warmup": SHAPE["warmup"], "muon_beta": (0.9, 0.95),
-              "beta2": (0.95, 0.99, 0.999)},
     ),
     "masked": Recipe(
         "an encoder of as many layers, 30 % of its tokens hidden; AdamW, warm-up, constant, linear decay",
-        {"name": "adamw"}, "warmup_stable_decay", 0.005, 1.0, grid=GRID_ENCODER, is_encoder=True,
+        {"name": "adamw"}, "warmup_stable_decay", 0.005, 1.0, is_encoder=True,
     ),
     "causal_then_masked": Recipe(
         "`masked`, whose first half is a causal language model's",
-        {"name": "adamw"}, "warmup_stable_decay", 0.005, 1.0, grid=GRID_ENCODER, is_encoder=True, causal=0.5,
+        {"name": "adamw"}, "warmup_stable_decay", 0.005, 1.0, is_encoder=True, causal=0.5,
     ),
     "hybrid": Recipe(
         "`masked`, and half of the texts causal in every step, with one head (GPT-BERT)",
-        {"name": "adamw"}, "warmup_stable_decay", 0.005, 1.0, grid=GRID_ENCODER, is_encoder=True, hybrid=0.5,
+        {"name": "adamw"}, "warmup_stable_decay", 0.005, 1.0, is_encoder=True, hybrid=0.5,
     ),
     "fast": Recipe(
         "gin/recipes/fast.gin: Muon for the layers' matrices, Adafactor for the rest, steps relative to the parameter's"
@@ -93,20 +80,16 @@ RECIPES: Mapping[str, Recipe] = {
         {"name": "muon", "muon_by_parameter_scale": True, "muon_others": "adafactor", "muon_rms": 0.1,
          "muon_beta": 0.9},
         "warmup_stable_decay", 0.1, 0.0, warmup=0.02, decay=0.7,
-        grid={"learning_rate": (0.07, 0.1, 0.14), "decay": (0.4, 0.7, 0.95), "muon_rms": (0.07, 0.1, 0.2)},
     ),
     "muon_rms_long": Recipe(
         "`muon_rms_wsd` with shorter momenta, and a higher rate that falls for most of the run",
         {"name": "muon", "muon_by_parameter_scale": True, "muon_rms": 0.1, "beta1": 0.8, "muon_beta": 0.9},
         "warmup_stable_decay", 0.1, 0.0, warmup=0.02, decay=0.7,
-        grid={"learning_rate": (0.07, 0.1, 0.14), "decay": (0.4, 0.7, 0.95), "muon_rms": (0.1, 0.2)},
     ),
     "muon_rms_wsd": Recipe(
         "Muon for the layers' matrices, AdamW for the rest, steps relative to the parameter's RMS; warm-up, constant,"
         " linear decay",
         {"name": "muon", "muon_by_parameter_scale": True}, "warmup_stable_decay", 0.1, 0.0,
-        grid={"learning_rate": (0.025, 0.05, 0.1, 0.2, 0.4), **SHAPE, "muon_beta": (0.9, 0.95),
-              "beta2": (0.95, 0.99, 0.999)},
     ),
 }  # fmt: skip
 OWN = ("learning_rate", "warmup", "decay")  # fields of a recipe that may be set; the others are OptimizerConfig's
@@ -119,6 +102,16 @@ def recipe_of(name: str) -> Recipe:
     if name not in RECIPES:
         raise InputError(f"--recipe is {name}{did_you_mean(name, RECIPES)[:-1]}; the recipes are {', '.join(RECIPES)}.")
     return RECIPES[name]
+
+
+def own_settings(recipe: Recipe, settings: Settings) -> dict[str, Any]:
+    """Returns the settings that differ from the recipe's, in the order of their names."""
+    defaults = OptimizerConfig(recipe.optimizer["name"])
+
+    def default(name: str) -> Any:
+        return getattr(recipe, name) if name in OWN else recipe.optimizer.get(name, getattr(defaults, name, None))
+
+    return {name: value for name, value in sorted(settings.items()) if value != default(name)}
 
 
 def settings_of(given: Sequence[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The board of recipes: sizes, division of text, the search's order, tables, corpora, and a run of some steps."""
+"""The board of recipes: sizes, division of text, tables, corpora, and a run of some steps."""
 
 import dataclasses
 import gzip
@@ -19,9 +19,9 @@ import pytest
 from scipy import stats
 
 from benchmarks import speedrun
-from benchmarks.board import aozora, corpora, documents, proof, search, tables
+from benchmarks.board import aozora, corpora, documents, proof, tables
 from benchmarks.board.dial import size_of
-from benchmarks.board.recipes import RECIPES, optimizer_of, recipe_of
+from benchmarks.board.recipes import RECIPES, optimizer_of, own_settings, recipe_of
 from benchmarks.board.runs import Trial, config_of, results
 from benchmarks.board.text import Text, divided, part_of
 from limba.config import InputError
@@ -57,13 +57,11 @@ def test_the_dial_gives_two_sizes(depth: int, least: float, most: float) -> None
         ("--recipe=adafactor --corpus=/nope --set=warmup=x", "--set=warmup=x gives no number"),
         ("--recipe=muon_wsd --corpus=/nope --set=decay=0.99", "give shares of the steps, together at most 1"),
         ("--recipe=muon_wsd --corpus=/nope --set=muon_rms=0", "OptimizerConfig.muon_rms is 0"),
-        ("search --recipe=adafactor --corpus=/nope --budget=0", "--budget is 0"),
-        ("search --recipe=muon_wsd,adamw_wsd --corpus=/nope --set=beta2=0.9", "and --recipe names 2"),
         ("sweep --recipe=adafactor --corpus=/nope --rates=x", "--set=learning_rate=x gives no number"),
         ("sweep --recipe=masked --corpus=/nope --rates=0.1", "masked is an encoder's: run its rates one by one"),
         ("--recipe=adafactor --corpus=/nope --set=rows=12", "--set=rows=12: rows are a multiple of 8"),
         ("law --recipe=fast --corpus=de --board=/nope", "A law needs the best rates of two lengths of runs"),
-        ("serch", "serch is none of search, sweep, law, table, proof, corpus; did you mean search?"),
+        ("sweeps", "sweeps is none of sweep, law, table, proof, corpus; did you mean sweep?"),
         ("proof --recipe=fast --against=adafactor --corpus=de --steps=300", "--steps is 300; give 2 whole numbers"),
         (
             "proof --recipe=fast --against=adafactor --corpus=de --steps=3,6 --board=/nope",
@@ -82,14 +80,17 @@ def test_what_cannot_be_is_one_sentence(flags: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_value_of_a_grid_makes_an_optimizer(name: str) -> None:
+def test_a_rate_is_that_of_the_size(name: str) -> None:
     recipe = recipe_of(name)
-    for settings in (
-        dict(zip(recipe.grid, values, strict=True)) for values in itertools.product(*recipe.grid.values())
-    ):
-        assert optimizer_of(recipe, settings, size_of(2), 600).name == recipe.optimizer["name"]
-    smaller, larger = (optimizer_of(recipe, {}, size_of(depth), 600).schedule for depth in (2, 4))
-    assert smaller.base_learning_rate == larger.base_learning_rate * 2**recipe.exponent
+    smaller, larger = (optimizer_of(recipe, {}, size_of(depth), 600) for depth in (2, 4))
+    assert smaller.name == recipe.optimizer["name"]
+    assert smaller.schedule.base_learning_rate == larger.schedule.base_learning_rate * 2**recipe.exponent
+
+
+def test_only_what_differs_from_the_recipe_is_its_setting() -> None:
+    given = {"muon_rms": 0.1, "learning_rate": 0.2, "beta2": 0.95, "rows": 16, "decay": 0.7}
+    assert own_settings(recipe_of("fast"), given) == {"beta2": 0.95, "learning_rate": 0.2, "rows": 16}
+    assert own_settings(recipe_of("adamw_wsd"), {"beta2": 0.999, "warmup": 0.05}) == {}
 
 
 def test_text_is_divided_by_documents(tmp_path: Path) -> None:
@@ -147,45 +148,6 @@ def test_the_table_has_every_recipe_with_its_spread(tmp_path: Path) -> None:
     assert cells["adafactor"][4] == "4.050 ± 0.071" and cells["adafactor"][6] == "not reached by 1 of 2"
     assert cells["adamw_wsd"][6] == "not reached by 1 of 1" and cells["muon_cosine"][4] == "diverged"
     assert tables.draw(board, groups, tmp_path).stat().st_size > 10_000
-
-
-def test_the_search_finds_the_best_within_its_budget_and_goes_on() -> None:
-    recipe = recipe_of("muon_wsd")
-
-    def loss(settings: dict) -> float:
-        rate, beta2 = settings.get("learning_rate", 0.02), settings.get("beta2", 0.999)
-        if rate > 0.5:
-            return math.inf  # diverges
-        return 4 + math.log2(rate / 0.16) ** 2 + 10 * abs(beta2 - 0.95) + settings.get("decay", 0.2)
-
-    known: dict[str, float] = {}
-    order = []
-    while (settings := search.next_trial(recipe, known, 16)[0]) is not None:
-        assert search.form(settings) not in known
-        known[search.form(settings)] = loss(settings)
-        order.append(settings)
-    assert len(order) == 16
-    best = json.loads(min(known, key=lambda each: known[each]))
-    assert best == {"beta2": 0.95, "learning_rate": 0.16}  # beyond the grid, whose highest rate is 0.02
-    # Killed after any trial, it goes on with the same next one; what else was run does not count.
-    for done in range(16):
-        part = {search.form(each): loss(each) for each in order[:done]} | {search.form({"epsilon": 1.0}): 0.0}
-        assert search.next_trial(recipe, part, 16)[0] == order[done]
-
-
-def test_a_search_begins_where_it_is_told() -> None:
-    recipe = recipe_of("muon_wsd")
-    start = search.around(recipe, {"beta2": 0.9, "learning_rate": 0.03})
-    tried, scores = [], {}
-    for score in (2.0, 1.0, 3.0):
-        settings, _ = search.next_trial(start, scores, 3)
-        assert settings is not None
-        tried.append(search.beside(start, recipe, settings))
-        assert search.beside(recipe, start, tried[-1]) == settings  # as a result on the board is found again
-        scores[search.form(settings)] = score
-    assert tried == [{"beta2": 0.9, "learning_rate": rate} for rate in (0.03, 0.015, 0.06)]
-    assert search.next_trial(start, scores, 3) == (None, scores)
-    assert search.beside(recipe, start, {}) == {"beta2": 0.999, "learning_rate": 0.02}  # the recipe itself
 
 
 PAGE = """<html><head><title>Handbuch</title></head><body><p>Das Programm ist auf dem Rechner und wird mit der
@@ -297,8 +259,8 @@ def test_a_board_goes_on_where_it_was(
         patched.setattr("limba.run.train", trained)
         speedrun.main(["--recipe=adamw_wsd", "--seeds=1", *flags])
         speedrun.main(["table", f"--board={folder}", "--baseline=adamw_wsd"])
-        with pytest.raises(AssertionError):  # a search needs another rate than the known run's
-            speedrun.main(["search", "--recipe=adamw_wsd", "--budget=2", *flags])
+        with pytest.raises(AssertionError):  # another rate than the known run's
+            speedrun.main(["--recipe=adamw_wsd", "--seeds=1", "--set=learning_rate=0.01", *flags])
     assert "| adamw_wsd |" in capsys.readouterr().out
     assert list(results(folder).values()) == [before]
 
@@ -329,9 +291,9 @@ def test_runs_side_by_side_are_those_run_one_by_one(
 
 
 @pytest.mark.night
-def test_a_killed_search_resumes_its_run(tmp_path: Path, corpus: Path) -> None:
-    flags = [f"--corpus={corpus}", f"--board={tmp_path}", "--depth=1", "--steps=200", "--budget=1"]
-    command = [sys.executable, "-m", "benchmarks.speedrun", "search", "--recipe=adafactor", *flags]
+def test_a_killed_run_is_resumed(tmp_path: Path, corpus: Path) -> None:
+    flags = [f"--corpus={corpus}", f"--board={tmp_path}", "--depth=1", "--steps=200", "--seeds=1"]
+    command = [sys.executable, "-m", "benchmarks.speedrun", "--recipe=adafactor", *flags]
     variables = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
     with open(tmp_path / "said.txt", "w+") as said:
         killed = subprocess.Popen(command, cwd=ROOT, stdout=said, stderr=said, env=variables)
@@ -346,14 +308,10 @@ def test_a_killed_search_resumes_its_run(tmp_path: Path, corpus: Path) -> None:
     assert found["curve"]["steps"] == list(range(10, 201, 10))
 
 
-def test_the_page_has_the_grid_of_each_recipe() -> None:
-    """What is searched is written down before."""
+def test_the_page_has_each_recipe() -> None:
     page = (ROOT / "docs" / "board.md").read_text()
     for name, recipe in RECIPES.items():
-        grid = "; ".join(
-            f"{field} {', '.join(f'{value:,}' for value in values)}" for field, values in recipe.grid.items()
-        )
-        assert f"| `{name}` | {recipe.about} | {grid} |" in page
+        assert f"| `{name}` | {recipe.about} | " in page
 
 
 def board_of(folder: Path, losses: dict[str, list[float]]) -> Path:
