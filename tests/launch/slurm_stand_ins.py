@@ -122,44 +122,32 @@ else:
 """
 
 SBATCH_ARRAY = """#!{python}
-import concurrent.futures, json, os, pathlib, re, subprocess, sys
+import concurrent.futures, json, os, pathlib, subprocess, sys
 folder = pathlib.Path({folder!r})
 if (folder / "refuses").exists() and len(list(folder.glob("job-*"))) >= int((folder / "refuses").read_text()):
     sys.exit("sbatch: error: Batch job submission failed: Invalid partition name specified")
-*arguments, path = sys.argv[1:]
-script = pathlib.Path(path).read_text()
-options = dict(line[2:].partition("=")[::2] for line in re.findall(r"^#SBATCH (--.*)$", script, re.MULTILINE))
-given = {{**options, **dict(argument[2:].partition("=")[::2] for argument in arguments)}}
+given = dict(argument[2:].partition("=")[::2] for argument in sys.argv[1:])
+script = given.pop("wrap")
 number = str(len(list(folder.glob("job-*"))) + 101)
 before = given.get("dependency", "").partition(":")[2]
 done = json.loads((folder / f"job-{{before}}").read_text()) if before else {{}}
 record = {{"options": given, "script": script, "codes": None}}
 if not (folder / "holds").exists() and not any(done.get("codes") or []):
-    kept = folder / f"script-{{number}}"
-    kept.write_text(script)
-
     def run(task):
         if (folder / f"lost-{{task}}").exists():
             (folder / f"lost-{{task}}").unlink()
             return 137
         output = given["output"].replace("%A", number).replace("%a", str(task))
-        variables = {{**os.environ, "SLURM_JOB_ID": number, "SLURM_ARRAY_TASK_ID": str(task), "RUN_OFFSET": "0",
-                     "SLURM_NODELIST": "localhost", "SLURM_NTASKS": "1"}}
+        variables = {{**os.environ, "SLURM_JOB_ID": number, "SLURM_ARRAY_TASK_ID": str(task),
+                     "SLURM_ARRAY_TASK_COUNT": str(last + 1), "SLURM_NTASKS": "1"}}
         with open(output, "w") as log:
-            return subprocess.run(["bash", kept], env=variables, stdout=log, stderr=log, cwd=folder).returncode
+            return subprocess.run(["sh", "-c", script], env=variables, stdout=log, stderr=log, cwd=folder).returncode
 
     first, last = map(int, given["array"].partition("%")[0].split("-"))
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         record["codes"] = list(pool.map(run, range(first, last + 1)))
 (folder / f"job-{{number}}").write_text(json.dumps(record))
-print("Submitted batch job " + number)
-"""
-SRUN_ARRAY = """#!/bin/bash
-while [[ $1 == -* || $1 =~ ^[0-9]+$ ]]; do shift; done
-exec "$@"
-"""
-SCONTROL_ARRAY = """#!/bin/bash
-[ "$1 $2" = "show hostnames" ] && echo "$3"
+print(number + ";main")
 """
 SQUEUE = """#!{python}
 import json, pathlib, sys
@@ -174,8 +162,7 @@ if (folder / "holds").exists():
 
 def write_for_arrays(folder: Path) -> Path:
     """Writes the programs that job arrays need; as `write`. Each job has a file `job-NUMBER` in the folder."""
-    programs = {"sbatch": SBATCH_ARRAY, "srun": SRUN_ARRAY, "scontrol": SCONTROL_ARRAY, "squeue": SQUEUE}
-    return _write(folder, programs)
+    return _write(folder, {"sbatch": SBATCH_ARRAY, "squeue": SQUEUE})
 
 
 def write(folder: Path) -> Path:

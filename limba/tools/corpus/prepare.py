@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 import os
 import re
 import shlex
@@ -28,8 +27,8 @@ ABOUT = """Writes the documents of a task, as text or ids, in shards of equal si
 
     limba prepare 'data/*.jsonl' --output=prepared/train --executor=slurm --tasks=64 --partition=cpu
 
-After an interruption the same command resumes. Each split needs its own folder. --executor deals the work to several
-tasks, here or in Slurm; the files are the same as without."""
+After an interruption the same command resumes. Each split needs its own folder. --executor=slurm deals the work to the
+tasks of job arrays; the files are the same as without."""
 
 
 def _parser() -> Parser:
@@ -44,10 +43,10 @@ def _parser() -> Parser:
     group.add_argument("--seed", type=int, default=0, help="seed that assigns documents to shards")
     group.add_argument("--scratch", metavar="DIR", help="local folder for temporary files, compressed")
     several = parser.add_argument_group("several tasks")
-    several.add_argument("--executor", metavar="local|slurm", help="deal the work to --tasks, here or in Slurm")
+    several.add_argument("--executor", metavar="slurm", help="deal the work to --tasks of Slurm")
     several.add_argument("--tasks", type=int, metavar="N", help="how many tasks read, and then write")
     several.add_argument("--partition", metavar="NAME", help="of Slurm")
-    several.add_argument("--time", default="24:00:00", metavar="LIMIT", help="of one task, in Slurm")
+    several.add_argument("--time", default="24:00:00", metavar="LIMIT", help="of one task")
     several.add_argument("--sbatch", metavar="'--account=NAME --mem-per-cpu=8G'", help="more of sbatch")
     other = parser.add_argument_group("TensorFlow Datasets")
     other.add_argument(
@@ -55,11 +54,6 @@ def _parser() -> Parser:
     )
     other.add_argument("--data_dir", metavar="DIR", help="folder of the TFDS data set; default: $TFDS_DATA_DIR")
     return parser
-
-
-def _import_quietly() -> None:
-    with environment.quiet_imports():
-        import limba.tools.corpus.preparation.prepare  # noqa: F401  of a worker process
 
 
 @named(task_flags.NAMES)
@@ -102,91 +96,59 @@ def run(argv: Sequence[str]) -> None:
             f"--tfds takes one column of text, and the task reads {len(source.keys)}; give --output instead."
         )
     started = time.monotonic()
-    found = _prepared(arguments, recipe, settings)
+    found = _prepared(arguments, recipe, settings, argv)
     if found is None:
         return
     if arguments.tfds:
         shards = [settings.shard_name(shard) for shard in range(found.shards)]
         describe(arguments.output, settings.split, shards, found.bytes)
     took = "was finished already" if found.was_finished else f"took {time.monotonic() - started:.0f} s"
-    print(
-        f"{summary(arguments.output, found)}; {took}. Read them with "
-        + (f"TFDS_DATA_DIR={data_dir}" if arguments.tfds else _reading(arguments, source, settings))
-    )
-
-
-def summary(output: str, found: Prepared) -> str:
-    """Returns what the folder holds: documents, tokens or bytes, shards."""
     size = f"{found.bytes:,} bytes of {' and '.join(found.columns)}"
     if tuple(found.columns) == ("tokens",):
         size = f"{found.bytes // 4:,} tokens"  # int32
-    return f"{output}: {found.documents:,} documents, {size}, in {found.shards} shards"
-
-
-def print_summary(output: str, found: Prepared) -> None:
-    """Prints what the folder holds, as the last job of Slurm does."""
-    print(f"{summary(output, found)}; finished", flush=True)
+    print(
+        f"{arguments.output}: {found.documents:,} documents, {size}, in {found.shards} shards; {took}. Read them with "
+        + (f"TFDS_DATA_DIR={data_dir}" if arguments.tfds else _reading(arguments, source, settings))
+    )
 
 
 def _check_executor(arguments: argparse.Namespace) -> None:
     """Raises InputError for flags of executors that do not go together."""
     executor = arguments.executor
-    if executor not in (None, "local", "slurm"):
-        raise InputError(f"--executor is {executor}; give local or slurm.")
+    if executor not in (None, "slurm"):
+        raise InputError(f"--executor is {executor}; give slurm, or leave it out: --workers are processes here.")
     if (executor is None) != (arguments.tasks is None):
-        raise InputError("--executor and --tasks go together; write --executor=local --tasks=8, or leave both out.")
-    if executor != "slurm" and (arguments.partition or arguments.sbatch):
+        raise InputError("--executor and --tasks go together; write --executor=slurm --tasks=8, or leave both out.")
+    if not executor and (arguments.partition or arguments.sbatch):
         raise InputError("--partition and --sbatch are of Slurm; add --executor=slurm, or leave them out.")
-    if executor == "slurm" and not arguments.partition:
+    if executor and not arguments.partition:
         raise InputError("--executor=slurm needs --partition=NAME; sinfo lists the partitions of your cluster.")
-    if executor and arguments.tfds and (executor == "slurm" or not (arguments.task or arguments.files)):
+    if executor and arguments.tfds:
         raise InputError("--tfds is made by this machine alone; leave out --executor, or give --output instead.")
 
 
-def _prepared(arguments: argparse.Namespace, recipe: Recipe, settings: Settings) -> Prepared | None:
-    """Returns the summary; None if the work was only submitted to Slurm, and printed."""
-    from limba.api import Progress
+def _prepared(
+    arguments: argparse.Namespace, recipe: Recipe, settings: Settings, argv: Sequence[str]
+) -> Prepared | None:
+    """Returns the summary; None if the work was only submitted to Slurm, and printed, or if this was a part of it."""
     from limba.tools.corpus.preparation import prepare
 
-    another = "another name to --tfds" if arguments.tfds else "another --output"
-    if arguments.executor == "slurm":
-        from limba.tools.corpus.preparation import slurm
+    if not arguments.executor:
+        workers = len(os.sched_getaffinity(0)) if arguments.workers is None else arguments.workers
+        return prepare.prepare(recipe, settings, arguments.output, workers, arguments.scratch)
+    from limba.tools.corpus.preparation import slurm
 
-        found = slurm.submit(
-            recipe,
-            settings,
-            arguments.output,
-            slurm.Cluster(arguments.partition, arguments.time, _sbatch_options(arguments.sbatch or "")),
-            tasks=arguments.tasks,
-            at_once=arguments.workers,
-            scratch=arguments.scratch,
-            preload=_import_quietly,
-            then=functools.partial(print_summary, arguments.output),
-            another=another,
-        )
-        if not isinstance(found, slurm.Submitted):
-            return found
-        jobs = ", ".join(f"{job} ({what})" for what, job in found.jobs.items())
-        print(
-            f"Submitted to Slurm: jobs {jobs}. Their logs are in {found.logs}. When they have ended, the same command"
-            " prints the summary, or submits what is missing."
-        )
-        return None
-
-    def bar(what: str, total: int) -> Progress:
-        return Progress(total, 0, unit={"reading": "part", "writing": "shard"}[what], what=what)
-
-    return prepare.prepare(
-        recipe,
-        settings,
-        arguments.output,
-        workers=len(os.sched_getaffinity(0)) if arguments.workers is None else arguments.workers,
-        tasks=arguments.tasks,
-        scratch=arguments.scratch,
-        progress=bar,
-        preload=_import_quietly,
-        another=another,
+    work = prepare.Preparation(recipe, settings, arguments.output, arguments.scratch)
+    if work.finished or slurm.ROUND in os.environ:
+        return work.finished or slurm.done_part(work)
+    options = {"partition": arguments.partition, "time": arguments.time, **_sbatch_options(arguments.sbatch or "")}
+    jobs, logs = slurm.submit(work, argv, arguments.tasks, arguments.workers, options)
+    said = ", ".join(f"{job} ({what})" for what, job in jobs.items())
+    print(
+        f"Submitted to Slurm: jobs {said}. Their logs are in {logs}. When they have ended, the same command"
+        " prints the summary, or submits what is missing."
     )
+    return None
 
 
 def _sbatch_options(text: str) -> dict[str, str]:

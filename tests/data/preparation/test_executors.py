@@ -1,4 +1,4 @@
-"""`limba prepare --executor`: the files of one machine, whatever the number of tasks and however they are killed."""
+"""`limba prepare` by several processes and tasks of Slurm: the files of one, however they are killed."""
 
 import json
 import os
@@ -16,10 +16,9 @@ import pytest
 
 from limba.config import InputError, kinds
 from limba.tools.corpus import prepare as command
-from limba.tools.corpus.preparation import slurm
-from limba.tools.corpus.preparation.prepare import Settings, prepare
-from limba.tools.corpus.preparation.slurm import Cluster, Submitted, submit
-from limba.tools.corpus.preparation.workers import Workers
+from limba.tools.corpus.preparation.prepare import Preparation, Settings, prepare
+from limba.tools.corpus.preparation.slurm import submit
+from limba.tools.corpus.preparation.workers import results
 from limba.tools.corpus.task_flags import TaskRecipe
 from tests.launch import slurm_stand_ins
 
@@ -62,23 +61,12 @@ def flags(corpus: Path, folder: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.night
-def test_the_files_do_not_depend_on_the_number_of_tasks(
-    large_corpus: Path, alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    command.run(flags(large_corpus, tmp_path / "out", "--executor=local", "--tasks=3", "--workers=2"))
-    assert_same(tmp_path / "out", alone)
-    found = json.loads((alone / "prepared.json").read_text())
-    expected = f"{found['documents']:,} documents, {found['bytes'] // 4:,} tokens, in {SHARDS} shards; took "
-    assert expected in capsys.readouterr().out
-
-
-@pytest.mark.night
-def test_tasks_that_are_killed_at_random_and_repeated_write_the_same(
+def test_workers_that_are_killed_at_random_and_repeated_write_the_same(
     large_corpus: Path, alone: Path, tmp_path: Path
 ) -> None:
-    """SIGKILL to tasks, which their parent repeats, and at the end to the parent itself, whose command is repeated."""
+    """SIGKILL to workers, which their parent repeats, and at the end to the parent itself: its command is repeated."""
     words = [sys.executable, "-m", "limba", "prepare"]
-    words += flags(large_corpus, tmp_path / "out", "--executor=local", "--tasks=2", "--workers=2")
+    words += flags(large_corpus, tmp_path / "out", "--workers=2")
     chance, killed = random.Random(7), 0
     running = psutil.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 150
@@ -116,15 +104,14 @@ if not mark.exists():
 
 def test_an_error_of_a_job_is_the_command_s_and_a_killed_worker_s_jobs_are_repeated(tmp_path: Path) -> None:
     fails = partial(kinds.check_local, "gs://bucket", "the folder")
-    with Workers(2) as workers, pytest.raises(InputError, match="the folder .*gs://bucket"):
-        workers.results([fails, list])
-    with Workers(2) as workers:
-        dies_once = partial(exec, DIES_ONCE.format(str(tmp_path / "mark")), {})
-        assert set(workers.results([dies_once, partial(str, "other")])) == {None, "other"}
+    with pytest.raises(InputError, match="the folder .*gs://bucket"):
+        list(results([fails, list], 2))
+    dies_once = partial(exec, DIES_ONCE.format(str(tmp_path / "mark")), {})
+    assert set(results([dies_once, partial(str, "other")], 2)) == {None, "other"}
     assert (tmp_path / "mark").exists()
     dies = partial(signal.raise_signal, signal.SIGKILL)
-    with Workers(2) as workers, pytest.raises(InputError, match="A worker process ended or was killed"):
-        workers.results([dies, dies])
+    with pytest.raises(InputError, match="A worker process ended or was killed"):
+        list(results([dies, dies], 2))
 
 
 @pytest.fixture
@@ -146,8 +133,8 @@ def test_job_arrays_of_slurm_write_the_same_and_go_on_after_a_failure(
     words = flags(large_corpus, tmp_path / "out", "--executor=slurm", "--tasks=2", "--partition=cpu")
     (cluster / "lost-1").write_text("")
     command.run(words)
-    assert "Submitted to Slurm: jobs 101 (read), 103 (write), 105 (finish)." in capsys.readouterr().out
-    assert job(cluster, 101)["codes"] == [0, 137] and job(cluster, 103)["codes"] is None
+    assert "Submitted to Slurm: jobs 101 (read), 102 (write), 103 (finish)." in capsys.readouterr().out
+    assert job(cluster, 101)["codes"] == [0, 137] and job(cluster, 102)["codes"] is None
     assert not list((tmp_path / "out").glob("*.array_record"))
     assert len(list((tmp_path / "out" / "unfinished").glob("*.arrow"))) == 12  # of 24: those of task 0
     command.run(words)  # deals what is missing again
@@ -156,30 +143,29 @@ def test_job_arrays_of_slurm_write_the_same_and_go_on_after_a_failure(
     logs = Path(written.partition("Their logs are in ")[2].partition(". When")[0])
     assert logs == tmp_path / "out.slurm" / "2"
     assert_same(tmp_path / "out", alone)
-    (last,) = (path for path in (logs / "finish" / "slurm_logs").iterdir() if " documents, " in path.read_text())
-    found = json.loads((alone / "prepared.json").read_text())
-    assert (
-        f"{found['documents']:,} documents, {found['bytes'] // 4:,} tokens, in 6 shards; finished" in last.read_text()
-    )
+    found, last = json.loads((alone / "prepared.json").read_text()), (logs / "finish-0.out").read_text()
+    assert f"{found['documents']:,} documents, {found['bytes'] // 4:,} tokens, in 6 shards; took " in last
     command.run(words)
     assert "was finished already" in capsys.readouterr().out
 
 
-def test_what_slurm_is_asked_and_that_nothing_is_submitted_twice(corpus: Path, cluster: Path, tmp_path: Path) -> None:
+def test_what_slurm_is_asked_and_that_nothing_is_submitted_twice(
+    corpus: Path, cluster: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     (cluster / "holds").write_text("")
-    options = {"account": "me", "mem-per-cpu": "8G", "exclusive": ""}
-    asked = Cluster("cpu", "02:00:00", options)
-    settings = Settings(num_shards=3)
-    found = submit(recipe_of(corpus), settings, str(tmp_path / "out"), asked, tasks=2, at_once=1)
-    assert isinstance(found, Submitted) and found.jobs == {"read": "101", "write": "103", "finish": "105"}
-    read, write, finish = (job(cluster, number) for number in (101, 103, 105))
+    words = [str(corpus), f"--output={tmp_path / 'out'}", "--num_shards=3", "--executor=slurm", "--tasks=2"]
+    words += ["--workers=1", "--partition=cpu", "--time=02:00:00", "--sbatch=--account=me --mem-per-cpu=8G --exclusive"]
+    command.run(words)
+    assert "Submitted to Slurm: jobs 101 (read), 102 (write), 103 (finish)." in capsys.readouterr().out
+    read, write, finish = (job(cluster, number) for number in (101, 102, 103))
     wanted = {"partition": "cpu", "time": "02:00:00", "array": "0-1%1", "account": "me", "mem-per-cpu": "8G"}
     assert read["options"].items() >= wanted.items() and "exclusive" in read["options"]
-    assert write["options"]["dependency"] == "afterok:101" and finish["options"]["dependency"] == "afterok:103"
+    assert write["options"]["dependency"] == "afterok:101" and finish["options"]["dependency"] == "afterok:102"
     assert finish["options"]["array"] == "0-0%1" and read["options"]["kill-on-invalid-dep"] == "yes"
     assert f"export PATH={shlex.quote(os.path.dirname(sys.executable))}:$PATH" in read["script"]
-    with pytest.raises(InputError, match=r"queued or running \(101, 103, 105\); wait for their end, or scancel 101"):
-        submit(recipe_of(corpus), settings, str(tmp_path / "out"), asked, tasks=2)
+    with pytest.raises(InputError, match=r"queued or running \(101, 102, 103\); wait for their end, or scancel 101"):
+        command.run(words)
+    settings = Settings(num_shards=3)
     with pytest.raises(InputError, match="Jobs of Slurm that prepare this folder are queued or running"):
         prepare(recipe_of(corpus), settings, str(tmp_path / "out"))
     (cluster / "holds").unlink()
@@ -189,32 +175,30 @@ def test_what_slurm_is_asked_and_that_nothing_is_submitted_twice(corpus: Path, c
 def test_what_cannot_be_submitted_is_a_sentence(
     corpus: Path, cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = Cluster("cpu")
+    def submitted(output: str = str(tmp_path / "out"), tasks: int = 2, time: str = "24:00:00") -> None:
+        work = Preparation(recipe_of(corpus), Settings(num_shards=1), output)
+        submit(work, [], tasks, None, {"partition": "cpu", "time": time})
+
     with pytest.raises(InputError, match="is an address: give a scratch folder too"):
-        submit(recipe_of(corpus), Settings(), "memory://bucket/out", asked, tasks=2)
-    with pytest.raises(InputError, match="tasks is 0; give 1 or more"):
-        submit(recipe_of(corpus), Settings(), str(tmp_path / "out"), asked, tasks=0)
-    with pytest.raises(InputError, match="tasks is 2,000; a job array of Slurm takes 1,000 at most"):
-        submit(recipe_of(corpus), Settings(), str(tmp_path / "out"), asked, tasks=2_000)
-    with pytest.raises(InputError, match="No partition of Slurm is named"):
-        Cluster("")
+        submitted("memory://bucket/out")
+    with pytest.raises(InputError, match="tasks is 0; give 1 to 1,000"):
+        submitted(tasks=0)
+    with pytest.raises(InputError, match="tasks is 2,000; give 1 to 1,000, the most that a job array of Slurm takes"):
+        submitted(tasks=2_000)
     with pytest.raises(InputError, match="The time limit is soon; write minutes"):
-        Cluster("cpu", "soon")
+        submitted(time="soon")
     (cluster / "refuses").write_text("0")
     with pytest.raises(InputError, match="sbatch refused the job .* submitted before it: none"):
-        submit(recipe_of(corpus), Settings(num_shards=1), str(tmp_path / "out"), asked, tasks=2)
+        submitted()
     (cluster / "refuses").write_text("2")
     (cluster / "holds").write_text("")
-    with pytest.raises(InputError, match="sbatch refused the job .* submitted before it: 101"):
-        submit(recipe_of(corpus), Settings(num_shards=1), str(tmp_path / "out"), asked, tasks=2)
-    with pytest.raises(InputError, match=r"queued or running \(101\)"):
-        submit(recipe_of(corpus), Settings(num_shards=1), str(tmp_path / "out"), asked, tasks=2)
+    with pytest.raises(InputError, match="sbatch refused the job .* submitted before it: 101 102"):
+        submitted()
+    with pytest.raises(InputError, match=r"queued or running \(101, 102\)"):
+        submitted()
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
     with pytest.raises(InputError, match="a task of a job array"):
-        submit(recipe_of(corpus), Settings(), str(tmp_path / "out"), asked, tasks=2)
+        submitted()
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError, match="sbatch is not here"):
-        submit(recipe_of(corpus), Settings(), str(tmp_path / "out"), asked, tasks=2)
-    monkeypatch.setattr(slurm, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"datatrove, .* is not installed; install it .*pip install"):
-        slurm.check_tasks(2)
+        submitted()

@@ -15,6 +15,7 @@ import logging
 import os
 import shutil
 import socket
+import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
@@ -24,11 +25,11 @@ from typing import Any
 import fsspec
 import numpy as np
 
-from limba.api import Mixture, PieceTable, Task, Texts, UnitSource, held, write_whole
+from limba.api import Mixture, PieceTable, Progress, Task, Texts, UnitSource, held, write_whole
 from limba.config import InputError, reason_of
-from limba.tools.corpus.preparation import queued
+from limba.tools.corpus.preparation import workers as processes
 from limba.tools.corpus.preparation.folder import SETTINGS_FILE, OutputFolder, parsed
-from limba.tools.corpus.preparation.workers import Job, Workers
+from limba.tools.corpus.preparation.workers import Job
 from limba.tools.corpus.preparation.writers import SHARD_WRITERS
 
 About = dict[str, Any]  # what a folder says of how it was made, as JSON
@@ -39,6 +40,8 @@ logger = logging.getLogger(__name__)
 # longer than writing the shard if they are many and small.
 FEW_GROUPS, UNITS_PER_GROUP, MOST_GROUPS = 128, 16, 4096
 BLOCK_BYTES = 1 << 26  # of documents that a worker collects before it writes them to its scratch file
+JOBS_FILE = "slurm.json"  # of the scratch folder, until it is finished: the jobs of Slurm that prepare it
+ANSWER_SECONDS = 60  # for squeue
 
 Recipe = Callable[[], Task]  # hashable and picklable: each worker makes the task itself, once
 
@@ -87,45 +90,28 @@ class _Plan:
     num_groups: int
 
 
-def prepare(
-    recipe: Recipe,
-    settings: Settings,
-    output: str,
-    *,
-    workers: int = 1,
-    tasks: int | None = None,
-    scratch: str | None = None,
-    progress: Callable[[str, int], object] | None = None,
-    preload: Callable[[], None] | None = None,
-    another: str = "another output folder",
-) -> Prepared:
+def prepare(recipe: Recipe, settings: Settings, output: str, workers: int = 1, scratch: str | None = None) -> Prepared:
     """Writes the split's documents below `output`, a directory or an address; returns a summary.
 
     After an interruption a second call resumes; after the end it does nothing. `scratch` needs as much
     space as the documents themselves, compressed, until the end: by default it is `output/unfinished`, or for an
-    address a folder of this user in the machine's temporary directory. `progress(what, total)` returns a counter with
-    `update(number)` and `close()`; each worker process calls `preload()` first. With `tasks` there are no more
-    workers than those; the files are the same. Raises InputError if the folder has other content (with the advice to
-    give `another`), if another process or a queued job of Slurm is writing it, and for errors in the corpus or the
-    vocabulary.
+    address a folder of this user in the machine's temporary directory. Raises InputError if the folder has other
+    content, if another process or a queued job of Slurm is writing it, and for errors in the corpus or the vocabulary.
     """
-    for name, number in (("workers", workers), ("tasks", 1 if tasks is None else tasks)):
-        if number < 1:
-            raise InputError(f"{name} is {number}; give 1 or more.")
-    work = Preparation(recipe, settings, output, scratch, another)
+    if workers < 1:
+        raise InputError(f"workers is {workers}; give 1 or more.")
+    work = Preparation(recipe, settings, output, scratch)
     if work.finished:
         return work.finished
-    processes = Workers(workers if tasks is None else min(workers, tasks), preload)
-    counter = progress or (lambda what, total: None)
-    with held(output, "prepares") as mine, processes:
+    with held(output, "prepares") as mine:
         work.begin()
-        jobs = work.reading()
-        processes.results(jobs, counter("reading", len(jobs)))
-        work.check_documents()
-        mine.check()
-        jobs = work.writing()
-        processes.results(jobs, counter("writing", len(jobs)))
-        mine.check()
+        for what, unit, missing in (("reading", "part", work.reading), ("writing", "shard", work.writing)):
+            jobs = missing()
+            with Progress(len(jobs), 0, unit=unit, what=what) as counter:
+                for _ in processes.results(jobs, workers):
+                    counter.update()
+            work.check_documents()
+            mine.check()
         return work.finish()
 
 
@@ -135,14 +121,8 @@ class Preparation:
     `finished` is the summary of a folder that needs nothing more, else None. Errors as `prepare`.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        settings: Settings,
-        output: str,
-        scratch: str | None = None,
-        another: str = "another output folder",
-    ):
+    def __init__(self, recipe: Recipe, settings: Settings, output: str, scratch: str | None = None):
+        self.output, self.scratch_given = output, bool(scratch)
         task = _task_of(recipe)
         self._source, self._settings = _source(task), settings
         self._columns, self._units = columns_of(self._source, settings), self._source.units(settings.split)
@@ -151,7 +131,7 @@ class Preparation:
         self._folder = OutputFolder(output)
         existing, shards = self._folder.settings(), self._folder.shards()
         if existing and (existing.get("finished") or shards):
-            _compare(existing, self._about, output, another)
+            _compare(existing, self._about, output)
         self.finished: Prepared | None = None
         if existing and existing.get("finished") and self._has_all():
             self.finished = self._prepared(existing["documents"], existing["bytes"], was_finished=True)
@@ -163,23 +143,23 @@ class Preparation:
 
     def begin(self) -> None:
         """Makes the folders ready. Raises InputError if jobs of Slurm that prepare them are queued or running."""
-        queued.check(self.scratch)
+        _check_queue(self.scratch)
         _check_scratch(self.scratch, self._about)
         self._folder.write(SETTINGS_FILE, _json({**self._about, "finished": False}))
 
-    def reading(self) -> list[Job]:
-        """Returns the jobs that write the scratch files that are missing, each one."""
+    def reading(self, rank: int = 0, tasks: int = 1) -> list[Job]:
+        """Returns the jobs that write the scratch files that are missing, each one; of several tasks those of one."""
         count = self._plan.num_groups
         cut = [len(self._units) * group // count for group in range(count + 1)]
         return [
             partial(_read_group, self._plan, group, cut[group], self._units[cut[group] : cut[group + 1]])
-            for group in range(count)
+            for group in range(rank, count, tasks)
             if not _is_read(self.scratch, group)
         ]
 
-    def writing(self) -> list[Job]:
-        """Returns the jobs that write the shards that are missing, each one; they need all scratch files."""
-        shards, name = range(self._settings.num_shards), self._settings.shard_name
+    def writing(self, rank: int = 0, tasks: int = 1) -> list[Job]:
+        """Returns the jobs that write the shards that are missing, as `reading`; they need all scratch files."""
+        shards, name = range(rank, self._settings.num_shards, tasks), self._settings.shard_name
         return [partial(_write_shard, self._plan, shard) for shard in shards if not self._folder.has(name(shard))]
 
     def check_documents(self) -> tuple[int, int]:
@@ -296,17 +276,39 @@ def _different(existing: About, about: About) -> str | None:
     return next((name for name in about if existing.get(name) != about[name]), None)
 
 
-def _compare(existing: About, about: About, output: str, another: str) -> None:
+def _compare(existing: About, about: About, output: str) -> None:
     name = _different(existing, about)
     if name:
         raise InputError(
-            f"{output} was prepared with {name} {existing.get(name)!r} and this is {about[name]!r}; give {another}, "
-            "or delete the folder."
+            f"{output} was prepared with {name} {existing.get(name)!r} and this is {about[name]!r}; give another folder"
+            " (with --tfds another name), or delete it."
         )
 
 
 def _json(content: About) -> bytes:
     return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def _check_queue(scratch: Path) -> None:
+    """Raises InputError if a job of Slurm that prepares the folder is queued or running, as far as squeue tells."""
+    try:
+        jobs = json.loads((scratch / JOBS_FILE).read_text())
+    except (FileNotFoundError, ValueError):
+        return
+    if living := sorted({job for job in jobs if _is_queued(job)}):
+        raise InputError(
+            f"Jobs of Slurm that prepare this folder are queued or running ({', '.join(living)}); wait for their end,"
+            f" or scancel {' '.join(living)}, and then start again: finished parts are not repeated."
+        )
+
+
+def _is_queued(job: str) -> bool:
+    command = ["squeue", "-h", "-j", job, "-o", "%A"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return not found.returncode and bool(found.stdout.strip())  # it fails for a job that it has forgotten
 
 
 def _check_scratch(scratch: Path, about: About) -> None:
