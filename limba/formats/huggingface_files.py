@@ -183,7 +183,8 @@ def write_pytorch(
     count = len(files)
     names = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
     for name, part in zip(names if count > 1 else ["model.safetensors"], files, strict=True):
-        _write_safetensors(directory / name, part, dtype)
+        with (directory / name).open("wb") as file:
+            write_safetensors(file, part, dtype)
     if count > 1:
         index = {name: file for file, part in zip(names, files, strict=True) for name in part}
         total = sum(_size(stored) for part in files for stored in part.values())
@@ -191,8 +192,9 @@ def write_pytorch(
         (directory / "model.safetensors.index.json").write_text(json.dumps(content, indent=2) + "\n")
 
 
-def _write_safetensors(path: Path, part: Mapping[str, Stored], dtype: str) -> None:
-    header: Json = {"__metadata__": {"format": "pt"}}
+def write_safetensors(file: BinaryIO, part: Mapping[str, Stored], dtype: str, **about: str) -> None:
+    """Writes one file of safetensors, its arrays one after the other; `about` goes into its metadata."""
+    header: Json = {"__metadata__": {"format": "pt", **about}}
     start = 0
     for name, stored in part.items():
         end = start + _size(stored)
@@ -200,10 +202,9 @@ def _write_safetensors(path: Path, part: Mapping[str, Stored], dtype: str) -> No
         start = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for stored in part.values():
-            file.writelines(_blocks(stored))
+    file.write(struct.pack("<Q", len(text)) + text)
+    for stored in part.values():
+        file.writelines(_blocks(stored))
 
 
 def write_flax(

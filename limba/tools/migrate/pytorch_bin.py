@@ -7,16 +7,14 @@ is looked up or imported by a name, so a file of somebody else runs nothing. (to
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import json
 import logging
 import math
-import mmap
 import pickle
-import pickletools
 import zipfile
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,7 +22,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from limba.config import InputError, reason_of
-from limba.formats.names import files_of_index
+from limba.formats.names import Arrays, Stored, files_of_index
 from limba.storage.files import private_folder, replacing
 
 logger = logging.getLogger(__name__)
@@ -34,6 +32,10 @@ CACHE = "~/.cache/limba/safetensors"  # for folders that cannot be written
 MAGIC = 0x1950A86A20F9469CFC6C  # of a stream: its first pickle
 ZIP = b"PK\x03\x04"
 BYTES_OF_PICKLE = 1 << 26
+DAMAGED = (  # what reading a file that was cut or changed raises
+    OSError, ValueError, KeyError, IndexError, EOFError, AttributeError, TypeError, zipfile.BadZipFile,
+    NotImplementedError, RuntimeError, MemoryError, OverflowError, pickle.UnpicklingError, ImportError,
+)  # fmt: skip
 # Classes of storages -> numpy's type; bfloat16 is widened from its bits.
 STORAGES = {
     "FloatStorage": "f4", "DoubleStorage": "f8", "HalfStorage": "f2", "BFloat16Storage": "u2", "LongStorage": "i8",
@@ -72,7 +74,7 @@ def as_safetensors(folder: Path) -> Path:
     """Returns a folder with the weights of `folder` as model.safetensors, float32: itself, or one in CACHE.
 
     They are written once, beside the pytorch_model.bin if the folder can be written, and again when that changes. A
-    folder that somebody else has written safetensors to is returned as it is. Raises InputError as BinFolder.
+    folder that somebody else has written safetensors to is returned as it is. Raises InputError as `open_bin`.
     """
     own = folder / WRITTEN
     if own.with_name(f"{WRITTEN}.index.json").exists() or (own.exists() and not _mark(own)):
@@ -83,14 +85,14 @@ def as_safetensors(folder: Path) -> Path:
     for place in (folder, kept):
         if _mark(place / WRITTEN) == mark:
             return place
-    arrays = BinFolder(folder)
+    arrays, written = open_bin(folder), folder
     try:
         _write(folder, arrays, mark)
     except OSError:
-        _write(private_folder(kept), arrays, mark)
-        folder = kept
-    logger.warning("The weights of %s are now in %s too, which is read from now on.", arrays.path, folder / WRITTEN)
-    return folder
+        written = private_folder(kept)
+        _write(written, arrays, mark)
+    logger.warning("The weights of %s are now in %s too, which is read from now on.", folder, written / WRITTEN)
+    return written
 
 
 def _names(folder: Path) -> list[str]:
@@ -108,117 +110,84 @@ def _mark(path: Path) -> str:
         return ""
 
 
-def _write(folder: Path, arrays: BinFolder, mark: str) -> None:
+def _write(folder: Path, arrays: Arrays, mark: str) -> None:
     """Writes all arrays, one after the other; the file has its name when it is whole."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt", "made_from": mark}}
-    end = 0
-    for name in arrays:
-        shape, start = arrays.shape(name), end
-        end += 4 * math.prod(shape)
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
+    from limba.formats.huggingface_files import write_safetensors
+
     with replacing(folder / WRITTEN) as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name in arrays:
-            file.write(np.ascontiguousarray(arrays[name], "<f4").data)
+        write_safetensors(file, arrays.stored, "float32", made_from=mark)
 
 
-class BinFolder(Mapping[str, np.ndarray]):
-    """The arrays of `pytorch_model.bin`, or of the files that its index names, as float32; each is read on access.
+def open_bin(folder: Path) -> Arrays:
+    """Returns the arrays of `pytorch_model.bin`, or of the files that its index names, as float32; read on access.
 
     bfloat16 and float16 are exact in float32. Raises InputError for a file that cannot be read, or that holds anything
     but tensors.
     """
-
-    def __init__(self, directory: str | Path):
-        self.path = Path(directory)
-        self._places: dict[str, tuple[_File, _Tensor]] = {}
-        for name in _names(self.path):
-            file = _File(self.path / name)
-            self._places |= {key: (file, tensor) for key, tensor in file.tensors.items()}
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        file, tensor = self._places[name]
-        return file.array(tensor)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Returns an array's shape without reading its values."""
-        return self._places[name][1].shape
+    found: dict[str, Stored] = {}
+    for name in _names(folder):
+        file = _File(folder / name)
+        for key, tensor in file.tensors.items():
+            found[key] = Stored(tensor.shape, np.dtype(np.float32), functools.partial(file.array, tensor))
+    return Arrays(found)
 
 
 class _File:
-    """One file, mapped into memory: its tensors, and the place of each storage."""
+    """One file: its tensors, and the place of each storage in a stream, or in the zip."""
 
     def __init__(self, path: Path):
-        self.path = path
-        self._order = "<"
-        self._places: dict[str, int] = {}  # storage -> its first byte
+        self.path, self._order = path, "<"
+        self._places: dict[str, int | str] = {}  # storage -> its first byte, or its name in the zip
         try:
             with path.open("rb") as file:
-                found = self._read_zip(file) if file.read(4) == ZIP else self._read_stream(file)
-                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            self.tensors = self._checked(found)
+                is_zip = file.read(4) == ZIP
+                file.seek(0)
+                self.tensors = self._checked(self._read_zip(file) if is_zip else self._read_stream(file))
         except _WrongError as error:
             raise InputError(
                 f"{path} {error}; it is not opened: use model.safetensors, or save it again with a newer PyTorch as a"
                 " table of tensors, torch.save(model.state_dict(), …)."
             ) from error
-        except (OSError, ValueError, KeyError, IndexError, EOFError, AttributeError, TypeError) as error:
-            raise self._damaged(reason_of(error)) from error
-        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, MemoryError, OverflowError) as error:
-            raise self._damaged(reason_of(error)) from error
-
-    def _damaged(self, reason: str) -> InputError:
-        return InputError(f"{self.path} cannot be read as PyTorch's ({reason}); copy it again.")
+        except DAMAGED as error:
+            raise InputError(f"{path} cannot be read as PyTorch's ({reason_of(error)}); copy it again.") from error
 
     def _read_zip(self, file: BinaryIO) -> object:
         with zipfile.ZipFile(file) as archive:
-            entries = {entry.filename: entry for entry in archive.infolist()}
-            table = next((name for name in entries if name.endswith("/data.pkl")), None)
+            sizes = {entry.filename: entry.file_size for entry in archive.infolist()}
+            table = next((name for name in sizes if name.endswith("/data.pkl")), None)
             if table is None:
                 raise _WrongError("holds no data.pkl, so it is no table of tensors")
             folder = table.removesuffix("data.pkl")
-            if (order := folder + "byteorder") in entries and archive.read(order) == b"big":
+            if (order := folder + "byteorder") in sizes and archive.read(order) == b"big":
                 self._order = ">"
-            if entries[table].file_size > BYTES_OF_PICKLE:
-                raise _WrongError(f"has {entries[table].file_size:,} bytes beside its tensors")
-            found = _read(io.BytesIO(archive.read(table)))
-            for name, entry in entries.items():
-                if not name.startswith(folder + "data/"):
-                    continue
-                if entry.compress_type != zipfile.ZIP_STORED:
-                    raise _WrongError("is compressed")
-                file.seek(entry.header_offset + 26)
-                lengths = int.from_bytes(file.read(2), "little") + int.from_bytes(file.read(2), "little")
-                self._places[name.removeprefix(folder + "data/")] = entry.header_offset + 30 + lengths
-        return found
+            if sizes[table] > BYTES_OF_PICKLE:
+                raise _WrongError(f"has {sizes[table]:,} bytes beside its tensors")
+            storages: dict[str, _Storage] = {}
+            found = _read(io.BytesIO(archive.read(table)), storages)
+            self._places |= {key: f"{folder}data/{key}" for key in storages}
+            if short := [key for key in storages if sizes[f"{folder}data/{key}"] < storages[key].bytes]:
+                raise ValueError(f"storage {short[0]} is shorter than its tensors")
+            return found
 
     def _read_stream(self, file: BinaryIO) -> object:
-        file.seek(0)
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            if _first_number(data) != MAGIC:
-                raise ValueError("it begins neither as a zip nor as a stream of tensors")
-            for _ in range(3):  # the magic number, the version, the machine's sizes
-                head = _read(data)
-                if isinstance(head, dict) and head.get("little_endian") is False:
-                    self._order = ">"
-            storages: dict[str, _Storage] = {}
-            found, keys = _read(data, storages), _read(data)
-            if not isinstance(keys, list):
-                raise ValueError("it has no list of storages")
-            place = data.tell()
-            for key in keys:
-                if int.from_bytes(data[place : place + 8], "little") != storages[key].length:
-                    raise ValueError(f"storage {key} has another length than its tensors")
-                self._places[key] = place + 8
-                place += 8 + storages[key].bytes
-            return found
+        if _read(file) != MAGIC:
+            raise ValueError("it begins neither as a zip nor as a stream of tensors")
+        for _ in range(2):  # the version, the machine's sizes
+            head = _read(file)
+            if isinstance(head, dict) and head.get("little_endian") is False:
+                self._order = ">"
+        storages: dict[str, _Storage] = {}
+        found, keys = _read(file, storages), _read(file)
+        if not isinstance(keys, list):
+            raise ValueError("it has no list of storages")
+        for key in keys:
+            if int.from_bytes(file.read(8), "little") != storages[key].length:
+                raise ValueError(f"storage {key} has another length than its tensors")
+            self._places[key] = file.tell()
+            file.seek(storages[key].bytes, io.SEEK_CUR)
+        if file.tell() > self.path.stat().st_size:
+            raise ValueError("its last storage ends beyond the file")
+        return found
 
     def _checked(self, found: object) -> dict[str, _Tensor]:
         if not isinstance(found, dict) or not found:
@@ -227,30 +196,27 @@ class _File:
             if not (isinstance(name, str) and isinstance(tensor, _Tensor)):
                 raise _WrongError(f"holds {str(name)[:80]!r}, which is no tensor")
             last = tensor.start + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.strides, strict=True))
-            place = self._places[tensor.storage.key]
+            if tensor.storage.key not in self._places:
+                raise ValueError(f"the storage of {name} is not in the file")
             if (math.prod(tensor.shape) and last >= tensor.storage.length) or min(tensor.start, *tensor.strides, 0) < 0:
                 raise ValueError(f"{name} ends beyond its storage")
-            if place + tensor.storage.bytes > len(self._data):
-                raise ValueError(f"{name} ends beyond the file")
         return found
 
     def array(self, tensor: _Tensor) -> np.ndarray:
-        storage = tensor.storage
+        storage, place = tensor.storage, self._places[tensor.storage.key]
+        with self.path.open("rb") as file:
+            if isinstance(place, str):
+                data = zipfile.ZipFile(file).read(place)
+            else:
+                file.seek(place)
+                data = file.read(storage.bytes)
         dtype = np.dtype(self._order + STORAGES[storage.kind])
-        numbers = np.frombuffer(self._data, dtype, storage.length, self._places[storage.key])[tensor.start :]
+        numbers = np.frombuffer(data, dtype, storage.length)[tensor.start :]
         strides = tuple(dtype.itemsize * step for step in tensor.strides)
         view = np.lib.stride_tricks.as_strided(numbers, tensor.shape, strides, writeable=False)
         if storage.kind == "BFloat16Storage":  # the upper half of a float32's bits
             return (view.astype(np.uint32) << 16).view(np.float32)
         return view.astype(np.float32)
-
-
-def _first_number(data: Any) -> object:
-    """Returns the number that the first pickle holds; None for anything else."""
-    try:
-        return next(argument for code, argument, _ in pickletools.genops(data[:64]) if code.name != "PROTO")
-    except (ValueError, StopIteration):
-        return None
 
 
 class _Table(dict):
@@ -300,7 +266,4 @@ class _Tables(pickle.Unpickler):
 
 
 def _read(file: Any, storages: dict[str, _Storage] | None = None) -> Any:
-    try:
-        return _Tables(file, storages).load()
-    except (pickle.UnpicklingError, ImportError) as error:
-        raise ValueError(reason_of(error)) from error
+    return _Tables(file, storages).load()
