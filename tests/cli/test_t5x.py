@@ -14,7 +14,6 @@ from limba.cli.gin import GinRun
 from limba.config import InputError
 from limba.tools.migrate.t5x import tables
 from limba.tools.migrate.t5x import translate as convert
-from limba.tools.migrate.t5x.examples import EXAMPLES
 from limba.tools.migrate.t5x.read import is_t5x
 from limba.tools.migrate.t5x.translate import Translated, translate
 
@@ -111,10 +110,6 @@ def test_every_file_of_the_tables_can_be_included(path, tmp_path):
         parts = [path]
     elif "umt5/" in path:
         parts = ["t5x/examples/scalable_t5/mt5/small.gin", path, "t5x/configs/runs/pretrain.gin"]
-    elif "local_tiny" in path:
-        parts = ["t5x/examples/t5/t5_1_1/small.gin", "t5x/configs/runs/pretrain.gin", path]
-    elif path in EXAMPLES:
-        parts = [path]
     else:
         parts = [path, "t5x/configs/runs/pretrain.gin"]
     file = tmp_path / "mine.gin"

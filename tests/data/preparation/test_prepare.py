@@ -306,9 +306,7 @@ def test_documents_become_a_tensorflow_data_set(corpus, tmp_path):
     written = json.loads((tmp_path / "cc100/ja/1.0.0/prepared.json").read_text())["documents"]
     assert len(train) + len(others) == written and abs(len(others) - 0.02 * written) < 2
     assert set(train) | set(others) <= set(texts) and written > 0.9 * len(texts)
-    with pytest.raises(
-        InputError, match="with split 'train' and this is 'validation';.*--tfds another"
-    ):
+    with pytest.raises(InputError, match="with split 'train' and this is 'validation';.*--tfds another"):
         launch_prepare.run([*arguments, f"--data_dir={tmp_path}", "--num_shards=3", "--split=validation"])
     with pytest.raises(InputError, match="has a wiki40b/ja of its own"):
         launch_prepare.run([*arguments[:-1], "--tfds=wiki40b/ja", f"--data_dir={tmp_path}"])

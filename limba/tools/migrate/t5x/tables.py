@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from limba.tools.migrate.t5x.examples import EXAMPLES, fields
-
 PAGE = "docs/coming_from_t5x.md"
 LOSS_NORMALIZERS = {  # loss_normalizing_factor -> LossConfig.normalize_by
     "NUM_REAL_TARGET_TOKENS": "tokens",
@@ -21,6 +19,16 @@ OUTPUT = ("write_inferences_to_file", "JSONLogger", "TensorBoardLogger", "summar
 IDLE = "nothing in this run uses it"
 REQUIRED = "%gin.REQUIRED"
 Table = Mapping[str, str]
+
+
+def fields(selector: str, **values: object) -> dict[str, str]:
+    """Returns values of a class or function as gin's bindings.
+
+    >>> fields("trainer.Trainer", num_microbatches=2)
+    {'trainer.Trainer.num_microbatches': '2'}
+    """
+    return {f"{selector}.{name}": str(value) for name, value in values.items()}
+
 
 VOCABULARIES = {
     "t5": "gs://t5-data/vocabs/cc_all.32000.100extra/sentencepiece.model",
@@ -259,7 +267,6 @@ _OTHERS: Mapping[str, tuple[tuple[str, ...], Table]] = {  # path -> (files inclu
         )
         for size in _NEW
     },
-    **EXAMPLES,
 }  # fmt: skip
 PATHS = (
     *_OTHERS,
