@@ -92,13 +92,6 @@ def noise_token_to_sentinel(
     return tf.where(noise_mask, tf.cast(sentinel_id(vocabulary), tokens.dtype), tokens)
 
 
-def noise_span_to_sentinel(
-    tokens: tf.Tensor, noise_mask: tf.Tensor, vocabulary: seqio.Vocabulary, seeds: Seeds
-) -> tf.Tensor:
-    """Replaces each span of noise by the first sentinel."""
-    return noise_token_to_sentinel(tokens, noise_mask, vocabulary, seeds)[tf.logical_not(_follows(noise_mask))]
-
-
 def noise_span_to_unique_sentinel(
     tokens: tf.Tensor, noise_mask: tf.Tensor, vocabulary: seqio.Vocabulary, seeds: Seeds
 ) -> tf.Tensor:
@@ -178,22 +171,16 @@ def denoise(
     **unused_kwargs: object,
 ) -> tf.data.Dataset:
     """Applies `single_example_denoise` to each example, with a seed of its own."""
-
-    @seqio.map_over_dataset(num_seeds=1)
-    def of_example(features: Example, seed: tf.Tensor) -> dict[str, tf.Tensor]:
-        return single_example_denoise(
-            features,
-            seed,
-            output_features=output_features,
-            noise_density=noise_density,
-            noise_mask_fn=noise_mask_fn,
-            inputs_fn=inputs_fn,
-            targets_fn=targets_fn,
-            passthrough_feature_keys=passthrough_feature_keys,
-            input_feature_key=input_feature_key,
-        )
-
-    return of_example(dataset)
+    return seqio.map_over_dataset(single_example_denoise, num_seeds=1)(
+        dataset,
+        output_features=output_features,
+        noise_density=noise_density,
+        noise_mask_fn=noise_mask_fn,
+        inputs_fn=inputs_fn,
+        targets_fn=targets_fn,
+        passthrough_feature_keys=passthrough_feature_keys,
+        input_feature_key=input_feature_key,
+    )
 
 
 Features = Mapping[str, seqio.Feature]
@@ -226,40 +213,6 @@ def random_spans_helper(
     if noise_density == 0.5 and targets > inputs:  # t5 keeps both sides equally long
         return tokens - 1, targets - 1
     return tokens, targets
-
-
-def single_example_select_random_chunk(
-    features: Example,
-    seed: tf.Tensor | int,
-    output_features: Features,
-    max_length: int | None = None,
-    feature_key: str = "targets",
-    additional_feature_keys: Sequence[str] | None = None,
-    passthrough_feature_keys: Sequence[str] | None = None,
-    sequence_length: Mapping[str, int] | None = None,
-    uniform_random_start: bool = False,
-    min_length: int | None = None,
-) -> dict[str, tf.Tensor]:
-    """Returns one chunk of at most `max_length` tokens, the same of all `additional_feature_keys`."""
-    cut = (feature_key, *(additional_feature_keys or ()))
-    _check_apart(cut, passthrough_feature_keys)
-    if max_length is None and sequence_length is not None:
-        max_length = _room(feature_key, sequence_length, output_features)
-    if max_length is None:
-        raise ValueError("select_random_chunk has neither max_length nor sequence_length; give one.")
-    first, second = tf.unstack(tf.random.experimental.stateless_split(seed))
-    count = tf.size(features[feature_key])
-    length: tf.Tensor | int = max_length
-    if min_length is not None:
-        length = tf.random.stateless_uniform([], first, min_length, max_length, tf.int32)
-    if uniform_random_start:
-        start = tf.random.stateless_uniform([], second, 1 - length, count, tf.int32)
-        end, start = tf.minimum(start + length, count), tf.maximum(start, 0)
-    else:
-        start = length * tf.random.stateless_uniform([], second, 0, _num_parts(count, length), tf.int32)
-        end = tf.minimum(start + length, count)
-    chunk = {name: _of_length(features[name], count, name)[start:end] for name in cut}
-    return {**chunk, **{name: features[name] for name in passthrough_feature_keys or ()}}
 
 
 def _check_apart(cut: Sequence[str], passed: Sequence[str] | None) -> None:
@@ -303,16 +256,33 @@ def select_random_chunk(
     min_length: int | None = None,
     **unused_kwargs: object,
 ) -> tf.data.Dataset:
-    """Applies `single_example_select_random_chunk` to each example that has tokens."""
-    choices = (max_length, feature_key, additional_feature_keys, passthrough_feature_keys, sequence_length)
+    """Returns one chunk of at most `max_length` tokens of each example that has any.
+
+    The chunk of all `additional_feature_keys` is the same.
+    """
+    cut, passed = (feature_key, *(additional_feature_keys or ())), tuple(passthrough_feature_keys or ())
+    _check_apart(cut, passed)
+    if max_length is None and sequence_length is not None:
+        max_length = _room(feature_key, sequence_length, output_features)
+    if max_length is None:
+        raise ValueError("select_random_chunk has neither max_length nor sequence_length; give one.")
 
     @seqio.map_over_dataset(num_seeds=1)
-    def of_example(features: Example, seed: tf.Tensor) -> dict[str, tf.Tensor]:
-        return single_example_select_random_chunk(
-            features, seed, output_features, *choices, uniform_random_start, min_length
-        )
+    def chunk(features: Example, seed: tf.Tensor) -> dict[str, tf.Tensor]:
+        first, second = tf.unstack(tf.random.experimental.stateless_split(seed))
+        count, length = tf.size(features[feature_key]), max_length
+        if min_length is not None:
+            length = tf.random.stateless_uniform([], first, min_length, max_length, tf.int32)
+        if uniform_random_start:
+            start = tf.random.stateless_uniform([], second, 1 - length, count, tf.int32)
+            end, start = tf.minimum(start + length, count), tf.maximum(start, 0)
+        else:
+            start = length * tf.random.stateless_uniform([], second, 0, _num_parts(count, length), tf.int32)
+            end = tf.minimum(start + length, count)
+        found = {name: _of_length(features[name], count, name)[start:end] for name in cut}
+        return {**found, **{name: features[name] for name in passed}}
 
-    return of_example(_not_empty(dataset, feature_key))
+    return chunk(_not_empty(dataset, feature_key))
 
 
 def reduce_concat_tokens(
@@ -374,38 +344,3 @@ def split_tokens_to_inputs_length(
     """`split_tokens` to the inputs' length, less the end of sequence."""
     length = _room("inputs", sequence_length, output_features)
     return split_tokens(dataset, max_tokens_per_segment=length, **kwargs)
-
-
-def split_tokens_to_targets_length(
-    dataset: tf.data.Dataset, sequence_length: Mapping[str, int], output_features: Features, **kwargs: Any
-) -> tf.data.Dataset:
-    """`split_tokens` to the targets' length, less the end of sequence."""
-    length = _room("targets", sequence_length, output_features)
-    return split_tokens(dataset, max_tokens_per_segment=length, **kwargs)
-
-
-def concatenate_and_split_to_fixed_length(
-    dataset: tf.data.Dataset,
-    sequence_length: Mapping[str, int],
-    output_features: Features,
-    feature_key: str = "targets",
-    **unused_kwargs: object,
-) -> tf.data.Dataset:
-    """Joins all examples' tokens and cuts them into pieces of the feature's length, less the end of sequence."""
-    length = _room(feature_key, sequence_length, output_features)
-    return dataset.map(lambda example: {feature_key: example[feature_key]}).unbatch().batch(length)
-
-
-def trim_tokens_at_front(
-    dataset: tf.data.Dataset,
-    sequence_length: Mapping[str, int],
-    keys_to_trim: Sequence[str] | None = None,
-    **unused_kwargs: object,
-) -> tf.data.Dataset:
-    """Keeps the last tokens of each feature: its length, less the end of sequence."""
-    names = keys_to_trim or tuple(sequence_length)
-
-    def trimmed(example: Example) -> dict[str, tf.Tensor]:
-        return {k: v[-(sequence_length[k] - 1) :] if k in names else v for k, v in example.items()}
-
-    return dataset.map(trimmed)

@@ -71,11 +71,6 @@ def _share_of_equals(targets: Sequence[object], predictions: Sequence[object]) -
     return 100 * float(np.mean([target == text for target, text in zip(targets, predictions, strict=True)]))
 
 
-def all_match(targets: Any, predictions: Any) -> Figures:
-    """100 if all predictions equal their target, else 0."""
-    return {"exact_match": 100 * float(np.array_equal(targets, predictions))}
-
-
 def pearson_corrcoef(targets: Sequence[float], predictions: Sequence[float]) -> Figures:
     """Pearson's correlation."""
     import scipy.stats

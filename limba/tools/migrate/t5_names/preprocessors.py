@@ -118,22 +118,6 @@ def _spaced(text: tf.Tensor) -> tf.Tensor:
     return _single_spaced(tf.strings.regex_replace(text, r"([[:punct:]])", r" \1 "))
 
 
-def filter_by_string_length(
-    dataset: tf.data.Dataset,
-    feature_key: str = "targets",
-    min_length: int = 1,
-    max_length: int = 1_000_000,
-    **_: object,
-) -> tf.data.Dataset:
-    """Keeps the examples whose text has between `min_length` and `max_length` bytes."""
-
-    def is_kept(example: Example) -> tf.Tensor:
-        length = tf.strings.length(example[feature_key])
-        return tf.logical_and(length >= min_length, length <= max_length)
-
-    return dataset.filter(is_kept)
-
-
 def span_corruption(
     dataset: tf.data.Dataset,
     sequence_length: Mapping[str, int],

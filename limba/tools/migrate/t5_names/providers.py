@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import seqio
 
 ByteVocabulary = seqio.ByteVocabulary
@@ -27,21 +29,9 @@ def get_default_vocabulary() -> seqio.SentencePieceVocabulary:
     return seqio.SentencePieceVocabulary(DEFAULT_SPM_PATH, DEFAULT_EXTRA_IDS)
 
 
-def rate_num_examples(
-    task: seqio.Task,
-    maximum: int | None = None,
-    temperature: float = 1.0,
-    scale: float = 1.0,
-    fallback_to_num_input_examples: bool = True,
-) -> float:
+def rate_num_examples(task: seqio.Task, maximum: int | None = None, **choices: Any) -> float:
     """Returns a mixture's rate by the task's number of examples (Raffel et al. 2020, section 3.5.2)."""
-    return seqio.mixing_rate_num_examples(
-        task=task,
-        maximum=maximum,
-        scale=scale,
-        temperature=temperature,
-        fallback_to_num_input_examples=fallback_to_num_input_examples,
-    )
+    return seqio.mixing_rate_num_examples(task, maximum, **choices)
 
 
 def rate_unsupervised(task: seqio.Task, value: float = 1e6) -> float:
