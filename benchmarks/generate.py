@@ -15,14 +15,13 @@ import gzip
 import itertools
 import json
 import statistics
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from benchmarks.train_step import median_seconds, reported
 from limba.cli import program
 from limba.cli.arguments import Parser
 from limba.config import InputError, environment
@@ -34,16 +33,6 @@ EOS = 1
 
 def _inputs(args: argparse.Namespace) -> np.ndarray:
     return np.random.default_rng(0).integers(3, SMALL["vocab_size"], (args.batch, args.inputs)).astype(np.int32)
-
-
-def _seconds(run: Callable[[], object], repeats: int) -> float:
-    """Returns the median seconds, the first run, which compiles, left out."""
-    times = []
-    for _ in range(repeats + 1):
-        began = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times[1:])
 
 
 def time_limba(args: argparse.Namespace) -> float:
@@ -62,7 +51,7 @@ def time_limba(args: argparse.Namespace) -> float:
     params = jax.jit(model.init)(jax.random.key(0))
     banned = jnp.asarray(banned_mask(SMALL["vocab_size"], SMALL["vocab_size"], [EOS]))
     inputs, config = jnp.asarray(_inputs(args)), GenerationConfig(max_tokens=args.tokens, num_beams=args.beams)
-    return _seconds(
+    return median_seconds(
         lambda: jax.block_until_ready(generate(Plan(model, config), params, Given(inputs, banned))), args.repeats
     )
 
@@ -96,7 +85,7 @@ def time_torch(args: argparse.Namespace) -> float:
                 inputs, attention_mask=torch.ones_like(inputs), do_sample=False, num_beams=args.beams, **length
             )
 
-    return _seconds(run, args.repeats)
+    return median_seconds(run, args.repeats)
 
 
 def _texts(path: str, column: str, num: int) -> list[str]:
@@ -148,11 +137,7 @@ def compare(args: argparse.Namespace) -> dict[str, int]:
 def _run(args: argparse.Namespace, peer: str) -> float:
     names = ("batch", "inputs", "tokens", "beams", "repeats")
     command = [sys.executable, "-m", "benchmarks.generate", f"--only={peer}"]
-    command += [f"--{name}={getattr(args, name)}" for name in names]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise InputError(f"{' '.join(command)} failed: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
-    return json.loads(done.stdout.splitlines()[-1])["seconds"]
+    return reported([*command, *(f"--{name}={getattr(args, name)}" for name in names)], "seconds")
 
 
 def main(argv: Sequence[str]) -> None:

@@ -15,29 +15,17 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
-import time
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.train_step import add_sizes
+from benchmarks.train_step import add_sizes, median_seconds, reported
 from limba.cli import program
 from limba.cli.arguments import Parser
 from limba.config import InputError, ModelConfig, environment
 
 LEARNING_RATE = 1e-2
-
-
-def _seconds(step: Callable[[], None], num_steps: int) -> float:
-    """Returns the median seconds of a step, the first one, which compiles, left out."""
-    times = []
-    for _ in range(num_steps + 1):
-        began = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times[1:])
 
 
 def _sizes(args: argparse.Namespace) -> ModelConfig:
@@ -100,7 +88,7 @@ def time_t5x(args: argparse.Namespace) -> float:
         nonlocal state
         state = jax.block_until_ready(update(state))
 
-    return _seconds(step, args.steps)
+    return median_seconds(step, args.steps)
 
 
 def time_torch(args: argparse.Namespace) -> float:
@@ -139,18 +127,14 @@ def time_torch(args: argparse.Namespace) -> float:
         if device == "cuda":
             torch.cuda.synchronize()
 
-    return _seconds(step, args.steps)
+    return median_seconds(step, args.steps)
 
 
 def _run(module: str, args: argparse.Namespace, *more: str) -> float:
     """Returns the seconds per step that a process of its own reports."""
     names = ("size", "dtype", "batch", "inputs", "targets", "steps")
     shape = [f"--{name}={getattr(args, name)}" for name in names]
-    command = [sys.executable, "-m", module, *shape, "--json", *more]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise InputError(f"{' '.join(command)} failed: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
-    return json.loads(done.stdout.splitlines()[-1])["seconds_per_step"]
+    return reported([sys.executable, "-m", module, *shape, "--json", *more], "seconds_per_step")
 
 
 def main(argv: Sequence[str]) -> None:

@@ -14,14 +14,33 @@ import dataclasses
 import json
 import resource
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from limba.cli import program
 from limba.cli.arguments import Parser
 from limba.config import InputError, ModelConfig, environment
 from limba.config.optimizer import RULES
+
+
+def median_seconds(run: Callable[[], object], repeats: int) -> float:
+    """Returns the median seconds of a call, the first one, which compiles, left out."""
+    times = []
+    for _ in range(repeats + 1):
+        began = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times[1:])
+
+
+def reported(command: Sequence[str], name: str) -> float:
+    """Returns a figure of the JSON that a program prints last; InputError if it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise InputError(f"{' '.join(command)} failed: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
+    return json.loads(done.stdout.splitlines()[-1])[name]
 
 
 def time_step(config: ModelConfig, args: argparse.Namespace) -> dict[str, float]:

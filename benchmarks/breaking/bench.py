@@ -90,8 +90,8 @@ def shape(text: str, directory: Path) -> str:
 class Bench:
     """A folder for the runs, a corpus, a vocabulary, and the undisturbed runs to compare with."""
 
-    def __init__(self, folder: Path, corpus: Path, vocabulary: Path, seed: int = 0, extra: Sequence[str] = ()):
-        self.folder, self.corpus, self.vocabulary, self.extra = folder, corpus, vocabulary, list(extra)
+    def __init__(self, folder: Path, corpus: Path, vocabulary: Path, seed: int = 0):
+        self.folder, self.corpus, self.vocabulary = folder, corpus, vocabulary
         self.moments = random.Random(seed)
         self.ordinary: set[str] = set()  # shapes of the lines of undisturbed runs
         self._references: dict[Setting, Reference] = {}
@@ -114,7 +114,6 @@ class Bench:
         """Returns the arguments of `limba train`."""
         return [
             *kill.demo_arguments(setting.corpus or str(self.corpus), str(self.vocabulary)),
-            *self.extra,
             f"--gin.MODEL_DIR={directory}",
             f"--gin.TRAIN_STEPS={setting.steps if steps is None else steps}",
             "--gin.LOG_PERIOD=1",

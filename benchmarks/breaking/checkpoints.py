@@ -15,7 +15,6 @@ from benchmarks import kill
 from benchmarks.breaking.bench import MOST_LINES, TRAINED_STEPS, UNWANTED, Bench, Row, Setting
 
 EARLIER = TRAINED_STEPS - 5  # the checkpoint before the newest
-MANIFEST = "manifest.json"
 MARK = "commit_success.txt"  # Orbax's, made after the manifest: it holds a time, and nothing of the run
 # `limba train` up to the first step, again and again in one process: reads lines of arguments, and writes for each a
 # line with the exit status, the step and hash of the state and batch that training would begin with, and what it says.
@@ -107,12 +106,7 @@ WAYS: dict[str, Callable[[Path, random.Random], object]] = {
     "cut": lambda path, _: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
     "flipped": _flip,
 }
-SAID = {
-    "deleted": "deleted",
-    "emptied": "emptied",
-    "cut": "cut to half",
-    "flipped": "one bit flipped",
-}
+SAID = {"cut": "cut to half", "flipped": "one bit flipped"}  # of the others their name
 
 
 def names() -> list[str]:
@@ -136,7 +130,9 @@ def _each_file(bench: Bench, restoring: Restoring, ways: Sequence[str]) -> Itera
     step = whole / "checkpoints" / str(TRAINED_STEPS)
     files = sorted(path.relative_to(step) for path in step.rglob("*") if path.is_file() and path.stat().st_size)
     for way in ways:
-        row = Row(f"file-{way}", f"each of {len(files)} files of the newest checkpoint alone {SAID[way]}", survived=0)
+        row = Row(
+            f"file-{way}", f"each of {len(files)} files of the newest checkpoint alone {SAID.get(way, way)}", survived=0
+        )
         row.tried, row.resumed = len(files), "the one before, to the last bit"
         for file in files:
             directory = bench.new("damaged")
@@ -149,8 +145,8 @@ def _each_file(bench: Bench, restoring: Restoring, ways: Sequence[str]) -> Itera
             named = next((line for line in said if file.name in line), "")
             row.said = row.said or bench.nameless(named, directory)
             if problem:
-                row.wrong.append(f"{file} {SAID[way]}: {problem}")
-                row.output += f"--- {file} {SAID[way]}: {problem}\n" + "\n".join(said[-8:]) + "\n"
+                row.wrong.append(f"{file} {SAID.get(way, way)}: {problem}")
+                row.output += f"--- {file} {SAID.get(way, way)}: {problem}\n" + "\n".join(said[-8:]) + "\n"
             else:
                 row.survived = (row.survived or 0) + 1
             shutil.rmtree(directory)
@@ -196,7 +192,7 @@ def _trained_on(bench: Bench, way: str, name: str) -> Row:
     WAYS[way](largest, bench.moments)
     with bench.start(directory, setting) as start:
         codes = start.wait(120)
-    row = Row(name, f"the largest file of the newest checkpoint {SAID[way]}; a start trains on")
+    row = Row(name, f"the largest file of the newest checkpoint {SAID.get(way, way)}; a start trains on")
     bench.judge(row, start, directory, codes, [{0}], start.began, largest.name)
     hashes = kill.hashes_in(start.hashes) if start.hashes.exists() else {}
     problem = bench.differences(start, directory, setting, EARLIER)

@@ -19,7 +19,7 @@ from benchmarks.breaking.bench import (
     Row,
     Setting,
 )
-from benchmarks.breaking.start import Start, waiting_for_a_save
+from benchmarks.breaking.start import Start, is_saving
 
 HOST_SECONDS = {1: 30.0, 2: 30.0, 4: 10.0}  # RunConfig.host_timeout_seconds, by the number of processes
 STEP_SECONDS = 10.0  # RunConfig.step_timeout_seconds where a step stands still
@@ -144,8 +144,7 @@ def _do(bench: Bench, start: Start, fault: Fault, directory: Path) -> tuple[floa
         if fault.kind == "stuck":
             return quiet, start.wait(END_SECONDS)
     if fault.in_save:
-        with waiting_for_a_save(directory) as is_saving:
-            start.until(is_saving, 60, pause=0.001)
+        start.until(lambda: is_saving(directory), 60, pause=0.001)
         time.sleep(moments.uniform(0.0, 0.08))
     else:
         time.sleep(moments.uniform(0.0, 0.3))

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,7 +64,6 @@ class Start:
             )
             for index, environment in enumerate(kill.environments(processes, hashes))
         ]
-        self.ended = [float("nan")] * processes  # when each has ended
         self._threads = [
             threading.Thread(target=self._listen, args=(index,), daemon=True) for index in range(processes)
         ]
@@ -142,7 +141,7 @@ class Start:
         while None in codes and time.monotonic() < deadline:
             for index, process in enumerate(self.processes):
                 if codes[index] is None and process.poll() is not None:
-                    codes[index], self.ended[index] = process.returncode, time.monotonic()
+                    codes[index] = process.returncode
             time.sleep(0.01)
         self.__exit__()
         return codes
@@ -153,13 +152,8 @@ class Start:
         return "\n".join(f"{line.process}: {line.text}" if many else line.text for line in self.lines)
 
 
-@contextlib.contextmanager
-def waiting_for_a_save(directory: Path) -> Iterator[Callable[[], bool]]:
-    """Yields a function that returns whether a checkpoint is being written now, by its unfinished directory."""
-
-    def writes() -> bool:
-        with contextlib.suppress(FileNotFoundError):
-            return any("tmp" in entry.name for entry in os.scandir(directory / "checkpoints"))
-        return False
-
-    yield writes
+def is_saving(directory: Path) -> bool:
+    """Returns whether a checkpoint is being written now, by its unfinished directory."""
+    with contextlib.suppress(FileNotFoundError):
+        return any("tmp" in entry.name for entry in os.scandir(directory / "checkpoints"))
+    return False

@@ -76,7 +76,7 @@ def _disk_full(bench: Bench, name: str) -> Iterator[Row]:
         promised = max(start.promised(), second.promised())
         subprocess.run(["mount", "-o", f"remount,size={LARGER_DISK}", str(disk)], check=True)
         bench.resume(row, directory, LONG, promised, steps=promised + MORE_STEPS, extra=extra)
-        again.resumed, again.wrong = row.resumed, [*again.wrong, *row.wrong[len(row.wrong) :]]
+        again.resumed = row.resumed
     yield row
     yield again
 

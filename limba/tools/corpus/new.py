@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import keyword
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from limba.api import Parser, task_modules
 from limba.config import InputError, environment, named
+from limba.tools.corpus import task_flags
 
 if TYPE_CHECKING:
     from limba.tools.corpus.preparation.survey import Survey
@@ -91,7 +91,7 @@ def run(argv: Sequence[str]) -> None:
     start = _start(given.start) if given.start else None
     if start is not None:
         kind = "encoder" if start.config.is_encoder else "lm" if start.config.is_decoder_only else "t5"
-    with _reading() as progress:
+    with task_flags.reading() as progress:
         found = survey(corpus, given.column, progress)
     if found.letters < LEAST_LETTERS:
         raise InputError(
@@ -191,14 +191,6 @@ def _about(corpus: str, found: Survey) -> str:
         f"{corpus}: {files}{columns}{read}; {about}{found.documents:,} documents, {about}{short(found.bytes)}B of text,"
         f" {about}{short(found.letters)} letters."
     )
-
-
-@contextlib.contextmanager
-def _reading() -> Iterator[Callable[[int], object]]:
-    from tqdm import tqdm
-
-    with tqdm(desc="reading", unit="B", unit_scale=True, dynamic_ncols=True, disable=None, leave=False) as bar:
-        yield lambda done: bar.update(done - bar.n)
 
 
 def _write(files: dict[str, str]) -> None:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import argparse
 import ast
-from collections.abc import Mapping
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from limba.api import Parser, import_tasks
 from limba.config import DataConfig, InputError, environment
+from limba.config.waiting import waiting
 
 # What messages call a field in these commands.
 NAMES = {
@@ -115,6 +118,18 @@ def recipe(arguments: argparse.Namespace, inputs: int = 512) -> TaskRecipe:
     )
     found.data_config()  # finds bad values before slow imports
     return found
+
+
+@contextlib.contextmanager
+def reading() -> Iterator[Callable[..., object]]:
+    """Yields a function of the bytes that are read so far, and shows them: on a terminal as a bar."""
+    from tqdm import tqdm
+
+    with (
+        waiting("reading", shows=not sys.stderr.isatty()),
+        tqdm(desc="reading", unit="B", unit_scale=True, dynamic_ncols=True, disable=None, leave=False) as bar,
+    ):
+        yield lambda done, *_: bar.update(done - bar.n)
 
 
 def parse_column(text: str) -> str | Mapping[str, str]:

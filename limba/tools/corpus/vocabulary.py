@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from limba.api import Parser
 from limba.config import InputError, environment, named
-from limba.config.waiting import waiting
 from limba.tools.corpus import task_flags
-
-if TYPE_CHECKING:
-    from limba.api import NewVocabulary, Task
 
 ABOUT = """Trains a vocabulary on a uniform sample of a task's text, writes its tokenizer.json, and prints a report.
 
@@ -51,32 +46,6 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
-def _progress() -> tuple[Callable[[int, int], None], Callable[[], None]]:
-    from tqdm import tqdm
-
-    bars: list[tqdm] = []  # made when something is read: a file that is not there gets one sentence
-
-    def update(total: int, finished: int) -> None:
-        if not bars:
-            bars.append(tqdm(desc="reading", unit="B", unit_scale=True, dynamic_ncols=True, disable=None))
-        bars[0].set_postfix(finished=finished, refresh=False)
-        bars[0].update(total - bars[0].n)
-
-    return update, lambda: bars[0].close() if bars else None
-
-
-def _sample(new: NewVocabulary, arguments: argparse.Namespace, task: Task) -> tuple[Sequence[bytes], Sequence[bytes]]:
-    """Returns documents to train on, and others for the report."""
-    update, close = _progress()
-    try:
-        with waiting("reading", shows=not sys.stderr.isatty()):  # a terminal has the bar
-            found = new.sample(task, arguments.split, arguments.sample_bytes, update)
-    finally:
-        close()
-    print(f"Training on {len(found[0]):,} documents, {sum(map(len, found[0])):,} bytes.", flush=True)
-    return found
-
-
 @named(task_flags.NAMES)
 def run(argv: Sequence[str]) -> None:
     """Trains and reports, or waits for host 0; raises InputError."""
@@ -100,7 +69,9 @@ def run(argv: Sequence[str]) -> None:
     sentinels = 0 if arguments.masks else SENTINELS
     rules = normalization_tsv(arguments.normalization, ROMANIAN_COMMAS) if arguments.romanian_commas else ""
     with new.held():
-        training, measured = _sample(new, arguments, recipe())
+        with task_flags.reading() as progress:
+            training, measured = new.sample(recipe(), arguments.split, arguments.sample_bytes, progress)
+        print(f"Training on {len(training):,} documents, {sum(map(len, training)):,} bytes.", flush=True)
         count = new.train(
             training,
             arguments.size - sentinels,

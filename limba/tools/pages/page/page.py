@@ -41,7 +41,7 @@ HEIGHT = 280  # pixels
 EVENTS_HEIGHT = 60  # and so much for each kind
 LOGARITHMIC = ("Loss", "Validation", "Optimization")  # sections whose figures have a logarithm
 FROM_NONE = ("data_wait", "epochs", "tokens", "corpus_tokens", "padding")  # charts whose figures are 0 or more
-DASHES = ("solid", "dashed", "dotted", "dotdash", [12, 3], [6, 2, 2, 2, 2, 2], "dashdot", [2, 6])
+DASHES = ([], [6], [2, 4], [2, 4, 6, 4], [12, 3], [6, 2, 2, 2, 2, 2], [6, 4, 2, 4], [2, 6])
 MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "cross", "star", "x")
 HATCHES = ("/", "\\", "-", "|", "+", "x", ".", "o")
 
@@ -241,9 +241,7 @@ def _chart(chart: Chart) -> str:
 def _legend(chart: Chart, line: charts.Line) -> str:
     """Returns the entry of a line: a short piece of it, and its label."""
     style = line.style % len(DASHES)
-    dashes = {"solid": "", "dashed": "6", "dotted": "2 4", "dotdash": "2 4 6 4", "dashdot": "6 4 2 4"}
-    given = DASHES[style]
-    pattern = dashes[given] if isinstance(given, str) else " ".join(map(str, given))
+    pattern = " ".join(map(str, DASHES[style]))
     mark = f" ({MARKERS[style].replace('_', ' ')})" if line.is_marked else ""
     return (
         f'<li><svg width="34" height="10" aria-hidden="true"><line x1="0" y1="5" x2="34" y2="5" class="line-{style}"'

@@ -52,19 +52,13 @@ class Run:
 
     def axes(self, kind: str = "train") -> dict[str, np.ndarray]:
         """Returns the AXES of a kind's records that are known: step, tokens, hours in steps, FLOP."""
-        table, found = self.history.tables[kind], {"step": self.history.tables[kind].steps}
-        for name, values in self._totals().items():
-            found[name] = np.interp(table.steps, self.train.steps, values) if len(self.train) else table.steps * np.nan
-        if (flops := self.flops_per_step()) is not None:
-            found["flop"] = table.steps * flops
-        return found
+        return self.at(self.history.tables[kind].steps)
 
-    def at(self, steps: Sequence[float]) -> dict[str, np.ndarray]:
+    def at(self, steps: Sequence[float] | np.ndarray) -> dict[str, np.ndarray]:
         """Returns the same for any steps."""
         found = {"step": np.asarray(steps, np.float64)}
-        if len(self.train):
-            for name, values in self._totals().items():
-                found[name] = np.interp(found["step"], [0.0, *self.train.steps], [0.0, *values])
+        for name, values in self._totals().items() if len(self.train) else ():
+            found[name] = np.interp(found["step"], [0.0, *self.train.steps], [0.0, *values])
         if (flops := self.flops_per_step()) is not None:
             found["flop"] = found["step"] * flops
         return found

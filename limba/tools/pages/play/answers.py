@@ -146,6 +146,8 @@ class Player:
 
     def about(self) -> Json:
         """Returns what the page says of the model."""
+        import jax
+
         model = self._trained.network.config
         writes = not (model.is_encoder or model.is_t5_encoder)
         return {
@@ -155,7 +157,7 @@ class Player:
             "writes": writes,
             "fills": model.is_encoder or (writes and not model.is_decoder_only and bool(self._sentinels)),
             "examples": self._examples,
-            "parameters": sum(int(leaf.size) for leaf in _leaves(self._trained.params)),
+            "parameters": sum(int(leaf.size) for leaf in jax.tree.leaves(self._trained.params)),
             "letters": MOST_LETTERS,
             "length": None if model.is_decoder_only else int(self._trained.lengths["inputs"]),
         }
@@ -238,12 +240,6 @@ class Player:
         spelled = self._pieces[token] if token < len(self._pieces) else b""
         text = spelled.decode("utf-8", "backslashreplace")  # part of a letter is shown by its bytes
         return {"text": text, "id": token, "bytes": len(spelled), "special": not spelled}
-
-
-def _leaves(params: Any) -> list[Any]:
-    import jax
-
-    return jax.tree.leaves(params)
 
 
 def _probabilities(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
