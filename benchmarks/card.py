@@ -4,7 +4,7 @@
     python -m benchmarks.card --output=FOLDER --parts=base,attention
     python -m benchmarks.card --output=FOLDER --dry_run       # on the CPU in tiny sizes: does every command run?
 
-Needs jax 0.10 to 0.12 for the card, and the packages whose sizes it lists first; neither TensorFlow nor a network.
+Needs jax 0.10 to 0.12 for the card; neither TensorFlow nor a network.
 FOLDER/PART.json has a part's commands with their seconds, exit codes and figures, the device and jax's version;
 FOLDER/card.md has the figures as a table. A part whose file is there is not run again; an interrupted one leaves none,
 and is. Ends with 1 if a command has failed.
@@ -21,7 +21,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +33,6 @@ from limba.storage.files import write_whole
 
 ROOT = Path(__file__).parent.parent
 SECONDS = 480.0  # that a part may take
-# What the programs import; what these need is found by their metadata.
-PACKAGES = (
-    "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "tensorstore", "gin-config", "jaxtyping", "msgpack", "fsspec",
-    "google-crc32c", "sentencepiece", "regex", "psutil", "rich", "tqdm", "tenacity", "tensorboardX", "zstandard",
-    "huggingface_hub", "aiohttp", "pytest", "beartype",
-)  # fmt: skip
 DEVICE = """
 import json, jax
 device = jax.devices()[0]
@@ -148,26 +141,6 @@ PARTS: dict[str, Callable[[Card], Commands]] = {
 }
 
 
-def packages(names: Sequence[str] = PACKAGES) -> tuple[dict[str, float], list[str]]:
-    """Returns the MB of each package that is needed, with those that it needs, and the names of those missing."""
-    from packaging.requirements import Requirement
-
-    sizes, missing, left = {}, set(), [*names]
-    while left:
-        name = left.pop().lower().replace("_", "-")
-        if name in sizes or name in missing:
-            continue
-        try:
-            found = metadata.distribution(name)
-        except metadata.PackageNotFoundError:
-            missing.add(name)
-            continue
-        sizes[name] = sum(file.size or 0 for file in found.files or ()) / 1e6
-        needs = map(Requirement, found.requires or ())
-        left += [need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
-    return dict(sorted(sizes.items())), sorted(missing)
-
-
 def ran(command: Sequence[str], seconds: float, is_tiny: bool) -> dict[str, Any]:
     """Returns what became of a command: seconds, exit code, figures, the end of its output, and what was `wrong`."""
     variables = os.environ | ({"JAX_PLATFORMS": "cpu"} if is_tiny else {})
@@ -269,10 +242,6 @@ def main(argv: Sequence[str]) -> int:
     for part in parts:
         if part not in PARTS:
             raise InputError(f"--parts has {part}{did_you_mean(part, PARTS)[:-1]}; the parts are {', '.join(PARTS)}.")
-    sizes, missing = packages()
-    print(f"MB: {', '.join(f'{name} {size:.1f}' for name, size in sizes.items())}; {sum(sizes.values()):.0f} in all")
-    if missing:
-        raise InputError(f"Packages are missing here: {', '.join(missing)}; bring their wheels along, and pip install.")
     found = ran([sys.executable, "-c", DEVICE], SECONDS, args.dry_run)  # jax keeps the memory while its process lives
     device = found["figures"]
     if found["wrong"] or (device["platform"] != "gpu" and not args.dry_run):

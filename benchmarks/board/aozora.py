@@ -12,14 +12,12 @@ or its own closing notes name a licence or a holder of rights; without an index 
 from __future__ import annotations
 
 import csv
-import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.board.text import part_of
+from benchmarks.board.text import part_of, write_corpus
 from limba.config import InputError
 
 NAME = "ja_aozora"
@@ -88,25 +86,15 @@ def make(folder: Path, index: Path | None, to: Path, percent: int = 100) -> Mapp
     if (to / f"{NAME}.jsonl").exists():
         raise InputError(f"{to / NAME}.jsonl is there already; give another folder, or delete it.")
     under = held(index) if index else set[str]()
-    lines, letters, left_out = [], 0, 0
+    documents, letters, left_out = [], 0, 0
     for number, path in _works(folder):
         text = None if number in under else plain(path.read_bytes().decode("cp932", "replace"))
         if text is None or len(text) < SMALLEST or part_of(text)[0] // 1_000 % 100 >= percent:
             left_out += 1
             continue
         letters += len(text)
-        document = {"text": text, "author": path.parts[-4], "file": str(path.relative_to(folder))}
-        lines.append(json.dumps(document, ensure_ascii=False) + "\n")
-    if not lines:
+        documents.append({"text": text, "author": path.parts[-4], "file": str(path.relative_to(folder))})
+    if not documents:
         raise InputError(f"--aozora is {folder}, where cards/*/files/*/*.txt are no works; give a clone of the texts.")
-    to.mkdir(parents=True, exist_ok=True)
-    content = "".join(lines).encode()
-    part = to / f"{NAME}.jsonl.part"
-    part.write_bytes(content)
-    part.replace(to / f"{NAME}.jsonl")
-    said = {
-        "language": "ja", "documents": len(lines), "left_out": left_out, "letters": letters, "bytes": len(content),
-        "index": str(index), "sha256": hashlib.sha256(content).hexdigest(),
-    }  # fmt: skip
-    (to / f"{NAME}.json").write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
-    return said
+    said = {"language": "ja", "left_out": left_out, "letters": letters, "index": str(index)}
+    return write_corpus(to, NAME, documents, said)

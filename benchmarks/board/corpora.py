@@ -11,7 +11,6 @@ and checksums, the numbers of documents, paragraphs and bytes, and the sha256 of
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import shutil
 import subprocess
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.board import documents
+from benchmarks.board.text import write_corpus
 from limba.config import InputError
 
 SMALLEST = 200  # letters of a document
@@ -125,36 +125,25 @@ def make(language: str, to: Path, packages: Sequence[Path] | None = None) -> Map
         raise InputError(f"--language is {language}; choose from {', '.join(LANGUAGES)}.")
     if (to / f"{language}.jsonl").exists():
         raise InputError(f"{to / language}.jsonl is there already; give another folder, or delete it.")
-    to.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         files = download(language, Path(folder)) if packages is None else list(packages)
-        about, lines = _read(language, files)
-    if not lines:
+        about, found = _read(language, files)
+    if not found:
         raise InputError(f"The packages hold no text of {language}.")
-    content = "".join(lines).encode()
-    part = to / f"{language}.jsonl.part"
-    part.write_bytes(content)
-    part.replace(to / f"{language}.jsonl")
-    said = {
-        "language": language, "documents": len(lines), "bytes": len(content),
-        "sha256": hashlib.sha256(content).hexdigest(), "packages": about,
-    }  # fmt: skip
-    (to / f"{language}.json").write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
-    return said
+    return write_corpus(to, language, found, {"language": language, "packages": about})
 
 
-def _read(language: str, packages: Sequence[Path]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Returns what is said of each package, and the documents as lines of JSON."""
-    about, lines, seen, judge = [], list[str](), set[bytes](), is_of(language)
+def _read(language: str, packages: Sequence[Path]) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+    """Returns what is said of each package, and the documents."""
+    about, found, seen, judge = [], list[dict[str, str]](), set[bytes](), is_of(language)
     for package in packages:
         name, version, *_ = package.name.removesuffix(".deb").split("_")
         letters = 0
         for path, paragraphs in texts_in(package, language):
             text = "\n".join(deduplicated(documents.sentences_in(paragraphs, judge), seen))
             if len(text) >= SMALLEST:
-                document = {"text": text, "package": name, "file": path}
-                lines.append(json.dumps(document, ensure_ascii=False) + "\n")
+                found.append({"text": text, "package": name, "file": path})
                 letters += len(text)
         digest = hashlib.sha256(package.read_bytes()).hexdigest()
         about.append({"package": name, "version": version.replace("%3a", ":"), "sha256": digest, "letters": letters})
-    return about, lines
+    return about, found

@@ -7,17 +7,20 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.board.dial import VOCABULARY
 from limba.config import InputError
+from limba.storage.files import write_whole
 
 PERMILLE = {"final": 20, "search": 20}  # of the documents; the others are trained on
 SENTINELS = 100
 VOCABULARY_LETTERS = 5_000_000  # of the training part, that the vocabulary is trained on
 COVERAGES = (0.9995, 0.99)  # of its letters that have a piece: the first that VOCABULARY has room for
+Document = Mapping[str, str]  # text, file, and author or package
 ABOUT = "division.json"  # written last: a division without it is made again
 
 
@@ -58,6 +61,19 @@ def part_of(text: str) -> tuple[int, str]:
     return place, "train"
 
 
+def write_corpus(
+    to: Path, name: str, documents: Sequence[Mapping[str, str]], about: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Writes to/NAME.jsonl, and to/NAME.json with what is said of it; returns the latter."""
+    content = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in documents).encode()
+    digest = hashlib.sha256(content).hexdigest()
+    said = {**about, "documents": len(documents), "bytes": len(content), "sha256": digest}
+    to.mkdir(parents=True, exist_ok=True)
+    write_whole(str(to / f"{name}.jsonl"), content)
+    write_whole(str(to / f"{name}.json"), json.dumps(said, indent=1) + "\n")
+    return said
+
+
 def _files(patterns: str) -> list[str]:
     found = [sorted(glob.glob(os.path.expanduser(each.strip()))) for each in patterns.split(",")]
     for pattern, files in zip(patterns.split(","), found, strict=True):
@@ -88,9 +104,7 @@ def divided(patterns: str, board: Path) -> Text:
     text.folder.mkdir(parents=True, exist_ok=True)
     facts["documents"] = _divide(files, text)
     _train_vocabulary(text)
-    part = about.with_suffix(".part")
-    part.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    part.replace(about)
+    write_whole(str(about), json.dumps(facts, indent=1) + "\n")
     return text
 
 

@@ -44,18 +44,9 @@ def test_a_part_over_its_limit_is_told(tmp_path: Path, monkeypatch: pytest.Monke
     assert json.loads((tmp_path / "long.json").read_text())["runs"]["a program"]["exit_code"] < 0
 
 
-def test_what_is_missing_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_part_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--parts has bas; did you mean base.*the parts are tests, base"):
         card.main([f"--output={tmp_path}", "--parts=bas"])
-    monkeypatch.setattr(card, "packages", lambda: ({"jax": 12.6}, ["flax", "optax"]))
-    with pytest.raises(InputError, match="Packages are missing here: flax, optax; "):
-        card.main([f"--output={tmp_path}", "--dry_run"])
-
-
-def test_packages_are_measured_with_what_they_need() -> None:
-    sizes, missing = card.packages(["tensorboardX", "no-such-package"])
-    assert missing == ["no-such-package"] and {"tensorboardx", "numpy", "protobuf"} <= set(sizes)
-    assert sizes["numpy"] > 10
 
 
 def test_a_card_names_its_topology(tmp_path: Path) -> None:
