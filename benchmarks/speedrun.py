@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.board import aozora, corpora, law, proof, recipes, tables
+from benchmarks.board import aozora, corpora, proof, recipes, tables
 from benchmarks.board.dial import size_of
 from benchmarks.board.runs import Trial, results, run
 from benchmarks.board.text import divided
@@ -170,10 +170,10 @@ def _law(argv: Sequence[str]) -> None:
     parser.add_argument("--board", type=_folder, default=HOME / "board", help="the board's folder")
     given = parser.parse(argv)
     recipe = recipes.recipe_of(given.recipe)
-    found = law.losses_by_rate(results(given.board).values(), given.recipe, given.corpus, recipe)
-    best = {place: rate for place, losses in found.items() if (rate := law.best_rate(losses)) is not None}
-    print(law.markdown(found))
-    factor, exponent = law.law_of(best)
+    found = tables.losses_by_rate(results(given.board).values(), given.recipe, given.corpus, recipe)
+    best = {place: rate for place, losses in found.items() if (rate := tables.best_rate(losses)) is not None}
+    print(tables.rates_markdown(found))
+    factor, exponent = tables.law_of(best)
     print(f"\nThe best rate is {factor:g} x steps^-{exponent:g}.")
 
 

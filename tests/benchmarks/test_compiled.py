@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from benchmarks import compiled
-from benchmarks.compiled_kernels import cycles_of_schedule
 from limba.config import InputError
 from limba.tools.preflight.compiled import nvidia
 from limba.tools.preflight.compiled.program import costs_of_program
@@ -91,9 +90,11 @@ def test_costs_multiply_loops_and_leave_out_what_is_inside_a_fusion() -> None:
 
 
 def test_a_kernel_s_bundles_are_multiplied_by_its_grid() -> None:
-    assert cycles_of_schedule(SCHEDULE) == 3 + 3 * 10  # the exit test counts two iterations of the pipeline's ends
-    assert cycles_of_schedule(SCHEDULE.replace("0x3   : >", "0x3   : > >")) is None
-    assert cycles_of_schedule(SCHEDULE.replace(" /* loop exit test */", "")) is None
+    assert (
+        compiled.cycles_of_schedule(SCHEDULE) == 3 + 3 * 10
+    )  # the exit test counts two iterations of the pipeline's ends
+    assert compiled.cycles_of_schedule(SCHEDULE.replace("0x3   : >", "0x3   : > >")) is None
+    assert compiled.cycles_of_schedule(SCHEDULE.replace(" /* loop exit test */", "")) is None
 
 
 def test_fields_are_the_network_s_or_the_optimizer_s() -> None:

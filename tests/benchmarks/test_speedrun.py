@@ -19,7 +19,7 @@ import pytest
 from scipy import stats
 
 from benchmarks import speedrun
-from benchmarks.board import aozora, corpora, documents, proof, tables
+from benchmarks.board import aozora, corpora, proof, tables
 from benchmarks.board.dial import size_of
 from benchmarks.board.recipes import RECIPES, optimizer_of, own_settings, recipe_of
 from benchmarks.board.runs import Trial, config_of, results
@@ -202,8 +202,8 @@ def test_without_apt_a_sentence_says_so(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_files_that_are_no_text_for_people_are_left_out() -> None:
     for path in ("a/de/_sources/x.txt", "doc/de/copyright", "de/changelog.gz", "de/page.css", "de/picture.png"):
-        assert documents.reader_of(path) is None, path
-    assert documents.of_catalogue(b"no catalogue") == []
+        assert corpora.reader_of(path) is None, path
+    assert corpora.of_catalogue(b"no catalogue") == []
 
 
 @pytest.fixture(scope="module")
