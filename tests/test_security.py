@@ -19,7 +19,6 @@ FORBIDDEN = {
 }
 # Calls that load a compiled program: only jax does, from the user's own folder (limba/config/compile_cache.py).
 PROGRAMS = ("deserialize_and_load", "deserialize_executable", "export.deserialize")
-UNPICKLES = ("limba/tools/corpus/preparation/slurm.py",)  # jobs, which its own process has packed
 TABLES_OF_TENSORS = "limba/tools/migrate/pytorch_bin.py"  # whose reader looks up no name of a pickle
 UNPACKS = ("limba/data/stream/positions.py",)  # a data position, which a run has written
 IMPORTS_BY_NAME = {  # file -> where the names come from
@@ -58,7 +57,7 @@ def faults(tree: ast.AST, place: str) -> Iterator[str]:
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         name = dotted(call.func)
         last = name.rpartition(".")[2]
-        if name in FORBIDDEN and not (name == "pickle.loads" and place in UNPICKLES):
+        if name in FORBIDDEN:
             yield name
         if name.endswith(PROGRAMS):
             yield f"{name} loads a program"
