@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -24,11 +23,10 @@ from limba.config import InputError, ModelConfig
 from limba.formats import limba_checkpoint, t5x
 from limba.formats.architectures import HEAD, config_json, rows, written
 from limba.formats.huggingface import FLAX_FILE, HEAD_SCALE, flax_name, head_scale
-from limba.formats.names import Json, Stored, unflatten
+from limba.formats.names import Json, Stored, blocks_of, size_of, unflatten, write_safetensors
 from limba.formats.t5x import ARRAY_EXTENSION, numpy_dtype
 from limba.storage.files import read_text
 
-BLOCK_BYTES = 1 << 26
 FILE_BYTES = 5 * 10**9  # a larger model is cut into files of at most this size, as transformers does
 MOST_FLAX_BYTES = 2**32 - 1024  # of an array and what msgpack says of it
 # A ByT5's sentinels are the last bytes' own ids, from 258 down, or rows of their own above the bytes. The published
@@ -39,7 +37,6 @@ LAST_BYTE = 258  # the id of 0xFF
 NEVER_TRAINED = 1e-9  # of the highest row's squared gradients: Adafactor adds 1e-30 to a row's that has none
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
 _EMBEDDING = "state/param_states/token_embedder/embedding/v_col"  # T5X's factor with one value a row
-_LETTERS = {"float32": "F32", "bfloat16": "BF16"}
 
 
 class Form(NamedTuple):
@@ -153,19 +150,6 @@ def _written(
     return found
 
 
-def _size(stored: Stored) -> int:
-    return math.prod(stored.shape) * stored.dtype.itemsize
-
-
-def _blocks(stored: Stored) -> Iterator[memoryview]:
-    """Yields an array's bytes in C order, some rows at a time."""
-    array = np.atleast_1d(stored.read())
-    count = max(1, BLOCK_BYTES // max(1, array[:1].size * stored.dtype.itemsize))
-    for start in range(0, len(array), count):
-        block = np.ascontiguousarray(array[start : start + count].astype(stored.dtype, copy=False))
-        yield block.reshape(-1).view(np.uint8).data
-
-
 def write_pytorch(
     directory: Path,
     arrays: Mapping[str, np.ndarray],
@@ -177,7 +161,7 @@ def write_pytorch(
     """Writes model.safetensors, or several files of at most `file_bytes` and their index."""
     files: list[dict[str, Stored]] = [{}]
     for name, stored in _written(arrays, config, dtype, head_scale).items():
-        if files[-1] and sum(map(_size, files[-1].values())) + _size(stored) > file_bytes:
+        if files[-1] and sum(map(size_of, files[-1].values())) + size_of(stored) > file_bytes:
             files.append({})
         files[-1][name] = stored
     count = len(files)
@@ -187,24 +171,9 @@ def write_pytorch(
             write_safetensors(file, part, dtype)
     if count > 1:
         index = {name: file for file, part in zip(names, files, strict=True) for name in part}
-        total = sum(_size(stored) for part in files for stored in part.values())
+        total = sum(size_of(stored) for part in files for stored in part.values())
         content = {"metadata": {"total_size": total}, "weight_map": index}
         (directory / "model.safetensors.index.json").write_text(json.dumps(content, indent=2) + "\n")
-
-
-def write_safetensors(file: BinaryIO, part: Mapping[str, Stored], dtype: str, **about: str) -> None:
-    """Writes one file of safetensors, its arrays one after the other; `about` goes into its metadata."""
-    header: Json = {"__metadata__": {"format": "pt", **about}}
-    start = 0
-    for name, stored in part.items():
-        end = start + _size(stored)
-        header[name] = {"dtype": _LETTERS[dtype], "shape": stored.shape, "data_offsets": [start, end]}
-        start = end
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    file.write(struct.pack("<Q", len(text)) + text)
-    for stored in part.values():
-        file.writelines(_blocks(stored))
 
 
 def write_flax(
@@ -219,7 +188,7 @@ def write_flax(
     All but the arrays' bytes is written first, since these come in another order than in the file.
     """
     stored, packer, places = _written(arrays, config, dtype, head_scale, flax=True), msgpack.Packer(), dict[str, int]()
-    if large := [name for name, each in stored.items() if _size(each) > MOST_FLAX_BYTES]:
+    if large := [name for name, each in stored.items() if size_of(each) > MOST_FLAX_BYTES]:
         raise InputError(
             f"{large[0]} takes more than the 4 GiB that msgpack can hold; write the model for PyTorch alone."
         )
@@ -234,7 +203,7 @@ def write_flax(
                 leave_gap(file, f"{path}{key}")
 
     def leave_gap(file: BinaryIO, name: str) -> None:
-        length = _size(stored[name])
+        length = size_of(stored[name])
         inner = b"\x93" + packer.pack(stored[name].shape) + packer.pack(dtype) + b"\xc6" + struct.pack(">I", length)
         file.write(b"\xc9" + struct.pack(">Ib", len(inner) + length, ARRAY_EXTENSION) + inner)
         places[name] = file.tell()
@@ -244,7 +213,7 @@ def write_flax(
         walk(file, unflatten(dict.fromkeys(stored, np.zeros(0))), "")
         for name, each in stored.items():
             file.seek(places[name])
-            file.writelines(_blocks(each))
+            file.writelines(blocks_of(each))
 
 
 def write_tokenizer(

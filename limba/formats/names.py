@@ -1,4 +1,4 @@
-"""Arrays by name, read on demand; Limba's names of parameters and T5X's; the files of an index.
+"""Arrays by name, read on demand, and written as safetensors; Limba's names of parameters and T5X's.
 
 A tree is a flat dict here: "encoder/layers/attention/query/kernel" -> array. Limba stacks the layers of a stack on
 axis 0; T5X (examples/t5) has one array for each layer, whose name differs only in that.
@@ -7,17 +7,21 @@ axis 0; T5X (examples/t5) has one array for each layer, whose name differs only 
 from __future__ import annotations
 
 import json
+import math
 import re
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from limba.config import InputError, reason_of
 
 Json = dict[str, Any]  # an object of a JSON file
+BLOCK_BYTES = 1 << 26
+_LETTERS = {"float32": "F32", "bfloat16": "BF16"}  # of safetensors
 _STACKED = re.compile(r"(^|/)layers/")
 
 
@@ -58,6 +62,35 @@ class Arrays(Mapping[str, np.ndarray]):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape."""
         return {name: each.shape for name, each in self.stored.items()}
+
+
+def size_of(stored: Stored) -> int:
+    """Returns an array's bytes."""
+    return math.prod(stored.shape) * stored.dtype.itemsize
+
+
+def blocks_of(stored: Stored) -> Iterator[memoryview]:
+    """Yields an array's bytes in C order, some rows at a time."""
+    array = np.atleast_1d(stored.read())
+    count = max(1, BLOCK_BYTES // max(1, array[:1].size * stored.dtype.itemsize))
+    for start in range(0, len(array), count):
+        block = np.ascontiguousarray(array[start : start + count].astype(stored.dtype, copy=False))
+        yield block.reshape(-1).view(np.uint8).data
+
+
+def write_safetensors(file: BinaryIO, part: Mapping[str, Stored], dtype: str, **about: str) -> None:
+    """Writes one file of safetensors, its arrays one after the other; `about` goes into its metadata."""
+    header: Json = {"__metadata__": {"format": "pt", **about}}
+    start = 0
+    for name, stored in part.items():
+        end = start + size_of(stored)
+        header[name] = {"dtype": _LETTERS[dtype], "shape": stored.shape, "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(struct.pack("<Q", len(text)) + text)
+    for stored in part.values():
+        file.writelines(blocks_of(stored))
 
 
 def unstack_layers(tree: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from limba.config import InputError, reason_of
-from limba.formats.names import Arrays, Stored, files_of_index
+from limba.formats.names import Arrays, Stored, files_of_index, write_safetensors
 from limba.storage.files import private_folder, replacing
 
 logger = logging.getLogger(__name__)
@@ -112,8 +112,6 @@ def _mark(path: Path) -> str:
 
 def _write(folder: Path, arrays: Arrays, mark: str) -> None:
     """Writes all arrays, one after the other; the file has its name when it is whole."""
-    from limba.formats.huggingface_files import write_safetensors
-
     with replacing(folder / WRITTEN) as file:
         write_safetensors(file, arrays.stored, "float32", made_from=mark)
 

@@ -53,4 +53,4 @@ def start_worker() -> None:
     if parent is not None:
         threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
     with environment.quiet_imports():
-        import limba.tools.corpus.preparation.prepare  # noqa: F401  before the first job is unpacked
+        from limba.api import PieceTable, Texts  # noqa: F401  what jobs import as they are unpacked
