@@ -7,6 +7,7 @@ import keyword
 import math
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -122,7 +123,7 @@ def run(argv: Sequence[str]) -> None:
     print("\nWritten:\n" + "\n".join(f"  {path}" for path in files))
     first = "trains the vocabulary, then the model" if start is None else "trains the model"
     print(f"Next:\n  bash launch/{name}.sh                    # {first}; resumes, and shows what it has learned")
-    print(f"  limba inspect {templates.quoted(corpus)} --vocabulary=byte    # look at the text first")
+    print(f"  limba inspect {shlex.quote(corpus)} --vocabulary=byte    # look at the text first")
 
 
 def _number(text: str | float) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import shlex
 import textwrap
 from collections.abc import Sequence
 
@@ -262,8 +261,3 @@ def validation_percent(found: Survey) -> float:
 def _python(text: str) -> str:
     """Returns a text as Python spells it in double quotes."""
     return json.dumps(text, ensure_ascii=False)
-
-
-def quoted(text: str) -> str:
-    """Returns a text as a word of a shell."""
-    return shlex.quote(text)

@@ -34,7 +34,6 @@ MODULES = {
     "t5.evaluation.metrics": ("metrics",),
 }
 PARTS = {"t5": ("data", "evaluation"), "t5.data": ("preprocessors", "postprocessors"), "t5.evaluation": ("metrics",)}
-PACKAGES = ("t5", "t5.data", "t5.evaluation")
 # t5's preprocessors that make inputs of one text: a task with one of them has no inputs of its own.
 OBJECTIVES = ("span_corruption", "iid_denoising", "prefix_lm", "full_lm", "unsupervised", "denoise")
 DATASETS, FUNCTION = "datasets", "load_dataset"
@@ -164,7 +163,7 @@ class _Names(MetaPathFinder, Loader):
     ) -> ModuleSpec | None:
         if fullname not in MODULES:
             return None
-        return ModuleSpec(fullname, self, is_package=fullname in PACKAGES, origin=_HERE)
+        return ModuleSpec(fullname, self, is_package=fullname in PARTS, origin=_HERE)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return _Module(spec.name)
