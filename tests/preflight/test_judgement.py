@@ -231,8 +231,8 @@ def test_hours_money_and_the_share_of_a_grant() -> None:
 
 
 def test_an_end_and_periods_in_epochs_are_judged_in_steps(tmp_path: Path) -> None:
-    """Of 8 million tokens of text 1,000 steps are an epoch; 20 % of what a step reads are sentinels."""
-    text = {"corpus_tokens": {"a": 8e6}, "tokens_per_step": 10_000.0, "text_share": 0.8}
+    """20 % of what a step reads are sentinels."""
+    text = {"steps_per_epoch": 1_000.2, "tokens_per_step": 10_000.0, "text_share": 0.8}
     data = DataConfig("unused", {"inputs": 512, "targets": 114}, 128, num_epochs=3)
     run = run_of(data=data, train_steps=None, model_dir=str(tmp_path), checkpoint=CheckpointConfig(every_steps="epoch"))
     for steps, expected in ((None, 3_000), (2_000, 2_000), (262_144, 3_000)):

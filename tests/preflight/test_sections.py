@@ -173,6 +173,24 @@ def test_what_a_resumed_run_changes_is_said_once(config: RunConfig) -> None:
     assert data["differs_from_saved_run"] == ["ModelConfig.dropout_rate"] and said[-1].level == "warning"
 
 
+def test_more_steps_are_said_to_change_a_rate_that_goes_by_them(config: RunConfig) -> None:
+    schedule = ScheduleConfig("warmup_stable_decay", "auto", warmup_steps=10)
+    optimizer = OptimizerConfig("muon", schedule, muon_by_parameter_scale=True)
+    config = dataclasses.replace(config, train_steps=1_000, optimizer=optimizer)
+    directory = Path(config.model_dir)
+    (directory / "checkpoints" / "5" / "state").mkdir(parents=True)
+    (directory / "checkpoints" / "5" / "state" / "manifest.ocdbt").write_text("")
+    (directory / plain.FILE).write_text(plain.to_text(config))
+    assert start.found_wrong(config) == []
+    longer = dataclasses.replace(config, train_steps=4_000)
+    (line,) = start.found_wrong(longer)
+    is_changed = "ScheduleConfig.base_learning_rate is 0.03479 (it was 0.06957), since 'auto' goes by"
+    assert line.text == f"This resumed run is changed: {is_changed} RunConfig.train_steps."
+    assert line.fix == ("ScheduleConfig.base_learning_rate", 0.06957)
+    kept = dataclasses.replace(schedule, base_learning_rate=line.fix[1])
+    assert start.found_wrong(dataclasses.replace(longer, optimizer=dataclasses.replace(optimizer, schedule=kept))) == []
+
+
 def test_stages_that_have_been_read_stay_as_they_were(config: RunConfig) -> None:
     def staged(*stages: tuple[int, str]) -> RunConfig:
         return dataclasses.replace(config, data=dataclasses.replace(config.data, stages=stages))

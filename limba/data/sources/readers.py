@@ -26,8 +26,9 @@ from limba.config import InputError, reason_of, without_credentials
 from limba.data.sources.fingerprints import File, version_of
 from limba.data.sources.json_documents import HEAD_BYTES, JsonError, array_records, is_array, sentences, value_at
 from limba.data.sources.parquet import Footers, UnitError, not_text, numbers_as_text, parquet_values, stored_name
-from limba.data.sources.remote import COMPRESSIONS, ReadError, ReadPolicy, ask, in_place, is_local, open_file, unpacked
+from limba.data.sources.remote import COMPRESSIONS, ReadError, ReadPolicy, ask, in_place, in_utf8, open_file, unpacked
 from limba.storage import servers
+from limba.storage.files import is_local
 
 logger = logging.getLogger(__name__)
 
@@ -346,7 +347,7 @@ def _decode(unit: Unit, offset: int, line: bytes) -> str:
         place = _place(unit.path, offset)
         raise RecordError(
             f"{unit.path} is not UTF-8 at byte {offset + error.start} ({place}); convert it, for instance with iconv.",
-            fix=in_place(unit.path, "iconv -f WINDOWS-1252 -t UTF-8 {}"),
+            fix=in_utf8(unit.path),
         ) from None
 
 

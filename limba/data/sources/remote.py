@@ -6,10 +6,12 @@ bytes is repeated; the reader of the file does not notice.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gzip
 import io
 import logging
+import re
 import shlex
 import socket
 from collections.abc import Callable
@@ -28,6 +30,10 @@ from limba.storage.failures import limited
 from limba.storage.files import is_local
 
 COMPRESSIONS = (".gz", ".zst")
+# Of text that is not UTF-8: letters that text in another of these encodings does not give, one after the other.
+ENCODINGS = {"EUC-JP": "[ぁ-ん]{2}", "SHIFT_JIS": "[ぁ-ん]{2}", "WINDOWS-1251": "[а-я]{4}"}
+ENCODINGS |= {"WINDOWS-1250": "[a-zăâî][şţłąż][a-zăâî]"}
+ENCODING_BYTES = 1 << 16  # that are looked at
 
 
 def unpacked(file: IO[bytes], suffix: str) -> IO[bytes]:
@@ -326,3 +332,17 @@ def in_place(path: str, command: str) -> str | None:
     """
     name = shlex.quote(path)
     return None if "://" in path else f"mv {name} {name}.old; {command.format(f'{name}.old')} > {name}"
+
+
+def in_utf8(path: str) -> str | None:
+    """Returns the shell's commands that write a local text as UTF-8, from the encoding that it most likely has."""
+    if "://" in path or path.endswith(".zst"):
+        return None
+    is_packed, found = path.endswith(".gz"), "WINDOWS-1252"
+    with (gzip.open if is_packed else open)(path, "rb") as file:
+        content = file.read(ENCODING_BYTES).rpartition(b"\n")[0]
+    for encoding, letters in reversed(ENCODINGS.items()):
+        with contextlib.suppress(UnicodeDecodeError):
+            found = encoding if re.search(letters, content.decode(encoding)) else found
+    command = f"iconv -f {found} -t UTF-8"
+    return in_place(path, f"gzip -dc {{}} | {command} | gzip" if is_packed else f"{command} {{}}")

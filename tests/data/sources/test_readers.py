@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -221,3 +222,30 @@ def test_paths_that_give_nothing_are_refused(tmp_path):
         readers.list_files([f"{tmp_path}/absent.txt"])
     with pytest.raises(InputError, match="is a directory"):
         readers.list_files([str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("euc_jp", "梅雨は、東アジアの広い範囲においてみられる気象現象である。"),
+        ("shift_jis", "梅雨は、東アジアの広い範囲においてみられる気象現象である。"),
+        ("cp1251", "Старый рыбак ждал парома до самого вечера."),
+        ("cp1250", "Pescarul bătrân aşteaptă bacul, iar uşa şi poarta aveţi grijă să le închideţi."),
+        ("iso8859_16", "Pescarul bătrân a așteptat bacul; ușa și poarta, aveți grijă să le închideți."),
+        ("cp1250", "Stary rybak czekał na prom, a łódka była już w porcie."),
+        ("cp1252", "L'été dernier, « à bientôt », nº 5 : ¿qué pasó? Ça coûte 3 € le m³, grüß Gott, förråd."),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".txt", ".txt.gz"])
+def test_the_command_for_text_that_is_not_utf8_knows_its_encoding(
+    encoding: str, text: str, suffix: str, tmp_path: Path
+) -> None:
+    path, opened = tmp_path / f"a{suffix}", gzip.open if suffix.endswith(".gz") else open
+    with opened(path, "wb") as file:
+        file.write(f"{text}\n{text}\n".encode(encoding))
+    with pytest.raises(InputError, match="is not UTF-8 at byte") as error:
+        read_all([readers.Unit(str(path))])
+    assert isinstance(error.value.fix, str)
+    subprocess.run(error.value.fix, shell=True, check=True)
+    same = str.maketrans("şţ", "șț")  # Windows-1250 has no others
+    assert [each.translate(same) for each in read_all([readers.Unit(str(path))])] == [text.translate(same)] * 2

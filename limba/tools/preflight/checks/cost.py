@@ -68,11 +68,9 @@ def _of_text(found: Mapping) -> float:
 
 def _in_steps(config: RunConfig, found: Mapping) -> RunConfig:
     """Returns the run with its end and its periods in steps, where they are epochs over a text of a known size."""
-    tokens, per_step = sum(found.get("corpus_tokens", {}).values()), _of_text(found)
-    has_labels = config.model.has_own_head and config.model.head != "vectors"  # which are counted as text
-    if not tokens or not per_step or has_labels:
+    if not (steps := found.get("steps_per_epoch")):
         return config
-    epoch = max(1, round(tokens / per_step))
+    epoch = max(1, round(steps))
     ends = [each for each in (config.train_steps, (config.data.num_epochs or 0) * epoch) if each]
     saved, evaluated = (
         dataclasses.replace(each, every_steps=epoch) if each.every_steps == "epoch" else each
@@ -89,9 +87,11 @@ def _of_evaluation(config: RunConfig, found: Mapping, seconds: tuple[float, floa
     each, rows = config.evaluation, config.evaluation.batch_size or config.data.batch_size
     batches = each.num_batches
     if batches is None:
-        tokens = sum(found.get("validation_documents", {}).values()) * found.get("tokens_per_document", 0.0)
-        tokens *= len(found.get("columns", ()))
-        batches = max(1, math.ceil(tokens / found.get("tokens_per_row", math.inf) / rows))
+        number = sum(found.get("validation_documents", {}).values())
+        if not config.data.head:  # a labeled text is a row
+            number *= len(found.get("columns", ())) * found.get("tokens_per_document", 0.0)
+            number /= found.get("tokens_per_row", math.inf)
+        batches = max(1, math.ceil(number / rows))
     generating = math.ceil(each.num_examples / rows) * config.generation.max_tokens * LEAST_STEP_SECONDS
     return batches * rows / config.data.batch_size / 3 + (2 * generating / sum(seconds) if seconds else 0.0)
 

@@ -203,6 +203,7 @@ def _size(config: RunConfig, part: Task, found: Any, data: Data) -> Iterator[Lin
         num_bytes = part.source.num_bytes(config.data.train_split)
         tokens, how = num_bytes * ratio * found.fertility.tokens_per_byte, f"{in_words(num_bytes)} bytes, by its sample"
     data.setdefault("corpus_tokens", {})[part.name] = tokens
+    data.setdefault("corpus_documents", {})[part.name] = tokens / per_document
     yield Line("ok", f"The corpus has about {in_words(tokens)} tokens ({how}).")
 
 
@@ -395,9 +396,11 @@ def _totals(config: RunConfig, tokens: float, data: Data) -> Iterator[Line]:
     per_step = tokens * config.data.batch_size
     data["tokens_per_step"] = per_step
     text = f"{per_step:,.0f} real tokens a step"
-    ends, corpus = config.data.num_epochs, sum(data.get("corpus_tokens", {}).values())
-    of_text = per_step * data["text_share"]
-    if config.train_steps is None or (ends and corpus and of_text * config.train_steps > ends * corpus):
+    corpus, documents = (sum(data.get(f"corpus_{name}", {}).values()) for name in ("tokens", "documents"))
+    # A labeled text is a row of its own; others fill rows.
+    steps = documents / config.data.batch_size if config.data.head else corpus / (per_step * data["text_share"])
+    ends, data["steps_per_epoch"] = config.data.num_epochs, steps
+    if config.train_steps is None or (ends and steps and config.train_steps > ends * steps):
         data["epochs"] = ends
         yield Line("ok", f"{text}; the run ends after {ends} epochs.")
         return
@@ -407,13 +410,13 @@ def _totals(config: RunConfig, tokens: float, data: Data) -> Iterator[Line]:
     if not corpus:
         yield Line("ok", f"{text}.")
         return
-    epochs = data["epochs"] = of_text * config.train_steps / corpus
+    epochs = data["epochs"] = config.train_steps / steps
     text += f": about {epochs:,.{2 if epochs < 100 else 0}f} epochs over the corpus"
     if epochs <= MOST_EPOCHS:
         yield Line("ok", f"{text}.")
         return
     text += f"; beyond {MOST_EPOCHS} a model learns its text by heart (T5's paper, section 3.4.2)"
-    most = max(1, int(MOST_EPOCHS * corpus / of_text))
+    most = max(1, int(MOST_EPOCHS * steps))
     yield Line("warning", f"{text}.", ("RunConfig.train_steps", most), "too-many-epochs")
 
 
