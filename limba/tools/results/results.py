@@ -240,13 +240,12 @@ class Measured:
             elif isinstance(task, Learned) and parts:
                 runs.append(FineTuning(trained, task, parts, self.protocol))
         total = 2 * len(scored) + len(runs) * (len(self.protocol.learning_rates) + self.given.seeds + 1)
-        with Progress(total, 0, unit="step", what=label) as progress:
+        with Progress(total, 0, unit="outcome", what=label) as progress:
             for name, measure in scored:
                 for weights, column in (("trained", label), ("random", f"{label}, random weights")):
                     facts = {**self.facts[name], "model": checksums[weights == "random"], "weights": weights}
                     compute = functools.partial(_score, measure, trained, weights == "random")
-                    self.table.add(name, column, [self.kept.get(name, facts, compute)])
-                    progress.update()
+                    self.table.add(name, column, [self.kept.get(name, facts, compute, progress)])
             for each in runs:
                 self._learn(each, label, checksums, progress)
 
@@ -262,9 +261,7 @@ class Measured:
             facts = {**self.facts[task.name], "model": model, "part": part, "rate": rate, "seed": seed}
             facts |= {"weights": "random"} if is_random else {}
             compute = functools.partial(runs.outcome, rate, seed, part == "test", is_random)
-            found = self.kept.get(task.name, facts, compute)
-            progress.update()
-            return found
+            return self.kept.get(task.name, facts, compute, progress)
 
         dev: dict[float, float] = {}
         for rate in self.protocol.learning_rates:
