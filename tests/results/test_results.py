@@ -18,7 +18,7 @@ import pytest
 
 import limba
 from limba.cli import main
-from limba.config import CardConfig, InputError, RunConfig, plain
+from limba.config import InputError
 from limba.tools.results import contamination, protocol, scores
 from limba.tools.results.finetuning import FineTuning
 from limba.tools.results.kinds.bits import BitsPerByte
@@ -32,13 +32,6 @@ from tests.export.runs import write_run
 from tests.results.test_pairs import folder_of
 from tests.waiting import wait_until
 
-SUITE = """
-suite.language = 'en'
-agreement/MinimalPairs.file = 'pairs.tsv'
-agreement/MinimalPairs.train = 'train.txt'
-text/BitsPerByte.texts = ('held.txt',)
-text/BitsPerByte.train = 'train.txt'
-"""
 NARROW = {"emb_dim": 16, "num_heads": 2, "head_dim": 8, "mlp_dim": 16, "num_decoder_layers": 1}
 # Two sentences of RONEC (MIT licence).
 RONEC = """# global.columns = ID FORM LEMMA UPOS XPOS FEATS HEAD DEPREL DEPS MISC RONEC:CLASS
@@ -53,21 +46,6 @@ RONEC = """# global.columns = ID FORM LEMMA UPOS XPOS FEATS HEAD DEPREL DEPS MIS
 1\tVardar\tVardar\tPROPN\t_\t_\t0\troot\t_\t_\tB-ORGANIZATION
 2\tSkopje\tSkopje\tPROPN\t_\t_\t1\tflat\t_\t_\tI-ORGANIZATION
 """
-
-
-@pytest.fixture
-def place(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
-    (tmp_path / "train.txt").write_text("\n".join(texts[:20]))
-    (tmp_path / "held.txt").write_text("\n".join(texts[20:22]))
-    rows = [
-        f"One of them {right} here.\tOne of them {wrong} here.\tverb"
-        for right, wrong in [("is", "are"), ("was", "were")]
-    ]
-    (tmp_path / "pairs.tsv").write_text("\n".join(["good\tbad\tphenomenon", *rows]) + "\n")
-    (tmp_path / "suite.gin").write_text(SUITE)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def test_a_second_call_computes_nothing_and_a_changed_file_is_seen(place, vocabulary, capsys) -> None:
@@ -186,13 +164,6 @@ def test_some_tasks_of_a_suite_are_chosen(place, vocabulary, capsys) -> None:
         "agreement: 1 of 2 test examples are in leak.txt: 1 are a line of it, the rest share 13 words in a row with it"
     )
     assert says in found["notes"] and says in (place / "out" / "results.txt").read_text()
-
-
-def test_a_suite_for_another_language_than_the_cards_is_refused(place, vocabulary, capsys) -> None:
-    folder = folder_of(tiny.model(vocab_size=1_024), vocabulary, place / "model")
-    (folder / "README.md").write_text("---\nlanguage:\n- ro\n- mo\n---\n")
-    assert main.main(["results", "model", "--suite=./suite.gin"]) == 2
-    assert "The suite suite is in en, and the card of model names ro, mo; give another" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["ro", "nb", "ja", "any", "any_layouts"])
@@ -340,15 +311,6 @@ def test_a_model_without_a_vocabulary_is_refused_before_another_one_is_measured(
         error = capsys.readouterr().err
         assert f"{bare} has no vocabulary beside it, without which no text is read; copy it there." in error
         assert error.count("\n") == 1 and not (place / "results").exists()
-
-
-def test_the_language_of_a_run_is_that_of_its_card(place, vocabulary, capsys) -> None:
-    model, data = tiny.model(vocab_size=1_024), tiny.demo_data(place / "train.txt", vocabulary)
-    write_run(place / "run", model)
-    run = RunConfig(model, data, str(place / "run"), 5, card=CardConfig(language=("ro",)))
-    (place / "run" / plain.FILE).write_text(plain.to_text(run))
-    assert main.main(["results", "run", "--suite=./suite.gin"]) == 2
-    assert "The suite suite is in en, and the card of run names ro; give another suite" in capsys.readouterr().err
 
 
 def test_a_disk_without_room_is_one_sentence(place, vocabulary) -> None:
