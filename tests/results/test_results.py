@@ -22,7 +22,15 @@ from limba.config import InputError
 from limba.tools.results import contamination, protocol, scores
 from limba.tools.results.finetuning import FineTuning
 from limba.tools.results.kinds.bits import BitsPerByte
-from limba.tools.results.kinds.learned import Classification, NamedEntities, PartOfSpeech, Similarity, parsed, written
+from limba.tools.results.kinds.learned import (
+    Classification,
+    Example,
+    NamedEntities,
+    PartOfSpeech,
+    Similarity,
+    parsed,
+    written,
+)
 from limba.tools.results.outcome import jackknife
 from limba.tools.results.protocol import PROTOCOL, QUICK
 from limba.tools.results.results import TABLES
@@ -244,6 +252,9 @@ def test_figures_of_each_kind(tmp_path) -> None:
     assert [each.targets for each in parts.test] == ["5.0", "0.4", "2.2"] and parts.left_out == 0
     quick = read_task(sts, str(tmp_path), dataclasses.replace(QUICK, most_test=2))
     assert len(quick.tests) == 3 and quick.parts and quick.parts.test == [parts.test[0], parts.test[1]]
+    letters = [(0.0, "彼が行く | 雨です"), (2.0, "彼が行く | 彼は来た"), (4.0, "彼が行く | 彼が行く")]
+    without_spaces = parts._replace(test=[Example(text, "", "", value=value) for value, text in letters])
+    assert sts.floors(without_spaces)["word overlap"]["Spearman"] == pytest.approx(100)
     judged = sts.judge(parts.test, ["4.8", "x", "2,0"], parts)
     assert judged.notes == {"malformed": 1} and judged.figures["Pearson"] > 60
     with pytest.raises(InputError, match="Each example of test.tsv is in another part of sts too"):
