@@ -69,6 +69,9 @@ def test_a_second_call_computes_nothing_and_a_changed_file_is_seen(place, vocabu
     cells = {(each["task"], each["column"]): each for each in json.loads(table)["cells"]}
     assert cells["agreement", "chance"]["mean"] == 50 and cells["text", "n-grams"]["mean"] < 8
     assert cells["text", "model, random weights"]["mean"] > 1 and cells["agreement", "model"]["interval"]
+    verb, held = cells["agreement", "model"]["parts"]["verb"], cells["text", "model"]["parts"]["held.txt"]
+    assert verb == {name: cells["agreement", "model"][name] for name in ("mean", "interval")}
+    assert held == {"mean": cells["text", "model"]["mean"], "interval": None}
     markdown, tex = ((place / "out" / f"results.{each}").read_text() for each in ("md", "tex"))
     assert markdown.startswith("| task | figure | model | model, random weights | chance | n-grams |\n| --- |")
     assert tex.startswith("\\begin{tabular}{llrrrr}\n\\toprule") and " \\\\\n\\bottomrule" in tex
