@@ -25,7 +25,9 @@ def sentence(what: str, error: ImportError) -> str | None:
     extra = EXTRAS.get((error.name or "").partition(".")[0])
     if extra is None:
         return None
-    command = f"LEAN=0 bash {_SETUP.parent.name}/{_SETUP.name}" if _SETUP.exists() else f"pip install 'limba[{extra}]'"
+    command = f"pip install '{'.' if _SETUP.exists() else 'limba'}[{extra}]'"
+    if _SETUP.exists() and extra != "results":  # which it does not install
+        command = f"LEAN=0 bash {_SETUP.parent.name}/{_SETUP.name}"
     return f"{what} needs {error.name}, which is not installed; run {command}."
 
 

@@ -37,10 +37,10 @@ def is_id(text: str) -> bool:
 def download(text: str, weights: bool = True) -> Path:
     """Returns the local folder of a model of the hub, downloaded with the token in HF_TOKEN if there is one.
 
-    A name without an owner is the model that the hub redirects it to. Without `weights` only the configuration and the
-    tokenizer are downloaded. If the hub cannot be reached, the cached copy is used. Raises InputError for a name or a
-    revision that the hub does not have, a model that needs a token, a model without supported weights, and a network
-    failure.
+    A name without an owner is the model that the hub redirects it to. Without `weights` only the configuration, the
+    tokenizer and the card are downloaded. If the hub cannot be reached, the cached copy is used. Raises InputError for
+    a name or a revision that the hub does not have, a model that needs a token, a model without supported weights, and
+    a network failure.
     """
     import huggingface_hub
     from huggingface_hub import errors
@@ -54,7 +54,8 @@ def download(text: str, weights: bool = True) -> Path:
         try:
             servers.check_hub()
             about = huggingface_hub.HfApi(token=token).model_info(name, revision=revision, timeout=SECONDS)
-            wanted = wanted_files([entry.rfilename for entry in about.siblings or ()]) if weights else [*_BESIDE]
+            names = [entry.rfilename for entry in about.siblings or ()]
+            wanted = wanted_files(names) if weights else [*_BESIDE, "README.md"]
             if not wanted:
                 raise InputError(
                     f"The hub's {text} has no model.safetensors, flax_model.msgpack or pytorch_model.bin; give another"

@@ -357,7 +357,7 @@ class Progress:
     """Counts lines, `done` of them before the start; says how many of `total` are there, how fast and how long yet.
 
     Without a total no time is said. With `shows=False` it says nothing. `what` is done with other things than lines,
-    `unit` each; it may stand for one of tqdm's bars.
+    `unit` each; it may stand for one of tqdm's bars. Of less than one a second only the time is said.
     """
 
     def __init__(self, total: int | None, done: int, shows: bool = True, unit: str = "line", what: str = ""):
@@ -384,9 +384,10 @@ class Progress:
         """Ends the bar."""
         self._bar.close()
 
-    def update(self, number: int = 1) -> None:
-        """Counts one line, or several."""
+    def update(self, number: int = 1, is_new: bool = True) -> None:
+        """Counts one line, or several; what is not new was done before, and says nothing of the time."""
         self._done += number
+        self._begun += 0 if is_new else number
         self._bar.update(number)
         now = time.monotonic()
         if self._says and now - self._said >= SECONDS_BETWEEN:
@@ -400,10 +401,15 @@ class Progress:
         >>> for _ in range(100): progress.update()
         >>> progress.sentence(50.0)
         '200 of 500 lines, 2.0 lines/s, ETA 2 min 30 s'
+        >>> progress = Progress(5, 0, False, "outcome", "ro")
+        >>> progress.update(2, is_new=False); progress.update()
+        >>> progress.sentence(60.0)
+        'ro: 3 of 5 outcomes, ETA 2 min 0 s'
         """
         speed, units = (self._done - self._begun) / max(seconds, 1e-9), f"{self._unit}s"
         what = f"{self._what}: " if self._what else ""
         if self._total is None:
             return f"{what}{self._done:,} {units}, {speed:.1f} {units}/s"
         left = duration((self._total - self._done) / max(speed, 1e-9))
-        return f"{what}{self._done:,} of {self._total:,} {units}, {speed:.1f} {units}/s, ETA {left}"
+        rate = f" {speed:.1f} {units}/s," if speed >= 1 else ""
+        return f"{what}{self._done:,} of {self._total:,} {units},{rate} ETA {left}"

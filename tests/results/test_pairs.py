@@ -153,6 +153,8 @@ def test_the_share_of_right_pairs_has_parts_and_an_interval(given) -> None:
     assert found.figures == {"accuracy": 25.0} and found.parts == {"a": 0.0, "b": 50.0}
     low, high = found.intervals["accuracy"]
     assert 17 < low < 21 and 29 < high < 33, "1.96 x the deviation of a share of 200: 6"
+    low, high = found.intervals["b"]
+    assert 38 < low < 43 and 57 < high < 62 and found.intervals["a"] == [0, 0], "of a share of 100: 10"
 
 
 @pytest.mark.parametrize(

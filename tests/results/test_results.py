@@ -18,11 +18,19 @@ import pytest
 
 import limba
 from limba.cli import main
-from limba.config import CardConfig, InputError, RunConfig, plain
+from limba.config import InputError
 from limba.tools.results import contamination, protocol, scores
 from limba.tools.results.finetuning import FineTuning
 from limba.tools.results.kinds.bits import BitsPerByte
-from limba.tools.results.kinds.learned import Classification, NamedEntities, PartOfSpeech, Similarity, parsed, written
+from limba.tools.results.kinds.learned import (
+    Classification,
+    Example,
+    NamedEntities,
+    PartOfSpeech,
+    Similarity,
+    parsed,
+    written,
+)
 from limba.tools.results.outcome import jackknife
 from limba.tools.results.protocol import PROTOCOL, QUICK
 from limba.tools.results.results import TABLES
@@ -32,13 +40,6 @@ from tests.export.runs import write_run
 from tests.results.test_pairs import folder_of
 from tests.waiting import wait_until
 
-SUITE = """
-suite.language = 'en'
-agreement/MinimalPairs.file = 'pairs.tsv'
-agreement/MinimalPairs.train = 'train.txt'
-text/BitsPerByte.texts = ('held.txt',)
-text/BitsPerByte.train = 'train.txt'
-"""
 NARROW = {"emb_dim": 16, "num_heads": 2, "head_dim": 8, "mlp_dim": 16, "num_decoder_layers": 1}
 # Two sentences of RONEC (MIT licence).
 RONEC = """# global.columns = ID FORM LEMMA UPOS XPOS FEATS HEAD DEPREL DEPS MISC RONEC:CLASS
@@ -55,21 +56,6 @@ RONEC = """# global.columns = ID FORM LEMMA UPOS XPOS FEATS HEAD DEPREL DEPS MIS
 """
 
 
-@pytest.fixture
-def place(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
-    (tmp_path / "train.txt").write_text("\n".join(texts[:20]))
-    (tmp_path / "held.txt").write_text("\n".join(texts[20:22]))
-    rows = [
-        f"One of them {right} here.\tOne of them {wrong} here.\tverb"
-        for right, wrong in [("is", "are"), ("was", "were")]
-    ]
-    (tmp_path / "pairs.tsv").write_text("\n".join(["good\tbad\tphenomenon", *rows]) + "\n")
-    (tmp_path / "suite.gin").write_text(SUITE)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def test_a_second_call_computes_nothing_and_a_changed_file_is_seen(place, vocabulary, capsys) -> None:
     folder_of(tiny.model(vocab_size=1_024), vocabulary, place / "model")
     command = ["results", "model", "--suite=./suite.gin", "--output=out", "--check-contamination=train.txt", "--card"]
@@ -83,6 +69,9 @@ def test_a_second_call_computes_nothing_and_a_changed_file_is_seen(place, vocabu
     cells = {(each["task"], each["column"]): each for each in json.loads(table)["cells"]}
     assert cells["agreement", "chance"]["mean"] == 50 and cells["text", "n-grams"]["mean"] < 8
     assert cells["text", "model, random weights"]["mean"] > 1 and cells["agreement", "model"]["interval"]
+    verb, held = cells["agreement", "model"]["parts"]["verb"], cells["text", "model"]["parts"]["held.txt"]
+    assert verb == {name: cells["agreement", "model"][name] for name in ("mean", "interval")}
+    assert held == {"mean": cells["text", "model"]["mean"], "interval": None}
     markdown, tex = ((place / "out" / f"results.{each}").read_text() for each in ("md", "tex"))
     assert markdown.startswith("| task | figure | model | model, random weights | chance | n-grams |\n| --- |")
     assert tex.startswith("\\begin{tabular}{llrrrr}\n\\toprule") and " \\\\\n\\bottomrule" in tex
@@ -188,13 +177,6 @@ def test_some_tasks_of_a_suite_are_chosen(place, vocabulary, capsys) -> None:
     assert says in found["notes"] and says in (place / "out" / "results.txt").read_text()
 
 
-def test_a_suite_for_another_language_than_the_cards_is_refused(place, vocabulary, capsys) -> None:
-    folder = folder_of(tiny.model(vocab_size=1_024), vocabulary, place / "model")
-    (folder / "README.md").write_text("---\nlanguage:\n- ro\n- mo\n---\n")
-    assert main.main(["results", "model", "--suite=./suite.gin"]) == 2
-    assert "The suite suite is in en, and the card of model names ro, mo; give another" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", ["ro", "nb", "ja", "any", "any_layouts"])
 def test_suites_that_are_shipped_can_be_read(name) -> None:
     suite = read_suite(name)
@@ -273,6 +255,9 @@ def test_figures_of_each_kind(tmp_path) -> None:
     assert [each.targets for each in parts.test] == ["5.0", "0.4", "2.2"] and parts.left_out == 0
     quick = read_task(sts, str(tmp_path), dataclasses.replace(QUICK, most_test=2))
     assert len(quick.tests) == 3 and quick.parts and quick.parts.test == [parts.test[0], parts.test[1]]
+    letters = [(0.0, "彼が行く | 雨です"), (2.0, "彼が行く | 彼は来た"), (4.0, "彼が行く | 彼が行く")]
+    without_spaces = parts._replace(test=[Example(text, "", "", value=value) for value, text in letters])
+    assert sts.floors(without_spaces)["word overlap"]["Spearman"] == pytest.approx(100)
     judged = sts.judge(parts.test, ["4.8", "x", "2,0"], parts)
     assert judged.notes == {"malformed": 1} and judged.figures["Pearson"] > 60
     with pytest.raises(InputError, match="Each example of test.tsv is in another part of sts too"):
@@ -340,15 +325,6 @@ def test_a_model_without_a_vocabulary_is_refused_before_another_one_is_measured(
         error = capsys.readouterr().err
         assert f"{bare} has no vocabulary beside it, without which no text is read; copy it there." in error
         assert error.count("\n") == 1 and not (place / "results").exists()
-
-
-def test_the_language_of_a_run_is_that_of_its_card(place, vocabulary, capsys) -> None:
-    model, data = tiny.model(vocab_size=1_024), tiny.demo_data(place / "train.txt", vocabulary)
-    write_run(place / "run", model)
-    run = RunConfig(model, data, str(place / "run"), 5, card=CardConfig(language=("ro",)))
-    (place / "run" / plain.FILE).write_text(plain.to_text(run))
-    assert main.main(["results", "run", "--suite=./suite.gin"]) == 2
-    assert "The suite suite is in en, and the card of run names ro; give another suite" in capsys.readouterr().err
 
 
 def test_a_disk_without_room_is_one_sentence(place, vocabulary) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import huggingface_hub
+import yaml
 
 from limba.api import write_whole
 from limba.config import InputError
@@ -29,12 +31,26 @@ TASKS = {  # the hub's names of what each kind is
 BEGIN, END = "<!-- limba results {} -->", "<!-- end of limba results {} -->"
 
 
+def read(card: Path) -> huggingface_hub.ModelCard:
+    """Returns the card of a model; InputError for one whose metadata cannot be read."""
+    try:
+        return huggingface_hub.ModelCard(card.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+        raise InputError(f"{card} is no model card ({reason_of(error)}); correct its metadata.") from None
+
+
+def languages(card: Path) -> list[str]:
+    """Returns the languages that a model's card names; [] without any, or without a card."""
+    found = None
+    with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
+        found = (huggingface_hub.metadata_load(card) or {}).get("language")
+    codes = found if isinstance(found, list) else [] if found is None else [found]
+    return ["no" if each is False else str(each) for each in codes]  # YAML's `no` is False, here Norwegian
+
+
 def put(card: Path, column: str, table: Table, suite: Suite, notes: Sequence[str]) -> None:
     """Writes the figures of a column into a card, in the place of those that the suite had there before."""
-    try:
-        found = huggingface_hub.ModelCard(card.read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"{card} is no model card ({reason_of(error)}); correct its metadata.") from None
+    found = read(card)
     data = found.data
     assert isinstance(data, huggingface_hub.ModelCardData), "what ModelCard reads"
     kinds: Mapping[str, str] = {task.name: TASKS[type(task).__name__] for task in suite.tasks}

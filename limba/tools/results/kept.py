@@ -15,11 +15,11 @@ from limba.tools.results.files import checksum, place_of
 from limba.tools.results.outcome import Outcome
 
 if TYPE_CHECKING:
-    from limba.api import TrainedModel
+    from limba.api import Progress, TrainedModel
     from limba.tools.results.protocol import Protocol
     from limba.tools.results.suites import Task
 
-PACKAGES = ("jax", "jaxlib", "numpy", "limba")  # whose versions decide a figure
+PACKAGES = ("jax", "jaxlib", "numpy", "optax", "sentencepiece", "sacrebleu", "limba")  # whose versions decide a figure
 
 
 def digest(value: object) -> str:
@@ -58,18 +58,22 @@ class Kept:
             "versions": self.versions,
         }
 
-    def get(self, name: str, facts: Mapping[str, object], compute: Callable[[], Outcome]) -> Outcome:
+    def get(
+        self, name: str, facts: Mapping[str, object], compute: Callable[[], Outcome], progress: Progress
+    ) -> Outcome:
         """Returns the outcome that is kept under these facts, or computes and keeps it."""
         from limba.api import write_whole
 
         path = self.folder / f"{name}-{digest(facts)[:16]}.json"
         if path.exists():
+            progress.update(is_new=False)
             return _read(path)
         found = compute()
         self.num_computed += 1
         write_whole(
             str(path), json.dumps({"facts": facts, "outcome": dataclasses.asdict(found)}, indent=1, default=str) + "\n"
         )
+        progress.update()
         return found
 
 

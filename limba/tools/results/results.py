@@ -36,7 +36,8 @@ twice.
 A suite is a gin file: gin/suites/NAME.gin, or your own. docs/results.md says how each kind of task is measured."""
 TABLES = ("results.txt", "results.md", "results.tex", "results.json", "results.svg")
 CHECKPOINT = re.compile(r"([^/]+)/checkpoints/(\d+)$")
-LANGUAGE = re.compile(r"^language:[ ]*(?:\[?)([\w, -]*)((?:\n- [\w-]+)*)", re.MULTILINE)
+ALL_LANGUAGES = ("multilingual", "mul")  # as a card may say
+NORWEGIAN = {"nb": ("nb", "no"), "nn": ("nn", "no"), "no": ("nb", "nn", "no")}
 
 
 def run(argv: Sequence[str]) -> None:
@@ -60,6 +61,7 @@ def run(argv: Sequence[str]) -> None:
     given = _given(argv)
     with environment.quiet_imports():
         from limba.api import RunDirectory, described, held
+        from limba.tools.results import card
         from limba.tools.results.outcome import Outcome
         from limba.tools.results.protocol import PROTOCOL, QUICK
         from limba.tools.results.suites import check_model, read_suite, read_task
@@ -67,30 +69,29 @@ def run(argv: Sequence[str]) -> None:
     tasks = [read_task(task, given.data, protocol) for task in suite.tasks]
     for model in given.model:
         if given.card:
-            _card_of(model)
+            card.read(_card_of(model))
         network, vocabulary = described(model)
         run = None if (home := _run_of(model)) is None else RunDirectory(str(home)).run()
         if vocabulary is None and run is None:  # a run may have its task's
             raise InputError(f"{model} has no vocabulary beside it, without which no text is read; copy it there.")
         check_model(model, network, tasks)
-        _check_language(model, run, suite)
+        folder = (vocabulary and vocabulary.place) or model  # of the hub's too
+        _check_language(model, card.languages(Path(folder).expanduser() / "README.md"), run, suite)
     folder, labels = Path(given.output or f"results/{suite.name}").expanduser(), _labels(given.model)
     overlaps = _overlaps(given.check_contamination, tasks)
     if not given.model:
         print("\n".join(overlaps))
         return
+    floors = [(read.task.name, *each) for read in tasks for each in read.floors().items()]  # needs what judging needs
     with held(str(folder), "writes results to"):
         measured = Measured(tasks, given, folder, protocol)
         for model, label in zip(given.model, labels, strict=True):
             measured.add(model, label)
-        for read in tasks:
-            for column, figures in read.floors().items():
-                measured.table.add(read.task.name, column, [Outcome(dict(figures))])
+        for name, column, figures in floors:
+            measured.table.add(name, column, [Outcome(dict(figures))])
         notes = [*measured.notes, *overlaps]
         _write(folder, measured, notes, suite, given.model)
         if given.card:
-            from limba.tools.results import card
-
             for model, label in zip(given.model, labels, strict=True):
                 card.put(_card_of(model), label, measured.table, suite, notes)
 
@@ -171,15 +172,11 @@ def _card_of(model: str) -> Path:
     return card
 
 
-def _check_language(model: str, run: RunConfig | None, suite: Suite) -> None:
+def _check_language(model: str, of_card: Sequence[str], run: RunConfig | None, suite: Suite) -> None:
     """Raises InputError if the card of a model, or its run, names other languages than the suite's."""
-    folder = Path(model).expanduser()
-    if suite.language is None or not folder.is_dir():
-        return
-    said, card = tuple(run.card.language or ()) if run else (), folder / "README.md"
-    if not said and card.is_file() and (match := LANGUAGE.search(card.read_text(errors="replace"))):
-        said = tuple(re.findall(r"[a-z]{2,3}(?:-\w+)?", f"{match[1]} {match[2]}"))
-    if said and suite.language not in said:
+    said = (run and run.card.language) or of_card
+    fits = {*ALL_LANGUAGES, *NORWEGIAN.get(suite.language or "", (suite.language,))}
+    if suite.language and said and not fits & {each.partition("-")[0] for each in said}:
         raise InputError(
             f"The suite {suite.name} is in {suite.language}, and the card of {model} names {', '.join(said)}; give"
             " another suite, or correct the card."
@@ -240,13 +237,12 @@ class Measured:
             elif isinstance(task, Learned) and parts:
                 runs.append(FineTuning(trained, task, parts, self.protocol))
         total = 2 * len(scored) + len(runs) * (len(self.protocol.learning_rates) + self.given.seeds + 1)
-        with Progress(total, 0, unit="step", what=label) as progress:
+        with Progress(total, 0, unit="outcome", what=label) as progress:
             for name, measure in scored:
                 for weights, column in (("trained", label), ("random", f"{label}, random weights")):
                     facts = {**self.facts[name], "model": checksums[weights == "random"], "weights": weights}
                     compute = functools.partial(_score, measure, trained, weights == "random")
-                    self.table.add(name, column, [self.kept.get(name, facts, compute)])
-                    progress.update()
+                    self.table.add(name, column, [self.kept.get(name, facts, compute, progress)])
             for each in runs:
                 self._learn(each, label, checksums, progress)
 
@@ -262,9 +258,7 @@ class Measured:
             facts = {**self.facts[task.name], "model": model, "part": part, "rate": rate, "seed": seed}
             facts |= {"weights": "random"} if is_random else {}
             compute = functools.partial(runs.outcome, rate, seed, part == "test", is_random)
-            found = self.kept.get(task.name, facts, compute)
-            progress.update()
-            return found
+            return self.kept.get(task.name, facts, compute, progress)
 
         dev: dict[float, float] = {}
         for rate in self.protocol.learning_rates:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from limba.tools.results.outcome import Outcome
@@ -21,6 +21,7 @@ class Cell(NamedTuple):
     deviation: float | None
     seeds: int
     interval: tuple[float, float] | None = None
+    parts: Mapping[str, object] | None = None  # such as the mean and the interval of each phenomenon; in JSON alone
 
     def text(self, plus: str = " ± ") -> str:
         """Returns it with two decimals.
@@ -48,7 +49,9 @@ class Table:
             deviation = statistics.stdev(values) if len(values) > 1 else None
             ends = [each.intervals[name] for each in outcomes if name in each.intervals]
             low, high = (statistics.fmean(each) for each in zip(*ends, strict=True)) if ends else (0.0, 0.0)
-            cell = Cell(statistics.fmean(values), deviation, len(values), (low, high) if ends else None)
+            within = outcomes[0].intervals.get  # only tasks with one outcome and one figure have parts
+            parts = {part: {"mean": mean, "interval": within(part)} for part, mean in outcomes[0].parts.items()}
+            cell = Cell(statistics.fmean(values), deviation, len(values), (low, high) if ends else None, parts or None)
             self.cells.setdefault((task, name), {})[column] = cell
 
     def _lines(self, plus: str) -> Iterable[list[str]]:

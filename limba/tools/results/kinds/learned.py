@@ -202,8 +202,8 @@ class Similarity(Learned):
         return Outcome(_correlations(examples, filled), notes={"malformed": given.count(None)})
 
     def floors(self, parts: Parts) -> Mapping[str, Figures]:
-        sides = [each.inputs.lower().partition(SECOND) for each in parts.test]
-        words = [(set(first.split()), set(second.split())) for first, _, second in sides]
+        pairs = [each.inputs.lower().partition(SECOND)[::2] for each in parts.test]
+        words = [[set(text.split() if " " in "".join(pair) else text) for text in pair] for pair in pairs]
         return {"word overlap": _correlations(parts.test, [len(a & b) / max(1, len(a | b)) for a, b in words])}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -136,13 +136,16 @@ def likelihoods(trained: TrainedModel, pairs: Sequence[Pair]) -> tuple[np.ndarra
 
 
 def outcome(pairs: Sequence[Pair], good: np.ndarray, bad: np.ndarray) -> Outcome:
-    """Returns the shares of pairs whose first log likelihood is the higher one, with the interval of their mean."""
+    """Returns the shares of pairs whose first log likelihood is the higher one, in all and by phenomenon."""
     right = (np.asarray(good) > np.asarray(bad)).astype(float) * 100
-    share: Callable[[str], float] = lambda name: float(right[[pair.phenomenon == name for pair in pairs]].mean())
+    of_names = {name: right[[pair.phenomenon == name for pair in pairs]] for name in sorted({p[2] for p in pairs})}
     return Outcome(
         {"accuracy": float(right.mean())},
-        {"accuracy": bootstrap(right.tolist(), PROTOCOL.resamples, PROTOCOL.confidence)},
-        {name: share(name) for name in sorted({pair.phenomenon for pair in pairs})},
+        {
+            name: bootstrap(each.tolist(), PROTOCOL.resamples, PROTOCOL.confidence)
+            for name, each in {**of_names, "accuracy": right}.items()
+        },
+        {name: float(each.mean()) for name, each in of_names.items()},
         {"pairs": len(pairs)},
     )
 

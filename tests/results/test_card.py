@@ -1,0 +1,86 @@
+"""What is refused before time is spent: a card of another language, one that cannot be read, a library that lacks."""
+
+import contextlib
+import json
+import sys
+
+import pytest
+
+from limba.cli import main
+from limba.config import CardConfig, InputError, RunConfig, plain
+from limba.tools.results import card
+from limba.tools.results.results import _check_language
+from limba.tools.results.suites import read_suite
+from tests import tiny
+from tests.export.runs import write_run
+from tests.http_server import ModelHubHandler, as_hub, serving
+from tests.results.test_pairs import folder_of
+
+
+def test_a_suite_for_another_language_than_the_cards_is_refused(place, vocabulary, monkeypatch, capsys) -> None:
+    folder = place / "hub" / "me" / "model" / "main"
+    folder.mkdir(parents=True)
+    folder_of(tiny.model(vocab_size=1_024), vocabulary, folder)
+    (folder / "README.md").write_text("---\nlanguage:\n  - ro\n  - 'mo'\n---\n")
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    with serving(place / "hub", handler=ModelHubHandler) as server:
+        as_hub(server, place / "cache", monkeypatch)
+        for model in (str(folder), "me/model"):
+            assert main.main(["results", model, "--suite=./suite.gin"]) == 2
+            says = f"The suite suite is in en, and the card of {model} names ro, mo; give another"
+            assert says in capsys.readouterr().err
+    assert not (place / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("language", "found"),
+    [("no", ["no"]), ("'no'", ["no"]), ("[ro, en-GB]", ["ro", "en-GB"]), ("", []), ("[ro", [])],
+)  # fmt: skip
+def test_languages_are_those_of_a_cards_metadata(language, found, tmp_path) -> None:
+    (tmp_path / "README.md").write_text(f"---\nlanguage: {language}\n---\n")
+    assert card.languages(tmp_path / "README.md") == found
+
+
+@pytest.mark.parametrize(
+    ("language", "said", "fits"),
+    [("nb", "no", True), ("no", "nb", True), ("en", "en-GB", True), ("en", "multilingual", True), ("nn", "nb", False)],
+)
+def test_a_code_stands_for_its_languages(language, said, fits) -> None:
+    suite = read_suite("ro")._replace(language=language)
+    with contextlib.nullcontext() if fits else pytest.raises(InputError, match="the card of m names nb"):
+        _check_language("m", [said], None, suite)
+
+
+def test_the_language_of_a_run_is_that_of_its_card(place, vocabulary, capsys) -> None:
+    model, data = tiny.model(vocab_size=1_024), tiny.demo_data(place / "train.txt", vocabulary)
+    write_run(place / "run", model)
+    run = RunConfig(model, data, str(place / "run"), 5, card=CardConfig(language=("ro",)))
+    (place / "run" / plain.FILE).write_text(plain.to_text(run))
+    assert main.main(["results", "run", "--suite=./suite.gin"]) == 2
+    assert "The suite suite is in en, and the card of run names ro; give another suite" in capsys.readouterr().err
+
+
+def test_what_judging_needs_is_looked_for_before_a_model_is_opened(place, vocabulary, monkeypatch, capsys) -> None:
+    folder = folder_of(tiny.model(vocab_size=1_024), vocabulary, place / "model")
+    for name in ("train", "test"):
+        rows = [{"source": f"{name} {n}", "target": f"This is {n}."} for n in range(12)]
+        (place / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    fields = ("train = 'train.jsonl'", "test = 'test.jsonl'", "rouge = True")
+    (place / "suite.gin").write_text("".join(f"sums/Writing.{each}\n" for each in fields))
+    monkeypatch.setitem(sys.modules, "rouge_score", None)
+    (folder / "README.md").write_text("---\nlanguage: [ro\n---\n")
+    for more, says in (
+        ([], "The task sums needs rouge_score, which is not installed"),
+        (["--card"], "no model card ("),
+    ):
+        assert main.main(["results", "model", "--suite=./suite.gin", *more]) == 2
+        error = capsys.readouterr().err
+        assert says in error and error.count("\n") == 1, error
+    assert not (place / "results").exists()
+
+
+def test_the_harness_is_installed_by_its_own_extra(monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    monkeypatch.delitem(sys.modules, "limba.tools.results.harness", raising=False)
+    assert main.main(["results", "lm-eval", "ls"]) == 2
+    assert capsys.readouterr().err.endswith(", which is not installed; run pip install '.[results]'.\n")
