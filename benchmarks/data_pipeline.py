@@ -48,7 +48,7 @@ def _limba(files: str, vocabulary: str, num_shards: int, rows: int, num_processe
     """Yields the raw tokens in each batch of Limba's own stream."""
     import tasks.demo  # noqa: F401  registers demo_span_corruption
     from limba.config import DataConfig
-    from limba.data.stream.processes import open_stream
+    from limba.data.stream.stages import open_stream
     from limba.data.tasks import resolve_task
 
     config = DataConfig(

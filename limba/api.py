@@ -62,10 +62,10 @@ if TYPE_CHECKING:
     from limba.cli.gin.read import read_model as read_model
     from limba.cli.model import GinFlags as GinFlags
     from limba.cli.model import add_import_flag as add_import_flag
-    from limba.data.examples import example_class as example_class
     from limba.data.registry import Mixture as Mixture
     from limba.data.registry import Task as Task
     from limba.data.run_data import RunData as RunData
+    from limba.data.sources.array_record import example_class as example_class
     from limba.data.sources.units import UnitSource as UnitSource
     from limba.data.task_modules import all_names as task_modules  # noqa: F401
     from limba.data.task_modules import import_tasks as import_tasks
@@ -102,8 +102,8 @@ _NAMES = {  # module: its names; another name here is written before a "="
     "limba.cli.arguments": "Parser with_two_dashes",
     "limba.cli.gin.read": "read_model",
     "limba.cli.model": "GinFlags add_import_flag",
-    "limba.data.examples": "example_class",
     "limba.data.run_data": "RunData",
+    "limba.data.sources.array_record": "example_class",
     "limba.data.sources.units": "UnitSource",
     "limba.data.task_modules": "task_modules=all_names import_tasks",
     "limba.data.tasks": "source_of_files",

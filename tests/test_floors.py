@@ -29,7 +29,7 @@ FLOORS = {
     **dict.fromkeys(("api", "tools"), 6),
 }
 IN_DATA = {  # the floors inside of limba/data/; the longest name that fits a module counts
-    **{"philox": -3, "examples": -3, "dataset": -2, "vocabulary.files": -2, "vocabulary.vocabularies": -1},
+    **{"philox": -3, "dataset": -2, "vocabulary.files": -2, "vocabulary.vocabularies": -1},
     **dict.fromkeys(("sources", "task_modules", "registry"), 0),
     **{"packing": 1, "vocabulary": 1, "seqio_tasks": 1, "bridge": 2, "objectives": 3},
     **{"metrics": 4, "tasks": 5},
@@ -44,7 +44,7 @@ WITHOUT_FLOOR = ("limba.__main__",)
 WAY_IN, FRONT_ENDS = ("limba", 4), ("limba.cli.gin", "limba.fit")
 EVERYWHERE = ("benchmarks/", "tests/")  # may measure and check any library
 WALLS = {  # library or folder: where it may be imported
-    "flax": ("limba/model/", "limba/training/state.py", "tests/"),
+    "flax": ("limba/model/", "limba/training/state.py", "limba/formats/", "tests/"),
     "seqio": ("limba/data/", "limba/evaluation/", "limba/tools/", "tasks/", *EVERYWHERE),
     "tensorflow": ("limba/data/", "limba/evaluation/", "limba/tools/", "tasks/", *EVERYWHERE),
     "gin": ("limba/cli/", "limba/tools/migrate/", "tests/"),

@@ -7,6 +7,7 @@ W17-4770), ROUGE is rouge-score's, word and character error rates are jiwer's.
 from __future__ import annotations
 
 import collections
+import functools
 import re
 import string
 from collections.abc import Callable, Sequence
@@ -118,11 +119,7 @@ def diacritics(language: str) -> Metric:
     of characters that differ after both texts are stripped of diacritics. `letter/ș` and so on is how often the
     prediction has a letter of the target, for letters with diacritics and those that could have one.
     """
-
-    def metric(targets: Texts, predictions: Texts) -> Figures:
-        return _diacritics(language, targets, predictions)
-
-    return metric
+    return functools.partial(_diacritics, language)
 
 
 def _diacritics(language: str, targets: Texts, predictions: Texts) -> Figures:

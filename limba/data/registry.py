@@ -112,6 +112,11 @@ Provider: TypeAlias = Task | Mixture
 Rate: TypeAlias = float | Callable[[Provider], float]
 
 
+def parts_of(task: Provider) -> list[Task]:
+    """Returns the tasks of a mixture, or the task itself."""
+    return list(task.tasks) if isinstance(task, Mixture) else [task]
+
+
 class _Registry:
     """Names and what they stand for; those of seqio's registry of the same name follow, where seqio is imported."""
 

@@ -24,6 +24,7 @@ from limba.data.objectives.token_blocks import Features
 from limba.data.packing import FEATURES
 from limba.data.registry import Feature, Mixture, MixtureRegistry, Task, TaskRegistry
 from limba.data.registry import Provider as Provider
+from limba.data.registry import parts_of as parts_of
 from limba.data.sources.array_record import ArrayRecordSource
 from limba.data.sources.hub_data import HubSource, hub_corpus
 from limba.data.sources.remote import ReadPolicy
@@ -444,11 +445,6 @@ def copies_of(task: Provider) -> str | None:
 def keep_vocabularies(tasks: Iterable[Provider], model_dir: str) -> None:
     """Writes copies of the tasks' vocabularies into the run's directory, unless they lie there."""
     keep((address for task in tasks for address in addresses_of(task)), model_dir)
-
-
-def parts_of(task: Provider) -> list[Task]:
-    """Returns the tasks of a mixture, or the task itself."""
-    return list(task.tasks) if isinstance(task, Mixture) else [task]
 
 
 def _hub_sources(task: Provider) -> dict[str, HubSource]:

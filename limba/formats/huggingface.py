@@ -12,18 +12,18 @@ import logging
 import math
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
-import msgpack
 import numpy as np
 import tensorstore as ts
 
 from limba import toolbox
 from limba.config import InputError, ModelConfig, reason_of
 from limba.formats.architectures import CLASSES, HEAD, HEADS, STORED_HEAD, Row, model_fields, rows, unfused
-from limba.formats.names import Arrays, Json, Stored, check_names, files_of_index
-from limba.formats.t5x import decode_extension, joined, numpy_dtype
+from limba.formats.names import Arrays, Json, Stored, check_names, files_of_index, flatten
+from limba.formats.t5x import numpy_dtype
 
 logger = logging.getLogger(__name__)
 
@@ -220,7 +220,7 @@ def _entries(path: Path) -> dict[str, Stored]:
         dtype = numpy_dtype(_TYPES[letters])
         if last - first != math.prod(shape) * dtype.itemsize:
             raise InputError(f"{path} has {last - first} bytes of {name}, not its shape's; copy it again.")
-        read = functools.partial(_read_array, path, 8 + length + first, last - first, dtype, shape)
+        read = partial(_read_array, path, 8 + length + first, last - first, dtype, shape)
         entries[name] = Stored(shape, dtype, read)
     return entries
 
@@ -273,40 +273,12 @@ def model_config(directory: str | Path, kind: str | None = None, **choices: obje
 
 
 def open_flax(path: Path) -> Arrays:
-    """Returns the arrays of a flax_model.msgpack by names joined with slashes; the file is read once to find them."""
-    found: dict[str, Stored] = {}
-
-    def array_of(value: Json | np.ndarray) -> np.ndarray:
-        return joined(value) if isinstance(value, Mapping) else np.asarray(value)
-
-    def read(start: int, size: int) -> np.ndarray:
-        data = _read(path, start, size)
-        return array_of(msgpack.unpackb(data, ext_hook=decode_extension, max_ext_len=size, strict_map_key=False))
-
-    def index(unpacker: msgpack.Unpacker, peek: BinaryIO, prefix: str) -> None:
-        for _ in range(unpacker.read_map_header()):
-            name, start = f"{prefix}{unpacker.unpack()}", unpacker.tell()
-            if _starts_map(peek, start) and not _starts_map(peek, start, "__msgpack_chunked_array__"):
-                index(unpacker, peek, f"{name}/")
-            else:
-                array = array_of(unpacker.unpack())
-                place = functools.partial(read, start, unpacker.tell() - start)
-                found[name] = Stored(array.shape, array.dtype, place)
+    """Returns the arrays of a flax_model.msgpack by names joined with slashes; the file is read into memory."""
+    from flax import serialization
 
     try:
-        with path.open("rb") as file, path.open("rb") as peek:
-            options = {"read_size": 1 << 20, "max_buffer_size": 2**32 - 1, "ext_hook": decode_extension}
-            index(msgpack.Unpacker(file, strict_map_key=False, **options), peek, "")
-    except (OSError, ValueError, TypeError, RecursionError, KeyError, msgpack.UnpackException) as error:
-        reason = str(error) or "it ends too early"
-        raise InputError(f"{path} cannot be read as flax's msgpack ({reason}); copy it again.") from error
-    return Arrays(found)
-
-
-def _starts_map(file: BinaryIO, place: int, first_key: str = "") -> bool:
-    """Returns whether a msgpack map with this first key begins there (specification, "map format family")."""
-    file.seek(place)
-    head = file.read(8 + len(first_key))
-    length = {0xDE: 3, 0xDF: 5}.get(head[0], 1) if head else 1
-    is_map = bool(head) and (head[0] in (0xDE, 0xDF) or head[0] & 0xF0 == 0x80)
-    return is_map and (not first_key or msgpack.packb(first_key) == head[length : length + len(first_key) + 1])
+        tree: Any = serialization.msgpack_restore(path.read_bytes())
+        found = {name: np.asarray(leaf) for name, leaf in flatten(tree).items()}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, KeyError) as error:
+        raise InputError(f"{path} cannot be read as flax's msgpack ({reason_of(error)}); copy it again.") from error
+    return Arrays({name: Stored(each.shape, each.dtype, partial(np.asarray, each)) for name, each in found.items()})

@@ -9,26 +9,23 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import struct
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
-import msgpack
 import numpy as np
 from etils import epath
 
-from limba.config import InputError, ModelConfig
+from limba.config import ModelConfig
 from limba.formats import limba_checkpoint, t5x
 from limba.formats.architectures import HEAD, config_json, rows, written
 from limba.formats.huggingface import FLAX_FILE, HEAD_SCALE, flax_name, head_scale
-from limba.formats.names import Json, Stored, blocks_of, size_of, unflatten, write_safetensors
-from limba.formats.t5x import ARRAY_EXTENSION, numpy_dtype
+from limba.formats.names import Json, Stored, size_of, unflatten, write_safetensors
+from limba.formats.t5x import numpy_dtype
 from limba.storage.files import read_text
 
 FILE_BYTES = 5 * 10**9  # a larger model is cut into files of at most this size, as transformers does
-MOST_FLAX_BYTES = 2**32 - 1024  # of an array and what msgpack says of it
 # A ByT5's sentinels are the last bytes' own ids, from 258 down, or rows of their own above the bytes. The published
 # models have the first: T5X trains with seqio's ByteVocabulary without extra ids, whose last id is 258 (Xue et al.,
 # arXiv:2105.13626). transformers' ByT5Tokenizer writes `<extra_id_0>` as 259, a row that was never trained. Limba's
@@ -183,37 +180,12 @@ def write_flax(
     dtype: str = "float32",
     head_scale: float = 1.0,
 ) -> None:
-    """Writes flax_model.msgpack as flax.serialization reads it; InputError for an array beyond msgpack's 4 GiB.
+    """Writes flax_model.msgpack, which is made in memory."""
+    from flax import serialization
 
-    All but the arrays' bytes is written first, since these come in another order than in the file.
-    """
-    stored, packer, places = _written(arrays, config, dtype, head_scale, flax=True), msgpack.Packer(), dict[str, int]()
-    if large := [name for name, each in stored.items() if size_of(each) > MOST_FLAX_BYTES]:
-        raise InputError(
-            f"{large[0]} takes more than the 4 GiB that msgpack can hold; write the model for PyTorch alone."
-        )
-
-    def walk(file: BinaryIO, node: Json, path: str) -> None:
-        file.write(packer.pack_map_header(len(node)))
-        for key, value in node.items():
-            file.write(packer.pack(key))
-            if isinstance(value, dict):
-                walk(file, value, f"{path}{key}/")
-            else:
-                leave_gap(file, f"{path}{key}")
-
-    def leave_gap(file: BinaryIO, name: str) -> None:
-        length = size_of(stored[name])
-        inner = b"\x93" + packer.pack(stored[name].shape) + packer.pack(dtype) + b"\xc6" + struct.pack(">I", length)
-        file.write(b"\xc9" + struct.pack(">Ib", len(inner) + length, ARRAY_EXTENSION) + inner)
-        places[name] = file.tell()
-        file.seek(length, 1)
-
-    with (directory / FLAX_FILE).open("wb") as file:
-        walk(file, unflatten(dict.fromkeys(stored, np.zeros(0))), "")
-        for name, each in stored.items():
-            file.seek(places[name])
-            file.writelines(blocks_of(each))
+    stored = _written(arrays, config, dtype, head_scale, flax=True).items()
+    tree = unflatten({name: each.read().astype(each.dtype, copy=False) for name, each in stored})
+    (directory / FLAX_FILE).write_bytes(serialization.msgpack_serialize(tree, in_place=True))
 
 
 def write_tokenizer(
@@ -230,44 +202,35 @@ def write_tokenizer(
     # These import TensorFlow, which the weights do not need.
     from limba.data.vocabulary.files import content as content_of
     from limba.data.vocabulary.load import BYTE_SENTINELS, SENTINEL, PieceTable, load_vocabulary
-    from limba.data.vocabulary.tokenizer_json import (
-        around,
-        byte_tokenizer_json,
-        special_token,
-        start,
-        tokenizer_json,
-    )
+    from limba.data.vocabulary.tokenizer_json import add_special, around, of_bytes, of_model, start
 
-    encodes = mask_id is not None
+    encodes, tokenizer = mask_id is not None, None
     if vocabulary == "byte":
         count = extra_ids or (0 if starts else BYTE_SENTINELS)
         special = {"<pad>": 0, "</s>": 1, "<unk>": 2}
         special |= {f"<extra_id_{i}>": LAST_BYTE + extra_ids - i for i in range(count)}
         ids = (0, 1, 2)
-        text = byte_tokenizer_json(special) if starts else None  # ByT5Tokenizer ends texts and cannot begin them
+        tokenizer = of_bytes(special) if starts else None  # ByT5Tokenizer ends texts and cannot begin them
     else:
         read: Any = load_vocabulary(vocabulary, *([] if vocabulary.endswith(".json") else [extra_ids]))
         ids = (0, read.eos_id, read.eos_id if read.unk_id is None else read.unk_id)
         if vocabulary.endswith(".json"):
-            content = json.loads(content_of(vocabulary))
-            names = [read.tokenizer.id_to_token(number) for number in ids]
-            ends = around(read.tokenizer.get_vocab(), names[1], encodes)
-            content["post_processor"] = start(names[0]) if starts else ends
-            text = json.dumps(content, ensure_ascii=False)
+            tokenizer = read.tokenizer
+            names = [tokenizer.id_to_token(number) for number in ids]
+            tokenizer.post_processor = start(names[0]) if starts else around(tokenizer.get_vocab(), names[1], encodes)
             special = dict(zip(names, ids, strict=True))
         else:
-            text, special = tokenizer_json(vocabulary, extra_ids, starts, encodes), {}
+            tokenizer, special = of_model(vocabulary, extra_ids, starts, encodes), {}
             (directory / "spiece.model").write_bytes(content_of(vocabulary))
-        special |= {entry["content"]: entry["id"] for entry in json.loads(text)["added_tokens"] if entry["special"]}
+        added = tokenizer.get_added_tokens_decoder()
+        special |= {token.content: number for number, token in added.items() if token.special}
         if mask_id is not None and mask_id not in special.values():  # a piece of its own, such as <mask>
-            name = PieceTable(read).name(mask_id)
-            content, special = json.loads(str(text)), special | {name: mask_id}
-            content["added_tokens"].append(special_token(mask_id, name))
-            text = json.dumps(content, ensure_ascii=False)
-    if text is not None:
-        (directory / "tokenizer.json").write_text(text, encoding="utf-8")
-    about: Json = {"tokenizer_class": "ByT5Tokenizer" if text is None else "PreTrainedTokenizerFast"}
-    about |= {"extra_ids": extra_ids} if text is None else {}
+            special[name := PieceTable(read).name(mask_id)] = mask_id
+            add_special(tokenizer, [name])
+    if tokenizer is not None:
+        tokenizer.save(str(directory / "tokenizer.json"), pretty=False)
+    about: Json = {"tokenizer_class": "ByT5Tokenizer" if tokenizer is None else "PreTrainedTokenizerFast"}
+    about |= {"extra_ids": extra_ids} if tokenizer is None else {}
     named = {number: name for name, number in special.items()}
     roles = {"pad_token": named[ids[0]], "eos_token": named[ids[1]], "unk_token": named[ids[2]]}
     roles |= {"bos_token": named[ids[0]]} if starts else {}

@@ -15,9 +15,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import PurePosixPath
-from typing import Any
 
-import msgpack
 import numpy as np
 import tensorstore as ts
 from etils import epath
@@ -27,8 +25,6 @@ from limba.formats.names import Arrays, Json, Stored, unflatten
 from limba.storage import lease
 from limba.storage.files import key_value_store
 
-ARRAY_EXTENSION = 1  # flax's msgpack code of an ndarray: (shape, dtype name, bytes)
-SCALAR_EXTENSION = 3
 FORMAT_VERSION = 3
 _STEP = re.compile(r"checkpoint_(\d+)")
 _SCANNED = re.compile(r"(encoder|decoder)/\1/")
@@ -215,34 +211,18 @@ def network_of(shapes: Mapping[str, tuple[int, ...]], place: str) -> ModelConfig
     )
 
 
-def decode_extension(code: int, data: bytes) -> np.ndarray:
-    """Returns the array of flax's msgpack extension."""
-    if code in (ARRAY_EXTENSION, SCALAR_EXTENSION):
-        shape, dtype, content = msgpack.unpackb(data, raw=True)
-        return np.frombuffer(content, numpy_dtype(dtype.decode())).reshape(shape)
-    raise ValueError(f"unknown msgpack extension {code}")
-
-
 def numpy_dtype(name: str) -> np.dtype:
     # numpy knows bfloat16 only once ml_dtypes is imported, which tensorstore does.
     return ts.dtype(name).numpy_dtype
 
 
-def joined(chunks: Mapping[str, Any]) -> np.ndarray:
-    """Returns an array that flax cut into pieces because it is over a gibibyte."""
-    pieces = [chunks["chunks"][str(i)] for i in range(len(chunks["chunks"]))]
-    shape = [chunks["shape"][str(i)] for i in range(len(chunks["shape"]))]
-    return np.concatenate([piece.ravel() for piece in pieces]).reshape(shape)
-
-
 def _legacy_leaves(path: epath.Path) -> dict[str, np.ndarray | Json]:
+    from flax import serialization
+
     try:
-        content = msgpack.unpackb(
-            (path / "checkpoint").read_bytes(), ext_hook=decode_extension, raw=False, strict_map_key=False
-        )
-        tree = content["optimizer"]
+        tree = serialization.msgpack_restore((path / "checkpoint").read_bytes())["optimizer"]
         parts = {"target": tree["target"], "state": tree["state"]}
-    except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{path / 'checkpoint'} is not a T5X checkpoint index ({type(error).__name__}: {error}); copy it again."
         ) from error
@@ -252,8 +232,6 @@ def _legacy_leaves(path: epath.Path) -> dict[str, np.ndarray | Json]:
         if isinstance(node, Mapping) and "driver" in node and "kvstore" in node:
             inside = PurePosixPath(node["kvstore"].get("path") or node["path"]).name
             leaves[name] = {"driver": "zarr", "kvstore": key_value_store(path / inside)}
-        elif isinstance(node, Mapping) and "__msgpack_chunked_array__" in node:
-            leaves[name] = joined(node)
         elif isinstance(node, Mapping):
             for key, value in node.items():
                 walk(value, f"{name}/{key}")
@@ -286,6 +264,8 @@ def write_legacy(
     `tree` has T5X's names, `target/…` cast to `dtype`, `state/…` as it is. It is read one array at a time. The
     directory is renamed to its final name when it is complete.
     """
+    from flax import serialization
+
     directory = epath.Path(directory)
     final = directory / f"checkpoint_{step}"
     if final.exists():
@@ -295,11 +275,11 @@ def write_legacy(
         writing.mkdir(parents=True)
         leaves = {name: _write_leaf(writing, name, tree[name], dtype) for name in tree}
         root = {"version": FORMAT_VERSION, "optimizer": {"target": {}, "state": {}, **unflatten(leaves)}}
-        (writing / "checkpoint").write_bytes(msgpack.packb(root) or b"")
+        (writing / "checkpoint").write_bytes(serialization.msgpack_serialize(root, in_place=True))
         return writing.rename(final)
 
 
-def _write_leaf(directory: epath.Path, name: str, array: np.ndarray, dtype: str) -> msgpack.ExtType | Json:
+def _write_leaf(directory: epath.Path, name: str, array: np.ndarray, dtype: str) -> np.ndarray | Json:
     """Writes an array; returns what T5X's index has of it: its place, or itself.
 
     Inside are the step, the factored averages, and placeholders for unused averages.
@@ -309,8 +289,7 @@ def _write_leaf(directory: epath.Path, name: str, array: np.ndarray, dtype: str)
     elif name.startswith("target/"):
         array = array.astype(numpy_dtype(dtype))
     if name.startswith("state/") and (name == "state/step" or "/v_" in name or array.shape == (1,)):
-        content = msgpack.packb((array.shape, array.dtype.name, array.tobytes()))
-        return msgpack.ExtType(ARRAY_EXTENSION, content)
+        return array
     return _write_zarr(directory, name.replace("/", "."), array)
 
 

@@ -381,7 +381,7 @@ def pseudo_log_likelihoods(
     begins = begins_word([*load.piece_bytes(vocabulary, network.config.vocab_size)])
     texts, hidden = list[np.ndarray](), list[tuple[int, int, int]]()  # a text's number; the first and the last + 1
     for number, pair in enumerate(pairs):
-        read, target = (np.asarray(encode(whole_letters(each).encode()), np.int32) for each in pair)
+        read, target = (np.asarray(each, np.int32) for each in encode([whole_letters(text).encode() for text in pair]))
         size = len(read) + len(target)
         ids, begin = framed(vocabulary, size + 2)(np.concatenate([read, target]))
         texts.append(ids)

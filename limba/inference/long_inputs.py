@@ -7,16 +7,13 @@ import dataclasses
 import logging
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from limba.config import ConfigError, GenerationConfig, InputError
-from limba.inference.generate import Written, ids_of
-
-if TYPE_CHECKING:
-    from limba.data.objectives.text_segments import Segment
-    from limba.inference.generate import Writer
+from limba.data.objectives.text_segments import Segment, joined, long_inputs_of, segments_of
+from limba.inference.generate import Writer, Written, ids_of
 
 logger = logging.getLogger(__name__)
 
@@ -129,8 +126,6 @@ class SegmentWriter:
 
     def read(self, text: str, name: str) -> Read:
         """Returns what is read of a text; InputError, which names it, if it is longer and long inputs are refused."""
-        from limba.data.objectives.text_segments import Segment, segments_of
-
         text = text.encode("utf-8", "replace").decode()  # JSON can hold halves of surrogate pairs, and UTF-8 cannot
         if self._continues:
             return Read([Segment(text)], len(self._trained.tokenize(text)))
@@ -201,8 +196,6 @@ class SegmentWriter:
 
     def _halves(self, segment: Segment, samples: Sequence[Written], halvings: int) -> list[Segment]:
         """Returns the parts of a segment whose output did not end, or nothing if it is not cut any more."""
-        from limba.data.objectives.text_segments import segments_of
-
         if self.choice != "segments" or halvings == HALVINGS or not self._is_unfinished(samples):
             return []
         prefix = self._count("") - 1
@@ -228,8 +221,6 @@ def choice_of(trained: Any, config: GenerationConfig) -> str:
 
     A language model has no length of inputs: 'cut', which then means nothing. ConfigError for its 'segments'.
     """
-    from limba.data.objectives.text_segments import long_inputs_of
-
     if not trained.network.config.is_decoder_only:
         return config.long_inputs or long_inputs_of(trained.task)
     if config.long_inputs == "segments":
@@ -247,8 +238,6 @@ def check_all(writer: SegmentWriter, texts: Iterable[str], name: str = "Input") 
 
 def _sample(parts: Sequence[tuple[Segment, Sequence[Written]]], number: int) -> Written:
     """Returns one sample of all segments, joined."""
-    from limba.data.objectives.text_segments import joined
-
     samples = [samples[number] if samples else None for _, samples in parts]
     text = joined([segment for segment, _ in parts], ["" if each is None else each.text for each in samples])
     ids = [each.ids for each in samples if each is not None]

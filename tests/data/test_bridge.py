@@ -20,7 +20,7 @@ import seqio
 from limba.config import DataConfig
 from limba.data.objectives import derive_lengths
 from limba.data.sources import FileSource
-from limba.data.stream.processes import open_stream
+from limba.data.stream.stages import open_stream
 from limba.data.tasks import resolve_task
 from limba.tools.migrate.t5_names import preprocessors
 features = {name: seqio.Feature(seqio.ByteVocabulary(125)) for name in ("inputs", "targets")}

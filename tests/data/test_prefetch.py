@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
-from limba.data.stream.prefetch import Prefetch
+from limba.data.stream.shard import Prefetch
 
 
 def failing_after(calls: int) -> Prefetch[int]:
@@ -28,8 +28,7 @@ def test_what_was_made_before_a_failure_is_still_taken() -> None:
 
 def test_a_failure_is_seen_before_the_batches_end() -> None:
     prefetch = failing_after(1)
-    assert prefetch.take() == 0
-    prefetch.put_back(0)
+    prefetch.wait()
     with prefetch.paused() as made:
         assert made == [0, 1]
     assert prefetch.take() == 0 and prefetch.failure is None

@@ -22,7 +22,7 @@ from limba.data.objectives import derive_lengths, span_corruption, tokenize_docu
 from limba.data.packing import model_features
 from limba.data.sources import FileSource, HubSource, readers
 from limba.data.stream import placement, streams
-from limba.data.stream.processes import open_stream
+from limba.data.stream.stages import open_stream
 from limba.data.tasks import check_sources, pinned, resolve_task, revisions
 from tests.data.sources.test_readers import write
 

@@ -116,7 +116,6 @@ def test_what_was_trained_is_saved_when_reading_fails(
     config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_counted: bool, place: float
 ) -> None:
     monkeypatch.setattr("limba.data.sources.splits.BYTES_CHECKED", 1)
-    monkeypatch.setattr("limba.data.sources.splits.MOST_BYTES_CHECKED", 1)
     if not is_counted:
         monkeypatch.setattr("limba.data.sources.splits.COUNTED_BYTES", 0)
     path = tmp_path / "long.jsonl"

@@ -20,7 +20,7 @@ from limba.data.objectives.labels import labeled
 from limba.data.objectives.language_modeling import as_one_sequence, lm_adaptation_lengths
 from limba.data.objectives.supervised import is_supervised, own
 from limba.data.objectives.token_blocks import check_targets, tokenize_documents, unwrapped
-from limba.data.registry import Mixture, Task
+from limba.data.registry import Mixture, Task, parts_of
 
 SEEDS_OF_A_STEP = 42  # that seqio leaves to each step before the place of a cache
 
@@ -178,7 +178,7 @@ def reads_prefix(task: Task | Mixture) -> bool:
     return all(
         is_supervised(part)
         or any(OBJECTIVES[name].has_prefix for name in map(objective_of, part.preprocessors) if name)
-        for part in _tasks(task)
+        for part in parts_of(task)
     )
 
 
@@ -189,9 +189,9 @@ def derive_lengths(task: Task | Mixture, lengths: Mapping[str, int]) -> dict[str
     maximum length of each part. Raises ConfigError for lengths that are too short, and for missing targets if the
     task's objective is not one of `limba.data.objectives`. Targets longer than needed stay, with a warning.
     """
-    if all(map(_is_labeled, _tasks(task))):
+    if all(map(_is_labeled, parts_of(task))):
         return dict.fromkeys(("inputs", "targets"), lengths["targets"])
-    parts = [needed for part in _tasks(task) if (needed := _lengths_needed(part, lengths))]
+    parts = [needed for part in parts_of(task) if (needed := _lengths_needed(part, lengths))]
     given = lengths.get("targets")
     if "inputs" not in lengths:
         if "prefix" in lengths and any(part.get("inputs") != lengths["prefix"] for part in parts):
@@ -200,7 +200,7 @@ def derive_lengths(task: Task | Mixture, lengths: Mapping[str, int]) -> dict[str
                 f"gives 'prefix', which rows of pairs have, and task {task.name} has another objective; leave it out.",
             )
         sides = [name for name in ("inputs", "targets") if any(name in part for part in parts)]
-        if sides or not all(map(is_supervised, _tasks(task))):
+        if sides or not all(map(is_supervised, parts_of(task))):
             return {name: max(part.get(name, 0) for part in parts) for name in sides} or {"targets": lengths["targets"]}
         return lm_adaptation_lengths(lengths)  # inputs, then targets
     if not parts:
@@ -222,10 +222,6 @@ def derive_lengths(task: Task | Mixture, lengths: Mapping[str, int]) -> dict[str
         )
     inputs = {"inputs": lengths["inputs"]} if any("inputs" in part for part in parts) else {}
     return {**inputs, "targets": given or needed}
-
-
-def _tasks(task: Task | Mixture) -> list[Task]:
-    return list(task.tasks) if isinstance(task, Mixture) else [task]
 
 
 def _lengths_needed(task: Task, lengths: Mapping[str, int]) -> dict[str, int] | None:

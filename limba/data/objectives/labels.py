@@ -13,8 +13,8 @@ import numpy as np
 
 from limba.config import InputError
 from limba.data.dataset import TOKENS, Dataset, preprocessor
-from limba.data.objectives.token_blocks import Features, encoder
-from limba.data.vocabulary.load import begin_id, has_dummy_space, piece_bytes
+from limba.data.objectives.token_blocks import Features
+from limba.data.vocabulary.load import begin_id, encoder, has_dummy_space, piece_bytes
 from limba.data.vocabulary.vocabularies import Vocabulary
 
 INNER_SPACE = "\N{NO-BREAK SPACE}"

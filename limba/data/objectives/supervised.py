@@ -15,9 +15,10 @@ import numpy as np
 from limba import toolbox
 from limba.config import ConfigError
 from limba.data.dataset import TOKENS, Dataset, Step, preprocessor
-from limba.data.objectives.token_blocks import Features, encoder, unwrapped
+from limba.data.objectives.token_blocks import Features, unwrapped
 from limba.data.packing import FEATURES
 from limba.data.registry import Feature, Mixture, Task
+from limba.data.vocabulary.load import encoder
 from limba.data.vocabulary.vocabularies import Vocabulary
 
 

@@ -7,17 +7,15 @@ and the seed. A data position then names the block, and a shard's rows do not de
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import sentencepiece
 
 from limba.config import ConfigError, InputError
 from limba.data.dataset import TOKENS, Dataset, preprocessor
 from limba.data.registry import Feature
-from limba.data.vocabulary.load import begin_id, first_byte, has_byte_sentinels, num_sentinels, warn_of_byte_sentinels
-from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVocabulary, Vocabulary
+from limba.data.vocabulary.load import begin_id, encoder, has_byte_sentinels, num_sentinels, warn_of_byte_sentinels
+from limba.data.vocabulary.vocabularies import Vocabulary
 
 Features = Mapping[str, Feature]
 Side = tuple[np.ndarray, np.ndarray]  # tokens int32 [B, L], and bool [B, L]: which of them stay
@@ -177,27 +175,3 @@ def _tokenizer(vocabulary: Vocabulary, begin: Sequence[int], end: Sequence[int])
         return np.concatenate(found)
 
     return tokens
-
-
-def encoder(vocabulary: Vocabulary) -> Callable[[Sequence[bytes]], list[np.ndarray]]:
-    """Returns a function from texts to the tokens of each, int32 [n]."""
-    if isinstance(vocabulary, ByteVocabulary):
-        first = np.int32(first_byte(vocabulary))
-        return lambda texts: [np.frombuffer(text, np.uint8) + first for text in texts]
-    if not isinstance(vocabulary, SentencePieceVocabulary):
-        return lambda texts: [np.asarray(vocabulary.encode(text.decode()), np.int32) for text in texts]
-    encode = vocabulary.tokenizer.Encode
-
-    def encoded(texts: Sequence[bytes]) -> list[np.ndarray]:
-        if len(texts) == 1:
-            return [encode(texts[0], return_type="numpy")]
-        # All at once, so that the other shards wait for the interpreter only once.
-        return encode(list(texts), thread_pool=_threads(), return_type="numpy")
-
-    return encoded
-
-
-@functools.cache
-def _threads() -> sentencepiece.ThreadPool:
-    """Returns threads for all shards' texts; without them each call would start and end one of its own."""
-    return sentencepiece.ThreadPool(min(os.cpu_count() or 1, 16))

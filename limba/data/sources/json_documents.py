@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import array
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import IO
+from typing import IO, Any
 
 from limba.config import InputError
-from limba.data.sources.parquet import flat, stored_name
 
+TOKENS = "tokens"  # a column of documents tokenized beforehand: int32 ids as bytes
 HEAD_BYTES = 4096  # that say whether a file is one array
-PIECE_BYTES = 1 << 20  # read at a time
-MOST_BYTES = 1 << 28  # of one record
 # [{…}, …], ["…", …], or an object with that array under "data", which few short values may precede.
 _VALUE = rb'(?:"[^"]*"|[-\d.eE]+|true|false|null)'
 _ARRAY = re.compile(
@@ -41,48 +40,30 @@ def is_array(head: bytes) -> bool:
 
 
 def array_records(file: IO[bytes]) -> Iterator[tuple[int, object]]:
-    """Yields (offset in bytes, record) of a file that is one array, in bounded memory. JsonError for bad JSON."""
-    head = file.read(HEAD_BYTES)
-    match = _ARRAY.match(head)
+    """Yields (offset in bytes, record) of a file that is one array, whose text is in memory. JsonError for bad JSON."""
+    data, decoder = file.read(), json.JSONDecoder()
+    match = _ARRAY.match(data)
     assert match is not None, "is_array has seen it"
-    offset, decoder = match.end(), json.JSONDecoder()
-    data = head[offset:]
-    is_over = False
-    while True:
-        text, rest = _whole_text(data, offset, is_over)
-        place = used = 0
-        while True:
-            start = _SEPARATORS.match(text, place)
-            place = start.end() if start else place
-            if text[place : place + 1] == "]":
-                return
-            try:
-                record, end = decoder.raw_decode(text, place)
-            except (ValueError, RecursionError) as error:
-                if is_over or len(data) > MOST_BYTES:
-                    reason = str(error).split(":")[0] if place < len(text) else "it ends within the array"
-                    raise JsonError(reason, offset + len(text[:place].encode())) from None
-                break
-            if end == len(text) and not is_over and not isinstance(record, list | dict | str):
-                break  # a number may continue
-            yield offset + len(text[:used].encode()) if place < 1 << 16 else offset, record
-            place = used = end
-        consumed = len(text[:used].encode())
-        offset += consumed
-        data = text[used:].encode() + rest
-        more = file.read(max(PIECE_BYTES, len(data)))  # twice as much each time for a long record
-        is_over = not more
-        data += more
-
-
-def _whole_text(data: bytes, offset: int, is_over: bool) -> tuple[str, bytes]:
-    """Returns the text of the bytes, and the bytes of a letter that is cut at their end."""
+    offset = match.end()
     try:
-        return data.decode("utf-8"), b""
+        text = data[offset:].decode()
     except UnicodeDecodeError as error:
-        if is_over or error.start < len(data) - 3:
-            raise JsonError("it is not UTF-8; convert it, for instance with iconv", offset + error.start) from None
-        return data[: error.start].decode("utf-8"), data[error.start :]
+        raise JsonError("it is not UTF-8; convert it, for instance with iconv", offset + error.start) from None
+    del data
+    place = 0
+    while True:
+        start = _SEPARATORS.match(text, place)
+        begin = start.end() if start else place
+        if text[begin : begin + 1] == "]":
+            return
+        try:
+            record, end = decoder.raw_decode(text, begin)
+        except (ValueError, RecursionError) as error:
+            reason = str(error).split(":")[0] if begin < len(text) else "it ends within the array"
+            raise JsonError(reason, offset + len(text[place:begin].encode())) from None
+        yield offset, record
+        offset += len(text[place:end].encode())
+        place = end
 
 
 def value_at(record: Mapping[str, object], column: str) -> object:
@@ -99,6 +80,46 @@ def value_at(record: Mapping[str, object], column: str) -> object:
             raise KeyError(column)
         return value_at(inner, rest)
     return flat(record[name], column)
+
+
+def stored_name(column: str) -> str:
+    """Returns a column's name in the file: `words[]` are the words of the column `words`, as one text."""
+    return column.removesuffix("[]")
+
+
+def numbers_as_text(value: object) -> object:
+    """Returns a number, or a list of them, as text: so labels and scores are often stored beside a text.
+
+    >>> numbers_as_text(4.5), numbers_as_text([1, 0]), numbers_as_text("a")
+    ('4.5', '1 0', 'a')
+    """
+    numbers = value if isinstance(value, list) else [value]
+    if all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers):
+        return " ".join(map(str, numbers))
+    return value
+
+
+def flat(value: Any, column: str) -> Any:
+    r"""Returns a list of words as text with spaces between, and ids in the column `tokens` as int32 bytes.
+
+    >>> flat(["to", "be"], "words"), flat([5, 1], "tokens"), flat(["to", "be"], "tokens[]"), flat([1], "text")
+    ('to be', b'\x05\x00\x00\x00\x01\x00\x00\x00', 'to be', [1])
+    """
+    if not isinstance(value, list) or not value:
+        return "" if value == [] else value
+    if column != TOKENS and all(isinstance(word, str) for word in value):
+        return " ".join(value)
+    if column == TOKENS and all(isinstance(number, int) and not isinstance(number, bool) for number in value):
+        return array.array("i", value).tobytes()
+    return value
+
+
+def not_text(place: str, value: object, column: str, kind: type[InputError] = InputError) -> InputError:
+    """Returns the error for a value that is not text."""
+    found, better = f"{type(value).__name__} in column {column!r}, not text", "another one"
+    if column == TOKENS and isinstance(value, list):
+        found, better = f"words in column {column!r}, a name for ids", f"'{column}[]'"
+    return kind(f"{place} holds {found}; set DataConfig.column to {better}.", field="DataConfig.column")
 
 
 # Of CoNLL-U, https://universaldependencies.org/format.html

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,15 +58,6 @@ def shares(total: int, epoch: int, offset: int, num_shards: int) -> np.ndarray:
     return np.diff(ends // num_shards, axis=0)[0]
 
 
-def chunk_starts(chunks: Sequence[int]) -> list[int]:
-    """Returns the number of documents before each chunk, and at the end the number of all.
-
-    >>> chunk_starts([3, 4])
-    [0, 3, 7]
-    """
-    return [0, *itertools.accumulate(chunks)]
-
-
 INTERLEAVED_UNITS = 16  # with 16 shards and chunks of 300 documents, neighbours are 75,000 documents apart
 ENDLESS = 2**62
 
@@ -112,32 +102,6 @@ def unit_order(seed: int, epoch: int, num_units: int) -> np.ndarray:
 def shard_of_row(row: int, unit: int, chunk: int, num_shards: int) -> int:
     """Returns the shard that takes a document, where there are fewer units than shards."""
     return (row + unit + chunk) % num_shards
-
-
-class ShardsServed:
-    """The data shards that find a document among those that were read."""
-
-    def __init__(self, num_shards: int, num_units: int):
-        self._num_shards, self._divides_rows = num_shards, num_units < num_shards
-        self._served: set[int] = set()
-        self.num_documents = 0
-
-    def add(self, unit: int, chunk: int, num_documents: int) -> None:
-        self.num_documents += num_documents
-        if not self._divides_rows:
-            # Each epoch gives a shard other units: it finds a document sooner or later.
-            self._served = set(range(self._num_shards)) if num_documents else self._served
-        elif not self.are_all:
-            rows = range(min(num_documents, self._num_shards))
-            self._served |= {shard_of_row(row, unit, chunk, self._num_shards) for row in rows}
-
-    @property
-    def are_all(self) -> bool:
-        return len(self._served) == self._num_shards
-
-    @property
-    def first_without(self) -> int:
-        return min(set(range(self._num_shards)) - self._served)
 
 
 def fewer_shards(without: int) -> Fix:

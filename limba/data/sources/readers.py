@@ -24,8 +24,18 @@ from fsspec import AbstractFileSystem
 
 from limba.config import InputError, reason_of, without_credentials
 from limba.data.sources.fingerprints import File, version_of
-from limba.data.sources.json_documents import HEAD_BYTES, JsonError, array_records, is_array, sentences, value_at
-from limba.data.sources.parquet import Footers, UnitError, not_text, numbers_as_text, parquet_values, stored_name
+from limba.data.sources.json_documents import (
+    HEAD_BYTES,
+    JsonError,
+    array_records,
+    is_array,
+    not_text,
+    numbers_as_text,
+    sentences,
+    stored_name,
+    value_at,
+)
+from limba.data.sources.parquet import Footers, UnitError, parquet_values, read_footer
 from limba.data.sources.remote import COMPRESSIONS, ReadError, ReadPolicy, ask, in_place, in_utf8, open_file, unpacked
 from limba.storage import servers
 from limba.storage.files import is_local
@@ -173,13 +183,12 @@ def _remote_matches(pattern: str, system: AbstractFileSystem, path: str, policy:
     return [File(system.unstrip_protocol(entry["name"]), entry.get("size"), version_of(entry)) for entry in entries]
 
 
-def list_units(files: Sequence[File], policy: ReadPolicy = PATIENT, footers: Footers | None = None) -> list[Unit]:
+def list_units(files: Sequence[File], policy: ReadPolicy = PATIENT, footers: Footers = read_footer) -> list[Unit]:
     """Returns the units of the files in order; reads only the footers of parquet files.
 
     A footer that cannot be fetched is an InputError even if the policy is 'skip', since another list of units is
     another order of the corpus. With that policy a file that is not parquet is one unit, skipped when it is read.
     """
-    footers = footers or Footers()
     total = sum(file.size or 0 for file in files)
     size = SMALLEST_UNIT
     for largest, num_units in LARGER_UNITS:
@@ -243,7 +252,7 @@ def _num_row_groups(path: str, policy: ReadPolicy, footers: Footers) -> int:
 
 
 def read_chunks(
-    unit: Unit, column: str | Sequence[str], policy: ReadPolicy = PATIENT, footers: Footers | None = None
+    unit: Unit, column: str | Sequence[str], policy: ReadPolicy = PATIENT, footers: Footers = read_footer
 ) -> Iterator[list[bytes]]:
     """Yields the unit's documents as UTF-8 in lists of about 256 KiB; blank ones are left out, but for a policy.
 
@@ -256,7 +265,7 @@ def read_chunks(
     columns = (column,) if isinstance(column, str) else tuple(column)
     try:
         if file_format(unit.path)[0] == "parquet":
-            yield from in_chunks(_parquet(unit, columns, policy, footers or Footers()), policy)
+            yield from in_chunks(_parquet(unit, columns, policy, footers), policy)
             return
         form, packed = file_format(unit.path)
         with open_file(unit.path, policy, unit.start, unit.stop) as raw:
@@ -421,7 +430,7 @@ def _json(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes
 
 
 @functools.lru_cache(maxsize=64)
-def _say_once(sentence: str) -> None:
+def say_once(sentence: str) -> None:
     logger.warning(without_credentials(sentence))
 
 
@@ -435,7 +444,7 @@ def _csv(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes]
             return
         if columns == (USUAL_COLUMN,) and USUAL_COLUMN not in header and any(header):
             columns = (header[0],)
-            _say_once(
+            say_once(
                 f"{unit.path} has no column {USUAL_COLUMN!r}: its first one, {header[0]!r}, is read. DataConfig.column"
                 " names another one."
             )

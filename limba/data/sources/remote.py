@@ -24,8 +24,7 @@ import zstandard
 from fsspec import AbstractFileSystem
 from fsspec.asyn import AsyncFileSystem, sync
 
-from limba.config import InputError, reason_of
-from limba.config.data import READ_FAILURES
+from limba.config import reason_of
 from limba.storage.failures import limited
 from limba.storage.files import is_local
 
@@ -104,14 +103,6 @@ class ReadPolicy:
     attempts: int = 6
     on_failure: str = "stop"
     keep_blank: bool = False  # True: also the rows without text, to count them
-
-    def __post_init__(self) -> None:
-        if not self.timeout_seconds > 0:
-            raise InputError(f"ReadPolicy.timeout_seconds is {self.timeout_seconds!r}; give a number above 0.")
-        if not (isinstance(self.attempts, int) and self.attempts > 0):
-            raise InputError(f"ReadPolicy.attempts is {self.attempts!r}; give a whole number above 0.")
-        if self.on_failure not in READ_FAILURES:
-            raise InputError(f"ReadPolicy.on_failure is {self.on_failure!r}; choose one of {', '.join(READ_FAILURES)}.")
 
 
 class ReadError(OSError):

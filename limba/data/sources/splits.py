@@ -16,8 +16,8 @@ from typing import Any
 from limba.config import ConfigError, InputError
 from limba.data.sources import readers
 from limba.data.sources.fingerprints import File, Mark, end_bytes_for, marks_of
-from limba.data.sources.order import Counts, ShardsServed, fewer_shards
-from limba.data.sources.parquet import TOKENS, Footers, UnitError
+from limba.data.sources.order import Counts, fewer_shards
+from limba.data.sources.parquet import TOKENS, UnitError, read_footer
 from limba.data.sources.remote import COMPRESSIONS, ReadPolicy
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class ChunkReader:
     documents.
     """
 
-    MOST_OPEN, MOST_CACHED = 512, 64
+    MOST_OPEN, MOST_CACHED, MOST_FOOTERS = 512, 64, 32
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class ChunkReader:
         policy: ReadPolicy = readers.PATIENT,
         read: Callable[[readers.Unit], Iterator[list[bytes]]] | None = None,
     ):
-        self.footers = Footers()
+        self.footers = functools.lru_cache(self.MOST_FOOTERS)(read_footer)
         self._policy = policy
         self._read = read or (lambda unit: readers.read_chunks(unit, column, policy, self.footers))
         self._lock = threading.Lock()
@@ -101,7 +101,6 @@ class ChunkReader:
 
 
 BYTES_CHECKED = 1 << 25  # of local files before a run; about a second
-MOST_BYTES_CHECKED = 8 * BYTES_CHECKED  # of a corpus of few documents, to see that every data shard has one
 COUNTED_BYTES = 1 << 29  # of local files that are read to be counted: some ten seconds; compressed ones weigh fivefold
 UNITS_OF_BLANK = 8  # whose first rows are looked at for those without text
 CHOSEN_BYTES = 1 << 32  # of text that is read at most to find a run's first documents
@@ -342,29 +341,28 @@ class Splits:
         (unless `may_be_empty`: a carved split of a small corpus may be empty), and for a small local corpus in which
         one of `num_shards` data shards finds no document.
         """
-        units, num_bytes = self.units(split), 0
+        units, num_documents, num_bytes = self.units(split), 0, 0
         if may_be_empty and self.is_carved(split):
             return  # it has the files of `train`
         remote = any("://" in unit.path for unit in units[:1])
-        shards = ShardsServed(num_shards, len(units))
-        for number, unit in enumerate(units):
-            for chunk, documents in enumerate(self.chunks(split, unit)):
-                shards.add(number, chunk, len(documents))
+        for unit in units:
+            for documents in self.chunks(split, unit):
+                num_documents += len(documents)
                 num_bytes += sum(map(len, documents))
-                if remote and (shards.num_documents or may_be_empty):
+                if remote and (num_documents or may_be_empty):
                     return
-                if num_bytes >= (BYTES_CHECKED if shards.are_all or may_be_empty else MOST_BYTES_CHECKED):
+                if num_bytes >= BYTES_CHECKED and num_documents >= num_shards:
                     return
         if may_be_empty:
             return
-        if not shards.num_documents:
+        if not num_documents:
             raise InputError(f"{self.name} holds no document in split {split!r}; {self._advice(split)}.")
-        if not shards.are_all:
+        if num_documents < num_shards:
             raise InputError(
-                f"{self.name} holds {shards.num_documents} document(s) in split {split!r}, and none for data shard"
-                f" {shards.first_without} of {num_shards}; set DataConfig.num_data_shards lower,"
+                f"{self.name} holds {num_documents} document(s) in split {split!r}, and none for data shard"
+                f" {num_documents} of {num_shards}; set DataConfig.num_data_shards lower,"
                 f" or {self._advice(split)}.",
-                fix=fewer_shards(shards.first_without),
+                fix=fewer_shards(num_documents),
             )
 
     def _advice(self, split: str) -> str:

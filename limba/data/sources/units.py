@@ -14,29 +14,22 @@ from __future__ import annotations
 import abc
 import functools
 import importlib
-import logging
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from limba.config import ConfigError, InputError, without_credentials
+from limba.config import ConfigError, InputError
 from limba.data.dataset import TEXT, Dataset, State
 from limba.data.sources import order
 from limba.data.sources.order import Counts, Reading
-from limba.data.sources.readers import Unit
+from limba.data.sources.readers import Unit, say_once
 from limba.data.sources.splits import DOCUMENT, Column, Splits
-
-logger = logging.getLogger(__name__)
 
 DOCUMENTS_NOTED = 32  # at once, for the progress
 MOST_EMPTY_UNITS = 10_000  # in a row, of a shard with fewer units; seconds
-
-
-@functools.lru_cache(maxsize=64)
-def _warn_once(message: str) -> None:
-    logger.warning(without_credentials(message))
 
 
 class Parts(abc.ABC):
@@ -165,7 +158,7 @@ class WholeUnits(ShardUnits):
         self._divides_rows = total < num_shards
         self._count = total if self._divides_rows else len(range(reading.shard, total, num_shards))
         if self._divides_rows and num_shards > 1:
-            _warn_once(
+            say_once(
                 f"{source.name} has {total} unit(s) in split {reading.split!r} and {num_shards} data shards: every"
                 " shard reads all of them and takes its own documents. With more or larger files each shard would read"
                 " only its own units."
@@ -232,7 +225,8 @@ class DealtUnits(ShardUnits):
         super().__init__(source, reading)
         self._counts, self._offset = counts, offset
         self._sizes = np.array(counts.sizes, np.int64)
-        self._starts = [order.chunk_starts(chunks) for chunks in counts.chunks]
+        # Of each unit the documents before each chunk, and all.
+        self._starts = [[0, *itertools.accumulate(chunks)] for chunks in counts.chunks]
         self._seen: dict[int, list[int]] = {}  # unit -> documents before each chunk, where they were not counted
         self._parts = functools.lru_cache(maxsize=4)(self._parts_of_epoch)
 
@@ -381,8 +375,10 @@ class FileSource(UnitSource):
     """
 
     def __init__(self, data_files: DataFiles, column: Column = "text", validation_percent: float = 1.0):
-        name, patterns, splits = corpus_of(data_files)
-        super().__init__(name, lambda: patterns, splits, column, validation_percent)
+        patterns = patterns_of(data_files)
+        carved = ["validation"] if "train" in patterns and "validation" not in patterns else []
+        name = "The corpus " + ", ".join(pattern for several in patterns.values() for pattern in several)
+        super().__init__(name, lambda: patterns, [*patterns, *carved], column, validation_percent)
 
 
 def patterns_of(data_files: DataFiles) -> dict[str, tuple[str, ...]]:
@@ -399,15 +395,3 @@ def patterns_of(data_files: DataFiles) -> dict[str, tuple[str, ...]]:
         if not found[split]:
             raise ConfigError("DataConfig.data_files", f"is {value!r}; give a path or a pattern.")
     return found
-
-
-def corpus_of(data_files: DataFiles) -> tuple[str, dict[str, tuple[str, ...]], list[str]]:
-    """Returns the corpus's name for messages, split -> patterns, and the splits, a carved validation included.
-
-    >>> corpus_of("a.jsonl")
-    ('The corpus a.jsonl', {'train': ('a.jsonl',)}, ['train', 'validation'])
-    """
-    patterns = patterns_of(data_files)
-    carved = ["validation"] if "train" in patterns and "validation" not in patterns else []
-    name = "The corpus " + ", ".join(pattern for several in patterns.values() for pattern in several)
-    return name, patterns, [*patterns, *carved]

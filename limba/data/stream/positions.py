@@ -105,18 +105,15 @@ class DataPositions:
         corpora = self._corpora
         about = {**self._identity(shard.index), "num_batches": shard.num_batches, "exact": self._pipeline.is_exact}
         about["epochs"] = [shard.progress(name) for name in self._sources]
-        trained = {name: shard.trained(name) for name in self._sources}
-        about["trained"] = {name: epochs for name, epochs in trained.items() if not math.isnan(epochs)}
-        about["pace"] = shard.epochs.pace
         if self._pipeline.deal.marks_corpora:
             about["tokens"] = shard.tokens.tolist()
         about |= {"corpus": self._layout, "files": corpora.digest, "num_files": corpora.num_files}
         about["end_bytes"] = corpora.end_bytes
-        about |= {"first_epochs": shard.epochs.first, "batches_before": shard.batches_before}
+        about |= {"first_epochs": shard.first_epochs, "batches_before": shard.batches_before}
         contents = {FILES_FILE: self._packed[shard.index]}
         if self._pipeline.is_exact:
             with shard.prefetch.paused() as made:
-                batches = [batch for batch in made if batch is not None]
+                batches = [batch[0] for batch in made if batch is not None]
                 if shard.prefetch.failure is None:
                     state = shard.dataset.state()
                 else:
@@ -166,12 +163,7 @@ class DataPositions:
         for source, epochs in zip(self._sources.values(), about["epochs"], strict=True):
             source.note_progress(split, shard.index, epochs)
         shard.num_batches, shard.tokens = about["num_batches"], saved.tokens(len(shard.tokens))
-        shard.epochs.shown = dict(about["trained"])
-        for name, (first, *points) in about["pace"].items():  # of version 0.2.0 the first and the last one
-            shard.epochs.pace[name] = (first,) * (4 - len(points)) + tuple(points)
-        names = [name for name in self._sources if name in self._pipeline.deal.counts]
-        epochs = dict(zip(self._sources, about["epochs"], strict=True))
-        passed = {name: epochs[name] for name in names}
+        passed = dict(zip(self._sources, about["epochs"], strict=True))
         if saved.state is None:
             shard.skip(shard.num_batches, passed)
             return
@@ -182,7 +174,7 @@ class DataPositions:
         """Records that a shard begins a new pass after the saved position."""
         shard.tokens = saved.tokens(len(shard.tokens))
         for name, source in self._sources.items():
-            source.note_progress(self._config.train_split, shard.index, shard.epochs.first[name])
+            source.note_progress(self._config.train_split, shard.index, shard.first_epochs[name])
 
     def _check_identity(self, shard: int, about: Mapping[str, Any]) -> None:
         """Raises InputError if a position belongs to the data of another stream."""
@@ -276,8 +268,7 @@ def opened(position: bytes, shard: int) -> Saved:
         contents = _contents(position)
         if strange := [name for name in contents if not MEMBER.fullmatch(name)]:
             raise ValueError(f"it holds {strange[0]!r}")
-        # The first format did not say which it was; version 0.2.0 wrote this one without what is trained, and its pace.
-        about = {"format": 1, "trained": {}, "pace": {}, **json.loads(contents[ABOUT_FILE])}
+        about = {"format": 1, **json.loads(contents[ABOUT_FILE])}  # the first format did not say which it was
         is_known = about["format"] in (FORMAT, OF_TENSORFLOW)
         if is_known and not isinstance(about["num_batches"], int):
             raise ValueError("its number of batches is missing")

@@ -30,7 +30,7 @@ from limba.data.deal import WHOLE_UNITS, Deal
 from limba.data.stream.positions import PositionError, advanced
 from limba.data.stream.shard import Rows, Stream
 from limba.data.stream.streams import TrainStream
-from limba.data.tasks import Provider, copies_of, has_exact_positions, pinned, pinned_revisions, resolve_task
+from limba.data.tasks import pinned, resolve_task
 
 logger = logging.getLogger(__name__)
 
@@ -185,25 +185,17 @@ class ReaderProcesses(Stream):
                 raise answer
         return answers
 
-    def _put_back(self, moved: Sequence[bool]) -> None:
-        """Undoes the last `next` in the processes that have moved on, while others have failed."""
-        readers = [reader for reader, has in zip(self._readers, moved, strict=True) if has]
-        for reader in readers:
-            reader.send(("put_back", ()))
-        for reader in readers:
-            try:
-                reader.receive()
-            except (EOFError, OSError):  # the next one makes only the batches before
-                reader.end()
-
     def __next__(self) -> dict[int, Rows]:
         if self._since and time.monotonic() > self._keep_at:
             self._keep_at = time.monotonic() + KEEP_SECONDS
             with contextlib.suppress(InputError, RestartError):  # the next save says it
                 self.positions()
+        self._call_all("wait")  # most errors come before any process has moved on
         parts = self._asked("__next__")
         if failed := [part for part in parts if isinstance(part, Exception)]:
-            self._put_back([not isinstance(part, Exception) for part in parts])
+            for reader, part in zip(self._readers, parts, strict=True):
+                if not isinstance(part, Exception):  # the next one in its place makes only the batches before
+                    reader.end()
             raise failed[0]
         if all(part is None for part in parts):
             raise StopIteration
@@ -286,24 +278,6 @@ class ReaderProcesses(Stream):
                 reader.process.wait(SECONDS_TO_END)
             except subprocess.TimeoutExpired:  # during a long read
                 reader.end()
-
-
-def open_stream(
-    task: Provider, lengths: Mapping[str, int], config: DataConfig, shards: Sequence[int], deal: Deal = WHOLE_UNITS
-) -> Stream:
-    """Returns the stream of these shards, read here or by `config.num_reader_processes` processes."""
-    is_exact = has_exact_positions(task)
-    if not is_exact:
-        logger.warning(
-            "%s reads a source that cannot save its data position: a resumed run reads it again from the beginning. "
-            "Set DataConfig.data_files to its files, or use a source of limba.data.sources.",
-            task.name,
-        )
-    num_processes = min(config.num_reader_processes, len(shards))
-    if num_processes == 1:
-        return TrainStream(task, lengths, config, shards, deal=deal)
-    given = (config, dict(lengths), pinned_revisions(task), tuple(shards), num_processes, deal, copies_of(task))
-    return ReaderProcesses(Recipe(*given, is_exact))
 
 
 def serve(file_descriptor: int) -> None:

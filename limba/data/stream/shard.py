@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import functools
 import hashlib
 import math
+import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol, Self, cast
+from typing import Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -24,21 +27,20 @@ from limba.data.packing import batched
 from limba.data.registry import Mixture, Task
 from limba.data.sources.order import Reading
 from limba.data.sources.units import UnitSource
-from limba.data.stream.prefetch import Prefetch
 from limba.data.tasks import Provider, failure_of_function, parts_of, unit_sources
 
 # {"inputs": int32 [B, Li], "targets": int32 [B, Lt]}, zero where padded; segment ids beside them when packed
 Rows = dict[str, np.ndarray]
 # task -> the epoch with which its first pass over the current files begins; empty unless the corpus has changed
 FirstEpochs = Mapping[str, int]
-Point = tuple[float, float]  # rows that a shard has made, and epochs that it has read for them
+Made = tuple[Rows, Mapping[str, float]]  # a batch's rows, and task -> the epochs that were read for those up to it
 # (task, lengths, documents, seed) -> examples
 Follow = Callable[[Task, Mapping[str, int], Dataset, int], Dataset]
 
+Batch = TypeVar("Batch")
+
 FETCHED_ROWS = 32  # rows that are made at once
 PREFETCHED_ROWS = 64  # prefetched rows per shard, at least a batch; a saved data position holds them
-ROWS_MEASURED = 4 * FETCHED_ROWS  # for which a shard has read on, before they tell the rows of an epoch
-BUFFERS_MEASURED = 4  # times what was read at first that has been read since
 STATE_SECONDS = 2.0  # between two states that are kept for the case that reading fails: some hold a buffer
 
 
@@ -157,99 +159,70 @@ def padded_rows(rows: Rows, num_rows: int) -> Rows:
     return {name: np.pad(value, [(0, num_rows - len(value)), (0, 0)]) for name, value in rows.items()}
 
 
-class Epochs:
-    """The epochs of each task that one shard has read for its rows, and those that it has trained.
+def num_threads(num_shards: int, num_processes: int = 1) -> int:
+    """Returns the number of threads with which one reading process makes the batches of `num_shards` shards.
 
-    They are noted as batches are made, and told as of the batches taken.
+    Two for each core, since each waits for the interpreter.
+    """
+    return max(1, min(num_shards, 2 * (os.cpu_count() or 1) // num_processes))
+
+
+class Prefetch(Generic[Batch]):
+    """A queue of batches, which `make` returns a few at a time; the pool fills it up to `num_batches`.
+
+    Its few threads serve all shards in turn: with one for each, sixteen on a few cores wake one another more than they
+    work.
+
+    One thread calls `request`, `take` and `paused`. An error in `make` is raised by the `take` of its batches.
     """
 
-    def __init__(self, pipeline: Pipeline, shard: int, first_epochs: FirstEpochs):
-        self._pipeline, self._shard, self.first = pipeline, shard, dict(first_epochs)
-        self._counted = [name for name in pipeline.sources if name in pipeline.deal.counts]
-        # Task -> epochs, of those that are dealt evenly: after the last batch taken, and after each one made.
-        self.taken: Mapping[str, float] = {}
-        self._made: deque[tuple[Mapping[str, float], Mapping[str, Point]]] = deque()
-        self._last_made: Mapping[str, float] = {}
-        # Task -> times at which its source read on, as the rows were used up: the first one, one after a quarter to
-        # half of the rows since, the next such one, the last one. Buffers that fill slowly are full by the second.
-        self.pace: dict[str, tuple[Point, Point, Point, Point]] = {}
-        self.shown: dict[str, float] = {}  # the epochs that were returned last: a better estimate is not below them
-        self._has_read_on: set[str] = set()
+    def __init__(self, make: Callable[[], Sequence[Batch]], pool: ThreadPoolExecutor, num_batches: int):
+        self._make, self._pool, self._num_batches = make, pool, num_batches
+        self._lock = threading.Lock()  # locked while batches are made
+        self._made: deque[Batch] = deque()
+        self._making: Future[None] | None = None  # the last call
+        self._failure: BaseException | None = None  # of the last call
 
-    def note(self, num_batches: int, num_rows: float) -> None:
-        """Notes the progress after each of so many batches made, which the source has read all at once.
+    def request(self) -> None:
+        """Requests more batches, unless the queue is full, a request is running, or the last one failed."""
+        is_idle = self._making is None or (self._making.done() and self._making.exception() is None)
+        if is_idle and len(self._made) < self._num_batches:
+            self._making = self._pool.submit(self._make_some)
 
-        `num_rows` are about those that were made when it went on.
-        """
-        if not self._counted:
-            return
-        sources, split = self._pipeline.sources, self._pipeline.config.train_split
-        read = {name: sources[name].progress(split, self._shard) for name in self._counted}
-        before = {name: self._last_made.get(name, self.first.get(name, 0)) for name in read}
-        went_on = {name for name in read if read[name] > before[name]}
-        points = {name: (num_rows, before[name]) for name in went_on & self._has_read_on}
-        self._has_read_on |= went_on
-        for number in range(1, num_batches + 1):
-            share = number / num_batches
-            epochs = {name: before[name] + share * (read[name] - before[name]) for name in read}
-            self._made.append((epochs, points if number == 1 else {}))
-        self._last_made = read
+    def _make_some(self) -> None:
+        with self._lock:
+            try:
+                self._made.extend(self._make())
+            except BaseException as error:
+                self._failure = error
+                raise
 
-    def take(self) -> None:
-        """Moves on by a batch that is taken."""
-        self.taken, points = self._made.popleft() if self._made else (self.taken, {})
-        for name, point in points.items():
-            first, early, later, _ = self.pace.get(name, (point,) * 4)
-            if point[0] - first[0] >= 2 * (later[0] - first[0]):
-                early, later = later, point
-            self.pace[name] = first, early, later, point
+    def take(self) -> Batch:
+        """Returns the next batch; waits until it is ready."""
+        self.wait()
+        return self._made.popleft()
 
-    def put_back(self, before: Mapping[str, float]) -> None:
-        """Undoes the last `take`, from `before`."""
-        if self._counted:
-            self._made.appendleft((self.taken, {}))
-        self.taken = before
+    def wait(self) -> None:
+        """Waits until the next batch is ready; raises what `take` would raise, and takes nothing."""
+        while not self._made:
+            self.request()
+            if self._making is not None:
+                self._making.result()
 
-    def leave_out(self, num_batches: int) -> None:
-        """Forgets the first batches made, which nobody takes."""
-        for _ in range(min(num_batches, len(self._made))):
-            self._made.popleft()
+    @property
+    def failure(self) -> BaseException | None:
+        """The error of `make` if it has failed: what it had taken from its source by then is lost."""
+        return self._failure
 
-    def resume(self, epochs: Mapping[str, float], num_queued: int) -> None:
-        """Sets the epochs after the batches taken, and after those that are made already."""
-        self.taken = self._last_made = epochs
-        self._made.extend((epochs, {}) for _ in range(num_queued))
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[list[Batch]]:
+        """Yields the batches in the queue; no batches are made inside the context."""
+        with self._lock:
+            yield list(self._made)
 
-    def read(self, name: str, rows: int, has_ended: bool) -> float:
-        """Returns a task's epochs in the rows taken; where its documents are not counted, the epochs read."""
-        pipeline, begun = self._pipeline, float(self.first.get(name, 0))
-        if name not in self._counted:
-            return pipeline.sources[name].progress(pipeline.config.train_split, self._shard)
-        if has_ended:
-            return float(max(pipeline.config.num_epochs or 0, begun + 1))
-        if not pipeline.is_mixture and pipeline.deal.rows is not None and pipeline.deal.is_exact:
-            return self.trained(name, rows, has_ended)
-        return self.taken.get(name, begun)
-
-    def trained(self, name: str, rows: int, has_ended: bool) -> float:
-        """Returns a task's epochs in the rows taken; nan where they are not known.
-
-        Documents that are read wait in buffers: of shuffles, of blocks of tokens, of rows that are packed. So where the
-        rows of an epoch are not known beforehand, they are measured: between two times at which the source read on.
-        """
-        config, deal, begun = self._pipeline.config, self._pipeline.deal, float(self.first.get(name, 0))
-        last = max(config.num_epochs or math.inf, begun + 1)
-        if has_ended and config.num_epochs is not None:
-            return last
-        if not self._pipeline.is_mixture and deal.rows is not None:
-            return min(begun + rows * config.num_shards / deal.rows, last)
-        first, (made, read), _, (made_now, read_now) = self.pace.get(name, ((0.0, 0.0),) * 4)
-        # The first read filled the buffers. Threads empty and fill them again, at any time: an error of this size.
-        if rows and (made_now - made < ROWS_MEASURED or read_now - first[1] < BUFFERS_MEASURED * (first[1] - begun)):
-            return math.nan
-        found = begun + (rows and rows * (read_now - read) / (made_now - made))
-        self.shown[name] = max(min(found, last), self.shown.get(name, 0.0))
-        return self.shown[name]
+    def start_with(self, batches: Sequence[Batch]) -> None:
+        """Puts batches into the queue before the first request."""
+        self._made.extend(batches)
 
 
 class Shard:
@@ -261,72 +234,66 @@ class Shard:
 
     def __init__(self, pipeline: Pipeline, index: int, pool: ThreadPoolExecutor):
         self._pipeline, self.index, self.num_batches, self.batches_before = pipeline, index, 0, 0
-        self.epochs = Epochs(pipeline, index, {})
+        self.first_epochs: FirstEpochs = {}
+        self._epochs: Mapping[str, float] = {}  # after the last batch taken
+        self._epochs_made: Mapping[str, float] = {}  # after the last batch made
         self.dataset = pipeline.dataset(index)
         self._has_ended = False
         self.tokens = np.zeros(len(pipeline.parts), np.int64)  # of each task of a mixture, in the batches taken
-        self._taken: tuple[Rows | None, Mapping[str, float], np.ndarray] = (None, {}, self.tokens)
         self._num_made = 0  # batches, as `num_batches` counts them
         # The state when so many batches were made; after a failure it is the last one.
         self.kept_state: tuple[int, State] | None = None
         self._kept_at = -STATE_SECONDS
         num_batches = max(1, PREFETCHED_ROWS // pipeline.config.rows_per_shard)
-        self.prefetch: Prefetch[Rows | None] = Prefetch(self._make, pool, num_batches)
+        self.prefetch: Prefetch[Made | None] = Prefetch(self._make, pool, num_batches)
 
     def begin_pass(self, first_epochs: FirstEpochs, batches_before: int) -> None:
         """Reads from these epochs on, after `batches_before` batches of other files."""
         self.num_batches = self._num_made = self.batches_before = batches_before
-        self.epochs = Epochs(self._pipeline, self.index, first_epochs)
+        self.first_epochs = self._epochs = self._epochs_made = first_epochs
         self.dataset = self._pipeline.dataset(self.index, first_epochs)
 
     def take(self) -> Rows | None:
         """Returns the next batch's rows, or None at the end of the shard."""
-        rows = self.prefetch.take()
-        self._has_ended, self._taken = rows is None, (rows, self.epochs.taken, self.tokens)
-        if rows is not None:
-            self.num_batches += 1
-            self.epochs.take()
-            if self._pipeline.deal.marks_corpora:
-                rows, counts = unmarked(rows, self._pipeline.lengths, len(self.tokens))
-                self.tokens = self.tokens + counts
+        made = self.prefetch.take()
+        self._has_ended = made is None
+        if made is None:
+            return None
+        rows, self._epochs = made
+        self.num_batches += 1
+        if self._pipeline.deal.marks_corpora:
+            rows, counts = unmarked(rows, self._pipeline.lengths, len(self.tokens))
+            self.tokens = self.tokens + counts
         return rows
 
-    def put_back(self) -> None:
-        """Undoes the last `take`."""
-        rows, before, self.tokens = self._taken
-        if rows is not None:
-            self.num_batches -= 1
-            self.epochs.put_back(before)
-        self._has_ended = False
-        self.prefetch.put_back(rows)
-
-    @property
-    def _rows_taken(self) -> int:
-        return (self.num_batches - self.batches_before) * self._pipeline.config.rows_per_shard
-
     def progress(self, name: str) -> float:
-        """Returns a task's epochs in the batches taken; where its documents are not counted, the epochs read."""
-        return self.epochs.read(name, self._rows_taken, self._has_ended)
-
-    def trained(self, name: str) -> float:
-        """Returns a task's epochs in the batches taken; nan where they are not known."""
-        return self.epochs.trained(name, self._rows_taken, self._has_ended)
+        """Returns a task's epochs in the batches taken; where an epoch's rows are not known, buffers count too."""
+        config, deal, begun = self._pipeline.config, self._pipeline.deal, float(self.first_epochs.get(name, 0))
+        if self._has_ended:
+            return float(max(config.num_epochs or 0, begun + 1))
+        if not self._pipeline.is_mixture and deal.rows is not None and deal.is_exact:
+            rows = (self.num_batches - self.batches_before) * config.rows_per_shard
+            return min(begun + rows * config.num_shards / deal.rows, max(config.num_epochs or math.inf, begun + 1))
+        return self._epochs.get(name, begun)
 
     def padding(self) -> Rows:
         """Returns a batch's rows, all zeros."""
         num_rows = self._pipeline.config.rows_per_shard
         return {name: np.zeros([num_rows, *shape], np.int32) for name, shape in row_shapes(self.dataset).items()}
 
-    def _make(self) -> Sequence[Rows | None]:
+    def _make(self) -> Sequence[Made | None]:
         self._keep_state()
         fetched = next(self.dataset, None)
         if fetched is None:
             return [None]
         batches = self.cut(fetched)
         self._num_made += len(batches)
-        num_rows = self._pipeline.config.rows_per_shard
-        self.epochs.note(len(batches), (self._num_made - len(batches) / 2 - self.batches_before) * num_rows)
-        return batches
+        sources, split = self._pipeline.sources, self._pipeline.config.train_split
+        read = {name: source.progress(split, self.index) for name, source in sources.items()}
+        before = {name: self._epochs_made.get(name, 0) for name in read}
+        self._epochs_made, count = read, len(batches)
+        shares = [{name: each + n / count * (read[name] - each) for name, each in before.items()} for n in range(count)]
+        return list(zip(batches, [*shares[1:], read], strict=True))
 
     def _keep_state(self) -> None:
         if self._pipeline.is_exact and time.monotonic() > self._kept_at + STATE_SECONDS:
@@ -349,12 +316,11 @@ class Shard:
 
         `epochs` are those after the `num_batches` that were taken.
         """
-        self.num_batches, queue = num_batches, self.cut(rows)
+        self.num_batches, self._epochs, self._epochs_made = num_batches, epochs, epochs
+        queue: list[Made | None] = [(part, epochs) for part in self.cut(rows)]
         self._num_made = num_batches - num_passed + len(queue)
-        self.epochs.resume(epochs, len(queue))
         while num_passed > 0 and (made := self._make()) != [None]:
-            queue = cast(list[Rows], made[num_passed:])
-            self.epochs.leave_out(len(made[:num_passed]))
+            queue = [*made[num_passed:]]
             num_passed -= len(made)
         self.prefetch.start_with(queue)
 
@@ -379,7 +345,7 @@ class Stream(Iterator[dict[int, Rows]], Protocol):
 
     @abc.abstractmethod
     def epochs(self) -> dict[str, float]:
-        """Returns task name -> epochs trained, a mean over this host's shards; nan where they are not known."""
+        """Returns task name -> epochs read for the batches returned so far, a mean over this host's shards."""
 
     @abc.abstractmethod
     def tokens(self) -> dict[str, float]:

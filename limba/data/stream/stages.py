@@ -7,7 +7,7 @@ stream; a file in it says what the stages before gave of each corpus.
 
 from __future__ import annotations
 
-import math
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,14 +15,24 @@ from typing import Any
 import numpy as np
 
 from limba.config import ConfigError, DataConfig
-from limba.data.deal import Deal
+from limba.data.deal import WHOLE_UNITS, Deal
 from limba.data.registry import Mixture
 from limba.data.stream.positions import Saved, opened, with_stages
-from limba.data.stream.processes import open_stream
+from limba.data.stream.processes import ReaderProcesses, Recipe
 from limba.data.stream.shard import Rows, Stream
-from limba.data.stream.streams import feature_shapes
-from limba.data.tasks import Provider, copies_of, parts_of, resolve_task, unit_sources
+from limba.data.stream.streams import TrainStream, feature_shapes
+from limba.data.tasks import (
+    Provider,
+    copies_of,
+    has_exact_positions,
+    parts_of,
+    pinned_revisions,
+    resolve_task,
+    unit_sources,
+)
 from limba.data.vocabulary.load import content_name
+
+logger = logging.getLogger(__name__)
 
 PREFIX = "stage_"  # of the tokens of one stage: "stage_80000/ro_clean"
 Positions = Mapping[int, bytes]
@@ -41,6 +51,24 @@ class Stage:
     def counts_rows(self) -> bool:
         """True if all tokens are of one task, so that they are counted in the rows."""
         return not isinstance(self.task, Mixture)
+
+
+def open_stream(
+    task: Provider, lengths: Mapping[str, int], config: DataConfig, shards: Sequence[int], deal: Deal = WHOLE_UNITS
+) -> Stream:
+    """Returns the stream of these shards, read here or by `config.num_reader_processes` processes."""
+    is_exact = has_exact_positions(task)
+    if not is_exact:
+        logger.warning(
+            "%s reads a source that cannot save its data position: a resumed run reads it again from the beginning. "
+            "Set DataConfig.data_files to its files, or use a source of limba.data.sources.",
+            task.name,
+        )
+    num_processes = min(config.num_reader_processes, len(shards))
+    if num_processes == 1:
+        return TrainStream(task, lengths, config, shards, deal=deal)
+    given = (config, dict(lengths), pinned_revisions(task), tuple(shards), num_processes, deal, copies_of(task))
+    return ReaderProcesses(Recipe(*given, is_exact))
 
 
 class StagedStream(Stream):
@@ -122,7 +150,7 @@ class StagedStream(Stream):
             elif "tokens" in saved.about:
                 tokens = dict(zip([part.name for part in parts], saved.about["tokens"], strict=True))
             entry = {"begins": self._stage.begins, "task": self._stage.task.name, "tokens": tokens}
-            entry |= {"epochs": {name: saved.about["trained"].get(name, math.nan) for name in counted}}
+            entry |= {"epochs": dict(zip(counted, saved.about["epochs"], strict=True))}
             entry |= {"dealing": saved.about["dealing"], "read_again": bool(saved.first_epochs)}
             entry |= {"files": saved.about["files"], "end_bytes": saved.about["end_bytes"]}
             self._ended[shard].append(entry)

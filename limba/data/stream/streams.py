@@ -19,8 +19,7 @@ from limba.config import ConfigError, DataConfig, InputError
 from limba.data.deal import WHOLE_UNITS, Deal
 from limba.data.packing import model_features
 from limba.data.stream.positions import DataPositions, Resumption
-from limba.data.stream.prefetch import num_threads
-from limba.data.stream.shard import Pipeline, Rows, Shard, Stream, row_shapes
+from limba.data.stream.shard import Pipeline, Rows, Shard, Stream, num_threads, row_shapes
 from limba.data.tasks import Provider
 
 logger = logging.getLogger(__name__)
@@ -51,10 +50,14 @@ class TrainStream(Stream):
         self._pool = ThreadPoolExecutor(max_workers=num_threads(len(shards), num_processes))
         self.shards = [Shard(self._pipeline, index, self._pool) for index in shards]
 
-    def __next__(self) -> dict[int, Rows]:
+    def wait(self) -> None:
+        """Waits until all shards have their next batch; an error comes before any of them has moved on."""
         self._request()
-        for shard in self.shards:  # an error comes before any shard has moved on
+        for shard in self.shards:
             shard.prefetch.wait()
+
+    def __next__(self) -> dict[int, Rows]:
+        self.wait()
         rows = [shard.take() for shard in self.shards]
         if all(part is None for part in rows):
             raise StopIteration
@@ -75,7 +78,7 @@ class TrainStream(Stream):
         return [found for source in self._pipeline.sources.values() for found in source.skipped]
 
     def epochs(self) -> dict[str, float]:
-        means = ((name, np.mean([shard.trained(name) for shard in self.shards])) for name in self._pipeline.sources)
+        means = ((name, np.mean([shard.progress(name) for shard in self.shards])) for name in self._pipeline.sources)
         return {name: float(mean) for name, mean in means}
 
     def tokens(self) -> dict[str, float]:
@@ -84,11 +87,6 @@ class TrainStream(Stream):
             return {}
         sums = np.sum([shard.tokens for shard in self.shards], axis=0) * (pipeline.config.num_shards / len(self.shards))
         return {part.name: float(tokens) for part, tokens in zip(pipeline.parts, sums, strict=True)}
-
-    def put_back(self) -> None:
-        """Undoes the last `next`."""
-        for shard in self.shards:
-            shard.put_back()
 
     def failure(self) -> BaseException | None:
         return next((failure for shard in self.shards if (failure := shard.prefetch.failure) is not None), None)

@@ -37,20 +37,11 @@ def sets_of_bytes(text: np.ndarray) -> np.ndarray:
     >>> [SETS[number] for number in sets_of_bytes(np.frombuffer("aか。".encode(), np.uint8))]
     ['latin', 'hiragana', 'hiragana', 'hiragana', 'other', 'other', 'other']
     """
-    found = np.full([len(text)], OTHER, np.uint8)
-    padded = np.append(text, np.zeros(3, np.uint8)).astype(np.int32)
-    continues = padded & 0xC0 == 0x80
-    for length, first, mask in ((1, 0x00, 0x80), (2, 0xC0, 0xE0), (3, 0xE0, 0xF0), (4, 0xF0, 0xF8)):
-        places = np.flatnonzero(padded[: len(text)] & mask == first)
-        for behind in range(1, length):
-            places = places[continues[places + behind]]
-        code_points = padded[places] & ~mask
-        for behind in range(1, length):
-            code_points = code_points << 6 | padded[places + behind] & 0x3F
-        sets = _sets_of_code_points()[np.minimum(code_points, 0x10FFFF)]
-        for behind in range(length):
-            found[places + behind] = sets
-    return found
+    characters = text.tobytes().decode("utf-8", "surrogateescape").encode("utf-32-le", "surrogatepass")
+    code_points = np.frombuffer(characters, "<u4")
+    is_byte = code_points - np.uint32(0xDC00) < 0x400  # one that is no part of a character
+    sizes = np.where(is_byte, 1, 1 + (code_points >= 0x80) + (code_points >= 0x800) + (code_points >= 0x10000))
+    return np.repeat(_sets_of_code_points()[code_points], sizes)
 
 
 class CharacterSets:

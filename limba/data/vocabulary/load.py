@@ -11,11 +11,13 @@ import functools
 import hashlib
 import itertools
 import logging
+import os
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import sentencepiece
 
 from limba.config import InputError
 from limba.data.vocabulary.files import content, place_of
@@ -110,17 +112,12 @@ def num_sentinels(vocabulary: Vocabulary) -> int:
     >>> num_sentinels(ByteVocabulary()), num_sentinels(ByteVocabulary(extra_ids=125))
     (11, 125)
     """
-    if isinstance(vocabulary, TokenizersVocabulary):
-        return vocabulary.num_sentinels
     if has_byte_sentinels(vocabulary):
         return BYTE_SENTINELS
-    if not isinstance(vocabulary, SentencePieceVocabulary):
+    if not isinstance(vocabulary, SentencePieceVocabulary | TokenizersVocabulary):
         return vocabulary.extra_ids
-    pieces, count = vocabulary.tokenizer, 0
-    while count < vocabulary.vocab_size:
-        match = SENTINEL.fullmatch(pieces.IdToPiece(vocabulary.vocab_size - 1 - count))
-        if match is None or int(match[1]) != count:
-            break
+    table, last, count = PieceTable(vocabulary), vocabulary.vocab_size - 1, 0
+    while (match := SENTINEL.fullmatch(table.name(last - count))) and int(match[1]) == count:
         count += 1
     return count
 
@@ -221,14 +218,28 @@ def content_name(vocabulary: Vocabulary) -> str:
     return f"{type(vocabulary).__name__} {vocabulary.vocab_size}"
 
 
-def encoder(vocabulary: Vocabulary) -> Callable[[bytes], np.ndarray]:
-    """Returns a function from a document's UTF-8 to its ids, int32 [n], without an end of sequence."""
-    if isinstance(vocabulary, SentencePieceVocabulary):
-        return vocabulary.tokenizer.EncodeAsNumpy
+def encoder(vocabulary: Vocabulary) -> Callable[[Sequence[bytes]], list[np.ndarray]]:
+    """Returns a function from texts to the tokens of each, int32 [n]."""
     if isinstance(vocabulary, ByteVocabulary):
-        first = first_byte(vocabulary)
-        return lambda text: np.frombuffer(text, np.uint8).astype(np.int32) + first
-    return lambda text: np.array(vocabulary.encode(text.decode()), np.int32)
+        first = np.int32(first_byte(vocabulary))
+        return lambda texts: [np.frombuffer(text, np.uint8) + first for text in texts]
+    if not isinstance(vocabulary, SentencePieceVocabulary):
+        return lambda texts: [np.asarray(vocabulary.encode(text.decode()), np.int32) for text in texts]
+    encode = vocabulary.tokenizer.Encode
+
+    def encoded(texts: Sequence[bytes]) -> list[np.ndarray]:
+        if len(texts) == 1:
+            return [encode(texts[0], return_type="numpy")]
+        # All at once, so that the other shards wait for the interpreter only once.
+        return encode(list(texts), thread_pool=_threads(), return_type="numpy")
+
+    return encoded
+
+
+@functools.cache
+def _threads() -> sentencepiece.ThreadPool:
+    """Returns threads for all shards' texts; without them each call would start and end one of its own."""
+    return sentencepiece.ThreadPool(min(os.cpu_count() or 1, 16))
 
 
 def has_dummy_space(vocabulary: Vocabulary, pieces: Sequence[bytes]) -> bool:
@@ -292,7 +303,8 @@ class PieceTable:
     @functools.cached_property
     def encode(self) -> Callable[[bytes], np.ndarray]:
         """Returns a document's ids, int32 [n], without an end of sequence."""
-        return encoder(self.vocabulary)
+        encode = encoder(self.vocabulary)
+        return lambda text: encode([text])[0]
 
     @functools.cached_property
     def num_sentinels(self) -> int:

@@ -1,15 +1,18 @@
-"""`tokenizer.json` for Hugging Face's `tokenizers`, written from a SentencePiece model without that library."""
+"""`tokenizer.json` for Hugging Face's `tokenizers`, written from a SentencePiece model."""
 
 from __future__ import annotations
 
-import base64
-import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from limba.config import InputError
 from limba.data.vocabulary.load import NUM_SENTINELS, SENTINEL, SPACE, read_model
 from limba.data.vocabulary.tokenizers import byte_of_letter
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from tokenizers.normalizers import Normalizer
+    from tokenizers.processors import TemplateProcessing
 
 
 def tokenizer_json(model_path: str, extra_ids: int = NUM_SENTINELS, starts: bool = False, encodes: bool = False) -> str:
@@ -22,135 +25,98 @@ def tokenizer_json(model_path: str, extra_ids: int = NUM_SENTINELS, starts: bool
     and the literal text of a special token (`</s>`, `<extra_id_0>`), which becomes that token. Raises InputError
     for a model that does not exist or is not a unigram model.
     """
+    return of_model(model_path, extra_ids, starts, encodes).to_str()
+
+
+def of_model(model_path: str, extra_ids: int, starts: bool, encodes: bool) -> Tokenizer:
+    """Returns what `tokenizer_json` writes."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
     model = read_model(model_path)
     kinds = model.SentencePiece
     if model.trainer_spec.model_type != model.trainer_spec.UNIGRAM:
         raise InputError(f"The vocabulary {model_path} is not a unigram model, which tokenizer.json needs; give one.")
-    vocabulary, added = [], []
-    for number, piece in enumerate(model.pieces):
-        sentinel = SENTINEL.fullmatch(piece.piece)
-        text = f"<extra_id_{sentinel[1]}>" if sentinel else piece.piece
-        vocabulary.append([text, piece.score])
-        if sentinel or piece.type in (kinds.CONTROL, kinds.UNKNOWN):
-            added.append(special_token(number, text))
-    if not any(SENTINEL.fullmatch(piece.piece) for piece in model.pieces):
-        for sentinel in reversed(range(extra_ids)):
-            added.append(special_token(len(vocabulary), f"<extra_id_{sentinel}>"))
-            vocabulary.append([f"<extra_id_{sentinel}>", 0.0])
     ids = {piece.piece: number for number, piece in enumerate(model.pieces)}
     end = ids.get(model.trainer_spec.eos_piece)
     if end is None:
         raise InputError(f"The vocabulary {model_path} has no end of sequence; train one with eos_id=1.")
-    content = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "normalizer": {"type": "Sequence", "normalizers": _normalizers(model)},
-        "pre_tokenizer": _pre_tokenizer(model.normalizer_spec.add_dummy_prefix),
-        "post_processor": start(model.pieces[0].piece) if starts else around(ids, model.pieces[end].piece, encodes),
-        "decoder": _decoder(),
-        "model": {
-            "type": "Unigram",
-            "unk_id": next(i for i, piece in enumerate(model.pieces) if piece.type == kinds.UNKNOWN),
-            "vocab": vocabulary,
-            "byte_fallback": any(piece.type == kinds.BYTE for piece in model.pieces),
-        },
-    }
-    return json.dumps(content, ensure_ascii=False)
+    sentinels = [SENTINEL.fullmatch(piece.piece) for piece in model.pieces]
+    names = [f"<extra_id_{found[1]}>" if found else piece.piece for piece, found in zip(model.pieces, sentinels)]  # noqa: B905
+    types = [kinds.CONTROL if found else piece.type for piece, found in zip(model.pieces, sentinels)]  # noqa: B905
+    special = [name for name, kind in zip(names, types, strict=True) if kind in (kinds.CONTROL, kinds.UNKNOWN)]
+    more = [] if any(sentinels) else [f"<extra_id_{number}>" for number in reversed(range(extra_ids))]
+    scores = [*(piece.score for piece in model.pieces), *[0.0] * len(more)]
+    unigram = models.Unigram(
+        [*zip([*names, *more], scores, strict=True)], types.index(kinds.UNKNOWN), kinds.BYTE in types
+    )
+    made = Tokenizer(unigram)
+    made.normalizer = normalizers.Sequence(_normalizers(model))
+    # The names of byte pieces are plain text where a text has them: cut in two they match no piece.
+    scheme = "always" if model.normalizer_spec.add_dummy_prefix else "never"
+    spaces = pre_tokenizers.Metaspace(SPACE, scheme, split=False)
+    bytes_ = pre_tokenizers.Split(Regex("<(?=0x[0-9A-F]{2}>)"), "merged_with_previous")
+    made.pre_tokenizer = pre_tokenizers.Sequence([spaces, bytes_])
+    steps = (decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0))
+    made.decoder = decoders.Sequence([*steps])
+    made.post_processor = start(names[0]) if starts else around(ids, names[end], encodes)
+    add_special(made, [*special, *more])
+    return made
 
 
-def special_token(number: int, text: str) -> dict[str, object]:
-    sides = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {"id": number, "content": text, **sides, "special": True}
+def add_special(tokenizer: Tokenizer, names: Iterable[str]) -> None:
+    """Makes these pieces special tokens: their literal text becomes that token."""
+    from tokenizers import AddedToken
+
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in names])
 
 
-def _replace(pattern: str, content: str) -> dict[str, Any]:
-    return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
-
-
-def _normalizers(model: Any) -> list[dict[str, Any]]:
+def _normalizers(model: Any) -> list[Normalizer]:
     import sentencepiece
+    from tokenizers import Regex, normalizers
 
-    spec, steps = model.normalizer_spec, []
+    spec, steps = model.normalizer_spec, list[Any]()
     if spec.precompiled_charsmap:
         normalizer = sentencepiece.SentencePieceProcessor()
         normalizer.LoadFromSerializedProto(model.SerializeToString())
         if normalizer.Normalize("\u2460").endswith("1"):  # a circled digit: the rules include NFKC
             # `tokenizers` applies rules to whole graphemes of less than 6 bytes, else to single characters. After
             # NFKC a grapheme is a single character if one exists, and the rules' own NFKC changes nothing more.
-            steps.append({"type": "NFKC"})
-        rules = base64.b64encode(spec.precompiled_charsmap).decode()
-        steps.append({"type": "Precompiled", "precompiled_charsmap": rules})
+            steps.append(normalizers.NFKC())
+        steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
     if spec.remove_extra_whitespaces:
         # Only spaces: the library's own Strip would remove line ends too.
-        steps += [_replace(r"\A +| +\z", ""), _replace(" {2,}", " ")]
+        steps += [normalizers.Replace(Regex(each), by) for each, by in ((r"\A +| +\z", ""), (" {2,}", " "))]
     return steps
 
 
-def _pre_tokenizer(starts_with_space: bool) -> dict[str, Any]:
-    scheme = "always" if starts_with_space else "never"
-    spaces = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": False}
-    # The names of byte pieces are plain text where a text has them: cut in two they match no piece.
-    names = {"type": "Split", "pattern": {"Regex": "<(?=0x[0-9A-F]{2}>)"}, "behavior": "MergedWithPrevious"}
-    return {"type": "Sequence", "pretokenizers": [spaces, {**names, "invert": False}]}
-
-
-def around(ids: Mapping[str, int], end: str, encodes: bool) -> dict[str, Any]:
+def around(ids: Mapping[str, int], end: str, encodes: bool) -> TemplateProcessing:
     """Returns the post-processor that appends this token to each text; if it `encodes`, <cls> or [CLS] come before."""
+    from tokenizers.processors import TemplateProcessing
+
     begin = [name for name in ("<cls>", "[CLS]") if encodes and name in ids][:1]
-    special = {name: {"SpecialToken": {"id": name, "type_id": 0}} for name in (*begin, end)}
-    before, after = [special[name] for name in begin], special[end]
-    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
-    return {
-        "type": "TemplateProcessing",
-        "single": [*before, first, after],
-        "pair": [*before, first, after, second, after],
-        "special_tokens": {name: {"id": name, "ids": [ids[name]], "tokens": [name]} for name in special},
-    }
+    special = [(name, ids[name]) for name in (*begin, end)]
+    return TemplateProcessing([*begin, "$A", end], [*begin, "$A", end, "$B", end], special)
 
 
-def start(text: str) -> dict[str, Any]:
+def start(text: str) -> TemplateProcessing:
     """Returns the post-processor that puts padding, id 0, before each text: a decoder's first input."""
-    start = {"SpecialToken": {"id": text, "type_id": 0}}
-    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
-    return {
-        "type": "TemplateProcessing",
-        "single": [start, first],
-        "pair": [start, first, second],
-        "special_tokens": {text: {"id": text, "ids": [0], "tokens": [text]}},
-    }
+    from tokenizers.processors import TemplateProcessing
+
+    return TemplateProcessing([text, "$A"], [text, "$A", "$B"], [(text, 0)])
 
 
-def _decoder() -> dict[str, Any]:
-    steps = [
-        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-        {"type": "Strip", "content": " ", "start": 1, "stop": 0},
-    ]
-    return {"type": "Sequence", "decoders": steps}
-
-
-def byte_tokenizer_json(special: Mapping[str, int], first: int = 3) -> str:
-    """Returns the text of a tokenizer.json of UTF-8's bytes: byte b is id b + `first`, as in ByT5.
+def of_bytes(special: Mapping[str, int], first: int = 3) -> Tokenizer:
+    """Returns a tokenizer of UTF-8's bytes: byte b is id b + `first`, as in ByT5.
 
     It puts padding before a text and nothing after it; transformers' ByT5Tokenizer appends an end of sequence.
     `special` are the other tokens, with padding at 0; their literal text becomes that token.
     """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
     letters = {letter: first + byte for letter, byte in byte_of_letter().items()}
-    spaces = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    content = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            special_token(number, text) for text, number in sorted(special.items(), key=lambda item: item[1])
-        ],
-        "normalizer": None,
-        "pre_tokenizer": spaces,
-        "post_processor": start(next(text for text, number in special.items() if number == 0)),
-        "decoder": spaces,
-        "model": {"type": "BPE", "vocab": {**special, **letters}, "merges": []},
-    }
-    return json.dumps(content, ensure_ascii=False)
+    made = Tokenizer(models.BPE({**special, **letters}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.post_processor = start(next(text for text, number in special.items() if number == 0))
+    add_special(made, sorted(special, key=special.__getitem__))
+    return made

@@ -14,7 +14,6 @@ from limba.data.vocabulary.vocabularies import Vocabulary
 
 ENDS = ("</s>", "<|endoftext|>", "[SEP]", "<sep>", "<eos>")  # of sequence; the first one that exists
 UNKNOWN = ("<unk>", "[UNK]")
-SENTINEL = re.compile(r"<extra_id_(\d+)>")
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
@@ -73,14 +72,6 @@ class TokenizersVocabulary(Vocabulary):
     def _first(self, names: Iterable[str]) -> int | None:
         ids = (self.tokenizer.token_to_id(name) for name in names)
         return next((number for number in ids if number is not None), None)
-
-    @functools.cached_property
-    def num_sentinels(self) -> int:
-        """The number of sentinels, the last ids in T5's order: <extra_id_0> is the very last."""
-        count, last = 0, self.vocab_size - 1
-        while self.tokenizer.id_to_token(last - count) == f"<extra_id_{count}>":
-            count += 1
-        return count
 
     def piece_bytes(self) -> list[bytes]:
         """Returns the UTF-8, or part of it, of each id; b"" for special tokens."""

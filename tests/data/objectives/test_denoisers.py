@@ -259,16 +259,12 @@ def test_splits_are_where_they_should_be():
     assert prefixes.min() == 1
     assert prefixes.max() == 63
     np.testing.assert_allclose(np.histogram(prefixes, 7, (1, 64))[0] / len(rows), 1 / 7, atol=0.03)
-    middle = list(made("prefix_lm", text(126 * 9), {"inputs": 64}, split="middle").as_numpy_iterator())
     adapted = list(made("lm_adaptation", text(100 * 9), {"inputs": 64, "targets": 38}).as_numpy_iterator())
     causal = list(made("causal_lm", text(64 * 9), {"inputs": 64}).as_numpy_iterator())
-    assert {(len(row["inputs"]), len(row["targets"])) for row in middle} == {(64, 64)}
     assert {(len(row["inputs"]), len(row["targets"])) for row in adapted} == {(64, 38)}
     assert {len(row["targets"]) for row in causal} == {64}
-    assert len(middle) == len(adapted) == len(causal) == 9
+    assert len(adapted) == len(causal) == 9
     assert set(causal[0]) == {"targets"}
-    with pytest.raises(InputError, match="choose one of random, middle"):
-        made("prefix_lm", text(9), {"inputs": 64}, split="end")
     with pytest.raises(InputError, match=r"'targets' 32, and prefix LM of 64 inputs needs 64"):
         made("prefix_lm", text(9), {"inputs": 64, "targets": 32})
 

@@ -1,4 +1,4 @@
-"""The epochs that a stream tells are those of the rows that were trained, compared with rows counted here."""
+"""The epochs that a stream tells are those of the rows that were trained and of what buffers hold, counted here."""
 
 import contextlib
 import dataclasses
@@ -19,7 +19,7 @@ from limba.config import DataConfig
 from limba.data.deal import deal_of
 from limba.data.objectives import derive_lengths
 from limba.data.sources import FileSource
-from limba.data.stream.processes import open_stream
+from limba.data.stream.stages import open_stream
 from limba.data.tasks import resolve_task
 from limba.tools.migrate.t5_names import preprocessors as t5_preprocessors
 
@@ -62,7 +62,7 @@ def rows_of_epoch(config: DataConfig) -> int:
 
 
 def told(config: DataConfig, upto: float, rows: int) -> list[tuple[float, float]]:
-    """Returns (epochs trained, epochs told) after each batch where these are known; the stream resumes on its way."""
+    """Returns (epochs trained, epochs told) after each batch; the stream resumes on its way."""
     number, found = math.ceil(upto * rows / (NUM_SHARDS * ROWS)), []
     begins = [0, number // 2, number * 3 // 4]
     positions = None
@@ -75,8 +75,7 @@ def told(config: DataConfig, upto: float, rows: int) -> list[tuple[float, float]
             for batch in range(begin, end):
                 next(stream)
                 (epochs,) = stream.epochs().values()
-                if not math.isnan(epochs):
-                    found.append(((batch + 1) * NUM_SHARDS * ROWS / rows, epochs))
+                found.append(((batch + 1) * NUM_SHARDS * ROWS / rows, epochs))
             positions = stream.positions()
     return found
 
@@ -100,20 +99,18 @@ def t5x_task(path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("kind", "upto", "tolerance", "known"),
+    ("kind", "upto", "ahead"),  # the last one: epochs that buffers may hold
     [
-        ("own", 2.0, 0.08, 0.6),
-        pytest.param("shuffled", 4.0, 0.15, 0.2, marks=pytest.mark.night),
-        pytest.param("readers", 1.5, 0.08, 0.5, marks=pytest.mark.night),
-        ("t5x", 3.0, 0.2, 0.0),  # all that it says is true, if it says anything of so small a corpus
-        ("pairs", 2.0, 1e-6, 1.0),
-        ("packed", 6.0, 0.2, 0.3),
+        ("own", 2.0, 0.2),
+        pytest.param("shuffled", 4.0, 0.6, marks=pytest.mark.night),
+        pytest.param("readers", 1.5, 0.2, marks=pytest.mark.night),
+        ("t5x", 3.0, 1.5),  # TensorFlow reads some hundred documents ahead
+        ("pairs", 2.0, 0.0),
+        ("packed", 6.0, 1.0),
     ],
 )
-def test_the_epochs_told_are_those_trained(
-    texts: Path, pairs: Path, kind: str, upto: float, tolerance: float, known: float
-) -> None:
-    """Where the rows of an epoch must be measured, the figure is left out at first; it never goes backwards."""
+def test_the_epochs_told_are_those_trained(texts: Path, pairs: Path, kind: str, upto: float, ahead: float) -> None:
+    """Where documents make any number of rows the figure is ahead; it never goes backwards."""
     changes: dict[str, Any] = {"data_files": str(texts)}
     if kind == "t5x":
         changes = {"mixture_or_task_name": t5x_task(texts), "task_feature_lengths": {"inputs": 64, "targets": 32}}
@@ -129,10 +126,9 @@ def test_the_epochs_told_are_those_trained(
     config = dataclasses.replace(DATA, **changes)
     rows = rows_of_epoch(config)
     found = told(config, upto, rows)
-    assert len(found) * NUM_SHARDS * ROWS >= known * upto * rows
     assert [epochs for _, epochs in found] == sorted(epochs for _, epochs in found)
-    for trained, epochs in found:
-        assert epochs == pytest.approx(trained, rel=tolerance)
+    slack = 0.1 if ahead else 0.0  # rows of the end of an epoch that were read alone are less full
+    assert all(-slack * trained - 1e-6 <= epochs - trained <= ahead + 1e-6 for trained, epochs in found)
 
 
 def test_each_task_of_a_mixture_has_its_own_epochs(tmp_path: Path) -> None:
@@ -154,7 +150,7 @@ def test_each_task_of_a_mixture_has_its_own_epochs(tmp_path: Path) -> None:
         DATA, mixture_or_task_name="trained_mixture", task_feature_lengths={"inputs": 40, "targets": 40},
         vocabulary=None, extra_ids=DataConfig.extra_ids,
     )  # fmt: skip
-    counts, compared = {"a": 0, "b": 0}, 0
+    counts = {"a": 0, "b": 0}
     with opened(config) as stream:
         for _ in range(500):
             for part in next(stream).values():
@@ -162,7 +158,5 @@ def test_each_task_of_a_mixture_has_its_own_epochs(tmp_path: Path) -> None:
                     counts[name] += int((part["targets"][:, 0] == ord(name) + 3).sum())
             for name, count in counts.items():
                 epochs = stream.epochs()[f"trained_{name}"]
-                if not math.isnan(epochs):
-                    compared += 1
-                    assert epochs == pytest.approx(count / 600, rel=0.2)
-    assert compared > 20 and counts["a"] > 2000
+                assert 0 <= epochs - count / 600 < 1.5
+    assert counts["a"] > 2000
