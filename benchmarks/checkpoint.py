@@ -57,7 +57,6 @@ def time_saves(model: ModelConfig, number: int, folder: str) -> dict[str, Any]:
     in_thread, whole = [], []
     with Checkpoints(folder, CheckpointConfig(keep=1), data) as checkpoints:
         checkpoints.check_space(abstract)
-        checkpoints.reserve_memory(abstract)  # goes on beside the next line, as beside the compile of a run
         state = jax.block_until_ready(jax.tree.map(array, abstract))
         for step in range(1, number + 1):
             began = time.perf_counter()

@@ -81,7 +81,7 @@ def commit_step(
     """
     work = working_directory(directory, step)
     arrays.merge(work / "state")
-    arrays.write_tree_metadata(work / "state", snapshot)
+    arrays.write_tree_metadata(work / "state", snapshot.tree)
     commit_files(directory, step, data, known)
 
 
