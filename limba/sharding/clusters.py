@@ -33,11 +33,6 @@ class Membership(NamedTuple):
     def port(self) -> int:
         return int(self.address.rpartition(":")[2])
 
-    @property
-    def port_name(self) -> str:
-        """The variable that changes the port."""
-        return "COORDINATOR_ADDRESS" if self.found_by == EXPLICIT[0] else PORT
-
 
 def find() -> Membership | None:
     """Returns this process's place in its run, or None if it runs alone; docs/slurm.md has the table.

@@ -166,8 +166,8 @@ def _several_processes() -> bool:
 def _end(sentence: str, status: int) -> None:
     """Tells the other processes, if there are any, and ends this one."""
     if _several_processes():
-        from limba.sharding.watchdog import others
+        from limba.sharding.watchdog import OTHERS
 
-        others().tell(sentence, status)
-        others().wait(ALIKE_SECONDS)
+        OTHERS.tell(sentence, status)
+        OTHERS.wait(ALIKE_SECONDS)
     end_now(sentence, status)

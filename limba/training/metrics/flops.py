@@ -72,7 +72,4 @@ def peak_flops_per_device() -> float | None:
     import jax  # not above: the report counts FLOPs where no devices are asked
 
     kind = jax.devices()[0].device_kind
-    for name, tflops in PEAK_TFLOPS.items():
-        if name in kind:
-            return tflops * 1e12
-    return None
+    return next((tflops * 1e12 for name, tflops in PEAK_TFLOPS.items() if name in kind), None)
