@@ -4,8 +4,6 @@ The path of a batch: tasks/<corpus>.py -> limba/data/stream/streams.py -> here -
 limba/training/step.py -> limba/model/t5.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """The flags of a command: first its object, then `--name=value` and `--gin.NAME=VALUE`."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

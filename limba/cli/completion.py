@@ -1,7 +1,5 @@
 """`limba completion`: prints a script with which bash, zsh or fish asks limba, by argcomplete, to complete a line."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

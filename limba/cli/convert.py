@@ -1,7 +1,5 @@
 """Converts models between Limba's, T5X's and Hugging Face's forms."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Sequence

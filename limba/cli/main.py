@@ -1,7 +1,5 @@
 """The command `limba`: one table of commands, each a function of the arguments."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """`limba status`: a run's progress; `limba verify`: whether the files of its checkpoints are whole."""
 
-from __future__ import annotations
-
 import socket
 import sys
 import time

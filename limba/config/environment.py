@@ -3,8 +3,6 @@
 `python limba/config/environment.py` exits with 0 on a Cloud TPU machine, else with 1. It needs no other package.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib.util

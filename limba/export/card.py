@@ -1,7 +1,5 @@
 """The model card, README.md, of an exported folder: what the model is, how it was trained, what the proof found."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 A folder, or a model of the hub, becomes a Limba checkpoint by `import_folder`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

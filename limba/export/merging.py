@@ -5,8 +5,6 @@ arXiv:2505.12082). The parameters are added up in float64 and written in float32
 that no host holds a whole model. All else of the checkpoint (optimizer state, data position) is the newest part's.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

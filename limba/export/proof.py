@@ -7,8 +7,6 @@ Differences of logits are relative to the source's largest logit if that is abov
 digits, not decimal places.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.metadata
 import importlib.util

@@ -5,8 +5,6 @@ needs no device, nothing compiled and no equal versions; any thread may do it wh
 has a limit. With one process all functions return at once.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """How this process is one of several: read from the environment that started it, before anything is joined."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

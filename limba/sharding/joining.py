@@ -5,8 +5,6 @@ process 0 answers at the same address, by HTTP: each process tells it its number
 Two processes with one number, or with another count, are an error at once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import http.client

@@ -10,8 +10,6 @@ Where a program trains, such as a notebook, its process is not the run's to end:
 a second SIGINT is a KeyboardInterrupt.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

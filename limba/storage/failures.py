@@ -1,7 +1,5 @@
 """What a failed read or write means: something that passes (network, rights, time), or damage to the files."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

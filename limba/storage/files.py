@@ -1,7 +1,5 @@
 """Paths, files that are written whole or not at all, files that grow, and free space; local, or where fsspec knows."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -8,8 +8,6 @@ manifest is written, and the mark removed. `config.json` is the last file before
 take an incomplete folder for a model. An interrupted upload or download is resumed.
 """
 
-from __future__ import annotations
-
 import base64
 import fcntl
 import hashlib

@@ -8,8 +8,6 @@ The hub redirects a name of its first years, such as `t5-small`, to where the re
 names that T5's scripts and examples use.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import os

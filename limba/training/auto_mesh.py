@@ -3,8 +3,6 @@
 All processes choose the same mesh: they use the smallest memory limit and the largest size over all of them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Checks of a run before anything is compiled: its processes, directory, batch, corpus and metrics; and its memory."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """The training loop: steps, and at intervals a logged line, an evaluation and a checkpoint."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

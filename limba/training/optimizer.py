@@ -3,8 +3,6 @@
 What a run's state holds beside the rule's own arrays ends the chain: the average of the weights, and float16's scale.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The rows of each step: where a run begins to read, and what it does when its corpus cannot be read any more."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import jax

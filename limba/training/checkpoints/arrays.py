@@ -5,8 +5,6 @@ process merges into one. tensorstore writes and reads them here, so that a failu
 failed, and a thread that waits can be left. Orbax, and versions of Limba that saved with it, read them.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import logging

@@ -7,8 +7,6 @@ The files of a step are written under another name. On a file system the directo
 manifest is written. In a bucket it has its name from the start, and the manifest, written last, is the commit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

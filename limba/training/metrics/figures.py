@@ -1,7 +1,5 @@
 """The introduction of a run, and the figures of each logged line."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import math

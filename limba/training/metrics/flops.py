@@ -4,8 +4,6 @@ Only matrix products at the objective's exact lengths count; recomputation and p
 second over the peak (Chowdhery et al. 2022, arXiv:2204.02311, appendix B).
 """
 
-from __future__ import annotations
-
 from limba.config import ModelConfig
 
 # Dense bf16 TFLOP/s of one device, by a part of jax's `device_kind`. The first part that occurs counts.
