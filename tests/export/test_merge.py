@@ -18,6 +18,7 @@ from limba.export.merging import Part, Weighting, parts_of
 from limba.formats.limba_checkpoint import LimbaCheckpoint, checkpoints_of
 from limba.inference.source import LIMBA, Source
 from limba.storage import manifest
+from limba.training.checkpoints import arrays
 from limba.training.checkpoints.directory import Checkpoints
 from limba.training.state import TrainState
 from tests import tiny
@@ -86,7 +87,7 @@ def test_the_average_is_that_of_float64(
 
 def test_blocks_are_small_and_cover_an_array(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merging, "BLOCK_BYTES", 1500)
-    stores = merging._opened(epath.Path(saved) / "checkpoints" / "40")
+    stores = arrays.opened(epath.Path(saved) / "checkpoints" / "40" / "state")
     blocks = list(merging._blocks(stores["params/encoder/layers/kernel"]))  # [4, 16, 48], a chunk of two layers
     assert blocks == [(slice(0, 2),), (slice(2, 4),)]
     assert sum(each[0].stop - each[0].start for each in merging._blocks(stores["params/embedding"])) == 64
