@@ -4,8 +4,6 @@ The path of a batch: tasks/<corpus>.py -> limba/data/stream/streams.py -> here -
 limba/training/step.py -> limba/model/t5.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Mapping
@@ -32,9 +30,9 @@ from limba.training.checkpoints.directory import Checkpoints
 from limba.training.guard import Guard
 from limba.training.ledger import Ledger
 from limba.training.loop import Evaluations, Loop
-from limba.training.metrics.callbacks import Callbacks
 from limba.training.metrics.figures import RecentSteps, facts, introduction
 from limba.training.metrics.logging import Metrics
+from limba.training.metrics.records import Callbacks
 from limba.training.optimizer import optimizer_of
 from limba.training.reading import RowReader, ShardRows
 from limba.training.schedule import make_schedule
@@ -119,15 +117,14 @@ def _train(
         state, notes = reader.begin(checkpoints.restore_latest)
         start = int(state.step)
         checks.check_steps(config, start, is_new=notes is None)
-        checkpoints.reserve_memory(abstract)
 
         # The loop: a compiled step, logging.
         if train_step is None:
             shardings = state_shardings(model, optimizer, mesh, shard_update)
             gradient = Gradient(model, config.loss, config.num_microbatches, config.gradient_reduce_dtype)
             train_step = jit_train_step(gradient, optimizer, schedule, shardings, config.guard.action == "skip")
-        ends = (plan.planned.train_steps, jax.process_index() == 0, config.data.num_epochs)
-        with Metrics(config.model_dir, start, *ends, config, callbacks) as metrics, checks.memory_advice(config):
+        end, writes = plan.planned.train_steps, jax.process_index() == 0
+        with Metrics(config.model_dir, start, end, writes, config, callbacks) as metrics, checks.memory_advice(config):
             if metrics.writes:
                 write_config(config, gin_text, [stage.task for stage in plan.stages])
                 for sentence in run_data.truncation(task, lengths, config.data):

@@ -3,8 +3,6 @@
 Without a tool a run starts all the same: the tool's commands, foreign files and hints are what is missing.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

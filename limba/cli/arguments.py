@@ -1,12 +1,9 @@
 """The flags of a command: first its object, then `--name=value` and `--gin.NAME=VALUE`."""
 
-from __future__ import annotations
-
 import argparse
-import contextvars
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NoReturn
 
 from limba.config import InputError, did_you_mean
@@ -19,25 +16,6 @@ def with_two_dashes(argv: Sequence[str]) -> list[str]:
     ['--input=a', '-h', '-1']
     """
     return [re.sub(r"^-(?=[A-Za-z_]{2})", "--", argument) for argument in argv]
-
-
-class _FoundParser(BaseException):
-    """Brings a command's parser out of the command."""
-
-
-_only_asked: contextvars.ContextVar[bool] = contextvars.ContextVar("only_asked", default=False)
-
-
-def parser_of(command: Callable[[Sequence[str]], object], argv: Sequence[str] = ()) -> Parser | None:
-    """Returns the parser that a command would parse `argv` with, and runs nothing of it; None if it has none."""
-    token = _only_asked.set(True)
-    try:
-        command(argv)
-    except _FoundParser as found:
-        return found.args[0]
-    finally:
-        _only_asked.reset(token)
-    return None
 
 
 class Parser(argparse.ArgumentParser):
@@ -78,16 +56,16 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if match := re.fullmatch(r"argument (--\w+): expected one argument", message):
-            raise InputError(f"{match[1]} has no value; write {match[1]}={self._metavar(match[1])}.")
+            value = self._option_string_actions[match[1]].metavar or "VALUE"
+            raise InputError(f"{match[1]} has no value; write {match[1]}={value}.")
         raise InputError(f"{message[:1].upper()}{message[1:]}; --help lists the arguments.")
 
-    def _metavar(self, flag: str) -> str:
-        return str(self._option_string_actions[flag].metavar or "VALUE")
+    def complete(self) -> None:
+        """Where a shell asks how the line goes on, `limba/cli/completion.py` answers, and ends the process."""
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Returns the flags of a command line; InputError with the nearest name for one that is not known."""
-        if _only_asked.get():
-            raise _FoundParser(self)
+        self.complete()
         dashes = with_two_dashes(argv)
         gin = [argument.removeprefix("--gin.") for argument in dashes if argument.startswith("--gin.")]
         rest = [argument for argument in dashes if not argument.startswith("--gin.")]

@@ -9,16 +9,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from etils import epath
+
 from limba.cli import model, train
 from limba.cli.arguments import Parser
+from limba.cli.gin import GinRun, read_own
 from limba.cli.gin.statements import OWN_FILE
 from limba.config import InputError, environment, named
 from limba.sharding import preemption
+from limba.storage.files import read_text, resolved
 
 if TYPE_CHECKING:
-    from etils import epath
-
-    from limba.cli.gin import GinRun
     from limba.inference.source import Source
     from limba.training.checkpoints.branches import Branch
 
@@ -91,7 +92,6 @@ def _begun(given: argparse.Namespace) -> GinRun:
     """Returns the run of the branch, whose directory then has a checkpoint; all processes call it."""
     from limba.formats.limba_checkpoint import checkpoints_of
     from limba.sharding.agreement import entered_by_first, is_first, of_first, together
-    from limba.storage.files import resolved
     from limba.training.checkpoints import branches
 
     text = ""
@@ -123,7 +123,6 @@ def _begun(given: argparse.Namespace) -> GinRun:
 
 def _chosen(given: argparse.Namespace) -> Branch:
     from limba.formats.limba_checkpoint import checkpoints_of, is_own
-    from limba.storage.files import resolved
     from limba.training.checkpoints import branches
 
     place, step = resolved(given.model), given.step
@@ -137,9 +136,7 @@ def _read(
     source: Source, given: argparse.Namespace, before: Mapping[str, object], fixed: Mapping[str, object]
 ) -> GinRun:
     """Returns the run of a directory with the overrides of the flags, between the fields `before` and the `fixed`."""
-    from limba.cli.gin import GinRun, read_own
     from limba.inference.source import import_tasks
-    from limba.storage.files import read_text
     from limba.training.checkpoints.branches import changed
 
     run, file = source.run, source.directory / OWN_FILE
@@ -191,9 +188,6 @@ def merge(argv: Sequence[str]) -> None:
 
 def _text_in(directory: epath.Path, out: str) -> dict[str, str]:
     """Returns {"config.gin": the text of a run's, with `out` as its MODEL_DIR}; {} if the run has none."""
-    from limba.cli.gin.statements import OWN_FILE
-    from limba.storage.files import read_text, resolved
-
     file = directory / OWN_FILE
     if not file.exists():
         return {}

@@ -1,10 +1,9 @@
 """`limba completion`: prints a script with which bash, zsh or fish asks limba, by argcomplete, to complete a line."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from argcomplete.completers import FilesCompleter, SuppressCompleter
 from argcomplete.finders import CompletionFinder
 from argcomplete.shell_integration import shellcode
 
-from limba.cli.arguments import Parser, parser_of
+from limba.cli.arguments import Parser
 from limba.config import InputError
 from limba.data.task_modules import ROOT
 
@@ -50,29 +49,36 @@ def answer() -> None:
     """Writes the completions of the line that the shell's script has put into the environment, and ends the process."""
     from limba.cli.main import COMMANDS, program_of
 
-    words = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])].split()[1:]
+    line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
+    name, *rest = [*line.split()[1:], ""]
+    if rest[:-1] or line[-1].isspace():
+        os.environ["_ARGCOMPLETE"] = "2"  # the words count from the command on
+        Parser.complete = complete  # before it parses
+        if name in COMMANDS:
+            program_of(name)(rest[: -1 if line[-1].isspace() else -2])
+        sys.exit(0)
     limba = argparse.ArgumentParser("limba")
     commands = limba.add_subparsers()
-    for name, (_, about) in COMMANDS.items():
-        parser = parser_of(program_of(name), words[1:-1]) if words[:1] == [name] else None
-        command = commands.add_parser(name, help=about, add_help=False, parents=[parser] if parser else [])
-        _prepare(command, name)
+    for each, (_, about) in COMMANDS.items():
+        commands.add_parser(each, help=about)
     Finder()(limba, always_complete_options=False)
 
 
-def _prepare(command: argparse.ArgumentParser, name: str) -> None:
-    """Gives the arguments of a command what argcomplete offers for them."""
-    for action in list[Any](command._actions):
+def complete(self: Parser) -> None:
+    """Writes the completions of a command's line, and ends the process."""
+    name = self.prog.rpartition(" ")[2]
+    for action in list[Any](self._actions):
         if action.option_strings == ["--gin.NAME"]:
             action.help = argparse.SUPPRESS
             for gin_name in gin_names():
-                command.add_argument(f"--gin.{gin_name}", help="of the gin files")
+                self.add_argument(f"--gin.{gin_name}", help="of the gin files")
         elif isinstance(action.metavar, str) and ALTERNATIVES.fullmatch(action.metavar) and not action.choices:
             action.choices = action.metavar.split("|")
         elif not action.option_strings and name == "train":
             action.completer = _runs_and_files
         elif not action.option_strings and name in ("new", "doctor"):
             action.completer = SuppressCompleter()
+    Finder()(self, always_complete_options=False)
 
 
 def _runs_and_files(prefix: str, **_: object) -> list[str]:

@@ -1,7 +1,5 @@
 """Converts models between Limba's, T5X's and Hugging Face's forms."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Sequence
@@ -29,7 +27,6 @@ folders are kept. A folder whose proof fails is renamed step_<N>.failed.
 
 A Hugging Face folder has model.safetensors, flax_model.msgpack or pytorch_model.bin, of which nothing is run; a private
 model needs HF_TOKEN. INITIAL_CHECKPOINT_PATH takes T5X's and Hugging Face's models directly."""
-T5X = {"inspect": "list", "export": "t5x"}  # limba t5x inspect|export, and what --to says of it
 NAMES = {f"CardConfig.{name}": f"--{name}" for name in ("language", "licence", "datasets")}
 NAMES |= {"`config`": "--config", "`vocabulary`": "--vocabulary"}
 
@@ -141,11 +138,11 @@ def list_arrays(path: str, npz: str | None) -> None:
         print(f"arrays: {npz}")
 
 
-def run(argv: Sequence[str], command: str = "convert") -> None:
+def run(argv: Sequence[str]) -> None:
     """Converts what the flags name; raises InputError."""
     if argv[:1] in (["export"], ["import"]):  # as convert/convert.sh has them
         argv = [*argv[1:], *(["--to=limba"] if argv[0] == "import" else [])]
-    form, parser = Parser(command, ABOUT, add_help=False), Parser(command, ABOUT)
+    form, parser = Parser("convert", ABOUT, add_help=False), Parser("convert", ABOUT)
     for each in (form, parser):  # the form decides which other flags there are
         each.add_argument("--to", choices=FORMS, default="huggingface", help="which form is written")
     to = form.parse_known_args(with_two_dashes(argv))[0].to
@@ -177,17 +174,6 @@ def run(argv: Sequence[str], command: str = "convert") -> None:
         from limba.export import t5x
 
         print(t5x.export(given.model_dir, given.out_dir, given.step, given.dtype))
-
-
-def run_t5x(argv: Sequence[str]) -> None:
-    """`limba t5x inspect MODEL` and `limba t5x export MODEL OUT`: convert, with --to=list and --to=t5x."""
-    command, *rest = argv or ["--help"]
-    if command in ("-h", "--help"):
-        print("usage: limba t5x inspect|export ...; add --help to either for details.")
-    elif command in T5X:
-        run([f"--to={T5X[command]}", *rest], f"t5x {command}")
-    else:
-        raise InputError(f"The command {command} is not known; give inspect or export.")
 
 
 def _model_and_output(given: argparse.Namespace) -> tuple[str, str | None]:

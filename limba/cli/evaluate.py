@@ -1,7 +1,5 @@
 """Evaluates a trained model on its task."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The flags of a run: gin files and overrides, or what another trainer has in their place."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os

@@ -1,7 +1,5 @@
 """The command `limba`: one table of commands, each a function of the arguments."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys
@@ -31,16 +29,15 @@ COMMANDS = {  # name: (module, or module:function where that is not `run`; what 
     "clean": ("limba.tools.preflight.texts.clean", "write a corpus without the faults that preflight has found"),
     "prepare": ("limba.tools.corpus.prepare", "write a corpus as shards for fast reading"),
     "vocabulary": ("limba.tools.corpus.vocabulary", "train a SentencePiece vocabulary"),
-    "convert": ("limba.cli.convert", "convert models between Limba, T5X and Hugging Face"),
+    "convert": ("limba.cli.convert", "convert models between Limba, T5X and Hugging Face, and list their arrays"),
     "convert-gin": ("limba.tools.migrate.t5x.translate", "print T5X's gin files as one of Limba's"),
     "doctor": ("limba.tools.preflight.doctor", "check this machine: versions, devices, disk, tokens, clock"),
     "completion": ("limba.cli.completion", "print a script with which a shell completes limba's commands"),
-    "t5x": ("limba.cli.convert:run_t5x", "list the arrays of checkpoints, and write T5X checkpoints"),
     "demo": ("limba.cli.demo", "run all steps on a tiny example: corpus, vocabulary, training, conversion"),
 }
 # Commands worth large pages.
 ON_DEVICES = ("train", "branch", "demo", "generate", "fill", "score", "evaluate", "results", "play")
-THEIR_NAMES = {"infer": "generate"}  # in T5X
+THEIR_NAMES = {"infer": "generate", "t5x": "convert"}  # in T5X, and in version 0.3
 BY_ONE = ("clean", "prepare", "report", "merge", "results")  # commands that the first of several processes does alone
 TRAIN = ("train", "branch", "demo")  # those that never use the CPU silently where there is an accelerator
 EXAMPLE = """

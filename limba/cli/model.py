@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from limba.cli.arguments import Parser
 from limba.cli.flags import reader_of, search_folders
-from limba.config import InputError, RunConfig, environment, named
+from limba.cli.gin import GinRun, read_model, read_own
+from limba.config import InputError, RunConfig, environment, named, plain
+from limba.storage.files import read_text, resolved
 
 if TYPE_CHECKING:
-    from limba.cli.gin import GinRun
     from limba.inference.load import TrainedModel
     from limba.inference.source import Source
 
@@ -76,11 +77,8 @@ def find(path: str, gin_file: str | None = None, gin: Sequence[str] = (), import
     `gin_file` describes the network; `gin` (NAME=VALUE) overrides values of the run's config.gin. Files of
     the run are data: of the modules that they name only those of Limba, of tasks/ and of `imports` are imported.
     """
-    from limba.cli.gin import read_model, read_own
-    from limba.config import plain
     from limba.formats import limba_checkpoint
     from limba.inference import source
-    from limba.storage.files import read_text, resolved
 
     if gin_file is not None:
         return source.find(path, read_model(gin_file, gin), allowed=imports)
@@ -137,7 +135,6 @@ def opened(given: argparse.Namespace, language_model_in_float32: bool = False) -
 def _default_checkpoint(run: RunConfig) -> str:
     """Returns the path of a run's newest checkpoint, or of its initial checkpoint."""
     from limba.formats.limba_checkpoint import checkpoints_of
-    from limba.storage.files import resolved
 
     for path in (run.model_dir, f"{run.model_dir}/best"):
         if checkpoints_of(resolved(path)):

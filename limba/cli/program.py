@@ -1,7 +1,5 @@
 """Runs a command, and returns its exit code: errors end it with one sentence on stderr."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import functools

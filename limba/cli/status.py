@@ -1,21 +1,20 @@
 """`limba status`: a run's progress; `limba verify`: whether the files of its checkpoints are whole."""
 
-from __future__ import annotations
-
 import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+
+from etils import epath
 
 from limba import toolbox
 from limba.cli.arguments import Parser
 from limba.config import InputError, RunConfig, StorageError, environment, plain
-
-if TYPE_CHECKING:
-    from etils import epath
-
-    from limba.storage.lease import Owner
+from limba.formats import limba_checkpoint
+from limba.storage import manifest
+from limba.storage.failures import short_reason
+from limba.storage.files import read_text, resolved
+from limba.storage.lease import Owner
 
 ABOUT = """Prints a run's step, loss, speed, ETA and last checkpoint, and which of its processes are alive and slow. The
 run may be in a bucket, on other machines, or over; nothing in its directory is changed. Of a run on this machine, or of
@@ -76,8 +75,6 @@ def verify(argv: Sequence[str]) -> int:
     parser.add_object("model", "MODEL_DIR", "a run directory, or one of its checkpoints; a path or gs://…", is_run=True)
     parser.add_argument("--sizes", action="store_true", help="compare only sizes; a changed byte is not found then")
     given = parser.parse(argv)
-    from limba.storage.files import resolved
-
     root = resolved(given.model)
     found = list(_steps(root))
     if not found:
@@ -93,10 +90,6 @@ def verify(argv: Sequence[str]) -> int:
 
 def verdict(path: epath.Path, how: str) -> tuple[bool, str]:
     """Returns (whether a checkpoint is damaged, the sentence about it)."""
-    from limba.formats import limba_checkpoint
-    from limba.storage import manifest
-    from limba.storage.failures import short_reason
-
     if not path.name.isdigit():
         return False, "set aside by a run"
     try:
@@ -112,8 +105,6 @@ def verdict(path: epath.Path, how: str) -> tuple[bool, str]:
 
 def _steps(root: epath.Path) -> Iterator[epath.Path]:
     """Yields the checkpoints of a run, of its `best` and of its fallback_dir, and those that the run has set aside."""
-    from limba.formats import limba_checkpoint
-
     if root.name.isdigit() and root.parent.name == "checkpoints":
         yield root
         return
@@ -126,13 +117,10 @@ def _steps(root: epath.Path) -> Iterator[epath.Path]:
 
 def _fallback(root: epath.Path) -> Iterator[epath.Path]:
     """Yields where the run saves if its directory cannot be written, if its config.json names such a place."""
-    from limba.formats.limba_checkpoint import fallback_directory
-    from limba.storage.files import read_text
-
     if not (root / plain.FILE).exists():
         return
     config = plain.from_text(read_text(root / plain.FILE), str(root / plain.FILE))
     if isinstance(config, RunConfig):
-        place = fallback_directory(config.model_dir, config.checkpoint.fallback_dir)
+        place = limba_checkpoint.fallback_directory(config.model_dir, config.checkpoint.fallback_dir)
         if place is not None:
             yield place

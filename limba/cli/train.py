@@ -1,7 +1,5 @@
 """`limba train gin/ro_t5x_base.gin --gin.MODEL_DIR=DIR`: trains the run that gin files describe."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

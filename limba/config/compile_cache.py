@@ -4,8 +4,6 @@ An entry is machine code that runs as this user, so no folder of a run is ever u
 write. A command sets jax's variable, Python code jax.config; what the user has set stays as it is.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import stat

@@ -3,8 +3,6 @@
 `python limba/config/environment.py` exits with 0 on a Cloud TPU machine, else with 1. It needs no other package.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib.util
@@ -78,18 +76,14 @@ VARIABLES = {
 # 4 kB cost a fifth of the step. glibc reads this only when a process starts.
 LARGE_PAGES = ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
 # What helps where a step exchanges data between GPUs, by jaxlib 0.10's names (an unknown flag of XLA would end the
-# process; a test lets XLA read them). LIMBA_GPU_FLAGS=0 sets none of them. Not measured
-# here on several GPUs. The sources, which also say why others are not in this table: docs/gpus.md.
+# process; a test lets XLA read it). LIMBA_GPU_FLAGS=0 sets nothing. Not measured here on several GPUs. The sources,
+# which also say why nothing else is set: docs/gpus.md.
 GPU_FLAGS_SWITCH = "LIMBA_GPU_FLAGS"
-GPU_XLA_FLAGS = {
-    # Moves exchanges beside computation. NVIDIA's JAX images set it: docs.nvidia.com/jax-toolbox/environment-variables
-    "--xla_gpu_enable_latency_hiding_scheduler": "true",
-}
-GPU_VARIABLES = {
-    # jax's own 0.75 leaves 20 GB of an H100 unused; 0.9 leaves room for NCCL:
-    # docs.nvidia.com/jax-toolbox/performance-profiling/gpu-performance
-    "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.9",
-}
+# Moves exchanges beside computation. NVIDIA's JAX images set it: docs.nvidia.com/jax-toolbox/environment-variables
+GPU_XLA_FLAG = "--xla_gpu_enable_latency_hiding_scheduler"
+# jax's own 0.75 leaves 20 GB of an H100 unused; 0.9 leaves room for NCCL:
+# docs.nvidia.com/jax-toolbox/performance-profiling/gpu-performance
+GPU_MEMORY = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
 # TensorFlow's notes that no variable silences.
 CHATTER = re.compile(rb"^(I0000 |W0000 .*cuda|WARNING: All log messages before absl::InitializeLog)")
 
@@ -104,7 +98,7 @@ def open_streams() -> None:
 
 
 def set_variables() -> None:
-    """Sets VARIABLES and the cache of compiled programs where the user has not; silences Orbax's log of its choices.
+    """Sets VARIABLES and the cache of compiled programs where the user has not; silences absl's notes.
 
     For a process of our own, never in the user's Python.
     """
@@ -120,14 +114,13 @@ def set_variables() -> None:
 
 
 def set_gpu_flags() -> None:
-    """Sets GPU_XLA_FLAGS and GPU_VARIABLES where the user has not, unless LIMBA_GPU_FLAGS is 0."""
+    """Sets GPU_XLA_FLAG and GPU_MEMORY where the user has not, unless LIMBA_GPU_FLAGS is 0."""
     if os.environ.get(GPU_FLAGS_SWITCH) == "0":
         return
     given = os.environ.get("XLA_FLAGS", "")
-    ours = [f"{name}={value}" for name, value in GPU_XLA_FLAGS.items() if name not in given]
-    os.environ["XLA_FLAGS"] = " ".join([*given.split(), *ours])
-    for name, value in GPU_VARIABLES.items():
-        os.environ.setdefault(name, value)
+    if GPU_XLA_FLAG not in given:
+        os.environ["XLA_FLAGS"] = f"{given} {GPU_XLA_FLAG}=true".strip()
+    os.environ.setdefault(*GPU_MEMORY)
 
 
 def set_logging() -> None:

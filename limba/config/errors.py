@@ -5,8 +5,6 @@ An error is data: its sentence, the field that it is about, and a fix. A sentenc
 that no front end has seen, in a log or from another process, is readable too. Nothing else looks into a sentence.
 """
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import errno

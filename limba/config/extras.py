@@ -1,7 +1,5 @@
 """What not every installation has: the libraries of pyproject.toml's extras, and the sentence where one is missing."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Iterator

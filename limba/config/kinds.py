@@ -1,7 +1,5 @@
 """The kinds of values that fields take, by their type hints: checks that need nothing but the dataclass itself."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

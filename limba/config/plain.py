@@ -4,8 +4,6 @@ Each run writes its config.json; whatever takes a run's directory reads that. Fo
 that began with it reads it here, and writes it as format 2 when it resumes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

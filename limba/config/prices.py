@@ -6,8 +6,6 @@ looked up since (v2 and v3 by the chip of two cores; L4 with its machine, T4 wit
 were read in copies of these pages. MI250X and MI300X have no list price here.
 """
 
-from __future__ import annotations
-
 import re
 
 DATE = "2026-10"

@@ -3,8 +3,6 @@
 So a wrong choice costs a second and not an hour on a TPU.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

@@ -1,7 +1,5 @@
 """Says what a program does while it does something long that cannot be counted: compiling, restoring, proving."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import threading

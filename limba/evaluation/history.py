@@ -17,7 +17,7 @@ from etils import epath
 from limba.config import InputError, RunConfig, reason_of
 from limba.formats.names import Json
 from limba.storage.files import write_whole
-from limba.training.metrics.records import METRICS, bits_per_byte_by_set, duration, files_of, markdown_table
+from limba.training.metrics.records import METRICS, bits_per_byte_by_set, duration, markdown_table
 
 FIGURES = ("train", "validation", "text")  # kinds whose records are numbers
 NOTES = ("event", "start", "saved", "end")
@@ -100,12 +100,11 @@ class History:
 
     def update(self) -> bool:
         """Reads what was added; returns whether there was anything. The storage's own errors if it cannot be read."""
-        paths, before = files_of(self._directory), self._offset
-        size = sum(path.stat().length for path in paths)
+        path, before = self._directory / METRICS, self._offset
+        size = path.stat().length if path.exists() else 0
         if size < self._offset:  # another file, such as one copied there again
             self._begin()
-        # An object of a bucket may have grown by its tail since, so the bytes of both are one text.
-        whole = b"".join(path.read_bytes() for path in paths) if size != self._offset else b""
+        whole = path.read_bytes() if size != self._offset else b""
         for line in io.BytesIO(whole[self._offset :]):
             if not line.endswith(b"\n") and not _is_whole(line):
                 break  # it is being written

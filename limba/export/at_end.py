@@ -4,8 +4,6 @@ A process of its own writes and proves the folder, on the CPU: it needs no devic
 memory included, ends the run. A failed export is repeated, then said; the run's checkpoints are untouched by it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

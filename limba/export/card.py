@@ -1,8 +1,6 @@
 """The model card, README.md, of an exported folder: what the model is, how it was trained, what the proof found."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import huggingface_hub
@@ -68,7 +66,7 @@ def write_card(
         _table("Training", _training(source, step, about.hardware, records)),
         "![loss](loss.png)" if has_picture else "",
         "## Conversion\n\n" + "\n".join(f"* {line}" for line in findings),
-        _usage_of_head(source.model, form.dtype) or _usage(source.model, form),
+        _usage(source.model, form),
         BYTE_SENTINELS if extra_ids_in(epath.Path(directory)) == 0 else "",
         f"## Acknowledgement\n\n{TPU_RESEARCH_CLOUD}" if about.thank_trc else "",
     ]
@@ -167,119 +165,83 @@ def _names(files: str | Sequence[str] | Mapping[str, str]) -> str:
     return ", ".join(str(part) if hub_name(str(part)) else str(part).rpartition("/")[2] for part in parts)
 
 
-USAGE = """\
+USE = """\
 ## Use
 
 ```python
+{code}
+```
+
+{notes}"""
+LOADED = """\
 import torch
 from transformers import {auto}, AutoTokenizer
 
 name = "."  # this folder, or its name on the hub
 tokenizer = AutoTokenizer.from_pretrained(name)
 model = {auto}.from_pretrained(name, dtype=torch.{dtype})
-{code}
-```
-
+inputs = tokenizer({text}, return_tensors="pt")
 """
-GENERATE = """\
-inputs = tokenizer("A text with <extra_id_0> gap.", return_tensors="pt")
-print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))"""
+GENERATE = "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))"
 CONTINUE = """\
-inputs = tokenizer("A text that", return_tensors="pt")
 tokens = model.generate(**inputs, max_new_tokens=50, do_sample=True, temperature=0.6, top_k=20)
 print(tokenizer.decode(tokens[0], skip_special_tokens=True))"""
-
-
 FILL = """\
-inputs = tokenizer(f"A text with one {tokenizer.mask_token} hidden.", return_tensors="pt")
 logits = model(**inputs).logits[0, inputs.input_ids[0] == tokenizer.mask_token_id]
 print(tokenizer.convert_ids_to_tokens(logits[0].topk(5).indices))"""
-
-
-def _usage(model: ModelConfig, form: Form) -> str:
-    formats, dtype, transformers = form
-    if model.is_encoder:
-        code = USAGE.format(auto="AutoModelForMaskedLM", dtype=dtype, code=FILL)
-        return code + f"`AutoModel` gives the hidden states. For transformers 5; weights are {dtype}."
-    if model.is_decoder_only:
-        begins = f"A text begins with the padding token, which the tokenizer puts there; weights are {dtype}."
-        return USAGE.format(auto="AutoModelForCausalLM", dtype=dtype, code=CONTINUE) + begins
-    is_scaled = head_scale(model) != 1
-    notes = [f"For transformers {'4.57 and 5' if not is_scaled else transformers}; weights are {dtype}."]
-    if "flax" in formats:
-        notes.append("`flax_model.msgpack` is for the Flax classes of transformers 4; version 5 has none.")
-    if is_scaled:
-        notes.append(UMT5[transformers])
-    if not model.logits_via_embedding:
-        notes.append(OWN_LAYER_IN_5)
-    if model.num_decoder_layers > model.num_encoder_layers:
-        notes.append(DEEP_DECODER_IN_4)
-    code = USAGE.format(auto="AutoModelForSeq2SeqLM", dtype=dtype, code=GENERATE)
-    return (code if "pytorch" in formats else "## Use\n\n") + " ".join(notes)
-
-
-PIPELINE_USAGE = """\
-## Use
-
-```python
+STATES = "print(model(**inputs).last_hidden_state)"
+PIPELINE = """\
 from transformers import pipeline
 
-print(pipeline("{task}", ".")("A text"))  # this folder, or its name on the hub
-```
-
-For transformers 5; weights are {dtype}."""
+print(pipeline("{task}", ".")("A text"))  # this folder, or its name on the hub"""
 SENTENCES = """\
-## Use
-
-```python
 from sentence_transformers import SentenceTransformer
 
 model = SentenceTransformer(".")  # this folder, or its name on the hub
-print(model.similarity(model.encode("A text"), model.encode(["Another text", "A third one"])))
-```
-
-A vector is the mean of a text's last hidden states; texts are compared by the cosine. For transformers 5; weights are
-{dtype}."""
-
-
-STATES = """\
-## Use
-
-```python
-from transformers import AutoTokenizer, {encoder}
-
-name = "."  # this folder, or its name on the hub
-inputs = AutoTokenizer.from_pretrained(name)("A text", return_tensors="pt")
-print({encoder}.from_pretrained(name)(**inputs).last_hidden_state)
-```
-
-The encoder of a T5 alone. For transformers 4.57 and 5; weights are {dtype}."""
-OF_A_TEXT = """\
-## Use
-
-```python
-from transformers import AutoTokenizer, {encoder}
-
-name = "."  # this folder, or its name on the hub
-inputs = AutoTokenizer.from_pretrained(name)("A text", return_tensors="pt")
-outputs = {encoder}.from_pretrained(name)(**inputs).logits
-print({result})
-```
-
-The encoder of a T5 alone, for which transformers has no class of texts: this one gives logits of each token, and a
-text's are {those}. For transformers 4.57 and 5; weights are {dtype}."""
+print(model.similarity(model.encode("A text"), model.encode(["Another text", "A third one"])))"""
+VECTORS = "A vector is the mean of a text's last hidden states; texts are compared by the cosine. "
+OF_A_TEXT = (
+    "The encoder of a T5 alone, for which transformers has no class of texts: this one gives logits of each token, and"
+    " a text's are {those}. "
+)
 
 
-def _usage_of_head(model: ModelConfig, dtype: str) -> str:
-    """Returns the section of the card that shows how the model is used; "" for one that gives text."""
-    if not (model.has_own_head or model.is_t5_encoder):
-        return ""
+def _usage(model: ModelConfig, form: Form) -> str:
+    """Returns the section of the card that shows how the model is used."""
+    text, auto, notes = '"A text"', architectures.class_of(model), f"For transformers 5; weights are {form.dtype}."
     if model.is_t5_encoder and not model.has_own_head:
-        return STATES.format(encoder=architectures.class_of(model), dtype=dtype)
-    if model.is_t5_encoder and model.head in ("classes", "score"):
-        logits, those = ("mean(1)", "their mean") if model.pooling == "mean" else ("[:, 0]", "those of the first one")
-        pooled = f"outputs.{logits}".replace(".[", "[")
-        result = f"{pooled}.softmax(-1)" if model.has_labels else pooled
-        return OF_A_TEXT.format(encoder=architectures.class_of(model), result=result, those=those, dtype=dtype)
-    text = SENTENCES if model.head == "vectors" else PIPELINE_USAGE
-    return text.format(task=OF_HEADS.get(model.head), dtype=dtype)
+        code, notes = STATES, f"The encoder of a T5 alone. For transformers 4.57 and 5; weights are {form.dtype}."
+    elif model.is_t5_encoder and model.head in ("classes", "score"):
+        pooled, those = (".mean(1)", "their mean") if model.pooling == "mean" else ("[:, 0]", "those of the first one")
+        code = f"print(model(**inputs).logits{pooled}{'.softmax(-1)' * model.has_labels})"
+        notes = f"{OF_A_TEXT.format(those=those)}For transformers 4.57 and 5; weights are {form.dtype}."
+    elif model.has_own_head:
+        is_vector = model.head == "vectors"
+        code = SENTENCES if is_vector else PIPELINE.format(task=OF_HEADS[model.head])
+        return USE.format(code=code, notes=VECTORS * is_vector + notes)
+    elif model.is_encoder:
+        text, auto, code = 'f"A text with one {tokenizer.mask_token} hidden."', "AutoModelForMaskedLM", FILL
+        notes = f"`AutoModel` gives the hidden states. {notes}"
+    elif model.is_decoder_only:
+        text, auto, code = '"A text that"', "AutoModelForCausalLM", CONTINUE
+        notes = f"A text begins with the padding token, which the tokenizer puts there; weights are {form.dtype}."
+    else:
+        text, auto, code = '"A text with <extra_id_0> gap."', "AutoModelForSeq2SeqLM", GENERATE
+        notes = " ".join(_notes(model, form))
+    if "pytorch" not in form.formats:
+        return f"## Use\n\n{notes}"
+    return USE.format(code=LOADED.format(auto=auto, dtype=form.dtype, text=text) + code, notes=notes)
+
+
+def _notes(model: ModelConfig, form: Form) -> Iterator[str]:
+    """Yields what is said of an encoder-decoder."""
+    is_scaled = head_scale(model) != 1
+    yield f"For transformers {'4.57 and 5' if not is_scaled else form.transformers}; weights are {form.dtype}."
+    if "flax" in form.formats:
+        yield "`flax_model.msgpack` is for the Flax classes of transformers 4; version 5 has none."
+    if is_scaled:
+        yield UMT5[form.transformers]
+    if not model.logits_via_embedding:
+        yield OWN_LAYER_IN_5
+    if model.num_decoder_layers > model.num_encoder_layers:
+        yield DEEP_DECODER_IN_4

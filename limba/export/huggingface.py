@@ -3,8 +3,6 @@
 A folder, or a model of the hub, becomes a Limba checkpoint by `import_folder`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json
@@ -12,7 +10,6 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +19,7 @@ import numpy as np
 from etils import epath
 from jax.sharding import AxisType
 
-from limba.config import CardConfig, DataConfig, InputError, ModelConfig, OptimizerConfig, plain, reason_of
+from limba.config import CardConfig, DataConfig, InputError, ModelConfig, OptimizerConfig, plain
 from limba.config.waiting import waiting
 from limba.data.tasks import Provider, hub_datasets, needs_sentinels
 from limba.data.vocabulary.load import Vocabulary, num_sentinels, sentinel_ids
@@ -32,7 +29,6 @@ from limba.export.merging import write_step
 from limba.formats import huggingface
 from limba.formats.huggingface import head_scale
 from limba.formats.huggingface_files import Form, write_folder
-from limba.formats.names import Json
 from limba.inference import source as sources
 from limba.inference.source import Source
 from limba.model import Network
@@ -96,7 +92,9 @@ def export(source: Source, out: Path, steps: Sequence[int], choices: Choices) ->
     source = dataclasses.replace(source, average=choices.average, model=source.model.exported)
     choices = possible(source.model, choices)
     folders = {step: out / f"step_{step}" for step in steps}
-    wanted = [step for step in steps if not _is_done(folders[step], source.directory.name, choices)]
+    records = {step: folder / RECORD for step, folder in folders.items()}
+    kept = {step: file.read_bytes() if file.is_file() else None for step, file in records.items()}
+    wanted = [step for step in steps if not is_made_of(kept[step], source.directory.name, choices, folders[step])]
     for step in steps:
         if step not in wanted:
             print(f"step {step:,}: done before, {folders[step]}", flush=True)
@@ -130,24 +128,19 @@ def possible(model: ModelConfig, choices: Choices) -> Choices:
     return dataclasses.replace(choices, formats=("pytorch",))
 
 
-def _is_done(folder: Path, name: str, choices: Choices) -> bool:
-    try:
-        record = json.loads((folder / RECORD).read_text())
-    except (OSError, ValueError, RecursionError):
-        return False
-    return is_made_of(record, name, choices, folder)
-
-
-def is_made_of(record: Any, name: str, choices: Choices, folder: object) -> bool:
+def is_made_of(record: bytes | None, name: str, choices: Choices, folder: object) -> bool:
     """Returns whether a finished folder's record has these choices; InputError if it was made from another run."""
+    if record is None:
+        return False
     try:
-        source, same = record["source"], record["dtype"] == choices.dtype
-        same = same and set(record["formats"]) >= set(choices.formats)
-        same = same and record.get("transformers", choices.transformers) == choices.transformers
-        same = same and record.get("average", True) == choices.average
-        same = same and record.get("encoder_only", False) == choices.encoder_only
-        same = same and (record["checked"] or not choices.checks)
-    except (KeyError, TypeError, AttributeError):
+        about = json.loads(record)
+        source, same = about["source"], about["dtype"] == choices.dtype
+        same = same and set(about["formats"]) >= set(choices.formats)
+        same = same and about.get("transformers", choices.transformers) == choices.transformers
+        same = same and about.get("average", True) == choices.average
+        same = same and about.get("encoder_only", False) == choices.encoder_only
+        same = same and (about["checked"] or not choices.checks)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise InputError(f"{folder} has a {RECORD} that is no export's; give another directory.") from None
     if source != name:
         raise InputError(f"{folder} was made from another run, {source}; give another directory.")
@@ -272,42 +265,23 @@ def export_to_bucket(source: Source, address: str, steps: Sequence[int], choices
     choices = possible(source.model, choices)
     for step in steps:
         target = f"{address.rstrip('/')}/step_{step}"
-        record = manifest.read_file(target, RECORD) if manifest.is_whole(target) else None
-        if record is not None and is_made_of(_parsed(record), source.directory.name, choices, target):
+        record = manifest.read_file(target, RECORD) if manifest.read_file(target, manifest.FILE) else None
+        if is_made_of(record, source.directory.name, choices, target):
             print(f"step {step:,}: done before, {target}", flush=True)
             continue
-        with _scratch() as folder:
-            made = export(source, folder, [step], choices)[step]
+        with tempfile.TemporaryDirectory(prefix="limba-export-") as folder:
+            made = export(source, Path(folder), [step], choices)[step]
             sent = manifest.upload(made, target, replace=record is not None)
         print(f"step {step:,}: {target}, {sent.files} files, {sent.bytes:,} bytes, complete", flush=True)
 
 
-def _parsed(record: bytes) -> Json | None:
-    try:
-        return json.loads(record)
-    except (ValueError, RecursionError):
-        return None  # which is no export's
-
-
 def upload_made(make: Callable[[Path], Path], address: str) -> str:
     """Makes one folder in a new local folder, and uploads it to `address`/<its name>; returns that address."""
-    with _scratch() as folder:
-        made = make(folder)
+    with tempfile.TemporaryDirectory(prefix="limba-export-") as folder:
+        made = make(Path(folder))
         target = f"{address.rstrip('/')}/{made.name}"
         manifest.upload(made, target)
     return target
-
-
-@contextmanager
-def _scratch() -> Iterator[Path]:
-    try:
-        with tempfile.TemporaryDirectory(prefix="limba-export-") as folder:
-            yield Path(folder)
-    except OSError as error:
-        raise InputError(
-            f"The folder for temporary files, {tempfile.gettempdir()}, cannot be written"
-            f" ({reason_of(error)}); set TMPDIR to a folder with space."
-        ) from error
 
 
 def network_gin(model: ModelConfig) -> str:
@@ -351,12 +325,9 @@ def _import(folder: Path, found: Mapping[str, np.ndarray], model: ModelConfig, o
             chunk = tuple(max(1, size) for size in shape)
             yield arrays.HostArray(path.replace("/", "."), shape, np.dtype(leaf.dtype), chunk, part)
 
-    tree = jax.tree.map(lambda leaf: arrays.Unwritten(tuple(leaf.shape), np.dtype(leaf.dtype)), abstract)
-    snapshot, data = arrays.Snapshot((), tree, arrays.num_bytes(abstract)), DataConfig("imported", {"inputs": 1}, 1)
-    describe = functools.partial(arrays.write_tree_metadata, snapshot=snapshot)
-    write_step(
-        epath.Path(writing / "checkpoints"), 0, snapshot.num_bytes, host_arrays(), describe, position_item(data, {})
-    )
+    needed, data = arrays.num_bytes(abstract), position_item(DataConfig("imported", {"inputs": 1}, 1), {})
+    describe = functools.partial(arrays.write_tree_metadata, tree=abstract)
+    write_step(epath.Path(writing / "checkpoints"), 0, needed, host_arrays(), describe, data)
     (writing / "config.gin").write_text(network_gin(model))
     (writing / plain.FILE).write_text(plain.to_text(model))
     sentence = f"{out}/checkpoints/0, with its network in {out}/config.gin"

@@ -5,8 +5,6 @@ arXiv:2505.12082). The parameters are added up in float64 and written in float32
 that no host holds a whole model. All else of the checkpoint (optimizer state, data position) is the newest part's.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -23,7 +21,6 @@ from limba.config.waiting import waiting
 from limba.data.vocabulary.files import copies_in
 from limba.formats import limba_checkpoint
 from limba.formats.names import Json
-from limba.formats.t5x import orbax_leaves
 from limba.inference.line_files import Progress
 from limba.inference.source import LIMBA, Source
 from limba.storage import lease, manifest
@@ -31,14 +28,10 @@ from limba.storage.failures import is_passing, short_reason
 from limba.storage.files import resolved, write_whole
 from limba.training.checkpoints import arrays, save
 
-WEIGHTS = ("uniform", "ema", "wsm")
-SHAPES = ("linear", "1-sqrt", "cosine")
 FILE = "merge.json"  # in the merged directory: which steps, with which weights
 COPIED = ("vocabulary.model", "data_revisions.json", "rows.json")  # of the newest part's run
-IGNORED = (FILE, plain.FILE, "config.gin", lease.FILE, *COPIED, "checkpoints")  # of a merge that was interrupted
 BLOCK_BYTES = 1 << 26  # of an array, in float32, that is in memory at one time
 FREE_FIELDS = ("dtype", "dropout_rate", "remat", "scan_layers", "attention")  # that change no parameter's meaning
-Stores = Mapping[str, ts.TensorStore]  # the arrays of a checkpoint by name
 PARAMETERS = "params/"
 # What is averaged: the parameters, and an online average of them where a run has it, which is what it evaluates.
 AVERAGED = re.compile(r"params/|opt_state/\d+/average/")
@@ -48,15 +41,11 @@ AVERAGED = re.compile(r"params/|opt_state/\d+/average/")
 class Weighting:
     """How much each part counts: all the same, an exponential moving average, or as after a decay of the rate."""
 
-    name: str = "uniform"  # one of WEIGHTS
+    name: str = "uniform"  # or ema, wsm
     ema_decay: float = 0.8  # ema: what is kept of the average at each part, from the oldest to the newest
-    shape: str = "1-sqrt"  # wsm: the form of the decay, one of SHAPES
+    shape: str = "1-sqrt"  # wsm: the form of the decay; also linear, cosine
 
     def __post_init__(self) -> None:
-        if self.name not in WEIGHTS:
-            raise InputError(f"`weights` is {self.name!r}; choose from {', '.join(WEIGHTS)}.")
-        if self.shape not in SHAPES:
-            raise InputError(f"`shape` is {self.shape!r}; choose from {', '.join(SHAPES)}.")
         if not 0 < self.ema_decay < 1:
             raise InputError(f"`ema_decay` is {self.ema_decay!r}; give a number between 0 and 1.")
 
@@ -127,25 +116,16 @@ def parts_of(sources: Sequence[Source], last: int | None = None, steps: Sequence
     (source,) = sources
     there = sorted(source.steps)
     keeps = "" if source.run is None else f" (it keeps {source.run.checkpoint.keep or 'all'}: CheckpointConfig.keep)"
+    has = f"{source.path} has {', '.join(map(str, there))}{keeps}"
     if missing := sorted(set(steps) - set(there)):
-        raise InputError(
-            f"There is no checkpoint at step {missing[0]} in {source.path}; it has {_listed(there)}{keeps}."
-        )
-    if last is not None and (steps or last < 2):
-        advice = "leave one of them out" if steps else "give 2 or more"
-        raise InputError(f"`last` is {last}{', and `steps` is given too' if steps else ''}; {advice}.")
-    if len(there) < 2 or (steps and len(set(steps)) < 2):
-        raise InputError(
-            f"An average needs two checkpoints or more, and {'only one is named of' if steps else 'there is one in'}"
-            f" {source.path}: {_listed(there)}{keeps}."
-        )
-    if last is not None and last > len(there):
-        raise InputError(f"`last` is {last}, and {source.path} has {len(there)} checkpoints: {_listed(there)}{keeps}.")
-    return [Part(source, step) for step in (sorted(set(steps)) if steps else there[-(last or len(there)) :])]
-
-
-def _listed(steps: Sequence[int]) -> str:
-    return ", ".join(map(str, steps))
+        raise InputError(f"There is no checkpoint at step {missing[0]}; {has}.")
+    if last is not None and steps:
+        raise InputError(f"`last` is {last}, and `steps` is given too; leave one of them out.")
+    number = len(there) if last is None else last
+    chosen = sorted(set(steps)) if steps else there[-max(number, 0) :]
+    if len(chosen) < 2 or number > len(there):
+        raise InputError(f"An average needs two checkpoints or more, and `last` no more than there are; {has}.")
+    return [Part(source, step) for step in chosen]
 
 
 def merge(parts: Sequence[Part], weighting: Weighting, out: str, texts: Mapping[str, str] | None = None) -> str:
@@ -156,8 +136,6 @@ def merge(parts: Sequence[Part], weighting: Weighting, out: str, texts: Mapping[
     the same merge is complete already, nothing is done. Raises InputError for what does not fit, StorageError if the
     storage fails.
     """
-    if len(parts) < 2:
-        raise InputError("An average needs two checkpoints or more.")
     if weighting.name != "uniform" and len({part.source.directory for part in parts}) > 1:
         raise InputError(f"`weights` is {weighting.name!r}, which needs the steps of one run; give uniform.")
     weights = weighting.weights([part.step for part in parts])
@@ -169,7 +147,7 @@ def merge(parts: Sequence[Part], weighting: Weighting, out: str, texts: Mapping[
         for part in parts:
             with waiting(f"checking the files of {part.path}"):
                 limba_checkpoint.check_whole(part.path, part.source.verify)
-        stores = [_opened(part.path) for part in parts]
+        stores = [arrays.opened(part.path / "state") for part in parts]
         _check_same(parts, stores)
         directory.mkdir(parents=True, exist_ok=True)
         with lease.held(str(directory), "merges into"):
@@ -209,34 +187,20 @@ def _is_there(directory: epath.Path, record: Mapping[str, object]) -> bool:
     names = {child.name for child in directory.iterdir()} if directory.exists() else set()
     if not names - {lease.FILE}:
         return False
-    same = False
-    if FILE in names:
-        try:
-            same = json.loads((directory / FILE).read_text()) == record
-        except ValueError:
-            same = False
-    if same and limba_checkpoint.checkpoints_of(directory):
-        return True
-    if not same or names - {*IGNORED, *copies_in(directory)}:
+    text = (directory / FILE).read_text() if FILE in names else ""
+    if text != _text(record):
         raise InputError(f"{directory} is not empty, and nothing is overwritten; name a new directory.")
-    return False  # a merge that was interrupted
+    return bool(limba_checkpoint.checkpoints_of(directory))  # if not, that merge was interrupted
 
 
-def _opened(path: epath.Path) -> dict[str, ts.TensorStore]:
-    """Returns the arrays of a checkpoint by Limba's names, opened and not read."""
-    context = ts.Context()
-    specs = orbax_leaves(path / "state")
-    started = {
-        name: ts.open({**spec, "fill_missing_data_reads": False}, read=True, open=True, context=context)
-        for name, spec in specs.items()
-    }
-    return {name: store.result() for name, store in started.items()}
+def _text(record: Mapping[str, object]) -> str:
+    return json.dumps(record, indent=1) + "\n"
 
 
-def _check_same(parts: Sequence[Part], stores: Sequence[Stores]) -> None:
+def _check_same(parts: Sequence[Part], stores: Sequence[arrays.Stores]) -> None:
     """Raises InputError that names the first parameter, or field of the network, in which a part differs."""
 
-    def described(part: Part, opened: Stores) -> dict[str, object]:
+    def described(part: Part, opened: arrays.Stores) -> dict[str, object]:
         shapes = {name: tuple(store.shape) for name, store in sorted(opened.items()) if name.startswith(PARAMETERS)}
         fields = {name: value for name, value in vars(part.source.model).items() if name not in FREE_FIELDS}
         named = {f"ModelConfig.{name}": repr(value) for name, value in fields.items()}
@@ -255,14 +219,14 @@ def _check_same(parts: Sequence[Part], stores: Sequence[Stores]) -> None:
 
 def _written(
     parts: Sequence[Part],
-    stores: Sequence[Stores],
+    stores: Sequence[arrays.Stores],
     weights: Sequence[float] | None,
     directory: epath.Path,
     record: Json,
     texts: Mapping[str, str] | None,
 ) -> str:
     newest, step = parts[-1], parts[-1].step
-    write_whole(directory / FILE, json.dumps(record, indent=1) + "\n")
+    write_whole(directory / FILE, _text(record))
     for name in (*COPIED, *copies_in(newest.source.directory)):
         if (newest.source.directory / name).exists():
             write_whole(directory / name, (newest.source.directory / name).read_bytes())
@@ -313,7 +277,7 @@ def write_step(
 
 
 def _merged(
-    name: str, block: tuple[slice, ...], stores: Sequence[Stores], weights: Sequence[float] | None
+    name: str, block: tuple[slice, ...], stores: Sequence[arrays.Stores], weights: Sequence[float] | None
 ) -> arrays.HostArray:
     """Returns a block of an array of the newest part, that of a parameter averaged."""
     store = stores[-1][name]

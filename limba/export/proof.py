@@ -7,8 +7,6 @@ Differences of logits are relative to the source's largest logit if that is abov
 digits, not decimal places.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.metadata
 import importlib.util
@@ -222,15 +220,21 @@ class Proof:
         import transformers
 
         model, about = load_in_transformers(directory)
-        whole = not about["missing_keys"] and not about["unexpected_keys"]
+        with torch.no_grad():
+            logits, tokens = self._in_transformers(model)
+        figures = self._figures(f"transformers {transformers.__version__}", logits, tokens, TOLERANCES[dtype])
+        is_whole = not about["missing_keys"] and not about["unexpected_keys"]
+        return figures if is_whole else dataclasses.replace(figures, logits=float("inf"))
+
+    def _in_transformers(self, model: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the logits of the batch and greedy text there."""
+        import torch
+
         read = {name: torch.tensor(rows, dtype=torch.long) for name, rows in self._batch.items()}
         if self._config.is_encoder:
-            with torch.no_grad():
-                inputs = read["decoder_input_tokens"]
-                logits = model(inputs, attention_mask=(inputs > 0).long()).logits.float().numpy()
-            reader, tokens = f"transformers {transformers.__version__}", self._greedy(self._at_masks(logits))
-            figures = self._figures(reader, logits, tokens, TOLERANCES[dtype])
-            return figures if whole else dataclasses.replace(figures, logits=float("inf"))
+            inputs = read["decoder_input_tokens"]
+            logits = model(inputs, attention_mask=(inputs > 0).long()).logits.float().numpy()
+            return logits, self._greedy(self._at_masks(logits))
         prompts = torch.tensor(self._prompts, dtype=torch.long)
         length = {"max_new_tokens": NUM_TOKENS, "do_sample": False, "num_beams": 1}
         if self._config.is_decoder_only:
@@ -241,13 +245,9 @@ class Proof:
             inputs = read["encoder_input_tokens"]
             given = {"input_ids": inputs, "attention_mask": (inputs > 0).long()}
             given["decoder_input_ids"], mask = read["decoder_input_tokens"], (prompts > 0).long()
-        with torch.no_grad():
-            logits = model(**given).logits.float().numpy()
-            tokens = model.generate(input_ids=prompts, attention_mask=mask, **length).numpy()
-        tokens = tokens[:, self._first + 1 :]
-        tokens = np.pad(tokens, ((0, 0), (0, NUM_TOKENS - tokens.shape[1])))
-        figures = self._figures(f"transformers {transformers.__version__}", logits, tokens, TOLERANCES[dtype])
-        return figures if whole else dataclasses.replace(figures, logits=float("inf"))
+        logits = model(**given).logits.float().numpy()
+        tokens = model.generate(input_ids=prompts, attention_mask=mask, **length).numpy()[:, self._first + 1 :]
+        return logits, np.pad(tokens, ((0, 0), (0, NUM_TOKENS - tokens.shape[1])))
 
 
 class HeadProof(Proof):
@@ -259,18 +259,14 @@ class HeadProof(Proof):
 
     @property
     def _inputs(self) -> str:
-        return "encoder_input_tokens" if self._gives_states else "decoder_input_tokens"
-
-    @property
-    def _gives_states(self) -> bool:
-        return not self._config.has_own_head
+        return "decoder_input_tokens" if self._config.has_own_head else "encoder_input_tokens"
 
     def _greedy(self, followed: np.ndarray) -> np.ndarray:
         return followed.argmax(axis=-1)
 
     def _figures(self, reader: str, logits: np.ndarray, tokens: np.ndarray, tolerance: float) -> Figures:
         tokens_of = self._batch[self._inputs]
-        is_of_tokens = self._config.head == "tags" or self._gives_states
+        is_of_tokens = self._config.head == "tags" or not self._config.has_own_head
         real = tokens_of > 0 if is_of_tokens else np.ones(logits.shape[:2], bool)
         unit = max(1.0, float(np.abs(self._logits[real]).max()))
         difference = float(np.abs(logits[real] - self._logits[real]).max()) / unit
@@ -281,27 +277,22 @@ class HeadProof(Proof):
         what = "likeliest labels" if self._config.has_labels else "largest entries"
         return Figures(reader, difference, 0.0, equal, len(differs), astray, tolerance, what)
 
-    def check_transformers(self, directory: Path, dtype: str) -> Figures:
-        """Compares the outputs in transformers; a missing or unexpected weight there is a failure."""
+    def _in_transformers(self, model: Any) -> tuple[np.ndarray, np.ndarray]:
         import torch
-        import transformers
 
-        model, about = load_in_transformers(directory)
-        inputs = torch.tensor(self._batch[self._inputs], dtype=torch.long)
+        inputs, config = torch.tensor(self._batch[self._inputs], dtype=torch.long), self._config
         mask = (inputs > 0).long()
-        with torch.no_grad():
-            found = model(inputs, attention_mask=mask)
-            is_of_vectors, config, weights = self._config.head == "vectors", self._config, mask[..., None].float()
-            logits = (found.last_hidden_state if is_of_vectors or self._gives_states else found.logits).float()
-            if is_of_vectors or (config.is_t5_encoder and config.head in ("classes", "score")):
-                is_mean = config.pooling == "mean" or is_of_vectors
-                logits = (logits * weights).sum(1) / weights.sum(1) if is_mean else logits[:, 0]
-        logits = logits.numpy().reshape(self._logits.shape)
-        figures = self._figures(
-            f"transformers {transformers.__version__}", logits, self._greedy(logits), TOLERANCES[dtype]
+        found, is_of_vectors, weights = (
+            model(inputs, attention_mask=mask),
+            config.head == "vectors",
+            mask[..., None].float(),
         )
-        is_whole = not about["missing_keys"] and not about["unexpected_keys"]
-        return figures if is_whole else dataclasses.replace(figures, logits=float("inf"))
+        logits = (found.last_hidden_state if is_of_vectors or not config.has_own_head else found.logits).float()
+        if is_of_vectors or (config.is_t5_encoder and config.head in ("classes", "score")):
+            is_mean = config.pooling == "mean" or is_of_vectors
+            logits = (logits * weights).sum(1) / weights.sum(1) if is_mean else logits[:, 0]
+        logits = logits.numpy().reshape(self._logits.shape)
+        return logits, self._greedy(logits)
 
 
 def load_in_transformers(directory: Path) -> tuple[Any, dict[str, Any]]:

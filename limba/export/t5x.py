@@ -1,7 +1,5 @@
 """Limba's checkpoints as T5X's: the whole tree by T5X's names, including Adafactor's averages."""
 
-from __future__ import annotations
-
 import re
 import zipfile
 from collections.abc import Mapping

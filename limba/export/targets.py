@@ -1,7 +1,5 @@
 """Forms for other programs, each written by its own package in an environment of its own: CTranslate2, ONNX."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import subprocess

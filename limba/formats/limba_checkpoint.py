@@ -110,23 +110,18 @@ def damage(path: epath.Path, how: str = "checksums", part: tuple[int, int] = (0,
     return ["it is a file, not a folder"] if path.is_file() else manifest.check(path, how, part)
 
 
-def check_whole(path: epath.Path, how: str = "checksums") -> None:
-    """Raises InputError that names the first file of a checkpoint that is not as it was saved.
+def check_whole(path: epath.Path, how: str = "checksums", part: tuple[int, int] = (0, 1)) -> None:
+    """Raises InputError that names the first file of a checkpoint that is not as it was saved; `part` as `damage`.
 
     Raises StorageError if the files cannot be read at the moment.
     """
     try:
-        found = damage(path, how)
+        found = damage(path, how, part)
     except Exception as error:
         raise StorageError(f"{path} cannot be read ({short_reason(error)}); fix that, and try again.") from error
     if found:
-        raise InputError(damage_sentence(path, found))
-
-
-def damage_sentence(path: epath.Path, found: list[str]) -> str:
-    """Returns the sentence about a damaged checkpoint that is loaded, and not resumed."""
-    more = f", and {len(found) - 1} more" if len(found) > 1 else ""
-    return f"The checkpoint {path} is damaged: {found[0]}{more}; name another step, or copy it again."
+        more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+        raise InputError(f"The checkpoint {path} is damaged: {found[0]}{more}; name another step, or copy it again.")
 
 
 class LimbaCheckpoint(Arrays):

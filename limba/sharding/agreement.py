@@ -5,8 +5,6 @@ needs no device, nothing compiled and no equal versions; any thread may do it wh
 has a limit. With one process all functions return at once.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import dataclasses
@@ -138,8 +136,9 @@ def _gathered(name: str, text: str, seconds: float = LONG_SECONDS) -> list[str]:
     try:
         return gather_texts(name, text, seconds)
     except LateError as error:
+        who, said = str(error)[:1].upper(), str(error)[1:]
         raise RestartError(
-            f"{_capital(str(error))}: it has ended, or it stands still; see its output, and start all processes again."
+            f"{who}{said}: it has ended, or it stands still; see its output, and start all processes again."
         ) from error
 
 
@@ -286,10 +285,6 @@ def named(processes: Sequence[int]) -> str:
     shown = [str(process) for process in processes[:8]]
     last = f"{len(processes) - 8} more" if len(processes) > 8 else shown.pop()
     return f"processes {', '.join(shown)} and {last}"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def facts_of_run(config: RunConfig, modules: Sequence[str]) -> dict[str, str]:

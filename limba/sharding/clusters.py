@@ -1,7 +1,5 @@
 """How this process is one of several: read from the environment that started it, before anything is joined."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re
@@ -32,11 +30,6 @@ class Membership(NamedTuple):
     @property
     def port(self) -> int:
         return int(self.address.rpartition(":")[2])
-
-    @property
-    def port_name(self) -> str:
-        """The variable that changes the port."""
-        return "COORDINATOR_ADDRESS" if self.found_by == EXPLICIT[0] else PORT
 
 
 def find() -> Membership | None:

@@ -5,11 +5,8 @@ process 0 answers at the same address, by HTTP: each process tells it its number
 Two processes with one number, or with another count, are an error at once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
-import functools
 import http.client
 import json
 import math
@@ -20,6 +17,7 @@ import socket
 import sys
 import threading
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -32,7 +30,7 @@ from limba.config import InputError, RestartError, RunConfig, environment, reaso
 from limba.sharding import clusters
 from limba.sharding.agreement import named
 from limba.sharding.clusters import Membership
-from limba.sharding.watchdog import others
+from limba.sharding.watchdog import OTHERS
 
 JOIN_SECONDS = 1_800.0  # workers of a large pod start minutes apart (marin-community/marin#7232: 300 s are too few)
 LEAST_SECONDS = 60.0  # for jax's service, once all have come
@@ -59,31 +57,28 @@ def join_hosts(run: RunConfig | None = None) -> None:
             return
         _join(run, place)
     if run is not None:
-        others().model_dir = run.model_dir
+        OTHERS.model_dir = run.model_dir
     if jax.process_count() > 1:
         _say_joined(run is not None)
 
 
-@functools.cache
-def _announced() -> list[str]:
-    """Returns the line that was printed, if there was one."""
-    return []
+_announced: list[str] = []  # the line that was printed, if there was one
 
 
 def _say_joined(is_run: bool) -> None:
     """Prints that this process has joined, once."""
-    if _announced():
+    if _announced:
         return
     kinds = Counter(device.device_kind for device in jax.local_devices())
     devices = ", ".join(f"{number} x {kind}" for kind, number in kinds.items())
-    _announced().append(f"process {jax.process_index()} of {jax.process_count()} on {socket.gethostname()}")
-    print(f"{_announced()[0]}, {devices}", file=sys.stdout if is_run else sys.stderr, flush=True)
+    _announced.append(f"process {jax.process_index()} of {jax.process_count()} on {socket.gethostname()}")
+    print(f"{_announced[0]}, {devices}", file=sys.stdout if is_run else sys.stderr, flush=True)
 
 
 def say_ended() -> None:
     """Prints that this process of several has done its work; one that fails or is stopped ends with a sentence."""
-    if _announced():
-        print(f"{_announced()[0]} has ended", flush=True)
+    if _announced:
+        print(f"{_announced[0]} has ended", flush=True)
 
 
 def _join(run: RunConfig | None, place: Membership) -> None:
@@ -115,7 +110,7 @@ def _join(run: RunConfig | None, place: Membership) -> None:
             " COORDINATOR_ADDRESS, NUM_PROCESSES and PROCESS_ID."
         ) from error
     if place.count > 1:
-        others().watch()
+        OTHERS.watch()
 
 
 def _join_seconds() -> float:
@@ -153,15 +148,17 @@ class _Roll:
             self._replaced.add(known)
             times = 0
         if count != self._place.count:
-            self.verdict = _refused(
+            self.verdict = [
+                InputError.__name__,
                 f"Process {index} (host {host}) is one of {count} processes, and process 0 one of {self._place.count};"
-                " start the same command on every worker, with the same number of processes."
-            )
+                " start the same command on every worker, with the same number of processes.",
+            ]
         elif index == 0 or token in self._replaced:
-            self.verdict = _refused(
+            self.verdict = [
+                InputError.__name__,
                 f"Two processes say that they are process {index} of {count}, on the hosts {first} and {host}; give"
-                " each its own PROCESS_ID."
-            )
+                " each its own PROCESS_ID.",
+            ]
         self._heard[index] = host, token, times + 1, time.monotonic()
 
     def missing(self) -> list[int]:
@@ -170,10 +167,6 @@ class _Roll:
             last = time.monotonic() - FORGOTTEN_SECONDS
             here = {index for index, (_, _, times, when) in self._heard.items() if times > 1 and when > last}
             return [index for index in range(1, self._place.count) if index not in here]
-
-
-def _refused(sentence: str) -> list[str]:
-    return [InputError.__name__, sentence]
 
 
 def wait_for_all(place: Membership, bind: str, seconds: float) -> None:
@@ -196,7 +189,13 @@ def _called(place: Membership, bind: str, seconds: float) -> list[str]:
         while (missing := roll.missing()) and roll.verdict[0] == "wait":
             now = time.monotonic()
             if now > began + seconds:
-                roll.verdict = [RestartError.__name__, _late(missing, place.count, seconds)]
+                name, has = named(missing), "has" if len(missing) == 1 else "have"
+                roll.verdict = [
+                    RestartError.__name__,
+                    f"{name[0].upper()}{name[1:]} of {place.count} {has} not joined within {seconds:.0f} s"
+                    " (JOIN_TIMEOUT_SECONDS); start the command on every worker, each with its own PROCESS_ID from 0 to"
+                    f" {place.count - 1}.",
+                ]
             elif now > named_at + NAMING_SECONDS:
                 named_at = now
                 waited = f"{now - began:.0f} s of {seconds:,.0f} s"
@@ -221,17 +220,12 @@ def _answering(roll: _Roll, bind: str, place: Membership) -> Iterator[None]:
         timeout = 10.0
 
         def do_GET(self) -> None:
-            try:
+            with contextlib.suppress(ValueError):  # something else on the network, which gets no answer
                 index, count, token, host = self.path.split("/")[1:]
-                if not 0 <= int(index) < int(count):
-                    raise ValueError(index)
                 words = roll.hear(int(index), int(count), token, unquote(host))
-            except ValueError:  # something else on the network
-                self.send_error(404)
-                return
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps(words).encode())
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(json.dumps(words).encode())
 
         def log_message(self, format: str, *args: object) -> None:
             pass
@@ -252,16 +246,14 @@ def _answering(roll: _Roll, bind: str, place: Membership) -> Iterator[None]:
 def _asked(place: Membership, seconds: float) -> list[str]:
     """Tells the first process who this one is, again and again until all have come; returns the verdict."""
     began = named_at = time.monotonic()
-    host, _, port = place.address.rpartition(":")
-    path = f"/{place.index}/{place.count}/{secrets.token_hex(8)}/{quote(socket.gethostname())}"
+    who = f"{place.index}/{place.count}/{secrets.token_hex(8)}/{quote(socket.gethostname())}"
+    ask = urllib.request.build_opener(urllib.request.ProxyHandler({})).open  # a cluster's own address has no proxy
     pause = min(max(0.1, place.count / 200), seconds / 4)  # no more than 200 requests a second
     answered = False
     while (now := time.monotonic()) < began + seconds + answered * TOLD_SECONDS:  # it speaks at its limit
         with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
-            connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=10.0)
-            with contextlib.closing(connection):
-                connection.request("GET", path)
-                words = json.loads(connection.getresponse().read())
+            with ask(f"http://{place.address}/{who}", timeout=10.0) as answer:
+                words = json.load(answer)
             answered, named_at = True, now
             if words[0] != "wait":
                 return words
@@ -296,10 +288,11 @@ def _listening(bind: str, place: Membership) -> socket.socket:
                 continue
             by = f" by {listener(int(port))}" if in_use else ""
             reason = reason_of(error).partition(" (while attempting")[0]  # without the address, which comes again
-            change = {"COORDINATOR_ADDRESS": f"the port in COORDINATOR_ADDRESS ({place.address})"}
+            is_explicit = place.found_by == clusters.EXPLICIT[0]
+            change = f"the port in COORDINATOR_ADDRESS ({place.address})" if is_explicit else clusters.PORT
             raise InputError(
                 f"The first process cannot listen at {bind} ({reason}{by}); end the program that does, or change"
-                f" {change.get(place.port_name, place.port_name)} of all processes, or COORDINATOR_BIND_ADDRESS."
+                f" {change} of all processes, or COORDINATOR_BIND_ADDRESS."
             ) from error
 
 
@@ -314,15 +307,6 @@ def listener(port: int) -> str:
                 command = " ".join(psutil.Process(connection.pid).cmdline())
                 return f"process {connection.pid}: {command[:100]}"
     return "another process"
-
-
-def _late(missing: list[int], count: int, seconds: float) -> str:
-    has = "has" if len(missing) == 1 else "have"
-    name = named(missing)
-    return (
-        f"{name[0].upper()}{name[1:]} of {count} {has} not joined within {seconds:.0f} s (JOIN_TIMEOUT_SECONDS); start"
-        f" the command on every worker, each with its own PROCESS_ID from 0 to {count - 1}."
-    )
 
 
 def _say(sentence: str) -> None:

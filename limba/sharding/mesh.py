@@ -1,7 +1,5 @@
 """The device mesh and what is divided over it: parameters by their logical axes, a batch, the update, random draws."""
 
-from __future__ import annotations
-
 import functools
 import math
 import os

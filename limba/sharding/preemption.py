@@ -10,8 +10,6 @@ Where a program trains, such as a notebook, its process is not the run's to end:
 a second SIGINT is a KeyboardInterrupt.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -166,8 +164,8 @@ def _several_processes() -> bool:
 def _end(sentence: str, status: int) -> None:
     """Tells the other processes, if there are any, and ends this one."""
     if _several_processes():
-        from limba.sharding.watchdog import others
+        from limba.sharding.watchdog import OTHERS
 
-        others().tell(sentence, status)
-        others().wait(ALIKE_SECONDS)
+        OTHERS.tell(sentence, status)
+        OTHERS.wait(ALIKE_SECONDS)
     end_now(sentence, status)

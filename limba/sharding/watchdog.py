@@ -14,7 +14,6 @@ import atexit
 import collections
 import contextlib
 import faulthandler
-import functools
 import itertools
 import json
 import os
@@ -57,10 +56,14 @@ LOST = re.compile(
 )
 
 
-class Progress:
-    """The last steps of this process."""
+class Others:
+    """The other processes of this run, and what this one tells them; `watch` begins. One that is alone has none."""
 
     def __init__(self) -> None:
+        self.model_dir = ""
+        self._silent: set[int] = set()  # who gave no answer after an exchange had failed
+        self._failed: int | None = None
+        self._over = threading.Event()
         self._step, self._waited = 0, 0.0
         self._begun = collections.deque[tuple[float, float]](maxlen=STEPS + 1)  # when, and the seconds its data took
 
@@ -83,22 +86,6 @@ class Progress:
             "seconds_for_data": statistics.fmean(waited for _, waited in begun[1:]),
         }
         return {"step": self._step, **{name: round(seconds, 4) for name, seconds in means.items()}}
-
-
-@functools.cache
-def progress() -> Progress:
-    """Returns the progress of this process; there is one, as there is one loop."""
-    return Progress()
-
-
-class Others:
-    """The other processes of this run. `watch` begins; the methods of a run with one process do nothing."""
-
-    def __init__(self) -> None:
-        self.model_dir = ""
-        self._silent: set[int] = set()  # who gave no answer after an exchange had failed
-        self._failed: int | None = None
-        self._over = threading.Event()
 
     def watch(self) -> None:
         """Begins to tell the others how far this process is, and to look for their last words."""
@@ -174,7 +161,7 @@ class Others:
                 return
             ended = []
             with contextlib.suppress(jax.errors.JaxRuntimeError):  # jax's own heartbeats decide what that means
-                report = json.dumps({"host": host, "beat": beat, **progress().report()})
+                report = json.dumps({"host": host, "beat": beat, **self.report()})
                 client.key_value_set(f"limba/reports/{own}", report, True)
                 ended = client.key_value_dir_get("limba/ended/")
             if ended and self._failed is None:
@@ -190,10 +177,7 @@ class Others:
         return f"start all {own_part()[1]} processes again{resumes}."
 
 
-@functools.cache
-def others() -> Others:
-    """Returns the other processes of this one's run; there is one answer a process, as there is one jax client."""
-    return Others()
+OTHERS = Others()  # of this process's run, as there is one jax client
 
 
 @contextlib.contextmanager
@@ -204,9 +188,9 @@ def ending_together() -> Iterator[None]:
     except Exception as error:
         if own_part()[1] > 1:
             if not hasattr(error, "exit_status") and LOST.search(str(error)):
-                error = others().lost(error)
+                error = OTHERS.lost(error)
             sentence = " ".join(str(error).split()) or type(error).__name__
-            others().fail(sentence[:500], getattr(error, "exit_status", 1))
+            OTHERS.fail(sentence[:500], getattr(error, "exit_status", 1))
         raise error
 
 
@@ -343,8 +327,8 @@ class Watchdog:
             f"{what} has not ended after {seconds:.0f} s (RunConfig.step_timeout_seconds is {self._step_limit:g});"
             f" the stacks of all threads are in {self._file.name}; start again: {resumes_from(self._model_dir)}."
         )
-        others().tell(sentence, RestartError.exit_status)
-        others().wait()
+        OTHERS.tell(sentence, RestartError.exit_status)
+        OTHERS.wait()
         end_now(sentence, RestartError.exit_status)
 
 
@@ -365,7 +349,7 @@ def watching(config: RunConfig) -> Iterator[None]:
 
 def beat(step: int, result: PyTree) -> None:
     """Says that a step has begun, and with which array it ends."""
-    progress().step(step)
+    OTHERS.step(step)
     for watchdog in _current:
         watchdog.beat(step, result)
 
@@ -373,9 +357,7 @@ def beat(step: int, result: PyTree) -> None:
 @contextlib.contextmanager
 def phase(doing: str) -> Iterator[None]:
     """Gives what is done inside, such as "An evaluation", more time than a step."""
-    with contextlib.ExitStack() as stack:
-        for watchdog in _current:
-            stack.enter_context(watchdog.phase(doing))
+    with _current[0].phase(doing) if _current else contextlib.nullcontext():
         yield
 
 

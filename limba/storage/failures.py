@@ -1,14 +1,13 @@
 """What a failed read or write means: something that passes (network, rights, time), or damage to the files."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from concurrent import futures
+from typing import TypeVar
 
 from limba.config import InputError, StorageError, reason_of, without_credentials
 
@@ -111,19 +110,15 @@ def limited(call: Callable[[], T], seconds: float, what: str) -> T:
 
     The call is left to itself then, on a thread that ends with the process.
     """
-    outcome: dict[str, Any] = {}
+    future = futures.Future[T]()
 
     def run() -> None:
         try:
-            outcome["result"] = call()
-        except BaseException as error:  # noqa: BLE001  raised below, where the caller is
-            outcome["error"] = error
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001  raised where the caller is
+            future.set_exception(error)
 
-    thread = threading.Thread(target=run, daemon=True, name=what)
-    thread.start()
-    thread.join(max(0.0, seconds))
-    if thread.is_alive():
+    threading.Thread(target=run, daemon=True, name=what).start()
+    if not futures.wait([future], max(0.0, seconds)).done:
         raise TimeoutError(f"{what} has not ended after {seconds:,.0f} s")
-    if "error" in outcome:
-        raise outcome["error"]
-    return outcome["result"]
+    return future.result()

@@ -1,32 +1,27 @@
 """Paths, files that are written whole or not at all, files that grow, and free space; local, or where fsspec knows."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl
-import json
 import logging
 import os
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import fsspec
 from etils import epath
 
-from limba.config import InputError, StorageError, kinds, reason_of
+from limba.config import InputError, kinds, reason_of
 from limba.storage import servers
 
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # a file system has none, or not now
 TAIL = ".tail"  # of a growing file's name: what is not joined to it yet
-REQUEST_SECONDS = 60.0  # for one request about a growing file
-UPLOAD_BYTES_PER_SECOND = 1 << 18  # the slowest that is waited for
-# Objects that everybody may read come from caches, up to an hour old, unless they say no-store.
-ABOUT = {"cacheControl": "no-store", "contentType": "application/octet-stream"}
+REQUEST_SECONDS = 60.0  # for one request about a growing file, and a second for
+UPLOAD_BYTES_PER_SECOND = 1 << 18  # so many bytes
 
 servers.settle()
 logger = logging.getLogger(__name__)
@@ -252,97 +247,26 @@ class LocalFile:
             os.close(self._descriptor)
 
 
-class GoogleObject:
-    """An object of Google's storage, which can be written over one generation of it only; "0" is that of no object."""
-
-    def __init__(self, system: Any, path: str, seconds: float = REQUEST_SECONDS):
-        self._system, self._seconds = system, seconds
-        self.bucket, self.name, _ = system.split_path(path)
-
-    def ask(self, method: str, of: str = "b/{}/o/{}", seconds: float = 0.0, **options: object) -> Any:
-        """Returns the answer of Google's JSON API; FileExistsError if the object has another generation."""
-        names = [self.bucket, self.name][: of.count("{}")]
-        return self._system.call(method, of, *names, timeout=seconds or self._seconds, **options)
-
-    def write(self, data: bytes, generation: str | None = None) -> Mapping[str, str]:
-        """Writes the object whole, over one generation if that is given; returns what the store says of it."""
-        parts = b"".join(
-            b"--part\r\nContent-Type: application/json\r\n\r\n%s\r\n" % part
-            for part in (json.dumps({"name": self.name, **ABOUT}).encode(), data)
-        )
-        options: dict[str, Any] = {} if generation is None else {"ifGenerationMatch": generation}
-        options |= {"headers": {"Content-Type": "multipart/related; boundary=part"}, "uploadType": "multipart"}
-        seconds = self._seconds + len(data) / UPLOAD_BYTES_PER_SECOND
-        address = f"{self._system._location}/upload/storage/v1/b/{{}}/o"
-        return self.ask("POST", address, seconds, data=parts + b"--part--", json_out=True, **options)
-
-    def remove(self, **options: Any) -> None:
-        with contextlib.suppress(FileNotFoundError):  # an earlier attempt's answer was lost
-            self.ask("DELETE", **options)
-
-
 class GrowingFile:
-    """A file at gs://… that one process appends to; InputError for another kind of address."""
+    """A file at gs://… that one process appends to: each addition is an object, FILE.tail, that the bucket joins to it.
+
+    An addition whose answer is lost may be made twice, and one that a killed process has not joined is lost.
+    """
 
     def __init__(self, address: str):
-        if not address.startswith("gs://"):
-            raise InputError(f"{address} cannot grow: only Google's buckets (gs://) join objects; give another path.")
         self.address = address
-        system, path = fsspec.core.url_to_fs(address)
-        self._whole, self._tail = GoogleObject(system, path), GoogleObject(system, path + TAIL)
-        self._size, self._generation = 0, ""  # the generation "" is not known yet, "0" is that of no object
+        self._system, self._path = fsspec.core.url_to_fs(address)
+        self._is_there = False
 
     def append(self, data: bytes) -> None:
-        """Adds the bytes to the end: all of them or, if it fails, none, and then the same call may be repeated.
-
-        Raises what the bucket's client raises, and StorageError if somebody else has written to the file.
-        """
-        if not data:
-            return
-        if not self._generation:
-            self._look()
-            self._join_left_tail()
-        if self._generation == "0":
-            self._settle(lambda: self._whole.write(data, self._generation), len(data))
-            return
-        self._tail.write(data)
-        self._settle(self._compose, len(data))
-        self._tail.remove()
-
-    def _settle(self, change: Callable[[], Mapping[str, str]], added: int) -> None:
-        """Makes a change that needs our generation. If its answer was lost, its repetition finds the next one."""
-        try:
-            found = change()
-        except FileExistsError:  # the precondition failed
-            before = self._size
-            self._look()
-            if self._size != before + added:
-                self._generation = ""
-                raise StorageError(
-                    f"{self.address} was changed by another process; start one run only in its directory."
-                ) from None
-            return
-        self._size, self._generation = int(found["size"]), found["generation"]
-
-    def _look(self) -> None:
-        found = {"size": "0", "generation": "0"}
-        with contextlib.suppress(FileNotFoundError):
-            found = self._whole.ask("GET", json_out=True)
-        self._size, self._generation = int(found["size"]), found["generation"]
-
-    def _join_left_tail(self) -> None:
-        """Joins what a process that was killed has uploaded and not joined, and removes it."""
-        try:
-            _, tail = self._tail.ask("GET", alt="media")
-        except FileNotFoundError:
-            return
-        if self._generation != "0":
-            headers = {"Range": f"bytes={max(0, self._size - len(tail))}-"}
-            if self._whole.ask("GET", alt="media", headers=headers)[1] != tail:
-                self._settle(self._compose, len(tail))
-        self._tail.remove()
-
-    def _compose(self) -> Mapping[str, str]:
-        content = {"sourceObjects": [{"name": each.name} for each in (self._whole, self._tail)], "destination": ABOUT}
-        generation = self._generation
-        return self._whole.ask("POST", "b/{}/o/{}/compose", json=content, json_out=True, ifGenerationMatch=generation)
+        """Adds the bytes to the end. Raises what the bucket's client raises; then the same call may be repeated."""
+        tail, limit = self._path + TAIL, {"timeout": REQUEST_SECONDS + len(data) / UPLOAD_BYTES_PER_SECOND}
+        if data and not self._is_there:
+            with contextlib.suppress(FileExistsError):
+                self._system.pipe_file(self._path, data, mode="create", **limit)
+                data = b""
+            self._is_there = True
+        if data:
+            self._system.pipe_file(tail, data, **limit)
+            self._system.merge(self._path, [self._path, tail], **limit)
+            self._system.rm_file(tail, **limit)

@@ -28,7 +28,7 @@ import fsspec
 from limba.config import InputError, RestartError, StorageError, reason_of
 from limba.config.errors import is_out_of_memory
 from limba.storage.failures import T, limited
-from limba.storage.files import GoogleObject, fill, hold, is_local, new_file_beside, open_no_link, try_lock
+from limba.storage.files import fill, hold, is_local, new_file_beside, open_no_link, try_lock
 
 FILE = "lease.json"  # in a directory; beside an output that cannot hold it: OUTPUT.lease
 BEAT_SECONDS = 12.0
@@ -441,28 +441,38 @@ class ObjectPlace(Place):
 
 
 class GooglePlace(Place):
-    """An object of Google Cloud Storage, written only over the generation that was read."""
+    """An object of Google Cloud Storage, written only over the generation that was read; "0" is that of no object."""
 
     def __init__(self, system: Any, path: str):
-        self._object = GoogleObject(system, path, REQUEST_SECONDS)
+        self._system = system
+        self._bucket, self._name, _ = system.split_path(path)
+
+    def _ask(self, method: str, **options: object) -> Any:
+        """Returns the answer of Google's JSON API; FileExistsError if the object has another generation."""
+        return self._system.call(method, "b/{}/o/{}", self._bucket, self._name, timeout=REQUEST_SECONDS, **options)
 
     def look(self) -> Seen:
         try:
-            headers, content = self._object.ask("GET", alt="media")
+            headers, content = self._ask("GET", alt="media")
         except FileNotFoundError:
             return Seen(None, version="0")
         return Seen(content, version=headers["x-goog-generation"])
 
     def take(self, content: bytes, seen: Seen) -> bool:
+        address = f"{self._system._location}/upload/storage/v1/b/{{}}/o"
+        about = json.dumps({"name": self._name, "cacheControl": "no-store"}).encode()  # a cache shows it an hour old
+        parts = b"".join(b"--part\r\nContent-Type: application/json\r\n\r\n%s\r\n" % part for part in (about, content))
+        headers = {"Content-Type": "multipart/related; boundary=part"}
+        options = {"uploadType": "multipart", "ifGenerationMatch": seen.version, "timeout": REQUEST_SECONDS}
         try:
-            self._object.write(content, seen.version)
+            self._system.call("POST", address, self._bucket, headers=headers, data=parts + b"--part--", **options)
         except FileExistsError:  # the precondition failed, perhaps because an earlier attempt's answer was lost
             return self.read() == content
         return True
 
     def remove(self, seen: Seen) -> None:
-        with contextlib.suppress(FileExistsError):
-            self._object.remove(ifGenerationMatch=seen.version)
+        with contextlib.suppress(FileExistsError, FileNotFoundError):  # an earlier attempt's answer was lost
+            self._ask("DELETE", ifGenerationMatch=seen.version)
 
 
 def place_at(path: str) -> Place:
@@ -470,7 +480,6 @@ def place_at(path: str) -> Place:
     system, stripped = fsspec.core.url_to_fs(path)
     if is_local(system):
         return LocalPlace(stripped)
-    protocols = (system.protocol,) if isinstance(system.protocol, str) else system.protocol
-    if "hf" in protocols:  # every write to the hub is a commit: nothing is written, and nobody is kept away
+    if path.startswith("hf://"):  # every write to the hub is a commit: nothing is written, and nobody is kept away
         return ObjectPlace(fsspec.filesystem("memory"), path)
-    return GooglePlace(system, stripped) if "gs" in protocols else ObjectPlace(system, stripped)
+    return GooglePlace(system, stripped) if path.startswith(("gs://", "gcs://")) else ObjectPlace(system, stripped)

@@ -8,15 +8,12 @@ manifest is written, and the mark removed. `config.json` is the last file before
 take an incomplete folder for a model. An interrupted upload or download is resumed.
 """
 
-from __future__ import annotations
-
 import base64
 import fcntl
 import hashlib
 import json
 import logging
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -40,7 +37,6 @@ NUM_THREADS = 8
 MARK = "uploading.json"  # in a folder whose upload has not ended
 LAST = "config.json"
 NUM_TRANSFERS = 4
-ATTEMPTS = 4  # of one file, beside those of the bucket's client
 REQUEST_SECONDS = 120.0  # for an answer without a file's content
 SLOWEST_BYTES_PER_SECOND = 1 << 18
 CACHE = "~/.cache/limba/folders"
@@ -59,8 +55,7 @@ def entries(directory: str | epath.Path, wanted: Callable[[str], bool] = lambda 
     """Returns relative path -> (size, checksum) of a directory's files whose path is `wanted`, read now."""
     root = epath.Path(directory)
     found = [name for name in sorted(names(root)) if name != FILE and wanted(name)]
-    with ThreadPoolExecutor(NUM_THREADS) as pool:
-        return dict(zip(found, pool.map(lambda name: entry(root / name), found), strict=True))
+    return dict(zip(found, _map(lambda name: entry(root / name), found), strict=True))
 
 
 def write(directory: str | epath.Path, known: Mapping[str, Entry] | None = None, step: int | None = None) -> None:
@@ -230,11 +225,6 @@ def upload(folder: str | os.PathLike[str], address: str, *, replace: bool = Fals
     return Uploaded(len(files), whole, sum(files[name][0] for name in missing))
 
 
-def is_whole(address: str) -> bool:
-    """Returns whether an address holds a folder that `upload` has completed. Raises what the bucket's client raises."""
-    return _Bucket(address).read(FILE) is not None
-
-
 def read_file(address: str, name: str) -> bytes | None:
     """Returns a file of a folder at an address; None if it is not there. Raises what the bucket's client raises."""
     return _Bucket(address).read(name)
@@ -255,7 +245,8 @@ def download(address: str, wanted: Callable[[Sequence[str]], Sequence[str]] = la
         names = [name for name in wanted(sorted(there)) if name not in (MARK, FILE)]
         if not names:
             return None
-        rows = [(name, there[name].get("size"), _version(there[name])) for name in sorted(names)]
+        about = ("size", "generation", "etag", "ETag", "mtime")  # a store has some of them
+        rows = [(name, *(str(there[name].get(each)) for each in about)) for name in sorted(names)]
         digest = hashlib.blake2b(repr((address, rows)).encode(), digest_size=12).hexdigest()
         cache = Path(os.path.expanduser(CACHE))
         cache.mkdir(parents=True, exist_ok=True)
@@ -289,10 +280,6 @@ def _checksum(info: Info) -> str | None:
     return base64.b64decode(found).hex() if isinstance(found, str) else None
 
 
-def _version(info: Info) -> str:
-    return str(info.get("generation") or info.get("etag") or info.get("ETag") or info.get("mtime") or "")
-
-
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Lets one process of this machine at a time into the context."""
@@ -306,7 +293,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 class _Bucket:
-    """A folder at an address: its files by their relative names, each request within a time limit and repeated."""
+    """A folder at an address: its files by their relative names, each request within a time limit."""
 
     def __init__(self, address: str):
         self.address = address
@@ -316,8 +303,7 @@ class _Bucket:
         except (ValueError, ImportError, OSError) as error:
             raise InputError(f"{address} cannot be used ({short_reason(error)}); check the address.") from error
         self._root = path.rstrip("/")
-        protocols = (self._system.protocol,) if isinstance(self._system.protocol, str) else self._system.protocol
-        if is_local(self._system) or "hf" in protocols or "http" in protocols:
+        if is_local(self._system) or address.startswith(("hf://", "http://", "https://")):
             raise InputError(f"{address} is not in a bucket; give an address such as gs://bucket/name.")
 
     @contextmanager
@@ -334,17 +320,9 @@ class _Bucket:
             ) from error
 
     def _ask(self, method: str, *arguments: object, seconds: float = REQUEST_SECONDS, **options: object) -> Any:
-        call = getattr(self._system, method)
+        """Returns the answer of the bucket's client, which repeats a request that fails."""
         limit = {"timeout": seconds} if getattr(self._system, "async_impl", False) else {}
-        for attempt in range(ATTEMPTS):
-            try:
-                return call(*arguments, **options, **limit)
-            except Exception as error:  # each client has errors of its own
-                is_last = attempt == ATTEMPTS - 1 or isinstance(error, FileNotFoundError | PermissionError)
-                if is_last or not (is_passing(error) or isinstance(error, fsspec.exceptions.FSTimeoutError)):
-                    raise
-            time.sleep(2.0**attempt)
-        return None
+        return getattr(self._system, method)(*arguments, **options, **limit)
 
     def listed(self, recursive: bool = True) -> dict[str, Info]:
         """Returns relative name -> what the bucket says of the object, of those in folders too if `recursive`."""

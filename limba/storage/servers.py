@@ -4,11 +4,9 @@ gcsfs serves fsspec and epath, tensorstore writes arrays, ArrayRecord's library 
 is named once, by STORAGE_EMULATOR_HOST, as Google's own libraries do. Whether a server can be reached at all is asked
 once, in seconds, since its client would try for a minute; during a run it is the client that waits.
 
-The hub redirects a name of its first years, such as `t5-small`, to where the repository is now. Where the hub cannot be
-asked, a table answers for the names that T5's scripts and examples use.
+The hub redirects a name of its first years, such as `t5-small`, to where the repository is now. A table answers for the
+names that T5's scripts and examples use.
 """
-
-from __future__ import annotations
 
 import functools
 import importlib.util
@@ -50,7 +48,6 @@ NAMES = {  # the ids by their last part
 }
 KINDS = {kind: {name.rpartition("/")[2]: name for name in names.split()} for kind, names in NAMES.items()}
 KINDS["dataset"]["opus100"] = "Helsinki-NLP/opus-100"
-WORDS = {"model": "model", "dataset": "data set"}
 _BARE = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 
@@ -145,16 +142,6 @@ def has_proxy(scheme: str) -> bool:
     return any(os.environ.get(name) or os.environ.get(name.upper()) for name in names)
 
 
-def connect(address: str, seconds: float) -> None:
-    """Raises OSError if the address's server cannot be connected to; at the second attempt, in `seconds` in all.
-
-    Behind a proxy nothing is tried.
-    """
-    scheme, host, port = place_of(address)
-    if not has_proxy(scheme):
-        _connect(host, port, seconds)
-
-
 @functools.cache  # an error is not kept
 def _connect(host: str, port: int, seconds: float) -> None:
     _twice(lambda: socket.create_connection((host, port), seconds).close(), seconds, "the connection")
@@ -218,44 +205,34 @@ def refusal(error: BaseException, kind: str, name: str, revision: str | None) ->
 
 
 def check_hub() -> None:
-    """Raises OSError if the hub cannot be connected to; under HF_HUB_OFFLINE nobody asks it, as its library says."""
+    """Raises OSError if the hub cannot be connected to; under HF_HUB_OFFLINE, and behind a proxy, nothing is tried."""
     from huggingface_hub import constants
 
-    if not constants.HF_HUB_OFFLINE:
-        connect(constants.ENDPOINT, HUB_CONNECTION_SECONDS)
+    scheme, host, port = place_of(constants.ENDPOINT)
+    if not (constants.HF_HUB_OFFLINE or has_proxy(scheme)):
+        _connect(host, port, HUB_CONNECTION_SECONDS)
 
 
 @functools.lru_cache(maxsize=64)
 def full_name(name: str, kind: str) -> str:
-    """Returns `user/name` for a name without an owner, as the hub redirects it; other names unchanged.
+    """Returns `user/name` for a name without an owner, by the table or as the hub redirects it; others unchanged.
 
-    `kind` is model or dataset. Where the hub cannot be reached, the table answers. Raises InputError for a name that
-    the hub does not have, or that neither the hub nor the table can tell.
+    `kind` is model or dataset. Raises InputError for a name that the hub does not have, or cannot be asked for.
 
-    >>> full_name("me/mine", "dataset")
-    'me/mine'
+    >>> full_name("me/mine", "dataset"), full_name("t5-small", "model")
+    ('me/mine', 'google-t5/t5-small')
     """
     if not _BARE.fullmatch(name):
         return name
+    if name in KINDS[kind]:
+        return KINDS[kind][name]
     import huggingface_hub
-    from huggingface_hub import errors
-    from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage]
+    from huggingface_hub.errors import HFValidationError, HTTPError  # pyright: ignore[reportPrivateImportUsage]
 
-    table, word = KINDS[kind], WORDS[kind]
     hub = huggingface_hub.HfApi(token=token())
-    ask = hub.model_info if kind == "model" else hub.dataset_info
     try:
         check_hub()
-        found = ask(name, timeout=HUB_SECONDS).id
-    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
-        raise InputError(
-            f"The hub has no {word} {name}, or it is private (asked {asked_as()}); check the name, or give user/name."
-        ) from error
-    except (HTTPError, OSError) as error:
-        if name in table:
-            return table[name]
-        raise InputError(
-            f"{name} is no local path, and the hub cannot be asked for a {word} of that name ({reason_of(error)});"
-            " check the network, or give user/name."
-        ) from error
-    return found if "/" in found else table.get(name, found)
+        return (hub.model_info if kind == "model" else hub.dataset_info)(name, timeout=HUB_SECONDS).id
+    except (HTTPError, HFValidationError, OSError) as error:
+        reason, _ = refusal(error, "model" if kind == "model" else "data set", name, None)
+        raise InputError(f"{name} has no owner, and {reason} (asked {asked_as()}); give user/name.") from error

@@ -3,8 +3,6 @@
 All processes choose the same mesh: they use the smallest memory limit and the largest size over all of them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -186,10 +184,6 @@ def _about(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]], lim
     return {"devices": jax.device_count(), "kind": kind, "limit_gib": round(limit / 2**30, 3), "trained": digest}
 
 
-def _path(model_dir: str) -> epath.Path:
-    return epath.Path(model_dir) / FILE
-
-
 def _saved(model_dir: str, about: Mapping[str, object]) -> MeshConfig | None:
     """Returns the choice saved in model_dir, as the first process reads it."""
     sizes = np.zeros(2, np.int32)
@@ -202,7 +196,7 @@ def _saved(model_dir: str, about: Mapping[str, object]) -> MeshConfig | None:
 
 def _read(model_dir: str) -> dict[str, Any] | None:
     """Returns what `_save` has written; None, with a warning, if it is damaged: then the mesh is chosen again."""
-    path = _path(model_dir)
+    path = epath.Path(model_dir) / FILE
     if not path.exists():
         return None
     try:
@@ -219,7 +213,7 @@ def _read(model_dir: str) -> dict[str, Any] | None:
 def _save(model_dir: str, sizes: MeshConfig, size: float, about: Mapping[str, object]) -> None:
     if jax.process_index() == 0:
         choice = {"fsdp": sizes.fsdp, "model": sizes.model, "live_gib": round(size / 2**30, 3), "about": about}
-        write_whole(_path(model_dir), json.dumps(choice, indent=1) + "\n")
+        write_whole(epath.Path(model_dir) / FILE, json.dumps(choice, indent=1) + "\n")
 
 
 def _in_words(sizes: MeshConfig) -> str:

@@ -1,7 +1,5 @@
 """Checks of a run before anything is compiled: its processes, directory, batch, corpus and metrics; and its memory."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os
@@ -115,12 +113,9 @@ def facts_of_data(task: Provider, config: DataConfig) -> dict[str, str]:
             for mark in part.source.marks(config.train_split):
                 if "://" not in mark.path:
                     facts[f"the file {mark.path} of {part.name} with content"] = f"{mark.size:,} bytes {mark.content}"
-            facts[f"the order of the corpus of {part.name}"] = _digest("\n".join(names).encode())
+            order = hashlib.blake2b("\n".join(names).encode(), digest_size=6).hexdigest()
+            facts[f"the order of the corpus of {part.name}"] = order
     return facts
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=6).hexdigest()
 
 
 def check_best_metric(config: RunConfig, names: Iterable[str]) -> None:
@@ -188,13 +183,9 @@ def _check_memory(config: RunConfig) -> None:
         if needed > has:
             raise ConfigError(
                 "DataConfig.batch_size",
-                f"is {data.batch_size:,}, which needs at least {_gib(needed)} of memory, and there are {_gib(has)};"
-                " give a smaller one, or raise RunConfig.num_microbatches.",
+                f"is {data.batch_size:,}, which needs at least {needed // GIB:,} GiB of memory, and there are"
+                f" {has // GIB:,} GiB; give a smaller one, or raise RunConfig.num_microbatches.",
             )
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes // GIB:,} GiB"
 
 
 def _check_microbatches(config: RunConfig, num_groups: int) -> None:

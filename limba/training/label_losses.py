@@ -1,7 +1,5 @@
 """The losses of an encoder's own heads, as sums: cross entropy of labels, squared errors, pairs of vectors."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int

@@ -5,8 +5,6 @@ model_dir/skipped_batches.jsonl has one object a line: {"batch", "data_batch", "
 counted from the beginning of the data. Numbers that are not finite are null.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from typing import TypedDict

@@ -1,7 +1,5 @@
 """The training loop: steps, and at intervals a logged line, an evaluation and a checkpoint."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -131,7 +129,7 @@ class Loop:
         """
         step = start = self.turn = int(state.step)
         events, trace = Events(self.config, self.plan, start), Trace(self.config, start, self.metrics.say)
-        due, calls = Due(end="" if start >= self.plan.most_steps else None), self.metrics.calls
+        due = Due(end="" if start >= self.plan.most_steps else None)
         with stop_requests() as stop_requested:
             self.recent.restart()
             while due.end is None:
@@ -141,9 +139,7 @@ class Loop:
                     step, self.turn = step + 1, self.turn + 1
                     trace.before(self.turn)
                     state = self._update(step, rows, state, update)
-                stops = self.reader.must_stop(
-                    rows, lambda: stop_requested(self.turn) or (calls is not None and calls.must_stop)
-                )
+                stops = self.reader.must_stop(rows, lambda: stop_requested(self.turn) or self.metrics.must_stop)
                 due = events.after(step, rows is None, stops)
                 trace.after(self.turn, state, is_last=due.end is not None)
                 if due.log and (spike := self._log(step, state)) is not None:
@@ -163,8 +159,7 @@ class Loop:
                 self.metrics.end(due.end)
         trace.close(self.turn, state)
         self._report_saves(wait=True)
-        if calls is not None:
-            calls.check()
+        self.metrics.check_callbacks()
         return {"step": step, "interrupted": due.stops, **self.figures}
 
     def _update(self, step: int, rows: ShardRows, state: TrainState, update: Update) -> TrainState:
@@ -246,8 +241,7 @@ class Loop:
             found["text"] = evaluations.text(params, step)
             metrics.text_line(step, found["text"])
         ending, figures = "", {**found["validation"], **found.get("text", {})}
-        if metrics.calls is not None:
-            metrics.calls.evaluated(step, figures)
+        metrics.evaluated(step, figures)
         if self.best is not None:
             ending = self.best.judge(step, figures, state, self.reader.stream.positions)
         self.recent.restart()
@@ -304,32 +298,27 @@ class Trace:
     """Traces `RunConfig.profile_steps` steps of a start into model_dir/profile; `say` prints the result."""
 
     def __init__(self, config: RunConfig, start: int, say: Callable[[str], None]):
-        self._directory = str(epath.Path(config.model_dir) / "profile")
-        # jax writes only to local folders.
-        self._local = tempfile.mkdtemp(prefix="limba-profile-") if self._is_remote else self._directory
+        self._directory = self._local = f"{config.model_dir.rstrip('/')}/profile"
+        if config.profile_steps and "://" in self._directory:  # jax writes only to local folders
+            self._local = tempfile.mkdtemp(prefix="limba-profile-")
         self._num_steps, self._say = config.profile_steps, say
         self._first = start + FIRST_TRACED
         self._is_running = False
-
-    @property
-    def _is_remote(self) -> bool:
-        return "://" in self._directory
-
-    def _upload(self) -> None:
-        for files in sorted(Path(self._local).glob("plugins/profile/*")):
-            try:
-                manifest.upload(files, f"{self._directory}/{files.relative_to(self._local)}")
-            except (InputError, StorageError) as error:
-                self._say(f"The trace stays in {files}: {error}")
 
     def _succeeds(self, call: Callable[[], object]) -> bool:
         """Calls a function of the profiler; says what fails, as on a full disk: a trace is not worth a run."""
         try:
             call()
         except Exception as error:  # noqa: BLE001
-            self._say(f"The steps are not traced: {self._local} cannot be written ({reason_of(error)}).")
+            places = " or ".join(dict.fromkeys((self._local, self._directory)))
+            self._say(f"The steps are not traced: {places} cannot be written ({reason_of(error)}).")
             return False
         return True
+
+    def _stop(self) -> None:
+        jax.profiler.stop_trace()
+        for files in sorted(Path(self._local).glob("plugins/profile/*")) if self._local != self._directory else ():
+            manifest.upload(files, f"{self._directory}/{files.relative_to(self._local)}")
 
     def before(self, step: int) -> None:
         """Starts the trace before its first step."""
@@ -341,11 +330,8 @@ class Trace:
         if self._is_running and (is_last or step == self._first + self._num_steps - 1):
             jax.block_until_ready(state)
             self._is_running = False
-            if not self._succeeds(jax.profiler.stop_trace):
-                return
-            if self._is_remote:
-                self._upload()
-            self._say(f"Traced {step - self._first + 1} step(s) into {self._directory}")
+            if self._succeeds(self._stop):
+                self._say(f"Traced {step - self._first + 1} step(s) into {self._directory}")
 
     def close(self, step: int, state: TrainState) -> None:
         """Ends the trace if the run ends before it; reports if nothing was traced."""

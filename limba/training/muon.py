@@ -6,8 +6,6 @@ Jordan et al. 2024 (kellerjordan.github.io/posts/muon); Liu et al. 2025 (arXiv:2
 Here the iterations run in bfloat16, over all matrices of one shape together, each device on its share of them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 

@@ -3,8 +3,6 @@
 What a run's state holds beside the rule's own arrays ends the chain: the average of the weights, and float16's scale.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable
@@ -120,14 +118,14 @@ def per_layer(inner: optax.GradientTransformation) -> optax.GradientTransformati
 
     def init(params: PyTree) -> dict[str, PyTree]:
         groups = _groups(params)
-        return {stack: _over_layers(inner.init, stack)(group) for stack, group in groups.items()}
+        return {stack: (jax.vmap(inner.init) if stack else inner.init)(group) for stack, group in groups.items()}
 
     def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
         groups = _groups(params)
         names, structure = named_leaves(params), jax.tree.structure(params)
         flat, new_state = {}, {}
         for stack, group in _groups(updates).items():
-            step = _over_layers(inner.update, stack)
+            step: Callable = jax.vmap(inner.update) if stack else inner.update
             directions, new_state[stack] = step(group, state[stack], groups[stack])
             flat.update(directions)
         return structure.unflatten([flat[name] for name in names]), new_state
@@ -142,10 +140,6 @@ def _groups(tree: PyTree) -> dict[str, dict[str, jax.Array]]:
         stack = name.split("/layers/")[0] if "/layers/" in name else ""
         groups.setdefault(stack, {})[name] = leaf
     return groups
-
-
-def _over_layers(function: Callable, stack: str) -> Callable:
-    return jax.vmap(function) if stack else function
 
 
 def _is_decayed(params: PyTree) -> PyTree:

@@ -1,9 +1,5 @@
 """The rows of each step: where a run begins to read, and what it does when its corpus cannot be read any more."""
 
-from __future__ import annotations
-
-import os
-import signal
 from collections.abc import Callable, Mapping
 
 import jax
@@ -12,6 +8,7 @@ from limba.config import InputError, RestartError, SentenceError, reason_of
 from limba.data.stream.shard import Rows, Stream
 from limba.formats.limba_checkpoint import Notes
 from limba.sharding.agreement import any_process, together
+from limba.sharding.preemption import stop_all
 from limba.training.checkpoints.directory import Checkpoints, Restored
 from limba.training.state import TrainState
 
@@ -88,8 +85,7 @@ class RowReader:
             return True
         if self.failure is None and (failure := self.stream.failure()) is not None:
             self.failure = failure
-            if jax.process_count() > 1:
-                os.kill(os.getpid(), signal.SIGTERM)  # jax carries it to all processes, and names the step
+            stop_all()  # the others too, after a step that jax names
         return self.failure is not None and jax.process_count() == 1
 
     def positions(self) -> Mapping[int, bytes]:

@@ -1,7 +1,5 @@
 """The learning rate of each step: T5X's factors; optax's linear, cosine and warmup-stable-decay; a branch's decay."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import optax

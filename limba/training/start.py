@@ -3,8 +3,6 @@
 The plan says what epochs mean for the run: how its rows are dealt, and the steps at which it ends, saves and evaluates.
 """
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """The state of a training run: step, parameters and optimizer state, created already sharded."""
 
-from __future__ import annotations
-
 import flax.struct
 import jax
 import jax.numpy as jnp

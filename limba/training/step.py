@@ -1,7 +1,5 @@
 """One optimizer update as a pure, traced function: nothing is logged, read or written here."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -122,12 +122,12 @@ COMMANDS = {
     "convert nowhere out --to=limba": "nowhere",
     "convert empty out --to=limba": "empty",
     "convert hf run --to=limba": "run",
-    "t5x look": "give inspect or export",
-    "t5x inspect": "There is no MODEL",
-    "t5x inspect nowhere": "nowhere",
-    "t5x export run": "OUT",
-    "t5x export nowhere out": "nowhere",
-    "t5x export run out --step=x": "invalid int value: 'x'",
+    "t5x inspect": "limba has no command t5x; did you mean convert?",
+    "convert --to=list": "There is no MODEL",
+    "convert --to=list nowhere": "nowhere",
+    "convert --to=t5x run": "OUT",
+    "convert nowhere out --to=t5x": "nowhere",
+    "convert run out --to=t5x --step=x": "invalid int value: 'x'",
 }
 LINES: dict[str, tuple[bytes, str]] = {
     "utf16.txt": ("A text.\n".encode("utf-16"), "is not UTF-8"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from limba.cli import flags, main
-from limba.cli.gin.resolve import CLASSES
+from limba.cli.gin.read import CLASSES
 from limba.cli.gin.statements import read
 from limba.config import InputError, environment
 from limba.config.optimizer import fields_of

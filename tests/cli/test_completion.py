@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from limba.cli.arguments import Parser, parser_of
 from limba.cli.main import main
 
 ROOT = Path(__file__).parents[2]
@@ -104,18 +103,6 @@ def test_zsh_completes(typed: str, expected: set[str], tmp_path: Path) -> None:
     printed = completed("zsh", typed, tmp_path, "zsh", "-f", "-c", ZSH, "zsh", str(tmp_path / "functions"))
     offered = {after_flag(each, typed) for each in re.findall(r"<([^<>]+)>", printed)}
     assert {each.replace("\\", "") for each in offered} == expected, printed
-
-
-def test_a_parser_is_found_and_nothing_runs() -> None:
-    def command(argv: object) -> None:
-        parser = Parser("x", "about")
-        parser.add_argument("--flag")
-        parser.parse([])
-        raise AssertionError
-
-    found = parser_of(command)
-    assert found is not None and "--flag" in found.format_help()
-    assert parser_of(lambda _: None) is None and Parser("y", "").parse([]).gin == []
 
 
 def test_an_unknown_shell_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,14 +37,6 @@ def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"limba {wanted}\n"
 
 
-def test_t5x_names_itself_as_it_is_called(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert main.main(["t5x", "--help"]) == 0
-    assert capsys.readouterr().out.startswith("usage: limba t5x inspect|export ")
-    for each in ("inspect", "export"):
-        printed = help_of(["t5x", each], capsys, monkeypatch)
-        assert printed.startswith(f"usage: limba t5x {each} ") and "\n    limba convert MODEL_DIR --to=list" in printed
-
-
 @pytest.mark.night
 @pytest.mark.parametrize(
     ("command", "makes"),

@@ -75,7 +75,6 @@ FLAGS: dict[str, object] = {
     "cli/model.py MODEL": BUCKET,
     "tools/preflight/texts/clean.py files": BUCKET,
     "tools/preflight/texts/clean.py --output": ["clean", "text.txt", "--output=gs://bucket/a.jsonl", "--rules=empty"],
-    "cli/convert.py t5x --npz": ["t5x", "inspect", "gs://bucket/none", "--npz=gs://bucket/a.npz"],
 }
 # Config field -> whether it takes gs://….
 FIELDS = {

@@ -51,9 +51,9 @@ def test_a_last_sentence_is_seen_while_imports_are_quiet() -> None:
 
 def test_flags_for_gpus_are_known_to_xla_and_the_users_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """XLA ends a process whose XLA_FLAGS has a flag that it does not know."""
-    for name in (environment.GPU_FLAGS_SWITCH, *environment.GPU_VARIABLES):
+    for name in (environment.GPU_FLAGS_SWITCH, environment.GPU_MEMORY[0]):
         monkeypatch.delenv(name, raising=False)
-    (flag,) = environment.GPU_XLA_FLAGS
+    flag = environment.GPU_XLA_FLAG
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
     environment.set_gpu_flags()
     assert os.environ["XLA_FLAGS"] == f"--xla_force_host_platform_device_count=2 {flag}=true"

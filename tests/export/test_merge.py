@@ -18,6 +18,7 @@ from limba.export.merging import Part, Weighting, parts_of
 from limba.formats.limba_checkpoint import LimbaCheckpoint, checkpoints_of
 from limba.inference.source import LIMBA, Source
 from limba.storage import manifest
+from limba.training.checkpoints import arrays
 from limba.training.checkpoints.directory import Checkpoints
 from limba.training.state import TrainState
 from tests import tiny
@@ -86,7 +87,7 @@ def test_the_average_is_that_of_float64(
 
 def test_blocks_are_small_and_cover_an_array(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merging, "BLOCK_BYTES", 1500)
-    stores = merging._opened(epath.Path(saved) / "checkpoints" / "40")
+    stores = arrays.opened(epath.Path(saved) / "checkpoints" / "40" / "state")
     blocks = list(merging._blocks(stores["params/encoder/layers/kernel"]))  # [4, 16, 48], a chunk of two layers
     assert blocks == [(slice(0, 2),), (slice(2, 4),)]
     assert sum(each[0].stop - each[0].start for each in merging._blocks(stores["params/embedding"])) == 64
@@ -137,7 +138,7 @@ def test_an_online_average_is_averaged_too(tmp_path: Path) -> None:
 @pytest.mark.core
 def test_a_linear_decay_is_the_uniform_average_and_others_are_as_in_the_paper() -> None:
     steps = [100, 200, 300, 400, 500]
-    for shape in merging.SHAPES:
+    for shape in ("linear", "1-sqrt", "cosine"):
         weights = Weighting("wsm", shape=shape).weights(steps)
         assert sum(weights) == pytest.approx(1, abs=1e-12) and min(weights) >= 0
         # A gradient between parts i - 1 and i is in the parts from i on: its multiplier is the decayed rate.
@@ -159,10 +160,10 @@ def test_a_moving_average_forgets_from_part_to_part() -> None:
     assert Weighting().weights([5, 9, 11, 30]) == [0.25] * 4
     for part in (0.0, 0.3, 1.0):
         wanted = [1 - part, 1 - np.sqrt(part), (1 + np.cos(np.pi * part)) / 2]
-        assert [merging.decayed(shape, part) for shape in merging.SHAPES] == pytest.approx(wanted)
-    for wrong in ({"name": "mean"}, {"shape": "sqrt"}, {"ema_decay": 0.0}, {"ema_decay": 1.0}, {"ema_decay": 1.5}):
-        with pytest.raises(InputError, match=f"`{next(iter(wrong)).replace('name', 'weights')}` is"):
-            Weighting(**wrong)
+        assert [merging.decayed(shape, part) for shape in ("linear", "1-sqrt", "cosine")] == pytest.approx(wanted)
+    for wrong in (0.0, 1.0, 1.5):
+        with pytest.raises(InputError, match="`ema_decay` is"):
+            Weighting(ema_decay=wrong)
 
 
 @pytest.mark.core
@@ -235,10 +236,10 @@ def test_the_command_writes_a_run_directory_of_its_own(
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--last=1"], "--last is 1; give 2 or more."),
-        (["--last=5"], "--last is 5, and {run} has 4 checkpoints: 10, 20, 30, 40 (it keeps 5: CheckpointConfig.keep)."),
-        (["--steps=10,15"], "There is no checkpoint at step 15 in {run}; it has 10, 20, 30, 40 (it keeps 5: "),
-        (["--steps=10"], "An average needs two checkpoints or more, and only one is named of {run}"),
+        (["--last=1"], "An average needs two checkpoints or more, and --last no more than there are; {run} has 10, 20"),
+        (["--last=5"], "--last no more than there are; {run} has 10, 20, 30, 40 (it keeps 5: CheckpointConfig.keep)"),
+        (["--steps=10,15"], "There is no checkpoint at step 15; {run} has 10, 20, 30, 40 (it keeps 5: "),
+        (["--steps=10"], "An average needs two checkpoints or more, and --last"),
         (["--steps=10;20"], "--steps is 10;20; give numbers with commas"),
         (["--steps=10,20", "--last=2"], "--last is 2, and --steps is given too; leave one of them out."),
         (["--weights=ema", "--ema_decay=1"], "--ema_decay is 1.0; give a number between 0 and 1."),

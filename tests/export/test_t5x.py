@@ -40,7 +40,7 @@ def run(tmp_path_factory) -> Path:
 
 
 def test_t5x_to_ours_to_t5x_is_bit_identical(run, tmp_path, capsys):
-    command.run_t5x(["export", str(run), str(tmp_path)])
+    command.run(["--to=t5x", str(run), str(tmp_path)])
     assert "with Adafactor state" in capsys.readouterr().out
     before, after = t5x.open_checkpoint(GOLDEN / "t5x_legacy" / "checkpoint_3"), t5x.open_checkpoint(
         tmp_path / "checkpoint_3"
@@ -55,7 +55,7 @@ def test_t5x_to_ours_to_t5x_is_bit_identical(run, tmp_path, capsys):
 def test_inspect_lists_and_writes_all(run, tmp_path, capsys):
     listings = []
     for number, path in enumerate((run, run / "checkpoints" / "3", GOLDEN / "t5x_legacy" / "checkpoint_3")):
-        command.run_t5x(["inspect", str(path), f"--npz={tmp_path}/{number}.npz"])
+        command.run(["--to=list", str(path), f"--npz={tmp_path}/{number}.npz"])
         lines = capsys.readouterr().out.splitlines()
         listings.append([line for line in lines if line.startswith(("state/", "target/"))])
         assert "step 3, " in lines[-2]
@@ -80,8 +80,8 @@ def test_npz_holds_bfloat16_as_float32(tmp_path):
 def test_another_optimizer_has_no_state_there(optimizer, tmp_path, capsys):
     """Muon leaves some parameters to Adafactor; half of a state is none."""
     run = str(saved(tmp_path / "run", **optimizer))
-    for argv in (["export", run, str(tmp_path)], ["inspect", run]):
-        command.run_t5x(argv)
+    for argv in (["--to=t5x", run, str(tmp_path)], ["--to=list", run]):
+        command.run(argv)
         assert "without optimizer state, which is not plain Adafactor's" in capsys.readouterr().out
     written = t5x.open_checkpoint(tmp_path / "checkpoint_3")
     assert {name.split("/")[0] for name in written} == {"target", "state"} and written.step == 3
@@ -90,12 +90,11 @@ def test_another_optimizer_has_no_state_there(optimizer, tmp_path, capsys):
 
 def test_bad_choices(run, tmp_path, capsys):
     with pytest.raises(InputError, match="has no Limba checkpoint"):
-        command.run_t5x(["export", str(tmp_path), str(tmp_path / "out")])
+        command.run(["--to=t5x", str(tmp_path), str(tmp_path / "out")])
     with pytest.raises(InputError, match="no checkpoint at step 4"):
-        command.run_t5x(["export", str(run), str(tmp_path), "--step=4"])
+        command.run(["--to=t5x", str(run), str(tmp_path), "--step=4"])
     with pytest.raises(InputError, match="is not a T5X checkpoint"):
-        command.run_t5x(["inspect", str(tmp_path)])
+        command.run(["--to=list", str(tmp_path)])
     shutil.copytree(GOLDEN / "t5x_legacy" / "checkpoint_3", tmp_path / "checkpoint_3")
-    assert program.exit_code(command.run_t5x, ["export", str(run), str(tmp_path)]) == 2
+    assert program.exit_code(command.run, ["--to=t5x", str(run), str(tmp_path)]) == 2
     assert "exists already" in capsys.readouterr().err
-    assert program.exit_code(command.run_t5x, ["look"]) == 2

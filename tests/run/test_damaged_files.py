@@ -102,7 +102,7 @@ def test_the_configuration(junk: bytes, tmp_path: Path, capfd: pytest.CaptureFix
 def test_the_record_of_an_export(junk: bytes, tmp_path: Path) -> None:
     choices = huggingface.Choices()
     with pytest.raises(InputError, match=r"has a conversion\.json that is no export's; give another directory"):
-        huggingface.is_made_of(huggingface._parsed(junk), "run", choices, tmp_path)
+        huggingface.is_made_of(junk, "run", choices, tmp_path)
 
 
 def test_the_settings_of_a_prepared_corpus(junk: bytes, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import limba
 from limba import fit
 from limba.config import plain
-from limba.in_memory import Rows
+from limba.fit import Rows
 from tests import tiny
 from tests.export.runs import write_run
 

@@ -6,8 +6,6 @@ gin-config's own parser reads the syntax.
 # pyright: reportAttributeAccessIssue=false
 # (pyright confuses the folder gin/ with the package gin)
 
-from __future__ import annotations
-
 import functools
 import io
 import os

@@ -5,13 +5,11 @@ process merges into one. tensorstore writes and reads them here, so that a failu
 failed, and a thread that waits can be left. Orbax, and versions of Limba that saved with it, read them.
 """
 
-from __future__ import annotations
-
 import functools
+import json
 import logging
 import math
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
@@ -20,11 +18,9 @@ from typing import NamedTuple, TypeVar
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import tensorstore as ts
 from etils import epath
 from jaxtyping import PyTree
-from orbax.checkpoint import type_handlers
 
 from limba.config import InputError
 from limba.formats.limba_checkpoint import AVERAGE
@@ -67,21 +63,8 @@ class Snapshot:
     """A copy of a state in the host's memory, which later steps do not change."""
 
     arrays: tuple[HostArray, ...]
-    tree: PyTree  # the state's structure, with an `Unwritten` for each array
+    tree: PyTree  # the state's structure
     num_bytes: int  # of all processes
-
-    @property
-    def memory(self) -> list[np.ndarray]:
-        """What holds the copies."""
-        return [part for array in self.arrays for _, part in array.parts]
-
-
-@dataclass(frozen=True)
-class Unwritten:
-    """Stands for an array where Orbax describes the tree; the array itself is written here."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
 
 
 def num_bytes(tree: PyTree) -> int:
@@ -89,12 +72,8 @@ def num_bytes(tree: PyTree) -> int:
     return sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
 
 
-def take_snapshot(state: PyTree, memory: Sequence[np.ndarray] = ()) -> Snapshot:
-    """Returns a copy of this process's part of the state: all that a save costs the training thread.
-
-    On a CPU it is made in this memory, where that is of `memory_for` or of a snapshot (`Snapshot.memory`) that is no
-    longer needed: memory that is new to the process takes as long to get as to fill.
-    """
+def take_snapshot(state: PyTree) -> Snapshot:
+    """Returns a copy of this process's part of the state: all that a save costs the training thread."""
     leaves = jax.tree.leaves_with_path(state)
     local = [{_key(shard.index, leaf.shape): shard.data for shard in leaf.addressable_shards} for _, leaf in leaves]
     chosen = [_own_parts(leaf) for _, leaf in leaves]
@@ -102,9 +81,8 @@ def take_snapshot(state: PyTree, memory: Sequence[np.ndarray] = ()) -> Snapshot:
     for data in shards:
         data.copy_to_host_async()  # all are on their way before the first is waited for
     insides = [part.inside for parts in chosen for part in parts]
-    used = memory if len(memory) == len(shards) else [None] * len(shards)
     with ThreadPoolExecutor(COPY_THREADS) as pool:
-        copies = iter(list(pool.map(_copied, insides, shards, used)))
+        copies = iter(list(pool.map(_copied, insides, shards)))
     arrays = []
     for (path, leaf), parts in zip(leaves, chosen, strict=True):
         name = jax.tree_util.keystr(path, simple=True, separator=".")
@@ -112,30 +90,13 @@ def take_snapshot(state: PyTree, memory: Sequence[np.ndarray] = ()) -> Snapshot:
         chunk = _chunk(leaf.sharding.shard_shape(leaf.shape), axis, number, leaf.dtype.itemsize)
         copied = tuple((part.index, next(copies)) for part in parts)
         arrays.append(HostArray(name, tuple(leaf.shape), np.dtype(leaf.dtype), chunk, copied))
-    tree = jax.tree.map(lambda leaf: Unwritten(tuple(leaf.shape), np.dtype(leaf.dtype)), state)
-    return Snapshot(tuple(arrays), tree, num_bytes(state))
+    return Snapshot(tuple(arrays), jax.tree.map(lambda _: True, state), num_bytes(state))
 
 
-def memory_for(abstract: PyTree) -> list[np.ndarray]:
-    """Returns memory for `take_snapshot` of such a state, which the process has already got from the system."""
-    memory = []
-    for leaf in jax.tree.leaves(abstract):
-        for part in _own_parts(leaf):
-            array = np.empty([inside.stop - inside.start for inside in part.inside], leaf.dtype)
-            array.fill(0)  # the system gives a page when it is first written
-            memory.append(array)
-    return memory
-
-
-def _copied(inside: Index, data: jax.Array, into: np.ndarray | None) -> np.ndarray:
-    """Returns a part of a shard on the host, in memory that no step writes to."""
+def _copied(inside: Index, data: jax.Array) -> np.ndarray:
+    """Returns a part of a shard on the host, in memory that no step writes to: a CPU's is the device's own."""
     array = np.asarray(data)[inside]
-    if next(iter(data.devices())).platform != "cpu":
-        return array
-    if into is None or (into.shape, into.dtype) != (array.shape, array.dtype):
-        return np.array(array)  # as the array itself is the device's memory, which the next step reuses
-    np.copyto(into, array)
-    return into
+    return np.array(array) if next(iter(data.devices())).platform == "cpu" else array
 
 
 Key = tuple[tuple[int, int], ...]
@@ -255,47 +216,39 @@ def merge(directory: epath.Path) -> None:
     transaction.commit_sync()
 
 
-def write_tree_metadata(directory: epath.Path, snapshot: Snapshot) -> None:
-    """Writes Orbax's description of the tree, `_METADATA`."""
-    registry = type_handlers.create_type_handler_registry(*((kind, _Described()) for kind in (Unwritten, jax.Array)))
-    handler = ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
-    with tempfile.TemporaryDirectory() as elsewhere:  # what fails inside Orbax prints a traceback, as on a full disk
-        handler.save(epath.Path(elsewhere), args=ocp.args.PyTreeSave(snapshot.tree))
-        text = (epath.Path(elsewhere) / "_METADATA").read_text()
-    (directory / "_METADATA").write_text(text)
+def write_tree_metadata(directory: epath.Path, tree: PyTree) -> None:
+    """Writes `_METADATA`, which describes a tree of arrays to Orbax; states without numbers are its value None."""
+    is_empty = lambda node: isinstance(node, tuple) and not node
+    described = dict[str, object]()
+    for path, leaf in jax.tree.leaves_with_path(tree, is_leaf=is_empty):
+        names = tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
+        kinds = [1 if isinstance(key, jax.tree_util.SequenceKey) else 2 for key in path]
+        described[str(names)] = {
+            "key_metadata": [{"key": name, "key_type": kind} for name, kind in zip(names, kinds, strict=True)],
+            "value_metadata": {
+                "value_type": "None" if is_empty(leaf) else "jax.Array",
+                "skip_deserialize": is_empty(leaf),
+            },
+        }
+    how = {"use_ocdbt": True, "use_zarr3": False, "store_array_data_equal_to_fill_value": True, "custom_metadata": None}
+    (directory / "_METADATA").write_text(json.dumps({"tree_metadata": described, **how}))
 
 
-class _Described(type_handlers.TypeHandler):
-    """Tells Orbax that an array is there, and writes nothing."""
-
-    _array_metadata_store = None  # Orbax warns at each save where it finds none
-
-    def typestr(self) -> str:
-        return "jax.Array"
-
-    async def serialize(self, values: object, infos: object, args: object = None) -> list[object]:
-        return []
-
-    async def deserialize(self, infos: object, args: object = None) -> list[object]:
-        raise TypeError("arrays are read without Orbax")
-
-    async def metadata(self, infos: object) -> list[object]:
-        raise TypeError("arrays are read without Orbax")
+Stores = Mapping[str, ts.TensorStore]
 
 
-def stored_shapes(directory: epath.Path) -> dict[str, tuple[int, ...]]:
-    """Returns Limba's name -> shape of the arrays in a checkpoint's `state`."""
-    leaves = _leaves(directory)
-    context = ts.Context()
-    opened = [ts.open(spec, read=True, open=True, context=context) for spec in leaves.values()]
-    return {name: tuple(store.result().shape) for name, store in zip(leaves, opened, strict=True)}
+def opened(directory: epath.Path) -> Stores:
+    """Returns the arrays in a checkpoint's `state` by Limba's names, opened and not read; a lacking chunk is an error.
 
-
-def _leaves(directory: epath.Path) -> Mapping[str, Spec]:
+    ValueError for what is damaged.
+    """
     try:
-        return orbax_leaves(directory)
+        specs, context = orbax_leaves(directory), ts.Context()
     except InputError as error:  # to a run's own checkpoint it is damage, and no wrong input
         raise ValueError(str(error.__cause__ or error)) from error
+    how = {"fill_missing_data_reads": False}
+    started = {name: ts.open({**spec, **how}, read=True, open=True, context=context) for name, spec in specs.items()}
+    return {name: store.result() for name, store in started.items()}
 
 
 def read_arrays(directory: epath.Path, abstract: PyTree) -> PyTree:
@@ -304,31 +257,30 @@ def read_arrays(directory: epath.Path, abstract: PyTree) -> PyTree:
     Each process reads the shards of its devices. An array that is not there, or lacks a chunk, is an error. A number of
     OPTIONAL is then zero, and an average of the weights begins as the weights, with a sentence.
     """
-    specs, wanted = _leaves(directory), named_leaves(abstract)
-    places = {name: _place(name, specs) for name in wanted}
+    stores, wanted = opened(directory), named_leaves(abstract)
+    places = {name: _place(name, stores) for name in wanted}
     absent = [name for name, place in places.items() if place is None]
     read = {name: jax.device_put(np.zeros((), wanted[name].dtype), wanted[name].sharding) for name in absent}
-    if sentence := _about_average(directory.parent, set(wanted), set(specs)):
+    if sentence := _about_average(directory.parent, set(wanted), set(stores)):
         logger.warning("%s", sentence)
-    context = ts.Context()
     for batch in _batches([name for name in wanted if name not in read], lambda name: num_bytes(wanted[name])):
-        started = {name: _started(specs[places[name] or name], wanted[name], context) for name in batch}
+        started = {name: _started(stores[places[name] or name], wanted[name]) for name in batch}
         for name, pieces in started.items():
             read[name] = _placed(wanted[name], {key: piece.result() for key, piece in pieces.items()})
     return jax.tree.map_with_path(lambda path, _: read[leaf_name(path)], abstract)
 
 
-def _place(name: str, specs: Mapping[str, Spec]) -> str | None:
+def _place(name: str, stores: Stores) -> str | None:
     """Returns the stored array that an array of the state is read from; None for a number of OPTIONAL that is absent.
 
     Numbers of OPTIONAL are found by their last name, as what stands before them in the optimizer's chain may differ.
     """
-    if name in specs or not OPTIONAL.search(name):
+    if name in stores or not OPTIONAL.search(name):
         return name
     if match := AVERAGE.match(name):
         return f"params/{match[1]}"
     last = name.rpartition("/")[2]
-    return next((stored for stored in specs if stored.rpartition("/")[2] == last), None)
+    return next((stored for stored in stores if stored.rpartition("/")[2] == last), None)
 
 
 def _about_average(checkpoint: epath.Path, wanted: AbstractSet[str], stored: AbstractSet[str]) -> str:
@@ -341,9 +293,8 @@ def _about_average(checkpoint: epath.Path, wanted: AbstractSet[str], stored: Abs
     return f"{checkpoint} holds no average of the weights: it begins here, as the weights of step {checkpoint.name}."
 
 
-def _started(spec: Spec, leaf: PyTree, context: ts.Context) -> dict[Key, ts.Future[np.ndarray]]:
+def _started(store: ts.TensorStore, leaf: PyTree) -> dict[Key, ts.Future[np.ndarray]]:
     """Returns the reads of an array's shards, one for each index that this process's devices hold."""
-    store = ts.open({**spec, "fill_missing_data_reads": False}, read=True, open=True, context=context).result()
     if tuple(store.shape) != tuple(leaf.shape):
         raise ValueError(f"an array of shape {tuple(store.shape)} and not {tuple(leaf.shape)}")
     indices = leaf.sharding.addressable_devices_indices_map(leaf.shape).values()

@@ -4,8 +4,6 @@ A branch is a run like any other. Its directory begins with a copy of the checkp
 position) and with the original's configuration, of which only the schedule and the length are changed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

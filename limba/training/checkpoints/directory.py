@@ -7,23 +7,20 @@ logical data shard), and a manifest with the checksum of each file. Saving goes 
 from __future__ import annotations
 
 import base64
-import contextlib
 import errno
 import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
 import jax
-import numpy as np
 from etils import epath
 
 from limba.config import CheckpointConfig, ConfigError, DataConfig, InputError, StorageError
 from limba.config.waiting import waiting
 from limba.formats import limba_checkpoint
-from limba.sharding.agreement import gather_bytes, gather_texts, own_part
+from limba.sharding.agreement import gather_bytes, gather_texts, own_part, together
 from limba.sharding.mesh import named_leaves
 from limba.storage.failures import is_passing, limited, short_reason, twice
 from limba.storage.files import free_bytes, resolved
@@ -76,7 +73,6 @@ class Checkpoints:
         if jax.process_index() == 0:
             for place in self._places:
                 save.clear_unfinished(place)
-        self._memory: Callable[[], Sequence[np.ndarray]] = tuple  # gives the memory of the next snapshot
         self._current: int | None = None  # the step that was saved or restored last
         self._found: dict[int, epath.Path] = {}  # the steps, as this process last saw or wrote them
         self._written: dict[int, epath.Path] = {}  # those that it wrote, also when they are removed again
@@ -117,9 +113,7 @@ class Checkpoints:
         self._saver.wait()
         self._current = step
         everywhere = gather_bytes(positions)
-        snapshot = arrays.take_snapshot(state, self._memory())
-        memory = snapshot.memory if jax.default_backend() == "cpu" else ()  # elsewhere it is freed
-        self._memory = lambda: memory
+        snapshot = arrays.take_snapshot(state)
         data = {**position_item(_data_of(self._data, step), everywhere), "notes": notes or {}}
         newest = max(self._found, default=None)
         self._saver.start(step, snapshot, data, None if newest is None else (newest, self._found[newest].parent))
@@ -170,13 +164,6 @@ class Checkpoints:
                 size_text(free[0]),
                 self.directory,
             )
-
-    def reserve_memory(self, abstract: TrainState) -> None:
-        """Gets the memory for the copies of such a state in a thread, on a CPU, so that the first save has it."""
-        if jax.default_backend() == "cpu":
-            pool = ThreadPoolExecutor(1, "memory for checkpoints")
-            self._memory = pool.submit(arrays.memory_for, abstract).result
-            pool.shutdown(wait=False)
 
     def restore_latest(self, abstract: TrainState, unpack: Unpack | None = None) -> Restored | None:
         """Returns the newest whole checkpoint; None if there is none.
@@ -291,9 +278,7 @@ class Checkpoints:
 
     def _note_unchecked(self, path: epath.Path) -> None:
         """Says what the check of a checkpoint could not find."""
-        if jax.process_index() != 0:
-            return
-        if self._config.verify == "sizes":
+        if self._config.verify == "sizes" and jax.process_index() == 0:
             logger.warning(
                 "CheckpointConfig.verify is 'sizes': the files of %s have their sizes, and a changed byte in them"
                 " would not be noticed.",
@@ -337,16 +322,14 @@ class Checkpoints:
             ("num_data_shards", "num_data_shards"),
         ):
             if data[name] != (now := getattr(_data_of(self._data, int(path.name)), field)):
-                saved = _stages_in(positions)
-                if (self._data.stages or saved) and field != "num_data_shards":
+                if self._data.stages and field != "num_data_shards":
                     begun = self._data.stage_of(int(path.name) - 1)
                     stage = _data_of(self._data, int(path.name)).mixture_or_task_name
-                    since = f" since step {saved['begins']}" if saved else ""
                     raise ConfigError(
                         "DataConfig.stages",
                         f"is {self._data.stages!r}, by which the batches before step {path.name} are those of {stage}"
                         f" since step {begun}, and the checkpoint there, in {path.parent}, has read"
-                        f" {data['task']!r}{since}; leave the stages before that step as they were.",
+                        f" {data['task']!r}; leave the stages before that step as they were.",
                     )
                 raise ConfigError(
                     f"DataConfig.{field}",
@@ -376,22 +359,9 @@ class Checkpoints:
 
 
 def check_together(path: epath.Path, how: str = "checksums") -> None:
-    """Raises InputError that names a damaged file of a Limba checkpoint, StorageError if it cannot be read now.
-
-    Every process checks its part of the files, and all raise alike.
-    """
-    own, number = own_part()
-    found, failure = [], ""
-    try:
-        found = limba_checkpoint.damage(path, how, (own, number))
-    except Exception as error:  # noqa: BLE001  raised below, by all processes
-        failure = short_reason(error)
-    texts = gather_texts("check", json.dumps([failure, found]), CheckpointConfig().save_timeout_seconds)
-    answers = [json.loads(text) for text in texts]
-    if failures := [failure for failure, _ in answers if failure]:
-        raise StorageError(f"{path} cannot be read ({failures[0]}); fix that, and try again.")
-    if damaged := list(dict.fromkeys(sentence for _, sentences in answers for sentence in sentences)):
-        raise InputError(limba_checkpoint.damage_sentence(path, damaged))
+    """As `limba_checkpoint.check_whole`; every process checks its part of the files, and all raise alike."""
+    with together(CheckpointConfig().save_timeout_seconds):
+        limba_checkpoint.check_whole(path, how, own_part())
 
 
 def position_item(data: DataConfig, positions: Positions) -> limba_checkpoint.DataItem:
@@ -402,18 +372,6 @@ def position_item(data: DataConfig, positions: Positions) -> limba_checkpoint.Da
         "num_data_shards": data.num_data_shards,
         "positions": {str(shard): base64.b64encode(position).decode() for shard, position in positions.items()},
     }
-
-
-def _stages_in(positions: Positions) -> Mapping[str, object]:
-    """Returns what the first data position says of the stages of its run; {} for a run without, and a damaged one."""
-    from limba.data.stream.positions import (  # the stream comes with it, which a report spares
-        PositionError,
-        opened,
-    )
-
-    with contextlib.suppress(PositionError):
-        return next((opened(each, shard).stages for shard, each in positions.items()), {})
-    return {}
 
 
 def _data_of(data: DataConfig, step: int) -> DataConfig:
@@ -466,7 +424,7 @@ def load_limba_checkpoint(path: epath.Path, abstract: TrainState) -> TrainState:
 
 def check_arrays(path: epath.Path, abstract: TrainState, advice: Mapping[str, str]) -> None:
     """Raises InputError naming the arrays that differ in name or shape from this run's, parameters first."""
-    stored = arrays.stored_shapes(path / "state")
+    stored = {name: tuple(store.shape) for name, store in arrays.opened(path / "state").items()}
     for part, owner in (("params", "model"), ("opt_state", "optimizer")):
         saved = {name.removeprefix(f"{part}/"): shape for name, shape in stored.items() if name.startswith(f"{part}/")}
         wanted = {name: tuple(leaf.shape) for name, leaf in named_leaves(getattr(abstract, part)).items()}

@@ -3,8 +3,6 @@
 The format is detected. Arrays are read one by one and placed on the devices, so that no host holds a whole model.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Callable, Mapping

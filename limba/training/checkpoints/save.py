@@ -7,8 +7,6 @@ The files of a step are written under another name. On a file system the directo
 manifest is written. In a bucket it has its name from the start, and the manifest, written last, is the commit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json
@@ -81,7 +79,7 @@ def commit_step(
     """
     work = working_directory(directory, step)
     arrays.merge(work / "state")
-    arrays.write_tree_metadata(work / "state", snapshot)
+    arrays.write_tree_metadata(work / "state", snapshot.tree)
     commit_files(directory, step, data, known)
 
 

@@ -1,7 +1,5 @@
 """The introduction of a run, and the figures of each logged line."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import math
@@ -22,7 +20,7 @@ from limba.config import NonFiniteError, RunConfig, reason_of
 from limba.config.optimizer import AUTO, AUTO_STEPS
 from limba.model.kernels.choose import unfit
 from limba.sharding.agreement import installed
-from limba.sharding.watchdog import progress
+from limba.sharding.watchdog import OTHERS
 from limba.storage.files import write_whole
 from limba.training.metrics.flops import flops_per_sequence, peak_flops_per_device
 from limba.training.metrics.logging import Metrics
@@ -62,7 +60,7 @@ class RecentSteps:
         yield
         seconds = time.monotonic() - began
         self._waited += seconds
-        progress().waited(seconds)
+        OTHERS.waited(seconds)
 
     def add(self, step: int, rows: ShardRows, metrics: StepMetrics) -> None:
         """Adds a step; its metrics may still be computing on the devices."""
@@ -214,11 +212,8 @@ def job_advice(config: RunConfig, num_steps: int, step: int, seconds_per_step: f
 
     The job's variables say when it ends. A job that is told to end saves; one whose node fails does not.
     """
-    end = os.environ.get("SLURM_JOB_END_TIME", "")
-    if num_steps < 10 or not end.isdigit():
-        return ""
-    every = config.checkpoint.every_steps
-    if isinstance(every, str):  # an epoch, whose steps are not known here
+    end, every = os.environ.get("SLURM_JOB_END_TIME", ""), config.checkpoint.every_steps
+    if num_steps < 10 or not end.isdigit() or isinstance(every, str):  # an epoch, whose steps are not known here
         return ""
     steps = every - step % every
     if config.train_steps is not None:

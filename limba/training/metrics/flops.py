@@ -4,8 +4,6 @@ Only matrix products at the objective's exact lengths count; recomputation and p
 second over the peak (Chowdhery et al. 2022, arXiv:2204.02311, appendix B).
 """
 
-from __future__ import annotations
-
 from limba.config import ModelConfig
 
 # Dense bf16 TFLOP/s of one device, by a part of jax's `device_kind`. The first part that occurs counts.
@@ -72,7 +70,4 @@ def peak_flops_per_device() -> float | None:
     import jax  # not above: the report counts FLOPs where no devices are asked
 
     kind = jax.devices()[0].device_kind
-    for name, tflops in PEAK_TFLOPS.items():
-        if name in kind:
-            return tflops * 1e12
-    return None
+    return next((tflops * 1e12 for name, tflops in PEAK_TFLOPS.items() if name in kind), None)

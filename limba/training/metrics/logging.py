@@ -18,14 +18,15 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+import numpy as np
 from etils import epath
 from tqdm import tqdm
 
 from limba.config import RunConfig, SentenceError, reason_of, without_credentials
 from limba.config.extras import without
+from limba.sharding.preemption import stop_all
 from limba.storage.files import GrowingFile, LocalFile
-from limba.training.metrics.callbacks import Callbacks, Calls
-from limba.training.metrics.records import METRICS, bits_per_byte_by_set, duration
+from limba.training.metrics.records import METRICS, Callback, Callbacks, bits_per_byte_by_set, duration
 from limba.training.metrics.records import read_metrics as read_metrics
 from limba.training.metrics.weights_and_biases import WeightsAndBiases
 
@@ -88,40 +89,25 @@ class Uploads:
             self._file.close()
 
 
-class LinesOnDisk:
-    """Lines of a local file, which are there at once."""
+class Lines:
+    """The lines of metrics.jsonl: on a disk at once; at gs://… once a minute, by a thread for which no step waits."""
 
     def __init__(self, path: str):
-        self._lines = Uploads(path)
+        self._uploads, self._due, self._over = Uploads(path), threading.Event(), False
+        self._thread = threading.Thread(target=self._send, daemon=True, name="metrics") if "://" in path else None
+        if self._thread is not None:
+            self._thread.start()
+            return
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
-                self._lines.write(b"\n")  # ends a line that a killed run left incomplete
+                self._uploads.write(b"\n")  # ends a line that a killed run left incomplete
 
     def append(self, line: str) -> None:
-        """Writes a line, with its end."""
-        self._lines.write(line.encode())
-        self._lines.flush()
-
-    def upload(self) -> None:
-        """There is nothing to do."""
-
-    def close(self) -> None:
-        """Writes what could not be written before."""
-        self._lines.close()
-
-
-class LinesInBucket:
-    """Lines of a file at gs://…, appended once a minute by a thread, so that training does not wait for the bucket."""
-
-    def __init__(self, address: str):
-        self._uploads, self._due, self._over = Uploads(address), threading.Event(), False
-        self._thread = threading.Thread(target=self._send, daemon=True, name="metrics")
-        self._thread.start()
-
-    def append(self, line: str) -> None:
-        """Keeps a line, with its end, for the next upload."""
+        """Writes a line, with its end; in a bucket it is kept for the next upload."""
         self._uploads.write(line.encode())
+        if self._thread is None:
+            self._uploads.flush()
 
     def upload(self) -> None:
         """Has the thread append what is kept now."""
@@ -134,10 +120,11 @@ class LinesInBucket:
             self._uploads.flush()
 
     def close(self) -> None:
-        """Uploads what is left."""
+        """Writes what is left."""
         self._over = True
         self._due.set()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
         self._uploads.close()
 
 
@@ -160,35 +147,12 @@ for _kind in ("gs", "file"):
     record_writer.register_writer_factory(_kind, EventFiles())  # its own uploads the whole file at each flush
 
 
-class Remaining:
-    """The time that is left: up to the run's last step, or where that is not known, to the end of its epochs.
-
-    >>> remaining = Remaining(None, 3)
-    >>> remaining.seconds(10, 0.5, [0.0]), remaining.seconds(30, 0.5, [0.5])
-    (None, 50.0)
-    """
-
-    def __init__(self, train_steps: int | None, num_epochs: int | None):
-        self._train_steps, self._num_epochs = train_steps, num_epochs
-        self._before: tuple[int, float] | None = None
-
-    def seconds(self, step: int, seconds_per_step: float, epochs: Sequence[float]) -> float | None:
-        """Returns the seconds left after a step; None if they are not known yet."""
-        found = [] if self._train_steps is None else [float(self._train_steps - step)]
-        if self._num_epochs is not None and epochs:
-            (first, begun), now = self._before or (step, min(epochs)), min(epochs)
-            self._before = (first, begun)
-            if now > begun:
-                found.append((self._num_epochs - now) / (now - begun) * (step - first))
-        return max(0.0, min(found)) * seconds_per_step if found else None
-
-
 class _Outputs(NamedTuple):
     """The outputs of the first process."""
 
     board: SummaryWriter | None
     others: WeightsAndBiases | None
-    lines: LinesInBucket | LinesOnDisk
+    lines: Lines
     bar: tqdm
 
 
@@ -205,23 +169,21 @@ class Metrics:
         start: int,
         train_steps: int | None,
         writes: bool,
-        num_epochs: int | None = None,
         run: RunConfig | None = None,
         callbacks: Callbacks | None = None,
     ):
         self.train_steps, self.writes = train_steps, writes
-        self._remaining = Remaining(train_steps, num_epochs)
         self._outputs: _Outputs | None = None
         self._step, self._ending = start, ""
-        self.calls = Calls(callbacks) if callbacks is not None and writes else None
+        self._callbacks, self._failure = callbacks or Callbacks(), None
+        self.must_stop = False  # as a callback says
         if writes:
             directory, hidden = epath.Path(model_dir), not sys.stderr.isatty()
-            path = directory / METRICS
             reports = ("tensorboard",) if run is None else run.reports
             self._outputs = _Outputs(
                 SummaryWriter(logdir=_address(directory / "tensorboard")) if "tensorboard" in reports else None,
                 WeightsAndBiases(run) if run is not None and "wandb" in reports else None,
-                LinesInBucket(str(path)) if "://" in model_dir else LinesOnDisk(str(path)),
+                Lines(str(directory / METRICS)),
                 tqdm(total=train_steps, initial=start, unit="step", disable=hidden, dynamic_ncols=True),
             )
 
@@ -306,10 +268,10 @@ class Metrics:
             parts.append(f"MFU {values['mfu']:.1%}")
         if "hbm_peak_gib" in values:
             parts.append(f"HBM {values['hbm_peak_gib']:.1f} GiB")
-        left = self._remaining.seconds(step, values["seconds_per_step"], list(epochs.values()))
-        self.say(" | ".join([*parts, *([] if left is None else [f"ETA {duration(left)}"])]))
-        if self.calls is not None:
-            self.calls.log(step, values)
+        if self.train_steps:
+            parts.append(f"ETA {duration((self.train_steps - step) * values['seconds_per_step'])}")
+        self.say(" | ".join(parts))
+        self._call(self._callbacks.on_log, step, values)
 
     def validation_line(self, step: int, values: Mapping[str, float]) -> None:
         """Writes and prints the figures of the validation split."""
@@ -344,6 +306,25 @@ class Metrics:
             for text in several:
                 self.say(f"step {step:,} sample for {prompt!r}: {text}")
         self._record("samples", step, {"texts": dict(texts)})
+
+    def evaluated(self, step: int, values: Mapping[str, float]) -> None:
+        """Gives the callback the figures of the validation split and of generated text."""
+        self._call(self._callbacks.on_evaluation, step, values)
+
+    def _call(self, callback: Callback | None, step: int, values: Mapping[str, float]) -> None:
+        if callback is None or not self.writes:
+            return
+        try:
+            found = callback(step, {name: float(value) for name, value in values.items()})
+            stops = isinstance(found, bool | np.bool) and not found
+        except Exception as error:  # noqa: BLE001  it is the user's, and raised when the step is saved
+            self._failure, stops = error, True
+        self.must_stop = self.must_stop or (stops and stop_all())
+
+    def check_callbacks(self) -> None:
+        """Raises the error of a callback, if there was one."""
+        if self._failure is not None:
+            raise self._failure
 
     def _record(self, kind: str, step: int, values: Mapping[str, object]) -> None:
         assert self._outputs is not None

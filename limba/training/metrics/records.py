@@ -9,15 +9,30 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from etils import epath
-
-from limba.storage import files
 
 METRICS = "metrics.jsonl"
 LEDGER = "skipped_batches.jsonl"  # batches that a run has dropped or passed over: training/ledger.py
 DOCUMENTS = "skipped_documents.jsonl"  # the documents in these batches, where somebody has looked for them
+
+
+# Gets a step and its figures by name, as metrics.jsonl has them.
+Callback = Callable[[int, dict[str, float]], object]
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """Functions that a run's first process calls. One that returns False stops the run.
+
+    The run saves after the step that it is in, and ends; the same call resumes it. An error that one raises stops it
+    too, and is raised when the step is saved.
+    """
+
+    on_log: Callback | None = None  # at each logged line: loss, learning_rate, seconds_per_step, …
+    on_evaluation: Callback | None = None  # at each evaluation: loss, accuracy, bits_per_byte, the text's metrics
 
 
 def duration(seconds: float) -> str:
@@ -75,20 +90,14 @@ def read_metrics(model_dir: str) -> list[dict]:
     The guard's return to an earlier step takes back what was recorded after that step.
     """
     records: dict[tuple[str, int], dict] = {}
-    for path in files_of(epath.Path(model_dir)):
-        for line in path.read_bytes().splitlines():
-            # Skipped are lines that are empty, incomplete, not text, or no record.
-            with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-                record = json.loads(line)
-                if not (isinstance(record["kind"], str) and isinstance(record["step"], int)):
-                    continue
-                if record["kind"] == "event" and "returned_to" in record:
-                    records = {at: r for at, r in records.items() if at[0] == "event" or at[1] <= record["returned_to"]}
-                records[record["kind"], record["step"]] = record
+    path = epath.Path(model_dir) / METRICS
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        # Skipped are lines that are empty, incomplete, not text, or no record.
+        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+            record = json.loads(line)
+            if not (isinstance(record["kind"], str) and isinstance(record["step"], int)):
+                continue
+            if record["kind"] == "event" and "returned_to" in record:
+                records = {at: r for at, r in records.items() if at[0] == "event" or at[1] <= record["returned_to"]}
+            records[record["kind"], record["step"]] = record
     return sorted(records.values(), key=lambda record: (record["step"], record["kind"]))
-
-
-def files_of(directory: epath.Path) -> list[epath.Path]:
-    """Returns metrics.jsonl and, in a bucket, the newest lines, which are not joined to it yet; those that exist."""
-    names = [METRICS, METRICS + files.TAIL] if "://" in str(directory) else [METRICS]
-    return [directory / name for name in names if (directory / name).exists()]

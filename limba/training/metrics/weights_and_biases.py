@@ -5,8 +5,6 @@ same one. The library's own variables hold: WANDB_MODE=offline, WANDB_PROJECT, W
 What goes wrong after the start is said once and ends nothing.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import logging

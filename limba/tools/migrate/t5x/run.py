@@ -148,7 +148,7 @@ def translate_checkpoints(t: Translation) -> None:
     t.bindings["CHECKPOINTS_KEPT"] = (keep.value, keep.origin)
     dtype = find("SaveCheckpointConfig", "dtype", default="float32")
     if dtype.value not in ("float32", None):
-        t.differs(dtype, "float32", "Limba saves parameters as they are trained; limba t5x export writes bfloat16")
+        t.differs(dtype, "float32", "Limba saves parameters as trained; limba convert --to=t5x writes bfloat16")
     data = find("SaveCheckpointConfig", "save_dataset", default=False)
     if not data.value:
         t.differs(data, "", "Limba saves the data position with each checkpoint: no text is read twice")
