@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 
@@ -78,7 +78,7 @@ def blocks_of(stored: Stored) -> Iterator[memoryview]:
         yield block.reshape(-1).view(np.uint8).data
 
 
-def write_safetensors(file: BinaryIO, part: Mapping[str, Stored], dtype: str, **about: str) -> None:
+def write_safetensors(file: IO[bytes], part: Mapping[str, Stored], dtype: str, **about: str) -> None:
     """Writes one file of safetensors, its arrays one after the other; `about` goes into its metadata."""
     header: Json = {"__metadata__": {"format": "pt", **about}}
     start = 0

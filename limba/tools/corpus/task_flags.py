@@ -121,7 +121,7 @@ def recipe(arguments: argparse.Namespace, inputs: int = 512) -> TaskRecipe:
 
 
 @contextlib.contextmanager
-def reading() -> Iterator[Callable[..., object]]:
+def reading() -> Iterator[Callable[..., None]]:
     """Yields a function of the bytes that are read so far, and shows them: on a terminal as a bar."""
     from tqdm import tqdm
 
@@ -129,7 +129,11 @@ def reading() -> Iterator[Callable[..., object]]:
         waiting("reading", shows=not sys.stderr.isatty()),
         tqdm(desc="reading", unit="B", unit_scale=True, dynamic_ncols=True, disable=None, leave=False) as bar,
     ):
-        yield lambda done, *_: bar.update(done - bar.n)
+
+        def update(done: int, *_: int) -> None:
+            bar.update(done - bar.n)
+
+        yield update
 
 
 def parse_column(text: str) -> str | Mapping[str, str]:
