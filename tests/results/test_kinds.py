@@ -162,6 +162,9 @@ def test_a_language_model_reads_shots_and_writes_what_transformers_does(vocabula
         theirs = few_shot.answer_of(tokenizer.decode(written)).partition("\ufffd")[0]
         assert theirs and ours.startswith(theirs)
     assert set(figures) == {"chrF++", "BLEU"} and any(seen)
+    quick = few_shot.measure(trained, task, parts, QUICK)
+    assert quick.figures == figures and set(quick.intervals) == {"chrF++", "BLEU"}
+    assert all(quick.intervals[name][0] <= figures[name] <= quick.intervals[name][1] for name in figures)
 
 
 def test_lemmas_and_wikiann(tmp_path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from limba.tools.results import files
+from limba.tools.results.kinds.learned import SECOND
 from limba.tools.results.protocol import PROTOCOL
 
 WORD = re.compile(r"\w+")
@@ -42,22 +43,25 @@ def texts_of(corpus: str) -> Iterator[str]:
 def overlaps(corpus: Iterable[str], tests: Mapping[str, Sequence[str]]) -> dict[str, Overlap]:
     """Returns the overlap of a corpus with the test examples of each task.
 
-    Lines are compared without their spaces, words in a row in small letters and without punctuation.
+    Lines, and what tabs divide in them, are compared without their spaces, words in a row in small letters and without
+    punctuation. An example of several texts is found where each of them is a line.
 
     >>> overlaps(["Ana are mere, da."], {"a": ["Ana are mere , da .", "Ana are"]})
+    {'a': Overlap(found=1, whole=1, total=2)}
+    >>> overlaps(["Unu.\\tDoi."], {"a": ["Unu . | Doi .", "Unu. | Trei."]})
     {'a': Overlap(found=1, whole=1, total=2)}
     """
     size = PROTOCOL.overlap_words
     given = {name: [set(grams(text, size)) for text in texts] for name, texts in tests.items()}
     wanted = set().union(*(found for texts in given.values() for found in texts))
-    whole = {letters(text) for texts in tests.values() for text in texts}
+    whole = {letters(each) for texts in tests.values() for text in texts for each in (text, *text.split(SECOND))}
     seen, lines = set[str](), set[str]()
     for text in corpus:
-        lines |= whole.intersection(map(letters, text.splitlines()))
+        lines |= whole.intersection(map(letters, (*text.splitlines(), *re.split(r"[\t\n]", text))))
         seen |= wanted.intersection(grams(text, size))
     found = {}
     for name, texts in given.items():
-        is_line = [letters(text) in lines for text in tests[name]]
+        is_line = [letters(text) in lines or lines.issuperset(map(letters, text.split(SECOND))) for text in tests[name]]
         shared = [not seen.isdisjoint(each) for each in texts]
         found[name] = Overlap(sum(a or b for a, b in zip(is_line, shared, strict=True)), sum(is_line), len(texts))
     return found

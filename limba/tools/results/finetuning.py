@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from limba.tools.results.kinds.learned import Learned, Parts, has_no_decoder
-from limba.tools.results.outcome import Outcome, jackknife
+from limba.tools.results.outcome import Outcome
 
 if TYPE_CHECKING:
     from limba.api import TrainedModel
@@ -78,13 +78,9 @@ class FineTuning:
         written = self._tuning.write(self._last.params, self.pairs[name], self._max_tokens)
         if self._head:
             written = [self.task.as_text(each, label) for each, label in zip(examples, written, strict=True)]
-        found = self.task.judge(examples, written, self.parts)
+        judge = functools.partial(self.task.on_test, protocol=self._protocol) if on_test else self.task.judge
+        found = judge(examples, written, self.parts)
         found.notes["epoch"] = self._last.epoch
-        if on_test and self._protocol.most_test and len(examples) > 1:
-            part = lambda places: ([examples[place] for place in places], [written[place] for place in places])
-            judge = lambda places: self.task.judge(*part(places), self.parts).figures
-            groups, confidence = self._protocol.test_groups, self._protocol.confidence
-            found.intervals.update(jackknife(judge, len(examples), groups, confidence))
         return found
 
     def hold(self) -> None:

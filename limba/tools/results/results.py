@@ -232,7 +232,8 @@ class Measured:
         runs, network = list[FineTuning](), trained.network.config
         for task, parts in ((read.task, read.parts) for read in self.tasks):
             if isinstance(task, Free) and parts and task.shots and network.is_decoder_only:
-                scored.append((task.name, functools.partial(few_shot.measure, task=task, parts=parts)))
+                measure = functools.partial(few_shot.measure, task=task, parts=parts, protocol=self.protocol)
+                scored.append((task.name, measure))
                 self.notes.append(f"{task.name}, {label}: after {task.shots} training examples, without fine-tuning")
             elif isinstance(task, Learned) and parts:
                 runs.append(FineTuning(trained, task, parts, self.protocol))

@@ -9,7 +9,7 @@ from limba.config import InputError
 from limba.tools.results.kinds.learned import Parts, evenly
 from limba.tools.results.kinds.writing import Free
 from limba.tools.results.outcome import Outcome
-from limba.tools.results.protocol import PROTOCOL
+from limba.tools.results.protocol import PROTOCOL, Protocol
 
 if TYPE_CHECKING:
     from limba.api import TrainedModel
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 TARGET, NEXT = " => ", " ### "  # not each vocabulary has newlines; a change of them is a new version of the protocol
 
 
-def measure(trained: TrainedModel, task: Free, parts: Parts) -> Outcome:
+def measure(trained: TrainedModel, task: Free, parts: Parts, protocol: Protocol = PROTOCOL) -> Outcome:
     """Returns the figures of what a language model writes, greedily, after the task's `shots`."""
-    tuning = trained.tuning(PROTOCOL.dropout, PROTOCOL.batch_size)
+    tuning = trained.tuning(protocol.dropout, protocol.batch_size)
     pairs = [tuning.pair(each, "", (sys.maxsize, 1)) for each in prompts(task, parts)]
-    sizes = [len(tuning.pair("", each.targets, (1, PROTOCOL.most_tokens[1]))[1]) for each in (*parts.train, *parts.dev)]
+    sizes = [len(tuning.pair("", each.targets, (1, protocol.most_tokens[1]))[1]) for each in (*parts.train, *parts.dev)]
     config, longest = trained.network.config, max(len(read) for read, _ in pairs) + max(sizes)
     if config.positions == "learned" and longest > config.max_length:
         raise InputError(
@@ -29,7 +29,7 @@ def measure(trained: TrainedModel, task: Free, parts: Parts) -> Outcome:
             f" {config.max_length:,}; give fewer shots, or leave the task out by --tasks."
         )
     found = tuning.write(trained.params, pairs, max(sizes))
-    return task.judge(parts.test, list(map(answer_of, found)), parts)
+    return task.on_test(parts.test, list(map(answer_of, found)), parts, protocol)
 
 
 def prompts(task: Free, parts: Parts) -> list[str]:

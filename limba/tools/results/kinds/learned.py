@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple
 from limba.config import InputError, ModelConfig, kinds
 from limba.config.kinds import PositiveInt
 from limba.tools.results import files, scores
-from limba.tools.results.outcome import Figures, Outcome
+from limba.tools.results.outcome import Figures, Outcome, jackknife
 from limba.tools.results.protocol import PROTOCOL, Protocol
 
 NAME_IN_MISC = re.compile(r"(?:.*\|)?name=([^|]*).*")  # how NorNE writes a tag into CoNLL-U's last column
@@ -129,6 +129,20 @@ class Learned:
     def judge(self, examples: Sequence[Example], predictions: Sequence[str], parts: Parts) -> Outcome:
         """Returns the figures of what a model has written."""
         raise NotImplementedError
+
+    def on_test(
+        self, examples: Sequence[Example], predictions: Sequence[str], parts: Parts, protocol: Protocol
+    ) -> Outcome:
+        """Returns `judge`'s figures, with intervals where the protocol reads some of the test examples only."""
+
+        def judge(places: Sequence[int]) -> Figures:
+            taken = [examples[place] for place in places]
+            return self.judge(taken, [predictions[place] for place in places], parts).figures
+
+        found = self.judge(examples, predictions, parts)
+        if protocol.most_test and len(examples) > 1:
+            found.intervals.update(jackknife(judge, len(examples), protocol.test_groups, protocol.confidence))
+        return found
 
     def floors(self, parts: Parts) -> Mapping[str, Figures]:
         """Returns the figures of a simple rule."""
