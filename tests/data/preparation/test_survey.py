@@ -67,6 +67,8 @@ def test_bad_corpora_are_one_sentence(tmp_path: Path) -> None:
     refused("matches no file", str(tmp_path / "none*.jsonl"))
     (tmp_path / "empty.jsonl").write_text("\n")
     refused("holds no document", str(tmp_path / "empty.jsonl"))
+    (tmp_path / "nothing.txt").write_text("")
+    refused("holds no document", str(tmp_path / "nothing.txt"))
     (tmp_path / "two.jsonl").write_text('{"en": "a", "nb": "b"}\n')
     refused("several with text; set DataConfig.column to one of 'en', 'nb'", str(tmp_path / "two.jsonl"))
     refused("has no column 'sv'; it has 'en', 'nb'", str(tmp_path / "two.jsonl"), "sv")

@@ -66,7 +66,7 @@ def _chosen(columns: Sequence[str], path: str) -> str:
 
 def _counted(source: UnitSource, progress: Callable[[int], object] | None) -> Survey:
     units = source.units("train")
-    spread = -(-len(units) // UNITS_AT_ONCE)
+    spread = max(1, -(-len(units) // UNITS_AT_ONCE))
     order = sorted(range(0, len(units), spread), key=lambda place: (place // spread % 16, place))  # all over the corpus
     documents = size = seen = seen_bytes = read = 0
     for number in order:
