@@ -32,7 +32,7 @@ from limba.formats import limba_checkpoint
 from limba.model import Network
 from limba.sharding.agreement import check_alike, is_first, of_first, together
 from limba.storage.files import read_text, resolved, write_whole
-from limba.training.checkpoints.initial import check_initial, load_initial
+from limba.training.checkpoints.initial import check_initial, check_length, load_initial
 from limba.training.checks import check_steps, facts_of_data
 from limba.training.state import TrainState, create_state
 
@@ -108,6 +108,7 @@ def task_of_run(config: RunConfig) -> tuple[Provider, dict[str, int]]:
                 vocabulary = task.output_features["targets"].vocabulary
                 learns_gaps = data_tasks.needs_sentinels(task) and not config.model.is_decoder_only
                 check_initial(config.initial_checkpoint_path, byte_extra_ids(vocabulary) if learns_gaps else None)
+                check_length(config)
     check_alike(lambda: facts_of_data(task, data))
     return task, lengths
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import limba
-from limba.cli import main
+from limba.cli import convert, main
 from tests import tiny
 from tests.export.runs import write_run
 from tests.inference.test_load import config_of
@@ -52,6 +52,33 @@ def test_each_way_to_give_texts_prints_the_fills_of_python(capsys, monkeypatch: 
     assert lines[0] == f"== {TEXTS[1]}" and len(lines) == 3
     best, second = expected[1][1]
     assert lines[2] == f"2. {best.text} ({best.probability:.2%}), {second.text} ({second.probability:.2%})"
+
+
+def test_an_encoder_fills_masks_from_its_run_and_from_its_folder(
+    tmp_path: Path, vocabulary: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"vocab_size": 1024, "emb_dim": 32, "num_heads": 2, "num_kv_heads": 2, "head_dim": 16, "mlp_dim": 64}
+    write_run(tmp_path / "run", tiny.language_model(attention_mask="bidirectional", **sizes))
+    named = [f"--vocabulary={vocabulary}", "--extra_ids=1"]
+    convert.run([str(tmp_path / "run"), str(tmp_path / "out"), *named, "--no-check"])
+    (folder,) = (tmp_path / "out").iterdir()
+    texts = ["The <mask> is a ___ of it.", "A text.\nThe <mask>"]
+    (tmp_path / "in.txt").write_text("".join(f"{text}\n\n" for text in texts[:1]))
+    expected = limba.load(folder).fill(texts, top=3)
+    assert [len(gaps) for gaps in expected] == [2, 1] and all(len(gap) == 3 for gaps in expected for gap in gaps)
+    capsys.readouterr()
+    for given in (texts[:1], [f"--file={tmp_path}/in.txt"]):
+        assert main.main(["fill", str(folder), "--top=3", "--json", *given]) == 0
+        (line,) = capsys.readouterr().out.splitlines()
+        gaps = [[{"text": fill.text, "probability": fill.probability} for fill in gap] for gap in expected[0]]
+        assert json.loads(line) == {"text": texts[0], "gaps": gaps}
+    assert main.main(["fill", str(folder), "--top=3", texts[1]]) == 0
+    best = ", ".join(f"{fill.text} ({fill.probability:.2%})" for fill in expected[1][0])
+    assert capsys.readouterr().out.endswith(f"1. {best}\n")
+    assert main.main(["fill", str(tmp_path / "run"), f"--vocabulary={folder}/spiece.model", texts[1]]) == 2
+    assert "no <mask> and no <extra_id_0>" in capsys.readouterr().err
+    assert main.main(["fill", str(folder), "A text"]) == 2
+    assert "has no" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

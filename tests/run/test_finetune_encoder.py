@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import transformers
 
 from limba.cli import convert, evaluate, flags, main
-from limba.config import InputError
+from limba.config import ConfigError, InputError, RunConfig, plain
 from limba.data.vocabulary.load import begin_id
 from limba.export.huggingface import network_gin
 from limba.inference.load import load
@@ -21,6 +22,7 @@ from limba.tools.preflight.checks.data import wanted_tokens
 from limba.tools.preflight.checks.vocabulary import unused_share
 from limba.tools.preflight.compiled import instant
 from limba.tools.preflight.compiled.topologies import topology
+from limba.training.checkpoints.initial import check_length
 from limba.training.metrics.logging import read_metrics
 from tests import tiny
 from tests.export.runs import write_run
@@ -285,3 +287,40 @@ def test_wrong_labels_are_one_sentence_before_the_start(tmp_path: Path, encoder:
     refused([*tags, "--gin.COLUMN={'inputs': 'form', 'targets': 'pos'}"], "has no column 'pos'; CoNLL-U has id, form")
     (tmp_path / "tags/train.conllu").write_text("1\tthe\tDET\n")
     refused(tags, "train.conllu line 1 has 3 columns, and CoNLL-U 10")
+
+
+def test_rows_longer_than_an_encoder_has_learned_are_refused(tmp_path: Path, encoder: Path, vocabulary: Path) -> None:
+    def of(start: Path, length: int, *more: str) -> RunConfig:
+        lengths = f"--gin.TASK_FEATURE_LENGTHS={{'targets': {length}}}"
+        return flags.parse_args(arguments(tmp_path, start, vocabulary, "classes", lengths, *more)).config
+
+    def written_by(run: RunConfig, name: str) -> Path:
+        shutil.copytree(encoder, tmp_path / name)
+        (tmp_path / name / plain.FILE).write_text(plain.to_text(run))
+        return tmp_path / name
+
+    first = written_by(dataclasses.replace(of(encoder, 24), initial_checkpoint_path=None), "first")
+    sentence = "gives rows of 32 tokens, .* was trained with 24; .* at most 24, or .*rotary_base above its 250000"
+    with pytest.raises(ConfigError, match=sentence):
+        train(of(first, 32))
+    base = "--gin.config.ModelConfig.rotary_base"
+    with pytest.raises(ConfigError, match=sentence):
+        check_length(of(first / "checkpoints/5", 32, f"{base}=250_000.0"))
+    check_length(of(first, 24))
+    check_length(of(first, 32, f"{base}=1_000_000.0"))
+    second = written_by(of(first, 16), "second")  # 24 is still what it has learned, as far as that can be seen
+    check_length(of(second, 24))
+    with pytest.raises(ConfigError, match="second was trained with 24"):
+        check_length(of(second, 25))
+    check_length(of(written_by(of(tmp_path / "gone", 16), "third"), 2_000))
+
+    convert.run([str(encoder), str(tmp_path / "out"), f"--vocabulary={vocabulary}", "--extra_ids=1", "--no-check"])
+    folder = tmp_path / "out/step_5"
+    about = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(about | {"max_position_embeddings": 16}))
+    check_length(of(folder, 16))
+    with pytest.raises(ConfigError, match="step_5 was trained with 16"):
+        check_length(of(folder, 17))
+
+    alone = tiny.model(num_decoder_layers=0, head="classes")  # whose relative positions have no end
+    check_length(dataclasses.replace(of(first, 32), model=alone))

@@ -11,12 +11,12 @@ import jax
 import numpy as np
 from etils import epath
 
-from limba.config import ConfigError, ModelConfig
+from limba.config import ConfigError, InputError, ModelConfig, RunConfig, plain
 from limba.formats import hub_models, huggingface, limba_checkpoint, t5x
 from limba.formats.huggingface_files import LAST_BYTE, extra_ids_at
 from limba.formats.names import Arrays
 from limba.sharding.mesh import leaf_name, named_leaves
-from limba.storage.files import resolved
+from limba.storage.files import read_text, resolved
 from limba.training.checkpoints.directory import check_together, limba_checkpoint_at, load_limba_checkpoint
 from limba.training.optimizer import restarted
 from limba.training.state import TrainState
@@ -89,6 +89,46 @@ def check_initial(path: str, byte_extra_ids: int | None = None) -> None:
         t5x.open_checkpoint(root if t5x.is_t5x(root) else found[max(found)])
     elif "://" in str(root) or not huggingface.is_huggingface(str(root)):
         limba_checkpoint_at(path)
+
+
+def check_length(config: RunConfig) -> None:
+    """Raises ConfigError if an encoder's rows are longer than those that its initial model was trained with.
+
+    A rotary base above that model's lets them be: ModernBERT (arXiv:2412.13663) went from 1,024 tokens to 8,192 so,
+    with 160,000 in place of 10,000. Nothing is said where that length is not known.
+    """
+    path, model, length = config.initial_checkpoint_path, config.model, config.data.sequence_length or 0
+    known = _trained(path) if path and model.is_encoder else None
+    if known is None or length <= known[1] or model.rotary_base > known[0].rotary_base:
+        return
+    begun, longest = known
+    ways = f"give rows of at most {longest:,}"
+    if model.positions == "rotary":
+        ways += f", or to learn longer ones raise ModelConfig.rotary_base above its {begun.rotary_base:.12g}"
+    raise ConfigError(
+        "DataConfig.task_feature_lengths",
+        f"gives rows of {length:,} tokens, and {path} was trained with {longest:,}; {ways}.",
+        ("DataConfig.task_feature_lengths", {"targets": longest}),
+    )
+
+
+def _trained(path: str) -> tuple[ModelConfig, int] | None:
+    """Returns the network at a path and the longest rows it was trained with; None if that is not known."""
+    root = _root(path)
+    if "://" not in str(root) and huggingface.is_huggingface(str(root)):
+        model = huggingface.model_config(str(root))
+        return model, model.max_length
+    file = limba_checkpoint_at(path).parent.parent / plain.FILE
+    found = plain.from_text(read_text(file), str(file)) if file.exists() else None
+    if not isinstance(found, RunConfig):
+        return found and (found, found.max_length)
+    if not found.initial_checkpoint_path:
+        return found.model, found.data.sequence_length or 0
+    try:
+        before = _trained(found.initial_checkpoint_path)
+    except InputError:  # gone, or moved
+        return None
+    return before and (found.model, max(before[1], found.data.sequence_length or 0))
 
 
 def _check_sentinels(path: str, root: epath.Path, extra_ids: int) -> None:
