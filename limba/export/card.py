@@ -200,7 +200,7 @@ def _usage(model: ModelConfig, form: Form) -> str:
     formats, dtype, transformers = form
     if model.is_encoder:
         code = USAGE.format(auto="AutoModelForMaskedLM", dtype=dtype, code=FILL)
-        return code + f"`AutoModel` gives the hidden states. For transformers 5; weights are {dtype}."
+        return code + f"`AutoModel` gives the hidden states. For transformers {_versions(model)}; weights are {dtype}."
     if model.is_decoder_only:
         begins = f"A text begins with the padding token, which the tokenizer puts there; weights are {dtype}."
         return USAGE.format(auto="AutoModelForCausalLM", dtype=dtype, code=CONTINUE) + begins
@@ -227,7 +227,7 @@ from transformers import pipeline
 print(pipeline("{task}", ".")("A text"))  # this folder, or its name on the hub
 ```
 
-For transformers 5; weights are {dtype}."""
+For transformers {versions}; weights are {dtype}."""
 SENTENCES = """\
 ## Use
 
@@ -238,8 +238,8 @@ model = SentenceTransformer(".")  # this folder, or its name on the hub
 print(model.similarity(model.encode("A text"), model.encode(["Another text", "A third one"])))
 ```
 
-A vector is the mean of a text's last hidden states; texts are compared by the cosine. For transformers 5; weights are
-{dtype}."""
+A vector is the mean of a text's last hidden states; texts are compared by the cosine. For transformers {versions};
+weights are {dtype}."""
 
 
 STATES = """\
@@ -282,4 +282,9 @@ def _usage_of_head(model: ModelConfig, dtype: str) -> str:
         result = f"{pooled}.softmax(-1)" if model.has_labels else pooled
         return OF_A_TEXT.format(encoder=architectures.class_of(model), result=result, those=those, dtype=dtype)
     text = SENTENCES if model.head == "vectors" else PIPELINE_USAGE
-    return text.format(task=OF_HEADS.get(model.head), dtype=dtype)
+    return text.format(task=OF_HEADS.get(model.head), versions=_versions(model), dtype=dtype)
+
+
+def _versions(model: ModelConfig) -> str:
+    """Returns the versions of transformers that have an encoder's class."""
+    return "5" if architectures.kind(model) == "eurobert" else "4.57 and 5"
