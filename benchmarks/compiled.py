@@ -62,6 +62,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--shard_update", action=argparse.BooleanOptionalAction, default=True, help="see MeshConfig")
     parser.add_argument("--packed", action=argparse.BooleanOptionalAction, default=True, help="with segment ids")
     parser.add_argument("--predicted", type=int, help="tokens of an encoder's row that have logits; default: all")
+    parser.add_argument("--mixed", action="store_true", help="rows that say their own mask: causal, or both directions")
     parser.add_argument("--kernels", metavar="DIR", help=argparse.SUPPRESS)  # a process of its own: _schedules
     parser.add_argument("--save_hlo", metavar="FILE", help="write the optimized program's text")
     args = parser.parse_args(argv)
@@ -118,6 +119,8 @@ def trace_step(args: argparse.Namespace, config: Any, devices: Any) -> Any:
     state = abstract_state(model, optimizer, mesh, args.shard_update)
     decoder = ("decoder_input_tokens", "decoder_target_tokens", "decoder_loss_weights", "decoder_segment_ids")
     features: dict[str, int] = dict.fromkeys(decoder[: 4 if args.packed else 3], args.targets)
+    if args.mixed:
+        features["decoder_causal_attention"] = args.targets
     if args.predicted:
         features["decoder_predicted_positions"] = args.predicted
     if not config.is_decoder_only:

@@ -360,7 +360,7 @@ OF_T5 = {  # the package t5 has these signatures
     "limba/tools/migrate/t5_names/denoising.py:denoise": 8,
     "limba/tools/migrate/t5_names/preprocessors.py:span_corruption": 9,
 }
-KERNELS = {"limba/model/kernels/pallas_gpu.py:pallas_attention": 9}
+KERNELS = {"limba/model/kernels/pallas_gpu.py:pallas_attention": 8}
 MANY_ARGUMENTS = {
     "limba/data/objectives/masked_language_modeling.py:masked_lm": 8,
     "limba/data/provenance.py:documents_of": 8,

@@ -208,7 +208,9 @@ OF_A_TEXT = (
 
 def _usage(model: ModelConfig, form: Form) -> str:
     """Returns the section of the card that shows how the model is used."""
-    text, auto, notes = '"A text"', architectures.class_of(model), f"For transformers 5; weights are {form.dtype}."
+    versions = "5" if architectures.kind(model) == "eurobert" else "4.57 and 5"  # that have an encoder's class
+    text, auto = '"A text"', architectures.class_of(model)
+    notes = f"For transformers {versions}; weights are {form.dtype}."
     if model.is_t5_encoder and not model.has_own_head:
         code, notes = STATES, f"The encoder of a T5 alone. For transformers 4.57 and 5; weights are {form.dtype}."
     elif model.is_t5_encoder and model.head in ("classes", "score"):

@@ -8,13 +8,12 @@ T5, and so T5X's decoder-only network (`ModelConfig.is_t5_decoder`), has that fa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
@@ -22,9 +21,9 @@ from limba.config import ModelConfig
 from limba.model import layers
 from limba.model.attention import query_init
 from limba.model.heads import Head
-from limba.model.kernels.choose import AttentionKernel, choose, choose_for_any_mask
+from limba.model.kernels.choose import AttentionKernel, choose
 from limba.model.kernels.einsum import cached_attention, dot_product_attention
-from limba.model.masks import Mask, causal_mask, ids_of, prefix_mask
+from limba.model.masks import Mask, causal_mask, ids_of
 from limba.model.relative_bias import BiasTable, RelativeBias, bias_by_distance, bias_row
 from limba.model.stack import apply_module, decode_runner, run_layers
 from limba.model.trees import Batch, Cache, DecodeStep, Parameters
@@ -173,13 +172,6 @@ def sees_all(config: ModelConfig, layer: Array | int) -> Array | bool:
     return config.local_attention is None or layer % config.local_attention[1] == 0
 
 
-def has_blocks(config: ModelConfig, length: int) -> bool:
-    """Returns whether scores of a window are computed in blocks, and those of all tokens by a kernel of their own."""
-    from limba.model.kernels.local import fits  # which networks without a window do not need
-
-    return config.local_attention is not None and fits(length, config.local_attention[0])
-
-
 def rotated(
     x: Float[Array, "B L H C"], positions: Int[Array, "B L"], frequencies: Array | np.ndarray
 ) -> Float[Array, "B L H C"]:
@@ -274,7 +266,7 @@ class LanguageModelLayer(nn.Module):
         attend: AttentionKernel,
         bias: Array | None,
         positions: Int[Array, "B L"],
-        mask: Mask | Bool[Array, "B L L"],
+        mask: Mask,
         layer: Array | int,
         deterministic: bool,
     ) -> Float[Array, "B L D"]:
@@ -287,37 +279,10 @@ class LanguageModelLayer(nn.Module):
             keep_rate, shape = 1 - config.dropout_rate, (*value.shape[:-1], 1)
             value = jnp.where(jax.random.bernoulli(self.make_rng("dropout"), keep_rate, shape), value / keep_rate, 0)
         key, value = (every_head(each, config.num_heads) for each in (key, value))
-        if config.local_attention is None:
-            attended = _attended(attend, (query, key, value), bias, mask)
-        else:
-            attended = checkpoint_name(_in_windows(config, attend, layer, mask)(query, key, value), layers.ATTENDED)
-        return self.finish(x, attended, deterministic)
-
-
-def _attended(
-    attend: AttentionKernel, heads: tuple[Array, ...], bias: Array | None, mask: Mask | Bool[Array, "B L L"]
-) -> Float[Array, "B L H C"]:
-    """Returns the attended values of queries, keys and values [B, L, H, C] each."""
-    attended = attend(attend.arrange(heads), bias, mask)  # pyright: ignore[reportArgumentType]  an array: to an einsum
-    return attend.restore(attended)
-
-
-def _in_windows(
-    config: ModelConfig, attend: AttentionKernel, layer: Array | int, mask: Mask | Bool[Array, "B L L"]
-) -> Callable[..., Float[Array, "B L H C"]]:
-    """Returns a ModernBERT layer's attention: of all, or of a window, whose scores alone are computed in long rows."""
-    from limba.model.kernels.local import local_attention  # which other networks do not need
-
-    window, everywhere = (config.local_attention or (0,))[0], sees_all(config, layer)
-    visible = mask.visible() if isinstance(mask, Mask) else mask
-    if not has_blocks(config, attend.queries):
-        places = jnp.arange(attend.queries)
-        near = jnp.abs(places[:, None] - places[None]) <= window // 2
-        return lambda *heads: _attended(attend, heads, None, visible & (near | everywhere)[None])
-    # Recomputed for the gradient: one scan over layers of both kinds would keep all scores of each.
-    whole = jax.checkpoint(lambda *heads: _attended(attend, heads, None, mask))
-    nearby = jax.checkpoint(lambda query, key, value: local_attention(query, key, value, visible, window))
-    return lambda *heads: jax.lax.cond(everywhere, whole, nearby, *heads)
+        if config.local_attention is not None:
+            mask = dataclasses.replace(mask, reach=config.local_attention[0] // 2, everywhere=sees_all(config, layer))
+        attended = attend(attend.arrange((query, key, value)), bias, mask)
+        return self.finish(x, attend.restore(attended), deterministic)
 
 
 class Stack(nn.Module):
@@ -376,14 +341,13 @@ class Stack(nn.Module):
         self,
         x: Float[Array, "B L D"],
         positions: Int[Array, "B L"],
-        mask: Mask | Bool[Array, "B L L"],
+        mask: Mask,
         deterministic: bool,
         as_states: bool = False,
         predicted: Int[Array, "B P"] | None = None,
     ) -> Float[Array, "B LorP DorV"]:
         config, (batch, length, _) = self.config, x.shape
-        takes_ids = isinstance(mask, Mask) and (config.local_attention is None or has_blocks(config, length))
-        attend = (choose if takes_ids else choose_for_any_mask)(config, self.mesh, batch, length, length)
+        attend = choose(config, self.mesh, batch, length, length)
         x = layers.Dropout(config.dropout_rate)(self.add_positions(x, positions), deterministic)
         bias = attend.bias(self.relpos_bias()) if config.is_t5_decoder else None
         inputs = (attend, bias, positions, mask)
@@ -421,10 +385,9 @@ class LanguageModel(nn.Module):
         segments = batch.get("decoder_segment_ids", jnp.ones_like(targets))
         ids = ids_of(targets, segments)
         has_prefix = "decoder_causal_attention" in batch
-        mask = Mask(ids, ids, causal=has_prefix or not self.config.is_encoder)
-        if has_prefix and self.config.prefix_attention == "full":
-            prefix = prefix_mask(batch["decoder_causal_attention"] > 0)
-            mask = Mask(ids, ids).visible() & (causal_mask(targets.shape[1]) | prefix)
+        is_by_token = has_prefix and self.config.prefix_attention == "full"
+        both_ways = batch["decoder_causal_attention"] > 0 if is_by_token else None
+        mask = Mask(ids, ids, has_prefix or not self.config.is_encoder, both_ways)
         positions, inputs = positions_in_segments(segments), batch["decoder_input_tokens"]
         if self.config.has_own_head:
             states = self.decoder(self.token_embedder(inputs), positions, mask, deterministic, True)

@@ -3,23 +3,62 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+EVERYWHERE = 1 << 30  # keys to each side, more than any row has
+
+
+class Rule(NamedTuple):
+    """What a mask is beside the ids of examples, known when a program is made; its fields are those of `Mask`."""
+
+    causal: bool = False
+    by_token: bool = False  # whether it has `both_ways`
+    reach: int | None = None
+
 
 @dataclasses.dataclass(frozen=True)
 class Mask:
-    """A query sees the keys with its own id; with id 0 it sees none. `causal` also hides the keys after it."""
+    """A query sees the keys with its own id; with id 0 it sees none. `causal` also hides the keys after it.
+
+    But the tokens of `both_ways` see each other in both directions: a prefix, or rows that are not causal. `reach` is
+    how many keys to each side a query sees, unless it sees `everywhere`, which may be the number of a layer that runs.
+    """
 
     query_ids: Int[Array, "B Q"]
     key_ids: Int[Array, "B K"]
     causal: bool = False
+    both_ways: Bool[Array, "B L"] | None = None
+    reach: int | None = None
+    everywhere: Bool[Array, ""] | bool = True
+
+    @property
+    def rule(self) -> Rule:
+        return Rule(self.causal, self.both_ways is not None, self.reach)
 
     def visible(self) -> Bool[Array, "B Q K"]:
         """Returns the mask as an array: True where the query sees the key."""
-        same = (self.query_ids[:, :, None] == self.key_ids[:, None, :]) & (self.query_ids > 0)[:, :, None]
-        return same & causal_mask(same.shape[1]) if self.causal else same
+        seen = (self.query_ids[:, :, None] == self.key_ids[:, None, :]) & (self.query_ids > 0)[:, :, None]
+        if self.causal:
+            before = causal_mask(seen.shape[1])
+            seen &= before if self.both_ways is None else before | prefix_mask(self.both_ways)
+        if self.reach is not None:
+            places = jnp.arange(seen.shape[1])
+            seen &= ((jnp.abs(places[:, None] - places[None]) <= self.reach) | self.everywhere)[None]
+        return seen
+
+    def for_kernels(self) -> tuple[Int[Array, "B Q"], Int[Array, "B K"], Int[Array, " 1"] | None]:
+        """Returns the ids of queries and keys, and the reach of this layer, if it has one.
+
+        By a token's own rule ids are twice as large, and odd for tokens that see each other in both directions.
+        """
+        query_ids, key_ids = self.query_ids, self.key_ids
+        if self.both_ways is not None:
+            query_ids, key_ids = (jnp.where(each > 0, 2 * each + self.both_ways, 0) for each in (query_ids, key_ids))
+        reach = None if self.reach is None else jnp.where(self.everywhere, EVERYWHERE, self.reach)[None]
+        return query_ids, key_ids, reach
 
 
 def ids_of(tokens: Int[Array, "B L"], segments: Int[Array, "B L"] | None = None) -> Int[Array, "B L"]:

@@ -15,8 +15,9 @@ from limba.evaluation.validation import evaluation_sums
 from limba.formats.architectures import config_json, kind, model_fields, rows, written
 from limba.formats.names import flatten, unstack_layers
 from limba.model import Network
-from limba.model.kernels.choose import choose_for_any_mask
+from limba.model.kernels.choose import choose
 from limba.model.language_model import LanguageModelLayer
+from limba.model.masks import Mask
 from limba.training.metrics.flops import flops_per_sequence
 from limba.training.step import Gradient, gradients
 from tests import tiny
@@ -220,8 +221,8 @@ def test_eight_devices_equal_one(kind):
 def test_every_third_layer_sees_all_and_the_others_four_to_each_side():
     params, x = parameters(MODERN), jax.random.normal(jax.random.key(0), (1, 24, MODERN.emb_dim))
     weights = jax.tree.map(lambda each: each[0], params["decoder"]["layers"])
-    positions, mask = jnp.arange(24)[None], jnp.ones((1, 24, 24), bool)
-    attend, reached = choose_for_any_mask(MODERN, None, 1, 24, 24), []
+    positions, ids = jnp.arange(24)[None], jnp.ones((1, 24), jnp.int32)
+    mask, attend, reached = Mask(ids, ids), choose(MODERN, None, 1, 24, 24), []
     for number in range(4):
 
         def of(x, number=number):

@@ -84,10 +84,10 @@ def language_model_of(objective: str | None, length: int, rows: int, **changes: 
     return PlannedRun(RunConfig(model, data, "unused", train_steps=10, optimizer=OptimizerConfig("adamw")))
 
 
-@pytest.mark.parametrize(("objective", "gib"), [(None, 9.46), ("causal_lm", 7.61)])
-def test_a_language_model_has_scores_on_a_tpu_if_rows_may_have_a_prefix(objective: str | None, gib: float) -> None:
+@pytest.mark.parametrize("objective", [None, "causal_lm"])
+def test_a_language_model_has_no_scores_on_a_tpu_with_a_prefix_either(objective: str | None) -> None:
     found = instant.memory(language_model_of(objective, 1024, 128), topology("v4-8"))
-    assert found.total / GIB == pytest.approx(gib, rel=0.12)
+    assert found.total / GIB == pytest.approx(7.61, rel=0.12)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_language_model_has_scores_on_a_tpu_if_rows_may_have_a_prefix(objectiv
         ("causal_lm", 1024, "v4-8", False),
         ("causal_lm", 4096, "v4-8", True),  # more keys than the kernel for TPUs takes
         ("causal_lm", 4096, "h200-1", False),
-        ("prefix_lm", 1024, "h200-1", True),
+        ("prefix_lm", 1024, "h200-1", False),
         ("prefix_lm", 1024, "cpu-1", False),
     ],
 )

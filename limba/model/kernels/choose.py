@@ -20,26 +20,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from limba.config import ModelConfig
 from limba.model.kernels.einsum import dot_product_attention, memory_efficient_attention
-from limba.model.layers import ATTENDED, DENSE, dense
+from limba.model.kernels.feature_major import FeatureMajor, Shapes
+from limba.model.layers import ATTENDED, dense
 from limba.model.masks import Mask
 from limba.model.relative_bias import BiasTable
 from limba.sharding.mesh import LOGICAL_AXIS_RULES, num_batch_groups
-
-
-@dataclasses.dataclass(frozen=True)
-class Shapes:
-    """The sizes that one attention is called with, and its mesh; None is one device."""
-
-    mesh: Mesh | None
-    batch: int
-    queries: int
-    keys: int
-    num_heads: int
-    head_dim: int
 
 
 class HeadsLast(Shapes):
@@ -68,68 +57,6 @@ class HeadsLast(Shapes):
         return dense(attended.reshape(self.batch, self.queries, -1), out)
 
 
-class FeatureMajor(Shapes):
-    """Projections [B, N, H, C, L], one for each input; the result is [B, H, C, Q].
-
-    The length is last, since it fills a TPU's 128 lanes and a head's width of 64 does not. In self-attention N = 3
-    is query, key and value; else the first array is the query, and the second is key and value. Rotated queries and
-    keys come one by one (`arrange`), since to put them together would copy them.
-    """
-
-    def project(self, x: Array, memory: Array, kernels: tuple[Array, ...]) -> tuple[Array, ...]:
-        """Returns the projections of `x` [B, Q, D] and `memory` [B, K, D], each with one matrix product."""
-        by_head = [kernel.reshape(-1, self.num_heads, self.head_dim) for kernel in kernels]
-        sources = [(x, by_head)] if x is memory else [(x, by_head[:1]), (memory, by_head[1:])]
-        projections = []
-        for inputs, parts in sources:
-            stacked = jnp.stack(parts, axis=1)
-            projected = jnp.einsum("bld,dnhc->bnhcl", inputs.astype(stacked.dtype), stacked)
-            projections.append(checkpoint_name(projected, DENSE))
-        return tuple(projections)
-
-    def drop_values(self, heads: tuple[Array, ...], kept: Array, keep_rate: float) -> tuple[Array, ...]:
-        """Returns the same with dropout of values: those `kept`, bool [B, K, H, 1], are scaled up, others are 0."""
-        *others, last = heads
-        factor = (kept / keep_rate).astype(last.dtype).transpose(0, 2, 3, 1)[:, None]
-        ones = jnp.ones_like(factor)
-        return *others, last * jnp.concatenate([ones] * (last.shape[1] - 1) + [factor], axis=1)
-
-    def arrange(self, heads: tuple[Array, ...]) -> tuple[Array, ...]:
-        """Returns queries, keys and values [B, L, H, C] of self-attention as this kernel reads them."""
-        return tuple(each.transpose(0, 2, 3, 1)[:, None] for each in heads)
-
-    def restore(self, attended: Float[Array, "B H C Q"]) -> Float[Array, "B Q H C"]:
-        """Returns the kernel's result with the heads last."""
-        return checkpoint_name(attended.transpose(0, 3, 1, 2), ATTENDED)
-
-    def join(self, attended: Float[Array, "B H C Q"], out: Float[Array, "W D"]) -> Float[Array, "B Q D"]:
-        """Returns the heads' values, projected back to the model width."""
-        by_head = out.reshape(self.num_heads, self.head_dim, -1)
-        return checkpoint_name(_joined(attended, by_head), DENSE)
-
-
-@jax.custom_vjp
-def _joined(attended: Float[Array, "B H C Q"], out: Float[Array, "H C D"]) -> Float[Array, "B Q D"]:
-    """Returns the projection back to the model width.
-
-    The array that `remat` saves gets its name only on its way to the backward pass. If the forward pass read it under
-    that name too, jax would round it a second time there: a pass over memory of its own, after a kernel.
-    """
-    return jnp.einsum("bhcl,hcd->bld", attended, out)
-
-
-def _joined_forward(attended: Array, out: Array) -> tuple[Array, tuple[Array, Array]]:
-    return jnp.einsum("bhcl,hcd->bld", attended, out), (checkpoint_name(attended, ATTENDED), out)
-
-
-def _joined_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
-    attended, out = saved
-    return jnp.einsum("bld,hcd->bhcl", gradient, out), jnp.einsum("bhcl,bld->hcd", attended, gradient)
-
-
-_joined.defvjp(_joined_forward, _joined_backward)
-
-
 BATCH_AXES = LOGICAL_AXIS_RULES["batch"]
 
 
@@ -155,17 +82,18 @@ def for_each_group(bias: BiasTable, mesh: Mesh | None) -> BiasTable:
 def attend_on_mesh(
     kernel: Callable[..., Array], call: Shapes, head_axis: int, heads: tuple[Array, ...], bias: Array | None, mask: Mask
 ) -> Array:
-    """Returns kernel(heads, bias, query ids, key ids), which each device computes for its own examples and heads.
+    """Returns kernel(heads, bias, the mask's arrays), which each device computes for its own examples and heads.
 
     Heads are on axis 2 of each array of `heads`, and on `head_axis` of the result. `bias` is [G, H, …], or None.
     """
-    attend = lambda heads, bias, *ids: kernel(heads, None if bias is None else bias[0], *ids)
-    mesh, inputs = call.mesh, (heads, bias, mask.query_ids, mask.key_ids)
+    attend = lambda heads, bias, ids: kernel(heads, None if bias is None else bias[0], ids)
+    mesh, inputs = call.mesh, (heads, bias, mask.for_kernels())
     if mesh is None or mesh.size == 1:
         return attend(*inputs)
     axis, ids = heads_axis(mesh, call.num_heads), PartitionSpec(BATCH_AXES)
     bias_spec = None if bias is None else PartitionSpec(BATCH_AXES, axis)
-    specs = (PartitionSpec(BATCH_AXES, None, axis), bias_spec, ids, ids)
+    reach = None if mask.reach is None else PartitionSpec()
+    specs = (PartitionSpec(BATCH_AXES, None, axis), bias_spec, (ids, ids, reach))
     attended = PartitionSpec(BATCH_AXES, *(None,) * (head_axis - 1), axis)
     # Values that are equal on all devices of a group are computed on each of them: there is nothing to check.
     return jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=attended, check_vma=False)(*inputs)
@@ -189,7 +117,7 @@ def compute_capability(device: object) -> float:
 
 
 class Einsum(HeadsLast):
-    """All scores at once, by XLA. Runs on all platforms, with any mask."""
+    """All scores at once, by XLA; in long rows those of a window in blocks. Runs on all platforms."""
 
     attention = staticmethod(dot_product_attention)
 
@@ -198,10 +126,19 @@ class Einsum(HeadsLast):
         return table.pairs(self.queries, self.keys)
 
     def __call__(
-        self, heads: tuple[Array, ...], bias: Float[Array, "H Q K"] | None, mask: Mask | Bool[Array, "B Q K"]
+        self, heads: tuple[Array, ...], bias: Float[Array, "H Q K"] | None, mask: Mask
     ) -> Float[Array, "B Q H C"]:
         query, key, value = heads
-        return self.attention(query, key, value, bias, mask.visible() if isinstance(mask, Mask) else mask)
+        if mask.reach is not None:
+            from limba.model.kernels.local import fits, local_attention  # which other networks do not need
+
+            if fits(self.queries, window := 2 * mask.reach):
+                # Recomputed for the gradient: one scan over layers of both kinds would keep all scores of each.
+                ids = dataclasses.replace(mask, reach=None)
+                whole = jax.checkpoint(lambda q, k, v: self.attention(q, k, v, None, ids.visible()))
+                nearby = jax.checkpoint(lambda q, k, v: local_attention(q, k, v, ids.visible(), window))
+                return jax.lax.cond(mask.everywhere, whole, nearby, query, key, value)
+        return self.attention(query, key, value, bias, mask.visible())
 
     def restore(self, attended: Float[Array, "B Q H C"]) -> Float[Array, "B Q H C"]:
         """Returns the same, named for `remat`, as `join` does; the Pallas kernels name their own results."""
@@ -221,7 +158,7 @@ class MemoryEfficient(Einsum):
 class PallasGpu(HeadsLast):
     """The kernel of `pallas_gpu.py`, for NVIDIA's cards from the A100 on."""
 
-    def fits(self) -> bool:
+    def fits(self, config: ModelConfig) -> bool:
         """Returns True if the kernel can run on these devices and takes these sizes."""
         if find_spec(TRITON) is None:
             return False
@@ -242,7 +179,7 @@ class PallasGpu(HeadsLast):
 
         has_wgmma = 9 <= compute_capability(device_of(self.mesh)) < 10
         kernel = lambda heads, *others: pallas_gpu.pallas_attention(
-            *heads, *others, causal=mask.causal, has_wgmma=has_wgmma
+            *heads, *others, rule=mask.rule, has_wgmma=has_wgmma
         )
         return attend_on_mesh(kernel, self, 2, heads, bias, mask)
 
@@ -250,13 +187,13 @@ class PallasGpu(HeadsLast):
 class PallasTpu(FeatureMajor):
     """The kernel of `pallas_tpu.py`; without a TPU it runs (slowly) in interpret mode."""
 
-    def fits(self) -> bool:
+    def fits(self, config: ModelConfig) -> bool:
         """Returns True if the kernel can run on these devices and takes these sizes."""
         from limba.model.kernels import pallas_tpu
 
-        if device_of(self.mesh).device_kind in OLD_TPUS:
+        if device_of(self.mesh).device_kind in OLD_TPUS or self.batch % num_batch_groups(self.mesh):
             return False
-        return pallas_tpu.fits(self.keys) and self.batch % num_batch_groups(self.mesh) == 0
+        return pallas_tpu.fits(self.keys, config.local_attention and config.local_attention[0] // 2)
 
     def bias(self, table: BiasTable) -> Float[Array, "G H K Q"]:
         """Returns the bias of every key and query, once for each group of devices."""
@@ -269,7 +206,7 @@ class PallasTpu(FeatureMajor):
         from limba.model.kernels import pallas_tpu
 
         interpret = device_of(self.mesh).platform != "tpu"
-        kernel = functools.partial(pallas_tpu.pallas_attention, causal=mask.causal, interpret=interpret)
+        kernel = functools.partial(pallas_tpu.pallas_attention, rule=mask.rule, interpret=interpret)
         return attend_on_mesh(kernel, self, 1, heads, bias, mask)
 
 
@@ -280,21 +217,28 @@ def choose(config: ModelConfig, mesh: Mesh | None, batch: int, queries: int, key
     """Returns the kernel that computes attention of these sizes: `config.attention`, or with 'auto' the fastest.
 
     `mesh` is where it will run; its devices need not be on this machine. The einsum is used where the Pallas kernels
-    are not: for batches that the devices do not divide (as in validation), for more keys than fit a TPU's memory, on
-    TPUs v2 and v3, and on GPUs for other head widths than `pallas_gpu.WIDTHS` and for cards older than the A100.
+    are not: for batches that the devices do not divide (as in validation), for more keys, or wider windows, than fit a
+    TPU's memory, on TPUs v2 and v3, and on GPUs for other head widths than `pallas_gpu.WIDTHS` and for cards older than
+    the A100.
     """
     platform = device_of(mesh).platform
     if config.attention == "pallas" or (config.attention == "auto" and platform in ("tpu", "gpu")):
         pallas = PallasGpu if platform == "gpu" else PallasTpu
         kernel = pallas(mesh, batch, queries, keys, config.num_heads, config.head_dim)
-        if kernel.fits():
+        if kernel.fits(config):
             return kernel
-    return choose_for_any_mask(config, mesh, batch, queries, keys)
+    is_lean = config.attention == "memory_efficient"
+    if config.attention == "auto" and device_of(mesh).platform == "cpu":
+        # On several devices a loop over examples would gather them. Measured in benchmarks/README.md.
+        devices = jax.device_count() if mesh is None else mesh.size
+        is_lean = devices == 1 and 4 * batch * config.num_heads * queries * keys > CACHE_BYTES
+    kind = MemoryEfficient if is_lean else Einsum
+    return kind(mesh, batch, queries, keys, config.num_heads, config.head_dim)
 
 
 def unfit(config: ModelConfig, device: Any) -> str:
     """Returns a sentence if the Pallas kernel would be chosen on this device and cannot run there; else ""."""
-    if config.attention not in ("auto", "pallas") or config.is_modernbert:
+    if config.attention not in ("auto", "pallas"):
         return ""
     if device.platform == "gpu" and compute_capability(device) < COMPUTE_CAPABILITY:
         needs = f"an NVIDIA card of compute capability {COMPUTE_CAPABILITY:g} or newer (A100)"
@@ -305,16 +249,3 @@ def unfit(config: ModelConfig, device: Any) -> str:
     else:
         return ""
     return f"Attention is computed by the einsum: the Pallas kernel needs {needs}, and this is {device.device_kind}."
-
-
-def choose_for_any_mask(
-    config: ModelConfig, mesh: Mesh | None, batch: int, queries: int, keys: int
-) -> Einsum | MemoryEfficient:
-    """Returns the kernel for a mask that is an array, which the Pallas kernels do not take."""
-    is_lean = config.attention == "memory_efficient"
-    if config.attention == "auto" and device_of(mesh).platform == "cpu":
-        # On several devices a loop over examples would gather them. Measured in benchmarks/README.md.
-        devices = jax.device_count() if mesh is None else mesh.size
-        is_lean = devices == 1 and 4 * batch * config.num_heads * queries * keys > CACHE_BYTES
-    kind = MemoryEfficient if is_lean else Einsum
-    return kind(mesh, batch, queries, keys, config.num_heads, config.head_dim)

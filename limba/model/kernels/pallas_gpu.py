@@ -23,6 +23,7 @@ from jaxtyping import Array, Float, Int
 
 from limba.model.kernels.einsum import HIDDEN_SCORE
 from limba.model.layers import ATTENDED
+from limba.model.masks import Rule
 from limba.model.trees import Ref
 
 WIDTHS = (16, 32, 64, 128)  # of a head
@@ -42,6 +43,7 @@ class Blocks(NamedTuple):
 
 KEY_SIDE = ("key", "value", "key_ids", "to_key", "to_value")
 STATISTICS = ("highest", "share", "mean")
+OF_MASK = ("query_ids", "key_ids", "first_beyond", "reach")
 # The largest that NVIDIA's compiler keeps in registers without spilling. Large blocks are for two-byte arrays and
 # heads of up to 64 on cards with wgmma (H100, H200), whose products read shared memory; small ones for all else.
 LARGE_BLOCKS = {
@@ -63,7 +65,7 @@ class Call(NamedTuple):
 
     queries: int
     keys: int
-    causal: bool
+    rule: Rule
     has_wgmma: bool
     interpret: bool
 
@@ -77,23 +79,25 @@ def pallas_attention(
     key: Float[Array, "B K H C"],
     value: Float[Array, "B K H C"],
     diagonals: Float[Array, "H P"] | None,
-    query_ids: Int[Array, "B Q"],
-    key_ids: Int[Array, "B K"],
-    causal: bool,
+    mask: tuple[Int[Array, "B Q"], Int[Array, "B K"], Int[Array, " 1"] | None],
+    rule: Rule,
     has_wgmma: bool = True,
     interpret: bool = False,
 ) -> Float[Array, "B Q H C"]:
     """Returns softmax(q k^T + bias) v; scores and softmax in float32, products in the inputs' dtype.
 
-    The bias of query q and key k is `diagonals[:, k - q + Q]`, P = Q + K. A query sees the keys with its own id; with
-    `causal` (for self-attention) none after it; with id 0 none at all: its weights are then equal for all keys. C is
-    one of WIDTHS. `has_wgmma`: compute capability 9.
+    The bias of query q and key k is `diagonals[:, k - q + Q]`, P = Q + K. `mask` is `Mask.for_kernels`; a rule other
+    than the ids' is for self-attention. A query that sees no key has equal weights for all keys, or with a reach 0. C
+    is one of WIDTHS. `has_wgmma`: compute capability 9.
     """
-    call = Call(query.shape[1], key.shape[1], causal, has_wgmma, interpret)
-    # Blocks after the diagonal are skipped for queries before the first hidden one, whose weights are on all keys.
-    places = jnp.where(query_ids == 0, jnp.arange(call.queries)[None], call.queries)
-    first_hidden = jnp.min(places, axis=1, keepdims=True)
-    ids = {"query_ids": query_ids, "key_ids": key_ids, "first_hidden": first_hidden}
+    query_ids, key_ids, reach = mask
+    call = Call(query.shape[1], key.shape[1], rule, has_wgmma, interpret)
+    # Blocks after the diagonal are skipped for queries before the first one whose weights are on keys there.
+    goes_beyond = query_ids & 1 == 1 if rule.by_token else jnp.zeros(query_ids.shape, bool)
+    goes_beyond |= (query_ids == 0) & (reach is None)
+    places = jnp.where(goes_beyond, jnp.arange(call.queries)[None], call.queries)
+    ids = {"query_ids": query_ids, "key_ids": key_ids, "first_beyond": jnp.min(places, axis=1, keepdims=True)}
+    ids |= {} if reach is None else {"reach": reach}
     return _attend(call, {"query": query, "key": key, "value": value}, diagonals, ids)
 
 
@@ -119,7 +123,7 @@ def _attend_backward(call: Call, saved: dict, gradient: Array) -> tuple:
     if "diagonals" in arrays:
         to_diagonals = _sums_of_diagonals(jnp.sum(_run("to_bias", call, arrays, ["to_bias"])["to_bias"], axis=0))
     to_heads = {name: found[f"to_{name}"] for name in ("query", "key", "value")}
-    return to_heads, to_diagonals, dict.fromkeys(("query_ids", "key_ids", "first_hidden"))
+    return to_heads, to_diagonals, dict.fromkeys(each for each in saved if each in OF_MASK)
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
@@ -154,7 +158,9 @@ def _run(kernel: str, call: Call, arrays: dict[str, Array], results: list[str]) 
         if name == "to_bias":
             part = pl.BlockSpec((None, None, queries, keys), lambda i, h, b: (b, h, 0, 0))
             return (batch // group, heads, queries, keys), jnp.float32, part
-        if name == "first_hidden":
+        if name == "reach":
+            return (1,), jnp.int32, pl.BlockSpec((1,), lambda i, h, b: (0,))
+        if name == "first_beyond":
             return (batch, 1), jnp.int32, pl.BlockSpec((group, 1), lambda i, h, b: (b, 0))
         length = keys if name in KEY_SIDE else queries
         if name.endswith("_ids"):
@@ -168,7 +174,8 @@ def _run(kernel: str, call: Call, arrays: dict[str, Array], results: list[str]) 
     def body(*refs: Ref) -> None:
         KERNELS[kernel](call, blocks, group, dict(zip([*arrays, *results], refs, strict=True)))
 
-    marks = ("_causal" if call.causal else "") + ("_bias" if "diagonals" in arrays else "")
+    marks = {"causal": call.rule.causal, "mixed": call.rule.by_token, "near": "reach" in arrays}
+    marks |= {"bias": "diagonals" in arrays}
     outputs = pl.pallas_call(
         body,
         grid=(programs, heads, batch // group),
@@ -177,7 +184,7 @@ def _run(kernel: str, call: Call, arrays: dict[str, Array], results: list[str]) 
         out_shape=[jax.ShapeDtypeStruct(*place(name)[:2]) for name in results],
         compiler_params=plgpu.CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages),
         interpret=call.interpret,
-        name=f"attention_{kernel}_{queries}x{keys}{marks}",
+        name="_".join([f"attention_{kernel}_{queries}x{keys}", *(mark for mark in marks if marks[mark])]),
     )(*arrays.values())
     return dict(zip(results, outputs, strict=True))
 
@@ -246,16 +253,23 @@ class Tile(NamedTuple):
         return plgpu.load(diagonals, mask=inside, other=0)
 
     def scores(
-        self, query: Array, key: Array, query_ids: Array, key_ids: Array, bias: Array | None
+        self, refs: dict[str, Ref], pair: tuple[Array, Array], ids: tuple[Array, Array], bias: Array | None
     ) -> tuple[Array, Array]:
-        """Returns the scores, and True where they are visible; those of keys past the end are -infinity."""
-        scores = self.product(query, key)
+        """Returns the scores of queries and keys, and True where they are visible; of keys past the end -infinity."""
+        (causal, by_token, _), (of_query, of_key) = self.call.rule, ids
+        scores, of_query = self.product(*pair), jnp.where(of_query == 0, NO_ID, of_query)
         if bias is not None:
             scores = scores + bias
-        visible = self.of_query(jnp.where(query_ids == 0, NO_ID, query_ids)) == self.of_key(key_ids)
-        key_places = self.of_key(self.keys.places)
-        if self.call.causal:
-            visible &= key_places <= self.of_query(self.queries.places)
+        query_places, key_places = self.of_query(self.queries.places), self.of_key(self.keys.places)
+        ids = (of_query >> 1, of_key >> 1) if by_token else (of_query, of_key)
+        visible = self.of_query(ids[0]) == self.of_key(ids[1])
+        if causal:
+            visible &= key_places <= query_places
+        if by_token:
+            odd = jnp.where(of_query & 1 == 1, of_query, NO_ID), jnp.where(of_key & 1 == 1, of_key, 0)
+            visible |= self.of_query(odd[0]) == self.of_key(odd[1])
+        if "reach" in refs:
+            visible &= jnp.abs(key_places - query_places) <= refs["reach"][0]
         scores = jnp.where(visible, scores, HIDDEN_SCORE)
         return jnp.where(key_places < self.keys.length, scores, -jnp.inf) if self.keys.is_ragged else scores, visible
 
@@ -276,14 +290,26 @@ def _keys(call: Call, blocks: Blocks, block: Array) -> Side:
     return Side(block * blocks.keys, blocks.keys, call.keys)
 
 
-def _key_blocks(call: Call, blocks: Blocks, refs: dict[str, Ref], queries: Side) -> Array | int:
-    """Returns the number of blocks of keys that these queries see."""
-    all_blocks = pl.cdiv(call.keys, blocks.keys)
-    if not call.causal:
-        return all_blocks
-    end = queries.first + queries.size
-    seen = jnp.minimum(jax.lax.div(end + blocks.keys - 1, blocks.keys), all_blocks)
-    return jnp.where(end > refs["first_hidden"][0, 0], all_blocks, seen)
+def _key_blocks(call: Call, blocks: Blocks, refs: dict[str, Ref], queries: Side) -> tuple[Array | int, Array | int]:
+    """Returns the first block of keys that these queries see, and the one after the last."""
+    first, end = _within_reach(refs, queries, blocks.keys, pl.cdiv(call.keys, blocks.keys))
+    if not call.rule.causal:
+        return first, end
+    after = queries.first + queries.size
+    seen = jnp.minimum(jax.lax.div(after + blocks.keys - 1, blocks.keys), end)
+    return first, jnp.where(after > refs["first_beyond"][0, 0], end, seen)
+
+
+def _within_reach(refs: dict[str, Ref], side: Side, size: int, count: int) -> tuple[Array | int, Array | int]:
+    """Returns the first of `count` blocks of the other side within the reach of this one, and the one after the last.
+
+    A block has `size` places.
+    """
+    if "reach" not in refs:
+        return 0, count
+    reach = refs["reach"][0]
+    end = jax.lax.div(side.first + side.size + reach + size - 1, size)
+    return jax.lax.div(jnp.maximum(side.first - reach, 0), size), jnp.minimum(end, count)
 
 
 def _forward_kernel(call: Call, blocks: Blocks, group: int, refs: dict[str, Ref]) -> None:
@@ -294,15 +320,17 @@ def _forward_kernel(call: Call, blocks: Blocks, group: int, refs: dict[str, Ref]
         sums, highest, total = carry
         tile = Tile(call, queries, _keys(call, blocks, block))
         key, value, key_ids = tile.keys.load(refs, 0, "key", "value", "key_ids")
-        scores, _ = tile.scores(query, key, query_ids, key_ids, tile.bias(refs))
+        scores, _ = tile.scores(refs, (query, key), (query_ids, key_ids), tile.bias(refs))
         higher = jnp.maximum(highest, jnp.max(scores, axis=1))
         weights, shrunk = _exp(scores - higher[:, None]), _exp(highest - higher)
         sums = sums * shrunk[:, None] + _product(weights.astype(value.dtype), value, 1, 0)
         return sums, higher, total * shrunk + jnp.sum(weights, axis=1)
 
     start = jnp.zeros(query.shape, jnp.float32), jnp.full(queries.size, -jnp.inf), jnp.zeros(queries.size)
-    sums, highest, total = jax.lax.fori_loop(0, _key_blocks(call, blocks, refs, queries), step, start)
+    sums, highest, total = jax.lax.fori_loop(*_key_blocks(call, blocks, refs, queries), step, start)
     share = 1 / total
+    if "reach" in refs:
+        share = jnp.where(highest > HIDDEN_SCORE / 2, share, 0)
     queries.store(refs, attended=sums * share[:, None], highest=highest, share=share)
 
 
@@ -317,13 +345,13 @@ def _to_query_kernel(call: Call, blocks: Blocks, group: int, refs: dict[str, Ref
         to_query, lost = carry
         tile = Tile(call, queries, _keys(call, blocks, block))
         key, value, key_ids = tile.keys.load(refs, 0, "key", "value", "key_ids")
-        scores, visible = tile.scores(query, key, query_ids, key_ids, tile.bias(refs))
+        scores, visible = tile.scores(refs, (query, key), (query_ids, key_ids), tile.bias(refs))
         weights = _exp(scores - highest[:, None]) * share[:, None]
         to_scores = jnp.where(visible, weights * (tile.product(gradient, value) - mean[:, None]), 0)
         return to_query + _product(to_scores.astype(key.dtype), key, 1, 0), lost + jnp.sum(to_scores, axis=1)
 
     start = jnp.zeros(query.shape, jnp.float32), jnp.zeros(queries.size)
-    to_query, lost = jax.lax.fori_loop(0, _key_blocks(call, blocks, refs, queries), step, start)
+    to_query, lost = jax.lax.fori_loop(*_key_blocks(call, blocks, refs, queries), step, start)
     queries.store(refs, to_query=to_query, mean=mean + lost)
 
 
@@ -336,16 +364,17 @@ def _to_key_kernel(call: Call, blocks: Blocks, group: int, refs: dict[str, Ref])
         tile = Tile(call, _queries(call, blocks, block), keys, keys_first=True)
         query, gradient, query_ids = tile.queries.load(refs, 0, "query", "gradient", "query_ids")
         highest, share, mean = tile.queries.load(refs, 0, "highest", "share", "mean")
-        scores, visible = tile.scores(query, key, query_ids, key_ids, tile.bias(refs))
+        scores, visible = tile.scores(refs, (query, key), (query_ids, key_ids), tile.bias(refs))
         weights = _exp(scores - highest[None]) * share[None]
         to_value = to_value + _product(weights.astype(gradient.dtype), gradient, 1, 0)
         to_scores = jnp.where(visible, weights * (tile.product(gradient, value) - mean[None]), 0)
         return to_key + _product(to_scores.astype(query.dtype), query, 1, 0), to_value
 
-    # Before the diagonal only hidden queries see these keys.
-    first = jax.lax.div(jnp.minimum(keys.first, refs["first_hidden"][0, 0]), blocks.queries) if call.causal else 0
+    first, end = _within_reach(refs, keys, blocks.queries, pl.cdiv(call.queries, blocks.queries))
+    if call.rule.causal:  # before the diagonal only these queries see them
+        first = jnp.maximum(first, jax.lax.div(jnp.minimum(keys.first, refs["first_beyond"][0, 0]), blocks.queries))
     start = jnp.zeros(key.shape, jnp.float32), jnp.zeros(key.shape, jnp.float32)
-    to_key, to_value = jax.lax.fori_loop(first, pl.cdiv(call.queries, blocks.queries), step, start)
+    to_key, to_value = jax.lax.fori_loop(first, end, step, start)
     keys.store(refs, to_key=to_key, to_value=to_value)
 
 
@@ -359,13 +388,13 @@ def _to_bias_kernel(call: Call, blocks: Blocks, group: int, refs: dict[str, Ref]
         query, gradient, query_ids = queries.load(refs, example, "query", "gradient", "query_ids")
         highest, share, mean = queries.load(refs, example, "highest", "share", "mean")
         key, value, key_ids = tile.keys.load(refs, example, "key", "value", "key_ids")
-        scores, visible = tile.scores(query, key, query_ids, key_ids, bias)
+        scores, visible = tile.scores(refs, (query, key), (query_ids, key_ids), bias)
         weights = _exp(scores - highest[:, None]) * share[:, None]
         return to_bias + jnp.where(visible, weights * (tile.product(gradient, value) - mean[:, None]), 0)
 
-    # Tiles after the diagonal have no gradient.
+    # Tiles after the diagonal have no gradient, unless some tokens see those after them.
     has_any = tile.keys.first < queries.first + queries.size
-    count = group * has_any.astype(jnp.int32) if call.causal else group
+    count = group * has_any.astype(jnp.int32) if call.rule.causal and not call.rule.by_token else group
     to_bias = jax.lax.fori_loop(0, count, step, jnp.zeros((queries.size, tile.keys.size), jnp.float32))
     at = refs["to_bias"].at[pl.ds(queries.first, queries.size), pl.ds(tile.keys.first, tile.keys.size)]
     inside = (queries.places < call.queries)[:, None] & (tile.keys.places < call.keys)[None]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -23,97 +24,176 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from limba.model.kernels.einsum import HIDDEN_SCORE
 from limba.model.layers import ATTENDED
+from limba.model.masks import EVERYWHERE, Rule
 from limba.model.trees import Ref
 
 LANES = 128
 SCORES_IN_VMEM = 512 * 512  # of one example; a float32 copy takes 1 of VMEM's 16 MiB, and about eight are live at once
 SCORES_PER_PROGRAM = 2 * SCORES_IN_VMEM  # a second example uses the time that matrix units wait: 18 % fewer cycles
 MAX_EXAMPLES_PER_PROGRAM = 8  # their code is unrolled
+SHORT_ROW = 4  # blocks, of which a window's program reads three: all keys take fewer cycles there
 
 
 class Plan(NamedTuple):
-    """How a call is divided into programs (some queries against all keys, some examples), and its options."""
+    """How a call is divided into programs (some queries against all keys, some examples), and its options.
+
+    Where queries see few keys, a program reads their own block of keys and its two neighbours.
+    """
 
     query_block: int
     rows: int
-    causal: bool
+    rule: Rule
     interpret: bool
+    is_near: bool = False
 
     @classmethod
-    def of(cls, batch: int, queries: int, keys: int, causal: bool, interpret: bool) -> Plan:
+    def of(cls, batch: int, queries: int, keys: int, rule: Rule, interpret: bool) -> Plan:
         """Returns the plan for these sizes; ValueError if the scores of 128 queries do not fit."""
-        if not fits(keys):
+        if not fits(keys, None):
             most = SCORES_IN_VMEM // LANES
             raise ValueError(f"{keys} keys are more than the {most} of this kernel; set ModelConfig.attention to auto.")
         block = queries if queries * keys <= SCORES_IN_VMEM else LANES * (SCORES_IN_VMEM // (LANES * keys))
-        wanted = min(MAX_EXAMPLES_PER_PROGRAM, SCORES_PER_PROGRAM // (block * keys))
-        return cls(block, math.gcd(batch, 1 << (wanted.bit_length() - 1)), causal, interpret)
+        return cls(block, _rows(batch, block * keys), rule._replace(reach=None), interpret)
+
+    @classmethod
+    def near(cls, batch: int, rule: Rule, reach: int, interpret: bool) -> Plan:
+        """Returns the plan of a layer whose queries see `reach` keys to each side."""
+        block = _near_block(reach)
+        return cls(block, _rows(batch, 3 * block**2), rule, interpret, True)
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The blocks of keys of a program, as counted from that of its queries; (0,) if it has all."""
+        return (-1, 0, 1) if self.is_near else (0,)
 
 
-def fits(keys: int) -> bool:
-    """Returns True if the kernel can attend to that many keys."""
-    return LANES * keys <= SCORES_IN_VMEM
+def _rows(batch: int, scores: int) -> int:
+    wanted = min(MAX_EXAMPLES_PER_PROGRAM, SCORES_PER_PROGRAM // scores)
+    return math.gcd(batch, 1 << (wanted.bit_length() - 1))
+
+
+def _near_block(reach: int) -> int:
+    return LANES * max(1, -(-reach // LANES))
+
+
+def fits(keys: int, reach: int | None) -> bool:
+    """Returns True if the kernel can attend to that many keys, and if not None in some layers to `reach` on each side.
+
+    >>> fits(2048, None), fits(2049, None), fits(2048, 256), fits(2048, 257)
+    (True, False, True, False)
+    """
+    return max(LANES * keys, 0 if reach is None else 3 * _near_block(reach) ** 2) <= SCORES_IN_VMEM
 
 
 def pallas_attention(
     projections: tuple[Float[Array, "B _ H C _"], ...],
     bias: Float[Array, "H K Q"] | None,
-    query_ids: Int[Array, "B Q"],
-    key_ids: Int[Array, "B K"],
-    causal: bool,
+    mask: tuple[Int[Array, "B Q"], Int[Array, "B K"], Int[Array, " 1"] | None],
+    rule: Rule,
     interpret: bool = False,
 ) -> Float[Array, "B H C Q"]:
     """Returns (softmax(q k^T + bias) v)^T; scores and softmax in float32, products in the inputs' dtype.
 
     `projections` [B, N, H, C, L] is one array of query, key and value (N = 3), two: the query (N = 1), and key and
-    value (N = 2), or one for each. A query sees the keys with its own id; with `causal` none after it; with id 0 none
-    at all: its weights are then equal for all keys. ValueError for more than 2,048 keys (see `fits`).
+    value (N = 2), or one for each. `mask` is `Mask.for_kernels`. A query that sees no key has equal weights for all
+    keys, or 0 where only blocks near it are read. ValueError for more than 2,048 keys (see `fits`).
     """
-    queries = query_ids.shape[-1]
-    plan = Plan.of(query_ids.shape[0], queries, key_ids.shape[-1], causal, interpret)
-    short = -queries % plan.query_block
-    if short:
-        if len(projections) == 1:
-            projections = (projections[0][:, :1], projections[0][:, 1:])
-        query, query_ids = (_padded(x, short) for x in (projections[0], query_ids))
-        projections, bias = (query, *projections[1:]), None if bias is None else _padded(bias, short)
+    query_ids, key_ids, reach = mask
+    (batch, queries), keys = query_ids.shape, key_ids.shape[-1]
+    plans = (Plan.of(batch, queries, keys, rule, interpret),)
+    if rule.reach is not None:
+        is_short = keys <= SHORT_ROW * _near_block(rule.reach)
+        plans += (plans[0]._replace(rule=rule) if is_short else Plan.near(batch, rule, rule.reach, interpret),)
     # No key has the id -1.
     ids = (jnp.where(query_ids == 0, -1, query_ids)[:, None], key_ids[:, None])
-    return jnp.asarray(_attend(plan, projections, bias, ids))[..., :queries]
+    return _attend(plans, projections, bias, ids, reach)
 
 
 def _padded(x: Array, count: int) -> Array:
-    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, count)])
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, count)]) if count else x
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(plan: Plan, projections: tuple[Array, ...], bias: Array | None, ids: tuple[Array, Array]) -> Array:
-    return _call("forward", plan, projections, bias, ids)[0]
+def _attend(
+    plans: tuple[Plan, ...], projections: tuple[Array, ...], bias: Array | None, ids: tuple, reach: Array | None
+) -> Array:
+    return _either(_forward, plans, reach, projections, bias, ids)[0]
 
 
-def _attend_forward(plan: Plan, *inputs: PyTree) -> tuple[Array, tuple]:
-    attended, statistics = _call("forward", plan, *inputs)
+def _attend_forward(plans: tuple[Plan, ...], *inputs: PyTree) -> tuple[Array, tuple]:
+    *others, reach = inputs
+    attended, statistics = _either(_forward, plans, reach, *others)
     return attended, (*inputs, checkpoint_name(statistics, ATTENDED))
 
 
-def _attend_backward(plan: Plan, saved: tuple, gradient: Array) -> tuple:
-    projections, bias, ids, statistics = saved
-    results = _call("backward", plan, projections, bias, ids, statistics, gradient)
-    to_bias = None if bias is None else results.pop()
-    if len(results) == 2:  # the gradient of the query, and that of keys and values from each block of queries
-        parts = results[1]
-        summed = parts[0] if len(parts) == 1 else jnp.sum(parts, axis=0, dtype=jnp.float32).astype(parts.dtype)
-        results = [jnp.concatenate([results[0], summed], axis=1)] if len(projections) == 1 else [results[0], summed]
-        if len(projections) == 3:
-            results[1:] = summed[:, :1], summed[:, 1:]
-    return tuple(results), to_bias, (None, None)
+def _attend_backward(plans: tuple[Plan, ...], saved: tuple, gradient: Array) -> tuple:
+    *inputs, reach, statistics = saved
+    return *_either(_backward, plans, reach, *inputs, statistics, gradient), (None, None), None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
+def _either(run: Callable[..., PyTree], plans: tuple[Plan, ...], reach: Array | None, *arrays: PyTree) -> PyTree:
+    """Returns what `run` gives by the plan of this layer: of all keys, or of those that its reach has."""
+    if reach is None:
+        return run(plans[0], *arrays)
+    everywhere, near = (functools.partial(run, plan) for plan in plans)
+    return jax.lax.cond(reach[0] == EVERYWHERE, everywhere, near, *arrays)
+
+
+def _whole_blocks(
+    plan: Plan, projections: tuple[Array, ...], bias: Array | None, ids: tuple[Array, Array]
+) -> tuple[tuple[Array, ...], Array | None, tuple[Array, Array]]:
+    """Returns the same arrays, padded so that the queries, and with a reach the keys, are whole blocks."""
+    short = -ids[0].shape[-1] % plan.query_block
+    if short and len(projections) == 1:
+        projections = (projections[0][:, :1], projections[0][:, 1:])
+    query, *others = projections
+    of_keys = short if plan.is_near else 0
+    projections = (_padded(query, short), *(_padded(each, of_keys) for each in others))
+    padded = None if bias is None else _padded(bias, short)
+    return projections, padded, (_padded(ids[0], short), _padded(ids[1], of_keys))
+
+
+def _forward(plan: Plan, projections: tuple[Array, ...], bias: Array | None, ids: tuple[Array, Array]) -> list[Array]:
+    results = _call(plan, *_whole_blocks(plan, projections, bias, ids))
+    return [each[..., : ids[0].shape[-1]] for each in results]
+
+
+def _backward(
+    plan: Plan,
+    projections: tuple[Array, ...],
+    bias: Array | None,
+    ids: tuple[Array, Array],
+    statistics: Array,
+    gradient: Array,
+) -> tuple[tuple[Array, ...], Array | None]:
+    """Returns the gradients of the projections and of the bias."""
+    queries, keys = (each.shape[-1] for each in ids)
+    short = -queries % plan.query_block
+    of_backward = (_padded(each, short) for each in (statistics, gradient))
+    results = _call(plan, *_whole_blocks(plan, projections, bias, ids), *of_backward)
+    to_bias = None if bias is None else results.pop()[..., :queries]
+    if len(results) == 2:  # the gradient of the query, and that of keys and values from each block of queries
+        to_query, summed = results[0][..., :queries], _summed(plan, results[1])[..., :keys]
+        results = [to_query, summed] if len(projections) > 1 else [jnp.concatenate([to_query, summed], axis=1)]
+        if len(projections) == 3:
+            results[1:] = summed[:, :1], summed[:, 1:]
+    return tuple(results), to_bias
+
+
+def _summed(plan: Plan, parts: Float[Array, "I B 2 H C J"]) -> Float[Array, "B 2 H C K"]:
+    """Returns the sum over the programs of each block of queries; with a reach J is three blocks of the keys."""
+    if not plan.is_near:
+        return parts[0] if len(parts) == 1 else jnp.sum(parts, axis=0, dtype=jnp.float32).astype(parts.dtype)
+    before, own, after = (jnp.float32(each) for each in jnp.split(parts, 3, axis=-1))
+    nothing = jnp.zeros_like(own[:1])
+    own += jnp.concatenate([before[1:], nothing]) + jnp.concatenate([nothing, after[:-1]])
+    return jnp.moveaxis(own, 0, -2).reshape(*parts.shape[1:-1], -1).astype(parts.dtype)
+
+
 def _call(
-    which: str,
     plan: Plan,
     projections: tuple[Array, ...],
     bias: Array | None,
@@ -123,19 +203,28 @@ def _call(
     """Returns the results of the kernel, run over (heads, blocks of queries, groups of examples)."""
     (batch, _, heads, width, queries), dtype = projections[0].shape, projections[0].dtype
     keys, block, rows = ids[1].shape[-1], plan.query_block, plan.rows
-    num_blocks, is_fused = queries // block, len(projections) == 1
+    num_blocks, is_fused, steps = queries // block, len(projections) == 1, plan.steps
+    size = block if plan.is_near else keys  # of a block of keys
 
-    def projected(part: int, length: int, count: int = 1) -> pl.BlockSpec:
-        along = (lambda i: i) if length == block and num_blocks > 1 else (lambda i: 0)
-        return pl.BlockSpec((rows, count, 1, width, length), lambda h, i, b: (b, part, h, 0, along(i)))
+    def at_query(i: Array) -> Array:
+        return i
 
-    arrays = [*ids, *(projections * 3 if is_fused else (projections[0], projections[1], projections[-1]))]
+    def at_key(step: int) -> Callable[[Array], Array | int]:
+        return (lambda i: jnp.clip(i + step, 0, num_blocks - 1)) if plan.is_near else (lambda i: 0)
+
+    def projected(part: int, length: int, at: Callable[[Array], Array | int], count: int = 1) -> pl.BlockSpec:
+        return pl.BlockSpec((rows, count, 1, width, length), lambda h, i, b: (b, part, h, 0, at(i)))
+
+    def of_ids(length: int, at: Callable[[Array], Array | int]) -> pl.BlockSpec:
+        return pl.BlockSpec((rows, 1, length), lambda h, i, b: (b, 0, at(i)))
+
+    of_key, of_value = {1: (1, 2), 2: (0, 1), 3: (0, 0)}[len(projections)]  # their places along N
+    at_keys = [at_key(step) for step in steps]
+    query, key, value = projections * 3 if is_fused else (*projections[:2], projections[-1])
+    arrays = [ids[0], *[ids[1]] * len(steps), query, *[key] * len(steps), *[value] * len(steps)]
     of_head = pl.BlockSpec((rows, 1, width, block), lambda h, i, b: (b, h, 0, i))
-    in_specs = [
-        pl.BlockSpec((rows, 1, block), lambda h, i, b: (b, 0, i)),
-        pl.BlockSpec((rows, 1, keys), lambda h, i, b: (b, 0, 0)),
-        *(projected(part, length) for part, length in _parts(len(projections), block, keys)),
-    ]
+    in_specs = [of_ids(block, at_query), *(of_ids(size, at) for at in at_keys), projected(0, block, at_query)]
+    in_specs += [projected(part, size, at) for part in (of_key, of_value) for at in at_keys]
     of_statistics = pl.BlockSpec((rows, 1, 2, block), lambda h, i, b: (b, h, 0, i))
     shapes = [(batch, heads, width, queries), (batch, heads, 2, queries)]
     shapes = [jax.ShapeDtypeStruct(shape, kind) for shape, kind in zip(shapes, (dtype, jnp.float32), strict=True)]
@@ -143,19 +232,22 @@ def _call(
     if of_backward:
         arrays, in_specs = [*arrays, *of_backward], [*in_specs, of_statistics, of_head]
         if is_fused and num_blocks == 1:
-            shapes, out_specs = [jax.ShapeDtypeStruct(projections[0].shape, dtype)], [projected(0, keys, 3)]
+            shapes, out_specs = [jax.ShapeDtypeStruct(projections[0].shape, dtype)], [projected(0, keys, at_query, 3)]
         else:
             # Programs of different queries have gradients for the same keys: each writes its own part.
             to_query = jax.ShapeDtypeStruct((batch, 1, heads, width, queries), dtype)
-            shapes = [to_query, jax.ShapeDtypeStruct((num_blocks, batch, 2, heads, width, keys), dtype)]
-            part = pl.BlockSpec((1, rows, 2, 1, width, keys), lambda h, i, b: (i, b, 0, h, 0, 0))
-            out_specs = [projected(0, block), part]
+            some = len(steps) * size
+            shapes = [to_query, jax.ShapeDtypeStruct((num_blocks, batch, 2, heads, width, some), dtype)]
+            part = pl.BlockSpec((1, rows, 2, 1, width, some), lambda h, i, b: (i, b, 0, h, 0, 0))
+            out_specs = [projected(0, block, at_query), part]
     if bias is not None:
         of_bias = pl.BlockSpec((1, keys, block), lambda h, i, b: (h, 0, i))
         arrays, in_specs = [*arrays, bias], [*in_specs, of_bias]
         if of_backward:
             shapes, out_specs = [*shapes, jax.ShapeDtypeStruct(bias.shape, jnp.float32)], [*out_specs, of_bias]
-    marks = ("_causal" if plan.causal else "") + ("_bias" if bias is not None else "")
+    rule, scores = plan.rule, batch * heads * queries * len(steps) * size
+    marks = {"causal": rule.causal, "mixed": rule.by_token, "near": rule.reach is not None, "bias": bias is not None}
+    name = ["attention", "backward" if of_backward else "forward", f"{queries}x{keys}"]
     results = pl.pallas_call(
         functools.partial(_backward_kernel if of_backward else _forward_kernel, plan, bias is not None),
         grid=(heads, num_blocks, batch // rows),
@@ -164,20 +256,14 @@ def _call(
         out_shape=shapes,
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "arbitrary")),
         cost_estimate=pl.CostEstimate(
-            flops=(10 if of_backward else 4) * batch * heads * width * queries * keys,
-            transcendentals=batch * heads * queries * keys,
+            flops=(10 if of_backward else 4) * width * scores,
+            transcendentals=scores,
             bytes_accessed=sum(x.size * x.dtype.itemsize for x in [*arrays, *shapes]),
         ),
         interpret=plan.interpret,
-        name=f"attention_{which}_{queries}x{keys}{marks}",
+        name="_".join([*name, *(mark for mark in marks if marks[mark])]),
     )(*arrays)
     return list(results)
-
-
-def _parts(num_arrays: int, block: int, keys: int) -> tuple[tuple[int, int], ...]:
-    """Returns for query, key and value their index along N and their length."""
-    of_key, of_value = {1: (1, 2), 2: (0, 1), 3: (0, 0)}[num_arrays]
-    return (0, block), (of_key, keys), (of_value, keys)
 
 
 def _product(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:
@@ -185,50 +271,91 @@ def _product(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:
 
 
 def _scores(
+    plan: Plan,
     query: Float[Array, "C Q"],
     key: Float[Array, "C K"],
     bias: Float[Array, "K Q"] | None,
-    query_ids: Int[Array, "1 Q"],
-    key_ids: Int[Array, "K 1"],
-    first_query: Array | int | None,
+    ids: tuple[Int[Array, "1 Q"], Int[Array, "1 K"]],
 ) -> Float[Array, "K Q"]:
-    """Returns the scores; `first_query` is the position of the first query, None without a causal mask."""
+    """Returns the scores of a program; those of hidden keys are HIDDEN_SCORE."""
     scores = _product(key, query, 0, 0)
     if bias is not None:
         scores = scores + bias
-    visible = key_ids == query_ids
-    if first_query is not None:
-        key_places = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 0)
-        query_places = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1)
-        visible &= key_places <= query_places + first_query
+    (causal, by_token, reach), (query_ids, key_ids) = plan.rule, ids
+    if by_token:
+        visible = _as_column(key_ids >> 1) == query_ids >> 1
+    else:
+        visible = _as_column(key_ids) == query_ids
+    if causal or reach is not None:  # how many places after the query a key is
+        blocks = 1 if plan.is_near else pl.program_id(1)
+        after = _iota(scores, 0) - _iota(scores, 1) - blocks * plan.query_block
+    if causal:
+        visible &= after <= 0
+    if by_token:
+        visible |= _as_column(jnp.where(key_ids & 1 == 1, key_ids, 0)) == jnp.where(query_ids & 1 == 1, query_ids, -2)
+    if reach is not None:
+        visible &= jnp.abs(after) <= reach
     return jnp.where(visible, scores, HIDDEN_SCORE)
+
+
+def _iota(x: Array, axis: int) -> Array:
+    return jax.lax.broadcasted_iota(jnp.int32, x.shape, axis)
 
 
 def _as_column(row: Int[Array, "1 K"]) -> Int[Array, "K 1"]:
     return jnp.transpose(jnp.broadcast_to(row, (8, row.shape[1])))[:, :1]
 
 
+class Inputs(NamedTuple):
+    """The arrays of a program; those of keys are one for each of the plan's `steps`."""
+
+    query_ids: Ref
+    key_ids: Sequence[Ref]
+    query: Ref
+    key: Sequence[Ref]
+    value: Sequence[Ref]
+
+    @classmethod
+    def of(cls, plan: Plan, refs: Sequence[Ref]) -> tuple[Inputs, list[Ref]]:
+        """Returns them, and the other arrays."""
+        n = len(plan.steps)
+        query_ids, key_ids, query, key, value = refs[0], refs[1 : 1 + n], refs[1 + n], refs[2 + n :], refs[2 + 2 * n :]
+        return cls(query_ids, key_ids, query, key[:n], value[:n]), list(refs[2 + 3 * n :])
+
+    def read(self, plan: Plan, row: int) -> tuple[Array, Array, Array, tuple[Array, Array]]:
+        """Returns query, key and value [C, L] of an example, and the ids."""
+        ids = [each[row] for each in self.key_ids]
+        if plan.is_near:  # the first block has none before it, the last one none after it: their place has another one
+            place, last = pl.program_id(1), pl.num_programs(1) - 1
+            ids[0], ids[2] = jnp.where(place > 0, ids[0], -4), jnp.where(place < last, ids[2], -4)
+        key, value = (_joined([each[row, 0, 0] for each in of]) for of in (self.key, self.value))
+        return self.query[row, 0, 0], key, value, (self.query_ids[row], _joined(ids))
+
+
+def _joined(blocks: Sequence[Array]) -> Array:
+    return blocks[0] if len(blocks) == 1 else jnp.concatenate(blocks, axis=-1)
+
+
 def _forward_kernel(plan: Plan, has_bias: bool, *refs: Ref) -> None:
-    query_ids, key_ids, query, key, value, *rest = refs
+    inputs, rest = Inputs.of(plan, refs)
     attended, statistics = rest[-2:]
-    first_query = pl.program_id(1) * plan.query_block if plan.causal else None
     for row in range(plan.rows):
-        bias = rest[0][0] if has_bias else None
-        ids = _as_column(key_ids[row])
-        scores = _scores(query[row, 0, 0], key[row, 0, 0], bias, query_ids[row], ids, first_query)
+        query, key, value, ids = inputs.read(plan, row)
+        scores = _scores(plan, query, key, rest[0][0] if has_bias else None, ids)
         highest = jnp.max(scores, axis=0, keepdims=True)
         weights = jnp.exp(scores - highest)
         share = 1 / jnp.sum(weights, axis=0, keepdims=True)
-        sums = _product(value[row, 0, 0], weights.astype(value.dtype), 1, 0)
+        if plan.is_near:
+            share = jnp.where(highest > HIDDEN_SCORE / 2, share, 0)
+        sums = _product(value, weights.astype(value.dtype), 1, 0)
         attended[row, 0] = (sums * share).astype(attended.dtype)
         statistics[row, 0, 0:1], statistics[row, 0, 1:2] = highest, share
 
 
 def _backward_kernel(plan: Plan, has_bias: bool, *refs: Ref) -> None:
-    query_ids, key_ids, query, key, value, statistics, gradient, *rest = refs
+    inputs, (statistics, gradient, *rest) = Inputs.of(plan, refs)
     bias, *outputs = rest if has_bias else (None, *rest)
     to_bias: Ref = outputs.pop() if has_bias else None
-    first_query = pl.program_id(1) * plan.query_block if plan.causal else None
     if has_bias:
 
         @pl.when(pl.program_id(2) == 0)
@@ -236,9 +363,8 @@ def _backward_kernel(plan: Plan, has_bias: bool, *refs: Ref) -> None:
             to_bias[...] = jnp.zeros_like(to_bias)
 
     for row in range(plan.rows):
-        q, k, v = query[row, 0, 0], key[row, 0, 0], value[row, 0, 0]
-        ids = _as_column(key_ids[row])
-        scores = _scores(q, k, None if bias is None else bias[0], query_ids[row], ids, first_query)
+        q, k, v, ids = inputs.read(plan, row)
+        scores = _scores(plan, q, k, None if bias is None else bias[0], ids)
         highest, share = statistics[row, 0, 0:1], statistics[row, 0, 1:2]
         weights = jnp.exp(scores - highest)
         # The softmax's division goes to the gradient, [C, Q], instead of to the weights, [K, Q].

@@ -1,6 +1,7 @@
 """Attention for NVIDIA GPUs against the plain einsum: by an interpreter here, on a card where there is one."""
 
 import dataclasses
+import re
 from types import SimpleNamespace
 
 import jax
@@ -17,6 +18,7 @@ from limba.model.kernels.einsum import dot_product_attention
 from limba.model.kernels.pallas_gpu import pallas_attention
 from limba.model.masks import Mask
 from tests import tiny
+from tests.model.test_encoder import MODERN
 
 ON_GPU = jax.default_backend() == "gpu"
 # jax 0.11 says that Pallas's Triton will be removed; `choose` does without it then.
@@ -62,13 +64,15 @@ def compare(arrays: tuple, mask: Mask, direction: jax.Array, has_wgmma: bool, in
     of_pair = np.arange(keys)[None] - np.arange(queries)[:, None] + queries
 
     def ours(*arrays):
-        return pallas_attention(*arrays, mask.query_ids, mask.key_ids, mask.causal, has_wgmma, interpret)
+        return pallas_attention(*arrays, mask.for_kernels(), mask.rule, has_wgmma, interpret)
 
     def plain(query, key, value, diagonals):
         query, key, value = (x.astype(jnp.float32) for x in (query, key, value))
         bias = None if diagonals is None else diagonals[:, of_pair]
-        return dot_product_attention(query, key, value, bias, mask.visible())
+        attended = dot_product_attention(query, key, value, bias, mask.visible())
+        return attended if mask.reach is None else jnp.where(sees_any[..., None, None], attended, 0)
 
+    sees_any = jnp.any(mask.visible(), axis=2)
     with jax.default_matmul_precision("highest"):
         wanted = outputs_and_gradients(plain, arrays, direction)
         found = outputs_and_gradients(ours, arrays, direction)
@@ -92,13 +96,65 @@ def test_the_interpreter_gives_what_the_einsum_gives(shape: tuple) -> None:
     assert not shape[6] or errors[-1] < 1e-5  # the bias's gradient comes from float32 alone
 
 
-@pytest.mark.parametrize(("causal", "has_bias", "queries", "keys"), [(True, True, 114, 114), (False, False, 114, 512)])
-def test_triton_takes_the_kernels(causal: bool, has_bias: bool, queries: int, keys: int) -> None:
+def with_rule(mask: Mask, by_token: bool, reach: int | None, everywhere: bool = False) -> Mask:
+    """A mask with some documents whose tokens see each other, and the prefix of another one, or with a window."""
+    ids = np.asarray(mask.query_ids)
+    both_ways = (ids == 1) | ((ids == 2) & (np.cumsum(ids == 2, axis=1) < 20))
+    changes = {"both_ways": jnp.asarray(both_ways), "causal": True} if by_token else {}
+    return dataclasses.replace(mask, reach=reach, everywhere=jnp.bool_(everywhere), **changes)
+
+
+RULES = [  # length, bias, by token, window's half, everywhere
+    (229, True, True, None, False),
+    (114, False, True, None, False),
+    (200, False, False, 1, False),
+    (229, False, False, 33, False),
+    (300, False, True, 70, False),
+    (160, False, False, 4, True),  # a layer that sees all
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("has_wgmma", [True, pytest.param(False, marks=pytest.mark.night)])
+def test_windows_and_tokens_own_masks_give_what_the_einsum_gives(rule: tuple, has_wgmma: bool) -> None:
+    length, has_bias, *rule = rule
+    arrays, mask, direction = inputs(2, length, length, 1, 16, False, has_bias, "float32")
+    assert np.max(compare(arrays, with_rule(mask, *rule), direction, has_wgmma, interpret=True)) < 1e-5
+
+
+def test_blocks_beyond_a_window_and_after_a_causal_row_are_not_read() -> None:
+    """A weight of 0 times a value that is no number would be none."""
+    (query, key, value, _), mask, _ = inputs(2, 320, 320, 1, 16, False, False, "float32")
+    value = value.at[:, 256:].set(jnp.nan)
+    ids = jnp.ones((2, 320), jnp.int32)
+    causal = Mask(ids, ids, causal=True, both_ways=jnp.zeros(ids.shape, bool).at[1, 40:].set(True))
+    for mask, rows in ((Mask(ids, ids, reach=30, everywhere=False), 2), (causal, 1)):
+        for has_wgmma in (True, False):
+            attended = pallas_attention(
+                query, key, value, None, mask.for_kernels(), mask.rule, has_wgmma, interpret=True
+            )
+            assert np.isfinite(attended[:rows, :128]).all() and not np.isfinite(attended[:, 280:]).any()
+            assert rows == 2 or not np.isfinite(attended[1, 64:]).any()
+
+
+@pytest.mark.parametrize(
+    ("causal", "has_bias", "queries", "keys", "rule"),
+    [
+        (True, True, 114, 114, None),
+        (False, False, 114, 512, None),
+        (True, True, 229, 229, (True, None)),
+        (True, False, 512, 512, (True, 64)),
+    ],
+)
+def test_triton_takes_the_kernels(
+    causal: bool, has_bias: bool, queries: int, keys: int, rule: tuple[bool, int | None] | None
+) -> None:
     """Lowered for CUDA, which needs no card; what a kernel holds is read back, which checks every operation of it."""
     arrays, mask, direction = inputs(4, queries, keys, 2, 64, causal, has_bias, "bfloat16")
+    mask = mask if rule is None else with_rule(mask, *rule)
 
     def run(*arrays):
-        attended, pull = jax.vjp(lambda *xs: pallas_attention(*xs, mask.query_ids, mask.key_ids, causal), *arrays)
+        attended, pull = jax.vjp(lambda *xs: pallas_attention(*xs, mask.for_kernels(), mask.rule), *arrays)
         return pull(attended * direction)
 
     module = jax.jit(run).trace(*arrays).lower(lowering_platforms=("cuda",)).compiler_ir()
@@ -110,7 +166,7 @@ def test_triton_takes_the_kernels(causal: bool, has_bias: bool, queries: int, ke
         return mlir.ir.WalkResult.ADVANCE
 
     module.operation.walk(visit)
-    names = {mlir.ir.StringAttr(kernel["name"]).value.split("_1")[0] for kernel in kernels}
+    names = {re.split(r"_\d", mlir.ir.StringAttr(kernel["name"]).value)[0] for kernel in kernels}
     assert names == {
         f"attention_{name}" for name in ("forward", "to_query", "to_key", "to_bias")[: 4 if has_bias else 3]
     }
@@ -152,11 +208,12 @@ def test_a_gpu_takes_the_kernel_by_itself(
     assert chosen("auto", 8, 5000) is chosen("pallas", 8, 114) is kind
     assert chosen("auto", 4, 114) is choose.Einsum  # 4 rows on 8 devices
     assert chosen("einsum", 8, 114) is choose.Einsum
-    assert type(choose.choose_for_any_mask(tiny.LANGUAGE_MODEL, mesh, 8, 114, 114)) is choose.Einsum
 
 
 @pytest.mark.night
-@pytest.mark.parametrize("config", [tiny.model(num_encoder_layers=1), tiny.LANGUAGE_MODEL], ids=["t5", "lm"])
+@pytest.mark.parametrize(
+    "config", [tiny.model(num_encoder_layers=1), tiny.LANGUAGE_MODEL, MODERN], ids=["t5", "lm", "windows"]
+)
 def test_network_has_the_same_gradients_on_a_mesh_of_gpus(config: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Examples and heads cut in two, dropout, layers unrolled."""
     pretend(monkeypatch, "9.0")
@@ -183,8 +240,8 @@ def test_a_card_gives_what_the_einsum_gives(shape: tuple) -> None:
 @pytest.mark.skipif(not ON_GPU, reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize(
     "config",
-    [tiny.MODEL, tiny.LANGUAGE_MODEL, tiny.language_model(attention_mask="bidirectional")],
-    ids=["t5", "lm", "encoder"],
+    [tiny.MODEL, tiny.LANGUAGE_MODEL, tiny.language_model(attention_mask="bidirectional"), MODERN],
+    ids=["t5", "lm", "encoder", "windows"],
 )
 def test_a_card_trains_as_with_the_einsum_and_repeats_its_losses(config: ModelConfig) -> None:
     assert isinstance(choose.choose(config, tiny.mesh_of(MeshConfig(), 1), 8, 24, 24), choose.PallasGpu)

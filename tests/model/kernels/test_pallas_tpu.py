@@ -13,8 +13,9 @@ from limba.model import Network
 from limba.model.kernels.choose import Einsum, PallasTpu, choose
 from limba.model.kernels.einsum import dot_product_attention
 from limba.model.kernels.pallas_tpu import Plan, pallas_attention
-from limba.model.masks import Mask
+from limba.model.masks import Mask, Rule
 from tests import tiny
+from tests.model.kernels.test_pallas_gpu import RULES, inputs, outputs_and_gradients, with_rule
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,7 @@ from tests import tiny
         (229, 229, True, True, "float32", 1e-5),
         (1024, 1024, True, True, "float32", 1e-5),  # four programs of 256 queries
         (400, 1024, False, True, "float32", 1e-5),  # two, the last one padded
+        (1024, 512, False, False, "float32", 1e-5),  # two, of as many queries as there are keys
         (114, 114, True, True, "bfloat16", 8e-3),
     ],
 )
@@ -55,7 +57,7 @@ def test_pallas_attention_and_its_gradients_equal_einsum(
             arrays = (jnp.stack([query, key, value], 1),)
         elif has_bias or queries != keys:
             arrays = (query[:, None], jnp.stack([key, value], 1))
-        return pallas_attention(arrays, bias, query_ids, key_ids, causal, interpret=True)
+        return pallas_attention(arrays, bias, mask.for_kernels(), mask.rule, interpret=True)
 
     def plain(*arrays):
         *arrays, bias = (x if x is None else x.astype(jnp.float32) for x in arrays)
@@ -75,14 +77,55 @@ def test_pallas_attention_and_its_gradients_equal_einsum(
         np.testing.assert_allclose(np.float32(result) / scale, np.float32(wanted) / scale, atol=tolerance)
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [*RULES, (700, False, False, 33, False), (600, False, True, 128, False), (1200, False, False, 130, False)],
+    ids=str,
+)
+def test_windows_and_tokens_own_masks_give_what_the_einsum_gives(rule: tuple) -> None:
+    length, has_bias, *rule = rule
+    (query, key, value, diagonals), mask, direction = inputs(2, length, length, 2, 16, False, has_bias, "float32")
+    mask = with_rule(mask, *rule)
+    pairs = np.arange(length)[None] - np.arange(length)[:, None] + length
+    bias = None if diagonals is None else diagonals[:, pairs]
+    sees_any = jnp.any(mask.visible(), axis=2)[..., None, None] | (length < 512)  # where all keys are read
+
+    def ours(query, key, value, bias):
+        arrays = tuple(each.transpose(0, 2, 3, 1)[:, None] for each in (query, key, value))
+        by_key = None if bias is None else jnp.swapaxes(bias, 1, 2)
+        attended = pallas_attention(arrays, by_key, mask.for_kernels(), mask.rule, interpret=True)
+        return attended.transpose(0, 3, 1, 2)
+
+    def plain(*arrays):
+        return jnp.where(sees_any, dot_product_attention(*arrays, mask.visible()), 0)
+
+    found, wanted = (outputs_and_gradients(each, (query, key, value, bias), direction) for each in (ours, plain))
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5 * np.abs(other).max(), rtol=0)
+
+
+def test_blocks_beyond_a_window_are_not_read() -> None:
+    """A weight of 0 times a value that is no number would be none."""
+    (query, key, value, _), _, _ = inputs(2, 640, 640, 1, 16, False, False, "float32")
+    ids = jnp.ones((2, 640), jnp.int32)
+    mask = Mask(ids, ids, reach=64, everywhere=False)
+    arrays = [each.transpose(0, 2, 3, 1)[:, None] for each in (query, key, value.at[:, 512:].set(jnp.nan))]
+    attended = pallas_attention(tuple(arrays), None, mask.for_kernels(), mask.rule, interpret=True)
+    assert np.isfinite(attended[..., :384]).all() and not np.isfinite(attended[..., 448:]).any()
+
+
 def test_pallas_attention_refuses_what_its_memory_does_not_hold() -> None:
-    assert Plan.of(32, 512, 512, False, False).rows == 2 and Plan.of(32, 114, 114, True, False).rows == 8
+    assert Plan.of(32, 512, 512, Rule(), False).rows == 2 and Plan.of(32, 114, 114, Rule(True), False).rows == 8
     with pytest.raises(ValueError, match="4096 keys are more than the 2048"):
-        Plan.of(1, 128, 4096, False, False)
+        Plan.of(1, 128, 4096, Rule(), False)
     config = tiny.model(attention="pallas")
     assert isinstance(choose(config, None, 8, 2048, 2048), PallasTpu)
     assert type(choose(config, None, 8, 4096, 4096)) is Einsum
     assert type(choose(config, tiny.mesh_of(MeshConfig(), 8), 4, 8, 8)) is Einsum  # 4 rows on 8 devices
+    windows = dataclasses.replace(OF_ONE_STACK["windows"], attention="pallas", local_attention=(512, 3, 500.0))
+    assert isinstance(choose(windows, None, 8, 2048, 2048), PallasTpu)
+    wider = dataclasses.replace(windows, local_attention=(514, 3, 500.0))
+    assert type(choose(wider, None, 8, 2048, 2048)) is Einsum
 
 
 def test_network_has_the_same_gradients_with_pallas_attention_on_a_mesh() -> None:
@@ -98,35 +141,26 @@ OF_ONE_STACK = {
     "encoder": ENCODER,
     "language model": tiny.language_model(num_decoder_layers=2, dropout_rate=0.2),
     "T5X's decoder": tiny.model(num_encoder_layers=0, num_decoder_layers=2, positions="relative"),
-    "windows": dataclasses.replace(ENCODER, num_decoder_layers=4, local_attention=(2, 3, 500.0), norm="layer_scale"),
+    "windows": dataclasses.replace(ENCODER, local_attention=(2, 2, 500.0), norm="layer_scale"),
 }
 
 
+OWN_MASKS = {"decoder_causal_attention": np.repeat([[1] * 6 + [0] * 4, [0] * 10], 4, axis=0)}
+
+
+@pytest.mark.parametrize("feature", ["decoder_segment_ids", "decoder_causal_attention"])
 @pytest.mark.parametrize("name", OF_ONE_STACK)
-def test_networks_of_one_stack_have_the_same_gradients(name: str) -> None:
-    plain, mesh = OF_ONE_STACK[name], MeshConfig(1, 2, 2) if name == "encoder" else MeshConfig(1)
+def test_networks_of_one_stack_have_the_same_gradients_by_the_kernel(name: str, feature: str) -> None:
+    """Packed rows, and tokens that say their own mask: a prefix, or rows that are causal."""
+    features = tiny.batch() | {"decoder_segment_ids": np.repeat([[1] * 6 + [2] * 4], 8, axis=0)}
+    features |= OWN_MASKS if feature in OWN_MASKS else {}
+    plain, mesh = OF_ONE_STACK[name], MeshConfig(1, 2, 2) if name in ("encoder", "windows") else MeshConfig(1)
     plain = dataclasses.replace(plain, attention="einsum")
     kernel = dataclasses.replace(plain, attention="pallas", remat="minimal")
-    tiny.assert_same_gradients((plain, MeshConfig(1), LossConfig()), (kernel, mesh, LossConfig()))
-
-
-@pytest.mark.parametrize(
-    ("name", "feature", "takes_it"),
-    [
-        ("encoder", "decoder_segment_ids", True),
-        ("language model", "decoder_segment_ids", True),
-        ("windows", "decoder_segment_ids", True),
-        ("encoder", "decoder_causal_attention", False),  # rows that say their own mask
-        ("language model", "decoder_causal_attention", False),  # a prefix
-        ("short rows", "decoder_segment_ids", False),
-    ],
-)
-def test_masks_of_whole_examples_take_the_kernel(name: str, feature: str, takes_it: bool) -> None:
-    config = OF_ONE_STACK.get(name) or dataclasses.replace(OF_ONE_STACK["windows"], local_attention=(4, 3, 500.0))
-    network = Network(dataclasses.replace(config, attention="pallas"))
-    features = tiny.batch() | {feature: np.repeat([[1] * 4 + [2] * 3 + [3] * 3], 8, axis=0)}
-    program = str(jax.make_jaxpr(network.apply)(tiny.parameters(config), features))
-    assert ("pallas_call" in program) == takes_it
+    program = str(jax.make_jaxpr(Network(kernel).apply)(tiny.parameters(kernel), features))
+    assert "pallas_call" in program and ("_mixed" in program) == (feature in OWN_MASKS)
+    choices = ((plain, MeshConfig(1), LossConfig()), (kernel, mesh, LossConfig()))
+    tiny.assert_same_gradients(*choices, features=features)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ MFU = (0.2, 0.5)  # share of the peak that a step's matrix products reach in pub
 WHOLE_LOGITS, CHUNK = 2 << 30, 1 << 30  # bytes of logits above which they come in chunks, and of one chunk
 MOST_ROWS = 1 << 20  # of a device, beyond which nobody asks
 MOST_KEYS = 2_048  # of a row, in the kernel for TPUs
+WINDOWS_IN_LONG_ROWS = 4  # from which on the einsum computes them in blocks
 SCORE_BYTES = 6  # of a score that is kept: float32, and its weight in bfloat16
 
 
@@ -53,7 +54,8 @@ def memory(run: PlannedRun, chips: Topology, changed: RunConfig | None = None, b
     predicted = config.data.num_predicted
     logits = 4 * rows * (lengths[1] if predicted is None else predicted) * network.vocab_size / model
     gradient = size * _decoder_parameters(network) / parts
-    has_kernels = chips.has_kernels and not _takes_einsum(run, chips, network)
+    is_long = network.is_decoder_only and chips.platform == "tpu" and lengths[1] > MOST_KEYS
+    has_kernels = chips.has_kernels and (not is_long or network.attention == "memory_efficient")
     kept, at_work = (rows * each / model for each in row_bytes(network, lengths, has_kernels, size))
     return Memory(
         state,
@@ -67,7 +69,8 @@ def row_bytes(network: ModelConfig, lengths: tuple[int, int], has_kernels: bool,
     """Returns the bytes of a row that all layers keep for the backward pass, and of the one at work beside them.
 
     Activations have `size` bytes. `remat` full keeps each layer's input; minimal also what matrix products and
-    attention give; none all of a layer, with norms, the parts of the MLP, and scores where attention has no kernel.
+    attention give; none all of a layer, with norms, the parts of the MLP, and scores where attention has no kernel. A
+    network with windows computes those of a long row again, one layer after the other.
     """
     inputs, targets = lengths
     d, mlp, inner = network.emb_dim, network.mlp_dim, network.num_heads * network.head_dim
@@ -77,6 +80,9 @@ def row_bytes(network: ModelConfig, lengths: tuple[int, int], has_kernels: bool,
     minimal = size * inputs * token, size * (targets * (token + crossed) + 2 * inner * inputs * (crossed > 0))
     more = size * (6 * d + 3 * mlp)
     scores = 0 if has_kernels and network.attention != "einsum" else SCORE_BYTES * network.num_heads
+    window = (network.local_attention or (0,))[0]
+    again = scores * targets**2 if window and targets >= WINDOWS_IN_LONG_ROWS * window else 0
+    scores = 0 if again else scores
     whole = (
         minimal[0] + more * inputs + scores * inputs**2,
         minimal[1] + more * targets + scores * targets * (targets + inputs),
@@ -84,19 +90,7 @@ def row_bytes(network: ModelConfig, lengths: tuple[int, int], has_kernels: bool,
     each = {"none": whole, "minimal": minimal, "full": (size * d * inputs, size * d * targets)}[network.remat]
     layers = network.num_encoder_layers, network.num_decoder_layers
     kept = sum(number * of_one for number, of_one in zip(layers, each, strict=True))
-    return kept, 0 if network.remat == "none" else max(whole)
-
-
-def _takes_einsum(run: PlannedRun, chips: Topology, network: ModelConfig) -> bool:
-    """Returns whether a network of one stack has rows there, or may have, that the Pallas kernels do not compute."""
-    if not network.is_decoder_only or chips.platform == "cpu" or network.attention == "memory_efficient":
-        return False
-    data, length = run.config.data, run.row_lengths[1]
-    if network.is_encoder:
-        is_by_row = network.is_modernbert or data.num_predicted == length
-    else:
-        is_by_row = network.prefix_attention == "full" and data.objective != "causal_lm"
-    return is_by_row or (chips.platform == "tpu" and length > MOST_KEYS)
+    return kept, again + (0 if network.remat == "none" else max(whole))
 
 
 def _decoder_parameters(network: ModelConfig) -> int:

@@ -1,0 +1,98 @@
+"""Encoders and their heads, as Limba writes them, in transformers 4.57.6: outputs of padded rows, and the cards' code.
+
+It has no EuroBERT; what it has are ModernBERT's classes, and those of a T5's encoder.
+"""
+
+import contextlib
+import dataclasses
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from limba.cli import convert
+from limba.formats.names import unflatten
+from limba.model import Network
+from tests.compat import overlay
+from tests.export.runs import write_run
+from tests.model import test_encoder, test_heads
+from tests.tiny import stack_layers
+
+pytestmark = pytest.mark.night
+LIMIT = 2e-5
+SHAPES = {name: config for name, config in test_heads.SHAPES.items() if not name.startswith("EuroBERT")}
+SHAPES |= {
+    "ModernBERT, masks": test_encoder.MODERN,
+    "ModernBERT, biases": test_encoder.MODERNBERTS["modern, all biases"],
+}
+SHAPES |= {
+    "umT5, vectors": dataclasses.replace(test_heads.T5, relative_bias_per_layer=True),
+}
+IN_OLD = """
+import contextlib, io, json, os, sys
+from pathlib import Path
+import numpy as np, torch, transformers
+assert transformers.__version__ == "4.57.6"
+for folder in sorted(Path(sys.argv[1]).glob("*/step_5")):
+    name = json.loads((folder / "config.json").read_text())["architectures"][0]
+    model, about = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
+    wrong = {kind: about[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys") if about[kind]}
+    assert not wrong, (folder, wrong)
+    ids = torch.tensor(np.load(folder / "ids.npy")).long()
+    with torch.no_grad():
+        found = model.eval()(input_ids=ids, attention_mask=(ids > 0).long())
+    np.save(folder / "by_4.npy", (found.logits if "logits" in found else found.last_hidden_state).numpy())
+    code = (folder / "README.md").read_text().partition("```python\\n")[2].partition("```")[0]
+    if "sentence_transformers" not in code:
+        os.chdir(folder)
+        with contextlib.redirect_stdout(io.StringIO()) as shown:
+            exec(code, {})
+        assert shown.getvalue().strip(), folder
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, vocabulary: Path) -> Path:
+    """A folder for each shape, with rows of ids, padded, beside it, Limba's outputs, and those of 4.57.6."""
+    place = tmp_path_factory.mktemp("heads")
+    ids = np.random.default_rng(0).integers(2, 800, (3, 40)).astype(np.int32)
+    ids[0, 33:], ids[2, 9:] = 0, 0
+    for name, tiny in SHAPES.items():
+        config, run = dataclasses.replace(tiny, vocab_size=1024), place / "runs" / name
+        params = unflatten(stack_layers(write_run(run, config)[5]))
+        with contextlib.redirect_stdout(io.StringIO()):
+            flags = [f"--vocabulary={vocabulary}", "--extra_ids=1", "--no-check"]
+            convert.run([str(run), str(place / name), *flags])
+        batch = dict.fromkeys(("decoder_input_tokens", "decoder_target_tokens"), ids)
+        of_tokens = config.head == "vectors"
+        ours = jax.jit(Network(config).apply, static_argnames="as_states")(params, batch, as_states=of_tokens)
+        np.savez(place / name / "ours.npz", ours=ours, real=ids > 0)
+        np.save(place / name / "step_5" / "ids.npy", ids)
+    environment = overlay.environment()
+    script = [sys.executable, "-c", IN_OLD, str(place)]
+    ended = subprocess.run(script, env=environment, cwd=overlay.ROOT, capture_output=True, text=True, check=False)
+    assert not ended.returncode, ended.stderr[-3000:]
+    return place
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_4_57_gives_our_outputs_of_padded_rows(name: str, place: Path) -> None:
+    found, config = np.load(place / name / "step_5" / "by_4.npy"), SHAPES[name]
+    with np.load(place / name / "ours.npz") as arrays:
+        ours, real = arrays["ours"], arrays["real"]
+    if config.is_t5_encoder and config.head in ("classes", "score"):  # its class gives logits of tokens
+        weights = real[..., None] if config.pooling == "mean" else np.arange(real.shape[1])[:, None] == 0
+        found = (found * weights).sum(1) / weights.sum(axis=-2)
+    if config.head in ("classes", "score"):
+        real = np.ones(len(real), bool)
+        ours = ours.reshape(found.shape)
+    assert np.abs(ours[real]).max() > 0.3
+    np.testing.assert_allclose(found[real], ours[real], atol=LIMIT * max(1, np.abs(ours[real]).max()), rtol=0)
+    card = (place / name / "step_5" / "README.md").read_text()
+    assert "transformers 4.57 and 5" in " ".join(card.split()), card
+    assert "EuroBert" not in json.dumps(json.loads((place / name / "step_5" / "config.json").read_text()))
