@@ -365,7 +365,6 @@ MANY_ARGUMENTS = {
     "limba/data/objectives/masked_language_modeling.py:masked_lm": 8,
     "limba/data/provenance.py:documents_of": 8,
     "limba/data/sources/hub_data.py:__init__": 10,
-    "limba/data/sources/units.py:documents": 8,
     "limba/data/vocabulary/train.py:train_vocabulary": 8,
 }
 MOST_ARGUMENTS = 7

@@ -19,12 +19,11 @@ OTHERS = ("limba/config/plain.py", "limba/tools/migrate/t5x/names.py")  # fields
 # Where the text of an error is read, which a library raises that says no more: file -> whose it is.
 FOREIGN = {
     "limba/config/errors.py": "jax and Python's threads, when memory ran out",
-    "limba/data/tasks.py": "TensorFlow has a Python error's traceback in the text of its own",
     "limba/data/sources/json_documents.py": "json names the place after a colon",
-    "limba/data/sources/remote.py": "aiohttp has the resolver's number in its text only",
     "limba/data/vocabulary/train.py": "SentencePiece puts lines of its source first",
     "limba/sharding/joining.py": "socket.create_server adds the address",
     "limba/sharding/watchdog.py": "jax and gloo say in words only that a process is lost",
+    "limba/tools/migrate/t5_names/written_tasks.py": "TensorFlow has a Python error's traceback in the text of its own",
     "limba/storage/failures.py": "tensorstore and clients of buckets have numbers and status names in their text only",
 }
 TEXTS = ("str", "reason_of", "short_reason")  # functions of an error that return its text

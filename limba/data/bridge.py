@@ -103,7 +103,7 @@ class OfTensorflow(Dataset):
         try:
             with tempfile.TemporaryDirectory() as folder:
                 for name, content in kept["files"].items():
-                    (Path(folder) / name).write_bytes(content.tobytes())
+                    (Path(folder) / Path(name).name).write_bytes(content.tobytes())
                 tf.train.Checkpoint(iterator=iterator).read(f"{folder}/{CHECKPOINT}").assert_consumed()
         except (AssertionError, tf.errors.OpError) as error:
             logger.warning(

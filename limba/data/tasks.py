@@ -1,28 +1,25 @@
 """The task or mixture of a run, with the run's vocabulary, files, objective and read policy.
 
-Tasks that were written for T5X fit too: sources that are functions, caches, features that only the objective makes.
+Tasks that were written for T5X fit too, by the tool `migrate`: sources that are functions, caches, features that only
+the objective makes.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
-import inspect
 import json
 import logging
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Collection, Iterable, Mapping
 
 from etils import epath
 
+from limba import toolbox
 from limba.config import ConfigError, DataConfig, InputError, StorageError, extras
 from limba.data.objectives.choice import of_one_sequence, with_head, with_noise, with_objective
-from limba.data.objectives.supervised import has_objective, is_supervised, name_of, with_prefix
-from limba.data.objectives.token_blocks import Features
+from limba.data.objectives.supervised import is_supervised, with_prefix
 from limba.data.packing import FEATURES
-from limba.data.registry import Feature, Mixture, MixtureRegistry, Task, TaskRegistry
+from limba.data.registry import Mixture, MixtureRegistry, Task, TaskRegistry
 from limba.data.registry import Provider as Provider
 from limba.data.registry import parts_of as parts_of
 from limba.data.sources.array_record import ArrayRecordSource
@@ -35,143 +32,13 @@ from limba.data.vocabulary.load import address_of, load_vocabulary, of_run
 from limba.sharding.agreement import is_first, together
 from limba.storage.files import read_text, write_whole
 
-_PYTHON_ERROR = re.compile(r"\b\w*(?:Error|Exception|Interrupt): [^\n]*")
-
-BUILDERS = ("json", "csv", "text", "parquet")  # names that load_dataset gives to forms of files
-
-
-def with_inputs(task: Task) -> Task:
-    """Returns a task of one of t5's objectives that only registers 'targets' with 'inputs' too.
-
-    As in T5X the inputs then have no end of sequence, which follows from a registered feature. The preprocessors see
-    the task's own features.
-    """
-    features = dict(task.output_features)
-    if "inputs" in features or "targets" not in features or not has_objective(task):
-        return task
-    targets = features["targets"]
-    inputs = Feature(targets.vocabulary, add_eos=False, required=False, dtype=targets.dtype, rank=targets.rank)
-    steps = [_with_features(step, tuple(features)) for step in task.preprocessors]
-    return task.replace(preprocessors=steps, output_features={"inputs": inputs, **features})
-
-
-def _with_features(step: Callable, names: Sequence[str]) -> Callable:
-    takes = inspect.signature(step).parameters if callable(step) else {}
-    if "output_features" not in takes:
-        return step
-
-    def whole(dataset: Any, output_features: Features) -> Any:
-        return step(dataset, output_features={name: output_features[name] for name in names})
-
-    def with_lengths(dataset: Any, sequence_length: Mapping[str, int], output_features: Features) -> Any:
-        features = {name: output_features[name] for name in names}
-        return step(dataset, sequence_length=sequence_length, output_features=features)
-
-    return with_lengths if "sequence_length" in takes else whole
-
-
-def gives_texts(task: Task, split: str) -> bool:
-    """Returns whether the task's source is a function whose elements are strings, not dictionaries."""
-    if not _reads_function(task):
-        return False
-    import tensorflow as tf
-
-    try:
-        with tf.device("cpu"):
-            spec = task.source.get_dataset(split, shuffle=False).element_spec
-    except Exception:  # noqa: BLE001  the user's own function, whose data may not be reachable: dictionaries are usual
-        return False
-    return isinstance(spec, tf.TensorSpec)
-
-
-def _reads_function(task: Task) -> bool:
-    return any(kind.__name__ == "FunctionDataSource" for kind in type(task.source).__mro__)
-
-
-def text_alone(dataset: Any) -> Any:
-    """Returns the texts of {"text"}, for preprocessors that take strings."""
-    return dataset.map(lambda example: example["text"])
-
-
-def resumable_form(task: Task) -> str | None:
-    """Returns the line that makes a task resumable whose source is a function; None for other sources."""
-    if not _reads_function(task):
-        return None
-    arguments = getattr(task.source._dataset_fn, "keywords", {}) or {}  # pyright: ignore[reportAttributeAccessIssue]
-    about = next((value for value in arguments.values() if isinstance(value, Mapping) and "path" in value), {})
-    path, config = about.get("path", "USER/NAME"), about.get("name")
-    more = f", name={config!r}" if config else ""
-    source = f'source=HubSource({path!r}{more}, column="text", splits={tuple(task.splits)!r})'
-    if path in BUILDERS:  # no data set of the hub, but the form of files
-        source = f'source=FileSource({about.get("data_files", "FILES")!r}, column="text")'
-    is_spans = any(name_of(step) == "span_corruption" for step in task.preprocessors)
-    return f"{source}, preprocessors=[tokenize_documents, span_corruption]" if is_spans else source
+logger = logging.getLogger(__name__)
 
 
 def failure_of_function(task: Task, error: BaseException) -> InputError | None:
     """Returns the error of a task's own function, from TensorFlow's report of it; None if it reads no function."""
-    form = resumable_form(task)
-    if form is None:
-        return None
-    said = _PYTHON_ERROR.search(str(error))
-    reason = (said[0] if said else str(error).partition("\n")[0]).strip().rstrip(".")
-    return InputError(
-        f"The function that task {task.name} reads fails: {reason}; correct it, or register the task with {form}."
-    )
-
-
-@functools.lru_cache(maxsize=64)
-def warn_of_function(name: str, form: str) -> None:
-    """Logs once, in one line, how the task `name` becomes resumable."""
-    logger.warning(
-        "Task %s reads a function, whose position cannot be saved: a resumed run reads all its text again. To resume at"
-        " once, register it with %s (limba.data.sources, limba.data.objectives).",
-        name,
-        form,
-    )
-
-
-class CachedSource:
-    """The examples of a task's cache, which seqio's `seqio_cache_tasks` has written, by split: a seqio.DataSource."""
-
-    caching_permitted = supports_arbitrary_sharding = False
-
-    def __init__(self, task: Any):
-        prefix, ending = "info.", ".json"
-        assert task.cache_dir is not None  # as `from_cache` checks
-        names = [path.name for path in epath.Path(task.cache_dir).iterdir()]
-        splits = [name[len(prefix) : -len(ending)] for name in names if name.startswith(prefix)]
-        # seqio has no public function for the source of a cache; `Task.get_dataset` calls this one too.
-        self._sources = {split: task._get_cached_source(split) for split in sorted(splits)}
-        self.splits = tuple(self._sources)
-
-    def list_shards(self, split: str) -> Sequence[str]:
-        return self._sources[split].list_shards(split)
-
-    def get_dataset(self, split: str, *arguments, **choices) -> Any:
-        return self._sources[split].get_dataset(split, *arguments, **choices)
-
-
-def from_cache(task: Task, directory: str) -> Task:
-    """Returns the task with its cache in the directory as its source; ConfigError if there is no cache."""
-    import seqio
-
-    from limba.data.seqio_tasks import as_seqio
-
-    seqio.add_global_cache_dirs([directory])
-    steps, of_seqio = list(task.preprocessors), cast(seqio.Task, as_seqio(task))
-    places = [place for place, step in enumerate(steps) if isinstance(step, seqio.CacheDatasetPlaceholder)]
-    if not places or not of_seqio.cache_dir:
-        why = "has no seqio.CacheDatasetPlaceholder among its preprocessors" if not places else "has no cache"
-        raise ConfigError(
-            "DataConfig.cache_dir",
-            f"is {directory}, and task {task.name} {why}; make the cache there with seqio_cache_tasks, or leave"
-            " DataConfig.cache_dir out.",
-        )
-    return task.replace(source=CachedSource(of_seqio), preprocessors=steps[places[0] + 1 :])
-
-
-logger = logging.getLogger(__name__)
+    migrate = toolbox.find("migrate")
+    return migrate and migrate.failure_of_function(task, error)
 
 
 def resolve_task(config: DataConfig, directory: str | None = None) -> Provider:
@@ -237,7 +104,9 @@ def resolve_task_of_run(config: DataConfig, model_dir: str) -> Provider:
 
 
 def _replaced(task: Task, config: DataConfig, directory: str | None) -> Task:
-    form = resumable_form(task)
+    is_plain = isinstance(task.source, UnitSource) and set(FEATURES) <= set(task.output_features)
+    migrate = None if is_plain and config.cache_dir is None else toolbox.find("migrate")
+    written = task
     path = config.vocabulary and place_of(config.vocabulary, directory)
     given = None if path is None else load_vocabulary(path, config.extra_ids)
     features = {
@@ -246,12 +115,14 @@ def _replaced(task: Task, config: DataConfig, directory: str | None) -> Task:
     }
     if any(feature.vocabulary is not task.output_features[name].vocabulary for name, feature in features.items()):
         task = task.replace(output_features=features)
-    task = with_inputs(task)
+    task = migrate.with_inputs(task) if migrate else task
     missing = [feature for feature in FEATURES if feature not in task.output_features]
     if missing:
         raise InputError(f"Task {task.name} has no feature {missing[0]!r}; register it with 'inputs' and 'targets'.")
-    if config.cache_dir is not None:
-        task = from_cache(task, config.cache_dir)
+    if config.cache_dir is not None and migrate:
+        from limba.data.seqio_tasks import as_seqio
+
+        task = migrate.from_cache(task, as_seqio(task), config.cache_dir)
     if config.prefix is not None:
         task = with_prefix(task, config.prefix)
     if config.objective is not None:
@@ -263,11 +134,10 @@ def _replaced(task: Task, config: DataConfig, directory: str | None) -> Task:
         task = of_one_sequence(task, config.pack, config.is_masked)
     if config.data_files is not None:
         column = _column_of(task, config)
-        if gives_texts(task, config.train_split):
-            task = task.replace(preprocessors=[text_alone, *task.preprocessors])
+        task = migrate.for_files(task, config.train_split) if migrate else task
         task = task.replace(source=source_of_files(config.data_files, column, config.validation_percent))
-    elif form is not None:
-        warn_of_function(task.name, form)
+    elif migrate:
+        migrate.warn_of_function(written)
     for source in unit_sources(task).values():
         source.read_by(ReadPolicy(config.read_timeout_seconds, config.read_attempts, config.on_read_failure))
     return task

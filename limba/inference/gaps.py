@@ -160,7 +160,8 @@ def _search(
     beams: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
     ended = dict[str, Fill]()  # two rows of pieces may spell one text
     for length in range(MOST_PIECES + 1):
-        rows = _log_softmax((yield [[*before, *ids] for ids, _ in beams]))
+        logits = np.asarray((yield [[*before, *ids] for ids, _ in beams]), np.float64)
+        rows = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
         if length:
             for (ids, score), row in zip(beams, rows, strict=True):
                 fill = _ended(ids, score + float(np.logaddexp.reduce(row[pieces.ends])), pieces)
@@ -187,12 +188,6 @@ def _ended(ids: tuple[int, ...], score: float, pieces: Pieces) -> Fill | None:
     text = " ".join(pieces.vocabulary.decode(list(ids)).split())
     is_whole = "\ufffd" not in text and any(map(str.isalnum, text))
     return Fill(text, float(np.exp(score)), ids) if is_whole else None
-
-
-def _log_softmax(logits: Float[np.ndarray, "R V"]) -> Float[np.ndarray, "R V"]:
-    rows = np.asarray(logits, np.float64)
-    rows = rows - rows.max(axis=-1, keepdims=True)
-    return rows - np.log(np.exp(rows).sum(axis=-1, keepdims=True))
 
 
 class Filler(NamedTuple):

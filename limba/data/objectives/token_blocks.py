@@ -147,31 +147,14 @@ def tokenizer_of(
     """Returns the name of the documents' feature, and the function from many of them to all their tokens."""
     vocabulary = output_features["targets"].vocabulary
     first, last = begin_id(vocabulary) if begins else None, vocabulary.eos_id if append_eos else None
-    begin, end = ([] if each is None else [each] for each in (first, last))
-    return (
-        ("tokens", _decoder(begin, end)) if "tokens" in dataset.spec else ("text", _tokenizer(vocabulary, begin, end))
-    )
+    begin, end = (np.array([] if each is None else [each], np.int32) for each in (first, last))
+    name = "tokens" if "tokens" in dataset.spec else "text"
+    vectors = encoder(vocabulary) if name == "text" else lambda ids: [np.frombuffer(each, "<i4") for each in ids]
 
+    def tokens(documents: Sequence[bytes]) -> np.ndarray:
+        found = vectors(documents)
+        if len(begin) + len(end):
+            found = [part for vector in found for part in ((begin, vector, end) if len(vector) else (vector,))]
+        return np.concatenate(found).astype(np.int32, copy=False)
 
-def _decoder(begin: Sequence[int], end: Sequence[int]) -> Tokenize:
-    """Returns a function from strings of ids to all their ids, with `begin` and `end` around each document."""
-    first, last = (np.array(each, "<i4").tobytes() for each in (begin, end))
-
-    def decoded(documents: Sequence[bytes]) -> np.ndarray:
-        ended = (first + document + last if document else document for document in documents)
-        return np.frombuffer(b"".join(ended), "<i4").astype(np.int32)
-
-    return decoded
-
-
-def _tokenizer(vocabulary: Vocabulary, begin: Sequence[int], end: Sequence[int]) -> Tokenize:
-    """Returns a function from texts to all their tokens, with `begin` and `end` around each document."""
-    vectors, first, last = encoder(vocabulary), np.array(begin, np.int32), np.array(end, np.int32)
-
-    def tokens(texts: Sequence[bytes]) -> np.ndarray:
-        found = vectors(texts)
-        if len(first) + len(last):
-            found = [part for vector in found for part in ((first, vector, last) if len(vector) else (vector,))]
-        return np.concatenate(found)
-
-    return tokens
+    return name, tokens

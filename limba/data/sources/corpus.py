@@ -69,7 +69,7 @@ def unpacked_table(data: bytes) -> dict[str, dict[int, Mark]]:
     table = json.loads(zlib.decompress(data))
     return {
         task: {
-            int(place): Mark(_joined(part["folder"], name), size, content, time)
+            int(place): Mark(f"{part['folder']}/{name}" if part["folder"] else name, size, content, time)
             for place, name, size, content, time in part["files"]
         }
         for task, part in table.items()
@@ -163,7 +163,3 @@ def _relative(marks: Iterable[Mark]) -> tuple[str, list[str]]:
     while parts and all(len(each) > shared + 1 and each[shared] == parts[0][shared] for each in parts):
         shared += 1
     return "/".join(parts[0][:shared]) if parts else "", ["/".join(each[shared:]) for each in parts]
-
-
-def _joined(folder: str, name: str) -> str:
-    return f"{folder}/{name}" if folder else name

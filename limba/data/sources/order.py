@@ -64,7 +64,11 @@ ENDLESS = 2**62
 
 @dataclass(frozen=True)
 class Reading:
-    """What of a corpus is read, and in which order; `UnitSource.documents` says what each choice means."""
+    """What of a corpus is read, and in which order; see `UnitSource.documents`.
+
+    A pass over other files than before begins with a later `first_epoch`, and has at least one epoch. `traced`
+    documents have their names too, which `UnitSource.named` reads.
+    """
 
     split: str
     shard: int
@@ -72,8 +76,8 @@ class Reading:
     seed: int
     shuffle: bool
     num_epochs: int | None
-    first_epoch: int
-    traced: bool
+    first_epoch: int = 0
+    traced: bool = False
 
     @property
     def is_endless(self) -> bool:
@@ -97,11 +101,6 @@ def random_generator(purpose: str, *numbers: int) -> np.random.RandomState:
 def unit_order(seed: int, epoch: int, num_units: int) -> np.ndarray:
     """Returns the permutation of the units in this epoch, int64 [num_units]."""
     return random_generator("units", seed, epoch).permutation(num_units)
-
-
-def shard_of_row(row: int, unit: int, chunk: int, num_shards: int) -> int:
-    """Returns the shard that takes a document, where there are fewer units than shards."""
-    return (row + unit + chunk) % num_shards
 
 
 def fewer_shards(without: int) -> Fix:

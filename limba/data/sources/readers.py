@@ -478,18 +478,13 @@ def _parquet(unit: Unit, columns: Sequence[str], policy: ReadPolicy, footers: Fo
 
 def joined(values: Sequence[str | bytes]) -> bytes:
     """Joins a row's texts with FIELD_SEPARATOR; returns b"" if one of several is empty."""
-    encoded = [_encoded(value) for value in values]
+    # JSON may escape half of a surrogate pair.
+    encoded = [value if isinstance(value, bytes) else value.encode(errors="replace") for value in values]
     if len(encoded) == 1:
         return encoded[0]
     if any(not text or text.isspace() for text in encoded):
         return b""
     return FIELD_SEPARATOR.join(text.replace(FIELD_SEPARATOR, b"") for text in encoded)
-
-
-def _encoded(value: str | bytes) -> bytes:
-    if isinstance(value, bytes):
-        return value
-    return value.encode(errors="replace")  # JSON may escape half of a surrogate pair
 
 
 def _no_column(path: str, column: str, columns: Sequence[str], kind: type[InputError] = InputError) -> InputError:

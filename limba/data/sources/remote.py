@@ -13,7 +13,6 @@ import io
 import logging
 import re
 import shlex
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, Any, TypeVar, cast
@@ -85,7 +84,6 @@ SMALLEST_BLOCK = 1 << 10  # after the end of a unit, where only the rest of a li
 LISTING_TIMEOUTS = 5  # a listing is many requests, and no library can time them one by one
 REPEATED_STATUSES = (408, 425, 429)  # of those below 500
 PERMANENT_ERRORS = (FileNotFoundError, PermissionError, ValueError, TypeError, LookupError, ImportError)
-FIRST_ATTEMPTS = 2  # to find a host whose name is not known, before anything was read: 1 to 2 seconds
 PERMANENT_KINDS = ("OfflineModeIsEnabled", "DefaultCredentialsError")  # of the hub and of Google, by name: not imported
 
 T = TypeVar("T")
@@ -108,9 +106,9 @@ class ReadPolicy:
 class ReadError(OSError):
     """A request failed: the reason, whether it may succeed later, and whether the file does not exist."""
 
-    def __init__(self, reason: str, *, is_temporary: bool, missing: bool = False, is_unreachable: bool = False):
+    def __init__(self, reason: str, *, is_temporary: bool, missing: bool = False):
         super().__init__(reason)
-        self.is_temporary, self.missing, self.is_unreachable = is_temporary, missing, is_unreachable
+        self.is_temporary, self.missing = is_temporary, missing
 
 
 def _protocols(system: AbstractFileSystem) -> tuple[str, ...]:
@@ -123,14 +121,12 @@ def ask(system: AbstractFileSystem, policy: ReadPolicy, method: str, *arguments:
     Raises ReadError when the attempts are used up, or at once for a permanent failure (404, 403).
     """
     seconds = policy.timeout_seconds * (LISTING_TIMEOUTS if method in ("glob", "ls") else 1)
-    # Nothing has been read yet: a host that does not exist is a mistake rather than trouble of the network.
-    patience = FIRST_ATTEMPTS
     if isinstance(system, AsyncFileSystem):
         function = getattr(system, f"_{method}")
         call = lambda: sync(system.loop, function, *arguments, timeout=seconds, **options)
-        return _persist(policy, seconds, call, patience)
+        return _persist(policy, seconds, call)
     function = functools.partial(getattr(system, method), *arguments, **options)
-    return _persist(policy, seconds, lambda: limited(function, seconds, "read"), patience)
+    return _persist(policy, seconds, lambda: limited(function, seconds, "read"))
 
 
 def fetch(system: Any, path: str, start: int, stop: int, policy: ReadPolicy) -> bytes:
@@ -168,7 +164,7 @@ async def _http_range(system: Any, url: str, start: int, stop: int) -> bytes:
         return await reply.read()
 
 
-def _persist(policy: ReadPolicy, seconds: float, once: Callable[[], T], attempts_to_connect: int | None = None) -> T:
+def _persist(policy: ReadPolicy, seconds: float, once: Callable[[], T]) -> T:
     def attempt() -> T:
         try:
             return once()
@@ -182,15 +178,10 @@ def _persist(policy: ReadPolicy, seconds: float, once: Callable[[], T], attempts
             "Attempt %d of %d: %s", state.attempt_number, policy.attempts, state.outcome and state.outcome.exception()
         )
 
-    def most(state: tenacity.RetryCallState) -> int:
-        error = state.outcome and state.outcome.exception()
-        is_unreachable = isinstance(error, ReadError) and error.is_unreachable
-        return (attempts_to_connect or policy.attempts) if is_unreachable else policy.attempts
-
     first = policy.timeout_seconds / 60
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception(lambda error: isinstance(error, ReadError) and error.is_temporary),
-        stop=lambda state: state.attempt_number >= min(policy.attempts, most(state)),
+        stop=tenacity.stop_after_attempt(policy.attempts),
         wait=tenacity.wait_exponential_jitter(multiplier=first, max=policy.timeout_seconds / 2, jitter=first),
         before_sleep=log,
         reraise=True,
@@ -223,21 +214,8 @@ def _as_read_error(error: Exception, seconds: float) -> ReadError:
     refused = str(cause).startswith("Forbidden") or type(cause).__name__ in PERMANENT_KINDS
     is_temporary = not refused and not isinstance(cause, PERMANENT_ERRORS)
     missing = isinstance(cause, FileNotFoundError)
-    return ReadError(
-        "there is no such file" if missing else reason_of(cause),
-        is_temporary=is_temporary,
-        missing=missing,
-        is_unreachable=_is_nameless(cause),
-    )
-
-
-def _is_nameless(error: BaseException | None) -> bool:
-    """Returns whether the host's name is not known, which each library says by an error of its own."""
-    while error is not None:
-        if isinstance(error, socket.gaierror) or str(error).startswith(("[Errno -2]", "[Errno -3]")):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    reason = "there is no such file" if missing else reason_of(cause)
+    return ReadError(reason, is_temporary=is_temporary, missing=missing)
 
 
 class RemoteFile(io.RawIOBase):

@@ -209,7 +209,7 @@ class WholeUnits(ShardUnits):
         source.note_progress(reading.split, reading.shard, epoch + ended / self._count)
         rows: Sequence[int] = range(len(texts))
         if self._divides_rows:
-            rows = [row for row in rows if order.shard_of_row(row, number, chunk, reading.num_shards) == reading.shard]
+            rows = [row for row in rows if (row + number + chunk) % reading.num_shards == reading.shard]
         if rows:
             self._opened = 0
         if reading.shuffle:
@@ -319,18 +319,14 @@ class UnitSource(Splits):
         seed: int = 0,
         shuffle: bool = True,
         num_epochs: int | None = None,
-        first_epoch: int = 0,
-        traced: bool = False,
     ) -> Dataset:
         """Returns {"text": bytes} documents of one shard, endlessly if `num_epochs` is None.
 
-        From a column `tokens` they are {"tokens": bytes}, from several columns {feature: string}. `traced` ones have
-        their names too, which `named` reads. A pass over other files than before begins with a later `first_epoch`,
-        and has at least one epoch.
-        Units are divided among the shards; if there are fewer units than shards, every shard reads all of them and
-        takes its own rows. In an epoch each document comes once, in exactly one shard.
+        From a column `tokens` they are {"tokens": bytes}, from several columns {feature: string}. Units are divided
+        among the shards; if there are fewer units than shards, every shard reads all of them and takes its own rows. In
+        an epoch each document comes once, in exactly one shard.
         """
-        return self.dataset(Reading(split, shard, num_shards, seed, shuffle, num_epochs, first_epoch, traced))
+        return self.dataset(Reading(split, shard, num_shards, seed, shuffle, num_epochs))
 
     def dataset(self, reading: Reading, counts: Counts | None = None, offset: int = 0) -> Dataset:
         """Returns the elements of `documents`; those of `counts` are dealt evenly, one by one, not in whole units.

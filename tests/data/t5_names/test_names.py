@@ -17,12 +17,11 @@ import tensorflow as tf
 
 from limba.config import DataConfig, InputError
 from limba.data import bridge, task_modules
-from limba.data import tasks as foreign
 from limba.data.objectives.supervised import is_supervised
 from limba.data.seqio_tasks import as_seqio
 from limba.data.sources import FileSource
 from limba.data.tasks import failure_of_function, resolve_task
-from limba.tools.migrate.t5_names import finder
+from limba.tools.migrate.t5_names import finder, written_tasks
 from tests.data.objectives.test_objectives import GoldenVocabulary, features
 
 ROOT = Path(__file__).parents[3]
@@ -212,7 +211,7 @@ def test_metrics_are_as_documented():
 def test_a_streaming_task_is_told_how_it_resumes(caplog, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "cli" / "t5x"))
     task_modules.import_all(["ro_t5x_tasks"])
-    foreign.warn_of_function.cache_clear()
+    written_tasks._warn_once.cache_clear()
     config = DataConfig("ro_stream", {"inputs": 64, "targets": 32}, 8, vocabulary="byte")
     with caplog.at_level(logging.WARNING):
         task = resolve_task(config)
@@ -232,7 +231,7 @@ def test_the_line_for_files_names_the_files(tmp_path):
     )
     source = seqio.FunctionDataSource(dataset_fn, splits=("train",))
     task = seqio.Task("files", source, {"targets": seqio.Feature(seqio.ByteVocabulary())}, [])
-    form = foreign.resumable_form(task)
+    form = written_tasks.resumable_form(task)
     assert form is not None and form.startswith("source=FileSource(")
     found = eval(form.removeprefix("source="), {"FileSource": FileSource})
     assert [unit.path for unit in found.units("train")] == [f"{tmp_path}/a.jsonl"]
