@@ -1,6 +1,7 @@
 """Initializes a run from an existing checkpoint: Limba, T5X (both formats), Hugging Face folder or hub id.
 
-The format is detected. Arrays are read one by one and placed on the devices, so that no host holds a whole model.
+The format is detected. Arrays are read one by one and placed on the devices, so that no host holds a whole model;
+a flax_model.msgpack alone is read at once.
 """
 
 import logging
