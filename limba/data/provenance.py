@@ -40,19 +40,22 @@ from limba.data.vocabulary.vocabularies import Vocabulary
 LARGEST = np.iinfo(np.int32).max
 MASKED = (masked_lm, whole_word_masked_lm)
 Wanted = Mapping[int, Sequence[tuple[int, int, int]]]  # element of the data set -> (batch, row, row in the element)
+Found = dict[tuple[int, int], list[tuple[int, int]]]  # (batch, row) -> (part of the mixture, number of the document)
 
 
 @dataclass(frozen=True)
 class Document:
     """A document that gave tokens of a row. A long one is read in pieces: `text` has those that gave tokens.
 
-    `row` is its number in its unit, from 0.
+    `row` is its number in its unit, from 0. Where a preprocessor cannot be followed, `is_exact` is False: the document
+    was read shortly before the row was made, and may have given none of its tokens.
     """
 
     source: str  # the task that reads it
     unit: str  # a file, a range of its bytes, or a row group
     row: int
     text: str
+    is_exact: bool = True
 
 
 def documents_of(
@@ -89,7 +92,7 @@ def documents_by_row(
     run that began a new pass over a changed corpus needs it. `deal` is the run's.
 
     Raises InputError for a batch or row that does not exist, for a corpus that has changed, and for a task whose source
-    is not one of limba.data.sources, or whose preprocessors drop features that they do not know.
+    is not one of limba.data.sources.
     """
     size = config.rows_per_shard
     others = [row for several in rows.values() for row in several if not 0 <= row < size]
@@ -107,18 +110,17 @@ def documents_by_row(
     for batch, several in sorted(rows.items()):
         fetch, place = divmod(batch - 1 - before, pipeline.rows_per_fetch // size)
         wanted.setdefault(fetch, []).extend((batch, row, place * size + row) for row in several)
-    names, found = _Names(pipeline), dict[tuple[int, int], list[Document]]()
-    for fetch, element in _elements(pipeline.dataset(shard, first_epochs, _following(names, lengths)), wanted):
-        for batch, row, place in wanted.get(fetch, ()):
-            found[batch, row] = list(_documents(config.train_split, names, names.in_row(element, place)))
-    return found
+    names, is_exact = _Names(pipeline), True
+    try:
+        found = _followed_rows(names, pipeline.dataset(shard, first_epochs, _following(names, lengths)), wanted)
+    except _NotFollowedError:
+        names, is_exact = _Names(pipeline), False
+        found = _read_recently(names, pipeline.dataset(shard, first_epochs, _counting(names)), wanted)
+    return {row: list(_documents(config.train_split, names, numbers, is_exact)) for row, numbers in found.items()}
 
 
-def _not_followed(part: Task) -> InputError:
-    return InputError(
-        f"The documents of task {part.name} cannot be followed, since one of its preprocessors drops the features that"
-        " it does not know; let it return {**example, …}."
-    )
+class _NotFollowedError(Exception):
+    """A preprocessor does not pass on which document its result comes from."""
 
 
 class _Names:
@@ -186,15 +188,27 @@ def _following(names: _Names, lengths: Mapping[str, int]) -> Follow:
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
-            raise _not_followed(part) from error
+            raise _NotFollowedError from error  # a preprocessor that takes no further feature
         if DOCUMENT not in examples.spec:
             if any(map(objective_of, part.preprocessors)):
                 return examples
-            raise _not_followed(part)
+            raise _NotFollowedError
         return examples.map(
             lambda example: {name: names.marked(place, example[name], example[DOCUMENT]) for name in lengths},
             dict.fromkeys(lengths, TOKENS_SPEC),
         )
+
+    return follow
+
+
+def _counting(names: _Names) -> Follow:
+    """Returns a function that makes a task's own examples, and only numbers the documents as they are read."""
+
+    def follow(part: Task, lengths: Mapping[str, int], documents: Dataset, seed: int) -> Dataset:
+        numbered = names.numbered(names.place_of(part), documents)
+        spec = {name: each for name, each in documents.spec.items() if name != DOCUMENT}
+        plain = numbered.map(lambda example: {name: example[name] for name in spec}, spec)
+        return examples_of(part, lengths, plain, seed)
 
     return follow
 
@@ -205,7 +219,7 @@ def _followed(names: _Names, place: int, part: Task, step: Step) -> Step:
 
     @preprocessor
     def tokenize(dataset: Dataset, output_features: Features) -> Dataset:
-        _require_number(part, dataset)
+        _require_number(dataset)
         name, tokens_of = token_blocks.tokenizer_of(dataset, output_features, choices.get("append_eos", False))
 
         def marked(example: Mapping[str, Any]) -> np.ndarray:
@@ -218,7 +232,7 @@ def _followed(names: _Names, place: int, part: Task, step: Step) -> Step:
     @preprocessor
     def objective(dataset: Dataset, sequence_length: Mapping[str, int], output_features: Features) -> Dataset:
         if tokenize_documents not in map(unwrapped, part.preprocessors):  # tokens of another preprocessor
-            _require_number(part, dataset)
+            _require_number(dataset)
             dataset = dataset.map(
                 lambda example: {
                     "targets": names.marked(place, example["targets"], example[DOCUMENT], marks(example["targets"]))
@@ -261,9 +275,31 @@ def _is_marked(values: np.ndarray) -> np.ndarray:
     return values % 2 == 1
 
 
-def _require_number(part: Task, dataset: Dataset) -> None:
+def _require_number(dataset: Dataset) -> None:
     if DOCUMENT not in dataset.spec:
-        raise _not_followed(part)
+        raise _NotFollowedError
+
+
+def _followed_rows(names: _Names, dataset: Dataset, wanted: Wanted) -> Found:
+    """Returns the documents of the wanted rows, from the replayed pipeline."""
+    found: Found = {}
+    for fetch, element in _elements(dataset, wanted):
+        for batch, row, place in wanted.get(fetch, ()):
+            found[batch, row] = names.in_row(element, place)
+    return found
+
+
+def _read_recently(names: _Names, dataset: Dataset, wanted: Wanted) -> Found:
+    """Returns the documents read since the last but one time before the wanted rows were made."""
+    found: Found = {}
+    counts = [[0] * len(names.parts)] * 2  # after each fetch for which documents were read
+    for fetch, _ in _elements(dataset, wanted):
+        if names.counts() != counts[-1]:
+            counts = [*counts[-2:], names.counts()]
+        for batch, row, _ in wanted.get(fetch, ()):
+            ranges = enumerate(map(range, counts[0], counts[-1]))
+            found[batch, row] = [(part, number) for part, numbers in ranges for number in numbers]
+    return found
 
 
 def _elements(dataset: Dataset, wanted: Wanted) -> Iterator[tuple[int, Mapping[str, np.ndarray]]]:
@@ -279,7 +315,7 @@ def _no_batch(batch: int) -> InputError:
     return InputError(f"There is no batch {batch}: batches count from 1 up to the end of the data shard.")
 
 
-def _documents(split: str, names: _Names, numbers: Sequence[tuple[int, int]]) -> Iterator[Document]:
+def _documents(split: str, names: _Names, numbers: Sequence[tuple[int, int]], is_exact: bool) -> Iterator[Document]:
     """Yields the documents with these (part, number), the pieces of one document together."""
     pieces: dict[tuple[int, int], list[int]] = {}  # (part, number of the first piece) -> numbers of pieces
     for part, number in numbers:
@@ -294,7 +330,7 @@ def _documents(split: str, names: _Names, numbers: Sequence[tuple[int, int]]) ->
         parts = source.pieces(document)
         text = b" ".join(parts[each % len(parts)] for each in read)
         vocabulary = names.parts[part].output_features["targets"].vocabulary
-        yield Document(names.parts[part].name, unit, row, _text(source, text, vocabulary))
+        yield Document(names.parts[part].name, unit, row, _text(source, text, vocabulary), is_exact)
 
 
 def _text(source: UnitSource, document: bytes, vocabulary: Vocabulary) -> str:

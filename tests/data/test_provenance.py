@@ -70,7 +70,7 @@ def config_of(name: str, **changes: Any) -> DataConfig:
     return DataConfig(name, **choices)
 
 
-def check(config: DataConfig, batches: tuple[int, ...] = BATCHES) -> list[Document]:
+def check(config: DataConfig, batches: tuple[int, ...] = BATCHES, is_exact: bool = True) -> list[Document]:
     """Compares each row's poisoned tokens with its documents; returns all documents found."""
     task = resolve_task(config)
     lengths = derive_lengths(task, config.task_feature_lengths)
@@ -84,11 +84,11 @@ def check(config: DataConfig, batches: tuple[int, ...] = BATCHES) -> list[Docume
             tokens = np.concatenate([taken[batch - 1][shard][name][row] for name in lengths])
             held = {byte for byte in POISONS if byte + 3 in tokens}
             named = {byte for each in documents for byte in poisons_in(each.text)}
-            assert documents
+            assert documents and all(each.is_exact == is_exact for each in documents)
             if tokens[0] == 1:  # the row begins with the end of a text, whose document is named as well
                 named &= held | poisons_in(documents[0].text)
                 held |= poisons_in(documents[0].text)
-            assert named == held, (batch, shard, row)
+            assert named == held if is_exact else named >= held, (batch, shard, row)
             found += documents
             seen.append(bool(held))
     assert len(set(seen)) == 2, seen  # the test can fail either way
@@ -201,12 +201,15 @@ def _unknown(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.map(lambda example: {"text": tf.strings.join([example["text"], " "])})
 
 
-def test_a_preprocessor_that_cannot_be_followed_is_said(tmp_path: Path) -> None:
-    source = FileSource(str(write(tmp_path / "a.txt", texts(5, 200))), "text", 0.0)
-    config = config_of(register("own", source, _unknown, tokenize_documents, span_corruption), vocabulary=None)
-    task = resolve_task(config)
-    with pytest.raises(InputError, match="The documents of task own cannot be followed, since one of its prepro"):
-        documents_of(task, derive_lengths(task, config.task_feature_lengths), config, 0, 1, [0])
+def test_a_preprocessor_of_ones_own_gives_candidates(tmp_path: Path) -> None:
+    lines = texts(5, 2000)
+    lines[::15] = [chr(POISONS[number % len(POISONS)]) * 50 for number in range(len(lines[::15]))]
+    write(tmp_path / "a.txt", lines)
+    task = register(
+        "own", FileSource(str(tmp_path / "a.txt"), "text", 0.0), _unknown, tokenize_documents, span_corruption
+    )
+    found = check(config_of(task, vocabulary=None), (1, 2, 60), is_exact=False)
+    assert len({each.text for each in found}) < 1000  # those near the batch, not the corpus
 
 
 def test_after_a_new_pass_the_position_says_where_the_batch_is(tmp_path: Path) -> None:

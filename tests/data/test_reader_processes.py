@@ -79,10 +79,18 @@ def test_a_process_that_is_gone_is_started_again_with_the_next_row(once, monkeyp
         np.testing.assert_array_equal(taken(apart, 2), taken(alone, 2))
 
         monkeypatch.setattr(sys, "executable", "/bin/false")
-        stop(apart._readers[1], signal.SIGKILL)
+        ask = apart._call_all
+
+        def ask_and_kill(name: str) -> list:
+            answers = ask(name)
+            stop(apart._readers[1], signal.SIGKILL)  # when the other one will give its next batch
+            return answers
+
+        apart._call_all = ask_and_kill
         for _ in range(2):
             with pytest.raises(RestartError, match=r"shards \[1, 3\] has ended \(1\), 3 times in a row; .* lower Data"):
                 next(apart)
+        assert apart._readers[0].process.poll() is None  # it goes on
         assert isinstance(apart.failure(), RestartError) and apart.epochs().keys() == alone.epochs().keys()
         with contextlib.closing(streams.TrainStream(task, lengths, limited, range(4))) as again:
             again.begin(0, apart.positions())

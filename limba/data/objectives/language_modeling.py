@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from limba.config import ConfigError
+from limba.config import ConfigError, InputError
 from limba.data import philox
 from limba.data.dataset import TOKENS, Dataset, preprocessor
 from limba.data.objectives.token_blocks import Features, Rows, check_targets, padded, rows_of_blocks, stacked, unwrapped
@@ -21,14 +21,19 @@ from limba.data.objectives.token_blocks import Features, Rows, check_targets, pa
 ROWS_PER_BLOCK = 32
 
 
-def prefix_lm_lengths(lengths: Mapping[str, int]) -> dict[str, int]:
+def prefix_lm_lengths(lengths: Mapping[str, int], split: str = "random") -> dict[str, int]:
     """Returns {"inputs", "targets"}, equal: a random split may put nearly the whole row on either side.
 
-    For a single sequence, {"targets": L}, each side may have L - 1. Raises ConfigError for lengths below 2.
+    For a single sequence, {"targets": L}, each side may have L - 1. Raises ConfigError for lengths below 2, InputError
+    for a split that is not 'random'.
 
     >>> prefix_lm_lengths({"inputs": 512})
     {'inputs': 512, 'targets': 512}
     """
+    if split != "random":
+        raise InputError(
+            f"The split of prefix_lm is {split!r}, not 'random'; lm_adaptation splits in the middle: use it."
+        )
     name = "inputs" if "inputs" in lengths else "targets"
     _check_not_too_short(name, lengths[name])
     return dict.fromkeys(("inputs", "targets"), lengths[name] - (name == "targets"))
@@ -64,15 +69,20 @@ def _check_not_too_short(name: str, length: int) -> None:
 
 @preprocessor
 def prefix_lm(
-    dataset: Dataset, sequence_length: Mapping[str, int], output_features: Features, append_eos: bool = True
+    dataset: Dataset,
+    sequence_length: Mapping[str, int],
+    output_features: Features,
+    split: str = "random",
+    append_eos: bool = True,
 ) -> Dataset:
     """Returns {"inputs", "targets"}, int32, of {"targets": int32 [n]}: the beginning of a row, and its rest.
 
     Prefix LM of Raffel et al. 2020 (arXiv:1910.10683, section 3.2.1). A row of as many tokens as the inputs is split at
     a uniformly random place, with at least one token on each side: on average half of either side is padding.
-    `lm_adaptation` splits always at the same place. Raises ConfigError if the lengths do not fit.
+    `lm_adaptation` splits always at the same place: InputError for another `split` than 'random'. Raises ConfigError if
+    the lengths do not fit.
     """
-    needed = prefix_lm_lengths(sequence_length)
+    needed = prefix_lm_lengths(sequence_length, split)
     check_targets("prefix LM", sequence_length, needed["targets"])
     return _split(dataset, output_features, needed["inputs"] - append_eos + 1, None, append_eos)
 

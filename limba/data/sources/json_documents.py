@@ -12,6 +12,8 @@ from limba.config import InputError
 
 TOKENS = "tokens"  # a column of documents tokenized beforehand: int32 ids as bytes
 HEAD_BYTES = 4096  # that say whether a file is one array
+PIECE_BYTES = 1 << 20  # read at a time
+MOST_BYTES = 1 << 28  # of one record
 # [{…}, …], ["…", …], or an object with that array under "data", which few short values may precede.
 _VALUE = rb'(?:"[^"]*"|[-\d.eE]+|true|false|null)'
 _ARRAY = re.compile(
@@ -40,30 +42,48 @@ def is_array(head: bytes) -> bool:
 
 
 def array_records(file: IO[bytes]) -> Iterator[tuple[int, object]]:
-    """Yields (offset in bytes, record) of a file that is one array, whose text is in memory. JsonError for bad JSON."""
-    data, decoder = file.read(), json.JSONDecoder()
-    match = _ARRAY.match(data)
+    """Yields (offset in bytes, record) of a file that is one array, in bounded memory. JsonError for bad JSON."""
+    head = file.read(HEAD_BYTES)
+    match = _ARRAY.match(head)
     assert match is not None, "is_array has seen it"
-    offset = match.end()
-    try:
-        text = data[offset:].decode()
-    except UnicodeDecodeError as error:
-        raise JsonError("it is not UTF-8; convert it, for instance with iconv", offset + error.start) from None
-    del data
-    place = 0
+    offset, decoder = match.end(), json.JSONDecoder()
+    data = head[offset:]
+    is_over = False
     while True:
-        start = _SEPARATORS.match(text, place)
-        begin = start.end() if start else place
-        if text[begin : begin + 1] == "]":
-            return
-        try:
-            record, end = decoder.raw_decode(text, begin)
-        except (ValueError, RecursionError) as error:
-            reason = str(error).split(":")[0] if begin < len(text) else "it ends within the array"
-            raise JsonError(reason, offset + len(text[place:begin].encode())) from None
-        yield offset, record
-        offset += len(text[place:end].encode())
-        place = end
+        text, rest = _whole_text(data, offset, is_over)
+        place = used = 0
+        while True:
+            start = _SEPARATORS.match(text, place)
+            place = start.end() if start else place
+            if text[place : place + 1] == "]":
+                return
+            try:
+                record, end = decoder.raw_decode(text, place)
+            except (ValueError, RecursionError) as error:
+                if is_over or len(data) > MOST_BYTES:
+                    reason = str(error).split(":")[0] if place < len(text) else "it ends within the array"
+                    raise JsonError(reason, offset + len(text[:place].encode())) from None
+                break
+            if end == len(text) and not is_over and not isinstance(record, list | dict | str):
+                break  # a number may continue
+            yield offset + len(text[:used].encode()) if place < 1 << 16 else offset, record
+            place = used = end
+        consumed = len(text[:used].encode())
+        offset += consumed
+        data = text[used:].encode() + rest
+        more = file.read(max(PIECE_BYTES, len(data)))  # twice as much each time for a long record
+        is_over = not more
+        data += more
+
+
+def _whole_text(data: bytes, offset: int, is_over: bool) -> tuple[str, bytes]:
+    """Returns the text of the bytes, and the bytes of a letter that is cut at their end."""
+    try:
+        return data.decode("utf-8"), b""
+    except UnicodeDecodeError as error:
+        if is_over or error.start < len(data) - 3:
+            raise JsonError("it is not UTF-8; convert it, for instance with iconv", offset + error.start) from None
+        return data[: error.start].decode("utf-8"), data[error.start :]
 
 
 def value_at(record: Mapping[str, object], column: str) -> object:

@@ -103,6 +103,11 @@ def unit_order(seed: int, epoch: int, num_units: int) -> np.ndarray:
     return random_generator("units", seed, epoch).permutation(num_units)
 
 
+def shard_of_row(row: int, unit: int, chunk: int, num_shards: int) -> int:
+    """Returns the shard that takes a document, where there are fewer units than shards."""
+    return (row + unit + chunk) % num_shards
+
+
 def fewer_shards(without: int) -> Fix:
     """Returns the fix for data shards of which the one of this number is the first without text."""
     return "DataConfig.num_data_shards", 1 << max((without // 2).bit_length() - 1, 0)

@@ -16,7 +16,7 @@ from typing import Any
 from limba.config import ConfigError, InputError
 from limba.data.sources import readers
 from limba.data.sources.fingerprints import File, Mark, end_bytes_for, marks_of
-from limba.data.sources.order import Counts, fewer_shards
+from limba.data.sources.order import Counts, fewer_shards, shard_of_row
 from limba.data.sources.parquet import TOKENS, UnitError, read_footer
 from limba.data.sources.remote import COMPRESSIONS, ReadPolicy
 
@@ -101,6 +101,7 @@ class ChunkReader:
 
 
 BYTES_CHECKED = 1 << 25  # of local files before a run; about a second
+MOST_BYTES_CHECKED = 8 * BYTES_CHECKED  # of a corpus of few documents, to see that every data shard has one
 COUNTED_BYTES = 1 << 29  # of local files that are read to be counted: some ten seconds; compressed ones weigh fivefold
 UNITS_OF_BLANK = 8  # whose first rows are looked at for those without text
 CHOSEN_BYTES = 1 << 32  # of text that is read at most to find a run's first documents
@@ -341,28 +342,34 @@ class Splits:
         (unless `may_be_empty`: a carved split of a small corpus may be empty), and for a small local corpus in which
         one of `num_shards` data shards finds no document.
         """
-        units, num_documents, num_bytes = self.units(split), 0, 0
+        units, num_documents, num_bytes, served = self.units(split), 0, 0, set[int]()
         if may_be_empty and self.is_carved(split):
             return  # it has the files of `train`
         remote = any("://" in unit.path for unit in units[:1])
-        for unit in units:
-            for documents in self.chunks(split, unit):
+        for number, unit in enumerate(units):
+            for chunk, documents in enumerate(self.chunks(split, unit)):
+                if len(units) >= num_shards:  # each epoch gives a shard other units: it finds a document at some time
+                    served.update(range(num_shards if documents else 0))
+                elif len(served) < num_shards:
+                    rows = range(min(len(documents), num_shards))
+                    served.update(shard_of_row(row, number, chunk, num_shards) for row in rows)
                 num_documents += len(documents)
                 num_bytes += sum(map(len, documents))
                 if remote and (num_documents or may_be_empty):
                     return
-                if num_bytes >= BYTES_CHECKED and num_documents >= num_shards:
+                enough = len(served) == num_shards or may_be_empty
+                if num_bytes >= (BYTES_CHECKED if enough else MOST_BYTES_CHECKED):
                     return
         if may_be_empty:
             return
         if not num_documents:
             raise InputError(f"{self.name} holds no document in split {split!r}; {self._advice(split)}.")
-        if num_documents < num_shards:
+        if without := set(range(num_shards)) - served:
             raise InputError(
                 f"{self.name} holds {num_documents} document(s) in split {split!r}, and none for data shard"
-                f" {num_documents} of {num_shards}; set DataConfig.num_data_shards lower,"
+                f" {min(without)} of {num_shards}; set DataConfig.num_data_shards lower,"
                 f" or {self._advice(split)}.",
-                fix=fewer_shards(num_documents),
+                fix=fewer_shards(min(without)),
             )
 
     def _advice(self, split: str) -> str:

@@ -209,7 +209,7 @@ class WholeUnits(ShardUnits):
         source.note_progress(reading.split, reading.shard, epoch + ended / self._count)
         rows: Sequence[int] = range(len(texts))
         if self._divides_rows:
-            rows = [row for row in rows if (row + number + chunk) % reading.num_shards == reading.shard]
+            rows = [row for row in rows if order.shard_of_row(row, number, chunk, reading.num_shards) == reading.shard]
         if rows:
             self._opened = 0
         if reading.shuffle:

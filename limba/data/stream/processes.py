@@ -136,6 +136,7 @@ class ReaderProcesses(Stream):
         self._kept: dict[int, bytes] | None = None  # later positions, and
         self._since = 0  # the batches taken since them, or since the beginning
         self._keep_at = 0.0
+        self._failed: Exception | None = None  # of a process that was lost when others had given their next batch
 
     def _asked(self, name: str, *arguments: object) -> list[Any]:
         """Calls a method of each process's stream; returns the results, and where one failed its exception."""
@@ -186,6 +187,8 @@ class ReaderProcesses(Stream):
         return answers
 
     def __next__(self) -> dict[int, Rows]:
+        if self._failed:
+            raise self._failed
         if self._since and time.monotonic() > self._keep_at:
             self._keep_at = time.monotonic() + KEEP_SECONDS
             with contextlib.suppress(InputError, RestartError):  # the next save says it
@@ -193,10 +196,8 @@ class ReaderProcesses(Stream):
         self._call_all("wait")  # most errors come before any process has moved on
         parts = self._asked("__next__")
         if failed := [part for part in parts if isinstance(part, Exception)]:
-            for reader, part in zip(self._readers, parts, strict=True):
-                if not isinstance(part, Exception):  # the next one in its place makes only the batches before
-                    reader.end()
-            raise failed[0]
+            self._failed = failed[0]  # and others have moved on
+            raise self._failed
         if all(part is None for part in parts):
             raise StopIteration
         self._since += 1
@@ -222,12 +223,12 @@ class ReaderProcesses(Stream):
         return self._in_order(self._call_all("empty"))
 
     def positions(self) -> dict[int, bytes]:
-        """Returns each shard's data position after the batches taken; of a process that is lost by the last one."""
+        """Returns each shard's data position after the batches taken; if a process is lost by the last one."""
         began, parts = time.monotonic(), self._asked("positions")
         for number, (reader, part) in enumerate(zip(self._readers, parts, strict=True)):
-            if isinstance(part, Exception):
-                if reader.lost is None or self._kept is None:
-                    raise part
+            if self._failed or isinstance(part, Exception):
+                if self._kept is None or not (self._failed or reader.lost):
+                    raise self._failed or part
                 rows = self._recipe.config.rows_per_shard
                 parts[number] = {s: advanced(self._kept[s], self._since, rows) for s in reader.recipe.shards}
         self._kept, self._since = self._in_order(parts), 0

@@ -265,6 +265,8 @@ def test_splits_are_where_they_should_be():
     assert {len(row["targets"]) for row in causal} == {64}
     assert len(adapted) == len(causal) == 9
     assert set(causal[0]) == {"targets"}
+    with pytest.raises(InputError, match="split of prefix_lm is 'middle', not 'random'; lm_adaptation splits in the m"):
+        made("prefix_lm", text(9), {"inputs": 64}, split="middle")
     with pytest.raises(InputError, match=r"'targets' 32, and prefix LM of 64 inputs needs 64"):
         made("prefix_lm", text(9), {"inputs": 64, "targets": 32})
 

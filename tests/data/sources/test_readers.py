@@ -13,7 +13,7 @@ import pytest
 import zstandard
 
 from limba.config import InputError
-from limba.data.sources import readers
+from limba.data.sources import json_documents, readers
 from limba.data.sources.splits import ChunkReader
 
 TEXTS = [f"Document {number}: " + "șirul de cuvinte, " * (number % 17) for number in range(300)]
@@ -80,7 +80,8 @@ RECORDS = [{"id": n, "text": text, "nested": {"ro": text[::-1]}} for n, text in 
 @pytest.mark.parametrize("suffix", [".json", ".json.gz", ".json.zst"])
 @pytest.mark.parametrize("indent", [None, 1])
 @pytest.mark.parametrize("form", ["array", "data", "texts"])
-def test_a_json_file_may_be_one_array(tmp_path, suffix, indent, form):
+def test_a_json_file_may_be_one_array(tmp_path, suffix, indent, form, monkeypatch):
+    monkeypatch.setattr(json_documents, "PIECE_BYTES", 1000)  # records are cut, and letters within
     content = {"array": RECORDS, "data": {"version": "1.0", "data": RECORDS}, "texts": TEXTS}[form]
     path = tmp_path / f"c{suffix}"
     opened = {".gz": gzip.open, ".zst": zstandard.open}.get(path.suffix, open)

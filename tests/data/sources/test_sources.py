@@ -198,6 +198,15 @@ def test_fewer_documents_than_shards_are_found_before_a_run(tmp_path, count, num
         source.check("train", num_shards=num_shards)
 
 
+def test_shards_without_a_document_of_few_files_are_found_before_a_run(tmp_path):
+    for name in "ab":
+        write(tmp_path / f"{name}.txt", TEXTS[:12])
+    source = FileSource(f"{tmp_path}/*.txt", validation_percent=NO_VALIDATION)
+    with pytest.raises(InputError, match="24 document.* none for data shard 13 of 16") as refusal:
+        source.check("train", num_shards=16)
+    assert refusal.value.fix == ("DataConfig.num_data_shards", 4)
+
+
 def test_a_file_that_grows_while_it_is_listed_is_named(tmp_path):
     path = write(tmp_path / "c.txt", TEXTS)
     source = FileSource(str(path))
