@@ -128,6 +128,7 @@ def test_what_is_uploaded_for_a_growing_file_is_its_size(server: BucketServer) -
     for line in lines:
         uploads.write(line.encode())
         assert uploads.flush()
+        assert server.objects["bucket", "run/metrics.jsonl"].cache_control == "no-store"  # also when it is joined
     whole = "".join(lines).encode()
     assert server.data("run/metrics.jsonl") == whole
     assert server.received["run/metrics.jsonl"] + server.received["run/metrics.jsonl.tail"] == len(whole)
