@@ -7,6 +7,7 @@ logical data shard), and a manifest with the checksum of each file. Saving goes 
 from __future__ import annotations
 
 import base64
+import contextlib
 import errno
 import json
 import logging
@@ -322,14 +323,16 @@ class Checkpoints:
             ("num_data_shards", "num_data_shards"),
         ):
             if data[name] != (now := getattr(_data_of(self._data, int(path.name)), field)):
-                if self._data.stages and field != "num_data_shards":
+                saved = _stages_in(positions)
+                if (self._data.stages or saved) and field != "num_data_shards":
                     begun = self._data.stage_of(int(path.name) - 1)
                     stage = _data_of(self._data, int(path.name)).mixture_or_task_name
+                    since = f" since step {saved['begins']}" if saved else ""
                     raise ConfigError(
                         "DataConfig.stages",
                         f"is {self._data.stages!r}, by which the batches before step {path.name} are those of {stage}"
                         f" since step {begun}, and the checkpoint there, in {path.parent}, has read"
-                        f" {data['task']!r}; leave the stages before that step as they were.",
+                        f" {data['task']!r}{since}; leave the stages before that step as they were.",
                     )
                 raise ConfigError(
                     f"DataConfig.{field}",
@@ -372,6 +375,18 @@ def position_item(data: DataConfig, positions: Positions) -> limba_checkpoint.Da
         "num_data_shards": data.num_data_shards,
         "positions": {str(shard): base64.b64encode(position).decode() for shard, position in positions.items()},
     }
+
+
+def _stages_in(positions: Positions) -> Mapping[str, object]:
+    """Returns what the first data position says of the stages of its run; {} for a run without, and a damaged one."""
+    from limba.data.stream.positions import (  # the stream comes with it, which a report spares
+        PositionError,
+        opened,
+    )
+
+    with contextlib.suppress(PositionError):
+        return next((opened(each, shard).stages for shard, each in positions.items()), {})
+    return {}
 
 
 def _data_of(data: DataConfig, step: int) -> DataConfig:
