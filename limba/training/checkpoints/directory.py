@@ -13,9 +13,11 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
 import jax
+import numpy as np
 from etils import epath
 
 from limba.config import CheckpointConfig, ConfigError, DataConfig, InputError, StorageError
@@ -74,6 +76,7 @@ class Checkpoints:
         if jax.process_index() == 0:
             for place in self._places:
                 save.clear_unfinished(place)
+        self._memory: Callable[[], Sequence[np.ndarray]] = tuple  # gives the memory of the next snapshot
         self._current: int | None = None  # the step that was saved or restored last
         self._found: dict[int, epath.Path] = {}  # the steps, as this process last saw or wrote them
         self._written: dict[int, epath.Path] = {}  # those that it wrote, also when they are removed again
@@ -114,7 +117,9 @@ class Checkpoints:
         self._saver.wait()
         self._current = step
         everywhere = gather_bytes(positions)
-        snapshot = arrays.take_snapshot(state)
+        snapshot = arrays.take_snapshot(state, self._memory())
+        memory = snapshot.memory if jax.default_backend() == "cpu" else ()  # elsewhere it is freed
+        self._memory = lambda: memory
         data = {**position_item(_data_of(self._data, step), everywhere), "notes": notes or {}}
         newest = max(self._found, default=None)
         self._saver.start(step, snapshot, data, None if newest is None else (newest, self._found[newest].parent))
@@ -165,6 +170,13 @@ class Checkpoints:
                 size_text(free[0]),
                 self.directory,
             )
+
+    def reserve_memory(self, abstract: TrainState) -> None:
+        """Gets the memory for the copies of such a state in a thread, on a CPU, so that the first save has it."""
+        if jax.default_backend() == "cpu":
+            pool = ThreadPoolExecutor(1, "memory for checkpoints")
+            self._memory = pool.submit(arrays.memory_for, abstract).result
+            pool.shutdown(wait=False)
 
     def restore_latest(self, abstract: TrainState, unpack: Unpack | None = None) -> Restored | None:
         """Returns the newest whole checkpoint; None if there is none.
