@@ -23,10 +23,12 @@ process:
 False
 """
 
-from etils import epy as _epy
+from __future__ import annotations
 
-with _epy.lazy_api_imports(globals()):
-    # A front end, as limba.fit: gin's macros are none of the engine's.
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
     from limba.cli.gin import read_gin as read_gin
     from limba.config import ConfigError as ConfigError
     from limba.config import DataConfig as DataConfig
@@ -42,3 +44,33 @@ with _epy.lazy_api_imports(globals()):
     from limba.inference.load import load as load
     from limba.run import train as train
     from limba.training.metrics.records import Callbacks as Callbacks
+
+_CONFIG = "limba.config"
+_PLACES = {
+    "load": "limba.inference.load",
+    "TrainedModel": "limba.inference.load",
+    "train": "limba.run",
+    "pretrain": "limba.fit",
+    "finetune": "limba.fit",
+    "Callbacks": "limba.training.metrics.records",
+    "read_gin": "limba.cli.gin",  # front ends, as limba.fit: gin's macros are none of the engine's
+    "RunConfig": _CONFIG,
+    "ModelConfig": _CONFIG,
+    "DataConfig": _CONFIG,
+    "OptimizerConfig": _CONFIG,
+    "MeshConfig": _CONFIG,
+    "GenerationConfig": _CONFIG,
+    "InputError": _CONFIG,
+    "ConfigError": _CONFIG,
+}
+__all__ = list(_PLACES)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'limba' has no attribute {name!r}; it has {', '.join(_PLACES)}")
+    return getattr(importlib.import_module(_PLACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PLACES})

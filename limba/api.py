@@ -51,9 +51,12 @@ Runs and models
 `listener`          which program listens at a port
 """
 
-from etils import epy
+from __future__ import annotations
 
-with epy.lazy_api_imports(globals()):
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
     from limba.cli.arguments import Parser as Parser
     from limba.cli.arguments import with_two_dashes as with_two_dashes
     from limba.cli.gin.read import read_model as read_model
@@ -94,3 +97,49 @@ with epy.lazy_api_imports(globals()):
     from limba.training.metrics.flops import PEAK_TFLOPS as PEAK_TFLOPS
     from limba.training.metrics.flops import flops_per_sequence as flops_per_sequence
     from limba.training.metrics.records import duration as duration
+
+_NAMES = {  # module: its names; another name here is written before a "="
+    "limba.cli.arguments": "Parser with_two_dashes",
+    "limba.cli.gin.read": "read_model",
+    "limba.cli.model": "GinFlags add_import_flag",
+    "limba.data.run_data": "RunData",
+    "limba.data.sources.array_record": "example_class",
+    "limba.data.sources.units": "UnitSource",
+    "limba.data.task_modules": "task_modules=all_names import_tasks",
+    "limba.data.tasks": "source_of_files",
+    "limba.data.registry": "Mixture Task",
+    "limba.data.vocabulary.load": "PieceTable",
+    "limba.data.vocabulary.text_sample": "Texts",
+    "limba.data.vocabulary.train": "NewVocabulary",
+    "limba.evaluation.history": "evenly kept",
+    "limba.data.vocabulary.vocabularies": "Vocabulary",
+    "limba.evaluation.status": "RunDirectory text_curve=curve",
+    "limba.inference.generate": "Deadline TimeIsOverError",
+    "limba.inference.line_files": "Progress",
+    "limba.inference.load": "TrainedModel load",
+    "limba.inference.source": "described",
+    "limba.planned": "PlannedRun",
+    "limba.sharding.joining": "listener",
+    "limba.storage.failures": "kind_of_failure=kind_of",
+    "limba.storage.files": "private_folder write_whole",
+    "limba.storage.lease": "held",
+    "limba.storage.manifest": "upload",
+    "limba.storage.servers": "hub_token=token",
+    "limba.toolbox": "find_tool=find",
+    "limba.training.checkpoints.save": "size_text",
+    "limba.training.metrics.flops": "PEAK_TFLOPS flops_per_sequence",
+    "limba.training.metrics.records": "duration",
+}
+_PLACES = {
+    name.partition("=")[0]: (module, name.rpartition("=")[2])
+    for module, names in _NAMES.items()
+    for name in names.split()
+}
+__all__ = list(_PLACES)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'limba.api' has no attribute {name!r}; it has {', '.join(_PLACES)}")
+    module, own = _PLACES[name]
+    return getattr(importlib.import_module(module), own)

@@ -117,6 +117,7 @@ def _train(
         state, notes = reader.begin(checkpoints.restore_latest)
         start = int(state.step)
         checks.check_steps(config, start, is_new=notes is None)
+        checkpoints.reserve_memory(abstract)
 
         # The loop: a compiled step, logging.
         if train_step is None:

@@ -44,6 +44,7 @@ class Stored:
     content_type: str
     created: str
     is_composed: bool = False
+    cache_control: str | None = None
 
     def about(self, bucket: str, name: str, server: str) -> dict[str, Any]:
         """Returns what the API says of it."""
@@ -246,17 +247,18 @@ class GoogleHandler(Handler):
             if wanted is not None and int(wanted) != stored.generation:
                 raise RefusedError(412)
             parts.append(stored.data)
-        return self._said(self._put(bucket, name, b"".join(parts), "application/octet-stream", is_composed=True))
+        about = json.loads(self.sent).get("destination", {})  # nothing of the sources is kept
+        return self._said(self._put(bucket, name, b"".join(parts), about, is_composed=True))
 
     def _upload(self) -> tuple[int, bytes, dict[str, str]]:
         bucket, _ = self._names()
         kind = self.query.get("uploadType")
         if kind == "media":
-            return self._said(self._put(bucket, self.query["name"], self.sent, self.headers["Content-Type"]))
+            return self._said(self._put(bucket, self.query["name"], self.sent, self.headers["Content-Type"] or ""))
         if kind == "multipart":
             about, content, content_type = _two_parts(self.sent, self.headers["Content-Type"])
             name = about.get("name") or self.query["name"]
-            return self._said(self._put(bucket, name, content, content_type))
+            return self._said(self._put(bucket, name, content, {**about, "contentType": content_type}))
         name = self.query.get("name") or json.loads(self.sent)["name"]
         identity = f"{next(self.server.numbers)}-{random.getrandbits(64):x}"
         content_type = self.headers.get("X-Upload-Content-Type", "application/octet-stream")
@@ -285,14 +287,17 @@ class GoogleHandler(Handler):
         return 308, b"", {"Range": f"bytes=0-{len(session.data) - 1}"} if session.data else {}
 
     def _put(
-        self, bucket: str, name: str, data: bytes, content_type: str | None, is_composed: bool = False
+        self, bucket: str, name: str, data: bytes, about: str | Mapping[str, Any], is_composed: bool = False
     ) -> dict[str, Any]:
+        """Stores an object; `about` is its content type, or what the API says of it."""
+        about = {"contentType": about} if isinstance(about, str) else about
         with self.server.writing:
             if not is_composed:
                 self.server.received[name] += len(data)
             self._check(bucket, name)
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-            stored = Stored(data, next(self.server.numbers), content_type or "", now, is_composed)
+            kind, control = about.get("contentType", ""), about.get("cacheControl")
+            stored = Stored(data, next(self.server.numbers), kind, now, is_composed, control)
             self.server.objects[bucket, name] = stored
         return stored.about(bucket, name, self.server.address)
 

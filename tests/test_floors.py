@@ -119,7 +119,7 @@ def test_imports_inside_of_data_go_down() -> None:
 
 
 def test_the_public_names_are_those_of_the_engine() -> None:
-    places = imports(MODULES["limba"]) & set(MODULES)
+    places = {module for _, module in strings(MODULES["limba"]) if module in MODULES}
     assert {"limba.inference.load", "limba.run"} <= places
     assert {place for place in places if is_above(place, WAY_IN[1])} == set(FRONT_ENDS)
 
@@ -224,15 +224,10 @@ def test_tools_import_the_names_of_the_api_alone() -> None:
     assert of_migrate == MIGRATE
 
 
-def names_of_the_api() -> set[str]:
-    nodes = [node for node in ast.walk(tree_of(MODULES[API])) if isinstance(node, ast.ImportFrom)]
-    return {alias.asname or "" for node in nodes if node.module != "etils" for alias in node.names}
-
-
 def test_the_api_is_small_documented_and_there() -> None:
     from limba import api
 
-    names = names_of_the_api()
+    names = set(api.__all__)
     assert len(names) <= 40
     listed = re.findall(r"^`(\w+)`\s+\S", api.__doc__ or "", re.MULTILINE)
     assert sorted(listed) == sorted(names), "each name has one line in the docstring of limba/api.py"
@@ -240,6 +235,9 @@ def test_the_api_is_small_documented_and_there() -> None:
         found = getattr(api, name)
         is_constant = isinstance(found, dict)
         assert is_constant or (callable(found) and found.__doc__ and not isinstance(found, types.ModuleType)), name
+    typed = [node for node in ast.walk(tree_of(MODULES[API])) if isinstance(node, ast.ImportFrom)]
+    seen = {(node.module, alias.name, alias.asname) for node in typed for alias in node.names}
+    assert {(module, own, name) for name, (module, own) in api._PLACES.items()} <= seen  # for type checkers
 
 
 def test_the_api_imports_nothing_heavy() -> None:
@@ -249,10 +247,12 @@ def test_the_api_imports_nothing_heavy() -> None:
 
 
 def test_every_name_of_the_api_is_used_by_a_tool() -> None:
+    from limba import api
+
     tools = [path for path in MODULES.values() if place_of(path).startswith("limba/tools/")]
     nodes = [node for path in tools for node in ast.walk(tree_of(path))]
     used = {alias.name for n in nodes if isinstance(n, ast.ImportFrom) and n.module == API for alias in n.names}
-    assert used == names_of_the_api()
+    assert used == set(api.__all__)
 
 
 KNOWN = {*MODULES, *BESIDE_LIMBA}

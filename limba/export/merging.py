@@ -29,6 +29,8 @@ from limba.storage.files import resolved, write_whole
 from limba.training.checkpoints import arrays, save
 
 FILE = "merge.json"  # in the merged directory: which steps, with which weights
+WEIGHTS = ("uniform", "ema", "wsm")
+SHAPES = ("linear", "1-sqrt", "cosine")
 COPIED = ("vocabulary.model", "data_revisions.json", "rows.json")  # of the newest part's run
 BLOCK_BYTES = 1 << 26  # of an array, in float32, that is in memory at one time
 FREE_FIELDS = ("dtype", "dropout_rate", "remat", "scan_layers", "attention")  # that change no parameter's meaning
@@ -41,11 +43,15 @@ AVERAGED = re.compile(r"params/|opt_state/\d+/average/")
 class Weighting:
     """How much each part counts: all the same, an exponential moving average, or as after a decay of the rate."""
 
-    name: str = "uniform"  # or ema, wsm
+    name: str = "uniform"  # one of WEIGHTS
     ema_decay: float = 0.8  # ema: what is kept of the average at each part, from the oldest to the newest
-    shape: str = "1-sqrt"  # wsm: the form of the decay; also linear, cosine
+    shape: str = "1-sqrt"  # wsm: the form of the decay, one of SHAPES
 
     def __post_init__(self) -> None:
+        if self.name not in WEIGHTS:
+            raise InputError(f"`weights` is {self.name!r}; choose from {', '.join(WEIGHTS)}.")
+        if self.shape not in SHAPES:
+            raise InputError(f"`shape` is {self.shape!r}; choose from {', '.join(SHAPES)}.")
         if not 0 < self.ema_decay < 1:
             raise InputError(f"`ema_decay` is {self.ema_decay!r}; give a number between 0 and 1.")
 
@@ -119,10 +125,11 @@ def parts_of(sources: Sequence[Source], last: int | None = None, steps: Sequence
     has = f"{source.path} has {', '.join(map(str, there))}{keeps}"
     if missing := sorted(set(steps) - set(there)):
         raise InputError(f"There is no checkpoint at step {missing[0]}; {has}.")
-    if last is not None and steps:
-        raise InputError(f"`last` is {last}, and `steps` is given too; leave one of them out.")
+    if last is not None and (steps or last < 2):
+        advice = "leave one of them out" if steps else "give 2 or more"
+        raise InputError(f"`last` is {last}{', and `steps` is given too' if steps else ''}; {advice}.")
     number = len(there) if last is None else last
-    chosen = sorted(set(steps)) if steps else there[-max(number, 0) :]
+    chosen = sorted(set(steps)) if steps else there[-number:]
     if len(chosen) < 2 or number > len(there):
         raise InputError(f"An average needs two checkpoints or more, and `last` no more than there are; {has}.")
     return [Part(source, step) for step in chosen]

@@ -8,7 +8,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -22,6 +22,7 @@ WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # 
 TAIL = ".tail"  # of a growing file's name: what is not joined to it yet
 REQUEST_SECONDS = 60.0  # for one request about a growing file, and a second for
 UPLOAD_BYTES_PER_SECOND = 1 << 18  # so many bytes
+NO_STORE = "no-store"  # objects that everybody may read come from caches otherwise, up to an hour old
 
 servers.settle()
 logger = logging.getLogger(__name__)
@@ -263,10 +264,19 @@ class GrowingFile:
         tail, limit = self._path + TAIL, {"timeout": REQUEST_SECONDS + len(data) / UPLOAD_BYTES_PER_SECOND}
         if data and not self._is_there:
             with contextlib.suppress(FileExistsError):
-                self._system.pipe_file(self._path, data, mode="create", **limit)
+                about = {"cache_control": NO_STORE}
+                self._system.pipe_file(self._path, data, mode="create", fixed_key_metadata=about, **limit)
                 data = b""
             self._is_there = True
         if data:
             self._system.pipe_file(tail, data, **limit)
-            self._system.merge(self._path, [self._path, tail], **limit)
+            self._join(limit)
             self._system.rm_file(tail, **limit)
+
+    def _join(self, limit: Mapping[str, float]) -> None:
+        """Composes the two objects. gcsfs's `merge` says nothing of the new one, which is then cached."""
+        bucket, name, _ = self._system.split_path(self._path)
+        sources = [{"name": name}, {"name": name + TAIL}]
+        about = {"cacheControl": NO_STORE, "contentType": "application/octet-stream"}
+        content = {"sourceObjects": sources, "destination": about}
+        self._system.call("POST", "b/{}/o/{}/compose", bucket, name, json=content, **limit)

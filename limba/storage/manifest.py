@@ -10,6 +10,7 @@ take an incomplete folder for a model. An interrupted upload or download is resu
 
 import base64
 import fcntl
+import functools
 import hashlib
 import json
 import logging
@@ -320,9 +321,13 @@ class _Bucket:
             ) from error
 
     def _ask(self, method: str, *arguments: object, seconds: float = REQUEST_SECONDS, **options: object) -> Any:
-        """Returns the answer of the bucket's client, which repeats a request that fails."""
+        """Returns the answer of the bucket's client, which repeats a request that fails, but not one that we end."""
         limit = {"timeout": seconds} if getattr(self._system, "async_impl", False) else {}
-        return getattr(self._system, method)(*arguments, **options, **limit)
+        call = functools.partial(getattr(self._system, method), *arguments, **options, **limit)
+        try:
+            return call()
+        except fsspec.exceptions.FSTimeoutError:
+            return call()
 
     def listed(self, recursive: bool = True) -> dict[str, Info]:
         """Returns relative name -> what the bucket says of the object, of those in folders too if `recursive`."""

@@ -310,15 +310,18 @@ class Trace:
         try:
             call()
         except Exception as error:  # noqa: BLE001
-            places = " or ".join(dict.fromkeys((self._local, self._directory)))
-            self._say(f"The steps are not traced: {places} cannot be written ({reason_of(error)}).")
+            self._say(f"The steps are not traced: {self._local} cannot be written ({reason_of(error)}).")
             return False
         return True
 
-    def _stop(self) -> None:
-        jax.profiler.stop_trace()
-        for files in sorted(Path(self._local).glob("plugins/profile/*")) if self._local != self._directory else ():
-            manifest.upload(files, f"{self._directory}/{files.relative_to(self._local)}")
+    def _upload(self) -> bool:
+        try:
+            for files in sorted(Path(self._local).glob("plugins/profile/*")) if self._local != self._directory else ():
+                manifest.upload(files, f"{self._directory}/{files.relative_to(self._local)}")
+        except (InputError, StorageError) as error:
+            self._say(f"The trace stays in {self._local}: {error}")
+            return False
+        return True
 
     def before(self, step: int) -> None:
         """Starts the trace before its first step."""
@@ -330,7 +333,7 @@ class Trace:
         if self._is_running and (is_last or step == self._first + self._num_steps - 1):
             jax.block_until_ready(state)
             self._is_running = False
-            if self._succeeds(self._stop):
+            if self._succeeds(jax.profiler.stop_trace) and self._upload():
                 self._say(f"Traced {step - self._first + 1} step(s) into {self._directory}")
 
     def close(self, step: int, state: TrainState) -> None:

@@ -22,7 +22,7 @@ from limba.export import huggingface as exports
 from limba.export import proof as check
 from limba.export.huggingface import import_folder, network_gin
 from limba.formats import huggingface_files as files
-from limba.formats import t5x
+from limba.formats import names, t5x
 from limba.formats.huggingface import open_folder
 from limba.formats.limba_checkpoint import LimbaCheckpoint
 from limba.formats.names import unflatten
@@ -183,7 +183,7 @@ def test_bfloat16_and_files_in_parts(tmp_path):
     assert half["token_embedder/embedding"].dtype.name == "bfloat16"
     assert all((half[name] == arrays[name].astype(half[name].dtype)).all() for name in arrays)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "BLOCK_BYTES", 1_000)
+        patch.setattr(names, "BLOCK_BYTES", 1_000)
         files.write_pytorch(tmp_path, arrays, config, file_bytes=100_000)
     assert len(list(tmp_path.glob("model-*-of-*.safetensors"))) > 2
     equal(open_folder(tmp_path, config), arrays)

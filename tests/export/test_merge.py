@@ -138,7 +138,7 @@ def test_an_online_average_is_averaged_too(tmp_path: Path) -> None:
 @pytest.mark.core
 def test_a_linear_decay_is_the_uniform_average_and_others_are_as_in_the_paper() -> None:
     steps = [100, 200, 300, 400, 500]
-    for shape in ("linear", "1-sqrt", "cosine"):
+    for shape in merging.SHAPES:
         weights = Weighting("wsm", shape=shape).weights(steps)
         assert sum(weights) == pytest.approx(1, abs=1e-12) and min(weights) >= 0
         # A gradient between parts i - 1 and i is in the parts from i on: its multiplier is the decayed rate.
@@ -160,10 +160,10 @@ def test_a_moving_average_forgets_from_part_to_part() -> None:
     assert Weighting().weights([5, 9, 11, 30]) == [0.25] * 4
     for part in (0.0, 0.3, 1.0):
         wanted = [1 - part, 1 - np.sqrt(part), (1 + np.cos(np.pi * part)) / 2]
-        assert [merging.decayed(shape, part) for shape in ("linear", "1-sqrt", "cosine")] == pytest.approx(wanted)
-    for wrong in (0.0, 1.0, 1.5):
-        with pytest.raises(InputError, match="`ema_decay` is"):
-            Weighting(ema_decay=wrong)
+        assert [merging.decayed(shape, part) for shape in merging.SHAPES] == pytest.approx(wanted)
+    for wrong in ({"name": "mean"}, {"shape": "sqrt"}, {"ema_decay": 0.0}, {"ema_decay": 1.0}, {"ema_decay": 1.5}):
+        with pytest.raises(InputError, match=f"`{next(iter(wrong)).replace('name', 'weights')}` is"):
+            Weighting(**wrong)
 
 
 @pytest.mark.core
@@ -236,7 +236,9 @@ def test_the_command_writes_a_run_directory_of_its_own(
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--last=1"], "An average needs two checkpoints or more, and --last no more than there are; {run} has 10, 20"),
+        (["--last=1"], "--last is 1; give 2 or more."),
+        (["--last=0"], "--last is 0; give 2 or more."),
+        (["--last=-1"], "--last is -1; give 2 or more."),
         (["--last=5"], "--last no more than there are; {run} has 10, 20, 30, 40 (it keeps 5: CheckpointConfig.keep)"),
         (["--steps=10,15"], "There is no checkpoint at step 15; {run} has 10, 20, 30, 40 (it keeps 5: "),
         (["--steps=10"], "An average needs two checkpoints or more, and --last"),

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +113,23 @@ def test_damaged_files_are_one_sentence(tmp_path: Path) -> None:
     path.write_bytes(pickle.dumps({"a": 1}))
     with pytest.raises(InputError, match="neither as a zip nor as a stream"):
         open_bin(tmp_path)
+    torch.save(weights(), path)
+    with zipfile.ZipFile(path) as plain, zipfile.ZipFile(tmp_path / "packed", "w", zipfile.ZIP_DEFLATED) as packed:
+        for name in plain.namelist():
+            packed.writestr(name, plain.read(name))
+    (tmp_path / "packed").rename(path)
+    with pytest.raises(InputError, match="is compressed"):
+        open_bin(tmp_path)
+
+
+def test_a_flipped_byte_of_a_storage_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "pytorch_model.bin"
+    torch.save({"a": torch.full((64,), 3.0)}, path)
+    data, numbers = path.read_bytes(), np.full(64, 3.0, "<f4").tobytes()
+    assert data.count(numbers) == 1
+    path.write_bytes(data.replace(numbers, b"\x01" + numbers[1:]))
+    with pytest.raises(InputError, match=r"pytorch_model\.bin cannot be read as PyTorch's \(Bad CRC.*copy it again"):
+        as_safetensors(tmp_path)
 
 
 def test_a_view_beyond_its_storage_is_refused(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_a_run_in_stages_resumes_and_branches_at_before_and_after_a_boundary(
     moved = "config.DataConfig.stages=((2, 'later_clean'),)"
     for run, changes, said in (
         (plain, [moved], "has read 'demo_span_corruption'; leave the stages before that step as they were."),
-        (whole, [], "was saved with 'later_both'; set it to that"),
+        (whole, [], "has read 'later_both' since step 5; leave the stages before that step as they were."),
     ):
         capsys.readouterr()
         assert main.main(flags(corpus, run, "TRAIN_STEPS=9", *changes)) == 2

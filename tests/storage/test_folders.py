@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,12 +123,30 @@ def test_uploads_survive_requests_that_fail(server: BucketServer, folder: Path) 
     assert manifest.check("gs://bucket/out") == [] and sum(server.troubles.values()) > 2
 
 
+def test_a_request_that_stands_still_is_repeated(server: BucketServer, folder: Path, monkeypatch) -> None:
+    def hold(command: str, path: str) -> str:
+        if "config.json" in path and "alt=media" in path:
+            asked.append(path)
+            if len(asked) == 1:
+                again.wait(60)
+            again.set()
+        return ""
+
+    asked, again = list[str](), threading.Event()
+    manifest.upload(folder, "gs://bucket/out")
+    monkeypatch.setattr(manifest, "REQUEST_SECONDS", 2.0)  # of a file's content; other requests have their own
+    monkeypatch.setattr(server, "trouble", hold)
+    copy = manifest.download("gs://bucket/out", lambda names: ["config.json"])
+    assert copy is not None and (copy / "config.json").read_text() == "{}" and len(asked) == 2
+
+
 def test_what_is_uploaded_for_a_growing_file_is_its_size(server: BucketServer) -> None:
     """Bytes sent grow linearly with what is written: each line is sent once."""
     uploads, lines = Uploads("gs://bucket/run/metrics.jsonl"), [f"line {number}\n" for number in range(60)]
     for line in lines:
         uploads.write(line.encode())
         assert uploads.flush()
+        assert server.objects["bucket", "run/metrics.jsonl"].cache_control == "no-store"  # also when it is joined
     whole = "".join(lines).encode()
     assert server.data("run/metrics.jsonl") == whole
     assert server.received["run/metrics.jsonl"] + server.received["run/metrics.jsonl.tail"] == len(whole)

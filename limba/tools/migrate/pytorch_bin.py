@@ -147,7 +147,10 @@ class _File:
                 " table of tensors, torch.save(model.state_dict(), …)."
             ) from error
         except DAMAGED as error:
-            raise InputError(f"{path} cannot be read as PyTorch's ({reason_of(error)}); copy it again.") from error
+            raise self._damaged(error) from error
+
+    def _damaged(self, error: Exception) -> InputError:
+        return InputError(f"{self.path} cannot be read as PyTorch's ({reason_of(error)}); copy it again.")
 
     def _read_zip(self, file: BinaryIO) -> object:
         with zipfile.ZipFile(file) as archive:
@@ -156,6 +159,8 @@ class _File:
             if table is None:
                 raise _WrongError("holds no data.pkl, so it is no table of tensors")
             folder = table.removesuffix("data.pkl")
+            if any(e.compress_type for e in archive.infolist() if e.filename.startswith(f"{folder}data/")):
+                raise _WrongError("is compressed")
             if (order := folder + "byteorder") in sizes and archive.read(order) == b"big":
                 self._order = ">"
             if sizes[table] > BYTES_OF_PICKLE:
@@ -202,12 +207,15 @@ class _File:
 
     def array(self, tensor: _Tensor) -> np.ndarray:
         storage, place = tensor.storage, self._places[tensor.storage.key]
-        with self.path.open("rb") as file:
-            if isinstance(place, str):
-                data = zipfile.ZipFile(file).read(place)
-            else:
-                file.seek(place)
-                data = file.read(storage.bytes)
+        try:
+            with self.path.open("rb") as file:
+                if isinstance(place, str):
+                    data = zipfile.ZipFile(file).read(place)
+                else:
+                    file.seek(place)
+                    data = file.read(storage.bytes)
+        except DAMAGED as error:
+            raise self._damaged(error) from error
         dtype = np.dtype(self._order + STORAGES[storage.kind])
         numbers = np.frombuffer(data, dtype, storage.length)[tensor.start :]
         strides = tuple(dtype.itemsize * step for step in tensor.strides)

@@ -66,14 +66,23 @@ class Snapshot:
     tree: PyTree  # the state's structure
     num_bytes: int  # of all processes
 
+    @property
+    def memory(self) -> list[np.ndarray]:
+        """What holds the copies."""
+        return [part for array in self.arrays for _, part in array.parts]
+
 
 def num_bytes(tree: PyTree) -> int:
     """Returns the bytes of a state's arrays, or of their shapes, over all processes."""
     return sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
 
 
-def take_snapshot(state: PyTree) -> Snapshot:
-    """Returns a copy of this process's part of the state: all that a save costs the training thread."""
+def take_snapshot(state: PyTree, memory: Sequence[np.ndarray] = ()) -> Snapshot:
+    """Returns a copy of this process's part of the state: all that a save costs the training thread.
+
+    On a CPU it is made in this memory, where that is of `memory_for` or of a snapshot (`Snapshot.memory`) that is no
+    longer needed: memory that is new to the process takes as long to get as to fill.
+    """
     leaves = jax.tree.leaves_with_path(state)
     local = [{_key(shard.index, leaf.shape): shard.data for shard in leaf.addressable_shards} for _, leaf in leaves]
     chosen = [_own_parts(leaf) for _, leaf in leaves]
@@ -81,8 +90,9 @@ def take_snapshot(state: PyTree) -> Snapshot:
     for data in shards:
         data.copy_to_host_async()  # all are on their way before the first is waited for
     insides = [part.inside for parts in chosen for part in parts]
+    used = memory if len(memory) == len(shards) else [None] * len(shards)
     with ThreadPoolExecutor(COPY_THREADS) as pool:
-        copies = iter(list(pool.map(_copied, insides, shards)))
+        copies = iter(list(pool.map(_copied, insides, shards, used)))
     arrays = []
     for (path, leaf), parts in zip(leaves, chosen, strict=True):
         name = jax.tree_util.keystr(path, simple=True, separator=".")
@@ -93,10 +103,26 @@ def take_snapshot(state: PyTree) -> Snapshot:
     return Snapshot(tuple(arrays), jax.tree.map(lambda _: True, state), num_bytes(state))
 
 
-def _copied(inside: Index, data: jax.Array) -> np.ndarray:
-    """Returns a part of a shard on the host, in memory that no step writes to: a CPU's is the device's own."""
+def memory_for(abstract: PyTree) -> list[np.ndarray]:
+    """Returns memory for `take_snapshot` of such a state, which the process has already got from the system."""
+    memory = []
+    for leaf in jax.tree.leaves(abstract):
+        for part in _own_parts(leaf):
+            array = np.empty([inside.stop - inside.start for inside in part.inside], leaf.dtype)
+            array.fill(0)  # the system gives a page when it is first written
+            memory.append(array)
+    return memory
+
+
+def _copied(inside: Index, data: jax.Array, into: np.ndarray | None) -> np.ndarray:
+    """Returns a part of a shard on the host, in memory that no step writes to."""
     array = np.asarray(data)[inside]
-    return np.array(array) if next(iter(data.devices())).platform == "cpu" else array
+    if next(iter(data.devices())).platform != "cpu":
+        return array
+    if into is None or (into.shape, into.dtype) != (array.shape, array.dtype):
+        return np.array(array)  # as the array itself is the device's memory, which the next step reuses
+    np.copyto(into, array)
+    return into
 
 
 Key = tuple[tuple[int, int], ...]

@@ -7,14 +7,17 @@ logical data shard), and a manifest with the checksum of each file. Saving goes 
 from __future__ import annotations
 
 import base64
+import contextlib
 import errno
 import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
 import jax
+import numpy as np
 from etils import epath
 
 from limba.config import CheckpointConfig, ConfigError, DataConfig, InputError, StorageError
@@ -73,6 +76,7 @@ class Checkpoints:
         if jax.process_index() == 0:
             for place in self._places:
                 save.clear_unfinished(place)
+        self._memory: Callable[[], Sequence[np.ndarray]] = tuple  # gives the memory of the next snapshot
         self._current: int | None = None  # the step that was saved or restored last
         self._found: dict[int, epath.Path] = {}  # the steps, as this process last saw or wrote them
         self._written: dict[int, epath.Path] = {}  # those that it wrote, also when they are removed again
@@ -113,7 +117,9 @@ class Checkpoints:
         self._saver.wait()
         self._current = step
         everywhere = gather_bytes(positions)
-        snapshot = arrays.take_snapshot(state)
+        snapshot = arrays.take_snapshot(state, self._memory())
+        memory = snapshot.memory if jax.default_backend() == "cpu" else ()  # elsewhere it is freed
+        self._memory = lambda: memory
         data = {**position_item(_data_of(self._data, step), everywhere), "notes": notes or {}}
         newest = max(self._found, default=None)
         self._saver.start(step, snapshot, data, None if newest is None else (newest, self._found[newest].parent))
@@ -164,6 +170,13 @@ class Checkpoints:
                 size_text(free[0]),
                 self.directory,
             )
+
+    def reserve_memory(self, abstract: TrainState) -> None:
+        """Gets the memory for the copies of such a state in a thread, on a CPU, so that the first save has it."""
+        if jax.default_backend() == "cpu":
+            pool = ThreadPoolExecutor(1, "memory for checkpoints")
+            self._memory = pool.submit(arrays.memory_for, abstract).result
+            pool.shutdown(wait=False)
 
     def restore_latest(self, abstract: TrainState, unpack: Unpack | None = None) -> Restored | None:
         """Returns the newest whole checkpoint; None if there is none.
@@ -322,14 +335,16 @@ class Checkpoints:
             ("num_data_shards", "num_data_shards"),
         ):
             if data[name] != (now := getattr(_data_of(self._data, int(path.name)), field)):
-                if self._data.stages and field != "num_data_shards":
+                saved = _stages_in(positions)
+                if (self._data.stages or saved) and field != "num_data_shards":
                     begun = self._data.stage_of(int(path.name) - 1)
                     stage = _data_of(self._data, int(path.name)).mixture_or_task_name
+                    since = f" since step {saved['begins']}" if saved else ""
                     raise ConfigError(
                         "DataConfig.stages",
                         f"is {self._data.stages!r}, by which the batches before step {path.name} are those of {stage}"
                         f" since step {begun}, and the checkpoint there, in {path.parent}, has read"
-                        f" {data['task']!r}; leave the stages before that step as they were.",
+                        f" {data['task']!r}{since}; leave the stages before that step as they were.",
                     )
                 raise ConfigError(
                     f"DataConfig.{field}",
@@ -372,6 +387,18 @@ def position_item(data: DataConfig, positions: Positions) -> limba_checkpoint.Da
         "num_data_shards": data.num_data_shards,
         "positions": {str(shard): base64.b64encode(position).decode() for shard, position in positions.items()},
     }
+
+
+def _stages_in(positions: Positions) -> Mapping[str, object]:
+    """Returns what the first data position says of the stages of its run; {} for a run without, and a damaged one."""
+    from limba.data.stream.positions import (  # the stream comes with it, which a report spares
+        PositionError,
+        opened,
+    )
+
+    with contextlib.suppress(PositionError):
+        return next((opened(each, shard).stages for shard, each in positions.items()), {})
+    return {}
 
 
 def _data_of(data: DataConfig, step: int) -> DataConfig:

@@ -147,6 +147,32 @@ for _kind in ("gs", "file"):
     record_writer.register_writer_factory(_kind, EventFiles())  # its own uploads the whole file at each flush
 
 
+class Remaining:
+    """The time that is left: up to the run's last step, or to the end of its epochs where they end earlier.
+
+    >>> remaining = Remaining(None, 3)
+    >>> remaining.seconds(10, 0.5, [0.0]), remaining.seconds(30, 0.5, [0.5])
+    (None, 50.0)
+    >>> remaining = Remaining(1_000, 3)  # as an upper bound
+    >>> remaining.seconds(10, 0.5, [0.0]), remaining.seconds(30, 0.5, [0.5])
+    (495.0, 50.0)
+    """
+
+    def __init__(self, train_steps: int | None, num_epochs: int | None):
+        self._train_steps, self._num_epochs = train_steps, num_epochs
+        self._before: tuple[int, float] | None = None
+
+    def seconds(self, step: int, seconds_per_step: float, epochs: Sequence[float]) -> float | None:
+        """Returns the seconds left after a step; None if they are not known yet."""
+        found = [] if self._train_steps is None else [float(self._train_steps - step)]
+        if self._num_epochs is not None and epochs:
+            (first, begun), now = self._before or (step, min(epochs)), min(epochs)
+            self._before = (first, begun)
+            if now > begun:
+                found.append((self._num_epochs - now) / (now - begun) * (step - first))
+        return max(0.0, min(found)) * seconds_per_step if found else None
+
+
 class _Outputs(NamedTuple):
     """The outputs of the first process."""
 
@@ -173,6 +199,7 @@ class Metrics:
         callbacks: Callbacks | None = None,
     ):
         self.train_steps, self.writes = train_steps, writes
+        self._remaining = Remaining(train_steps, None if run is None else run.data.num_epochs)
         self._outputs: _Outputs | None = None
         self._step, self._ending = start, ""
         self._callbacks, self._failure = callbacks or Callbacks(), None
@@ -268,9 +295,8 @@ class Metrics:
             parts.append(f"MFU {values['mfu']:.1%}")
         if "hbm_peak_gib" in values:
             parts.append(f"HBM {values['hbm_peak_gib']:.1f} GiB")
-        if self.train_steps:
-            parts.append(f"ETA {duration((self.train_steps - step) * values['seconds_per_step'])}")
-        self.say(" | ".join(parts))
+        left = self._remaining.seconds(step, values["seconds_per_step"], list(epochs.values()))
+        self.say(" | ".join([*parts, *([] if left is None else [f"ETA {duration(left)}"])]))
         self._call(self._callbacks.on_log, step, values)
 
     def validation_line(self, step: int, values: Mapping[str, float]) -> None:

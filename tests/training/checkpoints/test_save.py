@@ -102,6 +102,19 @@ def test_the_snapshot_is_of_its_moment(tmp_path: Path, monkeypatch: pytest.Monke
         states.assert_is(checkpoints.restore_latest(states.abstract()), 5)
 
 
+def test_the_first_snapshot_is_made_in_the_memory_that_was_reserved(tmp_path: Path) -> None:
+    memory = arrays.memory_for(states.abstract())
+    snapshot = arrays.take_snapshot(states.state(5), memory)
+    assert len(memory) == len(snapshot.memory) and memory
+    assert all(np.shares_memory(*pair) for pair in zip(memory, snapshot.memory, strict=True))
+    with opened(tmp_path) as checkpoints:
+        checkpoints.reserve_memory(states.abstract())
+        for step in (5, 6):
+            start(checkpoints, step)
+            checkpoints.wait()
+        states.assert_is(checkpoints.restore_latest(states.abstract()), 6)
+
+
 def test_orbax_reads_what_is_saved(tmp_path: Path) -> None:
     states.save(tmp_path, 5)
     handlers = {"state": ocp.StandardCheckpointHandler(), "data": ocp.JsonCheckpointHandler()}

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 import time
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from limba.training.metrics import figures
 from limba.training.metrics.figures import RecentSteps, introduction, sides
 from limba.training.metrics.logging import Metrics
 from tests import tiny
+from tests.bucket_server import GoogleHandler, RefusedError, emulated
 
 
 @pytest.fixture
@@ -118,6 +120,21 @@ def test_the_steps_asked_for_are_traced(config: RunConfig, tmp_path: Path) -> No
     trace.close(16, np.zeros(1))
     assert said == [f"Traced 2 step(s) into {tmp_path}/profile"]
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+
+
+def test_a_trace_that_the_bucket_does_not_take_stays_here(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(handler: GoogleHandler) -> tuple[int, bytes, dict[str, str]]:
+        raise RefusedError(403)
+
+    said: list[str] = []
+    monkeypatch.setattr(GoogleHandler, "_post", refuse)
+    with emulated(monkeypatch):
+        trace = Trace(dataclasses.replace(config, profile_steps=2, model_dir="gs://bucket/run"), 10, said.append)
+        for step in range(11, 17):
+            trace.before(step)
+            trace.after(step, np.zeros(1), is_last=False)
+    found = re.fullmatch(r"The trace stays in (\S+): gs://bucket/run/profile/\S+ cannot be \w+ \(.*", *said)
+    assert found and list(Path(found[1]).rglob("*.xplane.pb"))
 
 
 def test_a_run_too_short_to_be_traced_says_so(config: RunConfig) -> None:
