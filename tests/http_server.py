@@ -267,8 +267,10 @@ class DataHubHandler(ModelHubHandler):
         return self._say(about)
 
     def _answer(self, with_body: bool) -> None:
+        if fault := self.server.next_fault(self.command, self.path.partition("?")[0]):
+            return fault(self, b"")
         self.path = self.path.replace("/api/datasets/", "/api/models/", 1).removeprefix("/datasets")
-        super()._answer(with_body)
+        return super()._answer(with_body)
 
 
 def _sha(revision: str) -> str:

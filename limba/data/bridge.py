@@ -75,9 +75,14 @@ class OfTensorflow(Dataset):
         return element
 
     def state(self) -> State:
+        import tensorflow as tf
+
         if self._iterator is not None and self._documents and time.monotonic() > self._kept_at + CHECKPOINT_SECONDS:
             documents = self._documents.kept  # not later than what the checkpoint has read
-            self._kept = {"number": self._number, "documents": documents, "files": self._checkpoint()}
+            try:
+                self._kept = {"number": self._number, "documents": documents, "files": self._checkpoint()}
+            except tf.errors.FailedPreconditionError:  # a step calls Python, as by `in_tensorflow`
+                self._documents = None
             self._kept_at = time.monotonic()
         return {"number": self._number, "kept": self._kept}
 

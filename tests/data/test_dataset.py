@@ -41,9 +41,14 @@ def foreign(dataset: Any) -> Any:
     return dataset.map(lambda example: {"text": tf.strings.join([example["text"], "."])}, num_parallel_calls=4)
 
 
-def of_tensorflow() -> Dataset:
-    task = seqio.Task("foreign", None, FEATURES, [foreign, tokenize_documents, span_corruption])
+def of_tensorflow(step: Callable[..., Any] = tokenize_documents) -> Dataset:
+    task = seqio.Task("foreign", None, FEATURES, [foreign, step, span_corruption])
     return examples_of(task, LENGTHS, texts(4_000), seed=3)
+
+
+def tokenized_in_tensorflow(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """A user's step that calls one of these: tf.data has no checkpoint of it."""
+    return tokenize_documents(dataset, FEATURES)
 
 
 CASES: dict[str, Callable[[], Dataset]] = {
@@ -60,6 +65,7 @@ CASES: dict[str, Callable[[], Dataset]] = {
     "prefix_lm": lambda: of_objective(prefix_lm),
     "causal_lm": lambda: of_objective(causal_lm, append_eos=True),
     "of TensorFlow": of_tensorflow,
+    "of Python in TensorFlow": lambda: of_tensorflow(tokenized_in_tensorflow),
 }
 
 

@@ -38,7 +38,7 @@ from limba.tools.corpus import new
 from limba.training.metrics.logging import read_metrics
 from limba.training.start import plan_of_run
 from tests import tiny
-from tests.http_server import DataHubHandler, FileServer, Handler, as_hub, serving
+from tests.http_server import DataHubHandler, FileServer, Handler, as_hub, serving, status
 from tests.hub_server import CONVERTED, HubHandler, write_data_set
 
 
@@ -121,6 +121,14 @@ def test_a_name_that_the_hub_does_not_have_is_one_sentence(
 ) -> None:
     with pytest.raises(InputError, match=sentence):
         source_of_files(corpus).units("train")
+
+
+def test_a_hub_that_is_busy_once_is_asked_again(hub: FileServer) -> None:
+    hub.fail("/api/datasets/me/set", status(503))
+    assert first_texts("me/set")[0].startswith("new train")
+    hub.fail("/api/datasets/me/set", status(503), status(503))
+    with pytest.raises(InputError, match="the hub cannot be reached: .*503"):
+        source_of_files("me/set").units("train")
 
 
 @pytest.mark.parametrize(("token", "asked"), [(None, "without a token"), ("hf_bad", "with the token in HF_TOKEN")])

@@ -16,7 +16,7 @@ from limba.data.sources.units import DataFiles, UnitSource, patterns_of
 from limba.storage import servers
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
-ANSWER_SECONDS = 8.0  # for the hub's first answer: without a network its library alone repeats for half a minute
+ANSWER_SECONDS = 4.0  # for the hub's first answer, twice: without a network its library alone repeats for half a minute
 _PART = r"[A-Za-z0-9][\w.-]*"
 _NAME = re.compile(
     rf"(?P<path>({_PART}/)?{_PART})(:(?P<configuration>[^@#:]+))?(@(?P<revision>[^#@]+))?(#(?P<split>[^#]+))?"
@@ -169,9 +169,15 @@ class HubSource(UnitSource):
         from huggingface_hub import errors
 
         hub = huggingface_hub.HfApi(token=servers.token())
+        ask = functools.partial(hub.dataset_info, path, revision=self.revision, timeout=ANSWER_SECONDS)
         try:
             servers.check_hub()
-            hub.dataset_info(path, revision=self.revision, timeout=ANSWER_SECONDS)
+            try:
+                ask()
+            except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
+                raise
+            except (errors.HTTPError, OSError):  # pyright: ignore[reportPrivateImportUsage]
+                ask()
         except (errors.HTTPError, errors.HFValidationError, OSError) as error:  # pyright: ignore[reportPrivateImportUsage]
             raise self._not_opened(*servers.refusal(error, "data set", self.path, self.revision)) from error
 

@@ -34,7 +34,7 @@ class ChunkReader:
     documents.
     """
 
-    MOST_OPEN, MOST_CACHED, MOST_FOOTERS = 512, 64, 32
+    MOST_OPEN, MOST_CACHED, MOST_FOOTERS = 512, 64, 512
 
     def __init__(
         self,
