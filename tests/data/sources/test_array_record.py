@@ -107,7 +107,7 @@ def test_records_train_as_a_corpus_and_tokens_are_taken_as_they_are(tmp_path, vo
             lengths = derive_lengths(task, config.task_feature_lengths)
             stream = streams.TrainStream(task, lengths, config, range(2))
             rows.append([next(stream) for _ in range(5)])
-            assert 0 < stream.epochs()["records"] < 9
+            assert stream.epochs() == {"records": 0.0}  # they are noted part by part, and this is the first
             stream.close()
         rows = [[part[name] for batch in some for part in batch.values() for name in part] for some in rows]
         for ours, others in zip(*rows, strict=True):
