@@ -40,5 +40,5 @@ class Protocol:
 PROTOCOL = Protocol()
 # `--quick`: a first look on two cores; figures of it are compared with each other only
 QUICK = dataclasses.replace(
-    PROTOCOL, learning_rates=(1e-3,), epochs=6, most_train=300, most_dev=150, most_test=500, whole_percent=95.0
+    PROTOCOL, learning_rates=(1e-3, 1e-2), epochs=6, most_train=300, most_dev=150, most_test=500, whole_percent=95.0
 )

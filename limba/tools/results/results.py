@@ -213,8 +213,9 @@ class Measured:
             self.notes.append(
                 f"quick: at most {protocol.most_train:,} training, {protocol.most_dev:,} development and"
                 f" {protocol.most_test:,} test examples of a fine-tuned task (in brackets the {protocol.confidence:.0%}"
-                f" interval that follows), {protocol.epochs} epochs at one rate, rows as long as"
-                f" {protocol.whole_percent:g} % of the examples; compare with other quick figures only"
+                f" interval that follows), {protocol.epochs} epochs at the best of"
+                f" {len(protocol.learning_rates)} rates, rows as long as {protocol.whole_percent:g} % of the examples;"
+                " compare with other quick figures only"
             )
 
     def add(self, model: str, label: str) -> None:
