@@ -1,9 +1,11 @@
-"""`limba demo`: corpus, vocabulary, pretraining, evaluation, summary and conversion of a tiny T5, in minutes."""
+"""`limba demo`: corpus, vocabulary, pretraining, evaluation, a task and conversion of a tiny T5, in minutes."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -65,6 +67,11 @@ RANKED = 50  # fills among which a hidden word's rank is looked for
 NUM_SCORED = 200  # gaps that say how often the model is right
 OF_DOCUMENT = 10  # sentences at most, so that few documents are enough
 VOCABULARY_LETTERS = 20_000_000  # of the corpus, to train the vocabulary on
+TASK = "A task for it: capitals restored in small letters, by a head on its encoder"
+WRITTEN = {"small": str.lower, "Capital": str.capitalize, "CAPITALS": str.upper}
+ROW_WORDS, ROW_TOKENS = 12, 32  # of text whose capitals are restored; rows of more tokens are left out
+READ_ROWS, TRIED_ROWS = 2_500, 200  # to learn them on, and to count how many words are right
+LEAST_CAPITALS = 0.01  # of the words: no task in a script without them
 
 
 def _vocabulary(data: DataConfig) -> None:
@@ -145,6 +152,68 @@ def show_result(config: RunConfig) -> None:
     _show_fills(config)
 
 
+def as_written(word: str) -> str:
+    """Returns how a word is written: small, Capital, CAPITALS, or miXed, which no rule writes."""
+    return next((name for name, write in WRITTEN.items() if write(word) == word), "miXed")
+
+
+def restore_capitals(config: RunConfig, step: int) -> None:
+    """Trains a head on the T5's encoder that restores capitals, and prints how often it is right.
+
+    Raises RestartError if it was asked to stop.
+    """
+    from limba.cli.gin import read_gin
+    from limba.data.tasks import resolve_task, source_of_files
+    from limba.inference.load import load
+    from limba.run import train
+
+    data, model = config.data, config.model
+    if data.data_files is None or model.is_decoder_only or data.vocabulary == "byte":
+        return
+    encode = resolve_task(data).output_features["targets"].vocabulary.encode
+    texts = source_of_files(data.data_files, data.column, data.validation_percent).texts
+
+    def rows(split: str, count: int) -> list[list[str]]:
+        words = (text.split() for text in texts(split))
+        parts = (row[at : at + ROW_WORDS] for row in words for at in range(0, len(row), ROW_WORDS))
+        short = (row for row in parts if sum(len(encode(word.lower())) for word in row) < ROW_TOKENS)
+        return list(itertools.islice(short, count))
+
+    read, new = rows("train", READ_ROWS), rows("validation", TRIED_ROWS)
+    tags = [[as_written(word) for word in row] for row in read]
+    if not new or sum(row.count("small") for row in tags) > (1 - LEAST_CAPITALS) * sum(map(len, tags)):
+        return
+    directory = f"{config.model_dir}/capitals_{step}"
+    with replacing(f"{directory}.jsonl") as file:
+        for words, row in zip(read, tags, strict=True):
+            file.write((json.dumps({"text": " ".join(words).lower(), "label": " ".join(row)}) + "\n").encode())
+    same = {f"config.ModelConfig.{field.name}": getattr(model, field.name) for field in dataclasses.fields(model)}
+    for name in ("dropout_rate", "dtype", "head", "labels", "num_decoder_layers"):
+        del same[f"config.ModelConfig.{name}"]
+    own = {"MODEL_DIR": directory, "CORPUS": f"{directory}.jsonl", "INITIAL_CHECKPOINT_PATH": config.model_dir}
+    own |= {"VOCABULARY": data.vocabulary, "EXTRA_IDS": data.extra_ids, "TASK_FEATURE_LENGTHS": {"targets": ROW_TOKENS}}
+    print(f"{TASK}\n", flush=True)
+    if train(read_gin("gin/demo_capitals.gin", **(same | own)))["interrupted"]:
+        raise RestartError("The run was asked to stop while it learned capitals; the same command resumes it.")
+    tagger = load(directory)
+    print("\nWords with the right capitals, in brackets if all stay small:")
+    for of_text, about in ((read[:: max(1, len(read) // TRIED_ROWS)], "has read"), (new, "has not seen")):
+        small = [[word.lower() for word in row] for row in of_text]
+        written = [
+            [WRITTEN.get(tag, str.lower)(word) for word, tag in zip(row, tags, strict=True)]
+            for row, tags in zip(small, tagger.tag(small), strict=True)
+        ]
+        words = [word for row in of_text for word in row]
+        right, left = (
+            sum(word == other for word, other in zip(words, itertools.chain(*done), strict=True)) / len(words)
+            for done in (written, small)
+        )
+        print(f"  {right:.1%} ({left:.1%}) of {len(words):,} words of text that it {about}, as in")
+        row = max(written, key=lambda row: sum(word != word.lower() for word in row))
+        print(f"    {' '.join(row).lower()}\n    {' '.join(row)}")
+    print()
+
+
 def next_lines(commands: Sequence[tuple[str, str]]) -> str:
     """Returns commands, each with what it is for, as what to type next."""
     width = max(len(command) for command, _ in commands)
@@ -213,6 +282,7 @@ def run(argv: Sequence[str]) -> None:
     if result["interrupted"]:
         raise RestartError(f"The run was asked to stop after step {result['step']:,}; the same command resumes it.")
     show_result(config)
+    restore_capitals(config, result["step"])
     print("The model as a folder for Hugging Face's transformers:")
     convert.run([config.model_dir])
     print("\n" + _next(config.model_dir, result["step"], given))
