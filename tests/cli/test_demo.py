@@ -38,7 +38,7 @@ def test_the_demos_encoder_learns_how_words_are_written(run: RunConfig, capsys: 
     demo.restore_capitals(run, step)
     rows = [json.loads(line) for line in Path(f"{run.model_dir}/capitals_{step}.jsonl").read_text().splitlines()]
     data = run.data
-    texts = source_of_files(data.data_files, data.column, data.validation_percent).texts("train")
+    texts = source_of_files(run.data.data_files or "", data.column, data.validation_percent).texts("train")
     words = {word for text in texts for word in text.split()}
     for row in rows:
         for word, tag in zip(row["text"].split(" "), row["label"].split(" "), strict=True):
