@@ -22,7 +22,7 @@ from limba.tools.preflight.checks import sample
 from limba.tools.preflight.checks.findings import Check, gathered, logged
 from limba.tools.preflight.checks.objective import TITLE as OBJECTIVE
 from limba.tools.preflight.checks.objective import needed_targets, wasted_share
-from limba.tools.preflight.checks.sample import cleaning, rows_of
+from limba.tools.preflight.checks.sample import cleaning, rewritten, rows_of
 from limba.tools.preflight.checks.verdict import Data, Line, Section
 from limba.tools.preflight.compiled.instant import LEAST_STEP_SECONDS
 from limba.tools.preflight.texts.faults import EMPTY, ONE_DOCUMENT
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from limba.tools.preflight.compiled.topologies import Topology
 
 TITLE = "Data"
-# Tokens are read several times as fast as text, and come in as many files as there are shards.
-PREPARE = "limba prepare FILES --output=prepared/train  # then CORPUS = 'prepared/train/*'"
+# What `limba prepare` has written is read faster, and comes in as many files as there are shards.
+PREPARE = "limba prepare {} --output=prepared/train", "prepared/train/*"
 SECONDS = 2.0  # for which reading is timed
 PADDED = 0.1  # share of a step's FLOPs for padding that is found in rows
 MOST_EPOCHS = 64  # with which T5 lost little (Raffel et al. 2020, table 9); with 256 and more it did
@@ -308,7 +308,7 @@ def _rows(
     of_all += f" at {MFU:.0%} of the peak"
     text = f"{here}; {of_all} (an assumption), the work of {cores:.1f} such cores."
     if cores > CORES_OF_HOST:
-        yield Line("warning", text, PREPARE, "reading-too-slow")
+        yield Line("warning", text, rewritten(config, run.parts[0], *PREPARE), "reading-too-slow")
     else:
         processes = config.data.num_reader_processes
         advice = f"DataConfig.num_reader_processes = {min(16, int(cores) + 1)}" if cores > 2 * processes else ""
@@ -448,7 +448,7 @@ def _shards(config: RunConfig, run: RunData, chips: Topology | None, data: Data)
         text = f"{part.name}: {there} for {_number(shards, 'data shard')} on {_number(hosts, 'host')}"
         if len(units) < shards and sum(sizes) > LARGE:
             text += ": each shard reads all units, and takes only its own documents"
-            yield Line("warning", f"{text}.", PREPARE, "few-units")
+            yield Line("warning", f"{text}.", rewritten(config, part, *PREPARE), "few-units")
         else:
             yield Line("ok", f"{text}.")
 

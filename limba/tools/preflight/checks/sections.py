@@ -38,12 +38,14 @@ class Resolved:
 def resolved(config: RunConfig) -> Resolved:
     """Returns the task of a run, as far as it can be had; raises nothing for wrong input."""
     given = config.data
+    in_bytes = dataclasses.replace(given, vocabulary="byte", new_vocabulary_size=None, extra_ids=100)
     try:
         task = RunData(given).task
         PieceTable(task.output_features["targets"].vocabulary).read()
+        lacking = vocabulary.without_sentinels(config, task)
+        task = task if lacking is None else RunData(in_bytes).task
     except (SentenceError, OSError) as error:  # also a bucket that does not answer
         line = reached_by(error_line(error), "DataConfig.vocabulary")
-        in_bytes = dataclasses.replace(given, vocabulary="byte", new_vocabulary_size=None, extra_ids=100)
         try:
             task = RunData(in_bytes).task
         except (SentenceError, OSError):
@@ -57,7 +59,7 @@ def resolved(config: RunConfig) -> Resolved:
         elif isinstance(error.__cause__, FileNotFoundError):
             line = vocabulary.missing(config, line)
         return Resolved(task, _lengths(task, config), of_vocabulary=line)
-    return Resolved(task, _lengths(task, config))
+    return Resolved(task, _lengths(task, config), of_vocabulary=lacking)
 
 
 def _learned(given: DataConfig, task: Task | Mixture) -> Task | Mixture | None:
