@@ -70,6 +70,11 @@ def test_sound_pairs_raise_no_alarm() -> None:
     assert not findings(pairs("da"))
 
 
+def test_text_that_is_nothing_is_one_error() -> None:
+    (line,) = findings(of([" "] * 40))
+    assert line["level"] == "error" and "holds no document" in line["text"]
+
+
 def test_each_rule_of_text_has_a_run() -> None:
     """But for letters that a reader has replaced already, which no file can give back."""
     assert set(faults.RULES) - {code for code, *_ in RUNS.values()} == {"undecoded"}

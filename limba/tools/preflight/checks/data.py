@@ -69,7 +69,7 @@ def data_of_run(
         name, rows_of = f"{part.name}: " if several else "", lengths if has_vocabulary else None
         checks += _of_part(config, part, name, rows_of, is_learned)[:: 1 if has_vocabulary else 3]
     if lengths is not None and has_vocabulary:
-        checks.append(lambda data: _rows(config, run, lengths, chips, data))
+        checks.append(lambda data: _rows(config, run, lengths, chips, data) if data.get("documents") != 0 else ())
         # A later stage's task is opened by its vocabulary's file.
         checks += [_of_stage(run, begins, lengths) for begins, *_ in config.data.stages if not is_learned]
     checks += [lambda data: _shards(config, run, chips, data), lambda data: _resume(run, data)]
@@ -127,7 +127,7 @@ def _blank(config: RunConfig, part: Task, data: Data) -> Iterator[Line]:
     with contextlib.suppress(InputError):  # which is said of the sample
         for name, share in part.source.blank_shares(config.data.train_split).items():
             data.setdefault("blank_share", {})[name] = share
-            if share >= BLANK:
+            if BLANK <= share < 1:  # else there is no text, an error
                 what = "documents" if name == "text" else name
                 says = (
                     f"{share:.0%} of the {what} are empty; such rows are left out, so there is less text than it seems"
@@ -167,7 +167,9 @@ def _of_part(
             yield dataclasses.replace(line, text=name + line.text)
 
     def documents(data: Data) -> Iterator[Line]:
+        data["documents"] = 0  # unless it can be read
         if (found := sample.sampled(config, part)) is None:
+            data["documents"] = None
             return iter([Line("ok", f"{name}The text is not looked at, which needs limba/tools/corpus.")])
         kept.append(found)
         of_text = sample.of_text(config, part, found, data, lengths is not None and not is_learned)
