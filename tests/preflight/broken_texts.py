@@ -7,6 +7,7 @@ documents are those of `REAL`, with which `python -m benchmarks.broken_runs` fil
 from __future__ import annotations
 
 import contextlib
+import functools
 import gzip
 import io
 import itertools
@@ -130,13 +131,20 @@ def vocabulary(own: str, size: int = 150, **options: object) -> str:
     """Trains a vocabulary of a language, "prose" being Python's manual, and returns the flag that names it."""
     texts = REAL.get(own) or (documents(own, seed=1) if own in PHRASES else _prose())
     size = max(size, len(set("".join(texts))) + 50) if own in REAL else size
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(texts), model_prefix=own, vocab_size=size, pad_id=0, eos_id=1,
-        unk_id=2, bos_id=-1, hard_vocab_limit=False, minloglevel=2, **options,
-    )  # fmt: skip
+    Path(f"{own}.model").write_bytes(_trained(tuple(texts), size, **options))
     return f"--gin.VOCABULARY={own + '.model'!r}"
 
 
+@functools.cache
+def _trained(texts: tuple[str, ...], size: int, **options: object) -> bytes:
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts), model_writer=(model := io.BytesIO()), vocab_size=size, pad_id=0, eos_id=1,
+        unk_id=2, bos_id=-1, hard_vocab_limit=False, minloglevel=2, **options,
+    )  # fmt: skip
+    return model.getvalue()
+
+
+@functools.cache
 def _prose() -> list[str]:
     pydoc_corpus("prose.jsonl")
     return [json.loads(line)["text"] for line in Path("prose.jsonl").read_text().splitlines()]
