@@ -129,7 +129,7 @@ def _typed(code: str, fix: str, argv: list[str]) -> str:
         except Exception as error:  # noqa: BLE001  whatever it is, the fix does not work
             return f"its fix {fix!r} ends with {error!r}"
     left = wrong(argv)
-    errors = [line["text"] for line in left if line["level"] == "error"]
+    errors = [line["text"] for line in left if line["level"] == "error" and line["section"] not in MACHINE]
     if code in [line["code"] for line in left]:
         return f"its fix {fix!r} leaves it"
     return f"after its fix {fix!r}: {errors[0]}" if errors and code != "num-data-shards" else ""

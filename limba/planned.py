@@ -45,8 +45,8 @@ class PlannedRun:
     @property
     def state(self) -> TrainState:
         """The shapes of the run's state; nothing is computed."""
-        config = self.config
-        return _state(config.model, config.optimizer, config.train_steps, config.evaluation.average)
+        run = self.config
+        return _state(run.model, run.optimizer, run.train_steps, run.evaluation.average)
 
     @property
     def num_bytes(self) -> int:

@@ -313,7 +313,6 @@ def in_utf8(path: str) -> str | None:
     for encoding, letters in reversed(ENCODINGS.items()):
         with contextlib.suppress(UnicodeDecodeError):
             found = encoding if re.search(letters, content.decode(encoding)) else found
-    if not found:
-        return None
     command = f"iconv -f {found} -t UTF-8"
-    return in_place(path, f"gzip -dc {{}} | {command} | gzip" if is_packed else f"{command} {{}}")
+    command = f"gzip -dc {{}} | {command} | gzip" if is_packed else f"{command} {{}}"
+    return in_place(path, command) if found else None
