@@ -46,6 +46,7 @@ LARGER_PERCENT = 5.0  # of the training text, for a validation split that came o
 LARGE = 1 << 28  # bytes, from which on too few units cost time
 BLANK = 0.05  # share of rows without text
 FEW_DOCUMENTS = 8  # of a corpus, whose documents are cut if they are long
+LONG, LEAST_CUT = 1 << 14, 1 << 15  # bytes of a long document on average, and of the few in all
 SUFFIXES = (".txt", ".jsonl", ".json", ".csv", ".parquet", ".gz", ".zst", ".array_record")
 
 
@@ -138,7 +139,8 @@ def _blank(config: RunConfig, part: Task, data: Data) -> Iterator[Line]:
 def _one_document(config: RunConfig, part: Task, data: Data) -> Line | None:
     """Returns the error of a corpus of a few long documents, which become more by being cut; None of another one."""
     counts = RunData(config.data, part).documents(part)
-    if not counts or counts.total > FEW_DOCUMENTS or not counts.num_pieces > FEW_DOCUMENTS:
+    size = sum(file.size or 0 for file in part.source.listed(config.data.train_split))
+    if not counts or counts.total > FEW_DOCUMENTS or size < max(LEAST_CUT, counts.total * LONG):
         return None
     data["few_documents"] = True
     says = f"{part.source.name} has only {_number(counts.total, 'document')}, which cannot be dealt to data shards and"
