@@ -5,10 +5,12 @@
     python -m benchmarks.preflight memory             # estimated, and VmHWM's rise over three steps, of five runs
     python -m benchmarks.preflight memory --cases=adamw
     python -m benchmarks.preflight start              # to the first step, without and with kept programs
+    python -m benchmarks.preflight verdict            # the whole command with its compile: seconds of base on v4-8
 
-The table needs libtpu (`bash launch/setup.sh tpu`) and NVIDIA's compiler (`bash launch/setup.sh cuda12`), and no chip.
+The table and the verdict need libtpu (`bash launch/setup.sh tpu`), the table also NVIDIA's compiler (`bash
+launch/setup.sh cuda12`), and no chip.
 Each cell is one compilation of the run's step with scanned layers, saved in DIR/MODEL.TOPOLOGY.json; a cell that is
-there is not compiled again.
+there is not compiled again. The last number of a cell is the arithmetic's, as a share of the compiler's.
 """
 
 from __future__ import annotations
@@ -26,11 +28,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from limba.api import PlannedRun
 from limba.cli import program
 from limba.cli.gin import read_gin
 from limba.cli.gin.read import read_model
 from limba.config import DataConfig, ModelConfig, OptimizerConfig, RunConfig, ScheduleConfig, environment, plain
 from limba.tools.preflight.checks import compiler
+from limba.tools.preflight.compiled import instant
 from limba.tools.preflight.compiled.process import compiled_step
 from limba.tools.preflight.compiled.topologies import topology
 
@@ -123,14 +127,16 @@ def table(args: argparse.Namespace) -> None:
 
 
 def cell(out: Path, name: str, place: str) -> str:
-    """Returns a cell's text: fits or not, GiB a device, processor seconds of the compilation."""
+    """Returns a cell's text: fits or not, GiB a device, the compilation's processor seconds, the arithmetic's share."""
     path = out / f"{name}.{place}.json"
     if not path.exists():
         return "not compiled"
     found = json.loads(path.read_text())
-    verdict = "fits" if compiler.fits(found, topology(place)) else "**does not fit**"
+    said = "fits" if compiler.fits(found, topology(place)) else "**does not fit**"
     cycles = f", {found['fusion_cycles'] / 1e6:.0f} M + kernels" if found.get("fusion_cycles") else ""
-    return f"{verdict}, {compiler.device_bytes(found) / 2**30:.2f}{cycles} ({found['cpu_seconds']:.0f} s)"
+    live, run = compiler.device_bytes(found), PlannedRun(run_of(name))
+    ratio = instant.memory(run, topology(place)).total / live
+    return f"{said}, {live / 2**30:.2f}{cycles} ({found['cpu_seconds']:.0f} s); {ratio:.2f}"
 
 
 def small_run(
@@ -220,15 +226,34 @@ def start(args: argparse.Namespace) -> None:
     print(json.dumps({"without": cold, "with": warm, "warm_over_cold": share}))
 
 
+def verdict(args: argparse.Namespace) -> None:
+    """Prints what a verdict with a compile takes, of base for a v4-8, with bytes for its vocabulary of 64,000 rows."""
+    from limba.cli.demo import pydoc_corpus
+
+    with tempfile.TemporaryDirectory() as folder:
+        pydoc_corpus(f"{folder}/corpus.jsonl")
+        values = {"CORPUS": f"{folder}/corpus.jsonl", "VOCABULARY": "byte", "MODEL_DIR": f"{folder}/run"}
+        command = [sys.executable, "-m", "limba", "preflight", MODELS["base"][0], "--topology=v4-8", "--json"]
+        command += [f"--gin.{name}={value}" for name, value in values.items()]
+        before, began = _child_seconds(), time.perf_counter()
+        done = subprocess.run(command, capture_output=True, text=True)
+        took = {"seconds": time.perf_counter() - began, "cpu_seconds": _child_seconds() - before}
+    sections = {each["title"]: each for each in json.loads(done.stdout)["sections"]}
+    if "live_bytes" not in (found := sections["Memory and speed"]["data"]):
+        raise RuntimeError(sections["Memory and speed"]["lines"])
+    gib = {"compiled": compiler.device_bytes(found), "arithmetic": sections["Estimate"]["data"]["live_bytes"]}
+    print(json.dumps({**took, "gib": {name: size / 2**30 for name, size in gib.items()}}))
+
+
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["table", "memory", "start"])
+    parser.add_argument("what", choices=["table", "memory", "start", "verdict"])
     parser.add_argument("--out", default="preflight-table", help="folder of the table's cells")
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--topologies", default=",".join(TOPOLOGIES))
     parser.add_argument("--cases", default=",".join(MEMORY_CASES), help="of the comparison of memory")
     args = parser.parse_args(argv)
-    {"table": table, "memory": memory, "start": start}[args.what](args)
+    {"table": table, "memory": memory, "start": start, "verdict": verdict}[args.what](args)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from limba.config import MeshConfig, RunConfig
+from limba.config import MeshConfig, ModelConfig, OptimizerConfig, RunConfig
 from limba.data.objectives.spans import raw_and_targets
 from limba.export import at_end
 from limba.formats import hub_models, limba_checkpoint
@@ -24,10 +24,16 @@ from limba.training.checkpoints.directory import RESUME_ADVICE, check_arrays
 from limba.training.checkpoints.initial import check_initial
 from limba.training.checks import check_steps, check_writable
 from limba.training.metrics.figures import job_advice
-from limba.training.optimizer import optimizer_of
+from limba.training.optimizer import make_optimizer, optimizer_of
 from limba.training.schedule import make_schedule
 from limba.training.start import with_labels
-from limba.training.state import TrainState, abstract_state, count_parameters, init_state, state_shardings
+from limba.training.state import TrainState, count_parameters, init_state, state_shardings
+
+
+@functools.lru_cache(8)  # several parts of a verdict ask for it, and tracing takes half a second
+def _state(config: ModelConfig, rule: OptimizerConfig, train_steps: int | None, average: float | None) -> TrainState:
+    model, optimizer = Network(config), make_optimizer(rule, train_steps, config.dtype, average=average)
+    return jax.eval_shape(lambda key: init_state(model, optimizer, key), jax.random.key(0))
 
 
 class PlannedRun:
@@ -36,12 +42,11 @@ class PlannedRun:
     def __init__(self, config: RunConfig):
         self.config = config
 
-    @functools.cached_property
+    @property
     def state(self) -> TrainState:
         """The shapes of the run's state; nothing is computed."""
-        mesh = make_mesh(MeshConfig())  # shapes do not depend on it
-        model = Network(self.config.model, mesh)
-        return abstract_state(model, optimizer_of(self.config, model), mesh, shard_update=False)
+        run = self.config
+        return _state(run.model, run.optimizer, run.train_steps, run.evaluation.average)
 
     @property
     def num_bytes(self) -> int:

@@ -384,9 +384,13 @@ def test_an_accelerator_must_be_named(
         (["class", "--corpus=a"], "The name class cannot be that of a Python module"),
         (["ro", "--corpus=a"], "Limba has a task module tasks/ro.py of its own; choose another name."),
         (["nb", "--corpus=a", "--hardware=toaster"], "--hardware=toaster is not known"),
-        (["nb", "--corpus=a", "--days=0"], "--days=0 is not a time; give a number of days above 0, such as --days=7."),
-        (["nb", "--corpus=a", "--days=a week"], "--days=a week is not a time; give a number of days above 0"),
+        (
+            ["nb", "--corpus=a", "--days=0"],
+            "--days=0 is not a time; give days above 0 and up to 3,650, such as",
+        ),
+        (["nb", "--corpus=a", "--days=a week"], "--days=a week is not a time; give days above 0"),
         (["nb", "--corpus=a", "--days=nan"], "--days=nan is not a time"),
+        (["nb", "--corpus=a", "--days=1e9"], "--days=1e9 is not a time; give days above 0 and up to 3,650"),
         (["nb", "--corpus=a", "--size=huge"], "--size=huge is not known; give one of tiny"),
         (["nb", "--corpus=a", "--hardware=h10"], "--hardware=h10 is not known; did you mean h100"),
         (

@@ -1,22 +1,30 @@
 """Runs whose text or vocabulary is broken in one way each: the files of one, its flags, and the code of its finding.
 
-Sentences are made of phrases in several languages, so that documents are many and no two of them are alike.
+Sentences are made of phrases in several languages, so that documents are many and no two of them are alike; or
+documents are those of `REAL`, with which `python -m benchmarks.broken_runs` fills this table anew.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gzip
+import io
 import itertools
 import json
 import random
+import shlex
 import shutil
+import subprocess
 import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import sentencepiece
 
+from limba.cli import main
 from limba.cli.demo import pydoc_corpus
+from limba.tools.preflight import preflight
 
 PHRASES = {  # language: beginnings, middles, ends of sentences
     "es": (
@@ -62,8 +70,22 @@ PHRASES = {  # language: beginnings, middles, ends of sentences
 }
 
 
+REAL: dict[str, list[str]] = {}  # language: documents of real text
+LEGACY = {"ja": "shift_jis", "ro": "iso8859_16"}  # encodings of text that is not UTF-8; else Latin-1
+OTHER = {"da": "es", "zh": "da"}  # a text beside that of a language, of another script if there is one; else English
+SOUND = (Path(__file__).parents[1] / "broken" / "sound.gin").read_text()
+PAIRS = """
+from tasks import text_to_text
+MIXTURE_OR_TASK_NAME = 'text_to_text'
+TASK_FEATURE_LENGTHS = {'inputs': 384, 'targets': 384}
+PACK = True
+"""
+
+
 def documents(language: str, number: int = 160, sentences: int = 4, seed: int = 0) -> list[str]:
-    """Returns documents of sentences that differ, each told of a number of things."""
+    """Returns documents of sentences that differ, each told of a number of things; of a real text some of its own."""
+    if language in REAL:
+        return REAL[language][:number]
     draw = random.Random(f"{language} {seed}")
     slots = [part.split("|") for part in PHRASES[language]]
     stop = {"zh": "。", "hi": "।"}.get(language, ".")
@@ -85,9 +107,9 @@ def write(name: str, texts: Sequence[str] | Sequence[dict[str, str]]) -> str:
     return name
 
 
-def pairs(change: Callable[[int, str, str], tuple[str, str]] = lambda _, a, b: (a, b)) -> list[str]:
-    """Writes pairs of Danish and Spanish, each changed, and returns the flags of a run that reads them."""
-    texts = zip(documents("da", 400, 2), documents("es", 400, 2), strict=True)
+def pairs(own: str, change: Callable[[int, str, str], tuple[str, str]] = lambda _, a, b: (a, b)) -> list[str]:
+    """Writes pairs of a language and another, each changed, and returns the flags of a run that reads them."""
+    texts = zip(documents(own, 400, 2), documents(OTHER.get(own, "en"), 400, 2), strict=True)
     rows = [change(number, a, b) for number, (a, b) in enumerate(texts)]
     return ["pairs.gin", corpus(write("pairs.jsonl", [{"inputs": a, "targets": b} for a, b in rows]))]
 
@@ -101,111 +123,186 @@ def of(texts: Sequence[str] | Sequence[dict[str, str]], *flags: str) -> list[str
     return ["sound.gin", corpus(write("text.jsonl", texts)), *flags]
 
 
-def each(language: str, change: Callable[[int, str], str], *flags: str) -> list[str]:
-    return of([change(number, text) for number, text in enumerate(documents(language))], *flags)
+def each(own: str, change: Callable[[int, str], str] = lambda _, text: text, *flags: str) -> list[str]:
+    return of([change(number, text) for number, text in enumerate(documents(own))], *flags)
 
 
-def vocabulary(language: str, size: int = 150, **options: object) -> str:
+def vocabulary(own: str, size: int = 150, **options: object) -> str:
     """Trains a vocabulary of a language, "prose" being Python's manual, and returns the flag that names it."""
-    texts = documents(language, seed=1) if language in PHRASES else _prose()
+    texts = REAL.get(own) or (documents(own, seed=1) if own in PHRASES else _prose())
+    size = max(size, len(set("".join(texts))) + 50) if own in REAL else size
+    Path(f"{own}.model").write_bytes(_trained(tuple(texts), size, **options))
+    return f"--gin.VOCABULARY={own + '.model'!r}"
+
+
+@functools.cache
+def _trained(texts: tuple[str, ...], size: int, **options: object) -> bytes:
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(texts), model_prefix=language, vocab_size=size, pad_id=0, eos_id=1,
+        sentence_iterator=iter(texts), model_writer=(model := io.BytesIO()), vocab_size=size, pad_id=0, eos_id=1,
         unk_id=2, bos_id=-1, hard_vocab_limit=False, minloglevel=2, **options,
     )  # fmt: skip
-    return f"--gin.VOCABULARY={language + '.model'!r}"
+    return model.getvalue()
 
 
+@functools.cache
 def _prose() -> list[str]:
     pydoc_corpus("prose.jsonl")
     return [json.loads(line)["text"] for line in Path("prose.jsonl").read_text().splitlines()]
 
 
-def latin1() -> list[str]:
-    text = "\n".join(documents("es", 1500))
-    Path("text.txt").write_bytes(text.encode("latin-1"))
+def legacy(own: str) -> list[str]:
+    """Writes lines in an encoding of the language's own, of letters that this one has."""
+    encoding = LEGACY.get(own, "latin-1")
+    lines = [line for text in documents(own, 1500) for line in text.splitlines()]
+    Path("text.txt").write_bytes("\n".join(lines).encode(encoding, "ignore"))
     return ["sound.gin", corpus("text.txt")]
 
 
-def truncated_gzip() -> list[str]:
-    path = Path(write("text.jsonl.gz", documents("ru", 600)))
+def truncated_gzip(own: str) -> list[str]:
+    path = Path(write("text.jsonl.gz", documents(own, 600)))
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     return ["sound.gin", corpus(path.name)]
 
 
-def broken_line() -> list[str]:
-    path = Path(write("text.jsonl", documents("ko")))
+def broken_line(own: str) -> list[str]:
+    path = Path(write("text.jsonl", documents(own)))
     lines = path.read_text().splitlines()
     lines[70] = lines[70][:-9]
     path.write_text("\n".join(lines) + "\n")
     return ["sound.gin", corpus(path.name)]
 
 
-def same_file() -> list[str]:
-    write("parts/a.jsonl", documents("da"))
+def same_file(own: str) -> list[str]:
+    write("parts/a.jsonl", documents(own))
     shutil.copy("parts/a.jsonl", "parts/b.jsonl")
     return ["sound.gin", corpus("parts/*.jsonl")]
 
 
-def contaminated() -> list[str]:
-    texts = documents("ru")
+def contaminated(own: str) -> list[str]:
+    texts = documents(own)
     files = {"train": write("text.jsonl", texts), "validation": write("validation.jsonl", texts[100:130])}
     return ["sound.gin", corpus(files)]
 
 
-def near(language: str) -> list[str]:
-    texts = documents(language)
+def near(own: str) -> list[str]:
+    texts = documents(own)
     return of([*texts, *(f"{text} {number}" for number, text in enumerate(texts))])
 
 
-def one_document() -> list[str]:
-    return of(["\n".join(documents("es", 400))])
+def another_language(own: str) -> list[str]:
+    others = itertools.cycle(documents("en"))
+    return each(own, lambda n, t: next(others) if n % 10 else t, f"--gin.LANGUAGE={own!r}")
+
+
+def unsorted(own: str) -> list[str]:
+    return of([*documents(own), *documents(OTHER.get(own, "en"))], "--gin.SHUFFLE_TRAIN_EXAMPLES=False")
+
+
+def of_other_letters(own: str) -> list[str]:
+    return each(own, lambda _, t: t, vocabulary(OTHER.get(own, "el")))
+
+
+def of_another_language(own: str) -> list[str]:
+    letters = "".join(sorted({*"".join(documents(own, 300))} - set(" \t\n\r\u3000\xa0")))
+    size, letters = 1_000 + len(letters), letters if len(letters) < 500 else ""
+    flags = vocabulary("prose", size, required_chars=letters), f"--gin.VOCAB_SIZE={size + 152}"
+    return of(documents(own, 300), *flags)
 
 
 MARKUP = '<html><body><div class="post-{}"><p>{}</p><br/><a href="/next">»</a></div></body></html>'
+BANNERS = {
+    "de": "Wir verwenden Cookies, um Ihnen das beste Erlebnis zu bieten. {} Alle akzeptieren",
+    "fr": "{}\nNous utilisons des cookies pour améliorer votre expérience sur ce site.",
+    "ja": "当サイトではクッキーを使用しています。{}続行すると同意したものとみなされます。",
+    "ro": "Acest site folosește cookie-uri. Prin continuarea navigării sunteți de acord cu ele. {}",
+}
 BANNER = "Vi bruger cookies for at forbedre siden. {} Klik her for at acceptere alle cookies."
-SPAM = "Billige ure og tasker, køb nu og spar halvdelen af prisen i dag hos os!"
-LETTERS = "".join({*"".join(documents("es"))} - {" "})
-OTHERS = itertools.cycle(documents("en"))
+SPAM = {
+    "de": "Jetzt günstig Medikamente ohne Rezept bestellen, nur heute!",
+    "fr": "Gagnez de l'argent depuis chez vous !!!",
+    "ja": "今すぐ登録して無料ポイントをゲット！",
+    "ro": "CÂȘTIGĂ ACUM un telefon, click aici, click aici",
+}
+SPAMS = "Billige ure og tasker, køb nu og spar halvdelen af prisen i dag hos os!"
+PERSONS = {  # as each country writes them
+    "de": "Kontakt: Max Muster, Tel. 030/98765{0:03d}",
+    "fr": "{0:04d} : appelez le 06 12 34 56 78 pour en savoir plus.",
+    "ja": "お問い合わせは電話03-1234-{0:04d}まで。",
+    "ro": "CNP 1960101123{0:03d}, tel. 0722.123.{0:03d}",
+}
+PERSON = "Τηλ. +30 210 123{0:04d}, a{0}@mail.gr"
 
-Run = Callable[[], list[str]]
-RUNS: dict[str, tuple[str, Run]] = {  # number and name of a broken run: (code, its files)
-    "21 another column": ("column", lambda: of([{"body": text} for text in documents("el")])),
-    "22 mojibake": ("mojibake", lambda: each("es", lambda _, t: t.encode().decode("latin-1"))),
-    "23 Latin-1": ("record-error", latin1),
-    "24 half exact duplicates": ("duplicates", lambda: of(documents("da") * 2)),
-    "25 half near-duplicates": ("near-duplicates", lambda: near("ru")),
-    "26 HTML": ("markup", lambda: each("el", lambda n, t: MARKUP.format(n, t), vocabulary("el"))),
-    "27 banner": ("recurring-lines", lambda: each("da", lambda _, t: BANNER.format(t))),
-    "28 validation in training": ("validation-in-training", contaminated),
-    "29 another language": ("another-language",
-                            lambda: each("da", lambda n, t: next(OTHERS) if n % 10 else t, "--gin.LANGUAGE='da'")),
-    "30 few documents": ("num-data-shards", lambda: of(documents("ko", 6))),
-    "32 empty documents": ("empty-documents", lambda: each("hi", lambda n, t: t if n % 5 > 2 else "")),
-    "34 one document": ("one-document", one_document),
-    "35 truncated gzip": ("unit-error", truncated_gzip),
-    "36 broken JSON": ("record-error", broken_line),
-    "37 no such file": ("data-files", lambda: [*of(documents("es")), corpus("texts.jsonl")]),
-    "38 NFD": ("decomposed-letters", lambda: each("es", lambda _, t: unicodedata.normalize("NFD", t))),
-    "39 the same file twice": ("equal-files", same_file),
-    "40 spam": ("repetitive", lambda: each("da", lambda n, t: t if n % 2 else f"{n} {SPAM * 6}")),
-    "41 only addresses": ("only-addresses",
-                          lambda: each("ko", lambda n, t: t if n % 2 else f"https://a.example/{n}?q={n * n}")),
-    "42 sorted": ("sorted-text",
-                  lambda: of([*documents("da"), *documents("es")], "--gin.SHUFFLE_TRAIN_EXAMPLES=False")),
-    "43 personal data": ("personal-data",
-                         lambda: each("el", lambda n, t: f"{t} Τηλ. +30 210 123{n:04d}, a{n}@mail.gr")),
-    "44 NUL": ("control-characters", lambda: each("es", lambda n, t: t.replace(" ", "\0 ", n % 3), vocabulary("es"))),
-    "45 vocabulary of another script": ("lost-letters", lambda: each("zh", lambda _, t: t, vocabulary("da"))),
-    "46 vocabulary of another language": (
-        "vocabulary-of-other-text",
-        lambda: of(documents("es", 300), vocabulary("prose", 1_000, required_chars=LETTERS), "--gin.VOCAB_SIZE=1_152")),
-    "47 too few rows": ("vocab-size", lambda: each("da", lambda _, t: t, vocabulary("da"), "--gin.VOCAB_SIZE=128")),
-    "49 no sentinels": ("no-sentinels", lambda: each("da", lambda _, t: t, vocabulary("da"), "--gin.EXTRA_IDS=0")),
-    "50 capitals folded": ("vocabulary-folds",
-                           lambda: each("da", lambda _, t: t, vocabulary("da", normalization_rule_name="nmt_nfkc_cf"))),
-    "51 no vocabulary": ("vocabulary", lambda: each("da", lambda _, t: t, "--gin.VOCABULARY='none.model'")),
-    "54 cut examples": ("cut-examples",
-                        lambda: [*pairs(), "--gin.TASK_FEATURE_LENGTHS={'inputs': 16, 'targets': 16}"]),
-    "55 empty targets": ("empty-targets", lambda: pairs(lambda n, a, b: (a, b if n % 3 else " "))),
-    "56 copied targets": ("copied-targets", lambda: pairs(lambda n, a, b: (a, b if n % 2 else a))),
+
+def spam(own: str) -> list[str]:
+    return each(own, lambda n, t: t if n % 2 else f"{n} {SPAM.get(own, SPAMS) * 6}")
+
+
+def persons(own: str) -> list[str]:
+    return each(own, lambda n, t: f"{t} {PERSONS.get(own, PERSON).format(n)}")
+
+
+Run = Callable[[str], list[str]]
+RUNS: dict[str, tuple[str, str, Run]] = {  # number and name of a broken run: (code, a language, its files in one)
+    "21 another column": ("column", "el", lambda own: of([{"body": text} for text in documents(own)])),
+    "22 mojibake": ("mojibake", "es", lambda own: each(own, lambda _, t: t.encode().decode("latin-1"))),
+    "23 another encoding": ("record-error", "es", legacy),
+    "24 half exact duplicates": ("duplicates", "da", lambda own: of(documents(own) * 2)),
+    "25 half near-duplicates": ("near-duplicates", "ru", near),
+    "26 HTML": ("markup", "el", lambda own: each(own, lambda n, t: MARKUP.format(n, t), vocabulary(own))),
+    "27 banner": ("recurring-lines", "da", lambda own: each(own, lambda _, t: BANNERS.get(own, BANNER).format(t))),
+    "28 validation in training": ("validation-in-training", "ru", contaminated),
+    "29 another language": ("another-language", "da", another_language),
+    "30 few documents": ("num-data-shards", "ko", lambda own: of(documents(own, 6))),
+    "32 empty documents": ("empty-documents", "hi", lambda own: each(own, lambda n, t: t if n % 5 > 2 else "")),
+    "34 one document": ("one-document", "es", lambda own: of(["\n".join(documents(own, 400))])),
+    "35 truncated gzip": ("unit-error", "ru", truncated_gzip),
+    "36 broken JSON": ("record-error", "ko", broken_line),
+    "37 no such file": ("data-files", "es", lambda own: [*of(documents(own)), corpus("texts.jsonl")]),
+    "38 NFD": ("decomposed-letters", "es", lambda own: each(own, lambda _, t: unicodedata.normalize("NFD", t))),
+    "39 the same file twice": ("equal-files", "da", same_file),
+    "40 spam": ("repetitive", "da", spam),
+    "41 only addresses": ("only-addresses", "ko",
+                          lambda own: each(own, lambda n, t: t if n % 2 else f"https://a.example/{n}?q={n * n}")),
+    "42 sorted": ("sorted-text", "da", unsorted),
+    "43 personal data": ("personal-data", "el", persons),
+    "44 NUL": ("control-characters", "es",
+               lambda own: each(own, lambda n, t: t.replace(t[9], f"\0{t[9]}", n % 3), vocabulary(own))),
+    "45 vocabulary of another script": ("lost-letters", "zh", of_other_letters),
+    "46 vocabulary of another language": ("vocabulary-of-other-text", "es", of_another_language),
+    "47 too few rows": ("vocab-size", "da",
+                        lambda own: each(own, lambda _, t: t, vocabulary(own), "--gin.VOCAB_SIZE=128")),
+    "49 no sentinels": ("no-sentinels", "da",
+                        lambda own: each(own, lambda _, t: t, vocabulary(own), "--gin.EXTRA_IDS=0")),
+    "50 capitals folded": (
+        "vocabulary-folds", "da",
+        lambda own: each(own, lambda _, t: t, vocabulary(own, normalization_rule_name="nmt_nfkc_cf"))),
+    "51 no vocabulary": ("vocabulary", "da", lambda own: each(own, lambda _, t: t, "--gin.VOCABULARY='none.model'")),
+    "54 cut examples": ("cut-examples", "da",
+                        lambda own: [*pairs(own), "--gin.TASK_FEATURE_LENGTHS={'inputs': 16, 'targets': 16}"]),
+    "55 empty targets": ("empty-targets", "da", lambda own: pairs(own, lambda n, a, b: (a, b if n % 3 else " "))),
+    "56 copied targets": ("copied-targets", "da", lambda own: pairs(own, lambda n, a, b: (a, b if n % 2 else a))),
 }  # fmt: skip
+
+
+def wrong(argv: Sequence[str]) -> list[dict]:
+    """Returns the errors and warnings of a preflight in this process that compiles nothing, each with its section."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        preflight.run([*argv, "--no-compile", "--json"])
+    sections = json.loads(said.getvalue())["sections"]
+    lines = [{"section": section["title"], **line} for section in sections for line in section["lines"]]
+    return [line for line in lines if line["level"] != "ok"]
+
+
+def typed(fix: str, argv: list[str]) -> list[str]:
+    """Does what the fix says, a command or a line of gin, and returns the run's flags after it."""
+    for line in fix.splitlines():
+        name, is_gin, value = line.partition(" = ")
+        if line.startswith("limba "):
+            if main.main(shlex.split(line)[1:]):
+                raise RuntimeError(line)
+        elif is_gin:
+            argv = [*(word for word in argv if not word.startswith(f"--gin.{name}=")), f"--gin.{name}={value}"]
+        else:
+            subprocess.run(line, shell=True, check=True, executable="/bin/bash")
+    return argv

@@ -3,28 +3,30 @@
 Every run is a preflight in this process that compiles nothing, on some 160 short documents.
 """
 
-import json
 import re
-import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from benchmarks import broken_runs
 from limba.cli import main
-from limba.tools.preflight import preflight
 from limba.tools.preflight.checks import data
 from limba.tools.preflight.texts import faults
-from tests.preflight.broken_texts import PHRASES, RUNS, documents, of, pairs, vocabulary
+from tests.preflight.broken_texts import (
+    PAIRS,
+    PHRASES,
+    REAL,
+    RUNS,
+    SOUND,
+    documents,
+    of,
+    pairs,
+    typed,
+    vocabulary,
+    write,
+    wrong,
+)
 
-ROOT = Path(__file__).parents[2]
-SOUND = (ROOT / "tests" / "broken" / "sound.gin").read_text()
-PAIRS = """
-from tasks import text_to_text
-MIXTURE_OR_TASK_NAME = 'text_to_text'
-TASK_FEATURE_LENGTHS = {'inputs': 384, 'targets': 384}
-PACK = True
-"""
 # What these short runs cannot do better is not about their text.
 BESIDE = re.compile("epochs over the corpus|FLOPs for|warm-up|learning rate|is empty: nothing is evaluated")
 
@@ -38,59 +40,48 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def findings(capsys: pytest.CaptureFixture[str], argv: list[str]) -> list[dict]:
+def findings(argv: list[str]) -> list[dict]:
     """Returns the errors and warnings about text."""
-    capsys.readouterr()
-    preflight.run([*argv, "--no-compile", "--json"])
-    sections = json.loads(capsys.readouterr().out)["sections"]
-    lines = [line for section in sections if section["title"] in ("Config", "Data", "Vocabulary")
-             for line in section["lines"]]  # fmt: skip
-    return [line for line in lines if line["level"] != "ok" and not BESIDE.search(line["text"])]
-
-
-def typed(fix: str, argv: list[str]) -> list[str]:
-    """Does what the fix says, a command or a line of gin, and returns the run's flags after it."""
-    for line in fix.splitlines():
-        name, is_gin, value = line.partition(" = ")
-        if line.startswith("limba "):
-            assert main.main(shlex.split(line)[1:]) == 0
-        elif is_gin:
-            argv = [*(word for word in argv if not word.startswith(f"--gin.{name}=")), f"--gin.{name}={value}"]
-        else:
-            subprocess.run(line, shell=True, check=True, executable="/bin/bash")
-    return argv
+    lines = [line for line in wrong(argv) if line["section"] in ("Config", "Data", "Vocabulary")]
+    return [line for line in lines if not BESIDE.search(line["text"])]
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_it_is_found_and_its_fix_works_as_it_is_typed(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, files = RUNS[name]
-    argv = files()
-    found = findings(capsys, argv)
+def test_it_is_found_and_its_fix_works_as_it_is_typed(name: str) -> None:
+    code, language, files = RUNS[name]
+    argv = files(language)
+    found = findings(argv)
     lines = [line for line in found if line["code"] == code]
     assert len(lines) == 1 and lines[0]["fix"], found  # said once
+    assert sum(line["level"] == "error" for line in found) == (lines[0]["level"] == "error"), found  # of one fault
     assert "…" not in lines[0]["fix"], lines  # nothing is left to choose
-    left = findings(capsys, typed(lines[0]["fix"], argv))
+    left = findings(typed(lines[0]["fix"], argv))
     assert code not in [line["code"] for line in left], (lines, left)
     assert not [line for line in left if line["level"] == "error"] or code == "num-data-shards", left
 
 
 @pytest.mark.parametrize("language", PHRASES)
-def test_a_sound_text_raises_no_alarm(language: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sound_text_raises_no_alarm(language: str) -> None:
     for flags in ([f"--gin.LANGUAGE='{language}'"], [vocabulary(language, 300)]):
-        assert not findings(capsys, of(documents(language), *flags))
+        assert not findings(of(documents(language), *flags))
 
 
-def test_sound_pairs_raise_no_alarm(capsys: pytest.CaptureFixture[str]) -> None:
-    assert not findings(capsys, pairs())
+def test_sound_pairs_raise_no_alarm() -> None:
+    assert not findings(pairs("da"))
+
+
+def test_text_that_is_nothing_is_one_error() -> None:
+    (line,) = findings(of([" "] * 40))
+    assert line["level"] == "error" and "holds no document" in line["text"]
 
 
 def test_each_rule_of_text_has_a_run() -> None:
     """But for letters that a reader has replaced already, which no file can give back."""
-    assert set(faults.RULES) - {code for code, _ in RUNS.values()} == {"undecoded"}
+    assert set(faults.RULES) - {code for code, *_ in RUNS.values()} == {"undecoded"}
 
 
-def test_pairs_where_errors_are_corrected_may_be_equal(capsys: pytest.CaptureFixture[str]) -> None:
-    assert not findings(capsys, pairs(lambda n, a, _: (a, a if n % 2 else a.replace("en", "enn", 1))))
+def test_pairs_where_errors_are_corrected_may_be_equal() -> None:
+    assert not findings(pairs("da", lambda n, a, _: (a, a if n % 2 else a.replace("en", "enn", 1))))
 
 
 def test_bad_input_of_clean_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,3 +93,43 @@ def test_bad_input_of_clean_is_one_sentence(capsys: pytest.CaptureFixture[str]) 
     ):
         assert main.main(["clean", "text.jsonl", *flags]) == 2
         assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("number", "left"),
+    [
+        ("Tel. 030/98765012", "Tel. ***"),
+        ("le 06 12 34 56 78.", "le ***."),
+        ("電話03-1234-0001まで", "電話***まで"),
+        ("電話０３－１２３４－５６７８", "電話***"),
+        ("連絡はa@b.jpまで", "連絡は***まで"),
+        ("CNP 1960101123001, tel. 0722.123.001", "CNP ***, tel. ***"),
+        ("am 01.02.2018, Seite 12", "am 01.02.2018, Seite 12"),
+    ],
+)
+def test_numbers_of_persons_are_those_of_several_countries(number: str, left: str) -> None:
+    assert faults.PERSONAL.sub("***", number) == left
+
+
+def test_one_wrong_letter_in_a_long_text_is_decoded_again() -> None:
+    """Between its apostrophe's bytes are control characters, which the text must not lose alone."""
+    (text,) = documents("en", 1, sentences=20)
+    wrong = f"{text} It’s late.".encode().decode("latin-1")
+    assert [code for code, share, *_ in faults.broken([wrong], 1) if share] == ["mojibake"]
+    assert faults.change_by("mojibake", [], 1)(wrong) == f"{text} It’s late."
+
+
+def test_a_long_page_between_two_tags_is_html_and_a_manual_with_one_is_not() -> None:
+    text = "The ferry waited for us all day long. " * 80
+    clean = faults.change_by("markup", [], 1)
+    assert clean(f"<html><p>{text}</p></html>") == text.strip() and clean(f"{text}<p>") == f"{text}<p>"
+
+
+@pytest.mark.night
+def test_the_command_counts_the_runs_of_a_text_that_are_found(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = place / write("da.jsonl", documents("da", 600))
+    monkeypatch.setitem(REAL, "da", [])  # and away again
+    broken_runs.main([f"da={path}", "--only=22,43"])
+    assert capsys.readouterr().out.endswith("da: 2 of 2 found with a fix that works, 0 alarms on 0 sound\n")

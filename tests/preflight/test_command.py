@@ -95,13 +95,24 @@ def test_the_script_goes_through_a_compile(choices: dict[str, Any], tmp_path: Pa
     assert status == 0 and {"v4-8", "v6e-16", "h100-8", "cpu-1"} <= set(text.split()) and " " not in text
 
 
+@pytest.mark.parametrize(
+    ("vocabulary", "fixes"),
+    [
+        ({"VOCABULARY": "gs://bucket/ro.model"}, {"Vocabulary": "VOCABULARY", "Storage": "MODEL_DIR"}),
+        (  # one that is trained in the run's directory is not looked for twice
+            {"VOCABULARY": "gs://bucket/run/a.model", "config.DataConfig.new_vocabulary_size": 500},
+            {"Storage": "MODEL_DIR"},
+        ),
+    ],
+)
 def test_a_bucket_that_does_not_answer_is_an_error_on_the_page(
-    choices: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    vocabulary: dict, fixes: dict, choices: dict[str, Any], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
     monkeypatch.setattr(data, "SECONDS", 0.0)
     monkeypatch.setattr(sample, "SAMPLE_BYTES", 20_000)
-    given = choices | {"VOCABULARY": "gs://bucket/ro.model", "MODEL_DIR": "gs://bucket/run"}
+    given = choices | {"MODEL_DIR": "gs://bucket/run"} | vocabulary
     flags = [f"--gin.{name}={value}" for name, value in given.items()]
     assert main.main(["preflight", "gin/demo.gin", "--json", *flags]) == 1
     document = json.loads(capsys.readouterr().out)
@@ -112,8 +123,7 @@ def test_a_bucket_that_does_not_answer_is_an_error_on_the_page(
         for line in section["lines"]
         if line["level"] == "error" and "cannot be reached: 127.0.0.1 does not answer" in line["text"]
     }
-    other = " = …  # an address that this machine reaches"
-    assert errors == {"Vocabulary": f"VOCABULARY{other}", "Storage": f"MODEL_DIR{other}"}
+    assert errors == {where: f"{name} = …  # an address that this machine reaches" for where, name in fixes.items()}
 
 
 def test_a_quoted_figure_names_its_command_and_is_that_of_its_table() -> None:

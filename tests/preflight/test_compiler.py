@@ -182,4 +182,4 @@ def test_a_tpu_s_mesh_is_chosen_by_the_memory_that_its_compiler_counts() -> None
 
 def test_the_documented_commands_of_the_figures_are_known() -> None:
     done = subprocess.run([sys.executable, "-m", "benchmarks.preflight", "--help"], capture_output=True, text=True)
-    assert done.returncode == 0 and all(part in done.stdout for part in ("table", "memory", "start"))
+    assert done.returncode == 0 and all(part in done.stdout for part in ("table", "memory", "start", "verdict"))

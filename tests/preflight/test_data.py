@@ -166,7 +166,8 @@ CASES: dict[str, tuple[Mapping[str, Any], Any, Mapping[str, Any], tuple[str, str
          "validation_percent": 20.0, "task_feature_lengths": {"inputs": 12, "targets": 36}}, None, {},
         ("ok", r"\d\d% of a step's FLOPs, and \d\d% if rows are packed: two examples seldom fit in one\.$", "")),
     "more_than_a_host_can_read": ({}, {"peak_flops": 1e24}, {"LEAST_STEP_SECONDS": 1e-9},
-        ("warning", "v4-8 wants .* million each at 40% of the peak", "limba prepare FILES --output=prepared/train")),
+        ("warning", "v4-8 wants .* million each at 40% of the peak",
+         "limba prepare train.jsonl --output=prepared/train")),
     "more_than_a_process_can_read": ({}, {"peak_flops": 1e24}, {"LEAST_STEP_SECONDS": 1e-9, "CORES_OF_HOST": 1e12},
         ("ok", "More than one process reads faster: DataConfig.num_reader_processes = 16.$", "")),
     "chips_without_a_peak": ({}, {"peak_flops": 0.0}, {}, ("ok", r"^Reading: .* from one data shard\.$", "")),
@@ -177,7 +178,7 @@ CASES: dict[str, tuple[Mapping[str, Any], Any, Mapping[str, Any], tuple[str, str
         ("ok", r"^demo_span_corruption: \d units? in 1 file for 8 data shards on 2 hosts\.$", "")),
     "few_units_of_a_large_corpus": ({}, {"hosts": 2}, {"LARGE": 0},
         ("warning", "on 2 hosts: each shard reads all units, and takes only its own documents.$",
-         "limba prepare FILES --output=prepared/train")),
+         "limba prepare train.jsonl --output=prepared/train")),
     "as_many_units_as_shards": ({"num_data_shards": 1}, None, {"LARGE": 0},
         ("ok", r"^demo_span_corruption: \d units? in 1 file for 1 data shard on 1 host\.$", "")),
     "documents_that_come_back_otherwise": (

@@ -49,7 +49,7 @@ def test_a_lean_environment_on_a_card_is_whole_without_tensorflow(monkeypatch: p
     assert (line.level, line.fix) == ("warning", "LEAN=1 bash launch/setup.sh cuda13")
 
 
-def test_who_holds_a_device_and_its_lock_is_named(tmp_path: Path) -> None:
+def test_who_holds_a_device_and_its_lock_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device, lock = tmp_path / "accel0", tmp_path / "libtpu_lockfile"
     device.write_text("")
     lock.write_text("")
@@ -64,7 +64,14 @@ def test_who_holds_a_device_and_its_lock_is_named(tmp_path: Path) -> None:
             assert holder.stdout is not None and holder.stdout.readline() == "ready\n"
             (found,) = processes.holders([str(tmp_path / "accel*")])
             assert found.pid == holder.pid and found.command.startswith("python")
-            assert (of_lock := processes.holder_of_lock(str(lock))) is not None and of_lock.pid == holder.pid
+            of_lock = processes.holder_of_lock(str(lock))
+            assert of_lock is not None and of_lock.pid == holder.pid
+            monkeypatch.setattr(processes, "holder_of_lock", lambda: of_lock)
+            for is_there in (False, True):  # without a TPU it compiles for one
+                monkeypatch.setattr(environment.machine, "is_tpu_vm", lambda is_there=is_there: is_there)
+                said = [line.fix for line in environment._holders() if line.level == "error"]
+                assert said == [f"kill {holder.pid}"] * is_there
+            monkeypatch.undo()
         finally:
             holder.communicate()
     assert processes.holder_of_lock(str(lock)) is None  # the file alone means nothing

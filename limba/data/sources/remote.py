@@ -29,8 +29,8 @@ from limba.storage.files import is_local
 
 COMPRESSIONS = (".gz", ".zst")
 # Of text that is not UTF-8: letters that text in another of these encodings does not give, one after the other.
-ENCODINGS = {"EUC-JP": "[ぁ-ん]{2}", "SHIFT_JIS": "[ぁ-ん]{2}", "WINDOWS-1251": "[а-я]{4}"}
-ENCODINGS |= {"WINDOWS-1250": "[a-zăâî][şţłąż][a-zăâî]"}
+ENCODINGS = {"UTF-16": "[ -~À-ӿぁ-ん]{4}", "EUC-JP": "[ぁ-ん]{2}", "SHIFT_JIS": "[ぁ-ん]{2}"}
+ENCODINGS |= {"WINDOWS-1251": "[а-я]{4}", "WINDOWS-1250": "[a-zăâî][şţłąż][a-zăâî]", "WINDOWS-1252": ""}
 ENCODING_BYTES = 1 << 16  # that are looked at
 
 
@@ -304,14 +304,15 @@ def in_place(path: str, command: str) -> str | None:
 
 
 def in_utf8(path: str) -> str | None:
-    """Returns the shell's commands that write a local text as UTF-8, from the encoding that it most likely has."""
+    """Returns the shell's commands that write a local text as UTF-8, from its likeliest encoding, None for none."""
     if "://" in path or path.endswith(".zst"):
         return None
-    is_packed, found = path.endswith(".gz"), "WINDOWS-1252"
+    is_packed, found = path.endswith(".gz"), ""
     with (gzip.open if is_packed else open)(path, "rb") as file:
         content = file.read(ENCODING_BYTES).rpartition(b"\n")[0]
     for encoding, letters in reversed(ENCODINGS.items()):
         with contextlib.suppress(UnicodeDecodeError):
             found = encoding if re.search(letters, content.decode(encoding)) else found
     command = f"iconv -f {found} -t UTF-8"
-    return in_place(path, f"gzip -dc {{}} | {command} | gzip" if is_packed else f"{command} {{}}")
+    command = f"gzip -dc {{}} | {command} | gzip" if is_packed else f"{command} {{}}"
+    return in_place(path, command) if found else None

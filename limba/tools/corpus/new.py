@@ -70,7 +70,7 @@ def run(argv: Sequence[str]) -> None:
         raise InputError("No corpus is named; give --corpus='data/*.jsonl', or user/name of the hub.")
     days, price = _number(given.days), None if given.price is None else _number(given.price)
     if not 0 < days <= 3650:
-        raise InputError(f"--days={given.days} is not a time; give a number of days above 0, such as --days=7.")
+        raise InputError(f"--days={given.days} is not a time; give days above 0 and up to 3,650, such as --days=7.")
     if price is not None and not 0 <= price < math.inf:
         raise InputError(f"--price={given.price} is not a price; give dollars a chip-hour, such as --price=3.22.")
     with environment.quiet_imports():

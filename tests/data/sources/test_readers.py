@@ -229,6 +229,8 @@ def test_paths_that_give_nothing_are_refused(tmp_path):
     [
         ("euc_jp", "梅雨は、東アジアの広い範囲においてみられる気象現象である。"),
         ("shift_jis", "梅雨は、東アジアの広い範囲においてみられる気象現象である。"),
+        ("utf_16", "Старый рыбак ждал парома до самого вечера."),
+        ("utf_16", "L'été dernier, « à bientôt »."),
         ("cp1251", "Старый рыбак ждал парома до самого вечера."),
         ("cp1250", "Pescarul bătrân aşteaptă bacul, iar uşa şi poarta aveţi grijă să le închideţi."),
         ("iso8859_16", "Pescarul bătrân a așteptat bacul; ușa și poarta, aveți grijă să le închideți."),

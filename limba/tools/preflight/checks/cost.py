@@ -56,7 +56,7 @@ def time_and_cost(config: RunConfig, chips: Topology | None, made: Sequence[Sect
         TITLE,
         costs,
         lambda _: _of_periods(config, _of_evaluation(config, found, seconds)),
-        lambda data: _lost(run, seconds, data) if seconds else (),
+        lambda data: _lost(run, seconds, _of_evaluation(config, found, seconds), data) if seconds else (),
         lambda data: _tokens(run, _of_text(found), data),
     )
 
@@ -128,8 +128,11 @@ def _costs(run: PlannedRun, chips: Topology, seconds: tuple[float, float], terms
         yield Line("ok", f"{text}.")
 
 
-def _lost(run: PlannedRun, seconds: tuple[float, float], data: Data) -> Iterator[Line]:
-    """Yields when the first save and evaluation come, what a preemption loses, and what is written in all."""
+def _lost(run: PlannedRun, seconds: tuple[float, float], cost: float, data: Data) -> Iterator[Line]:
+    """Yields when the first save and evaluation come, what both take, and what a preemption loses.
+
+    An evaluation takes as long as `cost` steps.
+    """
     config, steps, middle = run.config, run.config.train_steps, sum(seconds) / 2
     period, evaluated = config.checkpoint.every_steps, config.evaluation.every_steps
     if not isinstance(period, int) or steps is None:
@@ -138,17 +141,18 @@ def _lost(run: PlannedRun, seconds: tuple[float, float], data: Data) -> Iterator
     lost = period * middle / 3600
     number_of = PREEMPTIONS_A_DAY * total / 24
     saves, size = steps // period + 1, run.num_bytes
+    saving = data["saving_share"] = size / WRITTEN_A_SECOND / (period * middle)
     data |= {"hours_lost_at_most": lost, "preemptions": number_of, "checkpoint_traffic_bytes": saves * size}
     text = f"The first checkpoint comes after {in_time([lost])}"
     if isinstance(evaluated, int) and evaluated <= steps:
-        text += f", the first evaluation after {in_time([evaluated * middle / 3600])}"
-    text += (
-        f"; {saves:,} saves write {size_text(saves * size)}. A preemption costs {in_time([lost])} of training or less"
-    )
-    text += f" and about {in_time([RESTART_HOURS])} of a new start; at {PREEMPTIONS_A_DAY:g} a day (an assumption)"
+        share = data["evaluating_share"] = cost / (cost + evaluated)
+        text += f", the first evaluation after {in_time([evaluated * middle / 3600])}; evaluating takes {share:.1%}"
+        text += " of the time"
+    text += f"; {saves:,} saves write {size_text(saves * size)}, for {min(saving, 1):.1%} of it beside training"
+    text += f". A preemption costs {in_time([lost])} of training or less and about {in_time([RESTART_HOURS])} of a new"
+    text += f" start; at {PREEMPTIONS_A_DAY:g} a day (an assumption)"
     text += f" {number_of:.1f} are expected, {in_time([number_of * (lost / 2 + RESTART_HOURS)])} in all"
     an_hour = max(1, int(float(f"{3600 / middle:.1g}")))
-    saving = size / WRITTEN_A_SECOND / (period * middle)
     if lost > MOST_LOST:
         yield Line("warning", f"{text}.", ("CheckpointConfig.every_steps", an_hour), "period-too-long")
     elif saving > MOST_SAVING and FREQUENT <= period < steps // FREQUENT:  # more often is said of the periods

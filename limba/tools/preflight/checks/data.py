@@ -22,7 +22,7 @@ from limba.tools.preflight.checks import sample
 from limba.tools.preflight.checks.findings import Check, gathered, logged
 from limba.tools.preflight.checks.objective import TITLE as OBJECTIVE
 from limba.tools.preflight.checks.objective import needed_targets, wasted_share
-from limba.tools.preflight.checks.sample import cleaning, rows_of
+from limba.tools.preflight.checks.sample import cleaning, rewritten, rows_of
 from limba.tools.preflight.checks.verdict import Data, Line, Section
 from limba.tools.preflight.compiled.instant import LEAST_STEP_SECONDS
 from limba.tools.preflight.texts.faults import EMPTY, ONE_DOCUMENT
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from limba.tools.preflight.compiled.topologies import Topology
 
 TITLE = "Data"
-# Tokens are read several times as fast as text, and come in as many files as there are shards.
-PREPARE = "limba prepare FILES --output=prepared/train  # then CORPUS = 'prepared/train/*'"
+# What `limba prepare` has written is read faster, and comes in as many files as there are shards.
+PREPARE = "limba prepare {} --output=prepared/train", "prepared/train/*"
 SECONDS = 2.0  # for which reading is timed
 PADDED = 0.1  # share of a step's FLOPs for padding that is found in rows
 MOST_EPOCHS = 64  # with which T5 lost little (Raffel et al. 2020, table 9); with 256 and more it did
@@ -46,6 +46,7 @@ LARGER_PERCENT = 5.0  # of the training text, for a validation split that came o
 LARGE = 1 << 28  # bytes, from which on too few units cost time
 BLANK = 0.05  # share of rows without text
 FEW_DOCUMENTS = 8  # of a corpus, whose documents are cut if they are long
+LONG, LEAST_CUT = 1 << 14, 1 << 15  # bytes of a long document on average, and of the few in all
 SUFFIXES = (".txt", ".jsonl", ".json", ".csv", ".parquet", ".gz", ".zst", ".array_record")
 
 
@@ -69,7 +70,7 @@ def data_of_run(
         name, rows_of = f"{part.name}: " if several else "", lengths if has_vocabulary else None
         checks += _of_part(config, part, name, rows_of, is_learned)[:: 1 if has_vocabulary else 3]
     if lengths is not None and has_vocabulary:
-        checks.append(lambda data: _rows(config, run, lengths, chips, data))
+        checks.append(lambda data: _rows(config, run, lengths, chips, data) if data.get("documents") != 0 else ())
         # A later stage's task is opened by its vocabulary's file.
         checks += [_of_stage(run, begins, lengths) for begins, *_ in config.data.stages if not is_learned]
     checks += [lambda data: _shards(config, run, chips, data), lambda data: _resume(run, data)]
@@ -127,7 +128,7 @@ def _blank(config: RunConfig, part: Task, data: Data) -> Iterator[Line]:
     with contextlib.suppress(InputError):  # which is said of the sample
         for name, share in part.source.blank_shares(config.data.train_split).items():
             data.setdefault("blank_share", {})[name] = share
-            if share >= BLANK:
+            if BLANK <= share < 1:  # else there is no text, an error
                 what = "documents" if name == "text" else name
                 says = (
                     f"{share:.0%} of the {what} are empty; such rows are left out, so there is less text than it seems"
@@ -138,7 +139,8 @@ def _blank(config: RunConfig, part: Task, data: Data) -> Iterator[Line]:
 def _one_document(config: RunConfig, part: Task, data: Data) -> Line | None:
     """Returns the error of a corpus of a few long documents, which become more by being cut; None of another one."""
     counts = RunData(config.data, part).documents(part)
-    if not counts or counts.total > FEW_DOCUMENTS or not counts.num_pieces > FEW_DOCUMENTS:
+    size = sum(file.size or 0 for file in part.source.listed(config.data.train_split))
+    if not counts or counts.total > FEW_DOCUMENTS or size < max(LEAST_CUT, counts.total * LONG):
         return None
     data["few_documents"] = True
     says = f"{part.source.name} has only {_number(counts.total, 'document')}, which cannot be dealt to data shards and"
@@ -167,7 +169,9 @@ def _of_part(
             yield dataclasses.replace(line, text=name + line.text)
 
     def documents(data: Data) -> Iterator[Line]:
+        data["documents"] = 0  # unless it can be read
         if (found := sample.sampled(config, part)) is None:
+            data["documents"] = None
             return iter([Line("ok", f"{name}The text is not looked at, which needs limba/tools/corpus.")])
         kept.append(found)
         of_text = sample.of_text(config, part, found, data, lengths is not None and not is_learned)
@@ -308,7 +312,7 @@ def _rows(
     of_all += f" at {MFU:.0%} of the peak"
     text = f"{here}; {of_all} (an assumption), the work of {cores:.1f} such cores."
     if cores > CORES_OF_HOST:
-        yield Line("warning", text, PREPARE, "reading-too-slow")
+        yield Line("warning", text, rewritten(config, run.parts[0], *PREPARE), "reading-too-slow")
     else:
         processes = config.data.num_reader_processes
         advice = f"DataConfig.num_reader_processes = {min(16, int(cores) + 1)}" if cores > 2 * processes else ""
@@ -448,7 +452,7 @@ def _shards(config: RunConfig, run: RunData, chips: Topology | None, data: Data)
         text = f"{part.name}: {there} for {_number(shards, 'data shard')} on {_number(hosts, 'host')}"
         if len(units) < shards and sum(sizes) > LARGE:
             text += ": each shard reads all units, and takes only its own documents"
-            yield Line("warning", f"{text}.", PREPARE, "few-units")
+            yield Line("warning", f"{text}.", rewritten(config, part, *PREPARE), "few-units")
         else:
             yield Line("ok", f"{text}.")
 

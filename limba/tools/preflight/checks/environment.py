@@ -6,6 +6,7 @@ Nothing here starts a device or needs jax.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import os
 import platform
@@ -104,6 +105,7 @@ def _versions(data: Data) -> Iterator[Line]:
         yield Line("ok", f"Python {python}, {said}: as in requirements/lock-{lock}.txt.")
 
 
+@functools.cache  # which takes a third of a second
 def installed() -> dict[str, str]:
     """Returns package -> version of all installed packages, by their normal names."""
     found = {}
@@ -201,7 +203,8 @@ def driver_lines(text: str, lock: str) -> Iterator[Line]:
 
 
 def _holders(own: int | None = None) -> Iterator[Line]:
-    of_tpu = dict.fromkeys([*processes.holders(processes.TPU_DEVICES), processes.holder_of_lock()])
+    locking = processes.holder_of_lock() if machine.is_tpu_vm() else None  # elsewhere it compiles for a TPU
+    of_tpu = dict.fromkeys([*processes.holders(processes.TPU_DEVICES), locking])
     for holder in [each for each in of_tpu if each is not None and each.pid != own]:
         yield Line(
             "error", f"The TPU is held by {holder}; a TPU serves one process at a time.", f"kill {holder.pid}", IN_USE

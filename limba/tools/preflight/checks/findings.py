@@ -27,8 +27,9 @@ def gathered(title: str, *checks: Check) -> Section:
                     lines.append(line)
             except (SentenceError, OSError) as error:
                 line = error_line(error)
-                fixes = [other.fix for other in lines if other.fix is not None]
-                lines += [] if line in lines or line.fix in fixes else [line]  # one fix is of one fault
+                before = [other.fix for other in lines if other.fix is not None]  # one fix is of one fault
+                before += [other.text.partition(";")[0] for other in lines]
+                lines += [] if line.fix in before or line.text.partition(";")[0] in before else [line]
     lines += [Line("warning", sentence, code="logged") for sentence in dict.fromkeys(said)]
     return Section(title, lines, data)
 

@@ -82,6 +82,7 @@ def of_text(config: RunConfig, part: Task, found: Any, data: Data, has_vocabular
     judged = list(broken(rows, width))
     data["faults"] = {code: share for code, share, *_ in judged}
     known = {"duplicates", "near-duplicates"} if data.get("equal_files") else set()  # said already
+    known |= set(RULES) if data.get("few_documents") else set()  # shares of what is cut first
     wrong = [each for each in judged if each[1] >= RULES[each[0]].share and each[0] not in known]
     fix = cleaning(config, part, [code for code, *_ in wrong])
     for code, share, example, _ in wrong:
@@ -89,7 +90,7 @@ def of_text(config: RunConfig, part: Task, found: Any, data: Data, has_vocabular
         yield Line("warning", f"{says}: {example!r}.", fix, code)
     yield from _of_language(config, rows, data)
     yield from _of_order(config, rows)
-    if not wrong:
+    if not wrong and len(known) < len(RULES):
         yield Line("ok", f"The sample breaks no rule of text: {', '.join(RULES)}.")
     elif rest := judged[-1][3]:
         documents = [each.encode() for row in rest for each in (row.split(SEPARATOR) if width > 1 else [row])]
@@ -101,16 +102,21 @@ def of_text(config: RunConfig, part: Task, found: Any, data: Data, has_vocabular
 
 def cleaning(config: RunConfig, part: Task, rules: Sequence[str]) -> list[Fix]:
     """Returns the command that writes a task's training text without what breaks the rules, and the run's new files."""
+    name = next(name for number in itertools.count(1) if not os.path.exists(name := f"clean{number}.jsonl"))
+    return rewritten(config, part, f"limba clean {{}} --output={name} --rules={','.join(rules)}", name)
+
+
+def rewritten(config: RunConfig, part: Task, command: str, place: str) -> list[Fix]:
+    """Returns a command that writes a task's training text, the files {}, to a place, and the run's new files."""
     source, split = part.source, config.data.train_split
     if not isinstance(source, UnitSource):
-        return ["clean the text where the task makes it"]
-    name = next(name for number in itertools.count(1) if not os.path.exists(name := f"clean{number}.jsonl"))
+        return [f"{command.partition(' {}')[0]} does this for files: write the text to some"]
     files = {each: ",".join(source.patterns_of_split(each)) for each in {split, *source.splits}}
     column = "" if source.column == "text" else f" --column={shlex.quote(str(source.column))}"
-    command = f"limba clean {shlex.quote(files[split])} --output={name} --rules={','.join(rules)}{column}"
+    command = f"{command.format(shlex.quote(files[split]))}{column}"
     if part.name != config.data.mixture_or_task_name:
-        return [f"{command}  # then read {name} in the task {part.name}"]
-    return [command, ("DataConfig.data_files", name if source.is_carved(split) else {**files, split: name})]
+        return [f"{command}  # then read {place} in the task {part.name}"]
+    return [command, ("DataConfig.data_files", place if source.is_carved(split) else {**files, split: place})]
 
 
 def _of_language(config: RunConfig, rows: Sequence[str], data: Data) -> Iterator[Line]:
@@ -206,7 +212,7 @@ def of_pieces(config: RunConfig, found: Any, data: Data) -> Iterator[Line]:
         yield Line("warning", f"{says}: rows hold less text.", other, "letters-in-bytes")
     elif lost < LOST:
         yield from _of_fertility(found.documents, PieceTable(found.vocabulary), other, data)
-    yield from _round_trip(found, other, data)
+    yield from _round_trip(found, [] if lost >= UNUSABLE else other, data)
 
 
 def new_vocabulary(config: RunConfig) -> list[Fix]:
@@ -250,7 +256,7 @@ def _round_trip(found: Any, other: list[Fix], data: Data) -> Iterator[Line]:
             example = example or _difference(text, back)
     data["changed_share"] = changed / len(texts)
     for before, after, what in zip(*folded, ("capitals", "accents and other marks"), strict=True):
-        if before >= FEW_WORDS and after < before / 2:
+        if other and before >= FEW_WORDS and after < before / 2:
             says = f"The vocabulary folds {what}, so that the model never writes them: {example}"
             yield Line("warning", f"{says}.", other, "vocabulary-folds")
             return

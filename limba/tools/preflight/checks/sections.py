@@ -10,6 +10,7 @@ from typing import Any
 
 from limba.api import Mixture, NewVocabulary, PieceTable, PlannedRun, RunData, Task
 from limba.config import DataConfig, InputError, RunConfig, SentenceError
+from limba.config.errors import ELSEWHERE
 from limba.tools.preflight.checks import cost, data, estimate, objective, vocabulary
 from limba.tools.preflight.checks.environment import environment
 from limba.tools.preflight.checks.findings import error_line, logged, reached_by
@@ -38,26 +39,31 @@ class Resolved:
 def resolved(config: RunConfig) -> Resolved:
     """Returns the task of a run, as far as it can be had; raises nothing for wrong input."""
     given = config.data
+    in_bytes = dataclasses.replace(given, vocabulary="byte", new_vocabulary_size=None, extra_ids=100)
     try:
         task = RunData(given).task
         PieceTable(task.output_features["targets"].vocabulary).read()
+        lacking = vocabulary.without_sentinels(config, task)
+        task = task if lacking is None else RunData(in_bytes).task
     except (SentenceError, OSError) as error:  # also a bucket that does not answer
-        line = reached_by(error_line(error), "DataConfig.vocabulary")
-        in_bytes = dataclasses.replace(given, vocabulary="byte", new_vocabulary_size=None, extra_ids=100)
+        line, absent = error_line(error), isinstance(error.__cause__, FileNotFoundError)
+        # Of the run's own directory, where a vocabulary is trained, Storage says it.
+        unreached = line.fix == ELSEWHERE and f"{given.vocabulary}".startswith(f"{config.model_dir}/")
+        line = reached_by(line, "DataConfig.vocabulary")
         try:
             task = RunData(in_bytes).task
         except (SentenceError, OSError):
             of_data = error_line(error)
             return Resolved(None, of_vocabulary=None if of_data.text == line.text else line, of_data=of_data)
-        if given.new_vocabulary_size is not None and isinstance(error.__cause__, FileNotFoundError):
+        if given.new_vocabulary_size is not None and (absent or unreached):
             text = f"The vocabulary is trained at the first start, with {given.new_vocabulary_size:,} ids."
             line, learned = Line("ok", text), _learned(given, task)
             if learned is not None:
                 return Resolved(learned, _lengths(learned, config), of_vocabulary=line, is_learned=True)
-        elif isinstance(error.__cause__, FileNotFoundError):
+        elif absent:
             line = vocabulary.missing(config, line)
         return Resolved(task, _lengths(task, config), of_vocabulary=line)
-    return Resolved(task, _lengths(task, config))
+    return Resolved(task, _lengths(task, config), of_vocabulary=lacking)
 
 
 def _learned(given: DataConfig, task: Task | Mixture) -> Task | Mixture | None:

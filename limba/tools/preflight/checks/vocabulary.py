@@ -33,7 +33,7 @@ def vocabulary(config: RunConfig, task: Any, lengths: dict[str, int] | None) -> 
         return _ids(found, data)
 
     def build(_: Data) -> Iterator[Line]:
-        if lengths and (pieces.num_sentinels or not fills):  # the lack of sentinels has been said
+        if lengths:
             run.build(lengths)
         yield from ()
 
@@ -41,7 +41,7 @@ def vocabulary(config: RunConfig, task: Any, lengths: dict[str, int] | None) -> 
         TITLE,
         layout,
         lambda data: _rows(config, pieces, lengths, data),
-        lambda data: _sentinels(config, pieces, data) if fills else (),
+        lambda data: _sentinels(pieces, data) if fills else (),
         build,
         lambda data: _normalization(found, data),
     )
@@ -93,14 +93,11 @@ def unused_share(config: RunConfig, fitting: int, lengths: dict[str, int] | None
     return 1 - needed / flops_per_sequence(config.model, *sides)
 
 
-def _sentinels(config: RunConfig, pieces: PieceTable, data: Data) -> Iterator[Line]:
-    found, count = pieces.vocabulary, pieces.num_sentinels
-    data["sentinels"] = count
-    if count:
-        yield Line(
-            "ok", f"{count} sentinels: <extra_id_0> is id {found.vocab_size - 1}, and they count down from there."
-        )
-        return
+def without_sentinels(config: RunConfig, task: Any) -> Line | None:
+    """Returns the error of a vocabulary without the sentinels that the task's gaps need; None if there is none."""
+    pieces = PieceTable(found := task.output_features["targets"].vocabulary)
+    if pieces.num_sentinels or config.model.is_decoder_only or not RunData(config.data, task).fills_gaps:
+        return None
     names = [pieces.name(found.vocab_size - 1 - number) for number in range(SHOWN)]
     if any(SENTINEL in name for name in names):
         raise InputError(
@@ -114,7 +111,13 @@ def _sentinels(config: RunConfig, pieces: PieceTable, data: Data) -> Iterator[Li
         f"DataConfig.extra_ids is too low: the vocabulary {_where(found)} has no sentinels, and real pieces would serve"
     )
     text += f" as them ({', '.join(map(repr, names))}, …), so that this text could not be told from a gap."
-    yield Line("error", text, fixes, "no-sentinels")
+    return Line("error", text, fixes, "no-sentinels")
+
+
+def _sentinels(pieces: PieceTable, data: Data) -> Iterator[Line]:
+    count = data["sentinels"] = pieces.num_sentinels
+    last = pieces.vocabulary.vocab_size - 1
+    yield Line("ok", f"{count} sentinels: <extra_id_0> is id {last}, and they count down from there.")
 
 
 def _normalization(found: Any, data: Data) -> Iterator[Line]:

@@ -32,11 +32,13 @@ TAGS = "a|b|body|br|button|div|em|footer|form|h[1-6]|head|header|html|i|img|inpu
 TAG = re.compile(rf"</?(?:{TAGS}|span|strong|style|table|td|th|title|tr|ul)\b[^<>]*>", re.IGNORECASE)
 SCRIPT = re.compile(r"<(script|style)\b.*?</\1>", re.IGNORECASE | re.DOTALL)
 ADDRESS = re.compile(r"(?:https?://|www\.)\S+")
-EMAIL = r"[\w.+-]+@(?!example\.)[\w-]+(?:\.[\w-]+)+"
-PHONE = r"(?<![\w.,/-])(?:\+\d[\d ()/-]{7,16}\d|\(?0\d{1,4}\)?[ /-]\d{2,4}[ -]?\d{2,4}[ -]?\d{0,4})(?![\w/-])"
-IDENTITY = (
-    r"(?<![\w.,/-])(?!97[89])(?:\d{3}-\d{2}-\d{4}|\d{6}[- ]?\d{4,7}|[A-Z]{2}\d{2}(?: ?[\dA-Z]{4}){3,7})(?![\w/-])"
-)
+EMAIL = r"(?a:[\w.+-]+@(?!example\.)[\w-]+(?:\.[\w-]+)+)"
+# Beside letters of scripts without spaces a number is one of its own.
+_BEGIN, _END, _DASH = "(?<![0-9A-Za-zÀ-ɏ_.,/-])", "(?![0-9A-Za-zÀ-ɏ_/-])", "[ \u2010\u2212\uff0d-]"
+_LOCAL = rf"\(?[0０]\d{{1,4}}\)?(?:{_DASH}|/)\d{{2,4}}(?:{_DASH}?\d{{2,4}}){{1,3}}|0\d{{3}}\.\d{{3}}\.\d{{3}}"
+PHONE = rf"{_BEGIN}(?:\+\d[\d ()/-]{{7,16}}\d|{_LOCAL}){_END}"
+_NUMBERS = r"(?!97[89])(?:\d{3}-\d{2}-\d{4}|\d{6}[- ]?\d{4,7}|[A-Z]{2}\d{2}(?: ?[\dA-Z]{4}){3,7})"
+IDENTITY = f"{_BEGIN}{_NUMBERS}{_END}"
 PERSONAL = re.compile(f"{EMAIL}|{PHONE}|{IDENTITY}")
 SEGMENT = re.compile(r"[^\n.!?。।]+[.!?。।]*\s*")  # a sentence or a line
 SEGMENT_BYTES = 25  # of one that counts as recurring; headings are shorter
@@ -71,11 +73,15 @@ def _decoded(text: str) -> str:
         except UnicodeError:
             return found[0]
 
-    return DOUBLE_ENCODED.sub(original, text) if len(DOUBLE_ENCODED.findall(text)) * 100 > len(text) else text
+    found = DOUBLE_ENCODED.findall(text)
+    is_wrong = len(found) * 100 > len(text) or CONTROL.search("".join(found))  # which sound text has nowhere
+    return DOUBLE_ENCODED.sub(original, text) if is_wrong else text
 
 
 def _without_tags(text: str) -> str:
-    if len(TAG.findall(text)) * 200 < max(len(text), 600):
+    stripped = text.strip()
+    is_whole = TAG.match(stripped) and stripped.endswith(">")
+    if not is_whole and len(TAG.findall(text)) * 200 < max(len(text), 600):
         return text
     return html.unescape(re.sub(r"\s{2,}", "\n", TAG.sub(" ", SCRIPT.sub(" ", text)))).strip()
 

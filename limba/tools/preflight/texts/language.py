@@ -39,6 +39,8 @@ def other_languages(texts: Sequence[str], codes: Sequence[str]) -> Counter[str]:
 
     >>> other_languages(["The end of the road that was built for the use of all, and with it the end."], ["nb"])
     Counter({'en': 1})
+    >>> other_languages(["梅雨は、東アジアの広い範囲においてみられる気象現象である。"], ["zh"])
+    Counter({'ja': 1})
     """
     own = {code.lower().replace("_", "-").partition("-")[0] for code in codes}
     scripts = {script for script, languages in SCRIPTS.items() if own & set(languages.split())}
@@ -52,6 +54,8 @@ def _other(text: str, own: set[str], scripts: set[str] | None) -> str | None:
         return None
     found = Counter(unicodedata.name(letter, "").partition(" ")[0] for letter in text[:LETTERS] if letter.isalpha())
     script = next((name for name, _ in found.most_common(1)), "")
+    if 10 * (found["HIRAGANA"] + found["KATAKANA"]) > found.total():  # beside as many Chinese letters
+        script = "HIRAGANA"
     if script != "LATIN":
         is_other = scripts and script in SCRIPTS and script not in scripts
         return SCRIPTS[script].split()[0] if is_other else None
