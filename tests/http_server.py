@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import yaml
+
 if TYPE_CHECKING:  # benchmarks.faults runs this server without pytest
     import pytest
 
@@ -249,6 +251,8 @@ class ModelHubHandler(Handler):
         files = [{"type": "file", "path": f.name, "size": f.stat().st_size, "oid": _oid(f)} for f in place.iterdir()]
         siblings = [{"rfilename": file["path"]} for file in files]
         about = {"id": f"{user}/{name}", "sha": sha, "siblings": siblings, "private": False, "tags": []}
+        card = (place / "README.md").read_text() if (place / "README.md").is_file() else ""
+        about |= {"cardData": yaml.safe_load(card.split("---")[1])} if card.startswith("---\n") else {}
         return self._say(files if rest[:1] == ["tree"] else {**about, "downloads": 0, "likes": 0}, with_body)
 
 

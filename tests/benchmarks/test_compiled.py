@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 
@@ -107,6 +108,18 @@ def test_fields_are_the_network_s_or_the_optimizer_s() -> None:
         compiled.parse(["--field=name=muon"])
 
 
+def test_windows_of_long_rows_have_fewer_products_and_less_memory(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
+    step = "--family=modernbert --size=tiny --topology=cpu-1 --batch=1 --targets=1024 --predicted=8 --remat=none"
+    found = []
+    for fields in ([], ["--field=local_attention=None", "--field=biases=()"]):
+        compiled.main([*step.split(), "--no-scan", "--attention=einsum", "--json", *fields])
+        found.append(json.loads(capsys.readouterr().out.splitlines()[-1]))
+    windows, whole = found
+    assert windows["product_gflops"] < 0.8 * whole["product_gflops"]
+    assert windows["live_gib_per_chip"] < 0.8 * whole["live_gib_per_chip"]
+
+
 @pytest.mark.aot
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu: bash launch/setup.sh tpu")
 def test_a_step_compiles_for_a_tpu_pod() -> None:
@@ -141,3 +154,16 @@ def test_a_step_compiles_for_a_gpu_without_spilling(topology: str) -> None:
         assert kernel["calls"] == 1 and kernel["spilled_bytes"] == 0
         assert all(name.startswith("wgmma" if topology == "h200-2" else "mma") for name in kernel["products"])
         assert kernel["products"] and kernel["shared_kib"] < (227 if topology == "h200-2" else 163)
+
+
+@pytest.mark.aot
+@pytest.mark.skipif(importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs bash launch/setup.sh cuda12")
+@pytest.mark.parametrize("choices", [["--family=modernbert"], ["--family=modernbert", "--mixed"]])
+def test_windows_and_masks_of_rows_compile_for_a_gpu_without_spilling(choices: list[str]) -> None:
+    step = "--topology=h200-1 --batch=8 --targets=2048 --predicted=640 --field=num_decoder_layers=3 --json"
+    command = [sys.executable, "-m", "benchmarks.compiled", *step.split(), *choices]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    kernels = json.loads(done.stdout.splitlines()[-1])["kernels"]
+    assert len(kernels) == 3 and all("near" in name and each["calls"] == 3 for name, each in kernels.items())
+    assert all(each["spilled_bytes"] == 0 and each["products"] for each in kernels.values())

@@ -5,9 +5,12 @@ import json
 import re
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from limba.config import InputError
+from limba.tools.results import files
 from limba.tools.results.kinds.learned import Classification, Learned, NamedEntities, PartOfSpeech
 
 TEXTS = Classification("task", "train.jsonl", "test.jsonl")
@@ -73,3 +76,27 @@ def test_a_label_that_training_lacks_is_said_with_its_line(tmp_path: Path) -> No
     (tmp_path / "test.conllu").write_text("1\ta\t_\tNOUN\n\n# text = b\n1\tb\t_\tVERB\n")
     with pytest.raises(InputError, match="test.conllu line 4 has the label VERB, which no example of train.conllu"):
         TAGS.read(str(tmp_path))
+
+
+def test_parquet_of_another_layout_is_said_with_its_row_and_a_cut_one_cannot_be_read(tmp_path: Path) -> None:
+    task, path = Classification("task", "train.parquet", "test.parquet"), tmp_path / "train.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["one"], "kind": [1]}), path)
+    with pytest.raises(InputError, match="train.parquet row 1 has no column label; it has text, kind"):
+        task.read(str(tmp_path))
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(InputError, match=r"train.parquet cannot be read \(.*\); copy it again\."):
+        task.read(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "text"),
+    [
+        ("a.conllu", "# text = One here.\n1\tOne\n\n# text = Two.\n1\tTwo\n", "One here.\nTwo."),
+        ("a.conllu", "1\tOne\n2\there\n\n1\tTwo\n", "One here\nTwo"),
+        ("a.jsonl", '{"text": "One."}\n{"text": "Two."}\n', "One.\nTwo."),
+        ("a.txt", "One.\nTwo.", "One.\nTwo."),
+    ],
+)
+def test_prose_is_that_of_sentences_columns_or_the_file(name: str, content: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    assert files.prose_of(tmp_path / name) == text

@@ -17,7 +17,9 @@ from limba.config import InputError, ModelConfig
 from limba.data.vocabulary.load import load_vocabulary, mask_id
 from limba.formats import huggingface_files
 from limba.tools.results import make_pairs, ngrams
+from limba.tools.results.kinds.bits import BitsPerByte
 from limba.tools.results.kinds.pairs import MinimalPairs, Pair, gap, likelihoods, outcome
+from limba.tools.results.suites import read_suite, read_task
 from tests import tiny
 from tests.export.runs import arrays_of
 from tests.formats.test_decoder_only import GPT2
@@ -218,3 +220,26 @@ def test_n_grams_are_probabilities_and_find_what_they_have_read_likely() -> None
     for context in (b"", b"an", b"zz"):
         assert sum(model._probability(context, byte) for byte in range(256)) == pytest.approx(1)
     assert model.nats("ana are mere") < model.nats("eram ana ere")
+
+
+def test_n_grams_have_not_read_the_right_sentence_that_they_score() -> None:
+    rows = [("ana are mere", "ana au mere"), ("ana are  mere", "ana am mere"), ("ei au pere", "ei are pere")]
+    one, other = (ngrams.trained_on(rows[place][0], 6) for place in (0, 2))
+    found = ngrams.nats_of(rows, None)
+    assert found[0].tolist() == [other.nats(each) for each in rows[0]], "the second half's sentence alone is read"
+    assert found[2].tolist() == [ngrams.trained_on(rows[1][0], 6).nats(each) for each in rows[2]]
+    assert found[1, 0] == other.nats(rows[1][0]) != one.nats(rows[1][0]), "one sentence of two pairs is in one half"
+    given = ngrams.trained_on("eu am mere", 6)
+    assert ngrams.nats_of(rows, "ana are mere\neu am mere\n")[2].tolist() == [given.nats(each) for each in rows[2]]
+    assert ngrams.nats_of(rows[:1], None)[0] == pytest.approx([12 * np.log(256), 11 * np.log(256)])
+
+
+@pytest.mark.parametrize("name", ["ro", "nb", "any"])
+def test_pairs_and_bits_of_each_suite_that_is_shipped_have_a_floor_of_n_grams(name, tmp_path) -> None:
+    tasks = [each for each in read_suite(name).tasks if isinstance(each, MinimalPairs | BitsPerByte)]
+    for file in (each for task in tasks for each in task.files):
+        (tmp_path / file).write_text("good\tbad\n" + "".join(f"ana are {n} mere\tana au {n} mere\n" for n in range(9)))
+    for task in tasks:
+        (figure,) = read_task(task, str(tmp_path)).floors()["n-grams"].values()
+        assert (figure == 100) if isinstance(task, MinimalPairs) else (0 < figure < 4)
+    assert len(tasks) == (2 if name == "any" else 1)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from limba.tools.results import files
+from limba.tools.results.files import letters
 from limba.tools.results.kinds.learned import SECOND
 from limba.tools.results.protocol import PROTOCOL
 
@@ -65,11 +66,6 @@ def overlaps(corpus: Iterable[str], tests: Mapping[str, Sequence[str]]) -> dict[
         shared = [not seen.isdisjoint(each) for each in texts]
         found[name] = Overlap(sum(a or b for a, b in zip(is_line, shared, strict=True)), sum(is_line), len(texts))
     return found
-
-
-def letters(text: str) -> str:
-    """Returns a text without its spaces."""
-    return "".join(text.split())
 
 
 def grams(text: str, size: int) -> Iterator[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import http.client
-import re
 import sys
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -17,13 +16,13 @@ from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImp
 from limba.api import Parser, hub_token, size_text, write_whole
 from limba.config import InputError, kinds
 from limba.config.errors import reason_of
+from limba.tools.results import files
 from limba.tools.results.suites import Suite, read_suite
 
 ABOUT = """Says what each task of a suite needs, from where it is downloaded, under which licence and how large it is;
-asks, and downloads it. A file that is there stays.
+asks, and downloads it. A file that is there stays. What a suite names as hub:user/name/path stays in the hub's cache.
 
     limba results fetch ro --data=data/ro"""
-HUB = re.compile("hub:([^/]+/[^/]+)/(.+)")  # a data set's file: hub:user/name/path/in/it
 SECONDS = 60.0  # for an answer
 
 
@@ -38,36 +37,41 @@ def run(argv: Sequence[str]) -> None:
         raise InputError("No suite is given; write limba results fetch SUITE --data=FOLDER.")
     kinds.check_local(given.data, "--data")
     suite, folder = read_suite(given.suite), Path(given.data).expanduser()
-    wanted = _wanted(suite, folder)
+    wanted = _wanted(suite, given.data)
     if not wanted:
-        print(f"Nothing is downloaded: {folder} has the files of {suite.name}, or nobody publishes them.")
+        print(f"Nothing is downloaded: {given.data} has the files of {suite.name}, or nobody publishes them.")
         return
-    if not given.yes and not _agreed(f"Download {len(wanted)} files to {folder}? [y/N] "):
+    if not given.yes and not _agreed(f"Download {len(wanted)} files to {given.data}? [y/N] "):
         raise InputError("Nothing was downloaded; answer y, or add --yes.")
-    for name in wanted:
-        address, _ = suite.sources[name]
+    for name, address in wanted.items():
         content = _content(address)
+        if files.on_hub(given.data, name):
+            print(f"{address}: {size_text(len(content))}, in the cache of the hub's library", flush=True)
+            continue
         content = gzip.compress(content, mtime=0) if name.endswith(".gz") and not address.endswith(".gz") else content
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_whole(str(folder / name), content)
         print(f"{folder / name}: {size_text(len(content))}", flush=True)
 
 
-def _wanted(suite: Suite, folder: Path) -> list[str]:
-    """Prints what each task needs; returns the files that are to be downloaded."""
-    found = dict[str, None]()
+def _wanted(suite: Suite, folder: str) -> dict[str, str]:
+    """Prints what each task needs; returns the files that are to be downloaded, and from where."""
+    found = dict[str, str]()
     for task in suite.tasks:
         print(f"{task.name}:")
         for name in dict.fromkeys(task.files):
-            if (folder / name).is_file():
+            if files.found_at(folder, name):
                 print(f"  {name}: is there")
+            elif file := files.on_hub(folder, name):
+                print(f"  {name}: {size_text(_size(file.address))} from {file.address}, {_licence(file)}")
+                found[name] = file.address
             elif name not in suite.sources:
                 print(f"  {name}: not downloaded; the comments of the suite say how it is made, or where it is")
             else:
                 address, licence = suite.sources[name]
                 print(f"  {name}: {size_text(_size(address))} from {address}, {licence}")
-                found[name] = None
-    return list(found)
+                found[name] = address
+    return found
 
 
 def _agreed(question: str) -> bool:
@@ -89,17 +93,25 @@ def _asking(address: str) -> Iterator[None]:
 
 def _size(address: str) -> int:
     with _asking(address):
-        if on_hub := HUB.fullmatch(address):
-            place = huggingface_hub.hf_hub_url(*on_hub.groups(), repo_type="dataset")
+        if file := files.on_hub("", address):
+            place = huggingface_hub.hf_hub_url(file.name, file.path, revision=file.revision, repo_type="dataset")
             return huggingface_hub.get_hf_file_metadata(place, token=hub_token(), timeout=SECONDS).size or 0
         with urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=SECONDS) as reply:
             return int(reply.headers.get("Content-Length") or 0)
 
 
+def _licence(file: files.HubFile) -> str:
+    with _asking(file.address):
+        api = huggingface_hub.HfApi(token=hub_token())
+        card = api.dataset_info(file.name, revision=file.revision, timeout=SECONDS).card_data
+        return str((card and card.license) or "its card names no licence")
+
+
 def _content(address: str) -> bytes:
     with _asking(address):
-        if on_hub := HUB.fullmatch(address):
-            path = huggingface_hub.hf_hub_download(*on_hub.groups(), repo_type="dataset", token=hub_token())
+        if file := files.on_hub("", address):
+            get, token = huggingface_hub.hf_hub_download, hub_token()
+            path = get(file.name, file.path, revision=file.revision, repo_type="dataset", token=token)
             return Path(path).read_bytes()
         with urllib.request.urlopen(address, timeout=SECONDS) as reply:
             return reply.read()

@@ -1,4 +1,7 @@
-"""Readers of the files that tasks are published as: JSON, TSV, CSV, CoNLL-U and its relatives; .gz, .zip."""
+"""Readers of the files that tasks are published as: JSON, parquet, TSV, CSV, CoNLL-U and its relatives; .gz, .zip.
+
+A file is local, or `hub:user/name/path`: of a data set of the hub, in the cache of the hub's own library.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +10,64 @@ import gzip
 import hashlib
 import io
 import json
+import re
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from limba.config import InputError, kinds
 from limba.config.errors import reason_of
 
 Row = tuple[str, Mapping[str, object]]  # where it stands, and its columns
 TABLES = {".tsv": "\t", ".csv": ","}
+OBJECTS = (".json", ".parquet")  # how the layouts begin whose rows are objects
+HUB = re.compile(r"(hub:([\w.-]+/[\w.-]+)(?:@((?:refs/\w+/)?[\w.-]+))?/(.+))")
+
+
+class HubFile(NamedTuple):
+    """A file of a data set of the hub: its address, user/name, the revision (None: the newest), and the path there."""
+
+    address: str
+    name: str
+    revision: str | None
+    path: str
+
+
+def on_hub(folder: str, name: str) -> HubFile | None:
+    """Returns the hub's file of a name, or of a local name in a data set; None if it is local.
+
+    >>> on_hub("hub:me/set@v1", "a/b.parquet"), on_hub("data", "b.parquet")
+    (HubFile(address='hub:me/set@v1/a/b.parquet', name='me/set', revision='v1', path='a/b.parquet'), None)
+    """
+    whole = f"{folder}/{name}" if folder.startswith("hub:") and not name.startswith(("hub:", "/", "~")) else name
+    found = HUB.fullmatch(whole)
+    if found is None and whole.startswith("hub:"):
+        raise InputError(f"{whole} is no file of a data set; write hub:user/name/path, or hub:user/name@revision/path.")
+    return found and HubFile(*found.groups())
+
+
+def found_at(folder: str, name: str) -> Path | None:
+    """Returns where a task's file is on this machine, None if it is not: of the hub's, in its library's cache."""
+    kinds.check_local(name, "The task's file")
+    if file := on_hub(folder, name):
+        import huggingface_hub
+
+        find = huggingface_hub.try_to_load_from_cache
+        cached = find(file.name, file.path, revision=file.revision, repo_type="dataset")
+        return Path(cached) if isinstance(cached, str) else None
+    path = Path(folder).expanduser() / Path(name).expanduser()
+    return path if path.is_file() else None
 
 
 def place_of(folder: str, name: str) -> Path:
     """Returns the path of a task's file; InputError if it is not there."""
-    kinds.check_local(name, "The task's file")
-    path = Path(folder).expanduser() / Path(name).expanduser()
-    if not path.is_file():
-        raise InputError(f"{path} does not exist; name the folder of the suite's files as --data=FOLDER.")
-    return path
+    if path := found_at(folder, name):
+        return path
+    if file := on_hub(folder, name):
+        raise InputError(f"{file.address} is not on this machine yet; download it by limba results fetch SUITE.")
+    raise InputError(f"{Path(folder, name)} does not exist; name the folder of the suite's files as --data=FOLDER.")
 
 
 def checksum(path: Path) -> str:
@@ -55,6 +97,21 @@ def lines_of(path: Path) -> list[str]:
     return [line.rstrip("\r") for line in text_of(path).split("\n")]
 
 
+def letters(text: str) -> str:
+    """Returns a text without its spaces, however it is cut into tokens."""
+    return "".join(text.split())
+
+
+def prose_of(path: Path, column: str = "text") -> str:
+    """Returns the text of a file: the sentences of a treebank, a column of JSON or parquet, or the file as it is."""
+    if (layout := layout_of(path)).startswith(OBJECTS):
+        return "\n".join(str(row[column]) for _, row in rows(path, [column]))
+    if layout in (".conllu", ".conllup"):
+        said = [line.partition("=")[2].strip() for line in lines_of(path) if line.startswith("# text =")]
+        return "\n".join(said or (" ".join(each[0] for each in cells) for _, cells in sentences(path, 1)))
+    return text_of(path)
+
+
 def layout_of(path: Path) -> str:
     """Returns the ending that says how a file is laid out: '.tsv' of pairs.tsv.gz."""
     endings = [each for each in path.suffixes if each not in (".gz", ".zip")]
@@ -70,8 +127,11 @@ def rows(path: Path, columns: Sequence[str | int]) -> Iterator[Row]:
     if layout in TABLES:
         yield from _table(path, TABLES[layout], columns)
         return
-    if not layout.startswith(".json"):
-        raise InputError(f"{path} is neither .json, .jsonl, .tsv nor .csv; name a file of one of these layouts.")
+    if layout == ".parquet":
+        yield from (_checked(f"{path} row {number}", row, columns) for number, row in enumerate(_parquet(path), 1))
+        return
+    if not layout.startswith(OBJECTS):
+        raise InputError(f"{path} is no .json, .jsonl, .parquet, .tsv or .csv; name a file of one of these layouts.")
     text = text_of(path)
     listed = text.lstrip().startswith("[")
     objects = enumerate([text] if listed else text.split("\n"), 1)
@@ -84,6 +144,15 @@ def rows(path: Path, columns: Sequence[str | int]) -> Iterator[Row]:
             raise InputError(f"{path} line {number} is not JSON ({reason_of(error)}); correct it.") from None
         for place, each in enumerate(found if listed else [found], 1):
             yield _checked(f"{path} {'entry' if listed else 'line'} {place if listed else number}", each, columns)
+
+
+def _parquet(path: Path) -> list[dict[str, object]]:
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.read_table(path).to_pylist()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise InputError(f"{path} cannot be read ({reason_of(error)}); copy it again.") from None
 
 
 def _table(path: Path, separator: str, columns: Sequence[str | int]) -> Iterator[Row]:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import collections
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
+
+from limba.tools.results.files import letters
+from limba.tools.results.protocol import PROTOCOL
 
 
 @dataclass(frozen=True)
@@ -48,3 +54,21 @@ def trained_on(text: str, order: int) -> Ngrams:
         for length in range(min(order, place + 1)):
             counts[data[place - length : place]][data[place]] += 1
     return Ngrams(order, dict(counts))
+
+
+def nats_of(rows: Sequence[Sequence[str]], train: str | None) -> np.ndarray:
+    """Returns -ln p, [N, K], of K texts in each of N rows, by a model that has not read the first text of the row.
+
+    It has read the lines of `train` but those that are the first text of a row, letter by letter. Without `train` there
+    are two, one for each half of these texts, which has read the other half.
+    """
+    own = [letters(row[0]) for row in rows]
+    firsts = {each: row[0] for each, row in zip(own, rows, strict=True)}
+    if train is None:
+        half = {each: place % 2 for place, each in enumerate(firsts)}
+        parts = [[text for each, text in firsts.items() if half[each] != number] for number in (0, 1)]
+    else:
+        half, parts = dict.fromkeys(firsts, 0), [[line for line in train.splitlines() if letters(line) not in firsts]]
+    evenly = lambda part: part[:: 1 + sum(map(len, part)) // PROTOCOL.ngram_train_letters]
+    models = [trained_on("\n".join(evenly(part)), PROTOCOL.ngram_bytes) for part in parts]
+    return np.array([[models[half[each]].nats(text) for text in row] for each, row in zip(own, rows, strict=True)])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class Protocol:
     """The choices of all tasks. docs/results.md has their sources."""
 
-    version: int = 4
+    version: int = 5
     # fine-tuning: each rate is tried with the first seed, the rest of the seeds train with the best one
     learning_rates: tuple[float, ...] = (1e-4, 3e-4, 1e-3)
     epochs: int = 10  # at most
@@ -24,6 +24,12 @@ class Protocol:
     dev_share: int = 10  # without a development part, one example in so many of the training part becomes it
     most_tokens: tuple[int, int] = (512, 256)  # of inputs and targets; longer ones are cut
     whole_percent: float = 100.0  # of a task's examples are so short that they are not cut
+    between_texts: str = " | "  # that are read together
+    no_names: str = "none"  # what is written of a sentence without names
+    # few-shot: not each vocabulary has newlines
+    before_target: str = " => "
+    after_target: str = " ### "
+    after_answer: str = "\n\n"  # of multiple choice, which is scored and needs no end
     # minimal pairs
     resamples: int = 1_000  # of the bootstrap
     confidence: float = 0.95
@@ -33,6 +39,7 @@ class Protocol:
     gap_words: int = 3
     # n-gram baseline
     ngram_bytes: int = 6
+    ngram_train_letters: int = 4_000_000  # that it reads at most, in lines that are evenly taken
     # contamination
     overlap_words: int = 13
 

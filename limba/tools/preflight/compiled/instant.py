@@ -21,6 +21,7 @@ MOST_ROWS = 1 << 20  # of a device, beyond which nobody asks
 MOST_KEYS = 2_048  # of a row, in the kernel for TPUs
 WINDOWS_IN_LONG_ROWS = 4  # from which on the einsum computes them in blocks
 SCORE_BYTES = 6  # of a score that is kept: float32, and its weight in bfloat16
+AGAIN_BYTES = 8  # of a score that is computed again: the gradient of its weight, in bfloat16, stands beside it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +83,7 @@ def row_bytes(network: ModelConfig, lengths: tuple[int, int], has_kernels: bool,
     scores = 0 if has_kernels and network.attention != "einsum" else SCORE_BYTES * network.num_heads
     window = (network.local_attention or (0,))[0]
     again = scores * targets**2 if window and targets >= WINDOWS_IN_LONG_ROWS * window else 0
-    scores = 0 if again else scores
+    scores, again = 0 if again else scores, again * AGAIN_BYTES / SCORE_BYTES
     whole = (
         minimal[0] + more * inputs + scores * inputs**2,
         minimal[1] + more * targets + scores * targets * (targets + inputs),

@@ -31,9 +31,9 @@ class BitsPerByte:
     """
 
     name: str
-    texts: tuple[str, ...]  # .txt, or .jsonl with the column `column`
+    texts: tuple[str, ...]  # .txt, CoNLL-U, or .jsonl or .parquet with the column `column`
     column: str = "text"
-    train: str | None = None  # text, whose n-grams are a baseline for language models
+    train: str | None = None  # text, whose n-grams are a baseline; None: each half of the windows is the other half's
 
     main = "bits per byte"
 
@@ -47,17 +47,11 @@ class BitsPerByte:
 
     def read(self, folder: str) -> Windows:
         """Returns the windows of each file; InputError for one without text."""
-        found = {name: list(windows(self._text(folder, name))) for name in self.texts}
+        found = {name: list(windows(files.prose_of(files.place_of(folder, name), self.column))) for name in self.texts}
         for name, given in found.items():
             if not given:
                 raise InputError(f"{name} of the task {self.name} holds no text; name another file.")
         return found
-
-    def _text(self, folder: str, name: str) -> str:
-        path = files.place_of(folder, name)
-        if not files.layout_of(path).startswith(".json"):
-            return files.text_of(path)
-        return "\n".join(str(row[self.column]) for _, row in files.rows(path, [self.column]))
 
     def tests(self, data: Windows) -> Sequence[str]:
         """Returns the texts that a training corpus should not hold."""
@@ -77,11 +71,11 @@ class BitsPerByte:
         return _outcome(PSEUDO if network.is_encoder else self.main if is_decoder else HIDDEN, found)
 
     def floors(self, data: Windows, folder: str) -> Mapping[str, Figures]:
-        """Returns the figures of the n-grams of `train`."""
-        if self.train is None:
-            return {}
-        model = ngrams.trained_on(self._text(folder, self.train), PROTOCOL.ngram_bytes)
-        found = [(name, text, model.nats(text), len(text.encode())) for name, texts in data.items() for text in texts]
+        """Returns the figures of the n-grams."""
+        train = self.train and files.prose_of(files.place_of(folder, self.train), self.column)
+        rows = [(name, text) for name, texts in data.items() for text in texts]
+        nats = ngrams.nats_of([(text,) for _, text in rows], train)[:, 0]
+        found = [(*row, float(n), len(row[1].encode())) for row, n in zip(rows, nats, strict=True)]
         return {"n-grams": _outcome(self.main, found).figures}
 
 

@@ -58,7 +58,7 @@ class MultipleChoice:
     def read(self, folder: str) -> list[Choice]:
         """Returns the questions, each with the shots before it; InputError for a file of another layout."""
         shown = self._of(folder, self.train)[: self.shots] if self.train else []
-        before = "".join(f"{each.question} {each.answers[each.right]}\n\n" for each in shown)
+        before = "".join(f"{each.question} {each.answers[each.right]}{PROTOCOL.after_answer}" for each in shown)
         found = [each._replace(question=before + each.question) for each in self._of(folder, self.file)]
         if not found:
             raise InputError(f"{self.file} of the task {self.name} holds no questions; name another file.")
@@ -80,15 +80,14 @@ class MultipleChoice:
 
     def tests(self, choices: Sequence[Choice]) -> Sequence[str]:
         """Returns the texts that a training corpus should not hold."""
-        return [each.question.rpartition("\n\n")[2] for each in choices]
+        return [each.question.rpartition(PROTOCOL.after_answer)[2] for each in choices]
 
     def measure(self, trained: TrainedModel, choices: Sequence[Choice]) -> Outcome:
         """Returns the shares of a model: a T5's answers fill a gap after the question, others' follow it."""
         network = trained.network.config
         is_decoder = network.is_decoder_only
-        read = lambda each: (
-            each.question if is_decoder and not network.is_encoder else each.question.rpartition("\n")[2]
-        )
+        has_shots = is_decoder and not network.is_encoder
+        read = lambda each: each.question if has_shots else each.question.rpartition(PROTOCOL.after_answer)[2]
         texts = [
             (read(each), answer) if is_decoder else (f"{read(each)} {FIRST}", f"{FIRST} {answer} {LAST}")
             for each in choices

@@ -14,7 +14,7 @@ from limba.tools.results.protocol import PROTOCOL, Protocol
 if TYPE_CHECKING:
     from limba.api import TrainedModel
 
-TARGET, NEXT = " => ", " ### "  # not each vocabulary has newlines; a change of them is a new version of the protocol
+TARGET, NEXT = PROTOCOL.before_target, PROTOCOL.after_target
 
 
 def measure(trained: TrainedModel, task: Free, parts: Parts, protocol: Protocol = PROTOCOL) -> Outcome:

@@ -20,7 +20,7 @@ from limba.tools.results.protocol import PROTOCOL, Protocol
 
 NAME_IN_MISC = re.compile(r"(?:.*\|)?name=([^|]*).*")  # how NorNE writes a tag into CoNLL-U's last column
 LANGUAGE = re.compile(r"[a-z-]{2,12}:(?=.)")  # before each token of WikiANN's own files
-NOTHING = "none"  # the target of a sentence without names
+SECOND, NOTHING = PROTOCOL.between_texts, PROTOCOL.no_names
 LONGEST_NAME = 8  # tokens, of those that the floor looks up
 
 
@@ -103,9 +103,8 @@ class Learned:
             train, dev = [each for i, each in enumerate(whole) if i % share], whole[::share]
         else:
             train, dev = found[self.train], found[self.dev]
-        letters = lambda example: "".join(example.inputs.split())  # however it is cut into tokens
-        others = {letters(each) for each in (*dev, *test)}
-        kept = [each for each in train if letters(each) not in others]
+        others = {files.letters(each.inputs) for each in (*dev, *test)}
+        kept = [each for each in train if files.letters(each.inputs) not in others]
         if not kept:
             raise InputError(f"Each example of {self.train} is in another part of {self.name} too; name other files.")
         known = set[str]().union(*(self.labels(each) for each in kept))
@@ -231,9 +230,6 @@ def _moments(values: tuple[float, ...]) -> tuple[float, float]:
     return statistics.fmean(values), statistics.pstdev(values)
 
 
-SECOND = " | "  # between two texts that are read together
-
-
 def joined(row: Mapping[str, object], *columns: str | int) -> str:
     """Returns the columns of a row as one input."""
     return SECOND.join(" ".join(str(row[str(each)]).split()) for each in columns)
@@ -249,19 +245,21 @@ def _number(text: str) -> float | None:
 
 @dataclass(frozen=True)
 class Tagged(Learned):
-    """A tag of each token, from CoNLL-U, a relative of it, or JSON with lists."""
+    """A tag of each token, from CoNLL-U, a relative of it, or JSON or parquet with lists."""
 
     tags: str | int = -1  # its column
     tokens: str | int = 1
-    names: tuple[str, ...] = ()  # of tags that JSON has as numbers
+    names: tuple[str, ...] = ()  # of tags that stand as numbers
 
     def tagged(self, path: Path) -> Iterator[tuple[str, list[str], list[str]]]:
         """Yields (where, tokens, tags) of each sentence."""
-        if files.layout_of(path).startswith(".json"):
-            for where, row in files.rows(path, ("tokens", "ner_tags")):
-                tokens, tags = row["tokens"], row["ner_tags"]
+        if files.layout_of(path).startswith(files.OBJECTS):
+            first, usual = next(files.rows(path, ()), ("", {}))[1], ("tokens", "ner_tags")
+            columns = [str(a if a in first else b) for a, b in zip((self.tokens, self.tags), usual, strict=True)]
+            for where, row in files.rows(path, columns):
+                tokens, tags = map(row.get, columns)
                 if not isinstance(tokens, list) or not isinstance(tags, list) or len(tokens) != len(tags):
-                    raise InputError(f"{where}: tokens and ner_tags are no lists of one length; correct them.")
+                    raise InputError(f"{where}: {' and '.join(columns)} are no lists of one length; correct them.")
                 yield where, list(map(str, tokens)), [self._named(each, where) for each in tags]
             return
         for where, cells in files.sentences(path, self.tokens, self.tags):

@@ -46,7 +46,7 @@ class MinimalPairs:
 
     name: str
     file: str  # in the layout of MultiBLiMP, BLiMP or JBLiMP, or a TSV with the columns good, bad and phenomenon
-    train: str | None = None  # text, whose n-grams are a baseline
+    train: str | None = None  # text, whose n-grams are a baseline; None: each half of the pairs is the other half's
     most: PositiveInt | None = None  # pairs that are read; None: all
 
     main = "accuracy"  # the figure that counts
@@ -91,14 +91,10 @@ class MinimalPairs:
         return outcome(pairs, *likelihoods(trained, pairs))
 
     def floors(self, pairs: Sequence[Pair], folder: str) -> Mapping[str, Figures]:
-        """Returns the figures that need no model: chance, and the n-grams of `train`."""
-        found = {"chance": {self.main: 50.0}}
-        if self.train is not None:
-            model = ngrams.trained_on(files.text_of(files.place_of(folder, self.train)), PROTOCOL.ngram_bytes)
-            found["n-grams"] = outcome(
-                pairs, *(np.array([model.nats(p[n]) for p in pairs]) * -1 for n in (0, 1))
-            ).figures
-        return found
+        """Returns the figures that need no model: chance, and n-grams."""
+        train = self.train and files.prose_of(files.place_of(folder, self.train))
+        found = outcome(pairs, *-ngrams.nats_of([each[:2] for each in pairs], train).T)
+        return {"chance": {self.main: 50.0}, "n-grams": found.figures}
 
 
 def gap(good: str, bad: str) -> tuple[str, tuple[str, str]]:

@@ -103,6 +103,8 @@ class _Words:
 class Questions(Free):
     """Questions whose answers stand in a text, in SQuAD's layout: exact match, and F1 of words, of the best answer.
 
+    JSON lines and parquet have SQuAD's columns on the hub: question, context, and answers with the list text.
+
     With `letters`, for text without spaces, F1 is that of letters (JGLUE, section 3.2.4).
     """
 
@@ -112,18 +114,14 @@ class Questions(Free):
 
     def examples(self, path: Path) -> Iterator[Example]:
         try:
-            articles = json.loads(files.text_of(path))["data"]
-            for number, article in enumerate(articles):
-                for paragraph in article["paragraphs"]:
-                    for asked in paragraph["qas"]:
-                        answers = tuple(" ".join(each["text"].split()) for each in asked["answers"])
-                        if answers:
-                            inputs = SECOND.join(" ".join(t.split()) for t in (asked["question"], paragraph["context"]))
-                            yield Example(inputs, answers[0], f"{path} article {number + 1}", tags=answers)
+            for where, question, context, texts in _asked(path):
+                if answers := tuple(" ".join(each.split()) for each in texts):
+                    inputs = SECOND.join(" ".join(text.split()) for text in (question, context))
+                    yield Example(inputs, answers[0], where, tags=answers)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
-                f"{path} is not in SQuAD's layout (data, paragraphs, qas, answers): {reason_of(error)}; name another"
-                " file."
+                f"{path} is not in SQuAD's layout (data, paragraphs, qas, answers; in rows question, context, answers):"
+                f" {reason_of(error)}; name another file."
             ) from None
 
     def judge(self, examples: Sequence[Example], predictions: Sequence[str], parts: Parts) -> Outcome:
@@ -151,3 +149,19 @@ class Questions(Free):
     def floors(self, parts: Parts) -> Mapping[str, Figures]:
         contexts = [each.inputs.partition(SECOND)[2] for each in parts.test]
         return {"copied input": self.judge(parts.test, contexts, parts).figures}
+
+
+def _asked(path: Path) -> Iterator[tuple[str, str, str, list[str]]]:
+    """Yields (where, question, text, answers) of each question."""
+    if files.layout_of(path) in (".jsonl", ".parquet"):
+        for where, row in files.rows(path, ("question", "context", "answers")):
+            answers = row["answers"]
+            if not isinstance(answers, Mapping):
+                raise TypeError("answers is no object with the list text")
+            yield where, str(row["question"]), str(row["context"]), answers["text"]
+        return
+    for number, article in enumerate(json.loads(files.text_of(path))["data"], 1):
+        for paragraph in article["paragraphs"]:
+            for asked in paragraph["qas"]:
+                answers = [each["text"] for each in asked["answers"]]
+                yield f"{path} article {number}", asked["question"], paragraph["context"], answers
