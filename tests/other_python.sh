@@ -7,8 +7,8 @@
 #   LEAN=1 bash tests/other_python.sh              without seqio and TensorFlow; 3.14, of which they have no wheel, always
 #
 # They run in a copy of the checkout with an environment of its own, in .pytest_cache. The files that need torch are left
-# out, as PyPI has no wheel of it for CPUs, and those that need what is not there. Without such a Python, or if its packages cannot be had, nothing is tested,
-# and this ends with 77.
+# out, as PyPI has no wheel of it for CPUs, and those that need what is not installed. Without such a Python, or if its
+# packages cannot be had, nothing is tested, and this ends with 77.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -46,7 +46,6 @@ if [ -n "${JAX-}" ] && [ "$(.venv/bin/python -c 'import jax; print(jax.__version
     not_tested "jax $JAX could not be installed (the message is above)."
 fi
 mapfile -t left < <(.venv/bin/python -m tests.changed "${absent[@]}" | sed 's/^/--ignore=/')
-[ $# -gt 0 ] || set -- -m "not slow and not night and not long" tests/{model,config,formats} \
-  tests/sharding/test_{multihost,compiling}.py
+[ $# -gt 0 ] || set -- -m "not slow and not night and not long" tests/{model,config,formats} tests/sharding/test_join_hosts.py
 echo "Python $version${JAX:+ and jax $JAX}: $*, without ${#left[@]} files that need ${absent[*]}"
 exec .venv/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder "${left[@]}" "$@"
