@@ -13,8 +13,8 @@
 #   LEAN=1             leaves TensorFlow, seqio and TensorFlow Datasets out, which tasks/ and texts in files or on the hub
 #                      do not need: 1 GB in place of 4; LEAN=0 adds them again, else an environment stays as it is
 #   VENV=DIR           makes the environment in DIR, and .venv a link to it (54,000 files are slow on a shared disk)
-#   PYTHON=PROGRAM     the interpreter, instead of the first of python3.12, python3.11 and python3.13 that has venv; an
-#                      environment that is made again keeps its version
+#   PYTHON=PROGRAM     the interpreter, instead of the first of python3.12, python3.11 and python3.13 (and, with LEAN=1,
+#                      python3.14) that has venv; an environment that is made again keeps its version
 #
 # uv installs; where it cannot be had, pip does. Where there is no such Python, uv downloads one into its own folder,
 # from UV_PYTHON_INSTALL_MIRROR if that is set. The first time it takes a minute or two and 4 GB; when nothing has
@@ -54,7 +54,10 @@ fi
 stamps=$venv/.limba
 lean=${LEAN:-0} base=$root/requirements/lock-cpu.txt
 if [ -z "${LEAN:-}" ] && [ -f "$stamps/lean" ]; then lean=1; fi
-if [ "$lean" != 0 ]; then base=$root/requirements/lock-lean.txt; fi
+if [ "$lean" != 0 ]; then
+  base=$root/requirements/lock-lean.txt
+  if [ ${#pythons[@]} -gt 1 ]; then pythons+=(3.14) versions='3.11, 3.12, 3.13 or 3.14'; fi # TensorFlow has no wheel
+fi
 
 # Prints X.Y of an interpreter that runs, has venv and is of a version among `pythons`; fails for any other.
 version_of() {

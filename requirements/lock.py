@@ -4,8 +4,8 @@
     python requirements/lock.py --check
 
 Run it after a change of requirements.txt. It asks PyPI, with uv in an environment of its own, for Linux and Python
-3.11 to 3.13. lock-cpu.txt has what requirements.txt pins, lock-lean.txt only what pyproject.toml asks for: no seqio and
-no TensorFlow. The other locks add what jax needs for their chips to either of these.
+3.11 to 3.14. lock-cpu.txt has what requirements.txt pins, lock-lean.txt only what pyproject.toml asks for: no seqio and
+no TensorFlow, so that there are wheels for 3.14. The other locks add what jax needs for their chips to either of these.
 lock-build.txt has what builds the few packages that have no wheel, lock-uv.txt what launch/setup.sh installs with.
 
 With --check it writes nothing. It resolves each lock for each Python, and for 64-bit ARM too, as an installation would:
@@ -26,18 +26,19 @@ from pathlib import Path
 UV = "uv==0.13.9"
 ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = {"tpu": "tpu", "cuda12": "cuda12", "cuda13": "cuda13", "rocm": "rocm7-local"}  # lock: jax's extra
-# jax 0.12.0.1 has no wheels for ROCm, and launch/setup.sh takes Python 3.11 there.
-PYTHONS = {"rocm": ["3.11"]}
 ALL_PYTHONS, NEXT_PYTHON = ["3.11", "3.12", "3.13"], "3.14"
+# jax 0.12.0.1 has no wheels for ROCm, and launch/setup.sh takes Python 3.11 there; TensorFlow has none for 3.14.
+PYTHONS = {"rocm": ["3.11"], "lean": [*ALL_PYTHONS, NEXT_PYTHON]}
 # promise and rouge_score are built with the first two; editdistance, on Python 3.13, with the others.
 BUILD = ("setuptools", "wheel", "Cython", "pdm-backend")
-SUPPORTED = "sys_platform == 'linux' and python_full_version < '3.14'"
-PROJECT = f"""[project]
+LIMIT, LEAN_LIMIT = "3.14", "3.15"  # Pythons before it
+SUPPORTED = {"sys_platform == 'linux'", *(f"python_full_version < '{limit}'" for limit in (LIMIT, LEAN_LIMIT))}
+PROJECT = """[project]
 name = "locks"
 version = "0"
-requires-python = ">=3.11,<3.14"
+requires-python = ">=3.11,<{limit}"
 [tool.uv]
-environments = ["{SUPPORTED}"]
+environments = ["sys_platform == 'linux' and python_full_version < '{limit}'"]
 """
 HEADER = "# Made by requirements/lock.py{source}; do not edit.\n"
 SOURCES = {"cpu": " from requirements.txt", "lean": " from pyproject.toml and requirements.txt"}
@@ -67,7 +68,7 @@ def resolved(uv: Path, folder: Path, wanted: Sequence[str], constraints: Sequenc
         first, *hashes = lines.split("\n")
         requirement, _, marker = first.removesuffix(" \\").partition(" ; ")
         if " or " not in marker:  # what is the same on all lines says nothing
-            marker = " and ".join(part for part in marker.split(" and ") if part not in SUPPORTED.split(" and "))
+            marker = " and ".join(part for part in marker.split(" and ") if part not in SUPPORTED)
         found[requirement] = "\n".join([requirement + (f" ; {marker}" if marker else "") + " \\", *hashes])
     return found
 
@@ -89,7 +90,7 @@ def lean(uv: Path, folder: Path, *extras: str) -> dict[str, str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [requirement.replace("jax>", f"jax[{','.join(extras)}]>") for requirement in project["dependencies"]]
     wanted.append("requests")  # of jax[tpu], which lock-tpu.txt leaves to its base
-    return resolved(uv, folder, wanted, all_pins())
+    return resolved(uv, folder / "lean", wanted, all_pins())
 
 
 def write(uv: Path, folder: Path) -> None:
@@ -119,24 +120,22 @@ def check(uv: Path, folder: Path) -> None:
         for python in PYTHONS.get(lock, ALL_PYTHONS):
             for machine in ("x86_64", "aarch64") if python == "3.12" and lock != "tpu" else ("x86_64",):
                 platform = f"--python-platform={machine}-manylinux_2_31"
-                text = run_uv(uv, folder, path, f"--python-version={python}", platform)
+                wheels = ["--only-binary=:all:"] if python == NEXT_PYTHON else []  # it waits for no library
+                text = run_uv(uv, folder, path, f"--python-version={python}", platform, *wheels)
                 found = set(re.findall(r"^([\w.-]+==[^\s;]+)", text, re.MULTILINE))
                 files = [path, *([path.parent / "lock-cpu.txt"] if lock in EXTRAS else [])]
                 known = "\n".join(file.read_text() for file in files)
                 if missing := sorted(name for name in found if f"{name} " not in known):
                     raise SystemExit(f"{path.name} on Python {python}, {machine}, lacks {', '.join(missing)}")
                 print(f"{path.name}: {len(found)} packages on Python {python}, {machine}", flush=True)
-    # The lean packages wait for no library: the next Python has wheels of all.
-    text = run_uv(
-        uv, folder, ROOT / "requirements/lock-lean.txt", f"--python-version={NEXT_PYTHON}", "--only-binary=:all:"
-    )
-    print(f"lock-lean.txt: {len(text.splitlines())} packages have wheels for Python {NEXT_PYTHON}")
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "pyproject.toml").write_text(PROJECT)
+        for place, limit in ((folder, LIMIT), (folder / "lean", LEAN_LIMIT)):
+            place.mkdir(exist_ok=True)
+            (place / "pyproject.toml").write_text(PROJECT.format(limit=limit))
         subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
         subprocess.run([folder / "venv/bin/python", "-m", "pip", "install", "--quiet", UV], check=True)
         (check if sys.argv[1:] == ["--check"] else write)(folder / "venv/bin/uv", folder)

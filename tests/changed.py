@@ -1,6 +1,6 @@
 """Which test files the commit tier opens: those with lint or the core, and those of what has changed since HEAD.
 
-python -m tests.changed torch     prints the test files that import a library
+python -m tests.changed torch seqio     prints the test files that import a library
 """
 
 import re
@@ -81,4 +81,4 @@ def chosen_files() -> tuple[frozenset[Path], frozenset[Path]]:
 
 
 if __name__ == "__main__":
-    print(*sorted(map(place_of, files_with(sys.argv[1]))), sep="\n")
+    print(*sorted({place_of(path) for library in sys.argv[1:] for path in files_with(library)}), sep="\n")

@@ -4,10 +4,11 @@
 #   bash tests/other_python.sh [3.13]              models, configurations, formats of files, processes that share programs
 #   bash tests/other_python.sh [3.13] -k config    arguments go to pytest, in place of these
 #   JAX=0.11.2 bash tests/other_python.sh 3.12     another jax than that Python's locked one
+#   LEAN=1 bash tests/other_python.sh              without seqio and TensorFlow; 3.14, of which they have no wheel, always
 #
 # They run in a copy of the checkout with an environment of its own, in .pytest_cache. The files that need torch are left
-# out, as PyPI has no wheel of it for CPUs. Without such a Python, or if its packages cannot be had, nothing is tested,
-# and this ends with 77.
+# out, as PyPI has no wheel of it for CPUs, and those that need what is not installed. Without such a Python, or if its
+# packages cannot be had, nothing is tested, and this ends with 77.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -24,13 +25,16 @@ done
 not_tested() { echo "tests/other_python.sh: Python $version is NOT TESTED: $1" >&2; exit 77; }
 [ -n "$python" ] || not_tested "it is not here; install it, with venv."
 
-copy=$PWD/.pytest_cache/python$version${JAX:+-jax$JAX}
+absent=(torch) lean=${LEAN:-0} copy=$PWD/.pytest_cache/python$version${JAX:+-jax$JAX}
+unset LEAN # the tests' own environments are whole
+if [ "$version" = 3.14 ]; then lean=1; fi
+if [ "$lean" != 0 ]; then absent+=(seqio tensorflow tensorflow_datasets) copy+=-lean; fi
 mkdir -p "$copy"
 find "$copy" -mindepth 1 -maxdepth 1 ! -name .venv ! -name .pytest_cache -exec rm -rf {} +
 git ls-files -z --cached --others --exclude-standard | tar -c --null --ignore-failed-read -T - 2>/dev/null | tar -x -C "$copy"
 cd "$copy"
 git init -q && git add -A # some tests ask which files belong to the project
-PYTHON=$python bash launch/setup.sh || not_tested "its packages could not be installed (the message is above)."
+LEAN=$lean PYTHON=$python bash launch/setup.sh || not_tested "its packages could not be installed (the message is above)."
 grep -v '^torch==' requirements-test.txt >.venv/tests.txt
 if ! cmp -s .venv/tests.txt .venv/installed.txt; then
   .venv/bin/python -m pip install --quiet --disable-pip-version-check -r .venv/tests.txt ||
@@ -41,8 +45,7 @@ if [ -n "${JAX-}" ] && [ "$(.venv/bin/python -c 'import jax; print(jax.__version
   .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "jax==$JAX" "jaxlib==$JAX" ||
     not_tested "jax $JAX could not be installed (the message is above)."
 fi
-mapfile -t torch < <(.venv/bin/python -m tests.changed torch | sed 's/^/--ignore=/')
-[ $# -gt 0 ] || set -- -m "not slow and not night and not long" tests/{model,config,formats} \
-  tests/sharding/test_{multihost,compiling}.py
-echo "Python $version${JAX:+ and jax $JAX}: $*, without ${#torch[@]} files that need torch"
-exec .venv/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder "${torch[@]}" "$@"
+mapfile -t left < <(.venv/bin/python -m tests.changed "${absent[@]}" | sed 's/^/--ignore=/')
+[ $# -gt 0 ] || set -- -m "not slow and not night and not long" tests/{model,config,formats} tests/sharding/test_join_hosts.py
+echo "Python $version${JAX:+ and jax $JAX}: $*, without ${#left[@]} files that need ${absent[*]}"
+exec .venv/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder "${left[@]}" "$@"

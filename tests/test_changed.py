@@ -1,5 +1,8 @@
 """tests/changed.py: a changed module brings its own tests, one that no test imports those of its users."""
 
+import re
+import subprocess
+
 import pytest
 
 from tests.changed import MOST, chosen_files, files_for
@@ -31,3 +34,12 @@ def test_nearly_every_module_of_the_product_brings_some() -> None:
 def test_the_core_is_always_there() -> None:
     always, _ = chosen_files()
     assert {"tests/training/test_rules.py", "tests/test_floors.py"} <= {place_of(path) for path in always}
+
+
+@pytest.mark.parametrize("script", ["other_python.sh", "run.sh"])
+def test_the_files_that_a_script_names_are_there(script: str) -> None:
+    named = re.findall(r"(?<![\w./])tests/[\w{},./]+", (ROOT / "tests" / script).read_text())
+    told = subprocess.run(
+        ["bash", "-c", f"printf '%s\\n' {' '.join(named)}"], capture_output=True, text=True, check=True
+    )
+    assert named and not [path for path in told.stdout.split() if not (ROOT / path.rstrip(".,")).exists()]

@@ -40,6 +40,18 @@ LANGUAGE_MODEL = dataclasses.replace(
     mlp_activations=("silu", "linear"),
     num_kv_heads=2,
 )
+ENCODER = dataclasses.replace(LANGUAGE_MODEL, attention_mask="bidirectional")
+MODERN = dataclasses.replace(
+    ENCODER,
+    num_decoder_layers=4,
+    num_kv_heads=None,
+    mlp_activations=("gelu_exact", "linear"),
+    rotary_base=160_000.0,
+    local_attention=(8, 3, 500.0),
+    norm="layer_scale",
+    biases=("logits",),
+    logits_via_embedding=True,
+)
 OPTIMIZER = OptimizerConfig(schedule=ScheduleConfig(base_learning_rate=1.0, warmup_steps=10_000))
 
 

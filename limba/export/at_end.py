@@ -21,9 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import huggingface_hub
 from etils import epath
-from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage]
 
 from limba.config import ConfigError, InputError, RunConfig, reason_of
 from limba.data.stream.processes import LARGE_PAGES, NO_DEVICES
@@ -94,11 +92,14 @@ REFUSALS = (400, 401, 403, 404)  # statuses that another attempt does not change
 
 def _check_access(otherwise: str) -> None:
     """Raises InputError without a token, and for one that the hub refuses; OSError if the hub does not answer."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage]
+
     if not servers.token():
         sentence = f"An upload needs a token: set HF_TOKEN to a token with write access{otherwise}."
         raise InputError(sentence, fix="export HF_TOKEN=…")
     try:
-        _hub().whoami()
+        HfApi(token=servers.token()).whoami()
     except (HTTPError, OSError) as error:
         if _status(error) in REFUSALS:
             raise InputError(
@@ -154,7 +155,10 @@ class HubDestination:
         Files that the hub has already, from an interrupted upload, are not sent again. InputError if the hub refuses
         it, OSError otherwise.
         """
-        hub = _hub()
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage]
+
+        hub = HfApi(token=servers.token())
         try:
             owner = "" if "/" in self.model_id else f"{hub.whoami()['name']}/"
             target = owner + self.model_id
@@ -368,7 +372,3 @@ def push(target: str, folders: Mapping[int, Path], dry_run: bool) -> None:
             f"The upload to {target} failed ({reason_of(error)}); run the command again: uploaded files are not"
             " sent again."
         ) from error
-
-
-def _hub() -> huggingface_hub.HfApi:
-    return huggingface_hub.HfApi(token=servers.token())

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-import aiohttp
 import fsspec
 from etils.epath import gpath
 from fsspec import config
@@ -56,18 +55,12 @@ def settle() -> None:
 
     No environment variable is set, but for an emulated bucket.
     """
-    # Otherwise gcsfs queries by gRPC whether a bucket is zonal; if that is refused, it queries before every request.
-    if "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT" not in os.environ:
-        for protocol in ("gs", "gcs"):
-            fsspec.register_implementation(protocol, "gcsfs.core.GCSFileSystem", clobber=True)
+    for protocol in ("gs", "gcs"):
+        fsspec.register_implementation(protocol, f"{__name__}.Google", clobber=True)
     # Otherwise epath reads buckets through TensorFlow, whose address is fixed and whose credentials are its own.
     if "EPATH_USE_TF" not in os.environ:
         gpath._is_tf_installed = lambda: False
     google = config.conf.setdefault("gs", {})
-    google.setdefault(
-        "requests_timeout",
-        aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENT_SECONDS),
-    )
     # tensorstore writes objects of which gcsfs would not know.
     google.setdefault("use_listings_cache", False)
     host = os.environ.get("STORAGE_EMULATOR_HOST")
@@ -81,6 +74,20 @@ def settle() -> None:
         ("CLOUD_STORAGE_EMULATOR_ENDPOINT", address),
     ):
         os.environ.setdefault(name, value)
+
+
+def __getattr__(name: str) -> type:
+    """Returns gcsfs's class as `Google`, when fsspec first asks for it: a start without buckets imports no aiohttp."""
+    if name != "Google":
+        raise AttributeError(name)
+    import aiohttp
+    import gcsfs.core
+
+    limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENT_SECONDS)
+    config.conf["gs"].setdefault("requests_timeout", limits)
+    # Otherwise gcsfs queries by gRPC whether a bucket is zonal; if that is refused, it queries before every request.
+    zonal = "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT" in os.environ
+    return gcsfs.GCSFileSystem if zonal else gcsfs.core.GCSFileSystem
 
 
 def check(text: str) -> None:

@@ -21,8 +21,8 @@ from limba.model.masks import Mask
 from limba.training.metrics.flops import flops_per_sequence
 from limba.training.step import Gradient, gradients
 from tests import tiny
+from tests.tiny import ENCODER, MODERN
 
-ENCODER = tiny.language_model(attention_mask="bidirectional")
 SHAPES = {
     "plain": ENCODER,
     "tied": dataclasses.replace(ENCODER, logits_via_embedding=True),
@@ -31,17 +31,6 @@ SHAPES = {
         ENCODER, mlp_activations=("gelu", "linear"), scan_layers=False, rotary_base=250_000.0
     ),
 }
-MODERN = dataclasses.replace(
-    ENCODER,
-    num_decoder_layers=4,
-    num_kv_heads=None,
-    mlp_activations=("gelu_exact", "linear"),
-    rotary_base=160_000.0,
-    local_attention=(8, 3, 500.0),
-    norm="layer_scale",
-    biases=("logits",),
-    logits_via_embedding=True,
-)
 MODERNBERTS = {
     "modern": MODERN,
     "modern, no bias, unrolled": dataclasses.replace(MODERN, biases=(), scan_layers=False),

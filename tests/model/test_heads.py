@@ -16,7 +16,8 @@ from limba.formats.names import flatten, unstack_layers
 from limba.model import Network
 from limba.training.step import Gradient, gradients, loss_sums
 from tests import tiny
-from tests.model.test_encoder import ENCODER, MODERN, MODERNBERTS, batch, logits, parameters
+from tests.model.test_encoder import MODERNBERTS, batch, logits, parameters
+from tests.tiny import ENCODER, MODERN
 
 HEADS = {
     "classes": dataclasses.replace(ENCODER, head="classes", labels=("a", "b", "c")),

@@ -44,6 +44,12 @@ def test_a_lean_environment_on_a_card_is_whole_without_tensorflow(monkeypatch: p
     monkeypatch.setattr(environment, "installed", lambda: locked)
     (line,) = environment._versions({})
     assert line.level == "ok"
+    monkeypatch.setattr(sys, "version_info", (3, 14, 0))
+    (line,) = environment._versions({})
+    assert line.level == "ok"
+    monkeypatch.setattr(sys, "version_info", (3, 15, 0))
+    assert "the packages are tested with 3.11 to 3.14" in next(environment._versions({})).text
+    monkeypatch.undo()
     monkeypatch.setattr(environment, "installed", lambda: {n: v for n, v in locked.items() if n != "contourpy"})
     (line,) = environment._versions({})  # matplotlib needs it, and Limba does not
     assert (line.level, line.fix) == ("warning", "LEAN=1 bash launch/setup.sh cuda13")

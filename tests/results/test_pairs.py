@@ -23,7 +23,7 @@ from limba.tools.results.suites import read_suite, read_task
 from tests import tiny
 from tests.export.runs import arrays_of
 from tests.formats.test_decoder_only import GPT2
-from tests.model.test_encoder import MODERN
+from tests.tiny import MODERN
 
 TREEBANK = """# sent_id = 1
 # text = Fata merge, fetele merg.

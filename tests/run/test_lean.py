@@ -34,7 +34,8 @@ corpus.write_text("".join(json.dumps({"text": text}) + "\\n" for text in texts))
 model = ModelConfig(384, 16, 2, 8, 32, 1, 1)
 data = DataConfig("demo_span_corruption", {"inputs": 48}, batch_size=4, vocabulary="byte", data_files=str(corpus))
 limba.run.train(RunConfig(model, data, str(folder / "run"), 2, log_every_steps=1))
-print("imported", sorted({"tensorflow", "seqio", "tensorflow_datasets", "torch"} & set(sys.modules)))
+heavy = {"tensorflow", "seqio", "tensorflow_datasets", "torch", "huggingface_hub", "aiohttp", "matplotlib"}
+print("imported", sorted(heavy & set(sys.modules)))
 """
 # What users type: each command's status and what it prints.
 COMMANDS = """

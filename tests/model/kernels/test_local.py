@@ -15,7 +15,8 @@ from limba.model.kernels import local
 from limba.model.kernels.einsum import dot_product_attention
 from limba.model.kernels.local import local_attention
 from tests import tiny
-from tests.model.test_encoder import MODERN, batch, parameters
+from tests.model.test_encoder import batch, parameters
+from tests.tiny import MODERN
 
 LONG = dataclasses.replace(MODERN, local_attention=(4, 3, 500.0))
 

@@ -18,7 +18,7 @@ from limba.model.kernels.einsum import dot_product_attention
 from limba.model.kernels.pallas_gpu import pallas_attention
 from limba.model.masks import Mask
 from tests import tiny
-from tests.model.test_encoder import MODERN
+from tests.tiny import MODERN
 
 ON_GPU = jax.default_backend() == "gpu"
 # jax 0.11 says that Pallas's Triton will be removed; `choose` does without it then.

@@ -39,6 +39,7 @@ OBJECTIVES = ("span_corruption", "iid_denoising", "prefix_lm", "full_lm", "unsup
 DATASETS, FUNCTION = "datasets", "load_dataset"
 OLD, NEW = "use_auth_token", "token"  # renamed in datasets 2.14, taken out in 3.0
 _LOCK = threading.RLock()  # tasks' functions may import in threads
+LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 
 
 def is_objective(name: str, module: str) -> bool:
@@ -114,9 +115,7 @@ class _UsersModules(MetaPathFinder):
 
 
 def _is_users(found: ModuleSpec) -> bool:
-    paths = sysconfig.get_paths()
-    libraries = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    is_library = any(Path(found.origin or "").is_relative_to(folder) for folder in libraries)
+    is_library = any(Path(found.origin or "").is_relative_to(folder) for folder in LIBRARIES)
     return not is_library and found.name.partition(".")[0] != "limba"
 
 
