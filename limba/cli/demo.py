@@ -71,7 +71,8 @@ TASK = "A task for it: capitals restored in small letters, by a head on its enco
 WRITTEN = {"small": str.lower, "Capital": str.capitalize, "CAPITALS": str.upper}
 ROW_WORDS, ROW_TOKENS = 12, 32  # of text whose capitals are restored; rows of more tokens are left out
 READ_ROWS, TRIED_ROWS = 2_500, 200  # to learn them on, and to count how many words are right
-LEAST_CAPITALS = 0.01  # of the words: no task in a script without them
+LEAST_ROWS, LEAST_SHARE = 200, 0.01  # of words with capitals, and without: no task in a script that has none
+MOST_TEXTS, MOST_LETTERS = 20_000, 10_000  # of the corpus and of each text that rows are looked for in
 
 
 def _vocabulary(data: DataConfig) -> None:
@@ -168,50 +169,51 @@ def restore_capitals(config: RunConfig, step: int) -> None:
     from limba.run import train
 
     data, model = config.data, config.model
-    if data.data_files is None or model.is_decoder_only or data.vocabulary == "byte":
+    if "://" in config.model_dir or data.data_files is None or model.is_decoder_only or data.vocabulary == "byte":
         return
     encode = resolve_task(data).output_features["targets"].vocabulary.encode
     texts = source_of_files(data.data_files, data.column, data.validation_percent).texts
 
     def rows(split: str, count: int) -> list[list[str]]:
-        words = (text.split() for text in texts(split))
+        words = (text[:MOST_LETTERS].split() for text in itertools.islice(texts(split), MOST_TEXTS))
         parts = (row[at : at + ROW_WORDS] for row in words for at in range(0, len(row), ROW_WORDS))
-        short = (row for row in parts if sum(len(encode(word.lower())) for word in row) < ROW_TOKENS)
+        short = (row for row in parts if sum(max(1, len(encode(word.lower()))) for word in row) < ROW_TOKENS - 2)
         return list(itertools.islice(short, count))
 
     read, new = rows("train", READ_ROWS), rows("validation", TRIED_ROWS)
     tags = [[as_written(word) for word in row] for row in read]
-    if not new or sum(row.count("small") for row in tags) > (1 - LEAST_CAPITALS) * sum(map(len, tags)):
+    small = sum(row.count("small") for row in tags) / max(1, sum(map(len, tags)))
+    if len(read) < LEAST_ROWS or not new or not LEAST_SHARE < small < 1 - LEAST_SHARE:
         return
-    directory = f"{config.model_dir}/capitals_{step}"
+    lines = (json.dumps({"text": " ".join(w).lower(), "label": " ".join(t)}) for w, t in zip(read, tags, strict=True))
+    content = "\n".join(lines).encode()
+    directory = f"{config.model_dir}/capitals_{step}_{hashlib.blake2b(content, digest_size=4).hexdigest()}"
     with replacing(f"{directory}.jsonl") as file:
-        for words, row in zip(read, tags, strict=True):
-            file.write((json.dumps({"text": " ".join(words).lower(), "label": " ".join(row)}) + "\n").encode())
+        file.write(content)
     same = {f"config.ModelConfig.{field.name}": getattr(model, field.name) for field in dataclasses.fields(model)}
     for name in ("dropout_rate", "dtype", "head", "labels", "num_decoder_layers"):
         del same[f"config.ModelConfig.{name}"]
     own = {"MODEL_DIR": directory, "CORPUS": f"{directory}.jsonl", "INITIAL_CHECKPOINT_PATH": config.model_dir}
     own |= {"VOCABULARY": data.vocabulary, "EXTRA_IDS": data.extra_ids, "TASK_FEATURE_LENGTHS": {"targets": ROW_TOKENS}}
-    print(f"{TASK}\n", flush=True)
+    print(f"\n{TASK}\n", flush=True)
     if train(read_gin("gin/demo_capitals.gin", **(same | own)))["interrupted"]:
         raise RestartError("The run was asked to stop while it learned capitals; the same command resumes it.")
     tagger = load(directory)
     print("\nWords with the right capitals, in brackets if all stay small:")
     for of_text, about in ((read[:: max(1, len(read) // TRIED_ROWS)], "has read"), (new, "has not seen")):
-        small = [[word.lower() for word in row] for row in of_text]
+        lower = [[word.lower() for word in row] for row in of_text]
         written = [
             [WRITTEN.get(tag, str.lower)(word) for word, tag in zip(row, tags, strict=True)]
-            for row, tags in zip(small, tagger.tag(small), strict=True)
+            for row, tags in zip(lower, tagger.tag(lower), strict=True)
         ]
         words = [word for row in of_text for word in row]
         right, left = (
             sum(word == other for word, other in zip(words, itertools.chain(*done), strict=True)) / len(words)
-            for done in (written, small)
+            for done in (written, lower)
         )
         print(f"  {right:.1%} ({left:.1%}) of {len(words):,} words of text that it {about}, as in")
         row = max(written, key=lambda row: sum(word != word.lower() for word in row))
         print(f"    {' '.join(row).lower()}\n    {' '.join(row)}")
-    print()
 
 
 def next_lines(commands: Sequence[tuple[str, str]]) -> str:
@@ -282,7 +284,7 @@ def run(argv: Sequence[str]) -> None:
     if result["interrupted"]:
         raise RestartError(f"The run was asked to stop after step {result['step']:,}; the same command resumes it.")
     show_result(config)
-    restore_capitals(config, result["step"])
     print("The model as a folder for Hugging Face's transformers:")
     convert.run([config.model_dir])
+    restore_capitals(config, result["step"])
     print("\n" + _next(config.model_dir, result["step"], given))

@@ -36,7 +36,8 @@ def run(corpus: Path, vocabulary: Path, tmp_path: Path) -> RunConfig:
 def test_the_demos_encoder_learns_how_words_are_written(run: RunConfig, capsys: pytest.CaptureFixture[str]) -> None:
     (step,) = find(run.model_dir).steps
     demo.restore_capitals(run, step)
-    rows = [json.loads(line) for line in Path(f"{run.model_dir}/capitals_{step}.jsonl").read_text().splitlines()]
+    (corpus,) = Path(run.model_dir).glob(f"capitals_{step}_*.jsonl")
+    rows = [json.loads(line) for line in corpus.read_text().splitlines()]
     data = run.data
     texts = source_of_files(run.data.data_files or "", data.column, data.validation_percent).texts("train")
     words = {word for text in texts for word in text.split()}

@@ -6,6 +6,7 @@ bytes is repeated; the reader of the file does not notice.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import functools
 import gzip
@@ -29,7 +30,7 @@ from limba.storage.files import is_local
 
 COMPRESSIONS = (".gz", ".zst")
 # Of text that is not UTF-8: letters that text in another of these encodings does not give, one after the other.
-ENCODINGS = {"UTF-16": "[ -~À-ӿぁ-ん]{4}", "EUC-JP": "[ぁ-ん]{2}", "SHIFT_JIS": "[ぁ-ん]{2}"}
+ENCODINGS = {"EUC-JP": "[ぁ-ん]{2}", "SHIFT_JIS": "[ぁ-ん]{2}"}
 ENCODINGS |= {"WINDOWS-1251": "[а-я]{4}", "WINDOWS-1250": "[a-zăâî][şţłąż][a-zăâî]", "WINDOWS-1252": ""}
 ENCODING_BYTES = 1 << 16  # that are looked at
 
@@ -309,10 +310,13 @@ def in_utf8(path: str) -> str | None:
         return None
     is_packed, found = path.endswith(".gz"), ""
     with (gzip.open if is_packed else open)(path, "rb") as file:
-        content = file.read(ENCODING_BYTES).rpartition(b"\n")[0]
-    for encoding, letters in reversed(ENCODINGS.items()):
+        content = file.read(ENCODING_BYTES)
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        found = "UTF-16"
+    for encoding, letters in () if b"\0" in content or found else reversed(ENCODINGS.items()):
         with contextlib.suppress(UnicodeDecodeError):
-            found = encoding if re.search(letters, content.decode(encoding)) else found
+            decoded = (content.rpartition(b"\n")[0] or content).decode(encoding)
+            found = encoding if re.search(letters, decoded) else found
     command = f"iconv -f {found} -t UTF-8"
     command = f"gzip -dc {{}} | {command} | gzip" if is_packed else f"{command} {{}}"
     return in_place(path, command) if found else None

@@ -103,7 +103,7 @@ def _size(address: str) -> int:
 def _licence(file: files.HubFile) -> str:
     with _asking(file.address):
         api = huggingface_hub.HfApi(token=hub_token())
-        card = api.dataset_info(file.name, revision=file.revision, timeout=SECONDS).card_data
+        card = api.dataset_info(file.name, timeout=SECONDS).card_data  # other revisions may have none
         return str((card and card.license) or "its card names no licence")
 
 

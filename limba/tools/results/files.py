@@ -66,7 +66,8 @@ def place_of(folder: str, name: str) -> Path:
     if path := found_at(folder, name):
         return path
     if file := on_hub(folder, name):
-        raise InputError(f"{file.address} is not on this machine yet; download it by limba results fetch SUITE.")
+        flag = f" --data={folder}" if folder.startswith("hub:") else ""
+        raise InputError(f"{file.address} is not on this machine yet; download it by limba results fetch SUITE{flag}.")
     raise InputError(f"{Path(folder, name)} does not exist; name the folder of the suite's files as --data=FOLDER.")
 
 

@@ -22,7 +22,7 @@ class Ngrams:
     """
 
     order: int
-    counts: dict[bytes, collections.Counter[int]]
+    counts: dict[bytes, tuple[int, collections.Counter[int]]]  # in all, and of each byte
 
     def nats(self, text: str) -> float:
         """Returns -ln p of a text, which begins a line.
@@ -38,10 +38,11 @@ class Ngrams:
     def _probability(self, context: bytes, byte: int) -> float:
         probability = 1 / 256
         for start in range(len(context), -1, -1):  # from no context to the longest
-            seen = self.counts.get(context[start:])
-            if seen is None:
+            found = self.counts.get(context[start:])
+            if found is None:
                 break
-            total, kinds = seen.total(), len(seen)
+            total, seen = found
+            kinds = len(seen)
             probability = (seen[byte] + kinds * probability) / (total + kinds)
         return probability
 
@@ -53,7 +54,7 @@ def trained_on(text: str, order: int) -> Ngrams:
     for place in range(1, len(data)):
         for length in range(min(order, place + 1)):
             counts[data[place - length : place]][data[place]] += 1
-    return Ngrams(order, dict(counts))
+    return Ngrams(order, {context: (seen.total(), seen) for context, seen in counts.items()})
 
 
 def nats_of(rows: Sequence[Sequence[str]], train: str | None) -> np.ndarray:

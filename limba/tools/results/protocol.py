@@ -40,6 +40,7 @@ class Protocol:
     # n-gram baseline
     ngram_bytes: int = 6
     ngram_train_letters: int = 4_000_000  # that it reads at most, in lines that are evenly taken
+    ngram_windows: int = 2_000  # of bits per byte that it scores at most, evenly taken
     # contamination
     overlap_words: int = 13
 

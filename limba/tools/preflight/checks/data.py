@@ -139,8 +139,10 @@ def _blank(config: RunConfig, part: Task, data: Data) -> Iterator[Line]:
 def _one_document(config: RunConfig, part: Task, data: Data) -> Line | None:
     """Returns the error of a corpus of a few long documents, which become more by being cut; None of another one."""
     counts = RunData(config.data, part).documents(part)
-    size = sum(file.size or 0 for file in part.source.listed(config.data.train_split))
-    if not counts or counts.total > FEW_DOCUMENTS or size < max(LEAST_CUT, counts.total * LONG):
+    if not counts or counts.total > FEW_DOCUMENTS:
+        return None
+    sizes = [file.size for file in part.source.listed(config.data.train_split) if file.size is not None]
+    if sizes and sum(sizes) < max(LEAST_CUT, counts.total * LONG):
         return None
     data["few_documents"] = True
     says = f"{part.source.name} has only {_number(counts.total, 'document')}, which cannot be dealt to data shards and"

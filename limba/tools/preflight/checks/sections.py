@@ -48,7 +48,7 @@ def resolved(config: RunConfig) -> Resolved:
     except (SentenceError, OSError) as error:  # also a bucket that does not answer
         line, absent = error_line(error), isinstance(error.__cause__, FileNotFoundError)
         # Of the run's own directory, where a vocabulary is trained, Storage says it.
-        unreached = line.fix == ELSEWHERE and f"{given.vocabulary}".startswith(f"{config.model_dir}/")
+        unreached = line.fix == ELSEWHERE and f"{given.vocabulary}".startswith(f"{config.model_dir.rstrip('/')}/")
         line = reached_by(line, "DataConfig.vocabulary")
         try:
             task = RunData(in_bytes).task

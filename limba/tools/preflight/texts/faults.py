@@ -32,9 +32,10 @@ TAGS = "a|b|body|br|button|div|em|footer|form|h[1-6]|head|header|html|i|img|inpu
 TAG = re.compile(rf"</?(?:{TAGS}|span|strong|style|table|td|th|title|tr|ul)\b[^<>]*>", re.IGNORECASE)
 SCRIPT = re.compile(r"<(script|style)\b.*?</\1>", re.IGNORECASE | re.DOTALL)
 ADDRESS = re.compile(r"(?:https?://|www\.)\S+")
-EMAIL = r"(?a:[\w.+-]+@(?!example\.)[\w-]+(?:\.[\w-]+)+)"
+_LETTER = "0-9A-Za-zÀ-ɏͰ-ӿ\u0590-\u06ff_"  # of scripts with spaces
+EMAIL = rf"[{_LETTER}.+-]+@(?!example\.)[{_LETTER}-]+(?:\.[{_LETTER}-]+)+"
 # Beside letters of scripts without spaces a number is one of its own.
-_BEGIN, _END, _DASH = "(?<![0-9A-Za-zÀ-ɏ_.,/-])", "(?![0-9A-Za-zÀ-ɏ_/-])", "[ \u2010\u2212\uff0d-]"
+_BEGIN, _END, _DASH = f"(?<![{_LETTER}.,/-])", f"(?![{_LETTER}/-])", "[ \u2010\u2212\uff0d-]"
 _LOCAL = rf"\(?[0０]\d{{1,4}}\)?(?:{_DASH}|/)\d{{2,4}}(?:{_DASH}?\d{{2,4}}){{1,3}}|0\d{{3}}\.\d{{3}}\.\d{{3}}"
 PHONE = rf"{_BEGIN}(?:\+\d[\d ()/-]{{7,16}}\d|{_LOCAL}){_END}"
 _NUMBERS = r"(?!97[89])(?:\d{3}-\d{2}-\d{4}|\d{6}[- ]?\d{4,7}|[A-Z]{2}\d{2}(?: ?[\dA-Z]{4}){3,7})"

@@ -74,6 +74,7 @@ class BitsPerByte:
         """Returns the figures of the n-grams."""
         train = self.train and files.prose_of(files.place_of(folder, self.train), self.column)
         rows = [(name, text) for name, texts in data.items() for text in texts]
+        rows = rows[:: 1 + len(rows) // PROTOCOL.ngram_windows]  # evenly
         nats = ngrams.nats_of([(text,) for _, text in rows], train)[:, 0]
         found = [(*row, float(n), len(row[1].encode())) for row, n in zip(rows, nats, strict=True)]
         return {"n-grams": _outcome(self.main, found).figures}

@@ -251,11 +251,15 @@ class Tagged(Learned):
     tokens: str | int = 1
     names: tuple[str, ...] = ()  # of tags that stand as numbers
 
+    usual: ClassVar[str] = "ner_tags"  # the column of lists of tags, unless it is named
+
     def tagged(self, path: Path) -> Iterator[tuple[str, list[str], list[str]]]:
         """Yields (where, tokens, tags) of each sentence."""
         if files.layout_of(path).startswith(files.OBJECTS):
-            first, usual = next(files.rows(path, ()), ("", {}))[1], ("tokens", "ner_tags")
-            columns = [str(a if a in first else b) for a, b in zip((self.tokens, self.tags), usual, strict=True)]
+            first = next(files.rows(path, ()), ("", {}))[1]
+            is_other = lambda given: isinstance(given, int) or (given not in first and isinstance(self, NamedEntities))
+            given = ((self.tokens, "tokens"), (self.tags, self.usual))
+            columns = [usual if is_other(name) else str(name) for name, usual in given]
             for where, row in files.rows(path, columns):
                 tokens, tags = map(row.get, columns)
                 if not isinstance(tokens, list) or not isinstance(tags, list) or len(tokens) != len(tags):
@@ -282,6 +286,7 @@ class PartOfSpeech(Tagged):
 
     tags: str | int = 3
 
+    usual: ClassVar[str] = "upos"
     main: ClassVar[str] = "accuracy"
     head: ClassVar[str | None] = "tags"
     is_closed: ClassVar[bool] = True  # other tags than those of the training part are malformed
@@ -325,6 +330,7 @@ class Lemmas(PartOfSpeech):
 
     tags: str | int = 2
 
+    usual: ClassVar[str] = "lemmas"
     head: ClassVar[str | None] = None
     is_closed: ClassVar[bool] = False
 

@@ -118,6 +118,8 @@ class Questions(Free):
                 if answers := tuple(" ".join(each.split()) for each in texts):
                     inputs = SECOND.join(" ".join(text.split()) for text in (question, context))
                     yield Example(inputs, answers[0], where, tags=answers)
+        except InputError:
+            raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
                 f"{path} is not in SQuAD's layout (data, paragraphs, qas, answers; in rows question, context, answers):"
