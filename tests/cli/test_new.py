@@ -77,7 +77,7 @@ def test_the_largest_size_that_sees_20_tokens_a_parameter(
         and plan.epochs <= sizes.MOST_EPOCHS
         and plan.share == pytest.approx(plan.hours / 24 / days)
     )
-    assert plan.epochs == pytest.approx(plan.steps * plan.batch * row / (found.bytes * 0.25))
+    assert plan.epochs == pytest.approx(plan.steps * plan.batch * row / (found.bytes * 0.25 * 0.99))  # 1 % validates
     assert plan.tokens >= 0.9 * 20 * plan.parameters  # the steps are rounded
     following = [*sizes.SIZES["t5"], None][sizes.SIZES["t5"].index(plan.size) + 1]
     if following is not None:
@@ -99,7 +99,8 @@ def test_proposals_fill_the_days_or_say_that_the_text_gives_no_more(megabytes: f
     text = " ".join(plan.reasons)
     assert plan.share <= 1 and plan.epochs <= 40
     assert plan.share >= 0.8 or ("The text gives no more" in text and "A larger corpus" in text and plan.epochs > 36)
-    assert 5 <= plan.tokens / plan.parameters <= 400 and f"{plan.tokens / plan.parameters:.1f} tokens a param" in text
+    ratio = plan.tokens / plan.parameters
+    assert (5 <= ratio or "That is below 5 tokens" in text) and ratio <= 400 and f"{ratio:.1f} tokens a param" in text
     assert plan.vocabulary <= {128: 4_000, 256: 8_000, 384: 16_000, 512: 32_000}.get(plan.config.emb_dim, 64_000)
     seconds = plan.hours * 3600
     lost, step = plan.checkpoints / plan.steps * seconds, seconds / plan.steps

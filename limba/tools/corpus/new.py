@@ -151,9 +151,8 @@ def _start(path: str) -> Start:
 def _prompts(corpus: str, found: Survey, kind: str) -> list[str]:
     """Returns sentences of the validation text with gaps, or their beginnings; InputError if there is no such text."""
     from limba.api import Texts, source_of_files
-    from limba.tools.corpus.templates import validation_percent
 
-    texts = Texts(source_of_files(corpus, found.column, validation_percent(found)))
+    texts = Texts(source_of_files(corpus, found.column, found.validation_percent))
     texts.check_not_empty("validation")
     masked = [hidden.masked for hidden in texts.sentences("validation")]
     if kind == "encoder":

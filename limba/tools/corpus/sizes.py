@@ -131,7 +131,7 @@ class _Choice(NamedTuple):
     config: ModelConfig
     counted: Counted
     lengths: tuple[int, int, int]
-    unique: float  # tokens of the text
+    unique: float  # tokens of the text, without those of validation
     batch: int
     step_seconds: float
     tokens: float
@@ -152,7 +152,7 @@ def _choice(
         ids = min(of_limit(IDS_OF_TEXT, found.bytes, MOST_IDS), of_limit(IDS_OF_WIDTH, width, MOST_IDS))
         counted = counts(ids)
         size, config = start, model_of(kind, start, -(-counted.ids // 128) * 128)
-    unique = max(1.0, found.bytes * counted.tokens_per_byte)
+    unique = max(1.0, found.bytes * counted.tokens_per_byte * (1 - found.validation_percent / 100))
     lengths = LENGTHS[kind][machine.setup == "cpu" or unique < LITTLE_TEXT]
     predicted = round(HIDDEN * lengths[1]) if kind == "encoder" else None
     flops = flops_per_sequence(config, *lengths[:2], predicted) / machine.flops_at(config.emb_dim)
@@ -231,8 +231,8 @@ def _reasons(
 ) -> list[str]:
     speed, chip_hours = plan.tokens / plan.hours / 3600, plan.hours * machine.chips
     lines = [
-        f"Text: {short(choice.unique)} tokens, counted on {short(choice.counted.sample)}B of it with a vocabulary of"
-        f" {plan.vocabulary:,} ids; it is read {plan.epochs:.1f} times.",
+        f"Text: {short(choice.unique)} tokens to train on, counted on {short(choice.counted.sample)}B of it with a"
+        f" vocabulary of {plan.vocabulary:,} ids; it is read {plan.epochs:.1f} times.",
         f"Time: {machine.reason} (assumed) give about {short(speed)} tokens/s.",
         f"Size: {plan.tokens / plan.parameters:.1f} tokens a parameter; about {BEST_RATIO} use the compute best"
         " (Hoffmann et al. 2022, arXiv:2203.15556, for decoder-only models).",

@@ -165,7 +165,7 @@ def task(name: str, corpus: str, found: Survey, kind: str) -> str:
         name_of_corpus=corpus.replace("\\", "/").replace('"', ""),
         corpus=_python(corpus),
         column=_python(found.column),
-        percent=validation_percent(found),
+        percent=found.validation_percent,
         objective=objective,
         function=function,
         extra_ids=SENTINELS[kind],
@@ -197,7 +197,7 @@ def gin(
         "language": repr(language),
         "rate": _rate(plan),
         "vocabulary": _vocabulary(plan, found.has_spaces),
-        "percent": validation_percent(found),
+        "percent": found.validation_percent,
         "prompts": PROMPTS[plan.kind].format(prompts="".join(map(_pieces, prompts))) * bool(prompts),
         "mesh": "config.MeshConfig.auto = True  # parameters are sharded as far as the memory needs it\n" * large,
     }
@@ -251,11 +251,6 @@ def wrapped(text: str, first: str, following: str) -> str:
     wrapper = textwrap.TextWrapper(118, break_long_words=False, break_on_hyphens=False)
     wrapper.initial_indent, wrapper.subsequent_indent = first, following
     return wrapper.fill(text)
-
-
-def validation_percent(found: Survey) -> float:
-    """Returns the share of documents that are not trained on: some at least, of a small corpus too."""
-    return 1.0 if found.documents >= 10_000 else 5.0 if found.documents >= 200 else 20.0
 
 
 def _python(text: str) -> str:
