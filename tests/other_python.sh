@@ -30,8 +30,9 @@ unset LEAN # the tests' own environments are whole
 if [ "$version" = 3.14 ]; then lean=1; fi
 if [ "$lean" != 0 ]; then absent+=(seqio tensorflow tensorflow_datasets) copy+=-lean; fi
 mkdir -p "$copy"
+if [ -L "$copy/.venv" ]; then rm "$copy/.venv"; fi # setup.sh would make the environment anew that it leads to
 find "$copy" -mindepth 1 -maxdepth 1 ! -name .venv ! -name .pytest_cache -exec rm -rf {} +
-git ls-files -z --cached --others --exclude-standard | tar -c --null --ignore-failed-read -T - 2>/dev/null | tar -x -C "$copy"
+git ls-files -z --cached --others --exclude-standard -- ':!.venv' | tar -c --null --ignore-failed-read -T - 2>/dev/null | tar -x -C "$copy"
 cd "$copy"
 git init -q && git add -A # some tests ask which files belong to the project
 LEAN=$lean PYTHON=$python bash launch/setup.sh || not_tested "its packages could not be installed (the message is above)."
