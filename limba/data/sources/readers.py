@@ -8,7 +8,6 @@ that can only be read from its beginning (csv, anything compressed). A unit is r
 from __future__ import annotations
 
 import csv
-import functools
 import json
 import logging
 import sys
@@ -429,9 +428,13 @@ def _json(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes
         kind = RecordError
 
 
-@functools.lru_cache(maxsize=64)
-def say_once(sentence: str) -> None:
-    logger.warning(without_credentials(sentence))
+_TOLD: dict[str, str] = {}  # kind -> the sentence of it that was logged
+
+
+def say_once(kind: str, sentence: str) -> None:
+    """Logs the first sentence of a kind: one for a thousand corpora in all their shards."""
+    if _TOLD.setdefault(kind, sentence) is sentence:
+        logger.warning(without_credentials(sentence))
 
 
 def _csv(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes]:
@@ -445,8 +448,9 @@ def _csv(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes]
         if columns == (USUAL_COLUMN,) and USUAL_COLUMN not in header and any(header):
             columns = (header[0],)
             say_once(
+                f"{unit.path.rpartition('/')[0]} {header[0]}",  # one for all files of a folder
                 f"{unit.path} has no column {USUAL_COLUMN!r}: its first one, {header[0]!r}, is read. DataConfig.column"
-                " names another one."
+                " names another one.",
             )
         for column in columns:
             if column not in header:

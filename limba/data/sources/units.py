@@ -159,9 +159,9 @@ class WholeUnits(ShardUnits):
         self._count = total if self._divides_rows else len(range(reading.shard, total, num_shards))
         if self._divides_rows and num_shards > 1:
             say_once(
+                "fewer units than shards",
                 f"{source.name} has {total} unit(s) in split {reading.split!r} and {num_shards} data shards: every"
-                " shard reads all of them and takes its own documents. With more or larger files each shard would read"
-                " only its own units."
+                " shard reads all of them and takes its own documents; so it is with other corpora of as few units.",
             )
         if total == 0 and reading.is_endless:
             raise InputError(

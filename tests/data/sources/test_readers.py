@@ -13,7 +13,7 @@ import pytest
 import zstandard
 
 from limba.config import InputError
-from limba.data.sources import json_documents, readers
+from limba.data.sources import FileSource, json_documents, readers
 from limba.data.sources.splits import ChunkReader
 
 TEXTS = [f"Document {number}: " + "șirul de cuvinte, " * (number % 17) for number in range(300)]
@@ -130,6 +130,21 @@ def test_the_first_column_of_a_csv_file_stands_in_for_text(tmp_path, caplog):
     path.write_text("body,other\nOne text,1\nAnother text,2\n")
     assert read_all(readers.list_units(readers.list_files([str(path)]))) == ["One text", "Another text"]
     assert "has no column 'text': its first one, 'body', is read" in caplog.text
+
+
+def test_what_holds_for_a_thousand_corpora_is_said_once(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(readers, "_TOLD", {})
+    paths = [tmp_path / f"{number:03}.csv" for number in range(70)]
+    for path in paths:
+        path.write_text("body,other\nOne text,1\n")
+    for _ in range(2):  # of as many data shards
+        assert read_all(readers.list_units(readers.list_files([str(path) for path in paths]))) == ["One text"] * 70
+        for path in paths:
+            source = FileSource(str(path), column="body")
+            read = [source.documents("train", shard=shard, num_shards=2, num_epochs=1) for shard in (0, 1)]
+            assert sum(len(list(documents)) for documents in read) == 1
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2 and "'body', is read" in said[0] and "takes its own documents" in said[1]
 
 
 def test_zstandard_of_several_frames_and_long_windows(tmp_path):
