@@ -139,6 +139,7 @@ MADE = {
         "encoder",
         "limba train gin/models/encoder/base.gin gin/runs/finetune_encoder.gin --gin.INITIAL_CHECKPOINT_PATH=encoder"
         " --gin.VOCABULARY=byte --gin.VOCAB_SIZE=384 --gin.HEAD=vectors --gin.MODEL_DIR=tuned"
+        " --gin.TASK_FEATURE_LENGTHS=\"{'targets': 64}\""
         " --gin.CORPUS='data/*.jsonl' --gin.COLUMN=\"{'inputs': 'text', 'targets': 'text'}\""
         " && limba convert tuned out_vectors && mv out_vectors/step_* vectors",
     ),
