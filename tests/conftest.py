@@ -2,6 +2,7 @@
 
 import collections
 import gc
+import importlib.metadata
 import json
 import os
 import signal
@@ -10,9 +11,16 @@ from collections.abc import Generator
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Most of the suite's time is compilation, of programs that run once: LLVM leaves out what makes them fast. The night's
-# run compiles as users do.
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0")
+# Most of the suite's time is compilation, of programs that run once: LLVM leaves out what makes them fast, and XLA its
+# way by MLIR, which takes two thirds of that time (jax 0.11 ends at that flag, as it has no other way). The night's run
+# compiles as users do.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    " --xla_llvm_disable_expensive_passes=true"
+    + " --xla_cpu_use_fusion_emitters=false"
+    * importlib.metadata.version("jaxlib").startswith("0.10."),
+)
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Two thirds of the suite's time are compilation: what one run has compiled serves the next ones for a week.

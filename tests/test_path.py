@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.sharding.processes import xla_flags
 from tests.shipped import ROOT
 
 # Numbers that may only fall. The goals: 60 files with 8,000 lines, and 2,000 lines of functions in the loop.
@@ -52,7 +53,7 @@ print(json.dumps([[code.co_filename, code.co_firstlineno, last(code), inside] fo
 
 @pytest.mark.slow
 def test_a_run_of_three_steps_enters_few_files(tmp_path: Path) -> None:
-    variables = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
+    variables = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags(), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", PROGRAM, str(tmp_path), str(ROOT)]
     done = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.bucket_server import serving_buckets
+from tests.sharding.processes import xla_flags
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,7 +61,7 @@ print(json.dumps(answers))
 
 def test_they_are_whole_there() -> None:
     with serving_buckets() as server:
-        variables = {**os.environ, **server.environment(), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+        variables = {**os.environ, **server.environment(), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags()}
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM], cwd=ROOT, env=variables, capture_output=True, text=True, timeout=300
         )

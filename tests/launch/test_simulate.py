@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sharding.processes import ROOT
+from tests.sharding.processes import ROOT, xla_flags
 from tests.waiting import wait_until
 
 SMALL = (
@@ -22,7 +22,7 @@ SMALL = (
 def start(*arguments: str, **variables: str) -> subprocess.Popen:
     return subprocess.Popen(
         ["bash", str(ROOT / "launch" / "simulate.sh"), *arguments],
-        env={**os.environ, "SETUP": "no", "XLA_FLAGS": "", **variables},
+        env={**os.environ, "SETUP": "no", "XLA_FLAGS": xla_flags(), **variables},
         cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
 

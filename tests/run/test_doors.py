@@ -15,10 +15,11 @@ import pytest
 import limba
 from limba.formats import t5x
 from limba.formats.limba_checkpoint import LimbaCheckpoint
+from tests.sharding.processes import xla_flags
 
 pytestmark = pytest.mark.night
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "HF_HUB_OFFLINE": "1"}
+ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags(), "HF_HUB_OFFLINE": "1"}
 SHORT = ["--gin.TRAIN_STEPS=4", "--gin.CHECKPOINT_PERIOD=2", "--gin.EVAL_PERIOD=4", "--gin.EVAL_STEPS=1"]
 TEXT = "The <extra_id_0> of the language"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.sharding.processes import ROOT, variables
+from tests.sharding.processes import ROOT, variables, xla_flags
 from tests.waiting import wait_until
 
 SAVES = "SIGINT: the run saves after this step and ends; a second one ends it at once."
@@ -28,7 +28,7 @@ for arguments in json.loads(sys.argv[1]):
 
 def start(program: list[str], processes: int, devices: int, **more: str) -> list[subprocess.Popen]:
     """Starts it in that many processes of that many devices each, each with a terminal's process group of its own."""
-    more["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices} {more.get('XLA_FLAGS', '')}".strip()
+    more["XLA_FLAGS"] = f"{xla_flags(devices)} {more.get('XLA_FLAGS', '')}".strip()
     return [
         subprocess.Popen(
             [sys.executable, *program],

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.run.test_hosts import finish, losses
-from tests.sharding.processes import ROOT, free_port, variables
+from tests.sharding.processes import ROOT, free_port, variables, xla_flags
 
 JOIN = """
 import json, sys
@@ -61,7 +61,7 @@ LAUNCHERS = {"Slurm": of_slurm, "Open MPI": of_open_mpi, "Kubernetes": of_kubern
 
 def start(command: list[str], places: list[dict[str, str]], devices: int) -> list[subprocess.Popen]:
     """Starts a process for each place, which sees so many devices."""
-    (common,) = variables(1, XLA_FLAGS=f"--xla_force_host_platform_device_count={devices}", PYTHONPATH=str(ROOT))
+    (common,) = variables(1, XLA_FLAGS=xla_flags(devices), PYTHONPATH=str(ROOT))
     return [
         subprocess.Popen(
             [sys.executable, *command], env={**common, **place}, cwd=ROOT, text=True, start_new_session=True,

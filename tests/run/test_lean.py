@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.sharding.processes import xla_flags
 from tests.shipped import ROOT
 
 HEAVY = ("tensorflow", "tensorflow_text", "seqio", "clu", "keras")
@@ -146,7 +147,7 @@ for language in ("ja", "ko"):
 def printed(program: str, *arguments: str, absent: tuple[str, ...] = ()) -> list[str]:
     """Runs a program, in which imports of `absent` fail; returns the lines that it printed."""
     start = f"absent = {absent}\n{WITHOUT}" if absent else ""
-    variables = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
+    variables = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags(), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", start + program, *arguments]
     done = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -81,10 +81,15 @@ def answers(address: str, seconds: float) -> bool:
         return False
 
 
+def xla_flags(devices: int = 1) -> str:
+    """The flags of these tests, which compile quickly except at night, for a process of so many devices."""
+    return f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"  # the last number counts
+
+
 def variables(count: int, **more: str) -> list[dict[str, str]]:
     """The environment of each process of a run on CPU."""
     given = {name: value for name, value in os.environ.items() if name not in ("COORDINATOR_ADDRESS",)}
-    given |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=1", **more}
+    given |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags(), **more}
     if count == 1:
         return [given]
     joined = {"COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}", "NUM_PROCESSES": str(count), **more}

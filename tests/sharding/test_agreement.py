@@ -29,7 +29,7 @@ from limba.config import (
     StorageError,
 )
 from limba.sharding import agreement
-from tests.sharding.processes import free_port
+from tests.sharding.processes import free_port, xla_flags
 
 ROOT = Path(__file__).resolve().parents[2]
 GIVEN = re.compile(r"^\[(?!Gloo).*", re.MULTILINE)  # the line of a process, beside those of its libraries
@@ -293,7 +293,7 @@ def two(runs: list[list], roots: tuple[Path, Path] = (ROOT, ROOT)) -> list[tuple
         variables = {
             **os.environ,
             "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": "",
+            "XLA_FLAGS": xla_flags(),
             "PYTHONPATH": str(root),
             "COORDINATOR_ADDRESS": address,
             "NUM_PROCESSES": "2",

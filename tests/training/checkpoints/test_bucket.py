@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.bucket_server import serving_buckets
+from tests.sharding.processes import xla_flags
 
 ROOT = Path(__file__).resolve().parents[3]
 # Saves two steps; then damages one object of the newest after the other, and says for each what `limba verify` and a
@@ -68,7 +69,7 @@ print(json.dumps(answers))
 @pytest.mark.slow
 def test_each_object_of_the_newest_step_is_damaged_alone() -> None:
     with serving_buckets() as server:
-        variables = {**os.environ, **server.environment(), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+        variables = {**os.environ, **server.environment(), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags()}
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM], cwd=ROOT, env=variables, capture_output=True, text=True, timeout=300
         )
@@ -117,7 +118,7 @@ with Checkpoints("gs://bucket/run", config, states.DATA) as checkpoints:
 @pytest.mark.night
 def test_a_bucket_that_takes_nothing_any_more_is_one_sentence() -> None:
     with serving_buckets() as server:
-        variables = {**os.environ, **server.environment(), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+        variables = {**os.environ, **server.environment(), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags()}
         with subprocess.Popen(
             [sys.executable, "-c", REFUSED], cwd=ROOT, env=variables, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
