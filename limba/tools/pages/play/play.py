@@ -36,9 +36,7 @@ def too_slow(over: TimeIsOverError) -> str:
     'There was no answer within 120 seconds (31 tokens were written); ask for fewer gaps, tokens, beams or samples.'
     """
     written = f" ({over.num_tokens:,} tokens were written)" if over.num_tokens else ""
-    return (
-        f"There was no answer within {over.seconds:g} seconds{written}; ask for fewer gaps, tokens, beams or samples."
-    )
+    return f"There was no answer within {over.seconds:g} seconds{written}; ask for fewer gaps, tokens, beams, samples."
 
 
 class Handler(PageHandler):
@@ -137,9 +135,7 @@ def run(argv: Sequence[str]) -> None:
     token = serving.checked(given.host, given.port, given.token, "--port")
 
     def listening(players: Sequence) -> Server:
-        return serving.listening(
-            lambda port: Server(given.host, port, players, token), given.host, given.port, "--port"
-        )
+        return serving.listening(lambda at: Server(given.host, at, players, token), given.host, given.port, "--port")
 
     with environment.quiet_imports():
         from limba.api import load
