@@ -129,7 +129,9 @@ def check_names(missing: Sequence[str], extra: Sequence[str], place: str) -> Non
     if missing or extra:
         what = f"has no {missing[0]}" if missing else f"has {extra[0]}, which the network does not have"
         more = max(len(missing), len(extra)) - 1
-        raise InputError(f"{place} {what}{f', and {more} more' if more > 0 else ''}; give the model's configuration.")
+        raise InputError(
+            f"{place} {what}{f', and {more} more' if more > 0 else ''}; give the model's own configuration."
+        )
 
 
 def files_of_index(index: Path) -> list[str]:

@@ -36,7 +36,9 @@ def too_slow(over: TimeIsOverError) -> str:
     'There was no answer within 120 seconds (31 tokens were written); ask for fewer gaps, tokens, beams or samples.'
     """
     written = f" ({over.num_tokens:,} tokens were written)" if over.num_tokens else ""
-    return f"There was no answer within {over.seconds:g} seconds{written}; ask for fewer gaps, tokens, beams, samples."
+    return (
+        f"There was no answer within {over.seconds:g} seconds{written}; ask for fewer gaps, tokens, beams or samples."
+    )
 
 
 class Handler(PageHandler):
