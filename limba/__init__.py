@@ -54,14 +54,8 @@ _PLACES = {
     "finetune": "limba.fit",
     "Callbacks": "limba.training.metrics.records",
     "read_gin": "limba.cli.gin",  # front ends, as limba.fit: gin's macros are none of the engine's
-    "RunConfig": _CONFIG,
-    "ModelConfig": _CONFIG,
-    "DataConfig": _CONFIG,
-    "OptimizerConfig": _CONFIG,
-    "MeshConfig": _CONFIG,
-    "GenerationConfig": _CONFIG,
-    "InputError": _CONFIG,
-    "ConfigError": _CONFIG,
+    **dict.fromkeys(("RunConfig", "ModelConfig", "DataConfig", "OptimizerConfig", "MeshConfig"), "limba.config"),
+    **dict.fromkeys(("GenerationConfig", "InputError", "ConfigError"), "limba.config"),
 }
 __all__ = list(_PLACES)  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -173,9 +173,7 @@ def _lengths(rows: Rows, vocabulary: Vocabulary, is_decoder_only: bool) -> dict[
     """Returns the tokens of the longest input and target with their end, as a multiple of 8."""
     sizes = {name: max(len(vocabulary.encode(row[name])) for row in rows.rows) + 1 for name in LENGTHS}
     lengths = {name: min(-(-size // 8) * 8, LENGTHS[name]) for name, size in sizes.items()}
-    if is_decoder_only:
-        return {"targets": sum(lengths.values()), "prefix": lengths["inputs"]}
-    return lengths
+    return {"targets": sum(lengths.values()), "prefix": lengths["inputs"]} if is_decoder_only else lengths
 
 
 def _trained(config: RunConfig, rows: Rows, options: Options) -> TrainedModel:
@@ -256,9 +254,7 @@ class Rows:
     def __init__(self, given: object, columns: Mapping[str, str]):
         self.what = "texts" if len(columns) == 1 else "pairs"
         items, names = _items(given, self.what, list(columns.values()))
-        self.rows = [
-            dict(zip(columns, self._row(number, item, names), strict=True)) for number, item in enumerate(items)
-        ]
+        self.rows = [dict(zip(columns, self._row(n, item, names), strict=True)) for n, item in enumerate(items)]
         if not self.rows:
             raise InputError(f"There are no {self.what}; give some thousands.")
         if not any(text.strip() for row in self.rows for text in row.values()):

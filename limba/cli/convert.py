@@ -36,11 +36,7 @@ def add_export_flags(parser: Parser) -> None:
     parser.add_argument("--steps", default="latest", help="latest, all, or numbers such as 1000,2000")
     parser.add_argument("--formats", default="pytorch,flax", help="pytorch, flax, or pytorch,flax")
     parser.add_argument("--dtype", default="float32", help="float32 or bfloat16")
-    parser.add_argument(
-        "--config",
-        metavar="FILE.gin",
-        help="network that replaces the run's configuration; give --vocabulary too",
-    )
+    parser.add_argument("--config", metavar="FILE.gin", help="network instead of the run's; give --vocabulary too")
     parser.add_argument("--vocabulary", help="vocabulary that replaces the run's: a SentencePiece model, byte, or none")
     parser.add_argument("--extra_ids", type=int, help="number of sentinels to add to --vocabulary")
     model.add_import_flag(parser)
@@ -49,9 +45,7 @@ def add_export_flags(parser: Parser) -> None:
     parser.add_argument("--hardware", help="training hardware for the model card")
     parser.add_argument("--language", default="", help="languages for the model card, by their codes: ro or en,ms")
     parser.add_argument("--datasets", default="", help="data sets for the model card; default: the task's on the hub")
-    parser.add_argument(
-        "--dropout", type=float, default=0.1, help="dropout in config.json, which fine-tuning uses (default 0.1)"
-    )
+    parser.add_argument("--dropout", type=float, default=0.1, help="config.json's dropout, to fine-tune (default 0.1)")
     parser.add_argument(
         "--trained_weights", action="store_true",
         help="of a run that evaluates an average of its weights: the weights as they were trained",
@@ -60,11 +54,7 @@ def add_export_flags(parser: Parser) -> None:
         "--transformers", type=int, choices=(4, 5), default=5,
         help="version that will load the folder (default 5); only for an untied umT5 they differ",
     )  # fmt: skip
-    parser.add_argument(
-        "--encoder_only",
-        action="store_true",
-        help="of a T5: its encoder alone, as T5EncoderModel, for vectors",
-    )
+    parser.add_argument("--encoder_only", action="store_true", help="a T5's encoder alone, as T5EncoderModel (vectors)")
     parser.add_argument("--trc", action="store_true", help="thank the TPU Research Cloud in the model card")
     parser.add_argument("--push", metavar="USER/NAME", help="upload to the hub with the token in HF_TOKEN")
     parser.add_argument("--dry-run", action="store_true", help="with --push: show what would be uploaded")

@@ -226,9 +226,7 @@ def score(argv: Sequence[str]) -> None:
 
 def add_line_flags(parser: argparse.ArgumentParser, adds: str) -> None:
     """Adds the flags of input and output; `adds` names the fields that a JSON line of the output adds to the record."""
-    parser.add_argument(
-        "--input", metavar="FILE", help="one text per line, or .jsonl (also .gz, gs://); default: stdin"
-    )
+    parser.add_argument("--input", metavar="FILE", help="a text per line, or .jsonl (also .gz, gs://); default: stdin")
     parser.add_argument(
         "--output", metavar="FILE", default="stdout",
         help=f"a .jsonl file gets each record with {adds}, other files one line each (also gs://); default: stdout",
@@ -284,9 +282,7 @@ def fill(argv: Sequence[str]) -> None:
     parser.add_argument("objects", nargs="*", metavar="MODEL TEXT", help=f"{model.MODEL}; then texts with gaps")
     parser.add_argument("--top", type=model.whole_number, default=5, metavar="N", help="fills of each gap; default: 5")
     parser.add_argument("--file", metavar="FILE", help="a text per line, or .jsonl with `inputs` (also .gz, gs://)")
-    parser.add_argument(
-        "--json", action="store_true", help="print an object per text: `text`, and the fills of its `gaps`"
-    )
+    parser.add_argument("--json", action="store_true", help="print an object per text: `text` and fills of its `gaps`")
     parser.add_argument("--step", type=int, help="step of a run; default: its best, else its newest")
     parser.add_argument("--vocabulary", metavar="PATH|byte", help="vocabulary that replaces the model's")
     model.add_import_flag(parser)

@@ -30,9 +30,7 @@ def whole_number(text: str) -> int:
 def add_flags(parser: Parser) -> None:
     """Adds the flags that name a model: MODEL, or the gin files of a run."""
     parser.add_object("model", "MODEL", MODEL)
-    parser.add_argument(
-        "--step", type=int, help="step of the checkpoint; default: the best if the run keeps one, else the newest"
-    )
+    parser.add_argument("--step", type=int, help="of the checkpoint; default: the best if one is kept, else the newest")
     parser.add_argument("--vocabulary", metavar="PATH|byte", help="vocabulary that replaces the model's")
     GinFlags(parser, "MODEL")
     parser.add_argument(
@@ -57,9 +55,7 @@ class GinFlags:
             "--gin_file", action="append", default=[], metavar="FILE",
             help=f"gin file of the run, instead of {replaced}: MODEL_DIR/config.gin, or files of gin/",
         )  # fmt: skip
-        parser.add_argument(
-            "--gin_search_paths", default="", metavar="A,B", help="folders to look for gin files in: A,B"
-        )
+        parser.add_argument("--gin_search_paths", default="", metavar="A,B", help="folders to look for gin files in")
         parser.add_argument("--gin.NAME", metavar="VALUE", dest="_", help="set any name of the run's gin file")
         add_import_flag(parser)
 

@@ -61,38 +61,22 @@ def _status(program: Callable[[Sequence[str]], object], argv: Sequence[str]) -> 
     except BrokenPipeError:  # as in `limba … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is flushed at the end goes there
         return 1
-    except OSError as error:
-        if is_out_of_memory(error):
-            return _ended(_of_memory(error), CODES[InputError])
-        if error.errno in NOT_WRITABLE:
-            place = f"{error.filename or 'A file'} cannot be written ({error.strerror})"
-            return _ended(f"{place}; make room, or name a place that can.", CODES[StorageError])
-        if error.errno in NOT_A_PATH and error.filename:
-            return _ended(f"{error.filename} cannot be used ({error.strerror}); check the path.", CODES[InputError])
-        if not failures.is_of_client(error):
-            raise
-        return _ended(_of_client(error), CODES[StorageError])
     except Exception as error:
         told = extras.sentence("This", error) if isinstance(error, ModuleNotFoundError) else None
+        if is_out_of_memory(error):
+            told = f"Out of memory ({reason_of(error)}); give a smaller batch or model."
+        elif isinstance(error, OSError) and error.errno in NOT_WRITABLE:
+            place = f"{error.filename or 'A file'} cannot be written ({error.strerror})"
+            return _ended(f"{place}; make room, or name a place that can.", CODES[StorageError])
+        elif isinstance(error, OSError) and error.errno in NOT_A_PATH and error.filename:
+            told = f"{error.filename} cannot be used ({error.strerror}); check the path."
         if told is not None:
             return _ended(told, CODES[InputError])
-        if failures.is_of_client(error):
-            return _ended(_of_client(error), CODES[StorageError])
-        if not is_out_of_memory(error):
+        if not failures.is_of_client(error):
             raise
-        return _ended(_of_memory(error), CODES[InputError])
+        advice = "check the address, the network, and your rights there (GOOGLE_APPLICATION_CREDENTIALS)."
+        return _ended(f"A bucket or server cannot be used ({reason_of(error)}); {advice}", CODES[StorageError])
     return result if isinstance(result, int) else 0
-
-
-def _of_memory(error: Exception) -> str:
-    return f"Out of memory ({reason_of(error)}); give a smaller batch or model."
-
-
-def _of_client(error: Exception) -> str:
-    return (
-        f"A bucket or server cannot be used ({reason_of(error)}); check the address, the network, and your rights there"
-        " (GOOGLE_APPLICATION_CREDENTIALS)."
-    )
 
 
 def _ended(sentence: str, code: int) -> int:

@@ -113,7 +113,6 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         kinds.check(self, of_64_bits=("seed", "new_vocabulary_bytes"), may_be_empty=("prefix",))
-        object.__setattr__(self, "head", tuple(self.head))
         lengths = self.task_feature_lengths
         require(
             set(lengths) == {"targets", "prefix"} or (bool(lengths) and set(lengths) <= {"inputs", "targets"}),
@@ -180,8 +179,7 @@ class DataConfig:
         )
 
     def _check_stages(self) -> None:
-        stages = tuple(tuple(stage) for stage in self.stages)
-        object.__setattr__(self, "stages", stages)
+        stages = self.stages
         wrong, first = "", f"DataConfig.mixture_or_task_name, {self.mixture_or_task_name!r}"
         for (before, *last), (step, *name) in itertools.pairwise(self._read):
             if step < 1:
@@ -258,14 +256,11 @@ class DataConfig:
     def named_stages(self) -> tuple[tuple[int, str], ...]:
         """(first batch, name) of each stage; see `stages_before`."""
         says = [len({stage[place] for stage in self._read}) > 1 for place in (2, 3)]
-        choices = [
-            ", ".join(str(each) for each, said in zip(own, says, strict=True) if said and each is not None)
-            for _, _, *own in self._read
-        ]
-        return tuple(
-            (step, f"{name} ({own})" if own else name)
-            for (step, name, *_), own in zip(self._read, choices, strict=True)
-        )
+        found = []
+        for step, name, *own in self._read:
+            choice = ", ".join(str(each) for each, said in zip(own, says, strict=True) if said and each is not None)
+            found.append((step, f"{name} ({choice})" if choice else name))
+        return tuple(found)
 
     @property
     def sequence_length(self) -> int | None:

@@ -89,7 +89,7 @@ def check(owner: Any, of_64_bits: tuple[str, ...] = (), may_be_empty: tuple[str,
 
     That is a value of another type than the field's hint; a number that is not finite; a whole number of more than 32
     bits, or of 64 for those of `of_64_bits`; a string that is empty, or cannot be written to a file; and a number
-    beyond the limit of its hint.
+    beyond the limit of its hint. Lists become tuples.
 
     >>> from limba.config import MeshConfig
     >>> MeshConfig(fsdp="two")
@@ -118,6 +118,12 @@ def check(owner: Any, of_64_bits: tuple[str, ...] = (), may_be_empty: tuple[str,
             if fits(value, kind) and not limit.holds(value):
                 or_none = ", or None" if fits(None, hint) and limit.verb == "give" else ""
                 raise _wrong(owner, entry.name, value, f"{limit.words}{or_none}", limit.verb)
+        if isinstance(value, list | tuple):
+            object.__setattr__(owner, entry.name, _tuples(value))
+
+
+def _tuples(value: object) -> object:
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
 
 
 def check_address(path: str, name: str, known: tuple[str, ...] = ADDRESSES) -> None:

@@ -78,10 +78,6 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         kinds.check(self)
-        object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
-        object.__setattr__(self, "biases", tuple(self.biases))
-        object.__setattr__(self, "labels", tuple(self.labels))
-        object.__setattr__(self, "local_attention", self.local_attention and tuple(self.local_attention))
         require(
             self.num_relpos_buckets >= 4 and self.relpos_max_distance > self.num_relpos_buckets // 2,
             "ModelConfig.num_relpos_buckets",

@@ -63,8 +63,7 @@ MOST_RATE = 1_000
 LEAST_RATE = 1e-8  # of T5X's factors, its min_learning_rate
 USUAL_RATES = "0.5 to 2 for Adafactor with rsqrt_decay, 1e-5 to 0.02 for a constant rate and for AdamW"
 Rate = Annotated[
-    float,
-    Limit(lambda rate: 0 < rate <= MOST_RATE, f"a number above 0, at most {MOST_RATE:,} (usual: {USUAL_RATES})"),
+    float, Limit(lambda rate: 0 < rate <= MOST_RATE, f"a number above 0, at most {MOST_RATE:,} (usual: {USUAL_RATES})")
 ]
 
 # The rate 'auto' of gin/recipes/fast.gin. Updates relative to a parameter grow it by a share of rate^2 in each step, so
@@ -188,7 +187,6 @@ class OptimizerConfig:
             f"is 'auto', which is known for Muon with muon_by_parameter_scale (gin/recipes/fast.gin) and not for"
             f" {self.name}; give a number, usual: {USUAL_RATES}.",
         )
-        object.__setattr__(self, "frozen", tuple(self.frozen))
         for pattern in self.frozen:
             try:
                 re.compile(pattern)

@@ -123,10 +123,6 @@ def as_data(value: object) -> Any:
     return [as_data(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _tuples(value: object) -> object:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
-
-
 def _built(values: object, owner: Any, place: str) -> Any:
     """Returns the dataclass `owner` with these fields."""
     name, hints = owner.__name__, fields_of(owner)
@@ -145,7 +141,7 @@ def _built(values: object, owner: Any, place: str) -> Any:
         if dataclasses.is_dataclass(hints[field]):
             fields[field] = _built(value, hints[field], place)
         elif fits(value, hints[field]):
-            fields[field] = _tuples(value)
+            fields[field] = value
         else:
             raise InputError(f"{place}: {name}.{field} is {value!r}; give {in_words(hints[field])}.")
     try:

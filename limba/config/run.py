@@ -112,7 +112,6 @@ class EvaluationConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompts", (self.prompts,) if isinstance(self.prompts, str) else self.prompts)
         kinds.check(self)
-        object.__setattr__(self, "prompts", tuple(self.prompts))
 
 
 @dataclass(frozen=True)

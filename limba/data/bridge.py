@@ -50,10 +50,8 @@ class OfTensorflow(Dataset):
         documents: Numbered | None = None,
     ):
         spec = source.element_spec if isinstance(source.element_spec, Mapping) else {}
-        cardinality = int(source.cardinality())
-        super().__init__(
-            {name: _spec(each) for name, each in spec.items()}, next_seed, None if cardinality < 0 else cardinality
-        )
+        size = int(source.cardinality())
+        super().__init__({n: _spec(each) for n, each in spec.items()}, next_seed, None if size < 0 else size)
         self.source, self.failure, self._documents = source, failure or (lambda error: None), documents
         self._iterator: Any = None
         self._number, self._kept, self._kept_at = 0, None, time.monotonic()

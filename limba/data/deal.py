@@ -95,14 +95,10 @@ def unmarked(
 
 def corpora_of(task: Provider, config: DataConfig) -> str:
     """Returns a digest of what the counts depend on: files, columns, splits and the number of examples chosen."""
-    facts = [
-        (
-            [(mark.size, mark.content or mark.path) for mark in source.marks(config.train_split)],
-            source.columns,
-            source.carved_percent(config.train_split),
-        )
-        for source in unit_sources(task).values()
-    ]
+    facts = []
+    for source in unit_sources(task).values():
+        marks = [(mark.size, mark.content or mark.path) for mark in source.marks(config.train_split)]
+        facts.append((marks, source.columns, source.carved_percent(config.train_split)))
     text = repr((VERSION, task.name, config.train_split, config.max_examples, facts))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -152,7 +148,7 @@ def _unknown(part: Task, lengths: Mapping[str, int], config: DataConfig, counts:
         return f"the documents of {part.name} are not counted, since its corpus is large or not on a local disk"
     if config.pack:
         return "DataConfig.pack joins examples into rows"
-    if not counts.has_rows:
+    if counts.num_pieces > counts.total:
         return f"{part.name} has long documents, which are read in pieces"
     if not has_row_per_document(part, lengths):
         return f"the preprocessors of {part.name} make any number of rows of a document"

@@ -79,10 +79,8 @@ def accuracy(targets: Texts, predictions: Texts) -> Figures:
         is_predicted = [p == label for p in predictions]
         hits = sum(t and p for t, p in zip(is_target, is_predicted, strict=True))
         scores.append(2 * hits / (sum(is_target) + sum(is_predicted)))
-    return {
-        "accuracy": 100 * _mean([t == p for t, p in zip(targets, predictions, strict=True)]),
-        "macro_f1": 100 * _mean(scores),
-    }
+    equal = [t == p for t, p in zip(targets, predictions, strict=True)]
+    return {"accuracy": 100 * _mean(equal), "macro_f1": 100 * _mean(scores)}
 
 
 def word_f1(targets: Texts, predictions: Texts) -> Figures:

@@ -28,9 +28,7 @@ def batched(dataset: Dataset, lengths: Mapping[str, int], num_rows: int, whole: 
     """
     for name in lengths:
         if name not in dataset.spec or len(dataset.spec[name].shape) != 1:
-            raise InputError(
-                f"The task's preprocessors return no tokens {name!r}; add the preprocessor that makes them."
-            )
+            raise InputError(f"The task's preprocessors return no tokens {name!r}; add one that makes them.")
     rows = pack(dataset, lengths) if packed else dataset
     widths = {name: shape[0] or 0 for name, (_, shape) in rows.spec.items()} if packed else lengths
 
@@ -158,11 +156,8 @@ def _labeled_features(rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def _decoder_features(targets: np.ndarray, segments: np.ndarray | None) -> dict[str, np.ndarray]:
     shifted = np.pad(targets[:, :-1], [(0, 0), (1, 0)])
-    features = {
-        "decoder_target_tokens": targets,
-        "decoder_input_tokens": shifted,
-        "decoder_loss_weights": (targets != 0).astype(np.int32),
-    }
+    weights = (targets != 0).astype(np.int32)
+    features = {"decoder_target_tokens": targets, "decoder_input_tokens": shifted, "decoder_loss_weights": weights}
     if segments is not None:
         features["decoder_segment_ids"] = np.asarray(segments, np.int32)
         features["decoder_input_tokens"] = np.where(_continues(segments), shifted, 0)

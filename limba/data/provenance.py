@@ -233,12 +233,9 @@ def _followed(names: _Names, place: int, part: Task, step: Step) -> Step:
     def objective(dataset: Dataset, sequence_length: Mapping[str, int], output_features: Features) -> Dataset:
         if tokenize_documents not in map(unwrapped, part.preprocessors):  # tokens of another preprocessor
             _require_number(dataset)
-            dataset = dataset.map(
-                lambda example: {
-                    "targets": names.marked(place, example["targets"], example[DOCUMENT], marks(example["targets"]))
-                },
-                {"targets": TOKENS_SPEC},
-            )
+            mark = lambda tokens, number: names.marked(place, tokens, number, marks(tokens))
+            change = lambda example: {"targets": mark(example["targets"], example[DOCUMENT])}
+            dataset = dataset.map(change, {"targets": TOKENS_SPEC})
         if function is whole_word_span_corruption:
             shares = (choices.get("noise_density", 0.15), choices.get("mean_noise_span_length", 3.0))
             append = choices.get("append_eos", True)
@@ -255,9 +252,7 @@ def _followed(names: _Names, place: int, part: Task, step: Step) -> Step:
             rows = rows.map(lambda row: dict.fromkeys(both, row["targets"]), both)
         return rows
 
-    if function is tokenize_documents:
-        return tokenize
-    return objective if objective_of(step) else step
+    return tokenize if function is tokenize_documents else objective if objective_of(step) else step
 
 
 def _marks(part: Task) -> Callable[[np.ndarray], np.ndarray | bool]:

@@ -78,9 +78,7 @@ class Mixture(LikeSeqio):
     @property
     def tasks(self) -> list[Task]:
         """The tasks, of mixtures inside too, in the order of their names."""
-        parts = [
-            part for each, _ in self._rates.values() for part in (each.tasks if isinstance(each, Mixture) else [each])
-        ]
+        parts = [part for one, _ in self._rates.values() for part in (one.tasks if isinstance(one, Mixture) else [one])]
         return sorted({part.name: part for part in parts}.values(), key=lambda part: part.name)
 
     @property

@@ -52,14 +52,10 @@ def validation_batches(
         batches += [model_features(batch, config.sequence_length, config.num_predicted) for batch in rows]
         left = None if left is None else left - len(rows)
     if not batches:
-        logger.warning(
-            "The split %r of %s has no text: nothing is evaluated. %s",
-            config.validation_split,
-            task.name,
-            "A larger DataConfig.validation_percent takes more of the training text."
-            if any(source.is_carved(config.validation_split) for source in unit_sources(task).values())
-            else "Check its files.",
-        )
+        split, advice = config.validation_split, "Check its files."
+        if any(source.is_carved(split) for source in unit_sources(task).values()):
+            advice = "A larger DataConfig.validation_percent takes more of the training text."
+        logger.warning("The split %r of %s has no text: nothing is evaluated. %s", split, task.name, advice)
     return batches
 
 

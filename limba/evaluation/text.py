@@ -42,11 +42,8 @@ from limba.training.metrics.records import markdown_table as markdown_table
 
 Outputs = Sequence[Any] | np.ndarray  # of a model, one for each example
 PREDICTION, SCORE, WITH_AUX = OUTPUTS = (1, 2, 3)  # seqio's ModelOutputType
-OUTPUT_OF = {
-    ("targets", "predictions"): PREDICTION,
-    ("targets", "scores"): SCORE,
-    ("targets", "predictions", "aux_values"): WITH_AUX,
-}
+OUTPUT_OF: dict[tuple[str, ...], int] = {("targets", "predictions"): PREDICTION, ("targets", "scores"): SCORE}
+OUTPUT_OF[("targets", "predictions", "aux_values")] = WITH_AUX
 
 
 class FunctionMetric:
@@ -55,9 +52,7 @@ class FunctionMetric:
     def __init__(self, task: Task, function: Step):
         self._task, self._function = task, function
         parameters = inspect.signature(function).parameters.values()
-        needed = (
-            each.name for each in parameters if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
-        )
+        needed = (p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD)
         kind = OUTPUT_OF.get(tuple(needed))
         if kind is None:
             raise InputError(
@@ -108,9 +103,7 @@ class TextEvaluation:
         parts = parts if config.evaluation.num_examples else []
         for part in parts:
             if any(metric.model_output_type not in OUTPUTS for metric in metrics_of(part)):
-                raise InputError(
-                    f"Task {part.name} has a metric of a model's intermediates; give metrics of predictions or scores."
-                )
+                raise InputError(f"Task {part.name} has a metric of intermediates; give ones of predictions or scores.")
         self._examples = {
             part.name: run_data.validation_examples(part, lengths, config.data, config.evaluation.num_examples)
             for part in parts

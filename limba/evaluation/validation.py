@@ -66,7 +66,9 @@ def loss_evaluation(
     if not batches:
         return None
     if config.model.has_own_head:
-        return LossEvaluation(names_of_labels(config.model.head), label_evaluation(config, batches, model, sharding))
+        own = {"score": ("pearson",), "vectors": ("accuracy",)}.get(config.model.head, ("accuracy", "f1"))
+        names = ("loss", *own, "target_tokens", "seconds")
+        return LossEvaluation(names, label_evaluation(config, batches, model, sharding))
     character_sets, starts, num_bytes = spelling(config, task, batches)
     sums_of = jit_evaluation(model, config.loss, config.num_microbatches if size is None else 1)
     sums_of = compiled_together(sums_of, "the evaluation", config.step_timeout_seconds)
@@ -158,12 +160,6 @@ def _num_parts(model: Network, rows: int, length: int, num_microbatches: int) ->
     ):
         parts *= 2
     return parts
-
-
-def names_of_labels(head: str) -> tuple[str, ...]:
-    """Returns the names of a head's figures."""
-    own = {"score": ("pearson",), "vectors": ("accuracy",)}.get(head, ("accuracy", "f1"))
-    return ("loss", *own, "target_tokens", "seconds")
 
 
 def label_evaluation(

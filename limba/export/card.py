@@ -116,15 +116,12 @@ def _table(heading: str, entries: Mapping[str, object]) -> str:
 
 
 def _architecture(model: ModelConfig) -> dict[str, object]:
-    is_alone = model.is_decoder_only
+    is_alone, name = model.is_decoder_only, "encoder and decoder layers"
+    name = "layers" if model.is_encoder else "decoder layers" if is_alone else name
     layers, heads = f"{model.num_encoder_layers} and {model.num_decoder_layers}", f"{model.num_heads} of width"
     tied, per_layer = "the embedding" if is_alone else "the embedding, scaled", model.relative_bias_per_layer
     return {
-        "layers"
-        if model.is_encoder
-        else "decoder layers"
-        if is_alone
-        else "encoder and decoder layers": model.num_decoder_layers if is_alone else layers,
+        name: model.num_decoder_layers if is_alone else layers,
         "width": model.emb_dim,
         "heads": f"{heads} {model.head_dim}" + (f", {model.kv_heads} of keys and values" if is_alone else ""),
         "MLP": f"{model.mlp_dim}, {' x '.join(model.mlp_activations)}",

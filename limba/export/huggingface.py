@@ -135,11 +135,9 @@ def is_made_of(record: bytes | None, name: str, choices: Choices, folder: object
     try:
         about = json.loads(record)
         source, same = about["source"], about["dtype"] == choices.dtype
-        same = same and set(about["formats"]) >= set(choices.formats)
-        same = same and about.get("transformers", choices.transformers) == choices.transformers
-        same = same and about.get("average", True) == choices.average
-        same = same and about.get("encoder_only", False) == choices.encoder_only
-        same = same and (about["checked"] or not choices.checks)
+        defaults = {"transformers": choices.transformers, "average": True, "encoder_only": False}
+        same = same and all(about.get(name, default) == getattr(choices, name) for name, default in defaults.items())
+        same = same and set(about["formats"]) >= set(choices.formats) and (about["checked"] or not choices.checks)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise InputError(f"{folder} has a {RECORD} that is no export's; give another directory.") from None
     if source != name:
@@ -286,9 +284,7 @@ def upload_made(make: Callable[[Path], Path], address: str) -> str:
 
 def network_gin(model: ModelConfig) -> str:
     """Returns the network as a gin file's text."""
-    fields = [
-        f"config.ModelConfig.{entry.name} = {getattr(model, entry.name)!r}" for entry in dataclasses.fields(model)
-    ]
+    fields = [f"config.ModelConfig.{each.name} = {getattr(model, each.name)!r}" for each in dataclasses.fields(model)]
     return GIN + "\n".join(fields) + "\n"
 
 

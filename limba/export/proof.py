@@ -282,11 +282,8 @@ class HeadProof(Proof):
 
         inputs, config = torch.tensor(self._batch[self._inputs], dtype=torch.long), self._config
         mask = (inputs > 0).long()
-        found, is_of_vectors, weights = (
-            model(inputs, attention_mask=mask),
-            config.head == "vectors",
-            mask[..., None].float(),
-        )
+        found = model(inputs, attention_mask=mask)
+        is_of_vectors, weights = config.head == "vectors", mask[..., None].float()
         logits = (found.last_hidden_state if is_of_vectors or not config.has_own_head else found.logits).float()
         if is_of_vectors or (config.is_t5_encoder and config.head in ("classes", "score")):
             is_mean = config.pooling == "mean" or is_of_vectors

@@ -7,12 +7,8 @@ from limba.formats.names import Json
 
 # What transformers' classes begin with. T5's has logits of each token, for texts too.
 NAMES = {"eurobert": "EuroBert", "modernbert": "ModernBert", "t5": "T5", "umt5": "UMT5", "mt5": "MT5"}
-_ENDS = {
-    "classes": "ForSequenceClassification",
-    "tags": "ForTokenClassification",
-    "score": "ForSequenceClassification",
-    "vectors": "Model",
-}
+_ENDS = {"classes": "ForSequenceClassification", "tags": "ForTokenClassification", "vectors": "Model"}
+_ENDS["score"] = _ENDS["classes"]
 _PROBLEMS = {"classes": "single_label_classification", "score": "regression"}
 # `classifier_pooling` of a text, and ours; the first is transformers' default.
 _POOLINGS = {"eurobert": {"late": "mean", "bos": "first"}, "modernbert": {"cls": "first", "mean": "mean"}}

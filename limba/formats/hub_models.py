@@ -67,9 +67,7 @@ def download(text: str, weights: bool = True) -> Path:
         except (HTTPError, OSError) as error:
             options = {"allow_patterns": _BESIDE[0], "local_files_only": True}
             folder = huggingface_hub.snapshot_download(name, revision=revision, **options)
-            logger.warning(
-                "The hub cannot be reached for %s (%s): the copy %s is used.", name, reason_of(error), folder
-            )
+            logger.warning("The hub cannot be reached for %s (%s): using the copy %s.", name, reason_of(error), folder)
     except (errors.HFValidationError, HTTPError, OSError) as error:
         cause = error.__context__ if isinstance(error, errors.LocalEntryNotFoundError) else None
         reason, advice = servers.refusal(cause or error, "model", text, revision)

@@ -77,10 +77,8 @@ def stored_head(folder: Path, stored: Mapping[str, np.ndarray] | None, emb_dim: 
     """
     about = _about(folder)
     kind, version = about.get("model_type"), str(about.get("transformers_version") or "").partition(".")[0]
-    said, by_5 = (
-        bool(about.get("tie_word_embeddings", kind not in ("llama", "eurobert"))),
-        version.isdigit() and int(version) > 4,
-    )
+    said = bool(about.get("tie_word_embeddings", kind not in ("llama", "eurobert")))
+    by_5 = version.isdigit() and int(version) > 4
     embedding = next((name for name in STORED_EMBEDDINGS if name in (stored or ())), "")
     place = HEADS.get(str(kind), STORED_HEAD)
     is_own = bool(stored and embedding and place in stored)
@@ -173,9 +171,7 @@ def _pytorch_arrays(directory: str | Path) -> Arrays:
         if migrate is not None:
             directory = migrate.as_safetensors(Path(directory))
         elif weights_form(directory) == "bin":
-            raise InputError(
-                f"{directory} has only a pytorch_model.bin; save it as safetensors, or install Limba's tools."
-            )
+            raise InputError(f"{directory} has only a pytorch_model.bin; save safetensors, or install Limba's tools.")
     return open_safetensors(directory)
 
 
@@ -279,6 +275,6 @@ def open_flax(path: Path) -> Arrays:
     try:
         tree: Any = serialization.msgpack_restore(path.read_bytes())
         found = {name: np.asarray(leaf) for name, leaf in flatten(tree).items()}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError, KeyError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, KeyError, AssertionError) as error:
         raise InputError(f"{path} cannot be read as flax's msgpack ({reason_of(error)}); copy it again.") from error
     return Arrays({name: Stored(each.shape, each.dtype, partial(np.asarray, each)) for name, each in found.items()})

@@ -134,10 +134,8 @@ def _written(
     arrays, table = written(arrays, config), {row.t5x: row for row in rows(config)}
 
     def read(name: str) -> np.ndarray:
-        return arrays[name].astype(np.float32) * np.float32(head_scale) if scales(name) else arrays[name]
-
-    def scales(name: str) -> bool:
-        return name == HEAD and head_scale != 1
+        is_scaled = name == HEAD and head_scale != 1
+        return arrays[name].astype(np.float32) * np.float32(head_scale) if is_scaled else arrays[name]
 
     found = {}
     for row in (table[name] for name in arrays if name in table):

@@ -105,28 +105,18 @@ def unstack_layers(tree: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return result
 
 
-def flatten(tree: Mapping, prefix: str = "") -> dict[str, np.ndarray]:
+def flatten(tree: Mapping) -> dict:
     """Returns {"a/b/c": leaf} of a nested dict."""
-    flat: dict[str, np.ndarray] = {}
-    for key, value in tree.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            flat.update(flatten(value, name + "/"))
-        else:
-            flat[name] = value
-    return flat
+    from flax import traverse_util
+
+    return traverse_util.flatten_dict(tree, sep="/")
 
 
 def unflatten(flat: Mapping[str, Any]) -> dict:
     """Returns the nested dict of {"a/b/c": leaf}."""
-    tree: dict = {}
-    for name, value in flat.items():
-        *parents, last = name.split("/")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = value
-    return tree
+    from flax import traverse_util
+
+    return traverse_util.unflatten_dict(flat, sep="/")
 
 
 def check_names(missing: Sequence[str], extra: Sequence[str], place: str) -> None:

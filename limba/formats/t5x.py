@@ -294,11 +294,7 @@ def _write_leaf(directory: epath.Path, name: str, array: np.ndarray, dtype: str)
 
 
 def _write_zarr(directory: epath.Path, name: str, array: np.ndarray) -> Json:
-    metadata = {
-        "chunks": list(array.shape),
-        "compressor": {"id": "gzip", "level": 1},
-        "shape": list(array.shape),
-    }
+    metadata = {"chunks": list(array.shape), "compressor": {"id": "gzip", "level": 1}, "shape": list(array.shape)}
     spec = {"driver": "zarr", "dtype": ts.dtype(array.dtype).name, "metadata": metadata}
     store = ts.open(
         {**spec, "kvstore": key_value_store(directory / name), "store_data_equal_to_fill_value": True},

@@ -34,9 +34,7 @@ BEAMS = 8
 TEXTS_AT_ONCE = 16
 LENGTH_STEP = 8  # beginnings are padded to a multiple, so that few programs are compiled
 GAP = re.compile(r"<extra_id_(\d+)>|<mask>|\[MASK\]|<\|mask\|>|_{3,}")
-MASK = re.compile(
-    r"<mask>|\[MASK\]|<\|mask\|>|<extra_id_\d+>|_{3,}"
-)  # how a text may write it, whatever the vocabulary
+MASK = re.compile(r"<mask>|\[MASK\]|<\|mask\|>|<extra_id_\d+>|_{3,}")  # how a text may write it
 PLACES_STEP = 8  # masks of a row are padded to a multiple, so that few programs are compiled
 
 Beginnings = Sequence[Sequence[int]]  # of the decoder's input, all of one length
@@ -94,11 +92,8 @@ def is_word(text: str) -> bool:
     [True, True, True, True, False, False, False, False, False]
     """
     letters = sum(map(str.isalpha, text))
-    return (
-        letters > 1
-        or re.search(HAN, text) is not None
-        or (letters == 1 and not UNSPACED.search(text) and text[0] == " ")
-    )
+    is_alone = letters == 1 and not UNSPACED.search(text) and text[0] == " "
+    return letters > 1 or is_alone or re.search(HAN, text) is not None
 
 
 def first_pieces(network: Network, vocabulary: Vocabulary) -> generate.Gaps | None:
@@ -328,25 +323,20 @@ def fills_of_masks(
         at = np.zeros((num_rows, width), np.int32)
         for row, number in enumerate(numbers):
             at[row, : len(places[number])] = places[number]
-        rows = generate.fetched(
-            _likelihoods(network, params, **place_batch({"tokens": tokens, "at": at}, batch_sharding(mesh)))
-        )
+        placed = place_batch({"tokens": tokens, "at": at}, batch_sharding(mesh))
+        rows = generate.fetched(_likelihoods(network, params, **placed))
         for row, number in enumerate(numbers):
-            spaces = [
-                match.start() == 0 or texts[number][match.start() - 1].isspace()
-                for match in MASK.finditer(texts[number])
-            ]
-            for follows_space, likely in zip(spaces, rows[row], strict=False):
+            text = texts[number]
+            for match, likely in zip(MASK.finditer(text), rows[row], strict=False):
                 allowed = pieces.is_text & pieces.has_letter
                 if pieces.has_space.sum() > 1:  # not a vocabulary of bytes, where only one id has a space
+                    follows_space = match.start() == 0 or text[match.start() - 1].isspace()
                     allowed = allowed & (pieces.has_space == follows_space)
-                best = np.argsort(-np.where(allowed, likely, -1.0), kind="stable")[:top].tolist()
+                best = np.argsort(-np.where(allowed, likely, -1.0), kind="stable")[:top]
+                chosen = [each for each in best.tolist() if allowed[each]]
+                words = (vocabulary.decode([each]).strip() for each in chosen)
                 answers[number].append(
-                    [
-                        Fill(vocabulary.decode([each]).strip(), float(likely[each]), (each,))
-                        for each in best
-                        if allowed[each]
-                    ]
+                    [Fill(word, float(likely[i]), (i,)) for word, i in zip(words, chosen, strict=True)]
                 )
     return answers
 
@@ -392,9 +382,8 @@ def pseudo_log_likelihoods(
             inputs[row, place:end], weights[row, place], places[row] = mask, 1, place
         names = ("input_tokens", "target_tokens", "loss_weights", "predicted_positions")
         batch = {f"decoder_{name}": each for name, each in zip(names, (inputs, targets, weights, places), strict=True)}
-        values = generate.fetched(
-            generate.row_log_likelihoods(network, params, place_batch(batch, batch_sharding(mesh)))
-        )
+        placed = place_batch(batch, batch_sharding(mesh))
+        values = generate.fetched(generate.row_log_likelihoods(network, params, placed))
         np.add.at(found, [number for number, _, _ in rows], values[: len(rows)])
     return found.astype(np.float32)
 

@@ -184,17 +184,12 @@ class Writer:
         padded = self._padded(inputs)
         placed = jax.make_array_from_callback(padded.shape, self._sharding, lambda index: padded[index])
         given = Given(placed, self._banned, keys, self.gaps)
-        if self.deadline is None:
-            found = generate(self._plan, params, given)
-        else:
-            found = generate_in_parts(self._plan, params, given, self.deadline)
-        tokens, scores = fetched(found.tokens), fetched(found.scores)
+        write = generate if self.deadline is None else functools.partial(generate_in_parts, deadline=self.deadline)
+        found = write(self._plan, params, given)
+        rows = zip(inputs, fetched(found.tokens), fetched(found.scores), strict=False)
         return [
-            [
-                Written(self._text(inputs[row], ids), float(score), ids)
-                for ids, score in zip(tokens[row], scores[row], strict=True)
-            ]
-            for row in range(len(inputs))
+            [Written(self._text(read, ids), float(s), ids) for ids, s in zip(*each, strict=True)]
+            for read, *each in rows
         ]
 
     def write_all(self, params: PyTree, inputs: Sequence[np.ndarray]) -> list[list[Written]]:

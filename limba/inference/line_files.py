@@ -364,14 +364,8 @@ class Progress:
         self._total, self._done, self._begun, self._unit, self._what = total, done, done, unit, what
         is_terminal = sys.stderr.isatty()
         self._says = shows and not is_terminal
-        self._bar = tqdm(
-            total=total,
-            desc=what or None,
-            unit=unit,
-            initial=done,
-            disable=not (shows and is_terminal),
-            dynamic_ncols=True,
-        )
+        is_off = not (shows and is_terminal)
+        self._bar = tqdm(None, what or None, total, unit=unit, initial=done, disable=is_off, dynamic_ncols=True)
         self._start = self._said = time.monotonic()
 
     def __enter__(self) -> Progress:

@@ -85,7 +85,7 @@ def load(
     mesh = mesh or mesh_for(source.run)
     network = Network(model, mesh)
     if step is None and source.best is not None:
-        place, arrays = f"{source.path.rstrip('/')}/best", source.best_arrays()
+        place, arrays = f"{source.path.rstrip('/')}/best", source.arrays(None)
         step = int(source.best.name)
     else:
         place, step = source.path, source.step_of(step)
@@ -263,9 +263,7 @@ class TrainedModel:
         """
         config = self.generation.replaced(**fields)
         if config.num_samples > 1:
-            raise InputError(
-                f"num_samples is {config.num_samples}, and generate returns one text per input; call samples."
-            )
+            raise InputError(f"num_samples is {config.num_samples}, and generate returns one per input; call samples.")
         return [samples[0].text for samples in self.written(texts, config)]
 
     def samples(self, texts: Sequence[str], **fields: Unpack[GenerationFields]) -> list[list[Written]]:

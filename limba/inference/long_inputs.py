@@ -91,11 +91,7 @@ class SegmentWriter:
     """
 
     def __init__(
-        self,
-        trained: Any,
-        config: GenerationConfig,
-        writer: Writer,
-        say: Callable[[str], None] | None = None,
+        self, trained: Any, config: GenerationConfig, writer: Writer, say: Callable[[str], None] | None = None
     ):
         self._trained, self._config, self._say, self._writer = trained, config, say or logger.warning, writer
         self._continues = trained.network.config.is_decoder_only
@@ -119,10 +115,7 @@ class SegmentWriter:
         return limit
 
     def _count(self, text: str) -> int:
-        return len(self._ids(text))
-
-    def _ids(self, text: str) -> np.ndarray:
-        return ids_of(self._trained.prefix + text, self._trained.vocabulary)
+        return len(ids_of(self._trained.prefix + text, self._trained.vocabulary))
 
     def read(self, text: str, name: str) -> Read:
         """Returns what is read of a text; InputError, which names it, if it is longer and long inputs are refused."""
@@ -201,9 +194,7 @@ class SegmentWriter:
         prefix = self._count("") - 1
         limit = prefix + 1 + max(2, -(-(self._count(segment.text) - prefix - 1) // 2))
         halves = segments_of(segment.text, self._count, limit)
-        if len(halves) < 2:
-            return []
-        return [*halves[:-1], halves[-1]._replace(after=halves[-1].after + segment.after)]
+        return [] if len(halves) < 2 else [*halves[:-1], halves[-1]._replace(after=halves[-1].after + segment.after)]
 
     def _is_unfinished(self, samples: Sequence[Written]) -> bool:
         return not self._continues and any((self._trained.vocabulary.eos_id or 1) not in each.ids for each in samples)

@@ -232,11 +232,10 @@ def _extend(state: _Beams, *, step: Step, rules: Rules, prompt_length: int) -> _
     flat = state.running.reshape(rows * beams, total)
     last = jax.lax.dynamic_index_in_dim(flat, length - 1, axis=1, keepdims=False)
     logits, cache = step(state.cache, last, state.position)
-    log_probabilities = _apply_bans(
-        jax.nn.log_softmax(logits, axis=-1), flat, length, rules.banned, config.no_repeat_ngram_size
-    )
+    scores = jax.nn.log_softmax(logits, axis=-1)
+    allowed = _apply_bans(scores, flat, length, rules.banned, config.no_repeat_ngram_size)
     num_ids = logits.shape[-1]
-    scores = log_probabilities.reshape(rows, beams, num_ids) + state.running_scores[..., None]
+    scores = allowed.reshape(rows, beams, num_ids) + state.running_scores[..., None]
 
     # Twice as many as beams, so that enough remain if all of the best have ended.
     top_scores, top = jax.lax.top_k(scores.reshape(rows, beams * num_ids), 2 * beams)
@@ -277,11 +276,8 @@ def _finish(
     best_scores, best = jax.lax.top_k(all_scores, beams)
     all_tokens = jnp.concatenate([state.finished, candidates], axis=1)
     all_finished = jnp.concatenate([state.is_finished, ends], axis=1)
-    return (
-        jnp.take_along_axis(all_tokens, best[..., None], axis=1),
-        best_scores,
-        jnp.take_along_axis(all_finished, best, axis=1),
-    )
+    tokens = jnp.take_along_axis(all_tokens, best[..., None], axis=1)
+    return tokens, best_scores, jnp.take_along_axis(all_finished, best, axis=1)
 
 
 def _improvable(

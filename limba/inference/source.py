@@ -66,20 +66,13 @@ class Source:
             raise InputError(f"There is no checkpoint at step {step} in {self.path}; choose from {sorted(self.steps)}.")
         return max(self.steps) if step is None else step
 
-    def arrays(self, step: int) -> Arrays:
-        """Returns a checkpoint's parameters by T5X's names, one array per layer; each is read on access.
-
+    def arrays(self, step: int | None) -> Arrays:
+        """Returns the parameters at a step, None for `best`'s, by T5X's names: an array per layer, read on access.
         Raises InputError for a file that is not as it was saved, and for an array that is missing, truncated, or not
         in the network.
         """
-        return self._arrays_at(self.steps[step])
-
-    def best_arrays(self) -> Arrays:
-        """Returns `arrays` of `best`."""
-        assert self.best is not None
-        return self._arrays_at(self.best)
-
-    def _arrays_at(self, path: epath.Path) -> Arrays:
+        path = self.best if step is None else self.steps[step]
+        assert path is not None, "a run without a best checkpoint"
         if self.kind == HUGGING_FACE:
             return open_folder(Path(path), self.model)
         if self.kind == LIMBA:

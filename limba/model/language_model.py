@@ -313,9 +313,7 @@ class Stack(nn.Module):
         """Returns x plus learned or sinusoidal position embeddings; rotary and relative ones are in the attention."""
         if self.config.positions == "learned":
             return x + jnp.take(self.position_embedding, positions, axis=0, mode="clip").astype(x.dtype)
-        if self.config.positions == "sinusoidal":
-            return x + sinusoids(positions, x.shape[-1]).astype(x.dtype)
-        return x
+        return x + sinusoids(positions, x.shape[-1]).astype(x.dtype) if self.config.positions == "sinusoidal" else x
 
     def finish(
         self, x: Float[Array, "B L D"], as_states: bool = False, deterministic: bool = True

@@ -27,10 +27,8 @@ def cached_decoder(
     """
     decoder = params["decoder"]
     num_layers, dtype = config.num_decoder_layers, jnp.dtype(config.dtype)
-    stacked = {
-        "layer": decoder["layers"],
-        "memory": jax.vmap(lambda layer: _memory(config, layer, encoded))(decoder["layers"]),
-    }
+    memory = jax.vmap(lambda layer: _memory(config, layer, encoded))(decoder["layers"])
+    stacked = {"layer": decoder["layers"], "memory": memory}
     if config.relative_bias_per_layer:
         tables = decoder["layers"]["relpos_bias"]["rel_embedding"]
         stacked["bias"] = jax.vmap(lambda table: bias_by_distance(config, table, max_tokens))(tables)

@@ -84,9 +84,7 @@ def hold(directory: str, file: str | None) -> None:
 def gone(path: str | os.PathLike[str]) -> str:
     """Returns the directory with this path in it that this process holds and that is gone (moved, unmounted), or ""."""
     place = os.fspath(path)
-    inside = [
-        held for held in [*_HELD.items()] if "://" not in place and Path(place).absolute().is_relative_to(held[0])
-    ]
+    inside = [one for one in [*_HELD.items()] if "://" not in place and Path(place).absolute().is_relative_to(one[0])]
     return next((directory for directory, file in inside if not os.path.exists(file)), "")
 
 

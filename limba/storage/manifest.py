@@ -104,9 +104,8 @@ def check(directory: str | epath.Path, how: str = "checksums", part: tuple[int, 
 
     def changed(name: str) -> str | None:
         try:
-            if twice(lambda: entry(root / name))[1] != files[name][1]:
-                return f"{name} has other bytes than when it was saved"
-            return None
+            is_same = twice(lambda: entry(root / name))[1] == files[name][1]
+            return None if is_same else f"{name} has other bytes than when it was saved"
         except Exception as error:
             if is_passing(error):
                 raise

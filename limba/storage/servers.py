@@ -68,12 +68,10 @@ def settle() -> None:
         return
     address = host if "://" in host else f"http://{host}"
     google.setdefault("token", "anon")
-    for name, value in (
-        ("TENSORSTORE_GCS_HTTP_URL", address),
-        ("GOOGLE_AUTH_TOKEN_FOR_TESTING", "emulated"),  # else tensorstore looks for a Google machine's credentials
-        ("CLOUD_STORAGE_EMULATOR_ENDPOINT", address),
-    ):
-        os.environ.setdefault(name, value)
+    for name in ("TENSORSTORE_GCS_HTTP_URL", "CLOUD_STORAGE_EMULATOR_ENDPOINT"):
+        os.environ.setdefault(name, address)
+    # Otherwise tensorstore looks for a Google machine's credentials.
+    os.environ.setdefault("GOOGLE_AUTH_TOKEN_FOR_TESTING", "emulated")
 
 
 def __getattr__(name: str) -> type:

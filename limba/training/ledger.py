@@ -95,8 +95,7 @@ def _of_other_run(config: RunConfig) -> list[Entry]:
             return resolved(given).read_text()
         except Exception as error:  # a bucket's client has errors of its own
             raise ConfigError(
-                "DataConfig.skip",
-                f"is {given}, which cannot be read ({reason_of(error)}); give the {FILE} of a run.",
+                "DataConfig.skip", f"is {given}, which cannot be read ({reason_of(error)}); give the {FILE} of a run."
             ) from error
 
     entries = entries_of(_from_first_process(read), given)

@@ -41,23 +41,16 @@ def make_schedule(config: ScheduleConfig, train_steps: int | None) -> optax.Sche
 def _unbranched(config: ScheduleConfig, train_steps: int) -> optax.Schedule:
     config = config.in_steps(train_steps)
     peak, final = float(config.base_learning_rate), config.final_learning_rate
-    warmup, decay = int(config.warmup_steps), int(config.decay_steps or 0)
+    warmup, decay, line = int(config.warmup_steps), int(config.decay_steps or 0), optax.linear_schedule
     if config.name == "factors":
         return lambda count: _factors(config, jnp.asarray(count, jnp.float32))
     if config.name == "warmup_stable_decay":
-        pieces = [
-            optax.linear_schedule(0.0, peak, max(1, warmup)),
-            optax.constant_schedule(peak),
-            optax.linear_schedule(peak, final, decay),
-        ]
+        pieces = [line(0.0, peak, max(1, warmup)), optax.constant_schedule(peak), line(peak, final, decay)]
         return optax.join_schedules(pieces, [warmup, max(warmup, train_steps - decay)])
     end = decay or train_steps
     if config.name == "cosine":
         return optax.warmup_cosine_decay_schedule(0.0, peak, warmup, max(end, warmup + 1), final)
-    pieces = [
-        optax.linear_schedule(0.0, peak, max(1, warmup)),
-        optax.linear_schedule(peak, final, max(1, end - warmup)),
-    ]
+    pieces = [line(0.0, peak, max(1, warmup)), line(peak, final, max(1, end - warmup))]
     return optax.join_schedules(pieces, [warmup])
 
 

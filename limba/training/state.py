@@ -94,9 +94,7 @@ def abstract_state(
     """Returns the state's shapes, dtypes and shardings, without its arrays."""
     shapes = jax.eval_shape(lambda key: init_state(model, optimizer, key), jax.random.key(0))
     shardings = state_shardings(model, optimizer, mesh, shard_update)
-    return jax.tree.map(
-        lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), shapes, shardings
-    )
+    return jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
 
 
 def create_state(

@@ -88,7 +88,7 @@ def denoiser_lengths(inputs_length: int, denoiser: Denoiser) -> tuple[int, int]:
     """
     if denoiser.mean_noise_span_length is None:
         raw = inputs_length - 1
-        longest = 2 * _mean_end(raw, denoiser.noise_density) - 1
+        longest = 2 * max(int(np.round(raw * denoiser.noise_density)), 1) - 1
         if raw >= 8:
             return raw, longest + 1
     else:
@@ -110,20 +110,14 @@ def denoiser_lengths(inputs_length: int, denoiser: Denoiser) -> tuple[int, int]:
     )
 
 
-def _mean_end(raw: int, share: float) -> int:
-    return max(int(np.round(raw * share)), 1)
-
-
 def ul2_lengths(lengths: Mapping[str, int], denoisers: Sequence[Denoiser] = UL2) -> dict[str, int]:
     """Returns {"inputs", "targets"}, the targets long enough for every denoiser.
 
     >>> ul2_lengths({"inputs": 512})
     {'inputs': 512, 'targets': 512}
     """
-    return {
-        "inputs": lengths["inputs"],
-        "targets": max(denoiser_lengths(lengths["inputs"], denoiser)[1] for denoiser in denoisers),
-    }
+    longest = max(denoiser_lengths(lengths["inputs"], denoiser)[1] for denoiser in denoisers)
+    return {"inputs": lengths["inputs"], "targets": longest}
 
 
 @preprocessor

@@ -104,10 +104,7 @@ def lm_adaptation(
 
 @preprocessor
 def causal_lm(
-    dataset: Dataset,
-    sequence_length: Mapping[str, int],
-    output_features: Features,
-    whole_documents: bool = False,
+    dataset: Dataset, sequence_length: Mapping[str, int], output_features: Features, whole_documents: bool = False
 ) -> Dataset:
     """Returns {"targets": int32 [n]} of {"targets": int32 [m]}: the stream cut into rows, for decoder-only models.
 
@@ -133,11 +130,8 @@ def cut_documents(vectors: Dataset, length: int, is_end: Callable[[np.ndarray], 
         stops = np.flatnonzero(is_end(tokens)) + 1
         stops = np.append(stops, len(tokens)) if not len(stops) or stops[-1] < len(tokens) else stops
         places = zip(np.append(0, stops[:-1]).tolist(), stops.tolist(), strict=True)
-        return [
-            {"targets": tokens[place : min(place + length, stop)]}
-            for start, stop in places
-            for place in range(start, stop, length)
-        ]
+        ranges = ((place, stop) for start, stop in places for place in range(start, stop, length))
+        return [{"targets": tokens[place : min(place + length, stop)]} for place, stop in ranges]
 
     return vectors.flat_map(documents, {"targets": TOKENS})
 

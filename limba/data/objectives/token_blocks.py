@@ -32,10 +32,7 @@ def unwrapped(step: Callable[..., object]) -> Callable[..., object]:
 
 
 def rows_of_blocks(
-    dataset: Dataset,
-    tokens_per_block: int,
-    rows_of: Callable[[np.ndarray, np.ndarray], Rows],
-    seeds_per_block: int = 1,
+    dataset: Dataset, tokens_per_block: int, rows_of: Callable[[np.ndarray, np.ndarray], Rows], seeds_per_block: int = 1
 ) -> Dataset:
     """Returns {"inputs", "targets"}, int32 vectors, of {"targets": int32 [n]}, the stream of tokens.
 
@@ -55,11 +52,7 @@ def rows_of_blocks(
 
 
 def padded(
-    inputs: Side,
-    targets: Side,
-    widths: tuple[int, int],
-    before_inputs: int | None = None,
-    after: int | None = None,
+    inputs: Side, targets: Side, widths: tuple[int, int], before_inputs: int | None = None, after: int | None = None
 ) -> Rows:
     """Returns the selected tokens as zero-padded matrices, with `num_inputs` and `num_targets` of each row.
 

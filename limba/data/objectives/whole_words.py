@@ -125,10 +125,7 @@ def _block_function(
         draws = philox.uniform([seeds], [2 * len(tokens)])[0].reshape(2, -1)
         edges = word_edges(begins(tokens))
         mask = whole_word_mask(edges, len(tokens), draws, noise_density, mean_noise_span_length, window)
-        pairs = [
-            _row(tokens[start:stop], mask[start:stop], top_sentinel, end)
-            for start, stop in row_edges(mask, edges, *limits)
-        ]
+        pairs = [_row(tokens[i:j], mask[i:j], top_sentinel, end) for i, j in row_edges(mask, edges, *limits)]
         sides = []
         for side in zip(*pairs, strict=True):
             lengths = np.array([len(row) for row in side], np.int32)

@@ -130,9 +130,7 @@ def changes(then: Mapping[int, Mark], num_files: int, now: Sequence[Mark]) -> Ch
     places = sorted(then)
     paths = [without_credentials(mark.path) for mark in now]
     is_same_place = not {then[place].path for place in places}.isdisjoint(paths)
-    old_names = (
-        [then[place].path for place in places] if is_same_place else _relative(then[place] for place in places)[1]
-    )
+    old_names = [then[at].path for at in places] if is_same_place else _relative(then[at] for at in places)[1]
     new_names = paths if is_same_place else _relative(now)[1]
     by_name, found = dict(zip(new_names, now, strict=True)), Changes()
     for name, place in zip(old_names, places, strict=True):

@@ -32,11 +32,6 @@ class Counts:
     def total(self) -> int:
         return sum(self.sizes)
 
-    @property
-    def has_rows(self) -> bool:
-        """True if a document that gives one row is read in one piece, as far as it is known."""
-        return self.num_pieces <= self.total
-
     @staticmethod
     def of(plain: Mapping[str, Any]) -> Counts:
         """Returns the counts that `dataclasses.asdict` made plain, also after they were JSON."""

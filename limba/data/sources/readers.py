@@ -22,18 +22,8 @@ import zstandard
 from fsspec import AbstractFileSystem
 
 from limba.config import InputError, reason_of, without_credentials
+from limba.data.sources import json_documents
 from limba.data.sources.fingerprints import File, version_of
-from limba.data.sources.json_documents import (
-    HEAD_BYTES,
-    JsonError,
-    array_records,
-    is_array,
-    not_text,
-    numbers_as_text,
-    sentences,
-    stored_name,
-    value_at,
-)
 from limba.data.sources.parquet import Footers, UnitError, parquet_values, read_footer
 from limba.data.sources.remote import COMPRESSIONS, ReadError, ReadPolicy, ask, in_place, in_utf8, open_file, unpacked
 from limba.storage import servers
@@ -119,9 +109,7 @@ def list_files(patterns: Sequence[str], policy: ReadPolicy = PATIENT) -> list[Fi
             advice = advice_on(error, "check the path, and the token if it is private")
             raise InputError(f"The corpus {pattern} cannot be listed ({reason_of(error)}); {advice}.") from error
         if not matches:
-            raise InputError(
-                f"The corpus path {pattern} matches no file; check it, and the directory that it starts in."
-            )
+            raise InputError(f"The corpus path {pattern} matches no file; check it, and the directory it starts in.")
         found |= {file.path: file for file in matches}
     for path in found:
         file_format(path)
@@ -148,9 +136,7 @@ def _matches(pattern: str, policy: ReadPolicy) -> list[File]:
 
 
 def _is_directory(pattern: str) -> InputError:
-    return InputError(
-        f"The corpus path {pattern} is a directory; give a pattern such as {pattern.rstrip('/')}/*.jsonl."
-    )
+    return InputError(f"The corpus path {pattern} is a directory; give a pattern like {pattern.rstrip('/')}/*.jsonl.")
 
 
 def _remote_matches(pattern: str, system: AbstractFileSystem, path: str, policy: ReadPolicy) -> list[File]:
@@ -204,9 +190,7 @@ def list_units(files: Sequence[File], policy: ReadPolicy = PATIENT, footers: Foo
     for file in files:
         form, packed = file_format(file.path)
         if form == "array_record":
-            raise InputError(
-                f"{file.path} is ArrayRecord, which cannot be mixed with other formats; give only such files."
-            )
+            raise InputError(f"{file.path} is ArrayRecord, which cannot be mixed with other formats; give only such.")
         if form == "parquet":
             units += [Unit(file.path, group, group + 1) for group in range(num_groups[file.path])]
         elif form in ("csv", "conllu") or packed or file.size is None or file.path in arrays:
@@ -223,8 +207,8 @@ def _is_json(path: str) -> bool:
 
 def _begins_array(path: str, policy: ReadPolicy) -> bool:
     try:
-        with open_file(path, policy, 0, HEAD_BYTES) as file:
-            return is_array(file.read(HEAD_BYTES))
+        with open_file(path, policy, 0, json_documents.HEAD_BYTES) as file:
+            return json_documents.is_array(file.read(json_documents.HEAD_BYTES))
     except OSError as error:
         advice = advice_on(error, "check the file and its permissions")
         raise InputError(f"{path} cannot be read ({reason_of(error)}); {advice}.") from error
@@ -274,7 +258,10 @@ def read_chunks(
             elif form == "json":
                 rows = _json(unit, file, columns)
             elif form == "conllu":
-                rows = map(joined, sentences(unit.path, (_decode(unit, *line) for line in _lines(unit, file)), columns))
+                rows = map(
+                    joined,
+                    json_documents.sentences(unit.path, (_decode(unit, *line) for line in _lines(unit, file)), columns),
+                )
             elif len(columns) > 1:
                 raise InputError(
                     f"{unit.path} has no columns, and the task reads {columns}; give .jsonl, .csv or .parquet."
@@ -381,10 +368,10 @@ def _text(unit: Unit, file: IO[bytes]) -> Iterator[bytes]:
 def _records(unit: Unit, file: Any) -> Iterator[tuple[int, object]]:
     """Yields (offset, record) of JSON lines, or of a .json file that is one array."""
     may_be_array = unit.stop is None and _is_json(unit.path.lower().removesuffix(".gz").removesuffix(".zst"))
-    if may_be_array and is_array(file.peek(HEAD_BYTES)[:HEAD_BYTES]):
+    if may_be_array and json_documents.is_array(file.peek(json_documents.HEAD_BYTES)[: json_documents.HEAD_BYTES]):
         try:
-            yield from array_records(file)
-        except JsonError as error:
+            yield from json_documents.array_records(file)
+        except json_documents.JsonError as error:
             place = _place(unit.path, error.offset)
             raise RecordError(f"{unit.path} {place} is not JSON ({reason_of(error)}); correct it.") from None
         return
@@ -417,12 +404,12 @@ def _json(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes
         values = []
         for column in columns:
             try:
-                found = value_at(record, column)
+                found = json_documents.value_at(record, column)
             except KeyError:
                 raise _no_column(unit.path, column, list(record), kind) from None
-            value = numbers_as_text(found) if len(columns) > 1 else found
+            value = json_documents.numbers_as_text(found) if len(columns) > 1 else found
             if not isinstance(value, str | bytes | None):
-                raise not_text(f"{unit.path} {_place(unit.path, offset)}", value, column, kind)
+                raise json_documents.not_text(f"{unit.path} {_place(unit.path, offset)}", value, column, kind)
             values.append(value)
         yield b"" if None in values else joined(values)
         kind = RecordError
@@ -465,16 +452,14 @@ def _csv(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes]
                     "correct the line."
                 )
     except csv.Error as error:
-        raise RecordError(
-            f"{unit.path} line {reader.line_num} is not csv ({reason_of(error)}); correct the line."
-        ) from None
+        raise RecordError(f"{unit.path} line {reader.line_num} is not csv ({reason_of(error)}); correct it.") from None
 
 
 def _parquet(unit: Unit, columns: Sequence[str], policy: ReadPolicy, footers: Footers) -> Iterator[bytes]:
     size, metadata = footers(unit.path, policy)
     names = metadata.schema.to_arrow_schema().names
     for column in columns:
-        if stored_name(column) not in names and column.partition(".")[0] not in names:
+        if json_documents.stored_name(column) not in names and column.partition(".")[0] not in names:
             raise _no_column(unit.path, column, names)
     for values in parquet_values(unit.path, unit.start, columns, policy, size, metadata):
         yield joined(values)

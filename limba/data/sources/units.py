@@ -164,9 +164,7 @@ class WholeUnits(ShardUnits):
                 " shard reads all of them and takes its own documents; so it is with other corpora of as few units.",
             )
         if total == 0 and reading.is_endless:
-            raise InputError(
-                f"{source.name} holds no document in split {reading.split!r}; give files with text in them."
-            )
+            raise InputError(f"{source.name} holds no document in split {reading.split!r}; give files with text.")
         # Units opened since the last document, to notice an endless data set without any. A long line makes many empty
         # units, and by chance a shard may have none but these in several epochs.
         self._opened = 0

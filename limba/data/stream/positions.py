@@ -175,9 +175,7 @@ class DataPositions:
         found = about["format"]
         if found not in (FORMAT, OF_TENSORFLOW):
             advice = "install a newer version" if found > FORMAT else "resume the run with the version that saved it"
-            raise InputError(
-                f"The data position has format {found}, and this version of Limba reads {FORMAT}; {advice}."
-            )
+            raise InputError(f"The data position has format {found}, and this Limba reads {FORMAT}; {advice}.")
         for name, now in {**self._identity(shard), "format": found, "exact": self._pipeline.is_exact}.items():
             if about.get(name) != now:  # one that version 0.2.0 did not have is None there
                 raise InputError(
@@ -189,11 +187,8 @@ class DataPositions:
     def _compared(self, saved: Mapping[int, Saved], step: int) -> tuple[str, list[str]]:
         """Returns (what has changed in the corpus since the step, sentences for the log)."""
         about = next(iter(saved.values())).about
-        now, found, notes = (
-            _corpora_of(self._sources, self._config.train_split, about["end_bytes"]),
-            Changes(),
-            list[str](),
-        )
+        now = _corpora_of(self._sources, self._config.train_split, about["end_bytes"])
+        found, notes = Changes(), list[str]()
         for name, num_files in about["num_files"].items():
             then = {place: mark for each in saved.values() for place, mark in each.files.get(name, {}).items()}
             some = changes(then, num_files, now.files.get(name, ()))
@@ -203,9 +198,7 @@ class DataPositions:
                 found.appeared += some.appeared
                 found.vanished += some.vanished
         if found or about["corpus"] != self._layout:
-            return found.sentence(
-                step
-            ) or f"The corpus has changed since step {step:,}: it has other files or units", []
+            return found.sentence(step) or f"The corpus has changed since step {step:,}, with other files or units", []
         if about["files"] != now.digest:
             notes.append(
                 f"The content of the corpus's files at step {step:,} is not known here: they are taken as unchanged,"

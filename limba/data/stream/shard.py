@@ -90,10 +90,6 @@ class Pipeline:
         return unit_sources(self.task)
 
     @property
-    def is_mixture(self) -> bool:
-        return isinstance(self.task, Mixture)
-
-    @property
     def is_exact(self) -> bool:
         """True if all positions can be saved; else a resumed shard is read again from its beginning."""
         return len(self.sources) == len(self.parts)
@@ -271,7 +267,7 @@ class Shard:
         config, deal, begun = self._pipeline.config, self._pipeline.deal, float(self.first_epochs.get(name, 0))
         if self._has_ended:
             return float(max(config.num_epochs or 0, begun + 1))
-        if not self._pipeline.is_mixture and deal.rows is not None and deal.is_exact:
+        if not isinstance(self._pipeline.task, Mixture) and deal.rows is not None and deal.is_exact:
             rows = (self.num_batches - self.batches_before) * config.rows_per_shard
             return min(begun + rows * config.num_shards / deal.rows, max(config.num_epochs or math.inf, begun + 1))
         return self._epochs.get(name, begun)

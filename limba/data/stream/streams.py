@@ -62,10 +62,8 @@ class TrainStream(Stream):
         if all(part is None for part in rows):
             raise StopIteration
         self._request()
-        return {
-            shard.index: shard.padding() if part is None else part
-            for shard, part in zip(self.shards, rows, strict=True)
-        }
+        pairs = zip(self.shards, rows, strict=True)
+        return {shard.index: shard.padding() if part is None else part for shard, part in pairs}
 
     def _request(self) -> None:
         for shard in self.shards:

@@ -44,9 +44,7 @@ def hidden_words(text: str, num: int = 2) -> Hidden | None:
     >>> hidden_words("The module opens the file and reads all of its lines.").masked
     'The module opens <extra_id_0> file and reads all of <extra_id_1> lines.'
     """
-    words = [
-        match for match in list(WORD.finditer(text))[1:-1] if UNSPACED.match(match[0]) or text[match.start() - 1] == " "
-    ]
+    words = [m for m in list(WORD.finditer(text))[1:-1] if UNSPACED.match(m[0]) or text[m.start() - 1] == " "]
     draw = random.Random(hashlib.blake2b(text.encode(), digest_size=8).digest())
     draw.shuffle(words)
     chosen: list[re.Match[str]] = []

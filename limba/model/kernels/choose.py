@@ -178,9 +178,7 @@ class PallasGpu(HeadsLast):
         from limba.model.kernels import pallas_gpu
 
         has_wgmma = 9 <= compute_capability(device_of(self.mesh)) < 10
-        kernel = lambda heads, *others: pallas_gpu.pallas_attention(
-            *heads, *others, rule=mask.rule, has_wgmma=has_wgmma
-        )
+        kernel = lambda heads, *rest: pallas_gpu.pallas_attention(*heads, *rest, rule=mask.rule, has_wgmma=has_wgmma)
         return attend_on_mesh(kernel, self, 2, heads, bias, mask)
 
 

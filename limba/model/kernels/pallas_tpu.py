@@ -194,11 +194,7 @@ def _summed(plan: Plan, parts: Float[Array, "I B 2 H C J"]) -> Float[Array, "B 2
 
 
 def _call(
-    plan: Plan,
-    projections: tuple[Array, ...],
-    bias: Array | None,
-    ids: tuple[Array, Array],
-    *of_backward: Array,
+    plan: Plan, projections: tuple[Array, ...], bias: Array | None, ids: tuple[Array, Array], *of_backward: Array
 ) -> list[Array]:
     """Returns the results of the kernel, run over (heads, blocks of queries, groups of examples)."""
     (batch, _, heads, width, queries), dtype = projections[0].shape, projections[0].dtype

@@ -37,15 +37,9 @@ LEAST_LETTERS = 10_000  # of a corpus; a row of 128 inputs alone has some 500
 def _parser() -> Parser:
     parser = Parser("new", ABOUT)
     parser.add_object("name", "NAME", "the run's name, such as the code of your language: nb")
-    parser.add_argument(
-        "--corpus", metavar="FILES", help="a path or a pattern, 'data/*.jsonl', or user/name of the hub"
-    )
+    parser.add_argument("--corpus", metavar="FILES", help="a path, a pattern 'data/*.jsonl', or user/name of the hub")
     parser.add_argument("--column", metavar="text", help="column or key with the text; found if there is only one")
-    parser.add_argument(
-        "--hardware",
-        metavar="v4-8|h100|cpu",
-        help="what it will run on: cpu, h100, 8xa100, v5e-8, …",
-    )
+    parser.add_argument("--hardware", metavar="v4-8|h100|cpu", help="what it will run on: cpu, h100, 8xa100, v5e-8, …")
     parser.add_argument("--days", default=DAYS, metavar="7", help="how long it may train; default 7")
     parser.add_argument("--size", metavar="small", help="size instead of the proposed one")
     parser.add_argument(
@@ -85,9 +79,7 @@ def run(argv: Sequence[str]) -> None:
         raise InputError(f"--size={given.size} is not known; give one of {', '.join(sizes.SIZES[kind])}.")
     machine = hardware(given.hardware)
     if given.hardware is None and (environment.num_gpus() or environment.is_tpu_vm()):
-        raise InputError(
-            "This machine has an accelerator; name it, as in --hardware=8xh100 or --hardware=v4-8, or give cpu."
-        )
+        raise InputError("This machine has an accelerator; name it, as in --hardware=8xh100 or v4-8, or give cpu.")
     _check_new(name, "from" if given.start else given.size)
     start = _start(given.start) if given.start else None
     if start is not None:

@@ -76,9 +76,7 @@ def rules_of(precompiled: bytes) -> dict[str, str]:
         children = bases[:, None] ^ labels
         is_child = nodes[np.minimum(children, len(nodes) - 1)] & 0x8000_00FF == labels
         parents, columns = np.nonzero(is_child & (children < len(nodes)))
-        keys = [
-            keys[parent] + bytes([column + 1])
-            for parent, column in zip(parents.tolist(), columns.tolist(), strict=True)
-        ]
+        pairs = zip(parents.tolist(), columns.tolist(), strict=True)
+        keys = [keys[parent] + bytes([column + 1]) for parent, column in pairs]
         places = children[parents, columns]
     return rules

@@ -72,9 +72,7 @@ def run(argv: Sequence[str]) -> None:
         return
     if arguments.tfds:
         if arguments.output or arguments.tokenize or arguments.format != "array_record":
-            raise InputError(
-                "--tfds writes text as ArrayRecord to --data_dir; leave out --output, --tokenize and --format."
-            )
+            raise InputError("--tfds writes ArrayRecord to --data_dir; leave out --output, --tokenize and --format.")
         with environment.quiet_imports():
             from limba.tools.corpus.preparation.tfds import describe, folder_of
         arguments.output = folder_of(arguments.tfds, data_dir)
@@ -92,9 +90,7 @@ def run(argv: Sequence[str]) -> None:
     )
     source = prepare.source_of(recipe)
     if arguments.tfds and prepare.columns_of(source, settings) != ("text",):
-        raise InputError(
-            f"--tfds takes one column of text, and the task reads {len(source.keys)}; give --output instead."
-        )
+        raise InputError(f"--tfds takes one column of text, and the task reads {len(source.keys)}; give --output.")
     started = time.monotonic()
     found = _prepared(arguments, recipe, settings, argv)
     if found is None:

@@ -40,13 +40,9 @@ def add_flags(parser: Parser, with_json: bool = False) -> None:
     group.add_argument("--list-topologies", action="store_true", help="list the names of chips and end")
     group.add_argument("--no-compile", action="store_true", help="compile nothing")
     group.add_argument(
-        "--advise",
-        metavar="MINUTES",
-        help=f"compile changes that save memory and time, for so long ({ADVISE_MINUTES})",
+        "--advise", metavar="MINUTES", help=f"compile changes that save memory and time, for so long ({ADVISE_MINUTES})"
     )
-    group.add_argument(
-        "--calibrate", metavar="MODEL_DIR", help="a run on the same chips, whose speed corrects the estimate"
-    )
+    group.add_argument("--calibrate", metavar="MODEL_DIR", help="a run on the same chips, to correct the estimate")
     if with_json:
         group.add_argument("--json", action="store_true")
     group.add_argument("--html", metavar="FILE", help="also write the page as one HTML file")

@@ -75,9 +75,7 @@ def _wanted(suite: Suite, folder: str) -> dict[str, str]:
 
 
 def _agreed(question: str) -> bool:
-    if not sys.stdin.isatty():
-        return False
-    return input(question).strip().lower() in ("y", "yes")
+    return sys.stdin.isatty() and input(question).strip().lower() in ("y", "yes")
 
 
 @contextlib.contextmanager

@@ -36,10 +36,8 @@ class FineTuning:
         if trained.network.config.positions == "learned":  # a row holds both
             longest = trained.network.config.max_length
             inputs, targets = min(inputs, longest - longest // 3), min(targets, longest // 3)
-        self._lengths, self._head = (
-            (inputs, targets),
-            task.of_head(parts) if has_no_decoder(trained.network.config) else (),
-        )
+        self._lengths = (inputs, targets)
+        self._head = task.of_head(parts) if has_no_decoder(trained.network.config) else ()
         self._last: Learnt | None = None
         self._held: Learnt | None = None
 

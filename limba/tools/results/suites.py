@@ -11,19 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from limba.cli.gin.statements import Macro, read
 from limba.config import ConfigError, InputError, ModelConfig
 from limba.config.errors import did_you_mean
+from limba.tools.results.kinds import learned
 from limba.tools.results.kinds.bits import BitsPerByte
 from limba.tools.results.kinds.choices import MultipleChoice
-from limba.tools.results.kinds.learned import (
-    Classification,
-    Learned,
-    Lemmas,
-    NamedEntities,
-    PartOfSpeech,
-    Parts,
-    Similarity,
-    evenly,
-    has_no_decoder,
-)
 from limba.tools.results.kinds.pairs import MinimalPairs
 from limba.tools.results.kinds.writing import Questions, Writing
 from limba.tools.results.outcome import Figures, Outcome
@@ -32,9 +22,17 @@ from limba.tools.results.protocol import PROTOCOL, Protocol
 if TYPE_CHECKING:
     from limba.api import TrainedModel
 
-Task = MinimalPairs | BitsPerByte | MultipleChoice | Learned
+Task = MinimalPairs | BitsPerByte | MultipleChoice | learned.Learned
 OF_MODELS = (MinimalPairs, BitsPerByte, MultipleChoice)  # that models are scored on as they are
-TO_LEARN = (Classification, Similarity, NamedEntities, PartOfSpeech, Lemmas, Questions, Writing)
+TO_LEARN = (
+    learned.Classification,
+    learned.Similarity,
+    learned.NamedEntities,
+    learned.PartOfSpeech,
+    learned.Lemmas,
+    Questions,
+    Writing,
+)
 KINDS = {kind.__name__: kind for kind in (*OF_MODELS, *TO_LEARN)}
 SUITE = "suite"  # whose fields are the suite's own
 
@@ -46,7 +44,7 @@ class Read(NamedTuple):
     tests: Sequence[str]  # texts that a training corpus should not hold
     floors: Callable[[], Mapping[str, Figures]]  # the baselines that need no model, by their columns
     measure: Callable[[TrainedModel], Outcome] | None  # of a model as it is; None: it is fine-tuned first
-    parts: Parts | None
+    parts: learned.Parts | None
 
 
 class Suite(NamedTuple):
@@ -113,14 +111,14 @@ def read_task(task: Task, folder: str, protocol: Protocol = PROTOCOL) -> Read:
         return Read(task, task.tests(choices), floors, measure, None)
     parts = task.read(folder, protocol)
     tests = task.tests(parts)  # all, of which contamination is counted
-    parts = parts._replace(test=evenly(parts.test, protocol.most_test or len(parts.test)))
+    parts = parts._replace(test=learned.evenly(parts.test, protocol.most_test or len(parts.test)))
     return Read(task, tests, functools.partial(task.floors, parts), None, parts)
 
 
 def check_model(model: str, network: ModelConfig, tasks: Sequence[Read]) -> None:
     """Raises InputError for a task that an encoder cannot do: write text, or score it without its output layer."""
-    for task, parts in ((each.task, each.parts) for each in tasks if has_no_decoder(network)):
-        if not isinstance(task, Learned) or parts is None:
+    for task, parts in ((each.task, each.parts) for each in tasks if learned.has_no_decoder(network)):
+        if not isinstance(task, learned.Learned) or parts is None:
             if network.is_t5_encoder or network.has_own_head:
                 raise InputError(
                     f"{model} has no output layer for its vocabulary, by which the task {task.name} scores texts; give"

@@ -208,11 +208,7 @@ def write_arrays(directory: epath.Path, snapshot: Snapshot) -> str:
                     "driver": "zarr",
                     "kvstore": {**store, "path": f"{array.name}/"},
                     "dtype": ts.dtype(array.dtype).name,
-                    "metadata": {
-                        "shape": array.shape,
-                        "chunks": array.chunk,
-                        "compressor": {"id": "zstd", "level": 1},
-                    },
+                    "metadata": {"shape": array.shape, "chunks": array.chunk, "compressor": {"id": "zstd", "level": 1}},
                     "store_data_equal_to_fill_value": True,
                 },
                 create=own == 0,

@@ -60,11 +60,7 @@ class Checkpoints:
     """The checkpoints of one run directory. Use it as a context manager: on exit it waits for the last save."""
 
     def __init__(
-        self,
-        model_dir: str,
-        config: CheckpointConfig,
-        data: DataConfig,
-        check_lease: Callable[[], None] = lambda: None,
+        self, model_dir: str, config: CheckpointConfig, data: DataConfig, check_lease: Callable[[], None] = lambda: None
     ):
         self.check_lease = check_lease  # RestartError if another run has taken over model_dir
         self.directory = epath.Path(model_dir) / "checkpoints"
@@ -329,11 +325,7 @@ class Checkpoints:
 
     def _positions(self, data: limba_checkpoint.DataItem, path: epath.Path) -> Positions:
         positions = {int(shard): base64.b64decode(text) for shard, text in data["positions"].items()}
-        for name, field in (
-            ("task", "mixture_or_task_name"),
-            ("seed", "seed"),
-            ("num_data_shards", "num_data_shards"),
-        ):
+        for name, field in (("task", "mixture_or_task_name"), ("seed", "seed"), ("num_data_shards", "num_data_shards")):
             if data[name] != (now := getattr(_data_of(self._data, int(path.name)), field)):
                 saved = _stages_in(positions)
                 if (self._data.stages or saved) and field != "num_data_shards":

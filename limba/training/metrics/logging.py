@@ -253,12 +253,13 @@ class Metrics:
                 self._outputs.board.add_scalar(f"{kind}/{name}", value, step)
         if self._outputs.others is not None:
             self._outputs.others.add(kind, step, values)
-        self._record(kind, step, values)
+        self.record(kind, step, values)
 
     def record(self, kind: str, step: int, values: Mapping[str, object]) -> None:
         """Records something of another `kind`, in metrics.jsonl only; a full disk does not end the run for it."""
         if self._outputs is not None:
-            self._record(kind, step, values)
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            self._outputs.lines.append(json.dumps({"kind": kind, "step": step, "time": now, **values}) + "\n")
 
     def saved(self, step: int, place: object) -> None:
         """Records and prints that the checkpoint of a step is complete."""
@@ -331,7 +332,7 @@ class Metrics:
                 self._outputs.board.add_text(f"samples/{number}", "\n\n".join(several), step)
             for text in several:
                 self.say(f"step {step:,} sample for {prompt!r}: {text}")
-        self._record("samples", step, {"texts": dict(texts)})
+        self.record("samples", step, {"texts": dict(texts)})
 
     def evaluated(self, step: int, values: Mapping[str, float]) -> None:
         """Gives the callback the figures of the validation split and of generated text."""
@@ -351,11 +352,6 @@ class Metrics:
         """Raises the error of a callback, if there was one."""
         if self._failure is not None:
             raise self._failure
-
-    def _record(self, kind: str, step: int, values: Mapping[str, object]) -> None:
-        assert self._outputs is not None
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        self._outputs.lines.append(json.dumps({"kind": kind, "step": step, "time": now, **values}) + "\n")
 
 
 def _address(path: epath.Path) -> str:

@@ -221,9 +221,7 @@ def _model(translation: Translation) -> None:
     start, start_key = translation.get("model_name_or_path")
     sizes, key = translation.get("config_name", "model_name_or_path")
     if sizes is None:
-        raise InputError(
-            f"{translation.place} names neither model_name_or_path nor config_name; give one, for the model's sizes."
-        )
+        raise InputError(f"{translation.place} names neither model_name_or_path nor config_name; give one.")
     folder = folder_of(_with_revision(translation, sizes), weights=sizes == start)
     model = model_config(folder, kind="t5")
     about = json.loads((folder / "config.json" if folder.is_dir() else folder).read_text())
@@ -265,9 +263,7 @@ def _vocabulary(translation: Translation, name: str, key: str) -> str:
     for file in ("spiece.model", "tokenizer.json"):
         if (folder / file).is_file():
             return str(folder / file)
-    raise InputError(
-        f"{key} {name} holds neither spiece.model nor tokenizer.json; give the tokenizer's folder or file."
-    )
+    raise InputError(f"{key} {name} holds neither spiece.model nor tokenizer.json; give a tokenizer's folder or file.")
 
 
 def _optimizer(translation: Translation) -> None:

@@ -42,11 +42,7 @@ def random_prefix_noise_mask(length: Length, noise_density: float, seeds: Seeds)
 
 
 def random_spans_noise_mask(
-    length: Length,
-    noise_density: float,
-    seeds: Seeds,
-    mean_noise_span_length: float = 3.0,
-    random_roll: bool = False,
+    length: Length, noise_density: float, seeds: Seeds, mean_noise_span_length: float = 3.0, random_roll: bool = False
 ) -> tf.Tensor:
     """Returns a mask of random spans: text and noise alternate, beginning with text.
 

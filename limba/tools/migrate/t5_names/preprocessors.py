@@ -175,10 +175,7 @@ def iid_denoising(
 
 
 def prefix_lm(
-    dataset: tf.data.Dataset,
-    sequence_length: Mapping[str, int],
-    output_features: Features,
-    noise_density: float = 0.5,
+    dataset: tf.data.Dataset, sequence_length: Mapping[str, int], output_features: Features, noise_density: float = 0.5
 ) -> tf.data.Dataset:
     """Returns t5's prefix language modeling: the beginning of a document's piece, and its rest."""
     dataset = denoising.select_random_chunk(dataset, output_features, LONGEST)

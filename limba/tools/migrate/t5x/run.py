@@ -64,9 +64,7 @@ def _lengths(t: Translation, found: Found, is_decoder: bool) -> None:
         raise refuse(found, "give lengths such as {'inputs': 512, 'targets': 114}")
     if is_decoder and "inputs" in lengths:
         if t.skeleton == SCRIPTS["infer"]:
-            raise refuse(
-                found, "limba generate reads a prompt as text to continue, not as inputs; use eval.gin for these"
-            )
+            raise refuse(found, "limba generate reads a prompt as text to continue, not as inputs; use eval.gin")
         if "targets" not in lengths:
             raise refuse(found, "a decoder-only row has inputs and targets; give the length of both")
         row = {"targets": lengths["inputs"] + lengths["targets"], "prefix": lengths["inputs"]}
@@ -178,9 +176,7 @@ def _restore(t: Translation) -> None:
     t.drop("RestoreCheckpointConfig", {"strict": "all parameters must be there", "restore_dataset": "always"})
     fallback = find("fallback_to_scratch", False)
     if fallback.value:
-        raise refuse(
-            fallback, "Limba starts from nothing only if you say so; set INITIAL_CHECKPOINT_PATH to None for that"
-        )
+        raise refuse(fallback, "Limba starts from nothing only if you say so; set INITIAL_CHECKPOINT_PATH to None")
     mapped = _is_without_state(find("assignment_map"))
     if not paths:
         return
@@ -226,9 +222,7 @@ def translate_devices(t: Translation) -> None:
     for name in ("activation_partitioning_dims", "parameter_partitioning_dims", "additional_rules"):
         found = t.settings.find("standard_logical_axis_rules", name, default=1)
         if found.value != 1:
-            t.differs(
-                found, "config.MeshConfig.fsdp", "another layout, the same numbers; set fsdp=N if memory is short"
-            )
+            t.differs(found, "config.MeshConfig.fsdp", "another layout, same numbers; set fsdp=N if memory is short")
     t.drop("PjitPartitioner", dict.fromkeys(("params_on_devices", "backend"), "jax chooses the devices"))
 
 

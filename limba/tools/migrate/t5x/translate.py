@@ -213,9 +213,7 @@ def run(argv: Sequence[str]) -> None:
     """`limba convert-gin THEIRS.gin > OURS.gin`: prints the translation; raises InputError."""
     parser = Parser("convert-gin", ABOUT)
     parser.add_object("gin_file", "THEIRS.gin", "a gin file of T5X's; later files replace values", takes_several=True)
-    parser.add_argument(
-        "--gin_search_paths", metavar="A,B", action="append", default=[], help="folders to look for gin files in: A,B"
-    )
+    parser.add_argument("--gin_search_paths", metavar="A,B", action="append", default=[], help="folders of gin files")
     parser.add_argument("--gin.NAME", metavar="VALUE", help="set NAME, theirs or ours")
     given = parser.parse(argv)
     if not given.gin_file:

@@ -17,17 +17,8 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import numpy as np
+from bokeh import models
 from bokeh.embed import json_item
-from bokeh.models import (
-    BasicTicker,
-    BoxZoomTool,
-    ColumnDataSource,
-    DataRange1d,
-    FactorRange,
-    HoverTool,
-    LinearAxis,
-    Quad,
-)
 from bokeh.plotting import figure
 from bokeh.resources import Resources
 
@@ -60,8 +51,8 @@ def item(chart: Chart) -> dict[str, object]:
     is_events, is_bars = chart.kind == "events", chart.kind == "bars"
     options: dict[str, Any] = {
         "height": EVENTS_HEIGHT + 24 * len(chart.places) if is_events else HEIGHT,
-        "tools": [BoxZoomTool(dimensions="width")],
-        "y_range": FactorRange(factors=list(chart.places)) if is_events else _range(chart),
+        "tools": [models.BoxZoomTool(dimensions="width")],
+        "y_range": models.FactorRange(factors=list(chart.places)) if is_events else _range(chart),
     }
     plot: Any = figure(
         sizing_mode="stretch_width", toolbar_location=None, name=chart.name, tags=[chart.section in LOGARITHMIC],
@@ -71,16 +62,16 @@ def item(chart: Chart) -> dict[str, object]:
         _draw(plot, chart, number, line)
     for axis in plot.axis:
         axis.axis_label_text_font_style = "normal"
-        if isinstance(axis, LinearAxis):
-            axis.ticker = BasicTicker(desired_num_ticks=5)
+        if isinstance(axis, models.LinearAxis):
+            axis.ticker = models.BasicTicker(desired_num_ticks=5)
     if not is_events:
         plot.yaxis.axis_label = chart.unit
     plot.xaxis.axis_label = "tokens in a row" if is_bars else "step"
     return dict(json_item(plot))
 
 
-def _range(chart: Chart) -> DataRange1d:
-    found = DataRange1d(default_span=_span(chart))
+def _range(chart: Chart) -> models.DataRange1d:
+    found = models.DataRange1d(default_span=_span(chart))
     if any(chart.name == name or chart.name.startswith(f"{name}-") for name in FROM_NONE):
         found.start = 0
     return found
@@ -94,10 +85,10 @@ def _span(chart: Chart) -> float:
 
 def _draw(plot: Any, chart: Chart, number: int, line: Line) -> None:
     columns = ("y", "said", "left", "right") if chart.kind == "bars" else ("x", "y", "said")
-    source = ColumnDataSource({name: [] for name in columns}, name=f"{chart.name}/{number}")
+    source = models.ColumnDataSource({name: [] for name in columns}, name=f"{chart.name}/{number}")
     style, drawn = line.style % len(DASHES), []
     if chart.kind == "bars":
-        bars = Quad(left="left", right="right", bottom=0, top="y", fill_alpha=0.35, hatch_pattern=HATCHES[style])
+        bars = models.Quad(left="left", right="right", bottom=0, top="y", fill_alpha=0.35, hatch_pattern=HATCHES[style])
         drawn.append(plot.add_glyph(source, bars))
     if chart.kind == "lines":
         width = 1 if line.is_marked else 1.75
@@ -107,7 +98,9 @@ def _draw(plot: Any, chart: Chart, number: int, line: Line) -> None:
     for each in drawn:
         each.glyph.tags = [line.style]
         each.nonselection_glyph = each.muted_glyph = "auto"  # a third of the text less than copies of the glyph
-    plot.add_tools(HoverTool(renderers=drawn[-1:], tooltips=[(line.label, "@said")], point_policy="snap_to_data"))
+    plot.add_tools(
+        models.HoverTool(renderers=drawn[-1:], tooltips=[(line.label, "@said")], point_policy="snap_to_data")
+    )
 
 
 MOST_BYTES = 2_000_000  # of a page with its data
@@ -333,6 +326,4 @@ class ReportHandler(PageHandler):
         """Returns the page or its data."""
         if path == "/":
             return "text/html; charset=utf-8", self.server.page().encode()
-        if path == "/api/report":
-            return as_json(self.server.data())
-        return super().get(path)
+        return as_json(self.server.data()) if path == "/api/report" else super().get(path)

@@ -137,9 +137,7 @@ def run(argv: Sequence[str]) -> None:
     token = serving.checked(given.host, given.port, given.token, "--port")
 
     def listening(players: Sequence) -> Server:
-        return serving.listening(
-            lambda port: Server(given.host, port, players, token), given.host, given.port, "--port"
-        )
+        return serving.listening(lambda at: Server(given.host, at, players, token), given.host, given.port, "--port")
 
     with environment.quiet_imports():
         from limba.api import load

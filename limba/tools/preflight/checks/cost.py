@@ -57,13 +57,8 @@ def time_and_cost(config: RunConfig, chips: Topology | None, made: Sequence[Sect
         costs,
         lambda _: _of_periods(config, _of_evaluation(config, found, seconds)),
         lambda data: _lost(run, seconds, _of_evaluation(config, found, seconds), data) if seconds else (),
-        lambda data: _tokens(run, _of_text(found), data),
+        lambda data: _tokens(run, found.get("tokens_per_step", 0.0) * found.get("text_share", 1.0), data),
     )
-
-
-def _of_text(found: Mapping) -> float:
-    """Returns the tokens of text that a step reads, 0 where they were not counted."""
-    return found.get("tokens_per_step", 0.0) * found.get("text_share", 1.0)
 
 
 def _in_steps(config: RunConfig, found: Mapping) -> RunConfig:

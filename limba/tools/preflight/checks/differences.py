@@ -22,12 +22,7 @@ FREE = {
     *("DataConfig.read_timeout_seconds", "DataConfig.read_attempts", "DataConfig.on_read_failure"),
     *("DataConfig.on_changed_corpus", "DataConfig.skip", "DataConfig.vocabulary", "DataConfig.cache_dir"),
     *("DataConfig.new_vocabulary_size", "DataConfig.new_vocabulary_bytes", "DataConfig.new_vocabulary_coverage"),
-    *(
-        "DataConfig.num_epochs",
-        "DataConfig.validation_split",
-        "ModelConfig.remat",
-        "ModelConfig.scan_layers",
-    ),
+    *("DataConfig.num_epochs", "DataConfig.validation_split", "ModelConfig.remat", "ModelConfig.scan_layers"),
     *("ModelConfig.attention", "LossConfig.logits"),
 }
 CHANGED, RATE = "changed-run", "ScheduleConfig.base_learning_rate"
@@ -127,8 +122,6 @@ def changes(found: list[Difference], step: int) -> Iterator[Line]:
                 yield Line("error", f"{each}, and the stages before step {step:,} have been read.", fix, CHANGED)
                 continue
         if each.field in FIXED:
-            yield Line(
-                "error", f"{each}, and the data positions of the run's checkpoints belong to that.", fix, CHANGED
-            )
+            yield Line("error", f"{each}, and the data positions of the run's checkpoints are of that.", fix, CHANGED)
         elif not each.is_free:
             yield Line("warning", f"{each}, when the run in its directory began or was last resumed.", fix, CHANGED)

@@ -197,18 +197,14 @@ def driver_lines(text: str, lock: str) -> Iterator[Line]:
         return
     is_old = int(version[1]) < OLDEST_DRIVERS["cuda12"]
     fix = "install a newer driver" if is_old else f"{SETUP} cuda12"
-    yield Line(
-        "error", f"NVIDIA's driver is {version[1]}, and the packages of {lock} need {oldest} or newer.", fix, "driver"
-    )
+    yield Line("error", f"NVIDIA's driver is {version[1]}, and {lock} needs {oldest} or newer.", fix, "driver")
 
 
 def _holders(own: int | None = None) -> Iterator[Line]:
     locking = processes.holder_of_lock() if machine.is_tpu_vm() else None  # elsewhere it compiles for a TPU
     of_tpu = dict.fromkeys([*processes.holders(processes.TPU_DEVICES), locking])
     for holder in [each for each in of_tpu if each is not None and each.pid != own]:
-        yield Line(
-            "error", f"The TPU is held by {holder}; a TPU serves one process at a time.", f"kill {holder.pid}", IN_USE
-        )
+        yield Line("error", f"The TPU is held by {holder}; it serves one process.", f"kill {holder.pid}", IN_USE)
     for holder in [each for each in processes.holders(processes.GPU_DEVICES) if each.pid != own]:
         text = f"A GPU is also used by {holder}, whose memory a run cannot have."
         yield Line("warning", text, f"kill {holder.pid}", IN_USE)
@@ -337,9 +333,7 @@ def _time_limit(config: RunConfig) -> Iterator[Line]:
         steps = max(1, int(left / speed / 4))
         yield Line("warning", advice, ("CheckpointConfig.every_steps", steps), "time-limit")
     else:
-        yield Line(
-            "ok", f"The job of Slurm ends in {duration(left)}, after the next checkpoint at {speed:.3g} s a step."
-        )
+        yield Line("ok", f"Slurm's job ends in {duration(left)}, after the next checkpoint at {speed:.3g} s a step.")
 
 
 def _clock(data: Data) -> Iterator[Line]:

@@ -30,7 +30,7 @@ class Estimate:
     def figures(self, config: RunConfig, lengths: tuple[int, int], topology: Topology) -> dict[str, Any]:
         """Returns tokens a second, MFU and days as (lowest, highest); the last two None where they are not known."""
         tokens = config.data.batch_size * sum(lengths)
-        flops = flops_per_sequence(config.model, *lengths, config.data.num_predicted) * config.data.batch_size
+        flops = _flops(config, lengths)
         peak, steps = topology.peak_flops * topology.devices, config.train_steps
         both = (self.fastest, self.slowest)
         return {
@@ -41,13 +41,13 @@ class Estimate:
         }
 
 
+def _flops(config: RunConfig, lengths: tuple[int, int]) -> float:
+    return flops_per_sequence(config.model, *lengths, config.data.num_predicted) * config.data.batch_size
+
+
 def estimate(config: RunConfig, found: Figures, lengths: tuple[int, int], topology: Topology) -> Estimate:
     """Returns the range of a step's time from the figures of its compiled program."""
-    flops = (
-        flops_per_sequence(config.model, *lengths, config.data.num_predicted)
-        * config.data.batch_size
-        / topology.devices
-    )
+    flops = _flops(config, lengths) / topology.devices
     exchanged = exchange_seconds(found.get("collective_bytes", {}), topology)
     if topology.platform == "gpu":
         low, high = MFU
@@ -129,12 +129,7 @@ def calibrated(
             f"{model_dir}, to calibrate by, ran on {was}, and {topology.name} has {topology.peak_flops / 1e12:,.0f};"
             " name a run on the same chip.",
         )
-    flops = (
-        flops_per_sequence(config.model, *lengths, config.data.num_predicted)
-        * config.data.batch_size
-        / topology.devices
-    )
-    seconds = flops / (per_sequence * speed)
+    seconds = _flops(config, lengths) / topology.devices / (per_sequence * speed)
     of_peak = f", {per_sequence * speed / peak:.1%} of the peak" if peak else ""
     return Estimate(
         seconds * (1 - CALIBRATED),

@@ -452,8 +452,5 @@ def _split(words: Sequence[str]) -> list[list[str]]:
 
 def _places(tokens: Sequence[str], words: Sequence[str]) -> list[int]:
     """Returns where a sequence of words begins in the tokens."""
-    return [
-        place
-        for place in range(len(tokens) - len(words) + 1)
-        if list(tokens[place : place + len(words)]) == list(words)
-    ]
+    places, size = range(len(tokens) - len(words) + 1), len(words)
+    return [place for place in places if list(tokens[place : place + size]) == list(words)]
