@@ -103,7 +103,9 @@ class TextEvaluation:
         parts = parts if config.evaluation.num_examples else []
         for part in parts:
             if any(metric.model_output_type not in OUTPUTS for metric in metrics_of(part)):
-                raise InputError(f"Task {part.name} has a metric of intermediates; give ones of predictions or scores.")
+                raise InputError(
+                    f"Task {part.name} has a metric of a model's intermediates; give metrics of predictions or scores."
+                )
         self._examples = {
             part.name: run_data.validation_examples(part, lengths, config.data, config.evaluation.num_examples)
             for part in parts

@@ -263,7 +263,9 @@ class TrainedModel:
         """
         config = self.generation.replaced(**fields)
         if config.num_samples > 1:
-            raise InputError(f"num_samples is {config.num_samples}, and generate returns one per input; call samples.")
+            raise InputError(
+                f"num_samples is {config.num_samples}, and generate returns one text per input; call samples."
+            )
         return [samples[0].text for samples in self.written(texts, config)]
 
     def samples(self, texts: Sequence[str], **fields: Unpack[GenerationFields]) -> list[list[Written]]:

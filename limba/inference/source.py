@@ -68,6 +68,7 @@ class Source:
 
     def arrays(self, step: int | None) -> Arrays:
         """Returns the parameters at a step, None for `best`'s, by T5X's names: an array per layer, read on access.
+
         Raises InputError for a file that is not as it was saved, and for an array that is missing, truncated, or not
         in the network.
         """

@@ -190,7 +190,9 @@ def list_units(files: Sequence[File], policy: ReadPolicy = PATIENT, footers: Foo
     for file in files:
         form, packed = file_format(file.path)
         if form == "array_record":
-            raise InputError(f"{file.path} is ArrayRecord, which cannot be mixed with other formats; give only such.")
+            raise InputError(
+                f"{file.path} is ArrayRecord, which cannot be mixed with other formats; give only such files."
+            )
         if form == "parquet":
             units += [Unit(file.path, group, group + 1) for group in range(num_groups[file.path])]
         elif form in ("csv", "conllu") or packed or file.size is None or file.path in arrays:

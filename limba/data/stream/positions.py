@@ -175,7 +175,7 @@ class DataPositions:
         found = about["format"]
         if found not in (FORMAT, OF_TENSORFLOW):
             advice = "install a newer version" if found > FORMAT else "resume the run with the version that saved it"
-            raise InputError(f"The data position has format {found}, and this Limba reads {FORMAT}; {advice}.")
+            raise InputError(f"The data position has format {found}, and this version reads {FORMAT}; {advice}.")
         for name, now in {**self._identity(shard), "format": found, "exact": self._pipeline.is_exact}.items():
             if about.get(name) != now:  # one that version 0.2.0 did not have is None there
                 raise InputError(

@@ -79,7 +79,9 @@ def add_to(parser: Parser, vocabulary: bool = True) -> None:
     group = parser.add_argument_group("input")
     group.add_argument("--task", metavar="NAME", help="a registered task, such as rlm_span_corruption_stream")
     group.add_argument("--module", metavar="tasks.ro", help="module that registers the task; default: all of tasks/")
-    group.add_argument("--column", default="text", help="column of the text, or {'inputs': 'en', 'targets': 'ms'}")
+    group.add_argument(
+        "--column", default="text", help="column or key of FILES with the text, or {'inputs': 'en', 'targets': 'ms'}"
+    )
     group.add_argument("--split", default="train")
     group.add_argument(
         "--validation_percent",

@@ -73,7 +73,9 @@ def trees_of(path: Path) -> Iterator[list[Token]]:
         elif not line.startswith("#"):
             cells = line.split("\t")
             if len(cells) != 10:
-                raise InputError(f"{path} line {number} has {len(cells)} columns, and CoNLL-U has 10; name another.")
+                raise InputError(
+                    f"{path} line {number} has {len(cells)} columns, and CoNLL-U has 10; name another file."
+                )
             if cells[0].isdecimal():
                 pairs_of = [each.partition("=") for each in cells[5].split("|") if "=" in each]
                 features = {name: value for name, _, value in pairs_of}

@@ -204,7 +204,9 @@ def _holders(own: int | None = None) -> Iterator[Line]:
     locking = processes.holder_of_lock() if machine.is_tpu_vm() else None  # elsewhere it compiles for a TPU
     of_tpu = dict.fromkeys([*processes.holders(processes.TPU_DEVICES), locking])
     for holder in [each for each in of_tpu if each is not None and each.pid != own]:
-        yield Line("error", f"The TPU is held by {holder}; it serves one process.", f"kill {holder.pid}", IN_USE)
+        yield Line(
+            "error", f"The TPU is held by {holder}; a TPU serves one process at a time.", f"kill {holder.pid}", IN_USE
+        )
     for holder in [each for each in processes.holders(processes.GPU_DEVICES) if each.pid != own]:
         text = f"A GPU is also used by {holder}, whose memory a run cannot have."
         yield Line("warning", text, f"kill {holder.pid}", IN_USE)
