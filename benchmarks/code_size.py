@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import io
+import itertools
 import sys
 import tokenize
 import tomllib
@@ -26,6 +27,8 @@ from limba.config import InputError
 
 FOLDERS = ("limba", "launch", "convert", "tasks")
 NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+# Python 3.12 cuts f-strings up, which are one token before.
+F_STRING = [getattr(tokenize, f"FSTRING_{name}", None) for name in ("START", "END")]
 DOCUMENTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -52,12 +55,13 @@ def size_of(text: str) -> Size:
     imported = {line for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for line in _lines_of(node)}
     all_tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     tokens = [token for token in all_tokens if token.type not in NO_CODE and token.start[0] not in texts]
+    nested = itertools.accumulate((token.type == F_STRING[0]) - (token.type == F_STRING[1]) for token in tokens)
     spans = (range(token.start[0], token.end[0] + 1) for token in tokens)
     code = {line for span in spans for line in span} - texts
     public = [node for node in documented if isinstance(node, DOCUMENTED) and not node.name.startswith("_")]
     functions = [len(_lines_of(node)) for node in nodes if isinstance(node, DOCUMENTED[:2])]
     said = [ast.get_docstring(node) or "" for node in public]
-    return Size(text.count("\n"), len(code - imported), len(code & imported), functions, said, len(tokens))
+    return Size(text.count("\n"), len(code - imported), len(code & imported), functions, said, [*nested].count(0))
 
 
 def _lines_of(node: ast.stmt) -> range:
