@@ -54,8 +54,8 @@ _PLACES = {
     "finetune": "limba.fit",
     "Callbacks": "limba.training.metrics.records",
     "read_gin": "limba.cli.gin",  # front ends, as limba.fit: gin's macros are none of the engine's
-    **dict.fromkeys(("RunConfig", "ModelConfig", "DataConfig", "OptimizerConfig", "MeshConfig"), "limba.config"),
-    **dict.fromkeys(("GenerationConfig", "InputError", "ConfigError"), "limba.config"),
+    **dict.fromkeys(("RunConfig", "ModelConfig", "DataConfig", "OptimizerConfig", "MeshConfig"), _CONFIG),
+    **dict.fromkeys(("GenerationConfig", "InputError", "ConfigError"), _CONFIG),
 }
 __all__ = list(_PLACES)  # pyright: ignore[reportUnsupportedDunderAll]
 

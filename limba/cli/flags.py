@@ -33,11 +33,13 @@ def parser_of(command: str, about: str, more: Callable[[Parser], None] | None = 
     parser = Parser(command, about, add_help=False)
     if more is not None:
         more(parser)
-    parser.add_object("gin_file", "GIN_FILE", "a gin file; later ones replace values of earlier", takes_several=True)
+    parser.add_object("gin_file", "GIN_FILE", "a gin file; later files replace values", takes_several=True)
     if migrate := toolbox.find("migrate"):
         migrate.add_flags(parser)
     parser.add_argument("--gin_search_paths", metavar="A,B", action="append", default=[], help="folders of gin files")
-    parser.add_argument("--profile", metavar="STEPS", help=f"steps to trace into MODEL_DIR/profile ({PROFILE_STEPS})")
+    parser.add_argument(
+        "--profile", metavar="STEPS", help=f"steps to trace for MODEL_DIR/profile (default {PROFILE_STEPS})"
+    )
     parser.add_argument("--gin.NAME", metavar="VALUE", help="set NAME; replaces the value of the gin files")
     parser.add_argument("-h", "--help", "--helpfull", action="store_true", help="show this and the gin files' names")
     return parser

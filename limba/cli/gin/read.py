@@ -380,7 +380,9 @@ class Tree:
             if not any(not scope or f"{reached}/".startswith(f"{scope}/") for reached in scopes):
                 choices = ", ".join(sorted(repr(node)[1:-2] for node in self.nodes.values()))
                 name = repr(Reference(scope, owner, False))[1:]
-                raise InputError(f"{binding.place} sets a field of {name}, unused by {self.root}; it uses {choices}.")
+                raise InputError(
+                    f"{binding.place} sets a field of {name}, unused by {self.root}, which uses {choices}."
+                )
 
 
 def _fits(value: object, hint: Any) -> bool:

@@ -165,7 +165,9 @@ def _exists(path: str) -> bool:
         system.invalidate_cache()  # another host writes the file
         return system.exists(stripped)
     except (OSError, ValueError, ImportError) as error:
-        raise kind_of(error)(f"The path {path} cannot be used ({reason_of(error)}); check its permissions.") from error
+        raise kind_of(error)(
+            f"The path {path} cannot be used ({reason_of(error)}); check it and its permissions."
+        ) from error
 
 
 def train_vocabulary(

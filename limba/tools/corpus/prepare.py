@@ -90,7 +90,9 @@ def run(argv: Sequence[str]) -> None:
     )
     source = prepare.source_of(recipe)
     if arguments.tfds and prepare.columns_of(source, settings) != ("text",):
-        raise InputError(f"--tfds takes one column of text, and the task reads {len(source.keys)}; give --output.")
+        raise InputError(
+            f"--tfds takes one column of text, and the task reads {len(source.keys)}; give --output in its place."
+        )
     started = time.monotonic()
     found = _prepared(arguments, recipe, settings, argv)
     if found is None:

@@ -214,8 +214,8 @@ class Player:
         found = []
         for each, (_, targets), row in zip(written, pairs, rows, strict=True):
             chosen = _probabilities(row, targets)
-            pairs = zip(targets.tolist(), chosen, strict=True)
-            pieces = [{**self._piece(token), "probability": round(float(p), 6)} for token, p in pairs]
+            scored = zip(targets.tolist(), chosen, strict=True)
+            pieces = [{**self._piece(token), "probability": round(float(p), 6)} for token, p in scored]
             answer: Json = {"text": each.text, "pieces": pieces, "score": float(np.log(chosen).sum())}
             if gaps:
                 answer["filled"] = self._table.filled(ids.tolist(), each.ids.tolist())

@@ -122,6 +122,8 @@ def changes(found: list[Difference], step: int) -> Iterator[Line]:
                 yield Line("error", f"{each}, and the stages before step {step:,} have been read.", fix, CHANGED)
                 continue
         if each.field in FIXED:
-            yield Line("error", f"{each}, and the data positions of the run's checkpoints are of that.", fix, CHANGED)
+            yield Line(
+                "error", f"{each}, and the data positions of the run's checkpoints belong to that.", fix, CHANGED
+            )
         elif not each.is_free:
             yield Line("warning", f"{each}, when the run in its directory began or was last resumed.", fix, CHANGED)
