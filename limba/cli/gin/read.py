@@ -381,7 +381,7 @@ class Tree:
                 choices = ", ".join(sorted(repr(node)[1:-2] for node in self.nodes.values()))
                 name = repr(Reference(scope, owner, False))[1:]
                 raise InputError(
-                    f"{binding.place} sets a field of {name}, unused by {self.root}, which uses {choices}."
+                    f"{binding.place} sets a field of {name}, which {self.root} does not use; it uses {choices}."
                 )
 
 
