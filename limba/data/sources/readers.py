@@ -454,7 +454,9 @@ def _csv(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes]
                     "correct the line."
                 )
     except csv.Error as error:
-        raise RecordError(f"{unit.path} line {reader.line_num} is not csv ({reason_of(error)}); correct it.") from None
+        raise RecordError(
+            f"{unit.path} line {reader.line_num} is not csv ({reason_of(error)}); correct the line."
+        ) from None
 
 
 def _parquet(unit: Unit, columns: Sequence[str], policy: ReadPolicy, footers: Footers) -> Iterator[bytes]:

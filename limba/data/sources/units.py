@@ -161,10 +161,13 @@ class WholeUnits(ShardUnits):
             say_once(
                 "fewer units than shards",
                 f"{source.name} has {total} unit(s) in split {reading.split!r} and {num_shards} data shards: every"
-                " shard reads all of them and takes its own documents; so it is with other corpora of as few units.",
+                " shard reads all of them and takes its own documents. With more or larger files each shard would read"
+                " only its own units.",
             )
         if total == 0 and reading.is_endless:
-            raise InputError(f"{source.name} holds no document in split {reading.split!r}; give files with text.")
+            raise InputError(
+                f"{source.name} holds no document in split {reading.split!r}; give files with text in them."
+            )
         # Units opened since the last document, to notice an endless data set without any. A long line makes many empty
         # units, and by chance a shard may have none but these in several epochs.
         self._opened = 0

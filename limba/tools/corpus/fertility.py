@@ -140,7 +140,9 @@ def parse_files(files: str | None) -> dict[str, str]:
     pairs = [part.partition("=") for part in (files or "").split(",") if part.strip()]
     for name, _, pattern in pairs:
         if not name.strip() or not pattern.strip():
-            raise InputError(f"The texts to compare have {name!r} without a name or a path; write ro=a.jsonl,fr=b.txt.")
+            raise InputError(
+                f"The texts to compare on have {name!r} without a name or a path; write ro=a.jsonl,fr=b.txt."
+            )
     return {name.strip(): pattern.strip() for name, _, pattern in pairs}
 
 

@@ -95,7 +95,9 @@ class OutputFolder:
         try:
             return private_folder(path)
         except OSError as error:
-            raise InputError(f"The scratch folder {path} cannot be used ({reason_of(error)}); give another.") from error
+            raise InputError(
+                f"The scratch folder {path} cannot be used ({reason_of(error)}); give another scratch folder."
+            ) from error
 
 
 def parsed(content: bytes) -> dict[str, Any] | None:

@@ -122,7 +122,9 @@ def _documents(task: Task, split: str, sample_bytes: int, seed: int) -> list[byt
     for example in task.source.get_dataset(split, shuffle=False).as_numpy_iterator():
         text = next((example[key] for key in ("text", "targets") if isinstance(example.get(key), bytes)), None)
         if text is None:
-            raise InputError(f"Task {task.name} gives {', '.join(example)} and no 'text'; set DataConfig.data_files.")
+            raise InputError(
+                f"Task {task.name} gives {', '.join(example)} and no 'text'; set DataConfig.data_files to its files."
+            )
         documents.append(text)
         size += len(text)
         if size >= sample_bytes:

@@ -221,7 +221,9 @@ def _model(translation: Translation) -> None:
     start, start_key = translation.get("model_name_or_path")
     sizes, key = translation.get("config_name", "model_name_or_path")
     if sizes is None:
-        raise InputError(f"{translation.place} names neither model_name_or_path nor config_name; give one.")
+        raise InputError(
+            f"{translation.place} names neither model_name_or_path nor config_name; give one, for the model's sizes."
+        )
     folder = folder_of(_with_revision(translation, sizes), weights=sizes == start)
     model = model_config(folder, kind="t5")
     about = json.loads((folder / "config.json" if folder.is_dir() else folder).read_text())

@@ -64,7 +64,9 @@ def _lengths(t: Translation, found: Found, is_decoder: bool) -> None:
         raise refuse(found, "give lengths such as {'inputs': 512, 'targets': 114}")
     if is_decoder and "inputs" in lengths:
         if t.skeleton == SCRIPTS["infer"]:
-            raise refuse(found, "limba generate reads a prompt as text to continue, not as inputs; use eval.gin")
+            raise refuse(
+                found, "limba generate reads a prompt as text to continue, not as inputs; use eval.gin for these"
+            )
         if "targets" not in lengths:
             raise refuse(found, "a decoder-only row has inputs and targets; give the length of both")
         row = {"targets": lengths["inputs"] + lengths["targets"], "prefix": lengths["inputs"]}
@@ -176,7 +178,9 @@ def _restore(t: Translation) -> None:
     t.drop("RestoreCheckpointConfig", {"strict": "all parameters must be there", "restore_dataset": "always"})
     fallback = find("fallback_to_scratch", False)
     if fallback.value:
-        raise refuse(fallback, "Limba starts from nothing only if you say so; set INITIAL_CHECKPOINT_PATH to None")
+        raise refuse(
+            fallback, "Limba starts from nothing only if you say so; set INITIAL_CHECKPOINT_PATH to None for that"
+        )
     mapped = _is_without_state(find("assignment_map"))
     if not paths:
         return
