@@ -4,8 +4,8 @@
     python requirements/lock.py --check
 
 Run it after a change of requirements.txt. It asks PyPI, with uv in an environment of its own, for Linux and Python
-3.11 to 3.14. lock-cpu.txt has what requirements.txt pins, lock-lean.txt only what pyproject.toml asks for: no seqio and
-no TensorFlow, so that there are wheels for 3.14. The other locks add what jax needs for their chips to either of these.
+3.11 to 3.14. lock-cpu.txt has what requirements.txt pins, lock-lean.txt only what pyproject.toml asks for, with buckets
+and reports: no seqio and no TensorFlow, so that there are wheels for 3.14. The other locks add what jax needs for their chips to either of these.
 lock-build.txt has what builds the few packages that have no wheel, lock-uv.txt what launch/setup.sh installs with.
 
 With --check it writes nothing. It resolves each lock for each Python, and for 64-bit ARM too, as an installation would:
@@ -31,6 +31,7 @@ ALL_PYTHONS, NEXT_PYTHON = ["3.11", "3.12", "3.13"], "3.14"
 PYTHONS = {"rocm": ["3.11"], "lean": [*ALL_PYTHONS, NEXT_PYTHON]}
 # promise and rouge_score are built with the first two; editdistance, on Python 3.13, with the others.
 BUILD = ("setuptools", "wheel", "Cython", "pdm-backend")
+LEAN_EXTRAS = ("gcs", "report")  # of pyproject.toml, of 80 MB: what a run on a grant and the demo end with
 LIMIT, LEAN_LIMIT = "3.14", "3.15"  # Pythons before it
 SUPPORTED = {"sys_platform == 'linux'", *(f"python_full_version < '{limit}'" for limit in (LIMIT, LEAN_LIMIT))}
 PROJECT = """[project]
@@ -86,9 +87,10 @@ def all_pins() -> list[str]:
 
 
 def lean(uv: Path, folder: Path, *extras: str) -> dict[str, str]:
-    """Returns what pyproject.toml asks for, of the pinned versions, with jax's extras."""
+    """Returns what pyproject.toml and LEAN_EXTRAS ask for, of the pinned versions, with jax's extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [requirement.replace("jax>", f"jax[{','.join(extras)}]>") for requirement in project["dependencies"]]
+    wanted += [line for extra in LEAN_EXTRAS for line in project["optional-dependencies"][extra]]
     wanted.append("requests")  # of jax[tpu], which lock-tpu.txt leaves to its base
     return resolved(uv, folder / "lean", wanted, all_pins())
 

@@ -13,7 +13,7 @@ from tests.shipped import ROOT
 
 HEAVY = ("tensorflow", "tensorflow_text", "seqio", "clu", "keras")
 ABSENT = (*HEAVY, "tensorflow_datasets", "gcsfs", "bokeh", "rouge_score")
-# Imports of what a lean environment lacks fail as there.
+# Imports of what `pip install limba` does not bring fail as there; LEAN=1 brings gcsfs and bokeh.
 WITHOUT = """
 import sys
 from importlib.abc import MetaPathFinder
