@@ -4,11 +4,12 @@
 #   bash convert/convert.sh MODEL_DIR [OUT_DIR] [--steps=latest|all|N,M] [--formats=pytorch,flax]
 #        [--dtype=float32|bfloat16] [--config=FILE.gin] [--vocabulary=PATH|byte|none] [--no-check] [--push=user/name [--dry-run]]
 #
-# Without arguments it converts the newest run below runs/, here or in the clone, or in this folder.
+# Without arguments it converts the newest run below runs/, here or in the clone, or in this folder. SETUP=no takes .venv
+# as it is, as on machines without internet.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 for argument in "$@"; do
-  case $argument in -h | --help) sed -n '2,7s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac
+  case $argument in -h | --help) sed -n '2,8s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac
 done
 if [ $# = 0 ]; then
   newest=
@@ -22,5 +23,5 @@ if [ $# = 0 ]; then
   set -- "$(dirname "$(dirname "$newest")")"
   echo "convert/convert.sh: no run is named; converting the newest, $1"
 fi
-bash "$root/launch/setup.sh"
+if [ "${SETUP:-yes}" != no ]; then bash "$root/launch/setup.sh"; fi
 exec "$root/.venv/bin/python" -m limba convert export "$@"

@@ -45,7 +45,7 @@ venv=$root/.venv
 if [ -L "$venv" ]; then venv=$(readlink -f "$venv"); fi
 if [ -n "${VENV:-}" ]; then
   case $VENV in /*) ;; *) VENV=$PWD/$VENV ;; esac
-  if [ -e "$root/.venv" ] && [ ! -L "$root/.venv" ]; then
+  if [ -e "$root/.venv" ] && [ ! -L "$root/.venv" ] && [ ! "$VENV" -ef "$root/.venv" ]; then
     fail "VENV is given, but $root/.venv is a folder; delete it, so that it can become a link to $VENV."
   fi
   mkdir -p "$(dirname "$VENV")"

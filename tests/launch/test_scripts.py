@@ -112,3 +112,6 @@ def test_convert_without_arguments_takes_the_newest_run(tmp_path: Path) -> None:
     converts("runs/newer")
     add(here / "newest one", 1e9 + 1)
     converts("newest one")
+    (tmp_path / "launch" / "setup.sh").write_text("exit 75\n")  # as without internet
+    assert started("convert/convert.sh", folder=tmp_path, here=here).returncode == 75
+    assert started("convert/convert.sh", folder=tmp_path, here=here, SETUP="no").returncode == 0

@@ -196,6 +196,8 @@ def test_the_environment_may_be_elsewhere(machine: Path) -> None:
     link.mkdir()
     code, _, errors, _ = setup(machine, VENV="scratch/venv", **variables)
     assert code == 2 and "is a folder; delete it" in errors
+    code, _, errors, _ = setup(machine, VENV=str(link), **variables)  # the folder itself
+    assert code == 0 and not link.is_symlink(), errors
 
 
 def test_amd_s_wheels_are_for_one_python(machine: Path) -> None:

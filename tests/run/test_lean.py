@@ -96,6 +96,11 @@ REFUSED = """
 for module in sys.argv[2:]:
     train(folder / f"{module}.gin", f"MIXTURE_OR_TASK_NAME='{module}'", "CORPUS=None")
 """
+NO_VOCABULARY = """
+vocabulary = f"{folder}/new.model"
+train(folder / "with_tfds.gin", "MIXTURE_OR_TASK_NAME='with_tfds'", "CORPUS=None", f"VOCABULARY='{vocabulary}'",
+      "config.DataConfig.new_vocabulary_size=384")
+"""
 OF_TFDS = """
 import sys
 from pathlib import Path
@@ -183,6 +188,11 @@ def test_a_task_that_needs_them_is_named_before_the_run(tmp_path: Path) -> None:
         [2, f"A preprocessor in TensorFlow of task with_step needs seqio, {end}"],
     ]
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    lines = printed(COMMANDS + NO_VOCABULARY, str(tmp_path), absent=ABSENT)
+    status, told = json.loads(lines[0])
+    assert status == 2 and told.endswith(
+        f"The data set own_text/ro of task with_tfds needs tensorflow_datasets, {end}"
+    ), told
 
 
 @pytest.mark.slow

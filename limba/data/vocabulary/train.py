@@ -19,7 +19,7 @@ from typing import Any
 
 import fsspec
 
-from limba.config import ConfigError, DataConfig, InputError, reason_of
+from limba.config import ConfigError, DataConfig, InputError, extras, reason_of
 from limba.config.waiting import waiting
 from limba.data.registry import Mixture, Task
 from limba.data.tasks import parts_of, resolve_task
@@ -96,7 +96,8 @@ class NewVocabulary:
         for part, rate in zip(tasks, rates, strict=True):
             share, texts = rate / sum(rates), Texts.of_task(part)
             size, others = round(sample_bytes * share), round(REPORT_BYTES * share)
-            sampled = texts.sample(split, size, validation_bytes=others, progress=progress)
+            with extras.needed_by(f"{texts.source.name} of task {part.name}"):
+                sampled = texts.sample(split, size, validation_bytes=others, progress=progress)
             for documents, more in zip(found, sampled, strict=True):
                 documents += texts.in_columns(more)
         if not found[0]:
@@ -137,8 +138,7 @@ class NewVocabulary:
         print(f"There is no vocabulary at {self.path}: reading text to train one of {size:,} ids.", flush=True)
         documents, _ = self.sample(task, config.train_split, config.new_vocabulary_bytes)
         print(f"Training it on {len(documents):,} documents, {sum(map(len, documents)):,} bytes.", flush=True)
-        coverage = config.new_vocabulary_coverage
-        choices = {"character_coverage": coverage, "masks": masks}
+        choices = {"character_coverage": config.new_vocabulary_coverage, "masks": masks}
         count = self.train(documents, size - config.extra_ids, **choices)
         print(f"{self.path}: {count:,} pieces.", flush=True)
 
