@@ -104,8 +104,9 @@ def test_the_published_diacritics_train_ten_epochs_of_the_hub_s_texts(vocabulary
         exported = server.names("final/step_10/")
     steps = {row["step"]: row for row in rows if row["kind"] == "train"}
     assert list(steps) == list(range(1, 11))
-    # So few texts are read whole for the first batches, and give any number of rows: the log leaves their epochs out.
-    assert not any("epochs/ro_diacritics_published" in each for each in steps.values())
+    # The rows of an epoch are not known beforehand, so what was read ahead counts too, and so few texts are read at once.
+    epochs = [row["epochs/ro_diacritics_published"] for row in steps.values()]
+    assert epochs == sorted(epochs) and epochs[0] >= 1 and epochs[-1] == pytest.approx(10)
     assert [row["learning_rate"] for row in steps.values()] == pytest.approx([1e-4] * 10)
     assert any("word_accuracy" in name for row in rows for name in row)
     names = {name.rpartition("/")[2] for name in exported}
