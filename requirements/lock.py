@@ -3,10 +3,11 @@
     python requirements/lock.py
     python requirements/lock.py --check
 
-Run it after a change of requirements.txt. It asks PyPI, with uv in an environment of its own, for Linux and Python
-3.11 to 3.14. lock-cpu.txt has what requirements.txt pins, lock-lean.txt only what pyproject.toml asks for, with buckets
-and reports: no seqio and no TensorFlow, so that there are wheels for 3.14. The other locks add what jax needs for their chips to either of these.
-lock-build.txt has what builds the few packages that have no wheel, lock-uv.txt what launch/setup.sh installs with.
+Run it after a change of requirements.txt. It asks PyPI, with uv in an environment of its own, for Linux and Python 3.11
+to 3.14. lock-cpu.txt has what requirements.txt pins, lock-lean.txt only what pyproject.toml asks for, with buckets and
+reports: no seqio and no TensorFlow, so that there are wheels for 3.14. The other locks add what jax needs for their
+chips to either of these. lock-build.txt has what builds the few packages that have no wheel, lock-uv.txt what
+launch/setup.sh installs with.
 
 With --check it writes nothing. It resolves each lock for each Python, and for 64-bit ARM too, as an installation would:
 the index has files for that machine, and no requirement is missing or in conflict.

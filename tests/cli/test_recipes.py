@@ -104,7 +104,7 @@ def test_the_published_diacritics_train_ten_epochs_of_the_hub_s_texts(vocabulary
         exported = server.names("final/step_10/")
     steps = {row["step"]: row for row in rows if row["kind"] == "train"}
     assert list(steps) == list(range(1, 11))
-    # The rows of an epoch are not known beforehand, so what was read ahead counts too, and so few texts are read at once.
+    # The rows of an epoch are not known beforehand, so what was read ahead counts too; so few texts are read at once.
     epochs = [row["epochs/ro_diacritics_published"] for row in steps.values()]
     assert epochs == sorted(epochs) and epochs[0] >= 1 and epochs[-1] == pytest.approx(10)
     assert [row["learning_rate"] for row in steps.values()] == pytest.approx([1e-4] * 10)
