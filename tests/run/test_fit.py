@@ -214,6 +214,12 @@ def test_wrong_pairs_are_told(given: Any, sentence: str) -> None:
         limba.finetune("nowhere", given)
 
 
+@pytest.mark.parametrize("given", [None, ["a model"], Path("nowhere")])
+def test_what_is_no_model_is_told(given: Any) -> None:
+    with pytest.raises(limba.InputError, match="does not exist: looked there for a Limba run"):
+        limba.finetune(given, [("a", "b")])
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
