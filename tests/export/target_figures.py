@@ -24,7 +24,7 @@ import numpy as np
 
 import limba
 from limba.config import InputError
-from limba.data.tasks import parts_of, resolve_task
+from limba.data.tasks import parts_of
 from limba.data.vocabulary.text_sample import Texts
 from limba.export import targets
 from limba.inference.generate import score_of
@@ -96,7 +96,8 @@ class Row(NamedTuple):
     def line(self) -> str:
         equal = "" if self.equal is None else f"{self.equal} of {NUM_TEXTS}"
         bits = "" if self.bits is None else f"{self.bits:.4f}"
-        return f"| {self.program} | {self.version} | {equal} | {', '.join(filter(None, [bits, self.note]))} |"
+        cells = [self.program, self.version, equal, ", ".join(filter(None, [bits, self.note]))]
+        return "|" + "".join(f" {cell} |" if cell else " |" for cell in cells)
 
 
 class Asked(NamedTuple):
@@ -130,9 +131,9 @@ def asked_of(directory: Path) -> tuple[limba.TrainedModel, Asked]:
     """Returns a run's model, and what is asked; raises InputError for text that gives too few sentences."""
     model = limba.load(directory)
     config = model.config
-    if not isinstance(config, limba.RunConfig):
+    if not isinstance(config, limba.RunConfig) or model.task is None:
         raise InputError(f"{directory} is no run of Limba; give the folder that `limba demo` wrote.")
-    texts = Texts.of_task(parts_of(resolve_task(config.data))[0])
+    texts = Texts.of_task(parts_of(model.task)[0])
     hidden = texts.sentences(config.data.validation_split, num=NUM_SENTENCES, of_document=10)
     if len(hidden) < NUM_TEXTS:
         raise InputError(f"The validation text of {directory} has {len(hidden)} sentences; {NUM_TEXTS} are needed.")

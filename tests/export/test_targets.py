@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -73,16 +74,16 @@ def test_the_table_of_the_page_is_that_of_the_demos_model(tmp_path: Path) -> Non
     readme.demo(tmp_path)
     found, bits = target_figures.rows(tmp_path / "runs" / "demo", tmp_path)
     shown, shown_bits = target_figures.read((ROOT / "docs" / "next.md").read_text())
-    named = {row.program: row for row in shown}
-    assert list(named) == [row.program for row in found] or "transformers.js" not in {row.program for row in found}
+    if shutil.which("npm") is None:
+        shown = [row for row in shown if row.program != "transformers.js"]
     assert abs(bits - shown_bits) < 0.1
-    for row in found:
-        other = named[row.program]
-        assert other.version == row.version and (row.equal is None) == (other.equal is None), row
+    for row, other in zip(found, shown, strict=True):
+        assert other[:2] == row[:2] and (row.equal is None) == (other.equal is None), row
         if row.bits is not None and other.bits is not None:
             assert abs((row.bits - bits) - (other.bits - shown_bits)) < (0.01 if "int8" in row.program else 2e-4), row
         if row.equal is not None and other.equal is not None:
-            assert abs(row.equal - other.equal) <= (5 if "int8" in row.program else 0), row
+            most = 5 if "int8" in row.program else 2 if row.program == "transformers.js" else 0
+            assert abs(row.equal - other.equal) <= most, row
         if row.program == "sentence-transformers":
             assert float(row.note.split()[-1]) < 1e-5 > float(other.note.split()[-1])
         else:
