@@ -205,11 +205,17 @@ make_core() {
   fingerprint core >"$stamps/core"
 }
 
-# The checkout itself, editable: .venv/bin/limba and `import limba` work from any folder.
+# The checkout itself, editable: .venv/bin/limba and `import limba` work from any folder. In the one above it `limba` is
+# the checkout too, a folder without such a module, so what finds the right one is asked first.
 add_limba() {
+  local site
   rm -f "$stamps/limba"
   say "installing the command limba"
   install --no-deps --no-build-isolation --no-index --editable "$root"
+  for site in "$venv"/lib/python*/site-packages; do
+    [ ! -d "$site" ] || echo 'import sys; sys.meta_path.sort(key=lambda one: getattr(one, "__name__", "")' \
+      '!= "_EditableFinder")' >"$site/limba_first.pth"
+  done
   fingerprint limba >"$stamps/limba"
 }
 

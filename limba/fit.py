@@ -98,7 +98,7 @@ def finetune(
     """
     given, names = _options(options)
     rows = Rows(pairs, {"inputs": inputs, "targets": targets})
-    source = model.source if isinstance(model, TrainedModel) else sources.find(os.fspath(model))
+    source = model.source if isinstance(model, TrainedModel) else sources.find(str(model))
     opened = model.tokenizer if isinstance(model, TrainedModel) else sources.open_vocabulary(source)
     if opened is None:
         raise InputError(

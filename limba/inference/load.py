@@ -321,11 +321,11 @@ class TrainedModel:
         from limba.data.vocabulary.load import num_sentinels
         from limba.inference.gaps import Filler, fills_of_masks, with_sentinels
 
-        if top < 1:
-            raise InputError(f"top is {top}; give a whole number above 0.")
+        if not isinstance(top, int) or top < 1:
+            raise InputError(f"top is {top!r}; give a whole number above 0.")
         if isinstance(text, str):
             return self.fill([text], top, deadline)[0]
-        texts = list(map(whole_letters, text))
+        texts = list(map(whole_letters, listed(text)))
         if self.network.config.is_encoder and not self.network.config.has_own_head:
             return fills_of_masks(self.network, self.params, self.mesh, self.vocabulary, texts, top, deadline)
         self._require_text("fills")
@@ -333,7 +333,7 @@ class TrainedModel:
             raise InputError(f"{self.path} is a decoder-only model, which continues texts and fills no gaps; generate.")
         if not num_sentinels(self.vocabulary):
             raise InputError(f"The vocabulary of {self.path} has no sentinels (<extra_id_0>, …), so it fills no gaps.")
-        masked, ids = list(map(with_sentinels, texts)), list[np.ndarray]()
+        masked, ids = list(map(with_sentinels, texts)), []
         for each in masked:
             ids.append(self.tokenize(each))
             if num_cut := self.num_cut(each, ""):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from limba.config import InputError
 
@@ -20,7 +20,7 @@ def listed(texts: Sequence[str]) -> Sequence[str]:
     """Returns a list of texts; InputError for a single text, and for what is none."""
     if isinstance(texts, str):
         raise InputError("A single text is given instead of a list of texts; put it in brackets.")
-    for number, text in enumerate(texts):
+    for number, text in enumerate(texts if isinstance(texts, Iterable) else [texts]):
         if not isinstance(text, str):
             raise InputError(f"The texts hold {text!r} at place {number}, which is no text; give a list of texts.")
     return texts

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,10 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks import readme
 from limba.export import targets
 from limba.inference.load import load
+from tests.export import target_figures
 from tests.export.runs import write_run
 from tests.model.test_huggingface import our_config
+from tests.test_blocks import ROOT, kept_environment
 
 TEXTS = [f"Text number {number} with <extra_id_0> gap{'s' * number}." for number in range(20)]
 # Each reads the ids of inputs, and prints those that are written for them, greedily.
@@ -44,12 +48,12 @@ def bytes_of(ids: Sequence[int | None]) -> list[int]:
 @pytest.mark.parametrize("target", targets.TARGETS)
 def test_a_target_writes_the_models_own_text(target: str, tmp_path: Path) -> None:
     """Needs the network once: the packages are installed in an environment that is kept."""
+    python = kept_environment(targets.TARGETS[target].packages)
     config = dataclasses.replace(our_config("t5_1_1"), vocab_size=259, num_encoder_layers=2, num_decoder_layers=2)
     write_run(tmp_path / "run", config)
     model = load(tmp_path / "run", vocabulary="byte")
     model.save(tmp_path / "folder")
     out = targets.write(target, str(tmp_path / "folder"), str(tmp_path / "out"))
-    python = targets._environment(targets.TARGETS[target].packages)
     ended = subprocess.run(
         [python, "-c", READERS[target], out], input=json.dumps(TEXTS), capture_output=True, text=True, check=False
     )
@@ -60,3 +64,27 @@ def test_a_target_writes_the_models_own_text(target: str, tmp_path: Path) -> Non
     if target == "ct2":
         scores = [score.log_likelihood for score in model.score([(text, "one") for text in TEXTS])]
         np.testing.assert_allclose(json.loads(ended.stdout.splitlines()[-2]), scores, rtol=1e-4)
+
+
+@pytest.mark.long
+def test_the_table_of_the_page_is_that_of_the_demos_model(tmp_path: Path) -> None:
+    """As docs/next.md says: a row for each program, and its figures within what another machine's training changes."""
+    for packages in (*(target.packages for target in targets.TARGETS.values()), target_figures.SENTENCES):
+        kept_environment(packages)
+    readme.demo(tmp_path)
+    found, bits = target_figures.rows(tmp_path / "runs" / "demo", tmp_path)
+    shown, shown_bits = target_figures.read((ROOT / "docs" / "next.md").read_text())
+    if shutil.which("npm") is None:
+        shown = [row for row in shown if row.program != "transformers.js"]
+    assert abs(bits - shown_bits) < 0.1
+    for row, other in zip(found, shown, strict=True):
+        assert other[:2] == row[:2] and (row.equal is None) == (other.equal is None), row
+        if row.bits is not None and other.bits is not None:
+            assert abs((row.bits - bits) - (other.bits - shown_bits)) < (0.01 if "int8" in row.program else 2e-4), row
+        if row.equal is not None and other.equal is not None:
+            most = 5 if "int8" in row.program else 2 if row.program == "transformers.js" else 0
+            assert abs(row.equal - other.equal) <= most, row
+        if row.program == "sentence-transformers":
+            assert float(row.note.split()[-1]) < 1e-5 > float(other.note.split()[-1])
+        else:
+            assert row.note == other.note, row

@@ -210,7 +210,7 @@ def test_what_is_no_model_is_said(run: Path, tmp_path: Path) -> None:
 
 def test_names_are_public_and_importing_them_loads_no_library(tmp_path: Path) -> None:
     code = "import sys; import limba; print(sorted(sys.modules))"
-    code += "; assert set(limba.__all__) <= set(dir(limba)); limba.RunConfig; assert 'jax' not in sys.modules"
+    code += "; assert set(limba.__all__) == set(dir(limba)); limba.RunConfig; assert 'jax' not in sys.modules"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0 and not done.stderr, done.stderr

@@ -200,6 +200,37 @@ def test_the_environment_may_be_elsewhere(machine: Path) -> None:
     assert code == 0 and not link.is_symlink(), errors
 
 
+FINDER = """import importlib.util, sys
+class _EditableFinder:
+    def find_spec(fullname, path=None, target=None):
+        if fullname == "limba":
+            return importlib.util.spec_from_file_location("limba", FILE)
+sys.meta_path.append(_EditableFinder)
+"""
+
+
+def test_limba_is_found_in_the_folder_above_the_checkout(machine: Path) -> None:
+    """With setuptools' own finder, which it puts last: Python then takes the folder `limba` for a package."""
+    write(machine / "python", PYTHON)
+    variables = {"PYTHON": str(machine / "python"), "LIMBA_PIP": "yes"}
+    assert setup(machine, **variables)[0] == 0
+    site = machine / "tree" / ".venv" / "lib" / "python3" / "site-packages"
+    site.mkdir(parents=True)
+    (machine / "tree" / ".venv" / ".limba" / "limba").unlink()
+    assert setup(machine, **variables)[0] == 0
+    (machine / "theirs.py").write_text("found = True")
+    (site / "finder_of_limba.py").write_text(FINDER.replace("FILE", repr(str(machine / "theirs.py"))))
+    (site / "__editable__.limba.pth").write_text("import finder_of_limba\n")
+    (machine / "limba").mkdir()
+    program = f"import site; site.addsitedir({str(site)!r}); import limba; assert limba.found"
+    command = [sys.executable, "-S", "-c", program]
+    done = subprocess.run(command, cwd=machine, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (site / "limba_first.pth").unlink()
+    done = subprocess.run(command, cwd=machine, capture_output=True, text=True, check=False)
+    assert "module 'limba' has no attribute 'found'" in done.stderr
+
+
 def test_amd_s_wheels_are_for_one_python(machine: Path) -> None:
     write(
         machine / "python",

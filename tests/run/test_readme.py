@@ -58,6 +58,16 @@ def test_the_python_that_trains_reads_a_run(
     assert config.model.vocab_size == 384 and capsys.readouterr().out == "2.5\n"
 
 
+def test_the_report_of_the_demo_is_that_of_the_run_that_readme_shows() -> None:
+    (block,) = re.findall(r"```\n(steps .*?)```", (ROOT / "docs" / "report.md").read_text(), re.DOTALL)
+    lines = {line[:20].strip(): line[20:] for line in block.splitlines()}
+    shown = "\n".join(readme.shown())
+    ((step, loss),) = re.findall(r"^step (\d+)/\1 \| loss ([\d.]+)", shown, re.M)
+    (bits,) = re.findall(r"([\d.]+) bits", shown)
+    assert lines["steps"] == step and lines["training loss"].endswith(f", {float(loss):.3f} at the end")
+    assert f"validation loss     {lines['validation loss']}" in shown and lines["bits per byte"].split()[0] == bits
+
+
 @pytest.mark.night
 def test_the_output_in_the_readme_is_the_demos(tmp_path: Path) -> None:
     printed = readme.demo(tmp_path, "--gin.TRAIN_STEPS=200")

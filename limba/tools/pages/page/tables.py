@@ -255,11 +255,11 @@ def _trend(steps: np.ndarray, losses: np.ndarray, name: str) -> Iterator[str]:
 
 
 def _left(run: Run) -> Iterator[str]:
-    notes, step, steps = run.history.notes, int(run.train.steps[-1]), run.config.train_steps
+    notes, steps = run.history.notes, run.config.train_steps
     if notes and notes[-1]["kind"] == "end":
-        yield f"It ended: {notes[-1].get('reason') or 'at its last step'}."
+        yield f"It ended: {str(notes[-1].get('reason') or 'at its last step').rstrip('.')}."
     elif steps and "seconds_per_step" in run.train:
-        seconds = float(np.nanmedian(run.train["seconds_per_step"][-LINES:])) * max(steps - step, 0)
+        seconds = float(np.nanmedian(run.train["seconds_per_step"][-LINES:])) * max(steps - int(run.train.steps[-1]), 0)
         yield f"{duration(seconds)} left to step {steps:,}." if np.isfinite(seconds) else ""
 
 
