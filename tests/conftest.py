@@ -90,6 +90,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """Lets garbage be collected from here on, without searching what the imports made each time."""
     gc.freeze()
+    gc.get_freeze_count = lambda: 1  # each command asks whether any are frozen; counting millions takes a while
     gc.enable()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from limba.cli import main
 from limba.data.vocabulary.load import load_vocabulary
 from limba.formats.huggingface_files import Form, write_folder
 from limba.inference.source import VocabularyName
+from limba.model import Network
 from limba.training import start
 from tests import tiny
 from tests.cli import bad_files, bad_inputs, bad_models
@@ -30,6 +32,8 @@ CASES = [
     *bad_files.data_cases(),
     *bad_models.cases(),
 ]
+SMALL = {"vocab_size": 384, "emb_dim": 16, "num_heads": 2, "head_dim": 8, "mlp_dim": 24}
+KEPT = functools.cache(Network)  # the networks of all cases: jax traces the shapes of each once
 COMPILED = "/jax/core/compile/backend_compile_duration"
 compiled: list[str] = []
 
@@ -47,7 +51,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "pairs.jsonl").write_text('{"inputs": "a", "targets": "b"}\n')
     (place / "empty").mkdir()
     shutil.copytree(GOLDEN / "run", place / "run")
-    for name, model in (("hf", tiny.model(vocab_size=384)), ("lm", tiny.language_model(vocab_size=384))):
+    for name, model in (("hf", tiny.model(**SMALL)), ("lm", tiny.language_model(**SMALL, num_kv_heads=1))):
         arrays = limba_arrays(model)
         extra_ids = 0 if model.is_decoder_only else 100
         tokenizer = VocabularyName("byte", extra_ids), load_vocabulary("byte", extra_ids)
@@ -79,6 +83,7 @@ def place(shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     def started(*_: object, **__: object) -> None:
         raise Started
 
+    monkeypatch.setattr("limba.model.Network", KEPT)
     for module, name in ((limba.run, "jit_train_step"), (limba.run, "Loop"), (start, "create_state")):
         monkeypatch.setattr(module, name, started)
     yield tmp_path

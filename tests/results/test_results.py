@@ -377,7 +377,7 @@ def write_names(folder: Path, test: int) -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_fine_tuning_that_was_killed_gives_the_table_of_an_unbroken_one(place, vocabulary, capsys) -> None:
     folder_of(tiny.model(vocab_size=1_024, **NARROW), vocabulary, place / "model")
     write_names(place, test=520)

@@ -199,7 +199,9 @@ NETWORKS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["modernbert", "t5", pytest.param("eurobert", marks=pytest.mark.night)])
+@pytest.mark.parametrize(
+    "kind", ["t5", *(pytest.param(each, marks=pytest.mark.night) for each in ("modernbert", "eurobert"))]
+)
 def test_a_head_begins_from_a_run_and_goes_on_from_a_folder(kind: str, tmp_path: Path, vocabulary: Path) -> None:
     """Of a ModernBERT, and of a T5's encoder alone: pretrained, then classes, then these again and tags."""
     sizes = {"vocab_size": 1024, "emb_dim": 32, "num_heads": 2, "head_dim": 16, "mlp_dim": 64, "dtype": "float32"}
