@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import shutil
 import sys
 from collections.abc import Iterator
@@ -17,7 +16,6 @@ from limba.cli import main
 from limba.data.vocabulary.load import load_vocabulary
 from limba.formats.huggingface_files import Form, write_folder
 from limba.inference.source import VocabularyName
-from limba.model import Network
 from limba.training import start
 from tests import tiny
 from tests.cli import bad_files, bad_inputs, bad_models
@@ -33,7 +31,6 @@ CASES = [
     *bad_models.cases(),
 ]
 SMALL = {"vocab_size": 384, "emb_dim": 16, "num_heads": 2, "head_dim": 8, "mlp_dim": 24}
-KEPT = functools.cache(Network)  # the networks of all cases: jax traces the shapes of each once
 COMPILED = "/jax/core/compile/backend_compile_duration"
 compiled: list[str] = []
 
@@ -83,7 +80,6 @@ def place(shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     def started(*_: object, **__: object) -> None:
         raise Started
 
-    monkeypatch.setattr("limba.model.Network", KEPT)
     for module, name in ((limba.run, "jit_train_step"), (limba.run, "Loop"), (start, "create_state")):
         monkeypatch.setattr(module, name, started)
     yield tmp_path
