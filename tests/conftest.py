@@ -29,6 +29,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("LIMBA_TEST_CACHE", str(Path(__file__).parents[1] / ".pytest_cache" / "compiled"))
 os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ["LIMBA_TEST_CACHE"]
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):  # each program of a test would compile all that it imports: 5 s
+    os.environ.setdefault("PYTHONPYCACHEPREFIX", f"{os.environ['LIMBA_TEST_CACHE']}-bytecode")
+    sys.dont_write_bytecode, sys.pycache_prefix = False, os.environ["PYTHONPYCACHEPREFIX"]
 
 import jax
 import pytest

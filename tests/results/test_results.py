@@ -428,7 +428,7 @@ def test_two_runs_of_two_tasks_and_a_converted_model_have_the_same_table(
     assert tables[0] == tables[1] == tables[2]
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_shuffled_labels_give_chance(place, vocabulary, monkeypatch, capsys) -> None:
     small(monkeypatch, epochs=3)
     folder_of(tiny.model(vocab_size=1_024, **NARROW), vocabulary, place / "model")
