@@ -261,7 +261,6 @@ def test_a_function_that_fails_is_one_sentence():
     )
 
 
-@pytest.mark.night
 def test_a_module_of_2022_calls_todays_datasets(tmp_path):
     """By each of the ways, at its import and later; the rest of the process finds today's `datasets`, and no t5."""
     (tmp_path / "corpus").mkdir()
