@@ -77,17 +77,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 # By processor time (--cpu), the longest first: no process is left alone with one of them at the end.
 LONG = (
-    *(
-        "test_step.py",
-        "test_hosts.py",
-        "test_kill.py",
-        "test_encoder.py",
-        "test_finetune_encoder.py",
-        "test_results.py",
-    ),
-    *("test_bucket.py", "test_fit.py", "test_pallas_tpu.py", "test_bad_inputs.py", "test_broken_texts.py"),
-    *("test_broken_runs.py", "test_new.py", "test_lean.py", "test_trained.py", "test_train.py", "test_export.py"),
-    *("test_finetune.py", "test_stages.py", "test_speedrun.py", "test_readme.py"),
+    *("test_step.py", "test_hosts.py", "test_kill.py", "test_encoder.py", "test_finetune_encoder.py"),
+    *("test_results.py", "test_bucket.py", "test_fit.py", "test_pallas_tpu.py", "test_bad_inputs.py"),
+    *("test_broken_texts.py", "test_broken_runs.py", "test_new.py", "test_lean.py", "test_trained.py"),
+    *("test_train.py", "test_export.py", "test_finetune.py", "test_stages.py", "test_speedrun.py", "test_readme.py"),
 )
 
 
