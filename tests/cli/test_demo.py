@@ -32,7 +32,7 @@ def run(corpus: Path, vocabulary: Path, tmp_path: Path) -> RunConfig:
     return dataclasses.replace(read_gin("gin/demo.gin", **names), model=model)
 
 
-@pytest.mark.night
+@pytest.mark.slow
 def test_the_demos_encoder_learns_how_words_are_written(run: RunConfig, capsys: pytest.CaptureFixture[str]) -> None:
     (step,) = find(run.model_dir).steps
     demo.restore_capitals(run, step)
