@@ -76,7 +76,8 @@ def environments(hosts: int, hashes: Path) -> list[dict[str, str]]:
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     found = []
     for index in range(hosts or 1):
-        simulated = f"--xla_force_host_platform_device_count={DEVICES // (hosts or 1)}"
+        devices = f"--xla_force_host_platform_device_count={DEVICES // (hosts or 1)}"  # the last number counts
+        simulated = f"{os.environ.get('XLA_FLAGS', '')} {devices}".strip()
         variables = {
             **os.environ,
             **({"JAX_PLATFORMS": "cpu", "XLA_FLAGS": simulated} if hosts else {}),

@@ -8,7 +8,7 @@ text stands in the file's place for one run; a line says which test failed first
 """
 
 import contextlib
-import importlib
+import importlib.util
 import json
 import os
 import resource
@@ -105,7 +105,7 @@ def _run(tests: Sequence[str], marks: str, watching: Watching, told: Path) -> No
 def replaced(path: Path, text: str) -> None:
     """Writes the file, and removes what Python has compiled of it: its time may be the same second."""
     path.write_text(text)
-    for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
+    for compiled in Path(importlib.util.cache_from_source(path)).parent.glob(f"{path.stem}.*"):
         compiled.unlink()
 
 

@@ -54,7 +54,7 @@ def test_a_card_names_its_topology(tmp_path: Path) -> None:
     assert {kind: card.Card(tmp_path, kind, tmp_path, False).topology for kind in kinds} == kinds
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_dry_run_of_the_cheap_parts(tmp_path: Path) -> None:
     flags = [f"--output={tmp_path}", "--dry_run", "--parts=tests,base,attention"]
     assert card.main(flags) == 0, (tmp_path / "card.md").read_text()

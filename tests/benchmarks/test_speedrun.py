@@ -265,7 +265,7 @@ def test_a_board_goes_on_where_it_was(
     assert list(results(folder).values()) == [before]
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_runs_side_by_side_are_those_run_one_by_one(
     board: tuple[Path, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,6 +30,7 @@ CASES = [
     *bad_files.data_cases(),
     *bad_models.cases(),
 ]
+SMALL = {"vocab_size": 384, "emb_dim": 16, "num_heads": 2, "head_dim": 8, "mlp_dim": 24}
 COMPILED = "/jax/core/compile/backend_compile_duration"
 compiled: list[str] = []
 
@@ -47,7 +48,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "pairs.jsonl").write_text('{"inputs": "a", "targets": "b"}\n')
     (place / "empty").mkdir()
     shutil.copytree(GOLDEN / "run", place / "run")
-    for name, model in (("hf", tiny.model(vocab_size=384)), ("lm", tiny.language_model(vocab_size=384))):
+    for name, model in (("hf", tiny.model(**SMALL)), ("lm", tiny.language_model(**SMALL, num_kv_heads=1))):
         arrays = limba_arrays(model)
         extra_ids = 0 if model.is_decoder_only else 100
         tokenizer = VocabularyName("byte", extra_ids), load_vocabulary("byte", extra_ids)

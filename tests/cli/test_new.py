@@ -219,7 +219,7 @@ def test_two_commands_lead_to_a_training_run(place: Path, ran: Callable[..., str
     assert "nb_span_corruption" in json.dumps(config)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_model_of_the_hub_is_trained_on(place: Path, corpus: Path, ran: Callable[..., str]) -> None:
     from transformers import T5Config, T5ForConditionalGeneration
 
@@ -242,7 +242,7 @@ def test_a_model_of_the_hub_is_trained_on(place: Path, corpus: Path, ran: Callab
     assert first["parameters"] == model.num_parameters() and not (run / "vocabulary.model").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_two_commands_lead_to_an_encoder_that_fills_masks(place: Path, ran: Callable[..., str]) -> None:
     texts = [json.loads(line)["text"] for line in (place / "data" / "a.jsonl").read_text().splitlines()]
     rows = [json.dumps({"text": f"{number}: {text}"}) for number in range(5) for text in texts]

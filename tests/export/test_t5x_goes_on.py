@@ -16,14 +16,16 @@ from limba.sharding.mesh import named_leaves
 from limba.training.checkpoints.directory import Checkpoints
 from limba.training.checkpoints.initial import load_initial
 from limba.training.state import TrainState
+from tests import tiny
 
 CURVE = str(Path(__file__).parents[1] / "golden" / "curve_packed_factored")
 MIDDLE = 15
 
 
 @pytest.mark.slow
-def test_a_run_directory_goes_on_to_the_recorded_losses(tmp_path: Path) -> None:
+def test_a_run_directory_goes_on_to_the_recorded_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Legacy and Orbax; parameters, Adafactor's averages (factored ones too), counts and step, bit for bit."""
+    monkeypatch.setattr("benchmarks.replay.make_mesh", lambda config: tiny.mesh_of(config, 2))  # each device costs
     found = recording(CURVE)
     state = found.state
     for batch in found.batches[:MIDDLE]:

@@ -76,7 +76,7 @@ def write_data(folder: Path) -> None:
         (folder / f"{part}.conllu").write_text("\n".join(sentences))
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_an_encoder_learns_all_that_has_labels_twice_alike(tmp_path, vocabulary, monkeypatch, capsys) -> None:
     fast = dataclasses.replace(PROTOCOL, learning_rates=(1e-2,), epochs=5, batch_size=8)
     monkeypatch.setattr(protocol, "PROTOCOL", fast)

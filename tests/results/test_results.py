@@ -377,7 +377,7 @@ def write_names(folder: Path, test: int) -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_fine_tuning_that_was_killed_gives_the_table_of_an_unbroken_one(place, vocabulary, capsys) -> None:
     folder_of(tiny.model(vocab_size=1_024, **NARROW), vocabulary, place / "model")
     write_names(place, test=520)
@@ -428,7 +428,7 @@ def test_two_runs_of_two_tasks_and_a_converted_model_have_the_same_table(
     assert tables[0] == tables[1] == tables[2]
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_shuffled_labels_give_chance(place, vocabulary, monkeypatch, capsys) -> None:
     small(monkeypatch, epochs=3)
     folder_of(tiny.model(vocab_size=1_024, **NARROW), vocabulary, place / "model")

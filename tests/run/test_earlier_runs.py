@@ -16,6 +16,7 @@ import pytest
 
 from limba.config.plain import from_text
 from limba.training.metrics.logging import read_metrics
+from tests.sharding.processes import xla_flags
 
 ROOT = Path(__file__).parent.parent.parent
 GOLDEN = ROOT / "tests" / "golden"
@@ -32,8 +33,7 @@ def test_a_run_of_version_0_2_resumes(commit: str, tmp_path: Path) -> None:
     golden = GOLDEN / f"run_{commit}"
     shutil.copytree(golden, tmp_path, dirs_exist_ok=True)
     shutil.copy(CORPUS, tmp_path)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    environment.pop("XLA_FLAGS", None)  # the run had one device
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags()}
     command = [sys.executable, "-m", "limba", "train", "run/config.gin", "--gin.MODEL_DIR=run"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

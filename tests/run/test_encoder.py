@@ -85,7 +85,10 @@ def test_a_run_learns_fills_and_resumes(tmp_path: Path, corpus: Path, capsys: py
 
 
 @pytest.mark.slow
-def test_causal_then_masked_resumes_at_the_border_bit_by_bit(tmp_path: Path, corpus: Path, vocabulary: Path) -> None:
+@pytest.mark.parametrize("steps", [(4,), pytest.param((3, 4, 5), marks=pytest.mark.night)], ids=["at", "around"])
+def test_causal_then_masked_resumes_at_the_border_bit_by_bit(
+    steps: tuple[int, ...], tmp_path: Path, corpus: Path, vocabulary: Path
+) -> None:
     run = arguments(
         tmp_path,
         corpus,
@@ -98,9 +101,9 @@ def test_causal_then_masked_resumes_at_the_border_bit_by_bit(tmp_path: Path, cor
     )
     whole = flags.parse_args(run).config
     result = train(whole)
-    for name, steps in (("before", (3, 8)), ("at", (4, 8)), ("after", (5, 8))):
-        again = dataclasses.replace(whole, model_dir=f"{tmp_path}/{name}")
-        for end in steps:  # the first one saves in the first stage, the second one resumes
+    for stop in steps:
+        again = dataclasses.replace(whole, model_dir=f"{tmp_path}/{stop}")
+        for end in (stop, 8):  # the first one saves before, at or after the border, the second one resumes
             train(dataclasses.replace(again, train_steps=end))
         assert losses_of(again) == losses_of(whole)
         ours, theirs = (LimbaCheckpoint(Path(each.model_dir) / "checkpoints" / "8") for each in (again, whole))
@@ -111,7 +114,7 @@ def test_causal_then_masked_resumes_at_the_border_bit_by_bit(tmp_path: Path, cor
     assert said in (Path(whole.model_dir) / "report.html").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_the_share_of_hidden_tokens_falls_at_a_step_and_resumes_there(
     tmp_path: Path, corpus: Path, vocabulary: Path
 ) -> None:
@@ -139,7 +142,7 @@ def test_the_share_of_hidden_tokens_falls_at_a_step_and_resumes_there(
     assert losses_of(again) == losses_of(whole)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_hybrid_learns_both_in_one_batch_and_becomes_a_llama(tmp_path: Path, corpus: Path, vocabulary: Path) -> None:
     run = arguments(
         tmp_path,

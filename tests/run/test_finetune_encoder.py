@@ -199,7 +199,9 @@ NETWORKS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["modernbert", "t5", pytest.param("eurobert", marks=pytest.mark.night)])
+@pytest.mark.parametrize(
+    "kind", ["t5", *(pytest.param(each, marks=pytest.mark.night) for each in ("modernbert", "eurobert"))]
+)
 def test_a_head_begins_from_a_run_and_goes_on_from_a_folder(kind: str, tmp_path: Path, vocabulary: Path) -> None:
     """Of a ModernBERT, and of a T5's encoder alone: pretrained, then classes, then these again and tags."""
     sizes = {"vocab_size": 1024, "emb_dim": 32, "num_heads": 2, "head_dim": 16, "mlp_dim": 64, "dtype": "float32"}
@@ -248,7 +250,7 @@ def test_a_head_learns_on_a_vocabulary_that_its_run_trains(tmp_path: Path, encod
     assert next(iter(model.classify(["the value is the string"])[0])) == "small"
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_scores_are_learned_and_exported(tmp_path: Path, encoder: Path, vocabulary: Path) -> None:
     config = flags.parse_args(arguments(tmp_path, encoder, vocabulary, "score")).config
     assert train(config)["validation"]["pearson"] > 0.95

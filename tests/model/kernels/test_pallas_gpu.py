@@ -115,7 +115,9 @@ RULES = [  # length, bias, by token, window's half, everywhere
 ]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize(
+    "rule", [pytest.param(rule, marks=[pytest.mark.night] * (rule[0] in (114, 200))) for rule in RULES], ids=str
+)
 @pytest.mark.parametrize("has_wgmma", [True, pytest.param(False, marks=pytest.mark.night)])
 def test_windows_and_tokens_own_masks_give_what_the_einsum_gives(rule: tuple, has_wgmma: bool) -> None:
     length, has_bias, *rule = rule
