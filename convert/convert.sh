@@ -23,5 +23,10 @@ if [ $# = 0 ]; then
   set -- "$(dirname "$(dirname "$newest")")"
   echo "convert/convert.sh: no run is named; converting the newest, $1"
 fi
-if [ "${SETUP:-yes}" != no ]; then bash "$root/launch/setup.sh"; fi
+fail() { echo "convert/convert.sh: $1" >&2; exit 2; }
+case ${SETUP:-yes} in
+  yes) bash "$root/launch/setup.sh" ;;
+  no) [ -x "$root/.venv/bin/python" ] || fail "SETUP is no, and $root/.venv is not there; run bash launch/setup.sh first." ;;
+  *) fail "SETUP is $SETUP; give yes or no." ;;
+esac
 exec "$root/.venv/bin/python" -m limba convert export "$@"

@@ -49,7 +49,7 @@ if [ -n "${VENV:-}" ]; then
     fail "VENV is given, but $root/.venv is a folder; delete it, so that it can become a link to $VENV."
   fi
   mkdir -p "$(dirname "$VENV")"
-  venv=$VENV
+  if [ ! "$VENV" -ef "$root/.venv" ]; then venv=$VENV; fi
 fi
 stamps=$venv/.limba
 lean=${LEAN:-0} base=$root/requirements/lock-cpu.txt
@@ -205,18 +205,40 @@ make_core() {
   fingerprint core >"$stamps/core"
 }
 
-# The checkout itself, editable: .venv/bin/limba and `import limba` work from any folder. In the one above it `limba` is
-# the checkout too, a folder without such a module, so what finds the right one is asked first.
+# The checkout itself, editable: .venv/bin/limba and `import limba` work from any folder.
 add_limba() {
   local site
   rm -f "$stamps/limba"
   say "installing the command limba"
   install --no-deps --no-build-isolation --no-index --editable "$root"
   for site in "$venv"/lib/python*/site-packages; do
-    [ ! -d "$site" ] || echo 'import sys; sys.meta_path.sort(key=lambda one: getattr(one, "__name__", "")' \
-      '!= "_EditableFinder")' >"$site/limba_first.pth"
+    if [ -d "$site" ]; then find_above "$site"; fi
   done
   fingerprint limba >"$stamps/limba"
+}
+
+# In the folder above the checkout `limba` is the checkout, which has no such module itself: Python would take it for a
+# package without one, as setuptools' finder of the editable checkout is asked last.
+find_above() {
+  echo "import limba_above" >"$1/limba_above.pth"
+  cat >"$1/limba_above.py" <<'PYTHON'
+"""Asks the finder of the editable checkout for limba, where the path has a bare folder of that name alone."""
+
+import sys
+from importlib.machinery import PathFinder
+
+
+class Above:
+    @staticmethod
+    def find_spec(fullname, path=None, target=None):
+        if fullname == "limba" and (found := PathFinder.find_spec(fullname)) and found.origin is None:
+            finders = [finder for finder in sys.meta_path if getattr(finder, "__name__", "") == "_EditableFinder"]
+            return next(filter(None, (finder.find_spec(fullname) for finder in finders)), None)
+        return None
+
+
+sys.meta_path.insert(0, Above)
+PYTHON
 }
 
 add_part() {

@@ -87,7 +87,7 @@ def sentence_ids(
     pieces, ids, starts = word_encoder(vocabulary), list[np.ndarray](), list[np.ndarray]()
     around = framed(vocabulary, length)
     for number, words in enumerate(sentences):
-        found = pieces([whole_letters(word) for word in listed(words)])
+        found = pieces(list(map(whole_letters, listed(words))))
         size = sum(map(len, found))
         if not 0 < size <= length - len(around(np.zeros(0, np.int32))[0]):
             raise InputError(

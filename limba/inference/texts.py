@@ -16,11 +16,12 @@ def whole_letters(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def listed(texts: Sequence[str]) -> Sequence[str]:
+def listed(texts: Iterable[str]) -> Sequence[str]:
     """Returns a list of texts; InputError for a single text, and for what is none."""
     if isinstance(texts, str):
         raise InputError("A single text is given instead of a list of texts; put it in brackets.")
-    for number, text in enumerate(texts if isinstance(texts, Iterable) else [texts]):
+    texts = list(texts) if isinstance(texts, Iterable) else [texts]
+    for number, text in enumerate(texts):
         if not isinstance(text, str):
             raise InputError(f"The texts hold {text!r} at place {number}, which is no text; give a list of texts.")
     return texts

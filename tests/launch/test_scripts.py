@@ -115,3 +115,7 @@ def test_convert_without_arguments_takes_the_newest_run(tmp_path: Path) -> None:
     (tmp_path / "launch" / "setup.sh").write_text("exit 75\n")  # as without internet
     assert started("convert/convert.sh", folder=tmp_path, here=here).returncode == 75
     assert started("convert/convert.sh", folder=tmp_path, here=here, SETUP="no").returncode == 0
+    assert "give yes or no" in started("convert/convert.sh", folder=tmp_path, here=here, SETUP="off").stderr
+    python.unlink()
+    refused = started("convert/convert.sh", folder=tmp_path, here=here, SETUP="no")
+    assert refused.returncode == 2 and ".venv is not there" in refused.stderr

@@ -222,13 +222,22 @@ def test_limba_is_found_in_the_folder_above_the_checkout(machine: Path) -> None:
     (site / "finder_of_limba.py").write_text(FINDER.replace("FILE", repr(str(machine / "theirs.py"))))
     (site / "__editable__.limba.pth").write_text("import finder_of_limba\n")
     (machine / "limba").mkdir()
-    program = f"import site; site.addsitedir({str(site)!r}); import limba; assert limba.found"
-    command = [sys.executable, "-S", "-c", program]
-    done = subprocess.run(command, cwd=machine, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    (site / "limba_first.pth").unlink()
-    done = subprocess.run(command, cwd=machine, capture_output=True, text=True, check=False)
-    assert "module 'limba' has no attribute 'found'" in done.stderr
+
+    def says(here: Path = machine, path: Path | str = "") -> str:
+        program = f"import site; site.addsitedir({str(site)!r}); import limba; print(limba.found)"
+        variables = {**os.environ, "PYTHONPATH": str(path)}
+        command = [sys.executable, "-S", "-c", program]
+        done = subprocess.run(command, cwd=here, env=variables, capture_output=True, text=True, check=False)
+        return done.stdout + done.stderr
+
+    assert says() == "True\n"
+    (machine / "own" / "limba").mkdir(parents=True)
+    (machine / "own" / "limba" / "__init__.py").write_text("found = False")
+    assert says(here=machine / "own") == says(path=machine / "own") == "False\n"  # a module of that name is first
+    (site / "limba_above.pth").unlink()
+    assert "module 'limba' has no attribute 'found'" in says()
+    finders = list(Path(sys.prefix).glob("lib/python*/site-packages/__editable___limba*finder.py"))
+    assert finders and all("class _EditableFinder" in path.read_text() for path in finders)
 
 
 def test_amd_s_wheels_are_for_one_python(machine: Path) -> None:

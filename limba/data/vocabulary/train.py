@@ -138,8 +138,7 @@ class NewVocabulary:
         print(f"There is no vocabulary at {self.path}: reading text to train one of {size:,} ids.", flush=True)
         documents, _ = self.sample(task, config.train_split, config.new_vocabulary_bytes)
         print(f"Training it on {len(documents):,} documents, {sum(map(len, documents)):,} bytes.", flush=True)
-        coverage = config.new_vocabulary_coverage
-        count = self.train(documents, size - config.extra_ids, masks, character_coverage=coverage)
+        count = self.train(documents, size - config.extra_ids, masks, character_coverage=config.new_vocabulary_coverage)
         print(f"{self.path}: {count:,} pieces.", flush=True)
 
 
