@@ -27,6 +27,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Two thirds of the suite's time are compilation: what one run has compiled serves the next ones for a week.
 os.environ.setdefault("LIMBA_TEST_CACHE", str(Path(__file__).parents[1] / ".pytest_cache" / "compiled"))
+os.environ["LIMBA_TEST_CACHE"] = os.path.abspath(os.environ["LIMBA_TEST_CACHE"])
 os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ["LIMBA_TEST_CACHE"]
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):  # each program of a test would compile all that it imports: 5 s
@@ -128,7 +129,8 @@ def processor_seconds() -> float:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     session.config.cpu_seconds = processor_seconds()
-    for entry in (session.config.rootpath / ".pytest_cache" / "compiled").glob("*"):
+    kept = session.config.rootpath / ".pytest_cache"
+    for entry in [*(kept / "compiled").glob("*"), *(kept / "compiled-bytecode").rglob("*.pyc")]:
         if entry.stat().st_mtime < time.time() - 7 * 24 * 3600:
             entry.unlink(missing_ok=True)  # another process may be as fast
 

@@ -182,7 +182,9 @@ def rows(directory: Path, folder: Path) -> tuple[list[Row], float]:
     found.append(asked.row(program, versions["onnx"]["optimum-onnx"], written))
     if shutil.which("node") and shutil.which("npm"):
         in_browser(out, folder / "js")
-        found.append(asked.row("transformers.js", JAVASCRIPT[-5:], answers("node", NODE, cwd=folder / "js")))
+        found.append(
+            asked.row("transformers.js", JAVASCRIPT.rpartition("@")[2], answers("node", NODE, cwd=folder / "js"))
+        )
     vectors = np.array(answers(sentences, VECTORS, folder / "model")["vectors"])
     difference = np.abs(vectors - np.array(model.encode(asked.texts))).max()
     note = f"vectors differ from `model.encode` by at most {difference:.1e}".replace("e-0", "e-")
