@@ -45,7 +45,7 @@ print(json.dumps({"before": before, "own": own, "absent": absent, "wanted": want
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", ["limba first", pytest.param("seqio first", marks=pytest.mark.night)])
+@pytest.mark.parametrize("order", ["limba first", "seqio first"])
 def test_shipped_tasks_are_seqio_s_own_in_either_order(
     order: str, tmp_path: Path, corpus: Path, vocabulary: Path
 ) -> None:

@@ -330,7 +330,9 @@ def test_a_model_without_a_vocabulary_is_refused_before_another_one_is_measured(
 def test_a_disk_without_room_is_one_sentence(place, vocabulary) -> None:
     folder_of(tiny.model(vocab_size=1_024), vocabulary, place / "model")
     program = (  # no file can grow
+        # Python would keep what it has compiled cut off, for all processes after this one.
         "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64));"
+        " sys.dont_write_bytecode = True;"
         " sys.argv = ['limba', 'results', 'model', '--suite=./suite.gin', '--output=out'];"
         " runpy.run_module('limba', run_name='__main__')"
     )

@@ -142,7 +142,7 @@ def test_the_share_of_hidden_tokens_falls_at_a_step_and_resumes_there(
     assert losses_of(again) == losses_of(whole)
 
 
-@pytest.mark.night
+@pytest.mark.slow
 def test_a_hybrid_learns_both_in_one_batch_and_becomes_a_llama(tmp_path: Path, corpus: Path, vocabulary: Path) -> None:
     run = arguments(
         tmp_path,

@@ -250,7 +250,7 @@ def test_a_head_learns_on_a_vocabulary_that_its_run_trains(tmp_path: Path, encod
     assert next(iter(model.classify(["the value is the string"])[0])) == "small"
 
 
-@pytest.mark.night
+@pytest.mark.slow
 def test_scores_are_learned_and_exported(tmp_path: Path, encoder: Path, vocabulary: Path) -> None:
     config = flags.parse_args(arguments(tmp_path, encoder, vocabulary, "score")).config
     assert train(config)["validation"]["pearson"] > 0.95

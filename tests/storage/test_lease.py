@@ -252,7 +252,8 @@ def test_a_directory_that_is_gone_is_not_taken_over(tmp_path: Path, how: str, ca
 def test_who_stood_still_looks_before_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with held(str(tmp_path), "trains in") as mine:
         monkeypatch.setattr(lease, "BEAT_SECONDS", 30.0)  # the next heartbeat is not before that
-        beaten(mine, 1)  # the one that was due
+        mine._beaten.clear()
+        assert mine._beaten.wait(60.0)  # the one that was due has ended
         (tmp_path / "new").write_bytes(elsewhere())
         (tmp_path / "new").rename(tmp_path / FILE)
         mine.check()  # not yet due

@@ -334,6 +334,7 @@ with test_save.opened(run, save_timeout_seconds=10.0) as checkpoints:
     if limit:
         import signal
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        sys.dont_write_bytecode = True  # it would be cut off, and stay so
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     test_save.start(checkpoints, 20)
     try:

@@ -29,6 +29,7 @@ FULL = f"""
 import resource, signal, sys
 from limba.training.metrics.logging import Metrics
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+sys.dont_write_bytecode = True  # it would be cut off, and stay so
 whole = resource.getrlimit(resource.RLIMIT_FSIZE)
 with Metrics(sys.argv[1], 0, 200, True) as metrics:
     for step in range(200):
