@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up .venv, checks style and types, and runs the tests.
 #
-#   bash tests/run.sh               all but the slow tests: a quarter of an hour on 2 cores
+#   bash tests/run.sh               all but the slow tests: half an hour
 #   bash tests/run.sh --all         one slow test of each kind, too: 40 minutes; what .ci/run calls
 #   bash tests/run.sh --night       all slow tests, those on Slurm, other Pythons, and under load: hours
 #   bash tests/run.sh -m long       the longest ones, minutes each
@@ -11,8 +11,8 @@
 #   bash tests/run.sh --stress      any of these beside four busy loops: no test may depend on the clock
 #   bash tests/run.sh --cpu         ends with a table of the tests' processor time
 #
-# The times are those of two quiet cores, of --all with nothing compiled yet. What is compiled stays in .pytest_cache;
-# LIMBA_TEST_CACHE=/an/empty/folder measures a first run again.
+# The times are those of two quiet cores with nothing compiled yet. What is compiled stays in .pytest_cache, and the next
+# runs are faster; LIMBA_TEST_CACHE=/an/empty/folder measures a first run again.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
