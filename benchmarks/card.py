@@ -70,7 +70,7 @@ class Card:
 
     def step(self, **values: object) -> list[str]:
         """Returns the command that times a step."""
-        return self.program("train_step", "--json", "--scan", **{**SHAPE, "steps": 1 if self.is_tiny else 10, **values})
+        return self.program("train_step", "--json", **{**SHAPE, "steps": 1 if self.is_tiny else 10, **values})
 
 
 def _tests(card: Card) -> Commands:

@@ -70,7 +70,9 @@ class ModelConfig:
     # Of activations; parameters, softmax, logits and loss are float32. float16 is for cards that lack bfloat16 (V100,
     # T4): the sum over layers is then float32, and the loss is scaled.
     dtype: Annotated[str, choice("float32", "bfloat16", "float16")] = "bfloat16"
-    scan_layers: bool = True  # compiles in a fraction of the time; False runs faster
+    # True: a scan over the layers, which compiles in a fraction of the time; False: a loop, whose steps are faster;
+    # None: a loop on GPUs, else a scan
+    scan_layers: bool | None = None
     # what the backward pass recomputes: none, minimal (all but matmuls and attention), full
     remat: Annotated[str, choice("none", "minimal", "full")] = "none"
     # einsum, memory_efficient, pallas (TPU, GPU); the last two store no scores; auto: the fastest
@@ -179,6 +181,10 @@ class ModelConfig:
             "ModelConfig.biases",
             "holds 'head', which a ModernBERT has, and ModelConfig.local_attention is None; remove it.",
         )
+
+    def scans_layers(self, platform: str) -> bool:
+        """Returns whether the layers of a stack run as one scan on a platform of jax: "cpu", "gpu" or "tpu"."""
+        return platform != "gpu" if self.scan_layers is None else self.scan_layers
 
     @property
     def residual_dtype(self) -> str:

@@ -16,6 +16,7 @@ from flax.core import meta
 from jaxtyping import Array, Float, PyTree
 
 from limba.config import ModelConfig
+from limba.model.kernels.choose import device_of
 from limba.model.layers import ATTENDED, DENSE
 from limba.model.trees import Cache, Parameters
 from limba.sharding.mesh import constrain_batch_sharding
@@ -63,7 +64,7 @@ def run_layers(
         number = (index,) if numbered else ()
         return apply_module(layer, parameters, x, *inputs, *number, deterministic, dropout_key=key)
 
-    if config.scan_layers:
+    if config.scans_layers(device_of(mesh).platform):
         stacked = jax.tree.map_with_path(functools.partial(_cast_kernel, jnp.dtype(config.dtype)), stacked)
         step = _rematerialized(step, config.remat, prevent_cse=False)
         x, _ = jax.lax.scan(lambda x, xs: (step(x, *xs), None), x, (stacked, jnp.arange(num_layers)))
@@ -105,7 +106,7 @@ def decode_runner(
     `one_layer` takes (x, cache, a layer's part of `stacked`, its index). On a CPU a slice of a stack is copied before
     each matrix product, which doubles what a token reads: there it is unstacked once, before the first token.
     """
-    if config.scan_layers and jax.default_backend() != "cpu":
+    if config.scans_layers(backend := jax.default_backend()) and backend != "cpu":
 
         def scanned(one_layer: DecodeLayer, x: Array, cache: Cache) -> tuple[Array, Cache]:
             xs = (stacked, jnp.arange(num_layers))

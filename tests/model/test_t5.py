@@ -1,11 +1,13 @@
 """Properties of the network that no reference is needed for."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from limba.model import Network
+from limba.model import Network, stack
 from limba.training.state import create_state
 from tests import tiny
 
@@ -29,6 +31,16 @@ def test_scanned_equals_unrolled_with_dropout_and_remat() -> None:
         other = logits(tiny.model(dropout_rate=0.3, **changes), batch, jax.random.key(1))
         np.testing.assert_allclose(other, expected, atol=2e-5)
     assert np.abs(logits(tiny.MODEL, batch) - expected).max() > 0.1  # dropout does something
+
+
+@pytest.mark.parametrize(("platform", "chosen", "scans"), [("gpu", None, 0), ("gpu", True, 2), ("tpu", None, 2)])
+def test_unless_chosen_a_gpu_runs_a_loop_over_the_layers(
+    platform: str, chosen: bool | None, scans: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stack, "device_of", lambda mesh: SimpleNamespace(platform=platform))
+    config = tiny.model(scan_layers=chosen)
+    program = jax.make_jaxpr(Network(config).apply)(tiny.parameters(config), tiny.batch(), None)
+    assert [equation.primitive.name for equation in program.eqns].count("scan") == scans
 
 
 def test_padding_changes_nothing() -> None:

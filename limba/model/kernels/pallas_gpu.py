@@ -44,14 +44,15 @@ class Blocks(NamedTuple):
 KEY_SIDE = ("key", "value", "key_ids", "to_key", "to_value")
 STATISTICS = ("highest", "share", "mean")
 OF_MASK = ("query_ids", "key_ids", "first_beyond", "reach")
-# The largest that NVIDIA's compiler keeps in registers without spilling. Large blocks are for two-byte arrays and
-# heads of up to 64 on cards with wgmma (H100, H200), whose products read shared memory; small ones for all else.
-LARGE_BLOCKS = {
-    "forward": Blocks(128, 64, 8, 3),
-    "to_query": Blocks(128, 64, 8, 2),
-    "to_key": Blocks(64, 128, 8, 2),
-    "to_bias": Blocks(128, 64, 8, 2),
+# For two-byte arrays on cards with wgmma (H100, H200), whose products read shared memory: the fastest of 36 that were
+# tried on an H100 (docs/gpus.md), or within a tenth of it. Heads of 128 have two stages.
+WGMMA_BLOCKS = {
+    "forward": Blocks(64, 64, 4, 3),
+    "to_query": Blocks(64, 32, 4, 3),
+    "to_key": Blocks(64, 64, 4, 3),
+    "to_bias": Blocks(128, 64, 4, 2),
 }
+# For all else the largest that NVIDIA's compiler keeps in registers without spilling.
 SMALL_BLOCKS = {
     "forward": Blocks(64, 32, 8, 2),
     "to_query": Blocks(32, 32, 4, 2),
@@ -70,8 +71,10 @@ class Call(NamedTuple):
     interpret: bool
 
     def blocks(self, kernel: str, query: Array) -> Blocks:
-        is_large = self.has_wgmma and query.dtype.itemsize == 2 and query.shape[-1] <= 64
-        return (LARGE_BLOCKS if is_large else SMALL_BLOCKS)[kernel]
+        if not self.has_wgmma or query.dtype.itemsize != 2:
+            return SMALL_BLOCKS[kernel]
+        blocks = WGMMA_BLOCKS[kernel]
+        return blocks if query.shape[-1] <= 64 else blocks._replace(stages=2)
 
 
 def pallas_attention(

@@ -239,7 +239,12 @@ def test_network_has_the_same_gradients_on_a_mesh_of_gpus(config: ModelConfig, m
 @pytest.mark.skipif(not ON_GPU, reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize(
     "shape",
-    [*SHAPES, (8, 512, 512, 12, 64, False, True, "bfloat16", 8e-3), (2, 600, 600, 4, 128, True, True, "float32", 1e-5)],
+    [
+        *SHAPES,
+        (8, 512, 512, 12, 64, False, True, "bfloat16", 8e-3),
+        (2, 600, 600, 4, 128, True, True, "float32", 1e-5),
+        (2, 600, 600, 4, 128, True, True, "bfloat16", 8e-3),
+    ],
     ids=str,
 )
 def test_a_card_gives_what_the_einsum_gives(shape: tuple) -> None:

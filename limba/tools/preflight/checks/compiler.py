@@ -54,9 +54,17 @@ def feature_shapes(config: RunConfig) -> dict[str, tuple[int, int]]:
         return {name: (rows, length) for name, length in lengths.items()}
 
 
-def stand_in(config: RunConfig) -> RunConfig:
-    """Returns the run with scanned layers, which compile in about a minute for a TPU; unrolled ones take minutes."""
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, scan_layers=True))
+def _has_stand_in(config: RunConfig, wanted: Topology) -> bool:
+    return config.model.scan_layers is False and wanted.platform != "gpu"
+
+
+def stand_in(config: RunConfig, wanted: Topology) -> RunConfig:
+    """Returns the run; with scanned layers, which compile in about a minute for a TPU, where it unrolls them.
+
+    Those take minutes. Cards compile what runs there.
+    """
+    scans = True if _has_stand_in(config, wanted) else config.model.scan_layers
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, scan_layers=scans))
 
 
 def fits(found: Figures, wanted: Topology) -> bool:
@@ -76,7 +84,7 @@ def compiled(config: RunConfig, topology: str | Topology, calibrate: str | None 
     if problems := list(divides(config, wanted)):
         return Section(TITLE, problems)
     try:
-        found = compiled_step(stand_in(config), feature_shapes(config), wanted.name)
+        found = compiled_step(stand_in(config, wanted), feature_shapes(config), wanted.name)
     except InputError as error:
         return Section(TITLE, [_not_compiled(str(error), error.fix)])
     if "Mosaic" in found.get("failed", ""):  # a Pallas kernel that these chips cannot run, as on v2 and v3
@@ -104,7 +112,7 @@ def advice(config: RunConfig, topology: str | Topology, minutes: float | None = 
     if list(divides(config, wanted)):
         return Section(ADVICE, [Line("ok", "Nothing was compiled: the mesh or the batch does not divide.")])
     lines, data = changes.tried(
-        stand_in(config), wanted, feature_shapes, limit_bytes(wanted), lambda found: fits(found, wanted), minutes
+        stand_in(config, wanted), wanted, feature_shapes, limit_bytes(wanted), lambda found: fits(found, wanted), minutes
     )
     return Section(ADVICE, lines, data)
 
@@ -126,7 +134,7 @@ def _memory_line(config: RunConfig, found: Figures, wanted: Topology) -> Line:
     mesh = f"mesh data {data} x fsdp {fsdp} x model {model}, {wanted.devices} devices on {wanted.hosts} host(s)"
     state = f"the state is {size_in_words(found['state_bytes'])}"
     text = f"{what} {where}; {state}; {mesh}"
-    if not config.model.scan_layers:
+    if _has_stand_in(config, wanted):
         text += (
             f". Compiled with scanned layers; unrolled, as the run has them, base on v4-8 had {UNROLLED[1]:.0%} of the"
             f" memory ({MEASURED_BY})"
@@ -135,7 +143,7 @@ def _memory_line(config: RunConfig, found: Figures, wanted: Topology) -> Line:
         if live > TIGHT * limit:
             return Line("warning", f"{text}: evaluation may not fit beside it.", _first_fix(config), "does-not-fit")
         return Line("ok", f"{text}.")
-    maybe = not config.model.scan_layers and live <= MAYBE_UNROLLED * limit and wanted.platform == "tpu"
+    maybe = _has_stand_in(config, wanted) and live <= MAYBE_UNROLLED * limit and wanted.platform == "tpu"
     return Line("warning" if maybe else "error", f"{text}.", _first_fix(config), "does-not-fit")
 
 
@@ -187,7 +195,7 @@ def _speed_lines(
     lengths = PlannedRun(config).row_lengths
     estimate = measured or speed.estimate(config, found, lengths, wanted)
     lines: list[Line] = []
-    if measured is None and not config.model.scan_layers and wanted.platform == "tpu":
+    if measured is None and _has_stand_in(config, wanted) and wanted.platform == "tpu":
         made = f"{estimate.made}. The fast end takes {UNROLLED[0]:.0%} of that, for unrolled layers ({MEASURED_BY})"
         estimate = dataclasses.replace(estimate, fastest=estimate.fastest * UNROLLED[0], made=made)
     figures = estimate.figures(config, lengths, wanted)
