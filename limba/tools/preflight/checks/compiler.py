@@ -111,9 +111,8 @@ def advice(config: RunConfig, topology: str | Topology, minutes: float | None = 
     wanted = _topology(topology)
     if list(divides(config, wanted)):
         return Section(ADVICE, [Line("ok", "Nothing was compiled: the mesh or the batch does not divide.")])
-    lines, data = changes.tried(
-        stand_in(config, wanted), wanted, feature_shapes, limit_bytes(wanted), lambda found: fits(found, wanted), minutes
-    )
+    run, limit = stand_in(config, wanted), limit_bytes(wanted)
+    lines, data = changes.tried(run, wanted, feature_shapes, limit, lambda found: fits(found, wanted), minutes)
     return Section(ADVICE, lines, data)
 
 
