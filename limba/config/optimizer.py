@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from limba.config import kinds
 from limba.config.errors import ConfigError, all_of, require
@@ -202,7 +202,7 @@ class OptimizerConfig:
         raise NotImplementedError(f"the rule {self.name} has no build")
 
 
-def fields_of(kind: type) -> dict[str, Any]:
+def fields_of(kind: type) -> dict[str, object]:
     """Returns the type hint of each field of a configuration; of OptimizerConfig, with those of all rules.
 
     >>> fields_of(OptimizerConfig)["muon_rms"]

@@ -136,7 +136,7 @@ def _built(values: object, owner: Any, place: str) -> Any:
         has_default = (entry.default, entry.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
         if entry.name not in values and not has_default:
             raise InputError(f"{place}: {name}.{entry.name} is missing; add it.")
-    fields = dict[str, Any]()
+    fields = dict[str, object]()
     for field, value in values.items():
         if dataclasses.is_dataclass(hints[field]):
             fields[field] = _built(value, hints[field], place)
