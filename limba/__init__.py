@@ -26,7 +26,7 @@ False
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from limba.cli.gin import read_gin as read_gin
@@ -60,7 +60,7 @@ _PLACES = {
 __all__ = list(_PLACES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _PLACES:
         raise AttributeError(f"module 'limba' has no attribute {name!r}; it has {', '.join(_PLACES)}")
     return getattr(importlib.import_module(_PLACES[name]), name)

@@ -54,7 +54,7 @@ Runs and models
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from limba.cli.arguments import Parser as Parser
@@ -138,7 +138,7 @@ _PLACES = {
 __all__ = list(_PLACES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _PLACES:
         raise AttributeError(f"module 'limba.api' has no attribute {name!r}; it has {', '.join(_PLACES)}")
     module, own = _PLACES[name]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -154,14 +153,14 @@ class PlannedStep:
         make = jax.jit(lambda key: init_state(model, optimizer, key), out_shardings=shardings)
         return auto_mesh.live_bytes(make.lower(jax.eval_shape(lambda: jax.random.key(0))).compile())
 
-    def traced(self) -> Any:
+    def traced(self) -> jax.stages.Traced:
         """Returns the traced step, as `jax.stages.Traced`."""
         return self._step.trace(*self._arguments)
 
-    def live_bytes(self, compiled: Any) -> int:
+    def live_bytes(self, compiled: jax.stages.Compiled) -> int:
         """Returns the bytes of a device while the compiled step runs, by jax's analysis."""
         return auto_mesh.live_bytes(compiled)
 
-    def step_bytes(self, compiled: Any) -> int:
+    def step_bytes(self, compiled: jax.stages.Compiled) -> int:
         """Returns the bytes of a device by which `MeshConfig.auto` chooses."""
         return auto_mesh.step_bytes(compiled, self._mesh)

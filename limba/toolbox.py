@@ -4,7 +4,7 @@ Without a tool a run starts all the same: the tool's commands, foreign files and
 """
 
 import importlib
-from typing import Any
+from types import ModuleType
 
 TOOLS = {
     "migrate": "limba.tools.migrate.foreign",  # reads what other trainers wrote
@@ -13,7 +13,7 @@ TOOLS = {
 }
 
 
-def find(name: str) -> Any:
+def find(name: str) -> ModuleType | None:
     """Returns the module of a tool, or None if `limba/tools/` does not have it."""
     try:
         return importlib.import_module(TOOLS[name])

@@ -103,8 +103,8 @@ def parse_args(
         raise InputError("Both --json and --gin_file are given; give one, and --gin.NAME=VALUE for the rest.")
     if json is None and script is None and not given.gin_file:
         raise InputError(f"No gin file is given; write limba {command} gin/demo.gin or --gin_file=PATH; see --help.")
-    if script is not None or json is not None:
-        run = toolbox.find("migrate").read_script(json, script, given.gin, folders)
+    if (script is not None or json is not None) and (migrate := toolbox.find("migrate")):
+        run = migrate.read_script(json, script, given.gin, folders)
     else:
         run = reader_of(given.gin_file, folders)(given.gin, folders)
     if given.profile is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypedDict, Unpack
+from typing import Annotated, Literal, TypedDict, Unpack
 
 from limba.config import kinds
 from limba.config.errors import InputError, did_you_mean, require
@@ -98,12 +98,12 @@ class GenerationConfig:
         >>> GenerationConfig(num_beams=4, num_samples=4).replaced(temperature=0) == GenerationConfig()
         True
         """
-        given: dict[str, Any] = dict(fields)
+        given = dict[str, object](fields)
         names = [entry.name for entry in dataclasses.fields(self)]
         for name in given:
             if name not in names:
                 raise InputError(f"GenerationConfig has no field {name!r}{did_you_mean(name, names)}")
-        sample, beams = given.get("sample"), given.get("num_beams")
+        sample, beams = fields.get("sample"), fields.get("num_beams")
         draws = [name for name in ("temperature", "top_k", "top_p") if given.get(name) is not None]
         if beams is not None and beams > 1 and given.get("top_p") == 1:
             draws.remove("top_p")
@@ -117,5 +117,5 @@ class GenerationConfig:
         values = {name: getattr(self, name) for name in names} | given
         if "num_samples" not in given and not (values["sample"] and values["temperature"] != 0):
             most = values["num_beams"]
-            given["num_samples"] = min(self.num_samples, most) if kinds.fits(most, int) and most > 0 else 1
+            given["num_samples"] = min(self.num_samples, most) if isinstance(most, int) and most > 0 else 1
         return dataclasses.replace(self, **given)

@@ -41,7 +41,7 @@ OpenShare = Annotated[float, Limit(lambda value: 0 < value < 1, "a number above 
 ClosedShare = Annotated[float, Limit(lambda value: 0 <= value <= 1, "a number from 0 to 1")]
 
 
-def fits(value: object, hint: Any) -> bool:
+def fits(value: object, hint: object) -> bool:
     """Returns whether a plain value has the type of a field's type hint.
 
     >>> fits([1, 2], tuple[int, ...]), fits(True, int), fits(1, float | None), fits([1, "a"], tuple[int, str])

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,8 @@ from limba.data.dataset import Dataset, Pairs, Spec, State, Step
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+    from limba.data.registry import Provider
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +47,7 @@ class OfTensorflow(Dataset):
     def __init__(
         self,
         source: tf.data.Dataset,
-        next_seed: Any = None,
+        next_seed: int | Callable[[], Pairs] | None = None,
         failure: Failure | None = None,
         documents: Numbered | None = None,
     ):
@@ -53,11 +55,11 @@ class OfTensorflow(Dataset):
         size = int(source.cardinality())
         super().__init__({n: _spec(each) for n, each in spec.items()}, next_seed, None if size < 0 else size)
         self.source, self.failure, self._documents = source, failure or (lambda error: None), documents
-        self._iterator: Any = None
+        self._iterator: Iterator | None = None
         self._number, self._kept, self._kept_at = 0, None, time.monotonic()
         _OPEN.add(self)
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         import tensorflow as tf
 
         if self._iterator is None:
@@ -137,7 +139,7 @@ class Numbered:
         self.kept = [0, self._dataset.state()]  # a number, and the state before that block
         self.failure: Exception | None = None
 
-    def __call__(self, number: int) -> list[Any]:
+    def __call__(self, number: int) -> list[Mapping[str, object]]:
         """Returns a block; an empty one at the end."""
         with self._lock:
             try:
@@ -182,14 +184,14 @@ class Numbered:
         return found.flat_map(tf.data.Dataset.from_tensor_slices)
 
 
-def _stacked(values: Sequence[Any], spec: Spec) -> np.ndarray:
+def _stacked(values: Sequence[object], spec: Spec) -> np.ndarray:
     """Returns the values of a feature as one array, whose first axis is theirs."""
     dtype = object if spec.dtype == "string" else spec.dtype
     return np.array(values, dtype) if values else np.zeros([0, *(size or 0 for size in spec.shape)], dtype)
 
 
 def of_seqio(
-    task: Any, lengths: Mapping[str, int], split: str, seed: int, failure: Failure | None = None
+    task: Provider, lengths: Mapping[str, int], split: str, seed: int, failure: Failure | None = None
 ) -> OfTensorflow:
     """Returns the examples of a task, whatever its source, once and in order, as seqio's `get_dataset` does."""
     from limba.data.seqio_tasks import as_seqio

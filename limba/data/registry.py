@@ -122,7 +122,7 @@ class _Registry:
     _own: ClassVar[dict[str, Provider]]
 
     @classmethod
-    def add(cls, name: str, *arguments: Any, **choices: Any) -> Any:
+    def add(cls, name: str, *arguments: object, **choices: object) -> object:
         """Registers `kind(name, …)`, and returns it; InputError for a name that is taken."""
         made = cls.kind(name, *arguments, **choices)
         cls.add_provider(name, made)

@@ -43,7 +43,7 @@ def validation_batches(
     if config.is_masked:
         tasks = [with_noise(part, causal_share=0.0) for part in tasks]
     parts = [_examples(part, lengths, config) for part in tasks]
-    batches: list[dict[str, np.ndarray]] = []
+    batches = []
     left, num_rows = num_batches, num_rows or config.batch_size
     for number, part in enumerate(parts):
         share = None if left is None else -(-left // (len(parts) - number))

@@ -6,7 +6,7 @@ Imports seqio and TensorFlow, so whoever may do without them imports this only w
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -97,7 +97,7 @@ class _Encoded(seqio.Vocabulary):
     def _base_vocab_size(self) -> int:
         return self.ours._base_vocab_size
 
-    def _encode(self, s: str) -> Any:
+    def _encode(self, s: str) -> Sequence[int]:
         return self.ours.encode(s)
 
     def _decode(self, ids: list[int]) -> str:

@@ -61,7 +61,7 @@ class FunctionMetric:
             )
         self.model_output_type = kind
 
-    def postprocess(self, text: str, **choices: object) -> Any:
+    def postprocess(self, text: str, **choices: object) -> object:
         """Returns what the function gets of a text."""
         change = self._task.postprocess_fn
         return text if change is None else change(text, **choices)
@@ -71,7 +71,7 @@ class FunctionMetric:
         vocabulary = self._task.output_features["targets"].vocabulary
         texts = [text_of(example, "targets", vocabulary) for example in examples]
         pairs = zip(texts, examples, strict=True)
-        given: dict[str, Any] = {"targets": [self.postprocess(t, example=e, is_target=True) for t, e in pairs]}
+        given: dict[str, object] = {"targets": [self.postprocess(t, example=e, is_target=True) for t, e in pairs]}
         if self.model_output_type == SCORE:
             return self._function(**given, scores=output)
         if self.model_output_type == WITH_AUX:

@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -209,7 +208,7 @@ def _convert(
 def _about(source: Source, choices: Choices, task: Provider | None) -> CardConfig:
     """Returns what the card says: the choices, and where they say nothing the run's own."""
     given, own = choices.card, CardConfig() if source.run is None else source.run.card
-    said: dict[str, Any] = {name: value or getattr(own, name) for name, value in vars(given).items()}
+    said = {name: value or getattr(own, name) for name, value in vars(given).items()}
     said["datasets"] = said["datasets"] or (task and tuple(hub_datasets(task)))
     return CardConfig(**said)
 

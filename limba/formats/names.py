@@ -112,7 +112,7 @@ def flatten(tree: Mapping) -> dict:
     return traverse_util.flatten_dict(tree, sep="/")
 
 
-def unflatten(flat: Mapping[str, Any]) -> dict:
+def unflatten(flat: Mapping[str, object]) -> dict:
     """Returns the nested dict of {"a/b/c": leaf}."""
     from flax import traverse_util
 

@@ -297,7 +297,7 @@ def fields_of(config: RunConfig) -> dict[str, str]:
 
     A class that comes a second time has the path of its field: "EvaluationConfig.sampling.top_k".
     """
-    found: dict[str, str] = {}
+    found = {}
     left, known = deque[tuple[str, Any]]([(type(config).__name__, config)]), set()
     while left:  # the outermost first
         prefix, part = left.popleft()

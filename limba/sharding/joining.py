@@ -21,7 +21,6 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 from urllib.parse import quote, unquote
 
 import jax
@@ -92,7 +91,6 @@ def _join(run: RunConfig | None, place: Membership) -> None:
     began = time.monotonic()
     wait_for_all(place, bind or f":{place.port}", seconds)
     left = max(seconds - (time.monotonic() - began), LEAST_SECONDS)
-    arguments: dict[str, Any] = {} if devices is None else {"local_device_ids": devices}
     try:
         jax.distributed.initialize(
             coordinator_address=place.address,
@@ -102,7 +100,7 @@ def _join(run: RunConfig | None, place: Membership) -> None:
             cluster_detection_method="deactivate",  # it would take other devices than those found here
             initialization_timeout=math.ceil(left),
             heartbeat_timeout_seconds=math.ceil((run or RunConfig).host_timeout_seconds),
-            **arguments,
+            local_device_ids=devices,
         )
     except ValueError as error:
         raise InputError(

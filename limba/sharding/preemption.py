@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from limba.config import RestartError
 from limba.config.environment import end_now
@@ -156,9 +155,9 @@ def stop_all() -> bool:
 
 def _several_processes() -> bool:
     """Returns whether this process has joined others; it imports no jax, since signals are heard before that."""
-    jax: Any = sys.modules.get("jax")
+    jax = sys.modules.get("jax")
     distributed = getattr(jax, "distributed", None)  # None while jax is being imported
-    return distributed is not None and distributed.is_initialized() and jax.process_count() > 1
+    return jax is not None and distributed is not None and distributed.is_initialized() and jax.process_count() > 1
 
 
 def _end(sentence: str, status: int) -> None:

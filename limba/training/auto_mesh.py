@@ -102,20 +102,22 @@ def abstract_step(
     return step, (state, batch, key, *((jax.ShapeDtypeStruct((2,), np.float32),) if drops else ()))
 
 
-def live_bytes(compiled: Any) -> int:
+def live_bytes(compiled: jax.stages.Compiled) -> int:
     """Returns the bytes of a device while a compiled step runs: arguments, outputs and temporaries."""
     memory = compiled.memory_analysis()
+    assert memory is not None  # as on all platforms that jax compiles for
     size = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
     return size - memory.alias_size_in_bytes
 
 
-def step_bytes(compiled: Any, mesh: Mesh) -> int:
+def step_bytes(compiled: jax.stages.Compiled, mesh: Mesh) -> int:
     """Returns the bytes of a device that a compiled step needs, by which the mesh is chosen.
 
     A TPU's compiler lets arrays share places that jax's analysis adds up; its peak, with the program itself, is at
     least what its own report names. Elsewhere, and where the analysis has no peak, as `live_bytes`.
     """
     memory = compiled.memory_analysis()
+    assert memory is not None
     peak = getattr(memory, "peak_memory_in_bytes", 0)
     if mesh.devices.flat[0].platform != "tpu" or not peak:
         return live_bytes(compiled)

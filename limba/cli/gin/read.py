@@ -234,7 +234,7 @@ def _bound(name: str, value: object) -> str:
 
 
 RUN, MODEL, OPTIMIZER = "config.RunConfig", "config.ModelConfig", "config.OptimizerConfig"
-CLASSES: dict[str, Any] = {f"config.{name}": vars(config)[name] for name in config.__all__ if name.endswith("Config")}
+CLASSES: dict[str, type] = {f"config.{name}": vars(config)[name] for name in config.__all__ if name.endswith("Config")}
 FILES = {RUN: "gin/runs/pretrain.gin", MODEL: "gin/models/t5_1_1/small.gin"}  # that set a class's fields
 
 
@@ -385,13 +385,13 @@ class Tree:
                 )
 
 
-def _fits(value: object, hint: Any) -> bool:
+def _fits(value: object, hint: object) -> bool:
     if dataclasses.is_dataclass(hint):
         return isinstance(value, Node) and CLASSES[value.owner] is hint
     return kinds.fits(value, hint)
 
 
-def _in_words(hint: Any) -> str:
+def _in_words(hint: object) -> str:
     return next((f"@{name}()" for name, value in CLASSES.items() if value is hint), None) or kinds.in_words(hint)
 
 

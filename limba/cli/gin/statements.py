@@ -13,7 +13,6 @@ import tokenize
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from gin import config_parser
 
@@ -123,7 +122,7 @@ def leaves(value: object) -> Iterator[object]:
         yield value
 
 
-def _parsed(text: str, place: str) -> Iterator[Any]:
+def _parsed(text: str, place: str) -> Iterator[object]:
     try:
         yield from config_parser.ConfigParser(io.StringIO(text), _Delegate())
     except (SyntaxError, tokenize.TokenError, RecursionError) as error:

@@ -12,7 +12,6 @@ import random
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
 
 from limba.config import InputError
 from limba.data.dataset import TEXT, Dataset, Step, preprocessor
@@ -257,7 +256,7 @@ def _restore(
 
     others = {name: kind for name, kind in dataset.spec.items() if name != "text"}
 
-    def rows_of(example: Mapping[str, Any], number: int) -> list[dict[str, Any]]:
+    def rows_of(example: Mapping[str, object], number: int) -> list[dict[str, object]]:
         del number
         kept = {name: example[name] for name in others}
         return [{**kept, "inputs": inputs, "targets": targets} for inputs, targets in pairs(example["text"])]

@@ -71,7 +71,7 @@ def append_eos_after_trim(
     ends = {name: _end(feature) for name, feature in features.items() if feature.add_eos}
     limits = {name: length - 1 for name, length in (sequence_length or {}).items() if length is not None}
 
-    def ended(example: Mapping[str, Any]) -> dict[str, Any]:
+    def ended(example: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         parts = {name: np.append(example[name][: limits.get(name)], end) for name, end in ends.items()}
         return {**example, **parts}
 

@@ -6,7 +6,7 @@ Nothing is lost: the segments' texts and what stands between them are the text, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import regex
 
@@ -118,7 +118,7 @@ def _fitting(pieces: Sequence[str], place: int, count: Count, limit: int) -> int
     return low
 
 
-def long_inputs_of(task: Any) -> str:
+def long_inputs_of(task: object) -> str:
     """Returns what a task does with inputs longer than its length, when text is generated: 'segments' or 'cut'.
 
     A preprocessor says it by its attribute `long_inputs`; a mixture does what its tasks do if they agree.
@@ -128,7 +128,7 @@ def long_inputs_of(task: Any) -> str:
         next(
             (
                 kind
-                for step in part.preprocessors
+                for step in getattr(part, "preprocessors", ())
                 if (kind := getattr(getattr(step, "func", step), "long_inputs", None))
             ),
             "cut",

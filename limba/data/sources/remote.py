@@ -57,7 +57,7 @@ class ZstandardFile(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer: memoryview) -> int:
         while not self._content:
             self._packed = self._packed or self._file.read(1 << 16)
             if not self._packed:
@@ -263,7 +263,7 @@ class RemoteFile(io.RawIOBase):
         self._position = offset + (self.size if whence == io.SEEK_END else base[whence])
         return self._position
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer: memoryview) -> int:
         offset = self._position - self._block_start
         if not 0 <= offset < len(self._block):
             self._block, self._block_start, offset = memoryview(self._next_block()), self._position, 0

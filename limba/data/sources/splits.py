@@ -11,7 +11,6 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from limba.config import ConfigError, InputError
 from limba.data.sources import readers
@@ -259,7 +258,7 @@ class Splits:
     def list_shards(self, split: str) -> Sequence[str]:
         return [unit.name for unit in self.units(split)]
 
-    def num_input_examples(self, split: str) -> Any:
+    def num_input_examples(self, split: str) -> int | None:
         """Returns None, as seqio allows: counting would read the corpus."""
 
     def read(self, split: str, unit: readers.Unit, chunk: int) -> list[bytes] | None:

@@ -81,7 +81,7 @@ class TfdsSource(UnitSource):
                 f"{self.name} is not prepared in {builder.data_dir}; prepare it first, or set TFDS_DATA_DIR to its"
                 " folder."
             )
-        features = cast(Mapping[str, Any], builder.info.features)
+        features = cast(Mapping[str, object], builder.info.features)
         if missing := [name for name in self.columns if name not in features]:
             names = ", ".join(map(repr, sorted(features)))
             raise InputError(f"{self.name} has no feature {missing[0]!r}; it has {names}: name one of these.")

@@ -297,7 +297,7 @@ def noted(documents: Dataset, source: Splits, reading: Reading, counts: Counts) 
     of_epoch = max(counts.total, counts.num_pieces, 1) / reading.num_shards
     last = math.inf if reading.num_epochs is None else max(reading.num_epochs, reading.first_epoch + 1)
 
-    def note(batch: list[Any], number: int) -> list[Any]:
+    def note(batch: list[object], number: int) -> list[object]:
         epochs = reading.first_epoch + (number + 1) * DOCUMENTS_NOTED / of_epoch
         source.note_progress(reading.split, reading.shard, min(epochs, last))
         return batch

@@ -287,7 +287,7 @@ def advanced(position: bytes, num_batches: int, rows_per_batch: int) -> bytes:
     return packed({**contents, ABOUT_FILE: json.dumps(about).encode()})
 
 
-def _plain(state: State, arrays: list[np.ndarray]) -> Any:
+def _plain(state: State, arrays: list[np.ndarray]) -> object:
     """Returns a state as JSON, with its arrays appended to `arrays` and their numbers in their places."""
     if isinstance(state, np.ndarray):
         arrays.append(state)
@@ -297,7 +297,7 @@ def _plain(state: State, arrays: list[np.ndarray]) -> Any:
     return [_plain(value, arrays) for value in state] if isinstance(state, list) else state
 
 
-def _whole(plain: Any, arrays: Mapping[str, np.ndarray]) -> State:
+def _whole(plain: object, arrays: Mapping[str, np.ndarray]) -> State:
     """Returns the state of `_plain`."""
     if isinstance(plain, dict):
         if ARRAY in plain:

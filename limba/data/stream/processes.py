@@ -310,7 +310,7 @@ def _open(recipe: Recipe) -> TrainStream:
     return TrainStream(task, recipe.lengths, recipe.config, recipe.shards, recipe.num_processes, recipe.deal)
 
 
-def _outcome(call: Callable[[], Any]) -> Any:
+def _outcome(call: Callable[[], object]) -> object:
     """Returns the result of the call, None at the end of a corpus, or the exception that it raises or returns."""
     try:
         result = call()

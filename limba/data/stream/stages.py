@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -78,7 +77,7 @@ class StagedStream(Stream):
         self._stages, self._lengths, self._shards = stages, dict(lengths), tuple(shards)
         self._stream: Stream | None = None
         self._number = self._batch = 0  # of the stage, and of the next batch
-        self._ended: dict[int, list[dict[str, Any]]] = {shard: [] for shard in shards}  # what earlier stages gave
+        self._ended: dict[int, list[dict[str, object]]] = {shard: [] for shard in shards}  # what earlier stages gave
         self._tokens: dict[int, int | None] = dict.fromkeys(shards, 0)  # of a stage of one task; None: not known
         self._last: dict[int, bytes] = {}  # the positions where the stage before ended
 
@@ -209,7 +208,7 @@ class StagedStream(Stream):
 
     def _mean(self, kind: str) -> dict[int, dict[str, float]]:
         """Returns (first batch of a stage that has ended) -> task -> the mean over this host's shards."""
-        found: dict[int, dict[str, float]] = {}
+        found = {}
         for entries in zip(*self._ended.values(), strict=True):
             each = [entry[kind] for entry in entries]
             names = [] if any(part is None for part in each) else list(each[0])

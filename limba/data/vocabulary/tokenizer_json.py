@@ -74,7 +74,7 @@ def _normalizers(model: Any) -> list[Normalizer]:
     import sentencepiece
     from tokenizers import Regex, normalizers
 
-    spec, steps = model.normalizer_spec, list[Any]()
+    spec, steps = model.normalizer_spec, list[normalizers.Normalizer]()
     if spec.precompiled_charsmap:
         normalizer = sentencepiece.SentencePieceProcessor()
         normalizer.LoadFromSerializedProto(model.SerializeToString())

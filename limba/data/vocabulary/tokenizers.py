@@ -6,11 +6,14 @@ import functools
 import json
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from limba.config import InputError, reason_of
 from limba.data.vocabulary.files import content
 from limba.data.vocabulary.vocabularies import Vocabulary
+
+if TYPE_CHECKING:
+    import tokenizers
 
 ENDS = ("</s>", "<|endoftext|>", "[SEP]", "<sep>", "<eos>")  # of sequence; the first one that exists
 UNKNOWN = ("<unk>", "[UNK]")
@@ -29,7 +32,7 @@ class TokenizersVocabulary(Vocabulary):
         self.path = path
 
     @functools.cached_property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> tokenizers.Tokenizer:
         import tokenizers
 
         data = content(self.path)
@@ -53,7 +56,8 @@ class TokenizersVocabulary(Vocabulary):
     @functools.cached_property
     def special_ids(self) -> frozenset[int]:
         """The ids of special tokens, including sentinels but not the end of sequence."""
-        ids = {self.tokenizer.token_to_id(name) for name in _specials(self.tokenizer.to_str())}
+        added = self.tokenizer.get_added_tokens_decoder().items()
+        ids = {number for number, token in added if token.special}
         return frozenset(ids - {self.eos_id})
 
     @functools.cached_property

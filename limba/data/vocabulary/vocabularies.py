@@ -24,7 +24,7 @@ class LikeSeqio(abc.ABC):  # noqa: B024  the hook needs its metaclass
     """A class to whose instances those of seqio's class of the same name count, where seqio is imported."""
 
     @classmethod
-    def __subclasshook__(cls, other: type) -> Any:
+    def __subclasshook__(cls, other: type) -> object:
         theirs = getattr(sys.modules.get("seqio"), cls.__name__, None)
         return True if theirs is not None and issubclass(other, theirs) else NotImplemented
 
@@ -130,7 +130,7 @@ class SentencePieceVocabulary(Vocabulary):
         """Returns the same choices for the model at another path."""
         return SentencePieceVocabulary(path, self.extra_ids, self.normalizer_spec_overrides, self.reverse_extra_ids)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in vars(self).items() if name != "tokenizer"}
 
     def __eq__(self, other: object) -> bool:

@@ -112,7 +112,7 @@ def compare(
     files: str | None,
     vocabularies: str | None,
     column: str | Mapping[str, str] = "text",
-) -> tuple[Any, dict[tuple[str, str], Fertility]]:
+) -> tuple[rich.table.Table, dict[tuple[str, str], Fertility]]:
     """Returns a table of the vocabulary at `path` and others on several texts, and its figures.
 
     The figures are by (text, file name of the vocabulary). `files` is 'ro=a.jsonl,fr=b.txt', each a name and a path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from limba.tools.migrate.t5_names.finder import importing as importing
 from limba.tools.migrate.t5_names.finder import is_objective as is_objective
@@ -68,7 +68,7 @@ def read_script(
     return read_script(json or (script and script.json), flags, overrides, folders)
 
 
-def advice(name: str, classes: Mapping[str, Any], field: str = "") -> str:
+def advice(name: str, classes: Mapping[str, type], field: str = "") -> str:
     """Returns the end of a sentence about a name that is none of ours, which may be T5X's."""
     from limba.tools.migrate.t5x import names
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from etils import epath
 
@@ -37,10 +36,10 @@ def read(place: epath.Path, network: ModelConfig) -> tuple[ModelConfig, Vocabula
     return dataclasses.replace(network, **known), _vocabulary(source, str(file))
 
 
-def _fields(source: Source, *names: str) -> dict[str, Any]:
+def _fields(source: Source, *names: str) -> dict[str, object]:
     """Returns the bound fields of the classes of these names, in whatever module, with macros replaced."""
     macros = {binding.name: binding.value for binding in source.bindings if not binding.field}
-    found: dict[str, Any] = {}
+    found = {}
     for binding in source.bindings:
         if binding.field and binding.owner.rpartition(".")[2] in names:
             value = binding.value

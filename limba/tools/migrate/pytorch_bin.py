@@ -17,7 +17,7 @@ import pickle
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
@@ -250,18 +250,18 @@ _MAKERS = {
 class _Tables(pickle.Unpickler):
     """Reads a pickle in which every name stands for a function above, or for a kind of storage: none is looked up."""
 
-    def __init__(self, file: Any, storages: dict[str, _Storage] | None = None):
+    def __init__(self, file: BinaryIO, storages: dict[str, _Storage] | None = None):
         super().__init__(file)
         self._storages = {} if storages is None else storages
 
-    def find_class(self, module: str, name: str, /) -> Any:
+    def find_class(self, module: str, name: str, /) -> object:
         if module == "torch" and name.endswith("Storage"):
             return name
         if (module, name) not in _MAKERS:
             raise _WrongError(f"holds more than tensors, a call of {module}.{name}, which could run code")
         return _MAKERS[module, name]
 
-    def persistent_load(self, asked: Any) -> _Storage:
+    def persistent_load(self, asked: object) -> _Storage:
         """Returns the storage that a pickle refers to: ("storage", its class, key, device, length, …)."""
         match asked:
             case ("storage", str(kind), str(key), _, int(length), *rest) if not any(rest) and length >= 0:
@@ -271,5 +271,5 @@ class _Tables(pickle.Unpickler):
         raise _WrongError("refers to something that is no storage of numbers")
 
 
-def _read(file: Any, storages: dict[str, _Storage] | None = None) -> Any:
+def _read(file: BinaryIO, storages: dict[str, _Storage] | None = None) -> object:
     return _Tables(file, storages).load()

@@ -19,7 +19,7 @@ import sys
 import time
 import urllib.parse
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from limba.api import Parser
 from limba.config import InputError, reason_of
@@ -77,7 +77,7 @@ class _Limited(socket.SocketIO):
         super().__init__(connection, "r")
         self._clock = clock
 
-    def readinto(self, buffer: Any) -> int | None:
+    def readinto(self, buffer: memoryview) -> int | None:
         """As the socket's; TimeoutError when the time is over, which ends the connection."""
         if self._clock() > self.ends:
             raise TimeoutError("The request has not come within its limit.")
@@ -154,7 +154,7 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
         elif self.headers.get("Host") not in server.names:
             raise RefusedError(http.HTTPStatus.FORBIDDEN, f"Open {server.address}: this is not its name.")
 
-    def asked(self) -> dict[str, Any]:
+    def asked(self) -> dict[str, object]:
         """Returns the JSON object that was sent; RefusedError and InputError for anything else."""
         if self.headers.get_content_type() != "application/json":  # which no form of another site can send
             raise RefusedError(http.HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Send JSON (Content-Type: application/json).")

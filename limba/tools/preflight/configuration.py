@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from limba.cli.gin.statements import REQUIRED, Binding, Source
 from limba.config import InputError, RunConfig, without_credentials
-from limba.tools.preflight.checks.verdict import Line, Section
+from limba.tools.preflight.checks.verdict import Data, Line, Section
 
 TITLE = "Config"
 SHOWN = 60  # characters of a value
@@ -29,11 +28,11 @@ def resolved(config: RunConfig, names: Mapping[str, str], source: Source | None)
     from limba.tools.preflight.checks.differences import with_saved_run
     from limba.tools.preflight.checks.findings import gathered
 
-    def values(data: dict[str, Any]) -> Iterator[Line]:
+    def values(data: Data) -> Iterator[Line]:
         data["macros"] = {macro: _text(_value(config, field)) for field, macro in sorted(names.items())}
         yield Line("ok", _summary(config))
 
-    def replaced(data: dict[str, Any]) -> Iterator[Line]:
+    def replaced(data: Data) -> Iterator[Line]:
         found = [] if source is None else replacements(source)
         data["replaced"] = [list(each) for each in found]
         if found:
@@ -55,7 +54,7 @@ def _summary(config: RunConfig) -> str:
     )
 
 
-def _value(config: RunConfig, field: str) -> Any:
+def _value(config: RunConfig, field: str) -> object:
     """Returns the value of a field, as "DataConfig.batch_size"."""
     owner, _, name = field.partition(".")
     parts = [config, *(getattr(config, entry.name) for entry in dataclasses.fields(config))]
@@ -78,6 +77,6 @@ def _file(place: str) -> str:
     return place.partition(" line ")[0]
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     text = without_credentials(repr(value))
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"

@@ -7,7 +7,6 @@ import html
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from limba.tools.preflight.checks.compiler import TITLE as COMPILED
 from limba.tools.preflight.checks.cost import TITLE as COSTS
@@ -100,7 +99,7 @@ def first_screen(sections: Sequence[Section], is_all_shown: bool) -> str:
     return "\n".join([verdict(sections), *figures, *lines, "", f"{hidden} other lines are fine; --all prints them."])
 
 
-def json_of(sections: Sequence[Section], about: Mapping[str, Any]) -> str:
+def json_of(sections: Sequence[Section], about: Mapping[str, object]) -> str:
     """Returns the whole as JSON: what was looked at, the verdict, and each section with its lines and figures."""
     status = exit_status(sections)
     plain = [
@@ -118,8 +117,8 @@ def json_of(sections: Sequence[Section], about: Mapping[str, Any]) -> str:
     return json.dumps({**made, "sections": plain}, indent=1, ensure_ascii=False, default=_of_numpy)
 
 
-def _of_numpy(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else str(value)
+def _of_numpy(value: object) -> object:
+    return getattr(value, "item", lambda: str(value))()
 
 
 STYLE = """
@@ -140,7 +139,7 @@ code{font-size:.9em;background:var(--back);border:1px solid var(--line);border-r
 """
 
 
-def html_of(sections: Sequence[Section], about: Mapping[str, Any]) -> str:
+def html_of(sections: Sequence[Section], about: Mapping[str, object]) -> str:
     """Returns the whole as one HTML page, light or dark as its reader's system is."""
     status = exit_status(sections)
     colour = {GO: "ok", WASTEFUL: "warning", FAILS: "error"}[status]

@@ -5,16 +5,20 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from limba.api import Parser, find_tool, with_two_dashes
 from limba.cli import flags
-from limba.cli.gin.statements import read
+from limba.cli.gin.statements import Source, read
 from limba.config import InputError, RunConfig, environment, kinds, without_credentials
 from limba.tools.preflight import configuration
 from limba.tools.preflight.checks.verdict import Section
+
+if TYPE_CHECKING:
+    from limba.tools.preflight.compiled.topologies import Topology
 
 ADVISE_MINUTES = 10
 ALIASES = {"--no_compile": "--no-compile", "--list_topologies": "--list-topologies"}
@@ -135,20 +139,20 @@ def _positive(text: str | float, flag: str, unit: str) -> float:
     return number
 
 
-def _topologies() -> Any:
+def _topologies() -> list[Topology]:
     from limba.tools.preflight.checks import compiler
 
     return compiler.topologies()
 
 
-def _topology(name: str) -> Any:
+def _topology(name: str) -> Topology:
     from limba.tools.preflight.checks import compiler
 
     return compiler.topology(name, {each.name: each for each in _topologies()})
 
 
 def _sections(
-    argv: Sequence[str], given: Any, chips: Any, minutes: float, terms: tuple[float | None, float | None]
+    argv: Sequence[str], given: Namespace, chips: Topology | None, minutes: float, terms: Sequence[float | None]
 ) -> Iterator[Section]:
     """Yields the sections in the words of the gin files."""
     from limba.tools.preflight.checks import cost, sections
@@ -173,7 +177,7 @@ def _sections(
         yield section.worded(described.names)
 
 
-def _source(argv: Sequence[str]) -> Any:
+def _source(argv: Sequence[str]) -> Source | None:
     """Returns the statements of the gin files; None for a run that other files describe."""
     given = flags.parser_of("preflight", ABOUT, add_flags).parse(argv) if flags.script_of(argv) is None else None
     if given is None or given.json is not None:

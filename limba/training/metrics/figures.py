@@ -8,7 +8,6 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
 
 import jax
 import numpy as np
@@ -235,7 +234,7 @@ def _report(model_dir: str, step: int, rows: ShardRows, values: Mapping[str, flo
     arrays = {f"{feature}/{shard}": array for shard, part in rows.items() for feature, array in part.items()}
     try:
         content = io.BytesIO()
-        np.savez(content, **cast(dict[str, Any], arrays))  # numpy's hints let a name be `allow_pickle`
+        np.savez(content, allow_pickle=True, **arrays)
         write_whole(path, content.getvalue())
         written = f"its batch is in {path}"
     except Exception as error:  # noqa: BLE001  the sentence is worth more than the file

@@ -100,7 +100,7 @@ class OutputFolder:
             ) from error
 
 
-def parsed(content: bytes) -> dict[str, Any] | None:
+def parsed(content: bytes) -> dict[str, object] | None:
     """Returns the JSON object; None if it is damaged."""
     with contextlib.suppress(ValueError, RecursionError):
         found = json.loads(content)

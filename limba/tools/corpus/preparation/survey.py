@@ -8,7 +8,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import fsspec
 import zstandard
@@ -120,7 +120,7 @@ def text_columns(path: str) -> tuple[str, ...]:
     return tuple(name for name, value in record.items() if isinstance(value, str)) if isinstance(record, dict) else ()
 
 
-def _first_record(head: str) -> Any:
+def _first_record(head: str) -> object:
     array = ARRAY.match(head)
     try:
         return json.JSONDecoder().raw_decode(head, array.end() if array else len(head) - len(head.lstrip()))[0]

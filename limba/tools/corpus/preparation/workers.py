@@ -9,15 +9,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
 
 from limba.config import InputError, environment
 
-Job = Callable[[], Any]  # picklable; it ends with a whole file, or does nothing if that exists
+Job = Callable[[], object]  # picklable; it ends with a whole file, or does nothing if that exists
 ATTEMPTS = 3  # a worker that is killed ends the others too; what they have not finished is done again
 
 
-def results(jobs: Sequence[Job], workers: int) -> Iterator[Any]:
+def results(jobs: Sequence[Job], workers: int) -> Iterator[object]:
     """Yields the results of the jobs in any order; the first error stops the others and is raised.
 
     With one worker, or one job, this process does the work. Raises InputError if a worker is killed again and again.

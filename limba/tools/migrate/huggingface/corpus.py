@@ -1,17 +1,62 @@
-"""The corpus of a script's configuration, and the number of steps that its epochs are."""
+"""The translation of a script's configuration: its corpus, and the number of steps that its epochs are."""
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from limba.config import InputError
+from limba.tools.migrate.huggingface import keys
+from limba.tools.migrate.huggingface.values import Values
 
 BYTES_COUNTED = 50_000_000  # of text, from which the rest of a corpus is estimated
 
 
-def set_corpus(translation: Any) -> None:
+class Translation:
+    """A script's values, and the gin bindings made of them: name -> (value, the key that it comes from)."""
+
+    def __init__(self, values: Values, place: str, notes: Sequence[str] = ()):
+        self.values, self.place, self.notes = values, place, list(notes)
+        self.bindings: dict[str, tuple[Any, str]] = {}
+        self.has_pairs = any(key in keys.OF_PAIRS for key in values)
+        both = [key for key in keys.OF_SPANS if key in values]
+        if self.has_pairs and both:
+            pair = next(key for key in keys.OF_PAIRS if key in values)
+            raise InputError(f"{place} gives {both[0]}, of span corruption, and {pair}, of pairs; leave one out.")
+
+    def set(self, name: str, value: object, key: str) -> None:
+        """Binds a gin name; InputError if another key has given it another value."""
+        before = self.bindings.get(name)
+        if before is not None and before[0] != value:
+            raise InputError(f"{self.place} gives {before[1]} and {key} different values; leave one out.")
+        self.bindings[name] = (value, key)
+
+    def get(self, *names: str) -> tuple[Any, str]:
+        """Returns the value of the first of the keys that has one, and that key; else (None, the first key)."""
+        return next(((self.values[key], key) for key in names if self.values.get(key) is not None), (None, names[0]))
+
+    def one_of(self, *names: str) -> tuple[Any, str]:
+        """Returns the same for keys with one meaning; InputError if two of them have different values."""
+        value, key = self.get(*names)
+        for other in names:
+            if self.values.get(other) not in (None, value):
+                raise InputError(f"{self.place} gives {key} and {other} different values; leave one out.")
+        return value, key
+
+    @functools.cached_property
+    def steps_per_epoch(self) -> float:
+        """The optimizer steps of one pass over the corpus; corpus, lengths and batch must be bound before."""
+        return steps_per_epoch(self.bindings)
+
+    @property
+    def trains(self) -> bool:
+        """False for a configuration that only evaluates."""
+        return self.values.get("do_train") is not False
+
+
+def set_corpus(translation: Translation) -> None:
     """Sets CORPUS and its column: local files, or a data set of the hub by its full name."""
     train, key = translation.get("train_file")
     validation, validation_key = translation.get("validation_file")
@@ -32,7 +77,7 @@ def set_corpus(translation: Any) -> None:
         translation.set("COLUMN", "tokens[]" if column == "tokens" else column, key)
 
 
-def _data_set(translation: Any, name: str) -> Any:
+def _data_set(translation: Translation, name: str) -> object:
     """Returns what CORPUS names: user/name:configuration@revision, or the files of a local folder by split."""
     from limba.storage import servers
 
@@ -54,7 +99,7 @@ def _files_of(folder: str, configuration: str | None) -> dict[str, str]:
     return {split: ",".join(source.patterns_of_split(split)) for split in splits}
 
 
-def set_length_of_run(translation: Any) -> None:
+def set_length_of_run(translation: Translation) -> None:
     """Sets TRAIN_STEPS, and NUM_EPOCHS for whole epochs."""
     steps, key = translation.one_of("max_steps", "max_train_steps")
     if not translation.trains:
@@ -103,7 +148,7 @@ def steps_per_epoch(bindings: Mapping[str, tuple[Any, str]]) -> float:
     return total / num_documents * chosen / a_row / choices["BATCH_SIZE"]
 
 
-def _counter(choices: Mapping[str, Any]) -> tuple[Any, float]:
+def _counter(choices: Mapping[str, Any]) -> tuple[Callable[[Sequence[bytes]], int], float]:
     """Returns (a function from documents to their tokens' number, the tokens of one row of span corruption)."""
     from limba.api import PieceTable
     from limba.data.objectives.spans import raw_and_targets
@@ -112,10 +157,7 @@ def _counter(choices: Mapping[str, Any]) -> tuple[Any, float]:
     density, span = choices.get("NOISE_DENSITY", 0.15), choices.get("MEAN_NOISE_SPAN_LENGTH", 3.0)
     raw = raw_and_targets(choices["TASK_FEATURE_LENGTHS"]["inputs"], density, span)[0]
 
-    def tokens(documents: Sequence[bytes]) -> int:
-        return sum(len(encode(text)) for text in documents)
-
-    return tokens, raw
+    return lambda documents: sum(len(encode(text)) for text in documents), raw
 
 
 # Data sets of the scripts' own table: columns of the text and of its summary.
@@ -134,7 +176,7 @@ ONLY = {  # keys that have one meaning here
 }
 
 
-def set_pairs(translation: Any) -> None:
+def set_pairs(translation: Translation) -> None:
     """Sets task, columns, prefix, lengths and generation."""
     values = translation.values
     translates = values.get("source_lang") is not None or values.get("target_lang") is not None
@@ -171,7 +213,7 @@ def set_pairs(translation: Any) -> None:
     translation.notes += [f"{key}: {meaning}." for key, meaning in ONLY.items() if key in values]
 
 
-def _columns(translation: Any, translates: bool) -> dict[str, str]:
+def _columns(translation: Translation, translates: bool) -> dict[str, str]:
     values = translation.values
     if translates:
         source, target = values.get("source_lang"), values.get("target_lang")

@@ -7,7 +7,6 @@ The keys are those of `run_t5_mlm_flax.py`, of PyTorch scripts like it (with acc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 # Key -> the gin name that gets its value unchanged, and the value's kind.
 PLAIN: Mapping[str, tuple[str, type]] = {
@@ -26,7 +25,7 @@ PLAIN: Mapping[str, tuple[str, type]] = {
     "seed": ("RANDOM_SEED", int),
 }
 # Defaults of the scripts that differ from those of Limba's gin files.
-DEFAULTS: Mapping[str, tuple[str, Any]] = {
+DEFAULTS: Mapping[str, tuple[str, object]] = {
     "learning_rate": ("LEARNING_RATE", 5e-5),
     "warmup_steps": ("WARMUP_STEPS", 0),
     "weight_decay": ("WEIGHT_DECAY", 0.0),

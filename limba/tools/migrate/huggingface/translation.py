@@ -6,18 +6,16 @@ docs/coming_from_huggingface.md has the table.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from limba.cli.gin import GinRun, read_run
 from limba.config import InputError, ModelConfig, without_credentials
 from limba.tools.migrate.huggingface import keys
-from limba.tools.migrate.huggingface.corpus import set_corpus, set_length_of_run, set_pairs, steps_per_epoch
+from limba.tools.migrate.huggingface.corpus import Translation, set_corpus, set_length_of_run, set_pairs
 from limba.tools.migrate.huggingface.values import Values, read_values
 
 NEVER = 10**9  # steps
@@ -26,48 +24,6 @@ DTYPES = {
     "bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16",
 }  # fmt: skip
 LEAST_CAPABILITY = 8.0  # of an NVIDIA card with bfloat16: the A100 and later
-
-
-class Translation:
-    """A script's values, and the gin bindings made of them: name -> (value, the key that it comes from)."""
-
-    def __init__(self, values: Values, place: str, notes: Sequence[str] = ()):
-        self.values, self.place, self.notes = values, place, list(notes)
-        self.bindings: dict[str, tuple[Any, str]] = {}
-        self.has_pairs = any(key in keys.OF_PAIRS for key in values)
-        both = [key for key in keys.OF_SPANS if key in values]
-        if self.has_pairs and both:
-            pair = next(key for key in keys.OF_PAIRS if key in values)
-            raise InputError(f"{place} gives {both[0]}, of span corruption, and {pair}, of pairs; leave one out.")
-
-    def set(self, name: str, value: object, key: str) -> None:
-        """Binds a gin name; InputError if another key has given it another value."""
-        before = self.bindings.get(name)
-        if before is not None and before[0] != value:
-            raise InputError(f"{self.place} gives {before[1]} and {key} different values; leave one out.")
-        self.bindings[name] = (value, key)
-
-    def get(self, *names: str) -> tuple[Any, str]:
-        """Returns the value of the first of the keys that has one, and that key; else (None, the first key)."""
-        return next(((self.values[key], key) for key in names if self.values.get(key) is not None), (None, names[0]))
-
-    def one_of(self, *names: str) -> tuple[Any, str]:
-        """Returns the same for keys with one meaning; InputError if two of them have different values."""
-        value, key = self.get(*names)
-        for other in names:
-            if self.values.get(other) not in (None, value):
-                raise InputError(f"{self.place} gives {key} and {other} different values; leave one out.")
-        return value, key
-
-    @functools.cached_property
-    def steps_per_epoch(self) -> float:
-        """The optimizer steps of one pass over the corpus; corpus, lengths and batch must be bound before."""
-        return steps_per_epoch(self.bindings)
-
-    @property
-    def trains(self) -> bool:
-        """False for a configuration that only evaluates."""
-        return self.values.get("do_train") is not False
 
 
 def read_script(

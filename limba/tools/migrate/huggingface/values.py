@@ -101,7 +101,7 @@ def checked(place: str, key: str, value: Any) -> Any:
     return value
 
 
-def _spelled(kind: type, value: Any) -> Any:
+def _spelled(kind: type, value: object) -> object:
     if not isinstance(value, str) or kind is str:
         return value
     if kind is list:
@@ -170,7 +170,7 @@ def _values_of(rest: Sequence[str]) -> list[str]:
     return [after for flag, after in itertools.pairwise(rest) if flag.startswith("--") and "=" not in flag]
 
 
-def _value(name: str, value: str | None, waiting: list[str]) -> Any:
+def _value(name: str, value: str | None, waiting: list[str]) -> object:
     """Returns a flag's value, from behind its `=` or from the arguments that follow, which it then removes."""
     several = [] if value is None else [value]
     while value is None and waiting and not _is_flag(waiting[0]):

@@ -132,12 +132,12 @@ class _Datasets(ModuleType):
         super().__init__(library.__name__)
         self._library = library
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         found = getattr(self._library, name)
         return taking_old_arguments(found) if name == FUNCTION else found
 
 
-def taking_old_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
+def taking_old_arguments(function: Callable[..., object]) -> Callable[..., object]:
     """Returns `load_dataset`, which also takes `use_auth_token`.
 
     >>> taking_old_arguments(lambda path, token=None: (path, token))("user/name", use_auth_token="hf_x")
@@ -145,7 +145,7 @@ def taking_old_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(function)
-    def load(*given: Any, **named: Any) -> Any:
+    def load(*given: object, **named: object) -> object:
         if OLD in named:
             value = named.pop(OLD)
             named.setdefault(NEW, None if value is True else value)

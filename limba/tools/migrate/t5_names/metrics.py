@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 Figures = dict[str, float]
-Metric = Callable[[Any, Any], Figures]
+Metric = Callable[[ArrayLike, ArrayLike], Figures]
 
 
 def bleu(targets: Sequence[Any], predictions: Sequence[str], tokenizer: str = "intl") -> Figures:
@@ -29,7 +30,7 @@ def rouge_mean(
     targets: Sequence[str],
     predictions: Sequence[str],
     score_keys: Sequence[str] = ("rouge1", "rouge2", "rougeLsum"),
-    **kwargs: Any,
+    **kwargs: bool,
 ) -> Figures:
     """Means of ROUGE's F1; a full stop between spaces ends a sentence. Raises ValueError without examples."""
     from rouge_score import rouge_scorer
@@ -47,7 +48,7 @@ def rouge(
     predictions: Sequence[str],
     score_keys: Sequence[str] = ("rouge1", "rouge2", "rougeLsum"),
     verbose: bool = True,
-    **kwargs: Any,
+    **kwargs: bool,
 ) -> Figures:
     """As `rouge_mean`; t5 takes the middle of a bootstrap, which is near the mean and other at each call."""
     return rouge_mean(targets, predictions, score_keys, **kwargs)
@@ -75,21 +76,17 @@ def pearson_corrcoef(targets: Sequence[float], predictions: Sequence[float]) -> 
     """Pearson's correlation."""
     import scipy.stats
 
-    return {"pearson_corrcoef": 100 * _number(scipy.stats.pearsonr(targets, predictions)[0])}
+    return {"pearson_corrcoef": 100 * float(np.asarray(scipy.stats.pearsonr(targets, predictions))[0])}
 
 
 def spearman_corrcoef(targets: Sequence[float], predictions: Sequence[float]) -> Figures:
     """Spearman's correlation of ranks."""
     import scipy.stats
 
-    return {"spearman_corrcoef": 100 * _number(scipy.stats.spearmanr(targets, predictions)[0])}
+    return {"spearman_corrcoef": 100 * float(np.asarray(scipy.stats.spearmanr(targets, predictions))[0])}
 
 
-def _number(value: Any) -> float:
-    return float(value)
-
-
-def f1_score_with_invalid(targets: Any, predictions: Any) -> Figures:
+def f1_score_with_invalid(targets: ArrayLike, predictions: ArrayLike) -> Figures:
     """F1 of class 1; a prediction that is neither 0 nor 1 counts as the wrong one.
 
     >>> f1_score_with_invalid([1, 1, 0], [1, 5, 0])["f1"].__round__(1)
@@ -106,12 +103,12 @@ def _f1(targets: np.ndarray, predictions: np.ndarray, label: int) -> float:
     return 2 * right / both if both else 0.0
 
 
-def mean_multiclass_f1(num_classes: int, **metric_fn_kwargs: Any) -> Metric:
+def mean_multiclass_f1(num_classes: int, **metric_fn_kwargs: object) -> Metric:
     """Returns the metric of the unweighted mean of the classes' F1. Raises ValueError for choices of scikit-learn."""
     if metric_fn_kwargs:
         raise ValueError(f"mean_multiclass_f1 takes no {', '.join(metric_fn_kwargs)} here; install the package t5.")
 
-    def metric(targets: Any, predictions: Any) -> Figures:
+    def metric(targets: ArrayLike, predictions: ArrayLike) -> Figures:
         several = [_f1(np.asarray(targets), np.asarray(predictions), label) for label in range(num_classes)]
         return {f"mean_{num_classes}class_f1": 100 * float(np.mean(several))}
 

@@ -143,11 +143,11 @@ def span_corruption(
     if has_byte_sentinels(output_features["targets"].vocabulary):
         _, spans = num_noise(raw, noise_density, mean_noise_span_length)
         warn_of_byte_sentinels(spans, f"Span corruption of {inputs_length} inputs")
-    passed: Any = {"passthrough_feature_keys": passthrough_feature_keys}
-    dataset = denoising.select_random_chunk(dataset, output_features, LONGEST, **passed)
+    keys = passthrough_feature_keys
+    dataset = denoising.select_random_chunk(dataset, output_features, LONGEST, passthrough_feature_keys=keys)
     if merge_examples_to_reduce_padding:
         dataset = denoising.reduce_concat_tokens(dataset)
-    dataset = denoising.split_tokens(dataset, max_tokens_per_segment=raw, **passed)
+    dataset = denoising.split_tokens(dataset, max_tokens_per_segment=raw, passthrough_feature_keys=keys)
     return denoise(
         dataset,
         output_features,
@@ -156,7 +156,7 @@ def span_corruption(
         denoising.noise_span_to_unique_sentinel,
         denoising.nonnoise_span_to_unique_sentinel,
         input_feature_key=input_feature_key,
-        **passed,
+        passthrough_feature_keys=keys,
     )
 
 

@@ -53,10 +53,10 @@ def _with_features(step: Callable, names: Sequence[str]) -> Callable:
     if "output_features" not in takes:
         return step
 
-    def whole(dataset: Any, output_features: Mapping[str, Any]) -> Any:
+    def whole(dataset: object, output_features: Mapping[str, object]) -> object:
         return step(dataset, output_features={name: output_features[name] for name in names})
 
-    def with_lengths(dataset: Any, sequence_length: Mapping[str, int], output_features: Mapping[str, Any]) -> Any:
+    def with_lengths(dataset: object, sequence_length: object, output_features: Mapping[str, object]) -> object:
         features = {name: output_features[name] for name in names}
         return step(dataset, sequence_length=sequence_length, output_features=features)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from limba.config import InputError
 from limba.tools.migrate.t5x import tables
 from limba.tools.migrate.t5x.read import SCRIPTS, Found, Translation, class_of, refuse
@@ -89,7 +87,7 @@ def translate_loss(t: Translation, kind: str) -> None:
     """Sets the loss; T5X's classes have no z-loss and no smoothing unless a file sets them."""
     t.copy(kind, {"z_loss": "Z_LOSS", "label_smoothing": "LABEL_SMOOTHING"}, {"z_loss": 0.0, "label_smoothing": 0.0})
     found = t.settings.find(kind, "loss_normalizing_factor")
-    value: Any = found.value
+    value = found.value
     if isinstance(value, str):
         if value.upper() not in tables.LOSS_NORMALIZERS:
             raise refuse(found, f"T5X has {', '.join(tables.LOSS_NORMALIZERS)}, a number, or None")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any
 
 from limba.config.errors import did_you_mean, nearest
 from limba.config.optimizer import fields_of
@@ -50,7 +49,7 @@ OURS = {
 }  # fmt: skip
 
 
-def advice(name: str, classes: Mapping[str, Any], field: str = "") -> str:
+def advice(name: str, classes: Mapping[str, type], field: str = "") -> str:
     """Returns the end of a sentence about a name that is none of ours: the nearest one, and the page if it is T5X's.
 
     `classes` maps the names of our classes to them; `field` is what is set of the class `name`, if any.
@@ -70,7 +69,7 @@ def advice(name: str, classes: Mapping[str, Any], field: str = "") -> str:
     return f"; did you mean {ours}? {PAGE} has the list."
 
 
-def _field(ours: str, field: str, classes: Mapping[str, Any]) -> str:
+def _field(ours: str, field: str, classes: Mapping[str, type]) -> str:
     """Returns our class with the nearest of its fields, if one is near."""
     if not field or ours not in classes:
         return ours

@@ -27,7 +27,7 @@ class Line:
     scope: str
     owner: str
     field: str
-    value: Any
+    value: object
     place: str  # file and line, or flag
     written: str  # as in the file: network.T5Config.emb_dim
     network: str  # which of T5X's networks `network` is in this file: t5, scalable_t5, decoder_only

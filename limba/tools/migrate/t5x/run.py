@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
 
 from limba.cli.gin.statements import Macro, Reference
 from limba.tools.migrate.t5x.read import SCRIPTS, Found, Translation, class_of, refuse
@@ -269,7 +268,7 @@ def translate_use(t: Translation, script: str) -> None:
     if "INITIAL_CHECKPOINT_PATH" not in t.bindings:
         raise refuse(path, "name the checkpoint to use")
     t.bindings.pop("RESET_STEP", None)
-    length: Any = t.bindings.get("TASK_FEATURE_LENGTHS", ({},))[0].get("targets")
+    length = t.bindings.get("TASK_FEATURE_LENGTHS", ({},))[0].get("targets")
     t.fix("MAX_TOKENS", length or 512, "TASK_FEATURE_LENGTHS of the targets")
     if script == "evaluate":
         examples = t.settings.find("Evaluator", "num_examples")

@@ -6,7 +6,7 @@ import base64
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -267,7 +267,7 @@ def _in_words(chart: Chart, line: Line) -> tuple[str, str]:
     """Returns a line's newest figure in words, and where it stands."""
     if chart.kind == "events":
         return f"{line.label}: {len(line.texts)}", ", all listed below"
-    values: Any = line.columns["y"]
+    values = line.columns["y"]
     finite = np.flatnonzero(np.isfinite(values))
     if not len(finite):
         return f"{line.label}: no finite number", ""
@@ -276,7 +276,7 @@ def _in_words(chart: Chart, line: Line) -> tuple[str, str]:
         left, right = (int(line.columns[name][high]) for name in ("left", "right"))
         length = f"{left:,}" if right - left <= 1 else f"{left:,} to {right - 1:,}"
         return f"{line.label}: most rows, {values[high]:.3g} %, have {length} tokens", ""
-    return f"{line.label}: {short(values[finite[-1]])}", f" at step {line.columns['step'][finite[-1]]:,.0f}"
+    return f"{line.label}: {short(float(values[finite[-1]]))}", f" at step {line.columns['step'][finite[-1]]:,.0f}"
 
 
 def short(value: float) -> str:

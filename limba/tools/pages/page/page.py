@@ -135,7 +135,7 @@ def _content_of(runs: Sequence[Run], most_points: int) -> Content:
     found = charts.charts_of(runs, most_points)
     size, unit = charts.flop_unit(runs)
     axes = charts.known_axes(found) or ["step"]
-    form: list[Any] = [[chart.name, chart.kind, chart.title, *(line.label for line in chart.lines)] for chart in found]
+    form = [[chart.name, chart.kind, chart.title, *(line.label for line in chart.lines)] for chart in found]
     fragments = {
         "headline": tables.headline(runs),
         "facts": tables.facts(runs),
@@ -165,7 +165,7 @@ def _content_of(runs: Sequence[Run], most_points: int) -> Content:
 def page_of(runs: Sequence[Run], is_live: bool = False) -> str:
     """Returns the page of these runs, in fewer than MOST_BYTES: with fewer points where there are many lines."""
     points = max(POINTS // len(runs), LEAST_POINTS)
-    items: dict[str, Any] = {}
+    items: dict[str, object] = {}
     while True:
         content = content_of(runs, points)
         items = items or {chart.name: item(chart) for chart in content.charts}
@@ -175,7 +175,7 @@ def page_of(runs: Sequence[Run], is_live: bool = False) -> str:
         points = max(points // 2, LEAST_POINTS)
 
 
-def _page(content: Content, items: dict[str, Any], runs: Sequence[Run], is_live: bool) -> str:
+def _page(content: Content, items: dict[str, object], runs: Sequence[Run], is_live: bool) -> str:
     data = {**content.data, "items": items, "live": is_live}
     title = f"Report of {runs[0].name}" if len(runs) == 1 else f"Report of {len(runs)} runs"
     drawn = {name: text for name in SECTIONS if (text := _section(name, content))}

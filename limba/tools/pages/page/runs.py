@@ -108,7 +108,7 @@ class Run:
         for path in sorted(folder.iterdir(), key=str) if folder.is_dir() else ():
             if match := EVALUATED.fullmatch(path.name):
                 by_task.setdefault(match["task"], {})[int(match["step"])] = path
-        found: dict[str, dict[int, list[dict[str, str]]]] = {}
+        found = {}
         for task, paths in by_task.items():
             steps = sorted(paths)
             for place in evenly(len(steps), MOST_EVALUATED):
@@ -209,7 +209,7 @@ def _events(run: Run) -> Iterator[Event]:
             yield Event(step, "", FAULT, f"the checkpoint of step {step:,} could not be read: {path.name}")
 
 
-def _spike(note: dict[str, Any]) -> str:
+def _spike(note: dict[str, object]) -> str:
     returned = f"; returned to step {note['returned_to']:,}" if isinstance(note.get("returned_to"), int) else ""
     return f"{note.get('reason', 'a spike')} ({note.get('action', 'warn')}{returned})"
 

@@ -181,13 +181,13 @@ def _cell(text: str) -> str:
     return f'<td dir="auto">{html.escape(text)}</td>'
 
 
-def _said(value: Any) -> str:
+def _said(value: object) -> str:
     if value is UNSET:
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     for name, value in values.items():
         if isinstance(value, dict) and name != "task_feature_lengths":
             yield from _flat(value, f"{prefix}{name}.")
@@ -195,7 +195,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{name}", value
 
 
-def _defaults(kind: type, of: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _defaults(kind: type, of: object, prefix: str = "") -> Iterator[tuple[str, object]]:
     """Yields the default of each field that has one, as plain data; `of` is an object of the kind."""
     for field in dataclasses.fields(kind):
         name, value = f"{prefix}{field.name}", getattr(of, field.name)

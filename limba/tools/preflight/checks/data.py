@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from limba.api import PieceTable, RunData, Task, UnitSource
+from limba.api import Mixture, PieceTable, RunData, Task, UnitSource
 from limba.config import InputError, Open, RunConfig, nearest
 from limba.tools.preflight.checks import sample
 from limba.tools.preflight.checks.findings import Check, gathered, logged
@@ -52,7 +52,7 @@ SUFFIXES = (".txt", ".jsonl", ".json", ".csv", ".parquet", ".gz", ".zst", ".arra
 
 def data_of_run(
     config: RunConfig,
-    task: Any,
+    task: Task | Mixture,
     lengths: Mapping[str, int] | None,
     chips: Topology | None = None,
     has_vocabulary: bool = True,

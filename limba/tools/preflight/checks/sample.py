@@ -92,9 +92,9 @@ def of_text(config: RunConfig, part: Task, found: Any, data: Data, has_vocabular
     yield from _of_order(config, rows)
     if not wrong and len(known) < len(RULES):
         yield Line("ok", f"The sample breaks no rule of text: {', '.join(RULES)}.")
-    elif rest := judged[-1][3]:
+    elif (rest := judged[-1][3]) and (tool := find_tool("sample")):
         documents = [each.encode() for row in rest for each in (row.split(SEPARATOR) if width > 1 else [row])]
-        counted = find_tool("sample").fertility(documents, found.vocabulary)
+        counted = tool.fertility(documents, found.vocabulary)
         found = dataclasses.replace(found, documents=documents, fertility=counted)
     if has_vocabulary:
         yield from of_pieces(config, found, data)

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 from limba.api import Mixture, NewVocabulary, PieceTable, PlannedRun, RunData, Task
 from limba.config import DataConfig, InputError, RunConfig, SentenceError
@@ -16,6 +15,7 @@ from limba.tools.preflight.checks.environment import environment
 from limba.tools.preflight.checks.findings import error_line, logged, reached_by
 from limba.tools.preflight.checks.storage import storage
 from limba.tools.preflight.checks.verdict import Line, Section
+from limba.tools.preflight.compiled.topologies import Topology
 
 GO, FAILS, WASTEFUL = 0, 1, 2  # exit statuses
 LEARNED_BYTES = 1_000_000  # of text, for a vocabulary that stands for the one that the first start trains
@@ -100,7 +100,7 @@ def _lengths(task: Task | Mixture | None, config: RunConfig) -> Mapping[str, int
 def sections(
     config: RunConfig,
     configuration: Section,
-    chips: Any = None,
+    chips: Topology | None = None,
     compiling: Sequence[Callable[[RunConfig], Section]] = (),
     terms: cost.Terms = cost.Terms(),  # noqa: B008  it is frozen
 ) -> Iterator[Section]:
@@ -132,7 +132,7 @@ def sections(
     yield cost.time_and_cost(config, chips, made, terms)
 
 
-def _data(config: RunConfig, found: Resolved, chips: Any) -> Section:
+def _data(config: RunConfig, found: Resolved, chips: Topology | None) -> Section:
     if found.task is None or found.of_data is not None:
         return Section(data.TITLE, [found.of_data] if found.of_data is not None else [])
     has_vocabulary = found.of_vocabulary is None or found.is_learned

@@ -37,7 +37,7 @@ class Section:
 
     title: str
     lines: Sequence[Line]
-    data: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the same as figures, as JSON has them
+    data: Data = dataclasses.field(default_factory=dict)  # the same as figures, as JSON has them
 
     def worded(self, names: Mapping[str, str]) -> Section:
         """Returns the section with the names that its user typed for fields, as `GinRun` has them.

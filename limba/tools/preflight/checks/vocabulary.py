@@ -10,7 +10,7 @@ from typing import Any
 
 from sentencepiece import sentencepiece_model_pb2
 
-from limba.api import PieceTable, RunData, flops_per_sequence
+from limba.api import Mixture, PieceTable, RunData, Task, Vocabulary, flops_per_sequence
 from limba.config import Fix, InputError, RunConfig, nearest
 from limba.tools.preflight.checks.findings import gathered
 from limba.tools.preflight.checks.verdict import Data, Line, Section
@@ -22,7 +22,7 @@ SENTINEL = "<extra_id_"
 NUM_SENTINELS = 100  # of T5
 
 
-def vocabulary(config: RunConfig, task: Any, lengths: dict[str, int] | None) -> Section:
+def vocabulary(config: RunConfig, task: Task | Mixture, lengths: dict[str, int] | None) -> Section:
     """Returns the section about the vocabulary of a task; `lengths` are a row's, None if they are not known."""
     run = RunData(config.data, task)
     pieces = PieceTable(found := task.output_features["targets"].vocabulary)
@@ -56,14 +56,14 @@ def missing(config: RunConfig, line: Line) -> Line:
     return dataclasses.replace(line, fix=("DataConfig.new_vocabulary_size", config.model.vocab_size))
 
 
-def _ids(found: Any, data: Data) -> Iterator[Line]:
+def _ids(found: Vocabulary, data: Data) -> Iterator[Line]:
     ids = {"pad": found.pad_id, "eos": found.eos_id, "unk": found.unk_id}
     data |= {"ids": found.vocab_size, "special_ids": ids}
     said = ", ".join(f"{name} {number}" for name, number in ids.items())
     yield Line("ok", f"{_where(found)}: {found.vocab_size:,} ids, sentinels included; {said}.")
 
 
-def _where(found: Any) -> str:
+def _where(found: object) -> str:
     return str(getattr(found, "sentencepiece_model_file", getattr(found, "path", "bytes")))
 
 
@@ -93,7 +93,7 @@ def unused_share(config: RunConfig, fitting: int, lengths: dict[str, int] | None
     return 1 - needed / flops_per_sequence(config.model, *sides)
 
 
-def without_sentinels(config: RunConfig, task: Any) -> Line | None:
+def without_sentinels(config: RunConfig, task: Task | Mixture) -> Line | None:
     """Returns the error of a vocabulary without the sentinels that the task's gaps need; None if there is none."""
     pieces = PieceTable(found := task.output_features["targets"].vocabulary)
     if pieces.num_sentinels or config.model.is_decoder_only or not RunData(config.data, task).fills_gaps:

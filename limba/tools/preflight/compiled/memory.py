@@ -82,7 +82,7 @@ def device_bytes(found: Figures) -> int:
 
 def _instructions(text: str) -> dict[str, tuple[list[str], str, bool]]:
     """Returns {instruction: (its shapes, its op_name, whether it is an argument of the program)}."""
-    found: dict[str, tuple[list[str], str, bool]] = {}
+    found = {}
     inside_entry = False
     for line in text.splitlines():
         if line.startswith(("ENTRY ", "%")):

@@ -7,7 +7,9 @@ import os
 import re
 import subprocess
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
 
 from limba.config import InputError
 
@@ -70,13 +72,12 @@ def _places(number: int) -> str:
     return f"1x{number // 8}x8" if number > 8 else f"1x1x{number}"
 
 
-def topology_devices(name: str, dump: str) -> Any:
+def topology_devices(name: str, dump: str) -> np.ndarray:
     """Returns devices that can be compiled for; what becomes of each kernel is written to the folder `dump`."""
     card_name, number = name.split("-")
     card, toolkit = CARDS[card_name], _toolkit()
     own = f"{FLAGS} --xla_gpu_cuda_data_dir={toolkit} --xla_dump_to={dump}"
     os.environ["XLA_FLAGS"] = f"{own} {os.environ.get('XLA_FLAGS', '')}"
-    import numpy as np
     from jax.experimental import topologies
 
     text = DESCRIPTION.format(
@@ -97,14 +98,14 @@ def topology_devices(name: str, dump: str) -> Any:
     return np.array(description.devices)
 
 
-def kernels(calls: dict[str, int], dump: str) -> dict[str, dict[str, Any]]:
+def kernels(calls: dict[str, int], dump: str) -> dict[str, dict[str, object]]:
     """Returns {kernel: its calls a step, registers a thread, bytes a thread that they could not hold, KiB of shared
     memory, tensor cores' instructions}, from the compiled programs and the output of ptxas."""
     shared = {}
     for path in Path(dump).glob("*thunk_sequence.txt"):
         for name, size in re.findall(r" (\w+) grid:.*shared_memory: (\d+)", path.read_text()):
             shared[name] = int(size) / 1024
-    figures: dict[str, dict[str, Any]] = {}
+    figures = {}
     for path in Path(dump).glob("*.ptx"):
         text = path.read_text()
         name = re.search(r"\.entry (\w+)", text)

@@ -95,6 +95,7 @@ def _of_mesh(
     after_step, each = host_memory.seen(), devices.size if platform == "cpu" else 0
     text = compiled.as_text() or ""
     analysis, costs = compiled.memory_analysis(), program.costs_of_program(text)
+    assert analysis is not None  # as every platform that has an ahead-of-time compiler gives it
     arrays = (each * init_bytes, each * state_bytes, each * (step.live_bytes(compiled) + costs.packed_bytes))
     process = host_memory.process_bytes(start, after_init, after_step, *arrays)
     return found | {
@@ -148,7 +149,7 @@ def kernel_flops(jaxpr: Any) -> dict[str, float]:
     return found
 
 
-def is_program(value: Any) -> bool:
+def is_program(value: object) -> bool:
     """Returns whether a parameter of an operation is a traced program."""
     return hasattr(value, "eqns") or hasattr(value, "jaxpr")
 

@@ -14,6 +14,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from limba.api import PEAK_TFLOPS
 from limba.config import InputError, environment
 from limba.tools.preflight.compiled import nvidia
@@ -160,7 +162,7 @@ def check_installed(wanted: Topology) -> None:
         nvidia.check_installed(wanted.name)
 
 
-def devices_of(wanted: Topology, dump: str) -> Any:
+def devices_of(wanted: Topology, dump: str) -> np.ndarray:
     """Returns an array of the topology's devices; they can be compiled for, not run on (but for simulated CPUs).
 
     Call it once in a process, before jax has started a platform. XLA writes what it says about programs to the folder
@@ -174,7 +176,6 @@ def devices_of(wanted: Topology, dump: str) -> Any:
         given = f"--xla_force_host_platform_device_count={wanted.devices}"
         os.environ["XLA_FLAGS"] = f"{given} {os.environ.get('XLA_FLAGS', '')}"
         import jax
-        import numpy as np
 
         if len(jax.devices()) < wanted.devices:
             raise InputError(
@@ -182,7 +183,6 @@ def devices_of(wanted: Topology, dump: str) -> Any:
                 f" {len(jax.devices())}; unset it."
             )
         return np.array(jax.devices()[: wanted.devices])
-    import numpy as np
     from jax.experimental import topologies as of_jax
 
     try:
