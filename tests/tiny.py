@@ -97,9 +97,9 @@ def mesh_of(config: MeshConfig, num_devices: int) -> Mesh:
     return Mesh(devices, ("data", "fsdp", "model"), axis_types=(AxisType.Auto,) * 3)
 
 
-def parameters(config: ModelConfig, seed: int = 0) -> dict[str, Any]:
+def parameters(config: ModelConfig, seed: int = 0, network: Network | None = None) -> dict[str, Any]:
     """Random parameters of about the initial ones' size, without compiling what makes those."""
-    random = np.random.default_rng(seed)
+    network, random = network or Network(config), np.random.default_rng(seed)
 
     def array(name: str, shape: tuple[int, ...]) -> np.ndarray:
         values = random.standard_normal(shape, np.float32)
@@ -109,7 +109,7 @@ def parameters(config: ModelConfig, seed: int = 0) -> dict[str, Any]:
             return values * (config.emb_dim**-0.5 if config.is_decoder_only else 1)
         return values * (shape[-2] * (config.head_dim if name.endswith("query/kernel") else 1)) ** -0.5
 
-    shapes = flatten(jax.eval_shape(Network(config).init, jax.random.key(0)))
+    shapes = flatten(jax.eval_shape(network.init, jax.random.key(0)))
     return unflatten({name: jnp.asarray(array(name, leaf.shape)) for name, leaf in shapes.items()})
 
 
@@ -118,7 +118,7 @@ def state(
 ) -> TrainState:
     """As `create_state`, of `parameters`."""
     shardings = state_shardings(network, optimizer, mesh, shard_update)
-    params = jax.device_put(parameters(network.config, seed), shardings.params)
+    params = jax.device_put(parameters(network.config, seed, network), shardings.params)
     opt_state = jax.jit(optimizer.init, out_shardings=shardings.opt_state)(params)
     return TrainState(jax.device_put(np.int32(0), shardings.step), params, opt_state)
 
@@ -141,7 +141,7 @@ def train(
     optimizer = make_optimizer(optimizer_config, steps)
     schedule = make_schedule(optimizer_config.schedule, steps)
     state = create(network, optimizer, mesh, 0, shard_update)
-    shardings = state_shardings(network, optimizer, mesh, shard_update)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
     gradient = Gradient(network, loss or LossConfig(), num_microbatches)
     step = jit_train_step(gradient, optimizer, schedule, shardings)
     losses = []

@@ -126,8 +126,8 @@ def test_texts_are_those_of_generate_and_probabilities_those_of_score(players: l
 
 
 @pytest.mark.parametrize("fields", [{}, {"num_beams": 2}, {"sample": True}])
-def test_a_text_is_seen_while_it_is_written(fields: dict[str, Any], players: list[Player], run: Path) -> None:
-    model, seen = limba.load(run, step=9, vocabulary="byte"), list[list[int]]()
+def test_a_text_is_seen_while_it_is_written(fields: dict[str, Any], players: list[Player]) -> None:
+    model, seen = players[1]._trained, list[list[int]]()  # which has traced what other tests ask for
     config = model.generation.replaced(max_tokens=11, **fields)
     deadline = Deadline(600.0, watch=lambda ids: seen.append(ids.tolist()))
     ((first, *_),) = model.written(["A text."], config, deadline)

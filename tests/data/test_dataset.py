@@ -77,10 +77,13 @@ def plain(element: Any) -> Any:
 @pytest.mark.parametrize("name", CASES)
 def test_each_place_is_restored(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bridge, "CHECKPOINT_SECONDS", 0.0)
-    whole = [plain(element) for element in CASES[name]()]
+    whole = [plain(element) for element, _ in zip(CASES[name](), range(NUMBER + 12), strict=False)]
     assert len(whole) > 20
-    dataset = CASES[name]()
+    dataset, apart = CASES[name](), 5 if "TensorFlow" in name else 1  # which takes longer to begin
     for place in range(min(NUMBER, len(whole))):
+        if place % apart:
+            assert plain(next(dataset)) == whole[place]
+            continue
         arrays: list[np.ndarray] = []
         kept = json.loads(json.dumps(_plain(dataset.state(), arrays)))
         again = CASES[name]()

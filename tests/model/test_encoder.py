@@ -49,6 +49,8 @@ SHAPES |= MODERNBERTS | {  # a EuroBERT's logits have a bias where its MLPs have
     f"plain, {names[0]} bias": dataclasses.replace(ENCODER, biases=names)
     for names in (("attention",), ("mlp", "logits"))
 }
+# Whose attention is computed in a way of its own; the others' packed rows are of the night.
+ATTENTIONS = ("plain", "gelu, unrolled", "modern", "modern, five windows", "modern, lean")
 
 
 @functools.cache
@@ -84,43 +86,71 @@ def logits(config, features):
     return np.asarray(applied(config)(parameters(config), features))
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_logits_and_states_equal_transformers(shape):
-    config = SHAPES[shape]
-    json, name = config_json(config, mask_id=251), kind(config)
-    about = transformers.AutoConfig.for_model(**json)
-    network = getattr(transformers, json["architectures"][0])(about).eval()
+def of_transformers(config):
+    """Returns transformers' network with these parameters, and what its config.json holds."""
+    json = config_json(config, mask_id=251)
+    network = getattr(transformers, json["architectures"][0])(transformers.AutoConfig.for_model(**json)).eval()
     flat = unstack_layers({name: np.asarray(each) for name, each in flatten(parameters(config)).items()})
     arrays = written(flat, config)
     weights = {row.pytorch: arrays[row.t5x].T if row.transposed else arrays[row.t5x] for row in rows(config)}
     missing, unknown = network.load_state_dict({name: torch.tensor(each) for name, each in weights.items()}, False)
     tied = {"lm_head.weight", "decoder.weight"} if config.logits_via_embedding else set()
     assert not unknown and set(missing) <= tied
-    length = 40 if shape == "modern, five windows" else 30
-    features = batch(2, length)
+    return network, json
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_parameter_and_field_has_its_name_in_transformers(shape):
+    config = SHAPES[shape]
+    _, json = of_transformers(config)
+    name = kind(config)
+    for read in (model_fields(transformers.AutoConfig.for_model(**json).to_dict(), name), model_fields(json, name)):
+        assert read.pop("num_kv_heads", config.kv_heads) == config.kv_heads
+        assert read == {field: getattr(config, field) for field in read}
+        assert config == dataclasses.replace(config, **read)
+
+
+def padded_rows(shape):
+    features = batch(2, 40 if shape == "modern, five windows" else 30)
     for array in features.values():
         array[1, 24:] = 0
+    return features, features["decoder_target_tokens"] > 0
+
+
+# One bias alone differs from all of them and from none by its name, which the test above looks at.
+@pytest.mark.parametrize(
+    "shape", [pytest.param(name, marks=[pytest.mark.night] * name.endswith(" bias")) for name in SHAPES]
+)
+def test_logits_and_states_equal_transformers(shape):
+    config = SHAPES[shape]
+    network, _ = of_transformers(config)
+    features, real = padded_rows(shape)
     inputs = torch.tensor(features["decoder_input_tokens"])
     with torch.no_grad():
         expected = network(inputs, attention_mask=inputs > 0).logits.numpy()
         expected_states = network.model(inputs, attention_mask=inputs > 0).last_hidden_state.numpy()
-    real = features["decoder_target_tokens"] > 0
     apply = Network(config).apply
     both = jax.jit(lambda params, features: (apply(params, features), apply(params, features, as_states=True)))
     ours, states = (np.asarray(each) for each in both(parameters(config), features))
     assert np.abs(ours[real]).max() > 0.5
     np.testing.assert_allclose(ours[real], expected[real], atol=1e-4, rtol=0)
     np.testing.assert_allclose(states[real], expected_states[real], atol=1e-4, rtol=0)
-    for read in (model_fields(about.to_dict(), name), model_fields(json, name)):
-        assert read.pop("num_kv_heads", config.kv_heads) == config.kv_heads
-        assert read == {field: getattr(config, field) for field in read}
-        assert config == dataclasses.replace(config, **read)
-    # Packed, each document is as it is alone.
+
+
+@pytest.mark.parametrize(
+    "shape", [pytest.param(name, marks=[pytest.mark.night] * (name not in ATTENTIONS)) for name in SHAPES]
+)
+def test_a_packed_document_has_the_logits_that_transformers_gives_it_alone(shape):
+    config = SHAPES[shape]
+    network, _ = of_transformers(config)
+    features, real = padded_rows(shape)
+    inputs = torch.tensor(features["decoder_input_tokens"])
+    with torch.no_grad():
+        expected = network(inputs, attention_mask=inputs > 0).logits.numpy()
     packed = {field: array.reshape(1, -1) for field, array in features.items()}
-    packed["decoder_segment_ids"] = np.where(
-        packed["decoder_target_tokens"] > 0, np.repeat([[1, 2]], length, axis=1), 0
-    )
-    joined = logits(config, packed).reshape(ours.shape)
+    segments = np.repeat([[1, 2]], inputs.shape[1], axis=1)
+    packed["decoder_segment_ids"] = np.where(packed["decoder_target_tokens"] > 0, segments, 0)
+    joined = logits(config, packed).reshape(expected.shape)
     np.testing.assert_allclose(joined[real], expected[real], atol=1e-4, rtol=0)
 
 
@@ -158,9 +188,16 @@ def shifted(features):
     return {**features, "decoder_input_tokens": np.where(begins, 0, before)}
 
 
-@pytest.mark.parametrize("is_packed", [False, True])
-@pytest.mark.parametrize("attention", ["einsum", "memory_efficient"])
-def test_a_row_can_say_its_own_mask_and_is_then_that_of_its_network(is_packed, attention):
+@pytest.mark.parametrize(
+    ("attention", "is_packed"),
+    [
+        ("einsum", False),
+        ("memory_efficient", True),
+        pytest.param("einsum", True, marks=pytest.mark.night),
+        pytest.param("memory_efficient", False, marks=pytest.mark.night),
+    ],
+)
+def test_a_row_can_say_its_own_mask_and_is_then_that_of_its_network(attention, is_packed):
     config, features = dataclasses.replace(ENCODER, attention=attention), batch(2, 12)
     if is_packed:
         features["decoder_segment_ids"] = np.array([[1] * 5 + [2] * 7, [1] * 8 + [2] * 4], np.int32)
@@ -203,9 +240,21 @@ def test_memory_efficient_attention_equals_the_einsum():
     np.testing.assert_allclose(lean, einsum, atol=2e-5)
 
 
-@pytest.mark.parametrize("kind", ["all positions", "gathered positions", "masks of the rows' own"])
-def test_eight_devices_equal_one(kind):
-    meshes = (MeshConfig(data=1), MeshConfig(data=8), MeshConfig(data=2, fsdp=2, model=2))
+CUT = MeshConfig(data=2, fsdp=2, model=2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "mesh"),
+    [
+        ("all positions", CUT),
+        ("gathered positions", MeshConfig(data=8)),
+        ("masks of the rows' own", CUT),
+        pytest.param("all positions", MeshConfig(data=8), marks=pytest.mark.night),
+        pytest.param("gathered positions", CUT, marks=pytest.mark.night),
+        pytest.param("masks of the rows' own", MeshConfig(data=8), marks=pytest.mark.night),
+    ],
+)
+def test_eight_devices_equal_one(kind, mesh):
     features = batch(8, 24)
     features["decoder_loss_weights"] = (features["decoder_input_tokens"] == 251).astype(np.int32)
     if kind == "gathered positions":
@@ -213,7 +262,7 @@ def test_eight_devices_equal_one(kind):
     elif kind != "all positions":
         features["decoder_causal_attention"] = np.repeat(np.arange(8) % 3 > 0, 24).reshape(8, 24).astype(np.int32)
         features["decoder_loss_weights"] |= 1 - features["decoder_causal_attention"]
-    tiny.assert_same_gradients(*((ENCODER, mesh, LossConfig()) for mesh in meshes), features=features)
+    tiny.assert_same_gradients(*((ENCODER, each, LossConfig()) for each in (MeshConfig(1), mesh)), features=features)
 
 
 def test_every_third_layer_sees_all_and_the_others_four_to_each_side():
@@ -253,7 +302,8 @@ SMOOTH = LossConfig(z_loss=1e-4, label_smoothing=0.1, normalize_by="sequences")
     ("shape", "loss"),
     [
         ("plain", LossConfig()),
-        *((shape, SMOOTH) for shape in ("plain", "tied", "biases", "modern")),
+        *((shape, SMOOTH) for shape in ("tied", "biases", "modern")),
+        pytest.param("plain", SMOOTH, marks=pytest.mark.night),
         *(pytest.param(shape, LossConfig(), marks=pytest.mark.night) for shape in ("tied", "biases", "modern")),
     ],
 )

@@ -414,20 +414,18 @@ def small(monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
 
 
 @pytest.mark.slow
-def test_two_runs_of_two_tasks_and_a_converted_model_have_the_same_table(
-    place, vocabulary, monkeypatch, capsys
-) -> None:
+def test_a_run_and_its_converted_model_have_the_same_table_of_two_tasks(place, vocabulary, monkeypatch, capsys) -> None:
     small(monkeypatch, epochs=2)
     write_names(place, test=40)
     write_run(place / "a" / "model", tiny.model(vocab_size=1_024, **NARROW))
     shutil.copy(vocabulary, place / "a" / "model" / "spiece.model")
     limba.load(place / "a" / "model").save(place / "b" / "model")
     tables = []
-    for number, path in enumerate(("a/model", "a/model", "b/model")):
+    for number, path in enumerate(("a/model", "b/model")):
         command = ["results", path, "--suite=./suite.gin", f"--output=out{number}", "--seeds=2"]
         assert main.main(command) == 0, capsys.readouterr().err
         tables.append((place / f"out{number}" / "results.json").read_text())
-    assert tables[0] == tables[1] == tables[2]
+    assert tables[0] == tables[1], "each fine-tuned its own model"
 
 
 @pytest.mark.night

@@ -100,27 +100,35 @@ def test_two_processes_of_one_device_have_the_dropout_of_one(arguments: list[str
     np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
 
 
+def part(arguments: list[str], directory: Path, steps: int) -> list[str]:
+    return [*arguments, f"--gin.MODEL_DIR={directory}", f"--gin.TRAIN_STEPS={steps}"]
+
+
+@pytest.mark.night
+def test_a_new_process_resumes_bit_for_bit(arguments: list[str], tmp_path: Path) -> None:
+    """With parameters and rows cut among four devices."""
+    one, parts = tmp_path / "one", tmp_path / "parts"
+    finish(start(["-c", SEVERAL, json.dumps([part(arguments, one, 8), part(arguments, parts, 3)])], 1, 4))
+    finish(start(["-m", "limba", "train", *part(arguments, parts, 8)], 1, 4))
+    assert losses(parts) == losses(one) and len(losses(one)) == 8
+
+
 @pytest.mark.slow
 def test_two_processes_train_like_one(arguments: list[str], tmp_path: Path) -> None:
-    """With dropout and micro-batches; a new process resumes bit for bit, and SIGTERM to one process stops both."""
-    one, two, parts, alone = (tmp_path / name for name in ("one", "two", "parts", "alone"))
+    """With dropout and micro-batches; one process goes on from two's checkpoint, and SIGTERM to one stops both."""
+    one, two, alone = (tmp_path / name for name in ("one", "two", "alone"))
 
-    def part(directory: Path, steps: int) -> list[str]:
-        return [*arguments, f"--gin.MODEL_DIR={directory}", f"--gin.TRAIN_STEPS={steps}"]
-
-    outputs = finish(start(["-m", "limba", "train", *part(two, 3)], 2, 2))
+    outputs = finish(start(["-m", "limba", "train", *part(arguments, two, 3)], 2, 2))
     assert "step 3/3" in outputs[0][0] and "step" not in outputs[1][0]  # only the first process prints
     shutil.copytree(two, alone)
-    finish(start(["-c", SEVERAL, json.dumps([part(one, 8), part(parts, 3)])], 1, 4))
     # The checkpoint of two processes is resumed by one: the data do not depend on the number of hosts.
-    finish(start(["-c", SEVERAL, json.dumps([part(parts, 8), part(alone, 8)])], 1, 4))
-    assert losses(parts) == losses(one) and len(losses(one)) == 8
-    assert list(losses(alone)) == list(range(1, 9))
+    finish(start(["-c", SEVERAL, json.dumps([part(arguments, one, 8), part(arguments, alone, 8)])], 1, 4))
+    assert list(losses(one)) == list(losses(alone)) == list(range(1, 9))
     np.testing.assert_allclose(list(losses(alone).values()), list(losses(one).values()), rtol=1e-5)
-    assert "config.RunConfig" in (parts / "config.gin").read_text()
-    assert list((parts / "tensorboard").glob("events.out.tfevents.*"))
+    assert "config.RunConfig" in (alone / "config.gin").read_text()
+    assert list((alone / "tensorboard").glob("events.out.tfevents.*"))
 
-    program = ["-m", "limba", "train", *part(two, 100_000), "--gin.EVAL_PERIOD=100000"]
+    program = ["-m", "limba", "train", *part(arguments, two, 100_000), "--gin.EVAL_PERIOD=100000"]
     started = start(program, 2, 2)
     wait_for_steps(two, 8, started)
     started[1].send_signal(signal.SIGTERM)

@@ -1,6 +1,7 @@
 """Float16 with dynamic loss scaling: the losses of float32, no step lost to an overflow, exact resumption."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -22,21 +23,28 @@ ADAM = OptimizerConfig("adamw", ScheduleConfig("linear", 1e-3, warmup_steps=5), 
 CONFIG = tiny.model(num_encoder_layers=1, num_decoder_layers=1, emb_dim=64, mlp_dim=64, num_heads=2, head_dim=16)
 
 
-def trained(dtype, steps, optimizer_config=ADAM, doublings=0, microbatches=1, devices=1, logits="auto", state=None):
-    """Returns the metrics of the steps, and the last state."""
+@functools.cache
+def traced(dtype, optimizer_config, microbatches, devices, logits):
+    """Returns what makes a state, and the step; a new one with the same choices would be traced again."""
     config, loss = dataclasses.replace(CONFIG, dtype=dtype), LossConfig(logits=logits)
     mesh = tiny.mesh_of(MeshConfig(), devices)
     network, optimizer = Network(config, mesh), make_optimizer(optimizer_config, 100, dtype)
     shardings = state_shardings(network, optimizer, mesh)
+    step = jit_train_step(
+        Gradient(network, loss, microbatches), optimizer, make_schedule(optimizer_config.schedule, 100), shardings
+    )
+    return functools.partial(tiny.state, network, optimizer, mesh, 0), step
+
+
+def trained(dtype, steps, optimizer_config=ADAM, doublings=0, microbatches=1, devices=1, logits="auto", state=None):
+    """Returns the metrics of the steps, and the last state."""
+    begin, step = traced(dtype, optimizer_config, microbatches, devices, logits)
     if state is None:
-        state = tiny.state(network, optimizer, mesh, 0)
+        state = begin()
         if dtype == "float16":
             *others, scale = state.opt_state
             start = jax.device_put(np.int32(doublings), scale.loss_scale_doublings.sharding)
             state = TrainState(state.step, state.params, (*others, scale._replace(loss_scale_doublings=start)))
-    step = jit_train_step(
-        Gradient(network, loss, microbatches), optimizer, make_schedule(optimizer_config.schedule, 100), shardings
-    )
     found = []
     for i in range(int(state.step), steps):
         state, metrics = step(state, tiny.batch(seed=i % 3), jax.random.key(7))
@@ -114,7 +122,9 @@ def test_a_dropped_step_keeps_the_scale_and_limits_see_the_unscaled_norm() -> No
 @pytest.mark.night
 def test_the_scale_grows_after_good_steps(monkeypatch) -> None:
     monkeypatch.setattr(loss_scale, "GROWTH_STEPS", 3)
+    traced.cache_clear()  # which have the other number
     _, state = trained("float16", 7)
+    traced.cache_clear()
     assert [int(x) for x in state.opt_state[-1]] == [2, 1]
 
 

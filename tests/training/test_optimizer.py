@@ -18,6 +18,7 @@ from limba.training.optimizer import make_optimizer, make_schedule, scale_by_par
 from tests import tiny
 
 SHALLOW = tiny.model(num_encoder_layers=1, num_decoder_layers=1)
+STACKED = tiny.model(num_encoder_layers=1, num_decoder_layers=2)
 
 
 @pytest.mark.parametrize("name", [*RULES, "muon+adafactor"])
@@ -26,7 +27,7 @@ def test_stacked_layers_update_like_single_ones(name: str) -> None:
     choices = {"muon_dtype": "float32", "muon_by_parameter_scale": True} if rule == "muon" else {}
     choices |= {"muon_others": others} if others else {}
     config = OptimizerConfig(rule, ScheduleConfig(base_learning_rate=0.5), weight_decay=0.01, **choices)
-    params = tiny.parameters(tiny.MODEL)
+    params = tiny.parameters(STACKED)
     single = unflatten(unstack_layers(flatten(jax.device_get(params))))
     optimizer = make_optimizer(config, 10)
     states = {"stacked": optimizer.init(params), "single": optimizer.init(single)}

@@ -169,11 +169,10 @@ def test_dropout_does_something_and_repeats_with_the_key() -> None:
 @pytest.mark.parametrize(
     ("mesh", "num_microbatches"),
     [
-        (MeshConfig(2, 1, 1), 1),
         (MeshConfig(1, 2, 1), 2),
         *(
             pytest.param(MeshConfig(*mesh), parts, marks=pytest.mark.night)
-            for mesh, parts in (((4, 1, 1), 2), ((8, 1, 1), 1), ((2, 1, 1), 4), ((2, 2, 2), 1))
+            for mesh, parts in (((2, 1, 1), 1), ((4, 1, 1), 2), ((8, 1, 1), 1), ((2, 1, 1), 4), ((2, 2, 2), 1))
         ),
     ],
 )
@@ -197,9 +196,7 @@ def test_dropout_is_that_of_one_device_on_any_number_of_devices(mesh: MeshConfig
     ],
 )
 def test_dropout_of_each_kind_of_network_is_that_of_one_device(config: ModelConfig) -> None:
-    wanted, _ = steps_on_one_device(2, config)
-    losses, _ = tiny.train(config, LINEAR, MeshConfig(2, 1, 1), num_devices=2, num_microbatches=2)
-    np.testing.assert_allclose(losses, wanted, rtol=1e-5)
+    tiny.assert_same_gradients(*((config, MeshConfig(data=number), LossConfig()) for number in (1, 2)))
 
 
 @pytest.mark.parametrize("generator", ["threefry2x32", "rbg", "unsafe_rbg"])

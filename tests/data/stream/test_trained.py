@@ -152,7 +152,7 @@ def test_each_task_of_a_mixture_has_its_own_epochs(tmp_path: Path) -> None:
     )  # fmt: skip
     counts = {"a": 0, "b": 0}
     with opened(config) as stream:
-        for _ in range(500):
+        for _ in range(200):
             for part in next(stream).values():
                 for name in counts:
                     counts[name] += int((part["targets"][:, 0] == ord(name) + 3).sum())
