@@ -109,8 +109,9 @@ def _begun(given: argparse.Namespace) -> GinRun:
     if source.run is None:
         raise InputError(f"{branch.run} is an imported model and no run; start a run from it with limba train.")
     schedule = branches.schedule_of(source.run, branch)
+    names = ("branch_step", "branch_steps", "branch_shape", "planned_steps")
     fixed = {"RunConfig.model_dir": out, "RunConfig.train_steps": branch.end}
-    fixed |= {f"ScheduleConfig.{name}": getattr(schedule, name) for name in ("branch", "planned_steps")}
+    fixed |= {f"ScheduleConfig.{name}": getattr(schedule, name) for name in names}
     described = _read(source, given, NOWHERE, fixed)
     with named(described.names):
         branches.check_data(described.config, branch)

@@ -89,9 +89,11 @@ class ScheduleConfig:
     steps_per_decay: PositiveInt = 20_000  # T5X: of decay_every
     steps_per_cycle: PositiveInt = 100_000  # T5X: of cosine_decay
     step_offset: int = 0  # subtracted from the step
-    # Of a branch, as (step, steps, shape): from this step on the rate falls to 0, from what it is there, in so many
-    # steps; how: linear, 1-sqrt or cosine; constant: the rate goes on as in the run before.
-    branch: tuple[int, int, str] | None = None
+    # Of a branch: from this step on the rate falls to 0, from what it is there.
+    branch_step: NonNegativeInt | None = None
+    branch_steps: PositiveInt | None = None  # the number of steps in which it falls
+    # how: linear, 1-sqrt or cosine; constant: the rate goes on as in the run before
+    branch_shape: Annotated[str, choice(*BRANCH_SHAPES)] = "1-sqrt"
     planned_steps: PositiveInt | None = None  # of the run that the rate before the branch goes by; None: this run's
 
     def __post_init__(self) -> None:
@@ -103,11 +105,10 @@ class ScheduleConfig:
                 f"ScheduleConfig.{name}",
                 f"is {value!r}; give a whole number of steps, {least} or more, or a share of the run between 0 and 1.",
             )
-        start, length, shape = self.branch or (0, 1, "linear")
         require(
-            start >= 0 and length > 0 and shape in BRANCH_SHAPES,
-            "ScheduleConfig.branch",
-            f"is {self.branch!r}; give a step, a number of steps above 0, and one of {', '.join(BRANCH_SHAPES)}.",
+            (self.branch_step is None) == (self.branch_steps is None),
+            "ScheduleConfig.branch_steps",
+            f"is {self.branch_steps!r}, and ScheduleConfig.branch_step is {self.branch_step!r}; give both or none.",
         )
         all_of("ScheduleConfig.factors", self.factor_names, SCHEDULE_FACTORS)
 

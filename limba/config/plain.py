@@ -19,7 +19,6 @@ from limba.config.run import RunConfig
 FILE = "config.json"
 FORMAT = 2
 RESUME = "which this version of Limba cannot do; resume the run with version 0.2"
-OF_BRANCH = "which is a part of ScheduleConfig.branch now; remove it, and give (step, steps, shape) there"
 # A field of format 1 -> its value in the runs that go on as they began, and what is said of another value.
 GONE: dict[str, tuple[object, str]] = {
     "DataConfig.segments": ("vocabulary", RESUME),
@@ -29,9 +28,6 @@ GONE: dict[str, tuple[object, str]] = {
     "OptimizerConfig.epsilon1": (1e-30, RESUME),
     "OptimizerConfig.epsilon2": (1e-3, RESUME),
     "OptimizerConfig.muon_steps": (5, RESUME),
-    "ScheduleConfig.branch_step": (None, OF_BRANCH),
-    "ScheduleConfig.branch_steps": (None, OF_BRANCH),
-    "ScheduleConfig.branch_shape": ("1-sqrt", OF_BRANCH),
     "ScheduleConfig.min_learning_rate": (1e-8, "which is ScheduleConfig.final_learning_rate now; rename it"),
 }
 KINDS = {"run": RunConfig, "model": ModelConfig}

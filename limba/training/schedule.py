@@ -15,9 +15,9 @@ def make_schedule(config: ScheduleConfig, train_steps: int | None) -> optax.Sche
     end at `decay_steps` (None: the run's last step); the third decays for `decay_steps` steps (None: a tenth of the
     run).
 
-    In a branch, (step, steps, shape), all this holds up to that step, with `planned_steps` for `train_steps`; from
-    there on the rate of that step is multiplied by a decay that reaches 0 after so many steps. 1 - sqrt learned more
-    than a linear decay of the same length in Haegele et al. (arXiv:2405.18392, section 4).
+    In a branch all this holds up to `branch_step`, with `planned_steps` for `train_steps`; from there on the rate of
+    that step is multiplied by a decay that reaches 0 after `branch_steps` steps. 1 - sqrt learned more than a linear
+    decay of the same length in Haegele et al. (arXiv:2405.18392, section 4).
 
     >>> schedule = make_schedule(ScheduleConfig("linear", base_learning_rate=1.0, warmup_steps=10), train_steps=110)
     >>> [round(float(schedule(step)), 2) for step in (0, 5, 10, 60, 110)]
@@ -26,9 +26,9 @@ def make_schedule(config: ScheduleConfig, train_steps: int | None) -> optax.Sche
     rate = _unbranched(config, config.planned_steps or train_steps or 2**31 - 1)  # not known: none goes by it
     # 1 - n x (1 / n), as compilers divide, may be below 0.
     before = rate if config.name == "factors" else lambda count: jnp.maximum(rate(count), 0.0)
-    if config.branch is None or config.branch[2] == "constant":
+    start, length, shape = config.branch_step, config.branch_steps, config.branch_shape
+    if start is None or length is None or shape == "constant":
         return before
-    start, length, shape = config.branch
 
     def branched(count: jax.typing.ArrayLike) -> jax.Array:
         part = jnp.clip((jnp.asarray(count) - start) / length, 0.0, 1.0)

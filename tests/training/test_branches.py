@@ -40,7 +40,9 @@ SCHEDULES = [
 @pytest.mark.parametrize("shape", ["linear", "1-sqrt", "cosine", "constant"])
 def test_the_rate_is_the_runs_up_to_the_branch_and_falls_to_zero(schedule: ScheduleConfig, shape: str) -> None:
     start, length, planned = 50, 25, 100
-    branch = dataclasses.replace(schedule, branch=(start, length, shape), planned_steps=planned)
+    branch = dataclasses.replace(
+        schedule, branch_step=start, branch_steps=length, branch_shape=shape, planned_steps=planned
+    )
     steps = np.arange(90)
     before = np.asarray(jax.vmap(make_schedule(schedule, planned))(steps))
     found = np.asarray(jax.jit(jax.vmap(make_schedule(branch, start + length)))(steps))  # as a branch's run makes it
@@ -56,13 +58,14 @@ def test_the_rate_is_the_runs_up_to_the_branch_and_falls_to_zero(schedule: Sched
 
 def test_the_fields_are_checked() -> None:
     assert set(BRANCH_SHAPES) == {"linear", "1-sqrt", "cosine", "constant"}
-    for branch in ((5, 0, "linear"), (-1, 4, "linear"), (5, 4, "sqrt")):
-        with pytest.raises(
-            ConfigError, match=r"branch is .*; give a step, a number of steps above 0, and one of linear"
-        ):
-            ScheduleConfig(branch=branch)
-    with pytest.raises(ConfigError, match=r"branch is 5; give \(a whole number, a whole number, a string\)"):
-        ScheduleConfig(branch=5)  # type: ignore[arg-type]
+    for fields, sentence in (
+        ({"branch_step": 5}, "branch_steps is None, and ScheduleConfig.branch_step is 5; give both or none"),
+        ({"branch_step": 5, "branch_steps": 0}, "branch_steps is 0"),
+        ({"branch_step": -1, "branch_steps": 4}, "branch_step is -1; give 0 or more"),
+        ({"branch_shape": "sqrt"}, "branch_shape is 'sqrt'"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            ScheduleConfig(**fields)  # type: ignore[arg-type]
 
 
 def config_of(directory: Path, schedule: ScheduleConfig | None = None, **data: object) -> RunConfig:
@@ -160,7 +163,7 @@ def test_the_schedule_before_is_that_of_the_whole_run(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="run is a branch itself, whose rate falls since step 85"):
         branches.schedule_of(branched, Branch("run", 90, 50, "linear"))
     again = branches.schedule_of(branched, Branch("run", 85, 10, "1-sqrt"))
-    assert again.planned_steps == 100 and again.branch == (85, 10, "1-sqrt")
+    assert again.planned_steps == 100 and (again.branch_step, again.branch_steps) == (85, 10)
 
 
 def test_a_branch_does_not_end_after_its_data(tmp_path: Path) -> None:

@@ -101,12 +101,12 @@ def test_a_fall_in_one_step_or_after_the_warm_up_is_still_a_fall() -> None:
 def test_a_branch_falls_to_zero_from_the_rate_where_it_begins(kind: str) -> None:
     start, length, steps = 9, 8, np.arange(22)
     config = ScheduleConfig("linear", PEAK, "constant", 3, None, FINAL, planned_steps=RUN)
-    branch = dataclasses.replace(config, branch=(start, length, kind))
+    branch = dataclasses.replace(config, branch_step=start, branch_steps=length, branch_shape=kind)
     part = np.clip((steps - start) / length, 0, 1)
     left = {"linear": 1 - part, "1-sqrt": 1 - np.sqrt(part), "cosine": (1 + np.cos(np.pi * part)) / 2}[kind]
     before = [shape("linear", min(step, start), 3, 3, RUN) for step in steps.tolist()]
     np.testing.assert_allclose(rates(branch, start + length, steps), before * left, rtol=1e-5, atol=1e-8)
-    goes_on = dataclasses.replace(branch, branch=(start, length, "constant"))
+    goes_on = dataclasses.replace(branch, branch_shape="constant")
     np.testing.assert_array_equal(rates(goes_on, start + length, steps), rates(config, RUN, steps))
 
 
@@ -121,5 +121,5 @@ def test_the_rate_auto_falls_with_the_root_of_the_steps(steps: int, rate: float)
     config = ScheduleConfig("warmup_stable_decay", "auto", warmup_steps=0.1, decay_steps=0.5)
     assert config.in_steps(steps).base_learning_rate == pytest.approx(rate)
     assert rates(config, steps, np.arange(steps // 10, steps // 2)) == pytest.approx(rate, rel=1e-6)
-    branch = dataclasses.replace(config, branch=(steps // 4, 5, "1-sqrt"), planned_steps=steps)
+    branch = dataclasses.replace(config, branch_step=steps // 4, branch_steps=5, planned_steps=steps)
     assert rates(branch, steps // 4 + 5, np.array([steps // 8])) == pytest.approx(rate, rel=1e-6)

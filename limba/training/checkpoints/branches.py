@@ -127,19 +127,23 @@ def schedule_of(original: RunConfig, branch: Branch) -> ScheduleConfig:
     Raises InputError if the original's rate is 0 there, or falls there already as in a branch.
     """
     before = original.optimizer.schedule
-    if before.branch is not None and before.branch[2] != "constant" and branch.step > before.branch[0]:
+    is_branch = before.branch_step is not None
+    if is_branch and before.branch_shape != "constant" and branch.step > (before.branch_step or 0):
         raise InputError(
-            f"{branch.run} is a branch itself, whose rate falls since step {before.branch[0]}; branch from the run"
+            f"{branch.run} is a branch itself, whose rate falls since step {before.branch_step}; branch from the run"
             " before it."
         )
-    planned = known_end(original) if before.branch is None else before.planned_steps
-    schedule = dataclasses.replace(before, branch=None, planned_steps=planned)
+    unbranched = dataclasses.replace(before, branch_step=None, branch_steps=None)
+    planned = before.planned_steps if is_branch else known_end(original)
+    schedule = dataclasses.replace(unbranched, planned_steps=planned)
     if not float(np.asarray(make_schedule(schedule, planned)(branch.step))) > LEAST_RATE:
         raise InputError(
             f"The learning rate of {branch.run} has already reached its end at step {branch.step}; branch from an"
             " earlier step."
         )
-    return dataclasses.replace(schedule, branch=(branch.step, branch.decay_steps, branch.shape))
+    return dataclasses.replace(
+        schedule, branch_step=branch.step, branch_steps=branch.decay_steps, branch_shape=branch.shape
+    )
 
 
 def changed(run: RunConfig, values: Mapping[str, object]) -> RunConfig:

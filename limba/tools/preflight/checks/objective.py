@@ -140,8 +140,8 @@ def course(schedule: ScheduleConfig, steps: int) -> str:
     """
     schedule = schedule.in_steps(steps)
     warmup, decay, names = int(schedule.warmup_steps), int(schedule.decay_steps or 0), schedule.factor_names
-    if schedule.branch is not None:
-        return f"The rate of the run before falls from step {schedule.branch[0]:,} on: {schedule.branch[2]}."
+    if schedule.branch_step is not None:
+        return f"The rate of the run before falls from step {schedule.branch_step:,} on: {schedule.branch_shape}."
     share = f"{warmup:,} of {steps:,} steps ({warmup / steps:.1%})"
     if schedule.name == "warmup_stable_decay":
         return f"Warm-up takes {share}, the decay the last {decay:,} steps."
@@ -162,7 +162,7 @@ def schedule_warnings(config: RunConfig) -> Iterator[Line]:
     if config.train_steps is None:
         return
     schedule = config.optimizer.schedule
-    if schedule.branch is not None:  # it was looked at when the run before it began
+    if schedule.branch_step is not None:  # it was looked at when the run before it began
         return
     offset = schedule.step_offset if schedule.name == "factors" else 0
     steps = max(1, config.train_steps - offset)

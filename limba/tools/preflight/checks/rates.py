@@ -31,7 +31,7 @@ def rate_warnings(config: RunConfig) -> Iterator[Line]:
     A run that goes on from a checkpoint's step is judged by its second half, since its first steps are not made.
     """
     steps, schedule, name = config.train_steps, config.optimizer.schedule, config.optimizer.name
-    if steps is None or steps < 2 or schedule.branch is not None:
+    if steps is None or steps < 2 or schedule.branch_step is not None:
         return
     is_tuned = config.initial_checkpoint_path is not None and config.reset_step
     goes_on = config.initial_checkpoint_path is not None and not config.reset_step
