@@ -80,7 +80,7 @@ def _cast_kernel(dtype: jnp.dtype, path: tuple, array: Array) -> Array:
     return array.astype(dtype) if path[-1].key == "kernel" else array
 
 
-def _unstack(stacked: Parameters, num_layers: int) -> list[Parameters]:
+def _unstack(stacked: PyTree, num_layers: int) -> list[PyTree]:
     """Returns the layers' trees. `split` and not indexing: its gradient is one concatenation."""
     leaves, structure = jax.tree.flatten(stacked)
     split = [jax.lax.split(leaf, (1,) * num_layers, axis=0) for leaf in leaves]
@@ -113,7 +113,7 @@ def decode_runner(
             return jax.lax.scan(lambda carry, xs: (one_layer(*carry, *xs), None), (x, cache), xs)[0]
 
         return scanned
-    layers = [jax.tree.map(lambda leaf, i=i: leaf[i], stacked) for i in range(num_layers)]
+    layers = _unstack(stacked, num_layers)
 
     def unrolled(one_layer: DecodeLayer, x: Array, cache: Cache) -> tuple[Array, Cache]:
         for index, layer in enumerate(layers):

@@ -54,16 +54,12 @@ def feature_shapes(config: RunConfig) -> dict[str, tuple[int, int]]:
         return {name: (rows, length) for name, length in lengths.items()}
 
 
-def _has_stand_in(config: RunConfig, wanted: Topology) -> bool:
-    return config.model.scan_layers is False and wanted.platform != "gpu"
-
-
 def stand_in(config: RunConfig, wanted: Topology) -> RunConfig:
     """Returns the run; with scanned layers, which compile in about a minute for a TPU, where it unrolls them.
 
     Those take minutes. Cards compile what runs there.
     """
-    scans = True if _has_stand_in(config, wanted) else config.model.scan_layers
+    scans = config.model.scan_layers or wanted.platform != "gpu" or None
     return dataclasses.replace(config, model=dataclasses.replace(config.model, scan_layers=scans))
 
 
@@ -133,7 +129,7 @@ def _memory_line(config: RunConfig, found: Figures, wanted: Topology) -> Line:
     mesh = f"mesh data {data} x fsdp {fsdp} x model {model}, {wanted.devices} devices on {wanted.hosts} host(s)"
     state = f"the state is {size_in_words(found['state_bytes'])}"
     text = f"{what} {where}; {state}; {mesh}"
-    if _has_stand_in(config, wanted):
+    if config.model.scan_layers is False and wanted.platform != "gpu":
         text += (
             f". Compiled with scanned layers; unrolled, as the run has them, base on v4-8 had {UNROLLED[1]:.0%} of the"
             f" memory ({MEASURED_BY})"
@@ -142,7 +138,7 @@ def _memory_line(config: RunConfig, found: Figures, wanted: Topology) -> Line:
         if live > TIGHT * limit:
             return Line("warning", f"{text}: evaluation may not fit beside it.", _first_fix(config), "does-not-fit")
         return Line("ok", f"{text}.")
-    maybe = _has_stand_in(config, wanted) and live <= MAYBE_UNROLLED * limit and wanted.platform == "tpu"
+    maybe = config.model.scan_layers is False and live <= MAYBE_UNROLLED * limit and wanted.platform == "tpu"
     return Line("warning" if maybe else "error", f"{text}.", _first_fix(config), "does-not-fit")
 
 
@@ -194,7 +190,7 @@ def _speed_lines(
     lengths = PlannedRun(config).row_lengths
     estimate = measured or speed.estimate(config, found, lengths, wanted)
     lines: list[Line] = []
-    if measured is None and _has_stand_in(config, wanted) and wanted.platform == "tpu":
+    if measured is None and config.model.scan_layers is False and wanted.platform == "tpu":
         made = f"{estimate.made}. The fast end takes {UNROLLED[0]:.0%} of that, for unrolled layers ({MEASURED_BY})"
         estimate = dataclasses.replace(estimate, fastest=estimate.fastest * UNROLLED[0], made=made)
     figures = estimate.figures(config, lengths, wanted)
