@@ -59,12 +59,15 @@ def _graph() -> tuple[dict[str, Path], dict[str, set[str]]]:
 
 def files_with(library: str) -> set[Path]:
     """Returns the test files that import a library, by themselves or by other files of tests/."""
-    modules, users = _graph()
-    found, near = set[str](), {name for name in users if name.split(".")[0] == library}
-    while near:
-        near = {user for name in near for user in users.get(name, ()) if user.startswith("tests.")} - found
+    found, names = set[Path](), set[str]()
+    while near := {
+        path
+        for path in TESTS
+        if path not in found and any(name in names or name.split(".")[0] == library for name in imports(path))
+    }:
         found |= near
-    return {modules[name] for name in found if NAMED.search(modules[name].name)}
+        names |= {module_of(path) for path in near}
+    return {path for path in found if NAMED.search(path.name)}
 
 
 def _own_tests(path: Path) -> set[Path]:

@@ -42,7 +42,7 @@ def imports(path: Path) -> frozenset[str]:
             assert node.module and not node.level, f"{place_of(path)}:{node.lineno}: write the import in full"
             inside = {f"{node.module}.{alias.name}" for alias in node.names}
             names |= {name if name in OWN else node.module for name in inside}
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "import_module":
             names |= {name.value for name in node.args if isinstance(name, ast.Constant)}
     return frozenset(names)
 

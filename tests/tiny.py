@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -91,6 +92,16 @@ def batch(rows: int = 8, inputs: int = 24, targets: int = 10, seed: int = 0) -> 
     }
 
 
+def masked_batch(rows: int = 2, length: int = 16, seed: int = 0) -> dict[str, np.ndarray]:
+    """Rows for an encoder, of which some tokens are another one, as a mask is."""
+    random = np.random.default_rng(seed)
+    targets = random.integers(2, 250, (rows, length)).astype(np.int32)
+    return {
+        "decoder_target_tokens": targets,
+        "decoder_input_tokens": np.where(random.random(targets.shape) < 0.2, 251, targets),
+    }
+
+
 def mesh_of(config: MeshConfig, num_devices: int) -> Mesh:
     """A mesh over the first devices; fewer of them compile sooner."""
     devices = np.array(jax.devices()[:num_devices]).reshape(config.sizes(num_devices))
@@ -111,6 +122,16 @@ def parameters(config: ModelConfig, seed: int = 0, network: Network | None = Non
 
     shapes = flatten(jax.eval_shape(network.init, jax.random.key(0)))
     return unflatten({name: jnp.asarray(array(name, leaf.shape)) for name, leaf in shapes.items()})
+
+
+@functools.cache
+def noisy_parameters(config: ModelConfig) -> dict[str, Any]:
+    """Random parameters with more noise: a bias or a scale that is left out shows."""
+    random = np.random.default_rng(3)
+    return jax.tree.map(
+        lambda x: jnp.asarray(x + 0.1 * random.standard_normal(x.shape, np.float32)),
+        jax.tree.map(np.asarray, parameters(config)),
+    )
 
 
 def state(

@@ -10,6 +10,7 @@ import gzip
 import io
 import json
 import shlex
+import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,6 +24,8 @@ PRETRAIN = (
     "train gin/models/t5_1_1/tiny.gin gin/runs/pretrain.gin mine.gin --gin.MIXTURE_OR_TASK_NAME=any --gin.MODEL_DIR=out"
     " --gin.TASK_FEATURE_LENGTHS=\"{'inputs': 64}\" --gin.DROPOUT_RATE=0.0 --gin.TRAIN_STEPS=2"
 )
+# From Python 3.12 on its tokenizer says so.
+TOO_DEEP = "too many nested parentheses" if sys.version_info >= (3, 12) else "brackets are nested too deeply"
 GIN_FILES = {
     b"TRAIN_STEP = 5\n": "mine.gin line 1 sets TRAIN_STEP",
     b"BATCH_SIZE = (1,\n": "not gin",
@@ -31,7 +34,7 @@ GIN_FILES = {
     b"hello world\n": "not gin",
     b"include 'gin/models/t5_1_1/huge.gin'\n": "huge.gin, which does not exist",
     b"include 'mine.gin'\n": "which includes itself",
-    b"CORPUS = " + b"[" * 50_000 + b"]" * 50_000: "mine.gin is not gin: brackets are nested too deeply",
+    b"CORPUS = " + b"[" * 50_000 + b"]" * 50_000: f"mine.gin is not gin: {TOO_DEEP}",
     b"include 'bomb0.gin'\n": "are 101 with",
     b"include 'chain0.gin'\n": "are 101 with",
     b"".join(b"A%d = 1\n" % n for n in range(1_000_000)): "at most 100 with 2,000,000 are read: remove includes.",

@@ -274,8 +274,8 @@ def test_documents_tokenized_beforehand_with_sentencepiece(
 ) -> None:
     pieces = load_vocabulary(str(vocabulary), 100)
     lines = [json.loads(line)["text"][:600] for line in corpus.read_text().splitlines()[:160]]
-    poisons = {number: 400 + place for place, number in enumerate(range(5, 160, 8))}  # document -> its only piece
-    ids = [[each for each in pieces.encode(line) if not 400 <= each < 420] for line in lines]
+    poisons = {number: 400 + place for place, number in enumerate(range(5, 160, 3))}  # document -> its only piece
+    ids = [[each for each in pieces.encode(line) if not 400 <= each < 400 + len(poisons)] for line in lines]
     ids = [[poisons[number]] * len(each) if number in poisons else each for number, each in enumerate(ids)]
     table = pyarrow.table({"tokens": [np.array(each, "<i4").tobytes() for each in ids]})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=40)

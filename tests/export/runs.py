@@ -1,10 +1,14 @@
-"""Runs as they lie on disk, with random parameters."""
+"""Runs, and folders for transformers, as they lie on disk, with random parameters."""
+
+from pathlib import Path
 
 import numpy as np
 import orbax.checkpoint as ocp
 
-from limba.config import plain
+from limba.config import ModelConfig, plain
+from limba.data.vocabulary.load import load_vocabulary, mask_id
 from limba.export.huggingface import network_gin
+from limba.formats import huggingface_files
 from limba.formats.architectures import shapes
 from limba.formats.names import unflatten
 from limba.storage import manifest
@@ -36,3 +40,17 @@ def write_run(directory, config, steps=(5,)):
             checkpointer.save(directory / "checkpoints" / str(step) / "state", tree)
         manifest.write(directory / "checkpoints" / str(step), step=step)
     return written
+
+
+def folder_of(config: ModelConfig, vocabulary: Path, folder: Path) -> Path:
+    """A folder for transformers with random parameters and a tokenizer."""
+    folder.mkdir(exist_ok=True)
+    mask = mask_id(load_vocabulary(str(vocabulary))) if config.is_encoder else None
+    huggingface_files.write_configs(folder, config, "float32", mask_id=mask)
+    arrays = arrays_of(config)
+    if config.is_decoder_only:  # else logits of tied embeddings would be in the hundreds
+        arrays = {name: each / 10 if name.endswith("embedding") else each for name, each in arrays.items()}
+    huggingface_files.write_pytorch(folder, arrays, config, "float32")
+    starts = config.is_decoder_only and not config.is_encoder
+    huggingface_files.write_tokenizer(folder, str(vocabulary), 100, starts, mask_id=mask)
+    return folder

@@ -1,6 +1,5 @@
 """Folders for CTranslate2 and ONNX, written and run by their own packages: the greedy text is the model's own."""
 
-import dataclasses
 import json
 import shutil
 import subprocess
@@ -13,9 +12,9 @@ import pytest
 from benchmarks import readme
 from limba.export import targets
 from limba.inference.load import load
+from tests import tiny
 from tests.export import target_figures
 from tests.export.runs import write_run
-from tests.model.test_huggingface import our_config
 from tests.test_blocks import ROOT, kept_environment
 
 TEXTS = [f"Text number {number} with <extra_id_0> gap{'s' * number}." for number in range(20)]
@@ -49,7 +48,7 @@ def bytes_of(ids: Sequence[int | None]) -> list[int]:
 def test_a_target_writes_the_models_own_text(target: str, tmp_path: Path) -> None:
     """Needs the network once: the packages are installed in an environment that is kept."""
     python = kept_environment(targets.TARGETS[target].packages)
-    config = dataclasses.replace(our_config("t5_1_1"), vocab_size=259, num_encoder_layers=2, num_decoder_layers=2)
+    config = tiny.model(vocab_size=259, emb_dim=64, head_dim=16, mlp_dim=96, num_decoder_layers=2)
     write_run(tmp_path / "run", config)
     model = load(tmp_path / "run", vocabulary="byte")
     model.save(tmp_path / "folder")

@@ -26,15 +26,14 @@ from limba.inference.source import find
 from tests import tiny
 from tests.export.runs import arrays_of, write_run
 from tests.http_server import ModelHubHandler, as_hub, serving
-from tests.model.test_huggingface import our_config
 
 ROOT = Path(__file__).parent.parent.parent
-SIZES = {"vocab_size": 384, "num_encoder_layers": 2, "num_decoder_layers": 3}
+SIZES = {"vocab_size": 384, "emb_dim": 64, "head_dim": 16, "mlp_dim": 96}
 PAIRS = [("A text with <extra_id_0> gap.", "<extra_id_0> one"), ("", "ș"), ("Another text.", "x" * 40)]
 
 
 def config_of(**changes: object) -> limba.ModelConfig:
-    return dataclasses.replace(our_config("t5_1_1"), **{**SIZES, **changes})
+    return tiny.model(**{**SIZES, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -173,9 +172,13 @@ def test_the_best_step_goes_first_and_a_moved_run_is_read(run: Path, tmp_path: P
     assert plain.from_text((tmp_path / "run" / "config.json").read_text(), "it") == find(str(tmp_path / "run")).model
 
 
-@pytest.mark.parametrize("family", ["t5_1_0", "t5_1_1", "umt5"])
-def test_the_network_of_t5x_arrays_is_known_from_their_shapes(family: str) -> None:
-    config = our_config(family)
+@pytest.mark.parametrize(
+    "changes",
+    [{"mlp_activations": ("relu",), "logits_via_embedding": True}, {}, {"relative_bias_per_layer": True}],
+    ids=["t5_1_0", "t5_1_1", "umt5"],
+)
+def test_the_network_of_t5x_arrays_is_known_from_their_shapes(changes: dict) -> None:
+    config = config_of(**changes)
     shapes = {name: array.shape for name, array in arrays_of(config).items()}
     assert network_of(shapes, "here") == dataclasses.replace(config, dtype="float32", dropout_rate=0.0)
     with pytest.raises(InputError, match="here has no array decoder/relpos_bias/rel_embedding"):

@@ -15,7 +15,7 @@ from limba.training.schedule import make_schedule
 from limba.training.state import TrainState, state_shardings
 from limba.training.step import Gradient, jit_train_step
 from tests import tiny
-from tests.results.test_pairs import folder_of
+from tests.export.runs import folder_of
 
 SMALL = {"vocab_size": 1_024, "emb_dim": 16, "num_heads": 2, "head_dim": 8, "mlp_dim": 16, "num_decoder_layers": 1}
 

@@ -21,7 +21,7 @@ from limba.model.masks import Mask
 from limba.training.metrics.flops import flops_per_sequence
 from limba.training.step import Gradient, gradients
 from tests import tiny
-from tests.tiny import ENCODER, MODERN
+from tests.tiny import ENCODER, MODERN, masked_batch, noisy_parameters
 
 SHAPES = {
     "plain": ENCODER,
@@ -54,27 +54,8 @@ ATTENTIONS = ("plain", "gelu, unrolled", "modern", "modern, five windows", "mode
 
 
 @functools.cache
-def parameters(config):
-    random = np.random.default_rng(3)
-    return jax.tree.map(
-        lambda x: jnp.asarray(x + 0.1 * random.standard_normal(x.shape, np.float32)),
-        jax.tree.map(np.asarray, tiny.parameters(config)),
-    )
-
-
-@functools.cache
 def applied(config):
     return jax.jit(Network(config).apply)
-
-
-def batch(rows=2, length=16, seed=0):
-    """Returns rows of which some tokens are another one, as a mask is."""
-    random = np.random.default_rng(seed)
-    targets = random.integers(2, 250, (rows, length)).astype(np.int32)
-    return {
-        "decoder_target_tokens": targets,
-        "decoder_input_tokens": np.where(random.random(targets.shape) < 0.2, 251, targets),
-    }
 
 
 def most_weighted(features, number):
@@ -83,14 +64,14 @@ def most_weighted(features, number):
 
 
 def logits(config, features):
-    return np.asarray(applied(config)(parameters(config), features))
+    return np.asarray(applied(config)(noisy_parameters(config), features))
 
 
 def of_transformers(config):
     """Returns transformers' network with these parameters, and what its config.json holds."""
     json = config_json(config, mask_id=251)
     network = getattr(transformers, json["architectures"][0])(transformers.AutoConfig.for_model(**json)).eval()
-    flat = unstack_layers({name: np.asarray(each) for name, each in flatten(parameters(config)).items()})
+    flat = unstack_layers({name: np.asarray(each) for name, each in flatten(noisy_parameters(config)).items()})
     arrays = written(flat, config)
     weights = {row.pytorch: arrays[row.t5x].T if row.transposed else arrays[row.t5x] for row in rows(config)}
     missing, unknown = network.load_state_dict({name: torch.tensor(each) for name, each in weights.items()}, False)
@@ -111,7 +92,7 @@ def test_every_parameter_and_field_has_its_name_in_transformers(shape):
 
 
 def padded_rows(shape):
-    features = batch(2, 40 if shape == "modern, five windows" else 30)
+    features = masked_batch(2, 40 if shape == "modern, five windows" else 30)
     for array in features.values():
         array[1, 24:] = 0
     return features, features["decoder_target_tokens"] > 0
@@ -131,7 +112,7 @@ def test_logits_and_states_equal_transformers(shape):
         expected_states = network.model(inputs, attention_mask=inputs > 0).last_hidden_state.numpy()
     apply = Network(config).apply
     both = jax.jit(lambda params, features: (apply(params, features), apply(params, features, as_states=True)))
-    ours, states = (np.asarray(each) for each in both(parameters(config), features))
+    ours, states = (np.asarray(each) for each in both(noisy_parameters(config), features))
     assert np.abs(ours[real]).max() > 0.5
     np.testing.assert_allclose(ours[real], expected[real], atol=1e-4, rtol=0)
     np.testing.assert_allclose(states[real], expected_states[real], atol=1e-4, rtol=0)
@@ -159,7 +140,7 @@ def test_sees_both_directions_by_the_gradient():
         "decoder_input_tokens": jnp.arange(16, dtype=jnp.int32)[None],  # each its own row of the embedding
         "decoder_target_tokens": jnp.array([[1] * 12 + [0] * 4], jnp.int32),
     }
-    params = parameters(ENCODER)
+    params = noisy_parameters(ENCODER)
 
     def summed(embedding, place):
         return Network(ENCODER).apply({**params, "token_embedder": {"embedding": embedding}}, features)[0, place].sum()
@@ -170,7 +151,7 @@ def test_sees_both_directions_by_the_gradient():
 
 
 def test_packed_equals_unpacked_and_padding_changes_nothing():
-    features = batch(2, 8)
+    features = masked_batch(2, 8)
     alone = logits(ENCODER, features)
     packed = {name: array.reshape(1, -1) for name, array in features.items()}
     packed["decoder_segment_ids"] = np.repeat([[1, 2]], 8, axis=1).astype(np.int32)
@@ -198,7 +179,7 @@ def shifted(features):
     ],
 )
 def test_a_row_can_say_its_own_mask_and_is_then_that_of_its_network(attention, is_packed):
-    config, features = dataclasses.replace(ENCODER, attention=attention), batch(2, 12)
+    config, features = dataclasses.replace(ENCODER, attention=attention), masked_batch(2, 12)
     if is_packed:
         features["decoder_segment_ids"] = np.array([[1] * 5 + [2] * 7, [1] * 8 + [2] * 4], np.int32)
     both = logits(config, features)
@@ -219,7 +200,7 @@ def test_a_row_can_say_its_own_mask_and_is_then_that_of_its_network(attention, i
 
 
 def test_a_hybrid_predicts_a_token_from_the_others_alone():
-    params, hybrid = parameters(ENCODER), dataclasses.replace(ENCODER, attention_mask="hybrid")
+    params, hybrid = noisy_parameters(ENCODER), dataclasses.replace(ENCODER, attention_mask="hybrid")
     tokens = jnp.arange(1, 13, dtype=jnp.int32)[None]
 
     def of(embedding, place, which):
@@ -233,7 +214,7 @@ def test_a_hybrid_predicts_a_token_from_the_others_alone():
 
 
 def test_memory_efficient_attention_equals_the_einsum():
-    features = batch(2, 24)
+    features = masked_batch(2, 24)
     einsum, lean = (
         logits(dataclasses.replace(ENCODER, attention=name), features) for name in ("einsum", "memory_efficient")
     )
@@ -255,7 +236,7 @@ CUT = MeshConfig(data=2, fsdp=2, model=2)
     ],
 )
 def test_eight_devices_equal_one(kind, mesh):
-    features = batch(8, 24)
+    features = masked_batch(8, 24)
     features["decoder_loss_weights"] = (features["decoder_input_tokens"] == 251).astype(np.int32)
     if kind == "gathered positions":
         features["decoder_predicted_positions"] = most_weighted(features, 12)
@@ -266,7 +247,7 @@ def test_eight_devices_equal_one(kind, mesh):
 
 
 def test_every_third_layer_sees_all_and_the_others_four_to_each_side():
-    params, x = parameters(MODERN), jax.random.normal(jax.random.key(0), (1, 24, MODERN.emb_dim))
+    params, x = noisy_parameters(MODERN), jax.random.normal(jax.random.key(0), (1, 24, MODERN.emb_dim))
     weights = jax.tree.map(lambda each: each[0], params["decoder"]["layers"])
     positions, ids = jnp.arange(24)[None], jnp.ones((1, 24), jnp.int32)
     mask, attend, reached = Mask(ids, ids), choose(MODERN, None, 1, 24, 24), []
@@ -309,14 +290,14 @@ SMOOTH = LossConfig(z_loss=1e-4, label_smoothing=0.1, normalize_by="sequences")
 )
 def test_the_gathered_head_equals_the_whole_one(shape, loss):
     """Loss and gradient of the predicted positions alone are those of all logits, in chunks too."""
-    config, features = SHAPES[shape], batch(4, 24)
+    config, features = SHAPES[shape], masked_batch(4, 24)
     features["decoder_loss_weights"] = (features["decoder_input_tokens"] == 251).astype(np.int32)
     places = most_weighted(features, 12)
     assert features["decoder_loss_weights"].sum(axis=1).max() <= 12
 
     def of(loss, batch):
         gradient = Gradient(Network(config), loss)
-        found = jax.jit(lambda params, batch: gradients(gradient, params, batch, None))(parameters(config), batch)
+        found = jax.jit(lambda params, batch: gradients(gradient, params, batch, None))(noisy_parameters(config), batch)
         return jax.tree.map(np.asarray, found)
 
     whole = of(dataclasses.replace(loss, logits="whole"), features)
@@ -330,11 +311,11 @@ def test_the_gathered_head_equals_the_whole_one(shape, loss):
 
 @pytest.mark.parametrize("shape", ["plain", "modern"])
 def test_the_evaluation_of_predicted_positions_is_that_of_all_logits(shape):
-    network, features = Network(SHAPES[shape]), batch(4, 24)
+    network, features = Network(SHAPES[shape]), masked_batch(4, 24)
     features["decoder_loss_weights"] = (features["decoder_input_tokens"] == 251).astype(np.int32)
     features["character_counts"] = np.random.default_rng(1).integers(1, 4, (4, 24, 5)).astype(np.int32)
     places = most_weighted(features, 12)
-    sums = jax.jit(functools.partial(evaluation_sums, network, LossConfig(), parameters(SHAPES[shape])))
+    sums = jax.jit(functools.partial(evaluation_sums, network, LossConfig(), noisy_parameters(SHAPES[shape])))
     whole, found = sums(features), sums({**features, "decoder_predicted_positions": places})
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, whole)
     assert whole["tokens"] == features["decoder_loss_weights"].sum() > 0

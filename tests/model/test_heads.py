@@ -16,8 +16,8 @@ from limba.formats.names import flatten, unstack_layers
 from limba.model import Network
 from limba.training.step import Gradient, gradients, loss_sums
 from tests import tiny
-from tests.model.test_encoder import MODERNBERTS, batch, logits, parameters
-from tests.tiny import ENCODER, MODERN
+from tests.model.test_encoder import MODERNBERTS, logits
+from tests.tiny import ENCODER, MODERN, masked_batch, noisy_parameters
 
 HEADS = {
     "classes": dataclasses.replace(ENCODER, head="classes", labels=("a", "b", "c")),
@@ -74,7 +74,7 @@ def in_transformers(config):
     """The network of transformers with the same parameters."""
     about = transformers.AutoConfig.for_model(**config_json(config, mask_id=251))
     network = getattr(transformers, config_json(config)["architectures"][0])(about).eval()
-    flat = unstack_layers({name: np.asarray(each) for name, each in flatten(parameters(config)).items()})
+    flat = unstack_layers({name: np.asarray(each) for name, each in flatten(noisy_parameters(config)).items()})
     arrays = written(flat, config)
     weights = {row.pytorch: arrays[row.t5x].T if row.transposed else arrays[row.t5x] for row in rows(config)}
     missing, unknown = network.load_state_dict({name: torch.tensor(each) for name, each in weights.items()}, False)
@@ -91,7 +91,7 @@ def test_outputs_and_loss_equal_transformers(shape):
     mask, labels = (inputs > 0).long(), features["decoder_labels"][:-1]
     of = Network(config)
     both = jax.jit(lambda *args: (of.apply(*args), loss_sums(of, LossConfig(z_loss=0.0), *args, None)))
-    outputs, sums = both(parameters(config), features)
+    outputs, sums = both(noisy_parameters(config), features)
     ours = np.asarray(outputs)[:-1]
     with torch.no_grad():
         if head == "vectors":
@@ -165,15 +165,15 @@ def test_eight_devices_equal_one(head, mesh):
         devices = tiny.mesh_of(sizes, int(np.prod(sizes.sizes(1 if sizes.data == 1 else 8))))
         gradient = Gradient(Network(HEADS[head], devices), LossConfig())
         run = jax.jit(lambda params, rows, gradient=gradient: gradients(gradient, params, rows, None))
-        found.append(jax.tree.map(np.asarray, run(parameters(HEADS[head]), features)))
+        found.append(jax.tree.map(np.asarray, run(noisy_parameters(HEADS[head]), features)))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4 * max(1, np.abs(b).max())), found[1], found[0])
 
 
 def test_hidden_states_are_those_of_the_encoder_without_the_head():
-    features = batch(2, 12)
-    body = {name: part for name, part in parameters(HEADS["classes"]).items() if name != "head"}
+    features = masked_batch(2, 12)
+    body = {name: part for name, part in noisy_parameters(HEADS["classes"]).items() if name != "head"}
     states = functools.partial(Network(HEADS["classes"]).apply, as_states=True)
-    whole = jax.jit(states)(parameters(HEADS["classes"]), features)
+    whole = jax.jit(states)(noisy_parameters(HEADS["classes"]), features)
     vectors = jax.jit(Network(HEADS["vectors"]).apply)(body, features)
     np.testing.assert_allclose(np.asarray(whole).mean(axis=1), vectors[:, 0], atol=1e-5)
 

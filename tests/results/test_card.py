@@ -12,9 +12,8 @@ from limba.tools.results import card
 from limba.tools.results.results import _check_language
 from limba.tools.results.suites import read_suite
 from tests import tiny
-from tests.export.runs import write_run
+from tests.export.runs import folder_of, write_run
 from tests.http_server import ModelHubHandler, as_hub, serving
-from tests.results.test_pairs import folder_of
 
 
 def test_a_suite_for_another_language_than_the_cards_is_refused(place, vocabulary, monkeypatch, capsys) -> None:

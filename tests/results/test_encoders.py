@@ -23,8 +23,7 @@ from limba.tools.results.kinds.learned import (
 )
 from limba.tools.results.protocol import PROTOCOL
 from tests import tiny
-from tests.export.runs import write_run
-from tests.results.test_pairs import folder_of
+from tests.export.runs import folder_of, write_run
 
 ENCODER = tiny.language_model(
     vocab_size=1_024, attention_mask="bidirectional", emb_dim=32, num_heads=2, num_kv_heads=2, head_dim=16, mlp_dim=64,

@@ -10,7 +10,8 @@ import torch
 import transformers
 
 from tests import tiny
-from tests.results.test_pairs import LANGUAGE_MODELS, folder_of
+from tests.export.runs import folder_of
+from tests.results.test_pairs import LANGUAGE_MODELS
 
 pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed: pip install 'limba[results]'")
 TASK = """task: {name}

@@ -17,7 +17,8 @@ from limba.tools.results.kinds.learned import Lemmas, NamedEntities
 from limba.tools.results.kinds.writing import Questions, Writing
 from limba.tools.results.protocol import QUICK
 from tests import tiny
-from tests.results.test_pairs import LANGUAGE_MODELS, folder_of
+from tests.export.runs import folder_of
+from tests.results.test_pairs import LANGUAGE_MODELS
 
 BELEBELE = [
     {"flores_passage": "The cat is here.", "question": f"Who is here, {n}?", "correct_answer_num": str(n % 2 + 1)}

@@ -13,15 +13,13 @@ import transformers
 
 import limba
 from limba.cli import main
-from limba.config import InputError, ModelConfig
-from limba.data.vocabulary.load import load_vocabulary, mask_id
-from limba.formats import huggingface_files
+from limba.config import InputError
 from limba.tools.results import make_pairs, ngrams
 from limba.tools.results.kinds.bits import BitsPerByte
 from limba.tools.results.kinds.pairs import MinimalPairs, Pair, gap, likelihoods, outcome
 from limba.tools.results.suites import read_suite, read_task
 from tests import tiny
-from tests.export.runs import arrays_of
+from tests.export.runs import folder_of
 from tests.formats.test_decoder_only import GPT2
 from tests.tiny import MODERN
 
@@ -40,20 +38,6 @@ TREEBANK = """# sent_id = 1
 2\tea\tel\tPRON\t_\tGender=Fem|Number=Sing|Person=3\t1\tnsubj\t_\tSpaceAfter=No
 3\t.\t.\tPUNCT\t_\t_\t1\tpunct\t_\t_
 """
-
-
-def folder_of(config: ModelConfig, vocabulary: Path, folder: Path) -> Path:
-    """A folder for transformers with random parameters and a tokenizer."""
-    folder.mkdir(exist_ok=True)
-    mask = mask_id(load_vocabulary(str(vocabulary))) if config.is_encoder else None
-    huggingface_files.write_configs(folder, config, "float32", mask_id=mask)
-    arrays = arrays_of(config)
-    if config.is_decoder_only:  # else logits of tied embeddings would be in the hundreds
-        arrays = {name: each / 10 if name.endswith("embedding") else each for name, each in arrays.items()}
-    huggingface_files.write_pytorch(folder, arrays, config, "float32")
-    starts = config.is_decoder_only and not config.is_encoder
-    huggingface_files.write_tokenizer(folder, str(vocabulary), 100, starts, mask_id=mask)
-    return folder
 
 
 @pytest.fixture(scope="session")

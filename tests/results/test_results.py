@@ -36,8 +36,7 @@ from limba.tools.results.protocol import PROTOCOL, QUICK
 from limba.tools.results.results import TABLES
 from limba.tools.results.suites import read_suite, read_task
 from tests import tiny
-from tests.export.runs import write_run
-from tests.results.test_pairs import folder_of
+from tests.export.runs import folder_of, write_run
 from tests.waiting import wait_until
 
 NARROW = {"emb_dim": 16, "num_heads": 2, "head_dim": 8, "mlp_dim": 16, "num_decoder_layers": 1}

@@ -26,7 +26,6 @@ from limba.training.checkpoints.initial import check_length
 from limba.training.metrics.logging import read_metrics
 from tests import tiny
 from tests.export.runs import write_run
-from tests.model import test_encoder
 
 GIN = """
 from __gin__ import dynamic_registration
@@ -193,7 +192,7 @@ def test_preflight_finds_the_labels_and_counts_no_logits_of_the_vocabulary(
 
 NETWORKS = {
     "eurobert": tiny.language_model(attention_mask="bidirectional", num_kv_heads=2, layer_norm_epsilon=1e-5),
-    "modernbert": test_encoder.MODERN,
+    "modernbert": tiny.MODERN,
     "t5": tiny.model(),
 }
 

@@ -15,8 +15,7 @@ from limba.model.kernels import local
 from limba.model.kernels.einsum import dot_product_attention
 from limba.model.kernels.local import local_attention
 from tests import tiny
-from tests.model.test_encoder import batch, parameters
-from tests.tiny import MODERN
+from tests.tiny import MODERN, masked_batch, noisy_parameters
 
 LONG = dataclasses.replace(MODERN, local_attention=(4, 3, 500.0))
 
@@ -60,7 +59,7 @@ def test_it_equals_all_scores_with_gradients_packed_and_padded(length: int, wind
 
 @pytest.mark.parametrize("changes", [{}, {"scan_layers": False}, {"attention": "memory_efficient", "remat": "full"}])
 def test_long_rows_of_a_network_are_those_of_all_scores(changes: dict, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, features = dataclasses.replace(LONG, **changes), batch(2, 30)
+    config, features = dataclasses.replace(LONG, **changes), masked_batch(2, 30)
     features["decoder_segment_ids"] = np.array([[1] * 11 + [2] * 15 + [0] * 4, [1] * 30], np.int32)
     features["decoder_target_tokens"][0, 26:] = 0
     real = features["decoder_segment_ids"] > 0
@@ -70,7 +69,7 @@ def test_long_rows_of_a_network_are_those_of_all_scores(changes: dict, monkeypat
             found = Network(config).apply(params, batch)
             return jnp.sum(jnp.where(jnp.asarray(real)[..., None], jnp.sin(found), 0.0)), found
 
-        gradient, found = jax.jit(jax.grad(loss, has_aux=True))(parameters(config), features)
+        gradient, found = jax.jit(jax.grad(loss, has_aux=True))(noisy_parameters(config), features)
         return np.asarray(found), gradient
 
     assert local.fits(30, 4) and not local.fits(15, 4)
