@@ -9,8 +9,8 @@
 
 The table and the verdict need libtpu (`bash launch/setup.sh tpu`), the table also NVIDIA's compiler (`bash
 launch/setup.sh cuda12`), and no chip.
-Each cell is one compilation of the run's step with scanned layers, saved in DIR/MODEL.TOPOLOGY.json; a cell that is
-there is not compiled again. The last number of a cell is the arithmetic's, as a share of the compiler's.
+Each cell is one compilation of the run's step, for TPUs with scanned layers, saved in DIR/MODEL.TOPOLOGY.json; a cell
+that is there is not compiled again. The last number of a cell is the arithmetic's, as a share of the compiler's.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def table(args: argparse.Namespace) -> None:
             if path.exists():
                 continue
             run = run_of(name)
-            found = compiled_step(compiler.stand_in(run), compiler.feature_shapes(run), place)
+            found = compiled_step(compiler.stand_in(run, topology(place)), compiler.feature_shapes(run), place)
             if "failed" in found:
                 print(f"{name} on {place}: {found['failed']}", file=sys.stderr, flush=True)
                 continue

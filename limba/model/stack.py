@@ -106,7 +106,7 @@ def decode_runner(
     `one_layer` takes (x, cache, a layer's part of `stacked`, its index). On a CPU a slice of a stack is copied before
     each matrix product, which doubles what a token reads: there it is unstacked once, before the first token.
     """
-    if config.scans_layers(backend := jax.default_backend()) and backend != "cpu":
+    if config.scan_layers is not False and jax.default_backend() != "cpu":
 
         def scanned(one_layer: DecodeLayer, x: Array, cache: Cache) -> tuple[Array, Cache]:
             xs = (stacked, jnp.arange(num_layers))

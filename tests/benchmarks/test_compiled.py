@@ -151,7 +151,7 @@ def test_a_step_compiles_for_a_gpu_and_spills_little(topology: str) -> None:
     assert len(figures["kernels"]) == 11 and figures["live_gib_per_chip"] > 0
     assert (figures["all_reduce_mib"] > 0) == (topology == "h200-2")
     for name, kernel in figures["kernels"].items():
-        most = 320 if "to_bias" in name and topology == "h200-2" else 0  # where it is faster so (docs/gpus.md)
+        most = 320 if "to_bias" in name and topology == "h200-2" else 0  # where it is faster so (benchmarks/README.md)
         assert kernel["calls"] == 1 and kernel["spilled_bytes"] <= most
         assert all(name.startswith("wgmma" if topology == "h200-2" else "mma") for name in kernel["products"])
         assert kernel["products"] and kernel["shared_kib"] < (227 if topology == "h200-2" else 163)

@@ -180,6 +180,17 @@ def test_a_tpu_s_mesh_is_chosen_by_the_memory_that_its_compiler_counts() -> None
     assert chosen["mesh"] == [4, 1, 1] and chosen["num_compiled"] == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "chosen", "compiled"),
+    [(place, chosen, True) for place in ("v4-8", "cpu-1") for chosen in (None, True, False)]
+    + [("h100-1", None, None), ("h100-1", True, True), ("h100-1", False, None)],
+)
+def test_cards_compile_what_runs_there_and_others_a_scan(name: str, chosen: bool | None, compiled: bool | None) -> None:
+    config, wanted = runs.run(tiny.model(scan_layers=chosen), rows=4), compiler.topology(name)
+    model = compiler.stand_in(config, wanted).model
+    assert model.scan_layers is compiled and model.scans_layers(wanted.platform) is bool(compiled)
+
+
 def test_the_documented_commands_of_the_figures_are_known() -> None:
     done = subprocess.run([sys.executable, "-m", "benchmarks.preflight", "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and all(part in done.stdout for part in ("table", "memory", "start", "verdict"))

@@ -8,6 +8,7 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
 
 import jax
 import numpy as np
@@ -234,7 +235,7 @@ def _report(model_dir: str, step: int, rows: ShardRows, values: Mapping[str, flo
     arrays = {f"{feature}/{shard}": array for shard, part in rows.items() for feature, array in part.items()}
     try:
         content = io.BytesIO()
-        np.savez(content, allow_pickle=True, **arrays)
+        np.savez(content, **cast(dict, arrays))  # numpy's hints let a name be `allow_pickle`
         write_whole(path, content.getvalue())
         written = f"its batch is in {path}"
     except Exception as error:  # noqa: BLE001  the sentence is worth more than the file
