@@ -105,9 +105,9 @@ class Others:
         """Says that this process ends now. The first one, in which jax's service ends too, waits for the others."""
         own, number = own_part()
         if number > 1:
-            _try(lambda: service().key_value_set(f"limba/left/{own}", "", True))
             end = time.monotonic() + seconds
-            with contextlib.suppress(jax.errors.JaxRuntimeError):
+            with contextlib.suppress(jax.errors.JaxRuntimeError):  # in no other thread: 3.12 starts none while it ends
+                service().key_value_set(f"limba/left/{own}", "", True)
                 while own == 0 and time.monotonic() < end:
                     left = {int(key.rpartition("/")[2]) for key, _ in service().key_value_dir_get("limba/left/")}
                     if len(left | self._silent) == number:
