@@ -52,17 +52,16 @@ def fastest(args: argparse.Namespace) -> None:
         raise InputError("jax sees no GPU here; --interpret tries the program without one, in small sizes.")
     has_wgmma = args.interpret or 9 <= compute_capability(device) < 10
     *keys, of_bias = jax.random.split(jax.random.key(0), 5)
-    arrays = [jax.random.normal(key, (batch, length, args.heads, args.width), jnp.bfloat16) for key in keys]
-    arrays.append(jax.random.normal(of_bias, (args.heads, 2 * length)) if args.bias else None)
+    heads = [jax.random.normal(key, (batch, length, args.heads, args.width), jnp.bfloat16) for key in keys]
+    arrays = *heads, jax.random.normal(of_bias, (args.heads, 2 * length)) if args.bias else None
     ids = jnp.ones((batch, length), jnp.int32)
     mask = Mask(ids, ids, args.causal)
     own, call = pallas_gpu.Call.blocks, pallas_gpu.Call(length, length, mask.rule, has_wgmma, args.interpret)
 
     def lowered(kernel: str, blocks: pallas_gpu.Blocks) -> jax.stages.Lowered:
         def run(query, key, value, direction, diagonals):
-            attend = lambda *xs: pallas_gpu.pallas_attention(
-                *xs, mask.for_kernels(), mask.rule, has_wgmma, args.interpret
-            )
+            choices = mask.for_kernels(), mask.rule, has_wgmma, args.interpret
+            attend = lambda q, k, v, bias: pallas_gpu.pallas_attention(q, k, v, bias, *choices)
             attended, pull = jax.vjp(attend, query, key, value, diagonals)
             return attended, pull(direction)
 
@@ -74,7 +73,7 @@ def fastest(args: argparse.Namespace) -> None:
     sizes = [pallas_gpu.Blocks(*each) for each in tried]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for kernel in [name for name in pallas_gpu.KERNELS if args.bias or name != "to_bias"]:
-            now = own(call, kernel, arrays[0])
+            now = own(call, kernel, heads[0])
             programs = [(blocks, lowered(kernel, blocks)) for blocks in dict.fromkeys([now, *sizes])]
             waiting = [(blocks, pool.submit(each.compile)) for blocks, each in programs]
             wanted, times = None, {}

@@ -46,7 +46,7 @@ STATISTICS = ("highest", "share", "mean")
 OF_MASK = ("query_ids", "key_ids", "first_beyond", "reach")
 # For two-byte arrays on cards with wgmma (H100, H200), whose products read shared memory: the fastest of 36 that were
 # tried on an H100 (docs/gpus.md), or within a tenth of it. Heads of 128 have two stages.
-WGMMA_BLOCKS = dict.fromkeys(("forward", "to_key"), Blocks(64, 64, 4, 3))
+WGMMA_BLOCKS: dict[str, Blocks] = dict.fromkeys(("forward", "to_key"), Blocks(64, 64, 4, 3))
 WGMMA_BLOCKS |= {"to_query": Blocks(64, 32, 4, 3), "to_bias": Blocks(128, 64, 4, 2)}
 # For all else the largest that NVIDIA's compiler keeps in registers without spilling.
 SMALL_BLOCKS = dict.fromkeys(WGMMA_BLOCKS, Blocks(64, 32, 8, 2))
