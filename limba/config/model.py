@@ -182,10 +182,6 @@ class ModelConfig:
             "holds 'head', which a ModernBERT has, and ModelConfig.local_attention is None; remove it.",
         )
 
-    def scans_layers(self, platform: str) -> bool:
-        """Returns whether the layers of a stack run as one scan on a platform of jax: "cpu", "gpu" or "tpu"."""
-        return platform != "gpu" if self.scan_layers is None else self.scan_layers
-
     @property
     def residual_dtype(self) -> str:
         """The dtype of the sum over layers: T5's grows beyond float16."""

@@ -64,7 +64,7 @@ def run_layers(
         number = (index,) if numbered else ()
         return apply_module(layer, parameters, x, *inputs, *number, deterministic, dropout_key=key)
 
-    if config.scans_layers(device_of(mesh).platform):
+    if config.scan_layers or (config.scan_layers is None and device_of(mesh).platform != "gpu"):
         stacked = jax.tree.map_with_path(functools.partial(_cast_kernel, jnp.dtype(config.dtype)), stacked)
         step = _rematerialized(step, config.remat, prevent_cse=False)
         x, _ = jax.lax.scan(lambda x, xs: (step(x, *xs), None), x, (stacked, jnp.arange(num_layers)))

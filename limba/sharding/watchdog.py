@@ -105,10 +105,10 @@ class Others:
         """Says that this process ends now. The first one, in which jax's service ends too, waits for the others."""
         own, number = own_part()
         if number > 1:
+            _try(lambda: service().key_value_set(f"limba/left/{own}", "", True))
             end = time.monotonic() + seconds
-            with contextlib.suppress(jax.errors.JaxRuntimeError):  # in no other thread: 3.12 starts none while it ends
-                service().key_value_set(f"limba/left/{own}", "", True)
-                while own == 0 and time.monotonic() < end:
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                while not own and time.monotonic() < end:
                     left = {int(key.rpartition("/")[2]) for key, _ in service().key_value_dir_get("limba/left/")}
                     if len(left | self._silent) == number:
                         break
@@ -196,7 +196,10 @@ def ending_together() -> Iterator[None]:
 
 def _try(call: Callable[[], object]) -> None:
     with contextlib.suppress(Exception):  # the service may be gone
-        limited(call, INTERVAL_SECONDS, "telling the others")
+        if threading.main_thread().is_alive():
+            limited(call, INTERVAL_SECONDS, "telling the others")
+        else:  # Python ends, and 3.12 starts no thread then; `fail` has set a limit
+            call()
 
 
 def resumes_from(model_dir: str, seconds: float = 5.0) -> str:

@@ -91,11 +91,17 @@ def test_every_parameter_and_field_has_its_name_in_transformers(shape):
         assert config == dataclasses.replace(config, **read)
 
 
-def padded_rows(shape):
+def of_padded_rows(shape):
+    """Returns the rows, where they are no padding, and what transformers computes of them: logits and states."""
     features = masked_batch(2, 40 if shape == "modern, five windows" else 30)
     for array in features.values():
         array[1, 24:] = 0
-    return features, features["decoder_target_tokens"] > 0
+    network, _ = of_transformers(SHAPES[shape])
+    inputs = torch.tensor(features["decoder_input_tokens"])
+    with torch.no_grad():
+        expected = network(inputs, attention_mask=inputs > 0).logits.numpy()
+        states = network.model(inputs, attention_mask=inputs > 0).last_hidden_state.numpy()
+    return features, features["decoder_target_tokens"] > 0, expected, states
 
 
 # One bias alone differs from all of them and from none by its name, which the test above looks at.
@@ -104,12 +110,7 @@ def padded_rows(shape):
 )
 def test_logits_and_states_equal_transformers(shape):
     config = SHAPES[shape]
-    network, _ = of_transformers(config)
-    features, real = padded_rows(shape)
-    inputs = torch.tensor(features["decoder_input_tokens"])
-    with torch.no_grad():
-        expected = network(inputs, attention_mask=inputs > 0).logits.numpy()
-        expected_states = network.model(inputs, attention_mask=inputs > 0).last_hidden_state.numpy()
+    features, real, expected, expected_states = of_padded_rows(shape)
     apply = Network(config).apply
     both = jax.jit(lambda params, features: (apply(params, features), apply(params, features, as_states=True)))
     ours, states = (np.asarray(each) for each in both(noisy_parameters(config), features))
@@ -123,13 +124,9 @@ def test_logits_and_states_equal_transformers(shape):
 )
 def test_a_packed_document_has_the_logits_that_transformers_gives_it_alone(shape):
     config = SHAPES[shape]
-    network, _ = of_transformers(config)
-    features, real = padded_rows(shape)
-    inputs = torch.tensor(features["decoder_input_tokens"])
-    with torch.no_grad():
-        expected = network(inputs, attention_mask=inputs > 0).logits.numpy()
+    features, real, expected, _ = of_padded_rows(shape)
     packed = {field: array.reshape(1, -1) for field, array in features.items()}
-    segments = np.repeat([[1, 2]], inputs.shape[1], axis=1)
+    segments = np.repeat([[1, 2]], real.shape[1], axis=1)
     packed["decoder_segment_ids"] = np.where(packed["decoder_target_tokens"] > 0, segments, 0)
     joined = logits(config, packed).reshape(expected.shape)
     np.testing.assert_allclose(joined[real], expected[real], atol=1e-4, rtol=0)

@@ -63,9 +63,7 @@ class Call(NamedTuple):
     interpret: bool
 
     def blocks(self, kernel: str, query: Array) -> Blocks:
-        if not self.has_wgmma or query.dtype.itemsize != 2:
-            return SMALL_BLOCKS[kernel]
-        blocks = WGMMA_BLOCKS[kernel]
+        blocks = (WGMMA_BLOCKS if self.has_wgmma and query.dtype.itemsize == 2 else SMALL_BLOCKS)[kernel]
         return blocks if query.shape[-1] <= 64 else blocks._replace(stages=2)
 
 
