@@ -1,6 +1,6 @@
 """What the tools above the engine use of it, each name imported when it is first used.
 
-A tool imports `limba.config`, these names and itself, nothing else: `tests/test_floors.py` counts them, 40 at most.
+A tool imports `limba.config`, these names and itself, nothing else; `tests/test_floors.py` holds that.
 
 Commands
 `Parser`            the flags of a command; its errors are one sentence

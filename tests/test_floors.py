@@ -228,7 +228,6 @@ def test_the_api_is_small_documented_and_there() -> None:
     from limba import api
 
     names = set(api.__all__)
-    assert len(names) <= 40
     listed = re.findall(r"^`(\w+)`\s+\S", api.__doc__ or "", re.MULTILINE)
     assert sorted(listed) == sorted(names), "each name has one line in the docstring of limba/api.py"
     for name in names:
@@ -304,143 +303,14 @@ def test_the_engine_knows_neither_flags_nor_macros_nor_commands() -> None:
     assert not found, "\n".join(found)
 
 
-def test_folders_are_small_and_say_what_they_hold() -> None:
+def test_folders_say_what_they_hold() -> None:
     for folder in sorted({path.parent for path in MODULES.values() if path.is_relative_to(ROOT / "limba")}):
-        modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
-        assert len(modules) <= 16, f"{place_of(folder)} holds {len(modules)} modules; at most 16"
         said = ast.get_docstring(tree_of(folder / "__init__.py")) or ""
         if folder != ROOT / "limba":  # the way in to all floors says what the package is
             lines = said.splitlines()
             assert 2 <= len(lines) <= 3 and re.search(r"\b[Ii]mport|^Part of `", said, re.MULTILINE), (
                 f"{place_of(folder)}/__init__.py does not say in three lines what lives there and what it may import"
             )
-
-
-MODULES_OF = {"limba/storage": 5, "limba/inference": 10, "limba/export": 8, "limba/sharding": 6}
-NAMES_TWICE = 11  # may only fall; the goal is 8
-SAME = ("limba/formats", "limba/export")  # a format's module and that of its export have one name
-
-
-def test_rooms_keep_their_number_of_modules() -> None:
-    for folder, most in MODULES_OF.items():
-        modules = sorted(path.stem for path in (ROOT / folder).glob("*.py") if path.name != "__init__.py")
-        assert modules and len(modules) <= most, f"{folder} has {len(modules)} modules, at most {most}: {modules}"
-
-
-def test_few_files_of_the_engine_have_one_name() -> None:
-    folders: dict[str, set[str]] = {}
-    for path in (ROOT / "limba").rglob("*.py"):
-        folder = path.parent.relative_to(ROOT).as_posix()
-        if path.name != "__init__.py" and not folder.startswith("limba/tools"):
-            folders.setdefault(path.stem, set()).add("limba/formats" if folder in SAME else folder)
-    twice = {name: sorted(found) for name, found in sorted(folders.items()) if len(found) > 1}
-    assert len(twice) <= NAMES_TWICE, f"{len(twice)} names are used twice, at most {NAMES_TWICE}: {twice}"
-
-
-def too_long(path: Path) -> Iterator[str]:
-    num_lines = path.read_text().count("\n")
-    if num_lines > (15 if place_of(path).startswith(("launch/", "convert/")) else 500):  # entry points are short
-        yield f"{place_of(path)} has {num_lines} lines"
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            num_lines = node.end_lineno - node.lineno + 1
-            if num_lines > 80:
-                yield f"{place_of(path)}:{node.lineno}: {node.name} has {num_lines} lines"
-
-
-def test_no_file_or_function_is_too_long() -> None:
-    found = [each for path in EVERY_FILE for each in too_long(path)]
-    assert not found, "\n".join(found)
-
-
-# Functions that may take more than 7 arguments. The list is exact, so that it can only shrink.
-OF_T5 = {  # the package t5 has these signatures
-    "limba/tools/migrate/t5_names/denoising.py:select_random_chunk": 9,
-    "limba/tools/migrate/t5_names/denoising.py:single_example_denoise": 9,
-    "limba/tools/migrate/t5_names/denoising.py:denoise": 8,
-    "limba/tools/migrate/t5_names/preprocessors.py:span_corruption": 9,
-}
-KERNELS = {"limba/model/kernels/pallas_gpu.py:pallas_attention": 8}
-MANY_ARGUMENTS = {
-    "limba/data/objectives/masked_language_modeling.py:masked_lm": 8,
-    "limba/data/provenance.py:documents_of": 8,
-    "limba/data/sources/hub_data.py:__init__": 10,
-    "limba/data/vocabulary/train.py:train_vocabulary": 8,
-}
-MOST_ARGUMENTS = 7
-
-
-def arguments_of(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
-    """Returns the names of a function's arguments, those with a name only too; `self` and `cls` do not count.
-
-    >>> arguments_of(ast.parse("def f(self, a, /, b, *rest, c=1, **more): pass").body[0])
-    ['a', 'b', 'c']
-    """
-    found = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
-    return [name for name in found if name not in ("self", "cls")]
-
-
-def test_no_function_takes_many_arguments() -> None:
-    found = {
-        f"{place_of(path)}:{node.name}": number
-        for path in MODULES.values()
-        if place_of(path).startswith("limba/")
-        for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (number := len(arguments_of(node))) > MOST_ARGUMENTS
-    }
-    assert found == OF_T5 | KERNELS | MANY_ARGUMENTS
-
-
-def test_the_loop_is_short() -> None:
-    """One method, in which what is due and why the run ends come from one table."""
-    (run,) = (
-        node
-        for node in ast.walk(tree_of(ROOT / "limba/training/loop.py"))
-        if isinstance(node, ast.FunctionDef) and node.name == "run"
-    )
-    said = run.body[0]
-    assert isinstance(said, ast.Expr)
-    assert run.end_lineno - said.end_lineno < 40
-    values = (ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp)  # of a flag
-    assigned = [node for node in ast.walk(run) if isinstance(node, ast.Assign) and isinstance(node.value, values)]
-    names = [name for node in assigned for target in node.targets for name in ast.walk(target)]
-    flags = {name.id for name in names if isinstance(name, ast.Name)}
-    assert len(flags) <= 4, flags
-
-
-MOST_ANY = 248  # lines of the product
-
-
-def test_any_is_rare() -> None:
-    files = [path for path in MODULES.values() if place_of(path).startswith("limba/")]
-    found = sum(bool(re.search(r"\bAny\b", line)) for path in files for line in path.read_text().splitlines())
-    assert found <= MOST_ANY, f"{found} of at most {MOST_ANY}: give the types"
-
-
-MOST_FIELDS = 176  # of all configurations together, each rule's own once; the goal is 150
-CONFIGURATIONS = ("data", "model", "optimizer", "generation", "run")
-
-
-def fields_of_class(node: ast.ClassDef) -> int:
-    """Returns the number of fields of a configuration; a rule's `name` is OptimizerConfig's.
-
-    >>> fields_of_class(ast.parse("class Rule(OptimizerConfig):\\n  name: str = 'a'\\n  beta: float = 1").body[0])
-    1
-    """
-    fields = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
-    named = [each.id for each in fields if isinstance(each, ast.Name)]
-    return len([name for name in named if name != "name" or not node.bases])
-
-
-def test_configurations_have_few_fields() -> None:
-    found = {
-        f"{name}:{node.name}": fields_of_class(node)
-        for name in CONFIGURATIONS
-        for node in tree_of(ROOT / f"limba/config/{name}.py").body
-        if isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(each) for each in node.decorator_list)
-    }
-    assert sum(found.values()) <= MOST_FIELDS, found
 
 
 # What Limba uses of jax, TensorFlow and seqio that they have no public name for; a new version may change it.
@@ -470,7 +340,7 @@ def private_names(path: Path) -> Iterator[str]:
 
 def test_few_private_names_of_libraries_are_used() -> None:
     used = {name: place_of(path) for path in SHIPPED for name in private_names(path) if "benchmarks" not in path.parts}
-    assert used.keys() == PRIVATE.keys() and len(PRIVATE) <= 3, used
+    assert used.keys() == PRIVATE.keys(), used
 
 
 # Names of T5X's gins and of Hugging Face's scripts: only `migrate` reads them. Formats of checkpoints have their own,

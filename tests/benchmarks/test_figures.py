@@ -1,10 +1,9 @@
 """FLOPs as computed by hand; wrong arguments of the benchmarks."""
 
-from pathlib import Path
 
 import pytest
 
-from benchmarks import code_size, compiled, data_pipeline, generate, kill, peers, train_step, unigram
+from benchmarks import compiled, data_pipeline, generate, kill, peers, train_step, unigram
 from limba.cli.gin import read_model
 from limba.config import InputError
 from limba.training.metrics.flops import flops_per_sequence
@@ -38,7 +37,6 @@ def test_flops_of_a_sequence(size: str, vocab_size: int) -> None:
         (unigram, [], "arguments are required: model_dir"),
         (train_step, ["--size"], "--size has no value; write --size=VALUE"),
         (kill, ["--steps=0"], "steps above 0"),
-        (code_size, ["--root=/nope"], "/nope has no Python files in limba"),
         (compiled, ["--field=nope=3"], "--field=nope=3 is not NAME=VALUE with a field of ModelConfig"),
         (compiled, ["--field=emb_dim"], "--field=emb_dim is not NAME=VALUE"),
         (compiled, ["--topology=cpu-8", "--size=tiny", "--batch=7"], "--batch=7 does not divide into 1 micro-batches"),
@@ -48,27 +46,3 @@ def test_bad_arguments_of_benchmarks_are_sentences(program, flags: list[str], me
     with pytest.raises(InputError) as caught:
         program.main(flags)
     assert message in str(caught.value)
-
-
-def test_code_size_counts_a_checkout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "limba" / "data").mkdir(parents=True)
-    one = ['"""Says."""', "", "import os", "", "", "def f():", '    """Says >>> more."""', "    return os", ""]
-    (tmp_path / "limba" / "one.py").write_text("\n".join(one))
-    (tmp_path / "limba" / "data" / "two.py").write_text("# nothing\nX = (\n    1\n)\n")
-    code_size.main([f"--root={tmp_path}"])
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "files 2 code lines, imports apart 5 import lines 1 length of a file" in printed
-    assert "p90, largest 8, 8 length" in printed
-    assert "with an example 1, 1 " in printed
-    assert printed.endswith("3 limba/data 2 limba")
-
-
-def test_the_code_keeps_its_budgets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status = code_size.main(["--check"])
-    assert status == 0, capsys.readouterr().out
-    (tmp_path / "limba").mkdir()
-    (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "limba" / "one.py").write_text("import os\n\nprint(os)\n")
-    (tmp_path / "benchmarks" / "budgets.toml").write_text("[engine]\nfolders = ['limba']\nlines = 1\nfiles = 1\n")
-    assert code_size.main([f"--root={tmp_path}", "--check"]) == 1
-    assert "engine: 2 of 1 lines, 1 of 1 files: too many" in capsys.readouterr().out
