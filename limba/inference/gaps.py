@@ -288,11 +288,9 @@ def masked_ids(
     """Returns a text's ids as an encoder reads them, from <cls>, if there is one, to the end; at most `length`.
 
     <mask>, a <extra_id_0> and ___ are each one mask. What follows one without a space is its word's continuation. A
-    folder for transformers reads its own mask as it does there.
+    folder for transformers reads only its own mask as one, as it does there.
     """
     if isinstance(vocabulary, PublishedVocabulary):
-        name = vocabulary.mask_name
-        text = text if name is None else MASK.sub(lambda _: name, text)
         return np.asarray(special.framed(vocabulary.encode(text), length), np.int32)
     mask = _mask_of(vocabulary, special)
     table, ids, parts = load.PieceTable(vocabulary), list[int](), MASK.split(text)
@@ -307,7 +305,25 @@ def masked_ids(
 
 def _mask_of(vocabulary: Vocabulary, special: SpecialIds) -> int:
     """Returns the mask; InputError for a model that has none."""
-    return load.mask_id(vocabulary) if special.mask is None else special.mask
+    if special.mask is not None:
+        return special.mask
+    if special.is_published:
+        raise InputError(
+            f"The tokenizer of {load.address_of(vocabulary)} has no mask (mask_token), so it hides no words; call encode"
+            " for vectors."
+        )
+    return load.mask_id(vocabulary)
+
+
+def _with_own_masks(texts: Sequence[str], vocabulary: Vocabulary) -> tuple[Sequence[str], re.Pattern[str]]:
+    """Returns the texts, and what a mask is in them: that of a folder for transformers is written as it is named there.
+
+    Where a text has that name, <mask> and the other ways to write a mask are plain text in it, as in transformers.
+    """
+    name = vocabulary.mask_name if isinstance(vocabulary, PublishedVocabulary) else None
+    if name is None:
+        return texts, MASK
+    return [text if name in text else MASK.sub(lambda _: name, text) for text in texts], re.compile(re.escape(name))
 
 
 def _continued(ids: list[int], table: load.PieceTable) -> list[int]:
@@ -335,6 +351,7 @@ def fills_of_masks(
     is filled as if the others stayed. Raises InputError for a text without a mask, TimeIsOverError after the deadline.
     """
     pieces, mask = pieces_of(vocabulary, network.config.vocab_size, special), _mask_of(vocabulary, special)
+    texts, pattern = _with_own_masks(texts, vocabulary)
     ids = [masked_ids(text, vocabulary, special) for text in texts]
     places = [np.flatnonzero(each == mask).astype(np.int32) for each in ids]
     for text, found in zip(texts, places, strict=True):
@@ -360,7 +377,7 @@ def fills_of_masks(
         rows = generate.fetched(_likelihoods(network, params, **placed))
         for row, number in enumerate(numbers):
             text = texts[number]
-            for match, likely in zip(MASK.finditer(text), rows[row], strict=False):
+            for match, likely in zip(pattern.finditer(text), rows[row], strict=False):
                 allowed = pieces.is_text & pieces.has_letter
                 if pieces.has_space.sum() > 1:  # not a vocabulary of bytes, where only one id has a space
                     follows_space = match.start() == 0 or text[match.start() - 1].isspace()
