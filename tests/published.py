@@ -20,12 +20,14 @@ SPACE = "\u2581"
 
 # Six scripts, spaces, line ends, nothing; a style adds the names of its own special tokens.
 TEXTS = (
-    "a few words", "Line 7 of a small text: signs, again.", " leading", "trailing ", "two  spaces   three", "\ttab\tbed",
-    "line\nend", "line\r\nend\n", "\n", " ", "", "a", "ă", "ærlig or ăâî", "e\u0301 and \u00e9", "ﬁne ① ½ Ⅷ", "１２３ＡＢＣ",
-    "日本語のテキスト。", "中文，没有空格", "한국어 문장입니다.", "Усі люди народжуються вільними", "हिन्दी में लिखा हुआ", "ภาษาไทยไม่มีช่องว่าง",
-    "العربية من اليمين", "עברית", "🙂 smile 👨‍👩‍👧", "UPPER lower MiXed", "it's don't we've I'm", "x=1; y[2]={3}", "http://a.b/c?d=e",
-    "zero\u200bwidth", "no\u00a0break", "soft\u00adhyphen", "\u2028separator", "100,000.50", "a,b.c!d?e", "--dash—dash", "'quoted' \"double\"",
-    "<b>tag</b>", "</s>", "<s>", "<pad>", "a<unk>b", "<mask>", "[MASK] [CLS]", "<|endoftext|>", "a <eos> b", "<extra_id_0> b", "<nl>", "a <nl>b",
+    "a few words", "Line 7 of a small text: signs, again.", " leading", "trailing ", "two  spaces   three",
+    "\ttab\tbed", "line\nend", "line\r\nend\n", "\n", " ", "", "a", "ă", "ærlig or ăâî", "e\u0301 and \xe9",
+    "ﬁne ① ½ Ⅷ", "１２３ＡＢＣ", "日本語のテキスト。", "中文，没有空格", "한국어 문장입니다.", "Усі люди народжуються вільними",
+    "हिन्दी में लिखा हुआ", "ภาษาไทยไม่มีช่องว่าง", "العربية من اليمين", "עברית",
+    "\U0001f642 smile \U0001f468\u200d\U0001f469\u200d\U0001f467", "UPPER lower MiXed", "it's don't we've I'm",
+    "x=1; y[2]={3}", "http://a.b/c?d=e", "zero\u200bwidth", "no\xa0break", "soft\xadhyphen", "\u2028separator",
+    "100,000.50", "a,b.c!d?e", "--dash—dash", '\'quoted\' "double"', "<b>tag</b>", "</s>", "<s>", "<pad>",
+    "a<unk>b", "<mask>", "[MASK] [CLS]", "<|endoftext|>", "a <eos> b", "<extra_id_0> b", "<nl>", "a <nl>b",
 )  # fmt: skip
 
 

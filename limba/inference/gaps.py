@@ -307,10 +307,10 @@ def _mask_of(vocabulary: Vocabulary, special: SpecialIds) -> int:
     """Returns the mask; InputError for a model that has none."""
     if special.mask is not None:
         return special.mask
-    if special.is_published:
+    if isinstance(vocabulary, PublishedVocabulary):
         raise InputError(
-            f"The tokenizer of {load.address_of(vocabulary)} has no mask (mask_token), so it hides no words; call encode"
-            " for vectors."
+            f"The tokenizer {vocabulary.path} has no mask (mask_token), so no words can be hidden; call encode for"
+            " vectors."
         )
     return load.mask_id(vocabulary)
 

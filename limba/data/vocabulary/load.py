@@ -86,8 +86,7 @@ def load_vocabulary(path_or_byte: str, extra_ids: int = NUM_SENTINELS) -> Vocabu
 def check_vocabulary(vocabulary: Vocabulary, num_rows: int, needs_sentinels: bool = True) -> None:
     """Raises InputError for a vocabulary that cannot be trained with.
 
-    Its ids exceed the model's embedding rows, id 0 is not padding alone, or needed sentinels are missing, or not the
-    last ids.
+    Its ids exceed the model's embedding rows, id 0 is not padding alone, or needed sentinels are missing.
     """
     where = address_of(vocabulary) or "'byte'"
     if isinstance(vocabulary, SentencePieceVocabulary):
@@ -96,12 +95,6 @@ def check_vocabulary(vocabulary: Vocabulary, num_rows: int, needs_sentinels: boo
     if isinstance(vocabulary, TokenizersVocabulary):
         _check_padding(vocabulary)
     check_rows(vocabulary, num_rows)
-    if needs_sentinels and not are_sentinels_last(vocabulary):
-        first = sentinel_table(vocabulary)[0]
-        raise InputError(
-            f"The vocabulary {where} has <extra_id_0> at id {first}, and training needs the sentinels as its last ids,"
-            " counted down. Train the vocabulary anew without symbols of that name: Limba puts them above the pieces."
-        )
     if needs_sentinels and not num_sentinels(vocabulary):
         raise InputError(
             f"The vocabulary {where} has no sentinels (<extra_id_0>, …); set DataConfig.vocabulary to its path with"
@@ -180,7 +173,7 @@ def num_sentinels(vocabulary: Vocabulary) -> int:
 
 
 def are_sentinels_last(vocabulary: Vocabulary) -> bool:
-    """Returns whether the sentinels are the last ids in T5's order, as training needs them."""
+    """Returns whether the sentinels are the last ids in T5's order."""
     found = sentinel_table(vocabulary)
     return found == [vocabulary.vocab_size - 1 - number for number in range(len(found))]
 
