@@ -22,7 +22,8 @@ SPACE = "\u2581"
 TEXTS = (
     "a few words", "Line 7 of a small text: signs, again.", " leading", "trailing ", "two  spaces   three",
     "\ttab\tbed", "line\nend", "line\r\nend\n", "\n", " ", "", "a", "ă", "ærlig or ăâî", "e\u0301 and \xe9",
-    "ﬁne ① ½ Ⅷ", "１２３ＡＢＣ", "日本語のテキスト。", "中文，没有空格", "한국어 문장입니다.", "Усі люди народжуються вільними",
+    "ﬁne ① ½ Ⅷ", "１２３ＡＢＣ", "日本語のテキスト。", "中文，没有空格", "한국어 문장입니다.",
+    "Усі люди народжуються вільними",
     "हिन्दी में लिखा हुआ", "ภาษาไทยไม่มีช่องว่าง", "العربية من اليمين", "עברית",
     "\U0001f642 smile \U0001f468\u200d\U0001f469\u200d\U0001f467", "UPPER lower MiXed", "it's don't we've I'm",
     "x=1; y[2]={3}", "http://a.b/c?d=e", "zero\u200bwidth", "no\xa0break", "soft\xadhyphen", "\u2028separator",

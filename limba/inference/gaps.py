@@ -323,7 +323,8 @@ def _with_own_masks(texts: Sequence[str], vocabulary: Vocabulary) -> tuple[Seque
     name = vocabulary.mask_name if isinstance(vocabulary, PublishedVocabulary) else None
     if name is None:
         return texts, MASK
-    return [text if name in text else MASK.sub(lambda _: name, text) for text in texts], re.compile(re.escape(name))
+    own = str(name)
+    return [text if own in text else MASK.sub(lambda _: own, text) for text in texts], re.compile(re.escape(own))
 
 
 def _continued(ids: list[int], table: load.PieceTable) -> list[int]:

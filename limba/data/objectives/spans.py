@@ -143,8 +143,8 @@ def span_corruption(
     """Returns {"inputs", "targets"}, int32, of {"targets": int32 [n]}, one row of the token stream each.
 
     Each span of noise becomes one sentinel in the inputs; the targets are the sentinels, each followed
-    by its span. Sentinels count down from the top of the vocabulary, or are where it has them. Rows fill `sequence_length`
-    exactly (512/114 from 568 tokens); the last row of a finite stream is padded with zeros. With
+    by its span. Sentinels count down from the top of the vocabulary, or stand where it has them. Rows fill
+    `sequence_length` exactly (512/114 from 568 tokens); the last row of a finite stream is padded with zeros. With
     `append_eos=False` and under `seqio.map_seed_manager(4)` the rows are those of t5's `span_corruption`
     under seed 0, whose two preprocessors before the masks take the first two pairs of seeds.
 

@@ -13,7 +13,7 @@ import itertools
 import logging
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ import sentencepiece
 
 from limba.config import InputError
 from limba.data.vocabulary.files import content, place_of
-from limba.data.vocabulary.tokenizers import TokenizersVocabulary
+from limba.data.vocabulary.tokenizers import BYTE, TokenizersVocabulary
 from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVocabulary, parse_model, plain
 from limba.data.vocabulary.vocabularies import Vocabulary as Vocabulary
 
@@ -149,18 +149,19 @@ def sentinel_table(vocabulary: Vocabulary) -> list[int]:
     counted_down = list[int]()
     while (match := SENTINEL.fullmatch(table.name(last - len(counted_down)))) and int(match[1]) == len(counted_down):
         counted_down.append(last - len(counted_down))
-    return counted_down or list(map(int, itertools.takewhile(bool, map(_sentinel_of(table), itertools.count()))))
+    return counted_down or list(_sentinels_by_name(table))
 
 
-def _sentinel_of(table: PieceTable) -> Callable[[int], int | None]:
-    """Returns a function from a sentinel's number to its id, by its name; None if there is none."""
-
-    def sentinel(number: int) -> int | None:
+def _sentinels_by_name(table: PieceTable) -> Iterator[int]:
+    """Yields the ids of <extra_id_0>, <extra_id_1>, …, by their names, up to the first that is not there."""
+    for number in itertools.count():
         name = f"<extra_id_{number}>"
         found = table.id_of(name)
-        return table.id_of(SPACE + name) if found is None else found
-
-    return sentinel
+        if found is None:
+            found = table.id_of(SPACE + name)
+        if found is None:
+            return
+        yield found
 
 
 def num_sentinels(vocabulary: Vocabulary) -> int:
@@ -321,8 +322,11 @@ def first_byte(vocabulary: ByteVocabulary) -> int:
 
 
 def is_byte_piece(vocabulary: Vocabulary) -> np.ndarray:
-    """Returns bool [ids]: True at the single-byte pieces of a SentencePiece model; False for other vocabularies."""
+    """Returns bool [ids]: True at the pieces of a single byte, such as <0xE3>; False for a vocabulary without them."""
     marks = np.zeros([vocabulary.vocab_size], bool)
+    if isinstance(vocabulary, TokenizersVocabulary):
+        for piece, number in vocabulary.tokenizer.get_vocab(with_added_tokens=False).items():
+            marks[number] = BYTE.fullmatch(piece) is not None
     if isinstance(vocabulary, SentencePieceVocabulary):
         for number in range(vocabulary.vocab_size):
             marks[number] = vocabulary.tokenizer.IsByte(number)

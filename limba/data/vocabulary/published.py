@@ -74,7 +74,8 @@ class PublishedVocabulary(TokenizersVocabulary):
     def __init__(self, path: str, made: Made):
         super().__init__(path)
         self.tokenizer = made.tokenizer  # in place of the cached property, which reads the file as a trainer does
-        self.ids = {role: made.tokenizer.token_to_id(name) for role, name in made.names.items()}
+        ids = {role: made.tokenizer.token_to_id(name) for role, name in made.names.items()}
+        self.ids = {role: number for role, number in ids.items() if number is not None}
         self.template = _template(made.tokenizer)
         self.cleans_spaces = made.cleans_spaces
 
@@ -130,9 +131,14 @@ class Files:
     @classmethod
     def of(cls, folder: epath.Path) -> Files:
         """Reads them; InputError for one that is not a JSON object."""
-        names = ("tokenizer_config", "special_tokens_map", "added_tokens", "config")
-        found = [read_json(folder, f"{name}.json") or {} for name in names]
-        return cls(folder, *found, read_json(folder, "tokenizer.json"))
+        return cls(
+            folder,
+            about=read_json(folder, "tokenizer_config.json") or {},
+            special=read_json(folder, "special_tokens_map.json") or {},
+            added=read_json(folder, "added_tokens.json") or {},
+            config=read_json(folder, "config.json") or {},
+            state=read_json(folder, "tokenizer.json"),
+        )
 
     @property
     def tokens_by_id(self) -> dict[int, Any]:
@@ -461,8 +467,8 @@ def _finish(tokenizer: Any, name: str, names: Mapping[str, str]) -> None:
         ids = [(begin, number(roles[0])), (end, number(roles[1]))]
         tokenizer.post_processor = processors.TemplateProcessing([begin, "$A", end], None, ids)
     elif name == "RobertaTokenizer":
-        sides = [(names[role], number(role)) for role in ("sep_token", "cls_token")]
-        tokenizer.post_processor = processors.RobertaProcessing(*sides)
+        end, begin = [(names[role], number(role)) for role in ("sep_token", "cls_token")]
+        tokenizer.post_processor = processors.RobertaProcessing(end, begin)
 
 
 _XLM = {"bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "cls_token": "<s>", "unk_token": "<unk>"}

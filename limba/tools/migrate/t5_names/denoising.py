@@ -79,7 +79,7 @@ def sentinel_id(vocabulary: seqio.Vocabulary, return_value: int | None = None) -
     """
     if return_value is not None:
         return return_value
-    sentinels = PieceTable(vocabulary).sentinels
+    sentinels = PieceTable(vocabulary).sentinels  # pyright: ignore[reportArgumentType]
     if sentinels and sentinels[0] != vocabulary.vocab_size - 1:
         raise InputError(
             f"The vocabulary has <extra_id_0> at id {sentinels[0]}, and t5's preprocessors take its last ids, from"
