@@ -104,22 +104,51 @@ def check_vocabulary(vocabulary: Vocabulary, num_rows: int, needs_sentinels: boo
         )
 
 
-def num_sentinels(vocabulary: Vocabulary) -> int:
-    """Returns the number of sentinels, the vocabulary's last ids in T5's order: <extra_id_0> is the very last.
+def sentinel_table(vocabulary: Vocabulary) -> list[int]:
+    """Returns the ids of <extra_id_0>, <extra_id_1>, …, as far as there are all of them, wherever they are.
 
-    Bytes without extra ids have those that are in no text: 258, 257, …, 248, as T5X trains ByT5.
+    T5's are the last ids and count down: <extra_id_0> is the very last. Bytes without extra ids have those that are in
+    no text: 258, 257, …, 248, as T5X trains ByT5.
+
+    >>> sentinel_table(ByteVocabulary(extra_ids=2)), len(sentinel_table(ByteVocabulary()))
+    ([260, 259], 11)
+    """
+    last = vocabulary.vocab_size - 1
+    if has_byte_sentinels(vocabulary):
+        return [last - number for number in range(BYTE_SENTINELS)]
+    if not isinstance(vocabulary, SentencePieceVocabulary | TokenizersVocabulary):
+        return [last - number for number in range(vocabulary.extra_ids)]
+    table = PieceTable(vocabulary)
+    counted_down = list[int]()
+    while (match := SENTINEL.fullmatch(table.name(last - len(counted_down)))) and int(match[1]) == len(counted_down):
+        counted_down.append(last - len(counted_down))
+    return counted_down or list(map(int, itertools.takewhile(bool, map(_sentinel_of(table), itertools.count()))))
+
+
+def _sentinel_of(table: PieceTable) -> Callable[[int], int | None]:
+    """Returns a function from a sentinel's number to its id, by its name; None if there is none."""
+
+    def sentinel(number: int) -> int | None:
+        name = f"<extra_id_{number}>"
+        found = table.id_of(name)
+        return table.id_of(SPACE + name) if found is None else found
+
+    return sentinel
+
+
+def num_sentinels(vocabulary: Vocabulary) -> int:
+    """Returns the number of sentinels; see `sentinel_table`.
 
     >>> num_sentinels(ByteVocabulary()), num_sentinels(ByteVocabulary(extra_ids=125))
     (11, 125)
     """
-    if has_byte_sentinels(vocabulary):
-        return BYTE_SENTINELS
-    if not isinstance(vocabulary, SentencePieceVocabulary | TokenizersVocabulary):
-        return vocabulary.extra_ids
-    table, last, count = PieceTable(vocabulary), vocabulary.vocab_size - 1, 0
-    while (match := SENTINEL.fullmatch(table.name(last - count))) and int(match[1]) == count:
-        count += 1
-    return count
+    return len(sentinel_table(vocabulary))
+
+
+def are_sentinels_last(vocabulary: Vocabulary) -> bool:
+    """Returns whether the sentinels are the last ids in T5's order, as training needs them."""
+    found = sentinel_table(vocabulary)
+    return found == [vocabulary.vocab_size - 1 - number for number in range(len(found))]
 
 
 def byte_extra_ids(vocabulary: object) -> int | None:
@@ -167,16 +196,18 @@ def decoded(vocabulary: Vocabulary, ids: Sequence[int]) -> str:
 
 def sentinel_ids(vocabulary: Vocabulary, count: int) -> list[int]:
     """Returns the ids of <extra_id_0>, <extra_id_1>, …; InputError if there are fewer than `count`."""
-    available = num_sentinels(vocabulary)
+    table = sentinel_table(vocabulary)
+    available = len(table)
     if has_byte_sentinels(vocabulary):
         warn_of_byte_sentinels(count, "A text", "give shorter texts")
         available = MOST_BYTE_SENTINELS
+        table = [vocabulary.vocab_size - 1 - number for number in range(available)]
     if count > available:
         raise InputError(
             f"A text holds <extra_id_{count - 1}>, and the vocabulary has {available} sentinels; take it out, or set"
             " DataConfig.extra_ids higher."
         )
-    return [vocabulary.vocab_size - 1 - number for number in range(count)]
+    return table[:count]
 
 
 def mask_id(vocabulary: Vocabulary) -> int:
@@ -187,19 +218,26 @@ def mask_id(vocabulary: Vocabulary) -> int:
     >>> mask_id(ByteVocabulary(extra_ids=1))
     259
     """
+    found = known_mask_id(vocabulary)
+    if found is None:
+        raise InputError(
+            f"The vocabulary {address_of(vocabulary) or repr('byte')} has no <mask> and no <extra_id_0> to hide tokens"
+            " with; set DataConfig.extra_ids to 1.",
+            fix=("DataConfig.extra_ids", 1),
+        )
+    return found
+
+
+def known_mask_id(vocabulary: Vocabulary) -> int | None:
+    """Returns `mask_id`; None for a vocabulary that has none."""
     if isinstance(vocabulary, SentencePieceVocabulary | TokenizersVocabulary):
         table = PieceTable(vocabulary)
         for piece in MASKS:
             number = table.id_of(piece)
             if number is not None:
                 return number
-    if not num_sentinels(vocabulary):
-        raise InputError(
-            f"The vocabulary {address_of(vocabulary) or repr('byte')} has no <mask> and no <extra_id_0> to hide tokens"
-            " with; set DataConfig.extra_ids to 1.",
-            fix=("DataConfig.extra_ids", 1),
-        )
-    return vocabulary.vocab_size - 1
+    sentinels = sentinel_table(vocabulary)
+    return sentinels[0] if sentinels else None
 
 
 def begin_id(vocabulary: Vocabulary) -> int | None:
