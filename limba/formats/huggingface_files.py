@@ -236,8 +236,7 @@ def write_tokenizer(
         roles |= {"mask_token": named[mask_id], "sep_token": named[ids[1]]}
         roles |= next(({"cls_token": name} for name in ("<cls>", "[CLS]") if name in special), {})
     ordered = sorted((name for name in special if SENTINEL.fullmatch(name)), key=special.__getitem__)
-    sides = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False)
-    added = {str(number): {"content": name, **sides, "special": True} for number, name in sorted(named.items())}
+    added = {str(number): _token(name, tokenizer) for number, name in sorted(named.items())}
     about |= {
         **roles,
         "additional_special_tokens": ordered,
@@ -248,6 +247,16 @@ def write_tokenizer(
     }
     for name, content in (("tokenizer_config", about), ("special_tokens_map", roles)):
         (directory / f"{name}.json").write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def _token(name: str, tokenizer: Any) -> Json:
+    """Returns a special token as tokenizer_config.json has it; transformers takes its sides from there."""
+    sides = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False)
+    if tokenizer is not None:
+        known = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
+        if name in known:
+            sides = {side: getattr(known[name], side) for side in sides}
+    return {"content": name, **sides, "special": True}
 
 
 def extra_ids_of(about: Mapping[str, object]) -> int:

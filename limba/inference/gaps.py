@@ -19,6 +19,7 @@ from limba.config import InputError, ModelConfig
 from limba.data.objectives.labels import framed
 from limba.data.stream.placement import place_batch
 from limba.data.vocabulary import load
+from limba.data.vocabulary.around_gaps import encode_parts
 from limba.data.vocabulary.load import Vocabulary
 from limba.data.vocabulary.text_sample import HAN, UNSPACED
 from limba.data.vocabulary.text_sample import hidden_words as hidden_words
@@ -267,25 +268,14 @@ def masked_ids(text: str, vocabulary: Vocabulary, length: int | None = None) -> 
     <mask>, a <extra_id_0> and ___ are each one mask. What follows one without a space is its word's continuation.
     """
     mask, end = load.mask_id(vocabulary), int(vocabulary.eos_id or generate.EOS)
-    table, ids, parts = load.PieceTable(vocabulary), list[int](), MASK.split(text)
-    for number, part in enumerate(parts):
-        if table.kind != "bytes" and number < len(parts) - 1:
-            part = part.rstrip()  # the space before a mask is its word's
-        found = list(vocabulary.encode(part)) if part.strip() else []
-        ids += [mask] if number else []
-        ids += _continued(found, table) if number and found and not part[0].isspace() else found
-    begin = [] if (first := load.begin_id(vocabulary)) is None else [first]
+    first, *others = encode_parts(vocabulary, MASK.split(text))
+    ids = list(first)
+    for part in others:
+        ids.append(mask)
+        ids += part
+    begin = [] if (first_id := load.begin_id(vocabulary)) is None else [first_id]
     ids = [*begin, *ids]
     return np.asarray([*ids[: None if length is None else length - 1], end], np.int32)
-
-
-def _continued(ids: list[int], table: load.PieceTable) -> list[int]:
-    """Returns ids without the space that SentencePiece puts before a text."""
-    piece = table.name(ids[0])
-    if not piece.startswith(load.SPACE):
-        return ids
-    rest = table.id_of(piece[len(load.SPACE) :]) if piece != load.SPACE else None
-    return ids[1:] if piece == load.SPACE else ids if rest is None else [rest, *ids[1:]]
 
 
 def fills_of_masks(

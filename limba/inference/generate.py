@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from limba.config import GenerationConfig, InputError, LossConfig
 from limba.data.packing import model_features
 from limba.data.stream.placement import place_batch
+from limba.data.vocabulary.around_gaps import encode_parts
 from limba.data.vocabulary.load import Vocabulary, decoded, num_sentinels, sentinel_ids
 from limba.inference import search
 from limba.model import Network
@@ -258,15 +259,17 @@ def fetched(array: jax.Array) -> np.ndarray:
 def ids_of(text: str, vocabulary: Vocabulary, length: int | None = None, ends: bool = True) -> np.ndarray:
     """Returns a text's ids, int32 [<= length], with the end of sequence if `ends`.
 
-    <extra_id_0> and so on become sentinels. Raises InputError for one that the vocabulary lacks.
+    <extra_id_0> and so on become sentinels, and the text around them is cut as in span corruption. Raises InputError
+    for a sentinel that the vocabulary lacks.
     """
-    sentinels = sentinel_ids(vocabulary, 1 + max(map(int, SENTINEL.findall(text)), default=-1))
-    ids: list[int] = []
-    for place, part in enumerate(SENTINEL.split(text)):  # odd parts are the numbers of the regular expression's group
-        if place % 2:
-            ids.append(sentinels[int(part)])
-        elif part.strip():
-            ids += vocabulary.encode(part)
+    pieces = SENTINEL.split(text)  # odd ones are the numbers of the regular expression's group
+    gaps = [int(number) for number in pieces[1::2]]
+    sentinels = sentinel_ids(vocabulary, 1 + max(gaps, default=-1))
+    first, *others = encode_parts(vocabulary, pieces[::2])
+    ids = list(first)
+    for gap, part in zip(gaps, others, strict=True):
+        ids.append(sentinels[gap])
+        ids += part
     ends_with = [int(vocabulary.eos_id or EOS)] if ends else []
     return np.asarray([*ids[: None if length is None else length - len(ends_with)], *ends_with], np.int32)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sentencepiece
 
@@ -29,63 +29,78 @@ def encode_parts(vocabulary: Vocabulary, parts: Sequence[str]) -> list[list[int]
     >>> encode_parts(ByteVocabulary(), ["a ", ", b"])
     [[100, 35], [47, 35, 101]]
     """
-    if len(parts) == 1:
-        return [list(vocabulary.encode(parts[0]))] if parts[0].strip() else [[]]
-    if isinstance(vocabulary, ByteVocabulary):  # the space before a gap is an id of its own, and stays
-        return [list(vocabulary.encode(part)) if part.strip() else [] for part in parts]
-    if isinstance(vocabulary, SentencePieceVocabulary):
+    if len(parts) > 1 and isinstance(vocabulary, SentencePieceVocabulary):
         return _by_sentencepiece(vocabulary, parts)
-    if isinstance(vocabulary, TokenizersVocabulary):
+    if len(parts) > 1 and isinstance(vocabulary, TokenizersVocabulary):
         return _by_tokenizers(vocabulary.tokenizer, parts)
-    return [list(vocabulary.encode(part)) if part.strip() else [] for part in parts]
+    # Of bytes the space before a gap is an id of its own, and stays.
+    return [list(vocabulary.encode(part)) for part in parts]
 
 
-def _by_sentencepiece(vocabulary: Any, parts: Sequence[str]) -> list[list[int]]:
-    encode, mark, is_suffix = _with_mark(vocabulary.tokenizer)
-    text = MARK.join(_without_the_gaps_space(parts, is_suffix))
-    found: list[list[int]] = [[]]
-    for number in encode(text):
-        if number == mark:
-            found.append([])
-        else:
-            found[-1].append(number)
-    if len(found) != len(parts):  # of a model of whole words, in which a mark is no piece
-        return [list(vocabulary.encode(part)) if part.strip() else [] for part in parts]
-    # The space that is put before a text belongs to its first word, which is gone where the text begins with a gap.
-    # Where it is put after a text, and the text ends with a gap, likewise.
-    lone = vocabulary.tokenizer.PieceToId(SPACE)
-    edge = -1 if is_suffix else 0
-    if not parts[edge].strip() and found[edge] == [lone]:
-        found[edge] = []
-    return found
+class _Marked(NamedTuple):
+    """A SentencePiece model in which MARK is a piece, and what it does with spaces."""
 
-
-def _without_the_gaps_space(parts: Sequence[str], is_suffix: bool) -> list[str]:
-    """Returns the parts without one space before each gap, or after it where pieces end with their space."""
-    last = len(parts) - 1
-    if is_suffix:
-        return [part.removeprefix(" ") if number else part for number, part in enumerate(parts)]
-    return [part.removesuffix(" ") if number < last else part for number, part in enumerate(parts)]
+    encode: Callable[[str], list[int]]
+    mark: int  # the id of MARK
+    space: int  # the id of a space alone
+    ends_pieces: bool  # spaces stand at the end of pieces
+    has_single_spaces: bool  # several spaces become one
 
 
 @functools.lru_cache(maxsize=8)
-def _with_mark(tokenizer: sentencepiece.SentencePieceProcessor) -> tuple[Callable[[str], list[int]], int, bool]:
-    """Returns (a function from a text to ids in which MARK is a piece, its id, whether spaces end pieces)."""
+def _marked(tokenizer: sentencepiece.SentencePieceProcessor) -> _Marked:
     model = parse_model(tokenizer.serialized_model_proto())
     model.pieces.add(piece=MARK, score=0.0, type=model.SentencePiece.USER_DEFINED)
     with_mark = sentencepiece.SentencePieceProcessor()
     with_mark.LoadFromSerializedProto(model.SerializeToString())
-    return with_mark.EncodeAsIds, len(model.pieces) - 1, model.trainer_spec.treat_whitespace_as_suffix
+    rules = model.normalizer_spec
+    return _Marked(
+        encode=with_mark.EncodeAsIds,
+        mark=len(model.pieces) - 1,
+        space=tokenizer.PieceToId(SPACE if rules.escape_whitespaces else " "),
+        ends_pieces=model.trainer_spec.treat_whitespace_as_suffix,
+        has_single_spaces=rules.remove_extra_whitespaces,
+    )
+
+
+def _by_sentencepiece(vocabulary: Any, parts: Sequence[str]) -> list[list[int]]:
+    marked = _marked(vocabulary.tokenizer)
+    if marked.ends_pieces:
+        texts = [part.removeprefix(" ") if number else part for number, part in enumerate(parts)]
+    else:
+        texts = _without_space_before_gaps(parts)
+    found: list[list[int]] = [[]]
+    for number in marked.encode(MARK.join(texts)):
+        if number == marked.mark:
+            found.append([])
+        else:
+            found[-1].append(number)
+    if len(found) != len(parts):  # of a model of whole words, in which a mark is no piece
+        return [list(vocabulary.encode(part)) for part in parts]
+    # A space alone beside a gap is that of the word which is gone: the one that is put before a text, or after it
+    # where spaces end pieces, and of several spaces what is left of them.
+    beside = found[1:] if marked.ends_pieces else found[:-1]
+    outer = parts[-1] if marked.ends_pieces else parts[0]
+    for ids in beside:
+        edge = 0 if marked.ends_pieces else -1
+        is_outer = ids is beside[edge if marked.ends_pieces else 0] and not outer.strip()
+        if ids[edge:][:1] == [marked.space] and (marked.has_single_spaces or is_outer):
+            del ids[edge]
+    return found
+
+
+def _without_space_before_gaps(parts: Sequence[str]) -> list[str]:
+    return [*(part.removesuffix(" ") for part in parts[:-1]), parts[-1]]
 
 
 def _by_tokenizers(tokenizer: Tokenizer, parts: Sequence[str]) -> list[list[int]]:
     within = _within_a_text(tokenizer.to_str())
     found = []
-    for number, part in enumerate(_without_the_gaps_space(parts, is_suffix=False)):
+    for number, part in enumerate(_without_space_before_gaps(parts)):
         # A part that begins with a space gets no other one from a tokenizer that puts one before a text.
         is_within = number and not part[:1].isspace()
         cut = within if is_within else tokenizer
-        found.append(cut.encode(part, add_special_tokens=False).ids if part.strip() else [])
+        found.append(cut.encode(part, add_special_tokens=False).ids)
     return found
 
 
