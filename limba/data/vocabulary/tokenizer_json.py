@@ -102,10 +102,9 @@ def _unigram(pieces: _Pieces) -> models.Unigram:
     model = pieces.model
     kinds = model.SentencePiece
     scores = [piece.score for piece in model.pieces]
-    highest = max((score for score, kind in zip(scores, pieces.types, strict=True) if kind == kinds.NORMAL), default=0)
     for number, kind in enumerate(pieces.types):
-        if kind == kinds.USER_DEFINED:  # as SentencePiece's unigram model reckons: nearly always the best way
-            scores[number] = len(pieces.names[number].encode()) * highest - 0.1
+        if kind == kinds.USER_DEFINED:  # what SentencePiece's unigram model reckons with: the best of all
+            scores[number] = -0.1
     rows = [*zip(pieces.names, [*scores, *[0.0] * pieces.num_added], strict=True)]
     return models.Unigram(rows, pieces.types.index(kinds.UNKNOWN), kinds.BYTE in pieces.types)
 
