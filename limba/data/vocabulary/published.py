@@ -1,0 +1,511 @@
+"""The tokenizer of a folder for transformers, opened as transformers 5's AutoTokenizer opens it.
+
+Checked with transformers 5.23. Its rules, in short: `tokenizer_class` chooses a class. Some classes take tokenizer.json
+as it is. Others take only the pieces and merges of that file, and bring rules of their own for what stands around them
+(`_REBUILT`); a class of transformers that is in neither table is refused. Then the tokens of tokenizer_config.json,
+special_tokens_map.json and added_tokens.json are added, those with a role too.
+
+In a text the name of a special token becomes that token here, as in transformers. A trainer reads the same file by
+`tokenizers.TokenizersVocabulary`, for which that name is plain text: a corpus must not be able to end a document.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from etils import epath
+
+from limba.config import InputError, reason_of
+from limba.data.vocabulary.files import content
+from limba.data.vocabulary.tokenizers import TokenizersVocabulary
+from limba.data.vocabulary.vocabularies import parse_model
+from limba.storage.files import read_text
+
+if TYPE_CHECKING:
+    import tokenizers
+
+logger = logging.getLogger(__name__)
+
+Json = dict[str, Any]
+ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")  # in their order
+AS_IT_IS = "TokenizersBackend"  # the class that takes tokenizer.json as it is
+_GENERIC = ("PreTrainedTokenizerFast", "PreTrainedTokenizer", "PythonBackend", AS_IT_IS)
+_OF_MODEL = {  # the class that transformers has for a model's kind
+    **dict.fromkeys(("t5", "mt5"), "T5Tokenizer"),
+    "gpt2": "GPT2Tokenizer",
+    **dict.fromkeys(("umt5", "modernbert"), AS_IT_IS),
+}
+_ALIASES = {  # other names of classes in _REBUILT
+    **dict.fromkeys(("BartTokenizer", "LEDTokenizer", "MvpTokenizer"), "RobertaTokenizer"),
+    **dict.fromkeys(("LxmertTokenizer", "MobileBertTokenizer"), "BertTokenizer"),
+}
+# Classes of transformers 5.23 whose own rules are not written here. A name that transformers does not know either is
+# read as AS_IT_IS, there and here.
+REFUSED = frozenset(
+    "AlbertTokenizer BarthezTokenizer BigBirdTokenizer BlenderbotTokenizer CLIPTokenizer CamembertTokenizer"
+    " CodeLlamaTokenizer CohereTokenizer DPRQuestionEncoderTokenizer DebertaTokenizer DebertaV2Tokenizer EsmcTokenizer"
+    " FunnelTokenizer GPTNeoXTokenizer HerbertTokenizer LasrTokenizer LayoutLMv2Tokenizer LayoutLMv3Tokenizer"
+    " LayoutXLMTokenizer LukeTokenizer MBart50Tokenizer MBartTokenizer MLukeTokenizer MPNetTokenizer MarkupLMTokenizer"
+    " NllbTokenizer NougatTokenizer OpenAIGPTTokenizer PegasusTokenizer Qwen2Tokenizer Qwen3_5Tokenizer"
+    " ReformerTokenizer RemBertTokenizer RoFormerTokenizer SeamlessM4TTokenizer Siglip2Tokenizer SplinterTokenizer"
+    " Tipsv2Tokenizer UdopTokenizer VideoPrismTokenizer WhisperTokenizer XGLMTokenizer XLNetTokenizer BartphoTokenizer"
+    " BertGenerationTokenizer BertJapaneseTokenizer BertweetTokenizer BioGptTokenizer BlenderbotSmallTokenizer"
+    " CTRLTokenizer CanineTokenizer ClvpTokenizer CpmAntTokenizer CpmTokenizer DiaTokenizer EsmTokenizer FSMTTokenizer"
+    " FlaubertTokenizer GPTNeoXJapaneseTokenizer GPTSw3Tokenizer M2M100Tokenizer MarianTokenizer MgpstrTokenizer"
+    " MyT5Tokenizer PLBartTokenizer PerceiverTokenizer PhobertTokenizer ProphetNetTokenizer RagTokenizer"
+    " RoCBertTokenizer SiglipTokenizer Speech2TextTokenizer SpeechT5Tokenizer TapasTokenizer VitsTokenizer"
+    " Wav2Vec2CTCTokenizer Wav2Vec2PhonemeCTCTokenizer XLMTokenizer".split()
+)
+SPACE = "\u2581"  # SentencePiece's character for a space
+CONTROL, USER_DEFINED = 3, 4  # types of SentencePiece's pieces
+
+
+class PublishedVocabulary(TokenizersVocabulary):
+    """What AutoTokenizer gives for a folder; `encode` gives its ids without the template.
+
+    `ids` has the ids of ROLES, of those that the files name; `template` is what stands before and after a text.
+    """
+
+    def __init__(self, path: str, made: Made):
+        super().__init__(path)
+        self.tokenizer = made.tokenizer  # in place of the cached property, which reads the file as a trainer does
+        self.ids = {role: made.tokenizer.token_to_id(name) for role, name in made.names.items()}
+        self.template = _template(made.tokenizer)
+        self.cleans_spaces = made.cleans_spaces
+
+    @property
+    def eos_id(self) -> int | None:  # type: ignore[override]
+        return self.ids.get("eos_token")
+
+    @property
+    def unk_id(self) -> int | None:  # type: ignore[override]
+        return self.ids.get("unk_token")
+
+    @property
+    def mask_name(self) -> str | None:
+        """The text of the mask."""
+        number = self.ids.get("mask_token")
+        return None if number is None else self.tokenizer.id_to_token(number)
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Returns the text of all these ids, also those after an end, without special tokens."""
+        text = self.tokenizer.decode(list(ids), skip_special_tokens=True)
+        if self.cleans_spaces:
+            for spaced in (" .", " ?", " !", " ,", " n't", " 'm", " 's", " 've", " 're"):
+                if spaced == " ,":
+                    text = text.replace(" ,", ",").replace(" ' ", "'")
+                else:
+                    text = text.replace(spaced, spaced[1:])
+        return text
+
+    def _decode(self, ids: list[int]) -> str:
+        return self.text_of(ids)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A tokenizer, the names of its roles, and whether decoded text is cleaned of spaces before punctuation."""
+
+    tokenizer: tokenizers.Tokenizer
+    names: Mapping[str, str]
+    cleans_spaces: bool = False
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files beside a model that say how its text is read, each {} where it is missing."""
+
+    folder: epath.Path
+    about: Json  # tokenizer_config.json
+    special: Json  # special_tokens_map.json
+    added: Json  # added_tokens.json
+    config: Json  # config.json
+    state: Json | None  # tokenizer.json, None where it is missing
+
+    @classmethod
+    def of(cls, folder: epath.Path) -> Files:
+        """Reads them; InputError for one that is not a JSON object."""
+        names = ("tokenizer_config", "special_tokens_map", "added_tokens", "config")
+        found = [read_json(folder, f"{name}.json") or {} for name in names]
+        return cls(folder, *found, read_json(folder, "tokenizer.json"))
+
+    @property
+    def tokens_by_id(self) -> dict[int, Any]:
+        """The tokens that are added: {id: what AddedToken takes}."""
+        if isinstance(self.about.get("added_tokens_decoder"), dict):
+            return {int(number): token for number, token in self.about["added_tokens_decoder"].items()}
+        roles = self.roles({})
+        special = {name_of(roles[role]) for role in ROLES if roles.get(role)}
+        special |= {name_of(token) for token in self.extra}
+        found: dict[int, Any] = {}
+        for name, number in self.added.items():
+            found[int(number)] = {"content": name, "special": name in special, "normalized": name not in special}
+        for token in (self.state or {}).get("added_tokens", ()):
+            found[token["id"]] = {key: value for key, value in token.items() if key != "id"}
+        return found
+
+    def roles(self, defaults: Mapping[str, str]) -> Json:
+        """Returns {role: its token}: a class's defaults, tokenizer_config.json, special_tokens_map.json, the last wins.
+
+        transformers does not look into special_tokens_map.json where tokenizer_config.json has added_tokens_decoder.
+        """
+        found = dict(defaults)
+        places = [self.about] + ([] if "added_tokens_decoder" in self.about else [self.special])
+        for place in places:
+            for key, value in place.items():
+                is_role = key in ROLES or (key.endswith("_token") and isinstance(value, str))
+                if is_role:
+                    found[key] = value
+        return {role: token for role, token in found.items() if token is not None}
+
+    @property
+    def extra(self) -> list[Any]:
+        """The special tokens without a role."""
+        found = self.about.get("extra_special_tokens") or self.about.get("additional_special_tokens")
+        if "added_tokens_decoder" not in self.about:
+            later = self.special.get("additional_special_tokens")
+            found = self.special.get("extra_special_tokens") or found or later
+        if isinstance(found, dict):
+            found = list(found.values())
+        return list(found or ())
+
+
+def read_json(folder: epath.Path, name: str) -> Json | None:
+    """Returns a JSON object of a folder, None if there is no such file; InputError for another content."""
+    file = folder / name
+    if not file.exists():
+        return None
+    try:
+        found = json.loads(read_text(file))
+        if not isinstance(found, dict):
+            raise ValueError("it is not a JSON object")
+    except InputError:
+        raise
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InputError(f"{file} cannot be used ({reason_of(error)}); copy the folder again.") from error
+    return found
+
+
+def name_of(token: Any) -> str:
+    """Returns the text of a token, which a file holds as a text or as what AddedToken takes."""
+    return str(token["content"] if isinstance(token, dict) else token)
+
+
+def class_of(files: Files) -> str:
+    """Returns the class of transformers that opens a folder's tokenizer.
+
+    The file's own class wins over the model's, but umT5 and ModernBERT always take tokenizer.json as it is, and so does
+    a LlamaTokenizer whose tokenizer.json has pieces of bytes.
+    """
+    declared = files.about.get("tokenizer_class") or files.config.get("tokenizer_class")
+    of_model = _OF_MODEL.get(str(files.config.get("model_type")))
+    if declared is None:
+        return of_model or AS_IT_IS
+    name = str(declared).removesuffix("Fast") if str(declared) not in _GENERIC else AS_IT_IS
+    name = _ALIASES.get(name, name)
+    if name == "LlamaTokenizer" and _has_byte_level(files.state):
+        return AS_IT_IS
+    if of_model == AS_IT_IS:
+        return AS_IT_IS
+    if name in REFUSED:
+        raise InputError(
+            f"{files.folder}/tokenizer_config.json names the tokenizer_class {declared}, whose rules Limba does not"
+            " have; open it in transformers, save it as PreTrainedTokenizerFast(tokenizer_object="
+            "tokenizer.backend_tokenizer, …), or give another vocabulary."
+        )
+    return name if name in _REBUILT else AS_IT_IS
+
+
+def _has_byte_level(state: Json | None) -> bool:
+    return '"ByteLevel"' in json.dumps([(state or {}).get("pre_tokenizer"), (state or {}).get("decoder")])
+
+
+def open_folder(folder: epath.Path) -> PublishedVocabulary:
+    """Returns the vocabulary of a folder; InputError for files that cannot be read, or not as transformers does."""
+    files = Files.of(folder)
+    name = class_of(files)
+    path = str(folder / "tokenizer.json")
+    try:
+        if files.state is not None:
+            made = _of_state(files, name)
+        elif name == "T5Tokenizer" and (folder / "spiece.model").exists():
+            path = str(folder / "spiece.model")
+            made = _of_spiece(files, path)
+        else:
+            raise InputError(
+                f"{folder} has no tokenizer.json, from which a {name} is read; write one:"
+                f" transformers.AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})."
+            )
+        return PublishedVocabulary(path, made)
+    except InputError:
+        raise
+    except Exception as error:  # `tokenizers` has no error of its own, and a damaged file may break any rule
+        raise InputError(f"{path} cannot be read as a {name} ({reason_of(error)}); copy the folder again.") from error
+
+
+def _of_state(files: Files, name: str) -> Made:
+    """Returns the tokenizer that a class makes of tokenizer.json."""
+    import tokenizers
+
+    read = tokenizers.Tokenizer.from_str(json.dumps(files.state))
+    if name == AS_IT_IS:
+        made, roles = read, files.roles({})
+    else:
+        rebuild, defaults = _REBUILT[name]
+        roles = files.roles(defaults)
+        made = rebuild(files, read, {role: name_of(token) for role, token in roles.items()})
+    made.no_truncation()
+    made.no_padding()
+    if made.post_processor is None:
+        made.post_processor = tokenizers.processors.TemplateProcessing("$A", "$A $B", [])
+    _add_tokens(made, files, roles, _extra_of(files, name))
+    _finish(made, name, {role: name_of(token) for role, token in roles.items()})
+    return _made(made, files, roles)
+
+
+def _made(tokenizer: tokenizers.Tokenizer, files: Files, roles: Json) -> Made:
+    tokenizer.encode_special_tokens = bool(files.about.get("split_special_tokens", False))
+    names = {role: name_of(token) for role, token in roles.items() if role in ROLES}
+    names = {role: name for role, name in names.items() if tokenizer.token_to_id(name) is not None}
+    is_bpe = type(tokenizer.model).__name__ == "BPE"
+    cleans = bool(files.about.get("clean_up_tokenization_spaces", False)) and not is_bpe
+    return Made(tokenizer, names, cleans)
+
+
+def _extra_of(files: Files, name: str) -> list[Any]:
+    """Returns the special tokens without a role; a T5Tokenizer has its sentinels where no file names any."""
+    extra = files.extra
+    if name == "T5Tokenizer" and not extra:
+        extra = [f"<extra_id_{number}>" for number in range(int(files.about.get("extra_ids", 100)))]
+    return extra
+
+
+def _add_tokens(tokenizer: tokenizers.Tokenizer, files: Files, roles: Json, extra: Sequence[Any]) -> None:
+    """Adds the files' tokens in transformers' order: by their ids, then those with a role, then the other special ones.
+
+    A piece keeps its id; another token gets the next one.
+    """
+    by_id = {number: _added(token) for number, token in sorted(files.tokens_by_id.items())}
+    by_name = {str(token.content): token for token in by_id.values()}
+    known = {repr(token) for token in tokenizer.get_added_tokens_decoder().values()}
+    names = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    new = [token for token in by_id.values() if repr(token) not in known]
+    names |= {token.content for token in new}
+    of_roles = [by_name.get(name_of(token), token) for token in roles.values()]
+    for token in [*of_roles, *extra]:
+        added = _added(token)
+        if added.content not in names:
+            names.add(added.content)
+            new.append(added)
+    named = {name_of(token) for token in roles.values()}
+    for token in new:
+        if token.content in named:
+            token.special = True
+    tokenizer.add_tokens(new)
+
+
+def _added(token: Any) -> tokenizers.AddedToken:
+    """Returns the token that a file describes; it is a special one where the file does not say."""
+    from tokenizers import AddedToken
+
+    if isinstance(token, AddedToken):
+        return token
+    if isinstance(token, str):
+        return AddedToken(token, special=True)
+    return AddedToken(**{"special": True, **{key: value for key, value in token.items() if key != "__type"}})
+
+
+def _template(tokenizer: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the ids that the post-processor puts before and after a text."""
+    encoding = tokenizer.encode("a")
+    is_text = [number is not None for number in encoding.sequence_ids]
+    if not any(is_text):  # nothing is left of the text
+        raise ValueError("it reads no text")
+    first, last = is_text.index(True), len(is_text) - 1 - is_text[::-1].index(True)
+    return tuple(encoding.ids[:first]), tuple(encoding.ids[last + 1 :])
+
+
+def _merges(state: Json) -> list[tuple[str, str]]:
+    """Returns the merges of a tokenizer.json, which are texts with a space in older files."""
+    found = [merge.split(" ") if isinstance(merge, str) else merge for merge in state["model"]["merges"]]
+    return [(first, second) for first, second in found]
+
+
+def _require(files: Files, kind: str, name: str) -> Json:
+    state = files.state or {}
+    if state.get("model", {}).get("type", kind) != kind:
+        raise InputError(
+            f"{files.folder}/tokenizer_config.json names {name}, which needs a {kind} model, and tokenizer.json has"
+            f" {state['model']['type']}; set tokenizer_class to PreTrainedTokenizerFast there."
+        )
+    return state
+
+
+Rebuild = Callable[["Files", Any, Mapping[str, str]], Any]  # (files, tokenizer.json, names of roles) -> tokenizer
+
+
+def _charsmap(state: Json) -> Json | None:
+    """Returns the precompiled rules of a normalizer, which are all that T5Tokenizer takes of it."""
+    found = state.get("normalizer") or {}
+    steps = found["normalizers"] if found.get("type") == "Sequence" else [found]
+    return next((step for step in steps if step.get("type") == "Precompiled"), None)
+
+
+def _with_state(tokenizer: Any, **parts: object) -> Any:
+    """Returns the tokenizer with parts of its JSON replaced."""
+    import tokenizers
+
+    return tokenizers.Tokenizer.from_str(json.dumps({**json.loads(tokenizer.to_str()), **parts}))
+
+
+def _unigram(vocabulary: Sequence[Sequence[Any]], unknown: int, charsmap: Json | None, scheme: str) -> Any:
+    """Returns the tokenizer of T5Tokenizer and XLMRobertaTokenizer: words between white space, each after a space."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    pieces = [(piece, score) for piece, score in vocabulary]
+    made = Tokenizer(models.Unigram(pieces, unknown, False))
+    spaces = pre_tokenizers.Metaspace(SPACE, scheme, split=True)
+    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), spaces])
+    made.decoder = decoders.Metaspace(SPACE, scheme, split=True)
+    return made if charsmap is None else _with_state(made, normalizer=charsmap)
+
+
+def _t5(files: Files, read: Any, names: Mapping[str, str]) -> Any:
+    state = _require(files, "Unigram", "T5Tokenizer")
+    return _unigram(state["model"]["vocab"], 2, _charsmap(state), "always")
+
+
+def _xlm_roberta(files: Files, read: Any, names: Mapping[str, str]) -> Any:
+    state = _require(files, "Unigram", "XLMRobertaTokenizer")
+    scheme = "always" if files.about.get("add_prefix_space", True) else "never"
+    return _unigram(state["model"]["vocab"], 3, _charsmap(state), scheme)
+
+
+def _llama(files: Files, read: Any, names: Mapping[str, str]) -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    state = _require(files, "BPE", "LlamaTokenizer")
+    pieces = models.BPE(state["model"]["vocab"], _merges(state), fuse_unk=True, byte_fallback=True)
+    made = Tokenizer(pieces)
+    has_space = files.about.get("add_prefix_space")
+    has_space = True if has_space is None else bool(has_space)
+    scheme = "never" if not has_space else "always" if files.about.get("legacy", False) else "first"
+    made.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, scheme, split=False)
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    made.decoder = decoders.Sequence(steps + ([decoders.Strip(" ", 1)] if has_space else []))
+    made.post_processor = read.post_processor
+    return made
+
+
+def _gpt2(files: Files, read: Any, names: Mapping[str, str]) -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    state = _require(files, "BPE", "a class of byte-level BPE")
+    plain = {"continuing_subword_prefix": "", "end_of_word_suffix": "", "fuse_unk": False}
+    made = Tokenizer(models.BPE(state["model"]["vocab"], _merges(state), **plain))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(files.about.get("add_prefix_space", False)))
+    made.decoder = decoders.ByteLevel()
+    made.post_processor = read.post_processor
+    return made
+
+
+def _gemma(files: Files, read: Any, names: Mapping[str, str]) -> Any:
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    state = _require(files, "BPE", "GemmaTokenizer")
+    unknown = names["unk_token"]
+    pieces = models.BPE(
+        state["model"]["vocab"], _merges(state), fuse_unk=True, byte_fallback=True, unk_token=unknown
+    )
+    made = Tokenizer(pieces)
+    made.normalizer = normalizers.Replace(" ", SPACE)
+    made.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    made.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+    made.post_processor = read.post_processor
+    return made
+
+
+def _bert(files: Files, read: Any, names: Mapping[str, str]) -> Any:
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    state = _require(files, "WordPiece", "BertTokenizer")
+    made = Tokenizer(models.WordPiece(state["model"]["vocab"], unk_token=names["unk_token"]))
+    made.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=bool(files.about.get("tokenize_chinese_chars", True)),
+        strip_accents=files.about.get("strip_accents"),
+        lowercase=bool(files.about.get("do_lower_case", True)),
+    )
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece(prefix="##")
+    made.post_processor = read.post_processor
+    return made
+
+
+def _finish(tokenizer: Any, name: str, names: Mapping[str, str]) -> None:
+    """Sets the template of the classes that have their own, whatever tokenizer.json has."""
+    from tokenizers import processors
+
+    def number(role: str) -> int:
+        return tokenizer.token_to_id(names[role])
+
+    if name == "T5Tokenizer":
+        end = ("</s>", number("eos_token"))
+        tokenizer.post_processor = processors.TemplateProcessing(["$A", "</s>"], ["$A", "</s>", "$B", "</s>"], [end])
+    elif name in ("BertTokenizer", "XLMRobertaTokenizer"):
+        roles = ("cls_token", "sep_token") if name == "BertTokenizer" else ("bos_token", "eos_token")
+        begin, end = (names[role] for role in roles)
+        ids = [(begin, number(roles[0])), (end, number(roles[1]))]
+        tokenizer.post_processor = processors.TemplateProcessing([begin, "$A", end], None, ids)
+    elif name == "RobertaTokenizer":
+        sides = [(names[role], number(role)) for role in ("sep_token", "cls_token")]
+        tokenizer.post_processor = processors.RobertaProcessing(*sides)
+
+
+_XLM = {"bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "cls_token": "<s>", "unk_token": "<unk>"}
+_XLM |= {"pad_token": "<pad>", "mask_token": "<mask>"}
+_BERT = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]", "mask_token": "[MASK]"}
+_T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+# A class: what makes its tokenizer of tokenizer.json's pieces, and the tokens that its roles have by default.
+_REBUILT: Mapping[str, tuple[Rebuild, Mapping[str, str]]] = {
+    "T5Tokenizer": (_t5, _T5),
+    "LlamaTokenizer": (_llama, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}),
+    "GPT2Tokenizer": (_gpt2, dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")),
+    "BertTokenizer": (_bert, _BERT),
+    "RobertaTokenizer": (_gpt2, _XLM),
+    "GemmaTokenizer": (
+        _gemma,
+        {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "<mask>"},
+    ),
+    "XLMRobertaTokenizer": (_xlm_roberta, _XLM),
+}
+
+
+def _of_spiece(files: Files, path: str) -> Made:
+    """Returns the tokenizer that T5Tokenizer makes of a SentencePiece model without a tokenizer.json."""
+    import base64
+
+    model = parse_model(content(path))
+    roles = files.roles(_T5)
+    extra_ids = int(files.about.get("extra_ids", 100))
+    sentinels = [f"<extra_id_{number}>" for number in range(extra_ids)]
+    pieces = [(piece.piece, piece.score) for piece in model.pieces]
+    pieces += [(name, 0.0) for name in reversed(sentinels)]
+    rules = model.normalizer_spec.precompiled_charsmap
+    charsmap = None
+    if rules:
+        charsmap = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(rules).decode()}
+    made = _unigram(pieces, 2, charsmap, "always")
+    extra = files.extra
+    if not extra:
+        types = ((piece.piece, piece.type) for piece in model.pieces if piece.type in (CONTROL, USER_DEFINED))
+        extra = [{"content": name, "normalized": False, "special": kind == CONTROL} for name, kind in types]
+        if not any("<extra_id_" in name_of(token) for token in extra):
+            extra += sentinels
+    _add_tokens(made, files, roles, extra)
+    _finish(made, "T5Tokenizer", {role: name_of(token) for role, token in roles.items()})
+    return _made(made, files, roles)
