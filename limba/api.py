@@ -24,6 +24,7 @@ Data
 `Mixture`           several tasks with their rates
 `Vocabulary`        from texts to ids and back
 `PieceTable`        what the ids of a vocabulary stand for
+`unexportable`      why a vocabulary cannot be written for transformers
 
 Files
 `RunDirectory`      a run's directory: its configuration, records, checkpoints, and who trains in it
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
     from limba.evaluation.history import kept as kept
     from limba.evaluation.status import RunDirectory as RunDirectory
     from limba.evaluation.status import curve as text_curve  # noqa: F401
+    from limba.export.at_end import unexportable as unexportable
     from limba.inference.generate import Deadline as Deadline
     from limba.inference.generate import TimeIsOverError as TimeIsOverError
     from limba.inference.line_files import Progress as Progress
@@ -114,6 +116,7 @@ _NAMES = {  # module: its names; another name here is written before a "="
     "limba.evaluation.history": "evenly kept",
     "limba.data.vocabulary.vocabularies": "Vocabulary",
     "limba.evaluation.status": "RunDirectory text_curve=curve",
+    "limba.export.at_end": "unexportable",
     "limba.inference.generate": "Deadline TimeIsOverError",
     "limba.inference.line_files": "Progress",
     "limba.inference.load": "TrainedModel load",

@@ -23,6 +23,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from limba.config import ModelConfig
+from limba.data.vocabulary import exported
 from limba.data.vocabulary.load import Vocabulary, mask_id
 from limba.formats.huggingface import open_folder
 from limba.inference.generate import EOS, START, greedy
@@ -35,6 +36,7 @@ NUM_TOKENS = 8  # of greedy text
 NUM_TEXTS = 2  # that greedy text is compared for
 ROW = 64  # input tokens at most; a network with a window has rows of SHORTEST windows, which are computed in blocks
 PROMPT = 16  # ids of a language model's prompt, the start included
+TOKENIZER_CONFIG = "tokenizer_config.json"
 TEXTS = (
     "Toate ființele umane se nasc libere și egale în demnitate și în drepturi. Ele sunt înzestrate cu rațiune.",
     "All human beings are born free and equal in dignity and rights. They are endowed with reason and conscience.",
@@ -290,6 +292,37 @@ class HeadProof(Proof):
             logits = (logits * weights).sum(1) / weights.sum(1) if is_mean else logits[:, 0]
         logits = logits.numpy().reshape(self._logits.shape)
         return logits, self._greedy(logits)
+
+
+def check_tokenizer(directory: Path, vocabulary: Vocabulary, template: tuple[list[int], list[int]]) -> tuple[bool, str]:
+    """Returns whether the written tokenizer gives the ids of the training, and a sentence about it.
+
+    `template` are the ids before and after each text. It is read by transformers where that is installed; else nothing
+    more is compared than `write_tokenizer` has compared.
+    """
+    about = json.loads((directory / TOKENIZER_CONFIG).read_text())
+    is_language_model = "bos_token" in about
+    gaps = [] if is_language_model else exported.sentinels_of(vocabulary)
+    if "mask_token" in about:
+        gaps = [(about["mask_token"], mask_id(vocabulary))] * 2
+    count = exported.num_texts(vocabulary, gaps)
+    if not has_transformers():
+        if about["tokenizer_class"] == "ByT5Tokenizer":
+            return True, "the tokenizer is transformers' ByT5Tokenizer, which is not installed: its ids are not compared"
+        return True, f"tokenizer.json in tokenizers: equal ids in {count} of {count} texts"
+    import transformers
+
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(directory)
+    found = exported.differences(vocabulary, lambda text: tokenizer(text, add_special_tokens=False).input_ids, gaps)
+    reader = f"the tokenizer in transformers {transformers.__version__}"
+    if found:
+        return False, f"{reader}: other ids in {len(found)} of {count} texts, {exported.said(found[0])} (FAILED)"
+    before, after = template
+    framed, wanted = tokenizer(TEXTS[0]).input_ids, [*before, *map(int, vocabulary.encode(TEXTS[0])), *after]
+    if framed != wanted:
+        around = f"begins {framed[:3]} and ends {framed[-2:]}, where the model learned {wanted[:3]} and {wanted[-2:]}"
+        return False, f"{reader}: a text {around} (FAILED)"
+    return True, f"{reader}: equal ids in {count} of {count} texts"
 
 
 def load_in_transformers(directory: Path) -> tuple[Any, dict[str, Any]]:

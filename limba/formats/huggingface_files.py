@@ -7,8 +7,11 @@ that only one array and some megabytes are in memory.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import json
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from limba.config import ModelConfig
+from limba.config import InputError, ModelConfig
 from limba.formats import limba_checkpoint, t5x
 from limba.formats.architectures import HEAD, config_json, rows, written
 from limba.formats.huggingface import FLAX_FILE, HEAD_SCALE, flax_name, head_scale
@@ -32,6 +35,7 @@ FILE_BYTES = 5 * 10**9  # a larger model is cut into files of at most this size,
 # tokenizers name each sentinel with its id.
 LAST_BYTE = 258  # the id of 0xFF
 NEVER_TRAINED = 1e-9  # of the highest row's squared gradients: Adafactor adds 1e-30 to a row's that has none
+UNKNOWN_LENGTH = 10**9  # model_max_length of a folder that does not know it
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
 _EMBEDDING = "state/param_states/token_embedder/embedding/v_col"  # T5X's factor with one value a row
 
@@ -42,6 +46,8 @@ class Form(NamedTuple):
     formats: Sequence[str]
     dtype: str = "float32"
     transformers: int = 5
+    length: int | None = None  # the longest text that the model was trained with; None: it is not known
+    begins: bool = False  # of a language model: its texts begin with <cls> after the start, as a hybrid's do
 
 
 def write_folder(
@@ -58,6 +64,9 @@ def write_folder(
     for transformers 4 differs from that for 5, see `head_scale`.
     """
     config_json(model)  # raises before anything is written
+    if form.length is not None and model.positions == "rotary":
+        # Rotary positions have no end in the network, and those beyond this one were never trained.
+        model = dataclasses.replace(model, max_length=form.length)
     folder.mkdir(parents=True, exist_ok=True)
     name, vocabulary = tokenizer or (None, None)
     eos_id = 1 if vocabulary is None else int(vocabulary.eos_id or 1)
@@ -76,7 +85,13 @@ def write_folder(
         write_flax(folder, arrays, model, form.dtype, scale)
     if name is not None:
         starts = model.is_decoder_only and not model.is_encoder
-        write_tokenizer(folder, name.path, name.extra_ids or 0, starts, mask)
+        begin = None
+        if starts and form.begins:
+            from limba.data.vocabulary.load import begin_id
+
+            begin = begin_id(vocabulary)
+        length = form.length or (model.max_length if model.is_decoder_only and not model.is_t5_decoder else None)
+        write_tokenizer(folder, name.path, name.extra_ids or 0, starts, mask, begin, length, vocabulary)
     if model.head == "vectors":
         write_sentence_modules(folder, model)
 
@@ -187,36 +202,49 @@ def write_flax(
 
 
 def write_tokenizer(
-    directory: Path, vocabulary: str, extra_ids: int, starts: bool = False, mask_id: int | None = None
+    directory: Path,
+    vocabulary: str,
+    extra_ids: int,
+    starts: bool = False,
+    mask_id: int | None = None,
+    begin_id: int | None = None,
+    length: int | None = None,
+    trained: Any = None,
 ) -> None:
     """Writes files with which transformers' AutoTokenizer gives the ids of Limba's vocabulary.
 
-    With `starts`, for a language model, texts begin with the start id 0 and have no end. The token of `mask_id` is an
-    encoder's mask; an encoder's texts begin with <cls>, where the vocabulary has it. `vocabulary` is the path of a
-    SentencePiece model or of a tokenizer.json, whose post-processor is replaced, or 'byte'.
+    With `starts`, for a language model, texts begin with the start id 0, and with `begin_id` after it, and have no end.
+    The token of `mask_id` is an encoder's mask; an encoder's texts begin with <cls>, where the vocabulary has it.
+    `vocabulary` is the path of a SentencePiece model or of a tokenizer.json, whose post-processor is replaced, or
+    'byte'. `length` is the longest text that the model was trained with, `trained` the vocabulary that it was trained
+    with, where that is another object than `load_vocabulary` makes.
     ByT5's sentinels count down from the last id in seqio and up in transformers: their ids are written out. Without
-    extra ids they are those of bytes that no text has, 258 to 248.
+    extra ids they are those of bytes that no text has, 258 to 248. Raises InputError for a vocabulary that
+    tokenizer.json cannot hold: `exported.TEXTS` are cut by both.
     """
     # These import TensorFlow, which the weights do not need.
+    from limba.data.vocabulary.exported import check_written, sentinels_of
     from limba.data.vocabulary.files import content as content_of
     from limba.data.vocabulary.load import BYTE_SENTINELS, SENTINEL, PieceTable, load_vocabulary
-    from limba.data.vocabulary.tokenizer_json import add_special, around, of_bytes, of_model, start
+    from limba.data.vocabulary.tokenizer_json import add_special, around, of_bytes, of_model, of_tokenizer, template
 
     encodes, tokenizer = mask_id is not None, None
     if vocabulary == "byte":
+        read: Any = load_vocabulary("byte", extra_ids)
         count = extra_ids or (0 if starts else BYTE_SENTINELS)
         special = {"<pad>": 0, "</s>": 1, "<unk>": 2}
         special |= {f"<extra_id_{i}>": LAST_BYTE + extra_ids - i for i in range(count)}
         ids = (0, 1, 2)
         tokenizer = of_bytes(special) if starts else None  # ByT5Tokenizer ends texts and cannot begin them
     else:
-        read: Any = load_vocabulary(vocabulary, *([] if vocabulary.endswith(".json") else [extra_ids]))
+        read = load_vocabulary(vocabulary, *([] if vocabulary.endswith(".json") else [extra_ids]))
         ids = (0, read.eos_id, read.eos_id if read.unk_id is None else read.unk_id)
         if vocabulary.endswith(".json"):
-            tokenizer = read.tokenizer
+            tokenizer = of_tokenizer(read.tokenizer)
             names = [tokenizer.id_to_token(number) for number in ids]
-            tokenizer.post_processor = start(names[0]) if starts else around(tokenizer.get_vocab(), names[1], encodes)
             special = dict(zip(names, ids, strict=True))
+            if not starts:
+                tokenizer.post_processor = around(tokenizer.get_vocab(), names[1], encodes)
         else:
             tokenizer, special = of_model(vocabulary, extra_ids, starts, encodes), {}
             (directory / "spiece.model").write_bytes(content_of(vocabulary))
@@ -225,11 +253,23 @@ def write_tokenizer(
         if mask_id is not None and mask_id not in special.values():  # a piece of its own, such as <mask>
             special[name := PieceTable(read).name(mask_id)] = mask_id
             add_special(tokenizer, [name])
+    named = {number: name for name, number in special.items()}
     if tokenizer is not None:
+        if starts:
+            before = [0] if begin_id is None else [0, begin_id]
+            begins = {named.get(number) or PieceTable(read).name(number): number for number in before}
+            tokenizer.post_processor = template(begins, [*begins], [])
+        gaps = sentinels_of(read) if mask_id is None else [(named[mask_id], mask_id)] * 2
+        written = tokenizer
+        check_written(
+            trained or read,
+            lambda text: written.encode(text, add_special_tokens=False).ids,
+            [] if starts else gaps,
+            vocabulary,
+        )
         tokenizer.save(str(directory / "tokenizer.json"), pretty=False)
     about: Json = {"tokenizer_class": "ByT5Tokenizer" if tokenizer is None else "PreTrainedTokenizerFast"}
     about |= {"extra_ids": extra_ids} if tokenizer is None else {}
-    named = {number: name for name, number in special.items()}
     roles = {"pad_token": named[ids[0]], "eos_token": named[ids[1]], "unk_token": named[ids[2]]}
     roles |= {"bos_token": named[ids[0]]} if starts else {}
     if mask_id is not None:
@@ -243,10 +283,26 @@ def write_tokenizer(
         "added_tokens_decoder": added,
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "attention_mask"],  # 4.57's other class gives token_type_ids too
-        "model_max_length": 10**9,  # relative positions have no limit
+        "model_max_length": length or UNKNOWN_LENGTH,
     }
     for name, content in (("tokenizer_config", about), ("special_tokens_map", roles)):
         (directory / f"{name}.json").write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+@functools.lru_cache(maxsize=32)
+def reason_against(vocabulary: str, extra_ids: int, trained: Any, starts: bool, encodes: bool) -> str | None:
+    """Returns the sentence of `write_tokenizer` about a vocabulary that cannot be exported; None if it can be."""
+    from limba.data.vocabulary.load import mask_id
+
+    if vocabulary == "byte":
+        return None
+    with tempfile.TemporaryDirectory(prefix="limba-vocabulary-") as folder:
+        try:
+            mask = mask_id(trained) if encodes else None
+            write_tokenizer(Path(folder), vocabulary, extra_ids, starts, mask, trained=trained)
+        except InputError as error:
+            return str(error)
+    return None
 
 
 def _token(name: str, tokenizer: Any) -> Json:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
+from limba.config import InputError
 from limba.data.vocabulary.around_gaps import encode_parts
 from limba.data.vocabulary.load import PieceTable, num_sentinels, sentinel_ids
 from limba.data.vocabulary.vocabularies import SentencePieceVocabulary, Vocabulary, parse_model
@@ -92,38 +94,77 @@ def keeps_spaces(vocabulary: Vocabulary) -> bool:
     return not parse_model(vocabulary.tokenizer.serialized_model_proto()).normalizer_spec.remove_extra_whitespaces
 
 
-def differences(vocabulary: Vocabulary, encode: Encode, has_gaps: bool) -> list[tuple[str, list[int], list[int]]]:
-    """Returns the texts that `encode` cuts otherwise than the vocabulary: each with the vocabulary's ids, and its own.
+class Difference(NamedTuple):
+    """A text that is cut in two ways."""
 
-    With `has_gaps` texts with <extra_id_0> are compared too, which are what training makes of a text with a gap. A
-    vocabulary that keeps several spaces has none of them before a gap here: the exported token takes them all.
+    text: str
+    trained: list[int]
+    exported: list[int]
+
+
+Gap = tuple[str, int]  # how a text has it, and its id
+
+
+def sentinels_of(vocabulary: Vocabulary) -> list[Gap]:
+    """Returns the first sentinels, as many as GAPS have."""
+    count = min(num_sentinels(vocabulary), max(map(len, GAPS)) - 1)
+    return [(f"<extra_id_{number}>", id_) for number, id_ in enumerate(sentinel_ids(vocabulary, count))]
+
+
+def differences(vocabulary: Vocabulary, encode: Encode, gaps: Sequence[Gap]) -> list[Difference]:
+    """Returns the texts that `encode` cuts otherwise than the vocabulary.
+
+    `gaps` are what stands in the first gap of a text, in the second one, …: texts with as many gaps are compared too,
+    with the ids that training makes of them. A vocabulary that keeps several spaces has none of them before a gap here:
+    the exported token takes them all.
     """
     found = []
-    for text in texts_for(vocabulary):
-        wanted = [int(number) for number in vocabulary.encode(text)]
+    for text, wanted in _texts_with_ids(vocabulary, gaps):
         given = [int(number) for number in encode(text)]
         if wanted != given:
-            found.append((text, wanted, given))
-    for parts in GAPS if has_gaps else ():
-        if len(parts) - 1 > num_sentinels(vocabulary):
-            continue
-        if "  " in parts[0] and keeps_spaces(vocabulary):
-            continue
-        text, wanted = with_gaps(vocabulary, parts)
-        given = [int(number) for number in encode(text)]
-        if wanted != given:
-            found.append((text, wanted, given))
+            found.append(Difference(text, wanted, given))
     return found
 
 
-def with_gaps(vocabulary: Vocabulary, parts: Sequence[str]) -> tuple[str, list[int]]:
-    """Returns a text with <extra_id_0>, … between its parts, and its ids."""
-    sentinels = sentinel_ids(vocabulary, len(parts) - 1)
-    text, ids = "", []
-    for number, (part, of_part) in enumerate(zip(parts, encode_parts(vocabulary, parts), strict=True)):
-        if number:
-            text += f"<extra_id_{number - 1}>"
-            ids.append(sentinels[number - 1])
-        text += part
-        ids += of_part
-    return text, ids
+def num_texts(vocabulary: Vocabulary, gaps: Sequence[Gap]) -> int:
+    """Returns how many texts `differences` compares."""
+    return sum(1 for _ in _texts_with_ids(vocabulary, gaps))
+
+
+def _texts_with_ids(vocabulary: Vocabulary, gaps: Sequence[Gap]) -> Iterator[tuple[str, list[int]]]:
+    for text in texts_for(vocabulary):
+        yield text, [int(number) for number in vocabulary.encode(text)]
+    for parts in GAPS:
+        has_too_many = len(parts) - 1 > len(gaps)
+        if has_too_many or ("  " in parts[0] and keeps_spaces(vocabulary)):
+            continue
+        text, ids = "", []
+        for number, (part, of_part) in enumerate(zip(parts, encode_parts(vocabulary, parts), strict=True)):
+            if number:
+                name, id_ = gaps[number - 1]
+                text += name
+                ids.append(id_)
+            text += part
+            ids += of_part
+        yield text, ids
+
+
+def check_written(vocabulary: Vocabulary, encode: Encode, gaps: Sequence[Gap], place: str) -> None:
+    """Raises InputError if the written tokenizer cuts a text otherwise than the vocabulary at `place`."""
+    found = differences(vocabulary, encode, gaps)
+    if found:
+        raise InputError(
+            f"The vocabulary {place} cannot be exported: {said(found[0])}, so a tokenizer.json would not read as the"
+            f" model learned ({len(found)} of {num_texts(vocabulary, gaps)} texts differ); train a vocabulary by"
+            " `limba vocabulary`, or write the weights without a tokenizer."
+        )
+
+
+def said(difference: Difference) -> str:
+    """Returns a difference in words."""
+    text, trained, exported = difference
+    return f"{text[:60]!r} has the ids {_few(trained)} in training and {_few(exported)} in the exported folder"
+
+
+def _few(ids: Sequence[int]) -> str:
+    return str(list(ids[:12])).replace("]", ", …]" if len(ids) > 12 else "]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -306,6 +307,30 @@ def _decoder(model: Any) -> decoders.Decoder:
     elif model.normalizer_spec.add_dummy_prefix:
         steps.append(decoders.Strip(" ", 1, 0))
     return decoders.Sequence(steps)
+
+
+def of_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
+    """Returns a copy of another tokenizer.json that cuts what stands around a sentinel as training does.
+
+    The space before a gap is part of the word that is gone, and no space is put before what follows it.
+    """
+    from tokenizers import Tokenizer
+
+    about = json.loads(tokenizer.to_str())
+    for token in about["added_tokens"]:
+        if SENTINEL.fullmatch(token["content"]):
+            token["lstrip"] = True
+    about["pre_tokenizer"] = _only_before_texts(about["pre_tokenizer"])
+    return Tokenizer.from_str(json.dumps(about))
+
+
+def _only_before_texts(step: Any) -> Any:
+    """Returns a pre-tokenizer that puts a space before a text, and not before its later parts."""
+    if isinstance(step, dict) and step.get("type") == "Sequence":
+        return {**step, "pretokenizers": [_only_before_texts(each) for each in step["pretokenizers"]]}
+    if isinstance(step, dict) and step.get("type") == "Metaspace" and step.get("prepend_scheme") == "always":
+        return {**step, "prepend_scheme": "first"}
+    return step
 
 
 def around(ids: Mapping[str, int], end: str, encodes: bool) -> TemplateProcessing:
