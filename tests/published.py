@@ -1,4 +1,4 @@
-"""Folders as transformers saves them: tokenizers of five styles, each by a generic and a real class, and tiny models."""
+"""Folders as transformers saves them: tokenizers of six styles, each by a generic and a real class."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def roberta() -> tuple[Tokenizer, dict[str, str]]:
     """RoBERTa's: <s> before a text, </s> after it, padding at 1."""
     made = byte_level(("<s>", "<pad>", "</s>", "<unk>", "<mask>"))
     made.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
-    roles = dict(bos_token="<s>", eos_token="</s>", sep_token="</s>", cls_token="<s>", unk_token="<unk>")
+    roles = {"bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "cls_token": "<s>", "unk_token": "<unk>"}
     return made, {**roles, "pad_token": "<pad>", "mask_token": "<mask>"}
 
 
@@ -70,7 +70,13 @@ def gemma() -> tuple[Tokenizer, dict[str, str]]:
     made = Tokenizer.from_str(json.dumps(state))
     made.add_tokens([AddedToken("</s>", normalized=False), AddedToken("<b>", normalized=False)])
     made.post_processor = processors.TemplateProcessing("<bos> $A", "<bos> $A <bos> $B", [("<bos>", 2)])
-    roles = dict(bos_token="<bos>", eos_token="<eos>", unk_token="<unk>", pad_token="<pad>", mask_token="<mask>")
+    roles = {
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+        "unk_token": "<unk>",
+        "pad_token": "<pad>",
+        "mask_token": "<mask>",
+    }
     return made, roles
 
 
@@ -84,7 +90,13 @@ def bert() -> tuple[Tokenizer, dict[str, str]]:
     made.train_from_iterator(CORPUS, trainers.WordPieceTrainer(vocab_size=SIZE, special_tokens=special))
     ids = [("[CLS]", 2), ("[SEP]", 3)]
     made.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]", ids)
-    roles = dict(pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]")
+    roles = {
+        "pad_token": "[PAD]",
+        "unk_token": "[UNK]",
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+        "mask_token": "[MASK]",
+    }
     return made, roles
 
 
@@ -96,14 +108,12 @@ def unigram() -> tuple[Tokenizer, dict[str, str]]:
     made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), spaces])
     made.decoder = decoders.Metaspace(SPACE, "always")
     special = ["<pad>", "</s>", "<unk>"]
-    made.train_from_iterator(
-        CORPUS, trainers.UnigramTrainer(vocab_size=300, special_tokens=special, unk_token="<unk>")
-    )
+    made.train_from_iterator(CORPUS, trainers.UnigramTrainer(vocab_size=300, special_tokens=special, unk_token="<unk>"))
     state = json.loads(made.to_str())
     state["model"]["vocab"] += [[f"<extra_id_{number}>", 0.0] for number in reversed(range(10))]
     made = Tokenizer.from_str(json.dumps(state))
     made.post_processor = processors.TemplateProcessing("$A </s>", "$A </s> $B </s>", [("</s>", 1)])
-    return made, dict(pad_token="<pad>", eos_token="</s>", unk_token="<unk>")
+    return made, {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
 def llama() -> tuple[Tokenizer, dict[str, str]]:
@@ -118,7 +128,7 @@ def llama() -> tuple[Tokenizer, dict[str, str]]:
     state["added_tokens"] = state["added_tokens"][:3]  # bytes are ordinary pieces
     made = Tokenizer.from_str(json.dumps(state))
     made.post_processor = processors.TemplateProcessing("<s> $A", "<s> $A <s> $B", [("<s>", 1)])
-    return made, dict(bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    return made, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
 STYLES: Mapping[str, Callable[[], tuple[Tokenizer, dict[str, str]]]] = {

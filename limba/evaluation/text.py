@@ -30,9 +30,10 @@ from limba.data.packing import FEATURES
 from limba.data.registry import Task
 from limba.data.tasks import Provider, parts_of
 from limba.data.vocabulary.load import PieceTable, Vocabulary
+from limba.data.vocabulary.special_ids import of_run
 from limba.evaluation.validation import Figures, loss_evaluation
 from limba.inference import gaps
-from limba.inference.generate import Writer, Written, ids_of, log_likelihoods, padded, prompt_ids
+from limba.inference.generate import Writer, Written, input_ids, log_likelihoods, padded, prompt_ids
 from limba.inference.load import TrainedModel
 from limba.model import Network
 from limba.model.trees import Parameters
@@ -283,8 +284,8 @@ def sampler(
     sampling = config.sampling if continues else dataclasses.replace(config.sampling, ban_sentinels=False)
     rows = -(-len(prompts) // groups) * groups
     writer = Writer(network, mesh, vocabulary, sampling, rows, is_prefix, gaps=gaps.first_pieces(network, vocabulary))
-    ids = prompt_ids if continues else ids_of
-    inputs = [ids(prompt, vocabulary) for prompt in prompts]
+    ids, special = prompt_ids if continues else input_ids, of_run(vocabulary, network.config)
+    inputs = [ids(prompt, vocabulary, special) for prompt in prompts]
     writer.check(inputs)
     table = PieceTable(vocabulary)
 

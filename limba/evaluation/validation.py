@@ -19,6 +19,7 @@ from limba.data.stream.placement import place_batch
 from limba.data.tasks import Provider, parts_of
 from limba.data.vocabulary.character_sets import SETS, CharacterSets, document_starts
 from limba.data.vocabulary.load import begin_id, has_dummy_space, piece_bytes
+from limba.data.vocabulary.special_ids import of_run
 from limba.model import Batch, Network
 from limba.model.trees import Parameters
 from limba.sharding.agreement import compiled_together
@@ -108,8 +109,8 @@ def spelling(
     pieces = piece_bytes(vocabulary, config.model.vocab_size)
     is_pair = all(is_supervised(part) for part in parts_of(task))
     is_one_sequence = config.data.sequence_length is not None
-    ids = (int(vocabulary.eos_id or 1), is_pair, is_one_sequence, begin_id(vocabulary))
-    starts = document_starts(batches, *ids)
+    end = of_run(vocabulary, config.model).ends[0]
+    starts = document_starts(batches, end, is_pair, is_one_sequence, begin_id(vocabulary))
     sets = CharacterSets(pieces, has_dummy_space(vocabulary, pieces))
     num_bytes = [
         sets.num_bytes(batch["decoder_target_tokens"], batch["decoder_loss_weights"], begun)

@@ -25,8 +25,9 @@ from jaxtyping import PyTree
 from limba.config import ModelConfig
 from limba.data.vocabulary import exported
 from limba.data.vocabulary.load import Vocabulary, mask_id
+from limba.data.vocabulary.special_ids import END, START, SpecialIds, of_run
 from limba.formats.huggingface import open_folder
-from limba.inference.generate import EOS, START, greedy
+from limba.inference.generate import greedy
 from limba.inference.load import place_parameters
 from limba.model import Network
 from limba.model.kernels.local import SHORTEST
@@ -113,15 +114,15 @@ def _ids(vocabulary: Vocabulary | None, num_rows: int, most: int, length: int) -
     random = np.random.default_rng(0)
     for row, text in enumerate(TEXTS):
         if vocabulary is None:
-            yield [*random.integers(2, num_rows, length - 8 * row).tolist()[:most], EOS]
+            yield [*random.integers(2, num_rows, length - 8 * row).tolist()[:most], END]
         else:
             ids = list(vocabulary.encode(text))
             ids = ids if length == ROW else np.resize(ids, length - 8 * row).tolist()
-            yield [*ids[:most], int(vocabulary.eos_id or EOS)]
+            yield [*ids[:most], END if vocabulary.eos_id is None else int(vocabulary.eos_id)]
 
 
-def _shifted(targets: np.ndarray) -> dict[str, np.ndarray]:
-    shifted = np.pad(targets[:, :-1], ((0, 0), (1, 0)))
+def _shifted(targets: np.ndarray, start: int = START) -> dict[str, np.ndarray]:
+    shifted = np.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=start)
     return {"decoder_input_tokens": shifted.astype(np.int32), "decoder_target_tokens": targets.astype(np.int32)}
 
 
@@ -134,14 +135,18 @@ class Proof:
         config: ModelConfig,
         vocabulary: Vocabulary | None,
         suppressed: Sequence[int] = (),
+        special: SpecialIds | None = None,
     ):
-        """`vocabulary` is seqio's, or None; `suppressed` ids are never generated. Reads all of `arrays` into memory."""
+        """`vocabulary` is seqio's, or None; `suppressed` ids are never generated. Reads all of `arrays` into memory.
+
+        `special` are the ids with a role, by default those of a run.
+        """
         self._config = dataclasses.replace(
             config, dtype="float32", dropout_rate=0.0, remat="none", scan_layers=True, attention="auto"
         )
         self._network = Network(self._config)
         self._apply = jax.jit(self._network.apply)
-        self._eos_id = EOS if vocabulary is None else int(vocabulary.eos_id or EOS)
+        self._special = special or of_run(vocabulary, config)
         params = place_parameters(arrays, self._network)
         if config.is_encoder or config.is_t5_encoder:
             make = texts_of if config.has_own_head else masked_of if config.is_encoder else batch_of
@@ -162,7 +167,7 @@ class Proof:
             self._banned, before = list(suppressed), np.zeros((NUM_TEXTS, 0), np.int32)
         self._first = before.shape[1]  # position of the logits of the first token
         rows = self._config.vocab_size
-        tokens = greedy(self._network, params, self._prompts, NUM_TOKENS, rows, self._eos_id, self._banned)
+        tokens = greedy(self._network, params, self._prompts, NUM_TOKENS, rows, self._special, self._banned)
         self._tokens = np.asarray(tokens)
         width = self._batch["decoder_target_tokens"].shape[1] - self._first - NUM_TOKENS
         following = _shifted(np.pad(np.concatenate([before, self._tokens], axis=1), ((0, 0), (0, width))))
@@ -185,7 +190,7 @@ class Proof:
         """Returns greedy text up to its first difference from the source's, from the logits at the source's tokens."""
         if self._config.is_encoder:
             return np.where(self._at_masks(self._batch["decoder_target_tokens"]) > 0, followed.argmax(axis=-1), 0)
-        ends = self._tokens == self._eos_id
+        ends = np.isin(self._tokens, self._special.ends)
         ended = np.cumsum(ends, axis=1) - ends
         allowed = followed[..., : self._config.vocab_size].copy()
         allowed[..., self._banned] = -np.inf

@@ -69,7 +69,7 @@ def write_folder(
         model = dataclasses.replace(model, max_length=form.length)
     folder.mkdir(parents=True, exist_ok=True)
     name, vocabulary = tokenizer or (None, None)
-    eos_id = 1 if vocabulary is None else int(vocabulary.eos_id or 1)
+    eos_id = 1 if vocabulary is None or vocabulary.eos_id is None else int(vocabulary.eos_id)
     mask = None
     if vocabulary is not None and (model.is_encoder or model.is_t5_encoder):
         from limba.data.vocabulary.load import begin_id, mask_id

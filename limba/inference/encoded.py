@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 from limba.config import InputError, ModelConfig
 from limba.data.objectives.labels import framed, joined, word_encoder
 from limba.data.stream.placement import place_batch
+from limba.data.vocabulary.special_ids import SpecialIds
 from limba.data.vocabulary.vocabularies import Vocabulary
 from limba.inference.generate import batches_of_like_lengths, fetched, padded
 from limba.inference.texts import listed, whole_letters
@@ -47,13 +48,24 @@ def _batch_of(tokens: Int[Array, "B L"], lengths: Int[Array, " B"]) -> Batch:
     return {"decoder_input_tokens": tokens, "decoder_target_tokens": targets}
 
 
-@functools.partial(jax.jit, static_argnames=("network", "pooling"))
+@functools.partial(jax.jit, static_argnames=("network", "pooling", "is_published"))
 def pooled(
-    network: Network, pooling: str, params: Parameters, tokens: Int[Array, "B L"], lengths: Int[Array, " B"]
+    network: Network,
+    pooling: str,
+    is_published: bool,
+    params: Parameters,
+    tokens: Int[Array, "B L"],
+    lengths: Int[Array, " B"],
 ) -> Float[Array, "B D"]:
-    """Returns the mean of each text's hidden states, or that of its first or last token."""
+    """Returns the mean of each text's hidden states, or that of its first or last token.
+
+    `is_published`: 0 may be text, so that a T5's padding is told by the lengths.
+    """
     if network.config.is_decoder_only:
         states = network.apply(params, _batch_of(tokens, lengths), as_states=True)
+    elif is_published:
+        is_read = jnp.arange(tokens.shape[1])[None] < lengths[:, None]
+        states = network.encode(params, tokens, is_read.astype(jnp.int32))
     else:
         states = network.encode(params, tokens)
     if pooling == "mean":
@@ -78,14 +90,14 @@ def named_labels(config: ModelConfig, row: Float[np.ndarray, " N"]) -> dict[str,
 
 
 def sentence_ids(
-    sentences: Sequence[Sequence[str]], vocabulary: Vocabulary, length: int
+    sentences: Sequence[Sequence[str]], vocabulary: Vocabulary, special: SpecialIds, length: int
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Returns the ids of sentences, each a list of words, and the places of the words' first pieces.
 
     Raises InputError for a sentence without words, and for one of more than `length` tokens.
     """
     pieces, ids, starts = word_encoder(vocabulary), list[np.ndarray](), list[np.ndarray]()
-    around = framed(vocabulary, length)
+    around = framed(special, length)
     for number, words in enumerate(sentences):
         found = pieces(list(map(whole_letters, listed(words))))
         size = sum(map(len, found))

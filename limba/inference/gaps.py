@@ -16,11 +16,12 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from limba.config import InputError, ModelConfig
-from limba.data.objectives.labels import framed
 from limba.data.stream.placement import place_batch
 from limba.data.vocabulary import load
 from limba.data.vocabulary.around_gaps import encode_parts
 from limba.data.vocabulary.load import Vocabulary
+from limba.data.vocabulary.published import PublishedVocabulary
+from limba.data.vocabulary.special_ids import SpecialIds, of_run
 from limba.data.vocabulary.text_sample import HAN, UNSPACED
 from limba.data.vocabulary.text_sample import hidden_words as hidden_words
 from limba.data.vocabulary.text_sample import sentences as sentences
@@ -58,6 +59,7 @@ class Pieces:
 
     vocabulary: Vocabulary
     sentinels: Sequence[int]
+    start: int  # of the decoder's input
     is_text: Bool[np.ndarray, " V"]  # neither a control nor a sentinel, nor a row without a piece
     has_letter: Bool[np.ndarray, " V"]  # or begins a letter of several bytes
     is_word: Bool[np.ndarray, " V"]  # is a word, or a good part of one: `is_word`
@@ -65,7 +67,7 @@ class Pieces:
     ends: Bool[np.ndarray, " V"]  # sentinels and the end of sequence
 
 
-def pieces_of(vocabulary: Vocabulary, num_rows: int) -> Pieces:
+def pieces_of(vocabulary: Vocabulary, num_rows: int, special: SpecialIds) -> Pieces:
     """Returns the table for a vocabulary whose embedding has `num_rows` rows."""
     spelled = load.piece_bytes(vocabulary, num_rows)
     single = np.zeros(num_rows, bool)
@@ -74,10 +76,11 @@ def pieces_of(vocabulary: Vocabulary, num_rows: int) -> Pieces:
     letters = [any(map(str.isalnum, text)) or each[:1] >= b"\xc2" for text, each in zip(texts, spelled, strict=True)]
     sentinels = load.sentinel_ids(vocabulary, load.num_sentinels(vocabulary))
     ends = np.zeros(num_rows, bool)
-    ends[[*sentinels, int(vocabulary.eos_id or generate.EOS)]] = True
+    ends[[*sentinels, *special.ends]] = True
     return Pieces(
         vocabulary=vocabulary,
         sentinels=sentinels,
+        start=special.generation_start,
         is_text=np.asarray([bool(each) and "\n" not in text for each, text in zip(spelled, texts, strict=True)]),
         has_letter=np.asarray(letters) & ~single,
         is_word=np.asarray([is_word(text) for text in texts]) & ~single,
@@ -101,7 +104,7 @@ def first_pieces(network: Network, vocabulary: Vocabulary) -> generate.Gaps | No
     """Returns which ids may begin a T5's fills; None for a language model, and where no piece could."""
     if network.config.is_decoder_only:
         return None
-    pieces = pieces_of(vocabulary, network.config.vocab_size)
+    pieces = pieces_of(vocabulary, network.config.vocab_size, of_run(vocabulary, network.config))
     is_sentinel, words = np.zeros(network.config.vocab_size, bool), pieces.is_text & pieces.is_word
     may_begin = words if words.any() else pieces.is_text & pieces.has_letter  # as in a vocabulary of bytes
     is_sentinel[[place for place in pieces.sentinels if place < len(is_sentinel)]] = True
@@ -129,14 +132,14 @@ def with_sentinels(text: str) -> str:
 def fills(masked: str, pieces: Pieces, num: int = NUM_FILLS) -> Search:
     """Returns the `num` most likely fills of each gap of a text with <extra_id_0> and so on, best first.
 
-    A generator: it yields some beginnings of the decoder's input, [START, <extra_id_0>, …], all of one length, and is
+    A generator: it yields some beginnings of the decoder's input, [start, <extra_id_0>, …], all of one length, and is
     sent the logits after each. A fill begins with a piece that is a word or a good part of one, so that it is neither
     empty nor a particle of one letter; where the gap follows a space, and pieces begin with one, the fill does so too.
     In a vocabulary of bytes it begins with a letter or digit. Each gap is searched with BEAMS beams, or `num`, of at
     most MOST_PIECES pieces, after the best fills of the gaps before it. The probability is that of the model without
     these rules: of its pieces and of any sentinel or end after them.
     """
-    before, found = [generate.START], list[list[Fill]]()
+    before, found = [pieces.start], list[list[Fill]]()
     for match in generate.SENTINEL.finditer(masked):
         before.append(load.sentinel_ids(pieces.vocabulary, int(match[1]) + 1)[-1])
         follows_space = not masked[: match.start()] or masked[match.start() - 1].isspace()
@@ -193,6 +196,7 @@ class Filler(NamedTuple):
     params: PyTree
     mesh: Mesh
     vocabulary: Vocabulary
+    special: SpecialIds
 
     def fill(
         self, masked: Sequence[str], ids: Sequence[np.ndarray], num: int, deadline: generate.Deadline | None = None
@@ -201,11 +205,16 @@ class Filler(NamedTuple):
 
         Raises TimeIsOverError soon after the deadline.
         """
-        pieces, groups = pieces_of(self.vocabulary, self.network.config.vocab_size), num_batch_groups(self.mesh)
+        pieces = pieces_of(self.vocabulary, self.network.config.vocab_size, self.special)
+        groups = num_batch_groups(self.mesh)
         found: list[list[list[Fill]]] = [[] for _ in masked]
         num_rows = -(-min(TEXTS_AT_ONCE, max(1, len(ids))) // groups) * groups
         for numbers in generate.batches_of_like_lengths([len(each) for each in ids], num_rows):
-            logits_of = self._decoder(generate.padded([ids[i] for i in numbers], num_rows), max(BEAMS, num))
+            rows = [ids[i] for i in numbers]
+            inputs, is_read = generate.padded(rows, num_rows), None
+            if self.special.is_published:
+                is_read = generate.read_places(rows, num_rows)
+            logits_of = self._decoder(inputs, is_read, max(BEAMS, num))
             searches = [fills(masked[i], pieces, num) for i in numbers]
             asked = {place: next(search) for place, search in enumerate(searches)}
             while asked:
@@ -220,12 +229,17 @@ class Filler(NamedTuple):
         return found
 
     def _decoder(
-        self, inputs: Int[np.ndarray, "B K"], num_beams: int
+        self, inputs: Int[np.ndarray, "B K"], is_read: Int[np.ndarray, "B K"] | None, num_beams: int
     ) -> Callable[[dict[int, Beginnings]], dict[int, Float[np.ndarray, "R V"]]]:
         """Returns a function from beginnings of some rows' targets to the logits after each; it encodes the rows."""
         rows = batch_sharding(self.mesh)
-        texts = place_batch({"encoder_input_tokens": np.repeat(inputs, num_beams, axis=0)}, rows)
-        encoded = _encoded(self.network, self.params, **place_batch({"inputs": inputs}, rows), num_beams=num_beams)
+        texts = {"encoder_input_tokens": np.repeat(inputs, num_beams, axis=0)}
+        given = {"inputs": inputs}
+        if is_read is not None:
+            texts["encoder_is_read"] = np.repeat(is_read, num_beams, axis=0)
+            given["is_read"] = is_read
+        texts = place_batch(texts, rows)
+        encoded = _encoded(self.network, self.params, **place_batch(given, rows), num_beams=num_beams)
 
         def logits_of(asked: dict[int, Beginnings]) -> dict[int, Float[np.ndarray, "R V"]]:
             longest = max(len(each[0]) for each in asked.values())
@@ -243,8 +257,15 @@ class Filler(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnames=("network", "num_beams"))
-def _encoded(network: Network, params: PyTree, inputs: Int[Array, "B K"], num_beams: int) -> Float[Array, "R K D"]:
-    return jnp.repeat(network.encode(params, inputs), num_beams, axis=0)
+def _encoded(
+    network: Network,
+    params: PyTree,
+    inputs: Int[Array, "B K"],
+    is_read: Int[Array, "B K"] | None = None,
+    *,
+    num_beams: int,
+) -> Float[Array, "R K D"]:
+    return jnp.repeat(network.encode(params, inputs, is_read), num_beams, axis=0)
 
 
 @functools.partial(jax.jit, static_argnames=("network",))
@@ -262,20 +283,46 @@ def is_framed(config: ModelConfig, vocabulary: Vocabulary) -> bool:
     return config.is_encoder or (config.is_t5_encoder and config.has_own_head and load.begin_id(vocabulary) is not None)
 
 
-def masked_ids(text: str, vocabulary: Vocabulary, length: int | None = None) -> Int[np.ndarray, " L"]:
+def masked_ids(
+    text: str, vocabulary: Vocabulary, special: SpecialIds, length: int | None = None
+) -> Int[np.ndarray, " L"]:
     """Returns a text's ids as an encoder reads them, from <cls>, if there is one, to the end; at most `length`.
 
-    <mask>, a <extra_id_0> and ___ are each one mask. What follows one without a space is its word's continuation.
+    <mask>, a <extra_id_0> and ___ are each one mask. What follows one without a space is its word's continuation. A
+    folder for transformers reads only its own mask as one, as it does there.
     """
-    mask, end = load.mask_id(vocabulary), int(vocabulary.eos_id or generate.EOS)
+    if isinstance(vocabulary, PublishedVocabulary):
+        return np.asarray(special.framed(vocabulary.encode(text), length), np.int32)
+    mask = _mask_of(vocabulary, special)
     first, *others = encode_parts(vocabulary, MASK.split(text))
     ids = list(first)
     for part in others:
         ids.append(mask)
         ids += part
-    begin = [] if (first_id := load.begin_id(vocabulary)) is None else [first_id]
-    ids = [*begin, *ids]
-    return np.asarray([*ids[: None if length is None else length - 1], end], np.int32)
+    return np.asarray(special.framed(ids, length), np.int32)
+
+
+def _mask_of(vocabulary: Vocabulary, special: SpecialIds) -> int:
+    """Returns the mask; InputError for a model that has none."""
+    if special.mask is not None:
+        return special.mask
+    if special.is_published:
+        raise InputError(
+            f"The tokenizer of {load.address_of(vocabulary)} has no mask (mask_token), so it hides no words; call encode"
+            " for vectors."
+        )
+    return load.mask_id(vocabulary)
+
+
+def _with_own_masks(texts: Sequence[str], vocabulary: Vocabulary) -> tuple[Sequence[str], re.Pattern[str]]:
+    """Returns the texts, and what a mask is in them: that of a folder for transformers is written as it is named there.
+
+    Where a text has that name, <mask> and the other ways to write a mask are plain text in it, as in transformers.
+    """
+    name = vocabulary.mask_name if isinstance(vocabulary, PublishedVocabulary) else None
+    if name is None:
+        return texts, MASK
+    return [text if name in text else MASK.sub(lambda _: name, text) for text in texts], re.compile(re.escape(name))
 
 
 def fills_of_masks(
@@ -283,6 +330,7 @@ def fills_of_masks(
     params: PyTree,
     mesh: Mesh,
     vocabulary: Vocabulary,
+    special: SpecialIds,
     texts: Sequence[str],
     top: int = 5,
     deadline: generate.Deadline | None = None,
@@ -292,8 +340,9 @@ def fills_of_masks(
     A fill is one piece with a letter or digit; after a space it begins with one, else it continues its word. Each mask
     is filled as if the others stayed. Raises InputError for a text without a mask, TimeIsOverError after the deadline.
     """
-    pieces, mask = pieces_of(vocabulary, network.config.vocab_size), load.mask_id(vocabulary)
-    ids = [masked_ids(text, vocabulary) for text in texts]
+    pieces, mask = pieces_of(vocabulary, network.config.vocab_size, special), _mask_of(vocabulary, special)
+    texts, pattern = _with_own_masks(texts, vocabulary)
+    ids = [masked_ids(text, vocabulary, special) for text in texts]
     places = [np.flatnonzero(each == mask).astype(np.int32) for each in ids]
     for text, found in zip(texts, places, strict=True):
         if not len(found):
@@ -309,15 +358,16 @@ def fills_of_masks(
         if deadline is not None:
             deadline.check()
         tokens = generate.padded([ids[number] for number in numbers], num_rows)
+        is_read = generate.read_places([ids[number] for number in numbers], num_rows)
         width = -(-max(len(places[number]) for number in numbers) // PLACES_STEP) * PLACES_STEP
         at = np.zeros((num_rows, width), np.int32)
         for row, number in enumerate(numbers):
             at[row, : len(places[number])] = places[number]
-        placed = place_batch({"tokens": tokens, "at": at}, batch_sharding(mesh))
+        placed = place_batch({"tokens": tokens, "is_read": is_read, "at": at}, batch_sharding(mesh))
         rows = generate.fetched(_likelihoods(network, params, **placed))
         for row, number in enumerate(numbers):
             text = texts[number]
-            for match, likely in zip(MASK.finditer(text), rows[row], strict=False):
+            for match, likely in zip(pattern.finditer(text), rows[row], strict=False):
                 allowed = pieces.is_text & pieces.has_letter
                 if pieces.has_space.sum() > 1:  # not a vocabulary of bytes, where only one id has a space
                     follows_space = match.start() == 0 or text[match.start() - 1].isspace()
@@ -333,9 +383,9 @@ def fills_of_masks(
 
 @functools.partial(jax.jit, static_argnames=("network",))
 def _likelihoods(
-    network: Network, params: PyTree, tokens: Int[Array, "B L"], at: Int[Array, "B P"]
+    network: Network, params: PyTree, tokens: Int[Array, "B L"], is_read: Int[Array, "B L"], at: Int[Array, "B P"]
 ) -> Float[Array, "B P V"]:
-    batch = {"decoder_input_tokens": tokens, "decoder_target_tokens": tokens, "decoder_predicted_positions": at}
+    batch = {"decoder_input_tokens": tokens, "decoder_target_tokens": is_read, "decoder_predicted_positions": at}
     return jax.nn.softmax(network.apply(params, batch).astype(jnp.float32), axis=-1)
 
 
@@ -344,6 +394,7 @@ def pseudo_log_likelihoods(
     params: PyTree,
     mesh: Mesh,
     vocabulary: Vocabulary,
+    special: SpecialIds,
     pairs: Sequence[tuple[str, str]],
     num_rows: int,
 ) -> Float[np.ndarray, " N"]:
@@ -352,13 +403,14 @@ def pseudo_log_likelihoods(
     PLL-word-l2r (Kauf & Ivanova 2023, arXiv:2305.10588): the sum over the target's tokens of ln p(token | the text in
     which this token and the later ones of its word are masks). Begin and end are not scored.
     """
-    mask, encode = load.mask_id(vocabulary), load.encoder(vocabulary)
+    mask, encode = _mask_of(vocabulary, special), load.encoder(vocabulary)
     begins = begins_word([*load.piece_bytes(vocabulary, network.config.vocab_size)])
     texts, hidden = list[np.ndarray](), list[tuple[int, int, int]]()  # a text's number; the first and the last + 1
     for number, pair in enumerate(pairs):
         read, target = (np.asarray(each, np.int32) for each in encode([whole_letters(text).encode() for text in pair]))
         size = len(read) + len(target)
-        ids, begin = framed(vocabulary, size + 2)(np.concatenate([read, target]))
+        ids = np.asarray(special.framed([*read.tolist(), *target.tolist()]), np.int32)
+        begin = len(special.before)
         texts.append(ids)
         edges = np.flatnonzero(np.append(begins[ids[: begin + size]], True))
         for place in range(begin + len(read), begin + size):
@@ -367,11 +419,17 @@ def pseudo_log_likelihoods(
     for numbers in generate.batches_of_like_lengths([len(texts[number]) for number, _, _ in hidden], num_rows):
         rows = [hidden[number] for number in numbers]
         targets = generate.padded([texts[number] for number, _, _ in rows], num_rows)
+        is_read = generate.read_places([texts[number] for number, _, _ in rows], num_rows)
         inputs, weights, places = targets.copy(), np.zeros_like(targets), np.zeros((num_rows, 1), np.int32)
         for row, (_, place, end) in enumerate(rows):
             inputs[row, place:end], weights[row, place], places[row] = mask, 1, place
-        names = ("input_tokens", "target_tokens", "loss_weights", "predicted_positions")
-        batch = {f"decoder_{name}": each for name, each in zip(names, (inputs, targets, weights, places), strict=True)}
+        batch = {
+            "decoder_input_tokens": inputs,
+            "decoder_target_tokens": is_read,  # says only which places are text
+            "scored_tokens": targets,
+            "decoder_loss_weights": weights,
+            "decoder_predicted_positions": places,
+        }
         placed = place_batch(batch, batch_sharding(mesh))
         values = generate.fetched(generate.row_log_likelihoods(network, params, placed))
         np.add.at(found, [number for number, _, _ in rows], values[: len(rows)])
@@ -393,9 +451,12 @@ def mask_sampler(
 ) -> Callable[[PyTree], dict[str, list[str]]]:
     """Returns a function from the parameters to each prompt's text, its masks filled with the likeliest [pieces]."""
 
+    special = of_run(vocabulary, network.config)
+
     def texts(params: PyTree) -> dict[str, list[str]]:
         found = {}
-        for prompt, fills in zip(prompts, fills_of_masks(network, params, mesh, vocabulary, prompts, 1), strict=True):
+        likeliest = fills_of_masks(network, params, mesh, vocabulary, special, prompts, 1)
+        for prompt, fills in zip(prompts, likeliest, strict=True):
             best = iter([f"[{fill[0].text}]" if fill else "[]" for fill in fills])
             found[prompt] = [MASK.sub(lambda _, best=best: next(best), prompt)]
         return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import re
 import time
@@ -21,14 +22,16 @@ from limba.config import GenerationConfig, InputError, LossConfig
 from limba.data.packing import model_features
 from limba.data.stream.placement import place_batch
 from limba.data.vocabulary.around_gaps import encode_parts
-from limba.data.vocabulary.load import Vocabulary, decoded, num_sentinels, sentinel_ids
+from limba.data.vocabulary.load import Vocabulary, decoded, num_sentinels, sentinel_ids, sentinel_table
+from limba.data.vocabulary.published import PublishedVocabulary
+from limba.data.vocabulary.special_ids import END, START, SpecialIds, of_run
 from limba.inference import search
 from limba.model import Network
 from limba.sharding.mesh import batch_sharding, num_batch_groups
 from limba.training.losses import at_predicted, cross_entropy
 
-START, EOS = 0, 1  # the decoder's start id; T5's end of sequence
 SENTINEL = re.compile(r"<extra_id_(\d+)>")
+T5_LAYOUT = SpecialIds()
 INPUT_STEP, PROMPT_STEP = 32, 16  # inputs and prompts are padded to a multiple, so that few programs are compiled
 
 
@@ -44,20 +47,23 @@ class Plan(NamedTuple):
 
     network: Network
     config: GenerationConfig
-    eos_id: int = EOS
+    ends: tuple[int, ...] = (END,)
     is_prefix: bool = False
+    start: int = START  # a T5's decoder begins with it
 
 
 class Given(NamedTuple):
     """What a program computes with: rows of a T5's inputs, padded with 0, or of prompts, padded with -1 on the left.
 
-    Sampling needs `keys`, one per row. With `gaps` no gap is left empty.
+    Sampling needs `keys`, one per row. With `gaps` no gap is left empty. `is_read` says which of a T5's inputs are
+    text, where 0 may be text.
     """
 
     inputs: Int[Array, "B K"]
     banned: Bool[Array | np.ndarray, " V"]
     keys: Key[Array, " B"] | None = None
     gaps: Gaps | None = None
+    is_read: Int[Array, "B K"] | None = None
 
 
 @functools.partial(jax.jit, static_argnames=("plan",))
@@ -79,10 +85,10 @@ def searched(
         step, cache = network.cached_language_model(params, given.inputs, max_tokens, plan.is_prefix)
         prompt = given.inputs
     else:
-        step, cache = network.cached_decoder(params, given.inputs, max_tokens, encoded)
-        prompt = jnp.full((given.inputs.shape[0], 1), START, jnp.int32)
+        step, cache = network.cached_decoder(params, given.inputs, max_tokens, encoded, given.is_read)
+        prompt = jnp.full((given.inputs.shape[0], 1), plan.start, jnp.int32)
     step = step if given.gaps is None else functools.partial(_filling, step, given.gaps)
-    return step, cache, prompt, search.Rules(jnp.asarray(given.banned), plan.config, plan.eos_id, given.keys)
+    return step, cache, prompt, search.Rules(jnp.asarray(given.banned), plan.config, plan.ends, given.keys)
 
 
 def _filling(step: search.Step, gaps: Gaps, cache: PyTree, last: Array, position: Array) -> tuple[Array, PyTree]:
@@ -98,7 +104,7 @@ def greedy(
     inputs: Int[Array | np.ndarray, "B K"],
     num_tokens: int,
     num_ids: int,
-    eos_id: int = EOS,
+    special: SpecialIds = T5_LAYOUT,
     banned_ids: Iterable[int] = (),
 ) -> Int[Array, "B Q"]:
     """Returns the most likely token at each place, 0 after the end of sequence; `inputs` as for `generate`.
@@ -107,7 +113,8 @@ def greedy(
     """
     banned = jnp.asarray(search.banned_mask(network.config.vocab_size, num_ids, banned_ids))
     config = GenerationConfig(max_tokens=num_tokens)
-    return generate(Plan(network, config, eos_id), params, Given(jnp.asarray(inputs), banned)).tokens[:, 0]
+    plan = Plan(network, config, special.ends, start=special.generation_start)
+    return generate(plan, params, Given(jnp.asarray(inputs), banned)).tokens[:, 0]
 
 
 class Written(NamedTuple):
@@ -150,18 +157,38 @@ class Writer:
     with_prompt: bool = True
     gaps: Gaps | None = None
     deadline: Deadline | None = None
+    special: SpecialIds | None = None  # None: those of a run with this vocabulary
 
     def __post_init__(self) -> None:
         check_rows(self.mesh, self.num_rows)
-        self._continues, self._eos_id = self.network.config.is_decoder_only, int(self.vocabulary.eos_id or EOS)
+        self._continues = self.network.config.is_decoder_only
+        self._special = self.special or of_run(self.vocabulary, self.network.config)
+        if self._special.unsupported:
+            raise InputError(
+                f"generation_config.json has {' and '.join(self._special.unsupported)}, which Limba's search does not"
+                " have; take it out to generate without it."
+            )
         self._sharding = batch_sharding(self.mesh)
-        banned = [START] if self._continues else []
+        num_rows = self.network.config.vocab_size
+        self._banned = search.banned_mask(num_rows, self._num_ids(), self._banned_ids())
+        # The seed is in the keys: another one needs no other program.
+        plan = Plan(self.network, dataclasses.replace(self.config, seed=0), self._special.ends, self.is_prefix)
+        self._plan = plan._replace(start=self._special.generation_start)
+
+    def _num_ids(self) -> int:
+        """Returns how many ids may be written: those with a piece. transformers may write every row of a folder."""
+        return self.network.config.vocab_size if self._special.is_published else self.vocabulary.vocab_size
+
+    def _banned_ids(self) -> list[int]:
+        """Returns the ids that are never written: a run's start, sentinels if wished, and what a folder suppresses."""
+        banned = list(self._special.suppressed)
+        if self._continues and not self._special.is_published:
+            banned.append(START)
         if self.config.ban_sentinels:
             banned += sentinel_ids(self.vocabulary, num_sentinels(self.vocabulary))
-            banned += [] if self._continues else sorted(getattr(self.vocabulary, "special_ids", ()))
-        self._banned = search.banned_mask(self.network.config.vocab_size, self.vocabulary.vocab_size, banned)
-        # The seed is in the keys: another one needs no other program.
-        self._plan = Plan(self.network, dataclasses.replace(self.config, seed=0), self._eos_id, self.is_prefix)
+            if not (self._continues or self._special.is_published):
+                banned += sorted(getattr(self.vocabulary, "special_ids", ()))
+        return banned
 
     def batches(self, inputs: Sequence[np.ndarray]) -> Iterator[list[int]]:
         """Yields the indices of the inputs of each batch."""
@@ -183,15 +210,21 @@ class Writer:
             all_numbers[: len(numbers)] = numbers
             keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(self.config.seed), all_numbers)
         padded = self._padded(inputs)
-        placed = jax.make_array_from_callback(padded.shape, self._sharding, lambda index: padded[index])
-        given = Given(placed, self._banned, keys, self.gaps)
+        placed = self._placed(padded)
+        is_read = None
+        if self._special.is_published and not self._continues:
+            is_read = self._placed(read_places(inputs, self.num_rows))
+        given = Given(placed, self._banned, keys, self.gaps, is_read)
         write = generate if self.deadline is None else functools.partial(generate_in_parts, deadline=self.deadline)
         found = write(self._plan, params, given)
         rows = zip(inputs, fetched(found.tokens), fetched(found.scores), strict=False)
         return [
-            [Written(self._text(read, ids), float(s), ids) for ids, s in zip(*each, strict=True)]
-            for read, *each in rows
+            [self._sample(read, ids, float(score)) for ids, score in zip(samples, scores, strict=True)]
+            for read, samples, scores in rows
         ]
+
+    def _placed(self, rows: np.ndarray) -> jax.Array:
+        return jax.make_array_from_callback(rows.shape, self._sharding, lambda index: rows[index])
 
     def write_all(self, params: PyTree, inputs: Sequence[np.ndarray]) -> list[list[Written]]:
         """Returns the texts of all inputs, in their order."""
@@ -208,17 +241,39 @@ class Writer:
         check_positions(self.network, longest, self.config.max_tokens)
         width = -(-longest // PROMPT_STEP) * PROMPT_STEP
         rows = np.full((self.num_rows, width), -1, np.int32)
-        rows[:, -1] = START  # of the rows that pad the batch
+        rows[:, -1] = START  # of the rows that pad the batch: any id
         for row, ids in enumerate(inputs):
             rows[row, width - len(ids) :] = ids
         return rows
 
-    def _text(self, read: np.ndarray, written: np.ndarray) -> str:
-        ids = [int(token) for token in written]
-        ids = ids[: ids.index(self._eos_id)] if self._eos_id in ids else ids
-        kept = [token for token in ids if token > 0]
-        shown = read[1:].tolist() if self._continues and self.with_prompt else []
-        return decoded(self.vocabulary, [*shown, *kept])
+    def _sample(self, read: np.ndarray, written: np.ndarray, score: float) -> Written:
+        """Returns a text of the ids that are written, up to the first end."""
+        ends = np.flatnonzero(np.isin(written, self._special.ends))
+        size = int(ends[0]) if len(ends) else len(written)
+        if not self._special.is_published:
+            kept = [token for token in written[:size].tolist() if token > 0]
+            shown = read[1:].tolist() if self._continues and self.with_prompt else []
+            return Written(decoded(self.vocabulary, [*shown, *kept]), score, written)
+        ids = written.copy()
+        ids[size + 1 :] = self._special.filling
+        shown = read.tolist() if self._continues and self.with_prompt else []
+        return Written(self._published_text(read, [*shown, *ids[:size].tolist()]), score, ids)
+
+    def _published_text(self, read: np.ndarray, ids: list[int]) -> str:
+        """Returns the text of ids without special tokens, as transformers' `skip_special_tokens` has it.
+
+        Where the input has gaps, its sentinels stay: they say which gap the text after them fills.
+        """
+        sentinels = {number: place for place, number in enumerate(sentinel_table(self.vocabulary))}
+        text_of = getattr(self.vocabulary, "text_of", self.vocabulary.decode)
+        if self._continues or not any(number in sentinels for number in read.tolist()):
+            return text_of(ids)
+        text = ""
+        for is_sentinel, group in itertools.groupby(ids, sentinels.__contains__):
+            run = list(group)
+            names = [f"<extra_id_{sentinels[number]}>" for number in run] if is_sentinel else []
+            text += "".join(names) or f" {text_of(run)} "
+        return text.strip()
 
 
 def padded(rows: Sequence[np.ndarray], num_rows: int, step: int = INPUT_STEP) -> Int[np.ndarray, "B L"]:
@@ -228,6 +283,11 @@ def padded(rows: Sequence[np.ndarray], num_rows: int, step: int = INPUT_STEP) ->
     for row, ids in enumerate(rows):
         found[row, : len(ids)] = ids
     return found
+
+
+def read_places(rows: Sequence[np.ndarray], num_rows: int, step: int = INPUT_STEP) -> Int[np.ndarray, "B L"]:
+    """Returns 1 where `padded` has an id of a row, 0 where it has padding."""
+    return padded([np.ones(len(ids), np.int32) for ids in rows], num_rows, step)
 
 
 def check_rows(mesh: Mesh, num_rows: int) -> None:
@@ -256,27 +316,71 @@ def fetched(array: jax.Array) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(array, tiled=True))
 
 
-def ids_of(text: str, vocabulary: Vocabulary, length: int | None = None, ends: bool = True) -> np.ndarray:
-    """Returns a text's ids, int32 [<= length], with the end of sequence if `ends`.
+def text_ids(text: str, vocabulary: Vocabulary) -> list[int]:
+    """Returns a text's ids without what stands around it.
 
-    <extra_id_0> and so on become sentinels, and the text around them is cut as in span corruption. Raises InputError
-    for a sentinel that the vocabulary lacks.
+    <extra_id_0> and so on become sentinels, and the text beside them is cut as in span corruption.
+    Of a folder for transformers they are those of its own tokenizer, for which the name of each special token is that
+    token. Raises InputError for a sentinel that a vocabulary of ours lacks.
     """
-    pieces = SENTINEL.split(text)  # odd ones are the numbers of the regular expression's group
-    gaps = [int(number) for number in pieces[1::2]]
+    if isinstance(vocabulary, PublishedVocabulary):
+        return list(vocabulary.encode(text))
+    parts = SENTINEL.split(text)  # odd ones are the numbers of the regular expression's group
+    gaps = [int(number) for number in parts[1::2]]
     sentinels = sentinel_ids(vocabulary, 1 + max(gaps, default=-1))
-    first, *others = encode_parts(vocabulary, pieces[::2])
+    first, *others = encode_parts(vocabulary, parts[::2])
     ids = list(first)
     for gap, part in zip(gaps, others, strict=True):
         ids.append(sentinels[gap])
         ids += part
-    ends_with = [int(vocabulary.eos_id or EOS)] if ends else []
-    return np.asarray([*ids[: None if length is None else length - len(ends_with)], *ends_with], np.int32)
+    return ids
 
 
-def prompt_ids(text: str, vocabulary: Vocabulary) -> np.ndarray:
-    """Returns a prompt's ids as a language model reads them, int32 [L]: the start first, no end."""
-    return np.asarray([START, *vocabulary.encode(text)], np.int32)
+def input_ids(text: str, vocabulary: Vocabulary, special: SpecialIds, length: int | None = None) -> np.ndarray:
+    """Returns a text's ids as a T5 reads them, int32 [<= length]: in the template, with the end of sequence."""
+    return np.asarray(special.framed(text_ids(text, vocabulary), length), np.int32)
+
+
+def target_ids(
+    text: str,
+    vocabulary: Vocabulary,
+    special: SpecialIds,
+    length: int | None = None,
+    ends: bool = True,
+    follows: bool = False,
+) -> np.ndarray:
+    """Returns a text's ids as a model writes them, int32 [<= length], with the end of sequence if `ends`.
+
+    With `follows` they go on with what a language model has read.
+    """
+    return np.asarray(special.target(text_ids(text, vocabulary), length, ends, follows), np.int32)
+
+
+def prompt_ids(text: str, vocabulary: Vocabulary, special: SpecialIds) -> np.ndarray:
+    """Returns a prompt's ids as a language model reads them, int32 [L]: in the template, which has a start or none.
+
+    An empty prompt without a start is the start alone, as in transformers. Raises InputError for a model without one.
+    """
+    ids = special.framed(list(vocabulary.encode(text)))
+    if not ids:
+        ids = [_start_of(special)]
+    return np.asarray(ids, np.int32)
+
+
+def read_before(text: str, vocabulary: Vocabulary, special: SpecialIds) -> np.ndarray:
+    """Returns what a language model has read before a target that is scored: `prompt_ids` without an end."""
+    ids = special.framed(list(vocabulary.encode(text)), ends=False)
+    if not ids:
+        ids = [_start_of(special)]
+    return np.asarray(ids, np.int32)
+
+
+def _start_of(special: SpecialIds) -> int:
+    if special.start is None:
+        raise InputError(
+            "The prompt is empty, and the model has no token that a text begins with (bos_token_id); give a prompt."
+        )
+    return special.start
 
 
 class TimeIsOverError(Exception):
@@ -317,7 +421,9 @@ PART, WATCHED_PART = 16, 4  # tokens between two looks at the clock
 
 @functools.partial(jax.jit, static_argnames=("plan",))
 def _begin(plan: Plan, params: PyTree, given: Given) -> tuple[Float[Array, "B K D"] | None, search.State]:
-    encoded = None if plan.network.config.is_decoder_only else plan.network.encode(params, given.inputs)
+    encoded = None
+    if not plan.network.config.is_decoder_only:
+        encoded = plan.network.encode(params, given.inputs, given.is_read)
     _, cache, prompt, _ = searched(plan, params, given, encoded)
     return encoded, search.start(cache, prompt, plan.config)
 
@@ -379,8 +485,12 @@ def score_of(log_likelihood: float, num_tokens: int, text: str) -> Score:
 
 @functools.partial(jax.jit, static_argnames=("network",))
 def row_log_likelihoods(network: Network, params: PyTree, batch: dict[str, Int[Array, "B L"]]) -> Float[Array, " B"]:
-    """Returns the sum of ln p of the targets of each row that have a weight."""
-    targets, weights = at_predicted(batch, batch["decoder_target_tokens"], batch["decoder_loss_weights"])
+    """Returns the sum of ln p of the targets of each row that have a weight.
+
+    They are `scored_tokens`, where 0 may be text, else `decoder_target_tokens`.
+    """
+    wanted = batch.get("scored_tokens", batch["decoder_target_tokens"])
+    targets, weights = at_predicted(batch, wanted, batch["decoder_loss_weights"])
     _, nats, _ = cross_entropy(network.apply(params, batch), targets, LossConfig(z_loss=0.0))
     return -jnp.sum(nats * weights, axis=1)
 
@@ -391,45 +501,67 @@ def _logits(network: Network, params: PyTree, batch: dict[str, Int[Array, "B L"]
 
 
 def log_likelihoods(
-    network: Network, params: PyTree, mesh: Mesh, pairs: Sequence[Pair], num_rows: int, is_prefix: bool = False
+    network: Network,
+    params: PyTree,
+    mesh: Mesh,
+    pairs: Sequence[Pair],
+    num_rows: int,
+    is_prefix: bool = False,
+    special: SpecialIds = T5_LAYOUT,
 ) -> Float[np.ndarray, " N"]:
     """Returns ln p(targets | inputs) of each pair, in batches of similar lengths; targets include their end.
 
-    A language model reads inputs (the ids of `prompt_ids`) and targets as one sequence, with `is_prefix` as a row of
+    A language model reads inputs (the ids of `read_before`) and targets as one sequence, with `is_prefix` as a row of
     inputs and targets. Raises InputError if that is longer than its learned positions, or if the mesh does not divide
     `num_rows`.
     """
     check_rows(mesh, num_rows)
     found = np.zeros(len(pairs), np.float32)
-    for numbers, _, batch in _batches(network, mesh, pairs, num_rows, is_prefix):
+    for numbers, _, batch in _batches(network, mesh, pairs, num_rows, is_prefix, special):
         found[numbers] = fetched(row_log_likelihoods(network, params, batch))[: len(numbers)]
     return found
 
 
 def logits(
-    network: Network, params: PyTree, mesh: Mesh, pairs: Sequence[Pair], num_rows: int, is_prefix: bool = False
+    network: Network,
+    params: PyTree,
+    mesh: Mesh,
+    pairs: Sequence[Pair],
+    num_rows: int,
+    is_prefix: bool = False,
+    special: SpecialIds = T5_LAYOUT,
 ) -> list[Float[np.ndarray, "Q V"]]:
     """Returns the logits of each pair, one row per target token; see `log_likelihoods`."""
     found: list[np.ndarray] = [np.zeros(0)] * len(pairs)
-    for numbers, weights, batch in _batches(network, mesh, pairs, num_rows, is_prefix):
+    for numbers, weights, batch in _batches(network, mesh, pairs, num_rows, is_prefix, special):
         for number, row, weight in zip(numbers, fetched(_logits(network, params, batch)), weights, strict=False):
             found[number] = row[weight > 0]
     return found
 
 
 def _batches(
-    network: Network, mesh: Mesh, pairs: Sequence[Pair], num_rows: int, is_prefix: bool
+    network: Network, mesh: Mesh, pairs: Sequence[Pair], num_rows: int, is_prefix: bool, special: SpecialIds
 ) -> Iterator[tuple[list[int], np.ndarray, dict[str, jax.Array]]]:
     """Yields (the indices of a batch's pairs, the weights of their target tokens, the batch on the devices)."""
     for numbers in batches_of_like_lengths([len(inputs) for inputs, _ in pairs], num_rows):
-        features = features_of(network, [pairs[i] for i in numbers], num_rows, is_prefix)
+        features = features_of(network, [pairs[i] for i in numbers], num_rows, is_prefix, special)
         yield numbers, features["decoder_loss_weights"], place_batch(features, batch_sharding(mesh))
 
 
 def features_of(
-    network: Network, pairs: Sequence[Pair], num_rows: int, is_prefix: bool = False
+    network: Network,
+    pairs: Sequence[Pair],
+    num_rows: int,
+    is_prefix: bool = False,
+    special: SpecialIds = T5_LAYOUT,
 ) -> dict[str, Int[np.ndarray, "B L"]]:
-    """Returns the batch of a network's features: the pairs, then rows of zeros; `is_prefix` as in `log_likelihoods`."""
+    """Returns the batch of a network's features: the pairs, then rows of zeros; `is_prefix` as in `log_likelihoods`.
+
+    In T5's layout a decoder begins with 0, and 0 is never text. Of another model the first id is its own, and the
+    lengths of the rows say what is text.
+    """
+    if special.is_published:
+        return _published_features(network, pairs, num_rows, is_prefix, special)
     if not network.config.is_decoder_only:
         inputs, targets = zip(*pairs, strict=True)
         return model_features({"inputs": padded(inputs, num_rows), "targets": padded(targets, num_rows)})
@@ -437,6 +569,37 @@ def features_of(
     features = model_features({"targets": padded([np.concatenate([i[1:], t]) for i, t in pairs], num_rows)})
     if is_prefix:
         features["decoder_causal_attention"] = np.zeros_like(features["decoder_target_tokens"])
+    for row, (inputs, _) in enumerate(pairs):
+        features["decoder_loss_weights"][row, : len(inputs) - 1] = 0
+        if is_prefix:
+            features["decoder_causal_attention"][row, : len(inputs)] = 1
+    return features
+
+
+def _published_features(
+    network: Network, pairs: Sequence[Pair], num_rows: int, is_prefix: bool, special: SpecialIds
+) -> dict[str, Int[np.ndarray, "B L"]]:
+    """Returns `features_of` a folder's model, whose masks come from lengths."""
+    is_decoder = network.config.is_decoder_only
+    begin = np.asarray([] if is_decoder else [special.decoder_start], np.int32)
+    rows = [np.concatenate([inputs if is_decoder else begin, targets]).astype(np.int32) for inputs, targets in pairs]
+    if is_decoder:
+        check_positions(network, max(map(len, rows)) - 1, 0)
+    read, written = [row[:-1] for row in rows], [row[1:] for row in rows]
+    features = {
+        "decoder_input_tokens": padded(read, num_rows),
+        "decoder_target_tokens": read_places(read, num_rows),  # says only which places are text
+        "scored_tokens": padded(written, num_rows),
+        "decoder_loss_weights": read_places(read, num_rows),
+    }
+    if not is_decoder:
+        inputs = [inputs for inputs, _ in pairs]
+        return features | {
+            "encoder_input_tokens": padded(inputs, num_rows),
+            "encoder_is_read": read_places(inputs, num_rows),
+        }
+    if is_prefix:
+        features["decoder_causal_attention"] = np.zeros_like(features["decoder_input_tokens"])
     for row, (inputs, _) in enumerate(pairs):
         features["decoder_loss_weights"][row, : len(inputs) - 1] = 0
         if is_prefix:

@@ -33,6 +33,7 @@ from limba.storage import lease, manifest
 if TYPE_CHECKING:
     from limba.data.tasks import Provider
     from limba.data.vocabulary.load import Vocabulary
+    from limba.data.vocabulary.special_ids import SpecialIds
     from limba.inference.gaps import Fill
     from limba.inference.generate import Deadline, Score, Written
     from limba.inference.long_inputs import SegmentWriter
@@ -168,6 +169,11 @@ class TrainedModel:
         return self.tokenizer[1]
 
     @functools.cached_property
+    def special_ids(self) -> SpecialIds:
+        """The ids with a role: padding, start, ends, mask, and what stands around a text."""
+        return sources.special_ids_of(self.source, None if self.tokenizer is None else self.tokenizer[1])
+
+    @functools.cached_property
     def task(self) -> Provider | None:
         """The seqio task or mixture of a run; None if only the network is known."""
         return None if self.source.run is None else sources.task_of(self.source)
@@ -213,8 +219,13 @@ class TrainedModel:
 
     @property
     def generation(self) -> GenerationConfig:
-        """The run's GenerationConfig; greedy if only the network is known."""
-        return GenerationConfig() if self.source.run is None else self.source.run.generation
+        """The run's GenerationConfig; greedy if only the network is known.
+
+        A folder for transformers may write its sentinels, as there, unless its generation_config.json suppresses them.
+        """
+        if self.source.run is not None:
+            return self.source.run.generation
+        return GenerationConfig(ban_sentinels=not self.special_ids.is_published)
 
     @property
     def batch_size(self) -> int:
@@ -241,17 +252,18 @@ class TrainedModel:
 
         For a T5 they begin with the run's prefix, end with the end of sequence, and are truncated to the run's length.
         For a language model they begin with the start id, 0. <extra_id_0> and so on become sentinels. For an encoder
-        they end with the end of sequence, and <mask> becomes its mask.
+        they end with the end of sequence, and <mask> becomes its mask. Of a folder for transformers they are the ids of
+        its AutoTokenizer.
         """
         from limba.inference.gaps import is_framed, masked_ids
-        from limba.inference.generate import ids_of, prompt_ids
+        from limba.inference.generate import input_ids, prompt_ids
 
-        text = whole_letters(text)
-        if is_framed(self.network.config, self.vocabulary):
-            return masked_ids(text, self.vocabulary, self.lengths["inputs"])
+        text, vocabulary, special = whole_letters(text), self.vocabulary, self.special_ids
+        if is_framed(self.network.config, vocabulary):
+            return masked_ids(text, vocabulary, special, self.lengths["inputs"])
         if self.network.config.is_decoder_only:
-            return prompt_ids(text, self.vocabulary)
-        return ids_of(self.prefix + text, self.vocabulary, self.lengths["inputs"])
+            return prompt_ids(text, vocabulary, special)
+        return input_ids(self.prefix + text, vocabulary, special, self.lengths["inputs"])
 
     def generate(self, texts: Sequence[str], **fields: Unpack[GenerationFields]) -> list[str]:
         """Returns the text that the model generates for each input.
@@ -297,7 +309,16 @@ class TrainedModel:
         from limba.inference.long_inputs import SegmentWriter
 
         network, is_prefix = self.network, self.reads_prefix
-        writer = Writer(network, self.mesh, self.vocabulary, config, num_rows, is_prefix, deadline=deadline)
+        writer = Writer(
+            network,
+            self.mesh,
+            self.vocabulary,
+            config,
+            num_rows,
+            is_prefix,
+            deadline=deadline,
+            special=self.special_ids,
+        )
         return SegmentWriter(self, config, writer, say)
 
     @overload
@@ -327,7 +348,8 @@ class TrainedModel:
             return self.fill([text], top, deadline)[0]
         texts = list(map(whole_letters, listed(text)))
         if self.network.config.is_encoder and not self.network.config.has_own_head:
-            return fills_of_masks(self.network, self.params, self.mesh, self.vocabulary, texts, top, deadline)
+            special = self.special_ids
+            return fills_of_masks(self.network, self.params, self.mesh, self.vocabulary, special, texts, top, deadline)
         self._require_text("fills")
         if self.network.config.is_decoder_only:
             raise InputError(f"{self.path} is a decoder-only model, which continues texts and fills no gaps; generate.")
@@ -341,7 +363,8 @@ class TrainedModel:
                     f"The text {each[:60]!r}… has {len(ids[-1]) + num_cut:,} tokens, and the model reads"
                     f" {self.lengths['inputs']:,}; give a shorter one."
                 )
-        return Filler(self.network, self.params, self.mesh, self.vocabulary).fill(masked, ids, top, deadline)
+        filler = Filler(self.network, self.params, self.mesh, self.vocabulary, self.special_ids)
+        return filler.fill(masked, ids, top, deadline)
 
     def score(self, pairs: Sequence[tuple[str, str]], num_rows: int | None = None) -> list[Score]:
         """Returns how likely the model finds each (input, target): ln p(target | input), tokens, bits per byte.
@@ -354,7 +377,8 @@ class TrainedModel:
         self._require_text("scores")
         ids = [self.pair_ids(*pair) for pair in paired(pairs)]
         rows = num_rows or self.batch_size
-        found = log_likelihoods(self.network, self.params, self.mesh, ids, rows, self.reads_prefix)
+        special = self.special_ids
+        found = log_likelihoods(self.network, self.params, self.mesh, ids, rows, self.reads_prefix, special)
         scored = zip(found.tolist(), ids, pairs, strict=True)
         return [score_of(value, len(targets), target) for value, (_, targets), (_, target) in scored]
 
@@ -363,17 +387,23 @@ class TrainedModel:
 
         `ends`: the target includes its end of sequence. Of an encoder: `gaps.pseudo_log_likelihoods`.
         """
-        from limba.inference.generate import ids_of, log_likelihoods, prompt_ids
+        from limba.inference.generate import input_ids, log_likelihoods, read_before, target_ids
 
+        special = self.special_ids
         if (network := self.network.config).is_encoder and not network.has_own_head:
             from limba.inference.gaps import pseudo_log_likelihoods as score
 
-            return score(self.network, self.params, self.mesh, self.vocabulary, pairs, self.batch_size)
+            return score(self.network, self.params, self.mesh, self.vocabulary, special, pairs, self.batch_size)
         self._require_text("scores")
-        read, vocabulary = prompt_ids if network.is_decoder_only else ids_of, self.vocabulary
+        follows, vocabulary = network.is_decoder_only, self.vocabulary
+        read = read_before if follows else input_ids
         letters = [(whole_letters(inputs), whole_letters(targets)) for inputs, targets in pairs]
-        ids = [(read(each, vocabulary), ids_of(target, vocabulary, ends=ends)) for each, target in letters]
-        return log_likelihoods(self.network, self.params, self.mesh, ids, self.batch_size, self.reads_prefix)
+        ids = [
+            (read(inputs, vocabulary, special), target_ids(targets, vocabulary, special, ends=ends, follows=follows))
+            for inputs, targets in letters
+        ]
+        size, is_prefix = self.batch_size, self.reads_prefix
+        return log_likelihoods(self.network, self.params, self.mesh, ids, size, is_prefix, special)
 
     def logits(self, pairs: Sequence[tuple[str, str]]) -> list[Float[np.ndarray, "Q V"]]:
         """Returns the logits of each (input, target): one row per target token, including its end of sequence."""
@@ -386,29 +416,37 @@ class TrainedModel:
         from limba.inference.generate import logits
 
         self._require_text("scores")
-        return logits(self.network, self.params, self.mesh, pairs, num_rows or self.rows(len(pairs)), self.reads_prefix)
+        rows, special = num_rows or self.rows(len(pairs)), self.special_ids
+        return logits(self.network, self.params, self.mesh, pairs, rows, self.reads_prefix, special)
 
     def pair_ids(self, inputs: str, targets: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns the ids of an input and its target as `score` compares them."""
-        from limba.inference.generate import ids_of
+        from limba.inference.generate import read_before, target_ids
 
-        length = None if self.network.config.is_decoder_only else self.lengths["targets"]
-        return self.tokenize(inputs), ids_of(whole_letters(targets), self.vocabulary, length)
+        vocabulary, special, target = self.vocabulary, self.special_ids, whole_letters(targets)
+        if self.network.config.is_decoder_only:
+            read = read_before(whole_letters(inputs), vocabulary, special)
+            return read, target_ids(target, vocabulary, special, follows=True)
+        return self.tokenize(inputs), target_ids(target, vocabulary, special, self.lengths["targets"])
 
     def num_cut(self, inputs: str, targets: str) -> int:
         """Returns how many tokens of a pair `pair_ids` truncates."""
-        from limba.inference.generate import ids_of
+        from limba.inference.generate import input_ids, target_ids
 
         if self.network.config.is_decoder_only:
             return 0
-        texts = {"inputs": self.prefix + whole_letters(inputs), "targets": whole_letters(targets)}
-        sizes = {name: len(ids_of(text, self.vocabulary)) for name, text in texts.items()}
+        vocabulary, special = self.vocabulary, self.special_ids
+        sizes = {
+            "inputs": len(input_ids(self.prefix + whole_letters(inputs), vocabulary, special)),
+            "targets": len(target_ids(whole_letters(targets), vocabulary, special)),
+        }
         return sum(max(0, size - self.lengths[name]) for name, size in sizes.items())
 
     def tuning(self, dropout: float, num_rows: int, head: Sequence[str] = ()) -> Tuning:
         """Returns what fine-tunes copies on pairs, or an encoder's new head, its kind and its labels, by batches."""
         from limba.inference.tuning import HeadTuning, Tuning
 
+        self.special_ids.check_trained(self.network.config, self.path)
         if head:
             return HeadTuning(self.network, self.params, self.vocabulary, dropout, self.rows(num_rows), head)
         self._require_text("learns to write")
@@ -429,7 +467,12 @@ class TrainedModel:
         from limba.inference.encoded import of_each, pooled
 
         ids = [self.tokenize(text) for text in listed(texts)]
-        compute = functools.partial(pooled, self.network, pooling, self.params)
+        is_published = self.special_ids.is_published
+        if any(not len(each) for each in ids):
+            raise InputError(
+                "A text is empty, and the model's tokenizer puts nothing around it; give texts with letters."
+            )
+        compute = functools.partial(pooled, self.network, pooling, is_published, self.params)
         vectors = of_each(compute, ids, self.rows(min(self.batch_size, max(1, len(ids)))), self.mesh)
         return np.stack(vectors) if vectors else np.zeros((0, self.network.config.emb_dim), np.float32)
 
@@ -444,7 +487,7 @@ class TrainedModel:
         """Returns the tag of each word of each sentence, a list of words; InputError for one that is too long."""
         from limba.inference.encoded import sentence_ids
 
-        ids, starts = sentence_ids(sentences, self.vocabulary, self.lengths["inputs"])
+        ids, starts = sentence_ids(sentences, self.vocabulary, self.special_ids, self.lengths["inputs"])
         labels, rows = self.network.config.labels, self._outputs(ids, "tags")
         return [[labels[n] for n in row[at].argmax(axis=-1)] for row, at in zip(rows, starts, strict=True)]
 

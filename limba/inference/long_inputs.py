@@ -13,7 +13,7 @@ import numpy as np
 
 from limba.config import ConfigError, GenerationConfig, InputError
 from limba.data.objectives.text_segments import Segment, joined, long_inputs_of, segments_of
-from limba.inference.generate import Writer, Written, ids_of
+from limba.inference.generate import Writer, Written, input_ids
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class SegmentWriter:
         lengths = self._trained.lengths
         if self.choice != "segments":
             return lengths["inputs"]
-        prefix = self._count("") - 1
+        prefix = self._count("") - self._around
         limit = min(lengths["inputs"], int(ROOM * min(lengths["targets"], self._config.max_tokens)) + prefix)
         if limit < prefix + 3:
             raise InputError(
@@ -115,7 +115,14 @@ class SegmentWriter:
         return limit
 
     def _count(self, text: str) -> int:
-        return len(ids_of(self._trained.prefix + text, self._trained.vocabulary))
+        trained = self._trained
+        return len(input_ids(trained.prefix + text, trained.vocabulary, trained.special_ids))
+
+    @property
+    def _around(self) -> int:
+        """The tokens around a text, the end of sequence."""
+        special = self._trained.special_ids
+        return len(special.before) + len(special.after)
 
     def read(self, text: str, name: str) -> Read:
         """Returns what is read of a text; InputError, which names it, if it is longer and long inputs are refused."""
@@ -191,13 +198,14 @@ class SegmentWriter:
         """Returns the parts of a segment whose output did not end, or nothing if it is not cut any more."""
         if self.choice != "segments" or halvings == HALVINGS or not self._is_unfinished(samples):
             return []
-        prefix = self._count("") - 1
-        limit = prefix + 1 + max(2, -(-(self._count(segment.text) - prefix - 1) // 2))
+        around = self._count("")  # the prefix, and what stands around a text
+        limit = around + max(2, -(-(self._count(segment.text) - around) // 2))
         halves = segments_of(segment.text, self._count, limit)
         return [] if len(halves) < 2 else [*halves[:-1], halves[-1]._replace(after=halves[-1].after + segment.after)]
 
     def _is_unfinished(self, samples: Sequence[Written]) -> bool:
-        return not self._continues and any((self._trained.vocabulary.eos_id or 1) not in each.ids for each in samples)
+        ends = self._trained.special_ids.ends
+        return not self._continues and any(not np.isin(each.ids, ends).any() for each in samples)
 
     def _joined(self, read: Read, parts: Sequence[tuple[Segment, Sequence[Written]]]) -> Result:
         unfinished = sum(self._is_unfinished(samples) for _, samples in parts)

@@ -36,7 +36,7 @@ class Rules(NamedTuple):
 
     banned: Bool[Array, " V"]
     config: GenerationConfig
-    eos_id: int
+    ends: tuple[int, ...]
     keys: Key[Array, " B"] | None = None
 
 
@@ -53,6 +53,12 @@ def banned_mask(num_rows: int, num_ids: int, ids: Iterable[int] = ()) -> Bool[np
     mask = np.arange(num_rows) >= num_ids
     mask[[i for i in ids if i < num_rows]] = True
     return mask
+
+
+def is_end(ids: Int[Array, "*B"], ends: tuple[int, ...]) -> Bool[Array, "*B"]:
+    """Returns True at the ids that end a text."""
+    found = [ids == end for end in ends]
+    return functools.reduce(jnp.logical_or, found) if found else jnp.zeros_like(ids, bool)
 
 
 def generate(step: Step, cache: Cache, prompt: Int[Array, "B P"], rules: Rules) -> Generated:
@@ -176,7 +182,7 @@ def _append(state: _Rows, *, step: Step, rules: Rules, prompt_length: int) -> _R
     scores = scores + jnp.where(ended, 0.0, _log_probability(logits, chosen))
     token = jnp.where(ended, UNWRITTEN, chosen)
     tokens = jax.lax.dynamic_update_index_in_dim(tokens, token, length, axis=1)
-    return _Rows(position + 1, tokens, ended | (chosen == rules.eos_id), scores, cache)
+    return _Rows(position + 1, tokens, ended | is_end(chosen, rules.ends), scores, cache)
 
 
 def _log_probability(logits: Float[Array, "R V"], ids: Int[Array, " R"]) -> Float[Array, " R"]:
@@ -242,7 +248,7 @@ def _extend(state: _Beams, *, step: Step, rules: Rules, prompt_length: int) -> _
     parents, ids = top // num_ids, (top % num_ids).astype(jnp.int32)
     candidates = jnp.take_along_axis(state.running, parents[..., None], axis=1)
     candidates = jax.lax.dynamic_update_index_in_dim(candidates, ids, length, axis=2)
-    ends = (ids == rules.eos_id) | (state.position + 1 == config.max_tokens)
+    ends = is_end(ids, rules.ends) | (state.position + 1 == config.max_tokens)
 
     running_scores, chosen = jax.lax.top_k(top_scores + jnp.where(ends, NEVER, 0.0), beams)
     parent = jnp.take_along_axis(parents, chosen, axis=1) + beams * jnp.arange(rows)[:, None]

@@ -29,6 +29,7 @@ from limba.storage.files import read_text, resolved
 if TYPE_CHECKING:
     from limba.data.tasks import Provider
     from limba.data.vocabulary.load import Vocabulary
+    from limba.data.vocabulary.special_ids import SpecialIds
 
 LIMBA, T5X, HUGGING_FACE = "Limba", "T5X", "Hugging Face"
 VOCABULARIES = ("spiece.model", "tokenizer.json")  # beside a model; the first that exists
@@ -240,12 +241,13 @@ def _vocabulary_beside(directory: epath.Path, run: RunConfig | None) -> Vocabula
 def open_vocabulary(source: Source, given: VocabularyName | None = None) -> tuple[VocabularyName, Vocabulary] | None:
     """Returns (name, seqio's vocabulary) of `given` or of the source; None if neither names one.
 
-    A run that names none uses its task's. Raises InputError for a vocabulary that cannot be read, or that has more ids
-    than the network has rows.
+    A run that names none uses its task's. A folder for transformers is read as its AutoTokenizer reads it; what is
+    trained from it reads the file that the name has, as a trainer does (`tokenizers.TokenizersVocabulary`). Raises
+    InputError for a vocabulary that cannot be read, or that has more ids than the network has rows.
     """
     with quiet_imports():
         from limba.data.vocabulary.files import place_of
-        from limba.data.vocabulary.load import NUM_SENTINELS, address_of, check_vocabulary, load_vocabulary
+        from limba.data.vocabulary.load import NUM_SENTINELS, address_of, check_rows, load_vocabulary
     name = given or source.vocabulary
     if name is not None:
         own, has_none = source.vocabulary, source.model.is_decoder_only or name.path == "byte"
@@ -254,7 +256,9 @@ def open_vocabulary(source: Source, given: VocabularyName | None = None) -> tupl
         extra_ids = next(each for each in choices if each is not None)
         name = name if given is not None else name._replace(path=place_of(name.path, str(source.directory)))
         try:
-            loaded = load_vocabulary(name.path, extra_ids)
+            loaded = _published(source, name) if given is None else None
+            if loaded is None:
+                loaded = load_vocabulary(name.path, extra_ids)
         except InputError as error:
             if given is not None:
                 raise
@@ -268,8 +272,32 @@ def open_vocabulary(source: Source, given: VocabularyName | None = None) -> tupl
         name = VocabularyName(address_of(loaded) or "byte", loaded.extra_ids, str(source.directory))
     else:
         return None
-    check_vocabulary(loaded, source.model.vocab_size, needs_sentinels=False)
+    check_rows(loaded, source.model.vocab_size)
     return name, loaded
+
+
+def _published(source: Source, name: VocabularyName) -> Vocabulary | None:
+    """Returns what AutoTokenizer reads in a folder for transformers; None for bytes, and for what it cannot read.
+
+    That is a SentencePiece model alone, where transformers has no class for it: Limba reads it by SentencePiece.
+    """
+    from limba.data.vocabulary import published
+
+    if source.kind != HUGGING_FACE or name.path == "byte":
+        return None
+    is_alone = not (source.directory / "tokenizer.json").exists()
+    if is_alone and published.class_of(published.Files.of(source.directory)) != "T5Tokenizer":
+        return None
+    return published.open_folder(source.directory)
+
+
+def special_ids_of(source: Source, vocabulary: Vocabulary | None) -> SpecialIds:
+    """Returns the ids with a role in a source's model, which reads its text by this vocabulary."""
+    from limba.data.vocabulary.special_ids import of_folder, of_run
+
+    if source.kind == HUGGING_FACE:
+        return of_folder(source.directory, vocabulary, source.model)
+    return of_run(vocabulary, source.model)
 
 
 def task_of(source: Source) -> Provider:

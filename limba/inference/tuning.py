@@ -22,7 +22,7 @@ from limba.data.packing import model_features
 from limba.data.stream.placement import place_batch
 from limba.formats.names import flatten, unflatten
 from limba.inference.encoded import of_each, outputs
-from limba.inference.generate import Pair, Writer, features_of, fetched, ids_of, padded, prompt_ids
+from limba.inference.generate import Pair, Writer, features_of, fetched, input_ids, padded, prompt_ids, target_ids
 from limba.inference.texts import whole_letters
 from limba.model import Network
 from limba.model.trees import Parameters
@@ -91,9 +91,12 @@ class Tuning:
     def pair(self, inputs: str, targets: str, lengths: tuple[int, int]) -> Pair:
         """Returns the ids of a pair, cut to so many tokens of inputs and of targets."""
         vocabulary, inputs = self._vocabulary, whole_letters(inputs)
-        is_decoder = self._network.config.is_decoder_only
-        read = prompt_ids(inputs, vocabulary)[: lengths[0]] if is_decoder else ids_of(inputs, vocabulary, lengths[0])
-        return read, ids_of(whole_letters(targets), vocabulary, lengths[1])
+        is_decoder, special = self._network.config.is_decoder_only, of_run(self._vocabulary, self._network.config)
+        if is_decoder:
+            read = prompt_ids(inputs, vocabulary, special)[: lengths[0]]
+        else:
+            read = input_ids(inputs, vocabulary, special, lengths[0])
+        return read, target_ids(whole_letters(targets), vocabulary, special, lengths[1], follows=is_decoder)
 
     def parts(self, pairs: Sequence[Pair], order: np.random.Generator | None = None) -> list[Part]:
         """Returns batches of pairs of like lengths, in the order that is drawn, or the shorter ones first.

@@ -65,9 +65,13 @@ class Network:
             return parameters["token_embedder"]["embedding"].astype(dtype).T, self.config.tied_logits_scale
         return parameters["decoder"]["logits_dense"]["kernel"].astype(dtype), 1.0
 
-    def encode(self, parameters: Parameters, inputs: Int[Array, "B K"]) -> Float[Array, "B K D"]:
-        """Returns the encoder's states, without dropout; padding is 0."""
+    def encode(
+        self, parameters: Parameters, inputs: Int[Array, "B K"], is_read: Int[Array, "B K"] | None = None
+    ) -> Float[Array, "B K D"]:
+        """Returns the encoder's states, without dropout; padding is 0, or where `is_read` is 0."""
         batch = {"encoder_input_tokens": inputs}
+        if is_read is not None:
+            batch["encoder_is_read"] = is_read
         return apply_module(self._module, parameters, batch, True, method=Transformer.encode)
 
     def decode(self, parameters: Parameters, batch: Batch, encoded: Float[Array, "B K D"]) -> Float[Array, "B Q D"]:
@@ -80,13 +84,14 @@ class Network:
         inputs: Int[Array, "B K"],
         max_tokens: int,
         encoded: Float[Array, "B K D"] | None = None,
+        is_read: Int[Array, "B K"] | None = None,
     ) -> tuple[DecodeStep, Cache]:
         """Returns the decode step and an empty KV cache of an encoder-decoder, without dropout.
 
-        The inputs are encoded, unless `encoded`, what `encode` returns for them, is given.
+        The inputs are encoded, unless `encoded`, what `encode` returns for them, is given. Padding is as for `encode`.
         """
-        encoded = self.encode(parameters, inputs) if encoded is None else encoded
-        return cached_decoder(self.config, parameters, encoded, inputs, max_tokens)
+        encoded = self.encode(parameters, inputs, is_read) if encoded is None else encoded
+        return cached_decoder(self.config, parameters, encoded, inputs if is_read is None else is_read, max_tokens)
 
     def cached_language_model(
         self, parameters: Parameters, prompt: Int[Array, "B P"], max_tokens: int, is_prefix: bool = False

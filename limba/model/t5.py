@@ -98,7 +98,8 @@ class Transformer(nn.Module):
     """The whole network over a batch of features (seqio's names).
 
     `encoder_input_tokens` [B, K], `decoder_input_tokens` and `decoder_target_tokens` [B, Q]; packed
-    batches also have `encoder_segment_ids` and `decoder_segment_ids` of the same shapes.
+    batches also have `encoder_segment_ids` and `decoder_segment_ids` of the same shapes. Where token 0 may be text,
+    `encoder_is_read` [B, K] is 0 at the inputs' padding, and `decoder_target_tokens` at that of the targets.
     """
 
     config: ModelConfig
@@ -116,7 +117,7 @@ class Transformer(nn.Module):
     ) -> Float[Array, "B K D"]:
         """Returns the encoder's output; `x` is the embedded input if it is already computed."""
         tokens = batch["encoder_input_tokens"]
-        ids = ids_of(tokens, batch.get("encoder_segment_ids"))
+        ids = ids_of(batch.get("encoder_is_read", tokens), batch.get("encoder_segment_ids"))
         return self.encoder(self.token_embedder(tokens) if x is None else x, Mask(ids, ids), deterministic)
 
     def __call__(self, batch: Batch, deterministic: bool, as_states: bool = False) -> Float[Array, "B Q DorV"]:
@@ -145,7 +146,8 @@ class Transformer(nn.Module):
         deterministic: bool,
         as_states: bool,
     ) -> Float[Array, "B Q DorV"]:
-        inputs, targets = batch["encoder_input_tokens"], batch["decoder_target_tokens"]
+        inputs = batch.get("encoder_is_read", batch["encoder_input_tokens"])
+        targets = batch["decoder_target_tokens"]
         ids = ids_of(targets, batch.get("decoder_segment_ids"))
         mask = Mask(ids, ids, causal=True)
         cross_mask = Mask(ids, ids_of(inputs, batch.get("encoder_segment_ids")))

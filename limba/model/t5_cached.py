@@ -23,6 +23,7 @@ def cached_decoder(
 ) -> tuple[DecodeStep, Cache]:
     """Returns the decode step (cache, last ids, position) -> (logits, cache), and an empty cache of one row per input.
 
+    Of the inputs only their padding is read, which is 0.
     From the second call on an input may have several adjacent rows: R is a multiple of B.
     """
     decoder = params["decoder"]

@@ -10,7 +10,8 @@ import transformers
 
 from limba.cli import convert, generate
 from limba.config import InputError
-from limba.data.vocabulary.load import PieceTable
+from limba.data.vocabulary.load import PieceTable, load_vocabulary
+from limba.data.vocabulary.special_ids import of_encoder
 from limba.export import proof as check
 from limba.export.huggingface import import_folder
 from limba.formats.huggingface import open_folder
@@ -75,8 +76,8 @@ def test_fills_are_the_likeliest_pieces_of_transformers(folder):
     model = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
     assert tokenizer.mask_token == "<extra_id_0>" and model.config.mask_token_id == tokenizer.mask_token_id
     plain = "A text without a mask, and its end."
-    assert tokenizer(plain).input_ids == masked_ids(plain, ours.vocabulary).tolist()
-    ids = torch.tensor(masked_ids(TEXT, ours.vocabulary).astype(np.int64))[None]
+    assert tokenizer(plain).input_ids == masked_ids(plain, ours.vocabulary, ours.special_ids).tolist()
+    ids = tokenizer(TEXT.replace("<mask>", "<extra_id_0>"), return_tensors="pt").input_ids
     likely = model(ids).logits.softmax(-1)[0, ids[0] == tokenizer.mask_token_id].detach().numpy()
     gaps, alone = ours.fill(TEXT), ours.fill(["A short <mask>", TEXT, TEXT])
     assert len(gaps) == 3 and [len(each) for each in gaps] == [5, 5, 5]
@@ -92,15 +93,16 @@ def test_fills_are_the_likeliest_pieces_of_transformers(folder):
         assert [fill.ids for fill in one] == [fill.ids for fill in other]
 
 
-def test_a_mask_takes_the_place_of_a_piece(folder):
-    vocabulary = load(folder).vocabulary
+def test_a_mask_takes_the_place_of_a_piece(vocabulary):
+    vocabulary = load_vocabulary(str(vocabulary), 1)
+    special = of_encoder(vocabulary)
     mask = vocabulary.vocab_size - 1
     words = vocabulary.encode("The value of a thing, which is.")
-    masked = masked_ids("The value ___ a thing, which is.", vocabulary).tolist()
+    masked = masked_ids("The value ___ a thing, which is.", vocabulary, special).tolist()
     assert words[:2] == masked[:2] and masked[2] == mask and masked[3:-1] == words[3:] and masked[-1] == 1
     for text in ("<mask>, which", "<extra_id_3>, which", "[MASK], which"):
-        assert masked_ids(text, vocabulary).tolist() == [mask, *vocabulary.encode("a, which")[1:], 1]
-    assert len(masked_ids("The <mask> " * 50, vocabulary, 16)) == 16
+        assert masked_ids(text, vocabulary, special).tolist() == [mask, *vocabulary.encode("a, which")[1:], 1]
+    assert len(masked_ids("The <mask> " * 50, vocabulary, special, 16)) == 16
 
 
 def test_vectors_are_pooled_states(folder):

@@ -76,5 +76,5 @@ def test_texts_of_a_head_begin_with_cls_where_the_vocabulary_has_it(tmp_path, co
     for text in ("One text.", "Another text, a longer one."):
         ids = model.tokenize(text).tolist()
         assert ids == tokenizer(text).input_ids and tokenizer.convert_ids_to_tokens(ids[:1]) == ["<cls>"]
-        trained = framed(model.vocabulary, 64)(encoder(model.vocabulary)([text.encode()])[0])[0]
+        trained = framed(model.special_ids, 64)(encoder(model.vocabulary)([text.encode()])[0])[0]
         assert ids == trained.tolist()

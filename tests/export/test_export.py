@@ -334,7 +334,7 @@ def test_transformers_fills_gaps_as_our_network_does(vocabulary, tmp_path):
     files.write_tokenizer(tmp_path, str(vocabulary), 100)
     text = "The module <extra_id_0> a file and re<extra_id_1> it."
     trained = load(tmp_path)
-    pieces = gaps.pieces_of(trained.vocabulary, 1024)
+    pieces = gaps.pieces_of(trained.vocabulary, 1024, trained.special_ids)
     ours = trained.fill(text, top=3)
     theirs = fills_by_transformers(tmp_path, text, pieces)
     assert [[fill.ids for fill in each] for each in ours] == [[fill.ids for fill in each] for each in theirs]

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from limba.data.vocabulary.special_ids import SpecialIds
 from limba.export import proof
 from limba.export.proof import Figures, Proof
 
@@ -90,7 +91,7 @@ def proof_of(logits: np.ndarray, tokens: list[list[int]], followed: np.ndarray) 
     made: Any = object.__new__(Proof)
     made._batch = {"decoder_target_tokens": np.array([[3, 4, 0], [2, 0, 0]])}
     made._logits, made._tokens, made._followed = logits, np.array(tokens), followed
-    made._eos_id, made._banned = EOS, [5]
+    made._special, made._banned = SpecialIds(ends=(EOS,)), [5]
     made._config = type("Config", (), {"vocab_size": 6, "is_encoder": False})
     return made
 

@@ -12,6 +12,7 @@ import pytest
 import limba
 from limba.config import InputError
 from limba.data.vocabulary.load import PieceTable, load_vocabulary
+from limba.data.vocabulary.special_ids import SpecialIds
 from limba.inference import gaps
 from limba.inference.source import VocabularyName
 from tests import tiny
@@ -48,7 +49,7 @@ def answered(search: gaps.Search, next_logits) -> list[list[gaps.Fill]]:
 
 
 def test_the_most_likely_words_are_found_with_their_probabilities() -> None:
-    pieces = gaps.pieces_of(load_vocabulary("byte"), 384)
+    pieces = gaps.pieces_of(load_vocabulary("byte"), 384, SpecialIds())
     table = {
         "": {"<next>": 0.5, ".": 0.2, "a": 0.12, "i": 0.09, "o": 0.06, "u": 0.03},  # the likeliest is no word
         "a": {"<next>": 0.25, "n": 0.75},
@@ -70,7 +71,7 @@ def test_the_most_likely_words_are_found_with_their_probabilities() -> None:
 
 
 def test_no_fill_is_half_a_letter_or_without_one() -> None:
-    pieces = gaps.pieces_of(load_vocabulary("byte"), 384)
+    pieces = gaps.pieces_of(load_vocabulary("byte"), 384, SpecialIds())
     table = {"": {"ă": 0.6, "b": 0.4}}  # the first byte of two, then the end
     (found,) = answered(gaps.fills("<extra_id_0>", pieces), Known(table, pieces, 384))
     assert [fill.text for fill in found][:1] == ["b"] and all(fill.text.isalnum() for fill in found)

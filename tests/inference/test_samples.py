@@ -39,7 +39,7 @@ def test_what_follows_a_sentinel_is_among_what_may_begin_a_fill(tmp_path: Path) 
 
     def written(gaps: Gaps | None) -> list[int]:
         inputs = jnp.arange(3, 35, dtype=jnp.int32)[None]
-        plan = Plan(model.network, GenerationConfig(max_tokens=6), int(model.vocabulary.eos_id))
+        plan = Plan(model.network, GenerationConfig(max_tokens=6), (int(model.vocabulary.eos_id),))
         tokens = generate(plan, model.params, Given(inputs, none, gaps=gaps)).tokens
         return np.asarray(tokens).ravel().tolist()
 

@@ -30,7 +30,7 @@ def write(config, prompt, banned=FREE, seed=0):
     prompt = jnp.asarray(prompt, jnp.int32)
     cache = jnp.zeros((1, len(prompt), config.max_tokens), jnp.int32)
     keys = jax.random.split(jax.random.key(seed), len(prompt))
-    run = jax.jit(lambda c, p, b, k: decoding.generate(step, c, p, decoding.Rules(b, config, EOS, k)))
+    run = jax.jit(lambda c, p, b, k: decoding.generate(step, c, p, decoding.Rules(b, config, (EOS,), k)))
     return run(cache, prompt, banned, keys)
 
 
@@ -120,7 +120,7 @@ def written(config, prompt, seed=0, banned=FREE):
     prompt = jnp.asarray(prompt, jnp.int32)
     cache = jnp.zeros((1, len(prompt), config.max_tokens), jnp.int32)
     keys = jax.random.split(jax.random.key(seed), len(prompt))
-    rules = decoding.Rules(banned, config, EOS, keys)
+    rules = decoding.Rules(banned, config, (EOS,), keys)
     run = jax.jit(lambda table: decoding.generate(step_of_two(table), cache, prompt, rules))
     return [run(jnp.asarray(table)) for table in TABLES]
 
@@ -205,7 +205,7 @@ def test_a_search_in_parts_is_the_whole_one(choices, ends):
     keys, step = jax.random.split(jax.random.key(0), 2), step_of_two(jnp.asarray(TABLES[0]))
     banned = FREE if ends else FREE.at[EOS].set(True)
     state = decoding.start(jnp.zeros((1, 2, 5), jnp.int32), prompt, config)
-    rules = decoding.Rules(banned, config, EOS, keys)
+    rules = decoding.Rules(banned, config, (EOS,), keys)
     advance = jax.jit(lambda state, until: decoding.advance(step, state, until, 2, rules))
     for until in (1, 3, 5):
         state = advance(state, until)
@@ -266,7 +266,7 @@ def test_draws_follow_the_probabilities_and_the_input_alone():
     longer = GenerationConfig(max_tokens=5, sample=True, num_samples=2)
     pair = write(longer, [[2], [4]])
     keys = jax.random.split(jax.random.key(0), 2)
-    rules = decoding.Rules(FREE, longer, EOS, keys[1:])
+    rules = decoding.Rules(FREE, longer, (EOS,), keys[1:])
     alone = decoding.generate(step, jnp.zeros((1, 1, 5), jnp.int32), jnp.array([[4]], jnp.int32), rules)
     assert pair.tokens[1].tolist() == alone.tokens[0].tolist()
 

@@ -14,7 +14,8 @@ import numpy as np
 from limba.config import InputError
 from limba.data.dataset import TOKENS, Dataset, preprocessor
 from limba.data.objectives.token_blocks import Features
-from limba.data.vocabulary.load import begin_id, encoder, has_dummy_space, piece_bytes
+from limba.data.vocabulary.load import encoder, has_dummy_space, piece_bytes
+from limba.data.vocabulary.special_ids import SpecialIds, of_encoder
 from limba.data.vocabulary.vocabularies import Vocabulary
 
 INNER_SPACE = "\N{NO-BREAK SPACE}"
@@ -41,7 +42,7 @@ def labeled_row(
 ) -> Callable[[Mapping[str, bytes]], dict[str, np.ndarray]]:
     """Returns what `labeled` does with each row; `head` is the network's, then its labels."""
     kind, *labels = head
-    encode, around = encoder(vocabulary), framed(vocabulary, length)
+    encode, around = encoder(vocabulary), framed(of_encoder(vocabulary), length)
     number = {label: place for place, label in enumerate(labels, 1)}
     pieces_of = word_encoder(vocabulary)
 
@@ -65,13 +66,11 @@ def labeled_row(
     return row
 
 
-def framed(vocabulary: Vocabulary, length: int) -> Callable[[np.ndarray], tuple[np.ndarray, int]]:
+def framed(special: SpecialIds, length: int) -> Callable[[np.ndarray], tuple[np.ndarray, int]]:
     """Returns a function from a text's tokens to them with <cls> and the end, at most `length`, and their place."""
-    begin = [] if (first := begin_id(vocabulary)) is None else [first]
-    end = vocabulary.eos_id or 1
 
     def around(tokens: np.ndarray) -> tuple[np.ndarray, int]:
-        return np.array([*begin, *tokens[: length - len(begin) - 1], end], np.int32), len(begin)
+        return np.array(special.framed(tokens.tolist(), length), np.int32), len(special.before)
 
     return around
 

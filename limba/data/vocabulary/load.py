@@ -84,23 +84,57 @@ def load_vocabulary(path_or_byte: str, extra_ids: int = NUM_SENTINELS) -> Vocabu
 
 
 def check_vocabulary(vocabulary: Vocabulary, num_rows: int, needs_sentinels: bool = True) -> None:
-    """Raises InputError if the ids exceed the model's embedding rows, or needed sentinels are missing."""
+    """Raises InputError for a vocabulary that cannot be trained with.
+
+    Its ids exceed the model's embedding rows, id 0 is not padding alone, or needed sentinels are missing, or not the
+    last ids.
+    """
     where = address_of(vocabulary) or "'byte'"
     if isinstance(vocabulary, SentencePieceVocabulary):
         read_model(where)
         _check_layout(vocabulary, where)
-    if vocabulary.vocab_size > num_rows:
-        fitting = PieceTable(vocabulary).fitting_rows
+    if isinstance(vocabulary, TokenizersVocabulary):
+        _check_padding(vocabulary)
+    check_rows(vocabulary, num_rows)
+    if needs_sentinels and not are_sentinels_last(vocabulary):
+        first = sentinel_table(vocabulary)[0]
         raise InputError(
-            f"The vocabulary {where} has {vocabulary.vocab_size} ids, sentinels included, and the model {num_rows}"
-            f" rows; set ModelConfig.vocab_size to {fitting}, or take a smaller vocabulary.",
-            fix=("ModelConfig.vocab_size", fitting),
+            f"The vocabulary {where} has <extra_id_0> at id {first}, and training needs the sentinels as its last ids,"
+            " counted down. Train the vocabulary anew without symbols of that name: Limba puts them above the pieces."
         )
     if needs_sentinels and not num_sentinels(vocabulary):
         raise InputError(
             f"The vocabulary {where} has no sentinels (<extra_id_0>, …); set DataConfig.vocabulary to its path with"
             f" DataConfig.extra_ids {NUM_SENTINELS}, or give the task's own vocabulary extra_ids={NUM_SENTINELS}.",
             fix=("DataConfig.extra_ids", NUM_SENTINELS),
+        )
+
+
+def _check_padding(vocabulary: TokenizersVocabulary) -> None:
+    """Raises InputError for a tokenizer.json whose id 0 is not padding alone: 0 has no weight in training."""
+    first = vocabulary.tokenizer.id_to_token(0)
+    advice = "give one with a token for padding, such as <pad>, at id 0"
+    if vocabulary.eos_id == 0:
+        raise InputError(
+            f"The vocabulary {vocabulary.path} has {first!r} at id 0, padding's, as its end of sequence, which a model"
+            f" would never learn to write; {advice}."
+        )
+    added = vocabulary.tokenizer.get_added_tokens_decoder()
+    if 0 not in added or not added[0].special:
+        raise InputError(
+            f"The vocabulary {vocabulary.path} has {first!r} at id 0, which must be padding for training; {advice}."
+        )
+
+
+def check_rows(vocabulary: Vocabulary, num_rows: int) -> None:
+    """Raises InputError if the ids exceed the model's embedding rows."""
+    where = address_of(vocabulary) or "'byte'"
+    if vocabulary.vocab_size > num_rows:
+        fitting = PieceTable(vocabulary).fitting_rows
+        raise InputError(
+            f"The vocabulary {where} has {vocabulary.vocab_size} ids, sentinels included, and the model {num_rows}"
+            f" rows; set ModelConfig.vocab_size to {fitting}, or take a smaller vocabulary.",
+            fix=("ModelConfig.vocab_size", fitting),
         )
 
 
@@ -243,7 +277,10 @@ def known_mask_id(vocabulary: Vocabulary) -> int | None:
 def begin_id(vocabulary: Vocabulary) -> int | None:
     """Returns the id that each document begins with: the piece <cls> or [CLS]; None for a vocabulary without it."""
     table = PieceTable(vocabulary)
-    return None if table.kind == "bytes" else table.id_of("<cls>") or table.id_of("[CLS]")
+    if table.kind == "bytes":
+        return None
+    found = table.id_of("<cls>")
+    return table.id_of("[CLS]") if found is None else found
 
 
 def content_name(vocabulary: Vocabulary) -> str:

@@ -45,21 +45,22 @@ _ALIASES = {  # other names of classes in _REBUILT
 }
 # Classes of transformers 5.23 whose own rules are not written here. A name that transformers does not know either is
 # read as AS_IT_IS, there and here.
-REFUSED = frozenset(
-    "AlbertTokenizer BarthezTokenizer BigBirdTokenizer BlenderbotTokenizer CLIPTokenizer CamembertTokenizer"
-    " CodeLlamaTokenizer CohereTokenizer DPRQuestionEncoderTokenizer DebertaTokenizer DebertaV2Tokenizer EsmcTokenizer"
-    " FunnelTokenizer GPTNeoXTokenizer HerbertTokenizer LasrTokenizer LayoutLMv2Tokenizer LayoutLMv3Tokenizer"
-    " LayoutXLMTokenizer LukeTokenizer MBart50Tokenizer MBartTokenizer MLukeTokenizer MPNetTokenizer MarkupLMTokenizer"
-    " NllbTokenizer NougatTokenizer OpenAIGPTTokenizer PegasusTokenizer Qwen2Tokenizer Qwen3_5Tokenizer"
-    " ReformerTokenizer RemBertTokenizer RoFormerTokenizer SeamlessM4TTokenizer Siglip2Tokenizer SplinterTokenizer"
-    " Tipsv2Tokenizer UdopTokenizer VideoPrismTokenizer WhisperTokenizer XGLMTokenizer XLNetTokenizer BartphoTokenizer"
-    " BertGenerationTokenizer BertJapaneseTokenizer BertweetTokenizer BioGptTokenizer BlenderbotSmallTokenizer"
-    " CTRLTokenizer CanineTokenizer ClvpTokenizer CpmAntTokenizer CpmTokenizer DiaTokenizer EsmTokenizer FSMTTokenizer"
-    " FlaubertTokenizer GPTNeoXJapaneseTokenizer GPTSw3Tokenizer M2M100Tokenizer MarianTokenizer MgpstrTokenizer"
-    " MyT5Tokenizer PLBartTokenizer PerceiverTokenizer PhobertTokenizer ProphetNetTokenizer RagTokenizer"
-    " RoCBertTokenizer SiglipTokenizer Speech2TextTokenizer SpeechT5Tokenizer TapasTokenizer VitsTokenizer"
-    " Wav2Vec2CTCTokenizer Wav2Vec2PhonemeCTCTokenizer XLMTokenizer".split()
-)
+_REFUSED = """
+AlbertTokenizer BarthezTokenizer BigBirdTokenizer BlenderbotTokenizer CLIPTokenizer CamembertTokenizer
+CodeLlamaTokenizer CohereTokenizer DPRQuestionEncoderTokenizer DebertaTokenizer DebertaV2Tokenizer EsmcTokenizer
+FunnelTokenizer GPTNeoXTokenizer HerbertTokenizer LasrTokenizer LayoutLMv2Tokenizer LayoutLMv3Tokenizer
+LayoutXLMTokenizer LukeTokenizer MBart50Tokenizer MBartTokenizer MLukeTokenizer MPNetTokenizer MarkupLMTokenizer
+NllbTokenizer NougatTokenizer OpenAIGPTTokenizer PegasusTokenizer Qwen2Tokenizer Qwen3_5Tokenizer ReformerTokenizer
+RemBertTokenizer RoFormerTokenizer SeamlessM4TTokenizer Siglip2Tokenizer SplinterTokenizer Tipsv2Tokenizer
+UdopTokenizer VideoPrismTokenizer WhisperTokenizer XGLMTokenizer XLNetTokenizer BartphoTokenizer
+BertGenerationTokenizer BertJapaneseTokenizer BertweetTokenizer BioGptTokenizer BlenderbotSmallTokenizer
+CTRLTokenizer CanineTokenizer ClvpTokenizer CpmAntTokenizer CpmTokenizer DiaTokenizer EsmTokenizer FSMTTokenizer
+FlaubertTokenizer GPTNeoXJapaneseTokenizer GPTSw3Tokenizer M2M100Tokenizer MarianTokenizer MgpstrTokenizer
+MyT5Tokenizer PLBartTokenizer PerceiverTokenizer PhobertTokenizer ProphetNetTokenizer RagTokenizer RoCBertTokenizer
+SiglipTokenizer Speech2TextTokenizer SpeechT5Tokenizer TapasTokenizer VitsTokenizer Wav2Vec2CTCTokenizer
+Wav2Vec2PhonemeCTCTokenizer XLMTokenizer
+"""
+REFUSED = frozenset(_REFUSED.split())
 SPACE = "\u2581"  # SentencePiece's character for a space
 CONTROL, USER_DEFINED = 3, 4  # types of SentencePiece's pieces
 
@@ -339,8 +340,8 @@ def _require(files: Files, kind: str, name: str) -> Json:
     state = files.state or {}
     if state.get("model", {}).get("type", kind) != kind:
         raise InputError(
-            f"{files.folder}/tokenizer_config.json names {name}, which needs a {kind} model, and tokenizer.json has"
-            f" {state['model']['type']}; set tokenizer_class to PreTrainedTokenizerFast there."
+            f"transformers reads {files.folder} by {name}, which needs a {kind} model, and tokenizer.json has"
+            f" {state['model']['type']}; set tokenizer_class in tokenizer_config.json to PreTrainedTokenizerFast."
         )
     return state
 
@@ -404,7 +405,7 @@ def _llama(files: Files, read: Any, names: Mapping[str, str]) -> Any:
 def _gpt2(files: Files, read: Any, names: Mapping[str, str]) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    state = _require(files, "BPE", "a class of byte-level BPE")
+    state = _require(files, "BPE", class_of(files))
     plain = {"continuing_subword_prefix": "", "end_of_word_suffix": "", "fuse_unk": False}
     made = Tokenizer(models.BPE(state["model"]["vocab"], _merges(state), **plain))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(files.about.get("add_prefix_space", False)))
@@ -418,9 +419,7 @@ def _gemma(files: Files, read: Any, names: Mapping[str, str]) -> Any:
 
     state = _require(files, "BPE", "GemmaTokenizer")
     unknown = names["unk_token"]
-    pieces = models.BPE(
-        state["model"]["vocab"], _merges(state), fuse_unk=True, byte_fallback=True, unk_token=unknown
-    )
+    pieces = models.BPE(state["model"]["vocab"], _merges(state), fuse_unk=True, byte_fallback=True, unk_token=unknown)
     made = Tokenizer(pieces)
     made.normalizer = normalizers.Replace(" ", SPACE)
     made.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
@@ -469,6 +468,8 @@ def _finish(tokenizer: Any, name: str, names: Mapping[str, str]) -> None:
 _XLM = {"bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "cls_token": "<s>", "unk_token": "<unk>"}
 _XLM |= {"pad_token": "<pad>", "mask_token": "<mask>"}
 _BERT = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]", "mask_token": "[MASK]"}
+_GEMMA = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"}
+_GEMMA |= {"mask_token": "<mask>"}
 _T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 # A class: what makes its tokenizer of tokenizer.json's pieces, and the tokens that its roles have by default.
 _REBUILT: Mapping[str, tuple[Rebuild, Mapping[str, str]]] = {
@@ -479,7 +480,13 @@ _REBUILT: Mapping[str, tuple[Rebuild, Mapping[str, str]]] = {
     "RobertaTokenizer": (_gpt2, _XLM),
     "GemmaTokenizer": (
         _gemma,
-        {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "<mask>"},
+        {
+            "bos_token": "<bos>",
+            "eos_token": "<eos>",
+            "unk_token": "<unk>",
+            "pad_token": "<pad>",
+            "mask_token": "<mask>",
+        },
     ),
     "XLMRobertaTokenizer": (_xlm_roberta, _XLM),
 }
@@ -492,6 +499,12 @@ def _of_spiece(files: Files, path: str) -> Made:
     model = parse_model(content(path))
     roles = files.roles(_T5)
     extra_ids = int(files.about.get("extra_ids", 100))
+    inside = sum("<extra_id_" in piece.piece for piece in model.pieces if piece.type in (CONTROL, USER_DEFINED))
+    if inside and extra_ids not in (0, inside):
+        raise InputError(
+            f"{path} has {inside} sentinels of its own, and tokenizer_config.json says extra_ids {extra_ids}, which"
+            f" transformers refuses; set extra_ids to {inside} there."
+        )
     sentinels = [f"<extra_id_{number}>" for number in range(extra_ids)]
     pieces = [(piece.piece, piece.score) for piece in model.pieces]
     pieces += [(name, 0.0) for name in reversed(sentinels)]

@@ -1,18 +1,39 @@
 """The ids with a role in a model: padding, start, ends, mask, the decoder's start, and what stands around a text.
 
-A run of Limba, and one of T5X, has those of T5's layout: `of_run`. A folder for transformers says them in its files:
-`limba.data.vocabulary.published` reads them in transformers' own order of precedence.
+A run of Limba, and one of T5X, has those of T5's layout: `of_run`. A folder for transformers says them in its files,
+which `of_folder` reads in transformers' own order of precedence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from limba.config import ModelConfig
+from etils import epath
+
+from limba.config import InputError, ModelConfig
 from limba.data.vocabulary.load import Vocabulary, begin_id, known_mask_id
+from limba.data.vocabulary.published import PublishedVocabulary, read_json
+
+logger = logging.getLogger(__name__)
 
 PADDING, START, END = 0, 0, 1  # of T5's layout
+# What transformers 5.23 takes for ids that neither config.json nor generation_config.json names, by the kind of model.
+_T5 = {"pad_token_id": 0, "eos_token_id": 1}
+_DEFAULTS: Mapping[str, Mapping[str, int]] = {
+    **dict.fromkeys(("t5", "mt5", "umt5"), _T5),
+    "llama": {"bos_token_id": 1, "eos_token_id": 2},
+    "gpt2": {"bos_token_id": 50256, "eos_token_id": 50256},
+    "eurobert": {"pad_token_id": 128001, "mask_token_id": 128002},
+    "modernbert": {"pad_token_id": 50283},
+}
+# Keys of generation_config.json that change which ids are written, and that Limba's search does not have.
+_UNSUPPORTED = (
+    *("forced_bos_token_id", "forced_eos_token_id", "forced_decoder_ids", "begin_suppress_tokens", "bad_words_ids"),
+    *("sequence_bias", "exponential_decay_length_penalty"),
+)
 
 
 @dataclass(frozen=True)
@@ -49,6 +70,24 @@ class SpecialIds:
             return self.padding
         return self.ends[0] if self.ends else PADDING
 
+    def check_trained(self, model: ModelConfig, place: str) -> None:
+        """Raises InputError for a model that Limba can use and not train: its padding or its start is not T5's 0."""
+        has_decoder = not (model.is_decoder_only or model.is_t5_encoder)
+        reason = None
+        if self.padding is None:
+            reason = "has no padding token (pad_token_id)"
+        elif self.padding in self.ends:
+            reason = f"has one id, {self.padding}, for padding and for the end of a text"
+        elif self.padding != PADDING:
+            reason = f"has its padding at id {self.padding}, and an ordinary piece at 0"
+        elif has_decoder and self.decoder_start != START:
+            reason = f"begins its decoder with id {self.decoder_start} (decoder_start_token_id)"
+        if reason is not None:
+            raise InputError(
+                f"{place} {reason}, so Limba generates, scores, encodes and converts with it and does not train it:"
+                " training has padding and the decoder's start at 0. Train another model, or this one in transformers."
+            )
+
     def framed(self, ids: Sequence[int], length: int | None = None, ends: bool = True) -> list[int]:
         """Returns a text's ids in the template, the text cut so that they are at most `length`.
 
@@ -59,18 +98,21 @@ class SpecialIds:
         room = None if length is None else max(0, length - len(self.before) - len(after))
         return [*self.before, *ids[:room], *after]
 
-    def target(self, ids: Sequence[int], is_decoder_only: bool, length: int | None = None, ends: bool = True) -> list[int]:
-        """Returns a text's ids as what a model writes: ended exactly once; a T5's in its template.
+    def target(
+        self, ids: Sequence[int], length: int | None = None, ends: bool = True, follows: bool = False
+    ) -> list[int]:
+        """Returns a text's ids as what a model writes: in the template, and ended exactly once.
 
-        >>> SpecialIds(after=(1,)).target([7, 8], is_decoder_only=False)
-        [7, 8, 1]
+        With `follows` they go on with what a language model has read, and do not begin anew.
+
+        >>> SpecialIds(before=(5,)).target([7, 8]), SpecialIds(before=(5,)).target([7, 8], follows=True)
+        ([5, 7, 8, 1], [7, 8, 1])
         """
-        before = () if is_decoder_only else self.before
-        after = self.after
+        before, after = self.before, self.after
+        if follows:
+            before, after = (), ()
         if self.end is not None and not (after and after[-1] in self.ends):
             after = (*after, self.end)
-        if is_decoder_only:
-            after = () if self.end is None else (self.end,)
         if not ends:
             after = ()
         room = None if length is None else max(0, length - len(before) - len(after))
@@ -78,24 +120,127 @@ class SpecialIds:
 
 
 def of_run(vocabulary: Vocabulary | None, model: ModelConfig) -> SpecialIds:
-    """Returns the ids of a model that Limba or T5X trained with this vocabulary.
+    """Returns the ids of a model that Limba or T5X trained with this vocabulary."""
+    if model.is_encoder or (model.is_t5_encoder and model.has_own_head):
+        return of_encoder(vocabulary)
+    end = _end_of(vocabulary)
+    unknown = None if vocabulary is None else vocabulary.unk_id
+    if model.is_decoder_only:  # a text begins with 0, which is padding too
+        return SpecialIds(ends=(end,), unknown=unknown, before=(START,))
+    return SpecialIds(ends=(end,), unknown=unknown, after=(end,))
 
-    A language model's text begins with 0, which is padding too; a T5's ends with the end of sequence; an encoder's
-    begins with <cls>, if the vocabulary has it, and ends as a T5's.
+
+def of_encoder(vocabulary: Vocabulary | None) -> SpecialIds:
+    """Returns the ids of an encoder of ours: a text begins with <cls>, if the vocabulary has it, and ends as a T5's."""
+    end = _end_of(vocabulary)
+    if vocabulary is None:
+        return SpecialIds(ends=(end,), separator=end, after=(end,))
+    begin = begin_id(vocabulary)
+    before = () if begin is None else (begin,)
+    roles = {"unknown": vocabulary.unk_id, "mask": known_mask_id(vocabulary), "separator": end}
+    return SpecialIds(ends=(end,), before=before, after=(end,), **roles)
+
+
+def _end_of(vocabulary: Vocabulary | None) -> int:
+    return END if vocabulary is None or vocabulary.eos_id is None else int(vocabulary.eos_id)
+
+
+def of_folder(folder: epath.Path, vocabulary: Vocabulary | None, model: ModelConfig) -> SpecialIds:
+    """Returns the ids of a folder for transformers; `vocabulary` is its own, another that was given, or None.
+
+    What is written, and where it begins and ends, is generation_config.json's, or config.json's where that file is
+    missing; the first input of a decoder whose targets are given is config.json's; what stands around a text is the
+    tokenizer's. With another vocabulary the text is framed as in T5's layout. Raises InputError for ids that the model
+    has no row for.
     """
-    end = END if vocabulary is None or vocabulary.eos_id is None else int(vocabulary.eos_id)
-    begin = None if vocabulary is None else begin_id(vocabulary)
-    is_framed = model.is_encoder or (model.is_t5_encoder and model.has_own_head)
-    before, after = (), (end,)
-    if is_framed and begin is not None:
-        before = (begin,)
-    elif model.is_decoder_only and not model.is_encoder:
-        before, after = (START,), ()
+    config = read_json(folder, "config.json") or {}
+    generation = read_json(folder, "generation_config.json")
+    defaults = _DEFAULTS.get(str(config.get("model_type")), {})
+    of_config = _Ids(config, defaults, f"{folder}/config.json", model.vocab_size)
+    of_generation = of_config
+    if generation is not None:
+        of_generation = _Ids(generation, {}, f"{folder}/generation_config.json", model.vocab_size)
+    ends = of_generation.several("eos_token_id")
+    padding = of_config.one("pad_token_id")
+    start = of_generation.one("bos_token_id")
+    first = of_config.one("decoder_start_token_id")
+    first_written = of_generation.one("decoder_start_token_id")
+    has_decoder = not (model.is_decoder_only or model.is_t5_encoder)
+    if has_decoder and first is None:
+        first = first_written if first_written is not None else padding
+        if first is None:
+            raise InputError(f"{folder}/config.json has no decoder_start_token_id, which a T5 needs; write one there.")
+        logger.info("%s/config.json has no decoder_start_token_id; it is taken as %d, padding.", folder, first)
+    if first_written is None:
+        first_written = first if start is None else start
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    roles: Mapping[str, int] = {}
+    if isinstance(vocabulary, PublishedVocabulary):
+        before, after = vocabulary.template
+        roles = vocabulary.ids
+    elif vocabulary is not None:
+        own = of_run(vocabulary, model)
+        before, after = own.before, own.after
+        if before == (START,) and start is not None:
+            before = (start,)
+        if model.is_encoder:
+            ends = own.ends
+    end = roles.get("eos_token")
+    if end in ends:
+        ends = (end, *(each for each in ends if each != end))
+    mask = roles.get("mask_token", of_config.one("mask_token_id"))
+    if mask is None and vocabulary is not None and not roles:
+        mask = known_mask_id(vocabulary)
+    rules = generation or config
     return SpecialIds(
-        ends=(end,),
-        unknown=None if vocabulary is None else vocabulary.unk_id,
-        mask=None if vocabulary is None or not is_framed else known_mask_id(vocabulary),
-        separator=end if is_framed else None,
+        padding=padding,
+        start=start,
+        ends=ends,
+        unknown=roles.get("unk_token"),
+        mask=mask,
+        separator=roles.get("sep_token"),
+        decoder_start=START if first is None else first,
+        generation_start=START if first_written is None else first_written,
         before=before,
         after=after,
+        suppressed=of_generation.several("suppress_tokens"),
+        unsupported=tuple(key for key in _UNSUPPORTED if rules.get(key)),
+        is_published=True,
     )
+
+
+@dataclass(frozen=True)
+class _Ids:
+    """The ids that a file names, else a class of transformers."""
+
+    about: Mapping[str, Any]
+    defaults: Mapping[str, int]
+    place: str
+    num_rows: int
+
+    def one(self, key: str) -> int | None:
+        """Returns the id of a key, None for none; a default that the model has no row for is none."""
+        found = self.about.get(key, self.defaults.get(key))
+        if found is None:
+            return None
+        if not self._is_id(found):
+            if key not in self.about or key in ("pad_token_id", "bos_token_id"):
+                return None  # is never read, or only where a prompt is empty
+            self._refuse(key, found)
+        return int(found)
+
+    def several(self, key: str) -> tuple[int, ...]:
+        """Returns the ids of a key that has one or a list; those that the model cannot write are left out."""
+        found = self.about.get(key, self.defaults.get(key))
+        listed = found if isinstance(found, list) else [] if found is None else [found]
+        for number in listed:
+            if not isinstance(number, int) or isinstance(number, bool):
+                self._refuse(key, found)
+        return tuple(number for number in listed if self._is_id(number))
+
+    def _is_id(self, number: object) -> bool:
+        return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < self.num_rows
+
+    def _refuse(self, key: str, found: object) -> None:
+        raise InputError(f"{self.place} has {key} {found!r}, and the model has {self.num_rows} rows; correct it there.")

@@ -21,9 +21,10 @@ BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 class TokenizersVocabulary(Vocabulary):
-    """The vocabulary of a tokenizer.json at a local path or address (gs://, hf://), read on first use.
+    """The vocabulary of a tokenizer.json at a local path or address (gs://, hf://), read on first use, for training.
 
-    Id 0 must be a special token, since it is padding. In a text, the name of a special token is plain text.
+    In a text, the name of a special token is plain text: a corpus must not be able to end a document. A model that is
+    published with its tokenizer is used by `published.PublishedVocabulary`, which reads such a name as that token.
     Raises InputError on first use if the file is missing, is not a tokenizer, or has no end of sequence.
     """
 
@@ -46,11 +47,6 @@ class TokenizersVocabulary(Vocabulary):
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = True
-        if tokenizer.id_to_token(0) not in _specials(text):
-            raise InputError(
-                f"The vocabulary {self.path} has {tokenizer.id_to_token(0)!r} at id 0, which must be padding;"
-                " give one with a special token at id 0."
-            )
         return tokenizer
 
     @functools.cached_property
@@ -107,10 +103,6 @@ class TokenizersVocabulary(Vocabulary):
 
     def __hash__(self) -> int:
         return hash(self.path)
-
-
-def _specials(text: str) -> set[str]:
-    return {token["content"] for token in json.loads(text)["added_tokens"] if token["special"]}
 
 
 @functools.cache

@@ -14,9 +14,9 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from limba.api import RunData, load
+from limba.api import PieceTable, RunData, load
+from limba.config import InputError
 
-START = 0  # begins what a language model reads, and a decoder's input
 LONGEST = 1_024  # tokens that a model without learned positions reads at once
 Scored = tuple[tuple[str, str], list[int], list[int]]  # the harness's texts, ids of the context and of what is scored
 
@@ -35,7 +35,7 @@ class LimbaLM(TemplateLM):
         super().__init__()
         self.trained = load(pretrained)
         self.backend = "causal" if self.trained.network.config.is_decoder_only else "seq2seq"
-        self._vocabulary = self.trained.vocabulary
+        self._vocabulary, self._special = self.trained.vocabulary, self.trained.special_ids
         self._rows = self.trained.rows(int(batch_size) if str(batch_size).isdecimal() else 8)
         run = self.trained.source.run
         learned = run is not None and self.trained.task is not None and RunData(run.data, self.trained.task).fills_gaps
@@ -43,11 +43,13 @@ class LimbaLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        return int(self._vocabulary.eos_id or 1)
+        if self._special.end is None:
+            raise InputError(f"{self.trained.path} has no end of sequence, which the harness needs (eos_token_id).")
+        return self._special.end
 
     @property
     def prefix_token_id(self) -> int:
-        return START
+        return self.eot_token_id if self._special.start is None else self._special.start
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **options: object) -> list[int]:
         """Returns the ids of a text, without a start or an end."""
@@ -55,12 +57,14 @@ class LimbaLM(TemplateLM):
 
     def _pair(self, context: Sequence[int], scored: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Returns the ids that the network reads and writes."""
-        context = [token for token in context if token != START]
+        start = self.prefix_token_id
+        if context and context[0] == start:  # as the harness begins a text, or a window of it
+            context = context[1:]
         if self.backend == "causal":
-            read, write = [START, *context], [*scored]
+            read, write = self._special.framed(context, ends=False) or [start], [*scored]
         else:
-            gap = [int(self.trained.pair_ids("", "<extra_id_0>")[1][0])] if self.sentinels else []
-            read, write = [*context, *gap, self.eot_token_id], [*gap, *scored]
+            gap = PieceTable(self._vocabulary).sentinels[:1] if self.sentinels else []
+            read, write = self._special.framed([*context, *gap]), [*gap, *scored]
         return np.asarray(read, np.int32), np.asarray(write, np.int32)
 
     def _loglikelihood_tokens(self, requests: Sequence[Scored], **options: object) -> list[tuple[float, bool]]:
@@ -92,6 +96,14 @@ class LimbaLM(TemplateLM):
         for window in get_rolling_token_windows(ids, self.prefix_token_id, longest, 1):
             yield make_disjoint_window(window)
 
+    def _continuation(self, ids: Sequence[int]) -> str:
+        """Returns the text of the ids that a language model wrote, up to the first end."""
+        ends = [place for place, token in enumerate(ids) if token in self._special.ends]
+        written = [int(token) for token in ids[: ends[0] if ends else len(ids)]]
+        if self._special.is_published:
+            return self._vocabulary.text_of(written)
+        return self._vocabulary.decode([token for token in written if token > 0])
+
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """Returns what the model writes after each context, greedily, up to the first of the texts that end it."""
         found = []
@@ -102,9 +114,7 @@ class LimbaLM(TemplateLM):
             samples = self.trained.samples(
                 [given], max_tokens=limit, sample=False, num_beams=1, ban_sentinels=not self.sentinels
             )
-            ids = [int(token) for token in samples[0][0].ids]
-            ids = ids[: ids.index(self.eot_token_id)] if self.eot_token_id in ids else ids
-            text = self._vocabulary.decode([token for token in ids if token > START])
+            text = samples[0][0].text if self.backend == "seq2seq" else self._continuation(samples[0][0].ids)
             text = text.partition("<extra_id_0>")[2].partition("<extra_id_1>")[0] if self.sentinels else text
             for each in [until] if isinstance(until, str) else until:
                 text = text.partition(each)[0] if each else text

@@ -13,6 +13,7 @@ import numpy as np
 from etils import epath
 
 from limba.config import ConfigError, InputError, ModelConfig, RunConfig, plain
+from limba.data.vocabulary.special_ids import of_folder
 from limba.formats import hub_models, huggingface, limba_checkpoint, t5x
 from limba.formats.huggingface_files import LAST_BYTE, extra_ids_at
 from limba.formats.names import Arrays
@@ -79,6 +80,7 @@ def load_initial(
 def check_initial(path: str, byte_extra_ids: int | None = None) -> None:
     """Raises InputError, before anything is compiled, if `load_initial` would find no checkpoint at the path.
 
+    So it does for a folder for transformers whose padding or start is not T5's 0, which Limba cannot train.
     With `byte_extra_ids`, for a run over bytes whose objective has sentinels: also if the checkpoint was trained with
     others, which this run would have to learn again.
     """
@@ -90,6 +92,9 @@ def check_initial(path: str, byte_extra_ids: int | None = None) -> None:
         t5x.open_checkpoint(root if t5x.is_t5x(root) else found[max(found)])
     elif "://" in str(root) or not huggingface.is_huggingface(str(root)):
         limba_checkpoint_at(path)
+    else:
+        model = huggingface.model_config(str(root))
+        of_folder(root, None, model).check_trained(model, path)
 
 
 def check_length(config: RunConfig) -> None:

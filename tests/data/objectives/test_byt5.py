@@ -73,7 +73,11 @@ def test_ul2_has_no_such_rule() -> None:
 
 
 def test_texts_name_sentinels_both_ways(caplog: pytest.LogCaptureFixture) -> None:
-    from limba.inference.generate import ids_of
+    from limba.data.vocabulary.special_ids import SpecialIds
+    from limba.inference.generate import input_ids
+
+    def ids_of(text: str, vocabulary: load.Vocabulary) -> np.ndarray:
+        return input_ids(text, vocabulary, SpecialIds(after=(1,)))
 
     assert ids_of("a<extra_id_0>b<extra_id_10>", BYTES).tolist() == [100, 258, 101, 248, 1]
     assert load.decoded(BYTES, [258, *BYTES.encode("ă"), 257, 248]) == "<extra_id_0>ă<extra_id_1><extra_id_10>"

@@ -26,6 +26,7 @@ from limba.data.vocabulary.load import (
     piece_bytes,
     sentinel_ids,
 )
+from limba.data.vocabulary.special_ids import of_encoder
 from limba.data.vocabulary.train import NewVocabulary, train_vocabulary
 from limba.formats.huggingface_files import write_tokenizer
 from limba.inference.gaps import masked_ids
@@ -161,17 +162,18 @@ def test_one_with_masks_puts_texts_between_cls_and_sep_in_rows_and_in_transforme
     (starts,) = document_starts([features], 1, False, True, begin_id=4)
     assert np.flatnonzero(starts).tolist() == [1, expected.index(4, 1) + 1]
     # transformers, from the file beside it and from an exported folder.
+    special = of_encoder(loaded)
     alone = transformers.PreTrainedTokenizerFast(tokenizer_file=new.json)
     write_tokenizer(tmp_path, new.path, 0, mask_id=3)
     for tokenizer in (alone, transformers.AutoTokenizer.from_pretrained(tmp_path)):
         for text in texts:
-            assert tokenizer(text).input_ids == [4, *loaded.encode(text), 1] == masked_ids(text, loaded).tolist()
+            assert tokenizer(text).input_ids == [4, *loaded.encode(text), 1] == masked_ids(text, loaded, special).tolist()
         assert tokenizer(texts[0], texts[1]).input_ids == [4, *loaded.encode(texts[0]), 1, *loaded.encode(texts[1]), 1]
     roles = {name: getattr(tokenizer, f"{name}_token") for name in ("mask", "cls", "sep", "eos", "pad", "unk")}
     assert roles == {"eos": "<sep>"} | {name: f"<{name}>" for name in ("mask", "cls", "sep", "pad", "unk")}
     masked = "The value of <mask> which is"
-    assert tokenizer(masked).input_ids == masked_ids(masked, loaded).tolist()
-    assert masked_ids("The <mask> " * 50, loaded, 16).tolist()[::15] == [4, 1]
+    assert tokenizer(masked).input_ids == masked_ids(masked, loaded, special).tolist()
+    assert masked_ids("The <mask> " * 50, loaded, special, 16).tolist()[::15] == [4, 1]
     # The folder's tokenizer.json alone is the same vocabulary.
     back = load_vocabulary(str(tmp_path / "tokenizer.json"))
     assert (back.eos_id, mask_id(back), begin_id(back)) == (1, 3, 4) and back.encode(texts[0]) == loaded.encode(

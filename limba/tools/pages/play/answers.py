@@ -139,7 +139,8 @@ class Player:
 
         self.name, self._trained, self._max_seconds, self._clock = name, trained, max_seconds, clock
         self._table = PieceTable(trained.vocabulary)
-        self._sentinels, self._eos_id = self._table.sentinels, self._table.eos_id
+        self._sentinels, self._special = self._table.sentinels, trained.special_ids
+        self._least = 0 if self._special.is_published else 1  # the lowest id that may be text
         self._examples = examples_of(trained)
         self._so_far = ("", "")  # the question whose text is being written, by its id, and that text
         self._pieces = self._table.spelled(trained.network.config.vocab_size)
@@ -197,7 +198,7 @@ class Player:
         gaps = [each for each in self._sentinels if each in ids]
 
         def watch(written: np.ndarray) -> None:
-            shown = written[written > 0].tolist()
+            shown = written[written >= self._least].tolist()
             said = self._table.filled(ids.tolist(), shown) if gaps else trained.vocabulary.decode(shown)
             self._so_far = str(asked.get("id", "")), said
 
@@ -208,7 +209,7 @@ class Player:
             raise InputError(str(error)) from None
         (written,) = trained.written([text], config, deadline)
         deadline.check()
-        ends = {self._eos_id, *(set(self._sentinels) - set(gaps) if gaps else ())}
+        ends = {*self._special.ends, *(set(self._sentinels) - set(gaps) if gaps else ())}
         pairs = [(ids, self._targets(each.ids, ends)) for each in written]
         rows = trained.logits_of_ids(pairs)
         found = []
@@ -227,11 +228,15 @@ class Player:
         ids = np.asarray(ids, np.int32)
         places = np.flatnonzero(np.isin(ids, list(ends)))
         kept = ids[: places[0] + 1 if places.size else len(ids)]
-        return kept[kept != 0] if len(kept[kept != 0]) else np.asarray([self._eos_id], np.int32)
+        kept = kept[kept >= self._least]
+        if len(kept):
+            return kept
+        return np.asarray([self._special.filling if self._special.end is None else self._special.end], np.int32)
 
     def _piece(self, token: int) -> Json:
         """Returns one piece as the page shows it: its text, id, bytes, and whether it is a gap's name or the end."""
-        special = {0: "<s>", self._eos_id: "</s>"}
+        special = {} if self._special.is_published else {0: "<s>"}
+        special.update(dict.fromkeys(self._special.ends, "</s>"))
         special.update({each: f"<extra_id_{i}>" for i, each in enumerate(self._sentinels)})
         if token in special:
             return {"text": special[token], "id": token, "bytes": 0, "special": True}
