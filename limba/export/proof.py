@@ -27,6 +27,7 @@ from limba.data.vocabulary import exported
 from limba.data.vocabulary.load import Vocabulary, mask_id
 from limba.data.vocabulary.special_ids import END, START, SpecialIds, of_run
 from limba.formats.huggingface import open_folder
+from limba.formats.huggingface_files import as_encoder
 from limba.inference.generate import greedy
 from limba.inference.load import place_parameters
 from limba.model import Network
@@ -313,7 +314,10 @@ def check_tokenizer(directory: Path, vocabulary: Vocabulary, template: tuple[lis
     count = exported.num_texts(vocabulary, gaps)
     if not has_transformers():
         if about["tokenizer_class"] == "ByT5Tokenizer":
-            return True, "the tokenizer is transformers' ByT5Tokenizer, which is not installed: its ids are not compared"
+            return (
+                True,
+                "the tokenizer is transformers' ByT5Tokenizer, which is not installed: its ids are not compared",
+            )
         return True, f"tokenizer.json in tokenizers: equal ids in {count} of {count} texts"
     import transformers
 
@@ -328,6 +332,52 @@ def check_tokenizer(directory: Path, vocabulary: Vocabulary, template: tuple[lis
         around = f"begins {framed[:3]} and ends {framed[-2:]}, where the model learned {wanted[:3]} and {wanted[-2:]}"
         return False, f"{reader}: a text {around} (FAILED)"
     return True, f"{reader}: equal ids in {count} of {count} texts"
+
+
+def check_encoder(
+    directory: Path, arrays: Mapping[str, np.ndarray], hybrid: ModelConfig, vocabulary: Vocabulary | None, dtype: str
+) -> Iterator[tuple[bool, str]]:
+    """Yields whether the encoder of a hybrid has its hidden states, in each reader, and a sentence.
+
+    The hybrid reads a row's inputs one place later, after the start; the encoder is given them so.
+    """
+    config = dataclasses.replace(hybrid, dtype="float32", dropout_rate=0.0, remat="none", scan_layers=True)
+    batch = prompts_of(vocabulary, config.vocab_size)
+    targets = batch["decoder_target_tokens"]
+    real = targets > 0
+    network = Network(config)
+    given = {"decoder_input_tokens": targets, "decoder_target_tokens": targets}
+    states = np.asarray(network.apply(place_parameters(arrays, network), given, as_states=True), np.float32)
+    unit = max(1.0, float(np.abs(states[real]).max()))
+    limit = TOLERANCES[dtype]
+
+    def said(reader: str, found: np.ndarray) -> tuple[bool, str]:
+        difference = float(np.abs(found[real] - states[real]).max()) / unit
+        passed = difference <= limit  # NaN fails
+        verdict = "passed" if passed else "FAILED"
+        return passed, f"{reader}: hidden states differ by {difference:.1e} ({verdict}, limit {limit:.0e})"
+
+    encoder = Network(as_encoder(config))
+    shifted = {"decoder_input_tokens": batch["decoder_input_tokens"], "decoder_target_tokens": targets}
+    own = place_parameters(open_folder(directory, encoder.config), encoder)
+    yield said(
+        "the encoder's model.safetensors in Limba's network", np.asarray(encoder.apply(own, shifted, as_states=True))
+    )
+    if not has_transformers():
+        return
+    import torch
+    import transformers
+
+    if version() < 5:
+        yield True, f"transformers {transformers.__version__} has no EuroBertModel: the encoder is not compared there"
+        return
+    model, about = load_in_transformers(directory)
+    with torch.no_grad():
+        inputs = torch.tensor(batch["decoder_input_tokens"], dtype=torch.long)
+        mask = torch.tensor(real.astype(np.int64))
+        found = model(inputs, attention_mask=mask).last_hidden_state.float().numpy()
+    passed, sentence = said(f"EuroBertModel in transformers {transformers.__version__}", found)
+    yield passed and not about["missing_keys"] and not about["unexpected_keys"], sentence
 
 
 def load_in_transformers(directory: Path) -> tuple[Any, dict[str, Any]]:

@@ -35,6 +35,11 @@ FILE_BYTES = 5 * 10**9  # a larger model is cut into files of at most this size,
 # tokenizers name each sentinel with its id.
 LAST_BYTE = 258  # the id of 0xFF
 NEVER_TRAINED = 1e-9  # of the highest row's squared gradients: Adafactor adds 1e-30 to a row's that has none
+ENCODER = "encoder"  # the folder inside that of a hybrid's language model
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
+    *("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt"),
+)
 UNKNOWN_LENGTH = 10**9  # model_max_length of a folder that does not know it
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
 _EMBEDDING = "state/param_states/token_embedder/embedding/v_col"  # T5X's factor with one value a row
@@ -48,6 +53,7 @@ class Form(NamedTuple):
     transformers: int = 5
     length: int | None = None  # the longest text that the model was trained with; None: it is not known
     begins: bool = False  # of a language model: its texts begin with <cls> after the start, as a hybrid's do
+    special: Any = None  # SpecialIds of a folder for transformers, whose tokenizer files are copied; None: T5's layout
 
 
 def write_folder(
@@ -63,15 +69,22 @@ def write_folder(
     Its generation_config.json suppresses these ids, and the rows of the embedding that are no pieces. An untied umT5
     for transformers 4 differs from that for 5, see `head_scale`.
     """
+    if model.predicts_next:  # a hybrid is written twice
+        write_folder(folder, arrays, model.exported, form._replace(begins=True), tokenizer, suppressed)
+        write_encoder_of_hybrid(folder / ENCODER, arrays, model, form, tokenizer)
+        return
     config_json(model)  # raises before anything is written
     if form.length is not None and model.positions == "rotary":
         # Rotary positions have no end in the network, and those beyond this one were never trained.
         model = dataclasses.replace(model, max_length=form.length)
     folder.mkdir(parents=True, exist_ok=True)
     name, vocabulary = tokenizer or (None, None)
+    special = form.special
     eos_id = 1 if vocabulary is None or vocabulary.eos_id is None else int(vocabulary.eos_id)
     mask = None
-    if vocabulary is not None and (model.is_encoder or model.is_t5_encoder):
+    if special is not None:
+        mask = special.mask if model.is_encoder else None
+    elif vocabulary is not None and (model.is_encoder or model.is_t5_encoder):
         from limba.data.vocabulary.load import begin_id, mask_id
 
         begins = model.has_own_head and begin_id(vocabulary) is not None  # as `framed` begins its texts
@@ -79,21 +92,90 @@ def write_folder(
     padding = () if vocabulary is None else range(vocabulary.vocab_size, model.vocab_size)
     scale = head_scale(model) if form.transformers >= 5 else 1.0
     write_configs(folder, model, form.dtype, eos_id, [*padding, *suppressed], scale, mask)
+    if special is not None:
+        _write_special_ids(folder, special, model)
     if "pytorch" in form.formats:
         write_pytorch(folder, arrays, model, form.dtype, scale)
     if "flax" in form.formats:
         write_flax(folder, arrays, model, form.dtype, scale)
-    if name is not None:
+    length = form.length or (model.max_length if model.is_decoder_only and not model.is_t5_decoder else None)
+    if name is not None and special is not None and name.path != "byte":
+        _copy_tokenizer(epath.Path(vocabulary.path).parent, folder)
+    elif name is not None:
         starts = model.is_decoder_only and not model.is_encoder
         begin = None
         if starts and form.begins:
             from limba.data.vocabulary.load import begin_id
 
             begin = begin_id(vocabulary)
-        length = form.length or (model.max_length if model.is_decoder_only and not model.is_t5_decoder else None)
         write_tokenizer(folder, name.path, name.extra_ids or 0, starts, mask, begin, length, vocabulary)
     if model.head == "vectors":
         write_sentence_modules(folder, model)
+
+
+def as_encoder(model: ModelConfig) -> ModelConfig:
+    """Returns the network of a hybrid's hidden states: transformers' EuroBertModel, which has no output layer.
+
+    It reads the start before a text, as the hybrid does. A mask's piece is predicted at the place before it, so the
+    output layer of EuroBertForMaskedLM would answer for the neighbour: `generate --fill` and `fill` know the place.
+    """
+    has_biases = "mlp" in model.biases  # where transformers' class puts one into its output layer too
+    biases = tuple(part for part in model.biases if part != "logits") + (("logits",) if has_biases else ())
+    return dataclasses.replace(
+        model, attention_mask="bidirectional", head="vectors", biases=biases, logits_via_embedding=not has_biases
+    )
+
+
+def write_encoder_of_hybrid(
+    folder: Path, arrays: Mapping[str, np.ndarray], model: ModelConfig, form: Form, tokenizer: tuple[Any, Any] | None
+) -> None:
+    """Writes a hybrid as an EuroBertModel, for vectors and fine-tuning; its texts begin as the hybrid's own."""
+    encoder = as_encoder(model)
+    if form.length is not None:
+        encoder = dataclasses.replace(encoder, max_length=form.length)
+    folder.mkdir(parents=True, exist_ok=True)
+    name, vocabulary = tokenizer or (None, None)
+    begin, mask = None, None
+    if vocabulary is not None:
+        from limba.data.vocabulary.load import begin_id, mask_id
+
+        begin, mask = begin_id(vocabulary), mask_id(vocabulary)
+    eos_id = 1 if vocabulary is None or vocabulary.eos_id is None else int(vocabulary.eos_id)
+    write_configs(folder, encoder, form.dtype, eos_id, mask_id=mask)
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"bos_token_id": 0}, indent=2) + "\n")
+    write_pytorch(folder, arrays, encoder, form.dtype)
+    if name is not None:
+        length = encoder.max_length
+        write_tokenizer(folder, name.path, name.extra_ids or 0, True, mask, begin, length, vocabulary)
+    write_sentence_modules(folder, encoder)
+
+
+def _write_special_ids(folder: Path, special: Any, model: ModelConfig) -> None:
+    """Puts the ids of a folder for transformers, SpecialIds, in the place of T5's layout."""
+    ends: object = None
+    if special.ends:
+        ends = special.ends[0] if len(special.ends) == 1 else list(special.ends)
+    ids = {"pad_token_id": special.padding, "eos_token_id": ends}
+    of_config, of_generation = dict(ids), dict(ids)
+    if model.is_decoder_only:
+        of_config["bos_token_id"] = of_generation["bos_token_id"] = special.start
+    elif not model.is_t5_encoder:
+        of_config["decoder_start_token_id"] = special.decoder_start
+        of_generation["decoder_start_token_id"] = special.generation_start
+    if special.suppressed:
+        of_generation["suppress_tokens"] = sorted(special.suppressed)
+    for name, own in (("config", of_config), ("generation_config", of_generation)):
+        file = folder / f"{name}.json"
+        if file.exists():
+            file.write_text(json.dumps(json.loads(file.read_text()) | own, indent=2) + "\n")
+
+
+def _copy_tokenizer(source: epath.Path, folder: Path) -> None:
+    """Copies the tokenizer's files of a folder for transformers as they are."""
+    for name in TOKENIZER_FILES:
+        if (source / name).exists():
+            (folder / name).write_bytes((source / name).read_bytes())
 
 
 def write_sentence_modules(folder: Path, model: ModelConfig) -> None:

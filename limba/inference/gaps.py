@@ -69,7 +69,7 @@ class Pieces:
 
 def pieces_of(vocabulary: Vocabulary, num_rows: int, special: SpecialIds) -> Pieces:
     """Returns the table for a vocabulary whose embedding has `num_rows` rows."""
-    spelled = load.piece_bytes(vocabulary, num_rows)
+    spelled = load.piece_texts(vocabulary, num_rows)
     single = np.zeros(num_rows, bool)
     single[: vocabulary.vocab_size] = load.is_byte_piece(vocabulary)[:num_rows]
     texts = [each.decode("utf-8", "ignore") for each in spelled]
@@ -308,8 +308,8 @@ def _mask_of(vocabulary: Vocabulary, special: SpecialIds) -> int:
         return special.mask
     if special.is_published:
         raise InputError(
-            f"The tokenizer of {load.address_of(vocabulary)} has no mask (mask_token), so it hides no words; call encode"
-            " for vectors."
+            f"The tokenizer of {load.address_of(vocabulary)} has no mask (mask_token), so it hides no words; call"
+            " encode for vectors."
         )
     return load.mask_id(vocabulary)
 
@@ -404,7 +404,7 @@ def pseudo_log_likelihoods(
     which this token and the later ones of its word are masks). Begin and end are not scored.
     """
     mask, encode = _mask_of(vocabulary, special), load.encoder(vocabulary)
-    begins = begins_word([*load.piece_bytes(vocabulary, network.config.vocab_size)])
+    begins = begins_word([*load.piece_texts(vocabulary, network.config.vocab_size)])
     texts, hidden = list[np.ndarray](), list[tuple[int, int, int]]()  # a text's number; the first and the last + 1
     for number, pair in enumerate(pairs):
         read, target = (np.asarray(each, np.int32) for each in encode([whole_letters(text).encode() for text in pair]))

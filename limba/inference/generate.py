@@ -336,6 +336,12 @@ def text_ids(text: str, vocabulary: Vocabulary) -> list[int]:
     return ids
 
 
+def ids_of(text: str, vocabulary: Vocabulary, length: int | None = None, ends: bool = True) -> np.ndarray:
+    """Returns a text's ids as a T5 of ours reads them, int32 [<= length], with the end of sequence if `ends`."""
+    end = END if vocabulary.eos_id is None else int(vocabulary.eos_id)
+    return np.asarray(SpecialIds(after=(end,)).framed(text_ids(text, vocabulary), length, ends), np.int32)
+
+
 def input_ids(text: str, vocabulary: Vocabulary, special: SpecialIds, length: int | None = None) -> np.ndarray:
     """Returns a text's ids as a T5 reads them, int32 [<= length]: in the template, with the end of sequence."""
     return np.asarray(special.framed(text_ids(text, vocabulary), length), np.int32)
@@ -466,21 +472,20 @@ Pair = tuple[np.ndarray, np.ndarray]  # ids of the inputs and of the targets
 
 
 class Score(NamedTuple):
-    """The likelihood of a text."""
+    """The likelihood of a text, or of as much of it as the model reads."""
 
     log_likelihood: float  # ln p(targets | inputs)
-    tokens: int  # number of target tokens, including the end of sequence
-    bits_per_byte: float  # -log2 p(targets | inputs) / UTF-8 bytes of the targets
+    tokens: int  # number of target tokens that were read, including the end of sequence
+    bits_per_byte: float  # -log2 p(targets | inputs) / UTF-8 bytes of the targets that these tokens cover
 
 
-def score_of(log_likelihood: float, num_tokens: int, text: str) -> Score:
-    """Returns the score of a text.
+def score_of(log_likelihood: float, num_tokens: int, num_bytes: int) -> Score:
+    """Returns the score of a text of which so many tokens and bytes were read.
 
-    >>> score_of(-2 * math.log(2), 3, "ab")
+    >>> score_of(-2 * math.log(2), 3, 2)
     Score(log_likelihood=-1.3862943611198906, tokens=3, bits_per_byte=1.0)
     """
-    num_bytes = max(1, len(text.encode("utf-8", "replace")))
-    return Score(log_likelihood, num_tokens, -log_likelihood / math.log(2) / num_bytes)
+    return Score(log_likelihood, num_tokens, -log_likelihood / math.log(2) / max(1, num_bytes))
 
 
 @functools.partial(jax.jit, static_argnames=("network",))

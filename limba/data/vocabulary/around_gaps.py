@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import sentencepiece
 
 from limba.data.vocabulary.tokenizers import TokenizersVocabulary
-from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVocabulary, Vocabulary, parse_model
+from limba.data.vocabulary.vocabularies import SentencePieceVocabulary, Vocabulary, parse_model
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -72,7 +72,7 @@ def texts_for(vocabulary: Vocabulary) -> Iterator[str]:
     """Yields TEXTS, and some with the vocabulary's own user-defined symbols."""
     yield from TEXTS
     for symbol in symbols_of(vocabulary)[:SYMBOLS]:
-        yield f"{symbol}at the start, in{symbol}between, with {symbol} spaces, twice{symbol}{symbol} at the end {symbol}"
+        yield f"{symbol}at the start, in{symbol}between, with {symbol} spaces, x{symbol}{symbol}, at the end {symbol}"
         yield symbol
 
 

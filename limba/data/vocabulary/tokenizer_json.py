@@ -246,9 +246,9 @@ def _rules(model: Any, model_path: str) -> list[Normalizer]:
         text = f"a{key} a"
         if written.normalize_str(text) != normalize(text):
             raise InputError(
-                f"The vocabulary {model_path} replaces {key!r} by {value!r} before it cuts a text, a rule of its own that"
-                " tokenizer.json cannot hold; train one with normalization_rule_name nmt_nfkc or identity, and replace"
-                " in the corpus."
+                f"The vocabulary {model_path} replaces {key!r} by {value!r} before it cuts a text, a rule of its own"
+                " that tokenizer.json cannot hold; train one with normalization_rule_name nmt_nfkc or identity, and"
+                " replace in the corpus."
             )
     return steps
 
