@@ -24,6 +24,7 @@ Data
 `Mixture`           several tasks with their rates
 `Vocabulary`        from texts to ids and back
 `PieceTable`        what the ids of a vocabulary stand for
+`rules_of`          a SentencePiece model's rules for characters
 `unexportable`      why a vocabulary cannot be written for transformers
 
 Files
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from limba.data.task_modules import all_names as task_modules  # noqa: F401
     from limba.data.task_modules import import_tasks as import_tasks
     from limba.data.tasks import source_of_files as source_of_files
+    from limba.data.vocabulary.character_map import rules_of as rules_of
     from limba.data.vocabulary.load import PieceTable as PieceTable
     from limba.data.vocabulary.text_sample import Texts as Texts
     from limba.data.vocabulary.train import NewVocabulary as NewVocabulary
@@ -110,6 +112,7 @@ _NAMES = {  # module: its names; another name here is written before a "="
     "limba.data.task_modules": "task_modules=all_names import_tasks",
     "limba.data.tasks": "source_of_files",
     "limba.data.registry": "Mixture Task",
+    "limba.data.vocabulary.character_map": "rules_of",
     "limba.data.vocabulary.load": "PieceTable",
     "limba.data.vocabulary.text_sample": "Texts",
     "limba.data.vocabulary.train": "NewVocabulary",

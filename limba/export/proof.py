@@ -8,6 +8,7 @@ digits, not decimal places.
 """
 
 import dataclasses
+import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -347,7 +348,7 @@ def check_encoder(
     real = targets > 0
     network = Network(config)
     given = {"decoder_input_tokens": targets, "decoder_target_tokens": targets}
-    states = np.asarray(network.apply(place_parameters(arrays, network), given, as_states=True), np.float32)
+    states = _states(network, place_parameters(arrays, network), given)
     unit = max(1.0, float(np.abs(states[real]).max()))
     limit = TOLERANCES[dtype]
 
@@ -360,9 +361,7 @@ def check_encoder(
     encoder = Network(as_encoder(config))
     shifted = {"decoder_input_tokens": batch["decoder_input_tokens"], "decoder_target_tokens": targets}
     own = place_parameters(open_folder(directory, encoder.config), encoder)
-    yield said(
-        "the encoder's model.safetensors in Limba's network", np.asarray(encoder.apply(own, shifted, as_states=True))
-    )
+    yield said("the encoder's model.safetensors in Limba's network", _states(encoder, own, shifted))
     if not has_transformers():
         return
     import torch
@@ -378,6 +377,11 @@ def check_encoder(
         found = model(inputs, attention_mask=mask).last_hidden_state.float().numpy()
     passed, sentence = said(f"EuroBertModel in transformers {transformers.__version__}", found)
     yield passed and not about["missing_keys"] and not about["unexpected_keys"], sentence
+
+
+def _states(network: Network, params: PyTree, batch: Mapping[str, np.ndarray]) -> np.ndarray:
+    compute = jax.jit(functools.partial(network.apply, as_states=True))
+    return np.asarray(compute(params, dict(batch)), np.float32)
 
 
 def load_in_transformers(directory: Path) -> tuple[Any, dict[str, Any]]:

@@ -98,7 +98,7 @@ def _by_tokenizers(tokenizer: Tokenizer, parts: Sequence[str]) -> list[list[int]
     found = []
     for number, part in enumerate(_without_space_before_gaps(parts)):
         # A part that begins with a space gets no other one from a tokenizer that puts one before a text.
-        is_within = number and not part[:1].isspace()
+        is_within = number > 0 and not part.startswith(" ")
         cut = within if is_within else tokenizer
         found.append(cut.encode(part, add_special_tokens=False).ids)
     return found

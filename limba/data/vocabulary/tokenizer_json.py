@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from limba.config import InputError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 BEGIN = "\U000f1d00"  # of private use: marks where a text begins while it is cut
 STAND_IN = 0xF1E00  # of private use: from here on, each stands for a user-defined symbol while the text is normalized
+MOST_STEPS = 1_000  # for rules of several characters
 TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}  # SentencePiece's numbers
 
 
@@ -239,18 +241,28 @@ def _rules(model: Any, model_path: str) -> list[Normalizer]:
     steps.append(normalizers.Precompiled(charsmap))
     if model.normalizer_spec.name in NAMED:
         return steps
-    rules = rules_of(charsmap)
-    steps = [normalizers.Replace(key, rules[key]) for key in _longest_first(rules) if len(key) > 1] + steps
-    written = normalizers.Sequence(steps)
-    for key, value in rules.items():
-        text = f"a{key} a"
-        if written.normalize_str(text) != normalize(text):
-            raise InputError(
-                f"The vocabulary {model_path} replaces {key!r} by {value!r} before it cuts a text, a rule of its own"
-                " that tokenizer.json cannot hold; train one with normalization_rule_name nmt_nfkc or identity, and"
-                " replace in the corpus."
-            )
+    rules = {key: value for key, value in rules_of(charsmap).items() if not any(map(_is_joined, key))}
+    odd = _differing(rules, normalizers.Sequence(steps), normalize)
+    # `tokenizers` looks only graphemes up in the table, so a rule for several of them is a step of its own.
+    longer = [key for key in _longest_first(odd) if len(key) > 1][:MOST_STEPS]
+    steps = [normalizers.Replace(key, rules[key]) for key in longer] + steps
+    for key in _differing(rules, normalizers.Sequence(steps), normalize) if odd else ():
+        raise InputError(
+            f"The vocabulary {model_path} replaces {key!r} by {rules[key]!r} before it cuts a text, a rule of its own"
+            " that tokenizer.json cannot hold; train one with normalization_rule_name nmt_nfkc or identity, and"
+            " replace in the corpus."
+        )
     return steps
+
+
+def _is_joined(letter: str) -> bool:
+    """Returns whether a character is joined with the one before it, which NFKC does in its own step."""
+    return unicodedata.combining(letter) > 0 or 0x1100 <= ord(letter) < 0x1200
+
+
+def _differing(rules: Mapping[str, str], written: Normalizer, normalize: Callable[[str], str]) -> list[str]:
+    """Returns what the two replace otherwise, of the texts in the rules."""
+    return [key for key in rules if written.normalize_str(f"a{key} a") != normalize(f"a{key} a")]
 
 
 def _processor(model: Any) -> Any:
