@@ -284,10 +284,9 @@ class TrainedModel:
     def generate(self, texts: Sequence[str], **fields: Unpack[GenerationFields]) -> list[str]:
         """Returns the text that the model generates for each input.
 
-        A language model's text begins with its prompt, which it reads as it learned to (`reads_prefix`). A hybrid
-        generates and scores as the language model that it is too. `fields` are
-        those of GenerationConfig, such as `max_tokens=64`, `num_beams=4`, or `temperature=0.6, top_k=20`; the defaults
-        are the run's. `long_inputs` says what is done with texts longer than the run's length. Raises InputError for
+        A language model's text begins with its prompt, which it reads as it learned to (`reads_prefix`); a hybrid
+        generates as the language model that it is too. `fields` are those of GenerationConfig, such as `max_tokens=64`,
+        `num_beams=4`, or `temperature=0.6, top_k=20`; the defaults are the run's. `long_inputs` says what is done with texts longer than the run's length. Raises InputError for
         fields that exclude each other.
         """
         config = self.generation.replaced(**fields)
@@ -402,6 +401,7 @@ class TrainedModel:
         rows = num_rows or self.batch_size
         special = self.special_ids
         found = log_likelihoods(self.network, self.params, self.mesh, ids, rows, self.reads_prefix, special)
+        self._warn_of_cut([inputs for inputs, _ in pairs], [read for read, _ in ids])
         scores, num_cut = [], 0
         for value, (_, read), (_, target) in zip(found.tolist(), ids, pairs, strict=True):
             letters = whole_letters(target)
