@@ -24,6 +24,8 @@ Data
 `Mixture`           several tasks with their rates
 `Vocabulary`        from texts to ids and back
 `PieceTable`        what the ids of a vocabulary stand for
+`rules_of`          a SentencePiece model's rules for characters
+`unexportable`      why a vocabulary cannot be written for transformers
 
 Files
 `RunDirectory`      a run's directory: its configuration, records, checkpoints, and who trains in it
@@ -70,6 +72,7 @@ if TYPE_CHECKING:
     from limba.data.task_modules import all_names as task_modules  # noqa: F401
     from limba.data.task_modules import import_tasks as import_tasks
     from limba.data.tasks import source_of_files as source_of_files
+    from limba.data.vocabulary.character_map import rules_of as rules_of
     from limba.data.vocabulary.load import PieceTable as PieceTable
     from limba.data.vocabulary.text_sample import Texts as Texts
     from limba.data.vocabulary.train import NewVocabulary as NewVocabulary
@@ -78,6 +81,7 @@ if TYPE_CHECKING:
     from limba.evaluation.history import kept as kept
     from limba.evaluation.status import RunDirectory as RunDirectory
     from limba.evaluation.status import curve as text_curve  # noqa: F401
+    from limba.export.at_end import unexportable as unexportable
     from limba.inference.generate import Deadline as Deadline
     from limba.inference.generate import TimeIsOverError as TimeIsOverError
     from limba.inference.line_files import Progress as Progress
@@ -108,12 +112,14 @@ _NAMES = {  # module: its names; another name here is written before a "="
     "limba.data.task_modules": "task_modules=all_names import_tasks",
     "limba.data.tasks": "source_of_files",
     "limba.data.registry": "Mixture Task",
+    "limba.data.vocabulary.character_map": "rules_of",
     "limba.data.vocabulary.load": "PieceTable",
     "limba.data.vocabulary.text_sample": "Texts",
     "limba.data.vocabulary.train": "NewVocabulary",
     "limba.evaluation.history": "evenly kept",
     "limba.data.vocabulary.vocabularies": "Vocabulary",
     "limba.evaluation.status": "RunDirectory text_curve=curve",
+    "limba.export.at_end": "unexportable",
     "limba.inference.generate": "Deadline TimeIsOverError",
     "limba.inference.line_files": "Progress",
     "limba.inference.load": "TrainedModel load",

@@ -101,6 +101,8 @@ def _train(
         text = TextEvaluation(config, task, lengths, model, mesh)
         loss = loss_evaluation(config, task, lengths, model, sharding)
         targets = task.output_features["targets"].vocabulary
+        if is_first():
+            at_end.check_vocabulary(config, targets)
         samples = sampler(model, mesh, targets, config.evaluation, reads_prefix(task))
         evaluations = Evaluations(loss, samples, text if text.tasks else None)
         checks.check_best_metric(config, (*getattr(loss, "names", ()), *text.names))

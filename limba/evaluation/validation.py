@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from limba.config import LossConfig, RunConfig, require
+from limba.config import InputError, LossConfig, RunConfig, require
 from limba.data.objectives.supervised import is_supervised
 from limba.data.run_data import validation_batches
 from limba.data.stream.placement import place_batch
 from limba.data.tasks import Provider, parts_of
 from limba.data.vocabulary.character_sets import SETS, CharacterSets, document_starts
-from limba.data.vocabulary.load import begin_id, has_dummy_space, piece_bytes
+from limba.data.vocabulary.load import begin_id, has_dummy_space, piece_bytes, piece_texts
 from limba.data.vocabulary.special_ids import of_run
 from limba.model import Batch, Network
 from limba.model.trees import Parameters
@@ -27,6 +28,8 @@ from limba.sharding.mesh import num_batch_groups
 from limba.training import losses
 from limba.training.label_losses import label_sums, scores_of
 from limba.training.step import microbatches
+
+logger = logging.getLogger(__name__)
 
 Figures = dict[str, float]
 
@@ -55,7 +58,8 @@ def loss_evaluation(
     vocabularies are comparable. The space that SentencePiece puts before each document is none of these bytes. By
     character set, a token's cross entropy is divided evenly among its bytes; that of a token that spells nothing, such
     as the end of sequence, is added to "other". So the mean of `bits_per_byte/…`,
-    weighted by `bytes/…`, is `bits_per_byte`.
+    weighted by `bytes/…`, is `bits_per_byte`. A vocabulary whose pieces do not say their bytes gives none of these
+    figures, which is logged.
     """
     size, groups = config.evaluation.batch_size, num_batch_groups(model.mesh)
     require(
@@ -70,6 +74,9 @@ def loss_evaluation(
         own = {"score": ("pearson",), "vectors": ("accuracy",)}.get(config.model.head, ("accuracy", "f1"))
         names = ("loss", *own, "target_tokens", "seconds")
         return LossEvaluation(names, label_evaluation(config, batches, model, sharding))
+    reason = _reason_without_bytes(task, config.model.vocab_size)
+    if reason is not None:
+        logger.warning("The validation has no bits per byte: %s", reason)
     character_sets, starts, num_bytes = spelling(config, task, batches)
     sums_of = jit_evaluation(model, config.loss, config.num_microbatches if size is None else 1)
     sums_of = compiled_together(sums_of, "the evaluation", config.step_timeout_seconds)
@@ -92,13 +99,26 @@ def loss_evaluation(
             "bits_per_byte": total["nats"] / math.log(2) / max(int(num_bytes.sum()), 1),
             "target_tokens": int(total["tokens"]),
         }
-        for name, nats, count in by_set:
+        if reason is not None:
+            del figures["bits_per_byte"]
+        for name, nats, count in by_set if reason is None else ():
             if count:
                 figures |= dict(zip(_names_of(name), (nats / math.log(2) / count, int(count)), strict=True))
         return {**figures, "seconds": time.monotonic() - began}
 
+    if reason is not None:
+        return LossEvaluation((*(name for name in NAMES if name != "bits_per_byte"), "seconds"), evaluate)
     by_set = (name for set_, count in zip(SETS, num_bytes, strict=True) if count for name in _names_of(set_))
     return LossEvaluation((*NAMES, *by_set, "seconds"), evaluate)
+
+
+def _reason_without_bytes(task: Provider, num_rows: int) -> str | None:
+    """Returns why the targets' pieces do not say how many bytes they are; None if they do."""
+    try:
+        piece_bytes(task.output_features["targets"].vocabulary, num_rows)
+    except InputError as error:
+        return str(error)
+    return None
 
 
 def spelling(
@@ -106,7 +126,7 @@ def spelling(
 ) -> tuple[CharacterSets, list[np.ndarray], np.ndarray]:
     """Returns the character sets of the vocabulary's tokens, where documents begin in each batch, and bytes by set."""
     vocabulary = task.output_features["targets"].vocabulary
-    pieces = piece_bytes(vocabulary, config.model.vocab_size)
+    pieces = piece_texts(vocabulary, config.model.vocab_size)
     is_pair = all(is_supervised(part) for part in parts_of(task))
     is_one_sequence = config.data.sequence_length is not None
     end = of_run(vocabulary, config.model).ends[0]

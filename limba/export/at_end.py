@@ -23,8 +23,9 @@ from typing import Any, TypeVar
 
 from etils import epath
 
-from limba.config import ConfigError, InputError, RunConfig, reason_of
+from limba.config import ConfigError, InputError, ModelConfig, RunConfig, reason_of
 from limba.data.stream.processes import LARGE_PAGES, NO_DEVICES
+from limba.data.vocabulary.vocabularies import Vocabulary
 from limba.formats import limba_checkpoint
 from limba.formats.names import Json
 from limba.sharding.agreement import is_first, of_first
@@ -202,6 +203,32 @@ def check(config: RunConfig) -> None:
             raise ConfigError(field, f"is set, and the network cannot be exported: {error}") from error
     for place in places:
         place.check()
+
+
+def check_vocabulary(config: RunConfig, vocabulary: Vocabulary) -> None:
+    """Raises ConfigError for a vocabulary that cannot be exported, where the run exports; else it is a warning."""
+    reason = unexportable(config.model, vocabulary)
+    if reason is None:
+        return
+    if destinations(config):
+        field = "RunConfig.export_to" if config.export_to else "RunConfig.hub_model_id"
+        raise ConfigError(field, f"is set, and the vocabulary cannot be exported: {reason}")
+    logger.warning("The run's model can be exported without its tokenizer only: %s", reason)
+
+
+def unexportable(model: ModelConfig, vocabulary: Vocabulary) -> str | None:
+    """Returns why no tokenizer.json gives the ids of this vocabulary; None if one does."""
+    from limba.data.vocabulary.load import address_of
+    from limba.data.vocabulary.vocabularies import plain
+    from limba.formats.huggingface_files import reason_against
+
+    vocabulary = plain(vocabulary)
+    path = address_of(vocabulary)
+    if path is None:
+        return None
+    encodes = model.is_encoder and not model.predicts_next
+    starts = model.is_decoder_only and not encodes
+    return reason_against(path, vocabulary.extra_ids, vocabulary, starts, encodes)
 
 
 def deliver_all(config: RunConfig, result: Mapping[str, Any]) -> Json:

@@ -22,12 +22,13 @@ from limba.config import CardConfig, DataConfig, InputError, ModelConfig, Optimi
 from limba.config.waiting import waiting
 from limba.data.tasks import Provider, hub_datasets, needs_sentinels
 from limba.data.vocabulary.load import Vocabulary, num_sentinels, sentinel_ids
+from limba.data.vocabulary.special_ids import SpecialIds
 from limba.export import proof
 from limba.export.card import write_card
 from limba.export.merging import write_step
 from limba.formats import huggingface
 from limba.formats.huggingface import head_scale
-from limba.formats.huggingface_files import Form, write_folder
+from limba.formats.huggingface_files import ENCODER, Form, write_folder
 from limba.inference import source as sources
 from limba.inference.source import Source
 from limba.model import Network
@@ -45,6 +46,11 @@ RECORD = "conversion.json"  # in a finished folder: its source, and the results 
 NONE = "none"  # as a vocabulary name: write no tokenizer
 GIN = "from __gin__ import dynamic_registration\nfrom limba import config\n\n"
 TOKENIZER_CONFIG = "tokenizer_config.json"
+FILLS = (
+    f"a hybrid: the language model is here, and for vectors and fine-tuning there is an EuroBertModel in {ENCODER}/;"
+    " masks are predicted at the place before them, which no class of transformers does: fill them by `limba generate"
+    " --fill` or `fill`"
+)
 _ENTRY = re.compile(rf"step_\d+(\.writing|\.failed)?|{re.escape(lease.FILE)}")
 
 
@@ -88,7 +94,7 @@ def export(source: Source, out: Path, steps: Sequence[int], choices: Choices) ->
     Finished folders of an earlier call are kept.
     """
     check_out(out)
-    source = dataclasses.replace(source, average=choices.average, model=source.model.exported)
+    source = dataclasses.replace(source, average=choices.average)
     choices = possible(source.model, choices)
     folders = {step: out / f"step_{step}" for step in steps}
     records = {step: folder / RECORD for step, folder in folders.items()}
@@ -177,12 +183,27 @@ def _convert(
     vocabulary = tokenizer[1] if tokenizer else None
     task = _task(source)
     model = dataclasses.replace(source.model, dropout_rate=choices.dropout)
-    form = Form(choices.formats, choices.dtype, choices.transformers)
+    special = sources.special_ids_of(source, vocabulary)
+    form = Form(
+        choices.formats,
+        choices.dtype,
+        choices.transformers,
+        length=sources.trained_length(source),
+        special=special if special.is_published else None,
+    )
+    # What the card and the proof are about: of a hybrid the language model, and beside it the encoder.
+    hybrid = source.model if source.model.predicts_next else None
+    source = dataclasses.replace(source, model=source.model.exported)
     sentinels = _unused_sentinels(task, source, vocabulary)
     with waiting(f"step {step:,}: writing the folder"):
         write_folder(writing, weights, model, form, tokenizer, sentinels)
     with waiting(f"step {step:,}: proving it"):
         passed, findings = prove(writing, weights, source.model, choices, vocabulary)
+        for is_equal, finding in _proofs_of_tokenizer_and_encoder(
+            writing, weights, hybrid, choices, vocabulary, special
+        ):
+            passed &= is_equal
+            findings.append(finding)
     about = _about(source, choices, task)
     write_card(writing, source, step, form, findings, about)
     for line in findings:
@@ -251,6 +272,27 @@ def prove(
     elif "pytorch" in choices.formats:
         findings.append("torch and transformers are not installed: compared by Limba's own reader of the files only")
     return all(each.passed for each in figures), [*map(str, figures), *findings]
+
+
+def _proofs_of_tokenizer_and_encoder(
+    folder: Path,
+    weights: Mapping[str, np.ndarray],
+    hybrid: ModelConfig | None,
+    choices: Choices,
+    vocabulary: Vocabulary | None,
+    special: SpecialIds,
+) -> Iterator[tuple[bool, str]]:
+    """Yields whether the written tokenizer gives the ids of the training, and a hybrid's encoder its hidden states."""
+    if not choices.checks:
+        return
+    before, after = [*special.before], [*special.after]
+    if hybrid is not None:
+        before, after = [special.decoder_start, *before], []
+    if vocabulary is not None and (folder / TOKENIZER_CONFIG).is_file():
+        yield proof.check_tokenizer(folder, vocabulary, (before, after))
+    if hybrid is not None:
+        yield from proof.check_encoder(folder / ENCODER, weights, hybrid, vocabulary, choices.dtype)
+        yield True, FILLS
 
 
 def export_to_bucket(source: Source, address: str, steps: Sequence[int], choices: Choices) -> None:

@@ -8,6 +8,7 @@ digits, not decimal places.
 """
 
 import dataclasses
+import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -23,9 +24,11 @@ import numpy as np
 from jaxtyping import PyTree
 
 from limba.config import ModelConfig
+from limba.data.vocabulary import exported
 from limba.data.vocabulary.load import Vocabulary, mask_id
 from limba.data.vocabulary.special_ids import END, START, SpecialIds, of_run
 from limba.formats.huggingface import open_folder
+from limba.formats.huggingface_files import as_encoder
 from limba.inference.generate import greedy
 from limba.inference.load import place_parameters
 from limba.model import Network
@@ -36,6 +39,7 @@ NUM_TOKENS = 8  # of greedy text
 NUM_TEXTS = 2  # that greedy text is compared for
 ROW = 64  # input tokens at most; a network with a window has rows of SHORTEST windows, which are computed in blocks
 PROMPT = 16  # ids of a language model's prompt, the start included
+TOKENIZER_CONFIG = "tokenizer_config.json"
 TEXTS = (
     "Toate ființele umane se nasc libere și egale în demnitate și în drepturi. Ele sunt înzestrate cu rațiune.",
     "All human beings are born free and equal in dignity and rights. They are endowed with reason and conscience.",
@@ -295,6 +299,89 @@ class HeadProof(Proof):
             logits = (logits * weights).sum(1) / weights.sum(1) if is_mean else logits[:, 0]
         logits = logits.numpy().reshape(self._logits.shape)
         return logits, self._greedy(logits)
+
+
+def check_tokenizer(directory: Path, vocabulary: Vocabulary, template: tuple[list[int], list[int]]) -> tuple[bool, str]:
+    """Returns whether the written tokenizer gives the ids of the training, and a sentence about it.
+
+    `template` are the ids before and after each text. It is read by transformers where that is installed; else nothing
+    more is compared than `write_tokenizer` has compared.
+    """
+    about = json.loads((directory / TOKENIZER_CONFIG).read_text())
+    is_language_model = "bos_token" in about
+    gaps = [] if is_language_model else exported.sentinels_of(vocabulary)
+    if "mask_token" in about:
+        gaps = [(about["mask_token"], mask_id(vocabulary))] * 2
+    count = exported.num_texts(vocabulary, gaps)
+    if not has_transformers():
+        if about["tokenizer_class"] == "ByT5Tokenizer":
+            return (
+                True,
+                "the tokenizer is transformers' ByT5Tokenizer, which is not installed: its ids are not compared",
+            )
+        return True, f"tokenizer.json in tokenizers: equal ids in {count} of {count} texts"
+    import transformers
+
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(directory)
+    found = exported.differences(vocabulary, lambda text: tokenizer(text, add_special_tokens=False).input_ids, gaps)
+    reader = f"the tokenizer in transformers {transformers.__version__}"
+    if found:
+        return False, f"{reader}: other ids in {len(found)} of {count} texts, {exported.said(found[0])} (FAILED)"
+    before, after = template
+    framed, wanted = tokenizer(TEXTS[0]).input_ids, [*before, *map(int, vocabulary.encode(TEXTS[0])), *after]
+    if framed != wanted:
+        around = f"begins {framed[:3]} and ends {framed[-2:]}, where the model learned {wanted[:3]} and {wanted[-2:]}"
+        return False, f"{reader}: a text {around} (FAILED)"
+    return True, f"{reader}: equal ids in {count} of {count} texts"
+
+
+def check_encoder(
+    directory: Path, arrays: Mapping[str, np.ndarray], hybrid: ModelConfig, vocabulary: Vocabulary | None, dtype: str
+) -> Iterator[tuple[bool, str]]:
+    """Yields whether the encoder of a hybrid has its hidden states, in each reader, and a sentence.
+
+    The hybrid reads a row's inputs one place later, after the start; the encoder is given them so.
+    """
+    config = dataclasses.replace(hybrid, dtype="float32", dropout_rate=0.0, remat="none", scan_layers=True)
+    batch = prompts_of(vocabulary, config.vocab_size)
+    targets = batch["decoder_target_tokens"]
+    real = targets > 0
+    network = Network(config)
+    given = {"decoder_input_tokens": targets, "decoder_target_tokens": targets}
+    states = _states(network, place_parameters(arrays, network), given)
+    unit = max(1.0, float(np.abs(states[real]).max()))
+    limit = TOLERANCES[dtype]
+
+    def said(reader: str, found: np.ndarray) -> tuple[bool, str]:
+        difference = float(np.abs(found[real] - states[real]).max()) / unit
+        passed = difference <= limit  # NaN fails
+        verdict = "passed" if passed else "FAILED"
+        return passed, f"{reader}: hidden states differ by {difference:.1e} ({verdict}, limit {limit:.0e})"
+
+    encoder = Network(as_encoder(config))
+    shifted = {"decoder_input_tokens": batch["decoder_input_tokens"], "decoder_target_tokens": targets}
+    own = place_parameters(open_folder(directory, encoder.config), encoder)
+    yield said("the encoder's model.safetensors in Limba's network", _states(encoder, own, shifted))
+    if not has_transformers():
+        return
+    import torch
+    import transformers
+
+    if version() < 5:
+        yield True, f"transformers {transformers.__version__} has no EuroBertModel: the encoder is not compared there"
+        return
+    model, about = load_in_transformers(directory)
+    with torch.no_grad():
+        inputs = torch.tensor(batch["decoder_input_tokens"], dtype=torch.long)
+        mask = torch.tensor(real.astype(np.int64))
+        found = model(inputs, attention_mask=mask).last_hidden_state.float().numpy()
+    passed, sentence = said(f"EuroBertModel in transformers {transformers.__version__}", found)
+    yield passed and not about["missing_keys"] and not about["unexpected_keys"], sentence
+
+
+def _states(network: Network, params: PyTree, batch: Mapping[str, np.ndarray]) -> np.ndarray:
+    compute = jax.jit(functools.partial(network.apply, as_states=True))
+    return np.asarray(compute(params, dict(batch)), np.float32)
 
 
 def load_in_transformers(directory: Path) -> tuple[Any, dict[str, Any]]:

@@ -371,13 +371,15 @@ def config_json(config: ModelConfig, dtype: str = "float32", eos_id: int = 1, ma
         about |= dict(zip(_LOCAL, config.local_attention or (), strict=True)) | {"norm_bias": config.norm == "layer"}
         about |= {key: part in config.biases for part, key in _BIASES.items()}
         about |= dict.fromkeys(("hidden_activation", "classifier_activation"), _EXACT.get(first, first))
-        return about | {"mask_token_id": mask_id} | dict.fromkeys(("bos_token_id", "cls_token_id", "sep_token_id"))
+        about |= {} if mask_id is None else {"mask_token_id": mask_id}
+        return about | dict.fromkeys(("bos_token_id", "cls_token_id", "sep_token_id"))
     activation = _GELU.get(name, "gelu_new") if first == "gelu" else first
     if name in ("llama", "eurobert"):
         about |= {"num_key_value_heads": config.kv_heads, "hidden_act": activation, "bos_token_id": 0}
         if config.is_encoder:
             rope = {"rope_type": "default", "rope_theta": config.rotary_base}
-            about |= {"bos_token_id": None, "mask_token_id": mask_id, "use_cache": False, "rope_parameters": rope}
+            about |= {"bos_token_id": None, "use_cache": False, "rope_parameters": rope}
+            about |= {} if mask_id is None else {"mask_token_id": mask_id}  # transformers 5 refuses null
         return about | {f"{part}_bias": part in config.biases for part in ("attention", "mlp")}
     if name == "gpt2":
         about |= dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), config.dropout_rate)

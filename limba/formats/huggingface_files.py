@@ -7,8 +7,11 @@ that only one array and some megabytes are in memory.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import json
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from limba.config import ModelConfig
+from limba.config import InputError, ModelConfig
 from limba.formats import limba_checkpoint, t5x
 from limba.formats.architectures import HEAD, config_json, rows, written
 from limba.formats.huggingface import FLAX_FILE, HEAD_SCALE, flax_name, head_scale
@@ -32,6 +35,12 @@ FILE_BYTES = 5 * 10**9  # a larger model is cut into files of at most this size,
 # tokenizers name each sentinel with its id.
 LAST_BYTE = 258  # the id of 0xFF
 NEVER_TRAINED = 1e-9  # of the highest row's squared gradients: Adafactor adds 1e-30 to a row's that has none
+ENCODER = "encoder"  # the folder inside that of a hybrid's language model
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
+    *("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt"),
+)
+UNKNOWN_LENGTH = 10**9  # model_max_length of a folder that does not know it
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
 _EMBEDDING = "state/param_states/token_embedder/embedding/v_col"  # T5X's factor with one value a row
 
@@ -42,6 +51,9 @@ class Form(NamedTuple):
     formats: Sequence[str]
     dtype: str = "float32"
     transformers: int = 5
+    length: int | None = None  # the longest text that the model was trained with; None: it is not known
+    begins: bool = False  # of a language model: its texts begin with <cls> after the start, as a hybrid's do
+    special: Any = None  # SpecialIds of a folder for transformers, whose tokenizer files are copied; None: T5's layout
 
 
 def write_folder(
@@ -57,12 +69,22 @@ def write_folder(
     Its generation_config.json suppresses these ids, and the rows of the embedding that are no pieces. An untied umT5
     for transformers 4 differs from that for 5, see `head_scale`.
     """
+    if model.predicts_next:  # a hybrid is written twice
+        write_folder(folder, arrays, model.exported, form._replace(begins=True), tokenizer, suppressed)
+        write_encoder_of_hybrid(folder / ENCODER, arrays, model, form, tokenizer)
+        return
     config_json(model)  # raises before anything is written
+    if form.length is not None and model.positions == "rotary":
+        # Rotary positions have no end in the network, and those beyond this one were never trained.
+        model = dataclasses.replace(model, max_length=form.length)
     folder.mkdir(parents=True, exist_ok=True)
     name, vocabulary = tokenizer or (None, None)
+    special = form.special
     eos_id = 1 if vocabulary is None or vocabulary.eos_id is None else int(vocabulary.eos_id)
     mask = None
-    if vocabulary is not None and (model.is_encoder or model.is_t5_encoder):
+    if special is not None:
+        mask = special.mask if model.is_encoder else None
+    elif vocabulary is not None and (model.is_encoder or model.is_t5_encoder):
         from limba.data.vocabulary.load import begin_id, mask_id
 
         begins = model.has_own_head and begin_id(vocabulary) is not None  # as `framed` begins its texts
@@ -70,15 +92,90 @@ def write_folder(
     padding = () if vocabulary is None else range(vocabulary.vocab_size, model.vocab_size)
     scale = head_scale(model) if form.transformers >= 5 else 1.0
     write_configs(folder, model, form.dtype, eos_id, [*padding, *suppressed], scale, mask)
+    if special is not None:
+        _write_special_ids(folder, special, model)
     if "pytorch" in form.formats:
         write_pytorch(folder, arrays, model, form.dtype, scale)
     if "flax" in form.formats:
         write_flax(folder, arrays, model, form.dtype, scale)
-    if name is not None:
+    length = form.length or (model.max_length if model.is_decoder_only and not model.is_t5_decoder else None)
+    if name is not None and special is not None and name.path != "byte":
+        _copy_tokenizer(epath.Path(vocabulary.path).parent, folder)
+    elif name is not None:
         starts = model.is_decoder_only and not model.is_encoder
-        write_tokenizer(folder, name.path, name.extra_ids or 0, starts, mask)
+        begin = None
+        if starts and form.begins:
+            from limba.data.vocabulary.load import begin_id
+
+            begin = begin_id(vocabulary)
+        write_tokenizer(folder, name.path, name.extra_ids or 0, starts, mask, begin, length, vocabulary)
     if model.head == "vectors":
         write_sentence_modules(folder, model)
+
+
+def as_encoder(model: ModelConfig) -> ModelConfig:
+    """Returns the network of a hybrid's hidden states: transformers' EuroBertModel, which has no output layer.
+
+    It reads the start before a text, as the hybrid does. A mask's piece is predicted at the place before it, so the
+    output layer of EuroBertForMaskedLM would answer for the neighbour: `generate --fill` and `fill` know the place.
+    """
+    has_biases = "mlp" in model.biases  # where transformers' class puts one into its output layer too
+    biases = tuple(part for part in model.biases if part != "logits") + (("logits",) if has_biases else ())
+    return dataclasses.replace(
+        model, attention_mask="bidirectional", head="vectors", biases=biases, logits_via_embedding=not has_biases
+    )
+
+
+def write_encoder_of_hybrid(
+    folder: Path, arrays: Mapping[str, np.ndarray], model: ModelConfig, form: Form, tokenizer: tuple[Any, Any] | None
+) -> None:
+    """Writes a hybrid as an EuroBertModel, for vectors and fine-tuning; its texts begin as the hybrid's own."""
+    encoder = as_encoder(model)
+    if form.length is not None:
+        encoder = dataclasses.replace(encoder, max_length=form.length)
+    folder.mkdir(parents=True, exist_ok=True)
+    name, vocabulary = tokenizer or (None, None)
+    begin, mask = None, None
+    if vocabulary is not None:
+        from limba.data.vocabulary.load import begin_id, mask_id
+
+        begin, mask = begin_id(vocabulary), mask_id(vocabulary)
+    eos_id = 1 if vocabulary is None or vocabulary.eos_id is None else int(vocabulary.eos_id)
+    write_configs(folder, encoder, form.dtype, eos_id, mask_id=mask)
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"bos_token_id": 0}, indent=2) + "\n")
+    write_pytorch(folder, arrays, encoder, form.dtype)
+    if name is not None:
+        length = encoder.max_length
+        write_tokenizer(folder, name.path, name.extra_ids or 0, True, mask, begin, length, vocabulary)
+    write_sentence_modules(folder, encoder)
+
+
+def _write_special_ids(folder: Path, special: Any, model: ModelConfig) -> None:
+    """Puts the ids of a folder for transformers, SpecialIds, in the place of T5's layout."""
+    ends: object = None
+    if special.ends:
+        ends = special.ends[0] if len(special.ends) == 1 else list(special.ends)
+    ids = {"pad_token_id": special.padding, "eos_token_id": ends}
+    of_config, of_generation = dict(ids), dict(ids)
+    if model.is_decoder_only:
+        of_config["bos_token_id"] = of_generation["bos_token_id"] = special.start
+    elif not model.is_t5_encoder:
+        of_config["decoder_start_token_id"] = special.decoder_start
+        of_generation["decoder_start_token_id"] = special.generation_start
+    if special.suppressed:
+        of_generation["suppress_tokens"] = sorted(special.suppressed)
+    for name, own in (("config", of_config), ("generation_config", of_generation)):
+        file = folder / f"{name}.json"
+        if file.exists():
+            file.write_text(json.dumps(json.loads(file.read_text()) | own, indent=2) + "\n")
+
+
+def _copy_tokenizer(source: epath.Path, folder: Path) -> None:
+    """Copies the tokenizer's files of a folder for transformers as they are."""
+    for name in TOKENIZER_FILES:
+        if (source / name).exists():
+            (folder / name).write_bytes((source / name).read_bytes())
 
 
 def write_sentence_modules(folder: Path, model: ModelConfig) -> None:
@@ -187,36 +284,49 @@ def write_flax(
 
 
 def write_tokenizer(
-    directory: Path, vocabulary: str, extra_ids: int, starts: bool = False, mask_id: int | None = None
+    directory: Path,
+    vocabulary: str,
+    extra_ids: int,
+    starts: bool = False,
+    mask_id: int | None = None,
+    begin_id: int | None = None,
+    length: int | None = None,
+    trained: Any = None,
 ) -> None:
     """Writes files with which transformers' AutoTokenizer gives the ids of Limba's vocabulary.
 
-    With `starts`, for a language model, texts begin with the start id 0 and have no end. The token of `mask_id` is an
-    encoder's mask; an encoder's texts begin with <cls>, where the vocabulary has it. `vocabulary` is the path of a
-    SentencePiece model or of a tokenizer.json, whose post-processor is replaced, or 'byte'.
+    With `starts`, for a language model, texts begin with the start id 0, and with `begin_id` after it, and have no end.
+    The token of `mask_id` is an encoder's mask; an encoder's texts begin with <cls>, where the vocabulary has it.
+    `vocabulary` is the path of a SentencePiece model or of a tokenizer.json, whose post-processor is replaced, or
+    'byte'. `length` is the longest text that the model was trained with, `trained` the vocabulary that it was trained
+    with, where that is another object than `load_vocabulary` makes.
     ByT5's sentinels count down from the last id in seqio and up in transformers: their ids are written out. Without
-    extra ids they are those of bytes that no text has, 258 to 248.
+    extra ids they are those of bytes that no text has, 258 to 248. Raises InputError for a vocabulary that
+    tokenizer.json cannot hold: `exported.TEXTS` are cut by both.
     """
     # These import TensorFlow, which the weights do not need.
+    from limba.data.vocabulary.exported import check_written, sentinels_of
     from limba.data.vocabulary.files import content as content_of
     from limba.data.vocabulary.load import BYTE_SENTINELS, SENTINEL, PieceTable, load_vocabulary
-    from limba.data.vocabulary.tokenizer_json import add_special, around, of_bytes, of_model, start
+    from limba.data.vocabulary.tokenizer_json import add_special, around, of_bytes, of_model, of_tokenizer, template
 
     encodes, tokenizer = mask_id is not None, None
     if vocabulary == "byte":
+        read: Any = load_vocabulary("byte", extra_ids)
         count = extra_ids or (0 if starts else BYTE_SENTINELS)
         special = {"<pad>": 0, "</s>": 1, "<unk>": 2}
         special |= {f"<extra_id_{i}>": LAST_BYTE + extra_ids - i for i in range(count)}
         ids = (0, 1, 2)
         tokenizer = of_bytes(special) if starts else None  # ByT5Tokenizer ends texts and cannot begin them
     else:
-        read: Any = load_vocabulary(vocabulary, *([] if vocabulary.endswith(".json") else [extra_ids]))
+        read = load_vocabulary(vocabulary, *([] if vocabulary.endswith(".json") else [extra_ids]))
         ids = (0, read.eos_id, read.eos_id if read.unk_id is None else read.unk_id)
         if vocabulary.endswith(".json"):
-            tokenizer = read.tokenizer
+            tokenizer = of_tokenizer(read.tokenizer)
             names = [tokenizer.id_to_token(number) for number in ids]
-            tokenizer.post_processor = start(names[0]) if starts else around(tokenizer.get_vocab(), names[1], encodes)
             special = dict(zip(names, ids, strict=True))
+            if not starts:
+                tokenizer.post_processor = around(tokenizer.get_vocab(), names[1], encodes)
         else:
             tokenizer, special = of_model(vocabulary, extra_ids, starts, encodes), {}
             (directory / "spiece.model").write_bytes(content_of(vocabulary))
@@ -225,29 +335,66 @@ def write_tokenizer(
         if mask_id is not None and mask_id not in special.values():  # a piece of its own, such as <mask>
             special[name := PieceTable(read).name(mask_id)] = mask_id
             add_special(tokenizer, [name])
+    named = {number: name for name, number in special.items()}
     if tokenizer is not None:
+        if starts:
+            before = [0] if begin_id is None else [0, begin_id]
+            begins = {named.get(number) or PieceTable(read).name(number): number for number in before}
+            tokenizer.post_processor = template(begins, [*begins], [])
+        gaps = sentinels_of(read) if mask_id is None else [(named[mask_id], mask_id)] * 2
+        written = tokenizer
+        check_written(
+            trained or read,
+            lambda text: written.encode(text, add_special_tokens=False).ids,
+            [] if starts else gaps,
+            vocabulary,
+        )
         tokenizer.save(str(directory / "tokenizer.json"), pretty=False)
     about: Json = {"tokenizer_class": "ByT5Tokenizer" if tokenizer is None else "PreTrainedTokenizerFast"}
     about |= {"extra_ids": extra_ids} if tokenizer is None else {}
-    named = {number: name for name, number in special.items()}
     roles = {"pad_token": named[ids[0]], "eos_token": named[ids[1]], "unk_token": named[ids[2]]}
     roles |= {"bos_token": named[ids[0]]} if starts else {}
     if mask_id is not None:
         roles |= {"mask_token": named[mask_id], "sep_token": named[ids[1]]}
         roles |= next(({"cls_token": name} for name in ("<cls>", "[CLS]") if name in special), {})
     ordered = sorted((name for name in special if SENTINEL.fullmatch(name)), key=special.__getitem__)
-    sides = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False)
-    added = {str(number): {"content": name, **sides, "special": True} for number, name in sorted(named.items())}
+    added = {str(number): _token(name, tokenizer) for number, name in sorted(named.items())}
     about |= {
         **roles,
         "additional_special_tokens": ordered,
         "added_tokens_decoder": added,
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "attention_mask"],  # 4.57's other class gives token_type_ids too
-        "model_max_length": 10**9,  # relative positions have no limit
+        "model_max_length": length or UNKNOWN_LENGTH,
     }
     for name, content in (("tokenizer_config", about), ("special_tokens_map", roles)):
         (directory / f"{name}.json").write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+@functools.lru_cache(maxsize=32)
+def reason_against(vocabulary: str, extra_ids: int, trained: Any, starts: bool, encodes: bool) -> str | None:
+    """Returns the sentence of `write_tokenizer` about a vocabulary that cannot be exported; None if it can be."""
+    from limba.data.vocabulary.load import mask_id
+
+    if vocabulary == "byte":
+        return None
+    with tempfile.TemporaryDirectory(prefix="limba-vocabulary-") as folder:
+        try:
+            mask = mask_id(trained) if encodes else None
+            write_tokenizer(Path(folder), vocabulary, extra_ids, starts, mask, trained=trained)
+        except InputError as error:
+            return str(error)
+    return None
+
+
+def _token(name: str, tokenizer: Any) -> Json:
+    """Returns a special token as tokenizer_config.json has it; transformers takes its sides from there."""
+    sides = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False)
+    if tokenizer is not None:
+        known = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
+        if name in known:
+            sides = {side: getattr(known[name], side) for side in sides}
+    return {"content": name, **sides, "special": True}
 
 
 def extra_ids_of(about: Mapping[str, object]) -> int:

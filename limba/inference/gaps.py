@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from limba.config import InputError, ModelConfig
 from limba.data.stream.placement import place_batch
 from limba.data.vocabulary import load
+from limba.data.vocabulary.around_gaps import encode_parts
 from limba.data.vocabulary.load import Vocabulary
 from limba.data.vocabulary.published import PublishedVocabulary
 from limba.data.vocabulary.special_ids import SpecialIds, of_run
@@ -68,7 +69,7 @@ class Pieces:
 
 def pieces_of(vocabulary: Vocabulary, num_rows: int, special: SpecialIds) -> Pieces:
     """Returns the table for a vocabulary whose embedding has `num_rows` rows."""
-    spelled = load.piece_bytes(vocabulary, num_rows)
+    spelled = load.piece_texts(vocabulary, num_rows)
     single = np.zeros(num_rows, bool)
     single[: vocabulary.vocab_size] = load.is_byte_piece(vocabulary)[:num_rows]
     texts = [each.decode("utf-8", "ignore") for each in spelled]
@@ -293,13 +294,11 @@ def masked_ids(
     if isinstance(vocabulary, PublishedVocabulary):
         return np.asarray(special.framed(vocabulary.encode(text), length), np.int32)
     mask = _mask_of(vocabulary, special)
-    table, ids, parts = load.PieceTable(vocabulary), list[int](), MASK.split(text)
-    for number, part in enumerate(parts):
-        if table.kind != "bytes" and number < len(parts) - 1:
-            part = part.rstrip()  # the space before a mask is its word's
-        found = list(vocabulary.encode(part)) if part.strip() else []
-        ids += [mask] if number else []
-        ids += _continued(found, table) if number and found and not part[0].isspace() else found
+    first, *others = encode_parts(vocabulary, MASK.split(text))
+    ids = list(first)
+    for part in others:
+        ids.append(mask)
+        ids += part
     return np.asarray(special.framed(ids, length), np.int32)
 
 
@@ -325,15 +324,6 @@ def _with_own_masks(texts: Sequence[str], vocabulary: Vocabulary) -> tuple[Seque
         return texts, MASK
     own = str(name)
     return [text if own in text else MASK.sub(lambda _: own, text) for text in texts], re.compile(re.escape(own))
-
-
-def _continued(ids: list[int], table: load.PieceTable) -> list[int]:
-    """Returns ids without the space that SentencePiece puts before a text."""
-    piece = table.name(ids[0])
-    if not piece.startswith(load.SPACE):
-        return ids
-    rest = table.id_of(piece[len(load.SPACE) :]) if piece != load.SPACE else None
-    return ids[1:] if piece == load.SPACE else ids if rest is None else [rest, *ids[1:]]
 
 
 def fills_of_masks(
@@ -415,7 +405,7 @@ def pseudo_log_likelihoods(
     which this token and the later ones of its word are masks). Begin and end are not scored.
     """
     mask, encode = _mask_of(vocabulary, special), load.encoder(vocabulary)
-    begins = begins_word([*load.piece_bytes(vocabulary, network.config.vocab_size)])
+    begins = begins_word([*load.piece_texts(vocabulary, network.config.vocab_size)])
     texts, hidden = list[np.ndarray](), list[tuple[int, int, int]]()  # a text's number; the first and the last + 1
     for number, pair in enumerate(pairs):
         read, target = (np.asarray(each, np.int32) for each in encode([whole_letters(text).encode() for text in pair]))

@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from limba.config import GenerationConfig, InputError, LossConfig
 from limba.data.packing import model_features
 from limba.data.stream.placement import place_batch
+from limba.data.vocabulary.around_gaps import encode_parts
 from limba.data.vocabulary.load import Vocabulary, decoded, num_sentinels, sentinel_ids, sentinel_table
 from limba.data.vocabulary.published import PublishedVocabulary
 from limba.data.vocabulary.special_ids import END, START, SpecialIds, of_run
@@ -317,21 +318,29 @@ def fetched(array: jax.Array) -> np.ndarray:
 
 
 def text_ids(text: str, vocabulary: Vocabulary) -> list[int]:
-    """Returns a text's ids without what stands around it. <extra_id_0> and so on become sentinels.
+    """Returns a text's ids without what stands around it.
 
+    <extra_id_0> and so on become sentinels, and the text beside them is cut as in span corruption.
     Of a folder for transformers they are those of its own tokenizer, for which the name of each special token is that
     token. Raises InputError for a sentinel that a vocabulary of ours lacks.
     """
     if isinstance(vocabulary, PublishedVocabulary):
         return list(vocabulary.encode(text))
-    sentinels = sentinel_ids(vocabulary, 1 + max(map(int, SENTINEL.findall(text)), default=-1))
-    ids: list[int] = []
-    for place, part in enumerate(SENTINEL.split(text)):  # odd parts are the numbers of the regular expression's group
-        if place % 2:
-            ids.append(sentinels[int(part)])
-        elif part.strip():
-            ids += vocabulary.encode(part)
+    parts = SENTINEL.split(text)  # odd ones are the numbers of the regular expression's group
+    gaps = [int(number) for number in parts[1::2]]
+    sentinels = sentinel_ids(vocabulary, 1 + max(gaps, default=-1))
+    first, *others = encode_parts(vocabulary, parts[::2])
+    ids = list(first)
+    for gap, part in zip(gaps, others, strict=True):
+        ids.append(sentinels[gap])
+        ids += part
     return ids
+
+
+def ids_of(text: str, vocabulary: Vocabulary, length: int | None = None, ends: bool = True) -> np.ndarray:
+    """Returns a text's ids as a T5 of ours reads them, int32 [<= length], with the end of sequence if `ends`."""
+    end = END if vocabulary.eos_id is None else int(vocabulary.eos_id)
+    return np.asarray(SpecialIds(after=(end,)).framed(text_ids(text, vocabulary), length, ends), np.int32)
 
 
 def input_ids(text: str, vocabulary: Vocabulary, special: SpecialIds, length: int | None = None) -> np.ndarray:
@@ -464,21 +473,20 @@ Pair = tuple[np.ndarray, np.ndarray]  # ids of the inputs and of the targets
 
 
 class Score(NamedTuple):
-    """The likelihood of a text."""
+    """The likelihood of a text, or of as much of it as the model reads."""
 
     log_likelihood: float  # ln p(targets | inputs)
-    tokens: int  # number of target tokens, including the end of sequence
-    bits_per_byte: float  # -log2 p(targets | inputs) / UTF-8 bytes of the targets
+    tokens: int  # number of target tokens that were read, including the end of sequence
+    bits_per_byte: float  # -log2 p(targets | inputs) / UTF-8 bytes of the targets that these tokens cover
 
 
-def score_of(log_likelihood: float, num_tokens: int, text: str) -> Score:
-    """Returns the score of a text.
+def score_of(log_likelihood: float, num_tokens: int, num_bytes: int) -> Score:
+    """Returns the score of a text of which so many tokens and bytes were read.
 
-    >>> score_of(-2 * math.log(2), 3, "ab")
+    >>> score_of(-2 * math.log(2), 3, 2)
     Score(log_likelihood=-1.3862943611198906, tokens=3, bits_per_byte=1.0)
     """
-    num_bytes = max(1, len(text.encode("utf-8", "replace")))
-    return Score(log_likelihood, num_tokens, -log_likelihood / math.log(2) / num_bytes)
+    return Score(log_likelihood, num_tokens, -log_likelihood / math.log(2) / max(1, num_bytes))
 
 
 @functools.partial(jax.jit, static_argnames=("network",))

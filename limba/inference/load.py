@@ -152,6 +152,7 @@ class TrainedModel:
     step: int  # with `path`: the checkpoint
     path: str
     tokenizer: Tokenizer | None  # the vocabulary and its name, if it is known
+    _said_cut: bool = dataclasses.field(default=False, init=False, repr=False)  # that texts are cut is said once
 
     @property
     def config(self) -> RunConfig | ModelConfig:
@@ -171,7 +172,22 @@ class TrainedModel:
     @functools.cached_property
     def special_ids(self) -> SpecialIds:
         """The ids with a role: padding, start, ends, mask, and what stands around a text."""
-        return sources.special_ids_of(self.source, None if self.tokenizer is None else self.tokenizer[1])
+        vocabulary = None if self.tokenizer is None else self.tokenizer[1]
+        found = sources.special_ids_of(self.source, vocabulary)
+        if self.source.model.predicts_next and not self.network.config.is_encoder:
+            # As a language model a hybrid reads what it learned in causal rows: the start, then <cls>, then the text.
+            return dataclasses.replace(found, before=(found.decoder_start, *found.before), after=())
+        return found
+
+    @functools.cached_property
+    def decoder(self) -> TrainedModel:
+        """The language model that a hybrid is too; any other model is itself."""
+        model = self.network.config
+        if not model.predicts_next:
+            return self
+        from limba.model import Network
+
+        return dataclasses.replace(self, network=Network(model.exported, self.mesh))
 
     @functools.cached_property
     def task(self) -> Provider | None:
@@ -183,7 +199,7 @@ class TrainedModel:
         """The maximum number of tokens of inputs and targets; longer ones are truncated."""
         run, task = self.source.run, self.task
         if run is None or task is None:
-            return LENGTHS
+            return LENGTHS if self.source.length is None else {**LENGTHS, "inputs": self.source.length}
         with quiet_imports():
             from limba.data.objectives import derive_lengths
         return derive_lengths(task, run.data.task_feature_lengths)
@@ -268,9 +284,9 @@ class TrainedModel:
     def generate(self, texts: Sequence[str], **fields: Unpack[GenerationFields]) -> list[str]:
         """Returns the text that the model generates for each input.
 
-        A language model's text begins with its prompt, which it reads as it learned to (`reads_prefix`). `fields` are
-        those of GenerationConfig, such as `max_tokens=64`, `num_beams=4`, or `temperature=0.6, top_k=20`; the defaults
-        are the run's. `long_inputs` says what is done with texts longer than the run's length. Raises InputError for
+        A language model's text begins with its prompt, which it reads as it learned to (`reads_prefix`); a hybrid
+        generates as the language model that it is too. `fields` are those of GenerationConfig, such as `max_tokens=64`,
+        `num_beams=4`, or `temperature=0.6, top_k=20`; the defaults are the run's. `long_inputs` says what is done with texts longer than the run's length. Raises InputError for
         fields that exclude each other.
         """
         config = self.generation.replaced(**fields)
@@ -304,6 +320,8 @@ class TrainedModel:
 
         `say` gets the warning of an input that is cut; the default logs it.
         """
+        if self.decoder is not self:
+            return self.decoder.segment_writer(config, num_rows, say, deadline)
         self._require_text("generates")
         from limba.inference.generate import Writer
         from limba.inference.long_inputs import SegmentWriter
@@ -369,18 +387,37 @@ class TrainedModel:
     def score(self, pairs: Sequence[tuple[str, str]], num_rows: int | None = None) -> list[Score]:
         """Returns how likely the model finds each (input, target): ln p(target | input), tokens, bits per byte.
 
-        The target includes its end of sequence. The input of a language model is a prompt and may be empty. A batch has
+        The target includes its end of sequence. The input of a language model is a prompt and may be empty. A T5's
+        target that is longer than the model reads is cut, with a warning, and scored as far as it was read. A batch has
         `num_rows` pairs, by default `batch_size`.
         """
-        from limba.inference.generate import log_likelihoods, score_of
+        from limba.data.vocabulary.covered import covered_bytes
+        from limba.inference.generate import log_likelihoods, score_of, text_ids
 
+        if self.decoder is not self:
+            return self.decoder.score(pairs, num_rows)
         self._require_text("scores")
         ids = [self.pair_ids(*pair) for pair in paired(pairs)]
         rows = num_rows or self.batch_size
         special = self.special_ids
         found = log_likelihoods(self.network, self.params, self.mesh, ids, rows, self.reads_prefix, special)
-        scored = zip(found.tolist(), ids, pairs, strict=True)
-        return [score_of(value, len(targets), target) for value, (_, targets), (_, target) in scored]
+        self._warn_of_cut([inputs for inputs, _ in pairs], [read for read, _ in ids])
+        scores, num_cut = [], 0
+        for value, (_, read), (_, target) in zip(found.tolist(), ids, pairs, strict=True):
+            letters = whole_letters(target)
+            num_tokens = None
+            if len(read) == self.lengths["targets"] and not self.network.config.is_decoder_only:
+                whole, around = len(text_ids(letters, self.vocabulary)), len(special.target([]))
+                num_tokens = len(read) - around
+                num_cut += num_tokens < whole
+            scores.append(score_of(value, len(read), covered_bytes(self.vocabulary, letters, num_tokens)))
+        if num_cut:
+            logger.warning(
+                "%d of %d targets are longer than the %d tokens that the model reads, and are scored as far as those"
+                " go: their bits per byte are of the bytes that were read.",
+                num_cut, len(scores), self.lengths["targets"],
+            )  # fmt: skip
+        return scores
 
     def log_likelihoods(self, pairs: Sequence[tuple[str, str]], ends: bool = True) -> Float[np.ndarray, " N"]:
         """Returns ln p(target | input) of whole texts: as `score`, but nothing is truncated and no prefix is added.
@@ -415,6 +452,8 @@ class TrainedModel:
         """Returns `logits` of pairs of ids; a batch has `num_rows` pairs, by default all of them."""
         from limba.inference.generate import logits
 
+        if self.decoder is not self:
+            return self.decoder.logits_of_ids(pairs, num_rows)
         self._require_text("scores")
         rows, special = num_rows or self.rows(len(pairs)), self.special_ids
         return logits(self.network, self.params, self.mesh, pairs, rows, self.reads_prefix, special)
@@ -423,6 +462,8 @@ class TrainedModel:
         """Returns the ids of an input and its target as `score` compares them."""
         from limba.inference.generate import read_before, target_ids
 
+        if self.decoder is not self:
+            return self.decoder.pair_ids(inputs, targets)
         vocabulary, special, target = self.vocabulary, self.special_ids, whole_letters(targets)
         if self.network.config.is_decoder_only:
             read = read_before(whole_letters(inputs), vocabulary, special)
@@ -455,7 +496,40 @@ class TrainedModel:
     def _require_text(self, what: str) -> None:
         if (network := self.network.config).is_encoder or network.is_t5_encoder:
             use = USES["vectors" if network.is_t5_encoder and not network.has_own_head else network.head]
+            if what == "scores" and network.is_encoder and not network.has_own_head:
+                raise InputError(
+                    f"{self.path} is an encoder, which scores no text from left to right; call log_likelihoods for the"
+                    f" pseudo log likelihoods of texts, {use}."
+                )
             raise InputError(f"{self.path} is an encoder, which {what} no text; call {use}.")
+
+    def _warn_of_cut(self, texts: Sequence[str], ids: Sequence[np.ndarray]) -> None:
+        """Logs once, by model, that texts are longer than those that it was trained with, and were cut."""
+        length = self.lengths.get("inputs")
+        if length is None or self._said_cut or all(len(each) < length for each in ids):
+            return
+        num_cut = sum(
+            self._num_tokens(text) > length for text, each in zip(texts, ids, strict=True) if len(each) >= length
+        )
+        if num_cut:
+            self._said_cut = True
+            logger.warning(
+                "%d of %d texts are longer than the %d tokens that the model was trained with; what comes after them is"
+                " not read.",
+                num_cut, len(texts), length,
+            )  # fmt: skip
+
+    def _num_tokens(self, text: str) -> int:
+        """Returns how many tokens a text has, and what stands around it, uncut."""
+        from limba.inference.gaps import is_framed, masked_ids
+        from limba.inference.generate import input_ids
+
+        text, vocabulary, special = whole_letters(text), self.vocabulary, self.special_ids
+        if is_framed(self.network.config, vocabulary):
+            return len(masked_ids(text, vocabulary, special))
+        if self.network.config.is_decoder_only:
+            return 0  # is not cut
+        return len(input_ids(self.prefix + text, vocabulary, special))
 
     def encode(self, texts: Sequence[str], pooling: str = "mean") -> Float[np.ndarray, "N D"]:
         """Returns one vector per text: the mean of its tokens' hidden states, or that of the first or last token.
@@ -466,7 +540,9 @@ class TrainedModel:
             raise InputError(f"The pooling is {pooling!r}; choose one of {', '.join(POOLINGS)}.")
         from limba.inference.encoded import of_each, pooled
 
-        ids = [self.tokenize(text) for text in listed(texts)]
+        texts = listed(texts)
+        ids = [self.tokenize(text) for text in texts]
+        self._warn_of_cut(texts, ids)
         is_published = self.special_ids.is_published
         if any(not len(each) for each in ids):
             raise InputError(
@@ -530,8 +606,13 @@ class TrainedModel:
         folder.mkdir(parents=True, exist_ok=True)
         with lease.held(str(folder), "exports to"):
             writing = folder / ".writing"
-            form = Form(("pytorch" if format == "huggingface" else "flax",), dtype)
-            write_folder(writing, arrays, self.network.config.exported, form, self.tokenizer)
+            form = Form(
+                ("pytorch" if format == "huggingface" else "flax",),
+                dtype,
+                length=sources.trained_length(self.source),
+                special=self.special_ids if self.special_ids.is_published else None,
+            )
+            write_folder(writing, arrays, self.network.config, form, self.tokenizer)
             for file in sorted(writing.iterdir(), key=lambda file: file.name == "config.json"):
                 file.replace(folder / file.name)  # config.json last: until then the folder is no model
             writing.rmdir()

@@ -59,6 +59,7 @@ class Source:
     vocabulary: VocabularyName | None = None
     best: epath.Path | None = None  # the best checkpoint, in a directory of its own
     imports: tuple[str, ...] = ()  # modules that may be imported beside Limba's and those of tasks/
+    length: int | None = None  # of a folder: the longest text that its files say it was trained with, in tokens
     average: bool = True  # False: the weights as they were trained, also where the run evaluates their average
 
     def step_of(self, step: int | None) -> int:
@@ -146,7 +147,35 @@ def find(
     assert model is not None, "T5X's arrays and both kinds of folders tell the network"
     vocabulary = vocabulary or _vocabulary_beside(directory, run)
     newest_best = best[max(best)] if best else None
-    return Source(path, directory, steps, kind, model, run, vocabulary, newest_best, tuple(allowed))
+    length = _length_beside(directory, model) if kind == HUGGING_FACE else None
+    return Source(path, directory, steps, kind, model, run, vocabulary, newest_best, tuple(allowed), length)
+
+
+def trained_length(source: Source) -> int | None:
+    """Returns the longest text that a model was trained with, in tokens; None where that is not known."""
+    if source.run is None:
+        return source.length
+    data = source.run.data
+    return data.sequence_length or data.task_feature_lengths.get("inputs")
+
+
+def _length_beside(folder: epath.Path, model: ModelConfig) -> int | None:
+    """Returns the longest text that a folder's files allow: tokenizer_config.json's, and an encoder's positions."""
+    about = _json_of(folder / "tokenizer_config.json")
+    given = about.get("model_max_length")
+    found = [int(given)] if isinstance(given, int | float) and 0 < given < huggingface_files.UNKNOWN_LENGTH else []
+    if model.is_encoder:
+        found.append(model.max_length)
+    return min(found, default=None)
+
+
+def _json_of(file: epath.Path) -> Json:
+    """Returns a file's JSON object; {} where there is none, which is said where it matters."""
+    try:
+        found = json.loads(read_text(file)) if file.exists() else {}
+    except (InputError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def described(path: str) -> tuple[ModelConfig, VocabularyName | None]:

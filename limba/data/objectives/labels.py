@@ -14,7 +14,7 @@ import numpy as np
 from limba.config import InputError
 from limba.data.dataset import TOKENS, Dataset, preprocessor
 from limba.data.objectives.token_blocks import Features
-from limba.data.vocabulary.load import encoder, has_dummy_space, piece_bytes
+from limba.data.vocabulary.load import encoder, has_dummy_space, piece_texts
 from limba.data.vocabulary.special_ids import SpecialIds, of_encoder
 from limba.data.vocabulary.vocabularies import Vocabulary
 
@@ -78,7 +78,7 @@ def framed(special: SpecialIds, length: int) -> Callable[[np.ndarray], tuple[np.
 def word_encoder(vocabulary: Vocabulary) -> Callable[[Sequence[str]], list[np.ndarray]]:
     """Returns a function from a sentence's words to the pieces of each: at least one, the unknown one if need be."""
     encode = encoder(vocabulary)
-    after = "" if has_dummy_space(vocabulary, piece_bytes(vocabulary, vocabulary.vocab_size)) else " "
+    after = "" if has_dummy_space(vocabulary, piece_texts(vocabulary, vocabulary.vocab_size)) else " "
     unknown = np.array([vocabulary.unk_id or 0], np.int32)
 
     def pieces(words: Sequence[str]) -> list[np.ndarray]:

@@ -17,7 +17,7 @@ from limba.data.objectives.language_modeling import causal_lm, causal_lm_lengths
 from limba.data.objectives.token_blocks import Features
 from limba.data.objectives.whole_words import LONGEST_WORD, begins_word
 from limba.data.packing import CAUSAL, PREDICTED
-from limba.data.vocabulary.load import mask_id, piece_bytes
+from limba.data.vocabulary.load import mask_id, piece_texts
 from limba.data.vocabulary.vocabularies import Vocabulary
 
 ROWS_PER_BLOCK = 32  # masked at once, from one pair of seeds
@@ -110,7 +110,7 @@ def _masked(
 
 def ordinary_ids(vocabulary: Vocabulary) -> np.ndarray:
     """Returns bool [ids]: the pieces that spell text, which can be hidden; the mask is none of them."""
-    spelled = np.array([bool(each) for each in piece_bytes(vocabulary, vocabulary.vocab_size)])
+    spelled = np.array([bool(each) for each in piece_texts(vocabulary, vocabulary.vocab_size)])
     spelled[mask_id(vocabulary)] = False
     return spelled
 

@@ -334,7 +334,66 @@ def is_byte_piece(vocabulary: Vocabulary) -> np.ndarray:
 
 
 def piece_bytes(vocabulary: Vocabulary, num_rows: int) -> list[bytes]:
-    """Returns the UTF-8, or part of it, of each of `num_rows` ids, for bits per byte.
+    """Returns `piece_texts` of a vocabulary whose pieces say the bytes of a text, for bits per byte.
+
+    Raises InputError for another one: bits per byte would be divided by bytes that the text does not have. WordPiece's
+    pieces do not say where a space was, and those that end with </w> say it where there is none.
+    """
+    reason = _reason_against_bytes(vocabulary)
+    if reason is not None:
+        raise InputError(
+            f"The pieces of {address_of(vocabulary)} do not say the bytes of a text ({reason}), so they give no bits"
+            " per byte; score texts, whose bytes are counted in the text, or take a vocabulary of SentencePiece, of"
+            " byte-level pieces, or of bytes."
+        )
+    return piece_texts(vocabulary, num_rows)
+
+
+SAMPLE = (
+    "The quick brown fox doesn't jump (over 3 dogs), it sleeps.",
+    "a e i o u n t r s l d",
+    "Toate ființele umane se nasc libere și egale în demnitate și în drepturi.",
+    "Усі люди народжуються вільними і рівними у своїй гідності.",
+    "すべての人間は、生まれながらにして自由である。",
+    "모든 인간은 태어날 때부터 자유로우며 그 존엄과 권리에 있어 동등하다.",
+    "सभी मनुष्यों को गौरव और अधिकारों के मामले में स्वतन्त्रता है।",
+    "Mọi người sinh ra đều được tự do và bình đẳng.",
+)
+
+
+def _reason_against_bytes(vocabulary: Vocabulary) -> str | None:
+    """Returns what pieces say of a sentence and what it has, in words, where these differ; None if they never do.
+
+    A space before the text is no difference. A text that is longer after normalization than before is one. Words with
+    unknown pieces are left out.
+    """
+    if isinstance(vocabulary, ByteVocabulary):
+        return None
+    pieces = piece_texts(vocabulary, vocabulary.vocab_size)
+    for sentence in SAMPLE:
+        text = " ".join(word for word in sentence.split(" ") if vocabulary.unk_id not in vocabulary.encode(word))
+        ids = [int(number) for number in vocabulary.encode(text)]
+        if vocabulary.unk_id in ids:
+            continue  # a space that is unknown
+        said = sum(len(pieces[number]) for number in ids)
+        normalized = _normalized(vocabulary, text)
+        size = min(len(normalized.encode()), len(text.encode()))
+        if not size <= said <= size + 1:
+            return f"{said} bytes for {text!r}, which has {size}"
+    return None
+
+
+def _normalized(vocabulary: Vocabulary, text: str) -> str:
+    """Returns a text as it is before it is cut."""
+    if isinstance(vocabulary, SentencePieceVocabulary):
+        return vocabulary.tokenizer.Normalize(text).replace(SPACE, " ").strip(" ")
+    if isinstance(vocabulary, TokenizersVocabulary) and vocabulary.tokenizer.normalizer is not None:
+        return vocabulary.tokenizer.normalizer.normalize_str(text).replace(SPACE, " ").strip(" ")
+    return text
+
+
+def piece_texts(vocabulary: Vocabulary, num_rows: int) -> list[bytes]:
+    """Returns the UTF-8, or part of it, of each of `num_rows` ids, as far as its piece says it.
 
     A space is one byte, and so is a byte piece. Padding, end of sequence, sentinels and rows without a piece
     are b"". The unknown piece is b"" too: its text is lost, so bits per byte come out too high.
@@ -430,8 +489,8 @@ class PieceTable:
         return is_byte_piece(self.vocabulary)
 
     def spelled(self, num_rows: int) -> list[bytes]:
-        """Returns the UTF-8, or part of it, of each of `num_rows` ids; see `piece_bytes`."""
-        return piece_bytes(self.vocabulary, num_rows)
+        """Returns the UTF-8, or part of it, of each of `num_rows` ids; see `piece_texts`."""
+        return piece_texts(self.vocabulary, num_rows)
 
     def name(self, number: int) -> str:
         """Returns the piece of an id as its file has it; of a vocabulary without a file, the text of the id.

@@ -2,107 +2,366 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+import json
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from limba.config import InputError
+from limba.data.vocabulary.character_map import NAMED, rules_of
 from limba.data.vocabulary.load import NUM_SENTINELS, SENTINEL, SPACE, read_model
 from limba.data.vocabulary.tokenizers import byte_of_letter
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from tokenizers import Tokenizer, decoders, models
     from tokenizers.normalizers import Normalizer
+    from tokenizers.pre_tokenizers import PreTokenizer
     from tokenizers.processors import TemplateProcessing
+
+BEGIN = "\U000f1d00"  # of private use: marks where a text begins while it is cut
+STAND_IN = 0xF1E00  # of private use: from here on, each stands for a user-defined symbol while the text is normalized
+MOST_STEPS = 1_000  # for rules of several characters
+TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}  # SentencePiece's numbers
 
 
 def tokenizer_json(model_path: str, extra_ids: int = NUM_SENTINELS, starts: bool = False, encodes: bool = False) -> str:
-    """Returns the text of a tokenizer.json that gives the ids of the SentencePiece unigram model at `model_path`.
+    """Returns the text of a tokenizer.json that gives the ids of the SentencePiece model at `model_path`.
 
     It appends the end of sequence, as T5 needs it; with `encodes`, for an encoder, it also puts <cls> before a text
     where the model has that; with `starts` it puts padding there, and no end, as Limba's language models need it.
     `extra_ids` sentinels follow the pieces unless the model has its own. Two differences to SentencePiece are
     known: several combining marks on a letter, if they are not in Unicode's canonical order or not composed (NFD),
     and the literal text of a special token (`</s>`, `<extra_id_0>`), which becomes that token. Raises InputError
-    for a model that does not exist or is not a unigram model.
+    for a model that does not exist, is of whole words, or has rules that tokenizer.json cannot hold.
     """
     return of_model(model_path, extra_ids, starts, encodes).to_str()
 
 
+class _Pieces(NamedTuple):
+    """A SentencePiece model's pieces as `tokenizers` has them."""
+
+    model: Any  # the ModelProto
+    names: list[str]  # sentinels as <extra_id_0>
+    types: list[int]  # sentinels are controls
+    special: list[str]  # names of controls, the unknown piece and sentinels, those that are added included
+    symbols: list[str]  # user-defined: found in a text before it is normalized
+    num_added: int  # sentinels above the pieces
+
+
 def of_model(model_path: str, extra_ids: int, starts: bool, encodes: bool) -> Tokenizer:
     """Returns what `tokenizer_json` writes."""
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import Tokenizer
 
-    model = read_model(model_path)
-    kinds = model.SentencePiece
-    if model.trainer_spec.model_type != model.trainer_spec.UNIGRAM:
-        raise InputError(f"The vocabulary {model_path} is not a unigram model, which tokenizer.json needs; give one.")
-    ids = {piece.piece: number for number, piece in enumerate(model.pieces)}
-    end = ids.get(model.trainer_spec.eos_piece)
-    if end is None:
+    pieces = _pieces_of(model_path, extra_ids)
+    model = pieces.model
+    end = model.trainer_spec.eos_piece
+    if end not in pieces.names:
         raise InputError(f"The vocabulary {model_path} has no end of sequence; train one with eos_id=1.")
-    sentinels = [SENTINEL.fullmatch(piece.piece) for piece in model.pieces]
-    names = [f"<extra_id_{found[1]}>" if found else piece.piece for piece, found in zip(model.pieces, sentinels)]  # noqa: B905
-    types = [kinds.CONTROL if found else piece.type for piece, found in zip(model.pieces, sentinels)]  # noqa: B905
-    special = [name for name, kind in zip(names, types, strict=True) if kind in (kinds.CONTROL, kinds.UNKNOWN)]
-    more = [] if any(sentinels) else [f"<extra_id_{number}>" for number in reversed(range(extra_ids))]
-    scores = [*(piece.score for piece in model.pieces), *[0.0] * len(more)]
-    unigram = models.Unigram(
-        [*zip([*names, *more], scores, strict=True)], types.index(kinds.UNKNOWN), kinds.BYTE in types
-    )
-    made = Tokenizer(unigram)
-    made.normalizer = normalizers.Sequence(_normalizers(model))
-    # The names of byte pieces are plain text where a text has them: cut in two they match no piece.
-    scheme = "always" if model.normalizer_spec.add_dummy_prefix else "never"
-    spaces = pre_tokenizers.Metaspace(SPACE, scheme, split=False)
-    bytes_ = pre_tokenizers.Split(Regex("<(?=0x[0-9A-F]{2}>)"), "merged_with_previous")
-    made.pre_tokenizer = pre_tokenizers.Sequence([spaces, bytes_])
-    steps = (decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0))
-    made.decoder = decoders.Sequence([*steps])
-    made.post_processor = start(names[0]) if starts else around(ids, names[end], encodes)
-    add_special(made, [*special, *more])
+    kind = TYPES.get(model.trainer_spec.model_type)
+    if kind == "unigram":
+        made = Tokenizer(_unigram(pieces))
+    elif kind in ("bpe", "char"):
+        made = Tokenizer(_merged(pieces, kind))
+    else:
+        raise InputError(
+            f"The vocabulary {model_path} is a SentencePiece model of type {kind}, which tokenizer.json cannot hold"
+            " (it is made of unigram, bpe or char); train a vocabulary with model_type=unigram."
+        )
+    made.normalizer = _normalizer(pieces, model_path)
+    made.pre_tokenizer = _pre_tokenizer(pieces)
+    made.decoder = _decoder(model)
+    ids = {name: number for number, name in enumerate(pieces.names)}
+    made.post_processor = start(pieces.names[0]) if starts else around(ids, end, encodes)
+    is_suffix = model.trainer_spec.treat_whitespace_as_suffix
+    keeps_spaces = not model.normalizer_spec.remove_extra_whitespaces
+    sentinels = [name for name in pieces.special if SENTINEL.fullmatch(name)]
+    add_special(made, [name for name in pieces.special if name not in sentinels])
+    # The space before a gap is its word's, see `around_gaps`; where extra spaces are removed, it goes with them.
+    add_special(made, sentinels, lstrip=keeps_spaces and not is_suffix, rstrip=is_suffix)
     return made
 
 
-def add_special(tokenizer: Tokenizer, names: Iterable[str]) -> None:
-    """Makes these pieces special tokens: their literal text becomes that token."""
+def _pieces_of(model_path: str, extra_ids: int) -> _Pieces:
+    model = read_model(model_path)
+    kinds = model.SentencePiece
+    names, types = [], []
+    has_sentinels = False
+    for piece in model.pieces:
+        sentinel = SENTINEL.fullmatch(piece.piece)
+        has_sentinels |= sentinel is not None
+        names.append(f"<extra_id_{sentinel[1]}>" if sentinel else piece.piece)
+        types.append(kinds.CONTROL if sentinel else piece.type)
+    added = [] if has_sentinels else [f"<extra_id_{number}>" for number in reversed(range(extra_ids))]
+    pairs = [*zip(names, types, strict=True)]
+    special = [name for name, kind in pairs if kind in (kinds.CONTROL, kinds.UNKNOWN)]
+    symbols = [name for name, kind in pairs if kind == kinds.USER_DEFINED]
+    return _Pieces(model, [*names, *added], types, [*special, *added], symbols, len(added))
+
+
+def _unigram(pieces: _Pieces) -> models.Unigram:
+    from tokenizers import models
+
+    model = pieces.model
+    kinds = model.SentencePiece
+    scores = [piece.score for piece in model.pieces]
+    for number, kind in enumerate(pieces.types):
+        if kind == kinds.USER_DEFINED:  # what SentencePiece's unigram model reckons with: the best of all
+            scores[number] = -0.1
+    rows = [*zip(pieces.names, [*scores, *[0.0] * pieces.num_added], strict=True)]
+    return models.Unigram(rows, pieces.types.index(kinds.UNKNOWN), kinds.BYTE in pieces.types)
+
+
+def _merged(pieces: _Pieces, kind: str) -> models.BPE:
+    """Returns a model of type bpe or char: every pair of pieces that is a piece too is a merge, the best piece first.
+
+    Raises InputError for a vocabulary whose pieces are not unique.
+    """
+    from tokenizers import models
+
+    model = pieces.model
+    kinds = model.SentencePiece
+    ids = {name: number for number, name in enumerate(pieces.names)}
+    merges = []
+    if kind == "bpe":
+        for piece, of_type in zip(model.pieces, pieces.types, strict=True):
+            if of_type != kinds.NORMAL:
+                continue
+            for cut in range(1, len(piece.piece)):
+                left, right = piece.piece[:cut], piece.piece[cut:]
+                if left in ids and right in ids:
+                    merges.append((-piece.score, ids[left], ids[right], left, right))
+    pairs = [(left, right) for *_, left, right in sorted(merges)]
+    return models.BPE(
+        ids,
+        pairs,
+        unk_token=pieces.names[pieces.types.index(kinds.UNKNOWN)],
+        fuse_unk=True,
+        byte_fallback=kinds.BYTE in pieces.types,
+        ignore_merges=any(len(symbol) > 1 for symbol in pieces.symbols),  # `_pre_tokenizer` isolates the symbols
+    )
+
+
+def add_special(tokenizer: Tokenizer, names: Iterable[str], lstrip: bool = False, rstrip: bool = False) -> None:
+    """Makes these pieces special tokens: their literal text, with the spaces beside it, becomes that token."""
     from tokenizers import AddedToken
 
-    tokenizer.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in names])
+    sides = {"lstrip": lstrip, "rstrip": rstrip}
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False, special=True, **sides) for name in names])
 
 
-def _normalizers(model: Any) -> list[Normalizer]:
-    import sentencepiece
+def _normalizer(pieces: _Pieces, model_path: str) -> Normalizer:
+    """Returns what SentencePiece's normalizer does to a text, but for the space before it.
+
+    The first character has to stay where it is in the text, see `_pre_tokenizer`: nothing that stands at the start may
+    be replaced together with what follows it.
+    """
     from tokenizers import Regex, normalizers
 
-    spec, steps = model.normalizer_spec, list[normalizers.Normalizer]()
-    if spec.precompiled_charsmap:
-        normalizer = sentencepiece.SentencePieceProcessor()
-        normalizer.LoadFromSerializedProto(model.SerializeToString())
-        if normalizer.Normalize("\u2460").endswith("1"):  # a circled digit: the rules include NFKC
-            # `tokenizers` applies rules to whole graphemes of less than 6 bytes, else to single characters. After
-            # NFKC a grapheme is a single character if one exists, and the rules' own NFKC changes nothing more.
-            steps.append(normalizers.NFKC())
-        steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
-    if spec.remove_extra_whitespaces:
-        # Only spaces: the library's own Strip would remove line ends too.
-        steps += [normalizers.Replace(Regex(each), by) for each, by in ((r"\A +| +\z", ""), (" {2,}", " "))]
+    model = pieces.model
+    space = _space(model)
+    steps = _rules(model, model_path)
+    if model.normalizer_spec.remove_extra_whitespaces:
+        steps += _single_spaces(pieces.symbols)
+    if space != " ":
+        steps.append(normalizers.Replace(" ", space))
+    rules = normalizers.Sequence(steps)
+    # SentencePiece passes its user-defined symbols over when it normalizes: each that would change hides behind a
+    # character of private use meanwhile.
+    before, after = [], []
+    for number, symbol in enumerate(_longest_first(pieces.symbols)):
+        if not symbol.strip(" ") or rules.normalize_str(symbol) == symbol:
+            continue
+        stand_in = chr(STAND_IN + number)
+        first, rest = re.escape(symbol[0]), re.escape(symbol[1:])
+        before.append(normalizers.Replace(Regex(f"{first}(?={rest})"), stand_in))
+        if rest:
+            before.append(normalizers.Replace(Regex(f"(?<={stand_in}){rest}"), ""))
+        after.append(normalizers.Replace(stand_in, symbol.replace(" ", space)))
+    if _is_suffix(model):
+        # Each text ends with a space; where extra ones are removed, it has none there yet.
+        after.append(normalizers.Replace(Regex(r"\z"), space))
+    return normalizers.Sequence([*before, *steps, *after])
+
+
+def _single_spaces(symbols: Sequence[str]) -> list[Normalizer]:
+    """Returns the steps that remove the spaces at the end, and those after the first one of several.
+
+    A user-defined symbol of several spaces stays where a run begins with it. Only spaces are meant: the library's own
+    Strip would remove line ends too.
+    """
+    from tokenizers import Regex, normalizers
+
+    steps = [normalizers.Replace(Regex(r" +\z"), ""), normalizers.Replace(Regex(r"\A \K +"), "")]
+    kept = sorted({1, *(len(symbol) for symbol in symbols if symbol and not symbol.strip(" "))})
+    for place, count in enumerate(kept):
+        # A run that is shorter than the next symbol of spaces is cut to this one.
+        more = "+" if place == len(kept) - 1 else f"{{1,{kept[place + 1] - count - 1}}}"
+        if more != "{1,0}":
+            steps.append(normalizers.Replace(Regex(rf"(?<! ) {{{count}}}\K {more}(?! )"), ""))
     return steps
+
+
+def _is_suffix(model: Any) -> bool:
+    return model.trainer_spec.treat_whitespace_as_suffix and model.normalizer_spec.add_dummy_prefix
+
+
+def _longest_first(symbols: Iterable[str]) -> list[str]:
+    return sorted(symbols, key=len, reverse=True)
+
+
+def _space(model: Any) -> str:
+    """Returns the character that the model's pieces have for a space."""
+    return SPACE if model.normalizer_spec.escape_whitespaces else " "
+
+
+def _rules(model: Any, model_path: str) -> list[Normalizer]:
+    """Returns the steps for the model's table of characters; InputError for a table that `tokenizers` cannot apply."""
+    from tokenizers import normalizers
+
+    charsmap = model.normalizer_spec.precompiled_charsmap
+    if not charsmap:
+        return []
+    # The table alone: no space is put before a text, and none removed.
+    alone = type(model)()
+    alone.CopyFrom(model)
+    alone.normalizer_spec.add_dummy_prefix = alone.normalizer_spec.remove_extra_whitespaces = False
+    alone.normalizer_spec.escape_whitespaces = False
+    for piece in alone.pieces:  # symbols would be passed over
+        piece.type = alone.SentencePiece.NORMAL if piece.type == alone.SentencePiece.USER_DEFINED else piece.type
+    normalize = _processor(alone).Normalize
+    steps = list[normalizers.Normalizer]()
+    if (carriage_return := normalize("a\rb")[1:-1]) != "\r":
+        # "\r\n" is one grapheme, which `tokenizers` would replace by what "\r" becomes.
+        steps.append(normalizers.Replace("\r", carriage_return))
+    if normalize("\u2460") == "1":  # a circled digit: the rules include NFKC
+        # `tokenizers` applies rules to whole graphemes of less than 6 bytes, else to single characters. After
+        # NFKC a grapheme is a single character if one exists, and the rules' own NFKC changes nothing more.
+        steps.append(normalizers.NFKC())
+    steps.append(normalizers.Precompiled(charsmap))
+    if model.normalizer_spec.name in NAMED:
+        return steps
+    rules = {key: value for key, value in rules_of(charsmap).items() if not any(map(_is_joined, key))}
+    odd = _differing(rules, normalizers.Sequence(steps), normalize)
+    # `tokenizers` looks only graphemes up in the table, so a rule for several of them is a step of its own.
+    longer = [key for key in _longest_first(odd) if len(key) > 1][:MOST_STEPS]
+    steps = [normalizers.Replace(key, rules[key]) for key in longer] + steps
+    for key in _differing(rules, normalizers.Sequence(steps), normalize) if odd else ():
+        raise InputError(
+            f"The vocabulary {model_path} replaces {key!r} by {rules[key]!r} before it cuts a text, a rule of its own"
+            " that tokenizer.json cannot hold; train one with normalization_rule_name nmt_nfkc or identity, and"
+            " replace in the corpus."
+        )
+    return steps
+
+
+def _is_joined(letter: str) -> bool:
+    """Returns whether a character is joined with the one before it, which NFKC does in its own step."""
+    return unicodedata.combining(letter) > 0 or 0x1100 <= ord(letter) < 0x1200
+
+
+def _differing(rules: Mapping[str, str], written: Normalizer, normalize: Callable[[str], str]) -> list[str]:
+    """Returns what the two replace otherwise, of the texts in the rules."""
+    return [key for key in rules if written.normalize_str(f"a{key} a") != normalize(f"a{key} a")]
+
+
+def _processor(model: Any) -> Any:
+    import sentencepiece
+
+    processor = sentencepiece.SentencePieceProcessor()
+    processor.LoadFromSerializedProto(model.SerializeToString())
+    return processor
+
+
+def _pre_tokenizer(pieces: _Pieces) -> PreTokenizer:
+    """Returns what puts the space before a text, and keeps apart what must not be joined.
+
+    Texts are parts here: a special token divides them, and only the first part is the beginning of the text.
+    `Metaspace` with "first" is the one step of `tokenizers` that knows it.
+    """
+    from tokenizers import Regex, pre_tokenizers
+
+    model = pieces.model
+    spec = model.normalizer_spec
+    space = _space(model)
+    steps: list[PreTokenizer] = []
+    if _is_suffix(model) or not spec.add_dummy_prefix:
+        if spec.remove_extra_whitespaces:
+            # No space begins a text: the mark goes, and the space behind it.
+            steps.append(pre_tokenizers.Metaspace(BEGIN, "first", split=False))
+            steps.append(pre_tokenizers.Split(Regex(f"{BEGIN}{space}?"), "removed"))
+    elif spec.remove_extra_whitespaces:
+        # "first" puts no second space before a text that begins with one.
+        steps.append(pre_tokenizers.Metaspace(space, "first", split=False))
+    else:
+        # Here it does: another character is put before the text, which then becomes the space.
+        other = " " if space != " " else BEGIN
+        steps.append(pre_tokenizers.Metaspace(other, "first", split=False))
+        steps.append(pre_tokenizers.Metaspace(space, "never", split=False))
+    is_merged = model.trainer_spec.model_type != model.trainer_spec.UNIGRAM
+    has_long_symbols = any(len(symbol) > 1 for symbol in pieces.symbols)
+    symbols = [symbol for symbol in _longest_first(pieces.symbols) if symbol and (space == " " or " " not in symbol)]
+    if is_merged and symbols:
+        pattern = "|".join(map(re.escape, symbols))
+        steps.append(pre_tokenizers.Split(Regex(pattern), "isolated"))
+    if not is_merged or has_long_symbols:
+        # The names of byte pieces are plain text where a text has them: cut in two they match no piece.
+        steps.append(pre_tokenizers.Split(Regex("<(?=0x[0-9A-F]{2}>)"), "merged_with_previous"))
+    return pre_tokenizers.Sequence(steps)
+
+
+def _decoder(model: Any) -> decoders.Decoder:
+    from tokenizers import decoders
+
+    steps: list[decoders.Decoder] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if _is_suffix(model):
+        steps.append(decoders.Strip(" ", 0, 1))
+    elif model.normalizer_spec.add_dummy_prefix:
+        steps.append(decoders.Strip(" ", 1, 0))
+    return decoders.Sequence(steps)
+
+
+def of_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
+    """Returns a copy of another tokenizer.json that cuts what stands around a sentinel as training does.
+
+    The space before a gap is part of the word that is gone, and no space is put before what follows it.
+    """
+    from tokenizers import Tokenizer
+
+    about = json.loads(tokenizer.to_str())
+    for token in about["added_tokens"]:
+        if SENTINEL.fullmatch(token["content"]):
+            token["lstrip"] = True
+    about["pre_tokenizer"] = _only_before_texts(about["pre_tokenizer"])
+    return Tokenizer.from_str(json.dumps(about))
+
+
+def _only_before_texts(step: Any) -> Any:
+    """Returns a pre-tokenizer that puts a space before a text, and not before its later parts."""
+    if isinstance(step, dict) and step.get("type") == "Sequence":
+        return {**step, "pretokenizers": [_only_before_texts(each) for each in step["pretokenizers"]]}
+    if isinstance(step, dict) and step.get("type") == "Metaspace" and step.get("prepend_scheme") == "always":
+        return {**step, "prepend_scheme": "first"}
+    return step
 
 
 def around(ids: Mapping[str, int], end: str, encodes: bool) -> TemplateProcessing:
     """Returns the post-processor that appends this token to each text; if it `encodes`, <cls> or [CLS] come before."""
-    from tokenizers.processors import TemplateProcessing
-
     begin = [name for name in ("<cls>", "[CLS]") if encodes and name in ids][:1]
-    special = [(name, ids[name]) for name in (*begin, end)]
-    return TemplateProcessing([*begin, "$A", end], [*begin, "$A", end, "$B", end], special)
+    return template(ids, begin, [end])
 
 
 def start(text: str) -> TemplateProcessing:
     """Returns the post-processor that puts padding, id 0, before each text: a decoder's first input."""
+    return template({text: 0}, [text], [])
+
+
+def template(ids: Mapping[str, int], before: Sequence[str], after: Sequence[str]) -> TemplateProcessing:
+    """Returns the post-processor that puts these tokens before and after each text."""
     from tokenizers.processors import TemplateProcessing
 
-    return TemplateProcessing([text, "$A"], [text, "$A", "$B"], [(text, 0)])
+    special = [(name, ids[name]) for name in dict.fromkeys((*before, *after))]
+    return TemplateProcessing([*before, "$A", *after], [*before, "$A", *after, "$B", *after], special)
 
 
 def of_bytes(special: Mapping[str, int], first: int = 3) -> Tokenizer:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import functools
 import io
-import struct
 from collections.abc import Mapping
 
-import numpy as np
+from limba.api import rules_of
 
 # Romanian's letters have a comma below. Old fonts and keyboards only had the cedilla of Turkish.
 ROMANIAN_COMMAS = {"ş": "ș", "ţ": "ț", "Ş": "Ș", "Ţ": "Ț"}  # s, t, S, T
@@ -54,29 +53,3 @@ def builtin_rules(rule_name: str) -> Mapping[str, str]:
     )
     trained = sentencepiece_model_pb2.ModelProto.FromString(model.getvalue())  # pyright: ignore[reportAttributeAccessIssue]
     return rules_of(trained.normalizer_spec.precompiled_charsmap)
-
-
-def rules_of(precompiled: bytes) -> dict[str, str]:
-    """Returns {text: replacement} of a model's `precompiled_charsmap`; {} if that is empty."""
-    if not precompiled:
-        return {}
-    (size,) = struct.unpack_from("<I", precompiled)
-    nodes = np.frombuffer(precompiled, "<u4", size // 4, 4)
-    targets = precompiled[4 + size :]
-    labels = np.arange(1, 256, dtype=np.uint32)
-    rules: dict[str, str] = {}
-    places, keys = np.zeros(1, np.uint32), [b""]
-    while len(places):
-        # Breadth first, a whole level at once: the trie has half a million nodes.
-        node = nodes[places]
-        bases = places ^ ((node >> 10) << ((node & 512) >> 6))
-        for index in np.flatnonzero((node >> 8) & 1):
-            start = int(nodes[bases[index]] & 0x7FFF_FFFF)
-            rules[keys[index].decode()] = targets[start : targets.index(b"\0", start)].decode()
-        children = bases[:, None] ^ labels
-        is_child = nodes[np.minimum(children, len(nodes) - 1)] & 0x8000_00FF == labels
-        parents, columns = np.nonzero(is_child & (children < len(nodes)))
-        pairs = zip(parents.tolist(), columns.tolist(), strict=True)
-        keys = [keys[parent] + bytes([column + 1]) for parent, column in pairs]
-        places = children[parents, columns]
-    return rules

@@ -303,15 +303,15 @@ class Metrics:
     def validation_line(self, step: int, values: Mapping[str, float]) -> None:
         """Writes and prints the figures of the validation split."""
         self.write("validation", step, values)
-        if "bits_per_byte" not in values:  # of labeled texts
+        if "perplexity" not in values:  # of labeled texts
             parts = [f"{name} {values[name]:.4f}" for name in ("loss", "accuracy", "f1", "pearson") if name in values]
             self.say(f"step {step:,} validation: {' | '.join(parts)} | {values['seconds']:.1f} s")
             return
-        self.say(
-            f"step {step:,} validation: loss {values['loss']:.4f} | token accuracy {values['accuracy']:.1%}"
-            f" | perplexity {values['perplexity']:.2f} | {values['bits_per_byte']:.3f} bits per byte"
-            f" | {values['seconds']:.1f} s"
-        )
+        parts = [f"loss {values['loss']:.4f}", f"token accuracy {values['accuracy']:.1%}"]
+        parts.append(f"perplexity {values['perplexity']:.2f}")
+        if "bits_per_byte" in values:  # the pieces of some vocabularies do not say their bytes
+            parts.append(f"{values['bits_per_byte']:.3f} bits per byte")
+        self.say(f"step {step:,} validation: {' | '.join(parts)} | {values['seconds']:.1f} s")
         if by_set := bits_per_byte_by_set(values):
             self.say(f"step {step:,} bits per byte: {' | '.join(by_set)}")
 

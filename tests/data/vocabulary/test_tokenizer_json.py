@@ -9,10 +9,11 @@ from sentencepiece import sentencepiece_model_pb2
 from tokenizers import Tokenizer
 
 from limba.config import InputError
+from limba.data.vocabulary.character_map import rules_of
 from limba.data.vocabulary.load import load_vocabulary
 from limba.data.vocabulary.tokenizer_json import tokenizer_json
 from limba.data.vocabulary.train import train_vocabulary
-from limba.tools.corpus.normalization import ROMANIAN_COMMAS, builtin_rules, normalization_tsv, rules_of
+from limba.tools.corpus.normalization import ROMANIAN_COMMAS, builtin_rules, normalization_tsv
 
 SENTENCES = [
     "Toate ființele umane se nasc libere și egale în demnitate și în drepturi.",
@@ -73,16 +74,16 @@ def test_a_model_with_sentinels_keeps_them(vocabulary, tmp_path):
     assert ours.token_to_id("<extra_id_0>") == 899
 
 
-def test_what_is_no_unigram_model_is_refused(tmp_path):
+def test_a_model_that_is_missing_or_of_whole_words_is_refused(tmp_path):
     with pytest.raises(InputError, match="does not exist"):
         tokenizer_json(str(tmp_path / "absent.model"))
-    with (tmp_path / "bpe.model").open("wb") as file:
+    with (tmp_path / "word.model").open("wb") as file:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(["some text to train on"] * 9), model_writer=file, vocab_size=30, model_type="bpe",
+            sentence_iterator=iter(["some text to train on"] * 9), model_writer=file, vocab_size=30, model_type="word",
             hard_vocab_limit=False, minloglevel=2,
         )  # fmt: skip
-    with pytest.raises(InputError, match="not a unigram model"):
-        tokenizer_json(str(tmp_path / "bpe.model"))
+    with pytest.raises(InputError, match="of type word, which tokenizer.json cannot hold"):
+        tokenizer_json(str(tmp_path / "word.model"))
 
 
 def test_rules_are_read_back_whole(tmp_path):

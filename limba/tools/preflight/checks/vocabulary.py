@@ -10,8 +10,8 @@ from typing import Any
 
 from sentencepiece import sentencepiece_model_pb2
 
-from limba.api import Mixture, PieceTable, RunData, Task, Vocabulary, flops_per_sequence
-from limba.config import Fix, RunConfig, nearest
+from limba.api import Mixture, PieceTable, RunData, Task, Vocabulary, flops_per_sequence, unexportable
+from limba.config import Fix, InputError, RunConfig, nearest
 from limba.tools.preflight.checks.findings import gathered
 from limba.tools.preflight.checks.verdict import Data, Line, Section
 
@@ -43,6 +43,7 @@ def vocabulary(config: RunConfig, task: Task | Mixture, lengths: dict[str, int] 
         lambda data: _sentinels(pieces, data) if fills else (),
         build,
         lambda data: _normalization(found, data),
+        lambda data: _export(config, found, data),
     )
 
 
@@ -133,3 +134,26 @@ def _normalization(found: Any, data: Data) -> Iterator[Line]:
     else:
         data["normalization"] = "none"
         yield Line("ok", "Normalization: none; every text can be spelled.")
+
+
+def _export(config: RunConfig, found: Vocabulary, data: Data) -> Iterator[Line]:
+    """Yields whether the tokenizer of an exported folder will give the ids of the training."""
+    reason = unexportable(config.model, found)
+    data["exportable"] = reason is None
+    if reason is None:
+        kind = _kind(found)
+        yield Line("ok", f"Export: tokenizer.json will give the same ids{kind}.")
+        return
+    is_exported = config.export_to or config.hub_model_id
+    field = "RunConfig.export_to" if config.export_to else "RunConfig.hub_model_id"
+    consequence = "" if is_exported else " The run trains, and its model is exported without a tokenizer only."
+    fix = (field, None) if is_exported else None
+    yield Line("error" if is_exported else "warning", f"{reason}{consequence}", fix, "not-exportable")
+
+
+def _kind(found: Any) -> str:
+    if PieceTable(found).kind != "sentencepiece":
+        return ""
+    trainer = sentencepiece_model_pb2.ModelProto.FromString(found.tokenizer.serialized_model_proto()).trainer_spec  # pyright: ignore[reportAttributeAccessIssue]
+    name = trainer.ModelType.Name(trainer.model_type).lower()
+    return "" if name == "unigram" else f" (of SentencePiece's type {name}; T5's own are unigram)"

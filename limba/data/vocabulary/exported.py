@@ -1,0 +1,170 @@
+"""The texts that an exported tokenizer has to cut as the vocabulary of the training cuts them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from limba.config import InputError
+from limba.data.vocabulary.around_gaps import encode_parts
+from limba.data.vocabulary.load import PieceTable, num_sentinels, sentinel_ids
+from limba.data.vocabulary.vocabularies import SentencePieceVocabulary, Vocabulary, parse_model
+
+Encode = Callable[[str], Sequence[int]]  # a text's ids, with nothing before and after it
+
+SYMBOLS = 20  # of a vocabulary's user-defined symbols, the first ones
+TEXTS = (
+    "",
+    " ",
+    "The quick brown fox jumps over the lazy dog.",
+    "Toate ființele umane se nasc libere și egale în demnitate și în drepturi.",
+    "Усі люди народжуються вільними і рівними у своїй гідності та правах.",
+    "すべての人間は、生まれながらにして自由であり、かつ、尊厳と権利とについて平等である。",
+    "人人生而自由,在尊严和权利上一律平等。",
+    "모든 인간은 태어날 때부터 자유로우며 그 존엄과 권리에 있어 동등하다.",
+    "يولد جميع الناس أحرارا متساوين في الكرامة والحقوق.",
+    "सभी मनुष्यों को गौरव और अधिकारों के मामले में जन्मजात स्वतन्त्रता है।",
+    "มนุษย์ทั้งหลายเกิดมามีอิสระ",
+    "Όλοι οι άνθρωποι γεννιούνται ελεύθεροι.",
+    " one space before, one after ",
+    "   three before, three after   ",
+    "two  spaces,   three",
+    "a line\nanother line",
+    "two line ends\n\nand one at the end\n",
+    "\nat the start",
+    "a space and a line end \n and spaces",
+    "of Windows\r\nand\rof others",
+    "a\ttab, \t tabs \t",
+    "1234567890 3.14 1,000 50% 2026-11-28",
+    "UPPER lower MiXeD ÄÖÜ ß İ",
+    "ﬁ ligature, Ⅷ, ½, ①, ｆｕｌｌ, ㎏, …",
+    "café, cafe\u0301",
+    "no\u00a0break, thin\u2009space, zero\u200bwidth, \u3000wide",
+    "emoji 😀 👩‍👩‍👧 🇩🇪 and more",
+    "\ufeffa byte order mark",
+    "quotes “ ” ‘ ’ « » — – -",
+    "def f(x):\n    return x + 1  # code\n",
+    "<b>markup</b> &amp; <0x41> <0xE3>",
+    "https://example.org/a?b=c_d#e",
+    "x" * 40,
+    "word" * 12,
+    "SentencePiece's own \u2581 character",
+    "\x01control \x02 characters",
+    "①begins with a sign that changes",
+    "!?.,;:()[]{}",
+)
+GAPS = (
+    ("it has ", ", signs"),
+    ("the end ", "."),
+    ("", " begins with a gap"),
+    ("", ", begins with a sign"),
+    ("ends with ", ""),
+    ("in a wo", "rd, and a sp", " ace"),
+    ("one ", " ", " three"),
+    ("Привет, ", "! И ", "."),
+    ("これは", "です。", ""),
+    ("one line\nand ", "\nanother"),
+    ("two spaces  ", "  before and after"),
+)
+
+
+def texts_for(vocabulary: Vocabulary) -> Iterator[str]:
+    """Yields TEXTS, and some with the vocabulary's own user-defined symbols."""
+    yield from TEXTS
+    for symbol in symbols_of(vocabulary)[:SYMBOLS]:
+        yield f"{symbol}at the start, in{symbol}between, with {symbol} spaces, x{symbol}{symbol}, at the end {symbol}"
+        yield symbol
+
+
+def symbols_of(vocabulary: Vocabulary) -> list[str]:
+    """Returns the user-defined symbols of a SentencePiece model, without sentinels."""
+    if not isinstance(vocabulary, SentencePieceVocabulary):
+        return []
+    model = parse_model(vocabulary.tokenizer.serialized_model_proto())
+    table = PieceTable(vocabulary)
+    sentinels = {table.name(number) for number in table.sentinels}
+    of_user = (piece.piece for piece in model.pieces if piece.type == model.SentencePiece.USER_DEFINED)
+    return [piece for piece in of_user if piece not in sentinels]
+
+
+def keeps_spaces(vocabulary: Vocabulary) -> bool:
+    """Returns whether several spaces stay several."""
+    if not isinstance(vocabulary, SentencePieceVocabulary):
+        return True
+    return not parse_model(vocabulary.tokenizer.serialized_model_proto()).normalizer_spec.remove_extra_whitespaces
+
+
+class Difference(NamedTuple):
+    """A text that is cut in two ways."""
+
+    text: str
+    trained: list[int]
+    exported: list[int]
+
+
+Gap = tuple[str, int]  # how a text has it, and its id
+
+
+def sentinels_of(vocabulary: Vocabulary) -> list[Gap]:
+    """Returns the first sentinels, as many as GAPS have."""
+    count = min(num_sentinels(vocabulary), max(map(len, GAPS)) - 1)
+    return [(f"<extra_id_{number}>", id_) for number, id_ in enumerate(sentinel_ids(vocabulary, count))]
+
+
+def differences(vocabulary: Vocabulary, encode: Encode, gaps: Sequence[Gap]) -> list[Difference]:
+    """Returns the texts that `encode` cuts otherwise than the vocabulary.
+
+    `gaps` are what stands in the first gap of a text, in the second one, …: texts with as many gaps are compared too,
+    with the ids that training makes of them. A vocabulary that keeps several spaces has none of them before a gap here:
+    the exported token takes them all.
+    """
+    found = []
+    for text, wanted in _texts_with_ids(vocabulary, gaps):
+        given = [int(number) for number in encode(text)]
+        if wanted != given:
+            found.append(Difference(text, wanted, given))
+    return found
+
+
+def num_texts(vocabulary: Vocabulary, gaps: Sequence[Gap]) -> int:
+    """Returns how many texts `differences` compares."""
+    return sum(1 for _ in _texts_with_ids(vocabulary, gaps))
+
+
+def _texts_with_ids(vocabulary: Vocabulary, gaps: Sequence[Gap]) -> Iterator[tuple[str, list[int]]]:
+    for text in texts_for(vocabulary):
+        yield text, [int(number) for number in vocabulary.encode(text)]
+    for parts in GAPS:
+        has_too_many = len(parts) - 1 > len(gaps)
+        if has_too_many or ("  " in parts[0] and keeps_spaces(vocabulary)):
+            continue
+        text, ids = "", []
+        for number, (part, of_part) in enumerate(zip(parts, encode_parts(vocabulary, parts), strict=True)):
+            if number:
+                name, id_ = gaps[number - 1]
+                text += name
+                ids.append(id_)
+            text += part
+            ids += of_part
+        yield text, ids
+
+
+def check_written(vocabulary: Vocabulary, encode: Encode, gaps: Sequence[Gap], place: str) -> None:
+    """Raises InputError if the written tokenizer cuts a text otherwise than the vocabulary at `place`."""
+    found = differences(vocabulary, encode, gaps)
+    if found:
+        raise InputError(
+            f"The vocabulary {place} cannot be exported: {said(found[0])}, so a tokenizer.json would not read as the"
+            f" model learned ({len(found)} of {num_texts(vocabulary, gaps)} texts differ); train a vocabulary by"
+            " `limba vocabulary`, or write the weights without a tokenizer."
+        )
+
+
+def said(difference: Difference) -> str:
+    """Returns a difference in words."""
+    text, trained, exported = difference
+    return f"{text[:60]!r} has the ids {_few(trained)} in training and {_few(exported)} in the exported folder"
+
+
+def _few(ids: Sequence[int]) -> str:
+    return str(list(ids[:12])).replace("]", ", …]" if len(ids) > 12 else "]")
