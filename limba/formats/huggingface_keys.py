@@ -60,6 +60,7 @@ _GENERAL: Decisions = {
         attn_implementation _attn_implementation experts_implementation tie_last_hidden_states auto_map tokenizer_class
         task_specific_params finetuning_task prefix initializer_range initializer_factor gradient_checkpointing
         id2label label2id num_labels problem_type
+        allow_global_per_layer_attribute_access serialize_explicit_per_layer_config
         """,
     ),
     **_all(IRRELEVANT, _GENERATION),
@@ -89,7 +90,7 @@ _OF_T5: Decisions = {
         """,
     ),
     **_all(READ, "hidden_size num_attention_heads num_hidden_layers head_dim"),  # other names of four of these
-    **_all(IRRELEVANT, "dropout_rate classifier_dropout add_cross_attention"),
+    **_all(IRRELEVANT, "dropout_rate classifier_dropout add_cross_attention rope_scaling"),
 }
 _OF_LLAMA: Decisions = {
     **_GENERAL,
@@ -134,7 +135,7 @@ KEYS: Mapping[str, Decisions] = {
             IRRELEVANT,
             """
             resid_pdrop embd_pdrop attn_pdrop n_ctx reorder_and_upcast_attn is_decoder summary_type summary_use_proj
-            summary_activation summary_proj_to_labels summary_first_dropout
+            summary_activation summary_proj_to_labels summary_first_dropout rope_scaling
             """,
         ),
     },
