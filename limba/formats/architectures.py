@@ -467,6 +467,8 @@ def _of_t5(about: Json, name: str) -> Json:
         if about.get("is_decoder"):
             keys.refuse("is_decoder", about["is_decoder"], [False])
         fields |= {"num_decoder_layers": 0, **heads.fields(about, name)}
+    elif not about.get("is_encoder_decoder", True):
+        keys.refuse("is_encoder_decoder", about["is_encoder_decoder"], [True])
     fields["mlp_activations"] = (activation, "linear") if is_gated else (activation,)
     return fields | {"relative_bias_per_layer": name == "umt5"}
 

@@ -86,7 +86,7 @@ _OF_T5: Decisions = {
         """
         vocab_size d_model d_kv d_ff num_layers num_decoder_layers num_heads relative_attention_num_buckets
         relative_attention_max_distance layer_norm_epsilon feed_forward_proj dense_act_fn is_gated_act
-        tie_word_embeddings is_decoder
+        tie_word_embeddings is_decoder is_encoder_decoder
         """,
     ),
     **_all(READ, "hidden_size num_attention_heads num_hidden_layers head_dim"),  # other names of four of these

@@ -168,7 +168,7 @@ def test_an_irrelevant_key_changes_no_logits_of_transformers(kind):
     assert len(keys) > 50
     for key in keys:
         changes = {key: other_value(base.config, key)}
-        if kind == "modernbert" and key == "layer_types":
+        if key == "return_dict":  # says in which form a class gives its logits, and False is an error of some classes
             continue
         changed, _ = made_without_weights(kind, changes)
         # Up to the rounding of another order of sums, by which attention's implementations differ.
@@ -229,6 +229,7 @@ OF_T5 = {
     "tie_word_embeddings": [False],
     "scale_decoder_outputs": [False],
     "is_decoder": [True],
+    "is_encoder_decoder": [False],
     "hidden_size": [24],
     "num_attention_heads": [2],
     "num_hidden_layers": [1],
@@ -353,10 +354,13 @@ def test_each_key_that_is_read_has_values_here(kind):
 
 
 def tried(kind: str, changes: dict, folder) -> str:
-    """ "equal", or what Limba says; it fails where Limba's logits are others than transformers'."""
+    """Returns "equal", or what Limba says; it fails where Limba's logits are others than transformers'."""
     folder.mkdir()
     model, about = made(kind, changes)
-    wanted = theirs(model, kind)
+    try:
+        wanted = theirs(model, kind)
+    except RuntimeError:  # shapes that do not fit, which Limba has to refuse
+        wanted = np.full((1, 1), np.nan)
     try:
         found = ours(folder, model, about)
     except InputError as error:
@@ -370,6 +374,7 @@ def tried(kind: str, changes: dict, folder) -> str:
     return "equal"
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("kind", CLASSES)
 def test_a_key_that_is_read_gives_the_logits_of_transformers(kind, tmp_path):
     changes = [{}, *PAIRS.get(kind, [])]
@@ -377,5 +382,12 @@ def test_a_key_that_is_read_gives_the_logits_of_transformers(kind, tmp_path):
     with jax.disable_jit():
         results = {str(change): tried(kind, change, tmp_path / str(n)) for n, change in enumerate(changes)}
     refused = [change for change, result in results.items() if result != "equal"]
-    print(kind, len(results), "refused", *((each, results[each]) for each in refused), sep="\n  ")
-    assert results["{}"] == "equal" and len(refused) < len(results) / 3
+    assert results["{}"] == "equal" and len(refused) < len(results) / 3, refused
+
+
+@pytest.mark.parametrize("kind", ["t5", "gpt2"])
+def test_keys_that_say_something_together_give_the_logits_of_transformers(kind, tmp_path):
+    """Other names, activations with a gate of their own, scores that are scaled by layer: one class of each layout."""
+    with jax.disable_jit():
+        results = [tried(kind, change, tmp_path / str(n)) for n, change in enumerate(PAIRS[kind])]
+    assert set(results) == {"equal"}
