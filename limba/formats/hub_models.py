@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from limba.config import InputError, reason_of
+from limba.formats.sentence_modules import FILES
 from limba.formats.weights import files_to_download
 from limba.storage import manifest, servers
 
@@ -88,4 +89,5 @@ def from_bucket(address: str) -> Path | None:
 def wanted_files(names: Sequence[str]) -> list[str]:
     """Returns which files of a folder for transformers to download: the weights that it reads; [] without any."""
     weights = files_to_download(names)
-    return [*(name for name in _BESIDE if name in names), *weights] if weights else []
+    beside = [name for name in names if name in _BESIDE or FILES.fullmatch(name)]
+    return [*beside, *weights] if weights else []

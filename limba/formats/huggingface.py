@@ -227,7 +227,12 @@ def _is_passed_over_in_flax(name: str, kind: str, config: ModelConfig) -> bool:
 
 
 def _pytorch_arrays(folder: Path, kind: str) -> Arrays:
-    """Returns the arrays of a folder by PyTorch's names, each as the class with a language head calls it.
+    """Returns the arrays of a folder by PyTorch's names, each as the class with a language head calls it."""
+    return renamed(open_pytorch(folder), kind, str(folder))
+
+
+def open_pytorch(folder: Path) -> Arrays:
+    """Returns the arrays of a folder by the names in its files.
 
     They are those of the file that transformers would read; a .bin is read as safetensors, which Limba's tools write.
     """
@@ -239,7 +244,7 @@ def _pytorch_arrays(folder: Path, kind: str) -> Arrays:
             directory = migrate.as_safetensors(folder)
         elif weights_form(folder) == "bin":
             raise InputError(f"{folder} has only a pytorch_model.bin; save safetensors, or install Limba's tools.")
-    return renamed(open_safetensors(directory), kind, str(folder))
+    return open_safetensors(directory)
 
 
 def model_config(directory: str | Path, kind: str | None = None, **choices: object) -> ModelConfig:

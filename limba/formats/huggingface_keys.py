@@ -55,7 +55,7 @@ _GENERAL: Decisions = {
     **_all(
         IRRELEVANT,
         """
-        name_or_path _name_or_path _commit_hash dtype torch_dtype return_dict use_return_dict output_hidden_states
+        name_or_path _name_or_path _commit_hash dtype torch_dtype return_dict output_hidden_states
         output_attentions use_cache torchscript use_bfloat16 chunk_size_feed_forward is_encoder_decoder
         attn_implementation _attn_implementation experts_implementation tie_last_hidden_states auto_map tokenizer_class
         task_specific_params finetuning_task prefix initializer_range initializer_factor gradient_checkpointing
