@@ -75,7 +75,10 @@ _OF_DECODERS: Decisions = {
     "is_causal": Only((True,)),
     **_all(NOT_SET, "sliding_window attention_chunk_size layer_types"),
 }
-_OF_ENCODERS: Decisions = _all(IRRELEVANT, "is_causal is_decoder add_cross_attention attention_chunk_size")
+_OF_ENCODERS: Decisions = {
+    "is_causal": Only((False,)),
+    **_all(IRRELEVANT, "is_decoder add_cross_attention attention_chunk_size"),
+}
 # An encoder with a head of its own: what its labels are.
 _LABELS: Decisions = _all(READ, "id2label num_labels problem_type classifier_pooling")
 _OF_T5: Decisions = {

@@ -22,7 +22,7 @@ from limba.formats.names import Arrays, Json
 MODULES, ABOUT = "modules.json", "config_sentence_transformers.json"
 # Of all its files, those that are read: for whoever downloads them.
 FILES = re.compile(
-    r"modules\.json|(\w*/)?\w*sentence_\w+\.json|\d+_\w+/(config\.json|model\.safetensors|pytorch_model\.bin)"
+    r"modules\.json|(config_)?sentence_\w+\.json|\d+_\w+/(config\.json|model\.safetensors|pytorch_model\.bin)"
 )
 # The poolings of version 6, in the order in which it puts several of them together, the keys of versions 2 to 5, and
 # our names.
@@ -81,11 +81,11 @@ def read_modules(folder: Path, open_arrays: Callable[[Path], Arrays]) -> Sentenc
     with_prompt = True
     for number, module in enumerate(_modules(root)):
         kind, place = _kind(root, module), root / _path(root, module)
-        if (kind == "Transformer") != (number == 0) or (kind == "Pooling") != (number == 1):
-            if kind in ("Transformer", "Pooling") or number < 2:
-                raise InputError(
-                    f"{root / MODULES} does not list a Transformer, a Pooling, and what follows them; {ADVICE}."
-                )
+        is_in_its_place = (kind == "Transformer") == (number == 0) and (kind == "Pooling") == (number == 1)
+        if not is_in_its_place:
+            raise InputError(
+                f"{root / MODULES} does not list a Transformer, a Pooling and what follows them; {ADVICE}."
+            )
         if kind == "Pooling":
             about = _json(place / "config.json")
             poolings, with_prompt = _poolings(about, place), bool(about.get("include_prompt", True))

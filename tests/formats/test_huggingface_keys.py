@@ -127,6 +127,7 @@ OTHER = {
     "output_attentions": False,
     "layer_types": ["full_attention", "full_attention"],
     "sliding_window": 3,
+    "is_causal": True,
     "chunk_size_feed_forward": 2,
     "initializer_range": 0.5,
 }
@@ -316,7 +317,7 @@ CHANGES = {
         "head_dim": [8],
         "rope_parameters": [
             {"full_attention": {"rope_theta": 50.0, "rope_type": "default"}},
-            {"sliding_attention": {"rope_theta": 50.0, "rope_type": "default"}, "full_attention": None},
+            {"sliding_attention": {"rope_theta": 50.0, "rope_type": "default"}},
             {"sliding_attention": {"rope_theta": 50.0, "rope_type": "linear", "factor": 4.0}},
         ],
         "rope_scaling": [{"rope_theta": 50.0}, {"rope_type": "linear", "factor": 4.0}],
