@@ -13,6 +13,7 @@ from limba.config import InputError
 from limba.formats import architectures, huggingface
 from tests.formats.test_huggingface_keys import CLASSES, SIZES
 
+SIDES = ("encoder", "decoder")
 LEFT_OVER = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 
 
@@ -84,7 +85,7 @@ READ = {
     "t5 as published": ("t5", {}, lambda state: state | {LEFT_OVER: torch.ones(8, 4)}),
     "mt5 with it": ("mt5", {}, lambda state: state | {LEFT_OVER: torch.ones(8, 4)}),
     "t5 inside of a class": ("t5", {}, under("", "transformer.")),
-    "t5 with all names": ("t5", {}, moved("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")),
+    "t5 with all names": ("t5", {}, moved("shared.weight", *(f"{side}.embed_tokens.weight" for side in SIDES))),
     "madlad400": ("t5", {}, moved("decoder.embed_tokens.weight")),
     "t5 by its encoder": ("t5", {}, moved("encoder.embed_tokens.weight")),
     "t5 by its head": ("t5", {}, moved("lm_head.weight")),
