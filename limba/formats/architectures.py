@@ -19,9 +19,11 @@ import numpy as np
 
 from limba.config import InputError, ModelConfig
 from limba.formats import heads
+from limba.formats import huggingface_keys as keys
 from limba.formats.names import Arrays, Json, Stored, check_names
 
 SINUSOID_SCALE = 10_000.0
+EMBEDDING = "token_embedder/embedding"
 HEAD, STORED_HEAD, HEADS = "decoder/logits_dense/kernel", "lm_head.weight", {"modernbert": "decoder.weight"}
 NO_LOGITS_BIAS = (
     "has no bias of the logits, which ModelConfig.biases holds; train without 'logits' there, as the shipped models do,"
@@ -108,12 +110,13 @@ _OTHERS = {  # other defaults than T5's, or a Llama's
     "umt5": _OF_MT5,
     "eurobert": {"max_length": 8192, "layer_norm_epsilon": 1e-5},
 }
-_ALIASES = {"hidden_size": "d_model", "num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"}
-_ALIASES |= {"head_dim": "d_kv"}  # T5Config's other names of its keys
 _BIASES = {"attention": "attention_bias", "mlp": "mlp_bias", "logits": "decoder_bias", "head": "classifier_bias"}
 _LOCAL = {"local_attention": 128, "global_attn_every_n_layers": 3, "local_rope_theta": 10_000.0}
-_EXACT = {"gelu": "gelu_pytorch_tanh", "gelu_exact": "gelu"}  # of ModernBERT
-_GELU = {"llama": "gelu_pytorch_tanh", "eurobert": "gelu_pytorch_tanh", "gpt2": "gelu_new"}
+# transformers' names of our activations; that by tanh has several.
+_GELU = {
+    **dict.fromkeys(("t5", "umt5", "gpt2"), "gelu_new"),
+    **dict.fromkeys(("llama", "eurobert", "modernbert"), "gelu_pytorch_tanh"),
+}
 
 
 class Row(NamedTuple):
@@ -148,7 +151,6 @@ def kind(config: ModelConfig) -> str:
             config.norm in norms,
             f"has {' or '.join(norms).replace('rms', 'RMS')} norms, and ModelConfig.norm is {config.norm!r}",
         ),
-        (is_modern or first != "gelu_exact", "has the other gelu, and mlp_activations are gelu_exact"),
         (
             first != "linear" and gate == (["linear"] if is_llama else []),
             f"has a {mlp} MLP, and mlp_activations are {config.mlp_activations}",
@@ -185,7 +187,7 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Returns a network's parameters by T5X's names, unstacked: name -> shape."""
     d, joined, shared = config.emb_dim, config.num_heads * config.head_dim, config.kv_heads * config.head_dim
     gates = ("wi",) if len(config.mlp_activations) == 1 else ("wi_0", "wi_1")
-    found: dict[str, tuple[int, ...]] = {"token_embedder/embedding": (config.vocab_size, d)}
+    found: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, d)}
 
     def dense(name: str, shape: tuple[int, int], part: str) -> None:
         found[f"{name}/kernel"] = shape
@@ -363,6 +365,7 @@ def config_json(config: ModelConfig, dtype: str = "float32", eos_id: int = 1, ma
             f"mlp_activations are {config.mlp_activations}, and transformers' T5 has only a linear second one;"
             " use the model in Limba."
         )
+    activation = {"gelu": _GELU[name], "gelu_exact": "gelu"}.get(first, first)
     about: Json = {"architectures": [class_of(config)], "model_type": name}
     about |= {theirs: getattr(config, ours) for ours, (theirs, _) in _FIELDS[_family(name)].items()}
     about |= {"eos_token_id": eos_id, "pad_token_id": 0, "use_cache": True, "torch_dtype": dtype}
@@ -370,10 +373,10 @@ def config_json(config: ModelConfig, dtype: str = "float32", eos_id: int = 1, ma
     if name == "modernbert":
         about |= dict(zip(_LOCAL, config.local_attention or (), strict=True)) | {"norm_bias": config.norm == "layer"}
         about |= {key: part in config.biases for part, key in _BIASES.items()}
-        about |= dict.fromkeys(("hidden_activation", "classifier_activation"), _EXACT.get(first, first))
-        about |= {} if mask_id is None else {"mask_token_id": mask_id}
+        about |= dict.fromkeys(("hidden_activation", "classifier_activation"), activation)
+        if mask_id is not None:
+            about["mask_token_id"] = mask_id
         return about | dict.fromkeys(("bos_token_id", "cls_token_id", "sep_token_id"))
-    activation = _GELU.get(name, "gelu_new") if first == "gelu" else first
     if name in ("llama", "eurobert"):
         about |= {"num_key_value_heads": config.kv_heads, "hidden_act": activation, "bos_token_id": 0}
         if config.is_encoder:
@@ -387,7 +390,8 @@ def config_json(config: ModelConfig, dtype: str = "float32", eos_id: int = 1, ma
     if config.is_t5_encoder:
         about |= {"num_decoder_layers": None, "use_cache": False}
     return about | {
-        "feed_forward_proj": f"gated-{first}" if gate else activation,  # a plain `gelu` would be the exact one
+        # Of a plain `gelu` transformers makes the exact one, of `gated-gelu` that by tanh unless the next key differs.
+        "feed_forward_proj": f"gated-{first.removesuffix('_exact')}" if gate else activation,
         "dense_act_fn": activation,
         "is_gated_act": bool(gate),
         "dropout_rate": config.dropout_rate,
@@ -399,34 +403,24 @@ def config_json(config: ModelConfig, dtype: str = "float32", eos_id: int = 1, ma
 
 
 def model_fields(about: Json, name: str) -> Json:
-    """Returns the fields of ModelConfig from the config.json of an mt5, or of a key of CLASSES."""
-    is_t5 = name.endswith("t5")
-    about = {_ALIASES.get(key, key): value for key, value in about.items()} if is_t5 else about
-    defaults = _OTHERS.get(name, {})
-    fields: Json = {} if is_t5 else {"num_encoder_layers": 0}
-    for ours, (theirs, default) in _FIELDS[_family(name)].items():
-        fields[ours] = about[theirs] if default is REQUIRED else about.get(theirs, defaults.get(ours, default))
-    if is_t5:
-        projection = about.get("feed_forward_proj", "gated-gelu" if defaults else "relu")
-        activation = projection.removeprefix("gated-").replace("gelu_new", "gelu")
-        fields["num_decoder_layers"] = fields["num_decoder_layers"] or fields["num_encoder_layers"]
-        if str((about.get("architectures") or [""])[0]).endswith(("EncoderModel", "ForTokenClassification")):
-            fields |= {"num_decoder_layers": 0, **heads.fields(about, name)}
-        fields["mlp_activations"] = (activation, *(["linear"] if projection.startswith("gated-") else []))
-        return fields | {"relative_bias_per_layer": name == "umt5"}
+    """Returns the fields of ModelConfig from the config.json of an mt5, or of a key of CLASSES.
+
+    What becomes of each key says huggingface_keys.py; InputError for a value that Limba's networks do not have.
+    """
+    keys.check(about, name)
+    if name.endswith("t5"):
+        return _of_t5(about, name)
+    about = keys.by_own_names(about, name)
+    fields = {"num_encoder_layers": 0} | _fields(about, name)
     width = fields["emb_dim"] // fields["num_heads"]
     if name == "modernbert":
-        return fields | _of_modernbert(about) | {"head_dim": width, **heads.fields(about, name)}
-    key, default = ("hidden_act", "silu") if name != "gpt2" else ("activation_function", "gelu_new")
-    known = {"relu": "relu", "silu": "silu", _GELU[name]: "gelu"}
-    activation = known.get(about.get(key, default))
-    if activation is None:
-        raise InputError("The activation in config.json is not supported; only relu, gelu (tanh) and silu are.")
+        fields |= _of_modernbert(about, width, fields["num_decoder_layers"])
+        return fields | {"head_dim": width, **heads.fields(about, name)}
     if name == "gpt2":
+        activation = keys.activation("activation_function", about.get("activation_function", "gelu_new"))
         fields["mlp_dim"] = fields["mlp_dim"] or 4 * fields["emb_dim"]
         return fields | {"head_dim": width, "mlp_activations": (activation,), "norm": "layer"}
-    rope = about.get("rope_parameters") or about.get("rope_scaling") or {}
-    _check_rope(rope)
+    activation = keys.activation("hidden_act", about.get("hidden_act", "silu"))
     biases = tuple(part for part in ("attention", "mlp") if about.get(f"{part}_bias"))
     if name == "eurobert":
         biases += ("logits",) if "mlp" in biases else ()
@@ -437,41 +431,113 @@ def model_fields(about: Json, name: str) -> Json:
         "biases": biases,
         "head_dim": fields["head_dim"] or width,
         "num_kv_heads": fields["num_kv_heads"] or fields["num_heads"],
-        "rotary_base": float(fields["rotary_base"] or rope.get("rope_theta", 10_000.0)),
+        "rotary_base": _rotary_base(about),
     }
 
 
-def _check_rope(rope: Json) -> None:
-    if rope.get("rope_type", rope.get("type", "default")) != "default":
-        raise InputError("The rotary positions are scaled (rope_scaling), which is not supported; use a model without.")
+def _fields(about: Json, name: str) -> Json:
+    """Returns the fields of ModelConfig that have a key of their own; KeyError for one without which none is known."""
+    defaults = _OTHERS.get(name, {})
+    fields: Json = {}
+    for ours, (theirs, default) in _FIELDS[_family(name)].items():
+        if default is REQUIRED:
+            fields[ours] = about[theirs]
+        else:
+            fields[ours] = about.get(theirs, defaults.get(ours, default))
+    return fields
 
 
-def _of_modernbert(about: Json) -> Json:
+def _of_t5(about: Json, name: str) -> Json:
+    """Returns the fields of a T5, mT5 or umT5.
+
+    `dense_act_fn` and `is_gated_act` follow from `feed_forward_proj`, and count before it where a file has them too.
+    """
+    # transformers takes as many decoder layers before it looks at the other names of the keys.
+    num_layers = about.get("num_layers", _fields({}, name)["num_encoder_layers"])
+    about = keys.by_own_names(about, name)
+    fields = _fields(about, name)
+    if fields["num_decoder_layers"] is None:
+        fields["num_decoder_layers"] = num_layers
+    projection = about.get("feed_forward_proj", "gated-gelu" if name in _OTHERS else "relu")
+    first, *rest = projection.split("-")
+    if len(rest) > 1 or (rest and first != "gated"):
+        raise InputError(f"feed_forward_proj is {projection!r}; transformers reads gated-NAME or NAME: copy it again.")
+    by_projection = "gelu_new" if projection == "gated-gelu" else (first, *rest)[-1]
+    key = "dense_act_fn" if "dense_act_fn" in about else "feed_forward_proj"
+    activation = keys.activation(key, about.get("dense_act_fn", by_projection))
+    is_gated = about.get("is_gated_act", first == "gated")
+    if str((about.get("architectures") or [""])[0]).endswith(("EncoderModel", "ForTokenClassification")):
+        if about.get("is_decoder"):
+            keys.refuse("is_decoder", about["is_decoder"], [False])
+        fields |= {"num_decoder_layers": 0, **heads.fields(about, name)}
+    elif not about.get("is_encoder_decoder", True):
+        keys.refuse("is_encoder_decoder", about["is_encoder_decoder"], [True])
+    fields["mlp_activations"] = (activation, "linear") if is_gated else (activation,)
+    return fields | {"relative_bias_per_layer": name == "umt5"}
+
+
+def query_scale(about: Json, head_dim: int, layer: int) -> float:
+    """Returns by what a GPT-2's queries are multiplied in a layer so that Limba, which divides by sqrt(C), agrees.
+
+    `scale_attn_weights` False divides by nothing; `scale_attn_by_inverse_layer_idx` divides by the number of the layer
+    too, from 1 on (stanford-crfm's models, https://github.com/stanford-crfm/mistral).
+    """
+    scale = 1.0 if about.get("scale_attn_weights", True) else head_dim**0.5
+    return scale / (layer + 1) if about.get("scale_attn_by_inverse_layer_idx", False) else scale
+
+
+def _check_rope(key: str, rope: Json) -> None:
+    """Raises InputError for rotary positions that are scaled, or that rotate a part of each head."""
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
+        raise InputError(f"{key} scales the rotary positions ({kind!r}), which is not supported; use a model without.")
+    if rope.get("partial_rotary_factor") not in (None, 1, 1.0):
+        keys.refuse(f"{key}'s partial_rotary_factor", rope["partial_rotary_factor"], [1.0])
+    for name, value in rope.items():
+        if isinstance(value, dict):
+            raise InputError(f"{key} has positions of its own for {name!r}, which is not supported; use another model.")
+
+
+def _rotary_base(about: Json) -> float:
+    """Returns the base of a Llama's or a EuroBERT's positions; `rope_scaling` counts before `rope_parameters`."""
+    key = "rope_scaling" if about.get("rope_scaling") else "rope_parameters"
+    rope = about.get(key) or {}
+    _check_rope(key, rope)
+    return float(rope.get("rope_theta") or about.get("rope_theta") or 10_000.0)
+
+
+def _of_modernbert(about: Json, head_dim: int, num_layers: int) -> Json:
     """Returns a ModernBERT's fields that are not in `_FIELDS`, or that transformers 5 writes by other keys."""
-    kinds, ropes = about.get("layer_types"), about.get("rope_parameters") or {}
+    if about.get("head_dim") not in (None, head_dim):
+        keys.refuse("head_dim", about["head_dim"], [head_dim])
     width, every, base = (about.get(key, default) for key, default in _LOCAL.items())
+    if about.get("sliding_window") not in (None, width // 2):  # half of the window, by a name that only version 5 knows
+        keys.refuse("sliding_window", about["sliding_window"], [width // 2])
+    kinds = about.get("layer_types")
     if kinds is not None:
         every = next((n for n, each in enumerate(kinds) if n and each == "full_attention"), len(kinds))
-        if kinds != ["sliding_attention" if n % every else "full_attention" for n in range(len(kinds))]:
+        repeated = ["sliding_attention" if n % every else "full_attention" for n in range(num_layers)]
+        if kinds != repeated:
             raise InputError("The layer_types in config.json do not repeat, which is not supported; use another model.")
-    found: Json = {}
-    for rope in filter(None, map(ropes.get, ("full_attention", "sliding_attention"))):
-        _check_rope(rope)
-    if ropes.get("full_attention"):
-        found["rotary_base"] = float(ropes["full_attention"]["rope_theta"])
-    base = (ropes.get("sliding_attention") or {}).get("rope_theta", base)
-    names = {theirs: ours for ours, theirs in _EXACT.items()} | {"relu": "relu", "silu": "silu"}
-    activation, of_head = (about.get(f"{part}_activation", "gelu") for part in ("hidden", "classifier"))
-    if activation not in names or activation != of_head:
+    bases = {"full_attention": about.get("global_rope_theta", 160_000.0), "sliding_attention": base}
+    for name in bases:
+        rope = dict((about.get("rope_parameters") or {}).get(name) or {})
+        rope |= about.get("rope_scaling") or {}
+        _check_rope("rope_scaling" if about.get("rope_scaling") else f"rope_parameters of {name}", rope)
+        bases[name] = float(rope.get("rope_theta", bases[name]))
+    activation = keys.activation("hidden_activation", about.get("hidden_activation", "gelu"))
+    of_head = keys.activation("classifier_activation", about.get("classifier_activation", "gelu"))
+    if activation != of_head:
         raise InputError(
-            f"The activations in config.json are {activation} and {of_head}; only one of {', '.join(names)} for both is"
-            " supported."
+            f"The activations in config.json are {about.get('hidden_activation', 'gelu')} and"
+            f" {about.get('classifier_activation', 'gelu')}; only one for both is supported."
         )
-    return found | {
-        "mlp_activations": (names[activation], "linear"),
+    return {
+        "rotary_base": bases["full_attention"],
+        "mlp_activations": (activation, "linear"),
         "positions": "rotary",
         "attention_mask": "bidirectional",
         "norm": "layer" if about.get("norm_bias", False) else "layer_scale",
         "biases": tuple(part for part, key in _BIASES.items() if about.get(key, part == "logits")),
-        "local_attention": (width, every, float(base)),
+        "local_attention": (width // 2 * 2, every, bases["sliding_attention"]),
     }

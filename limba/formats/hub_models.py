@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from limba.config import InputError, reason_of
-from limba.formats.huggingface import WEIGHTS
+from limba.formats.sentence_modules import FILES
+from limba.formats.weights import files_to_download
 from limba.storage import manifest, servers
 
 logger = logging.getLogger(__name__)
@@ -86,7 +87,7 @@ def from_bucket(address: str) -> Path | None:
 
 
 def wanted_files(names: Sequence[str]) -> list[str]:
-    """Returns which files of a folder for transformers to download: of the weights the best form; [] without any."""
-    forms = ([name for name in sorted(names) if form.fullmatch(name)] for form in WEIGHTS.values())
-    weights = next(filter(None, forms), None)
-    return [*(name for name in _BESIDE if name in names), *weights] if weights else []
+    """Returns which files of a folder for transformers to download: the weights that it reads; [] without any."""
+    weights = files_to_download(names)
+    beside = [name for name in names if name in _BESIDE or FILES.fullmatch(name)]
+    return [*beside, *weights] if weights else []

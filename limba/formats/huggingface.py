@@ -1,15 +1,12 @@
 """Reads Hugging Face's folders: config.json, and arrays by T5X's names, one by one.
 
-A safetensors file is a length, a JSON header and the bytes; it is read here because the library reads a whole file into
-memory.
+Which files are read says weights.py, which names huggingface_names.py, and which keys of config.json
+huggingface_keys.py: all as transformers does, or InputError.
 """
 
 from __future__ import annotations
 
-import functools
 import json
-import logging
-import math
 import re
 from collections.abc import Mapping
 from functools import partial
@@ -21,32 +18,34 @@ import tensorstore as ts
 
 from limba import toolbox
 from limba.config import InputError, ModelConfig, reason_of
-from limba.formats.architectures import CLASSES, HEAD, HEADS, STORED_HEAD, Row, model_fields, rows, unfused
-from limba.formats.names import Arrays, Json, Stored, check_names, files_of_index, flatten
-from limba.formats.t5x import numpy_dtype
-
-logger = logging.getLogger(__name__)
-
-_TYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64", "I64": "int64", "I32": "int32"}
-# Copies of tied arrays in transformers, and buffers; the output layer is asked for by `stored_head`.
-_UNREAD = re.compile(
-    r"(transformer\.)?(en|de)coder[./]embed_tokens[./]\w+|.*(rotary_emb\.inv_freq|attn\.bias)|(lm_head|decoder)\.weight"
+from limba.formats.architectures import (
+    CLASSES,
+    EMBEDDING,
+    HEAD,
+    HEADS,
+    STORED_HEAD,
+    Row,
+    model_fields,
+    query_scale,
+    rows,
+    unfused,
 )
-FLAX_FILE = "flax_model.msgpack"
-# The files of a folder's weights in each form, the better form first.
-WEIGHTS = {
-    "safetensors": re.compile(r"model\.safetensors(\.index\.json)?|model-\d+-of-\d+\.safetensors"),
-    "flax": re.compile(re.escape(FLAX_FILE)),
-    "bin": re.compile(r"pytorch_model\.bin(\.index\.json)?|pytorch_model-\d+-of-\d+\.bin"),
-}
+from limba.formats.architectures import kind as kind_of_network
+from limba.formats.huggingface_names import NAMES, canonical, embedding_of, is_passed_over, renamed
+from limba.formats.names import Arrays, Json, Stored, check_names, flatten
+from limba.formats.weights import (
+    BIN,
+    BIN_INDEX,
+    FLAX_FILE,
+    check_weights,
+    open_safetensors,
+    say_once,
+    weights_form,
+)
+from limba.formats.weights import is_huggingface as is_huggingface
+
 # The entry of config.json that says by what the output layer is multiplied in the file; see `head_scale`.
 HEAD_SCALE = "limba_lm_head_scale"
-STORED_EMBEDDINGS = (  # of T5, Llama, GPT-2, ModernBERT
-    "shared.weight",
-    "model.embed_tokens.weight",
-    "transformer.wte.weight",
-    "model.embeddings.tok_embeddings.weight",
-)
 
 
 def head_scale(config: ModelConfig) -> float:
@@ -76,17 +75,21 @@ def stored_head(folder: Path, stored: Mapping[str, np.ndarray] | None, emb_dim: 
     emb_dim^-0.5 in 4.57 if it is tied; in 5 by `scale_decoder_outputs` for a t5, never for an mt5, always for a umt5.
     """
     about = _about(folder)
-    kind, version = about.get("model_type"), str(about.get("transformers_version") or "").partition(".")[0]
+    kind = str(about.get("model_type"))
+    version = str(about.get("transformers_version") or "").partition(".")[0]
     said = bool(about.get("tie_word_embeddings", kind not in ("llama", "eurobert")))
+    said = said or (kind.endswith("t5") and about.get("tie_word_embeddings") is None)
     by_5 = version.isdigit() and int(version) > 4
-    embedding = next((name for name in STORED_EMBEDDINGS if name in (stored or ())), "")
-    place = HEADS.get(str(kind), STORED_HEAD)
-    is_own = bool(stored and embedding and place in stored)
-    is_own = is_own and not (said and _is_copy(stored[place], stored[embedding]))  # type: ignore[index]
+    place = HEADS.get(kind, STORED_HEAD)
+    embedding, is_own = "", False
+    if stored and kind in NAMES:
+        embedding = embedding_of(stored, kind)
+        is_own = place in stored and not (said and _is_copy(stored[place], stored[embedding]))
     is_scaled = said and not is_own
-    if by_5 or not version:  # Limba's own folders name no version, and have the keys of both
-        own = {"t5": about.get("scale_decoder_outputs", is_scaled), "mt5": is_scaled and not by_5, "umt5": said}
-        is_scaled = bool(own.get(str(kind), is_scaled))
+    if by_5 or not version:  # Limba's own folders, t5 and umt5, name no version and have the keys of both
+        by_4 = not said and not by_5 and "scale_decoder_outputs" in about
+        own = {"t5": about.get("scale_decoder_outputs", is_scaled), "mt5": False, "umt5": not by_4}
+        is_scaled = bool(own.get(kind, is_scaled))
     if is_own or not (said or by_5):
         written = about.get(HEAD_SCALE) if by_5 or not version else None  # 4.57 keeps the key, and does not scale
         factor = emb_dim**0.5 if is_scaled else 1.0
@@ -95,13 +98,10 @@ def stored_head(folder: Path, stored: Mapping[str, np.ndarray] | None, emb_dim: 
         head = StoredHead(True) if is_scaled or not stored else StoredHead(False, embedding)
     if said and not head.is_tied:
         why = "lm_head.weight is another matrix" if is_own else "its logits are not scaled as a tied T5's"
-        _say(f"{folder}: config.json ties the output layer to the embedding, but {why}: read as a layer of its own.")
+        say_once(
+            f"{folder}: config.json ties the output layer to the embedding, but {why}: read as a layer of its own."
+        )
     return head
-
-
-@functools.cache
-def _say(line: str) -> None:
-    logger.warning(line)
 
 
 def _about(folder: Path) -> Json:
@@ -137,109 +137,114 @@ def flax_name(row: Row) -> str:
 def open_folder(directory: str | Path, config: ModelConfig, flax: bool | None = None) -> Arrays:
     """Returns a folder's arrays by T5X's names and shapes, unstacked; each is read on access.
 
-    `flax` chooses between two files; None takes the better one. Raises InputError for arrays that are missing, or that
-    the network does not have.
+    `flax` chooses between two files; None takes the one that transformers reads. Raises InputError for arrays that are
+    missing, or that the network does not have; huggingface_names.py says which are passed over.
     """
-    folder, table = Path(directory), rows(config)
+    folder = Path(directory)
+    about = _about(folder)
+    kind = _kind_of(about, config)
     if flax or (flax is None and not config.is_decoder_only and weights_form(folder) == "flax"):
-        stored, head = open_flax(folder / FLAX_FILE), stored_head(folder, None, config.emb_dim)
-        places = {row.t5x: (flax_name(row), row.t5x.endswith("rel_embedding")) for row in table}
+        check_weights(folder)
+        stored = open_flax(folder / FLAX_FILE)
+        head = stored_head(folder, None, config.emb_dim)
+        places = {row.t5x: (flax_name(row), row.t5x.endswith("rel_embedding")) for row in rows(config)}
+        copies = [name for name in stored if re.fullmatch(r"(en|de)coder/embed_tokens/\w+", name)]
+        extra = [name for name in stored if not _is_passed_over_in_flax(name, kind, config)]
     else:
-        stored = _pytorch_arrays(folder)
+        stored = _pytorch_arrays(folder, kind)
         head = stored_head(folder, stored, config.emb_dim)
-        places = {row.t5x: (row.pytorch, row.transposed) for row in table}
-        # A decoder's own layer may be a copy: its tied logits are not scaled.
-        if head.is_tied != config.logits_via_embedding and not (head.is_tied and config.is_decoder_only):
-            check_names(*(([STORED_HEAD], []) if head.is_tied else ([], [STORED_HEAD])), str(folder))
+        _check_tied(config, head, folder)
+        places = {row.t5x: (canonical(row.pytorch, kind), row.transposed) for row in rows(config)}
         if HEAD in places and not config.is_decoder_only:
             places[HEAD] = (head.place, True)
+        copies = _copies_of_embedding(stored, kind, folder)
+        places[EMBEDDING] = (_place_of_embedding(stored, kind, head), False)
+        extra = [name for name in stored if not is_passed_over(name, kind, config.is_t5_encoder)]
     names = [name for name, _ in places.values()]
-    extra = sorted({name for name in stored if not _UNREAD.fullmatch(name)} - set(names))
-    check_names([name for name in names if name not in stored], extra, str(folder))
+    missing = [name for name in names if name not in stored]
+    extra = sorted(set(extra) - set(names) - set(copies))
+    for name in names:
+        if name in stored and stored.stored[name].dtype.kind in "bui" and stored.stored[name].dtype.itemsize < 4:
+            stored[name]  # which says that it is no weight
+    check_names(missing, extra, str(folder))
     found = {ours: stored.stored[name].T if turned else stored.stored[name] for ours, (name, turned) in places.items()}
     if HEAD in found and head.scale != 1:
-        whole = found[HEAD].read
-        divided = lambda: whole().astype(np.float32) / np.float32(head.scale)
-        found[HEAD] = Stored(found[HEAD].shape, np.dtype("float32"), divided)
-    return Arrays(unfused(found, config))
+        found[HEAD] = _scaled(found[HEAD], 1 / np.float32(head.scale))
+    arrays = unfused(found, config)
+    if kind == "gpt2":
+        for name in [name for name in arrays if "/query/" in name]:
+            layer = int(re.findall(r"layers_(\d+)", name)[0])
+            scale = query_scale(about, config.head_dim, layer)
+            arrays[name] = arrays[name] if scale == 1 else _scaled(arrays[name], np.float32(scale))
+    return Arrays(arrays)
 
 
-def _pytorch_arrays(directory: str | Path) -> Arrays:
-    """Returns the arrays of a folder by PyTorch's names, of the better file."""
-    if any(WEIGHTS["bin"].fullmatch(entry.name) for entry in Path(directory).iterdir()):
+def _kind_of(about: Json, config: ModelConfig) -> str:
+    """Returns the model_type of a folder; that of the network where its config.json has none."""
+    kind = about.get("model_type")
+    return kind if kind in NAMES else kind_of_network(config)
+
+
+def _scaled(stored: Stored, factor: np.float32) -> Stored:
+    """Returns an array times a number, as float32."""
+    return Stored(stored.shape, np.dtype("float32"), lambda: stored.read().astype(np.float32) * factor)
+
+
+def _check_tied(config: ModelConfig, head: StoredHead, folder: Path) -> None:
+    """Raises InputError where a folder has an output layer of its own and the network has not, or the other way."""
+    if head.is_tied == config.logits_via_embedding:
+        return
+    if not head.is_tied:
+        check_names([], [STORED_HEAD], str(folder))
+    elif not config.is_decoder_only:  # a decoder's own layer may be a copy: its tied logits are not scaled
+        check_names([STORED_HEAD], [], str(folder))
+
+
+def _place_of_embedding(stored: Mapping[str, np.ndarray], kind: str, head: StoredHead) -> str:
+    """Returns under which name the embedding is read; that of the class where the folder has none."""
+    place = embedding_of(stored, kind)
+    is_output = place == NAMES[kind].output
+    return place if place and (head.is_tied or not is_output) else NAMES[kind].embedding[0]
+
+
+def _copies_of_embedding(stored: Arrays, kind: str, folder: Path) -> list[str]:
+    """Returns under which other names a folder holds its embedding; InputError for one that is another matrix."""
+    first = embedding_of(stored, kind)
+    copies = [name for name in NAMES[kind].embedding if name in stored and name != first]
+    for name in copies:
+        if not _is_copy(stored[name], stored[first]):
+            raise InputError(
+                f"{folder} holds {name} and {first}, two different matrices; Limba's networks have one embedding for"
+                " both sides: use this model in transformers."
+            )
+    return [*copies, NAMES[kind].output]  # `stored_head` has looked at the output layer
+
+
+def _is_passed_over_in_flax(name: str, kind: str, config: ModelConfig) -> bool:
+    """Returns `is_passed_over` of a Flax name."""
+    pytorch = re.sub(r"\.(embedding|kernel)$", ".weight", name.replace("/", "."))
+    return is_passed_over(pytorch, kind, config.is_t5_encoder)
+
+
+def _pytorch_arrays(folder: Path, kind: str) -> Arrays:
+    """Returns the arrays of a folder by PyTorch's names, each as the class with a language head calls it."""
+    return renamed(open_pytorch(folder), kind, str(folder))
+
+
+def open_pytorch(folder: Path) -> Arrays:
+    """Returns the arrays of a folder by the names in its files.
+
+    They are those of the file that transformers would read; a .bin is read as safetensors, which Limba's tools write.
+    """
+    check_weights(folder)
+    directory = folder
+    if any((folder / name).exists() for name in (BIN, BIN_INDEX)):
         migrate = toolbox.find("migrate")
         if migrate is not None:
-            directory = migrate.as_safetensors(Path(directory))
-        elif weights_form(directory) == "bin":
-            raise InputError(f"{directory} has only a pytorch_model.bin; save safetensors, or install Limba's tools.")
+            directory = migrate.as_safetensors(folder)
+        elif weights_form(folder) == "bin":
+            raise InputError(f"{folder} has only a pytorch_model.bin; save safetensors, or install Limba's tools.")
     return open_safetensors(directory)
-
-
-def open_safetensors(directory: str | Path) -> Arrays:
-    """Returns the arrays of `model.safetensors`, or of the files that its index names, by PyTorch's names."""
-    folder = Path(directory)
-    index = folder / "model.safetensors.index.json"
-    files = files_of_index(index) if index.exists() else ["model.safetensors"]
-    return Arrays({name: stored for file in files for name, stored in _entries(folder / file).items()})
-
-
-def _entry(name: str, about: Json) -> tuple[str, tuple[int, ...], int, int]:
-    """Returns (type, shape, first byte, byte after the last) of a safetensors header's entry, or ValueError."""
-    try:
-        letters, shape, (first, last) = about["dtype"], (*about["shape"],), about["data_offsets"]
-        is_right = isinstance(letters, str) and all(type(n) is int and n >= 0 for n in (*shape, first, last - first))
-    except (KeyError, TypeError, ValueError):
-        is_right = False
-    if not is_right:
-        raise ValueError(f"its entry of {name} is wrong")
-    return letters, shape, first, last
-
-
-def _entries(path: Path) -> dict[str, Stored]:
-    """Returns the arrays that a safetensors file's header names."""
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if length > size - 8:
-                raise ValueError("its header ends beyond it")
-            header = json.loads(file.read(length))
-        found = {name: _entry(name, about) for name, about in header.items() if name != "__metadata__"}
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read as safetensors ({reason_of(error)}); copy it again.") from error
-    entries = {}
-    for name, (letters, shape, first, last) in found.items():
-        if 8 + length + last > size:
-            raise InputError(f"{path} is truncated: {name} ends beyond it; copy it again.")
-        if letters not in _TYPES:
-            raise InputError(f"{path} holds {name} as {letters}; save it as float32 or bfloat16.")
-        dtype = numpy_dtype(_TYPES[letters])
-        if last - first != math.prod(shape) * dtype.itemsize:
-            raise InputError(f"{path} has {last - first} bytes of {name}, not its shape's; copy it again.")
-        read = partial(_read_array, path, 8 + length + first, last - first, dtype, shape)
-        entries[name] = Stored(shape, dtype, read)
-    return entries
-
-
-def _read_array(path: Path, start: int, size: int, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-    return np.frombuffer(_read(path, start, size), dtype).reshape(shape)
-
-
-def _read(path: Path, start: int, size: int) -> bytes:
-    with path.open("rb") as file:
-        file.seek(start)
-        return file.read(size)
-
-
-def is_huggingface(path: str | Path) -> bool:
-    """Returns whether a folder is for transformers, with weights in one of the forms of WEIGHTS."""
-    return (Path(path) / "config.json").is_file() and weights_form(path) is not None
-
-
-def weights_form(path: str | Path) -> str | None:
-    """Returns the form of a folder's weights, the first of "safetensors", "flax" and "bin", or None."""
-    names = [entry.name for entry in Path(path).iterdir()] if Path(path).is_dir() else []
-    return next((form for form, pattern in WEIGHTS.items() if any(map(pattern.fullmatch, names))), None)
 
 
 def model_config(directory: str | Path, kind: str | None = None, **choices: object) -> ModelConfig:
@@ -258,7 +263,9 @@ def model_config(directory: str | Path, kind: str | None = None, **choices: obje
     try:
         fields = model_fields(about, kind)
         if Path(directory).is_dir() and weights_form(directory) in ("safetensors", "bin"):
-            fields["logits_via_embedding"] = stored_head(Path(directory), _pytorch_arrays(directory)).is_tied
+            fields["logits_via_embedding"] = stored_head(
+                Path(directory), _pytorch_arrays(Path(directory), kind)
+            ).is_tied
         return ModelConfig(**{**fields, "dtype": "float32", **choices})
     except KeyError as error:
         raise InputError(f"{path} has no {error}; give the config.json of a Hugging Face model.") from error

@@ -48,16 +48,16 @@ def _batch_of(tokens: Int[Array, "B L"], lengths: Int[Array, " B"]) -> Batch:
     return {"decoder_input_tokens": tokens, "decoder_target_tokens": targets}
 
 
-@functools.partial(jax.jit, static_argnames=("network", "pooling", "is_published"))
+@functools.partial(jax.jit, static_argnames=("network", "poolings", "is_published"))
 def pooled(
     network: Network,
-    pooling: str,
+    poolings: tuple[str, ...],
     is_published: bool,
     params: Parameters,
     tokens: Int[Array, "B L"],
     lengths: Int[Array, " B"],
 ) -> Float[Array, "B D"]:
-    """Returns the mean of each text's hidden states, or that of its first or last token.
+    """Returns each text's vector of its hidden states; those of several poolings stand one after the other.
 
     `is_published`: 0 may be text, so that a T5's padding is told by the lengths.
     """
@@ -68,10 +68,33 @@ def pooled(
         states = network.encode(params, tokens, is_read.astype(jnp.int32))
     else:
         states = network.encode(params, tokens)
+    return jnp.concatenate([_pooled(states.astype(jnp.float32), lengths, pooling) for pooling in poolings], axis=-1)
+
+
+def _pooled(states: Float[Array, "B L D"], lengths: Int[Array, " B"], pooling: str) -> Float[Array, "B D"]:
+    """Returns one vector of each text; the weights of a weighted mean are 1, 2, 3, … (SGPT, arXiv:2202.08904)."""
+    positions = jnp.arange(states.shape[1])[None]
+    real = positions < lengths[:, None]
     if pooling == "mean":
-        return mean_over(states, jnp.arange(tokens.shape[1])[None] < lengths[:, None])
+        return mean_over(states, real)
+    if pooling == "mean_sqrt_len":
+        return mean_over(states, real) * jnp.sqrt(lengths)[:, None]
+    if pooling == "max":
+        return jnp.where(real[..., None], states, -jnp.inf).max(axis=1)
+    if pooling == "weighted_mean":
+        weights = jnp.where(real, positions + 1.0, 0.0)[..., None]
+        return (states * weights).sum(axis=1) / weights.sum(axis=1)
     place = lengths - 1 if pooling == "last" else jnp.zeros_like(lengths)
-    return jnp.take_along_axis(states, place[:, None, None], axis=1)[:, 0].astype(jnp.float32)
+    return jnp.take_along_axis(states, place[:, None, None], axis=1)[:, 0]
+
+
+def cut(ids: Int[np.ndarray, " L"], length: int | None, end: int | None) -> Int[np.ndarray, " L"]:
+    """Returns at most `length` ids of a text: its last ones go, but for its end, as transformers truncates."""
+    if length is None or len(ids) <= length:
+        return ids
+    if ids[-1] == end:
+        return np.append(ids[: length - 1], ids[-1:])
+    return ids[:length]
 
 
 @functools.partial(jax.jit, static_argnames=("network",))

@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 
 BATCH_SIZE = 32  # texts per batch, over all devices, for a model without a batch size
 LENGTHS = {"inputs": 512, "targets": 512}  # tokens, for a model without lengths
-FORMATS, POOLINGS = ("huggingface", "flax", "t5x"), ("mean", "first", "last")
+FORMATS = ("huggingface", "flax", "t5x")
+POOLINGS = ("mean", "first", "last", "max", "mean_sqrt_len", "weighted_mean")  # of hidden states, for `encode`
 INTERNAL = (  # what commands use of a model, and no tab completion shows
     *("source", "network", "mesh", "tokenizer", "task", "reads_prefix", "rows", "written", "segment_writer"),
     *("logits_of_ids", "pair_ids", "num_cut", "tuning"),
@@ -531,26 +532,38 @@ class TrainedModel:
             return 0  # is not cut
         return len(input_ids(self.prefix + text, vocabulary, special))
 
-    def encode(self, texts: Sequence[str], pooling: str = "mean") -> Float[np.ndarray, "N D"]:
-        """Returns one vector per text: the mean of its tokens' hidden states, or that of the first or last token.
+    def encode(self, texts: Sequence[str], pooling: str | None = None) -> Float[np.ndarray, "N D"]:
+        """Returns one vector per text, from the encoder's output, or from a language model's last hidden states.
 
-        `pooling` is mean, first or last. The states are the encoder's output, or a language model's last hidden states.
+        `pooling` is one of POOLINGS: the mean of the tokens' states, that of the first or last token, and so on. None:
+        as the modules of a folder of sentence-transformers say, with its prompt and what follows its pooling; the mean
+        for any other model. Raises InputError for modules that are not known.
         """
-        if pooling not in POOLINGS:
+        if pooling is not None and pooling not in POOLINGS:
             raise InputError(f"The pooling is {pooling!r}; choose one of {', '.join(POOLINGS)}.")
-        from limba.inference.encoded import of_each, pooled
+        from limba.formats.sentence_modules import SentenceModules
+        from limba.inference.encoded import cut, of_each, pooled
 
-        texts = listed(texts)
+        modules = self.source.sentence_modules() if pooling is None else None
+        modules = modules or SentenceModules((pooling or "mean",), ())
+        texts = [modules.prompt + text for text in listed(texts)]
+        if modules.lowers:
+            texts = [text.lower() for text in texts]
         ids = [self.tokenize(text) for text in texts]
         self._warn_of_cut(texts, ids)
-        is_published = self.special_ids.is_published
         if any(not len(each) for each in ids):
             raise InputError(
                 "A text is empty, and the model's tokenizer puts nothing around it; give texts with letters."
             )
-        compute = functools.partial(pooled, self.network, pooling, is_published, self.params)
-        vectors = of_each(compute, ids, self.rows(min(self.batch_size, max(1, len(ids)))), self.mesh)
-        return np.stack(vectors) if vectors else np.zeros((0, self.network.config.emb_dim), np.float32)
+        after = self.special_ids.after
+        ids = [cut(each, modules.max_tokens, after[-1] if after else None) for each in ids]
+        compute = functools.partial(pooled, self.network, modules.poolings, self.special_ids.is_published, self.params)
+        rows = of_each(compute, ids, self.rows(min(self.batch_size, max(1, len(ids)))), self.mesh)
+        width = self.network.config.emb_dim * len(modules.poolings)
+        vectors = np.stack(rows) if rows else np.zeros((0, width), np.float32)
+        for change in modules.after:
+            vectors = change(vectors)
+        return vectors
 
     def classify(self, texts: Sequence[str]) -> list[dict[str, float]]:
         """Returns {class: probability} of each text, the likeliest first; {"score": number} of a head of scores."""

@@ -23,6 +23,7 @@ from limba.data import task_modules
 from limba.formats import hub_models, huggingface, huggingface_files, limba_checkpoint, t5x
 from limba.formats.architectures import check_arrays
 from limba.formats.names import Arrays, Json
+from limba.formats.sentence_modules import SentenceModules, read_modules, transformer_folder
 from limba.formats.t5x import network_of
 from limba.storage.files import read_text, resolved
 
@@ -91,6 +92,15 @@ class Source:
             arrays = Arrays(targets)
         check_arrays(arrays, self.model, str(path), "give the model's own configuration")
         return arrays
+
+    def sentence_modules(self) -> SentenceModules | None:
+        """Returns what a folder of sentence-transformers makes of the hidden states; None for any other model.
+
+        Raises InputError for modules that are not known here.
+        """
+        if self.kind != HUGGING_FACE:
+            return None
+        return read_modules(Path(self.directory), huggingface.open_pytorch)
 
     @property
     def averages(self) -> bool:
@@ -218,6 +228,8 @@ def local_folder(path: str) -> Path:
         folder = hub_models.from_bucket(path)
     else:
         folder = hub_models.download(path) if is_hub_id(path) else Path(os.path.expanduser(path))
+    if folder is not None:
+        folder = transformer_folder(folder)
     if folder is not None and huggingface.is_huggingface(folder):
         return folder.resolve()
     raise InputError(

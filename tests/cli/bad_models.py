@@ -163,14 +163,20 @@ def cut(file: str, length: int) -> Callable[[Path], None]:
     return change
 
 
-def named_by_index(name: Any) -> Callable[[Path], None]:
-    """Returns what gives hf an index of its weights that names this file."""
+def index(content: bytes) -> Callable[[Path], None]:
+    """Returns what gives hf an index in the place of its weights: beside them it would not be looked at."""
 
     def change(place: Path) -> None:
-        names = dict.fromkeys(["shared.weight", "lm_head.weight"], name)
-        (place / "hf" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+        (place / "hf" / "model.safetensors").unlink()
+        (place / "hf" / "model.safetensors.index.json").write_bytes(content)
 
     return change
+
+
+def named_by_index(name: Any) -> Callable[[Path], None]:
+    """Returns what gives hf an index of its weights that names this file."""
+    names = dict.fromkeys(["shared.weight", "lm_head.weight"], name)
+    return index(json.dumps({"weight_map": names}).encode())
 
 
 def header(text: bytes) -> bytes:
@@ -231,7 +237,9 @@ MODELS: list[tuple[str, dict[str, bytes] | Callable[[Path], None], str]] = [
     (PROMPT, changed("hf/config.json", d_model=256), "its config.json belongs to another model"),
     (PROMPT, changed("hf/config.json", num_layers=5), "hf has no"),
     (PROMPT, changed("hf/config.json", feed_forward_proj=5), "hf/config.json has a wrong value"),
-    (PROMPT, changed("hf/config.json", feed_forward_proj="gated-tanh"), "holds 'tanh'"),
+    (PROMPT, changed("hf/config.json", dense_act_fn="tanh"), "dense_act_fn is 'tanh', and the activations"),
+    (PROMPT, changed("hf/config.json", feed_forward_proj="gelu-gated"), "feed_forward_proj is 'gelu-gated'"),
+    (PROMPT, changed("hf/config.json", per_layer_config={"0": {"d_ff": 8}}), "hf/config.json: per_layer_config is"),
     (PROMPT, changed("hf/config.json", layer_norm_epsilon=-1), "ModelConfig.layer_norm_epsilon is -1"),
     (PROMPT, {WEIGHTS: b""}, "cannot be read as safetensors"),
     (PROMPT, {WEIGHTS: b"\xff" * 8}, "its header ends beyond it"),
@@ -252,9 +260,9 @@ MODELS: list[tuple[str, dict[str, bytes] | Callable[[Path], None], str]] = [
     (PROMPT, named_by_index(5), "names the file 5"),
     (PROMPT, named_by_index(["a"]), "is no index of weights"),
     (PROMPT, named_by_index("none.safetensors"), "none.safetensors cannot be read"),
-    (PROMPT, {"hf/model.safetensors.index.json": b"{}"}, "is no index of weights"),
-    (PROMPT, {"hf/model.safetensors.index.json": b"\xff"}, "is no index of weights"),
-    (PROMPT, {"hf/model.safetensors.index.json": b'{"weight_map": []}'}, "is no index of weights"),
+    (PROMPT, index(b"{}"), "is no index of weights"),
+    (PROMPT, index(b"\xff"), "is no index of weights"),
+    (PROMPT, index(b'{"weight_map": []}'), "is no index of weights"),
     (PROMPT, {"hf/tokenizer_config.json": b"{"}, "tokenizer_config.json cannot be used (Expecting"),
     (PROMPT, {"hf/tokenizer_config.json": b"[]"}, "tokenizer_config.json cannot be used (it is no JSON object)"),
     (PROMPT, {"hf/tokenizer_config.json": b"\xff"}, "is not text in UTF-8"),

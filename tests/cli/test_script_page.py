@@ -10,12 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from limba.formats import huggingface_files
-from limba.formats.names import flatten, unstack_layers
-from tests import tiny
+from tests import published_t5
 from tests.hub_server import hub, write_data_set
 
 ROOT = Path(__file__).parents[2]
@@ -32,15 +29,9 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def shelf(corpus: Path, vocabulary: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the hub has: a tiny T5 as google-t5/t5-small, and two configurations of Salesforce/wikitext."""
+    """What the hub has: t5-small as it is published but for its sizes, and two configurations of Salesforce/wikitext."""
     folder = tmp_path_factory.mktemp("hub") / "served"
-    model = tiny.model(vocab_size=1024, mlp_activations=("relu",), logits_via_embedding=True, **SMALL)
-    place = folder / "google-t5" / "t5-small" / "main"
-    place.mkdir(parents=True)
-    leaves = {name: np.asarray(leaf) for name, leaf in flatten(tiny.parameters(model)).items()}
-    huggingface_files.write_configs(place, model, "float32")
-    huggingface_files.write_pytorch(place, unstack_layers(leaves), model)
-    (place / "spiece.model").write_bytes(vocabulary.read_bytes())
+    published_t5.write(folder / "google-t5" / "t5-small" / "main", vocabulary, **published_t5.SMALL)
     texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
     splits = {"train": texts[40:], "validation": texts[:20], "test": texts[20:40]}
     write_data_set(folder, "Salesforce/wikitext", {"wikitext-2-raw-v1": splits, "wikitext-103-raw-v1": splits})

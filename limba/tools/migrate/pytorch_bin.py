@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
-import json
 import logging
 import math
 import pickle
@@ -23,11 +22,11 @@ import numpy as np
 
 from limba.config import InputError, reason_of
 from limba.formats.names import Arrays, Stored, files_of_index, write_safetensors
+from limba.formats.weights import BIN, BIN_INDEX, SAFETENSORS, SAFETENSORS_INDEX, made_from
 from limba.storage.files import private_folder, replacing
 
 logger = logging.getLogger(__name__)
 
-INDEX, WRITTEN = "pytorch_model.bin.index.json", "model.safetensors"
 CACHE = "~/.cache/limba/safetensors"  # for folders that cannot be written
 MAGIC = 0x1950A86A20F9469CFC6C  # of a stream: its first pickle
 ZIP = b"PK\x03\x04"
@@ -76,14 +75,14 @@ def as_safetensors(folder: Path) -> Path:
     They are written once, beside the pytorch_model.bin if the folder can be written, and again when that changes. A
     folder that somebody else has written safetensors to is returned as it is. Raises InputError as `open_bin`.
     """
-    own = folder / WRITTEN
-    if own.with_name(f"{WRITTEN}.index.json").exists() or (own.exists() and not _mark(own)):
+    own = folder / SAFETENSORS
+    if made_from(own) == "" and (own.exists() or (folder / SAFETENSORS_INDEX).exists()):
         return folder
     files = [(name, (folder / name).stat()) for name in _names(folder) if (folder / name).exists()]
     mark = " ".join(f"{name} {about.st_size} {about.st_mtime_ns}" for name, about in files)
     kept = Path(CACHE).expanduser() / hashlib.blake2b(f"{folder.resolve()} {mark}".encode(), digest_size=12).hexdigest()
     for place in (folder, kept):
-        if _mark(place / WRITTEN) == mark:
+        if made_from(place / SAFETENSORS) == mark:
             return place
     arrays, written = open_bin(folder), folder
     try:
@@ -91,28 +90,20 @@ def as_safetensors(folder: Path) -> Path:
     except OSError:
         written = private_folder(kept)
         _write(written, arrays, mark)
-    logger.warning("The weights of %s are now in %s too, which is read from now on.", folder, written / WRITTEN)
+    logger.warning("The weights of %s are now in %s too, which is read from now on.", folder, written / SAFETENSORS)
     return written
 
 
 def _names(folder: Path) -> list[str]:
-    index = folder / INDEX
-    return files_of_index(index) if index.exists() else ["pytorch_model.bin"]
-
-
-def _mark(path: Path) -> str:
-    """Returns which files a model.safetensors was made from here; "" for another one, or none."""
-    try:
-        with path.open("rb") as file:
-            header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), BYTES_OF_PICKLE)))
-        return str(header["__metadata__"]["made_from"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return ""
+    """Returns the files of a folder's weights: `pytorch_model.bin`, else those that its index names."""
+    if (folder / BIN).exists() or not (folder / BIN_INDEX).exists():
+        return [BIN]
+    return files_of_index(folder / BIN_INDEX)
 
 
 def _write(folder: Path, arrays: Arrays, mark: str) -> None:
     """Writes all arrays, one after the other; the file has its name when it is whole."""
-    with replacing(folder / WRITTEN) as file:
+    with replacing(folder / SAFETENSORS) as file:
         write_safetensors(file, arrays.stored, "float32", made_from=mark)
 
 

@@ -1,0 +1,194 @@
+"""Which files of a folder hold its weights, chosen as transformers chooses them, and the arrays of safetensors files.
+
+A safetensors file is a length, a JSON header and the bytes; it is read here because the library reads a whole file into
+memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import math
+import re
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from limba.config import InputError, reason_of
+from limba.formats.names import Arrays, Json, Stored, files_of_index
+from limba.formats.t5x import numpy_dtype
+
+logger = logging.getLogger(__name__)
+
+SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"
+BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+FLAX_FILE = "flax_model.msgpack"
+ADAPTER = "adapter_config.json"  # of LoRA: with peft installed, transformers reads the model that this file names
+LIMIT_OF_HEADER = 1 << 26  # bytes
+
+
+class WeightsFile(NamedTuple):
+    """A file that stands for a set of weights: it holds them, or it is the index of several files that do."""
+
+    name: str
+    form: str  # safetensors, bin or flax
+    parts: str | None = None  # a pattern of the files beside an index
+
+
+# In the order of transformers' `from_pretrained`, versions 4.57 and 5 (modeling_utils.py): a folder that was saved
+# twice holds two sets, and the first in this list is read. Version 5 reads no Flax, so that comes last.
+WEIGHTS_FILES = (
+    WeightsFile(SAFETENSORS, "safetensors"),
+    WeightsFile(SAFETENSORS_INDEX, "safetensors", r"model-\d+-of-\d+\.safetensors"),
+    WeightsFile(BIN, "bin"),
+    WeightsFile(BIN_INDEX, "bin", r"pytorch_model-\d+-of-\d+\.bin"),
+    WeightsFile(FLAX_FILE, "flax"),
+)
+# safetensors' names of dtypes, and numpy's. Arrays of other dtypes (float8, …) may lie in a file, and are not read.
+DTYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool",
+    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
+    "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8",
+}  # fmt: skip
+WEIGHT_DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32")  # smaller whole numbers are quantized weights
+
+
+def weights_files(names: Iterable[str]) -> list[WeightsFile]:
+    """Returns the sets of weights among the names of a folder's files, the one that is read first.
+
+    >>> [file.name for file in weights_files(["model.safetensors.index.json", "model.safetensors", "a.txt"])]
+    ['model.safetensors', 'model.safetensors.index.json']
+    """
+    present = set(names)
+    return [file for file in WEIGHTS_FILES if file.name in present]
+
+
+def files_to_download(names: Iterable[str]) -> list[str]:
+    """Returns which files of a folder hold the weights that are read; [] for a folder without weights."""
+    names = sorted(names)
+    chosen = next(iter(weights_files(names)), None)
+    if chosen is None:
+        return []
+    if chosen.parts is None:
+        return [chosen.name]
+    return [chosen.name, *(name for name in names if re.fullmatch(chosen.parts, name))]
+
+
+def weights_form(path: str | Path) -> str | None:
+    """Returns the form of the weights that are read of a folder: "safetensors", "bin" or "flax"; None without any."""
+    chosen = next(iter(weights_files(_names_in(path))), None)
+    return None if chosen is None else chosen.form
+
+
+def is_huggingface(path: str | Path) -> bool:
+    """Returns whether a folder is for transformers, with weights in one of the files of WEIGHTS_FILES."""
+    return (Path(path) / "config.json").is_file() and weights_form(path) is not None
+
+
+def _names_in(path: str | Path) -> list[str]:
+    return [entry.name for entry in Path(path).iterdir()] if Path(path).is_dir() else []
+
+
+def check_weights(folder: Path) -> None:
+    """Says in the log which set of weights is read, where a folder holds several.
+
+    Raises InputError for the folder of an adapter, whose weights are changes of another model's.
+    """
+    names = _names_in(folder)
+    if ADAPTER in names:
+        raise InputError(
+            f"{folder} holds {ADAPTER}: an adapter (LoRA), which is a change of another model; merge it into that model"
+            " with peft's merge_and_unload(), save the result, and give that folder."
+        )
+    sets = [file.name for file in weights_files(names)]
+    if SAFETENSORS in sets and made_from(folder / SAFETENSORS):
+        sets = [name for name in sets if name not in (BIN, BIN_INDEX)]  # Limba's own copy of these
+    if len(sets) > 1:
+        say_once(
+            f"{folder} holds {len(sets)} sets of weights, {', '.join(sets)}: {sets[0]} is read, as transformers does;"
+            " remove the others if they are older."
+        )
+
+
+@functools.cache
+def say_once(line: str) -> None:
+    """Writes a warning to the log, the first time that it is called with this line."""
+    logger.warning(line)
+
+
+def made_from(path: Path) -> str:
+    """Returns from which .bin files Limba has made a model.safetensors; "" for one that somebody else wrote."""
+    try:
+        with path.open("rb") as file:
+            header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), LIMIT_OF_HEADER)))
+        return str(header["__metadata__"]["made_from"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return ""
+
+
+def open_safetensors(directory: str | Path) -> Arrays:
+    """Returns the arrays of `model.safetensors`, else of the files that its index names, by PyTorch's names."""
+    folder = Path(directory)
+    single, index = folder / SAFETENSORS, folder / SAFETENSORS_INDEX
+    files = files_of_index(index) if index.exists() and not single.exists() else [SAFETENSORS]
+    return Arrays({name: stored for file in files for name, stored in _entries(folder / file).items()})
+
+
+def _entry(name: str, about: Json) -> tuple[str, tuple[int, ...], int, int]:
+    """Returns (type, shape, first byte, byte after the last) of a safetensors header's entry, or ValueError."""
+    try:
+        letters, shape, (first, last) = about["dtype"], (*about["shape"],), about["data_offsets"]
+        is_right = isinstance(letters, str) and all(type(n) is int and n >= 0 for n in (*shape, first, last - first))
+    except (KeyError, TypeError, ValueError):
+        is_right = False
+    if not is_right:
+        raise ValueError(f"its entry of {name} is wrong")
+    return letters, shape, first, last
+
+
+def _entries(path: Path) -> dict[str, Stored]:
+    """Returns the arrays that a safetensors file's header names; those that are not numbers of weights fail when read.
+
+    A file may hold such an array beside its weights, as a mask of True and False, which no network asks for.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > size - 8:
+                raise ValueError("its header ends beyond it")
+            header = json.loads(file.read(length))
+        found = {name: _entry(name, about) for name, about in header.items() if name != "__metadata__"}
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise InputError(f"{path} cannot be read as safetensors ({reason_of(error)}); copy it again.") from error
+    entries = {}
+    for name, (letters, shape, first, last) in found.items():
+        if 8 + length + last > size:
+            raise InputError(f"{path} is truncated: {name} ends beyond it; copy it again.")
+        dtype = numpy_dtype(DTYPES.get(letters, "uint8"))
+        if letters in DTYPES and last - first != math.prod(shape) * dtype.itemsize:
+            raise InputError(f"{path} has {last - first} bytes of {name}, not its shape's; copy it again.")
+        if letters in WEIGHT_DTYPES:
+            read = partial(_read_array, path, 8 + length + first, last - first, dtype, shape)
+        else:
+            read = partial(_refuse, path, name, letters)
+        entries[name] = Stored(shape, dtype, read)
+    return entries
+
+
+def _refuse(path: Path, name: str, letters: str) -> np.ndarray:
+    raise InputError(f"{path} holds {name} as {letters}; save it as float32 or bfloat16.")
+
+
+def _read_array(path: Path, start: int, size: int, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    return np.frombuffer(_read(path, start, size), dtype).reshape(shape)
+
+
+def _read(path: Path, start: int, size: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read(size)
