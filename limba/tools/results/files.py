@@ -94,8 +94,11 @@ def text_of(path: Path) -> str:
 
 
 def lines_of(path: Path) -> list[str]:
-    """Returns the lines of a file, split at newlines alone."""
-    return [line.rstrip("\r") for line in text_of(path).split("\n")]
+    r"""Returns the lines of a file. They end with \n or \r\n alone, not with what else Unicode calls a line's end."""
+    lines = text_of(path).split("\n")
+    if not lines[-1]:
+        lines.pop()  # behind the last line's end
+    return [line.removesuffix("\r") for line in lines]
 
 
 def letters(text: str) -> str:

@@ -108,7 +108,7 @@ def windows(text: str) -> Iterator[str]:
     >>> [*windows("unu doi\\n\\ntrei")]
     ['unu doi', 'trei']
     """
-    for line in filter(str.strip, text.splitlines()):
+    for line in filter(str.strip, text.split("\n")):
         words, joint = _words(line)
         taken: list[str] = []
         size = 0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import regex
 
 from limba.config import InputError, kinds
 from limba.config.kinds import PositiveInt
@@ -26,9 +26,10 @@ LAYOUTS = {  # name: columns of the right and the wrong sentence; columns of the
     "own": (("good", "bad"), ("phenomenon",)),
 }
 FIRST, LAST = "<extra_id_0>", "<extra_id_1>"
-# A word, a sign or a space; where words are not separated, a letter.
-PIECE = re.compile(
-    r"[\u3040-\u30ff\u3400-\u9fff\u0e00-\u0eff]|[^\W\u3040-\u30ff\u3400-\u9fff\u0e00-\u0eff]+|\s+|[^\w\s]"
+# A word with its marks, a sign or a space; where words are not separated, a letter with its marks.
+WITHOUT_SPACES = r"\u3040-\u30ff\u3400-\u9fff\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
+PIECE = regex.compile(
+    rf"[{WITHOUT_SPACES}]\p{{M}}*|(?:(?![{WITHOUT_SPACES}])[\w\p{{M}}\u200c\u200d])+|\s+|[^\w\s]"
 )
 
 
