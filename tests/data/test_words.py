@@ -1,12 +1,15 @@
 """What a word is in each script, and BLEU beside sacrebleu's own."""
 
 import importlib.util
+from types import SimpleNamespace
 
 import pytest
 import sacrebleu
 
-from limba.config import ConfigError, EvaluationConfig
+from limba.config import CardConfig, ConfigError, EvaluationConfig
 from limba.data import metrics, words
+from limba.data.registry import Task
+from limba.evaluation.text import PREDICTION, metrics_of
 
 TARGETS = {
     "ja": ["私は昨日新しい本を三冊買いました。", "彼は東京の大学で日本語を勉強しています。"],
@@ -81,5 +84,8 @@ def test_latin_words_are_those_of_squad() -> None:
 
 
 def test_a_run_gives_its_choices_to_its_tasks_metrics() -> None:
-    task = SimpleNamespace(name="x", metric_objs=(), metric_fns=[metrics.bleu, metrics.exact_match])
-    task.__class__ = Task
+    task = Task("words", None, {}, metric_fns=[metrics.bleu, metrics.exact_match])
+    config = SimpleNamespace(evaluation=EvaluationConfig(bleu_tokenizer="char"), card=CardConfig())
+    of_bleu, _ = metrics_of(task, config)
+    assert of_bleu.model_output_type == PREDICTION
+    assert set(of_bleu._function(["one two three four"], ["one two three four"])) == {"bleu-char"}
