@@ -101,8 +101,8 @@ class EvaluationConfig:
     num_batches: PositiveInt | None = 20  # maximum number of validation batches; None: the whole split
     batch_size: PositiveInt | None = None  # rows of a validation batch; None: DataConfig.batch_size
     num_examples: NonNegativeInt = 0  # validation examples to generate text for, for the task's metrics; 0: none
-    # sacrebleu's tokenizer for BLEU: '13a', 'intl', 'zh', 'char', 'none', 'ja-mecab', 'ko-mecab'; None: by the script of
-    # the references and CardConfig.language. The figure is `bleu` by 13a, else `bleu-char` and so on
+    # sacrebleu's tokenizer for BLEU: '13a', 'intl', 'zh', 'char', 'none', 'ja-mecab' or 'ko-mecab'; None: by the script
+    # of the references and CardConfig.language. The figure is `bleu` by 13a, else `bleu-char` and so on
     bleu_tokenizer: Annotated[str, choice(*BLEU_TOKENIZERS)] | None = None
     # Decay of the average of the weights that is evaluated in their place, such as 0.999; None: no average
     average: OpenShare | None = None

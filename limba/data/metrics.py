@@ -19,10 +19,8 @@ Texts = Sequence[str]
 Metric = Callable[[Texts, Texts], Figures]
 
 
-def bleu(
-    targets: Texts, predictions: Texts, tokenizer: str | None = None, languages: Sequence[str] = ()
-) -> Figures:
-    """Corpus BLEU by one of sacrebleu's tokenizers, which is part of the figure's name: `bleu` by 13a, else `bleu-char`.
+def bleu(targets: Texts, predictions: Texts, tokenizer: str | None = None, languages: Sequence[str] = ()) -> Figures:
+    """Corpus BLEU by one of sacrebleu's tokenizers, which the figure's name has: `bleu` by 13a, else `bleu-char`.
 
     Without `tokenizer` it is the one for the script and the `languages` of the targets (`words.bleu_tokenizer`), so it
     never depends on what is installed. Raises ConfigError for a tokenizer whose packages are missing.

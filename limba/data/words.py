@@ -19,7 +19,7 @@ SPACELESS = (
 )
 USUAL_TOKENIZER = "13a"  # sacrebleu's own default
 CHINESE = ("zh", "cmn", "yue", "wuu", "nan", "hak", "gan", "lzh")
-SPACELESS_SHARE = 0.2  # of the references' letters, above which BLEU does not cut at spaces: a kanji says what a word does
+SPACELESS_SHARE = 0.2  # of the references' letters, above which BLEU does not cut at spaces: a kanji is half a word
 KANA_SHARE = 0.05  # of Chinese characters and kana, above which a text without a language is Japanese
 
 _CHARACTER = regex.compile(rf"(?=[{SPACELESS}])\X", regex.V1)
@@ -72,7 +72,7 @@ def bleu_tokenizer(references: Sequence[str], languages: Sequence[str] = ()) -> 
     if Chinese is the one language of `languages` that such scripts write, or if none is and there are hardly any kana;
     else 'char'.
 
-    >>> bleu_tokenizer(["私は本を買いました。"]), bleu_tokenizer(["我买了一本书。"]), bleu_tokenizer(["I bought a book."])
+    >>> bleu_tokenizer(["私は本を買いました。"]), bleu_tokenizer(["我买了一本书。"]), bleu_tokenizer(["I bought it."])
     ('char', 'zh', '13a')
     >>> bleu_tokenizer(["東京大学"]), bleu_tokenizer(["東京大学"], ["ja"]), bleu_tokenizer(["Tokyo"], ["ja"])
     ('zh', 'char', '13a')

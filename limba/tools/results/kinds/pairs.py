@@ -28,9 +28,7 @@ LAYOUTS = {  # name: columns of the right and the wrong sentence; columns of the
 FIRST, LAST = "<extra_id_0>", "<extra_id_1>"
 # A word with its marks, a sign or a space; where words are not separated, a letter with its marks.
 WITHOUT_SPACES = r"\u3040-\u30ff\u3400-\u9fff\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
-PIECE = regex.compile(
-    rf"[{WITHOUT_SPACES}]\p{{M}}*|(?:(?![{WITHOUT_SPACES}])[\w\p{{M}}\u200c\u200d])+|\s+|[^\w\s]"
-)
+PIECE = regex.compile(rf"[{WITHOUT_SPACES}]\p{{M}}*|(?:(?![{WITHOUT_SPACES}])[\w\p{{M}}\u200c\u200d])+|\s+|[^\w\s]")
 
 
 class Pair(NamedTuple):
