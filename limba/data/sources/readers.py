@@ -687,7 +687,7 @@ def records(
         if form == "json":
             yield from _json_records(unit, file, columns)
         elif form in ("csv", "tsv"):
-            yield from _table_records(unit, file, form, has_header)
+            yield from _table_records(unit, file, form, columns if has_header else None)
         else:
             raise InputError(f"{path} has no columns; give .jsonl, .json, .csv, .tsv or .parquet.")
 
@@ -723,16 +723,22 @@ def _checked(place: str, record: object, columns: Sequence[str]) -> tuple[str, C
     if isinstance(record, str) and len(columns) == 1:  # of an array of texts
         return place, {columns[0]: record}
     if not isinstance(record, Mapping):
-        raise RecordError(f"{place} is no object with columns; write one in each line.")
+        hint = ARRAY_HINT if isinstance(record, list) else "; write one in each line"
+        raise RecordError(f"{place} is no object with columns{hint}.")
     return place, record
 
 
-def _table_records(unit: Unit, file: IO[bytes], form: str, has_header: bool) -> Iterator[tuple[str, Columns]]:
-    if not has_header:
+def _table_records(
+    unit: Unit, file: IO[bytes], form: str, columns: Sequence[str] | None
+) -> Iterator[tuple[str, Columns]]:
+    if columns is None:  # there is no header
         for number, row in _table_rows(unit, file, form):
             yield f"{unit.path} line {number}", dict(zip(map(str, range(len(row))), row, strict=True))
         return
     header, rows = _header_and_rows(unit, file, form)
+    for column in columns if header is not None else ():
+        if column not in header:
+            raise InputError(f"{unit.path} line 1 has no column {column}; it has {', '.join(header)}.")
     if header is not None and len(set(header)) < len(header):
         twice = next(name for name in header if header.count(name) > 1)
         raise InputError(f"{unit.path} has {header.count(twice)} columns {twice!r}; give them other names.")

@@ -72,8 +72,8 @@ class MinimalPairs:
         phenomenon = next((each for each in names if each in first), None)
         found = []
         for where, row in files.rows(path, [good, bad, *([phenomenon] if phenomenon else [])]):
-            right, wrong = str(row[good]).strip(), str(row[bad]).strip()
-            pair = Pair(right, wrong, str(row[phenomenon]) if phenomenon else "all")
+            right, wrong = files.text_in(where, row, good).strip(), files.text_in(where, row, bad).strip()
+            pair = Pair(right, wrong, files.label_in(where, row, phenomenon) if phenomenon else "all")
             if not pair.good or not pair.bad or pair.good == pair.bad:
                 raise InputError(
                     f"{where}: the columns {good} and {bad} hold no two sentences that differ; correct it."

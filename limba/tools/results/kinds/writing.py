@@ -74,7 +74,7 @@ class Writing(Free):
 
     def examples(self, path: Path) -> Iterator[Example]:
         for where, row in files.rows(path, (self.source, self.target)):
-            source, target = (" ".join(str(row[str(each)]).split()) for each in (self.source, self.target))
+            source, target = (" ".join(files.text_in(where, row, each).split()) for each in (self.source, self.target))
             yield Example(source, target, where)
 
     def judge(self, examples: Sequence[Example], predictions: Sequence[str], parts: Parts) -> Outcome:
