@@ -84,6 +84,11 @@ def is_regular(path: str | os.PathLike[str]) -> bool:
         return False
 
 
+def is_inside(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> bool:
+    """Returns whether a local file, or what it is a link to, lies in a folder: a foreign link may lead anywhere."""
+    return Path(path).resolve().is_relative_to(Path(folder).resolve())
+
+
 def _check_kind(path: str | os.PathLike[str], mode: int) -> None:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))

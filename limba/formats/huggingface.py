@@ -20,7 +20,7 @@ import numpy as np
 import tensorstore as ts
 
 from limba import toolbox
-from limba.config import InputError, ModelConfig, reason_of
+from limba.config import InputError, ModelConfig, foreign, reason_of
 from limba.formats.architectures import CLASSES, HEAD, HEADS, STORED_HEAD, Row, model_fields, rows, unfused
 from limba.formats.names import Arrays, Json, Stored, check_names, files_of_index, flatten
 from limba.formats.t5x import numpy_dtype
@@ -107,7 +107,7 @@ def _say(line: str) -> None:
 def _about(folder: Path) -> Json:
     """Returns a folder's config.json; nothing for one that `model_config` refuses."""
     try:
-        about = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        about = json.loads(foreign.text_of(folder / "config.json"))
     except (OSError, ValueError, RecursionError):
         return {}
     return about if isinstance(about, dict) else {}
@@ -199,13 +199,15 @@ def _entries(path: Path) -> dict[str, Stored]:
     """Returns the arrays that a safetensors file's header names."""
     try:
         size = path.stat().st_size
-        with path.open("rb") as file:
+        with foreign.open_regular(path) as file:
             length = int.from_bytes(file.read(8), "little")
             if length > size - 8:
                 raise ValueError("its header ends beyond it")
             header = json.loads(file.read(length))
         found = {name: _entry(name, about) for name, about in header.items() if name != "__metadata__"}
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
+    except InputError:
+        raise
+    except (OSError, ValueError, AttributeError, TypeError, OverflowError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as safetensors ({reason_of(error)}); copy it again.") from error
     entries = {}
     for name, (letters, shape, first, last) in found.items():
@@ -226,7 +228,7 @@ def _read_array(path: Path, start: int, size: int, dtype: np.dtype, shape: tuple
 
 
 def _read(path: Path, start: int, size: int) -> bytes:
-    with path.open("rb") as file:
+    with foreign.open_regular(path) as file:
         file.seek(start)
         return file.read(size)
 
@@ -249,7 +251,9 @@ def model_config(directory: str | Path, kind: str | None = None, **choices: obje
     """
     path = Path(directory) if Path(directory).is_file() else Path(directory) / "config.json"
     try:
-        about = json.loads(path.read_text(encoding="utf-8"))
+        about = json.loads(foreign.text_of(path))
+    except InputError:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read ({reason_of(error)}); give a Hugging Face folder.") from error
     kind = (about.get("model_type") or kind) if isinstance(about, dict) else None
@@ -273,8 +277,10 @@ def open_flax(path: Path) -> Arrays:
     from flax import serialization
 
     try:
-        tree: Any = serialization.msgpack_restore(path.read_bytes())
+        tree: Any = serialization.msgpack_restore(foreign.bytes_of(path))
         found = {name: np.asarray(leaf) for name, leaf in flatten(tree).items()}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError, KeyError, AssertionError) as error:
+    except InputError:
+        raise
+    except Exception as error:  # msgpack's own errors, and numpy's, of many kinds
         raise InputError(f"{path} cannot be read as flax's msgpack ({reason_of(error)}); copy it again.") from error
     return Arrays({name: Stored(each.shape, each.dtype, partial(np.asarray, each)) for name, each in found.items()})

@@ -15,7 +15,7 @@ from typing import IO
 import fsspec
 from etils import epath
 
-from limba.config import InputError, kinds, reason_of
+from limba.config import InputError, foreign, kinds, reason_of
 from limba.storage import servers
 
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # a file system has none, or not now
@@ -42,10 +42,20 @@ def resolved(path: str) -> epath.Path:
         raise InputError(f"The path {path!r} cannot be used ({reason_of(error)}); give another.") from None
 
 
+def read_bytes(path: epath.Path | Path) -> bytes:
+    """Returns the content of a file. InputError for a local one that is none, such as a pipe.
+
+    The storage's own errors if it cannot be read.
+    """
+    return path.read_bytes() if "://" in os.fspath(path) else foreign.bytes_of(path)
+
+
 def read_text(path: epath.Path) -> str:
-    """Returns the text of a file in UTF-8; InputError if it cannot be read or is no text."""
+    """Returns the text of a file in UTF-8, without a byte order mark; InputError if it cannot be read or is no text."""
     try:
-        return path.read_bytes().decode()
+        return read_bytes(path).decode("utf-8-sig")
+    except InputError:
+        raise
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not text in UTF-8 ({error.reason}); restore it from a copy.") from None
     except Exception as error:  # a bucket's client has errors of its own

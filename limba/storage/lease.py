@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import fsspec
 
-from limba.config import InputError, RestartError, StorageError, reason_of
+from limba.config import InputError, RestartError, StorageError, foreign, reason_of
 from limba.config.errors import is_out_of_memory
 from limba.storage.failures import T, limited
 from limba.storage.files import fill, hold, is_local, new_file_beside, open_no_link, try_lock
@@ -330,7 +330,7 @@ class LocalPlace(Place):
 
     def read(self) -> bytes | None:
         try:
-            return self._path.read_bytes()
+            return foreign.bytes_of(self._path)
         except FileNotFoundError:
             return None
 
