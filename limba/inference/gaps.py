@@ -23,7 +23,7 @@ from limba.data.vocabulary.load import Vocabulary
 from limba.data.vocabulary.text_sample import HAN, UNSPACED
 from limba.data.vocabulary.text_sample import hidden_words as hidden_words
 from limba.data.vocabulary.text_sample import sentences as sentences
-from limba.inference import generate
+from limba.inference import generate, limits
 from limba.inference.texts import whole_letters
 from limba.model import Network
 from limba.sharding.mesh import batch_sharding, num_batch_groups
@@ -203,6 +203,7 @@ class Filler(NamedTuple):
         pieces, groups = pieces_of(self.vocabulary, self.network.config.vocab_size), num_batch_groups(self.mesh)
         found: list[list[list[Fill]]] = [[] for _ in masked]
         num_rows = -(-min(TEXTS_AT_ONCE, max(1, len(ids))) // groups) * groups
+        limits.check_fills(self.network.config, num_rows, max(map(len, ids), default=0), num, self.mesh)
         for numbers in generate.batches_of_like_lengths([len(each) for each in ids], num_rows):
             logits_of = self._decoder(generate.padded([ids[i] for i in numbers], num_rows), max(BEAMS, num))
             searches = [fills(masked[i], pieces, num) for i in numbers]

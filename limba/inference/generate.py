@@ -21,7 +21,7 @@ from limba.config import GenerationConfig, InputError, LossConfig
 from limba.data.packing import model_features
 from limba.data.stream.placement import place_batch
 from limba.data.vocabulary.load import Vocabulary, decoded, num_sentinels, sentinel_ids
-from limba.inference import search
+from limba.inference import limits, search
 from limba.model import Network
 from limba.sharding.mesh import batch_sharding, num_batch_groups
 from limba.training.losses import at_predicted, cross_entropy
@@ -152,6 +152,7 @@ class Writer:
 
     def __post_init__(self) -> None:
         check_rows(self.mesh, self.num_rows)
+        limits.check_generation(self.network.config, self.config, self.num_rows, self.mesh)
         self._continues, self._eos_id = self.network.config.is_decoder_only, int(self.vocabulary.eos_id or EOS)
         self._sharding = batch_sharding(self.mesh)
         banned = [START] if self._continues else []
@@ -397,6 +398,7 @@ def log_likelihoods(
     `num_rows`.
     """
     check_rows(mesh, num_rows)
+    limits.check_scoring(network.config, num_rows, mesh)
     found = np.zeros(len(pairs), np.float32)
     for numbers, _, batch in _batches(network, mesh, pairs, num_rows, is_prefix):
         found[numbers] = fetched(row_log_likelihoods(network, params, batch))[: len(numbers)]
