@@ -77,7 +77,7 @@ def _text_of(place: str, record: Mapping[str, object], field: str) -> str:
         raise InputError(f"{place} has no text in field {field!r}; it has {names}: name another field.") from None
     if not isinstance(value, str):
         raise InputError(f"{place} has no text in field {field!r}, but {type(value).__name__}; name another field.")
-    return value
+    return whole_letters(value)
 
 
 def _is_text(path: str) -> bool:

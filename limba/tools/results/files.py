@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from limba.api import records
+from limba.api import records, text_lines
 from limba.config import InputError, foreign, kinds
 
 Row = tuple[str, Mapping[str, object]]  # where it stands, and its columns
@@ -107,10 +107,7 @@ def text_of(path: Path) -> str:
 
 def lines_of(path: Path) -> list[str]:
     r"""Returns the lines of a file. They end with \n or \r\n alone, not with what else Unicode calls a line's end."""
-    lines = text_of(path).split("\n")
-    if not lines[-1]:
-        lines.pop()  # behind the last line's end
-    return [line.removesuffix("\r") for line in lines]
+    return list(text_lines(str(path), io.BufferedReader(io.BytesIO(text_of(path).encode()))))
 
 
 def letters(text: str) -> str:
@@ -125,7 +122,7 @@ def prose_of(path: Path, column: str = "text") -> str:
     if layout in (".conllu", ".conllup"):
         said = [line.partition("=")[2].strip() for line in lines_of(path) if line.startswith("# text =")]
         return "\n".join(said or (" ".join(each[0] for each in cells) for _, cells in sentences(path, 1)))
-    return text_of(path)
+    return "\n".join(lines_of(path))
 
 
 def layout_of(path: Path) -> str:
