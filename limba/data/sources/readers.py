@@ -142,7 +142,10 @@ def _matches(pattern: str, policy: ReadPolicy) -> list[File]:
             raise _is_directory(pattern)
     else:
         entries = []
-    return [File(str(entry["name"]), entry.get("size")) for entry in entries if entry["type"] != "directory"]
+    entries = [entry for entry in entries if entry["type"] != "directory"]
+    for entry in entries:
+        foreign.check_regular(entry["name"])
+    return [File(str(entry["name"]), entry.get("size")) for entry in entries]
 
 
 def _is_directory(pattern: str) -> InputError:
