@@ -233,7 +233,9 @@ def score(argv: Sequence[str]) -> None:
 
 def add_line_flags(parser: argparse.ArgumentParser, adds: str) -> None:
     """Adds the flags of input and output; `adds` names the fields that a JSON line of the output adds to the record."""
-    parser.add_argument("--input", metavar="FILE", help="a text per line, or .jsonl (also .gz, gs://); default: stdin")
+    parser.add_argument(
+        "--input", metavar="FILE", help="a text per line, or .jsonl, .csv, … (also .gz, gs://); default: stdin"
+    )
     parser.add_argument(
         "--output", metavar="FILE", default="stdout",
         help=f"a .jsonl file gets each record with {adds}, other files one line each (also gs://); default: stdout",

@@ -107,7 +107,8 @@ def _existing(path: str, rows: Iterator[T]) -> Iterator[T]:
 
 def num_lines(path: str) -> int | None:
     """Returns the number of lines of a local text or JSON lines, packed or not; None for others and what is damaged."""
-    if path in STANDARD or "://" in path or not (_is_text(path) or path.removesuffix(_suffix(path)).endswith("l")):
+    is_of_lines = _is_text(path) or path.lower().removesuffix(_suffix(path)).endswith((".jsonl", ".ndjson"))
+    if path in STANDARD or "://" in path or not is_of_lines:
         return None
     try:
         with open(path, "rb") as packed, unpacked(packed, _suffix(path)) as file:
@@ -117,7 +118,7 @@ def num_lines(path: str) -> int | None:
 
 
 def _suffix(path: str) -> str:
-    return next((ending for ending in COMPRESSIONS if path.endswith(ending)), "")
+    return next((ending for ending in COMPRESSIONS if path.lower().endswith(ending)), "")
 
 
 @contextlib.contextmanager
