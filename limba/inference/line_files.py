@@ -24,7 +24,7 @@ import fsspec
 import zstandard
 from tqdm import tqdm
 
-from limba.config import InputError, StorageError, reason_of
+from limba.config import InputError, StorageError, foreign, reason_of
 from limba.data.sources import json_documents, readers, remote
 from limba.data.sources.remote import COMPRESSIONS, unpacked
 from limba.formats.names import Json
@@ -108,8 +108,8 @@ def _existing(path: str, rows: Iterator[T]) -> Iterator[T]:
 def num_lines(path: str) -> int | None:
     """Returns the number of lines of a local text or JSON lines, packed or not; None for others and what is damaged."""
     is_of_lines = _is_text(path) or path.lower().removesuffix(_suffix(path)).endswith((".jsonl", ".ndjson"))
-    if path in STANDARD or "://" in path or not is_of_lines:
-        return None
+    if path in STANDARD or "://" in path or not is_of_lines or not foreign.is_regular(path):
+        return None  # a pipe is read once
     try:
         with open(path, "rb") as packed, unpacked(packed, _suffix(path)) as file:
             return sum(1 for _ in file)
