@@ -17,6 +17,8 @@ Data
 `example_class`     the records of ArrayRecord files, as protobuf's class
 `RunData`           a run's task with what it reads: its parts, lengths, rows, checks
 `UnitSource`        a source of documents in files: its units, and their texts in order
+`records`           the rows of a file of JSON, csv, tsv or parquet, as training reads them
+`text_lines`        the lines of an open file of text, as training reads them
 `source_of_files`   the source of files, or of a data set of the hub
 `Texts`             the texts of a source: a sample, and whether there is any
 `NewVocabulary`     a vocabulary that is to be trained
@@ -68,6 +70,8 @@ if TYPE_CHECKING:
     from limba.data.registry import Task as Task
     from limba.data.run_data import RunData as RunData
     from limba.data.sources.array_record import example_class as example_class
+    from limba.data.sources.readers import records as records
+    from limba.data.sources.readers import text_lines as text_lines
     from limba.data.sources.units import UnitSource as UnitSource
     from limba.data.task_modules import all_names as task_modules  # noqa: F401
     from limba.data.task_modules import import_tasks as import_tasks
@@ -108,6 +112,7 @@ _NAMES = {  # module: its names; another name here is written before a "="
     "limba.cli.model": "GinFlags add_import_flag",
     "limba.data.run_data": "RunData",
     "limba.data.sources.array_record": "example_class",
+    "limba.data.sources.readers": "records text_lines",
     "limba.data.sources.units": "UnitSource",
     "limba.data.task_modules": "task_modules=all_names import_tasks",
     "limba.data.tasks": "source_of_files",

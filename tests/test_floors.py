@@ -32,7 +32,7 @@ IN_DATA = {  # the floors inside of limba/data/; the longest name that fits a mo
     **{"philox": -3, "dataset": -2, "vocabulary.files": -2, "vocabulary.vocabularies": -1},
     **dict.fromkeys(("sources", "task_modules", "registry"), 0),
     **{"packing": 1, "vocabulary": 1, "seqio_tasks": 1, "bridge": 2, "objectives": 3},
-    **{"metrics": 4, "tasks": 5},
+    **{"words": -1, "metrics": 4, "tasks": 5},
     **dict.fromkeys(("deal", "vocabulary.train"), 6),
     "stream": 7,
     **dict.fromkeys(("provenance", "run_data"), 8),

@@ -128,13 +128,20 @@ def run(argv: Sequence[str]) -> None:
     if reads_lines:
         _write_lines(given, trained, config)
         return
-    prompts = given.prompt or [line.rstrip("\n") for line in sys.stdin if line.strip()]
+    prompts = given.prompt or _lines_of_stdin()
     if not prompts:
         raise InputError("There is no prompt; give --prompt=TEXT, or lines on standard input.")
     for prompt, texts in zip(prompts, _written(prompts, trained, config), strict=True):
         print(f"== {prompt}")
         for number, each in enumerate(texts, 1):
             print(f"{number}. {each.text}" if len(texts) > 1 else each.text, flush=True)
+
+
+def _lines_of_stdin() -> list[str]:
+    from limba.inference import line_files
+
+    lines = (record["inputs"] for record in line_files.records("stdin", ["inputs"]))
+    return [line for line in lines if line.strip()]
 
 
 def _written(prompts: Sequence[str], trained: TrainedModel, config: GenerationConfig) -> list[Sequence[Written]]:
@@ -226,7 +233,9 @@ def score(argv: Sequence[str]) -> None:
 
 def add_line_flags(parser: argparse.ArgumentParser, adds: str) -> None:
     """Adds the flags of input and output; `adds` names the fields that a JSON line of the output adds to the record."""
-    parser.add_argument("--input", metavar="FILE", help="a text per line, or .jsonl (also .gz, gs://); default: stdin")
+    parser.add_argument(
+        "--input", metavar="FILE", help="a text per line, or .jsonl, .csv, … (also .gz, gs://); default: stdin"
+    )
     parser.add_argument(
         "--output", metavar="FILE", default="stdout",
         help=f"a .jsonl file gets each record with {adds}, other files one line each (also gs://); default: stdout",

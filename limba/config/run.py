@@ -20,6 +20,8 @@ from limba.config.optimizer import LossConfig, OptimizerConfig
 REPORTS = ("tensorboard", "wandb")
 GROUPS = "a whole number above 0, or -1 for all devices that the other axes leave"
 Groups = Annotated[int, Limit(lambda groups: groups == -1 or groups > 0, GROUPS)]
+# Of sacrebleu's tokenizers those that download no model.
+BLEU_TOKENIZERS = ("13a", "intl", "zh", "char", "none", "ja-mecab", "ko-mecab")
 LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*")
 NAME_ON_HUB = re.compile(r"[\w.+-]+(/[\w.-]+)?")
 
@@ -99,6 +101,9 @@ class EvaluationConfig:
     num_batches: PositiveInt | None = 20  # maximum number of validation batches; None: the whole split
     batch_size: PositiveInt | None = None  # rows of a validation batch; None: DataConfig.batch_size
     num_examples: NonNegativeInt = 0  # validation examples to generate text for, for the task's metrics; 0: none
+    # sacrebleu's tokenizer for BLEU: '13a', 'intl', 'zh', 'char', 'none', 'ja-mecab' or 'ko-mecab'; None: by the script
+    # of the references and CardConfig.language. The figure is `bleu` by 13a, else `bleu-char` and so on
+    bleu_tokenizer: Annotated[str, choice(*BLEU_TOKENIZERS)] | None = None
     # Decay of the average of the weights that is evaluated in their place, such as 0.999; None: no average
     average: OpenShare | None = None
     patience: PositiveInt | None = None  # evaluations without a better best_metric that end the run; None: no limit

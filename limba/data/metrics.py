@@ -1,29 +1,50 @@
 """Metric functions for seqio tasks: from (targets, predictions), both lists of texts, to {name: value}.
 
 Percentages run from 0 to 100. BLEU, chrF and chrF2++ are sacrebleu's (Post 2018, arXiv:1804.08771; Popović 2017,
-W17-4770), ROUGE is rouge-score's, word and character error rates are jiwer's.
+W17-4770), ROUGE is rouge-score's, word and character error rates are jiwer's. What a word is, in any script, says
+`limba/data/words.py`.
 """
 
 from __future__ import annotations
 
 import collections
 import functools
-import re
-import string
 from collections.abc import Callable, Sequence
 
-from limba.config import extras
+from limba.config import ConfigError, extras
+from limba.data import words
 
 Figures = dict[str, float]
 Texts = Sequence[str]
 Metric = Callable[[Texts, Texts], Figures]
 
 
-def bleu(targets: Texts, predictions: Texts) -> Figures:
-    """Corpus BLEU with sacrebleu's 13a tokenizer."""
+def bleu(targets: Texts, predictions: Texts, tokenizer: str | None = None, languages: Sequence[str] = ()) -> Figures:
+    """Corpus BLEU by one of sacrebleu's tokenizers, which the figure's name has: `bleu` by 13a, else `bleu-char`.
+
+    Without `tokenizer` it is the one for the script and the `languages` of the targets (`words.bleu_tokenizer`), so it
+    never depends on what is installed. Raises ConfigError for a tokenizer whose packages are missing.
+    """
     import sacrebleu
 
-    return {"bleu": sacrebleu.corpus_bleu(list(predictions), [list(targets)]).score}
+    name = tokenizer or words.bleu_tokenizer(targets, languages)
+    try:
+        figure = sacrebleu.corpus_bleu(list(predictions), [list(targets)], tokenize=name)
+    except (RuntimeError, ImportError):
+        extra = name.partition("-")[0]
+        raise ConfigError(
+            "EvaluationConfig.bleu_tokenizer",
+            f"is {name!r}, whose packages are not installed; run pip install 'sacrebleu[{extra}]', or choose another"
+            " one.",
+        ) from None
+    return {"bleu" if name == words.USUAL_TOKENIZER else f"bleu-{name}": figure.score}
+
+
+def chosen(metric: Metric, tokenizer: str | None, languages: Sequence[str]) -> Metric:
+    """Returns a task's metric with a run's choices: those of BLEU, unless the task has made its own."""
+    if metric is bleu:
+        return functools.partial(bleu, tokenizer=tokenizer, languages=languages)
+    return metric
 
 
 def chrf(targets: Texts, predictions: Texts) -> Figures:
@@ -40,8 +61,7 @@ def chrf(targets: Texts, predictions: Texts) -> Figures:
 def rouge(targets: Texts, predictions: Texts) -> Figures:
     """F1 of ROUGE-1, ROUGE-2 and ROUGE-Lsum, which needs a newline between sentences. No stemming.
 
-    Words are separated by spaces and punctuation and may have letters of any language; rouge-score's own tokenizer
-    only knows a-z.
+    Words are those of `words.words_of`, in any script; rouge-score's own tokenizer only knows a-z.
     """
     with extras.needed_by("The metric ROUGE"):
         from rouge_score import rouge_scorer
@@ -54,7 +74,7 @@ def rouge(targets: Texts, predictions: Texts) -> Figures:
 
 class _Words:
     def tokenize(self, text: str) -> list[str]:
-        return re.findall(r"\w+", text.lower())
+        return words.words_of(text.lower())
 
 
 def exact_match(targets: Texts, predictions: Texts) -> Figures:
@@ -84,28 +104,35 @@ def accuracy(targets: Texts, predictions: Texts) -> Figures:
 
 
 def word_f1(targets: Texts, predictions: Texts) -> Figures:
-    """F1 of words without regard to order, case and punctuation, as in SQuAD."""
+    """F1 of words without regard to order, case and punctuation, as in SQuAD; of other scripts as in MLQA.
 
-    def words(text: str) -> collections.Counter:
-        return collections.Counter(text.lower().translate(str.maketrans("", "", string.punctuation)).split())
-
+    >>> word_f1(["a b c d"], ["D, c!"])["word_f1"].__round__(1)
+    66.7
+    """
     scores = []
     for target, prediction in zip(targets, predictions, strict=True):
-        wanted, found = words(target), words(prediction)
-        both, total = sum((wanted & found).values()), sum(wanted.values()) + sum(found.values())
-        scores.append(2 * both / total if total else 1.0)
+        wanted = collections.Counter(words.bare_words_of(target.lower()))
+        found = collections.Counter(words.bare_words_of(prediction.lower()))
+        num_equal = (wanted & found).total()
+        total = wanted.total() + found.total()
+        scores.append(2 * num_equal / total if total else 1.0)
     return {"word_f1": 100 * _mean(scores)}
 
 
 def error_rates(targets: Texts, predictions: Texts) -> Figures:
-    """Words and characters to change, delete or insert, as a share of the targets'; it may be above 100."""
+    """Words and characters to change, delete or insert, as a share of the targets'; it may be above 100.
+
+    Words are what stands between spaces; in scripts that write none, each character is one.
+    """
     import jiwer
 
     targets, predictions = _with_targets(targets, predictions)
     if not targets:
         return {"word_error_rate": 0.0, "character_error_rate": 0.0}
+    spaced_targets = [words.with_spaces(text) for text in targets]
+    spaced_predictions = [words.with_spaces(text) for text in predictions]
     return {
-        "word_error_rate": 100 * jiwer.process_words(targets, predictions).wer,
+        "word_error_rate": 100 * jiwer.process_words(spaced_targets, spaced_predictions).wer,
         "character_error_rate": 100 * jiwer.process_characters(targets, predictions).cer,
     }
 
@@ -127,12 +154,12 @@ def _diacritics(language: str, targets: Texts, predictions: Texts) -> Figures:
 
     plain = letters.table(language)
     targets, predictions = _with_targets(targets, predictions)
-    words = jiwer.process_words(targets, predictions)
-    num_words = words.hits + words.substitutions + words.deletions
+    aligned = jiwer.process_words(targets, predictions)
+    num_words = aligned.hits + aligned.substitutions + aligned.deletions
     changes = jiwer.process_characters([t.translate(plain) for t in targets], [p.translate(plain) for p in predictions])
     num_changes = changes.substitutions + changes.deletions + changes.insertions
     return {
-        "word_accuracy": 100 * words.hits / num_words,
+        "word_accuracy": 100 * aligned.hits / num_words,
         "sentence_accuracy": exact_match(targets, predictions)["exact_match"],
         "other_changes": 100 * num_changes / sum(map(len, targets)),
         **_letters(language, targets, predictions),

@@ -16,7 +16,7 @@ from etils import epath
 
 from limba.config import InputError, RunConfig, reason_of
 from limba.formats.names import Json
-from limba.storage.files import write_whole
+from limba.storage.files import read_bytes, write_whole
 from limba.training.metrics.records import METRICS, bits_per_byte_by_set, duration, markdown_table
 
 FIGURES = ("train", "validation", "text")  # kinds whose records are numbers
@@ -104,7 +104,7 @@ class History:
         size = path.stat().length if path.exists() else 0
         if size < self._offset:  # another file, such as one copied there again
             self._begin()
-        whole = path.read_bytes() if size != self._offset else b""
+        whole = read_bytes(path) if size != self._offset else b""
         for line in io.BytesIO(whole[self._offset :]):
             if not line.endswith(b"\n") and not _is_whole(line):
                 break  # it is being written

@@ -14,12 +14,12 @@ from typing import NamedTuple
 import fsspec
 from etils import epath
 
-from limba.config import InputError, ModelConfig, RunConfig, plain, reason_of
+from limba.config import InputError, ModelConfig, RunConfig, foreign, plain, reason_of
 from limba.evaluation.history import History, figures_read, plot_loss, summary
 from limba.formats.limba_checkpoint import checkpoints_of, steps_in
 from limba.formats.names import Json
 from limba.storage import lease, manifest
-from limba.storage.files import free_bytes, read_text, resolved
+from limba.storage.files import free_bytes, is_local, read_text, resolved
 from limba.training.metrics.records import duration, read_metrics
 
 WIDTH, HEIGHT = 64, 8  # of the curve, in characters
@@ -51,6 +51,8 @@ class Watched:
         """Returns what is there now; the storage's own errors if it cannot be read."""
         self._system.invalidate_cache()
         try:
+            if is_local(self._system):
+                foreign.check_regular(self._path)
             content = self._system.cat_file(self._path)
         except FileNotFoundError:
             return Heartbeat(None, None, False)
@@ -141,18 +143,19 @@ class Status(RunDirectory):
         if config is None and not records and holder.content is None:
             raise InputError(f"{self.path} holds no run; name the directory of one.")
         train = [record for record in records if record["kind"] == "train"]
-        lines = [
-            f"run          {self.path}",
-            *_figures(train, config),
-            *_stages(train, config),
-            *_validation(records),
-            self._saved(saved),
-            *self._room(saved),
-            holder_line(holder),
-            *_processes(hosts, holder),
-        ]
-        if len(train) > 1:
-            lines += ["", *curve([(record["step"], record["loss"]) for record in train])]
+        with figures_read(str(self.path)):
+            lines = [
+                f"run          {self.path}",
+                *_figures(train, config),
+                *_stages(train, config),
+                *_validation(records),
+                self._saved(saved),
+                *self._room(saved),
+                holder_line(holder),
+                *_processes(hosts, holder),
+            ]
+            if len(train) > 1:
+                lines += ["", *curve([(record["step"], record["loss"]) for record in train])]
         return lines
 
     def _saved(self, saved: tuple[int, epath.Path] | None) -> str:

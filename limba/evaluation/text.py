@@ -23,7 +23,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from limba.config import EvaluationConfig, InputError, RunConfig, reason_of
-from limba.data import run_data
+from limba.data import metrics, run_data
 from limba.data.dataset import Step
 from limba.data.objectives.supervised import is_supervised, prefix_of, text_of
 from limba.data.packing import FEATURES
@@ -83,10 +83,15 @@ class FunctionMetric:
         return self._function(**given)
 
 
-def metrics_of(part: Task) -> list[Any]:
-    """Returns a task's metrics; seqio's own tasks make objects of their functions themselves."""
-    functions = part.metric_fns if type(part) is Task else ()
-    return [*part.metric_objs, *(FunctionMetric(part, function) for function in functions)]
+def metrics_of(part: Task, config: RunConfig) -> list[Any]:
+    """Returns a task's metrics with a run's choices; seqio's own tasks make objects of their functions themselves."""
+    languages = config.card.language or ()
+    languages = (languages,) if isinstance(languages, str) else languages
+    found = list(part.metric_objs)
+    for function in part.metric_fns if type(part) is Task else ():
+        function = metrics.chosen(function, config.evaluation.bleu_tokenizer, languages)
+        found.append(FunctionMetric(part, function))
+    return found
 
 
 class TextEvaluation:
@@ -100,10 +105,10 @@ class TextEvaluation:
     def __init__(
         self, config: RunConfig, task: Provider, lengths: Mapping[str, int], model: Network, mesh: Mesh, name: str = ""
     ):
-        parts = [part for part in parts_of(task) if metrics_of(part) and is_supervised(part)]
+        parts = [part for part in parts_of(task) if metrics_of(part, config) and is_supervised(part)]
         parts = parts if config.evaluation.num_examples else []
         for part in parts:
-            if any(metric.model_output_type not in OUTPUTS for metric in metrics_of(part)):
+            if any(metric.model_output_type not in OUTPUTS for metric in metrics_of(part, config)):
                 raise InputError(
                     f"Task {part.name} has a metric of a model's intermediates; give metrics of predictions or scores."
                 )
@@ -114,6 +119,7 @@ class TextEvaluation:
         self.tasks: list[Task] = [part for part in parts if self._examples[part.name]]
         self._directory = epath.Path(config.model_dir) / "evaluations"
         self._model, self._mesh, self._name = model, mesh, name
+        self._metrics_of = functools.partial(metrics_of, config=config)
         if self.tasks:
             vocabulary = task.output_features["targets"].vocabulary
             size = config.evaluation.batch_size or config.data.batch_size
@@ -137,7 +143,7 @@ class TextEvaluation:
         ids = list(padded([example["targets"] for example in examples], len(examples)))  # all of one length, as written
         scores = [0.0] * len(examples)
         outputs = {PREDICTION: ids, SCORE: scores, WITH_AUX: (ids, {"scores": scores})}
-        return figures_of(part, metrics_of(part), examples, outputs, only_finite=False)
+        return figures_of(part, self._metrics_of(part), examples, outputs, only_finite=False)
 
     def __call__(self, params: Parameters, step: int) -> Figures:
         """Returns metric -> figure; with several tasks task/metric. Texts are written to model_dir/evaluations."""
@@ -150,8 +156,8 @@ class TextEvaluation:
             examples, vocabulary = self._examples[part.name], part.output_features["inputs"].vocabulary
             texts = [text_of(example, "inputs", vocabulary).removeprefix(prefix_of(part)) for example in examples]
             # A task's metric classes may need ids; a copied text has none.
-            metrics = [metric for metric in metrics_of(part) if hasattr(metric, "postprocess")]
-            found[part.name] = figures_of(part, metrics, examples, {PREDICTION: texts})
+            of_texts = [metric for metric in self._metrics_of(part) if hasattr(metric, "postprocess")]
+            found[part.name] = figures_of(part, of_texts, examples, {PREDICTION: texts})
         return self._joined(found)
 
     def _joined(self, found: Mapping[str, Figures]) -> Figures:
@@ -161,7 +167,7 @@ class TextEvaluation:
 
     def _judge(self, part: Task, params: Parameters, step: int) -> Figures:
         examples = self._examples[part.name]
-        kinds = {metric.model_output_type for metric in metrics_of(part)}
+        kinds = {metric.model_output_type for metric in self._metrics_of(part)}
         outputs: dict[int, Outputs] = {}
         inputs = [self._read(example) for example in examples]
         written = self._writer.write_all(params, inputs)
@@ -174,7 +180,7 @@ class TextEvaluation:
             pairs = [(read, example["targets"]) for read, example in zip(inputs, examples, strict=True)]
             is_prefix, rows = self._model.config.is_decoder_only, self._writer.num_rows
             outputs[SCORE] = log_likelihoods(self._model, params, self._mesh, pairs, rows, is_prefix)
-        figures = figures_of(part, metrics_of(part), examples, outputs)
+        figures = figures_of(part, self._metrics_of(part), examples, outputs)
         if jax.process_index() == 0:
             self._write(part, step, figures, [samples[0].text for samples in written])
         return figures

@@ -17,7 +17,7 @@ import numpy as np
 import tensorstore as ts
 
 from limba import toolbox
-from limba.config import InputError, ModelConfig, reason_of
+from limba.config import InputError, ModelConfig, foreign, reason_of
 from limba.formats.architectures import (
     CLASSES,
     EMBEDDING,
@@ -107,7 +107,7 @@ def stored_head(folder: Path, stored: Mapping[str, np.ndarray] | None, emb_dim: 
 def _about(folder: Path) -> Json:
     """Returns a folder's config.json; nothing for one that `model_config` refuses."""
     try:
-        about = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        about = json.loads(foreign.text_of(folder / "config.json"))
     except (OSError, ValueError, RecursionError):
         return {}
     return about if isinstance(about, dict) else {}
@@ -254,7 +254,9 @@ def model_config(directory: str | Path, kind: str | None = None, **choices: obje
     """
     path = Path(directory) if Path(directory).is_file() else Path(directory) / "config.json"
     try:
-        about = json.loads(path.read_text(encoding="utf-8"))
+        about = json.loads(foreign.text_of(path))
+    except InputError:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read ({reason_of(error)}); give a Hugging Face folder.") from error
     kind = (about.get("model_type") or kind) if isinstance(about, dict) else None
@@ -280,8 +282,10 @@ def open_flax(path: Path) -> Arrays:
     from flax import serialization
 
     try:
-        tree: Any = serialization.msgpack_restore(path.read_bytes())
+        tree: Any = serialization.msgpack_restore(foreign.bytes_of(path))
         found = {name: np.asarray(leaf) for name, leaf in flatten(tree).items()}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError, KeyError, AssertionError) as error:
+    except InputError:
+        raise
+    except Exception as error:  # msgpack's own errors, and numpy's, of many kinds
         raise InputError(f"{path} cannot be read as flax's msgpack ({reason_of(error)}); copy it again.") from error
     return Arrays({name: Stored(each.shape, each.dtype, partial(np.asarray, each)) for name, each in found.items()})

@@ -22,7 +22,7 @@ from limba.formats.names import Arrays, Stored
 from limba.formats.t5x import StoredTree, orbax_leaves
 from limba.storage import manifest
 from limba.storage.failures import short_reason
-from limba.storage.files import resolved
+from limba.storage.files import read_bytes, resolved
 
 _PARAMETERS = "params/"
 AVERAGE = re.compile(r"^opt_state/\d+/average/(.+)$")  # names the averaged parameter
@@ -99,7 +99,7 @@ class DataItem(TypedDict):
 
 def read_data(path: epath.Path) -> DataItem:
     """Returns the item `data` of a checkpoint; what it raises is the file's fault, or `failures.is_passing`."""
-    data = json.loads((path / "data" / "metadata").read_text())
+    data = json.loads(read_bytes(path / "data" / "metadata"))
     if not isinstance(data, dict):
         raise ValueError("data/metadata is not a JSON object")
     return cast(DataItem, data)

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from limba.config import InputError, reason_of
+from limba.config import InputError, foreign, reason_of
 
 Json = dict[str, Any]  # an object of a JSON file
 BLOCK_BYTES = 1 << 26
@@ -141,7 +141,9 @@ def files_of_index(index: Path) -> list[str]:
     somebody else must not choose which other files are read.
     """
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        names = sorted(set(json.loads(foreign.text_of(index))["weight_map"].values()))
+    except InputError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"{index} is no index of weights ({reason_of(error)}); copy it again.") from error
     for name in names:

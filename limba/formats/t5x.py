@@ -23,7 +23,7 @@ from etils import epath
 from limba.config import InputError, ModelConfig, reason_of
 from limba.formats.names import Arrays, Json, Stored, unflatten
 from limba.storage import lease
-from limba.storage.files import key_value_store
+from limba.storage.files import key_value_store, read_bytes
 
 FORMAT_VERSION = 3
 _STEP = re.compile(r"checkpoint_(\d+)")
@@ -220,9 +220,11 @@ def _legacy_leaves(path: epath.Path) -> dict[str, np.ndarray | Json]:
     from flax import serialization
 
     try:
-        tree = serialization.msgpack_restore((path / "checkpoint").read_bytes())["optimizer"]
+        tree = serialization.msgpack_restore(read_bytes(path / "checkpoint"))["optimizer"]
         parts = {"target": tree["target"], "state": tree["state"]}
-    except (ValueError, KeyError, TypeError) as error:
+    except InputError:
+        raise
+    except Exception as error:  # msgpack's own errors, and numpy's, of many kinds
         raise InputError(
             f"{path / 'checkpoint'} is not a T5X checkpoint index ({type(error).__name__}: {error}); copy it again."
         ) from error

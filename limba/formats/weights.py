@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limba.config import InputError, reason_of
+from limba.config import InputError, foreign, reason_of
 from limba.formats.names import Arrays, Json, Stored, files_of_index
 from limba.formats.t5x import numpy_dtype
 
@@ -123,10 +123,10 @@ def say_once(line: str) -> None:
 def made_from(path: Path) -> str:
     """Returns from which .bin files Limba has made a model.safetensors; "" for one that somebody else wrote."""
     try:
-        with path.open("rb") as file:
+        with foreign.open_regular(path) as file:
             header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), LIMIT_OF_HEADER)))
         return str(header["__metadata__"]["made_from"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return ""
 
 
@@ -157,13 +157,15 @@ def _entries(path: Path) -> dict[str, Stored]:
     """
     try:
         size = path.stat().st_size
-        with path.open("rb") as file:
+        with foreign.open_regular(path) as file:
             length = int.from_bytes(file.read(8), "little")
             if length > size - 8:
                 raise ValueError("its header ends beyond it")
             header = json.loads(file.read(length))
         found = {name: _entry(name, about) for name, about in header.items() if name != "__metadata__"}
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
+    except InputError:
+        raise
+    except (OSError, ValueError, AttributeError, TypeError, OverflowError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as safetensors ({reason_of(error)}); copy it again.") from error
     entries = {}
     for name, (letters, shape, first, last) in found.items():
@@ -189,6 +191,6 @@ def _read_array(path: Path, start: int, size: int, dtype: np.dtype, shape: tuple
 
 
 def _read(path: Path, start: int, size: int) -> bytes:
-    with path.open("rb") as file:
+    with foreign.open_regular(path) as file:
         file.seek(start)
         return file.read(size)

@@ -25,7 +25,7 @@ from limba.data.vocabulary.special_ids import SpecialIds, of_run
 from limba.data.vocabulary.text_sample import HAN, UNSPACED
 from limba.data.vocabulary.text_sample import hidden_words as hidden_words
 from limba.data.vocabulary.text_sample import sentences as sentences
-from limba.inference import generate
+from limba.inference import generate, limits
 from limba.inference.texts import whole_letters
 from limba.model import Network
 from limba.sharding.mesh import batch_sharding, num_batch_groups
@@ -209,6 +209,7 @@ class Filler(NamedTuple):
         groups = num_batch_groups(self.mesh)
         found: list[list[list[Fill]]] = [[] for _ in masked]
         num_rows = -(-min(TEXTS_AT_ONCE, max(1, len(ids))) // groups) * groups
+        limits.check_fills(self.network.config, num_rows, max(map(len, ids), default=0), num, self.mesh)
         for numbers in generate.batches_of_like_lengths([len(each) for each in ids], num_rows):
             rows = [ids[i] for i in numbers]
             inputs, is_read = generate.padded(rows, num_rows), None

@@ -25,7 +25,7 @@ from limba.data.vocabulary.around_gaps import encode_parts
 from limba.data.vocabulary.load import Vocabulary, decoded, num_sentinels, sentinel_ids, sentinel_table
 from limba.data.vocabulary.published import PublishedVocabulary
 from limba.data.vocabulary.special_ids import END, START, SpecialIds, of_run
-from limba.inference import search
+from limba.inference import limits, search
 from limba.model import Network
 from limba.sharding.mesh import batch_sharding, num_batch_groups
 from limba.training.losses import at_predicted, cross_entropy
@@ -161,6 +161,7 @@ class Writer:
 
     def __post_init__(self) -> None:
         check_rows(self.mesh, self.num_rows)
+        limits.check_generation(self.network.config, self.config, self.num_rows, self.mesh)
         self._continues = self.network.config.is_decoder_only
         self._special = self.special or of_run(self.vocabulary, self.network.config)
         if self._special.unsupported:
@@ -522,6 +523,7 @@ def log_likelihoods(
     `num_rows`.
     """
     check_rows(mesh, num_rows)
+    limits.check_scoring(network.config, num_rows, mesh)
     found = np.zeros(len(pairs), np.float32)
     for numbers, _, batch in _batches(network, mesh, pairs, num_rows, is_prefix, special):
         found[numbers] = fetched(row_log_likelihoods(network, params, batch))[: len(numbers)]

@@ -12,19 +12,20 @@ import io
 import itertools
 import json
 import os
+import re
 import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import fsspec
 import zstandard
 from tqdm import tqdm
 
-from limba.config import InputError, StorageError, reason_of
-from limba.data.sources import remote
+from limba.config import InputError, StorageError, foreign, reason_of
+from limba.data.sources import json_documents, readers, remote
 from limba.data.sources.remote import COMPRESSIONS, unpacked
 from limba.formats.names import Json
 from limba.inference.texts import whole_letters
@@ -37,24 +38,60 @@ STANDARD = ("-", "stdin", "stdout")
 DONE = "done"  # in PATH.about.json: the lines written, and the digest of their input lines
 UNREADABLE = (OSError, EOFError, ImportError, ValueError, zlib.error, zstandard.ZstdError)
 Record = Json
+T = TypeVar("T")
 
 
 def records(path: str, fields: Sequence[str]) -> Iterator[Record]:
-    """Yields one record per line: the object of a .jsonl line (also .gz, .zst), else {first field: line}.
+    """Yields the records of a file by its suffix, as training reads it: JSON, csv, tsv, parquet; else {field: line}.
 
-    `path` is local or an address, such as gs://. InputError for what cannot be read, or has no text in a field.
+    `path` is local or an address, such as gs://, and may be packed (.gz and so on). InputError for what cannot be read,
+    or has no text in a field.
     """
     if path in STANDARD:
-        yield from _records(sys.stdin, "stdin", fields, is_json=False)
+        with _readable("stdin"):
+            # A program around this one may have put its own text there, which has no bytes.
+            file = getattr(sys.stdin, "buffer", None) or io.BufferedReader(io.BytesIO(sys.stdin.read().encode()))
+            yield from _of_lines(readers.text_lines("stdin", file), "stdin", fields)
         return
-    suffix = _suffix(path)
-    is_json = path.removesuffix(suffix).endswith((".jsonl", ".json"))
+    if not _is_text(path):
+        for place, record in _existing(path, readers.records(path, fields)):
+            yield dict(record) | {field: _text_of(place, record, field) for field in fields}
+        return
+    with _readable(path), remote.open_file(path, POLICY) as packed, unpacked(packed, _suffix(path)) as file:
+        yield from _of_lines(readers.text_lines(path, file), path, fields)
+
+
+def _of_lines(lines: Iterator[str], place: str, fields: Sequence[str]) -> Iterator[Record]:
+    if len(fields) > 1:
+        raise InputError(f"{place} has no fields {', '.join(fields)}; give a .jsonl, .csv, .tsv or .parquet file.")
+    for line in lines:
+        yield {fields[0]: line}
+
+
+def _text_of(place: str, record: Mapping[str, object], field: str) -> str:
+    """Returns the text of a field, which may be nested, as `translation.en`; InputError if there is none."""
     try:
-        with (
-            remote.open_file(path, POLICY) as packed,
-            io.TextIOWrapper(unpacked(packed, suffix), encoding="utf-8") as file,
-        ):
-            yield from _records(file, path, fields, is_json)
+        value = json_documents.value_at(record, field)
+    except KeyError:
+        names = ", ".join(map(repr, record)) or "none"
+        raise InputError(f"{place} has no text in field {field!r}; it has {names}: name another field.") from None
+    if not isinstance(value, str):
+        raise InputError(f"{place} has no text in field {field!r}, but {type(value).__name__}; name another field.")
+    return whole_letters(value)
+
+
+def _is_text(path: str) -> bool:
+    """Returns whether each line of a file is a text: by its suffix, and without one that training knows."""
+    try:
+        return readers.file_format(path)[0] in ("text", "conllu")
+    except InputError:
+        return True
+
+
+@contextlib.contextmanager
+def _readable(path: str) -> Iterator[None]:
+    try:
+        yield
     except InputError:
         raise
     except FileNotFoundError:
@@ -63,10 +100,16 @@ def records(path: str, fields: Sequence[str]) -> Iterator[Record]:
         raise InputError(f"The input {path} cannot be read ({reason_of(error)}); check the file.") from error
 
 
+def _existing(path: str, rows: Iterator[T]) -> Iterator[T]:
+    with _readable(path):
+        yield from rows
+
+
 def num_lines(path: str) -> int | None:
-    """Returns the number of lines of a local file, packed or not; None for others, and for what cannot be read."""
-    if path in STANDARD or "://" in path:
-        return None
+    """Returns the number of lines of a local text or JSON lines, packed or not; None for others and what is damaged."""
+    is_of_lines = _is_text(path) or path.lower().removesuffix(_suffix(path)).endswith((".jsonl", ".ndjson"))
+    if path in STANDARD or "://" in path or not is_of_lines or not foreign.is_regular(path):
+        return None  # a pipe is read once
     try:
         with open(path, "rb") as packed, unpacked(packed, _suffix(path)) as file:
             return sum(1 for _ in file)
@@ -75,7 +118,7 @@ def num_lines(path: str) -> int | None:
 
 
 def _suffix(path: str) -> str:
-    return next((ending for ending in COMPRESSIONS if path.endswith(ending)), "")
+    return next((ending for ending in COMPRESSIONS if path.lower().endswith(ending)), "")
 
 
 @contextlib.contextmanager
@@ -94,26 +137,6 @@ def alone(path: str) -> Iterator[Callable[[], None]]:
         except StorageError as error:
             raise _unwritable(path, error) from error
         yield mine.check
-
-
-def _records(file: TextIO, place: str, fields: Sequence[str], is_json: bool) -> Iterator[Record]:
-    if len(fields) > 1 and not is_json:
-        raise InputError(f"{place} has no fields {', '.join(fields)}; give a .jsonl file.")
-    try:
-        for number, line in enumerate(file, 1):
-            if not is_json:
-                yield {fields[0]: line.rstrip("\r\n")}
-                continue
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise InputError(f"{place} line {number} is not JSON ({reason_of(error)}); correct the line.") from None
-            for field in fields:
-                if not isinstance(record, Mapping) or not isinstance(record.get(field), str):
-                    raise InputError(f"{place} line {number} has no text in field {field!r}; name another field.")
-            yield dict(record)
-    except UnicodeDecodeError as error:
-        raise InputError(f"{place} is not UTF-8 ({error.reason}); convert it, for instance with iconv.") from None
 
 
 class Output:
@@ -189,7 +212,10 @@ class Output:
 
     def write(self, record: Record, text: str) -> None:
         """Writes the record if the output is JSON lines, else the text as one line."""
-        line = json.dumps(record, ensure_ascii=False) if self.is_json else " ".join(text.splitlines())
+        if self.is_json:
+            line = json.dumps(record, ensure_ascii=False, default=str)  # dates and the like, of parquet
+        else:
+            line = in_one_line(text)
         line = whole_letters(line) + "\n"
         self._num_lines += 1
         with self._failures():
@@ -346,8 +372,17 @@ def process(
 def _digested(source: Iterator[Record], digest: hashlib.blake2b) -> Iterator[Record]:
     """Yields the records, and adds each to the digest."""
     for record in source:
-        digest.update(json.dumps(record).encode() + b"\n")
+        digest.update(json.dumps(record, default=str).encode() + b"\n")
         yield record
+
+
+def in_one_line(text: str) -> str:
+    r"""Returns a text with spaces in place of its ends of lines; other signs that end lines in Unicode stay.
+
+    >>> in_one_line("one\r\ntwo\n"), in_one_line("one\u2028two") == "one\u2028two"
+    ('one two', True)
+    """
+    return re.sub(r"\r\n|\n|\r", " ", re.sub(r"(\r\n|\n|\r)\Z", "", text))
 
 
 SECONDS_BETWEEN = 30.0  # of lines where there is no terminal

@@ -15,7 +15,7 @@ from typing import IO
 import fsspec
 from etils import epath
 
-from limba.config import InputError, kinds, reason_of
+from limba.config import InputError, foreign, kinds, reason_of
 from limba.storage import servers
 
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # a file system has none, or not now
@@ -42,10 +42,20 @@ def resolved(path: str) -> epath.Path:
         raise InputError(f"The path {path!r} cannot be used ({reason_of(error)}); give another.") from None
 
 
+def read_bytes(path: epath.Path | Path) -> bytes:
+    """Returns the content of a file. InputError for a local one that is none, such as a pipe.
+
+    The storage's own errors if it cannot be read.
+    """
+    return path.read_bytes() if "://" in os.fspath(path) else foreign.bytes_of(path)
+
+
 def read_text(path: epath.Path) -> str:
-    """Returns the text of a file in UTF-8; InputError if it cannot be read or is no text."""
+    """Returns the text of a file in UTF-8, without a byte order mark; InputError if it cannot be read or is no text."""
     try:
-        return path.read_bytes().decode()
+        return read_bytes(path).decode("utf-8-sig")
+    except InputError:
+        raise
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not text in UTF-8 ({error.reason}); restore it from a copy.") from None
     except Exception as error:  # a bucket's client has errors of its own
@@ -71,21 +81,47 @@ def write_whole(path: str | os.PathLike[str], data: bytes | str) -> None:
         file.write(data)
 
 
-_HELD: dict[str, str] = {}  # a local directory that this process holds -> a file that is in it as long as it is there
+# A local directory that this process holds -> a file that is in it as long as it is there, and which directory it is.
+_HELD: dict[str, tuple[str, tuple[int, int]]] = {}
 
 
 def hold(directory: str, file: str | None) -> None:
     """Says that a local directory has this file until further notice; None ends that."""
     _HELD.pop(directory, None)
     if file is not None:
-        _HELD[directory] = file
+        _HELD[directory] = file, _identity(directory)
+
+
+def is_held(directory: str) -> bool:
+    """Returns whether this process has said that it holds a local directory."""
+    return directory in _HELD
+
+
+def _identity(directory: str) -> tuple[int, int]:
+    """Returns the numbers of a directory's file system and of itself there; (0, 0) without it."""
+    try:
+        found = os.stat(directory)
+    except OSError:
+        return 0, 0
+    return found.st_dev, found.st_ino
+
+
+def _is_same(directory: str, identity: tuple[int, int]) -> bool:
+    """Returns whether a directory is the one of that identity, with something in it: what is not mounted is empty."""
+    return _identity(directory) == identity != (0, 0) and bool(os.listdir(directory))
 
 
 def gone(path: str | os.PathLike[str]) -> str:
-    """Returns the directory with this path in it that this process holds and that is gone (moved, unmounted), or ""."""
+    """Returns the directory with this path in it that this process holds and that is gone (moved, unmounted), or "".
+
+    It is not gone if its file alone was removed.
+    """
     place = os.fspath(path)
-    inside = [one for one in [*_HELD.items()] if "://" not in place and Path(place).absolute().is_relative_to(one[0])]
-    return next((directory for directory, file in inside if not os.path.exists(file)), "")
+    for directory, (file, identity) in [*_HELD.items()]:
+        is_inside = "://" not in place and Path(place).absolute().is_relative_to(directory)
+        if is_inside and not os.path.exists(file) and not _is_same(directory, identity):
+            return directory
+    return ""
 
 
 def make_folder(folder: epath.Path | Path) -> None:

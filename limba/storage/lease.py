@@ -25,10 +25,10 @@ from typing import Any, NamedTuple
 
 import fsspec
 
-from limba.config import InputError, RestartError, StorageError, reason_of
+from limba.config import InputError, RestartError, StorageError, foreign, reason_of
 from limba.config.errors import is_out_of_memory
 from limba.storage.failures import T, limited
-from limba.storage.files import fill, hold, is_local, new_file_beside, open_no_link, try_lock
+from limba.storage.files import fill, gone, hold, is_held, is_local, new_file_beside, open_no_link, try_lock
 
 FILE = "lease.json"  # in a directory; beside an output that cannot hold it: OUTPUT.lease
 BEAT_SECONDS = 12.0
@@ -61,7 +61,7 @@ class Owner:
         try:
             found = json.loads(content or b"")
             return cls(**{name: found[name] for name in cls.__dataclass_fields__})
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             return None
 
     @classmethod
@@ -112,6 +112,7 @@ class Lease:
 
     def acquire(self) -> None:
         """Takes the lease and starts its heartbeats; errors as `held`."""
+        _check_links(self._path)
         try:
             self._place = _asked(lambda: place_at(self._path))
             self._take(self._place)
@@ -192,6 +193,11 @@ class Lease:
             self._place.renew(self.owner.content(self._beats), self._is_ours)
         except TakenError as taken:
             other = Owner.of(taken.args[0])
+            is_back = other is None and self._is_alone_missing()
+            if is_back and self._place.take(self.owner.content(self._beats), Seen(None)):
+                _say(f"{self._path} was removed while this run goes on; it is written again.")
+                self._confirmed, self._is_failing, self._gone_since = time.monotonic(), False, 0.0
+                return
             if other is None:
                 self._gone_since = self._gone_since or time.monotonic()
                 self._fail("it is gone")
@@ -205,6 +211,11 @@ class Lease:
             self._fail(reason_of(error))
         else:
             self._confirmed, self._is_failing, self._gone_since = time.monotonic(), False, 0.0
+
+    def _is_alone_missing(self) -> bool:
+        """Returns whether the lease's file alone is missing, and the local directory that it was in is still there."""
+        directory = os.path.dirname(self._path)
+        return isinstance(self._place, LocalPlace) and is_held(directory) and not gone(directory)
 
     def _fail(self, reason: str) -> None:
         self._is_failing = True
@@ -260,6 +271,18 @@ class Lease:
 def _path(directory: str, beside: bool) -> str:
     whole = directory if "://" in directory else os.path.abspath(os.path.expanduser(directory))
     return f"{whole.rstrip('/')}.lease" if beside else f"{whole.rstrip('/')}/{FILE}"
+
+
+def _check_links(path: str) -> None:
+    """Raises InputError for a local path below a link that leads nowhere: no folder can be made there."""
+    place = os.path.dirname(path)
+    while "://" not in path and place != os.path.dirname(place):
+        if os.path.islink(place) and not os.path.exists(place):
+            raise InputError(
+                f"{place} is a link to {os.readlink(place)}, which does not exist; make that folder, or remove the"
+                " link."
+            )
+        place = os.path.dirname(place)
 
 
 def _asked(request: Callable[[], T]) -> T:
@@ -330,7 +353,7 @@ class LocalPlace(Place):
 
     def read(self) -> bytes | None:
         try:
-            return self._path.read_bytes()
+            return foreign.bytes_of(self._path)
         except FileNotFoundError:
             return None
 
@@ -354,6 +377,7 @@ class LocalPlace(Place):
 
     def take(self, content: bytes, seen: Seen) -> bool:
         if seen.content is None:
+            self.close()  # of a file that was removed
             self._path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)

@@ -25,10 +25,10 @@ import fsspec
 import google_crc32c
 from etils import epath
 
-from limba.config import InputError, StorageError
+from limba.config import InputError, StorageError, foreign
 from limba.storage import lease, servers
 from limba.storage.failures import T, is_passing, short_reason, twice
-from limba.storage.files import is_local, private_folder
+from limba.storage.files import is_local, private_folder, read_bytes
 
 FILE = "manifest.json"
 FORMAT = 1
@@ -123,7 +123,7 @@ def size_of(directory: str | epath.Path) -> tuple[int, int]:
 def _read(root: epath.Path) -> tuple[dict[str, Entry], int | None]:
     """Returns (entries, step or None) of the manifest; ValueError, with a short sentence, if it is bad."""
     try:
-        content = json.loads(twice((root / FILE).read_text))
+        content = json.loads(twice(lambda: read_bytes(root / FILE)))
         files = {str(name): (int(size), str(checksum)) for name, (size, checksum) in content["files"].items()}
         is_good = content["format"] == FORMAT and content["crc32c"] == _own_checksum(files)
     except FileNotFoundError as error:
@@ -166,7 +166,7 @@ def _size(path: epath.Path) -> int | None:
 def entry(path: epath.Path | Path) -> Entry:
     """Returns (size, checksum) of a file, read now."""
     size, checksum = 0, google_crc32c.Checksum()
-    with path.open("rb") as file:
+    with path.open("rb") if "://" in os.fspath(path) else foreign.open_regular(path) as file:
         while chunk := file.read(CHUNK_BYTES):
             size += len(chunk)
             checksum.update(chunk)

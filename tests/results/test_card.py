@@ -70,7 +70,7 @@ def test_what_judging_needs_is_looked_for_before_a_model_is_opened(place, vocabu
     (folder / "README.md").write_text("---\nlanguage: [ro\n---\n")
     for more, says in (
         ([], "The task sums needs rouge_score, which is not installed"),
-        (["--card"], "no model card ("),
+        (["--card"], "README.md cannot be read ("),
     ):
         assert main.main(["results", "model", "--suite=./suite.gin", *more]) == 2
         error = capsys.readouterr().err

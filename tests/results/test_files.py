@@ -24,13 +24,13 @@ ROW = '{"text": "one", "label": "yes"}\n'
 @pytest.mark.parametrize(
     ("task", "content", "says"),
     [
-        (TEXTS, "[1]", "train.jsonl entry 1 is no object with columns; name a file of another layout."),
+        (TEXTS, "[1]", "train.jsonl line 1 is no object with columns; a file that is one JSON array must"),
         (TEXTS, f"{ROW}one\n", "train.jsonl line 2 is not JSON ("),
         (TEXTS, f'{ROW}{{"text": "two"}}', "train.jsonl line 2 has no column label; it has text."),
-        (TEXTS, ROW.encode() + b"\xff", "train.jsonl line 2 is not text in UTF-8; convert the file."),
+        (TEXTS, ROW.encode() + b"\xff", "train.jsonl is not UTF-8 at byte 32 (line 2); convert it"),
         (TEXTS, "\n", "train.jsonl of the task task holds no examples; name another file."),
         (TABLE, "text\tkind\n", "train.tsv line 1 has no column label; it has text, kind."),
-        (TABLE, "text\tlabel\none\tyes\ntwo\n", "train.tsv line 3 has 1 columns, and line 1 names 2; correct it."),
+        (TABLE, "text\tlabel\none\tyes\ntwo\n", "train.tsv line 3 has 1 fields and the header 2; correct the line."),
         (NAMES, '[{"tokens": ["a"], "ner_tags": []}]', "train.json entry 1: tokens and ner_tags are no lists of one"),
         (
             NAMES,
@@ -84,7 +84,7 @@ def test_parquet_of_another_layout_is_said_with_its_row_and_a_cut_one_cannot_be_
     with pytest.raises(InputError, match="train.parquet row 1 has no column label; it has text, kind"):
         task.read(str(tmp_path))
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(InputError, match=r"train.parquet cannot be read \(.*\); copy it again\."):
+    with pytest.raises(InputError, match=r"train.parquet cannot be read as parquet \(.*\); check the file\."):
         task.read(str(tmp_path))
 
 

@@ -173,7 +173,7 @@ def test_layouts_are_known_by_their_columns(name, text, tmp_path) -> None:
     ("text", "says"),
     [
         ("good\tx\nA\tB\n", "line 1 has the columns good, x; give sen and wrong_sen"),
-        ("good\tbad\nA\n", "line 2 has 1 columns, and line 1 names 2"),
+        ("good\tbad\nA\n", "line 2 has 1 fields and the header 2"),
         ("good\tbad\nA\tA\n", "line 2: the columns good and bad hold no two sentences that differ"),
         ("", "line 1 has the columns none"),
     ],

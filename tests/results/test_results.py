@@ -96,7 +96,7 @@ def test_a_second_call_computes_nothing_and_a_changed_file_is_seen(place, vocabu
     assert "2 outcomes computed" in capsys.readouterr().out
     kept = next((place / "out" / "outcomes").glob("text-*"))
     kept.write_text("{")
-    assert main.main(command) == 2 and f"{kept.name} is damaged; remove it" in capsys.readouterr().err
+    assert main.main(command) == 2 and f"{kept.name} cannot be read (" in capsys.readouterr().err
 
 
 def test_checkpoints_of_a_run_are_columns_and_a_curve(place, vocabulary, capsys) -> None:

@@ -249,6 +249,27 @@ def test_a_directory_that_is_gone_is_not_taken_over(tmp_path: Path, how: str, ca
     assert f"cannot be written to {re.sub('[0-9]+', '#', str(run))}/{FILE} (it is gone); the run goes on" in line
 
 
+def test_a_lease_that_alone_was_removed_is_written_again(tmp_path: Path, capsys) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with held(str(tmp_path), "trains in") as mine:
+        (tmp_path / FILE).unlink()
+        files.write_whole(tmp_path / "new", b"")  # the directory is there
+        wait_until((tmp_path / FILE).exists)
+        mine.check(0.0)
+        with pytest.raises(InputError, match=f"trains in {tmp_path} now"), held(str(tmp_path), "trains in"):
+            pass
+    (line,) = said(capsys)
+    assert "was removed while this run goes on; it is written again." in line and not (tmp_path / FILE).exists()
+
+
+def test_a_link_that_leads_nowhere_is_said(tmp_path: Path) -> None:
+    (tmp_path / "run").symlink_to(tmp_path / "nowhere")
+    for name in ("run", "run/inside"):
+        says = f"{tmp_path}/run is a link to {tmp_path}/nowhere, which does not exist"
+        with pytest.raises(InputError, match=says), held(str(tmp_path / name), "trains in"):
+            pass
+
+
 def test_who_stood_still_looks_before_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with held(str(tmp_path), "trains in") as mine:
         monkeypatch.setattr(lease, "BEAT_SECONDS", 30.0)  # the next heartbeat is not before that

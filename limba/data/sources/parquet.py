@@ -10,7 +10,7 @@ from limba.data.sources.json_documents import TOKENS, flat, not_text, numbers_as
 from limba.data.sources.remote import ReadError, ReadPolicy, open_file
 
 if TYPE_CHECKING:
-    from pyarrow import Array, RecordBatch
+    from pyarrow import Array, RecordBatch, Schema
     from pyarrow.parquet import FileMetaData, RowGroupMetaData
 
 PAGE_BYTES = 1 << 18  # bytes per read; else the whole column of a row group is read
@@ -19,6 +19,10 @@ Footers: TypeAlias = "Callable[[str, ReadPolicy], tuple[int, FileMetaData]]"  # 
 
 class UnitError(InputError):
     """Only one unit is damaged or unreadable, so a run may skip it."""
+
+
+class RecordError(UnitError):
+    """An invalid line or row; every reader finds it at the same place."""
 
 
 def read_footer(path: str, policy: ReadPolicy) -> tuple[int, FileMetaData]:
@@ -70,13 +74,86 @@ def parquet_values(
         raise UnitError(f"{place} cannot be read as parquet ({reason_of(error)}); check the file.") from error
 
 
+def parquet_rows(path: str, group: int, policy: ReadPolicy, size: int, metadata: FileMetaData) -> Iterator[dict]:
+    """Yields the rows of a row group with all their columns; bytes that are UTF-8 as text. UnitError for damage."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with open_file(path, policy, 0, size, size) as file:
+            parquet = pyarrow.parquet.ParquetFile(file, metadata=metadata, page_checksum_verification=True)
+            for batch in parquet.iter_batches(64, row_groups=[group], use_threads=False):
+                for row in batch.to_pylist():
+                    yield {name: as_text(value) if isinstance(value, bytes) else value for name, value in row.items()}
+    except ReadError:
+        raise
+    except (OSError, pyarrow.ArrowException, ValueError) as error:
+        raise UnitError(f"{path} cannot be read as parquet ({reason_of(error)}); check the file.") from error
+
+
+def as_text(value: bytes) -> str | bytes:
+    """Returns bytes as text if they are UTF-8: some programs write text without saying that it is text."""
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return value
+
+
+def check_column(path: str, schema: Schema, column: str) -> bool:
+    """Raises InputError for a column that a file's schema lacks, or that has fields of its own; names those there are.
+
+    Returns whether its values are lists of texts, which are joined.
+    """
+    import pyarrow.types
+
+    name, within, kind = stored_name(column), "", None
+    names = list(schema.names)
+    while name not in names:
+        first, _, rest = name.partition(".")
+        if first not in names or not rest:
+            raise no_column(path, column, [within + each for each in names])
+        kind = (schema if kind is None else kind).field(first).type
+        within, name = f"{within}{first}.", rest
+        if not pyarrow.types.is_struct(kind):
+            raise InputError(
+                f"{path} has no column {column!r}: {within.removesuffix('.')!r} holds {kind}, which has no fields; set"
+                " DataConfig.column to another one.",
+                field="DataConfig.column",
+            )
+        names = [field.name for field in kind]
+    kind = (schema if kind is None else kind).field(name).type
+    if pyarrow.types.is_struct(kind):
+        fields = [f"{within}{name}.{field.name}" for field in kind]
+        raise InputError(
+            f"{path} has fields in column {column!r}; set DataConfig.column to one of these:"
+            f" {', '.join(map(repr, fields))}.",
+            field="DataConfig.column",
+            fix=("DataConfig.column", fields[0]) if fields else None,
+        )
+    is_list = pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind) or pyarrow.types.is_fixed_size_list(kind)
+    return is_list and any(each(kind.value_type) for each in (pyarrow.types.is_string, pyarrow.types.is_large_string))
+
+
+def no_column(path: str, column: str, columns: Sequence[str], kind: type[InputError] = InputError) -> InputError:
+    """Returns the error for a column that is not there; it names those that are."""
+    names, fix = ", ".join(map(repr, columns)) or "none", ("DataConfig.column", columns[0]) if columns else None
+    return kind(f"{path} has no column {column!r}; it has {names}: set DataConfig.column to one of these.", fix=fix)
+
+
 def _texts(path: str, values: Array, column: str, is_pair: bool) -> list[str | bytes | None]:
     import pyarrow
 
     if isinstance(values, pyarrow.DictionaryArray):
         values = values.dictionary_decode()
     texts = [flat(numbers_as_text(value) if is_pair else value, column) for value in values.to_pylist()]
+    if column != TOKENS:
+        texts = [as_text(value) if isinstance(value, bytes) else value for value in texts]
     for value in texts:
+        if isinstance(value, bytes) and column != TOKENS:
+            raise RecordError(
+                f"{path} holds bytes in column {column!r} that are not text in UTF-8; set DataConfig.column to another"
+                " one, or write the texts as UTF-8."
+            )
         if value is not None and not isinstance(value, bytes if column == TOKENS else str):
             raise not_text(path, value, column)
     return texts

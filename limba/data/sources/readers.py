@@ -7,10 +7,12 @@ that can only be read from its beginning (csv, anything compressed). A unit is r
 
 from __future__ import annotations
 
-import csv
+import contextlib
+import io
+import itertools
 import json
 import logging
-import sys
+import lzma
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,10 +23,20 @@ import fsspec
 import zstandard
 from fsspec import AbstractFileSystem
 
-from limba.config import InputError, reason_of, without_credentials
-from limba.data.sources import json_documents
+from limba.config import InputError, foreign, reason_of, without_credentials
+from limba.config.foreign import reason_for
+from limba.data.sources import json_documents, tables
 from limba.data.sources.fingerprints import File, version_of
-from limba.data.sources.parquet import Footers, UnitError, parquet_values, read_footer
+from limba.data.sources.parquet import (
+    Footers,
+    RecordError,
+    UnitError,
+    check_column,
+    no_column,
+    parquet_rows,
+    parquet_values,
+    read_footer,
+)
 from limba.data.sources.remote import COMPRESSIONS, ReadError, ReadPolicy, ask, in_place, in_utf8, open_file, unpacked
 from limba.storage import servers
 from limba.storage.files import is_local
@@ -43,7 +55,8 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 FIELD_SEPARATOR = b"\0"  # between the texts of several columns, and removed from the texts
 ARRAY_HINT = "; a file that is one JSON array must have the suffix .json"
 USUAL_COLUMN = "text"  # in whose place the first column of a csv file may stand
-FORMATS = {".txt": "text", ".jsonl": "json", ".json": "json", ".csv": "csv", ".conllu": "conllu"}
+FORMATS = {".txt": "text", ".jsonl": "json", ".json": "json", ".ndjson": "json", ".csv": "csv", ".tsv": "tsv"}
+FORMATS |= {".conllu": "conllu"}
 FORMATS |= {".parquet": "parquet", ".array_record": "array_record"}
 PATIENT = ReadPolicy()
 
@@ -71,12 +84,8 @@ class Unit:
         return f"{self.path}, bytes {self.start} to {self.stop},"
 
 
-class RecordError(UnitError):
-    """An invalid line; every reader finds it at the same place."""
-
-
 def file_format(path: str) -> tuple[str, str]:
-    """Returns (format, '.gz', '.zst' or '') by suffix; InputError for an unknown suffix.
+    """Returns (format, '.gz', '.zst', '.bz2', '.xz' or '') by suffix; InputError for an unknown suffix.
 
     >>> file_format("web/part-0.JSONL.gz"), file_format("hf://datasets/a/b/0.parquet")
     (('json', '.gz'), ('parquet', ''))
@@ -89,7 +98,8 @@ def file_format(path: str) -> tuple[str, str]:
             return name, packed
     raise InputError(
         f"{path} has an unknown suffix; "
-        "give .txt, .jsonl, .json, .csv or .conllu files, each also with .gz or .zst, .parquet or .array_record."
+        "give .txt, .jsonl, .json, .csv, .tsv or .conllu files, each also with .gz, .zst, .bz2 or .xz, .parquet or"
+        " .array_record."
     )
 
 
@@ -132,7 +142,10 @@ def _matches(pattern: str, policy: ReadPolicy) -> list[File]:
             raise _is_directory(pattern)
     else:
         entries = []
-    return [File(str(entry["name"]), entry.get("size")) for entry in entries if entry["type"] != "directory"]
+    entries = [entry for entry in entries if entry["type"] != "directory"]
+    for entry in entries:
+        foreign.check_regular(entry["name"])
+    return [File(str(entry["name"]), entry.get("size")) for entry in entries]
 
 
 def _is_directory(pattern: str) -> InputError:
@@ -195,7 +208,7 @@ def list_units(files: Sequence[File], policy: ReadPolicy = PATIENT, footers: Foo
             )
         if form == "parquet":
             units += [Unit(file.path, group, group + 1) for group in range(num_groups[file.path])]
-        elif form in ("csv", "conllu") or packed or file.size is None or file.path in arrays:
+        elif form in ("csv", "tsv", "conllu") or packed or file.size is None or file.path in arrays:
             units.append(Unit(file.path))
         else:
             units += [Unit(file.path, start, min(start + size, file.size)) for start in range(0, file.size, size)]
@@ -248,15 +261,15 @@ def read_chunks(
     and for a missing column; UnitError if only this unit may be damaged.
     """
     columns = (column,) if isinstance(column, str) else tuple(column)
-    try:
+    with _faults(unit):
         if file_format(unit.path)[0] == "parquet":
             yield from in_chunks(_parquet(unit, columns, policy, footers), policy)
             return
         form, packed = file_format(unit.path)
         with open_file(unit.path, policy, unit.start, unit.stop) as raw:
             file = unpacked(raw, packed)
-            if form == "csv":
-                rows = _csv(unit, file, columns)
+            if form in ("csv", "tsv"):
+                rows = _table(unit, file, form, columns)
             elif form == "json":
                 rows = _json(unit, file, columns)
             elif form == "conllu":
@@ -266,11 +279,18 @@ def read_chunks(
                 )
             elif len(columns) > 1:
                 raise InputError(
-                    f"{unit.path} has no columns, and the task reads {columns}; give .jsonl, .csv or .parquet."
+                    f"{unit.path} has no columns, and the task reads {columns}; give .jsonl, .csv, .tsv or .parquet."
                 )
             else:
                 rows = _text(unit, file)
             yield from in_chunks(rows, policy)
+
+
+@contextlib.contextmanager
+def _faults(unit: Unit) -> Iterator[None]:
+    """Raises UnitError, which names the unit, for what reading and unpacking it raises; see `read_chunks`."""
+    try:
+        yield
     except InputError:
         raise
     except ReadError as error:
@@ -280,10 +300,12 @@ def read_chunks(
             " out.",
             fix=("DataConfig.on_read_failure", "skip"),
         ) from error
-    except (OSError, EOFError, ValueError, zlib.error, zstandard.ZstdError) as error:
+    except (
+        OSError, EOFError, ValueError, OverflowError, RecursionError, zlib.error, lzma.LZMAError, zstandard.ZstdError
+    ) as error:  # fmt: skip
         is_cut = isinstance(error, EOFError) and file_format(unit.path)[1] == ".gz"
         raise UnitError(
-            f"{unit.place} cannot be read ({reason_of(error)}); check the file and its permissions.",
+            f"{unit.place} cannot be read ({reason_for(error)}); check the file and its permissions.",
             fix=in_place(unit.path, "gzip -dc {} | sed '$d' | gzip") if is_cut else None,  # all lines that are whole
         ) from error
 
@@ -314,8 +336,11 @@ def in_chunks(rows: Iterator[bytes], policy: ReadPolicy) -> Iterator[list[bytes]
         yield chunk
 
 
-def _lines(unit: Unit, file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Yields (offset in the file, line without its end) for lines that start within the unit."""
+def _lines(unit: Unit, file: IO[bytes], keeps_ends: bool = False) -> Iterator[tuple[int, bytes]]:
+    r"""Yields (offset in the file, line without its end) for lines that start within the unit.
+
+    A line ends with \n or \r\n, and with nothing else that Unicode calls a line's end.
+    """
     position = 0
     if unit.start > 0:
         # A line belongs to the range in which it starts.
@@ -334,42 +359,106 @@ def _lines(unit: Unit, file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
             return
         start = position
         position += len(line)
-        yield start, (line.removeprefix(BYTE_ORDER_MARK) if start == 0 else line).rstrip(b"\r\n")
+        line = line.removeprefix(BYTE_ORDER_MARK) if start == 0 else line
+        yield start, line if keeps_ends else line.rstrip(b"\r\n")
 
 
 def _decode(unit: Unit, offset: int, line: bytes) -> str:
     try:
-        return line.decode("utf-8")
+        text = line.decode("utf-8")
     except UnicodeDecodeError as error:
+        if kind := _packed_kind(unit.path):
+            raise RecordError(
+                f"{unit.path} holds {kind}, which its name does not say; give it the ending for that, or unpack it."
+            ) from None
         place = _place(unit.path, offset)
         raise RecordError(
             f"{unit.path} is not UTF-8 at byte {offset + error.start} ({place}); convert it, for instance with iconv.",
             fix=in_utf8(unit.path),
         ) from None
+    if offset == 0 and len(line) - len(line.translate(None, _NO_TEXT)) > len(line) // 4:
+        raise RecordError(
+            f"{unit.path} is not UTF-8: a quarter of its first line are control characters, as in UTF-16 and in binary"
+            " files; convert it, for instance with iconv -f UTF-16LE."
+        )
+    return text
+
+
+_NO_TEXT = bytes(set(range(32)) - set(b"\t\n\f\r\x1b"))  # control characters that no text has
+# How files begin that are often found under a name of text, and what they are.
+_BEGINNINGS = {
+    b"\x1f\x8b": "gzip (.gz)",
+    b"\x28\xb5\x2f\xfd": "Zstandard (.zst)",
+    b"BZh": "bzip2 (.bz2)",
+    b"\xfd7zXZ\x00": "xz (.xz)",
+    b"PK\x03\x04": "a zip archive",
+    b"PAR1": "parquet",
+}
+
+
+def _packed_kind(path: str) -> str:
+    """Returns what a file holds that is no text, by its first bytes; "" if that is not known."""
+    with contextlib.suppress(OSError), _again(path) as file:
+        head = file.read(8)
+        return next((kind for beginning, kind in _BEGINNINGS.items() if head.startswith(beginning)), "")
+    return ""
+
+
+@contextlib.contextmanager
+def _again(path: str) -> Iterator[IO[bytes]]:
+    """Opens a file that is being read once more, to say where it is wrong; OSError if it cannot be, as a pipe."""
+    if "://" not in path and not foreign.is_regular(path):
+        raise OSError(f"{path} is read once")
+    packed = next((each for each in COMPRESSIONS if path.lower().endswith(each)), "")
+    with open_file(path, PATIENT) as raw:
+        yield unpacked(raw, packed)
 
 
 def _place(path: str, offset: int) -> str:
     """Returns the line number at an offset of the content, or the offset if counting would take too long."""
     if "://" in path or offset > BYTES_COUNTED:
         return f"the line at byte {offset}"
-    with open_file(path, PATIENT) as raw:
-        file = unpacked(raw, file_format(path)[1])
-        number, left = 1, offset
-        while left > 0 and (block := file.read(min(left, 1 << 20))):
-            number += block.count(b"\n")
-            left -= len(block)
+    try:
+        with _again(path) as file:
+            number, left = 1, offset
+            while left > 0 and (block := file.read(min(left, 1 << 20))):
+                number += block.count(b"\n")
+                left -= len(block)
+    except OSError:
+        return f"the line at byte {offset}"
     return f"line {number}"
 
 
-def _text(unit: Unit, file: IO[bytes]) -> Iterator[bytes]:
+def _text(unit: Unit, file: Any) -> Iterator[bytes]:
     for offset, line in _lines(unit, file):
         _decode(unit, offset, line)
+        if b"\r" in line:
+            _say_of_return(unit, file, offset)
         yield line
+
+
+def _say_of_return(unit: Unit, file: Any, offset: int) -> None:
+    """Says that a carriage return stands alone in a line; RecordError if the whole file has no other line's end."""
+    if offset == 0 and not file.peek(1):
+        raise RecordError(
+            f"{unit.path} has carriage returns alone where lines end, and would be one document; write them as \\n.",
+            fix=in_place(unit.path, "tr '\\r' '\\n' < {}"),
+        )
+    say_once(
+        f"{unit.path.rpartition('/')[0]} return",
+        f"{unit.path} has a carriage return within a line; it is kept there, since lines end with \\n or \\r\\n alone.",
+    )
+
+
+def _may_be_one_value(path: str) -> bool:
+    """Returns whether a file, packed or not, may be one array or object of JSON: by its name a .json, and no .jsonl."""
+    path = path.split("?")[0].lower()
+    return _is_json(path.removesuffix(next((each for each in COMPRESSIONS if path.endswith(each)), "")))
 
 
 def _records(unit: Unit, file: Any) -> Iterator[tuple[int, object]]:
     """Yields (offset, record) of JSON lines, or of a .json file that is one array."""
-    may_be_array = unit.stop is None and _is_json(unit.path.lower().removesuffix(".gz").removesuffix(".zst"))
+    may_be_array = unit.stop is None and _may_be_one_value(unit.path)
     if may_be_array and json_documents.is_array(file.peek(json_documents.HEAD_BYTES)[: json_documents.HEAD_BYTES]):
         try:
             yield from json_documents.array_records(file)
@@ -379,16 +468,52 @@ def _records(unit: Unit, file: Any) -> Iterator[tuple[int, object]]:
         return
     for offset, line in _lines(unit, file):
         text = _decode(unit, offset, line)
-        if not text.strip():
-            continue
-        try:
-            yield offset, json.loads(text)
-        except (ValueError, RecursionError) as error:
-            hint, place = ARRAY_HINT if text.lstrip()[:1] == "[" else "", _place(unit.path, offset)
-            fix = in_place(unit.path, f"sed {place[5:]}d {{}}") if place[5:].isdigit() and unit.stop else None
-            raise RecordError(
-                f"{unit.path} {place} is not JSON ({reason_of(error)}){hint or '; correct the line'}.", fix=fix
-            ) from None
+        if text.strip():
+            yield offset, _record_of(unit, offset, text)
+
+
+def _record_of(unit: Unit, offset: int, text: str, number: int = 0) -> object:
+    """Returns the value of a line of JSON, whose number is counted if it is not given; RecordError if it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        hint = ARRAY_HINT if text.lstrip()[:1] == "[" else ""
+        place = f"line {number}" if number else _place(unit.path, offset)
+        fix = in_place(unit.path, f"sed {place[5:]}d {{}}") if place[5:].isdigit() and unit.stop else None
+        raise RecordError(
+            f"{unit.path} {place} is not JSON ({reason_for(error)}){hint or '; correct the line'}.", fix=fix
+        ) from None
+
+
+def _is_alone(unit: Unit, file: Any, offset: int) -> bool:
+    """Returns whether the record of a .json file that was read at an offset is the only one of it."""
+    return offset == 0 and _may_be_one_value(unit.path) and not file.peek(1).strip()
+
+
+def _rows_of_columns(unit: Unit, record: Mapping[str, Any], columns: Sequence[str]) -> list[dict[str, object]] | None:
+    """Returns the rows of an object whose values are columns, as pandas and `datasets` read it; None if it is a row.
+
+    It is one if a wanted column is a list of texts. A value that is no list stands in every row.
+    """
+    wanted = [record.get(column) for column in columns if column != json_documents.TOKENS]
+    if not any(isinstance(each, list) and each and all(isinstance(text, str) for text in each) for each in wanted):
+        return None
+    lengths = {name: len(value) for name, value in record.items() if isinstance(value, list)}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{name!r} {length:,}" for name, length in lengths.items())
+        raise InputError(
+            f"{unit.path} is one object of columns, which have not as many texts ({told}); give it as one object in"
+            " each line, with the suffix .jsonl."
+        )
+    num_rows = next(iter(lengths.values()))
+    say_once(
+        f"{unit.path.rpartition('/')[0]} columns",
+        f"{unit.path} is one object of columns: its lists are read as {num_rows:,} documents. A row is an object in a"
+        " line of its own, with the suffix .jsonl.",
+    )
+    return [
+        {name: value[row] if name in lengths else value for name, value in record.items()} for row in range(num_rows)
+    ]
 
 
 def _json(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes]:
@@ -403,18 +528,37 @@ def _json(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes
                 f"{unit.path} {_place(unit.path, offset)} is JSON but not an object{hint}; "
                 f'write one {{"{columns[0]}": "..."}} per line.'
             )
-        values = []
-        for column in columns:
-            try:
-                found = json_documents.value_at(record, column)
-            except KeyError:
-                raise _no_column(unit.path, column, list(record), kind) from None
-            value = json_documents.numbers_as_text(found) if len(columns) > 1 else found
-            if not isinstance(value, str | bytes | None):
-                raise json_documents.not_text(f"{unit.path} {_place(unit.path, offset)}", value, column, kind)
-            values.append(value)
-        yield b"" if None in values else joined(values)
+        rows = _rows_of_columns(unit, record, columns) if _is_alone(unit, file, offset) else None
+        for row in [record] if rows is None else rows:
+            yield _joined_columns(unit, offset, row, columns, kind)
         kind = RecordError
+
+
+def _joined_columns(
+    unit: Unit, offset: int, record: Mapping[str, object], columns: Sequence[str], kind: type[InputError]
+) -> bytes:
+    """Returns the texts of a record's columns; an error of that kind for a column that is missing or no text."""
+    values = []
+    for column in columns:
+        try:
+            found = json_documents.value_at(record, column)
+        except KeyError:
+            raise no_column(unit.path, column, list(record), kind) from None
+        value = json_documents.numbers_as_text(found) if len(columns) > 1 else found
+        if not isinstance(value, str | bytes | None):
+            raise json_documents.not_text(f"{unit.path} {_place(unit.path, offset)}", value, column, kind)
+        if isinstance(record.get(column), list) and isinstance(value, str) and value:
+            _say_of_list(unit.path, column)
+        values.append(value)
+    return b"" if None in values else joined(values)
+
+
+def _say_of_list(path: str, column: str) -> None:
+    say_once(
+        f"{path.rpartition('/')[0]} {column} lists",
+        f"{path} has lists of texts in column {column!r}: each is one document, with spaces between its texts. Without"
+        f" this line: DataConfig.column '{column}[]'.",
+    )
 
 
 _TOLD: dict[str, str] = {}  # kind -> the sentence of it that was logged
@@ -426,47 +570,193 @@ def say_once(kind: str, sentence: str) -> None:
         logger.warning(without_credentials(sentence))
 
 
-def _csv(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes]:
-    csv.field_size_limit(sys.maxsize)  # the library's default limit, 128 KiB, is too small for long documents
-    lines = (_decode(unit, offset, line) + "\n" for offset, line in _lines(unit, file))
-    reader = csv.reader(lines, strict=True)
+def _table(unit: Unit, file: IO[bytes], form: str, columns: Sequence[str]) -> Iterator[bytes]:
+    header, rows = _header_and_rows(unit, file, form)
+    if header is None:
+        return
+    if columns == (USUAL_COLUMN,) and USUAL_COLUMN not in header and any(header):
+        columns, rows = _first_column(unit, header, rows)
+    for column in columns:
+        if column not in header:
+            raise no_column(unit.path, column, header)
+        if header.count(column) > 1:
+            raise InputError(f"{unit.path} has {header.count(column)} columns {column!r}; give them other names.")
+    places = [header.index(column) for column in columns]
+    for _, row in rows:
+        yield joined([row[place] for place in places])
+
+
+def _header_and_rows(
+    unit: Unit, file: IO[bytes], form: str
+) -> tuple[list[str] | None, Iterator[tuple[int, list[str]]]]:
+    """Returns the header of csv or tsv, None for a file without rows, and the other rows, all as wide, with numbers."""
+    numbered = _table_rows(unit, file, form)
+    first = next(numbered, None)
+    if first is None:
+        return None, iter(())
+    header = first[1]
+
+    def rows() -> Iterator[tuple[int, list[str]]]:
+        for number, row in numbered:
+            try:
+                tables.check_width(number, row, header)
+            except tables.TableError as error:
+                raise RecordError(f"{unit.path} {error}") from None
+            yield number, row
+
+    return header, rows()
+
+
+def _table_rows(unit: Unit, file: IO[bytes], form: str) -> Iterator[tuple[int, list[str]]]:
+    """Yields the rows of csv or tsv with their line numbers; says once how csv is separated if not by commas."""
+    lines = (_decode(unit, offset, line) for offset, line in _lines(unit, file, keeps_ends=True))
     try:
-        header = next(reader, None)
-        if header is None:
+        if form == "tsv":
+            yield from tables.tsv_rows(lines)
             return
-        if columns == (USUAL_COLUMN,) and USUAL_COLUMN not in header and any(header):
-            columns = (header[0],)
+        dialect, rows = tables.csv_rows(lines)
+        if dialect != tables.Dialect():
+            space = ", each with a space behind it" if dialect.skips_space else ""
             say_once(
-                f"{unit.path.rpartition('/')[0]} {header[0]}",  # one for all files of a folder
-                f"{unit.path} has no column {USUAL_COLUMN!r}: its first one, {header[0]!r}, is read. DataConfig.column"
-                " names another one.",
+                f"{unit.path.rpartition('/')[0]} {dialect}",
+                f"{unit.path} has {tables.SEPARATORS[dialect.separator]} between its fields{space}: so its first rows"
+                " are as wide as its header.",
             )
-        for column in columns:
-            if column not in header:
-                raise _no_column(unit.path, column, header)
-        places = [header.index(column) for column in columns]
-        for row in reader:
-            if len(row) > max(places):
-                yield joined([row[place] for place in places])
-            elif row:
-                raise RecordError(
-                    f"{unit.path} line {reader.line_num} has {len(row)} fields and the header {len(header)}; "
-                    "correct the line."
-                )
-    except csv.Error as error:
-        raise RecordError(
-            f"{unit.path} line {reader.line_num} is not csv ({reason_of(error)}); correct the line."
-        ) from None
+        yield from rows
+    except tables.TableError as error:
+        raise RecordError(f"{unit.path} {error}") from None
+
+
+def _first_column(
+    unit: Unit, header: Sequence[str], rows: Iterator[tuple[int, list[str]]]
+) -> tuple[tuple[str], Iterator[tuple[int, list[str]]]]:
+    """Returns the first column, which stands in for one that is called `text`, and the rows.
+
+    InputError if the first rows have more letters in another column: the first one is then a number or a name.
+    """
+    sample = list[tuple[int, list[str]]]()
+    failure = None
+    try:
+        sample += itertools.islice(rows, tables.SAMPLE_ROWS)
+    except RecordError as error:
+        failure = error
+
+    def again() -> Iterator[tuple[int, list[str]]]:
+        yield from sample
+        if failure is not None:
+            raise failure
+        yield from rows
+
+    if tables.column_of_text(header, [row for _, row in sample]) is None:
+        raise no_column(unit.path, USUAL_COLUMN, header)
+    say_once(
+        f"{unit.path.rpartition('/')[0]} {header[0]}",  # one for all files of a folder
+        f"{unit.path} has no column {USUAL_COLUMN!r}: its first one, {header[0]!r}, is read. DataConfig.column"
+        " names another one.",
+    )
+    return (header[0],), again()
 
 
 def _parquet(unit: Unit, columns: Sequence[str], policy: ReadPolicy, footers: Footers) -> Iterator[bytes]:
     size, metadata = footers(unit.path, policy)
-    names = metadata.schema.to_arrow_schema().names
+    schema = metadata.schema.to_arrow_schema()
     for column in columns:
-        if json_documents.stored_name(column) not in names and column.partition(".")[0] not in names:
-            raise _no_column(unit.path, column, names)
+        if check_column(unit.path, schema, column) and not column.endswith("[]"):
+            _say_of_list(unit.path, column)
     for values in parquet_values(unit.path, unit.start, columns, policy, size, metadata):
         yield joined(values)
+
+
+Columns = Mapping[str, object]
+
+
+def records(
+    path: str, columns: Sequence[str] = (), *, has_header: bool = True, content: bytes | None = None
+) -> Iterator[tuple[str, Columns]]:
+    """Yields (place, columns) of each record of a file of JSON, csv, tsv or parquet, as training reads them.
+
+    `columns` are those that are wanted: an object of columns is told by them. Without a header the columns of a table
+    are '0', '1', …. `content` is what is read in the file's place, where it was unpacked from an archive. Raises
+    InputError for what is wrong in the file, and the errors of the storage and of the compression; a record may lack a
+    wanted column, which the caller says.
+    """
+    unit = Unit(path)
+    form, packed = file_format(path)
+    if form == "parquet":
+        yield from _parquet_records(path)
+        return
+    with open_file(path, PATIENT) if content is None else io.BytesIO(content) as raw:
+        file = io.BufferedReader(raw) if isinstance(raw, io.BytesIO) else unpacked(raw, packed)
+        if form == "json":
+            yield from _json_records(unit, file, columns)
+        elif form in ("csv", "tsv"):
+            yield from _table_records(unit, file, form, columns if has_header else None)
+        else:
+            raise InputError(f"{path} has no columns; give .jsonl, .json, .csv, .tsv or .parquet.")
+
+
+def _parquet_records(path: str) -> Iterator[tuple[str, Columns]]:
+    size, metadata = read_footer(path, PATIENT)
+    number = 0
+    for group in range(metadata.num_row_groups):
+        for row in parquet_rows(path, group, PATIENT, size, metadata):
+            number += 1
+            yield f"{path} row {number}", row
+
+
+def _json_records(unit: Unit, file: Any, columns: Sequence[str]) -> Iterator[tuple[str, Columns]]:
+    is_array = json_documents.is_array(file.peek(json_documents.HEAD_BYTES)[: json_documents.HEAD_BYTES])
+    if is_array and _may_be_one_value(unit.path):
+        for number, (_, record) in enumerate(_records(unit, file), 1):
+            yield _checked(f"{unit.path} entry {number}", record, columns)
+        return
+    for number, (offset, line) in enumerate(_lines(unit, file), 1):
+        text = _decode(unit, offset, line)
+        if not text.strip():
+            continue
+        place, record = _checked(f"{unit.path} line {number}", _record_of(unit, offset, text, number), ())
+        rows = _rows_of_columns(unit, record, columns) if _is_alone(unit, file, offset) else None
+        if rows is None:
+            yield place, record
+        else:
+            yield from ((f"{unit.path} entry {entry}", row) for entry, row in enumerate(rows, 1))
+
+
+def _checked(place: str, record: object, columns: Sequence[str]) -> tuple[str, Columns]:
+    if isinstance(record, str) and len(columns) == 1:  # of an array of texts
+        return place, {columns[0]: record}
+    if not isinstance(record, Mapping):
+        hint = ARRAY_HINT if isinstance(record, list) else "; write one in each line"
+        raise RecordError(f"{place} is no object with columns{hint}.")
+    return place, record
+
+
+def _table_records(
+    unit: Unit, file: IO[bytes], form: str, columns: Sequence[str] | None
+) -> Iterator[tuple[str, Columns]]:
+    if columns is None:  # there is no header
+        for number, row in _table_rows(unit, file, form):
+            yield f"{unit.path} line {number}", dict(zip(map(str, range(len(row))), row, strict=True))
+        return
+    header, rows = _header_and_rows(unit, file, form)
+    for column in columns if header is not None else ():
+        if column not in header:
+            raise InputError(f"{unit.path} line 1 has no column {column}; it has {', '.join(header)}.")
+    if header is not None and len(set(header)) < len(header):
+        twice = next(name for name in header if header.count(name) > 1)
+        raise InputError(f"{unit.path} has {header.count(twice)} columns {twice!r}; give them other names.")
+    for number, row in rows:
+        yield f"{unit.path} line {number}", dict(zip(header or (), row, strict=True))
+
+
+def text_lines(path: str, file: IO[bytes]) -> Iterator[str]:
+    """Yields the lines of an open file of text, the blank ones too, as training reads them."""
+    unit = Unit(path)
+    for offset, line in _lines(unit, file):
+        text = _decode(unit, offset, line)
+        if "\r" in text:
+            _say_of_return(unit, file, offset)
+        yield text
 
 
 def joined(values: Sequence[str | bytes]) -> bytes:
@@ -478,8 +768,3 @@ def joined(values: Sequence[str | bytes]) -> bytes:
     if any(not text or text.isspace() for text in encoded):
         return b""
     return FIELD_SEPARATOR.join(text.replace(FIELD_SEPARATOR, b"") for text in encoded)
-
-
-def _no_column(path: str, column: str, columns: Sequence[str], kind: type[InputError] = InputError) -> InputError:
-    names, fix = ", ".join(map(repr, columns)) or "none", ("DataConfig.column", columns[0]) if columns else None
-    return kind(f"{path} has no column {column!r}; it has {names}: set DataConfig.column to one of these.", fix=fix)

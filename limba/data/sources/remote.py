@@ -6,12 +6,14 @@ bytes is repeated; the reader of the file does not notice.
 
 from __future__ import annotations
 
+import bz2
 import codecs
 import contextlib
 import functools
 import gzip
 import io
 import logging
+import lzma
 import re
 import shlex
 from collections.abc import Callable
@@ -24,11 +26,11 @@ import zstandard
 from fsspec import AbstractFileSystem
 from fsspec.asyn import AsyncFileSystem, sync
 
-from limba.config import reason_of
+from limba.config import foreign, reason_of
 from limba.storage.failures import limited
 from limba.storage.files import is_local
 
-COMPRESSIONS = (".gz", ".zst")
+COMPRESSIONS = (".gz", ".zst", ".bz2", ".xz")
 # Of text that is not UTF-8: letters that text in another of these encodings does not give, one after the other.
 ENCODINGS = {"EUC-JP": "[ぁ-ん]{2}", "SHIFT_JIS": "[ぁ-ん]{2}"}
 ENCODINGS |= {"WINDOWS-1251": "[а-я]{4}", "WINDOWS-1250": "[a-zăâî][şţłąż][a-zăâî]", "WINDOWS-1252": ""}
@@ -39,6 +41,10 @@ def unpacked(file: IO[bytes], suffix: str) -> IO[bytes]:
     """Returns the content of a file, decompressed according to the suffix; '' is a plain file."""
     if suffix == ".gz":
         return cast(IO[bytes], gzip.open(file))
+    if suffix == ".bz2":
+        return cast(IO[bytes], bz2.open(file))
+    if suffix == ".xz":
+        return cast(IO[bytes], lzma.open(file))
     return io.BufferedReader(ZstandardFile(file), 1 << 17) if suffix == ".zst" else file
 
 
@@ -306,9 +312,11 @@ def in_place(path: str, command: str) -> str | None:
 
 def in_utf8(path: str) -> str | None:
     """Returns the shell's commands that write a local text as UTF-8, from its likeliest encoding, None for none."""
-    if "://" in path or path.endswith(".zst"):
+    if "://" in path or path.endswith((".zst", ".bz2", ".xz")):
         return None
     is_packed, found = path.endswith(".gz"), ""
+    if not foreign.is_regular(path):
+        return None  # as standard input
     with (gzip.open if is_packed else open)(path, "rb") as file:
         content = file.read(ENCODING_BYTES)
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):

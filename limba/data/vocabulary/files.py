@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import fsspec
 from etils import epath
 
-from limba.config import InputError, reason_of, without_credentials
+from limba.config import InputError, foreign, reason_of, without_credentials
 from limba.storage import servers
 from limba.storage.files import write_whole
 
@@ -27,6 +27,8 @@ def content(path: str) -> bytes:
     try:
         if path.startswith("hf://"):
             servers.check_hub()
+        if "://" not in path:
+            return foreign.bytes_of(os.path.expanduser(path))
         with fsspec.open(path, "rb") as file:
             return file.read()  # pyright: ignore[reportAttributeAccessIssue] one path gives one file
     except FileNotFoundError as error:
@@ -37,6 +39,8 @@ def content(path: str) -> bytes:
             f" of a tokenizer.json, or to 'byte'{advice}.",
             field="DataConfig.vocabulary",
         ) from error
+    except InputError:
+        raise
     except Exception as error:  # libraries of buckets and of the hub raise their own exceptions
         raise InputError(
             f"The vocabulary {path} cannot be read ({reason_of(error)}); check the path and its permissions."

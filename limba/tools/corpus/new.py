@@ -27,8 +27,8 @@ that train it: tasks/NAME.py, gin/NAME_SIZE.gin and launch/NAME.sh, with comment
     limba new nb --corpus='data/*.jsonl' --hardware=h100 --days=1 --from=google/umt5-base
     bash launch/nb.sh
 
-The corpus may be .txt, .jsonl, .json, .csv or .parquet, also .gz or .zst, local, at an address, or user/name of the
-hub."""
+The corpus may be .txt, .jsonl, .json, .csv, .tsv or .parquet, also .gz or .zst, local, at an address, or user/name of
+the hub."""
 NAMES = {"DataConfig.column": "--column", "DataConfig.data_files": "--corpus"}  # what messages call a field
 DAYS = 7.0
 LEAST_LETTERS = 10_000  # of a corpus; a row of 128 inputs alone has some 500

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from limba.api import GinFlags, Parser
-from limba.config import InputError, RunConfig, environment, kinds
+from limba.config import InputError, RunConfig, environment, foreign, kinds
 from limba.tools.pages import serving
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def _check_output(output: str | None) -> None:
     path = Path(output).expanduser()
     if path.is_dir():
         raise InputError(f"--output is {output}, a folder; name a file in it, such as {path / PAGE}.")
-    if path.exists() and MARK.encode() not in path.read_bytes()[:READ]:
+    if path.exists() and not (foreign.is_regular(path) and MARK.encode() in foreign.bytes_of(path, READ)):
         raise InputError(f"--output is {output}, which exists and is no report; name another file.")
 
 

@@ -8,11 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import huggingface_hub
-import yaml
 
 from limba.api import write_whole
-from limba.config import InputError
-from limba.config.errors import reason_of
+from limba.config import InputError, foreign
 from limba.tools.results.suites import Suite
 from limba.tools.results.table import Table
 
@@ -33,16 +31,15 @@ BEGIN, END = "<!-- limba results {} -->", "<!-- end of limba results {} -->"
 
 def read(card: Path) -> huggingface_hub.ModelCard:
     """Returns the card of a model; InputError for one whose metadata cannot be read."""
-    try:
-        return huggingface_hub.ModelCard(card.read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
-        raise InputError(f"{card} is no model card ({reason_of(error)}); correct its metadata.") from None
+    with foreign.reading(card, "correct its metadata"):
+        return huggingface_hub.ModelCard(foreign.text_of(card))
 
 
 def languages(card: Path) -> list[str]:
-    """Returns the languages that a model's card names; [] without any, or without a card."""
+    """Returns the languages that a model's card names; [] without any, or without a card that can be read."""
     found = None
-    with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
+    with contextlib.suppress(InputError), foreign.reading(card):
+        foreign.check_regular(card)
         found = (huggingface_hub.metadata_load(card) or {}).get("language")
     codes = found if isinstance(found, list) else [] if found is None else [found]
     return ["no" if each is False else str(each) for each in codes]  # YAML's `no` is False, here Norwegian

@@ -5,24 +5,25 @@ A file is local, or `hub:user/name/path`: of a data set of the hub, in the cache
 
 from __future__ import annotations
 
-import csv
 import gzip
 import hashlib
 import io
-import json
+import math
 import re
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from limba.config import InputError, kinds
-from limba.config.errors import reason_of
+from limba.api import records, text_lines
+from limba.config import InputError, foreign, kinds
 
 Row = tuple[str, Mapping[str, object]]  # where it stands, and its columns
-TABLES = {".tsv": "\t", ".csv": ","}
+TABLES = (".tsv", ".csv")
 OBJECTS = (".json", ".parquet")  # how the layouts begin whose rows are objects
+LAYOUTS = (".json", ".jsonl", ".parquet", *TABLES)
+COPY = "copy it again"
+MOST_UNPACKED = 1 << 32  # bytes of a file in an archive, which is held in memory
 HUB = re.compile(r"(hub:([\w.-]+/[\w.-]+)(?:@((?:refs/\w+/)?[\w.-]+))?/(.+))")
 
 
@@ -73,29 +74,40 @@ def place_of(folder: str, name: str) -> Path:
 
 def checksum(path: Path) -> str:
     """Returns the SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
+    with foreign.open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def bytes_of(path: Path) -> bytes:
+    """Returns the content of a file, unpacked from .gz, or from .zip as its first file; InputError if it is none."""
+    with foreign.reading(path, COPY):
+        packed = foreign.bytes_of(path)
+        if path.suffix == ".gz":
+            return gzip.decompress(packed)
+        if path.suffix != ".zip":
+            return packed
+        with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+            names = [each for each in archive.infolist() if not each.is_dir()]
+            if not names:
+                raise InputError(f"{path} is an empty archive; copy it again.")
+            if names[0].file_size > MOST_UNPACKED:
+                raise InputError(f"{path} holds {names[0].file_size:,} bytes in {names[0].filename}; unpack it first.")
+            return archive.read(names[0])
+
+
 def text_of(path: Path) -> str:
-    """Returns the text of a file, unpacked from .gz, or from .zip as its first file; InputError if it is none."""
+    """Returns the text of a file as `bytes_of`, without a byte order mark; InputError if it is not UTF-8."""
+    data = bytes_of(path)
     try:
-        if path.suffix == ".zip":
-            with zipfile.ZipFile(path) as archive:
-                data = archive.read(archive.namelist()[0])
-        else:
-            data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise InputError(f"{path} line {line} is not text in UTF-8; convert the file.") from None
-    except (OSError, EOFError, IndexError, zlib.error, zipfile.BadZipFile) as error:
-        raise InputError(f"{path} cannot be read ({reason_of(error)}); copy it again.") from None
 
 
 def lines_of(path: Path) -> list[str]:
-    """Returns the lines of a file, split at newlines alone."""
-    return [line.rstrip("\r") for line in text_of(path).split("\n")]
+    r"""Returns the lines of a file. They end with \n or \r\n alone, not with what else Unicode calls a line's end."""
+    return list(text_lines(str(path), io.BufferedReader(io.BytesIO(text_of(path).encode()))))
 
 
 def letters(text: str) -> str:
@@ -106,11 +118,11 @@ def letters(text: str) -> str:
 def prose_of(path: Path, column: str = "text") -> str:
     """Returns the text of a file: the sentences of a treebank, a column of JSON or parquet, or the file as it is."""
     if (layout := layout_of(path)).startswith(OBJECTS):
-        return "\n".join(str(row[column]) for _, row in rows(path, [column]))
+        return "\n".join(text_in(where, row, column) for where, row in rows(path, [column]))
     if layout in (".conllu", ".conllup"):
         said = [line.partition("=")[2].strip() for line in lines_of(path) if line.startswith("# text =")]
         return "\n".join(said or (" ".join(each[0] for each in cells) for _, cells in sentences(path, 1)))
-    return text_of(path)
+    return "\n".join(lines_of(path))
 
 
 def layout_of(path: Path) -> str:
@@ -120,66 +132,66 @@ def layout_of(path: Path) -> str:
 
 
 def rows(path: Path, columns: Sequence[str | int]) -> Iterator[Row]:
-    """Yields the rows of a table, or the objects of a JSON file; InputError for one that lacks a column.
+    """Yields the rows of a table, or the objects of a JSON file, as training reads them.
 
-    A column that is a number, from 0, belongs to a table without a header.
+    A column that is a number, from 0, belongs to a table without a header. InputError for a file that lacks a column.
     """
     layout = layout_of(path)
-    if layout in TABLES:
-        yield from _table(path, TABLES[layout], columns)
-        return
-    if layout == ".parquet":
-        yield from (_checked(f"{path} row {number}", row, columns) for number, row in enumerate(_parquet(path), 1))
-        return
-    if not layout.startswith(OBJECTS):
-        raise InputError(f"{path} is no .json, .jsonl, .parquet, .tsv or .csv; name a file of one of these layouts.")
-    text = text_of(path)
-    listed = text.lstrip().startswith("[")
-    objects = enumerate([text] if listed else text.split("\n"), 1)
-    for number, line in objects:
-        if not line.strip():
-            continue
-        try:
-            found = json.loads(line)
-        except ValueError as error:
-            raise InputError(f"{path} line {number} is not JSON ({reason_of(error)}); correct it.") from None
-        for place, each in enumerate(found if listed else [found], 1):
-            yield _checked(f"{path} {'entry' if listed else 'line'} {place if listed else number}", each, columns)
+    if layout not in LAYOUTS:
+        raise InputError(f"{path} is no {', '.join(LAYOUTS)}; name a file of one of these layouts.")
+    has_header = layout not in TABLES or not any(isinstance(each, int) for each in columns)
+    names = [str(each) for each in columns]
+    name, content = str(path), None
+    if path.suffix == ".zip":
+        name, content = name.removesuffix(".zip"), bytes_of(path)
+    if content is None:
+        foreign.check_regular(path)
+    with foreign.reading(path, COPY):
+        for where, row in records(name, names, has_header=has_header, content=content):
+            yield _checked(where, row, names)
 
 
-def _parquet(path: Path) -> list[dict[str, object]]:
-    import pyarrow.parquet
-
-    try:
-        return pyarrow.parquet.read_table(path).to_pylist()
-    except (OSError, pyarrow.ArrowException) as error:
-        raise InputError(f"{path} cannot be read ({reason_of(error)}); copy it again.") from None
-
-
-def _table(path: Path, separator: str, columns: Sequence[str | int]) -> Iterator[Row]:
-    quoting = csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL
-    reader = csv.reader(io.StringIO(text_of(path), newline=""), delimiter=separator, quoting=quoting)
-    has_header = not any(isinstance(each, int) for each in columns)
-    header = next(reader, []) if has_header else []
-    if has_header:
-        _checked(f"{path} line 1", dict.fromkeys(header, ""), columns)
-    for row in reader:
-        if not row:
-            continue
-        where = f"{path} line {reader.line_num}"
-        if has_header and len(row) != len(header):
-            raise InputError(f"{where} has {len(row)} columns, and line 1 names {len(header)}; correct it.")
-        names = header if has_header else [str(number) for number in range(len(row))]
-        yield _checked(where, dict(zip(names, row, strict=True)), [str(each) for each in columns])
-
-
-def _checked(where: str, found: object, columns: Sequence[str | int]) -> Row:
-    if not isinstance(found, Mapping):
-        raise InputError(f"{where} is no object with columns; name a file of another layout.")
+def _checked(where: str, row: Mapping[str, object], columns: Sequence[str]) -> Row:
     for column in columns:
-        if str(column) not in found:
-            raise InputError(f"{where} has no column {column}; it has {', '.join(map(str, found))}.")
-    return where, found
+        if column not in row:
+            raise InputError(f"{where} has no column {column}; it has {', '.join(map(str, row))}.")
+    return where, row
+
+
+def text_in(where: str, row: Mapping[str, object], column: str | int) -> str:
+    """Returns the text of a column of a row; InputError for what is none, such as null and a number."""
+    return text(where, row[str(column)], f"the column {column}")
+
+
+def text(where: str, value: object, what: str) -> str:
+    """Returns a value if it is a text, with a question mark for half a letter, which JSON can hold and UTF-8 cannot."""
+    if not isinstance(value, str):
+        found = "null" if value is None else f"{value!r}, of type {type(value).__name__}"
+        raise InputError(f"{where}: {what} holds {found[:200]}, and no text; correct it.")
+    return value.encode("utf-8", "replace").decode()
+
+
+def label_in(where: str, row: Mapping[str, object], column: str | int) -> str:
+    """Returns the label in a column of a row, a text or a whole number; InputError for what is none."""
+    value = row[str(column)]
+    if isinstance(value, int):  # True and False too
+        return str(value)
+    label = text(where, value, f"the column {column}").strip()
+    if not label:
+        raise InputError(f"{where}: the column {column} is empty; give its label.")
+    return label
+
+
+def number_in(where: str, row: Mapping[str, object], column: str | int) -> float:
+    """Returns the finite number in a column of a row; InputError for what is none, such as null and NaN."""
+    value = row[str(column)]
+    try:
+        number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
+    except (ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise InputError(f"{where}: the column {column} is no number; correct it.")
+    return number
 
 
 def sentences(path: Path, *columns: str | int) -> Iterator[tuple[str, list[list[str]]]]:

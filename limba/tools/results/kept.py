@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from limba.config import InputError
+from limba.config import foreign
 from limba.tools.results.files import checksum, place_of
 from limba.tools.results.outcome import Outcome
 
@@ -78,10 +79,13 @@ class Kept:
 
 
 def _read(path: Path) -> Outcome:
-    try:
-        return Outcome(**json.loads(path.read_text())["outcome"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise InputError(f"{path} is damaged; remove it, and it is computed again.") from None
+    with foreign.reading(path, "remove it, and it is computed again"):
+        found = Outcome(**json.loads(foreign.text_of(path))["outcome"])
+        numbers = [*found.figures.values(), *found.parts.values(), *found.notes.values()]
+        numbers += [end for ends in found.intervals.values() for end in ends]
+        if not found.figures or not all(isinstance(each, int | float) and math.isfinite(each) for each in numbers):
+            raise ValueError("a figure is missing or no finite number")
+        return found
 
 
 def _version(package: str) -> str:

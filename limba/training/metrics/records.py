@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 from etils import epath
 
+from limba.storage.files import read_bytes
+
 METRICS = "metrics.jsonl"
 LEDGER = "skipped_batches.jsonl"  # batches that a run has dropped or passed over: training/ledger.py
 DOCUMENTS = "skipped_documents.jsonl"  # the documents in these batches, where somebody has looked for them
@@ -91,7 +93,7 @@ def read_metrics(model_dir: str) -> list[dict]:
     """
     records: dict[tuple[str, int], dict] = {}
     path = epath.Path(model_dir) / METRICS
-    for line in path.read_bytes().splitlines() if path.exists() else ():
+    for line in read_bytes(path).splitlines() if path.exists() else ():
         # Skipped are lines that are empty, incomplete, not text, or no record.
         with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
             record = json.loads(line)

@@ -25,7 +25,7 @@ from bokeh.resources import Resources
 from limba.config import InputError, reason_of
 from limba.tools.pages.page import charts, tables
 from limba.tools.pages.page.charts import Chart, Line
-from limba.tools.pages.page.runs import Run
+from limba.tools.pages.page.runs import Run, own_bytes
 from limba.tools.pages.serving import PageHandler, PageServer, as_json
 
 HEIGHT = 280  # pixels
@@ -282,8 +282,13 @@ def _results(run: Run) -> Iterator[tuple[str, str, str]]:
     folder = run.directory / FOLDER
     for path in sorted(folder.glob("*.svg")) if folder.exists() else ():
         table = path.with_suffix(".txt")
-        text = table.read_text() if table.exists() else ""
-        yield html.escape(path.stem), base64.b64encode(path.read_bytes()).decode(), html.escape(text)
+        # The page may be sent to others: what a link in somebody else's folder leads to is not put on it. A picture
+        # that cannot be read is left out, and the page is made.
+        picture = own_bytes(run.directory, path)
+        if picture is None:
+            continue
+        text = (own_bytes(run.directory, table) or b"").decode("utf-8-sig", "replace")
+        yield html.escape(path.stem), base64.b64encode(picture).decode(), html.escape(text)
 
 
 LOOK_SECONDS, BUCKET_SECONDS = 2.0, 30.0  # between two looks at a disk and at a bucket, however many pages are open

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ import numpy as np
 from etils import epath
 
 from limba.api import RunDirectory, evenly, flops_per_sequence
-from limba.config import InputError, RunConfig, reason_of
+from limba.config import InputError, RunConfig, foreign, reason_of
 
 AXES = ("step", "tokens", "hours", "flop")  # what a line can be drawn over
 EVALUATED = re.compile(r"(?P<task>.+)-(?P<step>\d+)\.jsonl")  # of model_dir/evaluations
@@ -133,8 +134,8 @@ class Run:
             )
         for path in sorted(self.directory.glob("skipped_units_process_*.json"), key=str):
             try:
-                number = f"{len(json.loads(path.read_bytes())):,}"
-            except (ValueError, TypeError):
+                number = f"{len(json.loads(own_bytes(self.directory, path) or b'')):,}"
+            except (ValueError, TypeError, RecursionError):
                 number = "an unknown number of"
             found.append(f"{number} part(s) of the corpus could not be read and were skipped; {path.name} lists them.")
         return found
@@ -154,13 +155,24 @@ class Run:
 
 def _records(path: epath.Path, *names: str) -> Iterator[dict[str, Any]]:
     """Yields the objects of a JSON-lines file that have these fields, numbers in whole ones; none without the file."""
-    for line in path.read_bytes().splitlines() if path.exists() else ():
+    for line in (own_bytes(path.parent, path) or b"").splitlines():
         try:
             each = json.loads(line)
             numbers = {name: int(each[name]) for name in ("batch", "document") if name in names}
-            yield {**{name: each[name] for name in names}, **each, **numbers}
-        except (ValueError, KeyError, TypeError):
+            record = {**{name: each[name] for name in names}, **each, **numbers}
+        except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
             continue  # it was cut, or is another one
+        yield record
+
+
+def own_bytes(folder: epath.Path, path: epath.Path) -> bytes | None:
+    """Returns the content of a run's file; None if it is missing, cannot be read, or is a link out of the folder."""
+    try:
+        if "://" in os.fspath(path):
+            return path.read_bytes() if path.exists() else None
+        return foreign.bytes_of(path) if foreign.is_inside(path, folder) else None
+    except (OSError, ValueError):
+        return None
 
 
 START, RESTART, SAVE, SPIKE, FAULT, SKIPPED, END = KINDS = (

@@ -47,7 +47,7 @@ LARGE = 1 << 28  # bytes, from which on too few units cost time
 BLANK = 0.05  # share of rows without text
 FEW_DOCUMENTS = 8  # of a corpus, whose documents are cut if they are long
 LONG, LEAST_CUT = 1 << 14, 1 << 15  # bytes of a long document on average, and of the few in all
-SUFFIXES = (".txt", ".jsonl", ".json", ".csv", ".parquet", ".gz", ".zst", ".array_record")
+SUFFIXES = (".txt", ".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz", ".zst", ".bz2", ".xz", ".array_record")
 
 
 def data_of_run(

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from limba.config import InputError, kinds
+from limba.config import InputError, kinds, require
 from limba.tools.results import files, ngrams
 from limba.tools.results.outcome import Figures, Outcome
 from limba.tools.results.protocol import PROTOCOL
@@ -38,8 +38,10 @@ class BitsPerByte:
     main = "bits per byte"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "texts", (self.texts,) if isinstance(self.texts, str) else tuple(self.texts))
+        if isinstance(self.texts, str):
+            object.__setattr__(self, "texts", (self.texts,))
         kinds.check(self)
+        require(bool(self.texts), "BitsPerByte.texts", "is empty; give the files of the texts.")
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -108,7 +110,7 @@ def windows(text: str) -> Iterator[str]:
     >>> [*windows("unu doi\\n\\ntrei")]
     ['unu doi', 'trei']
     """
-    for line in filter(str.strip, text.splitlines()):
+    for line in filter(str.strip, text.split("\n")):
         words, joint = _words(line)
         taken: list[str] = []
         size = 0

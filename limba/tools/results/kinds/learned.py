@@ -166,8 +166,8 @@ class Classification(Learned):
 
     def examples(self, path: Path) -> Iterator[Example]:
         for where, row in files.rows(path, (*self.columns, self.label)):
-            label = str(row[str(self.label)]).strip()
-            yield Example(joined(row, *self.columns), label, where)
+            label = files.label_in(where, row, self.label)
+            yield Example(joined(where, row, *self.columns), label, where)
 
     def judge(self, examples: Sequence[Example], predictions: Sequence[str], parts: Parts) -> Outcome:
         known = set(parts.labels)
@@ -202,11 +202,10 @@ class Similarity(Learned):
 
     def examples(self, path: Path) -> Iterator[Example]:
         for where, row in files.rows(path, (self.first, self.second, self.score)):
-            try:
-                value = float(str(row[str(self.score)]))
-            except ValueError:
-                raise InputError(f"{where}: the column {self.score} is no number; correct it.") from None
-            yield Example(joined(row, self.first, self.second), f"{round(value * 5) / 5:.1f}", where, value=value)
+            value = files.number_in(where, row, self.score)
+            yield Example(
+                joined(where, row, self.first, self.second), f"{round(value * 5) / 5:.1f}", where, value=value
+            )
 
     def judge(self, examples: Sequence[Example], predictions: Sequence[str], parts: Parts) -> Outcome:
         mean = sum(each.value for each in parts.train) / len(parts.train)
@@ -230,9 +229,9 @@ def _moments(values: tuple[float, ...]) -> tuple[float, float]:
     return statistics.fmean(values), statistics.pstdev(values)
 
 
-def joined(row: Mapping[str, object], *columns: str | int) -> str:
-    """Returns the columns of a row as one input."""
-    return SECOND.join(" ".join(str(row[str(each)]).split()) for each in columns)
+def joined(where: str, row: Mapping[str, object], *columns: str | int) -> str:
+    """Returns the texts of some columns of a row as one input."""
+    return SECOND.join(" ".join(files.text_in(where, row, each).split()) for each in columns)
 
 
 def _number(text: str) -> float | None:
@@ -264,7 +263,8 @@ class Tagged(Learned):
                 tokens, tags = map(row.get, columns)
                 if not isinstance(tokens, list) or not isinstance(tags, list) or len(tokens) != len(tags):
                     raise InputError(f"{where}: {' and '.join(columns)} are no lists of one length; correct them.")
-                yield where, list(map(str, tokens)), [self._named(each, where) for each in tags]
+                words = [files.text(where, each, f"a token of {columns[0]}") for each in tokens]
+                yield where, words, [self._named(each, where) for each in tags]
             return
         for where, cells in files.sentences(path, self.tokens, self.tags):
             tokens = [each[0] for each in cells]
@@ -273,8 +273,8 @@ class Tagged(Learned):
             yield where, tokens, [NAME_IN_MISC.sub(r"\1", each[1]) for each in cells]
 
     def _named(self, tag: object, where: str) -> str:
-        if not isinstance(tag, int):
-            return str(tag)
+        if not isinstance(tag, int) or isinstance(tag, bool):
+            return files.text(where, tag, "a tag")
         if not 0 <= tag < len(self.names):
             raise InputError(f"{where} has the tag {tag}, and the task {self.name} {len(self.names)} names; add them.")
         return self.names[tag]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import regex
 
 from limba.config import InputError, kinds
 from limba.config.kinds import PositiveInt
@@ -26,10 +26,9 @@ LAYOUTS = {  # name: columns of the right and the wrong sentence; columns of the
     "own": (("good", "bad"), ("phenomenon",)),
 }
 FIRST, LAST = "<extra_id_0>", "<extra_id_1>"
-# A word, a sign or a space; where words are not separated, a letter.
-PIECE = re.compile(
-    r"[\u3040-\u30ff\u3400-\u9fff\u0e00-\u0eff]|[^\W\u3040-\u30ff\u3400-\u9fff\u0e00-\u0eff]+|\s+|[^\w\s]"
-)
+# A word with its marks, a sign or a space; where words are not separated, a letter with its marks.
+WITHOUT_SPACES = r"\u3040-\u30ff\u3400-\u9fff\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
+PIECE = regex.compile(rf"[{WITHOUT_SPACES}]\p{{M}}*|(?:(?![{WITHOUT_SPACES}])[\w\p{{M}}\u200c\u200d])+|\s+|[^\w\s]")
 
 
 class Pair(NamedTuple):
@@ -73,8 +72,8 @@ class MinimalPairs:
         phenomenon = next((each for each in names if each in first), None)
         found = []
         for where, row in files.rows(path, [good, bad, *([phenomenon] if phenomenon else [])]):
-            right, wrong = str(row[good]).strip(), str(row[bad]).strip()
-            pair = Pair(right, wrong, str(row[phenomenon]) if phenomenon else "all")
+            right, wrong = files.text_in(where, row, good).strip(), files.text_in(where, row, bad).strip()
+            pair = Pair(right, wrong, files.label_in(where, row, phenomenon) if phenomenon else "all")
             if not pair.good or not pair.bad or pair.good == pair.bad:
                 raise InputError(
                     f"{where}: the columns {good} and {bad} hold no two sentences that differ; correct it."

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+import regex
+
 from limba.config import InputError, extras
 from limba.config.errors import reason_of
 from limba.config.kinds import NonNegativeInt
@@ -17,8 +19,11 @@ from limba.tools.results import files
 from limba.tools.results.kinds.learned import SECOND, Example, Learned, Parts
 from limba.tools.results.outcome import Figures, Outcome
 
+# Unicode's word boundaries (UAX #29), and what makes a word of what stands between two.
+WORD_ENDS = regex.compile(r"\b", regex.V1 | regex.WORD)
+LETTER = regex.compile(r"[\p{L}\p{N}]")
 ARTICLES = re.compile(r"\b(a|an|the)\b")
-SIGN = re.compile(r"[^\w\s]|_")
+SIGN = regex.compile(r"[\p{P}\p{S}]")
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ class Writing(Free):
             if name not in self.targets:
                 raise InputError(f"{name} of the task {self.name} has no file in `targets`; add it there.")
             paths = [files.place_of(folder, each) for each in (name, self.targets[name])]
-            sources, targets = (files.text_of(path).splitlines() for path in paths)
+            sources, targets = (files.lines_of(path) for path in paths)
             if len(sources) != len(targets):
                 raise InputError(
                     f"{paths[0]} has {len(sources):,} lines, and {paths[1]} {len(targets):,}; give files whose lines"
@@ -69,7 +74,7 @@ class Writing(Free):
 
     def examples(self, path: Path) -> Iterator[Example]:
         for where, row in files.rows(path, (self.source, self.target)):
-            source, target = (" ".join(str(row[str(each)]).split()) for each in (self.source, self.target))
+            source, target = (" ".join(files.text_in(where, row, each).split()) for each in (self.source, self.target))
             yield Example(source, target, where)
 
     def judge(self, examples: Sequence[Example], predictions: Sequence[str], parts: Parts) -> Outcome:
@@ -96,7 +101,7 @@ class _Words:
     """Words of any language, as a tokenizer of rouge-score, whose own knows English letters only."""
 
     def tokenize(self, text: str) -> list[str]:
-        return re.findall(r"\w+", text.lower())
+        return [word for word in WORD_ENDS.split(text.lower()) if LETTER.search(word)]
 
 
 @dataclass(frozen=True)

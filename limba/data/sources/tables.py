@@ -1,0 +1,150 @@
+"""The rows of csv and tsv: one reader, so that a file has the same rows in training, generation and results.
+
+Csv is RFC 4180's, as Python's `csv`, pandas and `datasets` read it, but that a row of another width is an error: these
+libraries fill it up, or take its first fields for an index. The first row names the columns, unless a caller knows
+better. The separator is found from the first rows; see `dialect_of`.
+
+Tsv has a row in each line and no quotes, but that a field which is wholly in quotes, as pandas writes one with a quote
+in it, is read without them.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+SAMPLE_LETTERS = 1 << 16  # that are looked at for the separator
+SAMPLE_ROWS = 20
+_WHOLLY_QUOTED = re.compile(r'"((?:[^"]|"")*)"')
+
+
+class TableError(ValueError):
+    """A row that cannot be read; the sentence says which, without the file."""
+
+
+class Dialect(NamedTuple):
+    """What stands between two fields, and whether a space behind it belongs to it."""
+
+    separator: str = ","
+    skips_space: bool = False
+
+
+def dialect_of(lines: Sequence[str], is_cut: bool = False) -> Dialect:
+    r"""Returns how the fields of csv are separated, by its first lines; `is_cut` if their last row may be cut.
+
+    The separator is the one of , ; tab and | that cuts the header into the most fields, two at least, and the other
+    rows into as many; without such a one that which cuts the header alone into the most; the comma where none does. A
+    space behind it is no part of the fields if it stands before every name of the header but the first.
+
+    >>> dialect_of(["id;text\n", "1;One, two, three\n"]), dialect_of(["text\n", "a;b\n"]).separator
+    (Dialect(separator=';', skips_space=False), ',')
+    >>> dialect_of(["id, text\n", "1, One\n"])
+    Dialect(separator=',', skips_space=True)
+    """
+    best, chosen = (False, 1), Dialect()
+    for separator in SEPARATORS:
+        reader = csv.reader(iter(lines), delimiter=separator)
+        try:
+            rows = [row for row in itertools.islice(reader, SAMPLE_ROWS) if row]
+        except csv.Error:
+            continue
+        if not rows or len(rows[0]) < 2:
+            continue
+        header, *others = rows
+        if is_cut and others and reader.line_num == len(lines):
+            others.pop()
+        rank = (all(len(row) == len(header) for row in others), len(header))
+        if rank > best:
+            best = rank
+            skips_space = separator != "\t" and all(name.startswith(" ") for name in header[1:])
+            chosen = Dialect(separator, skips_space)
+    return chosen
+
+
+def csv_rows(lines: Iterator[str]) -> tuple[Dialect, Iterator[tuple[int, list[str]]]]:
+    """Returns the dialect of csv, and its rows with the number of their last line; blank lines are left out.
+
+    `lines` have their ends, which may stand in a field too. TableError for what is not csv, when it is read.
+    """
+    csv.field_size_limit(sys.maxsize)  # the library's default limit, 128 KiB, is too small for long documents
+    sample, num_letters = list[str](), 0
+    for line in lines:
+        sample.append(line)
+        num_letters += len(line)
+        if num_letters >= SAMPLE_LETTERS:
+            break
+    dialect = dialect_of(sample, is_cut=num_letters >= SAMPLE_LETTERS)
+    return dialect, _csv_rows(itertools.chain(sample, lines), dialect)
+
+
+def _csv_rows(lines: Iterator[str], dialect: Dialect) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader(lines, delimiter=dialect.separator, skipinitialspace=dialect.skips_space, strict=True)
+    while True:
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            raise TableError(f"line {reader.line_num} is not csv ({_reason(error)}); correct the line.") from None
+        if row is None:
+            return
+        if row:
+            yield reader.line_num, row
+
+
+def _reason(error: csv.Error) -> str:
+    said = str(error).strip().rstrip(".")
+    # Its advice is for who opens files in Python.
+    return "a carriage return stands alone in it" if said.startswith("new-line character seen in unquoted") else said
+
+
+def tsv_rows(lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
+    r"""Yields the rows of tab separated lines with their line numbers; blank lines are left out.
+
+    >>> [*tsv_rows(iter(["text\tlabel\n", '"a ""b"" c"\t1\n', '"a" b\t2\r\n']))]
+    [(1, ['text', 'label']), (2, ['a "b" c', '1']), (3, ['"a" b', '2'])]
+    """
+    for number, line in enumerate(lines, 1):
+        line = line.removesuffix("\n").removesuffix("\r")
+        if not line:
+            continue
+        fields = line.split("\t")
+        if len(fields) == 1 and line.startswith('"') and not _WHOLLY_QUOTED.fullmatch(line):
+            raise TableError(
+                f"line {number} begins with a quotation mark that is not closed in it, and a row of tsv is one line;"
+                " write the rows as csv or JSON lines."
+            )
+        yield number, [_unquoted(field) for field in fields]
+
+
+def _unquoted(field: str) -> str:
+    match = _WHOLLY_QUOTED.fullmatch(field) if field.startswith('"') else None
+    return match[1].replace('""', '"') if match else field
+
+
+def check_width(number: int, row: Sequence[str], header: Sequence[str]) -> None:
+    """Raises TableError for a row that has not as many fields as the header."""
+    if len(row) == len(header):
+        return
+    hint = "correct the line"
+    if any(field.startswith('"') for field in row):
+        hint = "correct the line: a field begins with a quotation mark"
+    elif len(row) > len(header):
+        hint = "put a field that has the separator in it into quotation marks"
+    raise TableError(f"line {number} has {len(row)} fields and the header {len(header)}; {hint}.")
+
+
+def column_of_text(header: Sequence[str], rows: Sequence[Sequence[str]]) -> int | None:
+    """Returns the place of the first column if most letters of the rows stand in it; None if another has more.
+
+    >>> column_of_text(["body", "id"], [["One text", "1"]]), column_of_text(["id", "body"], [["1", "One text"]])
+    (0, None)
+    """
+    counts = [0] * len(header)
+    for row in rows:
+        for place, field in enumerate(row[: len(header)]):
+            counts[place] += sum(map(str.isalpha, field))
+    return 0 if counts and counts[0] == max(counts) else None

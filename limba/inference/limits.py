@@ -1,0 +1,109 @@
+"""What generation and scoring take of the memory at least, so that what cannot fit is refused before it is tried.
+
+These are lower bounds: a cache, the logits of one step, the rows that are read. What passes may still not fit, and ends
+with the device's own error; what is refused would never have fitted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from jax.sharding import Mesh
+
+from limba.config import ConfigError, GenerationConfig, InputError, ModelConfig
+from limba.formats.t5x import numpy_dtype
+
+CGROUP = Path("/sys/fs/cgroup")  # of a container, whose limit the machine's own figures do not show
+FLOAT_BYTES, ID_BYTES = 4, 4
+
+
+def memory_of(mesh: Mesh) -> int:
+    """Returns the bytes that the mesh's devices have; of CPUs, those that are free on this host."""
+    if not mesh.local_devices:  # of a compiler for other devices
+        return sys.maxsize
+    limits = [_limit_of(device) for device in mesh.local_devices]
+    hosts = max(1, len({device.process_index for device in mesh.devices.flat}))
+    return hosts * (sum(limits) if all(limits) else _free_on_host())
+
+
+def _limit_of(device: Any) -> int:
+    """Returns the bytes of a device; 0 if it does not say."""
+    try:
+        return (device.memory_stats() or {}).get("bytes_limit", 0)
+    except RuntimeError:  # jax's own, of a device that has no such figures
+        return 0
+
+
+def _free_on_host() -> int:
+    free = psutil.virtual_memory().available
+    with contextlib.suppress(OSError, ValueError):  # no container, or none with a limit ("max")
+        most = int((CGROUP / "memory.max").read_text())
+        used = int((CGROUP / "memory.current").read_text())
+        cached = next(line for line in (CGROUP / "memory.stat").read_text().splitlines() if line.startswith("file "))
+        free = min(free, most - used + int(cached.split()[1]))
+    return max(free, 0)
+
+
+def check_generation(network: ModelConfig, config: GenerationConfig, num_rows: int, mesh: Mesh) -> None:
+    """Raises ConfigError if so many rows of so many tokens do not fit into the memory; it names a number that does."""
+    width = max(config.num_beams, config.num_samples)
+    free, per_token = memory_of(mesh), bytes_per_token(network)
+    of_step = num_rows * width * network.vocab_size * FLOAT_BYTES
+    needed = of_step + num_rows * width * config.max_tokens * per_token
+    if needed <= free:
+        return
+    several = f" with {width:,} beams or samples each" if width > 1 else ""
+    what = f"{num_rows:,} texts at a time{several} take {size(needed)} at least, and {size(free)} are free"
+    if (most := (free - of_step) // (num_rows * width * per_token)) >= 16:
+        raise ConfigError("GenerationConfig.max_tokens", f"is {config.max_tokens:,}: {what}; give at most {most:,}.")
+    per_text = network.vocab_size * FLOAT_BYTES + config.max_tokens * per_token
+    if width > 1 and (most := free // (num_rows * per_text)):
+        field = "num_beams" if config.num_beams > 1 else "num_samples"
+        raise ConfigError(f"GenerationConfig.{field}", f"is {width:,}: {what}; give at most {most:,}.")
+    if most := free // (width * per_text):
+        raise InputError(f"Generation does not fit: {what}; give at most {most:,} texts at a time.")
+    raise ConfigError(
+        "GenerationConfig.max_tokens", f"is {config.max_tokens:,}: {what}; give a smaller number, and fewer texts."
+    )
+
+
+def bytes_per_token(network: ModelConfig) -> int:
+    """Returns the bytes of one token of one text: its keys and values in each layer, and its id."""
+    layers = network.num_decoder_layers or network.num_encoder_layers
+    heads = network.num_kv_heads or network.num_heads
+    return 2 * layers * heads * network.head_dim * numpy_dtype(network.dtype).itemsize + ID_BYTES
+
+
+def check_scoring(network: ModelConfig, num_rows: int, mesh: Mesh) -> None:
+    """Raises InputError if the logits of so many of the shortest rows do not fit into the memory."""
+    free, per_row = memory_of(mesh), 2 * network.vocab_size  # of one token, in bfloat16
+    if num_rows * per_row > free:
+        raise InputError(
+            f"A batch of {num_rows:,} texts takes {size(num_rows * per_row)} at least, and {size(free)} are free; give"
+            f" at most {max(1, free // per_row):,} at a time."
+        )
+
+
+def check_fills(network: ModelConfig, num_rows: int, width: int, top: int, mesh: Mesh) -> None:
+    """Raises InputError if so many fills of so many texts, of which `width` tokens are read, do not fit."""
+    free = memory_of(mesh)
+    per_fill = num_rows * (width * network.emb_dim + 4 * network.vocab_size) * FLOAT_BYTES
+    if top * per_fill > free:
+        raise InputError(
+            f"top is {top:,}: so many fills of {num_rows} texts take {size(top * per_fill)} at least, and {size(free)}"
+            f" are free; give at most {max(1, free // per_fill):,}."
+        )
+
+
+def size(num_bytes: float) -> str:
+    """Returns a number of bytes in words.
+
+    >>> size(2.5e9), size(3e6)
+    ('2.5 GB', '3 MB')
+    """
+    return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e9 else f"{np.ceil(num_bytes / 1e6):,.0f} MB"
