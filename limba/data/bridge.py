@@ -280,8 +280,11 @@ def in_tensorflow(dataset: tf.data.Dataset, function: Callable[[Dataset], Datase
     return tf.data.Dataset.from_generator(make, output_signature=signature)
 
 
-def applied(steps: Sequence[Step], dataset: Dataset, arguments: Mapping[str, Any]) -> Dataset:
-    """Returns the data set after preprocessors in TensorFlow, which get these arguments as seqio gives them."""
+def applied(steps: Sequence[Step], dataset: Dataset, arguments: Mapping[str, Any], failure: Failure) -> Dataset:
+    """Returns the data set after preprocessors in TensorFlow, which get these arguments as seqio gives them.
+
+    `failure` is asked for what they raise; what `dataset` raises stays as it is.
+    """
     import seqio
     import tensorflow as tf
 
@@ -289,17 +292,17 @@ def applied(steps: Sequence[Step], dataset: Dataset, arguments: Mapping[str, Any
 
     features = {name: feature_as_seqio(feature) for name, feature in arguments["output_features"].items()}
     if isinstance(dataset, OfTensorflow):
-        documents, found, failure = None, dataset.source, dataset.failure
+        documents, found, failure_of_all = None, dataset.source, dataset.failure
     else:
         documents = Numbered(dataset)
-        found, failure = documents.in_tensorflow(), lambda error: documents.failure
+        found, failure_of_all = documents.in_tensorflow(), lambda error: documents.failure or failure(error)
         if dataset.cardinality is not None:
             found = found.apply(tf.data.experimental.assert_cardinality(dataset.cardinality))
     with seqio.map_seed_manager(dataset.next_seed):
         for step in steps:
             found = seqio.utils.add_kwargs_to_transform(step, **{**arguments, "output_features": features})(found)
         next_seed = seqio.utils._NEXT_MAP_SEED  # seqio 0.0.20 has no public access to it
-    return OfTensorflow(found, next_seed, failure, documents)
+    return OfTensorflow(found, next_seed, failure_of_all, documents)
 
 
 def _spec(each: Any) -> Spec:
