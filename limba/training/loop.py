@@ -130,7 +130,7 @@ class Loop:
         step = start = self.turn = int(state.step)
         events, trace = Events(self.config, self.plan, start), Trace(self.config, start, self.metrics.say)
         due = Due(end="" if start >= self.plan.most_steps else None)
-        with stop_requests() as stop_requested:
+        with stop_requests(self.turn) as stop_requested:
             self.recent.restart()
             while due.end is None:
                 with self.recent.waiting():
