@@ -188,6 +188,15 @@ class RunData:
         names = [name for name in FEATURES if name in dataset.spec]
         return ({name: example[name] % CAUSAL for name in names} for example in dataset)
 
+    def elements(self, part: Task, split: str) -> Iterator[Any]:
+        """Yields what the source of a part that is not ours gives, once and in order: a text, or {feature: value}.
+
+        What its code raises becomes one sentence.
+        """
+        with user_code.of_task(part, advice_on(part)):
+            source = part.source.get_dataset(split, shuffle=False)
+        yield from bridge.OfTensorflow(source, failure=functools.partial(failure_of_code, part))
+
     def feature_shapes(self, lengths: Mapping[str, int]) -> dict[str, tuple[int, int]]:
         """Returns the shapes of a global batch's model features; no text is read."""
         return feature_shapes(self.task, lengths, self.config)

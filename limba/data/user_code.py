@@ -14,6 +14,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FunctionType
 from typing import Any, NamedTuple, Protocol
 
 from limba.config import InputError
@@ -69,9 +70,16 @@ def failure_of(task: Any, error: BaseException, advice: str = "correct it") -> I
     if is_out_of_memory(error):
         return None
     words, place = words_of(error), place_of(error)
+    steps = _steps_of(task)
     where = f" ({place})" if place else ""
-    if place is None and (steps := _steps_of(task)):
-        where = f" (its preprocessors: {', '.join(steps)})"
+    if place is None and steps:
+        names = [
+            f"{step.__name__} in {step.__code__.co_filename} line {step.__code__.co_firstlineno}" for step in steps
+        ]
+        more = ["…"] if len(names) > NAMED_STEPS else []
+        where = f" (its preprocessors: {', '.join([*names[:NAMED_STEPS], *more])})"
+    if place is not None and any(_has_line(step, place) for step in steps):
+        advice = "correct it"  # no other source would help
     return UserCodeError(f"The code of task {task.name} fails: {words}{where}; {advice}.")
 
 
@@ -89,16 +97,27 @@ def of_task(task: Any, advice: str = "correct it") -> Iterator[None]:
         raise failure from error
 
 
-def _steps_of(task: Coded) -> list[str]:
-    """Returns the names and places of a task's preprocessors that its user wrote."""
+def _steps_of(task: Coded) -> list[FunctionType]:
+    """Returns the functions of a task's preprocessors that its user wrote."""
     steps = []
     for step in task.preprocessors:
         while isinstance(step, functools.partial):
             step = step.func
-        code = getattr(inspect.unwrap(step), "__code__", None)
-        if code is not None and is_users(code.co_filename):
-            steps.append(f"{code.co_name} in {code.co_filename} line {code.co_firstlineno}")
-    return [*steps[:NAMED_STEPS], *(["…"] if len(steps) > NAMED_STEPS else [])]
+        function = inspect.unwrap(step)
+        if isinstance(function, FunctionType) and is_users(function.__code__.co_filename):
+            steps.append(function)
+    return steps
+
+
+def _has_line(function: FunctionType, place: Place) -> bool:
+    """Returns whether a line of code is one of a function's, or of the functions inside it."""
+    if os.path.realpath(function.__code__.co_filename) != os.path.realpath(place.file):
+        return False
+    try:
+        lines, first = inspect.getsourcelines(function)
+    except (OSError, TypeError):
+        return False
+    return first <= place.line < first + len(lines)
 
 
 def words_of(error: BaseException) -> str:
@@ -115,8 +134,6 @@ def words_of(error: BaseException) -> str:
             text = text[_OF_GRAPH.search(text).end() :]  # pyright: ignore[reportOptionalMemberAccess]
         text = _AFTER_WORDS.split(text, maxsplit=1)[0]
         name = ""
-    elif isinstance(error, KeyError):
-        text = f"no key {text}"
     words = " ".join(text.split()).rstrip(".")
     if len(words) > MOST_LETTERS:
         words = f"{words[:MOST_LETTERS].rstrip()} …"
