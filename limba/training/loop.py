@@ -153,7 +153,7 @@ class Loop:
                     self._save(step, state)
                     events.saved = step
             if due.stops:
-                self._report_saves(wait=True)
+                self._report_saves(wait=True, stops=True)
                 self.reader.end(step, step > start)
             if due.end:
                 self.metrics.end(due.end)
@@ -258,10 +258,10 @@ class Loop:
         self.checkpoints.save(step, state, self.reader.positions(), self.guard.notes())
         self.recent.restart()
 
-    def _report_saves(self, wait: bool = False) -> None:
+    def _report_saves(self, wait: bool = False, stops: bool = False) -> None:
         """Says which saves are committed, in all processes; StorageError if one has failed for good."""
         if wait:
-            self.checkpoints.wait()
+            self.checkpoints.wait(stops)
         for step in self.checkpoints.poll():
             self.metrics.saved(step, self.checkpoints.place(step))
 
