@@ -10,6 +10,7 @@ from typing import Any
 from limba import toolbox
 from limba.cli.arguments import Parser
 from limba.cli.gin import GinRun, read_run
+from limba.cli.gin.read import hidden_macros
 from limba.cli.gin.statements import REQUIRED, read
 from limba.config import InputError, kinds
 from limba.data.task_modules import ROOT
@@ -48,10 +49,15 @@ def parser_of(command: str, about: str, more: Callable[[Parser], None] | None = 
 def _names_in(files: Sequence[str], overrides: Sequence[str], search_paths: Sequence[Path]) -> str:
     """Returns the part of --help that lists the names in gin files, and the gin files."""
     files = files or ["gin/models/t5_1_1/base.gin", "gin/runs/pretrain.gin"]
-    macros = [b for b in read(files, overrides, search_paths).bindings if not b.field]
+    source = read(files, overrides, search_paths)
+    macros = [b for b in source.bindings if not b.field]
+    hidden = hidden_macros(source)
     about = {binding.name: binding.comment for binding in reversed(macros)}
     lines = [f"Names in {', '.join(files)}:"]
     for name, value in {binding.name: binding.value for binding in macros}.items():
+        if (counts := hidden.get(name)) is not None:
+            lines.append(f"  {name} (changes nothing: {counts.place} sets {counts.name} to {counts.value!r})")
+            continue
         lines.append(f"  {name} ({'required' if value == REQUIRED else repr(value)})  {about[name]}".rstrip())
     runs = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "gin").glob("*.gin"))
     return "\n".join([*lines, "", f"Complete runs: {', '.join(runs)}", "Models: gin/models/FAMILY/SIZE.gin"])

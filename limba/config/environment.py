@@ -123,6 +123,10 @@ def set_gpu_flags() -> None:
     os.environ.setdefault(*GPU_MEMORY)
 
 
+# They log each attempt of a request with its traceback; Limba says in a line what came of all attempts.
+BUCKET_CLIENTS = ("gcsfs", "fsspec", "aiohttp", "asyncio")
+
+
 def set_logging() -> None:
     """Sets the log format to the bare message, with the addresses in it without their credentials."""
     from limba.config.errors import without_credentials  # this file also runs where Limba is not installed
@@ -134,6 +138,8 @@ def set_logging() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(Bare("%(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    for name in BUCKET_CLIENTS:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def use_large_pages() -> None:

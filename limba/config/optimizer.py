@@ -71,6 +71,10 @@ Rate = Annotated[
 AUTO, AUTO_RATE, MOST_AUTO, AUTO_STEPS = "auto", 2.2, 0.14, (300, 4_800)
 
 
+OF_FACTORS = ("factors", "decay_factor", "steps_per_decay", "steps_per_cycle", "step_offset")  # read by `factors` alone
+OF_CURVES = ("decay_steps",)  # read by all others
+
+
 @dataclass(frozen=True)
 class ScheduleConfig:
     """The learning rate over steps; `factors` is T5X's product of named factors."""
@@ -221,6 +225,16 @@ def foreign_fields(name: object, given: Iterable[str]) -> list[str]:
     own = next((kind for rule, kind in RULES.items() if rule == name), None)
     known = set() if own is None else fields_of(OptimizerConfig).keys() - fields_of(own).keys()
     return [field for field in given if field in known]
+
+
+def unread_fields(schedule: object, given: Iterable[str]) -> list[str]:
+    """Returns those of the given fields of ScheduleConfig that the schedule of this name does not read.
+
+    >>> unread_fields("linear", ["factors", "decay_steps"]), unread_fields("factors", ["factors", "decay_steps"])
+    (['factors'], ['decay_steps'])
+    """
+    unread = OF_CURVES if schedule == "factors" else OF_FACTORS
+    return [field for field in given if field in unread]
 
 
 class Parts(NamedTuple):

@@ -6,6 +6,7 @@ Like `seqio_tasks` and `tasks` it imports TensorFlow, when it is first used.
 from __future__ import annotations
 
 import atexit
+import collections
 import itertools
 import logging
 import tempfile
@@ -32,6 +33,7 @@ CHECKPOINT = "position"  # the prefix of tf.data's files
 CHECKPOINT_SECONDS = 2.0  # between two checkpoints of tf.data's; 5 ms each
 TEXTS_A_BLOCK = 32  # as documents are tokenized at once
 BLOCKS_A_STATE = 2  # between two states of what tf.data reads
+MOST_READINGS = 64  # of one data set at once; another iterator of tf.data reads again up to its place
 _OPEN: weakref.WeakSet[OfTensorflow] = weakref.WeakSet()
 Failure = Callable[[Exception], Exception | None]  # from TensorFlow's error to the one that caused it, if it is known
 
@@ -55,6 +57,9 @@ class OfTensorflow(Dataset):
         size = int(source.cardinality())
         super().__init__({n: _spec(each) for n, each in spec.items()}, next_seed, None if size < 0 else size)
         self.source, self.failure, self._documents = source, failure or (lambda error: None), documents
+        self._begin()
+
+    def _begin(self) -> None:
         self._iterator: Iterator | None = None
         self._number, self._kept, self._kept_at = 0, None, time.monotonic()
         _OPEN.add(self)
@@ -117,7 +122,8 @@ class OfTensorflow(Dataset):
                 reason_of(error),
             )
             return
-        self._iterator, self._number, self._kept, documents.kept = iterator, kept["number"], kept, kept["documents"]
+        self._iterator, self._number, self._kept = iterator, kept["number"], kept
+        documents.restore(kept["documents"])
 
 
 @atexit.register
@@ -127,40 +133,87 @@ def _close() -> None:
         each._iterator = None
 
 
-class Numbered:
-    """The elements of a data set in blocks with numbers, asked for in order, so that tf.data can begin at any of them.
+class _Reading:
+    """One reading of a data set by blocks: the block that is next, and a state before one of the last blocks."""
 
-    A block has several texts, since a call of Python from TensorFlow costs as much as reading them.
+    def __init__(self, dataset: Dataset, number: int, state: State):
+        dataset.restore(state)
+        self.dataset = dataset
+        self.next_block = number
+        self.kept = [number, state]
+
+
+class Numbered:
+    """The elements of a data set in blocks with numbers, so that tf.data can begin at any of them, and several times.
+
+    A preprocessor may read its data set at several places at once: each iterator of tf.data asks for the blocks in
+    order, and each has a reading of its own here. `dataset` itself is never read. A block has several texts, since a
+    call of Python from TensorFlow costs as much as reading them.
     """
 
-    def __init__(self, make: Callable[[], Dataset]):
-        self._make, self._dataset, self._next, self._lock = make, make(), 0, threading.Lock()
-        self._size = 1 if any(each.shape for each in self._dataset.spec.values()) else TEXTS_A_BLOCK
-        self.kept = [0, self._dataset.state()]  # a number, and the state before that block
+    def __init__(self, dataset: Dataset):
+        self._dataset = dataset
+        self._beginning = dataset.state()
+        self._size = 1 if any(each.shape for each in dataset.spec.values()) else TEXTS_A_BLOCK
+        self._readings: list[_Reading] = []  # that of the last call comes last
+        self._restored: list[list[State]] = []  # what `kept` was when the data set was saved
+        self._lock = threading.Lock()
         self.failure: Exception | None = None
+
+    @property
+    def kept(self) -> list[list[State]]:
+        """Pairs of a block's number and the state before it, one of each reading, from which all readings can go on."""
+        with self._lock:
+            return [list(reading.kept) for reading in self._readings]
+
+    def restore(self, kept: Sequence[Sequence[State]]) -> None:
+        """Lets new readings go on from the pairs of `kept`."""
+        with self._lock:
+            self._readings.clear()
+            self._restored = [list(pair) for pair in kept]
 
     def __call__(self, number: int) -> list[Mapping[str, object]]:
         """Returns a block; an empty one at the end."""
         with self._lock:
             try:
-                if number != self._next:
-                    self._return_to(number)
-                if number >= self.kept[0] + BLOCKS_A_STATE:
-                    self.kept = [number, self._dataset.state()]
-                self._next += 1
-                return list(itertools.islice(self._dataset, self._size))
+                reading = self._reading_at(number)
+                if number >= reading.kept[0] + BLOCKS_A_STATE:
+                    reading.kept = [number, reading.dataset.state()]
+                reading.next_block += 1
+                elements = list(itertools.islice(reading.dataset, self._size))
             except InputError as error:
                 self.failure = error
                 raise
+            if not elements:  # its iterator asks for no more
+                self._readings.remove(reading)
+            return elements
 
-    def _return_to(self, number: int) -> None:
-        if number < self.kept[0]:
-            self._dataset = self._make()
-            self.kept = [0, self._dataset.state()]
-        self._next, state = self.kept
-        self._dataset.restore(state)
-        list(itertools.islice(self._dataset, self._size * (number - self._next)))
-        self._next = number
+    def _reading_at(self, number: int) -> _Reading:
+        """Returns a reading whose next block is the wanted one.
+
+        Which one does not matter where several have it next: they give the same blocks.
+        """
+        for reading in reversed(self._readings):
+            if reading.next_block == number:
+                self._readings.remove(reading)
+                break
+        else:
+            reading = self._new_reading(number)
+        self._readings.append(reading)
+        if len(self._readings) > MOST_READINGS:
+            del self._readings[0]
+        return reading
+
+    def _new_reading(self, number: int) -> _Reading:
+        """Returns another reading, from the last known state before a block up to that block."""
+        pairs = [*self._restored, *(reading.kept for reading in self._readings)]
+        before = [pair for pair in pairs if pair[0] <= number]
+        start, state = max(before, key=lambda pair: pair[0], default=(0, self._beginning))
+        reading = _Reading(self._dataset.anew(), start, state)
+        num_skipped = self._size * (number - start)
+        collections.deque(itertools.islice(reading.dataset, num_skipped), maxlen=0)
+        reading.next_block = number
+        return reading
 
     def in_tensorflow(self) -> tf.data.Dataset:
         """Returns a tf.data.Dataset of the elements, whose iterator can be saved."""
@@ -227,8 +280,11 @@ def in_tensorflow(dataset: tf.data.Dataset, function: Callable[[Dataset], Datase
     return tf.data.Dataset.from_generator(make, output_signature=signature)
 
 
-def applied(steps: Sequence[Step], dataset: Dataset, arguments: Mapping[str, Any]) -> Dataset:
-    """Returns the data set after preprocessors in TensorFlow, which get these arguments as seqio gives them."""
+def applied(steps: Sequence[Step], dataset: Dataset, arguments: Mapping[str, Any], failure: Failure) -> Dataset:
+    """Returns the data set after preprocessors in TensorFlow, which get these arguments as seqio gives them.
+
+    `failure` is asked for what they raise; what `dataset` raises stays as it is.
+    """
     import seqio
     import tensorflow as tf
 
@@ -236,17 +292,17 @@ def applied(steps: Sequence[Step], dataset: Dataset, arguments: Mapping[str, Any
 
     features = {name: feature_as_seqio(feature) for name, feature in arguments["output_features"].items()}
     if isinstance(dataset, OfTensorflow):
-        documents, found, failure = None, dataset.source, dataset.failure
+        documents, found, failure_of_all = None, dataset.source, dataset.failure
     else:
-        documents = Numbered(lambda: dataset)
-        found, failure = documents.in_tensorflow(), lambda error: documents.failure
+        documents = Numbered(dataset)
+        found, failure_of_all = documents.in_tensorflow(), lambda error: documents.failure or failure(error)
         if dataset.cardinality is not None:
             found = found.apply(tf.data.experimental.assert_cardinality(dataset.cardinality))
     with seqio.map_seed_manager(dataset.next_seed):
         for step in steps:
             found = seqio.utils.add_kwargs_to_transform(step, **{**arguments, "output_features": features})(found)
         next_seed = seqio.utils._NEXT_MAP_SEED  # seqio 0.0.20 has no public access to it
-    return OfTensorflow(found, next_seed, failure, documents)
+    return OfTensorflow(found, next_seed, failure_of_all, documents)
 
 
 def _spec(each: Any) -> Spec:

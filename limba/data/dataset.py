@@ -8,11 +8,12 @@ in a shuffle's buffer and the rows of a packer.
 from __future__ import annotations
 
 import abc
+import copy
 import functools
 import importlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 
@@ -63,6 +64,16 @@ class Dataset(Iterator[T]):
     def restore(self, state: State) -> None:
         """Sets a data set, made as the one that was saved, to its place."""
 
+    @abc.abstractmethod
+    def _begin(self) -> None:
+        """Sets what changes in reading to the beginning, with new objects: a copy shares none of them."""
+
+    def anew(self) -> Self:
+        """Returns the same data set at its beginning, to be read beside this one: nothing of either moves the other."""
+        other = copy.copy(self)
+        other._begin()
+        return other
+
     def take_seeds(self) -> Pairs:
         """Returns the pairs of seeds of a step that draws random numbers."""
         if callable(self.next_seed):
@@ -99,6 +110,15 @@ class Derived(Dataset[U], Generic[T, U]):
         super().__init__(parent.spec if spec is None else spec, parent.next_seed, cardinality)
         self._parent = parent
 
+    def _begin(self) -> None:
+        """By default nothing of its own changes."""
+
+    def anew(self) -> Self:
+        other = copy.copy(self)
+        other._parent = self._parent.anew()
+        other._begin()
+        return other
+
     def state(self) -> State:
         return self._parent.state()
 
@@ -111,7 +131,11 @@ class Elements(Dataset[T]):
 
     def __init__(self, elements: Sequence[T], spec: Mapping[str, Spec], next_seed: int | None = None):
         super().__init__(spec, next_seed, len(elements))
-        self._elements, self._number = elements, 0
+        self._elements = elements
+        self._begin()
+
+    def _begin(self) -> None:
+        self._number = 0
 
     def __next__(self) -> T:
         if self._number == len(self._elements):
@@ -132,9 +156,18 @@ class Mixed(Dataset[T]):
     def __init__(self, datasets: Sequence[Dataset[T]], rates: Sequence[float], seed: int):
         super().__init__(datasets[0].spec)
         chosen = [(dataset, rate) for dataset, rate in zip(datasets, rates, strict=True) if rate > 0]
-        self._datasets, self._number, self._ended = [dataset for dataset, _ in chosen], 0, set[int]()
+        self._datasets = [dataset for dataset, _ in chosen]
+        self._begin()
         weights = [rate for _, rate in chosen]
         self._choice = _in_blocks(lambda start: philox.choices(seed, weights, start, DRAWN))
+
+    def _begin(self) -> None:
+        self._number, self._ended = 0, set[int]()
+
+    def anew(self) -> Self:
+        other = super().anew()
+        other._datasets = [dataset.anew() for dataset in self._datasets]
+        return other
 
     def __next__(self) -> T:
         while len(self._ended) < len(self._datasets):
@@ -189,6 +222,9 @@ class _Reread(Derived[T, U], abc.ABC):
 
     def __init__(self, parent: Dataset[T], spec: Mapping[str, Spec] | None = None):
         super().__init__(parent, spec)
+        self._begin()
+
+    def _begin(self) -> None:
         self._before: State = None
         self._number = self._used = 0  # elements of the parent that were read, and what was given of the last one
         self._part: Sequence = ()
@@ -260,7 +296,11 @@ class _Shuffled(Derived[T, T]):
         super().__init__(parent)
         first, second = philox.sequence(seed, 0, 2).tolist()
         self._draw = _in_blocks(lambda start: philox.of_pair(first, second, start, DRAWN))
-        self._buffer: list[Any] = [None] * size
+        self._size = size
+        self._begin()
+
+    def _begin(self) -> None:
+        self._buffer: list[Any] = [None] * self._size
         self._start = self._end = 0  # the buffer is a ring
 
     def __next__(self) -> T:

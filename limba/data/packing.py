@@ -60,9 +60,13 @@ class _Packed(Derived):
         self._names, self._widths = list(lengths), np.array(list(lengths.values()))
         kinds = {part: width for name, width in lengths.items() for part in (name, f"{name}_segment_ids")}
         super().__init__(parent, {name: Spec("int32", (width,)) for name, width in kinds.items()})
+        self._kinds = kinds
+        self._begin()
+
+    def _begin(self) -> None:
         # Of each open row the tokens used of each feature, and the number of examples.
-        self._used = np.zeros([OPEN_ROWS, len(lengths) + 1], np.int64)
-        self._rows = {name: np.zeros([OPEN_ROWS, width], np.int32) for name, width in kinds.items()}
+        self._used = np.zeros([OPEN_ROWS, len(self._names) + 1], np.int64)
+        self._rows = {name: np.zeros([OPEN_ROWS, width], np.int32) for name, width in self._kinds.items()}
 
     def __next__(self) -> dict[str, np.ndarray]:
         for example in self._parent:

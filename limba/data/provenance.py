@@ -35,6 +35,7 @@ from limba.data.sources.units import UnitSource
 from limba.data.stream.positions import DataPositions
 from limba.data.stream.shard import Follow, Pipeline
 from limba.data.tasks import Provider
+from limba.data.user_code import UserCodeError
 from limba.data.vocabulary.vocabularies import Vocabulary
 
 LARGEST = np.iinfo(np.int32).max
@@ -186,7 +187,7 @@ def _following(names: _Names, lengths: Mapping[str, int]) -> Follow:
         try:
             examples = examples_of(followed, sequence_length, names.numbered(place, documents), seed)
         except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, InputError):
+            if isinstance(error, InputError) and not isinstance(error, UserCodeError):
                 raise
             raise _NotFollowedError from error  # a preprocessor that takes no further feature
         if DOCUMENT not in examples.spec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from limba.config import DataConfig
-from limba.data import bridge
+from limba.data import bridge, user_code
 from limba.data.dataset import TEXT, Dataset, Elements
 from limba.data.deal import has_row_per_document
 from limba.data.objectives.choice import derive_lengths, examples_of, with_noise
@@ -23,7 +24,15 @@ from limba.data.sources.units import UnitSource
 from limba.data.stream.shard import Pipeline, padded_rows
 from limba.data.stream.stages import check_rows_of_stage, task_of_stage
 from limba.data.stream.streams import feature_shapes
-from limba.data.tasks import Provider, check_sources, failure_of_function, parts_of, resolve_task, unit_sources
+from limba.data.tasks import (
+    Provider,
+    advice_on,
+    check_sources,
+    failure_of_code,
+    parts_of,
+    resolve_task,
+    unit_sources,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +104,13 @@ def _examples(part: Task, lengths: Mapping[str, int], config: DataConfig) -> Dat
     split = config.validation_split
     for source in unit_sources(part).values():
         return examples_of(part, lengths, source.documents(split, shuffle=False, num_epochs=1), SEED)
-    return bridge.of_seqio(part, lengths, split, SEED, lambda error: failure_of_function(part, error))
+    return _of_seqio(part, lengths, split, SEED)
+
+
+def _of_seqio(part: Task, lengths: Mapping[str, int], split: str, seed: int) -> Dataset:
+    """Returns a task's examples by seqio's own `get_dataset`; what the task's code raises becomes one sentence."""
+    with user_code.of_task(part, advice_on(part)):
+        return bridge.of_seqio(part, lengths, split, seed, functools.partial(failure_of_code, part))
 
 
 def truncation(task: Provider, lengths: Mapping[str, int], config: DataConfig, count: int = 500) -> list[str]:
@@ -169,9 +184,18 @@ class RunData:
             elements = Elements(part.source.elements(documents), dict.fromkeys(part.source.keys, TEXT))
             dataset = examples_of(part, lengths, elements, seed)
         else:
-            dataset = bridge.of_seqio(part, lengths, split, seed)
+            dataset = _of_seqio(part, lengths, split, seed)
         names = [name for name in FEATURES if name in dataset.spec]
         return ({name: example[name] % CAUSAL for name in names} for example in dataset)
+
+    def elements(self, part: Task, split: str) -> Iterator[Any]:
+        """Yields what the source of a part that is not ours gives, once and in order: a text, or {feature: value}.
+
+        What its code raises becomes one sentence.
+        """
+        with user_code.of_task(part, advice_on(part)):
+            source = part.source.get_dataset(split, shuffle=False)
+        yield from bridge.OfTensorflow(source, failure=functools.partial(failure_of_code, part))
 
     def feature_shapes(self, lengths: Mapping[str, int]) -> dict[str, tuple[int, int]]:
         """Returns the shapes of a global batch's model features; no text is read."""

@@ -16,6 +16,7 @@ from etils import epath
 
 from limba import toolbox
 from limba.config import ConfigError, DataConfig, InputError, StorageError, extras
+from limba.data import user_code
 from limba.data.objectives.choice import of_one_sequence, with_head, with_noise, with_objective
 from limba.data.objectives.supervised import is_supervised, with_prefix
 from limba.data.packing import FEATURES
@@ -35,10 +36,18 @@ from limba.storage.files import read_text, write_whole
 logger = logging.getLogger(__name__)
 
 
-def failure_of_function(task: Task, error: BaseException) -> InputError | None:
-    """Returns the error of a task's own function, from TensorFlow's report of it; None if it reads no function."""
+def advice_on(task: Task) -> str:
+    """Returns what to do where the code of a task fails: for some sources also another one."""
+    if any(kind.__name__ == "TfdsDataSource" for kind in type(task.source).__mro__):
+        return "correct the task, or give it TfdsSource of limba.data.sources, which reads TFDS's ArrayRecord too"
     migrate = toolbox.find("migrate")
-    return migrate and migrate.failure_of_function(task, error)
+    form = migrate.resumable_form(task) if migrate else None
+    return f"correct it, or register the task with {form}" if form else "correct it"
+
+
+def failure_of_code(task: Task, error: BaseException) -> InputError | None:
+    """Returns the sentence on an error of a task's own code, its source or preprocessors, also as TensorFlow has it."""
+    return user_code.failure_of(task, error, advice_on(task))
 
 
 def resolve_task(config: DataConfig, directory: str | None = None) -> Provider:

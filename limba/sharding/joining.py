@@ -80,6 +80,35 @@ def say_ended() -> None:
         print(f"{_announced[0]} has ended", flush=True)
 
 
+def _check_host_name(place: Membership) -> None:
+    """Raises InputError if this machine's own name has no address, as often in a container.
+
+    Gloo, by which processes on CPUs exchange arrays, listens at that address, and ends in lines of C++ without it.
+    """
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except (OSError, UnicodeError) as error:
+        address = _own_address(place)
+        raise InputError(
+            f"The name of this machine, {name}, has no address ({reason_of(error)}), and processes on CPUs find one"
+            f" another by it; add the line '{address} {name}' to /etc/hosts, or start the container with"
+            f" --add-host={name}:{address}."
+        ) from None
+
+
+def _own_address(place: Membership) -> str:
+    """Returns the address of this machine from which process 0 is reached; nothing is sent."""
+    host = place.address.rpartition(":")[0].strip("[]")
+    try:
+        family = socket.getaddrinfo(host, place.port, type=socket.SOCK_DGRAM)[0][0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, place.port))
+            return probe.getsockname()[0]
+    except OSError:
+        return "127.0.0.1"
+
+
 def _join(run: RunConfig | None, place: Membership) -> None:
     """Waits for all processes, and joins them by jax's service."""
     seconds, bind = _join_seconds(), os.environ.get("COORDINATOR_BIND_ADDRESS")
@@ -88,6 +117,7 @@ def _join(run: RunConfig | None, place: Membership) -> None:
     devices = clusters.devices_of(place, environment.num_gpus())
     if os.environ.get("JAX_PLATFORMS", "") == "cpu":
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        _check_host_name(place)
     began = time.monotonic()
     wait_for_all(place, bind or f":{place.port}", seconds)
     left = max(seconds - (time.monotonic() - began), LEAST_SECONDS)

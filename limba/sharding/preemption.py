@@ -124,21 +124,23 @@ def listening(ends: bool = True) -> Iterator[Listener]:
 
 
 @contextlib.contextmanager
-def stop_requests() -> Iterator[Callable[[int], bool]]:
+def stop_requests(start: int = 0) -> Iterator[Callable[[int], bool]]:
     """Yields a function that returns, after each step, whether all processes should save and stop there.
 
-    With several processes jax's preemption service carries one process's signal to all of them, and names the step
-    at which all stop.
+    `start` is the step that the run begins after. With several processes jax's preemption service carries one process's
+    signal to all of them, and names the step at which all stop: the one after the last that any process has asked for,
+    and 1 where none has asked yet. So a resumed run counts its own steps from 1: it would never reach the named one if
+    it were told to stop before its first step.
     """
     with listening(ends=False) as listener:
         if _several_processes():
             from jax.experimental.multihost_utils import reached_preemption_sync_point as reached
         else:
-            reached = lambda step: listener.asked
+            reached = lambda number: listener.asked
 
         def requested(step: int) -> bool:
             listener.stage = "training"
-            return reached(step)
+            return reached(step - start)
 
         try:
             yield requested

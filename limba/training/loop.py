@@ -130,7 +130,7 @@ class Loop:
         step = start = self.turn = int(state.step)
         events, trace = Events(self.config, self.plan, start), Trace(self.config, start, self.metrics.say)
         due = Due(end="" if start >= self.plan.most_steps else None)
-        with stop_requests() as stop_requested:
+        with stop_requests(self.turn) as stop_requested:
             self.recent.restart()
             while due.end is None:
                 with self.recent.waiting():
@@ -153,7 +153,7 @@ class Loop:
                     self._save(step, state)
                     events.saved = step
             if due.stops:
-                self._report_saves(wait=True)
+                self._report_saves(wait=True, stops=True)
                 self.reader.end(step, step > start)
             if due.end:
                 self.metrics.end(due.end)
@@ -258,10 +258,10 @@ class Loop:
         self.checkpoints.save(step, state, self.reader.positions(), self.guard.notes())
         self.recent.restart()
 
-    def _report_saves(self, wait: bool = False) -> None:
+    def _report_saves(self, wait: bool = False, stops: bool = False) -> None:
         """Says which saves are committed, in all processes; StorageError if one has failed for good."""
         if wait:
-            self.checkpoints.wait()
+            self.checkpoints.wait(stops)
         for step in self.checkpoints.poll():
             self.metrics.saved(step, self.checkpoints.place(step))
 

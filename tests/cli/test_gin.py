@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from limba.cli.flags import parse_args
 from limba.cli.gin import read_gin, read_model, read_run
 from limba.cli.gin.statements import Macro, Reference, Source, read_text
 from limba.config import ConfigError, InputError, errors
@@ -107,3 +108,66 @@ def test_statements_of_any_gin_file() -> None:
         "t5x.gin line 3",
     )
     assert source.modules == [("t5x.models", "t5x.gin line 1")]
+
+
+RUN = """
+from __gin__ import dynamic_registration
+from limba import config
+include 'gin/models/t5_1_1/tiny.gin'
+include 'gin/runs/pretrain.gin'
+MIXTURE_OR_TASK_NAME = 'any'
+TASK_FEATURE_LENGTHS = {'inputs': 64}
+MODEL_DIR = 'out'
+DROPOUT_RATE = 0.0
+TRAIN_STEPS = 10
+"""
+OVER_IT = "changes nothing: {path} line 10 sets config.ScheduleConfig.base_learning_rate to 0.5"
+WITHOUT_EFFECT = {  # lines of the file, an override, and what the error says
+    "field bound in the file": (
+        "config.ScheduleConfig.base_learning_rate = 0.5",
+        "LEARNING_RATE=0.1",
+        [OVER_IT, "give --gin.config.ScheduleConfig.base_learning_rate=0.1"],
+    ),
+    "factors of another schedule": (
+        "config.ScheduleConfig.name = 'linear'",
+        "LEARNING_RATE_FACTORS=constant",
+        ["--gin.LEARNING_RATE_FACTORS", "the schedule 'linear' does not read"],
+    ),
+    "field of another schedule": ("", "config.ScheduleConfig.decay_steps=5", ["the schedule 'factors' does not read"]),
+    "macro of a replaced one": ("X = 5\nTRAIN_STEPS = %X\nTRAIN_STEPS = 7", "X=6", ["sets X", "does not use"]),
+    "outer scope": (
+        "config.RunConfig.mesh = @a/config.MeshConfig()\na/config.MeshConfig.model = 1",
+        "config.MeshConfig.model=2",
+        ["changes nothing", "sets a/config.MeshConfig.model to 1", "give --gin.a/config.MeshConfig.model=2"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_EFFECT)
+def test_an_override_that_changes_nothing_is_an_error(name: str, tmp_path: Path) -> None:
+    lines, override, words = WITHOUT_EFFECT[name]
+    path = tmp_path / "run.gin"
+    path.write_text(RUN.lstrip() + lines + "\n")
+    with pytest.raises(InputError) as error:
+        read_run([str(path)], [override])
+    for word in words:
+        assert word.format(path=path) in str(error.value), str(error.value)
+    read_run([str(path)])  # without the override it is a run
+
+
+def test_finetuning_goes_on_from_the_step_of_the_checkpoint_where_it_is_asked_to() -> None:
+    files = ["gin/models/t5_1_1/tiny.gin", "gin/runs/finetune.gin"]
+    names = ["MIXTURE_OR_TASK_NAME=any", "TASK_FEATURE_LENGTHS={'inputs': 64, 'targets': 64}", "MODEL_DIR=out"]
+    names.append("INITIAL_CHECKPOINT_PATH=somewhere")
+    assert read_run(files, names).config.reset_step is True
+    assert read_run(files, [*names, "RESET_STEP=False"]).config.reset_step is False
+
+
+def test_help_shows_the_value_that_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.gin"
+    path.write_text(RUN.lstrip() + "config.ScheduleConfig.base_learning_rate = 0.5\n")
+    with pytest.raises(SystemExit):
+        parse_args([str(path), "--help"])
+    said = capsys.readouterr().out
+    assert f"LEARNING_RATE ({OVER_IT.format(path=path)})" in said
+    assert "LEARNING_RATE_FACTORS ('constant * rsqrt_decay')" in said

@@ -11,7 +11,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 # Arguments: directory, seconds until a process counts as lost, seconds of a step, the step at which a process does
-# something else, and what: "sleep", "fail", with its number (default: the last).
+# something else, and what: "sleep", "fail", with its number (default: the last); the step that the run begins after,
+# as one that is resumed does, and the seconds before the first step, as for its compilation.
 PROGRAM = """
 import atexit, sys, threading, time
 
@@ -27,7 +28,8 @@ environment.set_variables()
 environment.set_logging()
 
 def run(argv):
-    directory, host_seconds, step_seconds, odd_step, odd = argv
+    directory, host_seconds, step_seconds, odd_step, odd, start, wait_seconds = argv
+    start = int(start)
     from limba.sharding import preemption
     with preemption.listening():
         import jax
@@ -46,8 +48,11 @@ def run(argv):
         joining.join_hosts(config)
         odd, *number = odd.split()
         is_odd = jax.process_index() == int(number[0] if number else jax.process_count() - 1)
-        with watchdog.ending_together(), watchdog.watching(config), preemption.stop_requests() as stop_requested:
-            for step in range(1, 100_000):
+        with watchdog.ending_together(), watchdog.watching(config), preemption.stop_requests(start) as stop_requested:
+            if float(wait_seconds):
+                print("begun", flush=True)
+                time.sleep(float(wait_seconds))
+            for step in range(start + 1, 100_000):
                 if step == int(odd_step) and is_odd:
                     if odd == "fail":
                         raise InputError("This file is missing.")
@@ -108,8 +113,11 @@ class Processes:
         step: float = 600,
         odd_step: int = 0,
         odd: str = "sleep",
+        start: int = 0,
+        wait: float = 0,
     ):
-        command = [sys.executable, "-c", PROGRAM, str(directory), str(host), str(step), str(odd_step), odd]
+        times = [str(host), str(step), str(odd_step), odd, str(start), str(wait)]
+        command = [sys.executable, "-c", PROGRAM, str(directory), *times]
         self.each = [
             subprocess.Popen(
                 command,

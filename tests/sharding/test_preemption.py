@@ -139,6 +139,19 @@ def test_a_signal_to_some_processes_stops_all_after_the_same_step(
     ]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [0, pytest.param(1000, id="resumed")])
+def test_a_signal_before_the_first_step_of_several_processes_stops_all_after_it(start: int, tmp_path: Path) -> None:
+    """A resumed run went on for ever, and only SIGKILL ended it: jax names the first step, and it asked for others."""
+    with Processes(tmp_path, 2, start=start, wait=3) as processes:
+        processes.send(signal.SIGTERM, 1)
+        processes.send(signal.SIGTERM, 1)  # as pod's stop sends it again
+        ends = [processes.end(index) for index in (0, 1)]
+    assert [(status, lines[-1].split(";")[0]) for status, lines in ends] == [
+        (75, f"Stopped after step {start + 1}.")
+    ] * 2
+
+
 def test_a_program_that_trains_goes_on_after_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a notebook's kernel: no signal ends the process, and a second SIGINT is Python's own."""
     monkeypatch.setattr(preemption, "APART_SECONDS", 0.0)

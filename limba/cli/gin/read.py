@@ -24,7 +24,7 @@ from limba import config, toolbox
 from limba.cli.gin import statements
 from limba.cli.gin.statements import REQUIRED, Binding, Macro, Reference, Source, leaves
 from limba.config import InputError, ModelConfig, Open, RunConfig, did_you_mean, kinds, named, nearest
-from limba.config.optimizer import fields_of, foreign_fields
+from limba.config.optimizer import fields_of, foreign_fields, unread_fields
 from limba.data import task_modules
 
 HEADER = ("from __gin__ import dynamic_registration", "from limba import config")
@@ -188,6 +188,17 @@ def run_of(source: Source, flag: str = "--gin.", written_as: Mapping[str, str] |
         return GinRun(dataclasses.replace(config, data=data), text_of(tree, modules), names)
 
 
+def hidden_macros(source: Source) -> dict[str, Binding]:
+    """Returns each macro that changes nothing -> the binding in its place; none where the files have a mistake."""
+    try:
+        tree = Tree(source, RUN)
+    except InputError:
+        return {}
+    names = tree.all_macros.keys() - tree.macros.keys()
+    above = {name: tree.binding_above(tree.fields_set_by(name)) for name in names}
+    return {name: binding for name, binding in above.items() if binding is not None}
+
+
 def model_of(source: Source) -> ModelConfig:
     """Returns the network that the statements describe."""
     macros = {binding.name: binding.value for binding in source.bindings if not binding.field}
@@ -234,6 +245,7 @@ def _bound(name: str, value: object) -> str:
 
 
 RUN, MODEL, OPTIMIZER = "config.RunConfig", "config.ModelConfig", "config.OptimizerConfig"
+SCHEDULE = "config.ScheduleConfig"
 CLASSES: dict[str, type] = {f"config.{name}": vars(config)[name] for name in config.__all__ if name.endswith("Config")}
 FILES = {RUN: "gin/runs/pretrain.gin", MODEL: "gin/models/t5_1_1/small.gin"}  # that set a class's fields
 
@@ -348,6 +360,7 @@ class Tree:
         self._check_required()
         if is_whole:
             self._check_bindings_are_reached()
+            self._check_overrides_count()
         for _, node in sorted(self.nodes.items()):
             hints = fields_of(CLASSES[node.owner])
             for name, value in node.values.items():
@@ -383,6 +396,59 @@ class Tree:
                 raise InputError(
                     f"{binding.place} sets a field of {name}, which {self.root} does not use; it uses {choices}."
                 )
+
+    def _check_overrides_count(self) -> None:
+        """Raises InputError for an override that changes nothing, since another binding or choice stands above it."""
+        for binding in self.ordered:
+            if not binding.is_override:
+                continue
+            if binding.field:
+                key = (binding.scope, binding.owner, binding.field)
+                if self.fields[key] is binding and not self._is_in_tree(binding):
+                    fields = {(binding.owner, binding.field)}
+                    raise self._no_effect(binding, self.binding_above(fields))
+            elif self.all_macros[binding.name] is binding and binding.name not in self.macros:
+                raise self._no_effect(binding, self.binding_above(self.fields_set_by(binding.name)))
+        self._check_schedule_reads_overrides()
+
+    def _is_in_tree(self, binding: Binding) -> bool:
+        return any(binding is counts for node in self.nodes.values() for counts in node.bindings.values())
+
+    def fields_set_by(self, macro: str) -> set[tuple[str, str]]:
+        """Returns (class, field) of all bindings that have the macro as their value, whether they count or not."""
+        return {(each.owner, each.field) for each in self.ordered if Macro(macro) in leaves(each.value)}
+
+    def binding_above(self, fields: set[tuple[str, str]]) -> Binding | None:
+        """Returns the binding that counts for one of these fields."""
+        for node in self.nodes.values():
+            for binding in node.bindings.values():
+                if (binding.owner, binding.field) in fields:
+                    return binding
+        return None
+
+    def _no_effect(self, override: Binding, above: Binding | None) -> InputError:
+        if above is None or above is override:
+            return InputError(f"{override.place} sets {override.name}, which this run does not use; leave it out.")
+        name = f"{above.name} = {override.value!r}"
+        return InputError(
+            f"{override.place} sets {override.name}, and changes nothing: {above.place} sets {above.name} to"
+            f" {above.value!r}; give {self.flag}{above.name}={override.value!r}, or change that line.",
+            fix=name,
+        )
+
+    def _check_schedule_reads_overrides(self) -> None:
+        """Raises InputError for an override of a field that the schedule of this name does not read."""
+        overrides = {binding.place for binding in self.ordered if binding.is_override}
+        for node in self.nodes.values():
+            if node.owner != SCHEDULE:
+                continue
+            name = node.values.get("name", config.ScheduleConfig.name)
+            for field_name in unread_fields(name, node.values):
+                if node.places[field_name] in overrides:
+                    raise InputError(
+                        f"{node.places[field_name]} sets {SCHEDULE}.{field_name}, which the schedule {name!r} does not"
+                        f" read; leave it out, or add {self.flag}{SCHEDULE}.name=factors."
+                    )
 
 
 def _fits(value: object, hint: object) -> bool:

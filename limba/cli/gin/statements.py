@@ -59,6 +59,7 @@ class Binding:
     place: str  # file and line, or flag
     comment: str  # its comment
     is_own: bool = False  # from a run's own config.gin
+    is_override: bool = False  # from the command line, or an argument of a call: it must change what the run does
 
     @property
     def name(self) -> str:
@@ -90,13 +91,21 @@ class Source:
     modules: list[tuple[str, str]] = field(default_factory=list)  # (dotted name, place) of imported task modules
     size: Size = field(default_factory=Size)
 
-    def add(self, statement: config_parser.BindingStatement, place: str, is_own: bool = False) -> None:
+    def add(
+        self,
+        statement: config_parser.BindingStatement,
+        place: str,
+        is_own: bool = False,
+        is_override: bool = False,
+    ) -> None:
         """Appends a binding; `is_own`: of a run's own config.gin, which version 0.2 may have written."""
         owner, field_name = statement.selector, statement.arg_name
         if is_own and plain.is_gone(f"{owner.removeprefix('config.')}.{field_name}", statement.value, place):
             return
         comment = statement.location.line_content.partition("#")[2].strip()
-        self.bindings.append(Binding(statement.scope, owner, field_name, statement.value, place, comment, is_own))
+        self.bindings.append(
+            Binding(statement.scope, owner, field_name, statement.value, place, comment, is_own, is_override)
+        )
 
 
 class _Delegate(config_parser.ParserDelegate):
@@ -210,7 +219,7 @@ def read_override(source: Source, override: str, flag: str) -> None:
     for statement in _parsed(f"{name} = {literal(value)}\n", place):
         if not isinstance(statement, config_parser.BindingStatement):
             raise InputError(f"{place} is not a name that a value can be given to.")
-        source.add(statement, place)
+        source.add(statement, place, is_override=True)
 
 
 def read(

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from limba.config import OBJECTIVES, ConfigError, extras
-from limba.data import bridge
+from limba.data import bridge, user_code
 from limba.data.dataset import Dataset, Step
 from limba.data.objectives.labels import labeled
 from limba.data.objectives.language_modeling import as_one_sequence, lm_adaptation_lengths
@@ -46,8 +46,9 @@ def _applied(task: Task, steps: list[Step], dataset: Dataset, lengths: Mapping[s
     arguments = {"sequence_length": lengths, "output_features": task.output_features}
     for is_plain, group in itertools.groupby(steps, _is_plain):
         if not is_plain:
-            with extras.needed_by(f"A preprocessor in TensorFlow of task {task.name}"):
-                dataset = bridge.applied(list(group), dataset, arguments)
+            failure = functools.partial(user_code.failure_of, task)
+            with extras.needed_by(f"A preprocessor in TensorFlow of task {task.name}"), user_code.of_task(task):
+                dataset = bridge.applied(list(group), dataset, arguments, failure)
             continue
         for step in group:
             known = inspect.signature(step).parameters

@@ -11,7 +11,7 @@ import functools
 import itertools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -241,6 +241,11 @@ class _ShardRecords(Parts):
         left_out = np.array(() if counts is None else counts.left_out, np.int64)
         self._gaps = left_out - np.arange(len(left_out))  # of each one, the records before it that are read
         self._num_empty = 0  # reads since the last document
+
+    def anew(self) -> Self:
+        other = super().anew()
+        other._num_empty = 0
+        return other
 
     @property
     def width(self) -> int:

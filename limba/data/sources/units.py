@@ -12,12 +12,13 @@ shard, or by two where a part ends inside it, and shards differ by one document 
 from __future__ import annotations
 
 import abc
+import copy
 import functools
 import importlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -37,6 +38,10 @@ class Parts(abc.ABC):
 
     def __init__(self, source: Splits, reading: Reading):
         self.source, self.reading = source, reading
+
+    def anew(self) -> Self:
+        """Returns these parts for another reading of the same shard."""
+        return copy.copy(self)
 
     @property
     def width(self) -> int:
@@ -72,8 +77,16 @@ class Documents(Dataset):
         super().__init__(dict.fromkeys(names, TEXT))
         self._parts, self._epochs = parts, parts.reading.epochs
         self._width = parts.width if parts.reading.shuffle else 1
+        self._begin()
+
+    def _begin(self) -> None:
         self._place = 0  # in the epochs
         self._begin_epoch()
+
+    def anew(self) -> Self:
+        other = super().anew()
+        other._parts = self._parts.anew()
+        return other
 
     def _begin_epoch(self) -> None:
         self._num_parts: int | None = None  # of the epoch
@@ -172,6 +185,11 @@ class WholeUnits(ShardUnits):
         # units, and by chance a shard may have none but these in several epochs.
         self._opened = 0
         self._most_opened = 2 * self._count + max(order.INTERLEAVED_UNITS, min(64 * self._count, MOST_EMPTY_UNITS))
+
+    def anew(self) -> Self:
+        other = super().anew()
+        other._opened = 0
+        return other
 
     @property
     def width(self) -> int:
@@ -357,11 +375,10 @@ class UnitSource(Splits):
         bridge = importlib.import_module("..bridge", __package__)  # which stands above
         del sequence_length, use_cached
         index, num_shards = (shard_info.index, shard_info.num_shards) if shard_info else (0, 1)
-        return bridge.Numbered(
-            lambda: self.documents(
-                split, shard=index, num_shards=num_shards, seed=seed or 0, shuffle=shuffle, num_epochs=num_epochs
-            )
-        ).in_tensorflow()
+        documents = self.documents(
+            split, shard=index, num_shards=num_shards, seed=seed or 0, shuffle=shuffle, num_epochs=num_epochs
+        )
+        return bridge.Numbered(documents).in_tensorflow()
 
 
 class FileSource(UnitSource):

@@ -14,7 +14,7 @@ import json
 import logging
 import math
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,8 +148,8 @@ class DataPositions:
         note = f"{sentence}. A new pass over the current files begins, with epoch {numbers}."
         return Resumption(saved, first, (note,), sentence)
 
-    def restore(self, shard: Shard, saved: Saved) -> None:
-        """Sets a newly opened shard to its position.
+    def restore(self, shard: Shard, saved: Saved) -> Iterator[None]:
+        """Sets a newly opened shard to its position, in parts: the iterator does the work.
 
         If a source cannot save its position, the shard is read again from its beginning.
         """
@@ -159,10 +159,10 @@ class DataPositions:
         shard.num_batches, shard.tokens = about["num_batches"], saved.tokens(len(shard.tokens))
         passed = dict(zip(self._sources, about["epochs"], strict=True))
         if saved.state is None:
-            shard.skip(shard.num_batches, passed)
+            yield from shard.skip(shard.num_batches, passed)
             return
         shard.dataset.restore(saved.state)
-        shard.resume(about["num_batches"], about.get("passed", 0), saved.rows, passed)
+        yield from shard.resume(about["num_batches"], about.get("passed", 0), saved.rows, passed)
 
     def note_pass(self, shard: Shard, saved: Saved) -> None:
         """Records that a shard begins a new pass after the saved position."""

@@ -18,8 +18,8 @@ from typing import Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
-from limba.config import DataConfig, InputError
-from limba.data import bridge
+from limba.config import DataConfig
+from limba.data import bridge, user_code
 from limba.data.dataset import TOKENS, Dataset, Mixed, State
 from limba.data.deal import WHOLE_UNITS, Deal, marked, unmarked
 from limba.data.objectives.choice import examples_of
@@ -27,7 +27,8 @@ from limba.data.packing import batched
 from limba.data.registry import Mixture, Task
 from limba.data.sources.order import Reading
 from limba.data.sources.units import UnitSource
-from limba.data.tasks import Provider, failure_of_function, parts_of, unit_sources
+from limba.data.tasks import Provider, advice_on, failure_of_code, parts_of, unit_sources
+from limba.data.undivided import Undivided
 
 # {"inputs": int32 [B, Li], "targets": int32 [B, Lt]}, zero where padded; segment ids beside them when packed
 Rows = dict[str, np.ndarray]
@@ -47,25 +48,6 @@ STATE_SECONDS = 2.0  # between two states that are kept for the case that readin
 def _seed(*parts: object) -> int:
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") & 0x7FFF_FFFF
-
-
-def _seqio_documents(
-    task: Task, split: str, index: int, num_shards: int, seed: int, shuffle: bool, num_epochs: int | None
-) -> Dataset:
-    """Returns the epochs of a shard from a seqio source, divided by files or, if these are too few, by rows."""
-    import seqio
-
-    shard = seqio.ShardInfo(index, num_shards)
-    try:
-        by_source = len(task.source.list_shards(split)) >= num_shards or task.source.supports_arbitrary_sharding
-        documents = task.source.get_dataset(split, shuffle=shuffle, seed=seed, shard_info=shard if by_source else None)
-    except (ValueError, NotImplementedError) as error:
-        raise InputError(
-            f"Task {task.name} cannot be read ({str(error).strip().rstrip('.')}); correct the task, or give it a"
-            " source of limba.data.sources (TfdsSource reads TFDS's ArrayRecord)."
-        ) from error
-    own = documents if by_source else documents.shard(num_shards, index)
-    return bridge.OfTensorflow(own.repeat(num_epochs), failure=lambda error: failure_of_function(task, error))
 
 
 @dataclass(frozen=True)
@@ -137,10 +119,48 @@ class Pipeline:
             offset = deal.offset(part.name, config.num_epochs) if counts else 0
             documents = source.dataset(reading, counts, offset)
         else:
-            documents = _seqio_documents(part, *order, config.num_epochs)
-            buffered = buffered or part.shuffle_buffer_size
+            documents = self._foreign_documents(part, shard, shared_seed, begun)
+            buffered = buffered or self._buffer_of(part, begun)
         examples = (follow or examples_of)(part, self.lengths, documents, own_seed)
         return examples.shuffle(buffered, own_seed) if config.shuffle and buffered else examples
+
+    @functools.cached_property
+    def _undivided(self) -> dict[tuple[str, tuple[int, ...]], Undivided]:
+        """(task, first epoch) -> its source, opened once for all shards of this process."""
+        return {}
+
+    def _buffer_of(self, part: Task, begun: tuple[int, ...]) -> int | None:
+        """Returns the size of a shard's shuffle buffer that a task of seqio asks for.
+
+        It is meant for one reading of the source. Shards that share one divide it too: else the first batch would wait
+        until num_data_shards buffers are full.
+        """
+        size = part.shuffle_buffer_size
+        if size is None or (part.name, begun) not in self._undivided:
+            return size
+        return -(-size // self.config.num_shards)
+
+    def _foreign_documents(self, part: Task, shard: int, seed: int, begun: tuple[int, ...]) -> Dataset:
+        """Returns a shard's documents of a source that is not ours: by its own shards where it has enough of them."""
+        import seqio
+
+        config = self.config
+        split, num_shards = config.train_split, config.num_shards
+        failure = functools.partial(failure_of_code, part)
+        if (known := self._undivided.get((part.name, begun))) is not None:
+            return bridge.OfTensorflow(known.dataset(shard), failure=lambda error: known.failure or failure(error))
+        with user_code.of_task(part, advice_on(part)):
+            source = part.source
+            by_source = len(source.list_shards(split)) >= num_shards or source.supports_arbitrary_sharding
+            shard_info = seqio.ShardInfo(shard, num_shards) if by_source else None
+            documents = source.get_dataset(split, shuffle=config.shuffle, seed=seed, shard_info=shard_info)
+        if by_source:
+            return bridge.OfTensorflow(documents.repeat(config.num_epochs), failure=failure)
+        if not Undivided.deals(documents):
+            own = documents.shard(num_shards, shard).repeat(config.num_epochs)
+            return bridge.OfTensorflow(own, failure=failure)
+        self._undivided[part.name, begun] = Undivided(part.name, documents, num_shards, config.num_epochs, failure)
+        return self._foreign_documents(part, shard, seed, begun)
 
 
 def row_shapes(dataset: Dataset) -> dict[str, list[int]]:
@@ -303,14 +323,15 @@ class Shard:
             for start in range(0, max(map(len, rows.values()), default=0), size)
         ]
 
-    def skip(self, num_batches: int, epochs: Mapping[str, float]) -> None:
-        """Reads a new shard from its beginning, without the first batches; `epochs` are those in them."""
-        self.resume(num_batches, num_batches - self.batches_before, {}, epochs)
+    def skip(self, num_batches: int, epochs: Mapping[str, float]) -> Iterator[None]:
+        """Reads a new shard from its beginning, without the first batches, as `resume`; `epochs` are those in them."""
+        return self.resume(num_batches, num_batches - self.batches_before, {}, epochs)
 
-    def resume(self, num_batches: int, num_passed: int, rows: Rows, epochs: Mapping[str, float]) -> None:
+    def resume(self, num_batches: int, num_passed: int, rows: Rows, epochs: Mapping[str, float]) -> Iterator[None]:
         """Sets where the data set is: `rows` come before it, and `num_passed` batches after it are left out.
 
-        `epochs` are those after the `num_batches` that were taken.
+        `epochs` are those after the `num_batches` that were taken. The iterator does the work, and stops after each
+        read: shards that share a source must go on together.
         """
         self.num_batches, self._epochs, self._epochs_made = num_batches, epochs, epochs
         queue: list[Made | None] = [(part, epochs) for part in self.cut(rows)]
@@ -318,6 +339,7 @@ class Shard:
         while num_passed > 0 and (made := self._make()) != [None]:
             queue = [*made[num_passed:]]
             num_passed -= len(made)
+            yield
         self.prefetch.start_with(queue)
 
 

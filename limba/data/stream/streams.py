@@ -25,6 +25,7 @@ from limba.data.tasks import Provider
 logger = logging.getLogger(__name__)
 
 SECONDS_TO_END = 10
+_END = object()
 
 
 class TrainStream(Stream):
@@ -126,7 +127,11 @@ class TrainStream(Stream):
         for shard, each in zip(self.shards, saved, strict=True):
             if each.first_epochs:
                 shard.begin_pass(each.about["first_epochs"], each.about["batches_before"])
-        list(self._pool.map(self._positions.restore, self.shards, saved))
+        parts = [self._positions.restore(shard, each) for shard, each in zip(self.shards, saved, strict=True)]
+        while parts:
+            # All shards go on by one read, so that none is far ahead of another one in a source that they share.
+            has_more = self._pool.map(lambda part: next(part, _END) is None, parts)
+            parts = [part for part, more in zip(parts, has_more, strict=True) if more]
 
     def close(self) -> None:
         self._pool.shutdown(wait=True)

@@ -130,9 +130,12 @@ class Checkpoints:
             self._note(outcome)
         return [outcome.step for outcome in ended]
 
-    def wait(self) -> None:
-        """Waits until the last save is committed; `poll` then reports it. StorageError if it fails for good."""
-        self._saver.wait()
+    def wait(self, stops: bool = False) -> None:
+        """Waits until the last save is committed; `poll` then reports it. StorageError if it fails for good.
+
+        `stops`: the run was asked to stop, so that a save that fails is given up sooner.
+        """
+        self._saver.wait(stops=stops)
 
     def _note(self, outcome: Outcome) -> None:
         if outcome.error is not None:

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import json
 import logging
+import math
 import os
 import threading
 import time
@@ -220,6 +221,8 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 20.0  # between attempts
+QUIET_SECONDS = 10.0  # after which a save that a stop waits for is said
+STOP_SECONDS = 60.0  # for which a save that fails is still tried where the run was asked to stop
 GRACE_SECONDS = 30.0  # for another process, which may have begun a phase later, by up to a pause
 AGREE_SECONDS = 60.0  # to agree on the call of `poll` that reports
 SPARE = 1.05  # of the last checkpoint's bytes, for the next one
@@ -250,6 +253,7 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._deadline = 0.0
         self._hurry, self._abandoned = threading.Event(), threading.Event()
+        self._stop_by = math.inf  # when a save that fails is given up, since the run was asked to stop
         self._serial, self._last_bytes = 0, 0
         self._good: tuple[int, epath.Path] | None = None
 
@@ -277,11 +281,19 @@ class Saver:
             raise self._stuck()
         return ready
 
-    def wait(self, hurry: bool = True, seconds: float | None = None) -> None:
+    def wait(self, hurry: bool = True, seconds: float | None = None, stops: bool = False) -> None:
         """Waits for the save that is under way; StorageError if it has failed for good, or stands still.
 
-        With `hurry` a failing save goes on to `fallback` at once. What was committed is still reported by `poll`.
+        With `hurry` a failing save goes on to `fallback` at once. With `stops`, where the run was asked to stop, it is
+        tried for STOP_SECONDS more, and not until its time is over. What was committed is still reported by `poll`.
         """
+        if stops:
+            self._stop_by = min(self._stop_by, time.monotonic() + STOP_SECONDS)
+            if self._thread is not None:
+                self._thread.join(QUIET_SECONDS)
+                if self._thread.is_alive():
+                    text = "Asked to stop: %s in %s takes more than %.0f s; the run ends with it."
+                    self._say(text, self._thread.name, self.directory, QUIET_SECONDS)
         if self._thread is None:
             return
         if hurry:
@@ -382,14 +394,15 @@ class Saver:
                 reason = str(error)
             if jax.process_index() == 0:
                 clear_step(place, step)
-            ends = time.monotonic() + pause > deadline or self._abandoned.is_set()
+            ends = time.monotonic() + pause > min(deadline, self._stop_by) or self._abandoned.is_set()
             ends = ends or (self._hurry.is_set() and number == 0 and self.fallback is not None)
             decision = gather_texts(f"{name}/again", "end" if ends else "again", GRACE_SECONDS)[0]
             if decision == "end":
                 return reason
             if attempt == 0:
+                left = min(seconds, self._stop_by - time.monotonic())
                 self._say(
-                    "Step %d cannot be saved in %s (%s); it is tried again for %.0f s.", step, place, reason, seconds
+                    "Step %d cannot be saved in %s (%s); it is tried again for %.0f s.", step, place, reason, left
                 )
             (self._hurry if number == 0 and self.fallback is not None else self._abandoned).wait(pause)
             pause, attempt = min(2 * pause, LONGEST_PAUSE_SECONDS), attempt + 1

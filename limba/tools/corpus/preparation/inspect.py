@@ -119,11 +119,13 @@ def _documents(task: Task, split: str, sample_bytes: int, seed: int) -> list[byt
     if split not in task.source.splits:
         raise InputError(f"Task {task.name} has no split {split!r}; it has {', '.join(task.source.splits)}.")
     documents, size = [], 0
-    for example in task.source.get_dataset(split, shuffle=False).as_numpy_iterator():
-        text = next((example[key] for key in ("text", "targets") if isinstance(example.get(key), bytes)), None)
+    data = RunData(DataConfig(task.name, {"inputs": 1}, 1), task)
+    for example in data.elements(task, split):
+        texts = example if isinstance(example, Mapping) else {"text": example}  # some functions give the text alone
+        text = next((texts[key] for key in ("text", "targets") if isinstance(texts.get(key), bytes)), None)
         if text is None:
             raise InputError(
-                f"Task {task.name} gives {', '.join(example)} and no 'text'; set DataConfig.data_files to its files."
+                f"Task {task.name} gives {', '.join(texts)} and no 'text'; set DataConfig.data_files to its files."
             )
         documents.append(text)
         size += len(text)

@@ -40,6 +40,7 @@ DATASETS, FUNCTION = "datasets", "load_dataset"
 OLD, NEW = "use_auth_token", "token"  # renamed in datasets 2.14, taken out in 3.0
 _LOCK = threading.RLock()  # tasks' functions may import in threads
 LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+INSTALLED = {"site-packages", "dist-packages"}
 
 
 def is_objective(name: str, module: str) -> bool:
@@ -82,13 +83,13 @@ def _names() -> Iterator[None]:
                     del sys.modules[name]
 
 
-def _import(name: str, *rest: Any) -> ModuleType:
+def _import(name: str, *rest: Any, **named: Any) -> ModuleType:
     """The import statement of the user's modules."""
     package = name.partition(".")[0]
     if package == "t5":
         with _names():
-            return builtins.__import__(name, *rest)
-    found = builtins.__import__(name, *rest)
+            return builtins.__import__(name, *rest, **named)
+    found = builtins.__import__(name, *rest, **named)
     return _Datasets(found) if found.__name__ == DATASETS else found
 
 
@@ -115,7 +116,9 @@ class _UsersModules(MetaPathFinder):
 
 
 def _is_users(found: ModuleSpec) -> bool:
-    is_library = any(Path(found.origin or "").is_relative_to(folder) for folder in LIBRARIES)
+    path = Path(found.origin or "")
+    # Packages lie in other folders too: the user's own site-packages, or those of an environment below this one.
+    is_library = any(path.is_relative_to(folder) for folder in LIBRARIES) or not INSTALLED.isdisjoint(path.parts)
     return not is_library and found.name.partition(".")[0] != "limba"
 
 

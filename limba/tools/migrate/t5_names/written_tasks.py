@@ -6,19 +6,16 @@ import dataclasses
 import functools
 import inspect
 import logging
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from etils import epath
 
 from limba.api import Task
-from limba.config import ConfigError, InputError
+from limba.config import ConfigError
 from limba.tools.migrate.t5_names.finder import is_objective
 
 logger = logging.getLogger(__name__)
-
-_PYTHON_ERROR = re.compile(r"\b\w*(?:Error|Exception|Interrupt): [^\n]*")
 
 BUILDERS = ("json", "csv", "text", "parquet")  # names that load_dataset gives to forms of files
 
@@ -100,18 +97,6 @@ def resumable_form(task: Task) -> str | None:
         source = f'source=FileSource({about.get("data_files", "FILES")!r}, column="text")'
     is_spans = any(getattr(_function(step), "__name__", "") == "span_corruption" for step in task.preprocessors)
     return f"{source}, preprocessors=[tokenize_documents, span_corruption]" if is_spans else source
-
-
-def failure_of_function(task: Task, error: BaseException) -> InputError | None:
-    """Returns the error of a task's own function, from TensorFlow's report of it; None if it reads no function."""
-    form = resumable_form(task)
-    if form is None:
-        return None
-    said = _PYTHON_ERROR.search(str(error))
-    reason = (said[0] if said else str(error).partition("\n")[0]).strip().rstrip(".")
-    return InputError(
-        f"The function that task {task.name} reads fails: {reason}; correct it, or register the task with {form}."
-    )
 
 
 def warn_of_function(task: Task) -> None:

@@ -1,0 +1,290 @@
+"""A source of TensorFlow that cannot be divided, such as a function or a streamed data set, for many data shards.
+
+It is opened once a process, and its documents are dealt to the shards: document n of an epoch is that of shard
+n % num_shards, as `tf.data.Dataset.shard` has it. Without this, each shard would read the whole source and throw nearly
+all of it away.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from limba.config import InputError, reason_of
+from limba.data.bridge import Failure, OfTensorflow
+from limba.data.sources.order import fewer_shards
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+Row = tuple[bytes, ...]  # a document: each tensor of it as bytes
+
+DOCUMENTS_A_BLOCK = 32  # that a shard takes at once, since each call of Python from TensorFlow costs as much
+BYTES_A_BLOCK = 1 << 18  # at which a block of long documents ends
+MOST_WAITING_BYTES = 1 << 28  # of documents that wait for their shard in memory; what is more waits in files
+BYTES_A_FILE = 1 << 26
+BYTES_A_ROW = 120  # of Python's own, about
+MOST_OPENINGS = 16  # at once; preprocessors that read their data set at several places need several
+
+
+class Undivided:
+    """A tf.data.Dataset whose documents are dealt to `num_shards` shards, repeated for `num_epochs` or endlessly.
+
+    All shards that `dataset` was called for share one reading, and take from it at about the same pace. Where one is
+    far ahead, the documents of the others wait, beyond some memory in temporary files. A preprocessor that reads its
+    data set again, or at two places, makes one more reading, which the shards share too.
+    """
+
+    def __init__(self, name: str, source: tf.data.Dataset, num_shards: int, num_epochs: int | None, failure: Failure):
+        self.name, self.num_shards, self.num_epochs, self.failure_of = name, num_shards, num_epochs, failure
+        self._spec = source.element_spec
+        self._kinds = [each for each in _flat(self._spec) if each is not None]
+        self.rounds = source.map(self._row_of).batch(num_shards)  # a document for each shard; fewer at the end
+        self._shards = set[int]()
+        self._openings: list[_Opening] = []  # that of the last call comes last
+        self._lock = threading.Lock()
+        self.failure: Exception | None = None  # with which the source has failed: it cannot be read on
+
+    @staticmethod
+    def deals(source: tf.data.Dataset) -> bool:
+        """Returns whether the documents of a source can wait as bytes; data sets of data sets cannot."""
+        import tensorflow as tf
+
+        kinds = [each for each in _flat(source.element_spec) if each is not None]
+        is_content = lambda each: isinstance(each, tf.TensorSpec) and each.dtype not in (tf.variant, tf.resource)
+        return bool(kinds) and all(map(is_content, kinds))
+
+    def dataset(self, shard: int) -> tf.data.Dataset:
+        """Returns the documents of one shard, as the source has them."""
+        import tensorflow as tf
+
+        self._shards.add(shard)
+        num_parts = len(self._kinds)
+
+        def block(number: np.int64) -> np.ndarray:
+            rows = self._block(shard, int(number))
+            return np.array(rows, object) if rows else np.zeros([0, num_parts], object)
+
+        def in_graph(number: tf.Tensor) -> tf.Tensor:
+            return tf.ensure_shape(tf.numpy_function(block, [number], tf.string, stateful=False), [None, num_parts])
+
+        blocks: Any = tf.data.Dataset.range(2**62).map(in_graph)
+        filled = blocks.take_while(lambda rows: tf.shape(rows)[0] > 0)
+        return filled.flat_map(tf.data.Dataset.from_tensor_slices).map(self._document_of)
+
+    def _row_of(self, *document: object) -> tf.Tensor:
+        """Returns the tensors of a document as strings [number of tensors]."""
+        import tensorflow as tf
+
+        tensors = [each for each in _flat(document) if each is not None]
+        pairs = zip(tensors, self._kinds, strict=True)
+        return tf.stack([tensor if _is_text(kind) else tf.io.serialize_tensor(tensor) for tensor, kind in pairs])
+
+    def _document_of(self, row: tf.Tensor) -> Any:
+        import tensorflow as tf
+
+        tensors = []
+        for number, kind in enumerate(self._kinds):
+            tensor = row[number] if _is_text(kind) else tf.io.parse_tensor(row[number], kind.dtype)
+            tensors.append(tf.ensure_shape(tensor, kind.shape))
+        return tf.nest.pack_sequence_as(self._spec, tensors, expand_composites=True)
+
+    def _block(self, shard: int, number: int) -> list[Row]:
+        """Returns a block of a shard's documents; an empty one at the end."""
+        with self._lock:
+            if self.failure is not None:
+                raise self.failure
+            try:
+                return self._opening_at(shard, number).take(shard)
+            except Exception as error:
+                self.failure = error
+                raise
+
+    def _opening_at(self, shard: int, number: int) -> _Opening:
+        """Returns a reading in which this block is the shard's next one."""
+        for opening in self._openings:
+            if opening.next_block.get(shard) == number:
+                self._openings.remove(opening)
+                break
+        else:
+            # One that begins is for all shards, which will ask for it too. Another one makes up for a reading that is
+            # closed already, and nobody else needs it.
+            opening = _Opening(self, self._shards if number == 0 else {shard})
+            for _ in range(number):
+                opening.take(shard)
+        self._openings.append(opening)
+        if len(self._openings) > MOST_OPENINGS:
+            self._openings.pop(0).close()
+        return opening
+
+
+class _Opening:
+    """One reading of the source: the documents that wait for each shard, and the block that each takes next."""
+
+    def __init__(self, source: Undivided, shards: set[int]):
+        self._source = source
+        self._waiting = {shard: _Waiting() for shard in sorted(shards)}
+        self.next_block = dict.fromkeys(sorted(shards), 0)
+        self._rounds: OfTensorflow | None = None  # of the current epoch
+        self._num_documents = 0  # of the current epoch so far
+        self._epochs_begun = 0
+
+    def take(self, shard: int) -> list[Row]:
+        """Returns the shard's next block: its length depends on the documents alone, not on when they were read."""
+        waiting = self._waiting[shard]
+        rows: list[Row] = []
+        num_bytes = 0
+        while len(rows) < DOCUMENTS_A_BLOCK and num_bytes < BYTES_A_BLOCK:
+            if not waiting.num_rows and not self._read_for(shard):
+                break
+            row = waiting.pop()
+            rows.append(row)
+            num_bytes += sum(map(len, row))
+        self.next_block[shard] += 1
+        return rows
+
+    def _read_for(self, shard: int) -> bool:
+        """Reads until a document of the shard is there; returns False at the end of all epochs."""
+        while not self._waiting[shard].num_rows:
+            if self._rounds is None:
+                if self._epochs_begun == self._source.num_epochs:
+                    return False
+                self._rounds = OfTensorflow(self._source.rounds, failure=self._source.failure_of)
+                self._epochs_begun += 1
+                self._num_documents = 0
+            dealt = next(self._rounds, None)
+            if dealt is None:
+                self._rounds = None
+                self._check_epoch(shard)
+                continue
+            self._deal(dealt)
+        return True
+
+    def _deal(self, dealt: Any) -> None:
+        rows = dealt.tolist()
+        self._num_documents += len(rows)
+        for shard, waiting in self._waiting.items():
+            if shard < len(rows):
+                waiting.push(tuple(rows[shard]))
+        while sum(waiting.bytes_in_memory for waiting in self._waiting.values()) > MOST_WAITING_BYTES:
+            max(self._waiting.values(), key=lambda waiting: waiting.num_bytes_last).put_away()
+
+    def _check_epoch(self, shard: int) -> None:
+        """Raises InputError at the end of an epoch without a document for a shard that never ends."""
+        if self._source.num_epochs is None and self._num_documents <= shard:
+            raise InputError(
+                f"The source of task {self._source.name} has {self._num_documents:,} documents, none for data shard"
+                f" {shard} of {self._source.num_shards}; set DataConfig.num_data_shards lower, or give more documents.",
+                fix=fewer_shards(self._num_documents),
+            )
+
+    def close(self) -> None:
+        """Forgets the documents that wait."""
+        self._rounds = None
+        for waiting in self._waiting.values():
+            waiting.close()
+
+
+class _Waiting:
+    """The documents that wait for one shard, in order: the first in memory, then those in files, the last in memory."""
+
+    def __init__(self) -> None:
+        self._first = deque[Row]()
+        self._files = deque[IO[bytes]]()
+        self._last: list[Row] = []
+        self._num_bytes_first = 0
+        self.num_bytes_last = 0
+        self.num_rows = 0
+
+    @property
+    def bytes_in_memory(self) -> int:
+        return self._num_bytes_first + self.num_bytes_last
+
+    def push(self, row: Row) -> None:
+        self._last.append(row)
+        self.num_bytes_last += _num_bytes(row)
+        self.num_rows += 1
+
+    def pop(self) -> Row:
+        if not self._first:
+            self._fetch()
+        row = self._first.popleft()
+        self._num_bytes_first -= _num_bytes(row)
+        self.num_rows -= 1
+        return row
+
+    def _fetch(self) -> None:
+        if not self._files:
+            self._first.extend(self._last)
+            self._num_bytes_first, self.num_bytes_last = self.num_bytes_last, 0
+            self._last = []
+            return
+        with self._files.popleft() as file:
+            file.seek(0)
+            self._first.extend(_rows_in(file))
+        self._num_bytes_first = sum(map(_num_bytes, self._first))
+
+    def put_away(self) -> None:
+        """Writes the last documents into files without names, which vanish with this process."""
+        part: list[Row] = []
+        size = 0
+        for row in self._last:
+            part.append(row)
+            size += _num_bytes(row)
+            if size >= BYTES_A_FILE:
+                self._files.append(_file_of(part))
+                part, size = [], 0
+        if part:
+            self._files.append(_file_of(part))
+        self._last, self.num_bytes_last = [], 0
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+
+
+def _file_of(rows: list[Row]) -> IO[bytes]:
+    """Returns a temporary file with these documents; `_rows_in` reads it."""
+    file = tempfile.TemporaryFile()
+    sizes = np.array([[len(part) for part in row] for row in rows], np.int64)
+    try:
+        np.save(file, sizes)
+        for row in rows:
+            file.writelines(row)
+        file.flush()
+    except OSError as error:
+        file.close()
+        raise InputError(
+            f"The documents that wait for other data shards cannot be written to {tempfile.gettempdir()}"
+            f" ({reason_of(error)}); set the variable TMPDIR to a folder with room, or lower"
+            " DataConfig.num_data_shards."
+        ) from error
+    return file
+
+
+def _rows_in(file: IO[bytes]) -> list[Row]:
+    file.seek(0)
+    sizes = np.load(file, allow_pickle=False)
+    return [tuple(file.read(size) for size in of_row) for of_row in sizes.tolist()]
+
+
+def _num_bytes(row: Row) -> int:
+    return sum(map(len, row)) + BYTES_A_ROW
+
+
+def _is_text(kind: tf.TensorSpec) -> bool:
+    import tensorflow as tf
+
+    return kind.dtype == tf.string and kind.shape.rank == 0
+
+
+def _flat(structure: object) -> Sequence[Any]:
+    """Returns the tensors, or their specs, in a document: those of ragged and sparse ones too."""
+    import tensorflow as tf
+
+    return tf.nest.flatten(structure, expand_composites=True)

@@ -1,0 +1,205 @@
+"""A source of TensorFlow that cannot be divided: opened once a process, and dealt as `tf.data.Dataset.shard` does."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+
+from limba.config import DataConfig, InputError
+from limba.data import undivided
+from limba.data.bridge import OfTensorflow
+from limba.data.stream.stages import open_stream
+from limba.data.stream.streams import TrainStream
+from limba.data.undivided import Undivided
+
+NUM_SHARDS, NUM_TEXTS = 8, 1001
+LENGTHS = {"inputs": 24, "targets": 24}
+
+
+class Function:
+    """A function as users of T5X stream a corpus by, which counts how often it is opened, and what is drawn of it."""
+
+    def __init__(self, num_texts: int | None = NUM_TEXTS, fails_at: int | None = None):
+        self.num_texts, self.fails_at = num_texts, fails_at
+        self.opened = self.drawn = 0
+
+    def texts(self) -> Iterator[str]:
+        self.opened += 1
+        for number in itertools.islice(itertools.count(), self.num_texts):
+            if number == self.fails_at:
+                raise RuntimeError("the mirror is away")
+            self.drawn += 1
+            yield f"text {number} " + "word " * (number % 7)
+
+    def __call__(self, split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
+        return tf.data.Dataset.from_generator(self.texts, output_signature=tf.TensorSpec((), tf.string))
+
+
+def pairs(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    return dataset.map(lambda text: {"inputs": text, "targets": text})
+
+
+def task_of(function: Callable, *more: Callable, name: str = "streamed") -> seqio.Task:
+    feature = seqio.Feature(seqio.ByteVocabulary())
+    steps = [pairs, *more, seqio.preprocessors.tokenize, seqio.preprocessors.append_eos]
+    source = seqio.FunctionDataSource(function, splits=("train",))
+    return seqio.Task(name, source, dict.fromkeys(LENGTHS, feature), steps, shuffle_buffer_size=40)
+
+
+def config_of(**choices: Any) -> DataConfig:
+    return DataConfig("streamed", LENGTHS, batch_size=16, num_data_shards=NUM_SHARDS, **choices)
+
+
+def batches(stream: Any, count: int) -> list[dict[int, Mapping[str, np.ndarray]]]:
+    return [next(stream) for _ in range(count)]
+
+
+def assert_same(found: list[dict[int, Any]], expected: list[dict[int, Any]]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert one.keys() == other.keys()
+        for shard, rows in one.items():
+            for name, values in rows.items():
+                np.testing.assert_array_equal(values, other[shard][name])
+
+
+def test_each_shard_has_its_documents_and_the_source_is_opened_once() -> None:
+    """Eight shards opened it eight times, and drew eight times as many documents."""
+    function = Function(num_texts=None)
+    stream = open_stream(task_of(function), LENGTHS, config_of(shuffle=False), range(NUM_SHARDS))
+    found = batches(stream, 40)
+    assert function.opened == 1
+    assert function.drawn < 5 * 40 * 16  # with what is read ahead
+    stream.close()
+    for shard in range(NUM_SHARDS):
+        rows = [row for batch in found for row in batch[shard]["targets"]]
+        for number, row in enumerate(rows):
+            document = number * NUM_SHARDS + shard
+            expected = seqio.ByteVocabulary().encode(f"text {document} " + "word " * (document % 7))[:24]
+            assert np.trim_zeros(row)[: len(expected)].tolist() == expected
+
+
+def test_rows_do_not_depend_on_the_number_of_hosts_and_a_resumed_run_goes_on() -> None:
+    function = Function()
+    one = open_stream(task_of(function), LENGTHS, config_of(), range(NUM_SHARDS))
+    expected = batches(one, 90)
+    positions = one.positions()
+    after = batches(one, 10)
+    one.close()
+    for shards in (range(4), range(4, NUM_SHARDS)):
+        function = Function()
+        host = open_stream(task_of(function), LENGTHS, config_of(), shards)
+        assert_same(batches(host, 90), [{shard: batch[shard] for shard in shards} for batch in expected])
+        assert function.opened <= function.drawn // NUM_TEXTS + 1  # once in each epoch
+        host.close()
+    function = Function()
+    resumed = open_stream(task_of(function), LENGTHS, config_of(), range(NUM_SHARDS))
+    resumed.begin(90, positions)
+    assert_same(batches(resumed, 10), after)
+    assert function.opened <= function.drawn // NUM_TEXTS + 1
+    resumed.close()
+
+
+def test_epochs_begin_anew_at_the_first_shard() -> None:
+    """As `shard`, then `repeat`: 1,001 documents are 126 of the first shard and 125 of the others, in each epoch."""
+    function = Function()
+    stream = open_stream(task_of(function), LENGTHS, config_of(num_epochs=2, shuffle=False), range(NUM_SHARDS))
+    found = list(stream)
+    counts = [sum(int((batch[shard]["targets"][:, 0] != 0).sum()) for batch in found) for shard in range(NUM_SHARDS)]
+    assert counts == [2 * 126, *[2 * 125] * (NUM_SHARDS - 1)] and function.opened == 2
+    stream.close()
+
+
+def test_a_preprocessor_reads_it_at_two_places() -> None:
+    def negatives(dataset: tf.data.Dataset) -> tf.data.Dataset:
+        joined = lambda one, other: {"inputs": one["inputs"], "targets": other["targets"]}
+        return tf.data.Dataset.zip((dataset, dataset.skip(50))).map(joined)
+
+    function = Function()
+    config = config_of(num_epochs=1, shuffle=False)
+    stream = open_stream(task_of(function, negatives), LENGTHS, config, range(NUM_SHARDS))
+    found = list(stream)
+    stream.close()
+    assert function.opened == 2
+    decode = lambda row: int(seqio.ByteVocabulary().decode(row.tolist()).split()[1])
+    pairs_found = [
+        (decode(one), decode(other))
+        for batch in found
+        for one, other in zip(batch[3]["inputs"], batch[3]["targets"], strict=True)
+        if one.any()
+    ]
+    assert pairs_found == [(8 * n + 3, 8 * (n + 50) + 3) for n in range(125 - 50)]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        lambda: tf.data.Dataset.from_tensor_slices({"number": np.arange(50), "vector": np.ones([50, 3], np.float32)}),
+        lambda: tf.data.Dataset.range(50).map(lambda n: (tf.repeat(n, n % 4), {"text": tf.strings.as_string(n)})),
+        lambda: tf.data.Dataset.range(50).map(lambda n: {"words": tf.repeat(tf.strings.as_string(n), n % 3)}),
+        lambda: tf.data.Dataset.from_tensor_slices(
+            tf.ragged.constant([[["a"] * (n % 2)] * (n % 4) for n in range(50)])
+        ),
+        lambda: tf.data.Dataset.range(50).map(lambda n: {"nothing": None, "number": n}),
+    ],
+    ids=["numbers and vectors", "a pair", "strings", "ragged", "with None"],
+)
+def test_documents_of_any_kind_stay_what_they_are(source: Callable[[], tf.data.Dataset]) -> None:
+    whole = source()
+    assert Undivided.deals(whole)
+    dealt = Undivided("any", whole, 4, 1, lambda error: None)
+    parts = [dealt.dataset(shard) for shard in range(4)]
+    for shard in (2, 0, 1, 3):  # one after the other: the documents of the others wait
+        assert parts[shard].element_spec == whole.element_spec
+        found = [repr(each) for each in parts[shard].as_numpy_iterator()]
+        assert found == [repr(each) for each in whole.shard(4, shard).as_numpy_iterator()]
+
+
+def test_data_sets_of_data_sets_are_not_dealt() -> None:
+    assert not Undivided.deals(tf.data.Dataset.range(8).window(2))
+
+
+def test_documents_that_wait_for_a_shard_that_is_behind_are_in_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(undivided, "MOST_WAITING_BYTES", 20_000)
+    monkeypatch.setattr(undivided, "BYTES_A_FILE", 5_000)
+    whole = tf.data.Dataset.range(3000).map(tf.strings.as_string)
+    dealt = Undivided("any", whole, 3, 1, lambda error: None)
+    parts = [OfTensorflow(dealt.dataset(shard)) for shard in range(3)]
+    numbers = [list(itertools.islice(parts[0], 900))]
+    (opening,) = dealt._openings
+    waiting = [opening._waiting[shard] for shard in (1, 2)]
+    assert sum(each.bytes_in_memory for each in waiting) <= 20_000
+    assert sum(len(each._files) for each in waiting) > 10
+    numbers += [list(itertools.islice(parts[shard], 900)) for shard in (1, 2)]
+    assert numbers == [[b"%d" % (3 * n + shard) for n in range(900)] for shard in range(3)]
+    assert [len(list(part)) for part in parts] == [100, 100, 100]
+
+
+def test_a_shard_without_a_document_is_named() -> None:
+    function = Function(num_texts=5)
+    stream = open_stream(task_of(function), LENGTHS, config_of(), range(NUM_SHARDS))
+    with pytest.raises(
+        InputError, match=r"task streamed has 5 documents, none for data shard [567] of 8; set"
+    ) as error:
+        next(stream)
+    assert error.value.fix == ("DataConfig.num_data_shards", 2)
+    stream.close()
+
+
+def test_a_function_that_fails_in_the_middle_is_one_sentence_of_all_shards() -> None:
+    function = Function(fails_at=700)
+    stream = open_stream(task_of(function), LENGTHS, config_of(shuffle=False), range(NUM_SHARDS))
+    assert isinstance(stream, TrainStream)
+    with pytest.raises(InputError) as error:
+        batches(stream, 60)
+    said = str(error.value)
+    assert said.startswith("The code of task streamed fails: RuntimeError: the mirror is away (")
+    assert f"{__file__} line " in said and ", in texts); correct it" in said
+    with pytest.raises(InputError, match="the mirror is away"):
+        next(stream)
+    stream.close()
