@@ -101,7 +101,7 @@ def _train(
         text = TextEvaluation(config, task, lengths, model, mesh)
         loss = loss_evaluation(config, task, lengths, model, sharding)
         targets = task.output_features["targets"].vocabulary
-        samples = sampler(model, mesh, targets, config.evaluation, reads_prefix(task))
+        samples = sampler(model, mesh, targets, config.evaluation, reads_prefix(task, config.data.task_feature_lengths))
         evaluations = Evaluations(loss, samples, text if text.tasks else None)
         checks.check_best_metric(config, (*getattr(loss, "names", ()), *text.names))
 

@@ -116,7 +116,9 @@ def _replaced(task: Task, config: DataConfig, directory: str | None) -> Task:
     if any(feature.vocabulary is not task.output_features[name].vocabulary for name, feature in features.items()):
         task = task.replace(output_features=features)
     task = migrate.with_inputs(task) if migrate else task
-    missing = [feature for feature in FEATURES if feature not in task.output_features]
+    # A decoder-only model's row may be one text alone.
+    needed = FEATURES if config.sequence_length is None else FEATURES[-1:]
+    missing = [feature for feature in needed if feature not in task.output_features]
     if missing:
         raise InputError(f"Task {task.name} has no feature {missing[0]!r}; register it with 'inputs' and 'targets'.")
     if config.cache_dir is not None and migrate:

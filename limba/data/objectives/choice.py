@@ -170,11 +170,14 @@ def of_one_sequence(task: Task, packed: bool, is_masked: bool = False) -> Task:
     return task.replace(preprocessors=steps)
 
 
-def reads_prefix(task: Task | Mixture) -> bool:
+def reads_prefix(task: Task | Mixture, lengths: Mapping[str, int]) -> bool:
     """Returns whether each row that a decoder-only model learns has inputs, which it reads and does not predict.
 
-    So it is for pairs, prefix LM and LM adaptation, and not for causal LM.
+    So it is for pairs, prefix LM and LM adaptation, and not for causal LM. `lengths` are the configured ones, which may
+    say it: a task of another trainer makes the rows that they ask for.
     """
+    if "prefix" in lengths:
+        return lengths["prefix"] > 0
     return all(
         is_supervised(part)
         or any(OBJECTIVES[name].has_prefix for name in map(objective_of, part.preprocessors) if name)
@@ -194,15 +197,7 @@ def derive_lengths(task: Task | Mixture, lengths: Mapping[str, int]) -> dict[str
     parts = [needed for part in parts_of(task) if (needed := _lengths_needed(part, lengths))]
     given = lengths.get("targets")
     if "inputs" not in lengths:
-        if "prefix" in lengths and any(part.get("inputs") != lengths["prefix"] for part in parts):
-            raise ConfigError(
-                "DataConfig.task_feature_lengths",
-                f"gives 'prefix', which rows of pairs have, and task {task.name} has another objective; leave it out.",
-            )
-        sides = [name for name in ("inputs", "targets") if any(name in part for part in parts)]
-        if sides or not all(map(is_supervised, parts_of(task))):
-            return {name: max(part.get(name, 0) for part in parts) for name in sides} or {"targets": lengths["targets"]}
-        return lm_adaptation_lengths(lengths)  # inputs, then targets
+        return _lengths_of_one_sequence(task, lengths, parts)
     if not parts:
         if given is None:
             raise ConfigError(
@@ -222,6 +217,29 @@ def derive_lengths(task: Task | Mixture, lengths: Mapping[str, int]) -> dict[str
         )
     inputs = {"inputs": lengths["inputs"]} if any("inputs" in part for part in parts) else {}
     return {**inputs, "targets": given or needed}
+
+
+def _lengths_of_one_sequence(
+    task: Task | Mixture, lengths: Mapping[str, int], needed: Sequence[Mapping[str, int]]
+) -> dict[str, int]:
+    """Returns the lengths of the parts of a decoder-only model's row; `needed` are those of objectives of ours.
+
+    A task without such an objective gets these very lengths, as T5X gives them to it, and its rows are joined later:
+    {"inputs", "targets"} with a "prefix", and only {"targets"} where that is 0.
+    """
+    prefix = lengths.get("prefix")
+    if prefix is not None and any(part.get("inputs", 0) != prefix for part in needed):
+        raise ConfigError(
+            "DataConfig.task_feature_lengths",
+            f"gives 'prefix', which rows of pairs have, and task {task.name} has another objective; leave it out.",
+        )
+    if prefix == 0:
+        return {"targets": lengths["targets"]}
+    sides = [name for name in ("inputs", "targets") if any(name in part for part in needed)]
+    if sides:
+        return {name: max(part.get(name, 0) for part in needed) for name in sides}
+    has_inputs = prefix is not None or all(map(is_supervised, parts_of(task)))
+    return lm_adaptation_lengths(lengths) if has_inputs else {"targets": lengths["targets"]}
 
 
 def _lengths_needed(task: Task, lengths: Mapping[str, int]) -> dict[str, int] | None:

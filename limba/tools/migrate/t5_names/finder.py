@@ -40,6 +40,7 @@ DATASETS, FUNCTION = "datasets", "load_dataset"
 OLD, NEW = "use_auth_token", "token"  # renamed in datasets 2.14, taken out in 3.0
 _LOCK = threading.RLock()  # tasks' functions may import in threads
 LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+PACKAGES = {"site-packages", "dist-packages"}  # folders of libraries: of the user, of the system, of another environment
 
 
 def is_objective(name: str, module: str) -> bool:
@@ -82,14 +83,15 @@ def _names() -> Iterator[None]:
                     del sys.modules[name]
 
 
-def _import(name: str, *rest: Any) -> ModuleType:
-    """The import statement of the user's modules."""
+def _import(name: str, *rest: Any, **named: Any) -> ModuleType:
+    """The import statement of the user's modules; extensions in C that these import call it with names."""
     package = name.partition(".")[0]
     if package == "t5":
         with _names():
-            return builtins.__import__(name, *rest)
-    found = builtins.__import__(name, *rest)
-    return _Datasets(found) if found.__name__ == DATASETS else found
+            return builtins.__import__(name, *rest, **named)
+    found = builtins.__import__(name, *rest, **named)
+    # A library's lazy module would be loaded by the question for its name.
+    return _Datasets(found) if package == DATASETS and found.__name__ == DATASETS else found
 
 
 class _UsersModules(MetaPathFinder):
@@ -115,7 +117,8 @@ class _UsersModules(MetaPathFinder):
 
 
 def _is_users(found: ModuleSpec) -> bool:
-    is_library = any(Path(found.origin or "").is_relative_to(folder) for folder in LIBRARIES)
+    path = Path(found.origin or "")
+    is_library = any(path.is_relative_to(folder) for folder in LIBRARIES) or bool(PACKAGES & set(path.parts))
     return not is_library and found.name.partition(".")[0] != "limba"
 
 
