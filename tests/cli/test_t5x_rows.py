@@ -18,7 +18,6 @@ import tensorflow as tf
 from limba.config import ConfigError, DataConfig, InputError
 from limba.data.objectives.choice import derive_lengths, reads_prefix
 from limba.data.run_data import validation_batches
-from limba.data.seqio_tasks import as_seqio
 from limba.data.stream.shard import Pipeline
 from limba.data.stream.streams import feature_shapes
 from limba.data.tasks import resolve_task
@@ -126,7 +125,9 @@ def expected(task, lengths, pack):
 def rows_of(task, config):
     lengths = derive_lengths(task, config.task_feature_lengths)
     batches = validation_batches(task, lengths, config, None)
-    rows = [{name: value[row] for name, value in batch.items()} for batch in batches for row in range(len(value_of(batch)))]
+    rows = [
+        {name: value[row] for name, value in batch.items()} for batch in batches for row in range(len(value_of(batch)))
+    ]
     return [row for row in rows if row["decoder_target_tokens"].any()]
 
 
@@ -152,7 +153,9 @@ def test_rows_of_each_layout_are_those_of_seqios_converter(name, pack, tmp_path,
         for feature, value in row.items():
             np.testing.assert_array_equal(value, theirs[feature], feature)
     assert sum(row["decoder_loss_weights"].sum() for row in rows) > 500
-    assert ("decoder_causal_attention" in rows[0]) == ("inputs" in given) == reads_prefix(task, data.task_feature_lengths)
+    assert (
+        ("decoder_causal_attention" in rows[0]) == ("inputs" in given) == reads_prefix(task, data.task_feature_lengths)
+    )
 
 
 @pytest.mark.parametrize(
@@ -206,13 +209,20 @@ def forms():
     known = set()
     for run in TRAINED:
         name = run.settings.get("MIXTURE_OR_TASK_NAME", "pairs")
-        key = (form_of(name), run.settings.get("TASK_FEATURE_LENGTHS"), run.includes[0].split("/")[2:4], run.includes[1])
+        key = (
+            form_of(name),
+            run.settings.get("TASK_FEATURE_LENGTHS"),
+            run.includes[0].split("/")[2:4],
+            run.includes[1],
+        )
         if repr(key) not in known:
             known.add(repr(key))
-            yield f"{form_of(name)}-{run.name}", run
+            marks = () if "decoder_only" in run.includes[0] else (pytest.mark.night,)
+            each = f"{form_of(name)}-{run.name}"
+            yield pytest.param(each, run, id=each, marks=marks)
 
 
-@pytest.mark.parametrize(("name", "run"), [pytest.param(*each, id=each[0]) for each in forms()])
+@pytest.mark.parametrize(("name", "run"), forms())
 def test_public_runs_make_a_batch(name, run, tmp_path, t5x, register):
     config = config_of(run, tmp_path, t5x)
     data = dataclasses.replace(config.data, mixture_or_task_name=register(name.partition("-")[0]), **BATCH)
@@ -237,7 +247,11 @@ def test_a_prefix_for_an_objective_of_ours_is_refused():
 @pytest.mark.parametrize(
     ("converter", "lengths", "sentence"),
     [
-        ("LMFeatureConverter", "{'inputs': 8, 'targets': 8}", "it reads targets, and TASK_FEATURE_LENGTHS has inputs and"),
+        (
+            "LMFeatureConverter",
+            "{'inputs': 8, 'targets': 8}",
+            "it reads targets, and TASK_FEATURE_LENGTHS has inputs and",
+        ),
         ("PrefixLMFeatureConverter", "{'targets': 8}", "it reads inputs and targets, and TASK_FEATURE_LENGTHS has"),
         ("PrefixSuffixLMFeatureConverter", "{'targets': 8}", "Limba makes the rows of seqio's DecoderFeatureConverter"),
         ("PrePackedLMFeatureConverter", "{'targets': 8}", "the task gives T5X's model features"),
