@@ -68,10 +68,10 @@ def run(argv: Sequence[str]) -> None:
     if price is not None and not 0 <= price < math.inf:
         raise InputError(f"--price={given.price} is not a price; give dollars a chip-hour, such as --price=3.22.")
     with environment.quiet_imports():
-        from limba.api import duration
         from limba.tools.corpus import counting, sizes, templates
         from limba.tools.corpus.hardware import hardware
         from limba.tools.corpus.preparation.survey import survey
+        from limba.tools.preflight.compiled.instant import in_time
     if given.start and (given.size or given.kind):
         raise InputError("--from is a model with a size and a kind of its own; give it without --size and --kind.")
     kind = given.kind or "t5"
@@ -102,7 +102,7 @@ def run(argv: Sequence[str]) -> None:
     plan = sizes.plan(found, machine, days, counts, kind, start or given.size, price)
     print(_about(corpus, found))
     print(f"\nProposed for {machine.name}: {plan.about}, {plan.parameters:,} parameters, {plan.steps:,} steps of"
-          f" {plan.batch} rows, about {duration(plan.hours * 3600)}.")  # fmt: skip
+          f" {plan.batch} rows, {in_time(plan.hours)}.")  # fmt: skip
     for reason in plan.reasons:
         print(templates.wrapped(reason, "* ", "  "))
     has_scripts = Path("launch/pretrain.sh").is_file()

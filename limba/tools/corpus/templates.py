@@ -12,6 +12,7 @@ from limba.tools.corpus.counting import SENTINELS
 from limba.tools.corpus.hardware import Hardware
 from limba.tools.corpus.preparation.survey import Survey
 from limba.tools.corpus.sizes import FILES, FREE_EPOCHS, Plan, model_of, short
+from limba.tools.preflight.compiled.instant import BESIDE, in_time
 
 TASK = '''"""{objective} of {name_of_corpus}.
 
@@ -48,7 +49,7 @@ GIN = """# {about} for {corpus}: {parameters} parameters. Written by `limba new`
 #
 # Command   bash launch/{name}.sh
 # Hardware  {hardware}: {reason}
-# Hours     {hours:.1f} estimated at that speed; not measured
+# Time      {time}, estimated at that speed, not measured; {beside}
 # Expected  {expected}
 #
 # Why this size and these steps:
@@ -184,6 +185,8 @@ def gin(
         "parameters": f"{plan.parameters:,}",
         "hardware": machine.name,
         "reason": machine.reason,
+        "time": in_time(plan.hours),
+        "beside": BESIDE,
         "reasons": "\n".join(wrapped(line, "# * ", "#   ") for line in plan.reasons),
         "expected": "a first loss of a few nats, which then falls"
         if plan.start

@@ -40,10 +40,8 @@ DATASETS, FUNCTION = "datasets", "load_dataset"
 OLD, NEW = "use_auth_token", "token"  # renamed in datasets 2.14, taken out in 3.0
 _LOCK = threading.RLock()  # tasks' functions may import in threads
 LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-PACKAGES = {
-    "site-packages",
-    "dist-packages",
-}  # folders of libraries: of the user, of the system, of another environment
+# Where libraries lie: of the user, of the system, of another environment.
+PACKAGES = {"site-packages", "dist-packages"}
 
 
 def is_objective(name: str, module: str) -> bool:
