@@ -105,11 +105,10 @@ def run(argv: Sequence[str]) -> None:
           f" {plan.batch} rows, {in_time(plan.hours)}.")  # fmt: skip
     for reason in plan.reasons:
         print(templates.wrapped(reason, "* ", "  "))
-    has_scripts = Path("launch/pretrain.sh").is_file()
     files = {
         f"tasks/{name}.py": templates.task(name, corpus, found, kind),
         f"gin/{name}_{plan.size}.gin": templates.gin(name, corpus, found, plan, machine, prompts, given.language),
-        f"launch/{name}.sh": templates.script(name, plan, machine, has_scripts),
+        f"launch/{name}.sh": templates.script(name, plan, machine),
     }
     _write(files)
     print("\nWritten:\n" + "\n".join(f"  {path}" for path in files))
@@ -173,14 +172,15 @@ def _check_new(name: str, size: str | None) -> None:
 
 
 def _about(corpus: str, found: Survey) -> str:
-    from limba.tools.corpus.sizes import short
+    from limba.tools.corpus.sizes import short, short_bytes
 
     about = "" if found.is_whole else "about "
     columns = f"; columns {', '.join(found.columns)}" if found.columns else ""
     read = f", of which {found.column!r} is read" if found.columns else ""
     files = f"{found.files:,} file{'s' if found.files > 1 else ''}"
     return (
-        f"{corpus}: {files}{columns}{read}; {about}{found.documents:,} documents, {about}{short(found.bytes)}B of text,"
+        f"{corpus}: {files}{columns}{read}; {about}{found.documents:,} documents, {about}{short_bytes(found.bytes)} of"
+        " text,"
         f" {about}{short(found.letters)} letters."
     )
 

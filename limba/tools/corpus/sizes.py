@@ -234,7 +234,7 @@ def _reasons(
     speeds = [plan.tokens / plan.steps / seconds for seconds in reversed(choice.step_seconds)]
     chip_hours = [hours * machine.chips for hours in plan.hours]
     lines = [
-        f"Text: {short(choice.unique)} tokens to train on, counted on {short(choice.counted.sample)}B of it with a"
+        f"Text: {short(choice.unique)} tokens to train on, counted on {short_bytes(choice.counted.sample)} of it with a"
         f" vocabulary of {plan.vocabulary:,} ids; it is read {plan.epochs:.1f} times.",
         f"Time: {machine.reason} (not measured here), give {' to '.join(map(short, speeds))} tokens/s.",
         f"Size: {plan.tokens / plan.parameters:.1f} tokens a parameter; about {BEST_RATIO} use the compute best"
@@ -291,6 +291,18 @@ def _percent(share: float) -> str:
     ('99 %', 'under 1 %')
     """
     return f"{100 * share:.0f} %" if share >= 0.01 else "under 1 %"
+
+
+def short_bytes(number: float) -> str:
+    """Returns a number of bytes in the units that files have.
+
+    >>> short_bytes(3.97e10), short_bytes(860_000), short_bytes(12)
+    ('39.7 GB', '860 kB', '12 bytes')
+    """
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= size:
+            return f"{number / size:.{1 if number < 100 * size else 0}f} {unit}"
+    return f"{number:.0f} bytes"
 
 
 def short(number: float) -> str:

@@ -141,21 +141,49 @@ SCRIPT = """#!/usr/bin/env bash
 # Trains gin/{name}_{size}.gin on {hardware}: first its vocabulary, then the model. Started again, it resumes.
 #
 #   bash launch/{name}.sh [NAME=VALUE ...]
-#   MODEL_DIR=gs://BUCKET/{name}_{size} bash launch/{name}.sh     # on each worker of a pod
+#   MODEL_DIR=gs://BUCKET/{name}_{size} bash launch/{name}.sh     # on each worker of a pod: bash launch/pod.sh run
 #
 # MODEL_DIR is runs/{name}_{size} if it is not given. NAME=VALUE sets a name of the gin file: TRAIN_STEPS=1000.
+# In a clone of Limba launch/pretrain.sh sets up the packages, and its --help lists what else can be given. Elsewhere
+# the command limba must be installed. RETRIES=10: new starts after a crash, or where the run asks for one.
 set -euo pipefail
 cd "$(dirname "${{BASH_SOURCE[0]}}")/.."
 export MODEL_DIR=${{MODEL_DIR:-runs/{name}_{size}}}
-{train}
-"""
-# With the repository's scripts it sets up the packages too; else with the command that is installed.
-WITH_SCRIPTS = 'LIMBA_SCRIPT="launch/{name}.sh" exec bash launch/pretrain.sh gin/{name}_{size}.gin "$@"'
-INSTALLED = """flags=()
+if [ -f launch/pretrain.sh ]; then
+  LIMBA_SCRIPT="launch/{name}.sh" exec bash launch/pretrain.sh gin/{name}_{size}.gin "$@"
+fi
+
+flags=()
 for argument in "$@"; do
-  case $argument in -*) flags+=("$argument") ;; *) flags+=("--gin.$argument") ;; esac
+  case $argument in
+    -h | --help) sed -n '/^#!/d;/^#/!q;s/^# \{{0,1\}}//p' "launch/{name}.sh"; exit 0 ;;
+    RETRIES=*) RETRIES=${{argument#*=}} ;;
+    -*) flags+=("$argument") ;;
+    *) flags+=("--gin.$argument") ;;
+  esac
 done
-exec limba train gin/{name}_{size}.gin "--gin.MODEL_DIR=$MODEL_DIR" ${{flags[@]+"${{flags[@]}}"}}"""
+if command -v limba >/dev/null; then run=(limba)
+elif python3 -c 'import limba' 2>/dev/null; then run=(python3 -m limba)
+else
+  echo "launch/{name}.sh: limba is not installed here; copy tasks/, gin/ and launch/ of this folder into a clone of" \
+    "Limba and start it there, or pip install limba." >&2
+  exit 2
+fi
+left=${{RETRIES:-10}} asked='' child=''
+case $left in *[!0-9]*) echo "launch/{name}.sh: RETRIES is $left; give a whole number, 0 or more." >&2; exit 2 ;; esac
+trap 'asked=yes; kill -TERM "$child" 2>/dev/null || true' INT TERM HUP # the run saves, and ends
+while true; do
+  "${{run[@]}}" train gin/{name}_{size}.gin "--gin.MODEL_DIR=$MODEL_DIR" ${{flags[@]+"${{flags[@]}}"}} &
+  child=$! status=0
+  wait "$child" || status=$?
+  while kill -0 "$child" 2>/dev/null; do status=0; wait "$child" || status=$?; done # a signal ends the first wait
+  if [ -n "$asked" ] || [ "$left" -eq 0 ]; then exit "$status"; fi
+  if [ "$status" != 75 ] && [ "$status" -le 128 ]; then exit "$status"; fi # 75: it asks for a new start
+  left=$((left - 1))
+  echo "launch/{name}.sh: the run ended with status $status; it starts again in 10 s." >&2
+  sleep 10
+done
+"""
 
 
 def task(name: str, corpus: str, found: Survey, kind: str) -> str:
@@ -237,10 +265,9 @@ def _vocabulary(plan: Plan, has_spaces: bool) -> str:
     return f"VOCABULARY = {_python(plan.start.vocabulary)}{extra}{has_own}"
 
 
-def script(name: str, plan: Plan, machine: Hardware, has_scripts: bool) -> str:
-    """Returns launch/NAME.sh; `has_scripts` where launch/pretrain.sh is beside it."""
-    train = (WITH_SCRIPTS if has_scripts else INSTALLED).format(name=name, size=plan.size)
-    return SCRIPT.format(name=name, size=plan.size, hardware=machine.name, train=train)
+def script(name: str, plan: Plan, machine: Hardware) -> str:
+    """Returns launch/NAME.sh, which goes through launch/pretrain.sh wherever that is beside it."""
+    return SCRIPT.format(name=name, size=plan.size, hardware=machine.name)
 
 
 def _pieces(prompt: str) -> str:
