@@ -22,6 +22,7 @@ from limba.data.objectives.supervised import is_supervised, own
 from limba.data.objectives.token_blocks import check_targets, tokenize_documents, unwrapped
 from limba.data.registry import Mixture, Task, parts_of
 
+PADDED = 0.05  # share of the targets that is padding in every row, from which on it is said
 SEEDS_OF_A_STEP = 42  # that seqio leaves to each step before the place of a cache
 
 
@@ -208,7 +209,7 @@ def derive_lengths(task: Task | Mixture, lengths: Mapping[str, int]) -> dict[str
         return {"inputs": lengths["inputs"], "targets": given}
     needed = max(part["targets"] for part in parts)
     check_targets("the task's objective", lengths, needed)
-    if given is not None and given > needed:
+    if given is not None and given - needed > PADDED * given:
         logger.warning(
             "DataConfig.task_feature_lengths gives 'targets' %d and %d are used: %.0f %% of the targets are padding.",
             given,

@@ -28,11 +28,15 @@ SCRIPTS = {
 
 
 class Counted(NamedTuple):
-    """A vocabulary's ids, and the tokens that it makes of a byte of the text."""
+    """A vocabulary's ids, and the tokens that it makes of a byte of the text.
+
+    `made` are the ids that one of a sample has, which may be fewer than those that were asked for.
+    """
 
     ids: int
     tokens_per_byte: float
     sample: int  # bytes of text that were counted
+    made: int = 0
 
 
 def sampled(corpus: str, column: str | None) -> list[bytes]:
@@ -65,7 +69,9 @@ def counter(documents: Sequence[bytes], kind: str) -> Callable[[int], Counted]:
                 if ids >= 64_000:
                     raise
                 return count(2 * ids)
-            return with_vocabulary(path, counted)._replace(ids=ids)
+            found = with_vocabulary(path, counted)
+            # The sentinels of a T5 are added as its run loads the file.
+            return found._replace(ids=ids, made=PieceTable.at(path).vocabulary.vocab_size)
 
     return count
 
@@ -88,6 +94,21 @@ def has_spaces(documents: Sequence[bytes]) -> bool:
     spaceless = sum(found[script] for script in LETTERS_A_WORD)
     # Commands with spaces among Japanese sentences do not cut these.
     return sum(map(len, words)) <= LONG_WORD * len(words) and spaceless <= SPACELESS * found.total()
+
+
+def is_language_of(name: str, documents: Sequence[bytes]) -> bool:
+    """Returns whether a run's name is the code of a language, in whose script the text is.
+
+    >>> is_language_of("nb", ["Ære være".encode()]), is_language_of("nb", ["Слава".encode()])
+    (True, False)
+    """
+    if not any(name in languages.split() for languages in SCRIPTS.values()):
+        return False
+    try:
+        check_language(name, documents)
+    except InputError:
+        return False
+    return True
 
 
 def check_language(codes: str, documents: Sequence[bytes]) -> None:

@@ -11,6 +11,7 @@ from limba.api import PEAK_TFLOPS
 from limba.config import InputError
 from limba.config.prices import price
 from limba.tools.preflight.compiled.instant import MFU
+from limba.tools.preflight.compiled.topologies import topologies
 
 CPU_GFLOPS = (32.0, 100.0)  # of a core, at a width of 512 or more; T5 1.1 small has 64 of two with AVX-512
 TPU = re.compile(r"v(\d)(e|p|litepod)?-(\d+)", re.IGNORECASE)
@@ -20,6 +21,18 @@ KINDS = {  # of TPUs: jax's name, devices that the number counts for one, device
 }  # fmt: skip
 GPUS = [*(name.lower() for name in PEAK_TFLOPS if not name.startswith("TPU")), "a100-40", "gh200"]
 GPU = re.compile(rf"(?:(\d+)x)?({'|'.join(sorted(GPUS, key=len, reverse=True))})(?:[x-](\d+))?", re.IGNORECASE)
+
+
+def _check_size(name: str, chip: str, number: int) -> None:
+    """Raises InputError, with what there is, for a slice of TPUs that Google does not make.
+
+    v4 and v5p come in any box of whole hosts, which count 8 in the name; the others in the sizes that preflight knows.
+    """
+    sizes = sorted(int(each.name.rpartition("-")[2]) for each in topologies() if each.kind == chip)
+    if number in sizes or (chip in ("v4", "v5p") and number > 0 and number % 8 == 0):
+        return
+    there = ", ".join(f"{chip}-{size}" for size in sizes)
+    raise InputError(f"--hardware={name} does not exist: {chip} comes as {there}; give one of these.")
 
 
 class Hardware(NamedTuple):
@@ -62,7 +75,9 @@ def hardware(name: str | None, cores: int | None = None) -> Hardware:
         kind, setup = chip.upper().removesuffix("-40").removeprefix("G"), "rocm" if chip.startswith("mi") else "cuda"
     elif (match := TPU.fullmatch(name)) and (key := f"v{match[1]}{(match[2] or '').lower()}") in KINDS:
         kind, counted, of_chip = KINDS[key]
-        devices, setup, chip = max(1, int(match[3]) // counted), "tpu", key.replace("litepod", "e")
+        chip, number = key.replace("litepod", "e"), int(match[3])
+        _check_size(name, chip, number)
+        devices, setup = max(1, number // counted), "tpu"
         chips = max(1, devices // of_chip)
     else:
         known = ["cpu", *GPUS, *(f"8x{each}" for each in GPUS), *(f"{each}-8" for each in KINDS)]

@@ -92,8 +92,11 @@ def run(argv: Sequence[str]) -> None:
         )
     documents = counting.sampled(corpus, found.column)
     found = found._replace(has_spaces=counting.has_spaces(documents))
-    if given.language:
-        counting.check_language(given.language, documents)
+    language = given.language
+    if language:
+        counting.check_language(language, documents)
+    elif counting.is_language_of(name, documents):
+        language = name
     prompts = _prompts(corpus, found, kind)
     if start is None:
         counts = counting.counter(documents, kind)
@@ -107,10 +110,12 @@ def run(argv: Sequence[str]) -> None:
         print(templates.wrapped(reason, "* ", "  "))
     files = {
         f"tasks/{name}.py": templates.task(name, corpus, found, kind),
-        f"gin/{name}_{plan.size}.gin": templates.gin(name, corpus, found, plan, machine, prompts, given.language),
+        f"gin/{name}_{plan.size}.gin": templates.gin(name, corpus, found, plan, machine, prompts, language),
         f"launch/{name}.sh": templates.script(name, plan, machine),
     }
     _write(files)
+    if language and not given.language:
+        print(f"LANGUAGE is {language!r}, after the run's name; --language=CODE names another one.")
     print("\nWritten:\n" + "\n".join(f"  {path}" for path in files))
     first = "trains the vocabulary, then the model" if start is None else "trains the model"
     print(f"Next:\n  bash launch/{name}.sh                    # {first}; resumes, and shows what it has learned")

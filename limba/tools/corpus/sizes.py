@@ -35,6 +35,11 @@ FILES = {
     "lm": "gin/models/lm_modern/{}.gin",
     "encoder": "gin/models/encoder/{}.gin",
 }
+PUBLISHED = {  # that a run of this kind can go on from
+    "t5": "--from=google/umt5-base",
+    "lm": "--from= with a decoder-only model of the hub (Llama, GPT-2)",
+    "encoder": "--from= with an encoder of the hub (EuroBERT, ModernBERT)",
+}
 ABOUT = {"t5": "T5 1.1", "lm": "decoder-only", "encoder": "encoder"}
 # Up to so many bytes of text, and up to such a width of the model, a vocabulary has at most these ids.
 IDS_OF_TEXT = ((1 << 17, 1_000), (1 << 19, 2_000), (1 << 20, 4_000), (1 << 23, 8_000), (1 << 26, 16_000),
@@ -235,13 +240,18 @@ def _reasons(
     chip_hours = [hours * machine.chips for hours in plan.hours]
     lines = [
         f"Text: {short(choice.unique)} tokens to train on, counted on {short_bytes(choice.counted.sample)} of it with a"
-        f" vocabulary of {plan.vocabulary:,} ids; it is read {plan.epochs:.1f} times.",
+        f" vocabulary of {choice.counted.made or plan.vocabulary:,} ids; it is read {plan.epochs:.1f} times.",
         f"Time: {machine.reason} (not measured here), give {' to '.join(map(short, speeds))} tokens/s.",
         f"Size: {plan.tokens / plan.parameters:.1f} tokens a parameter; about {BEST_RATIO} use the compute best"
         " (Hoffmann et al. 2022, arXiv:2203.15556, for decoder-only models).",
         f"Cost: {in_time(plan.hours)}, {BESIDE}: at most {_percent(plan.share)} of {_days(days)};"
         f" {in_range(chip_hours)} chip-hours{_money(chip_hours, machine.price, dollars)}.",
     ]
+    if choice.counted.made and choice.counted.made < plan.vocabulary:
+        lines.insert(1, (
+            f"Vocabulary: {plan.vocabulary:,} ids at most. The sample has too few different words for more than"
+            f" {choice.counted.made:,}; the run trains on more text, and says how many it found."
+        ))  # fmt: skip
     if plan.epochs > FREE_EPOCHS:
         lines.insert(1, (
             f"WARNING: more than {FREE_EPOCHS} passes are worth less than new text (Muennighoff et al. 2023,"
@@ -251,8 +261,8 @@ def _reasons(
     text_ends = choice.tokens >= MOST_EPOCHS * choice.unique
     if text_ends and plan.share < 0.8:
         lines.append(
-            f"The text gives no more: {MOST_EPOCHS} passes take {_percent(plan.share)} of the time. A larger corpus would use"
-            f" them{'' if plan.start else ', or a larger model that knows much already, by --from=google/umt5-base'}."
+            f"The text gives no more: {MOST_EPOCHS} passes take {_percent(plan.share)} of the time. A larger corpus"
+            f" would use it{'' if plan.start else f', or a larger model that knows much already, by {PUBLISHED[plan.kind]}'}."
         )
     if not plan.start and plan.tokens < LEAST_RATIO * plan.parameters:
         more = "more text" if text_ends else "more days or devices"
@@ -261,8 +271,8 @@ def _reasons(
         lines.append(f"That is above {MOST_RATIO} tokens a parameter: a larger --size would learn more of this text.")
     if not plan.start and found.bytes < 1e9:
         lines.append(
-            "Below 1 GB of text a published model that goes on with it is better than one from scratch: --from= takes"
-            " google/umt5-base, another one of the hub, or a folder."
+            "Below 1 GB of text a published model that goes on with it is better than one from scratch:"
+            f" {PUBLISHED[plan.kind]}, or a folder."
         )
     return lines
 

@@ -84,8 +84,8 @@ config.DataConfig.num_data_shards = {shards}  # fixed for the run; at least the 
 config.DataConfig.validation_percent = {percent}
 {prompts}{mesh}"""
 FROM_SCRATCH = """include '{file}'
-include 'gin/runs/{run}.gin'
-include 'gin/recipes/fast.gin'"""
+include 'gin/runs/{run}.gin'{recipe}"""
+RECIPE = "\ninclude 'gin/recipes/fast.gin'"
 # Sizes of a published model that differ from those of T5 1.1 base.
 FROM_PUBLISHED = """include 'gin/models/t5_1_1/base.gin'
 include 'gin/runs/{run}.gin'
@@ -96,6 +96,13 @@ RESET_STEP = True  # steps are counted from 0"""
 RATE = """# 'auto' is 2.2 / sqrt(TRAIN_STEPS), found for 300 to 4,800 steps of small T5s; longer runs follow it
 # unproven. Warm-up and decay are shares of the run.
 LEARNING_RATE = 'auto'"""
+# The recipe's rate was found with T5s; encoders have that of gin/runs/pretrain_encoder.gin.
+RATE_OF_ENCODER = """# AdamW's rate for encoders; 0.0002 to 0.001 are usual. It rises for 2 % of the run, and falls
+# to 0 over the last 70 %.
+LEARNING_RATE = 0.0005
+WARMUP_STEPS = 0.02
+config.ScheduleConfig.name = 'warmup_stable_decay'
+config.ScheduleConfig.decay_steps = 0.7"""
 RATE_ON = """# {whose} rate for what goes on from a published model; {low} to {high} are usual. It rises for 2 % of the
 # run, and falls to 0 over the last 70 %.
 LEARNING_RATE = {value}
@@ -156,7 +163,7 @@ fi
 flags=()
 for argument in "$@"; do
   case $argument in
-    -h | --help) sed -n '/^#!/d;/^#/!q;s/^# \{{0,1\}}//p' "launch/{name}.sh"; exit 0 ;;
+    -h | --help) sed -n '/^#!/d;/^#/!q;s/^# \\{{0,1\\}}//p' "launch/{name}.sh"; exit 0 ;;
     RETRIES=*) RETRIES=${{argument#*=}} ;;
     -*) flags+=("$argument") ;;
     *) flags+=("--gin.$argument") ;;
@@ -238,7 +245,8 @@ def gin(
 def _model(plan: Plan) -> str:
     run = RUNS[plan.kind]
     if plan.start is None:
-        return FROM_SCRATCH.format(file=FILES[plan.kind].format(plan.size), run=run)
+        recipe = "" if plan.kind == "encoder" else RECIPE
+        return FROM_SCRATCH.format(file=FILES[plan.kind].format(plan.size), run=run, recipe=recipe)
     base, set_above = model_of("t5", "base", plan.rows), ("vocab_size", "dropout_rate", "dtype", "scan_layers", "remat")
     fields = [
         f"config.ModelConfig.{field.name} = {value!r}\n"
@@ -249,6 +257,8 @@ def _model(plan: Plan) -> str:
 
 
 def _rate(plan: Plan) -> str:
+    if plan.start is None and plan.kind == "encoder":
+        return RATE_OF_ENCODER
     if plan.start is None:
         return RATE + "\nWEIGHT_DECAY = 0.0  # the recipe has none" * (plan.kind != "t5")
     whose, low, high, value = RATES_ON[plan.kind]

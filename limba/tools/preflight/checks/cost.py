@@ -11,7 +11,7 @@ from limba.config import RunConfig, prices
 from limba.tools.preflight.checks import estimate
 from limba.tools.preflight.checks.compiler import TITLE as COMPILED
 from limba.tools.preflight.checks.data import TITLE as DATA
-from limba.tools.preflight.checks.findings import gathered
+from limba.tools.preflight.checks.findings import gathered, shorter
 from limba.tools.preflight.checks.verdict import Data, Line, Section
 from limba.tools.preflight.compiled.instant import (
     BESIDE,
@@ -125,11 +125,11 @@ def _costs(run: PlannedRun, chips: Topology, seconds: tuple[float, float], terms
     text = f"That is {share[0]:.0%} to {share[1]:.0%} of {terms.days:g} days"
     if share[0] > 1:
         most = max(1, int(steps / share[0]))
-        yield Line("warning", f"{text}: the run does not end in them.", ("RunConfig.train_steps", most), "too-long")
+        yield Line("warning", f"{text}: the run does not end in them.", shorter(run.config, most), "too-long")
     elif share[1] > 1:
         most = max(1, int(steps / share[1]))
         text = f"{text}: the run may not end in them"
-        yield Line("warning", f"{text}.", ("RunConfig.train_steps", most), "may-be-too-long")
+        yield Line("warning", f"{text}.", shorter(run.config, most), "may-be-too-long")
     else:
         yield Line("ok", f"{text}.")
 
