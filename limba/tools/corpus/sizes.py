@@ -204,7 +204,8 @@ def plan(
     most_shards = max(16, machine.devices // 4)  # a host has at least 4 devices, and reads at least one shard
     shards = 1 << int(math.log2(max(1.0, min(most_shards, found.documents / 8))))
     hours = hours_of_run(steps, choice.step_seconds)
-    run_seconds, slow_step = hours[1] * 3600, choice.step_seconds[1]
+    run_seconds = hours[1] * 3600
+    slow_step = run_seconds / steps
     saved = max(SAVED_SHARE * run_seconds, RARELY_SECONDS)
     evaluations = min(steps, max(min(200, steps // 5), steps // 100, 1))
     name = choice.size if given is None or isinstance(given, str) else given.name
@@ -262,7 +263,7 @@ def _reasons(
     if text_ends and plan.share < 0.8:
         lines.append(
             f"The text gives no more: {MOST_EPOCHS} passes take {_percent(plan.share)} of the time. A larger corpus"
-            f" would use it{'' if plan.start else f', or a larger model that knows much already, by {PUBLISHED[plan.kind]}'}."
+            f" would use it{'' if plan.start else f', or a model that knows much already, by {PUBLISHED[plan.kind]}'}."
         )
     if not plan.start and plan.tokens < LEAST_RATIO * plan.parameters:
         more = "more text" if text_ends else "more days or devices"

@@ -49,7 +49,8 @@ GIN = """# {about} for {corpus}: {parameters} parameters. Written by `limba new`
 #
 # Command   bash launch/{name}.sh
 # Hardware  {hardware}: {reason}
-# Time      {time}, estimated at that speed, not measured; {beside}
+# Time      {time}, estimated at that speed and not measured,
+#           {beside}
 # Expected  {expected}
 #
 # Why this size and these steps:

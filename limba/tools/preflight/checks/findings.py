@@ -69,7 +69,7 @@ def error_line(error: SentenceError | OSError) -> Line:
     return Line("error", " ".join(str(error).split()), fix, _code(field.rpartition(".")[2]))
 
 
-def shorter(config: RunConfig, steps: int) -> list[Fix]:
+def shorter(config: RunConfig, steps: int) -> Fix | list[Fix]:
     """Returns the choices of a run of fewer steps: these, and a tenth of them for periods that would be longer.
 
     >>> from limba.config import DataConfig, ModelConfig
@@ -81,7 +81,7 @@ def shorter(config: RunConfig, steps: int) -> list[Fix]:
     for owner, period in (("CheckpointConfig", config.checkpoint), ("EvaluationConfig", config.evaluation)):
         if isinstance(period.every_steps, int) and period.every_steps > steps:
             fixes.append((f"{owner}.every_steps", max(1, steps // 10)))
-    return fixes
+    return fixes if len(fixes) > 1 else fixes[0]
 
 
 def after_changes(section: Section, made: Sequence[Section]) -> Section:
