@@ -156,10 +156,16 @@ class DataConfig:
     def _check_vocabulary(self) -> None:
         size = self.new_vocabulary_size
         require(
-            size is None or (size > self.extra_ids and self.vocabulary != "byte"),
+            size is None or self.vocabulary != "byte",
             "DataConfig.new_vocabulary_size",
-            f"is {size} with DataConfig.extra_ids {self.extra_ids} and DataConfig.vocabulary {self.vocabulary!r}; give"
-            " more ids than sentinels, and a path that is not 'byte'.",
+            f"is {size}, and DataConfig.vocabulary 'byte', which is trained on nothing; set it to None, or give the"
+            " path of a vocabulary to train.",
+            ("DataConfig.new_vocabulary_size", None),
+        )
+        require(
+            size is None or size > self.extra_ids,
+            "DataConfig.new_vocabulary_size",
+            f"is {size}, and DataConfig.extra_ids {self.extra_ids} of these are sentinels; give more ids than that.",
         )
 
     def _check_corpus(self) -> None:

@@ -178,9 +178,12 @@ def _own_rate(mixture: Mixture, task: Task) -> float:
     try:
         return mixture.get_rate(task)
     except (TypeError, ValueError) as error:  # a seqio function of num_examples, which are not counted
+        # A temperature needs the size of every corpus, which sources of others do not say.
+        has_sizes = all(part.name in unit_sources(part) for part in mixture.tasks)
+        advice = "set DataConfig.mixture_temperature, which uses bytes, or " if has_sizes else ""
         raise InputError(
             f"The rate of {task.name} in mixture {mixture.name} is not known ({error}), since its examples are not"
-            " counted; set DataConfig.mixture_temperature, which uses bytes, or register the mixture with numbers."
+            f" counted; {advice}register the mixture with numbers as rates."
         ) from error
 
 
@@ -190,8 +193,8 @@ def _tempered_rate(task: Task, split: str, temperature: float) -> float:
     if source is None:
         raise ConfigError(
             "DataConfig.mixture_temperature",
-            f"is {temperature}, and the size of the corpus of task {task.name} is not known; leave it out and register"
-            " the mixture with rates.",
+            f"is {temperature}, and the size of the corpus of task {task.name} is not known; leave it out, and register"
+            " the mixture with numbers as rates.",
         )
     return source.num_bytes(split) ** (1.0 / temperature)
 
