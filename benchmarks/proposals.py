@@ -12,6 +12,7 @@ from limba.tools.corpus.counting import Counted
 from limba.tools.corpus.hardware import hardware
 from limba.tools.corpus.preparation.survey import Survey
 from limba.tools.corpus.sizes import Plan, plan, short
+from limba.tools.preflight.compiled.instant import in_time
 
 DAYS = 7.0
 TEXTS = (1e6, 50e6, 1e9, 3e9, 10e9, 100e9)  # bytes
@@ -27,11 +28,11 @@ def proposed(size: float, machine: str) -> Plan:
 
 def cell(each: Plan) -> str:
     """Returns a proposal in words: size, parameters, vocabulary, batch, steps, passes, time and its share."""
-    time = f"{each.hours:,.1f} h" if each.hours >= 1 else f"{each.hours * 60:.1f} min"
+    time = in_time(each.hours)
     return (
         f"{each.size}, {short(each.parameters)}, {each.vocabulary // 1000}k ids; {short(each.steps)} steps of"
         f" {each.batch}; {each.epochs:.1f} passes, {each.tokens / each.parameters:.0f} tokens a parameter;"
-        f" {time}, {each.share:.1%}"
+        f" {time}, at most {each.share:.0%}"
     )
 
 

@@ -103,7 +103,7 @@ def _train(
         targets = task.output_features["targets"].vocabulary
         if is_first():
             at_end.check_vocabulary(config, targets)
-        samples = sampler(model, mesh, targets, config.evaluation, reads_prefix(task))
+        samples = sampler(model, mesh, targets, config.evaluation, reads_prefix(task, config.data.task_feature_lengths))
         evaluations = Evaluations(loss, samples, text if text.tasks else None)
         checks.check_best_metric(config, (*getattr(loss, "names", ()), *text.names))
 

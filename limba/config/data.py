@@ -62,8 +62,9 @@ class DataConfig:
 
     With `task_feature_lengths={'inputs': 512}` the length of the targets follows from the objective (114 for span
     corruption), so that there is no padding. {'targets': 256} is for a decoder-only model: each row is one sequence of
-    that length; with {'targets': 626, 'prefix': 512} a pair's inputs have 512 of it, not half. `vocabulary` and
-    `data_files` replace those of the task.
+    that length; with {'targets': 626, 'prefix': 512} a pair's inputs have 512 of it, not half, and with
+    {'targets': 626, 'prefix': 0} rows have no inputs, whatever the task makes. `vocabulary` and `data_files` replace
+    those of the task.
 
     >>> DataConfig("my_task", {"inputs": 512}, batch_size=128).rows_per_shard
     8
@@ -122,7 +123,7 @@ class DataConfig:
         )
         for name, length in lengths.items():
             require(
-                length > 0,
+                length > 0 or (name == "prefix" and length == 0),
                 "DataConfig.task_feature_lengths",
                 f"gives {length!r} for {name!r}; give a whole number above 0.",
             )
@@ -155,10 +156,16 @@ class DataConfig:
     def _check_vocabulary(self) -> None:
         size = self.new_vocabulary_size
         require(
-            size is None or (size > self.extra_ids and self.vocabulary != "byte"),
+            size is None or self.vocabulary != "byte",
             "DataConfig.new_vocabulary_size",
-            f"is {size} with DataConfig.extra_ids {self.extra_ids} and DataConfig.vocabulary {self.vocabulary!r}; give"
-            " more ids than sentinels, and a path that is not 'byte'.",
+            f"is {size}, and DataConfig.vocabulary 'byte', which is trained on nothing; set it to None, or give the"
+            " path of a vocabulary to train.",
+            ("DataConfig.new_vocabulary_size", None),
+        )
+        require(
+            size is None or size > self.extra_ids,
+            "DataConfig.new_vocabulary_size",
+            f"is {size}, and DataConfig.extra_ids {self.extra_ids} of these are sentinels; give more ids than that.",
         )
 
     def _check_corpus(self) -> None:

@@ -24,7 +24,7 @@ def sentence(what: str, error: ImportError) -> str | None:
     if extra is None:
         return None
     command = f"pip install '{'.' if _SETUP.exists() else 'limba'}[{extra}]'"
-    if _SETUP.exists() and extra != "results":  # which it does not install
+    if _SETUP.exists() and extra == "seqio":  # the whole environment; for the others a small package suffices
         command = f"LEAN=0 bash {_SETUP.parent.name}/{_SETUP.name}"
     return f"{what} needs {error.name}, which is not installed; run {command}."
 

@@ -159,6 +159,8 @@ class OptimizerConfig:
     weight_decay: NonNegativeFloat = 0.0  # of parameters, times the learning rate (with Adafactor, as in T5X, not)
     clip_global_norm: PositiveFloat | None = None  # of the gradient, before the optimizer
     frozen: tuple[str, ...] = ()  # patterns that frozen parameters' names begin with: 'encoder', '.*/relpos_bias'
+    # patterns that names of parameters without weight decay begin with, beside scales and biases: '.*/relpos_bias'
+    undecayed: tuple[str, ...] = ()
 
     def __init_subclass__(cls) -> None:
         cls.__name__ = "OptimizerConfig"  # for messages: the class that gin files name
@@ -191,12 +193,13 @@ class OptimizerConfig:
             f"is 'auto', which is known for Muon with muon_by_parameter_scale (gin/recipes/fast.gin) and not for"
             f" {self.name}; give a number, usual: {USUAL_RATES}.",
         )
-        for pattern in self.frozen:
+        patterns = {"undecayed": self.undecayed, "frozen": self.frozen}
+        for field_name, pattern in ((name, each) for name, several in patterns.items() for each in several):
             try:
                 re.compile(pattern)
             except re.error as error:
                 raise ConfigError(
-                    "OptimizerConfig.frozen",
+                    f"OptimizerConfig.{field_name}",
                     f"holds {pattern!r}, which is not a regular expression ({error}); write the beginning of the names,"
                     " such as 'encoder', or put a backslash before a sign that is meant as itself.",
                 ) from None

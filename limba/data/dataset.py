@@ -46,7 +46,10 @@ class Dataset(Iterator[T]):
     `spec` says the features of an element. `next_seed` is the seed of the next step that draws random numbers: as
     seqio's preprocessors do, each takes two numbers. None draws others in each run; a function returns the pairs of
     seeds itself. `cardinality` is the number of elements, as tf.data's: None where it is not known beforehand.
+    `progress` is that of `passed`, set where documents begin.
     """
+
+    progress: Callable[[], Mapping[str, float]] | None = None
 
     def __init__(
         self,
@@ -94,6 +97,13 @@ class Dataset(Iterator[T]):
         """Returns a data set of lists of so many elements; the last one may be shorter."""
         return _Batched(self, size, drop_remainder)
 
+    def passed(self) -> Mapping[str, float]:
+        """Returns task name -> the epochs of its text that the elements given so far hold.
+
+        What has been read of a source, and waits in a buffer, does not count. A task is missing where nobody knows.
+        """
+        return {} if self.progress is None else self.progress()
+
     def rebatch(self, size: int) -> Dataset:
         """Returns a data set of vectors of this size, of one of vectors; the last one may be shorter."""
         return _Rebatched(self, size)
@@ -124,6 +134,9 @@ class Derived(Dataset[U], Generic[T, U]):
 
     def restore(self, state: State) -> None:
         self._parent.restore(state)
+
+    def passed(self) -> Mapping[str, float]:
+        return self._parent.passed() if self.progress is None else self.progress()
 
 
 class Elements(Dataset[T]):
@@ -182,6 +195,9 @@ class Mixed(Dataset[T]):
             self._number += 1
         raise StopIteration
 
+    def passed(self) -> Mapping[str, float]:
+        return {name: epochs for dataset in self._datasets for name, epochs in dataset.passed().items()}
+
     def state(self) -> State:
         parts = [dataset.state() for dataset in self._datasets]
         return {"parts": parts, "number": self._number, "ended": sorted(self._ended)}
@@ -226,14 +242,25 @@ class _Reread(Derived[T, U], abc.ABC):
 
     def _begin(self) -> None:
         self._before: State = None
+        self._passed_before: Mapping[str, float] = {}  # what the parent had passed on before the element
         self._number = self._used = 0  # elements of the parent that were read, and what was given of the last one
         self._part: Sequence = ()
 
     def _read(self) -> None:
-        before = self._parent.state()
+        before, passed_before = self._parent.state(), self._parent.passed()
         part = self._opened(next(self._parent))
         self._before, self._part, self._used = before, part, 0
+        self._passed_before = passed_before
         self._number += 1
+
+    def passed(self) -> Mapping[str, float]:
+        """Returns what the parent had passed on before the last element, and its share of that element."""
+        after = super().passed()
+        if self.progress is not None or self._used == len(self._part):
+            return after
+        share = self._used / len(self._part)
+        before = {name: self._passed_before.get(name, epochs) for name, epochs in after.items()}
+        return {name: before[name] + share * (epochs - before[name]) for name, epochs in after.items()}
 
     @abc.abstractmethod
     def _opened(self, element: T) -> Sequence:
@@ -265,6 +292,31 @@ class _FlatMapped(_Reread[T, U]):
             self._read()
         self._used += 1
         return self._part[self._used - 1]
+
+
+class Counted(_FlatMapped[list, T]):
+    """The elements of batches of `size`, which `function` sees, and what they are of an epoch of `of_epoch` elements.
+
+    The first element is in epoch `first`, and none is in epoch `last`.
+    """
+
+    def __init__(
+        self,
+        parent: Dataset[list],
+        function: Callable[[list, int], Sequence[T]],
+        size: int,
+        of_epoch: float,
+        first: float,
+        last: float,
+    ):
+        super().__init__(parent, function, None)
+        self._size, self._of_epoch, self._first, self._last = size, of_epoch, first, last
+
+    def epochs(self) -> float:
+        """Returns the epochs that were given so far, also by the data set whose state was restored."""
+        read_before = self._number - 1 if self._part else self._number  # batches; one is open where there is a part
+        count = self._size * read_before + self._used
+        return min(self._first + count / self._of_epoch, self._last)
 
 
 class _Rebatched(_Reread[np.ndarray, np.ndarray]):
@@ -317,6 +369,11 @@ class _Shuffled(Derived[T, T]):
         element, buffer[chosen] = buffer[chosen], buffer[self._start % size]
         self._start += 1
         return element
+
+    def passed(self) -> Mapping[str, float]:
+        """Returns the share of what the parent has passed on that is not in the buffer."""
+        share = self._start / max(self._end, 1)
+        return {name: share * epochs for name, epochs in super().passed().items()}
 
     def state(self) -> State:
         waiting = [self._buffer[place % len(self._buffer)] for place in range(self._start, self._end)]

@@ -125,7 +125,9 @@ def _replaced(task: Task, config: DataConfig, directory: str | None) -> Task:
     if any(feature.vocabulary is not task.output_features[name].vocabulary for name, feature in features.items()):
         task = task.replace(output_features=features)
     task = migrate.with_inputs(task) if migrate else task
-    missing = [feature for feature in FEATURES if feature not in task.output_features]
+    # A decoder-only model's row may be one text alone.
+    needed = FEATURES if config.sequence_length is None else FEATURES[-1:]
+    missing = [feature for feature in needed if feature not in task.output_features]
     if missing:
         raise InputError(f"Task {task.name} has no feature {missing[0]!r}; register it with 'inputs' and 'targets'.")
     if config.cache_dir is not None and migrate:
@@ -185,9 +187,12 @@ def _own_rate(mixture: Mixture, task: Task) -> float:
     try:
         return mixture.get_rate(task)
     except (TypeError, ValueError) as error:  # a seqio function of num_examples, which are not counted
+        # A temperature needs the size of every corpus, which sources of others do not say.
+        has_sizes = all(part.name in unit_sources(part) for part in mixture.tasks)
+        advice = "set DataConfig.mixture_temperature, which uses bytes, or " if has_sizes else ""
         raise InputError(
             f"The rate of {task.name} in mixture {mixture.name} is not known ({error}), since its examples are not"
-            " counted; set DataConfig.mixture_temperature, which uses bytes, or register the mixture with numbers."
+            f" counted; {advice}register the mixture with numbers as rates."
         ) from error
 
 
@@ -197,8 +202,8 @@ def _tempered_rate(task: Task, split: str, temperature: float) -> float:
     if source is None:
         raise ConfigError(
             "DataConfig.mixture_temperature",
-            f"is {temperature}, and the size of the corpus of task {task.name} is not known; leave it out and register"
-            " the mixture with rates.",
+            f"is {temperature}, and the size of the corpus of task {task.name} is not known; leave it out, and register"
+            " the mixture with numbers as rates.",
         )
     return source.num_bytes(split) ** (1.0 / temperature)
 

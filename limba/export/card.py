@@ -6,7 +6,7 @@ from pathlib import Path
 import huggingface_hub
 from etils import epath
 
-from limba.config import CardConfig, ModelConfig
+from limba.config import CardConfig, DataConfig, ModelConfig
 from limba.data.sources.hub_data import hub_name
 from limba.evaluation.history import plot_loss
 from limba.formats import architectures
@@ -75,7 +75,7 @@ def write_card(
 
 def _front_matter(source: Source, about: CardConfig, results: Mapping[str, float]) -> huggingface_hub.ModelCardData:
     """Returns that by which the hub lists the model: language, data sets, licence, results."""
-    task = "" if source.run is None else source.run.data.mixture_or_task_name
+    kind, name_of_text = ("", "") if source.run is None else _text_of(source.run.data)
     return huggingface_hub.ModelCardData(
         license=about.licence or "other",
         library_name="transformers",
@@ -86,11 +86,28 @@ def _front_matter(source: Source, about: CardConfig, results: Mapping[str, float
         datasets=[*about.datasets] if about.datasets else None,
         model_name=source.directory.name if results else None,
         eval_results=[
-            huggingface_hub.EvalResult("text-generation", task, task, name, round(value, 4))
+            huggingface_hub.EvalResult("text-generation", kind, name_of_text, name, round(value, 4))
             for name, value in results.items()
         ]
         or None,
     )
+
+
+def _text_of(data: DataConfig) -> tuple[str, str]:
+    """Returns the type and the name of what a run is evaluated on: its task, or the corpus that replaces the task's.
+
+    >>> _text_of(DataConfig("t5_mlm", {"inputs": 64}, 8, data_files="texts/nb-*.jsonl"))
+    ('text', 'nb-*.jsonl')
+    """
+    files = data.data_files
+    if files is None:
+        return data.mixture_or_task_name, data.mixture_or_task_name
+    if isinstance(files, Mapping):
+        files = files.get(data.validation_split) or next(iter(files.values()))
+    files = files if isinstance(files, str) else ",".join(files)
+    if (of_hub := hub_name(files)) is not None:
+        return of_hub.path, of_hub.path
+    return "text", ", ".join(path.strip().rpartition("/")[2] for path in files.split(","))
 
 
 def _pipeline_of(model: ModelConfig) -> str | None:

@@ -232,7 +232,7 @@ class TrainedModel:
             return False
         from limba.data.objectives.choice import reads_prefix
 
-        return task is not None and reads_prefix(task)
+        return task is not None and reads_prefix(task, run.data.task_feature_lengths)
 
     @property
     def generation(self) -> GenerationConfig:

@@ -5,8 +5,8 @@ What a run's state holds beside the rule's own arrays ends the chain: the averag
 
 import functools
 import re
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,13 +59,7 @@ def _is_frozen(patterns: tuple[str, ...], params: PyTree) -> PyTree:
     Also raises ConfigError if all parameters are frozen.
     """
     names = list(named_leaves(params))
-    for pattern in patterns:
-        if not any(re.match(pattern, name) for name in names):
-            raise ConfigError(
-                "OptimizerConfig.frozen",
-                f"holds {pattern!r}, and no parameter's name begins with it; use names such as"
-                f" {names[0]} and {names[-1]}.",
-            )
+    _check_patterns("OptimizerConfig.frozen", patterns, names)
     marks = [any(re.match(pattern, name) for pattern in patterns) for name in names]
     if all(marks):
         raise ConfigError(
@@ -76,10 +70,21 @@ def _is_frozen(patterns: tuple[str, ...], params: PyTree) -> PyTree:
     return jax.tree.structure(params).unflatten(marks)
 
 
+def _check_patterns(field: str, patterns: tuple[str, ...], names: Sequence[str]) -> None:
+    """Raises ConfigError for a pattern that no parameter's name begins with."""
+    for pattern in patterns:
+        if not any(re.match(pattern, name) for name in names):
+            raise ConfigError(
+                field,
+                f"holds {pattern!r}, and no parameter's name begins with it; use names such as"
+                f" {names[0]} and {names[-1]}.",
+            )
+
+
 def _unfrozen(config: OptimizerConfig, train_steps: int | None, shardings: PyTree) -> optax.GradientTransformation:
     clip = [] if config.clip_global_norm is None else [optax.clip_by_global_norm(config.clip_global_norm)]
     rate = optax.scale_by_learning_rate(make_schedule(config.schedule, train_steps))
-    decay = functools.partial(optax.add_decayed_weights, mask=_is_decayed)
+    decay = functools.partial(optax.add_decayed_weights, mask=functools.partial(_is_decayed, config.undecayed))
     parts = Parts(
         rate,
         [decay(config.weight_decay), rate] if config.weight_decay else [rate],
@@ -142,9 +147,14 @@ def _groups(tree: PyTree) -> dict[str, dict[str, jax.Array]]:
     return groups
 
 
-def _is_decayed(params: PyTree) -> PyTree:
-    """Returns True at parameters with weight decay: all but the scales of norms and biases."""
-    return jax.tree.map_with_path(lambda path, _: path[-1].key not in ("scale", "bias"), params)
+def _is_decayed(patterns: tuple[str, ...], params: PyTree) -> PyTree:
+    """Returns True at parameters with weight decay: all but scales of norms, biases, and names that patterns begin."""
+
+    def is_decayed(path: tuple[Any, ...], _: object) -> bool:
+        name = "/".join(str(part.key) for part in path)
+        return path[-1].key not in ("scale", "bias") and not any(re.match(pattern, name) for pattern in patterns)
+
+    return jax.tree.map_with_path(is_decayed, params)
 
 
 class AverageState(NamedTuple):

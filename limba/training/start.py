@@ -183,7 +183,7 @@ def plan_of_run(config: RunConfig, task: Provider, lengths: Mapping[str, int]) -
     return Plan(
         [Stage(place, tasks[place], of_stages[place], each) for place, each in zip(tasks, deals, strict=True)],
         dataclasses.replace(config, train_steps=end),
-        config.train_steps or MOST_STEPS,
+        _most_steps(config, deal, end),
         _period("CheckpointConfig", config.checkpoint.every_steps, deal, config),
         _period("EvaluationConfig", config.evaluation.every_steps, deal, config),
         (*said(deal, config.data), *notes, *_said_of_stages(config)),
@@ -263,6 +263,17 @@ def known_end(config: RunConfig) -> int | None:
     if config.data.num_epochs is not None and path.exists():
         deal = Deal.of_text(json.dumps(json.loads(read_text(path))["deal"]))
     return config.train_steps if deal.rows is None else _end(config, deal)[0]
+
+
+def _most_steps(config: RunConfig, deal: Deal, end: int | None) -> int:
+    """Returns the last step of a run: where the rate has fallen to its end, if the rows of its epochs are estimated.
+
+    Another step would change nothing, and the log would count beyond the run's own number.
+    """
+    falls = config.optimizer.schedule.name in ("linear", "cosine", "warmup_stable_decay")
+    if end is not None and not deal.is_exact and falls:
+        return end
+    return config.train_steps or MOST_STEPS
 
 
 def _end(config: RunConfig, deal: Deal) -> tuple[int | None, list[str]]:

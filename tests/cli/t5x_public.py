@@ -118,9 +118,8 @@ def expected(found: Original) -> dict[str, Any]:
     lengths = facts["lengths"]
     if lengths is None:  # T5X measures the data
         lengths = {"targets": 1024} if "prefix" in facts else {"inputs": 512, "targets": 512}
-    elif "prefix" in facts and "inputs" in lengths:
-        row = {"targets": sum(lengths.values()), "prefix": lengths["inputs"]}
-        lengths = {"targets": row["targets"]} if len(set(lengths.values())) == 1 else row
+    elif "prefix" in facts:  # a decoder-only model: inputs and targets are one row
+        lengths = {"targets": sum(lengths.values()), "prefix": lengths.get("inputs", 0)}
     normalizers = {
         "NUM_REAL_TARGET_TOKENS": "tokens", "NUM_TOTAL_TARGET_TOKENS": "all_tokens", "AVERAGE_PER_SEQUENCE": "sequences"
     }  # fmt: skip

@@ -89,7 +89,7 @@ def test_families():
     decoder = bindings("decoder", "MODEL_DIR=/tmp/x")
     assert decoder["config.ModelConfig.num_encoder_layers"] == 0
     assert decoder["config.ModelConfig.num_decoder_layers"] == 12
-    assert decoder["TASK_FEATURE_LENGTHS"] == {"targets": 512}
+    assert decoder["TASK_FEATURE_LENGTHS"] == {"targets": 512, "prefix": 256}
     assert decoder["config.ModelConfig.positions"] == "relative"
     assert decoder["config.ModelConfig.prefix_attention"] == "full"
     assert decoder["config.GenerationConfig.top_k"] == 40 and decoder["config.GenerationConfig.num_samples"] == 8

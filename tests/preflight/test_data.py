@@ -243,8 +243,9 @@ def test_a_vocabulary_that_the_first_start_trains_is_known_by_a_sample(run: RunC
 def test_a_shorter_run_fixes_many_epochs(run: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "MOST_EPOCHS", 1)
     line = the_line(section_of(run), "epochs over the corpus")
-    field, steps = line.fix
+    (field, steps), *periods = line.fix  # periods that the shorter run would not reach
     assert field == "RunConfig.train_steps"
+    assert dict(periods) == {f"{each}.every_steps": steps // 10 for each in ("CheckpointConfig", "EvaluationConfig")}
     assert 1 < steps < run.train_steps
     for train_steps, level in ((steps, "ok"), (steps + 2, "warning")):
         shorter = dataclasses.replace(run, train_steps=train_steps)

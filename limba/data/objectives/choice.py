@@ -22,6 +22,7 @@ from limba.data.objectives.supervised import is_supervised, own
 from limba.data.objectives.token_blocks import check_targets, tokenize_documents, unwrapped
 from limba.data.registry import Mixture, Task, parts_of
 
+PADDED = 0.05  # share of the targets that is padding in every row, from which on it is said
 SEEDS_OF_A_STEP = 42  # that seqio leaves to each step before the place of a cache
 
 
@@ -171,11 +172,14 @@ def of_one_sequence(task: Task, packed: bool, is_masked: bool = False) -> Task:
     return task.replace(preprocessors=steps)
 
 
-def reads_prefix(task: Task | Mixture) -> bool:
+def reads_prefix(task: Task | Mixture, lengths: Mapping[str, int]) -> bool:
     """Returns whether each row that a decoder-only model learns has inputs, which it reads and does not predict.
 
-    So it is for pairs, prefix LM and LM adaptation, and not for causal LM.
+    So it is for pairs, prefix LM and LM adaptation, and not for causal LM. `lengths` are the configured ones, which may
+    say it: a task of another trainer makes the rows that they ask for.
     """
+    if "prefix" in lengths:
+        return lengths["prefix"] > 0
     return all(
         is_supervised(part)
         or any(OBJECTIVES[name].has_prefix for name in map(objective_of, part.preprocessors) if name)
@@ -195,15 +199,7 @@ def derive_lengths(task: Task | Mixture, lengths: Mapping[str, int]) -> dict[str
     parts = [needed for part in parts_of(task) if (needed := _lengths_needed(part, lengths))]
     given = lengths.get("targets")
     if "inputs" not in lengths:
-        if "prefix" in lengths and any(part.get("inputs") != lengths["prefix"] for part in parts):
-            raise ConfigError(
-                "DataConfig.task_feature_lengths",
-                f"gives 'prefix', which rows of pairs have, and task {task.name} has another objective; leave it out.",
-            )
-        sides = [name for name in ("inputs", "targets") if any(name in part for part in parts)]
-        if sides or not all(map(is_supervised, parts_of(task))):
-            return {name: max(part.get(name, 0) for part in parts) for name in sides} or {"targets": lengths["targets"]}
-        return lm_adaptation_lengths(lengths)  # inputs, then targets
+        return _lengths_of_one_sequence(task, lengths, parts)
     if not parts:
         if given is None:
             raise ConfigError(
@@ -214,7 +210,7 @@ def derive_lengths(task: Task | Mixture, lengths: Mapping[str, int]) -> dict[str
         return {"inputs": lengths["inputs"], "targets": given}
     needed = max(part["targets"] for part in parts)
     check_targets("the task's objective", lengths, needed)
-    if given is not None and given > needed:
+    if given is not None and given - needed > PADDED * given:
         logger.warning(
             "DataConfig.task_feature_lengths gives 'targets' %d and %d are used: %.0f %% of the targets are padding.",
             given,
@@ -223,6 +219,29 @@ def derive_lengths(task: Task | Mixture, lengths: Mapping[str, int]) -> dict[str
         )
     inputs = {"inputs": lengths["inputs"]} if any("inputs" in part for part in parts) else {}
     return {**inputs, "targets": given or needed}
+
+
+def _lengths_of_one_sequence(
+    task: Task | Mixture, lengths: Mapping[str, int], needed: Sequence[Mapping[str, int]]
+) -> dict[str, int]:
+    """Returns the lengths of the parts of a decoder-only model's row; `needed` are those of objectives of ours.
+
+    A task without such an objective gets these very lengths, as T5X gives them to it, and its rows are joined later:
+    {"inputs", "targets"} with a "prefix", and only {"targets"} where that is 0.
+    """
+    prefix = lengths.get("prefix")
+    if prefix is not None and any(part.get("inputs", 0) != prefix for part in needed):
+        raise ConfigError(
+            "DataConfig.task_feature_lengths",
+            f"gives 'prefix', which rows of pairs have, and task {task.name} has another objective; leave it out.",
+        )
+    if prefix == 0:
+        return {"targets": lengths["targets"]}
+    sides = [name for name in ("inputs", "targets") if any(name in part for part in needed)]
+    if sides:
+        return {name: max(part.get(name, 0) for part in needed) for name in sides}
+    has_inputs = prefix is not None or all(map(is_supervised, parts_of(task)))
+    return lm_adaptation_lengths(lengths) if has_inputs else {"targets": lengths["targets"]}
 
 
 def _lengths_needed(task: Task, lengths: Mapping[str, int]) -> dict[str, int] | None:

@@ -133,6 +133,8 @@ def prefix_of(task: Task | Mixture) -> str:
 
 def is_supervised(task: Task) -> bool:
     """Returns whether the task tokenizes inputs and targets of its source, so that metrics can compare texts."""
+    if not set(FEATURES) <= set(task.output_features):
+        return False  # one text: a language model's
     return any(unwrapped(own(step)) in TOKENIZERS for step in task.preprocessors) and not has_objective(task)
 
 

@@ -23,7 +23,7 @@ from typing import Any, Self
 import numpy as np
 
 from limba.config import ConfigError, InputError
-from limba.data.dataset import TEXT, Dataset, State
+from limba.data.dataset import TEXT, Counted, Dataset, State
 from limba.data.sources import order
 from limba.data.sources.order import Counts, Reading
 from limba.data.sources.readers import Unit, say_once
@@ -310,8 +310,8 @@ class DealtUnits(ShardUnits):
         return unit, texts, rows[max(0, start - before) : None if self._is_open(unit, stop) else max(0, stop - before)]
 
 
-def noted(documents: Dataset, source: Splits, reading: Reading, counts: Counts) -> Dataset:
-    """Returns the documents, and notes the progress as they are passed on, in epochs."""
+def noted(documents: Dataset, source: Splits, reading: Reading, counts: Counts) -> Counted:
+    """Returns the documents, counted in epochs, and notes the progress of reading them."""
     of_epoch = max(counts.total, counts.num_pieces, 1) / reading.num_shards
     last = math.inf if reading.num_epochs is None else max(reading.num_epochs, reading.first_epoch + 1)
 
@@ -320,7 +320,8 @@ def noted(documents: Dataset, source: Splits, reading: Reading, counts: Counts) 
         source.note_progress(reading.split, reading.shard, min(epochs, last))
         return batch
 
-    return documents.batch(DOCUMENTS_NOTED).flat_map(note)
+    batches = documents.batch(DOCUMENTS_NOTED)
+    return Counted(batches, note, DOCUMENTS_NOTED, of_epoch, reading.first_epoch, last)
 
 
 DataFiles = str | Sequence[str] | Mapping[str, str | Sequence[str]]

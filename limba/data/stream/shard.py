@@ -20,7 +20,7 @@ import numpy as np
 
 from limba.config import DataConfig
 from limba.data import bridge, user_code
-from limba.data.dataset import TOKENS, Dataset, Mixed, State
+from limba.data.dataset import TOKENS, Counted, Dataset, Mixed, State
 from limba.data.deal import WHOLE_UNITS, Deal, marked, unmarked
 from limba.data.objectives.choice import examples_of
 from limba.data.packing import batched
@@ -48,6 +48,13 @@ STATE_SECONDS = 2.0  # between two states that are kept for the case that readin
 def _seed(*parts: object) -> int:
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") & 0x7FFF_FFFF
+
+
+def _epochs_given(name: str, documents: Dataset, source: UnitSource, reading: Reading) -> Mapping[str, float]:
+    """Returns the epochs of a task's documents that were given; of uncounted ones, those that were read."""
+    if isinstance(documents, Counted):
+        return {name: documents.epochs()}
+    return {name: source.progress(reading.split, reading.shard)}
 
 
 @dataclass(frozen=True)
@@ -118,6 +125,7 @@ class Pipeline:
             counts = deal.counts.get(part.name)
             offset = deal.offset(part.name, config.num_epochs) if counts else 0
             documents = source.dataset(reading, counts, offset)
+            documents.progress = functools.partial(_epochs_given, part.name, documents, source, reading)
         else:
             documents = self._foreign_documents(part, shard, shared_seed, begun)
             buffered = buffered or self._buffer_of(part, begun)
@@ -255,6 +263,8 @@ class Shard:
         self._epochs_made: Mapping[str, float] = {}  # after the last batch made
         self.dataset = pipeline.dataset(index)
         self._has_ended = False
+        # Task -> epochs read before the last reading, and with it, and the batches made by then.
+        self._readings: dict[str, tuple[float, float, int]] = {}
         self.tokens = np.zeros(len(pipeline.parts), np.int64)  # of each task of a mixture, in the batches taken
         self._num_made = 0  # batches, as `num_batches` counts them
         # The state when so many batches were made; after a failure it is the last one.
@@ -283,7 +293,7 @@ class Shard:
         return rows
 
     def progress(self, name: str) -> float:
-        """Returns a task's epochs in the batches taken; where an epoch's rows are not known, buffers count too."""
+        """Returns a task's epochs in the batches taken; where its documents are not counted, buffers count too."""
         config, deal, begun = self._pipeline.config, self._pipeline.deal, float(self.first_epochs.get(name, 0))
         if self._has_ended:
             return float(max(config.num_epochs or 0, begun + 1))
@@ -304,12 +314,35 @@ class Shard:
             return [None]
         batches = self.cut(fetched)
         self._num_made += len(batches)
-        sources, split = self._pipeline.sources, self._pipeline.config.train_split
-        read = {name: source.progress(split, self.index) for name, source in sources.items()}
-        before = {name: self._epochs_made.get(name, 0) for name in read}
-        self._epochs_made, count = read, len(batches)
-        shares = [{name: each + n / count * (read[name] - each) for name, each in before.items()} for n in range(count)]
-        return list(zip(batches, [*shares[1:], read], strict=True))
+        return list(zip(batches, self._advanced(len(batches)), strict=True))
+
+    def _advanced(self, count: int) -> list[Mapping[str, float]]:
+        """Returns the epochs after each of so many batches, which are the last ones that were made."""
+        before, passed = self._epochs_made, self.dataset.passed()
+        found = dict[str, float]()
+        for name, source in self._pipeline.sources.items():
+            epochs = passed.get(name)
+            if epochs is None:  # beyond a preprocessor in TensorFlow
+                read = source.progress(self._pipeline.config.train_split, self.index)
+                epochs = self._estimated(name, read, count)
+            found[name] = max(epochs, before.get(name, 0.0))
+        self._epochs_made = found
+        steps = [(name, before.get(name, 0.0), epochs) for name, epochs in found.items()]
+        return [{name: first + n / count * (last - first) for name, first, last in steps} for n in range(1, count + 1)]
+
+    def _estimated(self, name: str, read: float, count: int) -> float:
+        """Returns the epochs in the batches made, of a task of which `read` epochs were read; 0.0: not known yet.
+
+        A preprocessor reads many documents at once and makes rows of them until it reads again. Before a reading, the
+        rows hold about what had been read by then; after it, they go on as before. The last `count` batches were made
+        after the reading.
+        """
+        before, last, number = self._readings.get(name, (self._epochs_made.get(name, 0.0), 0.0, 0))
+        if read > last:
+            before, last, number = max(last, before), read, self._num_made - count
+            self._readings[name] = (before, last, number)
+        each = before / number if number > 0 else 0.0
+        return min(before + each * (self._num_made - number), last)
 
     def _keep_state(self) -> None:
         if self._pipeline.is_exact and time.monotonic() > self._kept_at + STATE_SECONDS:
@@ -334,7 +367,8 @@ class Shard:
         read: shards that share a source must go on together.
         """
         self.num_batches, self._epochs, self._epochs_made = num_batches, epochs, epochs
-        queue: list[Made | None] = [(part, epochs) for part in self.cut(rows)]
+        parts = self.cut(rows)
+        queue: list[Made | None] = list(zip(parts, self._advanced(len(parts)), strict=True))
         self._num_made = num_batches - num_passed + len(queue)
         while num_passed > 0 and (made := self._make()) != [None]:
             queue = [*made[num_passed:]]

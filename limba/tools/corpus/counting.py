@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import functools
 import tempfile
-import unicodedata
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from limba.api import NewVocabulary, PieceTable, Texts, source_of_files
 from limba.config import InputError
+from limba.tools.preflight.texts.language import LETTERS_A_WORD, words_by_script
 
 SAMPLE_BYTES = 1 << 23  # of text that is counted; the vocabulary is trained on nine tenths of it
 SMALL = 0.9 * SAMPLE_BYTES  # bytes of a text that is trained on and counted as a whole, as its run will do
 SENTINELS = {"t5": 100, "lm": 0, "encoder": 1}
 LONG_WORD = 16  # letters; what is longer on average are clauses or sentences
+SPACELESS = 0.25  # share of words in scripts without spaces, from which on sentences are what is trained on
 MOST_LETTERS = 100_000  # that are looked at for their script
 # What Python calls the scripts, and languages that are nearly always written in them.
 SCRIPTS = {
@@ -28,11 +28,15 @@ SCRIPTS = {
 
 
 class Counted(NamedTuple):
-    """A vocabulary's ids, and the tokens that it makes of a byte of the text."""
+    """A vocabulary's ids, and the tokens that it makes of a byte of the text.
+
+    `made` are the ids that one of a sample has, which may be fewer than those that were asked for.
+    """
 
     ids: int
     tokens_per_byte: float
     sample: int  # bytes of text that were counted
+    made: int = 0
 
 
 def sampled(corpus: str, column: str | None) -> list[bytes]:
@@ -65,7 +69,9 @@ def counter(documents: Sequence[bytes], kind: str) -> Callable[[int], Counted]:
                 if ids >= 64_000:
                     raise
                 return count(2 * ids)
-            return with_vocabulary(path, counted)._replace(ids=ids)
+            found = with_vocabulary(path, counted)
+            # The sentinels of a T5 are added as its run loads the file.
+            return found._replace(ids=ids, made=PieceTable.at(path).vocabulary.vocab_size)
 
     return count
 
@@ -82,22 +88,48 @@ def has_spaces(documents: Sequence[bytes]) -> bool:
     >>> has_spaces(["Ære være de som leser".encode()]), has_spaces(["吾輩は猫である。名前はまだ無い。どこで".encode()])
     (True, False)
     """
-    words = [word for text in documents[:2000] for word in text.decode().split()]
-    return sum(map(len, words)) <= LONG_WORD * len(words)
+    text = "\n".join(document.decode() for document in documents[:2000])
+    words = text.split()
+    found = words_by_script(text[:MOST_LETTERS])
+    spaceless = sum(found[script] for script in LETTERS_A_WORD)
+    # Commands with spaces among Japanese sentences do not cut these.
+    return sum(map(len, words)) <= LONG_WORD * len(words) and spaceless <= SPACELESS * found.total()
+
+
+def is_language_of(name: str, documents: Sequence[bytes]) -> bool:
+    """Returns whether a run's name is the code of a language, in whose script the text is.
+
+    >>> is_language_of("nb", ["Ære være".encode()]), is_language_of("nb", ["Слава".encode()])
+    (True, False)
+    """
+    if not any(name in languages.split() for languages in SCRIPTS.values()):
+        return False
+    try:
+        check_language(name, documents)
+    except InputError:
+        return False
+    return True
 
 
 def check_language(codes: str, documents: Sequence[bytes]) -> None:
-    """Raises InputError if most letters are of another script than a language that has one of its own.
+    """Raises InputError if most words are of another script than a language that has one of its own.
+
+    Code, markup and addresses do not count, and letters of scripts without spaces as words have them
+    (`words_by_script`).
 
     >>> check_language("nb", ["Ære være".encode()])
-    >>> check_language("ru", [b"Latin letters"])
+    >>> check_language("ja", ["`sudo apt-get install limba` を実行すると、limba-0.2 が入ります。".encode()])
+    >>> check_language("ru", [b"Latin letters"])  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    limba.config.errors.InputError: --language=ru is not the text's: most of its letters are Latin; give its own code.
+    limba.config.errors.InputError: --language=ru is not the text's: most of its letters are Latin, outside code and...
     """
-    letters = "".join(text.decode() for text in documents[:2000])[:MOST_LETTERS]
-    found = Counter(unicodedata.name(each, "").partition(" ")[0] for each in letters if each.isalpha())
+    found = words_by_script("\n".join(text.decode() for text in documents[:2000])[:MOST_LETTERS])
+    found["CJK"] += found.pop("IDEOGRAPHIC", 0.0)  # the sign for a letter again
     for code in codes.split(","):
         own = next((scripts for scripts, languages in SCRIPTS.items() if code.strip() in languages.split()), None)
         if own and found and sum(found[script] for script in own.split()) * 2 < found.total():
             most = found.most_common(1)[0][0].capitalize()
-            raise InputError(f"--language={code} is not the text's: most of its letters are {most}; give its own code.")
+            raise InputError(
+                f"--language={code} is not the text's: most of its letters are {most}, outside code and markup; give"
+                " its own code."
+            )

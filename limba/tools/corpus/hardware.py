@@ -10,9 +10,10 @@ from typing import NamedTuple
 from limba.api import PEAK_TFLOPS
 from limba.config import InputError
 from limba.config.prices import price
+from limba.tools.preflight.compiled.instant import MFU
+from limba.tools.preflight.compiled.topologies import topologies
 
-MFU = 0.4  # an assumption, as in the headers of the gin files; a run's log has its own
-CPU_GFLOPS = 100.0  # of a core, at a width of 512 or more; T5 1.1 small has 64 of two with AVX-512
+CPU_GFLOPS = (32.0, 100.0)  # of a core, at a width of 512 or more; T5 1.1 small has 64 of two with AVX-512
 TPU = re.compile(r"v(\d)(e|p|litepod)?-(\d+)", re.IGNORECASE)
 KINDS = {  # of TPUs: jax's name, devices that the number counts for one, devices of a chip
     "v2": ("TPU v2", 1, 2), "v3": ("TPU v3", 1, 2), "v4": ("TPU v4", 2, 1), "v5e": ("TPU v5e", 1, 1),
@@ -22,20 +23,37 @@ GPUS = [*(name.lower() for name in PEAK_TFLOPS if not name.startswith("TPU")), "
 GPU = re.compile(rf"(?:(\d+)x)?({'|'.join(sorted(GPUS, key=len, reverse=True))})(?:[x-](\d+))?", re.IGNORECASE)
 
 
+def _check_size(name: str, chip: str, number: int) -> None:
+    """Raises InputError, with what there is, for a slice of TPUs that Google does not make.
+
+    v4 and v5p come in any box of whole hosts, which count 8 in the name; the others in the sizes that preflight knows.
+    """
+    sizes = sorted(int(each.name.rpartition("-")[2]) for each in topologies() if each.kind == chip)
+    if number in sizes or (chip in ("v4", "v5p") and number > 0 and number % 8 == 0):
+        return
+    there = ", ".join(f"{chip}-{size}" for size in sizes)
+    raise InputError(f"--hardware={name} does not exist: {chip} comes as {there}; give one of these.")
+
+
 class Hardware(NamedTuple):
-    """Some devices; `flops` is what one of them computes a second, at MFU of its peak."""
+    """Some devices; `flops` is the least and the most that one of them computes a second: a share MFU of its peak."""
 
     name: str
     setup: str  # the argument of launch/setup.sh: tpu, cuda or cpu
     devices: int
     chips: int
-    flops: float
+    flops: tuple[float, float]
     price: float | None  # dollars a chip-hour by the list; None if it has none
     reason: str
 
-    def flops_at(self, width: int) -> float:
-        """Returns what all devices compute a second for a network of a width; a CPU's cores do less for a small one."""
-        return self.devices * self.flops * (min(1.0, width / 512) if self.setup == "cpu" else 1.0)
+    def flops_at(self, width: int) -> tuple[float, float]:
+        """Returns the least and the most that all devices compute a second for a network of a width.
+
+        A CPU's cores do less for a small one.
+        """
+        share = self.devices * (min(1.0, width / 512) if self.setup == "cpu" else 1.0)
+        slow, fast = self.flops
+        return share * slow, share * fast
 
 
 def hardware(name: str | None, cores: int | None = None) -> Hardware:
@@ -48,15 +66,18 @@ def hardware(name: str | None, cores: int | None = None) -> Hardware:
     """
     if name is None or name == "cpu":
         cores = cores or len(os.sched_getaffinity(0))
-        reason = f"{cores} cores of this machine at {CPU_GFLOPS:.0f} GFLOP/s each, less for a width below 512"
-        return Hardware("cpu", "cpu", 1, 1, cores * CPU_GFLOPS * 1e9, None, reason)
+        slow, fast = CPU_GFLOPS
+        reason = f"{cores} cores of this machine at {slow:.0f} to {fast:.0f} GFLOP/s each, less for a width below 512"
+        return Hardware("cpu", "cpu", 1, 1, (cores * slow * 1e9, cores * fast * 1e9), None, reason)
     if match := GPU.fullmatch(name):
         devices, chip = int(match[1] or match[3] or 1), match[2].lower()
         chips = max(1, devices // 2) if chip == "mi250x" else devices  # of two dies, each a device
         kind, setup = chip.upper().removesuffix("-40").removeprefix("G"), "rocm" if chip.startswith("mi") else "cuda"
     elif (match := TPU.fullmatch(name)) and (key := f"v{match[1]}{(match[2] or '').lower()}") in KINDS:
         kind, counted, of_chip = KINDS[key]
-        devices, setup, chip = max(1, int(match[3]) // counted), "tpu", key.replace("litepod", "e")
+        chip, number = key.replace("litepod", "e"), int(match[3])
+        _check_size(name, chip, number)
+        devices, setup = max(1, number // counted), "tpu"
         chips = max(1, devices // of_chip)
     else:
         known = ["cpu", *GPUS, *(f"8x{each}" for each in GPUS), *(f"{each}-8" for each in KINDS)]
@@ -69,5 +90,6 @@ def hardware(name: str | None, cores: int | None = None) -> Hardware:
     if devices < 1:
         raise InputError(f"--hardware={name} has no device; give a number of 1 or more.")
     peak = PEAK_TFLOPS[kind]
-    reason = f"{devices} x {kind} at {MFU:.0%} of {peak:g} TFLOP/s"
-    return Hardware(name, setup, devices, chips, peak * 1e12 * MFU, price(chip), reason)
+    low, high = MFU
+    reason = f"{devices} x {kind} at {100 * low:.0f} to {high:.0%} of {peak:g} TFLOP/s, as published runs"
+    return Hardware(name, setup, devices, chips, (low * peak * 1e12, high * peak * 1e12), price(chip), reason)

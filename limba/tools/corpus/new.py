@@ -68,10 +68,10 @@ def run(argv: Sequence[str]) -> None:
     if price is not None and not 0 <= price < math.inf:
         raise InputError(f"--price={given.price} is not a price; give dollars a chip-hour, such as --price=3.22.")
     with environment.quiet_imports():
-        from limba.api import duration
         from limba.tools.corpus import counting, sizes, templates
         from limba.tools.corpus.hardware import hardware
         from limba.tools.corpus.preparation.survey import survey
+        from limba.tools.preflight.compiled.instant import in_time
     if given.start and (given.size or given.kind):
         raise InputError("--from is a model with a size and a kind of its own; give it without --size and --kind.")
     kind = given.kind or "t5"
@@ -92,8 +92,11 @@ def run(argv: Sequence[str]) -> None:
         )
     documents = counting.sampled(corpus, found.column)
     found = found._replace(has_spaces=counting.has_spaces(documents))
-    if given.language:
-        counting.check_language(given.language, documents)
+    language = given.language
+    if language:
+        counting.check_language(language, documents)
+    elif counting.is_language_of(name, documents):
+        language = name
     prompts = _prompts(corpus, found, kind)
     if start is None:
         counts = counting.counter(documents, kind)
@@ -102,16 +105,17 @@ def run(argv: Sequence[str]) -> None:
     plan = sizes.plan(found, machine, days, counts, kind, start or given.size, price)
     print(_about(corpus, found))
     print(f"\nProposed for {machine.name}: {plan.about}, {plan.parameters:,} parameters, {plan.steps:,} steps of"
-          f" {plan.batch} rows, about {duration(plan.hours * 3600)}.")  # fmt: skip
+          f" {plan.batch} rows, {in_time(plan.hours)}.")  # fmt: skip
     for reason in plan.reasons:
         print(templates.wrapped(reason, "* ", "  "))
-    has_scripts = Path("launch/pretrain.sh").is_file()
     files = {
         f"tasks/{name}.py": templates.task(name, corpus, found, kind),
-        f"gin/{name}_{plan.size}.gin": templates.gin(name, corpus, found, plan, machine, prompts, given.language),
-        f"launch/{name}.sh": templates.script(name, plan, machine, has_scripts),
+        f"gin/{name}_{plan.size}.gin": templates.gin(name, corpus, found, plan, machine, prompts, language),
+        f"launch/{name}.sh": templates.script(name, plan, machine),
     }
     _write(files)
+    if language and not given.language:
+        print(f"LANGUAGE is {language!r}, after the run's name; --language=CODE names another one.")
     print("\nWritten:\n" + "\n".join(f"  {path}" for path in files))
     first = "trains the vocabulary, then the model" if start is None else "trains the model"
     print(f"Next:\n  bash launch/{name}.sh                    # {first}; resumes, and shows what it has learned")
@@ -173,14 +177,15 @@ def _check_new(name: str, size: str | None) -> None:
 
 
 def _about(corpus: str, found: Survey) -> str:
-    from limba.tools.corpus.sizes import short
+    from limba.tools.corpus.sizes import short, short_bytes
 
     about = "" if found.is_whole else "about "
     columns = f"; columns {', '.join(found.columns)}" if found.columns else ""
     read = f", of which {found.column!r} is read" if found.columns else ""
     files = f"{found.files:,} file{'s' if found.files > 1 else ''}"
     return (
-        f"{corpus}: {files}{columns}{read}; {about}{found.documents:,} documents, {about}{short(found.bytes)}B of text,"
+        f"{corpus}: {files}{columns}{read}; {about}{found.documents:,} documents, {about}{short_bytes(found.bytes)} of"
+        " text,"
         f" {about}{short(found.letters)} letters."
     )
 

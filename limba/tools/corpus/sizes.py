@@ -3,8 +3,8 @@
 The rules: the largest size that sees 20 tokens a parameter, which use a budget of compute best (Hoffmann et al. 2022,
 arXiv:2203.15556; measured on decoder-only models, and used here for T5s too, for which no such law is published), in
 the time and in 40 passes over the text. Up to 4 are worth nearly as much as new text (Muennighoff et al. 2023,
-arXiv:2305.16264), and 64 cost T5 little (Raffel et al. 2020, arXiv:1910.10683, table 9). The speed is the matrix
-products of a step over the devices' peak, at MFU of it, and no step is shorter than LEAST_STEP_SECONDS.
+arXiv:2305.16264), and 64 cost T5 little (Raffel et al. 2020, arXiv:1910.10683, table 9). Speed and hours are a range,
+those of `limba preflight` before it compiles (`compiled/instant.py`); the slow end of it fits into the days.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from limba.api import duration, flops_per_sequence, read_model
+from limba.api import flops_per_sequence, read_model
 from limba.config import ModelConfig
 from limba.config.prices import DATE
 from limba.tools.corpus.counting import Counted
 from limba.tools.corpus.hardware import Hardware
 from limba.tools.corpus.preparation.survey import Survey
+from limba.tools.preflight.compiled.instant import BESIDE, hours_of_run, in_range, in_time, step_seconds
 
 BEST_RATIO, LEAST_RATIO, MOST_RATIO = 20, 5, 400  # tokens a parameter
 FREE_EPOCHS, MOST_EPOCHS = 4, 40
-LEAST_STEP_SECONDS = 0.005  # whatever the peak is: the launch of a step's programs
 SIZES = {
     "t5": ("tiny", "mini", "little", "small", "base", "large", "xl", "xxl"),
     "lm": ("tiny", "0.05b", "0.1b", "1.0b"),
@@ -34,6 +34,11 @@ FILES = {
     "t5": "gin/models/t5_1_1/{}.gin",
     "lm": "gin/models/lm_modern/{}.gin",
     "encoder": "gin/models/encoder/{}.gin",
+}
+PUBLISHED = {  # that a run of this kind can go on from
+    "t5": "--from=google/umt5-base",
+    "lm": "--from= with a decoder-only model of the hub (Llama, GPT-2)",
+    "encoder": "--from= with an encoder of the hub (EuroBERT, ModernBERT)",
 }
 ABOUT = {"t5": "T5 1.1", "lm": "decoder-only", "encoder": "encoder"}
 # Up to so many bytes of text, and up to such a width of the model, a vocabulary has at most these ids.
@@ -81,8 +86,8 @@ class Plan(NamedTuple):
     steps: int
     tokens: float  # of text, repetitions included
     epochs: float
-    hours: float
-    share: float  # of the days
+    hours: tuple[float, float]  # at least and at most
+    share: float  # of the days, at most
     checkpoints: int  # steps between two
     evaluations: int
     eval_steps: int
@@ -133,7 +138,7 @@ class _Choice(NamedTuple):
     lengths: tuple[int, int, int]
     unique: float  # tokens of the text, without those of validation
     batch: int
-    step_seconds: float
+    step_seconds: tuple[float, float]  # at least and at most
     tokens: float
 
     @property
@@ -155,13 +160,14 @@ def _choice(
     unique = max(1.0, found.bytes * counted.tokens_per_byte * (1 - found.validation_percent / 100))
     lengths = LENGTHS[kind][machine.setup == "cpu" or unique < LITTLE_TEXT]
     predicted = round(HIDDEN * lengths[1]) if kind == "encoder" else None
-    flops = flops_per_sequence(config, *lengths[:2], predicted) / machine.flops_at(config.emb_dim)
+    flops, speeds = flops_per_sequence(config, *lengths[:2], predicted), machine.flops_at(config.emb_dim)
     most = of_limit(ROWS_OF_WIDTH, config.emb_dim, 1024)
     least = min(LEAST_ROWS, most) if machine.setup == "cpu" else max(LEAST_ROWS, 8 * machine.devices)
     batch = -(-max(most, least) // machine.devices) * machine.devices
     while True:
-        seconds = max(LEAST_STEP_SECONDS, batch * flops)
-        tokens = min(days * 86_400 / seconds * batch * lengths[2], MOST_EPOCHS * unique)
+        seconds = step_seconds(batch * flops, speeds)
+        steps_of_days = days * 24 / hours_of_run(1, seconds)[1]
+        tokens = min(steps_of_days * batch * lengths[2], MOST_EPOCHS * unique)
         if tokens / (batch * lengths[2]) >= FEW_STEPS or batch // 2 < least or batch // 2 % machine.devices:
             return _Choice(size, config, counted, lengths, unique, batch, seconds, tokens)
         batch //= 2
@@ -197,7 +203,9 @@ def plan(
     parts = 1 if machine.setup == "cpu" else _parts(a_device, of_limit(ROWS_A_DEVICE, config.emb_dim, 2))
     most_shards = max(16, machine.devices // 4)  # a host has at least 4 devices, and reads at least one shard
     shards = 1 << int(math.log2(max(1.0, min(most_shards, found.documents / 8))))
-    run_seconds = steps * choice.step_seconds
+    hours = hours_of_run(steps, choice.step_seconds)
+    run_seconds = hours[1] * 3600
+    slow_step = run_seconds / steps
     saved = max(SAVED_SHARE * run_seconds, RARELY_SECONDS)
     evaluations = min(steps, max(min(200, steps // 5), steps // 100, 1))
     name = choice.size if given is None or isinstance(given, str) else given.name
@@ -206,8 +214,8 @@ def plan(
         config=config, parameters=num_parameters(config), vocabulary=choice.counted.ids, rows=config.vocab_size,
         inputs=choice.lengths[0], targets=choice.lengths[1], batch=batch, microbatches=parts,
         shards=math.gcd(shards, batch), steps=steps, tokens=float(steps * batch * row),
-        epochs=steps * batch * row / choice.unique, hours=run_seconds / 3600, share=run_seconds / (days * 86_400),
-        checkpoints=max(1, min(steps, int(min(saved, SAVED_SECONDS) / choice.step_seconds))),
+        epochs=steps * batch * row / choice.unique, hours=hours, share=run_seconds / (days * 86_400),
+        checkpoints=max(1, min(steps, int(min(saved, SAVED_SECONDS) / slow_step))),
         evaluations=evaluations,
         eval_steps=max(1, min(EVAL_STEPS, int(evaluations * EVALUATED_SHARE * UPDATE_PER_EVALUATION))),
         log=min(100, max(1, steps // 50)), start=given if isinstance(given, Start) else None, reasons=(),
@@ -229,17 +237,22 @@ def _parts(rows: int, most: int) -> int:
 def _reasons(
     found: Survey, machine: Hardware, days: float, choice: _Choice, plan: Plan, dollars: float | None
 ) -> list[str]:
-    speed, chip_hours = plan.tokens / plan.hours / 3600, plan.hours * machine.chips
+    speeds = [plan.tokens / plan.steps / seconds for seconds in reversed(choice.step_seconds)]
+    chip_hours = [hours * machine.chips for hours in plan.hours]
     lines = [
-        f"Text: {short(choice.unique)} tokens to train on, counted on {short(choice.counted.sample)}B of it with a"
-        f" vocabulary of {plan.vocabulary:,} ids; it is read {plan.epochs:.1f} times.",
-        f"Time: {machine.reason} (assumed) give about {short(speed)} tokens/s.",
+        f"Text: {short(choice.unique)} tokens to train on, counted on {short_bytes(choice.counted.sample)} of it with a"
+        f" vocabulary of {choice.counted.made or plan.vocabulary:,} ids; it is read {plan.epochs:.1f} times.",
+        f"Time: {machine.reason} (not measured here), give {' to '.join(map(short, speeds))} tokens/s.",
         f"Size: {plan.tokens / plan.parameters:.1f} tokens a parameter; about {BEST_RATIO} use the compute best"
         " (Hoffmann et al. 2022, arXiv:2203.15556, for decoder-only models).",
-        f"Cost: {duration(plan.hours * 3600)}, {plan.share:.1%} of the {days:g} days; {chip_hours:,.2f} chip-hours"
-        + _money(chip_hours, machine.price, dollars)
-        + ".",
+        f"Cost: {in_time(plan.hours)}, {BESIDE}: at most {_percent(plan.share)} of {_days(days)};"
+        f" {in_range(chip_hours)} chip-hours{_money(chip_hours, machine.price, dollars)}.",
     ]
+    if choice.counted.made and choice.counted.made < plan.vocabulary:
+        lines.insert(1, (
+            f"Vocabulary: {plan.vocabulary:,} ids at most. The sample has too few different words for more than"
+            f" {choice.counted.made:,}; the run trains on more text, and says how many it found."
+        ))  # fmt: skip
     if plan.epochs > FREE_EPOCHS:
         lines.insert(1, (
             f"WARNING: more than {FREE_EPOCHS} passes are worth less than new text (Muennighoff et al. 2023,"
@@ -249,8 +262,8 @@ def _reasons(
     text_ends = choice.tokens >= MOST_EPOCHS * choice.unique
     if text_ends and plan.share < 0.8:
         lines.append(
-            f"The text gives no more: {MOST_EPOCHS} passes take {plan.share:.1%} of the days. A larger corpus would use"
-            f" them{'' if plan.start else ', or a larger model that knows much already, by --from=google/umt5-base'}."
+            f"The text gives no more: {MOST_EPOCHS} passes take {_percent(plan.share)} of the time. A larger corpus"
+            f" would use it{'' if plan.start else f', or a model that knows much already, by {PUBLISHED[plan.kind]}'}."
         )
     if not plan.start and plan.tokens < LEAST_RATIO * plan.parameters:
         more = "more text" if text_ends else "more days or devices"
@@ -259,17 +272,48 @@ def _reasons(
         lines.append(f"That is above {MOST_RATIO} tokens a parameter: a larger --size would learn more of this text.")
     if not plan.start and found.bytes < 1e9:
         lines.append(
-            "Below 1 GB of text a published model that goes on with it is better than one from scratch: --from= takes"
-            " google/umt5-base, another one of the hub, or a folder."
+            "Below 1 GB of text a published model that goes on with it is better than one from scratch:"
+            f" {PUBLISHED[plan.kind]}, or a folder."
         )
     return lines
 
 
-def _money(chip_hours: float, listed: float | None, given: float | None) -> str:
+def _money(chip_hours: Sequence[float], listed: float | None, given: float | None) -> str:
     each = listed if given is None else given
     if each is None:
         return "; --price= adds what they cost"
-    return f", ${chip_hours * each:,.2f} at ${each:,.2f} each" + (f" (list, {DATE})" if given is None else "")
+    dollars = in_range([hours * each for hours in chip_hours], "$")
+    return f", {dollars} at ${each:,.2f} each" + (f" (list, {DATE})" if given is None else "")
+
+
+def _days(days: float) -> str:
+    """Returns a number of days in words.
+
+    >>> _days(1), _days(0.5), _days(30)
+    ('1 day', '0.5 days', '30 days')
+    """
+    return f"{days:g} day{'' if days == 1 else 's'}"
+
+
+def _percent(share: float) -> str:
+    """Returns a share in whole percent.
+
+    >>> _percent(0.994), _percent(0.002)
+    ('99 %', 'under 1 %')
+    """
+    return f"{100 * share:.0f} %" if share >= 0.01 else "under 1 %"
+
+
+def short_bytes(number: float) -> str:
+    """Returns a number of bytes in the units that files have.
+
+    >>> short_bytes(3.97e10), short_bytes(860_000), short_bytes(12)
+    ('39.7 GB', '860 kB', '12 bytes')
+    """
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= size:
+            return f"{number / size:.{1 if number < 100 * size else 0}f} {unit}"
+    return f"{number:.0f} bytes"
 
 
 def short(number: float) -> str:

@@ -12,6 +12,7 @@ from limba.tools.corpus.counting import SENTINELS
 from limba.tools.corpus.hardware import Hardware
 from limba.tools.corpus.preparation.survey import Survey
 from limba.tools.corpus.sizes import FILES, FREE_EPOCHS, Plan, model_of, short
+from limba.tools.preflight.compiled.instant import BESIDE, in_time
 
 TASK = '''"""{objective} of {name_of_corpus}.
 
@@ -48,7 +49,8 @@ GIN = """# {about} for {corpus}: {parameters} parameters. Written by `limba new`
 #
 # Command   bash launch/{name}.sh
 # Hardware  {hardware}: {reason}
-# Hours     {hours:.1f} estimated at that speed; not measured
+# Time      {time}, estimated at that speed and not measured,
+#           {beside}
 # Expected  {expected}
 #
 # Why this size and these steps:
@@ -83,8 +85,8 @@ config.DataConfig.num_data_shards = {shards}  # fixed for the run; at least the 
 config.DataConfig.validation_percent = {percent}
 {prompts}{mesh}"""
 FROM_SCRATCH = """include '{file}'
-include 'gin/runs/{run}.gin'
-include 'gin/recipes/fast.gin'"""
+include 'gin/runs/{run}.gin'{recipe}"""
+RECIPE = "\ninclude 'gin/recipes/fast.gin'"
 # Sizes of a published model that differ from those of T5 1.1 base.
 FROM_PUBLISHED = """include 'gin/models/t5_1_1/base.gin'
 include 'gin/runs/{run}.gin'
@@ -95,6 +97,13 @@ RESET_STEP = True  # steps are counted from 0"""
 RATE = """# 'auto' is 2.2 / sqrt(TRAIN_STEPS), found for 300 to 4,800 steps of small T5s; longer runs follow it
 # unproven. Warm-up and decay are shares of the run.
 LEARNING_RATE = 'auto'"""
+# The recipe's rate was found with T5s; encoders have that of gin/runs/pretrain_encoder.gin.
+RATE_OF_ENCODER = """# AdamW's rate for encoders; 0.0002 to 0.001 are usual. It rises for 2 % of the run, and falls
+# to 0 over the last 70 %.
+LEARNING_RATE = 0.0005
+WARMUP_STEPS = 0.02
+config.ScheduleConfig.name = 'warmup_stable_decay'
+config.ScheduleConfig.decay_steps = 0.7"""
 RATE_ON = """# {whose} rate for what goes on from a published model; {low} to {high} are usual. It rises for 2 % of the
 # run, and falls to 0 over the last 70 %.
 LEARNING_RATE = {value}
@@ -140,21 +149,49 @@ SCRIPT = """#!/usr/bin/env bash
 # Trains gin/{name}_{size}.gin on {hardware}: first its vocabulary, then the model. Started again, it resumes.
 #
 #   bash launch/{name}.sh [NAME=VALUE ...]
-#   MODEL_DIR=gs://BUCKET/{name}_{size} bash launch/{name}.sh     # on each worker of a pod
+#   MODEL_DIR=gs://BUCKET/{name}_{size} bash launch/{name}.sh     # on each worker of a pod: bash launch/pod.sh run
 #
 # MODEL_DIR is runs/{name}_{size} if it is not given. NAME=VALUE sets a name of the gin file: TRAIN_STEPS=1000.
+# In a clone of Limba launch/pretrain.sh sets up the packages, and its --help lists what else can be given. Elsewhere
+# the command limba must be installed. RETRIES=10: new starts after a crash, or where the run asks for one.
 set -euo pipefail
 cd "$(dirname "${{BASH_SOURCE[0]}}")/.."
 export MODEL_DIR=${{MODEL_DIR:-runs/{name}_{size}}}
-{train}
-"""
-# With the repository's scripts it sets up the packages too; else with the command that is installed.
-WITH_SCRIPTS = 'LIMBA_SCRIPT="launch/{name}.sh" exec bash launch/pretrain.sh gin/{name}_{size}.gin "$@"'
-INSTALLED = """flags=()
+if [ -f launch/pretrain.sh ]; then
+  LIMBA_SCRIPT="launch/{name}.sh" exec bash launch/pretrain.sh gin/{name}_{size}.gin "$@"
+fi
+
+flags=()
 for argument in "$@"; do
-  case $argument in -*) flags+=("$argument") ;; *) flags+=("--gin.$argument") ;; esac
+  case $argument in
+    -h | --help) sed -n '/^#!/d;/^#/!q;s/^# \\{{0,1\\}}//p' "launch/{name}.sh"; exit 0 ;;
+    RETRIES=*) RETRIES=${{argument#*=}} ;;
+    -*) flags+=("$argument") ;;
+    *) flags+=("--gin.$argument") ;;
+  esac
 done
-exec limba train gin/{name}_{size}.gin "--gin.MODEL_DIR=$MODEL_DIR" ${{flags[@]+"${{flags[@]}}"}}"""
+if command -v limba >/dev/null; then run=(limba)
+elif python3 -c 'import limba' 2>/dev/null; then run=(python3 -m limba)
+else
+  echo "launch/{name}.sh: limba is not installed here; copy tasks/, gin/ and launch/ of this folder into a clone of" \
+    "Limba and start it there, or pip install limba." >&2
+  exit 2
+fi
+left=${{RETRIES:-10}} asked='' child=''
+case $left in *[!0-9]*) echo "launch/{name}.sh: RETRIES is $left; give a whole number, 0 or more." >&2; exit 2 ;; esac
+trap 'asked=yes; kill -TERM "$child" 2>/dev/null || true' INT TERM HUP # the run saves, and ends
+while true; do
+  "${{run[@]}}" train gin/{name}_{size}.gin "--gin.MODEL_DIR=$MODEL_DIR" ${{flags[@]+"${{flags[@]}}"}} &
+  child=$! status=0
+  wait "$child" || status=$?
+  while kill -0 "$child" 2>/dev/null; do status=0; wait "$child" || status=$?; done # a signal ends the first wait
+  if [ -n "$asked" ] || [ "$left" -eq 0 ]; then exit "$status"; fi
+  if [ "$status" != 75 ] && [ "$status" -le 128 ]; then exit "$status"; fi # 75: it asks for a new start
+  left=$((left - 1))
+  echo "launch/{name}.sh: the run ended with status $status; it starts again in 10 s." >&2
+  sleep 10
+done
+"""
 
 
 def task(name: str, corpus: str, found: Survey, kind: str) -> str:
@@ -184,6 +221,8 @@ def gin(
         "parameters": f"{plan.parameters:,}",
         "hardware": machine.name,
         "reason": machine.reason,
+        "time": in_time(plan.hours),
+        "beside": BESIDE,
         "reasons": "\n".join(wrapped(line, "# * ", "#   ") for line in plan.reasons),
         "expected": "a first loss of a few nats, which then falls"
         if plan.start
@@ -207,7 +246,8 @@ def gin(
 def _model(plan: Plan) -> str:
     run = RUNS[plan.kind]
     if plan.start is None:
-        return FROM_SCRATCH.format(file=FILES[plan.kind].format(plan.size), run=run)
+        recipe = "" if plan.kind == "encoder" else RECIPE
+        return FROM_SCRATCH.format(file=FILES[plan.kind].format(plan.size), run=run, recipe=recipe)
     base, set_above = model_of("t5", "base", plan.rows), ("vocab_size", "dropout_rate", "dtype", "scan_layers", "remat")
     fields = [
         f"config.ModelConfig.{field.name} = {value!r}\n"
@@ -218,6 +258,8 @@ def _model(plan: Plan) -> str:
 
 
 def _rate(plan: Plan) -> str:
+    if plan.start is None and plan.kind == "encoder":
+        return RATE_OF_ENCODER
     if plan.start is None:
         return RATE + "\nWEIGHT_DECAY = 0.0  # the recipe has none" * (plan.kind != "t5")
     whose, low, high, value = RATES_ON[plan.kind]
@@ -234,10 +276,9 @@ def _vocabulary(plan: Plan, has_spaces: bool) -> str:
     return f"VOCABULARY = {_python(plan.start.vocabulary)}{extra}{has_own}"
 
 
-def script(name: str, plan: Plan, machine: Hardware, has_scripts: bool) -> str:
-    """Returns launch/NAME.sh; `has_scripts` where launch/pretrain.sh is beside it."""
-    train = (WITH_SCRIPTS if has_scripts else INSTALLED).format(name=name, size=plan.size)
-    return SCRIPT.format(name=name, size=plan.size, hardware=machine.name, train=train)
+def script(name: str, plan: Plan, machine: Hardware) -> str:
+    """Returns launch/NAME.sh, which goes through launch/pretrain.sh wherever that is beside it."""
+    return SCRIPT.format(name=name, size=plan.size, hardware=machine.name)
 
 
 def _pieces(prompt: str) -> str:

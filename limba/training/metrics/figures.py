@@ -78,8 +78,8 @@ class RecentSteps:
     ) -> dict[str, float]:
         """Waits for the devices and returns the figures of the steps; NonFiniteError if one is not finite.
 
-        `epochs` are those of each task so far, nan where they are not known, `tokens` those of each task of a mixture;
-        `saved_steps` are named in the error.
+        `epochs` are those of each task so far, nan or 0 where they are not known, `tokens` those of each task of a
+        mixture; `saved_steps` are named in the error.
         """
         fetched = jax.device_get([metrics for _, _, metrics in self._steps])
         seconds, number = time.monotonic() - self._began, len(fetched)
@@ -96,7 +96,7 @@ class RecentSteps:
             "tokens_per_second": all_tokens / seconds,
             "sequences_per_second_per_device": self._config.data.batch_size * number / seconds / self._num_devices,
             "data_wait": self._waited / seconds,
-            **{f"epochs/{name}": value for name, value in epochs.items() if not math.isnan(value)},
+            **{f"epochs/{name}": value for name, value in epochs.items() if value > 0},
             **{f"tokens/{name}": float(round(value)) for name, value in (tokens or {}).items()},
         }
         if memory := jax.local_devices()[0].memory_stats():  # None on a CPU

@@ -180,6 +180,44 @@ def test_epochs_rise_where_documents_make_any_number_of_rows(corpus: Path) -> No
         assert 0 < stream.epochs()["demo_span_corruption"] - found[-1] < 1
 
 
+@pytest.mark.parametrize("length", [32, 512])
+@pytest.mark.parametrize(("objective", "pack"), [("causal_lm", False), ("causal_lm", True), ("span_corruption", False)])
+def test_epochs_are_those_of_the_rows_and_not_of_what_was_read_ahead(objective, pack, length, tmp_path: Path) -> None:
+    """By the tokens of a corpus of 1 MB, from the first batches on; and after resuming in the middle."""
+    path, draw = tmp_path / "train.txt", random.Random(3)
+    documents = ["".join(draw.choices("abc defg", k=draw.randrange(20, 2000))) for _ in range(1000)]
+    path.write_text("".join(f"{text}\n" for text in documents))
+    is_causal = objective == "causal_lm"
+    lengths = {"targets": length} if is_causal else {"inputs": length}
+    text = {"mixture_or_task_name": "demo_span_corruption", "task_feature_lengths": lengths, "column": "text",
+            "objective": objective, "pack": pack, "num_epochs": None, "batch_size": 64,
+            "validation_percent": 0.0}  # fmt: skip
+    files = {"train": str(path), "validation": str(path)}
+    total = sum(len(each.encode()) + is_causal for each in documents if each.strip())
+    tokens, begun, positions = 0, 0.0, {}
+    # Documents that are open in rows, in each of the 16 shards.
+    tolerance = 0.02 + 0.1 * (length == 512) + 16 * 16 * length * pack / total
+    for begins, stop in ((0, 40), (40, 200)):
+        with opened(files, **text) as stream:
+            if begins:
+                stream.begin(begins, positions)
+                assert stream.epochs()["demo_span_corruption"] == pytest.approx(begun)
+            for batch in range(begins, stop):
+                rows = next(stream).values()
+                if is_causal:
+                    tokens += sum(np.count_nonzero(each["targets"]) for each in rows)
+                else:
+                    sentinels = sum(np.count_nonzero(each[side] > 258) for each in rows for side in each)
+                    ends_and_sentinels = sentinels + sum(2 * len(each["targets"]) for each in rows)
+                    tokens += sum(np.count_nonzero(each[side]) for each in rows for side in each) - ends_and_sentinels
+                found = stream.epochs()["demo_span_corruption"]
+                assert found >= begun
+                begun = found
+                if batch in (3, 10, 39, 60, 199):
+                    assert found == pytest.approx(tokens / total, abs=tolerance, rel=0.05), batch
+            positions = stream.positions()
+
+
 def test_long_documents_in_pieces_and_the_last_ones_are_no_further_epochs(tmp_path: Path) -> None:
     path = tmp_path / "train.txt"
     path.write_text("".join(f"{number} " + "long words " * 4000 + "\n" for number in range(40)))

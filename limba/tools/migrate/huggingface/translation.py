@@ -239,6 +239,10 @@ def _optimizer(translation: Translation) -> None:
         raise InputError(f"{translation.place} gives {key} {name!r}; give adamw_torch or adafactor.")
     elif translation.has_pairs:
         translation.set("config.OptimizerConfig.name", "adamw", key)
+    is_adamw = translation.bindings.get("config.OptimizerConfig.name", ("adamw",))[0] == "adamw"
+    if is_adamw:  # transformers' Trainer decays no parameter whose name has "bias" in it
+        origin = "weight_decay, of which transformers' Trainer leaves out relative_attention_bias"
+        translation.bindings["config.OptimizerConfig.undecayed"] = ((".*relpos_bias",), origin)
     schedule, key = translation.get("lr_scheduler_type")
     schedule = "linear" if schedule is None and translation.has_pairs else schedule
     if schedule is None:

@@ -40,7 +40,8 @@ DATASETS, FUNCTION = "datasets", "load_dataset"
 OLD, NEW = "use_auth_token", "token"  # renamed in datasets 2.14, taken out in 3.0
 _LOCK = threading.RLock()  # tasks' functions may import in threads
 LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-INSTALLED = {"site-packages", "dist-packages"}
+# Where libraries lie: of the user, of the system, of another environment.
+PACKAGES = {"site-packages", "dist-packages"}
 
 
 def is_objective(name: str, module: str) -> bool:
@@ -84,13 +85,14 @@ def _names() -> Iterator[None]:
 
 
 def _import(name: str, *rest: Any, **named: Any) -> ModuleType:
-    """The import statement of the user's modules."""
+    """The import statement of the user's modules; extensions in C that these import call it with names."""
     package = name.partition(".")[0]
     if package == "t5":
         with _names():
             return builtins.__import__(name, *rest, **named)
     found = builtins.__import__(name, *rest, **named)
-    return _Datasets(found) if found.__name__ == DATASETS else found
+    # A library's lazy module would be loaded by the question for its name.
+    return _Datasets(found) if package == DATASETS and found.__name__ == DATASETS else found
 
 
 class _UsersModules(MetaPathFinder):
@@ -117,8 +119,7 @@ class _UsersModules(MetaPathFinder):
 
 def _is_users(found: ModuleSpec) -> bool:
     path = Path(found.origin or "")
-    # Packages lie in other folders too: the user's own site-packages, or those of an environment below this one.
-    is_library = any(path.is_relative_to(folder) for folder in LIBRARIES) or not INSTALLED.isdisjoint(path.parts)
+    is_library = any(path.is_relative_to(folder) for folder in LIBRARIES) or bool(PACKAGES & set(path.parts))
     return not is_library and found.name.partition(".")[0] != "limba"
 
 

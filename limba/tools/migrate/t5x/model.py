@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from limba.config import InputError
 from limba.tools.migrate.t5x import tables
 from limba.tools.migrate.t5x.read import SCRIPTS, Found, Translation, class_of, refuse
@@ -9,6 +11,12 @@ from limba.tools.migrate.t5x.read import SCRIPTS, Found, Translation, class_of, 
 ACTIVATIONS = {"swish": "silu"}
 NO_FACTORING = 2**31 - 1
 _MODELS = ("EncoderDecoderModel", "DecoderOnlyModel")
+_CONVERTERS = ("EncDecFeatureConverter",)
+_DECODER_CONVERTERS = ("DecoderFeatureConverter", "PrefixLMFeatureConverter", "LMFeatureConverter")
+_OF_ONE_FORM = {  # converter -> the features whose lengths it must be given
+    "PrefixLMFeatureConverter": {"inputs", "targets"},
+    "LMFeatureConverter": {"targets"},
+}
 _OPTIMIZER = "config.OptimizerConfig."
 _SCHEDULE = "config.ScheduleConfig."
 
@@ -37,10 +45,29 @@ def translate_model(t: Translation) -> bool:
         found = t.settings.find(kind, "inputs_bidirectional_attention", default=False)
         t.set("config.ModelConfig.prefix_attention", found, "full" if found.value else "causal")
     converter = t.settings.find(kind, "feature_converter_cls")
-    if class_of(converter.value) == "PassThroughFeatureConverter":
-        raise refuse(converter, "the task gives T5X's model features; Limba makes them, of a task's inputs and targets")
-    t.dropped(converter, "the rows follow from the task and TASK_FEATURE_LENGTHS")
+    _check_converter(t, converter, is_decoder)
     return is_decoder
+
+
+def _check_converter(t: Translation, converter: Found, is_decoder: bool) -> None:
+    """Raises InputError for a feature converter of seqio's whose rows Limba does not make."""
+    if converter.value is None:
+        return
+    name = class_of(converter.value)
+    if name == "PassThroughFeatureConverter" or name.startswith("PrePacked"):
+        raise refuse(converter, "the task gives T5X's model features; Limba makes them, of a task's inputs and targets")
+    known = _DECODER_CONVERTERS if is_decoder else _CONVERTERS
+    if name not in known:
+        raise refuse(converter, f"Limba makes the rows of seqio's {' and '.join(known)}; leave it out")
+    if name in _OF_ONE_FORM:
+        lengths = t.settings.macro("TASK_FEATURE_LENGTHS")
+        sides = set(lengths.value) if lengths and isinstance(lengths.value, Mapping) else _OF_ONE_FORM[name]
+        if sides != _OF_ONE_FORM[name]:
+            needed = " and ".join(sorted(_OF_ONE_FORM[name]))
+            raise refuse(converter, f"it reads {needed}, and TASK_FEATURE_LENGTHS has {' and '.join(sorted(sides))}")
+    t.must_be(name, "loss_on_targets_only", [True], "Limba's inputs have no loss; leave it out")
+    t.must_be(name, "bos_id", [0], "Limba's decoder begins with id 0; leave it out")
+    t.drop(name, {"apply_length_check": "Limba checks all lengths", "use_custom_packing_ops": "Limba packs by itself"})
 
 
 def _network(t: Translation, owner: str, network: str, is_decoder: bool) -> None:
@@ -92,7 +119,7 @@ def translate_loss(t: Translation, kind: str) -> None:
         if value.upper() not in tables.LOSS_NORMALIZERS:
             raise refuse(found, f"T5X has {', '.join(tables.LOSS_NORMALIZERS)}, a number, or None")
         value = tables.LOSS_NORMALIZERS[value.upper()]
-    t.set("config.LossConfig.normalize_by", found._replace(value=value))
+    t.set("config.LossConfig.normalize_by", found, value)
 
 
 def translate_decoding(t: Translation, kind: str) -> None:
@@ -121,8 +148,10 @@ def translate_decoding(t: Translation, kind: str) -> None:
     temperature = find(owner, "temperature", default=1.0)
     top_k, top_p = find(owner, "topk", default=1), find(owner, "topp", default=0.0)
     is_greedy = temperature.value == 0 or (top_k.value == 1 and not top_p.value)
-    t.set(f"{field}sample", temperature._replace(value=not is_greedy))
-    if not is_greedy:
+    if is_greedy:
+        t.set(f"{field}sample", temperature if temperature.value == 0 else top_k, False)
+    else:
+        t.fix(f"{field}sample", True, temperature.origin)
         t.set(f"{field}temperature", temperature, float(temperature.value))
         if top_k.value:
             t.set(f"{field}top_k", top_k)

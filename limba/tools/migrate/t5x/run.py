@@ -53,6 +53,11 @@ def translate_data(t: Translation, scope: str, is_decoder: bool, is_train: bool)
 
 
 def _lengths(t: Translation, found: Found, is_decoder: bool) -> None:
+    """Sets the lengths of a row.
+
+    A decoder-only model of T5X reads inputs and targets as one row where both have a length, and targets alone where
+    only they have one (seqio's DecoderFeatureConverter): 'prefix' says which of both.
+    """
     lengths = found.value
     if lengths is None and t.skeleton != SCRIPTS["train"]:
         t.differs(found, "TASK_FEATURE_LENGTHS = {'inputs': 512, 'targets': 512}", "T5X reads all examples to measure")
@@ -69,11 +74,13 @@ def _lengths(t: Translation, found: Found, is_decoder: bool) -> None:
         if "targets" not in lengths:
             raise refuse(found, "a decoder-only row has inputs and targets; give the length of both")
         row = {"targets": lengths["inputs"] + lengths["targets"], "prefix": lengths["inputs"]}
-        if lengths["inputs"] == lengths["targets"]:
-            del row["prefix"]  # half of the row
         t.set("TASK_FEATURE_LENGTHS", found, row, differs="it is a row's whole length, of which inputs have a part")
         if t.skeleton == SCRIPTS["train"]:
             t.fix("config.GenerationConfig.max_tokens", lengths["targets"], f"{found.origin}, of the targets")
+        return
+    if is_decoder:
+        alone = {**lengths, "prefix": 0}
+        t.set("TASK_FEATURE_LENGTHS", found, alone, differs="the same rows, of targets alone: no 'inputs' has a length")
         return
     t.set("TASK_FEATURE_LENGTHS", found)
 

@@ -11,9 +11,16 @@ from limba.config import RunConfig, prices
 from limba.tools.preflight.checks import estimate
 from limba.tools.preflight.checks.compiler import TITLE as COMPILED
 from limba.tools.preflight.checks.data import TITLE as DATA
-from limba.tools.preflight.checks.findings import gathered
+from limba.tools.preflight.checks.findings import gathered, shorter
 from limba.tools.preflight.checks.verdict import Data, Line, Section
-from limba.tools.preflight.compiled.instant import LEAST_STEP_SECONDS, in_range, in_time, number
+from limba.tools.preflight.compiled.instant import (
+    BESIDE,
+    LEAST_STEP_SECONDS,
+    hours_of_run,
+    in_range,
+    in_time,
+    number,
+)
 from limba.tools.preflight.compiled.topologies import Topology
 
 TITLE = "Time and cost"
@@ -99,10 +106,10 @@ def _seconds(figures: Mapping[str, Mapping]) -> tuple[float, float] | None:
 
 def _costs(run: PlannedRun, chips: Topology, seconds: tuple[float, float], terms: Terms, data: Data) -> Iterator[Line]:
     steps = run.config.train_steps or 0
-    hours = [steps * each / 3600 for each in seconds]
+    hours = list(hours_of_run(steps, seconds))
     price = prices.price(chips.name) if terms.price is None else terms.price
     data |= {"hours": hours, "chip_hours": [each * chips.chips for each in hours], "price": price}
-    text = f"{steps:,} steps take {in_time(hours)} on {chips.name}, without its start and compiling"
+    text = f"{steps:,} steps take {in_time(hours)} on {chips.name}, {BESIDE}"
     text += f"; {in_range(data['chip_hours'])} chip-hours"
     if price is not None:
         data["dollars"] = [each * price for each in data["chip_hours"]]
@@ -118,7 +125,11 @@ def _costs(run: PlannedRun, chips: Topology, seconds: tuple[float, float], terms
     text = f"That is {share[0]:.0%} to {share[1]:.0%} of {terms.days:g} days"
     if share[0] > 1:
         most = max(1, int(steps / share[0]))
-        yield Line("warning", f"{text}: the run does not end in them.", ("RunConfig.train_steps", most), "too-long")
+        yield Line("warning", f"{text}: the run does not end in them.", shorter(run.config, most), "too-long")
+    elif share[1] > 1:
+        most = max(1, int(steps / share[1]))
+        text = f"{text}: the run may not end in them"
+        yield Line("warning", f"{text}.", shorter(run.config, most), "may-be-too-long")
     else:
         yield Line("ok", f"{text}.")
 

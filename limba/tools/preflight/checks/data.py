@@ -19,7 +19,7 @@ import numpy as np
 from limba.api import Mixture, PieceTable, RunData, Task, UnitSource
 from limba.config import InputError, Open, RunConfig, nearest
 from limba.tools.preflight.checks import sample
-from limba.tools.preflight.checks.findings import Check, gathered, logged
+from limba.tools.preflight.checks.findings import Check, gathered, logged, shorter
 from limba.tools.preflight.checks.objective import TITLE as OBJECTIVE
 from limba.tools.preflight.checks.objective import needed_targets, wasted_share
 from limba.tools.preflight.checks.sample import cleaning, rewritten, rows_of
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 TITLE = "Data"
 # What `limba prepare` has written is read faster, and comes in as many files as there are shards.
-PREPARE = "limba prepare {} --output=prepared/train", "prepared/train/*"
+PREPARE = "limba prepare {} --output=prepared/train", "prepared/train/*.array_record"
 SECONDS = 2.0  # for which reading is timed
 PADDED = 0.1  # share of a step's FLOPs for padding that is found in rows
 MOST_EPOCHS = 64  # with which T5 lost little (Raffel et al. 2020, table 9); with 256 and more it did
@@ -43,6 +43,7 @@ UNITS_MEASURED, BYTES_MEASURED = 3, 1 << 23  # of units whose text is compared w
 MOST_COUNTED = 1 << 29  # bytes of local files, beyond which a split that is carved out is not counted
 VALIDATION_BYTES = 1 << 24  # read at most to count the validation split
 LARGER_PERCENT = 5.0  # of the training text, for a validation split that came out empty
+MOST_MOVED = 8  # copies of files that are named one by one
 LARGE = 1 << 28  # bytes, from which on too few units cost time
 BLANK = 0.05  # share of rows without text
 FEW_DOCUMENTS = 8  # of a corpus, whose documents are cut if they are long
@@ -111,17 +112,32 @@ def _check_patterns(run: RunData, source: UnitSource) -> None:
 
 
 def _equal_files(run: RunData, source: UnitSource, data: Data) -> Iterator[Line]:
-    """Yields a warning where two local files of a split have the same bytes."""
+    """Yields a warning where local files of a split have the same bytes: one, however many they are."""
     seen: dict[tuple[int, str], str] = {}
+    copies: list[tuple[str, str]] = []  # and the file whose bytes they are
     for file in source.listed(run.config.train_split):
         if "://" in file.path or not file.size or file.size > LARGE:
             continue
         with open(file.path, "rb") as content:
             key = file.size, hashlib.file_digest(content, "blake2b").hexdigest()
         if (first := seen.setdefault(key, file.path)) != file.path:
-            data["equal_files"], path = True, shlex.quote(file.path)
-            says = f"Two files are equal, {first} and {file.path}: their text is read twice in each epoch."
-            yield Line("warning", says, f"mv {path} {path}.copy", "equal-files")
+            copies.append((file.path, first))
+    if not copies:
+        return
+    data["equal_files"] = True
+    path, first = copies[0]
+    if len(copies) == 1:
+        says = f"Two files are equal, {first} and {path}: their text is read twice in each epoch."
+    else:
+        says = f"{len(copies):,} files are copies of others, such as {path} of {first}: their text is read again in"
+        says += " each epoch."
+    quoted = [shlex.quote(each) for each, _ in copies]
+    if len(copies) <= MOST_MOVED:
+        yield Line("warning", says, [f"mv {each} {each}.copy" for each in quoted], "equal-files")
+        return
+    patterns = " ".join(source.patterns_of_split(run.config.train_split))  # the shell reads them as they are
+    later = "awk 'seen[$1]++ { print substr($0, 35) }'"  # md5sum's line: 32 digits, two spaces, the path
+    yield Line("warning", says, f"md5sum {patterns} | {later} | xargs -d '\\n' -I @ mv @ @.copy", "equal-files")
 
 
 def _blank(config: RunConfig, part: Task, data: Data) -> Iterator[Line]:
@@ -423,7 +439,7 @@ def _totals(config: RunConfig, tokens: float, data: Data) -> Iterator[Line]:
         return
     text += f"; beyond {MOST_EPOCHS} a model learns its text by heart (T5's paper, section 3.4.2)"
     most = max(1, int(MOST_EPOCHS * steps))
-    yield Line("warning", f"{text}.", ("RunConfig.train_steps", most), "too-many-epochs")
+    yield Line("warning", f"{text}.", shorter(config, most), "too-many-epochs")
 
 
 def in_words(number: float) -> str:

@@ -6,8 +6,9 @@ import contextlib
 import dataclasses
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
+from limba.config import Fix, RunConfig
 from limba.config.errors import ELSEWHERE, Open, SentenceError, reason_of
 from limba.tools.preflight.checks.verdict import Data, Line, Section
 
@@ -66,6 +67,49 @@ def error_line(error: SentenceError | OSError) -> Line:
     fix = error.fix or ((error.field, Open()) if error.field else None)
     field = error.field or (fix[0] if isinstance(fix, tuple) else type(error).__name__)
     return Line("error", " ".join(str(error).split()), fix, _code(field.rpartition(".")[2]))
+
+
+def shorter(config: RunConfig, steps: int) -> Fix | list[Fix]:
+    """Returns the choices of a run of fewer steps: these, and a tenth of them for periods that would be longer.
+
+    >>> from limba.config import DataConfig, ModelConfig
+    >>> run = RunConfig(ModelConfig(384, 64, 2, 32, 128, 2, 2), DataConfig("a", {"inputs": 64}, 8), "runs/x", 9_000)
+    >>> shorter(run, 205)[:2]
+    [('RunConfig.train_steps', 205), ('CheckpointConfig.every_steps', 20)]
+    """
+    fixes: list[Fix] = [("RunConfig.train_steps", steps)]
+    for owner, period in (("CheckpointConfig", config.checkpoint), ("EvaluationConfig", config.evaluation)):
+        if isinstance(period.every_steps, int) and period.every_steps > steps:
+            fixes.append((f"{owner}.every_steps", max(1, steps // 10)))
+    return fixes if len(fixes) > 1 else fixes[0]
+
+
+def after_changes(section: Section, made: Sequence[Section]) -> Section:
+    """Returns a section without numbers that hold for a text or a vocabulary which other findings change."""
+    found = [fix for each in (*made, section) for line in each.lines for fix in _fixes(line)]
+    fields = {fix[0] for fix in found if not isinstance(fix, str)}
+    lines = [_counted_again(line, fields) for line in section.lines]
+    return dataclasses.replace(section, lines=lines)
+
+
+# Code of a finding -> the fields by whose change its numbers are others.
+COUNTED_ON = {
+    "too-many-epochs": {"DataConfig.data_files", "DataConfig.vocabulary", "DataConfig.new_vocabulary_size"},
+    "unused-rows": {"DataConfig.vocabulary", "DataConfig.new_vocabulary_size", "DataConfig.extra_ids"},
+}
+
+
+def _counted_again(line: Line, changed: Collection[str]) -> Line:
+    if not COUNTED_ON.get(line.code, set()) & set(changed):
+        return line
+    field, _ = next(fix for fix in _fixes(line) if not isinstance(fix, str))
+    return dataclasses.replace(line, fix=(field, Open("counted again after the changes above")))
+
+
+def _fixes(line: Line) -> list[Fix]:
+    if isinstance(line.fix, list):
+        return line.fix
+    return [] if line.fix is None else [line.fix]
 
 
 def _code(name: str) -> str:

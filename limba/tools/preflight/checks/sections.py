@@ -12,7 +12,7 @@ from limba.config import DataConfig, InputError, RunConfig, SentenceError
 from limba.config.errors import ELSEWHERE
 from limba.tools.preflight.checks import cost, data, estimate, objective, vocabulary
 from limba.tools.preflight.checks.environment import environment
-from limba.tools.preflight.checks.findings import error_line, logged, reached_by
+from limba.tools.preflight.checks.findings import after_changes, error_line, logged, reached_by
 from limba.tools.preflight.checks.storage import storage
 from limba.tools.preflight.checks.verdict import Line, Section
 from limba.tools.preflight.compiled.topologies import Topology
@@ -119,7 +119,7 @@ def sections(
         lambda: environment(config),
         *([] if chips is None else [lambda: estimate.estimate(config, chips, bool(compiling))]),
     ):
-        made.append(make())
+        made.append(after_changes(make(), made))
         yield made[-1]
     if compiling and any(line.level == "error" for section in made for line in section.lines):
         compiling = [lambda _: Section("Memory and speed", [Line("ok", "Not compiled: the errors come first.")])]

@@ -16,6 +16,10 @@ from limba.tools.preflight.compiled.topologies import Topology
 
 LEAST_STEP_SECONDS = 0.005  # of any step: what starts its programs takes milliseconds, whatever the peak is
 MFU = (0.2, 0.5)  # share of the peak that a step's matrix products reach in published runs
+# Of the time that the steps take, at the slow end: the start, compiling, evaluations, saves, and what a preemption a
+# day takes (a quarter of an hour for new machines, and at most half an hour of steps that are done again).
+BESIDE_STEPS = 0.15
+BESIDE = f"with {BESIDE_STEPS:.0%} at the slow end for start, compiling, evaluations, saves and preemptions"
 WHOLE_LOGITS, CHUNK = 2 << 30, 1 << 30  # bytes of logits above which they come in chunks, and of one chunk
 MOST_ROWS = 1 << 20  # of a device, beyond which nobody asks
 MOST_KEYS = 2_048  # of a row, in the kernel for TPUs
@@ -124,9 +128,27 @@ def seconds_per_step(run: PlannedRun, chips: Topology) -> tuple[float, float] | 
     flops = run.config.data.batch_size * flops_per_sequence(
         run.config.model, *run.row_lengths, run.config.data.num_predicted
     )
-    at_peak = flops / chips.devices / chips.peak_flops
+    peak = chips.devices * chips.peak_flops
     low, high = MFU
-    return max(LEAST_STEP_SECONDS, at_peak / high), max(LEAST_STEP_SECONDS, at_peak / low)
+    return step_seconds(flops, (low * peak, high * peak))
+
+
+def step_seconds(flops: float, speeds: tuple[float, float]) -> tuple[float, float]:
+    """Returns the shortest and longest time of a step of so many FLOPs, at the least and most FLOP/s of all devices."""
+    slow, fast = speeds
+    return max(LEAST_STEP_SECONDS, flops / fast), max(LEAST_STEP_SECONDS, flops / slow)
+
+
+def hours_of_run(steps: float, seconds: tuple[float, float]) -> tuple[float, float]:
+    """Returns the shortest and longest time of a run, in hours, by those of a step in seconds.
+
+    The longest has room for what is not a step (`BESIDE_STEPS`).
+
+    >>> hours_of_run(3600, (1.0, 2.0))
+    (1.0, 2.3)
+    """
+    fastest, slowest = seconds
+    return steps * fastest / 3600, steps * slowest * (1 + BESIDE_STEPS) / 3600
 
 
 def in_time(hours: Sequence[float]) -> str:

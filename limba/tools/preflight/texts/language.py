@@ -7,9 +7,18 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 
-from limba.tools.preflight.texts.faults import FEW_WORDS, WORD
+from limba.tools.preflight.texts.faults import ADDRESS, FEW_WORDS, SCRIPT, TAG, WORD
 
 LETTERS = 400  # of a document, whose script is looked at
+# Scripts without spaces between words, and letters of a word of theirs: words of Japanese and Chinese have some 2 on
+# average, those of Thai, Lao, Khmer and Burmese some 4. In other scripts spaces say what a word is.
+LETTERS_A_WORD = {
+    "CJK": 2.0, "IDEOGRAPHIC": 2.0, "HIRAGANA": 2.0, "KATAKANA": 2.0,
+    "THAI": 4.0, "LAO": 4.0, "KHMER": 4.0, "MYANMAR": 4.0,
+}  # fmt: skip
+FENCED = re.compile(r"(```|~~~).*?(?:\1|\Z)|`[^`\n]+`", re.DOTALL)
+# A command, a path, a name in a program, a number: ASCII without spaces, with a sign that words do not have.
+CODE = re.compile(r"(?<![!-~])[!-~]*[\w.\-]*[_/\\=<>{}\[\]|$#@*&~^+%0-9][!-~]*|(?<![!-~])--?[a-z][!-~]*")
 _STOP_WORDS = """
 ca els les que amb una per del és dels aquest; cs se je že na jako ale byl pro který jsou
 da og det er som på ikke af en til der; de der die und das ist nicht ein mit den von
@@ -31,6 +40,57 @@ SCRIPTS = {  # by Unicode's names; the first language of each is the most usual
 }  # fmt: skip
 
 
+def without_code(text: str) -> str:
+    """Returns the text without code, markup and addresses.
+
+    >>> without_code("<p>Install it by `apt-get install limba`: see http://x.org/y.</p>").split()
+    ['Install', 'it', 'by', ':', 'see']
+    """
+    for pattern in (FENCED, SCRIPT, TAG, ADDRESS, CODE):
+        text = pattern.sub(" ", text)
+    return text
+
+
+def words_by_script(text: str) -> Counter[str]:
+    """Returns the words of each script, by Unicode's names, outside code and markup; of scripts without spaces, about.
+
+    >>> words_by_script("Limba は言語モデルを学習する")
+    Counter({'HIRAGANA': 2.0, 'CJK': 2.0, 'KATAKANA': 1.5, 'LATIN': 1.0})
+    """
+    found = Counter[str]()
+    for word in WORD_OF_A_SCRIPT.findall(without_code(text)):
+        scripts = Counter(_script(letter) for letter in word if letter.isalpha())
+        spaced = scripts.total() - sum(scripts[name] for name in LETTERS_A_WORD)
+        for script, letters in scripts.items():
+            each = LETTERS_A_WORD.get(script)
+            # A word in which scripts with spaces are mixed is one word, by its letters.
+            found[script] += letters / (each or spaced)
+    return found
+
+
+WORD_OF_A_SCRIPT = re.compile(r"[^\W\d_][\w'’\u0300-\u036f\u0900-\u109f]*")
+
+
+def _script(letter: str) -> str:
+    """Returns the script of a letter, as its name begins: KATAKANA of the sign for long vowels too."""
+    return re.split("[ -]", unicodedata.name(letter, ""), maxsplit=1)[0]
+
+
+def script_of(text: str) -> str:
+    """Returns the script of most words, of Japanese HIRAGANA; "" for a text without words.
+
+    >>> script_of("apt-get install limba を実行すると、パッケージが入ります。"), script_of("limba train nb.gin")
+    ('HIRAGANA', 'LATIN')
+    """
+    found = words_by_script(text)
+    kana = found["HIRAGANA"] + found["KATAKANA"]
+    japanese = kana + found["CJK"] + found["IDEOGRAPHIC"]
+    if 10 * kana > japanese:  # beside as many Chinese letters
+        found = Counter({**found, "HIRAGANA": japanese, "KATAKANA": 0.0, "CJK": 0.0, "IDEOGRAPHIC": 0.0})
+    best, count = max(found.items(), key=lambda each: each[1], default=("", 0.0))
+    return best if count else ""
+
+
 def other_languages(texts: Sequence[str], codes: Sequence[str]) -> Counter[str]:
     """Returns the languages of the documents that are in none of these, by ISO 639's codes; FEW_WORDS are needed.
 
@@ -49,13 +109,11 @@ def other_languages(texts: Sequence[str], codes: Sequence[str]) -> Counter[str]:
 
 
 def _other(text: str, own: set[str], scripts: set[str] | None) -> str | None:
-    words = WORD.findall(text[: 10 * LETTERS].lower())
+    beginning = without_code(text[: 10 * LETTERS])
+    words = WORD.findall(beginning.lower())
     if len(words) < FEW_WORDS:
         return None
-    found = Counter(unicodedata.name(letter, "").partition(" ")[0] for letter in text[:LETTERS] if letter.isalpha())
-    script = next((name for name, _ in found.most_common(1)), "")
-    if 10 * (found["HIRAGANA"] + found["KATAKANA"]) > found.total():  # beside as many Chinese letters
-        script = "HIRAGANA"
+    script = script_of(beginning)
     if script != "LATIN":
         is_other = scripts and script in SCRIPTS and script not in scripts
         return SCRIPTS[script].split()[0] if is_other else None
