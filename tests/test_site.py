@@ -59,7 +59,7 @@ def test_the_pictures_are_those_of_the_run_that_readme_shows_and_of_the_pages_of
 def test_every_page_is_in_the_site_and_loads_nothing_from_elsewhere(site: Path) -> None:
     pages = {path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")}
     assert not [page for page in pages if not (site / page).is_file()]
-    assert (site / "index.html").stat().st_size > 10_000 and (site / "log.html").is_file()
+    assert (site / "index.html").stat().st_size > 10_000 and (site / "changelog.html").is_file()
     for path in site.rglob("*.html"):
         loaded = Loaded()
         loaded.feed(path.read_text(encoding="utf-8"))

@@ -1,6 +1,5 @@
 """FLOPs as computed by hand; wrong arguments of the benchmarks."""
 
-
 import pytest
 
 from benchmarks import compiled, data_pipeline, generate, kill, peers, train_step, unigram
