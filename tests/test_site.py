@@ -1,8 +1,10 @@
 """The docs site builds without a warning, links included, and loads nothing from elsewhere."""
 
+import doctest
 import hashlib
 import html
 import html.parser
+import importlib.util
 import json
 import re
 import subprocess
@@ -53,6 +55,16 @@ def test_the_pictures_are_those_of_the_run_that_readme_shows_and_of_the_pages_of
         texts = [path.read_text() for path in paths if path.suffix in (".html", ".js", ".py", ".yml", ".md")]
         known = [said for said in picture["says"] if any(said in text for text in texts)]
         assert len(known) >= 3 and len(known) >= 0.5 * len(picture["says"]), (name, picture["says"])
+
+
+@pytest.mark.lint
+def test_the_examples_of_the_site_s_program_hold() -> None:
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs/site/reference.py")
+    assert spec is not None and spec.loader is not None
+    reference = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(reference)
+    tried = doctest.testmod(reference)
+    assert tried.attempted >= 2 and not tried.failed
 
 
 @pytest.mark.night
