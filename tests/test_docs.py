@@ -93,7 +93,8 @@ def is_there(path: str) -> bool:
 
 
 def test_the_pages_are_found() -> None:
-    assert {"README.md", "CHANGELOG.md", "LOG.md", "CONTRIBUTING.md"} <= {page.name for page in PAGES}
+    expected = {"README.md", "CHANGELOG.md", "AGENTS.md", "CONTRIBUTING.md", "what_did_not_help.md", "libraries.md"}
+    assert expected <= {page.name for page in PAGES}
     assert len(MACROS) > 50 and columns("日本 語") == 7 and alternatives("a/{b,c}.py") == ["a/b.py", "a/c.py"]
 
 

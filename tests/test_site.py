@@ -1,8 +1,10 @@
 """The docs site builds without a warning, links included, and loads nothing from elsewhere."""
 
+import doctest
 import hashlib
 import html
 import html.parser
+import importlib.util
 import json
 import re
 import subprocess
@@ -55,11 +57,21 @@ def test_the_pictures_are_those_of_the_run_that_readme_shows_and_of_the_pages_of
         assert len(known) >= 3 and len(known) >= 0.5 * len(picture["says"]), (name, picture["says"])
 
 
+@pytest.mark.lint
+def test_the_examples_of_the_site_s_program_hold() -> None:
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs/site/reference.py")
+    assert spec is not None and spec.loader is not None
+    reference = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(reference)
+    tried = doctest.testmod(reference)
+    assert tried.attempted >= 2 and not tried.failed
+
+
 @pytest.mark.night
 def test_every_page_is_in_the_site_and_loads_nothing_from_elsewhere(site: Path) -> None:
     pages = {path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")}
     assert not [page for page in pages if not (site / page).is_file()]
-    assert (site / "index.html").stat().st_size > 10_000 and (site / "log.html").is_file()
+    assert (site / "index.html").stat().st_size > 10_000 and (site / "changelog.html").is_file()
     for path in site.rglob("*.html"):
         loaded = Loaded()
         loaded.feed(path.read_text(encoding="utf-8"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import html
 import io
+import posixpath
 import re
 import shutil
 import subprocess
@@ -14,7 +15,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 BESIDE = {  # pages of the repository that lie outside of docs/, by their address in the site
-    "log.md": "LOG.md",
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
     "benchmarks.md": "benchmarks/README.md",
@@ -152,10 +152,12 @@ def api_page() -> str:
 
 def write(folder: Path) -> None:
     """Writes all pages and pictures into a folder; links between docs/ and the rest lead to their pages there."""
+    for path in (ROOT / "docs").rglob("*.md"):
+        place = path.relative_to(ROOT / "docs").as_posix()
+        (folder / place).parent.mkdir(parents=True, exist_ok=True)
+        (folder / place).write_text(linked(path.read_text(encoding="utf-8"), place), encoding="utf-8")
     for path in (ROOT / "docs").iterdir():
-        if path.suffix == ".md":
-            (folder / path.name).write_text(linked(path.read_text(encoding="utf-8"), path.name), encoding="utf-8")
-        elif path.is_file():
+        if path.is_file() and path.suffix != ".md":
             shutil.copy(path, folder / path.name)
     for place, outside in BESIDE.items():
         text = linked((ROOT / outside).read_text(encoding="utf-8"), place)
@@ -166,8 +168,12 @@ def write(folder: Path) -> None:
 
 
 def linked(markdown: str, place: str) -> str:
-    """Returns a page of the site with links to other pages of it; other files are only named."""
-    folder = (ROOT / BESIDE[place]).parent if place in BESIDE else ROOT / "docs"
+    """Returns a page of the site with links to other pages of it; other files are only named.
+
+    >>> linked("[a](../start.md#b) [c](../../CONTRIBUTING.md) [d](../../setup.py)", "development/libraries.md")
+    '[a](../start.md#b) [c](../contributing.md) [d] (`setup.py`)'
+    """
+    folder = (ROOT / BESIDE.get(place, f"docs/{place}")).parent
     by_path = {(ROOT / path).resolve(): uri for uri, path in BESIDE.items()}
 
     def link(match: re.Match[str]) -> str:
@@ -180,6 +186,6 @@ def linked(markdown: str, place: str) -> str:
             uri = path.relative_to(ROOT / "docs").as_posix()
         if uri is None:
             return f"] (`{path.relative_to(ROOT).as_posix()}`)" if path.is_relative_to(ROOT) else match[0]
-        return f"]({uri}{anchor})"
+        return f"]({posixpath.relpath(uri, posixpath.dirname(place) or '.')}{anchor})"
 
     return LINK.sub(link, markdown)
