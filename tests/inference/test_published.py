@@ -154,8 +154,12 @@ def test_every_tokenizer_class_of_transformers_is_decided() -> None:
 
 
 def compare(folder: Path, kind: str, style: str) -> None:
-    """Compares ids, greedy text, scores and vectors of a folder with transformers."""
-    model = folders.saved(folder, kind, folders.generic(style))
+    """Compares ids, greedy text, scores and vectors of a folder that is saved here with transformers."""
+    compare_saved(folder, kind, folders.saved(folder, kind, folders.generic(style)))
+
+
+def compare_saved(folder: Path, kind: str, model) -> None:
+    """Compares a folder with the model of transformers that it holds."""
     theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), limba.load(folder)
     for text in folders.TEXTS:
         if text.strip():
