@@ -28,7 +28,7 @@ def by_4(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.mark.parametrize(("kind", "style"), itertools.product(published.KINDS_OF_4, published.STYLES))
+@pytest.mark.parametrize(("kind", "style"), list(itertools.product(published.KINDS_OF_4, published.STYLES)))
 def test_a_folder_of_4_57_gives_what_it_gives_in_5(by_4: Path, kind: str, style: str) -> None:
     folder = by_4 / f"{kind}-{style}"
     names = {"t5_encoder": "T5EncoderModel", "llama": "AutoModelForCausalLM", "gpt2": "AutoModelForCausalLM"}
