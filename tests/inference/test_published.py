@@ -137,6 +137,22 @@ def test_tokens_that_were_added_to_a_t5_are_ids_of_their_own(tmp_path: Path) -> 
         assert size in published.open_folder(epath.Path(folder)).encode("words <nl> words")
 
 
+def test_a_trainer_that_reads_other_ids_is_told(tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text("\n".join(folders.CORPUS * 5))
+    train_spm(tmp_path, "plain")
+    train_spm(tmp_path, "other", vocab_size=200)
+    folder = write(tmp_path / "model", config={"model_type": "t5"})
+    shutil.copy(tmp_path / "plain.model", folder / "spiece.model")
+    path = str(folder / "spiece.model")
+    assert published.text_read_otherwise(path, load_vocabulary(path).encode) is None
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["<nl>"])
+    tokenizer.save_pretrained(folder)
+    assert published.text_read_otherwise(path, load_vocabulary(path).encode) == "one <nl> two"
+    shutil.copy(tmp_path / "other.model", folder / "spiece.model")
+    assert published.text_read_otherwise(path, load_vocabulary(path).encode) == published._COMPARED[0]
+
+
 def test_every_tokenizer_class_of_transformers_is_decided() -> None:
     """A class that takes tokenizer.json as it is needs no rule; each other one is rebuilt here, or refused."""
     from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
