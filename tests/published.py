@@ -174,6 +174,7 @@ def real(style: str, **more: Any) -> Any:
 
 
 KINDS = ("t5", "mt5", "umt5", "t5_encoder", "llama", "gpt2", "modernbert", "eurobert")
+KINDS_OF_4 = tuple(kind for kind in KINDS if kind != "eurobert")  # that transformers 4.57 has
 _OF_T5 = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "dropout_rate": 0.0}
 _OF_LLAMA = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 _OF_LLAMA |= {"num_key_value_heads": 2, "max_position_embeddings": 128}

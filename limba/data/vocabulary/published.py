@@ -61,6 +61,12 @@ SiglipTokenizer Speech2TextTokenizer SpeechT5Tokenizer TapasTokenizer VitsTokeni
 Wav2Vec2PhonemeCTCTokenizer XLMTokenizer
 """
 REFUSED = frozenset(_REFUSED.split())
+_COMPARED = (  # by a trainer and by transformers
+    "All human beings are born free and equal, in dignity.",
+    "Toate ființele umane se nasc libere (1948).",
+    "Усі люди народжуються вільними і рівними",
+    "two  spaces, a\ttab and a\nline; ½ ﬁne",
+)
 SPACE = "\u2581"  # SentencePiece's character for a space
 CONTROL, USER_DEFINED = 3, 4  # types of SentencePiece's pieces
 
@@ -252,6 +258,23 @@ def open_folder(folder: epath.Path) -> PublishedVocabulary:
         raise
     except Exception as error:  # `tokenizers` has no error of its own, and a damaged file may break any rule
         raise InputError(f"{path} cannot be read as a {name} ({reason_of(error)}); copy the folder again.") from error
+
+
+def text_read_otherwise(path: str, encode: Callable[[str], Sequence[int]]) -> str | None:
+    """Returns a text that a trainer, by `encode`, reads as other ids than transformers does in the file's folder.
+
+    None where a few texts, and each token that was added, have the same ids, and for a file beside no model.
+    """
+    folder = epath.Path(path).parent
+    if "://" in path or not (folder / "config.json").exists():
+        return None
+    try:
+        opened = open_folder(folder)
+    except InputError:  # whoever uses the model hears of it
+        return None
+    added = opened.tokenizer.get_added_tokens_decoder().values()
+    names = [f"one {token.content} two" for token in added if not token.special]
+    return next((text for text in (*_COMPARED, *names) if list(encode(text)) != list(opened.encode(text))), None)
 
 
 def _of_state(files: Files, name: str) -> Made:
