@@ -218,7 +218,7 @@ def check_vocabulary(config: RunConfig, vocabulary: Vocabulary) -> None:
 
 def unexportable(model: ModelConfig, vocabulary: Vocabulary) -> str | None:
     """Returns why no tokenizer.json gives the ids of this vocabulary; None if one does."""
-    from limba.data.vocabulary.load import address_of
+    from limba.data.vocabulary.load import address_of, content_name
     from limba.data.vocabulary.vocabularies import plain
     from limba.formats.huggingface_files import reason_against
 
@@ -228,7 +228,8 @@ def unexportable(model: ModelConfig, vocabulary: Vocabulary) -> str | None:
         return None
     encodes = model.is_encoder and not model.predicts_next
     starts = model.is_decoder_only and not encodes
-    return reason_against(path, vocabulary.extra_ids, vocabulary, starts, encodes)
+    name = content_name(vocabulary)
+    return reason_against(path, vocabulary.extra_ids, vocabulary, starts, encodes, name)
 
 
 def deliver_all(config: RunConfig, result: Mapping[str, Any]) -> Json:

@@ -372,8 +372,13 @@ def write_tokenizer(
 
 
 @functools.lru_cache(maxsize=32)
-def reason_against(vocabulary: str, extra_ids: int, trained: Any, starts: bool, encodes: bool) -> str | None:
-    """Returns the sentence of `write_tokenizer` about a vocabulary that cannot be exported; None if it can be."""
+def reason_against(
+    vocabulary: str, extra_ids: int, trained: Any, starts: bool, encodes: bool, content_name: str
+) -> str | None:
+    """Returns the sentence of `write_tokenizer` about a vocabulary that cannot be exported; None if it can be.
+
+    `content_name` tells another file at the same path.
+    """
     from limba.data.vocabulary.load import mask_id
 
     if vocabulary == "byte":

@@ -56,10 +56,9 @@ def _ends(vocabulary: Vocabulary, text: str) -> Sequence[int]:
     """Returns how many bytes of a text come before the end of each of its tokens."""
     if isinstance(vocabulary, ByteVocabulary):
         return range(1, len(text.encode("utf-8", "replace")) + 1)
-    ends: list[int]
     if isinstance(vocabulary, SentencePieceVocabulary):
         pieces: Any = vocabulary.tokenizer.encode(text, return_type="proto").pieces
-        ends = [piece.end for piece in pieces]
+        return [piece.end for piece in pieces]  # counted in bytes
     elif isinstance(vocabulary, TokenizersVocabulary):
         ends = [end for _, end in vocabulary.tokenizer.encode(text, add_special_tokens=False).offsets]
     else:  # a vocabulary of the user's: its tokens have even shares

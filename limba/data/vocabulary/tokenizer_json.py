@@ -316,7 +316,7 @@ def _decoder(model: Any) -> decoders.Decoder:
     steps: list[decoders.Decoder] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if _is_suffix(model):
         steps.append(decoders.Strip(" ", 0, 1))
-    elif model.normalizer_spec.add_dummy_prefix:
+    elif model.normalizer_spec.add_dummy_prefix and _space(model) != " ":
         steps.append(decoders.Strip(" ", 1, 0))
     return decoders.Sequence(steps)
 

@@ -1,0 +1,76 @@
+"""Bytes of texts by the tokenizers' own offsets, and vocabularies whose pieces do not say them."""
+
+import numpy as np
+import pytest
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from limba.config import InputError
+from limba.data.vocabulary.covered import covered_bytes
+from limba.data.vocabulary.load import load_vocabulary, piece_bytes
+
+TEXTS = ["The fox doesn't jump (over 3 dogs), U.S. ones too.", "Lângă ființele șapte, două ță."] * 40
+SPECIAL = ["<pad>", "</s>", "<unk>"]
+
+
+def word_piece():
+    made = tokenizers.Tokenizer(models.WordPiece(unk_token="<unk>"))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+    made.normalizer = normalizers.Lowercase()
+    return made, trainers.WordPieceTrainer(vocab_size=150, special_tokens=SPECIAL)
+
+
+def end_of_word():
+    made = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Whitespace(), decoders.BPEDecoder()
+    return made, trainers.BpeTrainer(vocab_size=150, special_tokens=SPECIAL, end_of_word_suffix="</w>")
+
+
+def byte_level():
+    made = tokenizers.Tokenizer(models.BPE())
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    return made, trainers.BpeTrainer(vocab_size=400, special_tokens=SPECIAL, initial_alphabet=alphabet)
+
+
+def decomposed():
+    made, trainer = byte_level()
+    made.normalizer = normalizers.NFD()
+    return made, trainer
+
+
+@pytest.mark.parametrize(
+    ("kind", "says_bytes"), [(word_piece, False), (end_of_word, False), (byte_level, True), (decomposed, False)]
+)
+def test_bytes_of_a_tokenizer_json(kind, says_bytes, tmp_path):
+    made, trainer = kind()
+    made.train_from_iterator(TEXTS, trainer)
+    path = str(tmp_path / "v.json")
+    made.save(path)
+    vocabulary = load_vocabulary(path)
+    if says_bytes:
+        pieces = piece_bytes(vocabulary, vocabulary.vocab_size)
+        assert all(sum(len(pieces[n]) for n in vocabulary.encode(text)) == len(text.encode()) for text in TEXTS[:2])
+    else:
+        with pytest.raises(InputError, match="do not say the bytes of a text .* which has .* no bits per byte"):
+            piece_bytes(vocabulary, vocabulary.vocab_size)
+    for text in TEXTS[:2]:
+        size = len(vocabulary.encode(text))
+        found = [covered_bytes(vocabulary, text, count) for count in range(size + 1)]
+        assert found[0] == 0 and found[-1] == len(text.encode()) == covered_bytes(vocabulary, text)
+        assert (np.diff(found) >= 0).all() and found[size // 2] < found[-1]
+
+
+@pytest.mark.parametrize("name", ["sentencepiece", "byte"])
+def test_sentinels_and_spaces_at_the_ends_are_no_text(name, vocabulary):
+    loaded = load_vocabulary("byte" if name == "byte" else str(vocabulary))
+    assert covered_bytes(loaded, "a dog<extra_id_0> runs, ăâ") == len("a dog runs, ăâ".encode()) - (name != "byte")
+    text = "ăâî and then more words"
+    ids = loaded.encode(text)
+    found = [covered_bytes(loaded, text, count) for count in range(len(ids) + 1)]
+    assert found[-1] == len(text.encode()) and (np.diff(found) >= 0).all()
+    cut = covered_bytes(loaded, f"<extra_id_0>{text}<extra_id_1>", 3)  # a sentinel and two tokens
+    assert cut == found[2]
+    if name != "byte":
+        assert covered_bytes(loaded, f"  {text}   ") == len(text.encode())
+        assert covered_bytes(loaded, "ﬁ") == 3, "bytes of the text, not of what it is normalized to"

@@ -1,0 +1,91 @@
+"""The longest text that a model was trained with goes with its export, and what reads the export cuts by it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import transformers
+
+import tasks.demo  # noqa: F401  registers the task
+from limba.cli import convert
+from limba.config import DataConfig, ModelConfig, RunConfig, plain
+from limba.inference.load import load
+from tests import tiny
+from tests.export.runs import write_run
+
+LONG = "a long text of many words, " * 60
+
+
+def run_of(folder: Path, model: ModelConfig, lengths: dict[str, int], corpus: Path, vocabulary: Path, **data) -> Path:
+    """A run with random parameters, and its export in huggingface/step_5."""
+    write_run(folder, model)
+    about = DataConfig(
+        "demo_span_corruption",
+        lengths,
+        8,
+        str(vocabulary),
+        data_files=str(corpus),
+        task_modules=("tasks.demo",),
+        **data,
+    )
+    config = RunConfig(model, about, str(folder), train_steps=10)
+    (folder / plain.FILE).write_text(plain.to_text(config))
+    convert.run(["export", str(folder)])
+    return folder / "huggingface" / "step_5"
+
+
+def read(folder: Path, name: str) -> dict:
+    return json.loads((folder / name).read_text())
+
+
+def test_an_encoders_vectors_of_a_long_text_are_those_of_its_run(tmp_path, corpus, vocabulary, caplog) -> None:
+    model = tiny.language_model(attention_mask="bidirectional", vocab_size=1024, max_length=8192)
+    folder = run_of(tmp_path / "run", model, {"targets": 48}, corpus, vocabulary, objective="masked_lm")
+    assert read(folder, "config.json")["max_position_embeddings"] == 48
+    assert transformers.AutoTokenizer.from_pretrained(folder).model_max_length == 48
+    of_run, of_folder = load(tmp_path / "run"), load(folder)
+    assert len(of_folder.tokenize(LONG)) == len(of_run.tokenize(LONG)) == 48
+    vectors = of_run.encode([LONG, "a word"])
+    np.testing.assert_allclose(of_folder.encode([LONG, "a word"]), vectors, atol=1e-5)
+    of_folder.encode([LONG])
+    said = [record.getMessage() for record in caplog.records if "is not read" in record.getMessage()]
+    assert len(said) == 2, "once by each model"
+    assert "1 of 2 texts are longer than the 48 tokens that the model was trained with" in said[0]
+    again = tmp_path / "again"
+    of_folder.save(again)
+    assert read(again, "config.json")["max_position_embeddings"] == 48
+    assert read(again, "tokenizer_config.json")["model_max_length"] == 48
+
+
+def test_a_t5s_inputs_are_cut_as_in_its_run(tmp_path, corpus, vocabulary) -> None:
+    folder = run_of(
+        tmp_path / "run",
+        tiny.model(vocab_size=1024, num_encoder_layers=2, num_decoder_layers=2),
+        {"inputs": 40},
+        corpus,
+        vocabulary,
+    )
+    assert read(folder, "tokenizer_config.json")["model_max_length"] == 40
+    of_run, of_folder = load(tmp_path / "run"), load(folder)
+    assert of_folder.tokenize(LONG).tolist() == of_run.tokenize(LONG).tolist()
+    np.testing.assert_allclose(of_folder.encode([LONG]), of_run.encode([LONG]), atol=1e-5)
+
+
+def test_a_score_of_a_cut_target_is_of_the_bytes_that_were_read(tmp_path, vocabulary, caplog) -> None:
+    write_run(tmp_path / "run", tiny.model(vocab_size=1024))
+    model = load(tmp_path / "run", vocabulary=str(vocabulary))
+    short = LONG[: len(LONG) // 6]
+    one, many = (model.score([("a", text)])[0] for text in (short, LONG * 4))
+    assert many.tokens == 512 and abs(many.bits_per_byte / one.bits_per_byte - 1) < 0.2
+    assert "1 of 1 targets are longer than the 512 tokens that the model reads" in caplog.text
+
+
+@pytest.mark.parametrize("attention_mask", ["bidirectional", "causal"])
+def test_a_folder_without_a_tokenizer_opens_when_it_is_saved_again(attention_mask, tmp_path) -> None:
+    write_run(tmp_path / "run", tiny.language_model(attention_mask=attention_mask, vocab_size=512))
+    load(tmp_path / "run").save(tmp_path / "first")
+    load(tmp_path / "first").save(tmp_path / "second")
+    assert "mask_token_id" not in read(tmp_path / "second", "config.json")
+    kind = transformers.AutoModelForCausalLM if attention_mask == "causal" else transformers.AutoModelForMaskedLM
+    assert kind.from_pretrained(tmp_path / "second").config.vocab_size == 512
