@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
 
 from limba.config import InputError, reason_of
 from limba.formats.names import Arrays, Json
@@ -44,7 +43,7 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {  # classes of tor
 }
 ADVICE = "give `pooling` to choose one yourself, or use the model in sentence-transformers"
 
-Vectors = Float[np.ndarray, "N D"]
+Vectors = np.ndarray  # float32 [N, D]
 
 
 class SentenceModules(NamedTuple):

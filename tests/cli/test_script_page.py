@@ -29,7 +29,7 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def shelf(corpus: Path, vocabulary: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the hub has: t5-small as it is published but for its sizes, and two configurations of wikitext."""
+    """What the hub has: google-t5/t5-small as published but for its sizes, and two configurations of wikitext."""
     folder = tmp_path_factory.mktemp("hub") / "served"
     published_t5.write(folder / "google-t5" / "t5-small" / "main", vocabulary, **published_t5.SMALL)
     texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
