@@ -10,6 +10,7 @@ import pytest
 
 import limba
 from limba.config import ConfigError, GenerationConfig, InputError, MeshConfig, ModelConfig
+from limba.data.vocabulary.load import load_vocabulary
 from limba.inference import limits
 from limba.model import Network
 from limba.sharding.mesh import make_mesh
@@ -71,3 +72,8 @@ def test_batches_and_fills_are_bounded(tmp_path: Path) -> None:
     wide = dataclasses.replace(T5, vocab_size=250_112, emb_dim=4_096)
     with pytest.raises(InputError, match=r"top is 5,000: so many fills of 8 texts take .* give at most [\d,]+\."):
         limits.check_fills(wide, 8, 512, 5_000, make_mesh(MeshConfig()))
+
+
+def test_sentinels_are_bounded() -> None:
+    with pytest.raises(ConfigError, match="extra_ids is 1,000,000,000, .* give at most 100,000"):
+        load_vocabulary("byte", 10**9)

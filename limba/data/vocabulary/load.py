@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import sentencepiece
 
-from limba.config import InputError
+from limba.config import InputError, require
 from limba.data.vocabulary.files import content, place_of
 from limba.data.vocabulary.tokenizers import BYTE, TokenizersVocabulary
 from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVocabulary, parse_model, plain
@@ -28,6 +28,7 @@ from limba.data.vocabulary.vocabularies import Vocabulary as Vocabulary
 logger = logging.getLogger(__name__)
 
 NUM_SENTINELS = 100
+MOST_EXTRA_IDS = 100_000  # more than a row of any length has gaps
 ROWS_MULTIPLE = 128
 BYTE_SENTINELS = 11  # bytes without extra ids: 0xFF to 0xF5 are in no UTF-8; 0xF4 begins a letter from U+100000 on
 MOST_BYTE_SENTINELS = 128  # 0xFF to 0x80; the rest is ASCII
@@ -67,6 +68,11 @@ def load_vocabulary(path_or_byte: str, extra_ids: int = NUM_SENTINELS) -> Vocabu
     >>> load_vocabulary("byte").encode("ă"), load_vocabulary("byte").vocab_size
     ([199, 134], 359)
     """
+    require(
+        extra_ids <= MOST_EXTRA_IDS,
+        "DataConfig.extra_ids",
+        f"is {extra_ids:,}, and each is a row of the model's embedding; give at most {MOST_EXTRA_IDS:,}.",
+    )
     if path_or_byte == "byte":
         return ByteVocabulary(extra_ids=extra_ids)
     if path_or_byte.endswith(".json"):
