@@ -396,7 +396,7 @@ class Saver:
                 reason = str(error)
             if preemption.is_asked():  # the main thread may wait for this save
                 self.stop()
-            if jax.process_index() == 0:
+            if jax.process_index() == 0 and time.monotonic() < self._stop_by:  # else the next start does it
                 clear_step(place, step)
             ends = time.monotonic() + pause > min(deadline, self._stop_by) or self._abandoned.is_set()
             ends = ends or (self._hurry.is_set() and number == 0 and self.fallback is not None)
