@@ -23,7 +23,7 @@ FOREIGN = {
     "limba/data/vocabulary/train.py": "SentencePiece puts lines of its source first",
     "limba/sharding/joining.py": "socket.create_server adds the address",
     "limba/sharding/watchdog.py": "jax and gloo say in words only that a process is lost",
-    "limba/tools/migrate/t5_names/written_tasks.py": "TensorFlow has a Python error's traceback in the text of its own",
+    "limba/data/user_code.py": "TensorFlow has a Python error's traceback in the text of its own",
     "limba/storage/failures.py": "tensorstore and clients of buckets have numbers and status names in their text only",
 }
 TEXTS = ("str", "reason_of", "short_reason")  # functions of an error that return its text

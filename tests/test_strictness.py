@@ -48,6 +48,7 @@ BY_THE_CLOCK = {
     "tests/data/sources/test_network.py": "a library that never returns, and one whose own patience is two minutes",
     "tests/data/test_reader_processes.py": "a step that takes time",
     "tests/launch/test_supervise.py": "while a command is stopped nothing may happen",
+    "tests/run/test_moments.py": "signals at twenty moments of a start",
     "tests/sharding/test_preemption.py": "a step that does not end",
     "tests/storage/test_lease.py": "a holder that is silent for longer than its heartbeat",
     "tests/storage/test_reaching.py": "a network that swallows everything",

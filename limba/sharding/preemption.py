@@ -87,6 +87,14 @@ class Listener:
             os.dup2(nowhere, descriptor)
 
 
+_LISTENERS: list[Listener] = []  # the one that listens now
+
+
+def is_asked() -> bool:
+    """Returns whether a signal has asked this process to stop; of several ones SIGTERM is jax's, and not known here."""
+    return any(listener.asked for listener in _LISTENERS)
+
+
 @contextlib.contextmanager
 def listening(ends: bool = True) -> Iterator[Listener]:
     """Listens to the stop signals inside, or lets the listener that does already go on.
@@ -113,9 +121,11 @@ def listening(ends: bool = True) -> Iterator[Listener]:
     thread.start()
     wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     before = {number: signal.signal(number, listener) for number in heard}
+    _LISTENERS.append(listener)
     try:
         yield listener
     finally:
+        _LISTENERS.remove(listener)
         for number, previous in before.items():
             signal.signal(number, signal.SIG_DFL if previous is None else previous)
         signal.set_wakeup_fd(wakeup)

@@ -141,6 +141,8 @@ class Loop:
                     state = self._update(step, rows, state, update)
                 stops = self.reader.must_stop(rows, lambda: stop_requested(self.turn) or self.metrics.must_stop)
                 due = events.after(step, rows is None, stops)
+                if due.stops:
+                    self.checkpoints.stop()
                 trace.after(self.turn, state, is_last=due.end is not None)
                 if due.log and (spike := self._log(step, state)) is not None:
                     del state  # makes room for the one that is restored
@@ -153,7 +155,7 @@ class Loop:
                     self._save(step, state)
                     events.saved = step
             if due.stops:
-                self._report_saves(wait=True, stops=True)
+                self._report_saves(wait=True)
                 self.reader.end(step, step > start)
             if due.end:
                 self.metrics.end(due.end)
@@ -258,10 +260,10 @@ class Loop:
         self.checkpoints.save(step, state, self.reader.positions(), self.guard.notes())
         self.recent.restart()
 
-    def _report_saves(self, wait: bool = False, stops: bool = False) -> None:
+    def _report_saves(self, wait: bool = False) -> None:
         """Says which saves are committed, in all processes; StorageError if one has failed for good."""
         if wait:
-            self.checkpoints.wait(stops)
+            self.checkpoints.wait()
         for step in self.checkpoints.poll():
             self.metrics.saved(step, self.checkpoints.place(step))
 

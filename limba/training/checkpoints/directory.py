@@ -130,12 +130,13 @@ class Checkpoints:
             self._note(outcome)
         return [outcome.step for outcome in ended]
 
-    def wait(self, stops: bool = False) -> None:
-        """Waits until the last save is committed; `poll` then reports it. StorageError if it fails for good.
+    def stop(self) -> None:
+        """Gives up a save that fails soon, since the run was asked to stop."""
+        self._saver.stop()
 
-        `stops`: the run was asked to stop, so that a save that fails is given up sooner.
-        """
-        self._saver.wait(stops=stops)
+    def wait(self) -> None:
+        """Waits until the last save is committed; `poll` then reports it. StorageError if it fails for good."""
+        self._saver.wait()
 
     def _note(self, outcome: Outcome) -> None:
         if outcome.error is not None:

@@ -27,6 +27,7 @@ from limba.config import StorageError
 from limba.config.errors import reason_of
 from limba.config.waiting import waiting
 from limba.formats.limba_checkpoint import COMMITTED, UNFINISHED, is_finished, steps_in
+from limba.sharding import preemption
 from limba.sharding.agreement import forget_texts, gather_texts
 from limba.storage import manifest
 from limba.storage.failures import limited, short_reason
@@ -281,23 +282,24 @@ class Saver:
             raise self._stuck()
         return ready
 
-    def wait(self, hurry: bool = True, seconds: float | None = None, stops: bool = False) -> None:
+    def stop(self) -> None:
+        """Tries a save that fails for STOP_SECONDS more, and not until its time is over: the run was asked to stop."""
+        self._stop_by = min(self._stop_by, time.monotonic() + STOP_SECONDS)
+
+    def wait(self, hurry: bool = True, seconds: float | None = None) -> None:
         """Waits for the save that is under way; StorageError if it has failed for good, or stands still.
 
-        With `hurry` a failing save goes on to `fallback` at once. With `stops`, where the run was asked to stop, it is
-        tried for STOP_SECONDS more, and not until its time is over. What was committed is still reported by `poll`.
+        With `hurry` a failing save goes on to `fallback` at once. What was committed is still reported by `poll`.
         """
-        if stops:
-            self._stop_by = min(self._stop_by, time.monotonic() + STOP_SECONDS)
-            if self._thread is not None:
-                self._thread.join(QUIET_SECONDS)
-                if self._thread.is_alive():
-                    text = "Asked to stop: %s in %s takes more than %.0f s; the run ends with it."
-                    self._say(text, self._thread.name, self.directory, QUIET_SECONDS)
         if self._thread is None:
             return
         if hurry:
             self._hurry.set()
+        if self._stop_by < math.inf:
+            self._thread.join(QUIET_SECONDS)
+            if self._thread.is_alive():
+                text = "Asked to stop: %s in %s takes more than %.0f s; the run ends with it."
+                self._say(text, self._thread.name, self.directory, QUIET_SECONDS)
         left = max(1.0, self._deadline - time.monotonic())
         self._thread.join(left if seconds is None else min(left, seconds))
         if self._thread.is_alive():
@@ -392,7 +394,9 @@ class Saver:
                 return None
             except SaveError as error:
                 reason = str(error)
-            if jax.process_index() == 0:
+            if preemption.is_asked():  # the main thread may wait for this save
+                self.stop()
+            if jax.process_index() == 0 and time.monotonic() < self._stop_by:  # else the next start does it
                 clear_step(place, step)
             ends = time.monotonic() + pause > min(deadline, self._stop_by) or self._abandoned.is_set()
             ends = ends or (self._hurry.is_set() and number == 0 and self.fallback is not None)

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from etils import epath
 
 from limba.config import CheckpointConfig, OptimizerConfig, StorageError
 from limba.formats.limba_checkpoint import COMMITTED, fallback_directory
+from limba.sharding import preemption
 from limba.storage import manifest
 from limba.training.checkpoints import arrays, save
 from limba.training.checkpoints.directory import Checkpoints
@@ -200,6 +202,29 @@ def test_a_run_that_waits_for_its_last_save_hears_of_a_failure_once(
         start(checkpoints, 20)
         raise KeyError
     assert any("Step 20 cannot be saved" in record.message for record in caplog.records)
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("by_signal", [False, True])
+def test_a_save_that_fails_is_given_up_soon_where_the_run_is_asked_to_stop(
+    by_signal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the loop waits for it, and cannot see the signal."""
+    monkeypatch.setattr(save, "STOP_SECONDS", 0.2)
+    monkeypatch.setattr(save, "QUIET_SECONDS", 0.1)
+    with (
+        preemption.listening(ends=False),
+        pytest.raises(StorageError, match="Step 20 cannot be saved"),
+        opened(tmp_path, save_timeout_seconds=3600.0) as checkpoints,
+    ):
+        (tmp_path / "checkpoints").mkdir()
+        not_a_directory(tmp_path)
+        start(checkpoints, 20)
+        if by_signal:
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            checkpoints.stop()
+        checkpoints.wait()
 
 
 def test_a_save_that_fails_for_a_while_is_repeated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
