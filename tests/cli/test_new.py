@@ -29,6 +29,7 @@ from limba.tools.corpus.counting import Counted
 from limba.tools.corpus.hardware import hardware
 from limba.tools.corpus.preparation.survey import Survey
 from limba.tools.preflight.compiled.topologies import topology
+from limba.tools.preflight.texts.language import other_languages
 from limba.training.metrics.flops import flops_per_sequence
 from tests.hub_server import hub
 
@@ -315,6 +316,84 @@ def test_a_text_without_spaces_has_a_vocabulary_in_minutes(place: Path, kind: st
     assert main(["new", name, "--corpus=ja.jsonl", "--hardware=cpu", "--days=0.01", f"--kind={kind}"]) == 0
     config = read_run([f"gin/{name}_tiny.gin"], ["MODEL_DIR=runs/x"]).config
     assert config.data.new_vocabulary_bytes == 30_000_000 < DataConfig.new_vocabulary_bytes
+
+
+MANUAL = """## 6.{number} パッケージを入れる
+
+管理者として `sudo apt-get install --no-install-recommends build-essential libssl-dev` を実行します。
+
+    $ sudo systemctl restart networking.service && journalctl -u networking --since today
+    $ limba train gin/nb_{number}.gin --gin.MODEL_DIR=/srv/runs/nb --gin.TRAIN_STEPS=1000
+
+install、update、remove、purge のいずれかを選ぶと、設定ファイル /etc/network/interfaces が読まれます。"""
+
+
+def test_a_japanese_manual_full_of_latin_commands_is_japanese(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = [MANUAL.format(number=number) for number in range(300)]
+    letters = [letter for letter in "".join(texts) if letter.isalpha()]
+    assert sum(letter.isascii() for letter in letters) > 0.6 * len(letters)
+    documents = [text.encode() for text in texts]
+    counting.check_language("ja", documents)
+    assert not counting.has_spaces(documents) and not other_languages(texts, ["ja"])
+    assert other_languages(texts, ["de"]) == {"ja": len(texts)}
+    for wrong, script in (("ru", "Hiragana"), ("zh", "Hiragana"), ("nb", "Hiragana")):
+        with pytest.raises(InputError, match=f"--language={wrong} is not the text's: most of its letters are {script}"):
+            counting.check_language(wrong, documents)
+    (place / "ja.jsonl").write_text("\n".join(json.dumps({"text": f"{n}。{text}"}) for n, text in enumerate(texts)))
+    assert main(["new", "ja", "--corpus=ja.jsonl", "--hardware=cpu", "--days=0.01"]) == 0
+    told = capsys.readouterr().out
+    assert "LANGUAGE is 'ja', after the run's name" in told and "0.01 days" in told
+    assert read_run(["gin/ja_tiny.gin"], ["MODEL_DIR=runs/x"]).config.card.language == ("ja",)
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("hi", "भारत एक विशाल देश है। `pip install limba` चलाएँ, फिर limba train से प्रशिक्षण करें।"),
+        ("ro", "Româna este o limbă romanică; rulați `limba train gin/ro.gin` și așteptați sfârșitul."),
+        ("ja", "東京は日本の首都であり、世界最大の都市の一つです。"),
+        ("zh", "北京是中华人民共和国的首都，也是全国的政治中心。运行 apt-get install limba 即可。"),
+        ("th", "กรุงเทพมหานครเป็นเมืองหลวงของประเทศไทย ใช้คำสั่ง apt-get install limba"),
+        ("ko", "서울은 대한민국의 수도이다. limba train 명령을 실행한다."),
+    ],
+)
+def test_the_script_of_a_text_with_a_few_commands(code: str, text: str) -> None:
+    counting.check_language(code, [text.encode()])
+    others = {"hi": "ja", "ro": "ru", "ja": "hi", "zh": "ja", "th": "en", "ko": "ja"}
+    with pytest.raises(InputError, match="outside code and markup; give its own code"):
+        counting.check_language(others[code], [text.encode()])
+
+
+def test_the_script_starts_again_where_only_the_command_is_installed(place: Path) -> None:
+    """Beside no launch/pretrain.sh, as in a folder of one's own: on a machine without Limba it is one sentence."""
+    assert main(["new", "nn", "--corpus=data/a.jsonl", "--hardware=cpu", "--days=0.01"]) == 0
+    for name in ("python3", "limba", "sleep"):
+        (place / "bin").mkdir(exist_ok=True)
+        (place / "bin" / name).write_text("#!/bin/sh\nexit 1\n")
+        (place / "bin" / name).chmod(0o755)
+    (place / "bin" / "limba").unlink()
+    environment = {"PATH": f"{place}/bin:/usr/bin:/bin"}
+
+    def ran(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = ["bash", "launch/nn.sh", *arguments]
+        return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
+
+    missing = ran()
+    assert missing.returncode == 2 and "limba is not installed here; copy tasks/, gin/ and launch/" in missing.stderr
+    assert len(missing.stderr.splitlines()) == 1
+    (place / "bin" / "sleep").write_text("#!/bin/sh\n")
+    (place / "bin" / "limba").write_text(
+        f'#!/bin/sh\necho "$@" >>{place}/calls\n[ $(wc -l <{place}/calls) -ge 3 ] || exit 75\n'
+    )
+    (place / "bin" / "limba").chmod(0o755)
+    ended = ran("TRAIN_STEPS=3")
+    assert ended.returncode == 0 and ended.stderr.count("it starts again") == 2
+    calls = (place / "calls").read_text().splitlines()
+    assert calls == ["train gin/nn_tiny.gin --gin.MODEL_DIR=runs/nn_tiny --gin.TRAIN_STEPS=3"] * 3
+    (place / "calls").unlink()
+    assert ran("RETRIES=0").returncode == 75 and ran("RETRIES=x").returncode == 2
+    help_text = ran("--help").stdout
+    assert help_text.startswith("Trains gin/nn_tiny.gin on cpu") and "RETRIES=10" in help_text
 
 
 def test_an_encoder_has_masks_in_its_prompts(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
