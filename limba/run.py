@@ -21,7 +21,14 @@ from limba.evaluation.text import TextEvaluation, sampler
 from limba.evaluation.validation import loss_evaluation
 from limba.export import at_end
 from limba.model import Network
-from limba.sharding.agreement import check_alike, compiled_together, entered_by_first, facts_of_run, together
+from limba.sharding.agreement import (
+    check_alike,
+    compiled_together,
+    entered_by_first,
+    facts_of_run,
+    is_first,
+    together,
+)
 from limba.sharding.mesh import batch_sharding, keep_compiled_programs, make_mesh
 from limba.sharding.watchdog import watching
 from limba.storage import lease
