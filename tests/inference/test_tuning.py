@@ -9,7 +9,7 @@ import pytest
 import limba
 from limba.config import GenerationConfig, InputError, LossConfig, OptimizerConfig, ScheduleConfig
 from limba.formats.names import flatten
-from limba.inference.generate import features_of
+from limba.inference.generate import Writer, features_of
 from limba.training.optimizer import make_optimizer
 from limba.training.schedule import make_schedule
 from limba.training.state import TrainState, state_shardings
@@ -54,7 +54,8 @@ def test_loss_and_text_are_those_of_the_model(trained) -> None:
     pairs = [tuning.pair(text, "One of them", (64, 16)) for text in texts]
     nats = -trained.log_likelihoods([(text, "One of them") for text in texts]).sum()
     assert tuning.loss(trained.params, pairs) == pytest.approx(nats / sum(len(each[1]) for each in pairs), rel=1e-5)
-    whole = trained.written(texts, GenerationConfig(max_tokens=8))
+    writer = Writer(trained.network, trained.mesh, trained.vocabulary, GenerationConfig(max_tokens=8), trained.rows(4))
+    whole = writer.write_all(trained.params, [trained.tokenize(text) for text in texts])
     begins = [text if trained.network.config.is_decoder_only else "" for text in texts]
     written = tuning.write(trained.params, pairs, 8)
     assert [a + b for a, b in zip(begins, written, strict=True)] == [each[0].text for each in whole]
