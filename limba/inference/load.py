@@ -286,8 +286,8 @@ class TrainedModel:
 
         A language model's text begins with its prompt, which it reads as it learned to (`reads_prefix`); a hybrid
         generates as the language model that it is too. `fields` are those of GenerationConfig, such as `max_tokens=64`,
-        `num_beams=4`, or `temperature=0.6, top_k=20`; the defaults are the run's. `long_inputs` says what is done with texts longer than the run's length. Raises InputError for
-        fields that exclude each other.
+        `num_beams=4`, or `temperature=0.6, top_k=20`; the defaults are the run's. `long_inputs` says what is done with
+        texts longer than the run's length. Raises InputError for fields that exclude each other.
         """
         config = self.generation.replaced(**fields)
         if config.num_samples > 1:
