@@ -44,9 +44,7 @@ def states(model: TrainedModel, sentences: Sentences) -> list[np.ndarray]:
 
     from limba.inference.encoded import of_each, sentence_ids
 
-    ids, starts = sentence_ids(
-        [words for words, _ in sentences], model.vocabulary, model.special_ids, MOST_TOKENS
-    )
+    ids, starts = sentence_ids([words for words, _ in sentences], model.vocabulary, model.special_ids, MOST_TOKENS)
 
     @jax.jit
     def compute(tokens: jax.Array, lengths: jax.Array) -> jax.Array:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import logging
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,15 +30,12 @@ from limba.training.metrics.records import Callback, Callbacks
 if TYPE_CHECKING:
     from limba.data.vocabulary.load import Vocabulary
 
-logger = logging.getLogger(__name__)
-
 PROBE_SECONDS = 10.0  # of steps, whose time says how many fit
 USED = 0.9  # share of the minutes that steps get; evaluations and saves have the rest
 LEAST_ROWS = 8  # for each data shard
 ON_PAIRS = "gin/runs/finetune_pairs.gin"
 # A model of minutes hardly moves at T5's rate for fine-tuning, 0.001, which is one for models of weeks.
 YOUNG_STEPS, YOUNG_RATE = 5_000, 0.02
-SHOWN_ROWS = 200  # whose ids are compared with those of transformers
 SHORT = 20  # letters of a text without a space that may still be a sentence, as in Japanese
 
 
@@ -112,7 +108,10 @@ def finetune(
     name, vocabulary = opened
     if source.kind == sources.HUGGING_FACE:
         sources.special_ids_of(source, vocabulary).check_trained(source.model, source.path)
-        vocabulary = _vocabulary_of_trainer(rows, name, vocabulary)
+        with quiet_imports():
+            from limba.data.vocabulary.load import NUM_SENTINELS, load_vocabulary
+        # The run reads its text as a trainer does, not as transformers.
+        vocabulary = load_vocabulary(name.path, NUM_SENTINELS if name.extra_ids is None else name.extra_ids)
     place = _place(source, model.step if isinstance(model, TrainedModel) else None)
     network = {
         f"config.ModelConfig.{field.name}": getattr(source.model, field.name)
@@ -169,25 +168,6 @@ def _place(source: sources.Source, step: int | None) -> str:
     if source.best is not None and step in (None, int(source.best.name)):
         return str(source.best)
     return str(source.steps[source.step_of(step)])
-
-
-def _vocabulary_of_trainer(rows: Rows, name: sources.VocabularyName, published: Vocabulary) -> Vocabulary:
-    """Returns the vocabulary by which a run from a folder for transformers reads its text; a line if ids differ.
-
-    A trainer reads the name of a special token as plain text, and a SentencePiece model by SentencePiece.
-    """
-    with quiet_imports():
-        from limba.data.vocabulary.load import NUM_SENTINELS, load_vocabulary
-    vocabulary = load_vocabulary(name.path, NUM_SENTINELS if name.extra_ids is None else name.extra_ids)
-    texts = [text for row in rows.rows[:SHOWN_ROWS] for text in row.values()]
-    other = next((text for text in texts if list(vocabulary.encode(text)) != list(published.encode(text))), None)
-    if other is not None:
-        logger.warning(
-            "Training reads %r as other ids than transformers does in this folder: names of special and added tokens"
-            " are plain text here.",
-            other if len(other) < 60 else f"{other[:60]}…",
-        )
-    return vocabulary
 
 
 def _is_young(run: RunConfig) -> bool:

@@ -20,12 +20,15 @@ SPACE = "\u2581"
 
 # Six scripts, spaces, line ends, nothing; a style adds the names of its own special tokens.
 TEXTS = (
-    "a few words", "Line 7 of a small text: signs, again.", " leading", "trailing ", "two  spaces   three", "\ttab\tbed",
-    "line\nend", "line\r\nend\n", "\n", " ", "", "a", "ă", "ærlig or ăâî", "e\u0301 and \u00e9", "ﬁne ① ½ Ⅷ", "１２３ＡＢＣ",
-    "日本語のテキスト。", "中文，没有空格", "한국어 문장입니다.", "Усі люди народжуються вільними", "हिन्दी में लिखा हुआ", "ภาษาไทยไม่มีช่องว่าง",
-    "العربية من اليمين", "עברית", "🙂 smile 👨‍👩‍👧", "UPPER lower MiXed", "it's don't we've I'm", "x=1; y[2]={3}", "http://a.b/c?d=e",
-    "zero\u200bwidth", "no\u00a0break", "soft\u00adhyphen", "\u2028separator", "100,000.50", "a,b.c!d?e", "--dash—dash", "'quoted' \"double\"",
-    "<b>tag</b>", "</s>", "<s>", "<pad>", "a<unk>b", "<mask>", "[MASK] [CLS]", "<|endoftext|>", "a <eos> b", "<extra_id_0> b", "<nl>", "a <nl>b",
+    "a few words", "Line 7 of a small text: signs, again.", " leading", "trailing ", "two  spaces   three",
+    "\ttab\tbed", "line\nend", "line\r\nend\n", "\n", " ", "", "a", "ă", "ærlig or ăâî", "e\u0301 and \xe9",
+    "ﬁne ① ½ Ⅷ", "１２３ＡＢＣ", "日本語のテキスト。", "中文，没有空格", "한국어 문장입니다.",
+    "Усі люди народжуються вільними",
+    "हिन्दी में लिखा हुआ", "ภาษาไทยไม่มีช่องว่าง", "العربية من اليمين", "עברית",
+    "\U0001f642 smile \U0001f468\u200d\U0001f469\u200d\U0001f467", "UPPER lower MiXed", "it's don't we've I'm",
+    "x=1; y[2]={3}", "http://a.b/c?d=e", "zero\u200bwidth", "no\xa0break", "soft\xadhyphen", "\u2028separator",
+    "100,000.50", "a,b.c!d?e", "--dash—dash", '\'quoted\' "double"', "<b>tag</b>", "</s>", "<s>", "<pad>",
+    "a<unk>b", "<mask>", "[MASK] [CLS]", "<|endoftext|>", "a <eos> b", "<extra_id_0> b", "<nl>", "a <nl>b",
 )  # fmt: skip
 
 
@@ -168,6 +171,58 @@ def real(style: str, **more: Any) -> Any:
     wrapped = kind(**pieces, **roles, **more)
     wrapped.add_tokens(["<nl>"])
     return wrapped
+
+
+KINDS = ("t5", "mt5", "umt5", "t5_encoder", "llama", "gpt2", "modernbert", "eurobert")
+KINDS_OF_4 = tuple(kind for kind in KINDS if kind != "eurobert")  # that transformers 4.57 has
+_OF_T5 = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "dropout_rate": 0.0}
+_OF_LLAMA = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+_OF_LLAMA |= {"num_key_value_heads": 2, "max_position_embeddings": 128}
+
+
+def model_of(kind: str, tokenizer: Any, **more: Any) -> Any:
+    """Returns a tiny model of transformers with random weights, whose ids with a role are its tokenizer's."""
+    import torch
+    import transformers as library
+
+    ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("pad", "bos", "eos")}
+    first = ids["bos_token_id"] if ids["pad_token_id"] is None else ids["pad_token_id"]
+    of_t5 = {**_OF_T5, **ids, "decoder_start_token_id": first, **more}
+    if kind == "t5_encoder":
+        config, cls = library.T5Config(vocab_size=ROWS, **of_t5), library.T5EncoderModel
+    elif kind.endswith("t5"):
+        name = kind.upper()
+        config = getattr(library, f"{name}Config")(vocab_size=ROWS, **of_t5)
+        cls = getattr(library, f"{name}ForConditionalGeneration")
+    elif kind == "llama":
+        config, cls = library.LlamaConfig(vocab_size=ROWS, **_OF_LLAMA, **ids, **more), library.LlamaForCausalLM
+    elif kind == "gpt2":
+        sizes = {"n_positions": 128, "n_embd": 32, "n_layer": 2, "n_head": 4}
+        config, cls = library.GPT2Config(vocab_size=ROWS, **sizes, **ids, **more), library.GPT2LMHeadModel
+    elif kind == "modernbert":
+        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
+        sizes |= {"max_position_embeddings": 128, "local_attention": 16}
+        config = library.ModernBertConfig(vocab_size=ROWS, **sizes, **ids, cls_token_id=None, sep_token_id=None)
+        cls = library.ModernBertForMaskedLM
+    else:
+        mask = ROWS - 1 if tokenizer.mask_token_id is None else tokenizer.mask_token_id  # it must have one
+        config = library.EuroBertConfig(vocab_size=ROWS, **_OF_LLAMA, **ids, mask_token_id=mask)
+        cls = library.EuroBertForMaskedLM
+    torch.manual_seed(1)
+    model = cls(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(4.0)
+    return model
+
+
+def saved(folder: Path, kind: str, tokenizer: Any, **more: Any) -> Any:
+    """Saves a tiny model with a tokenizer; returns the model."""
+    model = model_of(kind, tokenizer, **more)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model
 
 
 def ids_of(folder: Path, texts: tuple[str, ...] = TEXTS) -> list[list[int]]:

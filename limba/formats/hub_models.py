@@ -22,6 +22,7 @@ _ID = re.compile(r"(?P<name>(?P<owner>[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*)(?
 SECONDS = 8.0  # for the hub's first answer
 _BUCKETS = ("gs://", "s3://", "az://")
 _BESIDE = ("config.json", "generation_config.json", "spiece.model", "tokenizer.json", "tokenizer_config.json")
+_BESIDE += ("special_tokens_map.json", "added_tokens.json")
 
 
 def is_id(text: str) -> bool:

@@ -306,10 +306,10 @@ def _mask_of(vocabulary: Vocabulary, special: SpecialIds) -> int:
     """Returns the mask; InputError for a model that has none."""
     if special.mask is not None:
         return special.mask
-    if special.is_published:
+    if isinstance(vocabulary, PublishedVocabulary):
         raise InputError(
-            f"The tokenizer of {load.address_of(vocabulary)} has no mask (mask_token), so it hides no words; call"
-            " encode for vectors."
+            f"The tokenizer {vocabulary.path} has no mask (mask_token), so no words can be hidden; call encode for"
+            " vectors."
         )
     return load.mask_id(vocabulary)
 
@@ -322,7 +322,8 @@ def _with_own_masks(texts: Sequence[str], vocabulary: Vocabulary) -> tuple[Seque
     name = vocabulary.mask_name if isinstance(vocabulary, PublishedVocabulary) else None
     if name is None:
         return texts, MASK
-    return [text if name in text else MASK.sub(lambda _: name, text) for text in texts], re.compile(re.escape(name))
+    own = str(name)
+    return [text if own in text else MASK.sub(lambda _: own, text) for text in texts], re.compile(re.escape(own))
 
 
 def fills_of_masks(

@@ -257,7 +257,8 @@ class Writer:
         ids = written.copy()
         ids[size + 1 :] = self._special.filling
         shown = read.tolist() if self._continues and self.with_prompt else []
-        return Written(self._published_text(read, [*shown, *ids[:size].tolist()]), score, ids)
+        # An end is a special token, which is no text; where it is an ordinary one, transformers shows it.
+        return Written(self._published_text(read, [*shown, *ids[: size + 1].tolist()]), score, ids)
 
     def _published_text(self, read: np.ndarray, ids: list[int]) -> str:
         """Returns the text of ids without special tokens, as transformers' `skip_special_tokens` has it.

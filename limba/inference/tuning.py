@@ -20,6 +20,7 @@ from limba.config import GenerationConfig, LossConfig, OptimizerConfig, Schedule
 from limba.data.objectives.labels import labeled_row
 from limba.data.packing import model_features
 from limba.data.stream.placement import place_batch
+from limba.data.vocabulary.special_ids import of_run
 from limba.formats.names import flatten, unflatten
 from limba.inference.encoded import of_each, outputs
 from limba.inference.generate import Pair, Writer, features_of, fetched, input_ids, padded, prompt_ids, target_ids

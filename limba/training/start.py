@@ -26,7 +26,8 @@ from limba.data.objectives.labels import check_labels, labels_in
 from limba.data.stream.positions import opened
 from limba.data.stream.stages import Stage, check_rows_of_stage, task_of_stage
 from limba.data.tasks import Provider
-from limba.data.vocabulary.load import byte_extra_ids, check_vocabulary
+from limba.data.vocabulary.load import address_of, byte_extra_ids, check_vocabulary
+from limba.data.vocabulary.published import text_read_otherwise
 from limba.data.vocabulary.train import HOURS_WAITED, ensure_vocabulary
 from limba.formats import limba_checkpoint
 from limba.model import Network
@@ -119,6 +120,13 @@ def _checked(task: Provider, config: RunConfig) -> dict[str, int]:
     fills_gaps = data_tasks.needs_sentinels(task) and not config.model.is_decoder_only
     vocabulary = task.output_features["targets"].vocabulary
     check_vocabulary(vocabulary, config.model.vocab_size, needs_sentinels=fills_gaps)
+    path = address_of(vocabulary)
+    other = None if path is None else text_read_otherwise(path, vocabulary.encode)
+    if other is not None:
+        logger.warning(
+            "Training reads %r by %s as other ids than transformers does by the files beside it: tokens that were added"
+            " are plain text here, and the rules of tokenizer.json may be others.", other, path,
+        )  # fmt: skip
     data_tasks.check_sources(task, config.data)
     return lengths
 

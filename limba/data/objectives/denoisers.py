@@ -18,7 +18,7 @@ from limba.data.dataset import Dataset, preprocessor
 from limba.data.objectives import token_blocks
 from limba.data.objectives.spans import num_noise
 from limba.data.objectives.token_blocks import Features
-from limba.data.vocabulary.load import num_sentinels
+from limba.data.vocabulary.load import sentinel_table
 from limba.data.vocabulary.vocabularies import Vocabulary
 
 MODES = ("R", "S", "X")
@@ -69,8 +69,7 @@ def mode_ids(vocabulary: Vocabulary) -> dict[str, int]:
     {'R': 261, 'S': 260, 'X': 259}
     """
     token_blocks.require_sentinels(vocabulary, len(MODES), "UL2's mode tokens", "another DataConfig.vocabulary")
-    lowest = vocabulary.vocab_size - num_sentinels(vocabulary)
-    return {mode: lowest + len(MODES) - 1 - place for place, mode in enumerate(MODES)}
+    return dict(zip(MODES, sentinel_table(vocabulary)[-len(MODES) :], strict=True))
 
 
 def most_spans(noise: int, mean_noise_span_length: float) -> int:
@@ -149,15 +148,16 @@ def ul2(
     token_blocks.require_sentinels(
         vocabulary, spans + len(MODES) * mode_tokens, f"UL2 of {needed['inputs']} inputs", "shorter inputs"
     )
+    sentinels = token_blocks.Sentinels(vocabulary)
     rows_of, num_tokens = _block_function(
         needed["inputs"],
         needed["targets"],
         denoisers,
         tuple(modes[denoiser.mode] for denoiser in denoisers) if mode_tokens else None,
-        vocabulary.vocab_size - 1,
+        sentinels.top,
         vocabulary.eos_id if append_eos else None,
     )
-    return token_blocks.rows_of_blocks(dataset, num_tokens, rows_of)
+    return token_blocks.rows_of_blocks(dataset, num_tokens, sentinels.placed(rows_of))
 
 
 def _most_sentinels(inputs_length: int, denoiser: Denoiser) -> int:

@@ -16,7 +16,15 @@ import numpy as np
 from limba.config import ConfigError
 from limba.data import philox
 from limba.data.dataset import Dataset, preprocessor
-from limba.data.objectives.token_blocks import NAMES, Features, Rows, check_targets, require_sentinels, rows_of_blocks
+from limba.data.objectives.token_blocks import (
+    NAMES,
+    Features,
+    Rows,
+    Sentinels,
+    check_targets,
+    require_sentinels,
+    rows_of_blocks,
+)
 
 ROWS_PER_BLOCK = 32
 LONGEST_RAW = 200  # tokens of a row for each of its inputs; a higher density leaves nearly no text
@@ -135,8 +143,8 @@ def span_corruption(
     """Returns {"inputs", "targets"}, int32, of {"targets": int32 [n]}, one row of the token stream each.
 
     Each span of noise becomes one sentinel in the inputs; the targets are the sentinels, each followed
-    by its span. Sentinels count down from the top of the vocabulary. Rows fill `sequence_length`
-    exactly (512/114 from 568 tokens); the last row of a finite stream is padded with zeros. With
+    by its span. Sentinels count down from the top of the vocabulary, or stand where it has them. Rows fill
+    `sequence_length` exactly (512/114 from 568 tokens); the last row of a finite stream is padded with zeros. With
     `append_eos=False` and under `seqio.map_seed_manager(4)` the rows are those of t5's `span_corruption`
     under seed 0, whose two preprocessors before the masks take the first two pairs of seeds.
 
@@ -154,19 +162,20 @@ def span_corruption(
         may_be_bytes=True,
     )
     widths = (raw - noise + spans + append_eos, noise + spans + append_eos)
+    sentinels = Sentinels(vocabulary)
     rows_of = functools.partial(
         _rows_of_block,
         raw=raw,
         widths=widths,
         choices=(
-            vocabulary.vocab_size - 1,
+            sentinels.top,
             vocabulary.eos_id if append_eos else None,
             noise_density,
             mean_noise_span_length,
         ),
     )
 
-    return rows_of_blocks(dataset, ROWS_PER_BLOCK * raw, rows_of, seeds_per_block=ROWS_PER_BLOCK)
+    return rows_of_blocks(dataset, ROWS_PER_BLOCK * raw, sentinels.placed(rows_of), seeds_per_block=ROWS_PER_BLOCK)
 
 
 def _rows_of_block(

@@ -14,7 +14,15 @@ import numpy as np
 from limba.config import ConfigError, InputError
 from limba.data.dataset import TOKENS, Dataset, preprocessor
 from limba.data.registry import Feature
-from limba.data.vocabulary.load import begin_id, encoder, has_byte_sentinels, num_sentinels, warn_of_byte_sentinels
+from limba.data.vocabulary.load import (
+    are_sentinels_last,
+    begin_id,
+    encoder,
+    has_byte_sentinels,
+    num_sentinels,
+    sentinel_table,
+    warn_of_byte_sentinels,
+)
 from limba.data.vocabulary.vocabularies import Vocabulary
 
 Features = Mapping[str, Feature]
@@ -112,6 +120,36 @@ def require_sentinels(
             f" or take {otherwise}.",
             fix=("DataConfig.extra_ids", needed),
         )
+
+
+class Sentinels:
+    """The sentinels as an objective makes rows with them: `top` is <extra_id_0>, and they count down from there.
+
+    Where a vocabulary has them elsewhere than T5, as its last ids, these numbers are above all ids, and `placed` puts
+    the ids of `load.sentinel_table` in their place.
+    """
+
+    def __init__(self, vocabulary: Vocabulary):
+        table = sentinel_table(vocabulary)
+        self.top, self._table, self._size = vocabulary.vocab_size - 1, None, vocabulary.vocab_size
+        if not are_sentinels_last(vocabulary):
+            self.top += len(table)
+            self._table = np.asarray(table, np.int32)[::-1]  # by their number above the ids
+
+    def placed(self, rows_of: Callable[..., Rows]) -> Callable[..., Rows]:
+        """Returns the function of rows with the vocabulary's own sentinels."""
+        table, size = self._table, self._size
+        if table is None:
+            return rows_of
+
+        def rows(*given: np.ndarray) -> Rows:
+            made = dict(rows_of(*given))
+            for name in ("inputs", "targets"):
+                ids = made[name]
+                made[name] = np.where(ids >= size, table[np.maximum(ids - size, 0)], ids)
+            return made
+
+        return rows
 
 
 DOCUMENTS_PER_BATCH = 32  # documents tokenized at once

@@ -14,8 +14,8 @@ from limba.config import ConfigError, InputError
 from limba.data import philox
 from limba.data.dataset import Dataset, preprocessor
 from limba.data.objectives.spans import raw_and_targets
-from limba.data.objectives.token_blocks import NAMES, Features, Rows, check_targets, rows_of_blocks
-from limba.data.vocabulary.load import SPACE, first_byte, num_sentinels
+from limba.data.objectives.token_blocks import NAMES, Features, Rows, Sentinels, check_targets, rows_of_blocks
+from limba.data.vocabulary.load import SPACE, first_byte, num_sentinels, sentinel_table
 from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVocabulary, Vocabulary
 
 Begins = Callable[[np.ndarray], np.ndarray]  # tokens [n] -> bool [n]: which of them begin a word
@@ -87,8 +87,9 @@ def corrupt_words(
     end = vocabulary.eos_id if append_eos else None
     window = raw_and_targets(needed["inputs"], *choices)[0]
     begins = begins or begins_word(vocabulary).__getitem__
-    rows_of = _block_function(begins, *choices, window, limits, vocabulary.vocab_size - 1, end)
-    return rows_of_blocks(dataset, ROWS_PER_BLOCK * window, rows_of)
+    placed = Sentinels(vocabulary)
+    rows_of = _block_function(begins, *choices, window, limits, placed.top, end)
+    return rows_of_blocks(dataset, ROWS_PER_BLOCK * window, placed.placed(rows_of))
 
 
 def begins_word(vocabulary: Vocabulary) -> np.ndarray:
@@ -102,7 +103,7 @@ def begins_word(vocabulary: Vocabulary) -> np.ndarray:
     elif isinstance(vocabulary, SentencePieceVocabulary):
         pieces = vocabulary.tokenizer
         begins[:] = [pieces.IdToPiece(number).startswith(SPACE) for number in range(vocabulary.vocab_size)]
-        begins[vocabulary.vocab_size - num_sentinels(vocabulary) :] = False
+        begins[sentinel_table(vocabulary)] = False
     if not begins.any():
         raise InputError(
             "Whole-word span corruption needs pieces that mark where words begin, and the vocabulary has none; "

@@ -13,7 +13,7 @@ import itertools
 import logging
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ import sentencepiece
 
 from limba.config import InputError
 from limba.data.vocabulary.files import content, place_of
-from limba.data.vocabulary.tokenizers import TokenizersVocabulary
+from limba.data.vocabulary.tokenizers import BYTE, TokenizersVocabulary
 from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVocabulary, parse_model, plain
 from limba.data.vocabulary.vocabularies import Vocabulary as Vocabulary
 
@@ -86,8 +86,7 @@ def load_vocabulary(path_or_byte: str, extra_ids: int = NUM_SENTINELS) -> Vocabu
 def check_vocabulary(vocabulary: Vocabulary, num_rows: int, needs_sentinels: bool = True) -> None:
     """Raises InputError for a vocabulary that cannot be trained with.
 
-    Its ids exceed the model's embedding rows, id 0 is not padding alone, or needed sentinels are missing, or not the
-    last ids.
+    Its ids exceed the model's embedding rows, id 0 is not padding alone, or needed sentinels are missing.
     """
     where = address_of(vocabulary) or "'byte'"
     if isinstance(vocabulary, SentencePieceVocabulary):
@@ -96,12 +95,6 @@ def check_vocabulary(vocabulary: Vocabulary, num_rows: int, needs_sentinels: boo
     if isinstance(vocabulary, TokenizersVocabulary):
         _check_padding(vocabulary)
     check_rows(vocabulary, num_rows)
-    if needs_sentinels and not are_sentinels_last(vocabulary):
-        first = sentinel_table(vocabulary)[0]
-        raise InputError(
-            f"The vocabulary {where} has <extra_id_0> at id {first}, and training needs the sentinels as its last ids,"
-            " counted down. Train the vocabulary anew without symbols of that name: Limba puts them above the pieces."
-        )
     if needs_sentinels and not num_sentinels(vocabulary):
         raise InputError(
             f"The vocabulary {where} has no sentinels (<extra_id_0>, …); set DataConfig.vocabulary to its path with"
@@ -156,18 +149,19 @@ def sentinel_table(vocabulary: Vocabulary) -> list[int]:
     counted_down = list[int]()
     while (match := SENTINEL.fullmatch(table.name(last - len(counted_down)))) and int(match[1]) == len(counted_down):
         counted_down.append(last - len(counted_down))
-    return counted_down or list(map(int, itertools.takewhile(bool, map(_sentinel_of(table), itertools.count()))))
+    return counted_down or list(_sentinels_by_name(table))
 
 
-def _sentinel_of(table: PieceTable) -> Callable[[int], int | None]:
-    """Returns a function from a sentinel's number to its id, by its name; None if there is none."""
-
-    def sentinel(number: int) -> int | None:
+def _sentinels_by_name(table: PieceTable) -> Iterator[int]:
+    """Yields the ids of <extra_id_0>, <extra_id_1>, …, by their names, up to the first that is not there."""
+    for number in itertools.count():
         name = f"<extra_id_{number}>"
         found = table.id_of(name)
-        return table.id_of(SPACE + name) if found is None else found
-
-    return sentinel
+        if found is None:
+            found = table.id_of(SPACE + name)
+        if found is None:
+            return
+        yield found
 
 
 def num_sentinels(vocabulary: Vocabulary) -> int:
@@ -180,7 +174,7 @@ def num_sentinels(vocabulary: Vocabulary) -> int:
 
 
 def are_sentinels_last(vocabulary: Vocabulary) -> bool:
-    """Returns whether the sentinels are the last ids in T5's order, as training needs them."""
+    """Returns whether the sentinels are the last ids in T5's order."""
     found = sentinel_table(vocabulary)
     return found == [vocabulary.vocab_size - 1 - number for number in range(len(found))]
 
@@ -328,8 +322,11 @@ def first_byte(vocabulary: ByteVocabulary) -> int:
 
 
 def is_byte_piece(vocabulary: Vocabulary) -> np.ndarray:
-    """Returns bool [ids]: True at the single-byte pieces of a SentencePiece model; False for other vocabularies."""
+    """Returns bool [ids]: True at the pieces of a single byte, such as <0xE3>; False for a vocabulary without them."""
     marks = np.zeros([vocabulary.vocab_size], bool)
+    if isinstance(vocabulary, TokenizersVocabulary):
+        for piece, number in vocabulary.tokenizer.get_vocab(with_added_tokens=False).items():
+            marks[number] = BYTE.fullmatch(piece) is not None
     if isinstance(vocabulary, SentencePieceVocabulary):
         for number in range(vocabulary.vocab_size):
             marks[number] = vocabulary.tokenizer.IsByte(number)

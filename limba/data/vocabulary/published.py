@@ -61,6 +61,12 @@ SiglipTokenizer Speech2TextTokenizer SpeechT5Tokenizer TapasTokenizer VitsTokeni
 Wav2Vec2PhonemeCTCTokenizer XLMTokenizer
 """
 REFUSED = frozenset(_REFUSED.split())
+_COMPARED = (  # by a trainer and by transformers
+    "All human beings are born free and equal, in dignity.",
+    "Toate ființele umane se nasc libere (1948).",
+    "Усі люди народжуються вільними і рівними",
+    "two  spaces, a\ttab and a\nline; ½ ﬁne",
+)
 SPACE = "\u2581"  # SentencePiece's character for a space
 CONTROL, USER_DEFINED = 3, 4  # types of SentencePiece's pieces
 
@@ -74,7 +80,8 @@ class PublishedVocabulary(TokenizersVocabulary):
     def __init__(self, path: str, made: Made):
         super().__init__(path)
         self.tokenizer = made.tokenizer  # in place of the cached property, which reads the file as a trainer does
-        self.ids = {role: made.tokenizer.token_to_id(name) for role, name in made.names.items()}
+        ids = {role: made.tokenizer.token_to_id(name) for role, name in made.names.items()}
+        self.ids = {role: number for role, number in ids.items() if number is not None}
         self.template = _template(made.tokenizer)
         self.cleans_spaces = made.cleans_spaces
 
@@ -130,9 +137,14 @@ class Files:
     @classmethod
     def of(cls, folder: epath.Path) -> Files:
         """Reads them; InputError for one that is not a JSON object."""
-        names = ("tokenizer_config", "special_tokens_map", "added_tokens", "config")
-        found = [read_json(folder, f"{name}.json") or {} for name in names]
-        return cls(folder, *found, read_json(folder, "tokenizer.json"))
+        return cls(
+            folder,
+            about=read_json(folder, "tokenizer_config.json") or {},
+            special=read_json(folder, "special_tokens_map.json") or {},
+            added=read_json(folder, "added_tokens.json") or {},
+            config=read_json(folder, "config.json") or {},
+            state=read_json(folder, "tokenizer.json"),
+        )
 
     @property
     def tokens_by_id(self) -> dict[int, Any]:
@@ -246,6 +258,23 @@ def open_folder(folder: epath.Path) -> PublishedVocabulary:
         raise
     except Exception as error:  # `tokenizers` has no error of its own, and a damaged file may break any rule
         raise InputError(f"{path} cannot be read as a {name} ({reason_of(error)}); copy the folder again.") from error
+
+
+def text_read_otherwise(path: str, encode: Callable[[str], Sequence[int]]) -> str | None:
+    """Returns a text that a trainer, by `encode`, reads as other ids than transformers does in the file's folder.
+
+    None where a few texts, and each token that was added, have the same ids, and for a file beside no model.
+    """
+    folder = epath.Path(path).parent
+    if "://" in path or not (folder / "config.json").exists():
+        return None
+    try:
+        opened = open_folder(folder)
+    except InputError:  # whoever uses the model hears of it
+        return None
+    added = opened.tokenizer.get_added_tokens_decoder().values()
+    names = [f"one {token.content} two" for token in added if not token.special]
+    return next((text for text in (*_COMPARED, *names) if list(encode(text)) != list(opened.encode(text))), None)
 
 
 def _of_state(files: Files, name: str) -> Made:
@@ -461,8 +490,8 @@ def _finish(tokenizer: Any, name: str, names: Mapping[str, str]) -> None:
         ids = [(begin, number(roles[0])), (end, number(roles[1]))]
         tokenizer.post_processor = processors.TemplateProcessing([begin, "$A", end], None, ids)
     elif name == "RobertaTokenizer":
-        sides = [(names[role], number(role)) for role in ("sep_token", "cls_token")]
-        tokenizer.post_processor = processors.RobertaProcessing(*sides)
+        end, begin = [(names[role], number(role)) for role in ("sep_token", "cls_token")]
+        tokenizer.post_processor = processors.RobertaProcessing(end, begin)
 
 
 _XLM = {"bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "cls_token": "<s>", "unk_token": "<unk>"}

@@ -189,8 +189,10 @@ def of_folder(folder: epath.Path, vocabulary: Vocabulary | None, model: ModelCon
     end = roles.get("eos_token")
     if end in ends:
         ends = (end, *(each for each in ends if each != end))
-    mask = roles.get("mask_token", of_config.one("mask_token_id"))
-    if mask is None and vocabulary is not None and not roles:
+    mask = of_config.one("mask_token_id")
+    if isinstance(vocabulary, PublishedVocabulary):
+        mask = roles.get("mask_token", mask)
+    elif vocabulary is not None:
         mask = known_mask_id(vocabulary)
     rules = generation or config
     return SpecialIds(

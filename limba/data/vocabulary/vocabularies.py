@@ -57,6 +57,10 @@ class Vocabulary(LikeSeqio):
     @abc.abstractmethod
     def _decode(self, ids: list[int]) -> str: ...
 
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Returns the text of all these ids, also of those after an end of sequence."""
+        return self._decode(list(ids))
+
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of the ids up to the first end of sequence."""
         known = [int(number) for number in ids]

@@ -114,7 +114,7 @@ class LimbaLM(TemplateLM):
             samples = self.trained.samples(
                 [given], max_tokens=limit, sample=False, num_beams=1, ban_sentinels=not self.sentinels
             )
-            text = samples[0][0].text if self.backend == "seq2seq" else self._continuation(samples[0][0].ids)
+            text = samples[0][0].text if self.backend == "seq2seq" else self._continuation(samples[0][0].ids.tolist())
             text = text.partition("<extra_id_0>")[2].partition("<extra_id_1>")[0] if self.sentinels else text
             for each in [until] if isinstance(until, str) else until:
                 text = text.partition(each)[0] if each else text

@@ -169,7 +169,8 @@ def test_files_that_are_no_vocabulary_are_named(tmp_path: Path, tokenizer_file: 
     for name, words in (
         ("none.json", "does not exist"),
         ("bad.json", "not a tokenizer.json"),
-        ("pad.json", "be padding"),
     ):
         with pytest.raises(InputError, match=words):
             load_vocabulary(str(tmp_path / name))
+    with pytest.raises(InputError, match="must be padding for training"):
+        check_vocabulary(load_vocabulary(str(tmp_path / "pad.json")), 512)

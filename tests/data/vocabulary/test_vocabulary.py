@@ -167,9 +167,8 @@ def test_one_with_masks_puts_texts_between_cls_and_sep_in_rows_and_in_transforme
     write_tokenizer(tmp_path, new.path, 0, mask_id=3)
     for tokenizer in (alone, transformers.AutoTokenizer.from_pretrained(tmp_path)):
         for text in texts:
-            assert (
-                tokenizer(text).input_ids == [4, *loaded.encode(text), 1] == masked_ids(text, loaded, special).tolist()
-            )
+            ids = tokenizer(text).input_ids
+            assert ids == [4, *loaded.encode(text), 1] == masked_ids(text, loaded, special).tolist()
         assert tokenizer(texts[0], texts[1]).input_ids == [4, *loaded.encode(texts[0]), 1, *loaded.encode(texts[1]), 1]
     roles = {name: getattr(tokenizer, f"{name}_token") for name in ("mask", "cls", "sep", "eos", "pad", "unk")}
     assert roles == {"eos": "<sep>"} | {name: f"<{name}>" for name in ("mask", "cls", "sep", "pad", "unk")}

@@ -185,7 +185,8 @@ class _Painter:
         self._vocabulary, self._separator = vocabulary, separator
         pieces = PieceTable(vocabulary)
         self._kind, self._table = pieces.kind, pieces
-        self._first_sentinel, self._byte_ids = vocabulary.vocab_size - pieces.num_sentinels, pieces.is_byte
+        self._sentinels = {index: number for number, index in enumerate(pieces.sentinels)}
+        self._byte_ids = pieces.is_byte
 
     def painted(self, ids: np.ndarray) -> rich.text.Text:
         text = rich.text.Text()
@@ -200,8 +201,8 @@ class _Painter:
             yield from self._letters(ids)
             return
         for number, index in enumerate(ids.tolist()):
-            if index >= self._first_sentinel:
-                yield number, f"<{self._vocabulary.vocab_size - 1 - index}>", SENTINEL_STYLE
+            if index in self._sentinels:
+                yield number, f"<{self._sentinels[index]}>", SENTINEL_STYLE
             elif index == self._vocabulary.unk_id:
                 yield number, "<unk>", UNKNOWN_STYLE
             elif self._kind == "sentencepiece":
@@ -214,17 +215,15 @@ class _Painter:
         """Yields the letters of bytes between sentinels."""
         pending: list[int] = []
         for number, index in enumerate([*ids.tolist(), None]):
-            if index is not None and 3 <= index < self._first_sentinel:
+            if index is not None and index >= 3 and index not in self._sentinels:
                 pending.append(index)
                 continue
             if pending:
                 yield number, self._vocabulary.decode(pending), PIECE_STYLES[0]
                 pending = []
             if index is not None:
-                is_sentinel = index >= self._first_sentinel
-                name = (
-                    f"<{self._vocabulary.vocab_size - 1 - index}>" if is_sentinel else ("<pad>", "</s>", "<unk>")[index]
-                )
+                is_sentinel = index in self._sentinels
+                name = f"<{self._sentinels[index]}>" if is_sentinel else ("<pad>", "</s>", "<unk>")[index]
                 yield number, name, SENTINEL_STYLE if is_sentinel else None
 
 

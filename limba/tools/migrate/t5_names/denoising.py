@@ -17,6 +17,7 @@ from typing import Any
 import seqio
 import tensorflow as tf
 
+from limba.api import PieceTable
 from limba.config import InputError
 
 Length = Any  # a number, or a tensor of one
@@ -72,8 +73,20 @@ def _segments(items: tf.Tensor, count: tf.Tensor, seed: Seed) -> tf.Tensor:
 
 
 def sentinel_id(vocabulary: seqio.Vocabulary, return_value: int | None = None) -> int:
-    """Returns the first sentinel, the vocabulary's last id."""
-    return vocabulary.vocab_size - 1 if return_value is None else return_value
+    """Returns the first sentinel, the vocabulary's last id, as t5 has it.
+
+    Raises InputError for a vocabulary whose sentinels are elsewhere: t5 would hide text behind real pieces.
+    """
+    if return_value is not None:
+        return return_value
+    sentinels = PieceTable(vocabulary).sentinels  # pyright: ignore[reportArgumentType]
+    if sentinels and sentinels[0] != vocabulary.vocab_size - 1:
+        raise InputError(
+            f"The vocabulary has <extra_id_0> at id {sentinels[0]}, and t5's preprocessors take its last ids, from"
+            f" {vocabulary.vocab_size - 1} down, for sentinels; take Limba's span_corruption, which finds them by their"
+            " names."
+        )
+    return vocabulary.vocab_size - 1
 
 
 def _follows(mask: tf.Tensor) -> tf.Tensor:

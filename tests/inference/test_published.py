@@ -1,0 +1,320 @@
+"""Folders that transformers saves: ids are AutoTokenizer's, text, scores and vectors are the model's there.
+
+Eight classes of models times six styles of tokenizers, each by a generic and by a real class of transformers. The ids
+of all are compared on every landing, the numbers of a dozen; those of the others at night.
+"""
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sentencepiece
+import torch
+import transformers
+from etils import epath
+
+import limba
+from limba.config import InputError
+from limba.data.vocabulary import published
+from limba.data.vocabulary.load import check_vocabulary, load_vocabulary, sentinel_table
+from limba.data.vocabulary.special_ids import SpecialIds
+from limba.inference.source import find, open_vocabulary
+from limba.training.checkpoints.initial import check_initial
+from tests import published as folders
+
+TEXTS = ("a few words of it", "Line 7: ærlig, again and", "日本 <nl> b")
+LANDING = (  # the others are compared at night
+    *(("t5", "endoftext"), ("t5", "roberta"), ("mt5", "gemma"), ("umt5", "unigram"), ("t5_encoder", "roberta")),
+    *(("llama", "llama"), ("llama", "endoftext"), ("gpt2", "endoftext"), ("gpt2", "roberta")),
+    *(("eurobert", "roberta"), ("eurobert", "gemma"), ("modernbert", "bert")),
+)
+OTHERS = sorted(set(itertools.product(folders.KINDS, folders.STYLES)) - set(LANDING))
+MODEL_TYPES = ("t5", "mt5", "umt5", "llama", "gpt2", "modernbert", "eurobert")
+
+
+def ours_of(folder: Path) -> list[list[int]]:
+    opened = published.open_folder(epath.Path(folder))
+    before, after = opened.template
+    return [[*before, *opened.encode(text), *after] for text in folders.TEXTS]
+
+
+def write(folder: Path, **files: object) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize("style", folders.STYLES)
+def test_ids_are_those_of_auto_tokenizer(style: str, tmp_path: Path) -> None:
+    seen = set()
+    for make in (folders.generic, folders.real):
+        tokenizer = make(style)
+        for model_type in MODEL_TYPES:
+            folder = write(tmp_path / "model", config={"model_type": model_type})
+            tokenizer.save_pretrained(folder)
+            theirs = folders.ids_of(folder)
+            assert ours_of(folder) == theirs, (make.__name__, model_type)
+            seen.add(str(theirs))
+    assert len(seen) >= 1 + (style in ("gemma", "llama"))  # the real class of these cuts otherwise than its own file
+
+
+@pytest.mark.parametrize("style", folders.STYLES)
+def test_older_files_are_read_by_the_same_rules(style: str, tmp_path: Path) -> None:
+    """Files as versions 3 and 4 wrote them: tokenizer.json as trained, roles and tokens beside it."""
+    tokenizer, roles = folders.STYLES[style]()
+    names = {"endoftext": "GPT2", "roberta": "Roberta", "gemma": "Gemma", "bert": "Bert", "unigram": "T5"}
+    decoder = {
+        str(number): {
+            **{"content": token.content, "lstrip": token.content == "<mask>", "rstrip": False},
+            **{"normalized": False, "single_word": False, "special": token.special},
+        }
+        for number, token in tokenizer.get_added_tokens_decoder().items()
+    }
+    choices = (
+        {},
+        {"add_prefix_space": True, "extra_special_tokens": ["again"]},
+        {"legacy": True, "add_bos_token": True, "add_eos_token": True, "added_tokens_decoder": decoder},
+        {"split_special_tokens": True},
+        {"do_lower_case": False, "strip_accents": True, "additional_special_tokens": ["<sp>", "words"]},
+    )
+    for kind in ("PreTrainedTokenizerFast", f"{names.get(style, 'Llama')}TokenizerFast", "NobodysTokenizer"):
+        for model_type, more in zip(itertools.cycle(("t5", "llama", "gpt2")), choices, strict=False):
+            about = {**roles, "tokenizer_class": kind, **more}
+            folder = write(
+                tmp_path / "model",
+                config={"model_type": model_type},
+                tokenizer_config=about,
+                special_tokens_map=roles,
+                added_tokens={"<nl>": tokenizer.get_vocab_size()},
+            )
+            tokenizer.save(str(folder / "tokenizer.json"))
+            assert ours_of(folder) == folders.ids_of(folder), (kind, model_type, more)
+
+
+def test_a_sentencepiece_model_alone_is_read_as_transformers_converts_it(tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text("\n".join(folders.CORPUS * 5))
+    for name, choices in {
+        "plain": {},
+        "bytes": {"byte_fallback": True, "vocab_size": 500},
+        "symbols": {"user_defined_symbols": ["<nl>", "<b>"], "control_symbols": ["<mask>"]},
+        "identity": {"normalization_rule_name": "identity"},
+    }.items():
+        train_spm(tmp_path, name, **choices)
+        folder = write(tmp_path / name, config={"model_type": "t5"})
+        shutil.copy(tmp_path / f"{name}.model", folder / "spiece.model")
+        assert ours_of(folder) == folders.ids_of(folder), name
+    folder = write(tmp_path / "umt5", config={"model_type": "umt5"})
+    shutil.copy(tmp_path / "plain.model", folder / "spiece.model")
+    with pytest.raises(InputError, match=r"has no tokenizer.json, .*; write one: transformers.AutoTokenizer"):
+        published.open_folder(epath.Path(folder))
+
+
+def train_spm(folder: Path, name: str, **choices: object) -> None:
+    given = {"vocab_size": 300, "hard_vocab_limit": False, "pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "corpus.txt"), model_prefix=str(folder / name), minloglevel=2, **{**given, **choices}
+    )
+
+
+def test_tokens_that_were_added_to_a_t5_are_ids_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text("\n".join(folders.CORPUS * 5))
+    train_spm(tmp_path, "plain")
+    size = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "plain.model")).get_piece_size() + 100
+    sentinels = {f"<extra_id_{number}>": size - 1 - number for number in range(100)}
+    token = {"content": "<nl>", "lstrip": False, "rstrip": False, "normalized": True, "single_word": False}
+    about = {"tokenizer_class": "T5Tokenizer", "added_tokens_decoder": {str(size): {**token, "special": False}}}
+    for more in ({"tokenizer_config": about}, {}):
+        folder = write(
+            tmp_path / "model", config={"model_type": "t5"}, added_tokens={"<nl>": size, **sentinels}, **more
+        )
+        shutil.copy(tmp_path / "plain.model", folder / "spiece.model")
+        assert ours_of(folder) == folders.ids_of(folder)
+        assert size in published.open_folder(epath.Path(folder)).encode("words <nl> words")
+
+
+def test_a_trainer_that_reads_other_ids_is_told(tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text("\n".join(folders.CORPUS * 5))
+    train_spm(tmp_path, "plain")
+    train_spm(tmp_path, "other", vocab_size=200)
+    folder = write(tmp_path / "model", config={"model_type": "t5"})
+    shutil.copy(tmp_path / "plain.model", folder / "spiece.model")
+    path = str(folder / "spiece.model")
+    assert published.text_read_otherwise(path, load_vocabulary(path).encode) is None
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["<nl>"])
+    tokenizer.save_pretrained(folder)
+    assert published.text_read_otherwise(path, load_vocabulary(path).encode) == "one <nl> two"
+    shutil.copy(tmp_path / "other.model", folder / "spiece.model")
+    assert published.text_read_otherwise(path, load_vocabulary(path).encode) == published._COMPARED[0]
+
+
+def test_every_tokenizer_class_of_transformers_is_decided() -> None:
+    """A class that takes tokenizer.json as it is needs no rule; each other one is rebuilt here, or refused."""
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
+    from transformers.tokenization_utils_tokenizers import TokenizersBackend
+
+    decided = {*published._REBUILT, *published.REFUSED, *published._ALIASES, *published._GENERIC, "ByT5Tokenizer"}
+    names = {name.removesuffix("Fast") for name in TOKENIZER_MAPPING_NAMES.values() if name}
+    for name in sorted(names - decided):
+        found = tokenizer_class_from_name(name)
+        is_plain = found is None or (issubclass(found, TokenizersBackend) and "__init__" not in vars(found))
+        assert is_plain, f"decide how {name} is read"
+    assert set(MODEL_TYPES) <= {"t5", "mt5", "umt5", "llama", "gpt2", "modernbert", "eurobert"}
+    for model_type in MODEL_TYPES:
+        assert published._OF_MODEL.get(model_type) == TOKENIZER_MAPPING_NAMES.get(model_type)
+
+
+def compare(folder: Path, kind: str, style: str) -> None:
+    """Compares ids, greedy text, scores and vectors of a folder that is saved here with transformers."""
+    compare_saved(folder, kind, folders.saved(folder, kind, folders.generic(style)))
+
+
+def compare_saved(folder: Path, kind: str, model) -> None:
+    """Compares a folder with the model of transformers that it holds."""
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), limba.load(folder)
+    for text in folders.TEXTS:
+        if text.strip():
+            assert ours.tokenize(text).tolist() == theirs(text).input_ids, text
+    if kind in ("t5_encoder", "modernbert", "eurobert"):
+        compare_vectors(ours, model, theirs)
+    else:
+        compare_texts(ours, model, theirs)
+
+
+def compare_texts(ours, model, theirs) -> None:
+    is_t5 = not ours.network.config.is_decoder_only
+    texts, samples = ours.generate(TEXTS, max_tokens=10), ours.samples(TEXTS, max_tokens=10)
+    for text, mine, ((_, _, ids),) in zip(TEXTS, texts, samples, strict=True):
+        prompt = torch.tensor([theirs(text).input_ids])
+        written = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=10, do_sample=False)[0]
+        new = written[1:] if is_t5 else written[prompt.shape[1] :]
+        assert ids[: len(new)].tolist() == new.tolist()
+        assert mine == theirs.decode(new if is_t5 else written, skip_special_tokens=True)
+    read, targets = ours.pair_ids(*TEXTS[:2])
+    if is_t5:
+        labels = theirs(TEXTS[1]).input_ids
+        assert targets.tolist()[: len(labels)] == labels and set(targets.tolist()[len(labels) :]) <= set(
+            ours.special_ids.ends
+        )
+        given = [model.config.decoder_start_token_id, *targets.tolist()[:-1]]
+        logits = model(
+            input_ids=torch.tensor([theirs(TEXTS[0]).input_ids]), decoder_input_ids=torch.tensor([given])
+        ).logits
+        rows = logits[0]
+    else:
+        rows = model(torch.tensor([[*read.tolist(), *targets.tolist()]])).logits[0, len(read) - 1 : -1]
+    wanted = float(
+        rows.log_softmax(-1)[torch.arange(len(targets)), torch.tensor(targets.astype(np.int64))].sum().detach()
+    )
+    (score,) = ours.score([TEXTS[:2]])
+    assert score.log_likelihood == pytest.approx(wanted, rel=2e-5)
+
+
+def compare_vectors(ours, model, theirs) -> None:
+    base = getattr(model, "model", model)
+    for text, vector in zip(TEXTS, ours.encode(TEXTS), strict=True):
+        states = base(torch.tensor([theirs(text).input_ids])).last_hidden_state[0].detach()
+        np.testing.assert_allclose(vector, states.mean(0).numpy(), atol=2e-5 * max(1.0, float(states.abs().max())))
+    if ours.network.config.is_t5_encoder:
+        return
+    if theirs.mask_token_id is None:
+        for ask in (lambda: ours.fill("a ___"), lambda: ours.log_likelihoods([("", "again")])):
+            if ours.special_ids.mask is None:
+                with pytest.raises(InputError, match=r"has no mask \(mask_token\)"):
+                    ask()
+        return
+    ids = theirs("again").input_ids  # one word: each of its pieces is predicted while it and the later ones are masks
+    before, after = ours.vocabulary.template
+    wanted = 0.0
+    for place in range(len(before), len(ids) - len(after)):
+        masked = [
+            *ids[:place],
+            *[theirs.mask_token_id] * (len(ids) - len(after) - place),
+            *ids[len(ids) - len(after) :],
+        ]
+        wanted += float(model(torch.tensor([masked])).logits[0, place].log_softmax(-1)[ids[place]].detach())
+    assert float(ours.log_likelihoods([("", "again")])[0]) == pytest.approx(wanted, rel=2e-5)
+    text = f"a few {theirs.mask_token} of it"
+    ids = torch.tensor([theirs(text).input_ids])
+    likely = model(ids).logits[0, int((ids[0] == theirs.mask_token_id).nonzero()[0, 0])].softmax(-1).detach().numpy()
+    for fill in ours.fill(text)[0]:
+        assert fill.probability == pytest.approx(float(likely[fill.ids[0]]), rel=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "style"), LANDING)
+def test_a_folder_gives_what_it_gives_in_transformers(kind: str, style: str, tmp_path: Path) -> None:
+    compare(tmp_path, kind, style)
+
+
+@pytest.mark.night
+@pytest.mark.parametrize(("kind", "style"), OTHERS)
+def test_every_folder_gives_what_it_gives_in_transformers(kind: str, style: str, tmp_path: Path) -> None:
+    compare(tmp_path, kind, style)
+
+
+def test_roles_of_generation_are_those_of_its_file(tmp_path: Path) -> None:
+    """The decoder's start, several ends, suppressed ids; config.json counts where targets are given."""
+    tokenizer = folders.generic("unigram")
+    model = folders.saved(tmp_path, "t5", tokenizer, decoder_start_token_id=5)
+    compare_texts(limba.load(tmp_path), model, transformers.AutoTokenizer.from_pretrained(tmp_path))
+    prompt = torch.tensor([tokenizer(TEXTS[0]).input_ids])
+    first = model.generate(prompt, max_new_tokens=6, do_sample=False)[0].tolist()
+    place = tmp_path / "generation_config.json"
+    about = json.loads(place.read_text())
+    about |= {"decoder_start_token_id": 7, "eos_token_id": [1, first[3]], "suppress_tokens": [first[1]]}
+    place.write_text(json.dumps(about))
+    again = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    compare_texts(limba.load(tmp_path), again, tokenizer)
+    ours = limba.load(tmp_path)
+    assert (ours.special_ids.decoder_start, ours.special_ids.generation_start) == (5, 7)
+    with pytest.raises(InputError, match="begins its decoder with id 5"):
+        check_initial(str(tmp_path))
+    place.write_text(json.dumps({**about, "forced_bos_token_id": 9}))
+    with pytest.raises(InputError, match="has forced_bos_token_id, which Limba's search does not have"):
+        limba.load(tmp_path).generate(["a"])
+    place.write_text(json.dumps({**about, "decoder_start_token_id": 10**6}))
+    with pytest.raises(
+        InputError, match="generation_config.json has decoder_start_token_id 1000000, and the model has"
+    ):
+        limba.load(tmp_path).generate(["a"])
+
+
+def test_what_can_be_used_and_not_trained_is_said_before(tmp_path: Path) -> None:
+    for kind, style, reason in (
+        ("gpt2", "endoftext", "has no padding token"),
+        ("llama", "llama", "has no padding token"),
+        ("t5", "roberta", "has its padding at id 1"),
+    ):
+        folder = tmp_path / f"{kind}-{style}"
+        folders.saved(folder, kind, folders.generic(style))
+        with pytest.raises(InputError, match=f"{reason}.*generates, scores, encodes and converts with it"):
+            check_initial(str(folder))
+        with pytest.raises(InputError, match=reason):
+            limba.finetune(str(folder), [("a", "b")])
+    name, _ = open_vocabulary(find(str(tmp_path / "gpt2-endoftext")))
+    trained = load_vocabulary(name.path)
+    with pytest.raises(InputError, match=r"'<\|endoftext\|>' at id 0, padding's, as its end of sequence"):
+        check_vocabulary(trained, folders.ROWS, needs_sentinels=False)
+    assert trained.encode("<|endoftext|>") != [0], "a corpus must not be able to end a document"
+    same = SpecialIds(padding=1, ends=(1,))
+    with pytest.raises(InputError, match="has one id, 1, for padding and for the end of a text"):
+        same.check_trained(find(str(tmp_path / "gpt2-endoftext")).model, "x")
+
+
+def test_sentinels_are_found_wherever_they_are(tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text("\n".join(folders.CORPUS * 5))
+    names = [f"<extra_id_{number}>" for number in range(20)]
+    train_spm(tmp_path, "middle", user_defined_symbols=names)
+    middle = load_vocabulary(str(tmp_path / "middle.model"))
+    assert sentinel_table(middle) == list(range(3, 23))
+    check_vocabulary(middle, 512)
+    tokenizer = folders.generic("unigram")  # <nl> is added above the sentinels
+    tokenizer.save_pretrained(tmp_path)
+    above = load_vocabulary(str(tmp_path / "tokenizer.json"))
+    top = tokenizer.convert_tokens_to_ids("<extra_id_0>")
+    assert top < above.vocab_size - 1 and sentinel_table(above) == [top - number for number in range(10)]
