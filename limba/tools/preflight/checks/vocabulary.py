@@ -11,7 +11,7 @@ from typing import Any
 from sentencepiece import sentencepiece_model_pb2
 
 from limba.api import Mixture, PieceTable, RunData, Task, Vocabulary, flops_per_sequence, unexportable
-from limba.config import Fix, InputError, RunConfig, nearest
+from limba.config import Fix, RunConfig, nearest
 from limba.tools.preflight.checks.findings import gathered
 from limba.tools.preflight.checks.verdict import Data, Line, Section
 
