@@ -48,8 +48,7 @@ GIN = "from __gin__ import dynamic_registration\nfrom limba import config\n\n"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 FILLS = (
     f"a hybrid: the language model is here, and for vectors and fine-tuning there is an EuroBertModel in {ENCODER}/;"
-    " masks are predicted at the place before them, which no class of transformers does: fill them by `limba generate"
-    " --fill` or `fill`"
+    " masks are predicted at the place before them, which no class of transformers does: TrainedModel.fill fills them"
 )
 _ENTRY = re.compile(rf"step_\d+(\.writing|\.failed)?|{re.escape(lease.FILE)}")
 

@@ -117,7 +117,7 @@ def as_encoder(model: ModelConfig) -> ModelConfig:
     """Returns the network of a hybrid's hidden states: transformers' EuroBertModel, which has no output layer.
 
     It reads the start before a text, as the hybrid does. A mask's piece is predicted at the place before it, so the
-    output layer of EuroBertForMaskedLM would answer for the neighbour: `generate --fill` and `fill` know the place.
+    output layer of EuroBertForMaskedLM would answer for the neighbour: `fill` knows the place.
     """
     has_biases = "mlp" in model.biases  # where transformers' class puts one into its output layer too
     biases = tuple(part for part in model.biases if part != "logits") + (("logits",) if has_biases else ())

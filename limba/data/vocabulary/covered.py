@@ -17,34 +17,32 @@ SENTINEL = re.compile(r"<extra_id_\d+>")
 def covered_bytes(vocabulary: Vocabulary, text: str, num_tokens: int | None = None) -> int:
     """Returns how many UTF-8 bytes of a text its first `num_tokens` tokens cover, all of them for None.
 
-    Names of sentinels are no text. What the tokenizer leaves out at the end, as spaces, is covered by no token.
+    A sentinel covers its name, as the text has it. Spaces at the ends, which a tokenizer leaves out, are covered by no
+    token.
 
-    >>> covered_bytes(ByteVocabulary(100), "ăb<extra_id_0>c"), covered_bytes(ByteVocabulary(100), "ăb", 2)
-    (4, 2)
+    >>> covered_bytes(ByteVocabulary(100), "ăb"), covered_bytes(ByteVocabulary(100), "ăb", 2)
+    (3, 2)
     """
-    if isinstance(vocabulary, PublishedVocabulary):  # reads such names itself
+    if num_tokens is None:
+        return len(_whole(vocabulary, text).encode("utf-8", "replace"))
+    if isinstance(vocabulary, PublishedVocabulary):  # reads the names of sentinels itself
         ends = _ends(vocabulary, text)
-        is_cut = num_tokens is not None and num_tokens < len(ends)
-        size = (ends[num_tokens - 1] if num_tokens else 0) if is_cut else None
-        shown = _whole(vocabulary, text).encode("utf-8", "replace") if size is None else text.encode()[:size]
-        return len(SENTINEL.sub("", shown.decode("utf-8", "replace")).encode())
-    parts = SENTINEL.split(text)
-    found = 0
-    left = num_tokens
-    for part, ids in zip(parts, encode_parts(vocabulary, parts), strict=True):
-        if left is None or len(ids) <= left:
-            found += len(_whole(vocabulary, part).encode("utf-8", "replace"))
-        elif left > 0:
+        return ends[min(num_tokens, len(ends)) - 1] if num_tokens and ends else 0
+    parts, names = SENTINEL.split(text), SENTINEL.findall(text)
+    found, left = 0, num_tokens
+    for part, name, ids in zip(parts, [*names, ""], encode_parts(vocabulary, parts), strict=True):
+        if len(ids) > left:
             # A part after a gap has no space before it, which the same part alone has: its ends are counted from the
             # last token.
             ends = _ends(vocabulary, part)
             place = left - 1 + len(ends) - len(ids)
-            found += ends[max(place, 0)] if ends else 0
-        if left is not None:
-            left -= len(ids) + 1  # and the sentinel
-            if left <= 0:
-                break
-    return found
+            return found + (ends[max(place, 0)] if left and ends else 0)
+        found += len(part.encode("utf-8", "replace"))
+        left -= len(ids)
+        if not left:
+            break
+        found, left = found + len(name), left - 1
+    return min(found, covered_bytes(vocabulary, text))
 
 
 def _whole(vocabulary: Vocabulary, text: str) -> str:

@@ -155,8 +155,8 @@ def check_written(vocabulary: Vocabulary, encode: Encode, gaps: Sequence[Gap], p
     if found:
         raise InputError(
             f"The vocabulary {place} cannot be exported: {said(found[0])}, so a tokenizer.json would not read as the"
-            f" model learned ({len(found)} of {num_texts(vocabulary, gaps)} texts differ); train a vocabulary by"
-            " `limba vocabulary`, or write the weights without a tokenizer."
+            f" model learned ({len(found)} of {num_texts(vocabulary, gaps)} texts differ); train another vocabulary,"
+            " of T5's layout, or write the weights without a tokenizer."
         )
 
 
