@@ -166,7 +166,8 @@ def open_folder(directory: str | Path, config: ModelConfig, flax: bool | None = 
     for name in names:
         if name in stored and stored.stored[name].dtype.kind in "bui" and stored.stored[name].dtype.itemsize < 4:
             stored[name]  # which says that it is no weight
-    check_names(missing, extra, str(folder))
+    advice = "give the weights of the model that config.json describes, or use this one in transformers"
+    check_names(missing, extra, str(folder), advice)
     found = {ours: stored.stored[name].T if turned else stored.stored[name] for ours, (name, turned) in places.items()}
     if HEAD in found and head.scale != 1:
         found[HEAD] = _scaled(found[HEAD], 1 / np.float32(head.scale))

@@ -119,7 +119,9 @@ def unflatten(flat: Mapping[str, object]) -> dict:
     return traverse_util.unflatten_dict(flat, sep="/")
 
 
-def check_names(missing: Sequence[str], extra: Sequence[str], place: str) -> None:
+def check_names(
+    missing: Sequence[str], extra: Sequence[str], place: str, advice: str = "give the model's own configuration"
+) -> None:
     """Raises InputError if `place` lacks arrays of a network, or has others.
 
     >>> check_names(["lm_head.weight"], [], "model/")
@@ -129,9 +131,7 @@ def check_names(missing: Sequence[str], extra: Sequence[str], place: str) -> Non
     if missing or extra:
         what = f"has no {missing[0]}" if missing else f"has {extra[0]}, which the network does not have"
         more = max(len(missing), len(extra)) - 1
-        raise InputError(
-            f"{place} {what}{f', and {more} more' if more > 0 else ''}; give the model's own configuration."
-        )
+        raise InputError(f"{place} {what}{f', and {more} more' if more > 0 else ''}; {advice}.")
 
 
 def files_of_index(index: Path) -> list[str]:
