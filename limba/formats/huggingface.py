@@ -32,10 +32,8 @@ from limba.formats.architectures import (
 )
 from limba.formats.architectures import kind as kind_of_network
 from limba.formats.huggingface_names import NAMES, canonical, embedding_of, is_passed_over, renamed
-from limba.formats.names import Arrays, Json, Stored, check_names, flatten
+from limba.formats.names import BIN, BIN_INDEX, Arrays, Json, Stored, check_names, flatten
 from limba.formats.weights import (
-    BIN,
-    BIN_INDEX,
     FLAX_FILE,
     check_weights,
     open_safetensors,

@@ -21,6 +21,10 @@ from limba.config import InputError, reason_of
 
 Json = dict[str, Any]  # an object of a JSON file
 BLOCK_BYTES = 1 << 26
+LIMIT_OF_HEADER = 1 << 26  # bytes of a safetensors file's header
+# The files of transformers' weights: one, or the index of several.
+SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"
+BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _LETTERS = {"float32": "F32", "bfloat16": "BF16"}  # of safetensors
 _STACKED = re.compile(r"(^|/)layers/")
 
@@ -91,6 +95,16 @@ def write_safetensors(file: IO[bytes], part: Mapping[str, Stored], dtype: str, *
     file.write(struct.pack("<Q", len(text)) + text)
     for stored in part.values():
         file.writelines(blocks_of(stored))
+
+
+def made_from(path: Path) -> str:
+    """Returns from which .bin files Limba has made a model.safetensors; "" for one that somebody else wrote."""
+    try:
+        with path.open("rb") as file:
+            header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), LIMIT_OF_HEADER)))
+        return str(header["__metadata__"]["made_from"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return ""
 
 
 def unstack_layers(tree: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
