@@ -85,8 +85,8 @@ def stored_head(folder: Path, stored: Mapping[str, np.ndarray] | None, emb_dim: 
         is_own = place in stored and not (said and _is_copy(stored[place], stored[embedding]))
     is_scaled = said and not is_own
     if by_5 or not version:  # Limba's own folders, t5 and umt5, name no version and have the keys of both
-        by_4 = not said and not by_5 and "scale_decoder_outputs" in about
-        own = {"t5": about.get("scale_decoder_outputs", is_scaled), "mt5": False, "umt5": not by_4}
+        is_of_5 = not by_5 and "scale_decoder_outputs" not in about  # of nobody who says: as the newest reads it
+        own = {"t5": about.get("scale_decoder_outputs", is_scaled), "mt5": False, "umt5": said or is_of_5}
         is_scaled = bool(own.get(kind, is_scaled))
     if is_own or not (said or by_5):
         written = about.get(HEAD_SCALE) if by_5 or not version else None  # 4.57 keeps the key, and does not scale
