@@ -32,10 +32,8 @@ from limba.formats.architectures import (
 )
 from limba.formats.architectures import kind as kind_of_network
 from limba.formats.huggingface_names import NAMES, canonical, embedding_of, is_passed_over, renamed
-from limba.formats.names import Arrays, Json, Stored, check_names, flatten
+from limba.formats.names import BIN, BIN_INDEX, Arrays, Json, Stored, check_names, flatten
 from limba.formats.weights import (
-    BIN,
-    BIN_INDEX,
     FLAX_FILE,
     check_weights,
     open_safetensors,
@@ -87,8 +85,8 @@ def stored_head(folder: Path, stored: Mapping[str, np.ndarray] | None, emb_dim: 
         is_own = place in stored and not (said and _is_copy(stored[place], stored[embedding]))
     is_scaled = said and not is_own
     if by_5 or not version:  # Limba's own folders, t5 and umt5, name no version and have the keys of both
-        by_4 = not said and not by_5 and "scale_decoder_outputs" in about
-        own = {"t5": about.get("scale_decoder_outputs", is_scaled), "mt5": False, "umt5": not by_4}
+        is_of_5 = not by_5 and "scale_decoder_outputs" not in about  # of nobody who says: as the newest reads it
+        own = {"t5": about.get("scale_decoder_outputs", is_scaled), "mt5": False, "umt5": said or is_of_5}
         is_scaled = bool(own.get(kind, is_scaled))
     if is_own or not (said or by_5):
         written = about.get(HEAD_SCALE) if by_5 or not version else None  # 4.57 keeps the key, and does not scale
@@ -166,7 +164,8 @@ def open_folder(directory: str | Path, config: ModelConfig, flax: bool | None = 
     for name in names:
         if name in stored and stored.stored[name].dtype.kind in "bui" and stored.stored[name].dtype.itemsize < 4:
             stored[name]  # which says that it is no weight
-    check_names(missing, extra, str(folder))
+    advice = "give the weights of the model that config.json describes, or use this one in transformers"
+    check_names(missing, extra, str(folder), advice)
     found = {ours: stored.stored[name].T if turned else stored.stored[name] for ours, (name, turned) in places.items()}
     if HEAD in found and head.scale != 1:
         found[HEAD] = _scaled(found[HEAD], 1 / np.float32(head.scale))

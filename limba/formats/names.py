@@ -21,6 +21,10 @@ from limba.config import InputError, foreign, reason_of
 
 Json = dict[str, Any]  # an object of a JSON file
 BLOCK_BYTES = 1 << 26
+LIMIT_OF_HEADER = 1 << 26  # bytes of a safetensors file's header
+# The files of transformers' weights: one, or the index of several.
+SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"
+BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _LETTERS = {"float32": "F32", "bfloat16": "BF16"}  # of safetensors
 _STACKED = re.compile(r"(^|/)layers/")
 
@@ -93,6 +97,16 @@ def write_safetensors(file: IO[bytes], part: Mapping[str, Stored], dtype: str, *
         file.writelines(blocks_of(stored))
 
 
+def made_from(path: Path) -> str:
+    """Returns from which .bin files Limba has made a model.safetensors; "" for one that somebody else wrote."""
+    try:
+        with foreign.open_regular(path) as file:
+            header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), LIMIT_OF_HEADER)))
+        return str(header["__metadata__"]["made_from"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return ""
+
+
 def unstack_layers(tree: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns T5X's tree: each array under `layers/` cut along axis 0 into `layers_i/`."""
     result: dict[str, np.ndarray] = {}
@@ -119,7 +133,9 @@ def unflatten(flat: Mapping[str, object]) -> dict:
     return traverse_util.unflatten_dict(flat, sep="/")
 
 
-def check_names(missing: Sequence[str], extra: Sequence[str], place: str) -> None:
+def check_names(
+    missing: Sequence[str], extra: Sequence[str], place: str, advice: str = "give the model's own configuration"
+) -> None:
     """Raises InputError if `place` lacks arrays of a network, or has others.
 
     >>> check_names(["lm_head.weight"], [], "model/")
@@ -129,9 +145,7 @@ def check_names(missing: Sequence[str], extra: Sequence[str], place: str) -> Non
     if missing or extra:
         what = f"has no {missing[0]}" if missing else f"has {extra[0]}, which the network does not have"
         more = max(len(missing), len(extra)) - 1
-        raise InputError(
-            f"{place} {what}{f', and {more} more' if more > 0 else ''}; give the model's own configuration."
-        )
+        raise InputError(f"{place} {what}{f', and {more} more' if more > 0 else ''}; {advice}.")
 
 
 def files_of_index(index: Path) -> list[str]:

@@ -19,16 +19,23 @@ from typing import NamedTuple
 import numpy as np
 
 from limba.config import InputError, foreign, reason_of
-from limba.formats.names import Arrays, Json, Stored, files_of_index
+from limba.formats.names import (
+    BIN,
+    BIN_INDEX,
+    SAFETENSORS,
+    SAFETENSORS_INDEX,
+    Arrays,
+    Json,
+    Stored,
+    files_of_index,
+    made_from,
+)
 from limba.formats.t5x import numpy_dtype
 
 logger = logging.getLogger(__name__)
 
-SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"
-BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 FLAX_FILE = "flax_model.msgpack"
 ADAPTER = "adapter_config.json"  # of LoRA: with peft installed, transformers reads the model that this file names
-LIMIT_OF_HEADER = 1 << 26  # bytes
 
 
 class WeightsFile(NamedTuple):
@@ -118,16 +125,6 @@ def check_weights(folder: Path) -> None:
 def say_once(line: str) -> None:
     """Writes a warning to the log, the first time that it is called with this line."""
     logger.warning(line)
-
-
-def made_from(path: Path) -> str:
-    """Returns from which .bin files Limba has made a model.safetensors; "" for one that somebody else wrote."""
-    try:
-        with foreign.open_regular(path) as file:
-            header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), LIMIT_OF_HEADER)))
-        return str(header["__metadata__"]["made_from"])
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return ""
 
 
 def open_safetensors(directory: str | Path) -> Arrays:

@@ -14,8 +14,8 @@ import pytest
 import torch
 import transformers
 
-from limba.config import InputError
-from limba.formats import huggingface, huggingface_keys
+from limba.config import InputError, ModelConfig
+from limba.formats import architectures, huggingface, huggingface_keys
 from limba.formats.huggingface_keys import IRRELEVANT, KEYS, READ, Only
 from limba.formats.names import unflatten
 from limba.model import Network
@@ -394,3 +394,20 @@ def test_keys_that_say_something_together_give_the_logits_of_transformers(kind, 
     with jax.disable_jit():
         results = [tried(kind, change, tmp_path / str(n)) for n, change in enumerate(PAIRS[kind])]
     assert set(results) == {"equal"}
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_an_activation_is_written_as_it_is_read(kind):
+    """The exact gelu too, which version 4.57 and 5 of a T5 take from `dense_act_fn`."""
+    for activation in ("relu", "gelu", "gelu_new", "silu"):
+        about = {**SIZES[kind], "feed_forward_proj": f"gated-{activation}", "dense_act_fn": activation}
+        about |= dict.fromkeys(("hidden_act", "activation_function"), activation)
+        about |= dict.fromkeys(("hidden_activation", "classifier_activation"), activation)
+        config = ModelConfig(**architectures.model_fields(about, kind))
+        written = architectures.config_json(config, mask_id=2)
+        again = ModelConfig(**architectures.model_fields(written, written["model_type"]))
+        assert again.mlp_activations == config.mlp_activations
+        theirs = getattr(transformers, CLASSES[written["model_type"]][0]).from_dict(dict(written))
+        keys = ("dense_act_fn", "hidden_act", "activation_function", "hidden_activation")
+        key = next(key for key in keys if key in written)
+        assert huggingface_keys.ACTIVATIONS[getattr(theirs, key)] == config.mlp_activations[0]

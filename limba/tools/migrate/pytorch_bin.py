@@ -21,8 +21,17 @@ from typing import BinaryIO
 import numpy as np
 
 from limba.config import InputError, reason_of
-from limba.formats.names import Arrays, Stored, files_of_index, write_safetensors
-from limba.formats.weights import BIN, BIN_INDEX, SAFETENSORS, SAFETENSORS_INDEX, made_from
+from limba.formats.names import (
+    BIN,
+    BIN_INDEX,
+    SAFETENSORS,
+    SAFETENSORS_INDEX,
+    Arrays,
+    Stored,
+    files_of_index,
+    made_from,
+    write_safetensors,
+)
 from limba.storage.files import private_folder, replacing
 
 logger = logging.getLogger(__name__)
