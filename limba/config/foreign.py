@@ -33,10 +33,7 @@ def reading(path: object, advice: str = CHECK, kind: type[SentenceError] = Input
     except SentenceError:
         raise
     except Exception as error:
-        raise kind(
-            f"{os.fspath(path) if isinstance(path, os.PathLike) else path} cannot be read"
-            f" ({reason_for(error)}); {advice}."
-        ) from error
+        raise kind(f"{path} cannot be read ({reason_for(error)}); {advice}.") from error
 
 
 def reason_for(error: Exception) -> str:

@@ -14,7 +14,7 @@ import pytest
 
 import limba
 from limba.cli.gin import statements
-from limba.config import SentenceError
+from limba.config import InputError, SentenceError, foreign
 from limba.data.sources import readers
 from limba.evaluation.status import Status
 from limba.inference import line_files
@@ -212,8 +212,8 @@ def test_a_damaged_file_is_a_sentence_or_is_passed_over(reader: str, shelf: Path
     assert not failures, "\n".join(failures)
 
 
-# Who names a file himself may name a pipe, as the shell's <(…) does; and in these places a missing file is passed over.
-PIPES = [name for name in READERS if not name.startswith("generation")]
+# Who names a file himself may name a pipe, as the shell's <(…) does: an input of `generate`, a JSON of flags.
+PIPES = [name for name in READERS if not name.startswith(("generation", "script"))]
 
 
 class WaitedError(BaseException):

@@ -83,22 +83,27 @@ def csv_rows(lines: Iterator[str]) -> tuple[Dialect, Iterator[tuple[int, list[st
 
 
 def _csv_rows(lines: Iterator[str], dialect: Dialect) -> Iterator[tuple[int, list[str]]]:
-    reader = csv.reader(lines, delimiter=dialect.separator, skipinitialspace=dialect.skips_space, strict=True)
+    last = ""
+
+    def noted() -> Iterator[str]:
+        nonlocal last
+        for line in lines:
+            last = line
+            yield line
+
+    reader = csv.reader(noted(), delimiter=dialect.separator, skipinitialspace=dialect.skips_space, strict=True)
     while True:
         try:
             row = next(reader, None)
         except csv.Error as error:
-            raise TableError(f"line {reader.line_num} is not csv ({_reason(error)}); correct the line.") from None
+            # The library's own words for a carriage return are advice for who opens a file in Python.
+            has_return = "\r" in last.rstrip("\r\n")
+            reason = "a carriage return stands alone in it" if has_return else str(error).rstrip(".")
+            raise TableError(f"line {reader.line_num} is not csv ({reason}); correct the line.") from None
         if row is None:
             return
         if row:
             yield reader.line_num, row
-
-
-def _reason(error: csv.Error) -> str:
-    said = str(error).strip().rstrip(".")
-    # Its advice is for who opens files in Python.
-    return "a carriage return stands alone in it" if said.startswith("new-line character seen in unquoted") else said
 
 
 def tsv_rows(lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:

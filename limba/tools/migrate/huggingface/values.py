@@ -52,7 +52,7 @@ def read_values(path: str | None, flags: Values) -> tuple[Values, str, list[str]
 
 def _json(path: str) -> Values:
     try:
-        values = json.loads(Path(os.path.expanduser(path)).read_text(encoding="utf-8"))
+        values = json.loads(Path(os.path.expanduser(path)).read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"--json={path} cannot be read as JSON ({reason_of(error)}); give a JSON object.") from error
     if not isinstance(values, dict):
