@@ -52,6 +52,7 @@ class Uploads:
         self._file = GrowingFile(address) if "://" in address else LocalFile(address)
         self._pending, self._lock = [], threading.Lock()
         self._sending, self._has_complained, self._is_closing = threading.Lock(), False, False
+        self._num_failed = 0  # attempts in a row
 
     def write(self, data: bytes) -> None:
         """Keeps the bytes for the next `flush`."""
@@ -69,6 +70,7 @@ class Uploads:
                 with self._lock:
                     self._pending.insert(0, taken)
                 self._reason = reason_of(error)
+                self._num_failed += 1
                 if not self._has_complained and not self._is_closing:
                     self._has_complained = True
                     logger.warning(
@@ -76,12 +78,14 @@ class Uploads:
                         self._file.address, self._reason,
                     )  # fmt: skip
                 return False
+            self._num_failed = 0
             return True
 
     def close(self) -> None:
-        """Appends what is left; warns if it is not taken."""
+        """Appends what is left; warns if it is not taken. A bucket that failed before is asked less often."""
         self._is_closing = True
-        if not any(self.flush() for _ in range(LAST_ATTEMPTS)):
+        num_attempts = max(1, LAST_ATTEMPTS - self._num_failed)  # each takes a minute where nothing answers
+        if not any(self.flush() for _ in range(num_attempts)):
             if not (self._is_copy and self._has_complained):
                 logger.warning("The last lines of %s could not be written (%s).", self._file.address, self._reason)
             self._pending = []

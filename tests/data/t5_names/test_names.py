@@ -20,7 +20,7 @@ from limba.data import bridge, task_modules
 from limba.data.objectives.supervised import is_supervised
 from limba.data.seqio_tasks import as_seqio
 from limba.data.sources import FileSource
-from limba.data.tasks import failure_of_function, resolve_task
+from limba.data.tasks import failure_of_code, resolve_task
 from limba.tools.migrate.t5_names import finder, written_tasks
 from tests.data.objectives.test_objectives import GoldenVocabulary, features
 
@@ -247,17 +247,18 @@ def test_a_function_that_fails_is_one_sentence():
     def dataset_fn(split, shuffle_files, seed=None, dataset_params=None):
         return tf.data.Dataset.from_generator(documents, output_signature=tf.TensorSpec((), tf.string))
 
+    line = documents.__code__.co_firstlineno + 1
     params = {"path": "someone/ro-corpus", "use_auth_token": True}
     source = seqio.FunctionDataSource(functools.partial(dataset_fn, dataset_params=params), splits=("train",))
     feature = seqio.Feature(seqio.ByteVocabulary())
     task = seqio.Task("fails", source, {"targets": feature}, [])
     dataset = source.get_dataset("train", shuffle=False)
     with pytest.raises(InputError) as error:
-        next(bridge.OfTensorflow(dataset, failure=lambda error: failure_of_function(task, error)))
+        next(bridge.OfTensorflow(dataset, failure=lambda error: failure_of_code(task, error)))
     assert str(error.value) == (
-        "The function that task fails reads fails: ValueError: BuilderConfig ParquetConfig(name='default') doesn't have"
-        " a 'use_auth_token' key; correct it, or register the task with source=HubSource('someone/ro-corpus',"
-        " column=\"text\", splits=('train',))."
+        "The code of task fails fails: ValueError: BuilderConfig ParquetConfig(name='default') doesn't have"
+        f" a 'use_auth_token' key ({__file__} line {line}, in documents); correct it, or register the task with"
+        " source=HubSource('someone/ro-corpus', column=\"text\", splits=('train',))."
     )
 
 
