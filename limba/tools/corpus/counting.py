@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from limba.api import NewVocabulary, PieceTable, Texts, source_of_files
 from limba.config import InputError
-from limba.tools.preflight.texts.language import LETTERS_A_WORD, words_by_script
+from limba.tools.preflight.texts.language import LETTERS_A_WORD, script_of, words_by_script
 
 SAMPLE_BYTES = 1 << 23  # of text that is counted; the vocabulary is trained on nine tenths of it
 SMALL = 0.9 * SAMPLE_BYTES  # bytes of a text that is trained on and counted as a whole, as its run will do
@@ -91,9 +91,9 @@ def has_spaces(documents: Sequence[bytes]) -> bool:
     text = "\n".join(document.decode() for document in documents[:2000])
     words = text.split()
     found = words_by_script(text[:MOST_LETTERS])
-    spaceless = sum(found[script] for script in LETTERS_A_WORD)
+    spaceless = sum(found.get(script, 0.0) for script in LETTERS_A_WORD)
     # Commands with spaces among Japanese sentences do not cut these.
-    return sum(map(len, words)) <= LONG_WORD * len(words) and spaceless <= SPACELESS * found.total()
+    return sum(map(len, words)) <= LONG_WORD * len(words) and spaceless <= SPACELESS * sum(found.values())
 
 
 def is_language_of(name: str, documents: Sequence[bytes]) -> bool:
@@ -123,12 +123,16 @@ def check_language(codes: str, documents: Sequence[bytes]) -> None:
     Traceback (most recent call last):
     limba.config.errors.InputError: --language=ru is not the text's: most of its letters are Latin, outside code and...
     """
-    found = words_by_script("\n".join(text.decode() for text in documents[:2000])[:MOST_LETTERS])
-    found["CJK"] += found.pop("IDEOGRAPHIC", 0.0)  # the sign for a letter again
+    text = "\n".join(document.decode() for document in documents[:2000])[:MOST_LETTERS]
+    found = words_by_script(text)
+    if script_of(text) == "HIRAGANA":  # Chinese letters beside kana are Japanese
+        found["HIRAGANA"] = found.get("HIRAGANA", 0.0) + found.pop("CJK", 0.0)
+    found["CJK"] = found.get("CJK", 0.0) + found.pop("IDEOGRAPHIC", 0.0)  # the sign for a letter again
+    total = sum(found.values())
     for code in codes.split(","):
         own = next((scripts for scripts, languages in SCRIPTS.items() if code.strip() in languages.split()), None)
-        if own and found and sum(found[script] for script in own.split()) * 2 < found.total():
-            most = found.most_common(1)[0][0].capitalize()
+        if own and sum(found.get(script, 0.0) for script in own.split()) * 2 < total:
+            most = max(found, key=found.__getitem__).capitalize()
             raise InputError(
                 f"--language={code} is not the text's: most of its letters are {most}, outside code and markup; give"
                 " its own code."
