@@ -23,7 +23,7 @@ SCRIPTS = {
     " ro se sk sl so sq sv sw tl tr vi xh yo zu",
     "CYRILLIC": "be bg mk ru uk", "GREEK": "el", "ARABIC": "ar fa ps ur", "HEBREW": "he yi", "DEVANAGARI": "hi mr ne",
     "BENGALI": "as bn", "TAMIL": "ta", "TELUGU": "te", "THAI": "th", "GEORGIAN": "ka", "ARMENIAN": "hy",
-    "ETHIOPIC": "am ti", "HANGUL": "ko", "CJK HIRAGANA KATAKANA": "ja", "CJK": "zh",
+    "ETHIOPIC": "am ti", "HANGUL": "ko", "HIRAGANA KATAKANA": "ja", "CJK": "zh",
 }  # fmt: skip
 
 
