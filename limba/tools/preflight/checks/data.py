@@ -135,7 +135,8 @@ def _equal_files(run: RunData, source: UnitSource, data: Data) -> Iterator[Line]
     if len(copies) <= MOST_MOVED:
         yield Line("warning", says, [f"mv {each} {each}.copy" for each in quoted], "equal-files")
         return
-    patterns = " ".join(source.patterns_of_split(run.config.train_split))  # the shell reads them as they are
+    # The shell reads the patterns as they are, but for spaces.
+    patterns = " ".join(each.replace(" ", "\\ ") for each in source.patterns_of_split(run.config.train_split))
     later = "awk 'seen[$1]++ { print substr($0, 35) }'"  # md5sum's line: 32 digits, two spaces, the path
     yield Line("warning", says, f"md5sum {patterns} | {later} | xargs -d '\\n' -I @ mv @ @.copy", "equal-files")
 
