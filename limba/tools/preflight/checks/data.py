@@ -18,13 +18,13 @@ import numpy as np
 
 from limba.api import Mixture, PieceTable, RunData, Task, UnitSource
 from limba.config import InputError, Open, RunConfig, nearest
+from limba.config.speed import LEAST_STEP_SECONDS
 from limba.tools.preflight.checks import sample
 from limba.tools.preflight.checks.findings import Check, gathered, logged, shorter
 from limba.tools.preflight.checks.objective import TITLE as OBJECTIVE
 from limba.tools.preflight.checks.objective import needed_targets, wasted_share
 from limba.tools.preflight.checks.sample import cleaning, rewritten, rows_of
 from limba.tools.preflight.checks.verdict import Data, Line, Section
-from limba.tools.preflight.compiled.instant import LEAST_STEP_SECONDS
 from limba.tools.preflight.texts.faults import EMPTY, ONE_DOCUMENT
 
 if TYPE_CHECKING:
