@@ -11,6 +11,7 @@ import dataclasses
 
 from limba.api import PlannedRun, flops_per_sequence
 from limba.config import ModelConfig, RunConfig
+from limba.config.speed import LEAST_STEP_SECONDS as LEAST_STEP_SECONDS
 from limba.config.speed import MFU, step_seconds
 from limba.tools.preflight.compiled.topologies import Topology
 
