@@ -304,7 +304,7 @@ def test_many_equal_files_are_one_warning_whose_fix_leaves_one(run: RunConfig, t
     for number in range(count):
         (tmp_path / f"part {number:02}.jsonl").write_bytes(Path("train.jsonl").read_bytes())
     files = {"train": str(tmp_path / "part*.jsonl"), "validation": "validation.jsonl"}
-    line = the_line(section_of(with_data(run, data_files=files)), "equal|are copies of others")
+    line = the_line(section_of(with_data(run, data_files=files)), "^Two files are equal|files are copies of others")
     assert line.code == "equal-files" and (f"{count - 1} files are copies" in line.text) == (count > 2)
     subprocess.run(["bash", "-c", line.fixes({})], check=True)
     assert [path.name for path in sorted(tmp_path.glob("*.jsonl"))] == ["part 00.jsonl"]
