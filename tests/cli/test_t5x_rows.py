@@ -222,7 +222,7 @@ def forms():
             yield pytest.param(each, run, id=each, marks=marks)
 
 
-@pytest.mark.parametrize(("name", "run"), forms())
+@pytest.mark.parametrize(("name", "run"), list(forms()))
 def test_public_runs_make_a_batch(name, run, tmp_path, t5x, register):
     config = config_of(run, tmp_path, t5x)
     data = dataclasses.replace(config.data, mixture_or_task_name=register(name.partition("-")[0]), **BATCH)

@@ -6,7 +6,9 @@ import dataclasses
 import gzip
 import json
 import re
+import subprocess
 import types
+import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from limba.data.tasks import resolve_task
 from limba.data.vocabulary.load import load_vocabulary
 from limba.tools.preflight import configuration
 from limba.tools.preflight.checks import data, sections
+from limba.tools.preflight.checks.findings import after_changes
 from limba.tools.preflight.checks.verdict import Line, Section
 from tests import tiny
 
@@ -294,3 +297,43 @@ def test_values_in_place_of_an_included_file_s_are_named(run: RunConfig, shelf: 
     assert re.fullmatch(r"BATCH_SIZE = 8, in place of 32 \(.*below.gin line 2\)", rows), rows
     alone = configuration.resolved(run, {}, read(["below.gin"]))
     assert not any("in place of" in line.text for line in alone.lines)
+
+
+@pytest.mark.parametrize("count", [2, 12])
+def test_many_equal_files_are_one_warning_whose_fix_leaves_one(run: RunConfig, tmp_path: Path, count: int) -> None:
+    for number in range(count):
+        (tmp_path / f"part {number:02}.jsonl").write_bytes(Path("train.jsonl").read_bytes())
+    files = {"train": str(tmp_path / "part*.jsonl"), "validation": "validation.jsonl"}
+    line = the_line(section_of(with_data(run, data_files=files)), "^Two files are equal|files are copies of others")
+    assert line.code == "equal-files" and (f"{count - 1} files are copies" in line.text) == (count > 2)
+    subprocess.run(["bash", "-c", line.fixes({})], check=True)
+    assert [path.name for path in sorted(tmp_path.glob("*.jsonl"))] == ["part 00.jsonl"]
+
+
+def test_numbers_of_a_text_that_another_fix_changes_are_counted_again() -> None:
+    epochs = Line("warning", "100 epochs.", [("RunConfig.train_steps", 205)], "too-many-epochs")
+    rows = Line("warning", "Rows without a piece.", ("ModelConfig.vocab_size", 384), "unused-rows")
+    cleaned = Line("warning", "Markup.", ["clean it", ("DataConfig.data_files", "clean/*")], "markup")
+    alone = after_changes(Section("Data", [epochs, rows]), [])
+    assert [line.fix for line in alone.lines] == [epochs.fix, rows.fix]
+    (changed, _, kept) = after_changes(Section("Data", [epochs, cleaned, rows]), []).lines
+    assert isinstance(changed.fix, tuple) and isinstance(changed.fix[1], Open) and kept.fix == rows.fix
+    other = Section("Data", [Line("warning", "x", ("DataConfig.vocabulary", "y.model"), "vocabulary-folds")])
+    (again,) = after_changes(Section("Vocabulary", [rows]), [other]).lines
+    assert isinstance(again.fix, tuple) and isinstance(again.fix[1], Open)
+
+
+def test_letters_that_are_lost_are_not_called_folded(run: RunConfig, shelf: Path, tmp_path: Path) -> None:
+    """A vocabulary without accents loses their letters as unknown ones; one that folds them keeps these."""
+    texts = [f"Ștefan își găsește mașina în oraș și țipă, apoi râde {number}." for number in range(60)]
+    (tmp_path / "ro.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    plain = [unicodedata.normalize("NFD", text).encode("ascii", "ignore").decode() for text in texts]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(plain), model_prefix=str(tmp_path / "plain"), vocab_size=120, hard_vocab_limit=False,
+        pad_id=0, eos_id=1, unk_id=2, bos_id=-1, minloglevel=2,
+    )  # fmt: skip
+    changed = with_data(
+        run, data_files=str(tmp_path / "ro.jsonl"), vocabulary=str(tmp_path / "plain.model"), extra_ids=100
+    )
+    codes = [line.code for line in section_of(changed).lines if line.level != "ok"]
+    assert "vocabulary-folds" not in codes and codes

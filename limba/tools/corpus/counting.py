@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import tempfile
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import NamedTuple
 
-from limba.api import NewVocabulary, PieceTable, Texts, source_of_files
+from limba.api import NewVocabulary, PieceTable, Texts, find_tool, source_of_files
 from limba.config import InputError
-from limba.tools.preflight.texts.language import LETTERS_A_WORD, words_by_script
 
 SAMPLE_BYTES = 1 << 23  # of text that is counted; the vocabulary is trained on nine tenths of it
 SMALL = 0.9 * SAMPLE_BYTES  # bytes of a text that is trained on and counted as a whole, as its run will do
@@ -23,7 +23,7 @@ SCRIPTS = {
     " ro se sk sl so sq sv sw tl tr vi xh yo zu",
     "CYRILLIC": "be bg mk ru uk", "GREEK": "el", "ARABIC": "ar fa ps ur", "HEBREW": "he yi", "DEVANAGARI": "hi mr ne",
     "BENGALI": "as bn", "TAMIL": "ta", "TELUGU": "te", "THAI": "th", "GEORGIAN": "ka", "ARMENIAN": "hy",
-    "ETHIOPIC": "am ti", "HANGUL": "ko", "CJK HIRAGANA KATAKANA": "ja", "CJK": "zh",
+    "ETHIOPIC": "am ti", "HANGUL": "ko", "HIRAGANA KATAKANA": "ja", "CJK": "zh",
 }  # fmt: skip
 
 
@@ -82,6 +82,13 @@ def with_vocabulary(path: str, documents: Sequence[bytes]) -> Counted:
     return Counted(pieces.vocabulary.vocab_size, sum(len(pieces.encode(text)) for text in documents) / size, size)
 
 
+def _languages() -> ModuleType:
+    """Returns the module that tells scripts, that of preflight."""
+    found = find_tool("languages")
+    assert found is not None  # it is shipped with this one
+    return found
+
+
 def has_spaces(documents: Sequence[bytes]) -> bool:
     """Returns whether spaces stand between words: those of most languages have 4 to 10 letters on average.
 
@@ -90,10 +97,11 @@ def has_spaces(documents: Sequence[bytes]) -> bool:
     """
     text = "\n".join(document.decode() for document in documents[:2000])
     words = text.split()
-    found = words_by_script(text[:MOST_LETTERS])
-    spaceless = sum(found[script] for script in LETTERS_A_WORD)
+    languages = _languages()
+    found = languages.words_by_script(text[:MOST_LETTERS])
+    spaceless = sum(found.get(script, 0.0) for script in languages.LETTERS_A_WORD)
     # Commands with spaces among Japanese sentences do not cut these.
-    return sum(map(len, words)) <= LONG_WORD * len(words) and spaceless <= SPACELESS * found.total()
+    return sum(map(len, words)) <= LONG_WORD * len(words) and spaceless <= SPACELESS * sum(found.values())
 
 
 def is_language_of(name: str, documents: Sequence[bytes]) -> bool:
@@ -123,12 +131,17 @@ def check_language(codes: str, documents: Sequence[bytes]) -> None:
     Traceback (most recent call last):
     limba.config.errors.InputError: --language=ru is not the text's: most of its letters are Latin, outside code and...
     """
-    found = words_by_script("\n".join(text.decode() for text in documents[:2000])[:MOST_LETTERS])
-    found["CJK"] += found.pop("IDEOGRAPHIC", 0.0)  # the sign for a letter again
+    text = "\n".join(document.decode() for document in documents[:2000])[:MOST_LETTERS]
+    languages = _languages()
+    found = languages.words_by_script(text)
+    if languages.script_of(text) == "HIRAGANA":  # Chinese letters beside kana are Japanese
+        found["HIRAGANA"] = found.get("HIRAGANA", 0.0) + found.pop("CJK", 0.0)
+    found["CJK"] = found.get("CJK", 0.0) + found.pop("IDEOGRAPHIC", 0.0)  # the sign for a letter again
+    total = sum(found.values())
     for code in codes.split(","):
         own = next((scripts for scripts, languages in SCRIPTS.items() if code.strip() in languages.split()), None)
-        if own and found and sum(found[script] for script in own.split()) * 2 < found.total():
-            most = found.most_common(1)[0][0].capitalize()
+        if own and sum(found.get(script, 0.0) for script in own.split()) * 2 < total:
+            most = max(found, key=found.__getitem__).capitalize()
             raise InputError(
                 f"--language={code} is not the text's: most of its letters are {most}, outside code and markup; give"
                 " its own code."

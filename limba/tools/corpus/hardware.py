@@ -7,11 +7,10 @@ import os
 import re
 from typing import NamedTuple
 
-from limba.api import PEAK_TFLOPS
+from limba.api import PEAK_TFLOPS, find_tool
 from limba.config import InputError
 from limba.config.prices import price
-from limba.tools.preflight.compiled.instant import MFU
-from limba.tools.preflight.compiled.topologies import topologies
+from limba.config.speed import MFU
 
 CPU_GFLOPS = (32.0, 100.0)  # of a core, at a width of 512 or more; T5 1.1 small has 64 of two with AVX-512
 TPU = re.compile(r"v(\d)(e|p|litepod)?-(\d+)", re.IGNORECASE)
@@ -28,7 +27,9 @@ def _check_size(name: str, chip: str, number: int) -> None:
 
     v4 and v5p come in any box of whole hosts, which count 8 in the name; the others in the sizes that preflight knows.
     """
-    sizes = sorted(int(each.name.rpartition("-")[2]) for each in topologies() if each.kind == chip)
+    chips = find_tool("topologies")
+    assert chips is not None  # it is shipped with this one
+    sizes = sorted(int(each.name.rpartition("-")[2]) for each in chips.topologies() if each.kind == chip)
     if number in sizes or (chip in ("v4", "v5p") and number > 0 and number % 8 == 0):
         return
     there = ", ".join(f"{chip}-{size}" for size in sizes)

@@ -68,10 +68,10 @@ def run(argv: Sequence[str]) -> None:
     if price is not None and not 0 <= price < math.inf:
         raise InputError(f"--price={given.price} is not a price; give dollars a chip-hour, such as --price=3.22.")
     with environment.quiet_imports():
+        from limba.config.speed import in_time
         from limba.tools.corpus import counting, sizes, templates
         from limba.tools.corpus.hardware import hardware
         from limba.tools.corpus.preparation.survey import survey
-        from limba.tools.preflight.compiled.instant import in_time
     if given.start and (given.size or given.kind):
         raise InputError("--from is a model with a size and a kind of its own; give it without --size and --kind.")
     kind = given.kind or "t5"

@@ -8,13 +8,13 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
+from limba.config.speed import in_range, in_time, number
 from limba.tools.preflight.checks.compiler import TITLE as COMPILED
 from limba.tools.preflight.checks.cost import TITLE as COSTS
 from limba.tools.preflight.checks.data import TITLE as DATA
 from limba.tools.preflight.checks.estimate import TITLE as ESTIMATE
 from limba.tools.preflight.checks.sections import FAILS, GO, WASTEFUL, WORDS, exit_status
 from limba.tools.preflight.checks.verdict import Line, Section
-from limba.tools.preflight.compiled.instant import in_range, in_time, number
 
 FORMAT = 1
 MARKS = {"ok": "ok", "warning": "warning", "error": "ERROR"}

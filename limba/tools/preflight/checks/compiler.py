@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from limba.api import PlannedRun, RunData, RunDirectory
 from limba.config import Fix, InputError, RunConfig
+from limba.config.speed import in_time
 from limba.tools.preflight.checks.estimate import divides
 from limba.tools.preflight.checks.verdict import Line, Section
 from limba.tools.preflight.compiled import changes, speed
-from limba.tools.preflight.compiled.instant import in_time
 from limba.tools.preflight.compiled.memory import device_bytes, in_words, size_in_words
 from limba.tools.preflight.compiled.process import compiled_step
 from limba.tools.preflight.compiled.topologies import Figures, Topology, limit_bytes, topologies, topology

@@ -8,19 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from limba.api import PlannedRun, size_text
 from limba.config import RunConfig, prices
+from limba.config.speed import BESIDE, LEAST_STEP_SECONDS, hours_of_run, in_range, in_time, number
 from limba.tools.preflight.checks import estimate
 from limba.tools.preflight.checks.compiler import TITLE as COMPILED
 from limba.tools.preflight.checks.data import TITLE as DATA
 from limba.tools.preflight.checks.findings import gathered, shorter
 from limba.tools.preflight.checks.verdict import Data, Line, Section
-from limba.tools.preflight.compiled.instant import (
-    BESIDE,
-    LEAST_STEP_SECONDS,
-    hours_of_run,
-    in_range,
-    in_time,
-    number,
-)
 from limba.tools.preflight.compiled.topologies import Topology
 
 TITLE = "Time and cost"

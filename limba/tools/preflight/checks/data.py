@@ -18,13 +18,13 @@ import numpy as np
 
 from limba.api import Mixture, PieceTable, RunData, Task, UnitSource
 from limba.config import InputError, Open, RunConfig, nearest
+from limba.config.speed import LEAST_STEP_SECONDS
 from limba.tools.preflight.checks import sample
 from limba.tools.preflight.checks.findings import Check, gathered, logged, shorter
 from limba.tools.preflight.checks.objective import TITLE as OBJECTIVE
 from limba.tools.preflight.checks.objective import needed_targets, wasted_share
 from limba.tools.preflight.checks.sample import cleaning, rewritten, rows_of
 from limba.tools.preflight.checks.verdict import Data, Line, Section
-from limba.tools.preflight.compiled.instant import LEAST_STEP_SECONDS
 from limba.tools.preflight.texts.faults import EMPTY, ONE_DOCUMENT
 
 if TYPE_CHECKING:
@@ -135,7 +135,8 @@ def _equal_files(run: RunData, source: UnitSource, data: Data) -> Iterator[Line]
     if len(copies) <= MOST_MOVED:
         yield Line("warning", says, [f"mv {each} {each}.copy" for each in quoted], "equal-files")
         return
-    patterns = " ".join(source.patterns_of_split(run.config.train_split))  # the shell reads them as they are
+    # The shell reads the patterns as they are, but for spaces.
+    patterns = " ".join(each.replace(" ", "\\ ") for each in source.patterns_of_split(run.config.train_split))
     later = "awk 'seen[$1]++ { print substr($0, 35) }'"  # md5sum's line: 32 digits, two spaces, the path
     yield Line("warning", says, f"md5sum {patterns} | {later} | xargs -d '\\n' -I @ mv @ @.copy", "equal-files")
 

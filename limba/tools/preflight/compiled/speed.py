@@ -9,7 +9,7 @@ from typing import Any
 
 from limba.api import PlannedRun, RunDirectory, flops_per_sequence
 from limba.config import ConfigError, RunConfig
-from limba.tools.preflight.compiled.instant import LEAST_STEP_SECONDS, MFU
+from limba.config.speed import LEAST_STEP_SECONDS, MFU
 from limba.tools.preflight.compiled.topologies import Figures, Topology
 
 KERNEL_EFFICIENCY = 0.6  # of the peak, for Pallas kernels, which the compiler gives no cycles

@@ -51,20 +51,20 @@ def without_code(text: str) -> str:
     return text
 
 
-def words_by_script(text: str) -> Counter[str]:
+def words_by_script(text: str) -> dict[str, float]:
     """Returns the words of each script, by Unicode's names, outside code and markup; of scripts without spaces, about.
 
     >>> words_by_script("Limba は言語モデルを学習する")
-    Counter({'HIRAGANA': 2.0, 'CJK': 2.0, 'KATAKANA': 1.5, 'LATIN': 1.0})
+    {'LATIN': 1.0, 'HIRAGANA': 2.0, 'CJK': 2.0, 'KATAKANA': 1.5}
     """
-    found = Counter[str]()
+    found: dict[str, float] = {}
     for word in WORD_OF_A_SCRIPT.findall(without_code(text)):
         scripts = Counter(_script(letter) for letter in word if letter.isalpha())
         spaced = scripts.total() - sum(scripts[name] for name in LETTERS_A_WORD)
         for script, letters in scripts.items():
             each = LETTERS_A_WORD.get(script)
             # A word in which scripts with spaces are mixed is one word, by its letters.
-            found[script] += letters / (each or spaced)
+            found[script] = found.get(script, 0.0) + letters / (each or spaced)
     return found
 
 
@@ -83,10 +83,10 @@ def script_of(text: str) -> str:
     ('HIRAGANA', 'LATIN')
     """
     found = words_by_script(text)
-    kana = found["HIRAGANA"] + found["KATAKANA"]
-    japanese = kana + found["CJK"] + found["IDEOGRAPHIC"]
+    kana = found.get("HIRAGANA", 0.0) + found.get("KATAKANA", 0.0)
+    japanese = kana + found.get("CJK", 0.0) + found.get("IDEOGRAPHIC", 0.0)
     if 10 * kana > japanese:  # beside as many Chinese letters
-        found = Counter({**found, "HIRAGANA": japanese, "KATAKANA": 0.0, "CJK": 0.0, "IDEOGRAPHIC": 0.0})
+        found |= {"HIRAGANA": japanese, "KATAKANA": 0.0, "CJK": 0.0, "IDEOGRAPHIC": 0.0}
     best, count = max(found.items(), key=lambda each: each[1], default=("", 0.0))
     return best if count else ""
 
