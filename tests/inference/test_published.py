@@ -140,7 +140,7 @@ def test_tokens_that_were_added_to_a_t5_are_ids_of_their_own(tmp_path: Path) -> 
 def test_a_trainer_that_reads_other_ids_is_told(tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_text("\n".join(folders.CORPUS * 5))
     train_spm(tmp_path, "plain")
-    train_spm(tmp_path, "other", vocab_size=200)
+    train_spm(tmp_path, "other", model_type="char")
     folder = write(tmp_path / "model", config={"model_type": "t5"})
     shutil.copy(tmp_path / "plain.model", folder / "spiece.model")
     path = str(folder / "spiece.model")
