@@ -739,10 +739,12 @@ def _table_records(
             yield f"{unit.path} line {number}", dict(zip(map(str, range(len(row))), row, strict=True))
         return
     header, rows = _header_and_rows(unit, file, form)
-    for column in columns if header is not None else ():
+    if header is None:  # the file is empty
+        return
+    for column in columns:
         if column not in header:
             raise InputError(f"{unit.path} line 1 has no column {column}; it has {', '.join(header)}.")
-    if header is not None and len(set(header)) < len(header):
+    if len(set(header)) < len(header):
         twice = next(name for name in header if header.count(name) > 1)
         raise InputError(f"{unit.path} has {header.count(twice)} columns {twice!r}; give them other names.")
     for number, row in rows:

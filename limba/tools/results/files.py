@@ -74,7 +74,8 @@ def place_of(folder: str, name: str) -> Path:
 
 def checksum(path: Path) -> str:
     """Returns the SHA-256 of a file, in hexadecimal."""
-    with foreign.open_regular(path) as file:
+    foreign.check_regular(path)
+    with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
