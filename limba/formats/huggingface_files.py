@@ -99,12 +99,12 @@ def write_folder(
     if "flax" in form.formats:
         write_flax(folder, arrays, model, form.dtype, scale)
     length = form.length or (model.max_length if model.is_decoder_only and not model.is_t5_decoder else None)
-    if name is not None and special is not None and name.path != "byte":
+    if name is not None and vocabulary is not None and special is not None and name.path != "byte":
         _copy_tokenizer(epath.Path(vocabulary.path).parent, folder)
     elif name is not None:
         starts = model.is_decoder_only and not model.is_encoder
         begin = None
-        if starts and form.begins:
+        if starts and form.begins and vocabulary is not None:
             from limba.data.vocabulary.load import begin_id
 
             begin = begin_id(vocabulary)
@@ -323,7 +323,7 @@ def write_tokenizer(
         ids = (0, read.eos_id, read.eos_id if read.unk_id is None else read.unk_id)
         if vocabulary.endswith(".json"):
             tokenizer = of_tokenizer(read.tokenizer)
-            names = [tokenizer.id_to_token(number) for number in ids]
+            names = [str(tokenizer.id_to_token(number)) for number in ids]
             special = dict(zip(names, ids, strict=True))
             if not starts:
                 tokenizer.post_processor = around(tokenizer.get_vocab(), names[1], encodes)
@@ -341,7 +341,7 @@ def write_tokenizer(
             before = [0] if begin_id is None else [0, begin_id]
             begins = {named.get(number) or PieceTable(read).name(number): number for number in before}
             tokenizer.post_processor = template(begins, [*begins], [])
-        gaps = sentinels_of(read) if mask_id is None else [(named[mask_id], mask_id)] * 2
+        gaps = sentinels_of(read) if mask_id is None else [(str(named[mask_id]), mask_id)] * 2
         written = tokenizer
         check_written(
             trained or read,
@@ -394,7 +394,7 @@ def reason_against(
 
 def _token(name: str, tokenizer: Any) -> Json:
     """Returns a special token as tokenizer_config.json has it; transformers takes its sides from there."""
-    sides = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False)
+    sides: dict[str, bool] = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False)
     if tokenizer is not None:
         known = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
         if name in known:

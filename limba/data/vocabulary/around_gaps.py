@@ -26,6 +26,7 @@ MARK = "\U000f1d9e"  # of private use: it stands for a gap while SentencePiece c
 def encode_parts(vocabulary: Vocabulary, parts: Sequence[str]) -> list[list[int]]:
     """Returns the ids of each part of a text; between two parts there is a gap.
 
+    >>> from limba.data.vocabulary.vocabularies import ByteVocabulary
     >>> encode_parts(ByteVocabulary(), ["a ", ", b"])
     [[100, 35], [47, 35, 101]]
     """

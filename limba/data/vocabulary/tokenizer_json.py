@@ -192,7 +192,7 @@ def _single_spaces(symbols: Sequence[str]) -> list[Normalizer]:
     """
     from tokenizers import Regex, normalizers
 
-    steps = [normalizers.Replace(Regex(r" +\z"), ""), normalizers.Replace(Regex(r"\A \K +"), "")]
+    steps: list[Normalizer] = [normalizers.Replace(Regex(r" +\z"), ""), normalizers.Replace(Regex(r"\A \K +"), "")]
     kept = sorted({1, *(len(symbol) for symbol in symbols if symbol and not symbol.strip(" "))})
     for place, count in enumerate(kept):
         # A run that is shorter than the next symbol of spaces is cut to this one.
