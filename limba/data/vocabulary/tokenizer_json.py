@@ -304,8 +304,10 @@ def _pre_tokenizer(pieces: _Pieces) -> PreTokenizer:
     if is_merged and symbols:
         pattern = "|".join(map(re.escape, symbols))
         steps.append(pre_tokenizers.Split(Regex(pattern), "isolated"))
-    if not is_merged or has_long_symbols:
-        # The names of byte pieces are plain text where a text has them: cut in two they match no piece.
+    has_bytes = model.SentencePiece.BYTE in pieces.types
+    if has_bytes and (not is_merged or has_long_symbols):
+        # The names of byte pieces are plain text where a text has them: cut in two they match no piece. Without byte
+        # pieces nothing may be cut: unknown letters beside each other are one unknown piece.
         steps.append(pre_tokenizers.Split(Regex("<(?=0x[0-9A-F]{2}>)"), "merged_with_previous"))
     return pre_tokenizers.Sequence(steps)
 
