@@ -339,7 +339,7 @@ def test_what_a_modernbert_cannot_be_is_one_sentence():
     for changes, sentence in (
         ({"classifier_activation": "relu"}, "activations in config.json are gelu and relu"),
         ({"layer_types": ["full_attention", "sliding_attention", "full_attention", "full_attention"]}, "do not repeat"),
-        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rotary positions are scaled"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "scales the rotary positions"),
     ):
         with pytest.raises(InputError, match=sentence):
             model_fields(json | changes, "modernbert")

@@ -165,7 +165,7 @@ def test_chips_that_no_reader_feeds_are_found(
     narrow = "config.ModelConfig:\n  emb_dim = 8\n  mlp_dim = 8\n  num_encoder_layers = 1\n  num_decoder_layers = 1\n"
     lines = wrong(place, capsys, f"{LOCAL}\nBATCH_SIZE = 32_768\n{narrow}", "h100-8")
     (fix,) = [line["fix"] for line in lines if line["code"] == "reading-too-slow"]
-    assert fix == "limba prepare corpus.jsonl --output=prepared/train\nCORPUS = 'prepared/train/*'"
+    assert fix == "limba prepare corpus.jsonl --output=prepared/train\nCORPUS = 'prepared/train/*.array_record'"
 
 
 def test_the_tables_have_all_runs_but_one() -> None:

@@ -445,9 +445,10 @@ class Tree:
             name = node.values.get("name", config.ScheduleConfig.name)
             for field_name in unread_fields(name, node.values):
                 if node.places[field_name] in overrides:
+                    other = "linear" if name == "factors" else "factors"  # a schedule that reads it
                     raise InputError(
                         f"{node.places[field_name]} sets {SCHEDULE}.{field_name}, which the schedule {name!r} does not"
-                        f" read; leave it out, or add {self.flag}{SCHEDULE}.name=factors."
+                        f" read; leave it out, or add {self.flag}{SCHEDULE}.name={other}."
                     )
 
 

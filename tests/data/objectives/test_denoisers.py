@@ -116,7 +116,7 @@ def test_a_new_objective_is_its_module_and_a_line_of_the_table(monkeypatch, tmp_
     chosen = choice.with_objective(task, "backwards")
     assert chosen.preprocessors == (tokenize_documents, backwards) or [*chosen.preprocessors][-1] is backwards
     assert choice.derive_lengths(chosen, {"inputs": 16}) == {"inputs": 16, "targets": 16}
-    assert choice.reads_prefix(chosen) and not choice.reads_prefix(task)
+    assert choice.reads_prefix(chosen, {"targets": 16}) and not choice.reads_prefix(task, {"targets": 16})
     assert choice.of_one_sequence(chosen, packed=False).preprocessors
     assert DataConfig("demo", {"targets": 16}, 4, objective="backwards").sequence_length == 16
     monkeypatch.setitem(NAMES, "backwards", Objective("made_up"))

@@ -57,7 +57,7 @@ def test_a_prefix_and_what_follows_fill_the_sequence():
 )
 def test_it_is_known_whether_a_model_s_rows_have_inputs(task, objective, expected):
     config = DataConfig(task, {"targets": 16}, 8, "byte", objective=objective, data_files="corpus.jsonl")
-    assert reads_prefix(resolve_task(config)) is expected
+    assert reads_prefix(resolve_task(config), config.task_feature_lengths) is expected
 
 
 def test_joined_features_of_a_packed_row():

@@ -110,7 +110,7 @@ def t5x_task(path: Path) -> str:
     ],
 )
 def test_the_epochs_told_are_those_trained(texts: Path, pairs: Path, kind: str, upto: float, ahead: float) -> None:
-    """Where documents make any number of rows the figure is ahead; it never goes backwards."""
+    """Beyond TensorFlow the figure is ahead, and none (0) at first; it never goes backwards."""
     changes: dict[str, Any] = {"data_files": str(texts)}
     if kind == "t5x":
         changes = {"mixture_or_task_name": t5x_task(texts), "task_feature_lengths": {"inputs": 64, "targets": 32}}
@@ -128,7 +128,9 @@ def test_the_epochs_told_are_those_trained(texts: Path, pairs: Path, kind: str, 
     found = told(config, upto, rows)
     assert [epochs for _, epochs in found] == sorted(epochs for _, epochs in found)
     slack = 0.1 if ahead else 0.0  # rows of the end of an epoch that were read alone are less full
-    assert all(-slack * trained - 1e-6 <= epochs - trained <= ahead + 1e-6 for trained, epochs in found)
+    known = [(trained, epochs) for trained, epochs in found if epochs > 0]
+    assert len(known) > 0.9 * len(found)
+    assert all(-slack * trained - 1e-6 <= epochs - trained <= ahead + 1e-6 for trained, epochs in known)
 
 
 def test_each_task_of_a_mixture_has_its_own_epochs(tmp_path: Path) -> None:
@@ -158,5 +160,7 @@ def test_each_task_of_a_mixture_has_its_own_epochs(tmp_path: Path) -> None:
                     counts[name] += int((part["targets"][:, 0] == ord(name) + 3).sum())
             for name, count in counts.items():
                 epochs = stream.epochs()[f"trained_{name}"]
-                assert 0 <= epochs - count / 600 < 4.0  # TensorFlow reads ahead, as far as its threads come
+                if epochs > 0:  # none is known before the second reading
+                    assert -0.1 <= epochs - count / 600 < 4.0  # TensorFlow reads ahead, as far as its threads come
     assert counts["a"] > 2000
+    assert epochs > 0
