@@ -376,14 +376,16 @@ def _decode(unit: Unit, offset: int, line: bytes) -> str:
             f"{unit.path} is not UTF-8 at byte {offset + error.start} ({place}); convert it, for instance with iconv.",
             fix=in_utf8(unit.path),
         ) from None
-    if offset == 0 and line.count(b"\0") > len(line) // 4:  # a letter of UTF-16 or UTF-32 has NUL bytes
+    # A letter of UTF-16 has a byte that is a control character in UTF-8, and a space or line end has NUL.
+    if offset == 0 and b"\0" in line and len(line) - len(line.translate(None, _NO_TEXT)) > len(line) // 4:
         raise RecordError(
-            f"{unit.path} is not UTF-8: a quarter of the bytes of its first line are NUL, as in UTF-16 and in binary"
+            f"{unit.path} is not UTF-8: a quarter of its first line are control characters, as in UTF-16 and in binary"
             " files; convert it, for instance with iconv -f UTF-16LE."
         )
     return text
 
 
+_NO_TEXT = bytes(set(range(32)) - set(b"\t\n\f\r\x1b"))  # control characters that no text has
 # How files begin that are often found under a name of text, and what they are.
 _BEGINNINGS = {
     b"\x1f\x8b": "gzip (.gz)",
