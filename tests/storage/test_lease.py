@@ -379,7 +379,7 @@ def test_the_holder_of_a_bucket_notices_who_wrote_over_it(server: FileServer) ->
 @pytest.mark.parametrize("trouble", [status(503), lost, stall], ids=["503", "lost", "stall"])
 def test_a_bucket_in_trouble_loses_no_lease(server: FileServer, trouble, monkeypatch, capsys) -> None:
     """An answer that is lost after the object was written looks like somebody else's object at the next attempt."""
-    monkeypatch.setattr(lease, "REQUEST_SECONDS", 1.0)
+    monkeypatch.setattr(lease, "REQUEST_SECONDS", 4.0)
     with held("gs://bucket/run", "trains in") as mine:
         server.fail(f"run/{FILE}", trouble, methods=("POST",))
         beaten(mine, 3)
