@@ -96,6 +96,52 @@ def test_older_files_are_read_by_the_same_rules(style: str, tmp_path: Path) -> N
             assert ours_of(folder) == folders.ids_of(folder), (kind, model_type, more)
 
 
+ENDOFTEXT = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
+ODD_FILES = {
+    # Without an id yet: they get theirs in the order of transformers' roles, not in that of the file.
+    "roles in the alphabet's order": ("endoftext", {**ENDOFTEXT, "mask_token": "<mask>", "pad_token": "[PAD]"}, {}, {}),
+    "an ordinary token with a role": ("endoftext", {**ENDOFTEXT, "pad_token": "again"}, {}, {"tokens": ["again"]}),
+    "padding in tokenizer.json alone": ("endoftext", ENDOFTEXT, {}, {"padding": "<pad>", "tokens": ["<pad>"]}),
+    "an empty list, and another file's": (
+        "endoftext",
+        {**ENDOFTEXT, "additional_special_tokens": []},
+        {**ENDOFTEXT, "additional_special_tokens": ["words"]},
+        {},
+    ),
+    "tokens with names of their own": (
+        "endoftext",
+        {**ENDOFTEXT, "image_token": {"__type": "AddedToken", "content": "again", "lstrip": True}},
+        {},
+        {},
+    ),
+    "a T5's list in special_tokens_map.json": ("unigram", {}, {"additional_special_tokens": ["again"]}, {}),
+    "a T5's empty list": ("unigram", {"additional_special_tokens": []}, {}, {}),
+}
+
+
+@pytest.mark.parametrize("name", ODD_FILES)
+def test_files_that_say_tokens_in_odd_ways_give_the_same_ids_and_text(name: str, tmp_path: Path) -> None:
+    style, about, special, more = ODD_FILES[name]
+    tokenizer, _ = folders.STYLES[style]()
+    tokenizer.add_tokens(list(more.get("tokens", ())))
+    if "padding" in more:
+        tokenizer.enable_padding(pad_token=more["padding"], pad_id=tokenizer.token_to_id(more["padding"]))
+    folder = write(
+        tmp_path / "model",
+        config={"model_type": "t5" if style == "unigram" else "llama"},
+        tokenizer_config=about,
+        **({"special_tokens_map": special} if special else {}),
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    theirs = transformers.AutoTokenizer.from_pretrained(str(folder))
+    ours = published.open_folder(epath.Path(folder))
+    for text in (*folders.TEXTS, "words again words <mask> [PAD] <extra_id_0> <extra_id_1>"):
+        ids = theirs.encode(text, add_special_tokens=False)
+        assert list(ours.encode(text)) == ids
+        assert ours.text_of(ids) == theirs.decode(ids, skip_special_tokens=True)
+    assert ours.ids.get("pad_token") == theirs.pad_token_id
+
+
 def test_a_sentencepiece_model_alone_is_read_as_transformers_converts_it(tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_text("\n".join(folders.CORPUS * 5))
     for name, choices in {

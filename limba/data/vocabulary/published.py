@@ -153,7 +153,7 @@ class Files:
             return {int(number): token for number, token in self.about["added_tokens_decoder"].items()}
         roles = self.roles({})
         special = {name_of(roles[role]) for role in ROLES if roles.get(role)}
-        special |= {name_of(token) for token in self.extra}
+        special |= {name_of(token) for token in self.extra or ()}
         found: dict[int, Any] = {}
         for name, number in self.added.items():
             found[int(number)] = {"content": name, "special": name in special, "normalized": name not in special}
@@ -164,27 +164,41 @@ class Files:
     def roles(self, defaults: Mapping[str, str]) -> Json:
         """Returns {role: its token}: a class's defaults, tokenizer_config.json, special_tokens_map.json, the last wins.
 
-        transformers does not look into special_tokens_map.json where tokenizer_config.json has added_tokens_decoder.
+        They stand in transformers' order, in which those without an id get one. transformers does not look into
+        special_tokens_map.json where tokenizer_config.json has added_tokens_decoder.
         """
         found = dict(defaults)
-        places = [self.about] + ([] if "added_tokens_decoder" in self.about else [self.special])
-        for place in places:
-            for key, value in place.items():
-                is_role = key in ROLES or (key.endswith("_token") and isinstance(value, str))
-                if is_role:
+        for place in self.places:
+            named = place.get("extra_special_tokens")
+            for key, value in {**place, **(named if isinstance(named, dict) else {})}.items():
+                is_token = isinstance(value, str) or (isinstance(value, dict) and "content" in value)
+                is_named = isinstance(named, dict) and key in named
+                if key in ROLES or is_named or (key.endswith("_token") and is_token):
                     found[key] = value
-        return {role: token for role, token in found.items() if token is not None}
+        order = [*(role for role in ROLES if role in found), *(role for role in found if role not in ROLES)]
+        return {role: found[role] for role in order if found[role] is not None}
 
     @property
-    def extra(self) -> list[Any]:
-        """The special tokens without a role."""
-        found = self.about.get("extra_special_tokens") or self.about.get("additional_special_tokens")
-        if "added_tokens_decoder" not in self.about:
-            later = self.special.get("additional_special_tokens")
-            found = self.special.get("extra_special_tokens") or found or later
+    def places(self) -> list[Json]:
+        """The files that say roles."""
+        return [self.about] if "added_tokens_decoder" in self.about else [self.about, self.special]
+
+    @property
+    def extra(self) -> list[Any] | None:
+        """The special tokens without a role; None where no file has a list of them, not even an empty one."""
+        older, newer = "additional_special_tokens", "extra_special_tokens"
+        found = self.about.get(newer)
+        if older in self.about and (not found or isinstance(found, dict)):
+            found = self.about[older] or []
         if isinstance(found, dict):
-            found = list(found.values())
-        return list(found or ())
+            found = None  # tokens with names of their own, see `roles`
+        if "added_tokens_decoder" not in self.about:
+            later = self.special.get(newer)
+            if isinstance(later, list):
+                found = [*(found or ()), *later]
+            elif found is None:
+                found = self.special.get(older)
+        return None if found is None else list(found)
 
 
 def read_json(folder: epath.Path, name: str) -> Json | None:
@@ -282,11 +296,14 @@ def _of_state(files: Files, name: str) -> Made:
     import tokenizers
 
     read = tokenizers.Tokenizer.from_str(json.dumps(files.state))
+    padding: Mapping[str, str] = {}
+    if read.padding is not None and name != "GPT2Tokenizer":  # whose class says that it has none
+        padding = {"pad_token": read.padding["pad_token"]}
     if name == AS_IT_IS:
-        made, roles = read, files.roles({})
+        made, roles = read, files.roles(padding)
     else:
         rebuild, defaults = _REBUILT[name]
-        roles = files.roles(defaults)
+        roles = files.roles({**padding, **defaults})
         made = rebuild(files, read, {role: name_of(token) for role, token in roles.items()})
     made.no_truncation()
     made.no_padding()
@@ -309,8 +326,13 @@ def _made(tokenizer: tokenizers.Tokenizer, files: Files, roles: Json) -> Made:
 def _extra_of(files: Files, name: str) -> list[Any]:
     """Returns the special tokens without a role; a T5Tokenizer has its sentinels where no file names any."""
     extra = files.extra
-    if name == "T5Tokenizer" and not extra:
-        extra = [f"<extra_id_{number}>" for number in range(int(files.about.get("extra_ids", 100)))]
+    if name != "T5Tokenizer":
+        return extra or []
+    # What special_tokens_map.json alone has is given to the class, which adds its sentinels to it.
+    is_given = not {"additional_special_tokens", "extra_special_tokens"} & files.about.keys()
+    if extra is None or (is_given and not any("<extra_id_" in name_of(token) for token in extra)):
+        sentinels = [f"<extra_id_{number}>" for number in range(int(files.about.get("extra_ids", 100)))]
+        return [*(extra or ()), *sentinels]
     return extra
 
 
@@ -321,9 +343,8 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, files: Files, roles: Json, extr
     """
     by_id = {number: _added(token) for number, token in sorted(files.tokens_by_id.items())}
     by_name = {str(token.content): token for token in by_id.values()}
-    known = {repr(token) for token in tokenizer.get_added_tokens_decoder().values()}
     names = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    new = [token for token in by_id.values() if repr(token) not in known]
+    new = list(by_id.values())  # those of tokenizer.json too: one with a role becomes a special one
     names |= {token.content for token in new}
     of_roles = [by_name.get(name_of(token), token) for token in roles.values()]
     for token in [*of_roles, *extra]:
@@ -542,7 +563,7 @@ def _of_spiece(files: Files, path: str) -> Made:
     if rules:
         charsmap = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(rules).decode()}
     made = _unigram(pieces, 2, charsmap, "always")
-    extra = files.extra
+    extra = files.extra or []
     if not extra:
         types = ((piece.piece, piece.type) for piece in model.pieces if piece.type in (CONTROL, USER_DEFINED))
         extra = [{"content": name, "normalized": False, "special": kind == CONTROL} for name, kind in types]
