@@ -151,9 +151,15 @@ def test_a_sentencepiece_model_alone_is_read_as_transformers_converts_it(tmp_pat
         "identity": {"normalization_rule_name": "identity"},
     }.items():
         train_spm(tmp_path, name, **choices)
-        folder = write(tmp_path / name, config={"model_type": "t5"})
-        shutil.copy(tmp_path / f"{name}.model", folder / "spiece.model")
-        assert ours_of(folder) == folders.ids_of(folder), name
+        older = "additional_special_tokens"
+        for beside in (
+            {},
+            {"tokenizer_config": {"extra_ids": 3}, "special_tokens_map": {older: ["<extra_id_0>", "<extra_id_9>"]}},
+            {"tokenizer_config": {older: None}},
+        ):
+            folder = write(tmp_path / name, config={"model_type": "t5"}, **beside)
+            shutil.copy(tmp_path / f"{name}.model", folder / "spiece.model")
+            assert ours_of(folder) == folders.ids_of(folder), (name, beside)
     folder = write(tmp_path / "umt5", config={"model_type": "umt5"})
     shutil.copy(tmp_path / "plain.model", folder / "spiece.model")
     with pytest.raises(InputError, match=r"has no tokenizer.json, .*; write one: transformers.AutoTokenizer"):

@@ -200,6 +200,16 @@ class Files:
                 found = self.special.get(older)
         return None if found is None else list(found)
 
+    @property
+    def has_extra_before_class(self) -> bool:
+        """Whether `extra` is known before a class is asked, which then adds none; it may be empty.
+
+        The older list of special_tokens_map.json is not: it goes through the class.
+        """
+        is_read = "added_tokens_decoder" not in self.about
+        is_in_map = is_read and isinstance(self.special.get("extra_special_tokens"), list)
+        return is_in_map or bool({"additional_special_tokens", "extra_special_tokens"} & self.about.keys())
+
 
 def read_json(folder: epath.Path, name: str) -> Json | None:
     """Returns a JSON object of a folder, None if there is no such file; InputError for another content."""
@@ -328,9 +338,9 @@ def _extra_of(files: Files, name: str) -> list[Any]:
     extra = files.extra
     if name != "T5Tokenizer":
         return extra or []
-    # What special_tokens_map.json alone has is given to the class, which adds its sentinels to it.
-    is_given = not {"additional_special_tokens", "extra_special_tokens"} & files.about.keys()
-    if extra is None or (is_given and not any("<extra_id_" in name_of(token) for token in extra)):
+    # What is left to the class gets its sentinels.
+    is_left = not files.has_extra_before_class
+    if extra is None or (is_left and not any("<extra_id_" in name_of(token) for token in extra)):
         sentinels = [f"<extra_id_{number}>" for number in range(int(files.about.get("extra_ids", 100)))]
         return [*(extra or ()), *sentinels]
     return extra
@@ -564,7 +574,7 @@ def _of_spiece(files: Files, path: str) -> Made:
         charsmap = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(rules).decode()}
     made = _unigram(pieces, 2, charsmap, "always")
     extra = files.extra or []
-    if not extra:
+    if not files.has_extra_before_class:
         types = ((piece.piece, piece.type) for piece in model.pieces if piece.type in (CONTROL, USER_DEFINED))
         extra = [{"content": name, "normalized": False, "special": kind == CONTROL} for name, kind in types]
         if not any("<extra_id_" in name_of(token) for token in extra):
