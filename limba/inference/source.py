@@ -289,6 +289,7 @@ def open_vocabulary(source: Source, given: VocabularyName | None = None) -> tupl
     with quiet_imports():
         from limba.data.vocabulary.files import place_of
         from limba.data.vocabulary.load import NUM_SENTINELS, address_of, check_rows, load_vocabulary
+        from limba.data.vocabulary.published import PublishedVocabulary
     name = given or source.vocabulary
     if name is not None:
         own, has_none = source.vocabulary, source.model.is_decoder_only or name.path == "byte"
@@ -313,7 +314,10 @@ def open_vocabulary(source: Source, given: VocabularyName | None = None) -> tupl
         name = VocabularyName(address_of(loaded) or "byte", loaded.extra_ids, str(source.directory))
     else:
         return None
-    check_rows(loaded, source.model.vocab_size)
+    if isinstance(loaded, PublishedVocabulary):
+        loaded.check_rows(source.model.vocab_size)
+    else:
+        check_rows(loaded, source.model.vocab_size)
     return name, loaded
 
 

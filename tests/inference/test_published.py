@@ -336,6 +336,18 @@ def test_roles_of_generation_are_those_of_its_file(tmp_path: Path) -> None:
         limba.load(tmp_path).generate(["a"])
 
 
+def test_a_tokenizer_may_have_more_ids_than_the_model_has_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A padding token that was added without resizing: the model is used as long as no text has it."""
+    tokenizer = folders.generic("llama")
+    monkeypatch.setattr(folders, "ROWS", len(tokenizer))
+    model = folders.saved(tmp_path, "llama", tokenizer)
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    tokenizer.save_pretrained(tmp_path)
+    compare_saved(tmp_path, "llama", model)
+    with pytest.raises(InputError, match=rf"a text the id {folders.ROWS} \('\[PAD\]'\), and the model has"):
+        limba.load(tmp_path).generate(["a [PAD]"])
+
+
 def test_what_can_be_used_and_not_trained_is_said_before(tmp_path: Path) -> None:
     for kind, style, reason in (
         ("gpt2", "endoftext", "has no padding token"),

@@ -84,6 +84,31 @@ class PublishedVocabulary(TokenizersVocabulary):
         self.ids = {role: number for role, number in ids.items() if number is not None}
         self.template = _template(made.tokenizer)
         self.cleans_spaces = made.cleans_spaces
+        self.num_rows: int | None = None  # of the model's embedding, once it is known
+
+    def check_rows(self, num_rows: int) -> None:
+        """Raises InputError if the ids around each text have no row in the model's embedding.
+
+        A tokenizer may have more ids than the model has rows: a padding token that was added, sentinels that the class
+        adds. transformers uses such a folder as long as no text has them, and so does `encode` from here on.
+        """
+        self.num_rows = num_rows
+        before, after = self.template
+        self._check([*before, *after], "each text")
+
+    def encode(self, s: str) -> Sequence[int]:
+        ids = super().encode(s)
+        self._check(ids, "a text")
+        return ids
+
+    def _check(self, ids: Sequence[int], what: str) -> None:
+        if self.num_rows is not None and max(ids, default=0) >= self.num_rows:
+            number = max(ids)
+            raise InputError(
+                f"The tokenizer of {self.path} gives {what} the id {number} ({self.tokenizer.id_to_token(number)!r}),"
+                f" and the model has {self.num_rows} rows: this token was added and never trained. Take it out of the"
+                " text, or resize the model's embedding in transformers."
+            )
 
     @property
     def eos_id(self) -> int | None:  # type: ignore[override]

@@ -178,7 +178,7 @@ def of_folder(folder: epath.Path, vocabulary: Vocabulary | None, model: ModelCon
     roles: Mapping[str, int] = {}
     if isinstance(vocabulary, PublishedVocabulary):
         before, after = vocabulary.template
-        roles = vocabulary.ids
+        roles = {role: number for role, number in vocabulary.ids.items() if number < model.vocab_size}
     elif vocabulary is not None:
         own = of_run(vocabulary, model)
         before, after = own.before, own.after
