@@ -61,6 +61,18 @@ def test_bytes_of_a_tokenizer_json(kind, says_bytes, tmp_path):
         assert (np.diff(found) >= 0).all() and found[size // 2] < found[-1]
 
 
+def test_a_space_at_an_end_counts_where_a_token_covers_it(tmp_path):
+    """The target of a language model begins with a space, which is the first letter of a byte-level piece."""
+    for kind, is_covered in ((byte_level, True), (word_piece, False)):
+        made, trainer = kind()
+        made.train_from_iterator(TEXTS, trainer)
+        made.save(str(tmp_path / "v.json"))
+        vocabulary = load_vocabulary(str(tmp_path / "v.json"))
+        for text, size in ((" fox", 4 if is_covered else 3), ("fox  ", 5 if is_covered else 3)):
+            assert covered_bytes(vocabulary, text) == size, (kind, text)
+            assert covered_bytes(vocabulary, text, len(vocabulary.encode(text))) == size, (kind, text)
+
+
 @pytest.mark.parametrize("name", ["sentencepiece", "byte"])
 def test_sentinels_cover_their_names_and_spaces_at_the_ends_are_no_text(name, vocabulary):
     loaded = load_vocabulary("byte" if name == "byte" else str(vocabulary))
