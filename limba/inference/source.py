@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 LIMBA, T5X, HUGGING_FACE = "Limba", "T5X", "Hugging Face"
 VOCABULARIES = ("spiece.model", "tokenizer.json")  # beside a model; the first that exists
+# Of which transformers makes a tokenizer.json.
+OTHER_VOCABULARIES = ("tokenizer.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
 OF_A_RUN = ("metrics.jsonl", "lease.json")  # from before its first checkpoint on
 
 

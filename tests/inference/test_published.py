@@ -114,6 +114,8 @@ ODD_FILES = {
         {},
         {},
     ),
+    "GPT-NeoX's class": ("endoftext", {"tokenizer_class": "GPTNeoXTokenizerFast", "add_prefix_space": True}, {}, {}),
+    "Qwen2's class": ("endoftext", {"tokenizer_class": "Qwen2Tokenizer", "pad_token": "again"}, {}, {}),
     "a T5's list in special_tokens_map.json": ("unigram", {}, {"additional_special_tokens": ["again"]}, {}),
     "a T5's empty list": ("unigram", {"additional_special_tokens": []}, {}, {}),
 }
@@ -135,7 +137,7 @@ def test_files_that_say_tokens_in_odd_ways_give_the_same_ids_and_text(name: str,
     tokenizer.save(str(folder / "tokenizer.json"))
     theirs = transformers.AutoTokenizer.from_pretrained(str(folder))
     ours = published.open_folder(epath.Path(folder))
-    for text in (*folders.TEXTS, "words again words <mask> [PAD] <extra_id_0> <extra_id_1>"):
+    for text in (*folders.TEXTS, "words again words <mask> [PAD] <extra_id_0> <extra_id_1>", "e\u0301 IT'S 123\n\n  a"):
         ids = theirs.encode(text, add_special_tokens=False)
         assert list(ours.encode(text)) == ids
         assert ours.text_of(ids) == theirs.decode(ids, skip_special_tokens=True)
@@ -346,6 +348,19 @@ def test_a_tokenizer_may_have_more_ids_than_the_model_has_rows(tmp_path: Path, m
     compare_saved(tmp_path, "llama", model)
     with pytest.raises(InputError, match=rf"a text the id {folders.ROWS} \('\[PAD\]'\), and the model has"):
         limba.load(tmp_path).generate(["a [PAD]"])
+
+
+def test_a_vocabulary_in_another_file_is_made_by_transformers(tmp_path: Path) -> None:
+    folders.saved(tmp_path, "gpt2", folders.generic("endoftext"))
+    state = json.loads((tmp_path / "tokenizer.json").read_text())
+    (tmp_path / "vocab.json").write_text(json.dumps(state["model"]["vocab"]))
+    (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *map(" ".join, state["model"]["merges"])]))
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer_config.json").unlink()
+    with pytest.raises(InputError, match=r"has its vocabulary as vocab.json, .*\.save_pretrained\("):
+        limba.load(tmp_path).generate(["a"])
+    transformers.AutoTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path)  # what it advises
+    assert limba.load(tmp_path).tokenize("a few words").tolist() == folders.ids_of(tmp_path, ("a few words",))[0]
 
 
 def test_what_can_be_used_and_not_trained_is_said_before(tmp_path: Path) -> None:

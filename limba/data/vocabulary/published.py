@@ -48,9 +48,9 @@ _ALIASES = {  # other names of classes in _REBUILT
 _REFUSED = """
 AlbertTokenizer BarthezTokenizer BigBirdTokenizer BlenderbotTokenizer CLIPTokenizer CamembertTokenizer
 CodeLlamaTokenizer CohereTokenizer DPRQuestionEncoderTokenizer DebertaTokenizer DebertaV2Tokenizer EsmcTokenizer
-FunnelTokenizer GPTNeoXTokenizer HerbertTokenizer LasrTokenizer LayoutLMv2Tokenizer LayoutLMv3Tokenizer
+FunnelTokenizer HerbertTokenizer LasrTokenizer LayoutLMv2Tokenizer LayoutLMv3Tokenizer
 LayoutXLMTokenizer LukeTokenizer MBart50Tokenizer MBartTokenizer MLukeTokenizer MPNetTokenizer MarkupLMTokenizer
-NllbTokenizer NougatTokenizer OpenAIGPTTokenizer PegasusTokenizer Qwen2Tokenizer Qwen3_5Tokenizer ReformerTokenizer
+NllbTokenizer NougatTokenizer OpenAIGPTTokenizer PegasusTokenizer Qwen3_5Tokenizer ReformerTokenizer
 RemBertTokenizer RoFormerTokenizer SeamlessM4TTokenizer Siglip2Tokenizer SplinterTokenizer Tipsv2Tokenizer
 UdopTokenizer VideoPrismTokenizer WhisperTokenizer XGLMTokenizer XLNetTokenizer BartphoTokenizer
 BertGenerationTokenizer BertJapaneseTokenizer BertweetTokenizer BioGptTokenizer BlenderbotSmallTokenizer
@@ -499,6 +499,24 @@ def _gpt2(files: Files, read: Any, names: Mapping[str, str]) -> Any:
     return made
 
 
+def _gpt_neox(files: Files, read: Any, names: Mapping[str, str]) -> Any:
+    from tokenizers import normalizers
+
+    made = _gpt2(files, read, names)
+    made.normalizer = normalizers.NFC()
+    return made
+
+
+def _qwen2(files: Files, read: Any, names: Mapping[str, str]) -> Any:
+    from tokenizers import Regex, pre_tokenizers
+
+    made = _gpt_neox(files, read, names)
+    has_space = bool(files.about.get("add_prefix_space", False))
+    words = pre_tokenizers.Split(Regex(_QWEN2_WORDS), behavior="isolated")
+    made.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(has_space, use_regex=False)])
+    return made
+
+
 def _gemma(files: Files, read: Any, names: Mapping[str, str]) -> Any:
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -548,6 +566,8 @@ def _finish(tokenizer: Any, name: str, names: Mapping[str, str]) -> None:
     elif name == "RobertaTokenizer":
         end, begin = [(names[role], number(role)) for role in ("sep_token", "cls_token")]
         tokenizer.post_processor = processors.RobertaProcessing(end, begin)
+    elif name == "GPTNeoXTokenizer":
+        tokenizer.post_processor = processors.TemplateProcessing("$A", "$A $B", [])
 
 
 _XLM = {"bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "cls_token": "<s>", "unk_token": "<unk>"}
@@ -555,12 +575,19 @@ _XLM |= {"pad_token": "<pad>", "mask_token": "<mask>"}
 _BERT = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]", "mask_token": "[MASK]"}
 _GEMMA = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"}
 _GEMMA |= {"mask_token": "<mask>"}
+_ENDOFTEXT = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
+_QWEN2_WORDS = (  # what Qwen2Tokenizer cuts a text into first
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 # A class: what makes its tokenizer of tokenizer.json's pieces, and the tokens that its roles have by default.
 _REBUILT: Mapping[str, tuple[Rebuild, Mapping[str, str]]] = {
     "T5Tokenizer": (_t5, _T5),
     "LlamaTokenizer": (_llama, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}),
-    "GPT2Tokenizer": (_gpt2, dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")),
+    "GPT2Tokenizer": (_gpt2, _ENDOFTEXT),
+    "GPTNeoXTokenizer": (_gpt_neox, {**_ENDOFTEXT, "pad_token": "<|padding|>"}),
+    "Qwen2Tokenizer": (_qwen2, dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>")),
     "BertTokenizer": (_bert, _BERT),
     "RobertaTokenizer": (_gpt2, _XLM),
     "GemmaTokenizer": (
