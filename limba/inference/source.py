@@ -172,11 +172,11 @@ def trained_length(source: Source) -> int | None:
 
 
 def _length_beside(folder: epath.Path, model: ModelConfig) -> int | None:
-    """Returns the longest text that a folder's files allow: tokenizer_config.json's, and an encoder's positions."""
+    """Returns the longest text that a folder's files allow: tokenizer_config.json's, and the network's positions."""
     about = _json_of(folder / "tokenizer_config.json")
     given = about.get("model_max_length")
     found = [int(given)] if isinstance(given, int | float) and 0 < given < huggingface_files.UNKNOWN_LENGTH else []
-    if model.is_encoder:
+    if model.is_encoder or (found and model.is_decoder_only):  # a tokenizer may be another, longer model's
         found.append(model.max_length)
     return min(found, default=None)
 

@@ -350,6 +350,13 @@ def test_a_tokenizer_may_have_more_ids_than_the_model_has_rows(tmp_path: Path, m
         limba.load(tmp_path).generate(["a [PAD]"])
 
 
+def test_a_longer_models_tokenizer_gives_no_positions(tmp_path: Path) -> None:
+    tokenizer = folders.generic("llama", model_max_length=4096)
+    folders.saved(tmp_path / "a", "llama", tokenizer)
+    limba.load(tmp_path / "a").save(tmp_path / "b")
+    assert json.loads((tmp_path / "b" / "config.json").read_text())["max_position_embeddings"] == 128
+
+
 def test_a_vocabulary_in_another_file_is_made_by_transformers(tmp_path: Path) -> None:
     folders.saved(tmp_path, "gpt2", folders.generic("endoftext"))
     state = json.loads((tmp_path / "tokenizer.json").read_text())
