@@ -311,7 +311,7 @@ def test_every_folder_gives_what_it_gives_in_transformers(kind: str, style: str,
     compare(tmp_path, kind, style)
 
 
-def test_roles_of_generation_are_those_of_its_file(tmp_path: Path) -> None:
+def test_roles_of_generation_are_those_of_its_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The decoder's start, several ends, suppressed ids; config.json counts where targets are given."""
     tokenizer = folders.generic("unigram")
     model = folders.saved(tmp_path, "t5", tokenizer, decoder_start_token_id=5)
@@ -331,6 +331,10 @@ def test_roles_of_generation_are_those_of_its_file(tmp_path: Path) -> None:
     place.write_text(json.dumps({**about, "forced_bos_token_id": 9}))
     with pytest.raises(InputError, match="has forced_bos_token_id, which Limba's search does not have"):
         limba.load(tmp_path).generate(["a"])
+    place.write_text(json.dumps({**about, "repetition_penalty": 1.1, "min_length": 0, "no_repeat_ngram_size": 3}))
+    assert "ask for" not in caplog.text
+    limba.load(tmp_path).generate(["a"], max_tokens=2)
+    assert "ask for repetition_penalty 1.1 and no_repeat_ngram_size 3, which Limba's search does not" in caplog.text
     place.write_text(json.dumps({**about, "decoder_start_token_id": 10**6}))
     with pytest.raises(
         InputError, match="generation_config.json has decoder_start_token_id 1000000, and the model has"
