@@ -22,7 +22,7 @@ from limba.config import CardConfig, DataConfig, InputError, ModelConfig, Optimi
 from limba.config.waiting import waiting
 from limba.data.tasks import Provider, hub_datasets, needs_sentinels
 from limba.data.vocabulary.load import Vocabulary, num_sentinels, sentinel_ids
-from limba.data.vocabulary.special_ids import SpecialIds
+from limba.data.vocabulary.special_ids import SpecialIds, of_folder
 from limba.export import proof
 from limba.export.card import write_card
 from limba.export.merging import write_step
@@ -333,12 +333,13 @@ def import_folder(source: str | Path, out: Path) -> str:
 
     Arrays are read and written a few at a time; the optimizer state is a new Adafactor's. OUT is renamed to its final
     name when it is complete. Raises InputError for an invalid folder, another architecture, arrays that do not fit,
-    and an OUT that is not empty.
+    special ids that a checkpoint of ours does not have, and an OUT that is not empty.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} is not empty; name a new directory.")
     folder = sources.local_folder(str(source))
     model = huggingface.model_config(folder)
+    of_folder(epath.Path(folder), None, model).check_trained(model, str(source))
     found = sources.open_folder(folder, model)
     with lease.held(str(out), "imports to", beside=True):
         return _import(folder, found, model, out)

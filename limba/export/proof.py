@@ -78,7 +78,7 @@ def batch_of(vocabulary: Vocabulary | None, num_rows: int, length: int = ROW) ->
     """Returns four sentences with a gap each, encoded; random ids below `num_rows` without a vocabulary."""
     inputs = np.zeros((len(TEXTS), length), np.int32)
     targets = np.zeros((len(TEXTS), length // 2), np.int32)
-    top = num_rows if vocabulary is None else vocabulary.vocab_size
+    top = num_rows if vocabulary is None else min(vocabulary.vocab_size, num_rows)
     for row, ids in enumerate(_ids(vocabulary, num_rows, length - 2, length)):
         *ids, eos = ids
         third = len(ids) // 3

@@ -76,7 +76,7 @@ def pieces_of(vocabulary: Vocabulary, num_rows: int, special: SpecialIds) -> Pie
     letters = [any(map(str.isalnum, text)) or each[:1] >= b"\xc2" for text, each in zip(texts, spelled, strict=True)]
     sentinels = load.sentinel_ids(vocabulary, load.num_sentinels(vocabulary))
     ends = np.zeros(num_rows, bool)
-    ends[[*sentinels, *special.ends]] = True
+    ends[[number for number in (*sentinels, *special.ends) if number < num_rows]] = True
     return Pieces(
         vocabulary=vocabulary,
         sentinels=sentinels,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import logging
 import math
 import re
 import time
@@ -29,6 +30,8 @@ from limba.inference import limits, search
 from limba.model import Network
 from limba.sharding.mesh import batch_sharding, num_batch_groups
 from limba.training.losses import at_predicted, cross_entropy
+
+logger = logging.getLogger(__name__)
 
 SENTINEL = re.compile(r"<extra_id_(\d+)>")
 T5_LAYOUT = SpecialIds()
@@ -168,6 +171,11 @@ class Writer:
             raise InputError(
                 f"generation_config.json has {' and '.join(self._special.unsupported)}, which Limba's search does not"
                 " have; take it out to generate without it."
+            )
+        if self._special.passed_over:
+            logger.warning(
+                "The model's files ask for %s, which Limba's search does not have: transformers writes other texts.",
+                " and ".join(self._special.passed_over),
             )
         self._sharding = batch_sharding(self.mesh)
         num_rows = self.network.config.vocab_size

@@ -164,6 +164,14 @@ class TrainedModel:
     def vocabulary(self) -> Vocabulary:
         """The vocabulary, a seqio object; InputError if it is not known."""
         if self.tokenizer is None:
+            place = self.source.directory
+            other = next((name for name in sources.OTHER_VOCABULARIES if (place / name).exists()), None)
+            if other is not None:
+                raise InputError(
+                    f"{self.path} has its vocabulary as {other}, from which transformers makes a tokenizer.json, which"
+                    f" Limba reads: transformers.AutoTokenizer.from_pretrained({str(place)!r})"
+                    f".save_pretrained({str(place)!r})."
+                )
             raise InputError(
                 f"{self.path} has no vocabulary ({' or '.join(sources.VOCABULARIES)}) beside it; give one as"
                 " `vocabulary`: a path, or 'byte'."

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 LIMBA, T5X, HUGGING_FACE = "Limba", "T5X", "Hugging Face"
 VOCABULARIES = ("spiece.model", "tokenizer.json")  # beside a model; the first that exists
+# Of which transformers makes a tokenizer.json.
+OTHER_VOCABULARIES = ("tokenizer.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
 OF_A_RUN = ("metrics.jsonl", "lease.json")  # from before its first checkpoint on
 
 
@@ -170,11 +172,11 @@ def trained_length(source: Source) -> int | None:
 
 
 def _length_beside(folder: epath.Path, model: ModelConfig) -> int | None:
-    """Returns the longest text that a folder's files allow: tokenizer_config.json's, and an encoder's positions."""
+    """Returns the longest text that a folder's files allow: tokenizer_config.json's, and the network's positions."""
     about = _json_of(folder / "tokenizer_config.json")
     given = about.get("model_max_length")
     found = [int(given)] if isinstance(given, int | float) and 0 < given < huggingface_files.UNKNOWN_LENGTH else []
-    if model.is_encoder:
+    if model.is_encoder or (found and model.is_decoder_only):  # a tokenizer may be another, longer model's
         found.append(model.max_length)
     return min(found, default=None)
 
@@ -289,6 +291,7 @@ def open_vocabulary(source: Source, given: VocabularyName | None = None) -> tupl
     with quiet_imports():
         from limba.data.vocabulary.files import place_of
         from limba.data.vocabulary.load import NUM_SENTINELS, address_of, check_rows, load_vocabulary
+        from limba.data.vocabulary.published import PublishedVocabulary
     name = given or source.vocabulary
     if name is not None:
         own, has_none = source.vocabulary, source.model.is_decoder_only or name.path == "byte"
@@ -313,7 +316,10 @@ def open_vocabulary(source: Source, given: VocabularyName | None = None) -> tupl
         name = VocabularyName(address_of(loaded) or "byte", loaded.extra_ids, str(source.directory))
     else:
         return None
-    check_rows(loaded, source.model.vocab_size)
+    if isinstance(loaded, PublishedVocabulary):
+        loaded.check_rows(source.model.vocab_size)
+    else:
+        check_rows(loaded, source.model.vocab_size)
     return name, loaded
 
 

@@ -119,6 +119,9 @@ def test_a_suffix_model_without_gaps_is_exact(tmp_path):
     write_tokenizer(tmp_path, path, 0, starts=True)
     vocabulary, theirs = load_vocabulary(path, 0), transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert not exported.differences(vocabulary, lambda text: theirs(text).input_ids[1:], [])
+    ids = vocabulary.encode(TEXTS[0])
+    assert theirs.decode(ids) == vocabulary.decode(ids).removesuffix(" ")
+    assert theirs.decode([0], skip_special_tokens=True) == ""
 
 
 def test_the_proof_of_a_conversion_fails_for_other_ids(tmp_path):

@@ -154,6 +154,15 @@ def test_arrays_that_are_not_the_configurations(folder, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_special_ids_that_a_checkpoint_does_not_have_are_refused(folder, tmp_path):
+    """A checkpoint of ours has padding and the decoder's start at 0; with others it would write another text."""
+    shutil.copytree(folder, tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"decoder_start_token_id": 5}))
+    with pytest.raises(InputError, match=r"begins its decoder with id 5 .* does not train it"):
+        import_folder(tmp_path / "model", tmp_path / "out")
+
+
 def test_a_model_of_the_hub_starts_a_run(hub_server, arrays, tmp_path, monkeypatch, caplog):
     hub_server.fail("me/t5/main/model.safetensors", truncated)
     state, _ = start_from("me/t5")

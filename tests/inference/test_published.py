@@ -96,6 +96,54 @@ def test_older_files_are_read_by_the_same_rules(style: str, tmp_path: Path) -> N
             assert ours_of(folder) == folders.ids_of(folder), (kind, model_type, more)
 
 
+ENDOFTEXT = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
+ODD_FILES = {
+    # Without an id yet: they get theirs in the order of transformers' roles, not in that of the file.
+    "roles in the alphabet's order": ("endoftext", {**ENDOFTEXT, "mask_token": "<mask>", "pad_token": "[PAD]"}, {}, {}),
+    "an ordinary token with a role": ("endoftext", {**ENDOFTEXT, "pad_token": "again"}, {}, {"tokens": ["again"]}),
+    "padding in tokenizer.json alone": ("endoftext", ENDOFTEXT, {}, {"padding": "<pad>", "tokens": ["<pad>"]}),
+    "an empty list, and another file's": (
+        "endoftext",
+        {**ENDOFTEXT, "additional_special_tokens": []},
+        {**ENDOFTEXT, "additional_special_tokens": ["words"]},
+        {},
+    ),
+    "tokens with names of their own": (
+        "endoftext",
+        {**ENDOFTEXT, "image_token": {"__type": "AddedToken", "content": "again", "lstrip": True}},
+        {},
+        {},
+    ),
+    "GPT-NeoX's class": ("endoftext", {"tokenizer_class": "GPTNeoXTokenizerFast", "add_prefix_space": True}, {}, {}),
+    "Qwen2's class": ("endoftext", {"tokenizer_class": "Qwen2Tokenizer", "pad_token": "again"}, {}, {}),
+    "a T5's list in special_tokens_map.json": ("unigram", {}, {"additional_special_tokens": ["again"]}, {}),
+    "a T5's empty list": ("unigram", {"additional_special_tokens": []}, {}, {}),
+}
+
+
+@pytest.mark.parametrize("name", ODD_FILES)
+def test_files_that_say_tokens_in_odd_ways_give_the_same_ids_and_text(name: str, tmp_path: Path) -> None:
+    style, about, special, more = ODD_FILES[name]
+    tokenizer, _ = folders.STYLES[style]()
+    tokenizer.add_tokens(list(more.get("tokens", ())))
+    if "padding" in more:
+        tokenizer.enable_padding(pad_token=more["padding"], pad_id=tokenizer.token_to_id(more["padding"]))
+    folder = write(
+        tmp_path / "model",
+        config={"model_type": "t5" if style == "unigram" else "llama"},
+        tokenizer_config=about,
+        **({"special_tokens_map": special} if special else {}),
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    theirs = transformers.AutoTokenizer.from_pretrained(str(folder))
+    ours = published.open_folder(epath.Path(folder))
+    for text in (*folders.TEXTS, "words again words <mask> [PAD] <extra_id_0> <extra_id_1>", "e\u0301 IT'S 123\n\n  a"):
+        ids = theirs.encode(text, add_special_tokens=False)
+        assert list(ours.encode(text)) == ids
+        assert ours.text_of(ids) == theirs.decode(ids, skip_special_tokens=True)
+    assert ours.ids.get("pad_token") == theirs.pad_token_id
+
+
 def test_a_sentencepiece_model_alone_is_read_as_transformers_converts_it(tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_text("\n".join(folders.CORPUS * 5))
     for name, choices in {
@@ -105,9 +153,15 @@ def test_a_sentencepiece_model_alone_is_read_as_transformers_converts_it(tmp_pat
         "identity": {"normalization_rule_name": "identity"},
     }.items():
         train_spm(tmp_path, name, **choices)
-        folder = write(tmp_path / name, config={"model_type": "t5"})
-        shutil.copy(tmp_path / f"{name}.model", folder / "spiece.model")
-        assert ours_of(folder) == folders.ids_of(folder), name
+        older = "additional_special_tokens"
+        for beside in (
+            {},
+            {"tokenizer_config": {"extra_ids": 3}, "special_tokens_map": {older: ["<extra_id_0>", "<extra_id_9>"]}},
+            {"tokenizer_config": {older: None}},
+        ):
+            folder = write(tmp_path / name, config={"model_type": "t5"}, **beside)
+            shutil.copy(tmp_path / f"{name}.model", folder / "spiece.model")
+            assert ours_of(folder) == folders.ids_of(folder), (name, beside)
     folder = write(tmp_path / "umt5", config={"model_type": "umt5"})
     shutil.copy(tmp_path / "plain.model", folder / "spiece.model")
     with pytest.raises(InputError, match=r"has no tokenizer.json, .*; write one: transformers.AutoTokenizer"):
@@ -257,7 +311,7 @@ def test_every_folder_gives_what_it_gives_in_transformers(kind: str, style: str,
     compare(tmp_path, kind, style)
 
 
-def test_roles_of_generation_are_those_of_its_file(tmp_path: Path) -> None:
+def test_roles_of_generation_are_those_of_its_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The decoder's start, several ends, suppressed ids; config.json counts where targets are given."""
     tokenizer = folders.generic("unigram")
     model = folders.saved(tmp_path, "t5", tokenizer, decoder_start_token_id=5)
@@ -277,11 +331,47 @@ def test_roles_of_generation_are_those_of_its_file(tmp_path: Path) -> None:
     place.write_text(json.dumps({**about, "forced_bos_token_id": 9}))
     with pytest.raises(InputError, match="has forced_bos_token_id, which Limba's search does not have"):
         limba.load(tmp_path).generate(["a"])
+    place.write_text(json.dumps({**about, "repetition_penalty": 1.1, "min_length": 0, "no_repeat_ngram_size": 3}))
+    assert "ask for" not in caplog.text
+    limba.load(tmp_path).generate(["a"], max_tokens=2)
+    assert "ask for repetition_penalty 1.1 and no_repeat_ngram_size 3, which Limba's search does not" in caplog.text
     place.write_text(json.dumps({**about, "decoder_start_token_id": 10**6}))
     with pytest.raises(
         InputError, match="generation_config.json has decoder_start_token_id 1000000, and the model has"
     ):
         limba.load(tmp_path).generate(["a"])
+
+
+def test_a_tokenizer_may_have_more_ids_than_the_model_has_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A padding token that was added without resizing: the model is used as long as no text has it."""
+    tokenizer = folders.generic("llama")
+    monkeypatch.setattr(folders, "ROWS", len(tokenizer))
+    model = folders.saved(tmp_path, "llama", tokenizer)
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    tokenizer.save_pretrained(tmp_path)
+    compare_saved(tmp_path, "llama", model)
+    with pytest.raises(InputError, match=rf"a text the id {folders.ROWS} \('\[PAD\]'\), and the model has"):
+        limba.load(tmp_path).generate(["a [PAD]"])
+
+
+def test_a_longer_models_tokenizer_gives_no_positions(tmp_path: Path) -> None:
+    tokenizer = folders.generic("llama", model_max_length=4096)
+    folders.saved(tmp_path / "a", "llama", tokenizer)
+    limba.load(tmp_path / "a").save(tmp_path / "b")
+    assert json.loads((tmp_path / "b" / "config.json").read_text())["max_position_embeddings"] == 128
+
+
+def test_a_vocabulary_in_another_file_is_made_by_transformers(tmp_path: Path) -> None:
+    folders.saved(tmp_path, "gpt2", folders.generic("endoftext"))
+    state = json.loads((tmp_path / "tokenizer.json").read_text())
+    (tmp_path / "vocab.json").write_text(json.dumps(state["model"]["vocab"]))
+    (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *map(" ".join, state["model"]["merges"])]))
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer_config.json").unlink()
+    with pytest.raises(InputError, match=r"has its vocabulary as vocab.json, .*\.save_pretrained\("):
+        limba.load(tmp_path).generate(["a"])
+    transformers.AutoTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path)  # what it advises
+    assert limba.load(tmp_path).tokenize("a few words").tolist() == folders.ids_of(tmp_path, ("a few words",))[0]
 
 
 def test_what_can_be_used_and_not_trained_is_said_before(tmp_path: Path) -> None:

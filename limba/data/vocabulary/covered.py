@@ -17,14 +17,15 @@ SENTINEL = re.compile(r"<extra_id_\d+>")
 def covered_bytes(vocabulary: Vocabulary, text: str, num_tokens: int | None = None) -> int:
     """Returns how many UTF-8 bytes of a text its first `num_tokens` tokens cover, all of them for None.
 
-    A sentinel covers its name, as the text has it. Spaces at the ends, which a tokenizer leaves out, are covered by no
-    token.
+    A sentinel covers its name, as the text has it. Spaces at the ends that a tokenizer leaves out are covered by no
+    token; those that have tokens of their own, or are part of one, are.
 
     >>> covered_bytes(ByteVocabulary(100), "ăb"), covered_bytes(ByteVocabulary(100), "ăb", 2)
     (3, 2)
     """
+    text = _without_left_out(vocabulary, text)
     if num_tokens is None:
-        return len(_whole(vocabulary, text).encode("utf-8", "replace"))
+        return len(text.encode("utf-8", "replace"))
     if isinstance(vocabulary, PublishedVocabulary):  # reads the names of sentinels itself
         ends = _ends(vocabulary, text)
         return ends[min(num_tokens, len(ends)) - 1] if num_tokens and ends else 0
@@ -45,9 +46,12 @@ def covered_bytes(vocabulary: Vocabulary, text: str, num_tokens: int | None = No
     return min(found, covered_bytes(vocabulary, text))
 
 
-def _whole(vocabulary: Vocabulary, text: str) -> str:
-    """Returns a text without the spaces around it that a tokenizer may leave out."""
-    return text if isinstance(vocabulary, ByteVocabulary) else text.strip(" ")
+def _without_left_out(vocabulary: Vocabulary, text: str) -> str:
+    """Returns a text without the spaces at its ends that a tokenizer leaves out: without them it has the same ids."""
+    for stripped in (text.rstrip(" "), text.lstrip(" "), text.strip(" ")):
+        if stripped != text and [*vocabulary.encode(stripped)] == [*vocabulary.encode(text)]:
+            text = stripped
+    return text
 
 
 def _ends(vocabulary: Vocabulary, text: str) -> Sequence[int]:

@@ -48,9 +48,9 @@ _ALIASES = {  # other names of classes in _REBUILT
 _REFUSED = """
 AlbertTokenizer BarthezTokenizer BigBirdTokenizer BlenderbotTokenizer CLIPTokenizer CamembertTokenizer
 CodeLlamaTokenizer CohereTokenizer DPRQuestionEncoderTokenizer DebertaTokenizer DebertaV2Tokenizer EsmcTokenizer
-FunnelTokenizer GPTNeoXTokenizer HerbertTokenizer LasrTokenizer LayoutLMv2Tokenizer LayoutLMv3Tokenizer
+FunnelTokenizer HerbertTokenizer LasrTokenizer LayoutLMv2Tokenizer LayoutLMv3Tokenizer
 LayoutXLMTokenizer LukeTokenizer MBart50Tokenizer MBartTokenizer MLukeTokenizer MPNetTokenizer MarkupLMTokenizer
-NllbTokenizer NougatTokenizer OpenAIGPTTokenizer PegasusTokenizer Qwen2Tokenizer Qwen3_5Tokenizer ReformerTokenizer
+NllbTokenizer NougatTokenizer OpenAIGPTTokenizer PegasusTokenizer Qwen3_5Tokenizer ReformerTokenizer
 RemBertTokenizer RoFormerTokenizer SeamlessM4TTokenizer Siglip2Tokenizer SplinterTokenizer Tipsv2Tokenizer
 UdopTokenizer VideoPrismTokenizer WhisperTokenizer XGLMTokenizer XLNetTokenizer BartphoTokenizer
 BertGenerationTokenizer BertJapaneseTokenizer BertweetTokenizer BioGptTokenizer BlenderbotSmallTokenizer
@@ -84,6 +84,31 @@ class PublishedVocabulary(TokenizersVocabulary):
         self.ids = {role: number for role, number in ids.items() if number is not None}
         self.template = _template(made.tokenizer)
         self.cleans_spaces = made.cleans_spaces
+        self.num_rows: int | None = None  # of the model's embedding, once it is known
+
+    def check_rows(self, num_rows: int) -> None:
+        """Raises InputError if the ids around each text have no row in the model's embedding.
+
+        A tokenizer may have more ids than the model has rows: a padding token that was added, sentinels that the class
+        adds. transformers uses such a folder as long as no text has them, and so does `encode` from here on.
+        """
+        self.num_rows = num_rows
+        before, after = self.template
+        self._check([*before, *after], "each text")
+
+    def encode(self, s: str) -> Sequence[int]:
+        ids = super().encode(s)
+        self._check(ids, "a text")
+        return ids
+
+    def _check(self, ids: Sequence[int], what: str) -> None:
+        if self.num_rows is not None and max(ids, default=0) >= self.num_rows:
+            number = max(ids)
+            raise InputError(
+                f"The tokenizer of {self.path} gives {what} the id {number} ({self.tokenizer.id_to_token(number)!r}),"
+                f" and the model has {self.num_rows} rows: this token was added and never trained. Take it out of the"
+                " text, or resize the model's embedding in transformers."
+            )
 
     @property
     def eos_id(self) -> int | None:  # type: ignore[override]
@@ -153,7 +178,7 @@ class Files:
             return {int(number): token for number, token in self.about["added_tokens_decoder"].items()}
         roles = self.roles({})
         special = {name_of(roles[role]) for role in ROLES if roles.get(role)}
-        special |= {name_of(token) for token in self.extra}
+        special |= {name_of(token) for token in self.extra or ()}
         found: dict[int, Any] = {}
         for name, number in self.added.items():
             found[int(number)] = {"content": name, "special": name in special, "normalized": name not in special}
@@ -164,27 +189,51 @@ class Files:
     def roles(self, defaults: Mapping[str, str]) -> Json:
         """Returns {role: its token}: a class's defaults, tokenizer_config.json, special_tokens_map.json, the last wins.
 
-        transformers does not look into special_tokens_map.json where tokenizer_config.json has added_tokens_decoder.
+        They stand in transformers' order, in which those without an id get one. transformers does not look into
+        special_tokens_map.json where tokenizer_config.json has added_tokens_decoder.
         """
         found = dict(defaults)
-        places = [self.about] + ([] if "added_tokens_decoder" in self.about else [self.special])
-        for place in places:
-            for key, value in place.items():
-                is_role = key in ROLES or (key.endswith("_token") and isinstance(value, str))
-                if is_role:
+        for place in self.places:
+            named = place.get("extra_special_tokens")
+            for key, value in {**place, **(named if isinstance(named, dict) else {})}.items():
+                is_token = isinstance(value, str) or (isinstance(value, dict) and "content" in value)
+                is_named = isinstance(named, dict) and key in named
+                if key in ROLES or is_named or (key.endswith("_token") and is_token):
                     found[key] = value
-        return {role: token for role, token in found.items() if token is not None}
+        order = [*(role for role in ROLES if role in found), *(role for role in found if role not in ROLES)]
+        return {role: found[role] for role in order if found[role] is not None}
 
     @property
-    def extra(self) -> list[Any]:
-        """The special tokens without a role."""
-        found = self.about.get("extra_special_tokens") or self.about.get("additional_special_tokens")
-        if "added_tokens_decoder" not in self.about:
-            later = self.special.get("additional_special_tokens")
-            found = self.special.get("extra_special_tokens") or found or later
+    def places(self) -> list[Json]:
+        """The files that say roles."""
+        return [self.about] if "added_tokens_decoder" in self.about else [self.about, self.special]
+
+    @property
+    def extra(self) -> list[Any] | None:
+        """The special tokens without a role; None where no file has a list of them, not even an empty one."""
+        older, newer = "additional_special_tokens", "extra_special_tokens"
+        found = self.about.get(newer)
+        if older in self.about and (not found or isinstance(found, dict)):
+            found = self.about[older] or []
         if isinstance(found, dict):
-            found = list(found.values())
-        return list(found or ())
+            found = None  # tokens with names of their own, see `roles`
+        if "added_tokens_decoder" not in self.about:
+            later = self.special.get(newer)
+            if isinstance(later, list):
+                found = [*(found or ()), *later]
+            elif found is None:
+                found = self.special.get(older)
+        return None if found is None else list(found)
+
+    @property
+    def has_extra_before_class(self) -> bool:
+        """Whether `extra` is known before a class is asked, which then adds none; it may be empty.
+
+        The older list of special_tokens_map.json is not: it goes through the class.
+        """
+        is_read = "added_tokens_decoder" not in self.about
+        is_in_map = is_read and isinstance(self.special.get("extra_special_tokens"), list)
+        return is_in_map or bool({"additional_special_tokens", "extra_special_tokens"} & self.about.keys())
 
 
 def read_json(folder: epath.Path, name: str) -> Json | None:
@@ -282,11 +331,14 @@ def _of_state(files: Files, name: str) -> Made:
     import tokenizers
 
     read = tokenizers.Tokenizer.from_str(json.dumps(files.state))
+    padding: Mapping[str, str] = {}
+    if read.padding is not None and name != "GPT2Tokenizer":  # whose class says that it has none
+        padding = {"pad_token": read.padding["pad_token"]}
     if name == AS_IT_IS:
-        made, roles = read, files.roles({})
+        made, roles = read, files.roles(padding)
     else:
         rebuild, defaults = _REBUILT[name]
-        roles = files.roles(defaults)
+        roles = files.roles({**padding, **defaults})
         made = rebuild(files, read, {role: name_of(token) for role, token in roles.items()})
     made.no_truncation()
     made.no_padding()
@@ -309,8 +361,13 @@ def _made(tokenizer: tokenizers.Tokenizer, files: Files, roles: Json) -> Made:
 def _extra_of(files: Files, name: str) -> list[Any]:
     """Returns the special tokens without a role; a T5Tokenizer has its sentinels where no file names any."""
     extra = files.extra
-    if name == "T5Tokenizer" and not extra:
-        extra = [f"<extra_id_{number}>" for number in range(int(files.about.get("extra_ids", 100)))]
+    if name != "T5Tokenizer":
+        return extra or []
+    # What is left to the class gets its sentinels.
+    is_left = not files.has_extra_before_class
+    if extra is None or (is_left and not any("<extra_id_" in name_of(token) for token in extra)):
+        sentinels = [f"<extra_id_{number}>" for number in range(int(files.about.get("extra_ids", 100)))]
+        return [*(extra or ()), *sentinels]
     return extra
 
 
@@ -321,9 +378,8 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, files: Files, roles: Json, extr
     """
     by_id = {number: _added(token) for number, token in sorted(files.tokens_by_id.items())}
     by_name = {str(token.content): token for token in by_id.values()}
-    known = {repr(token) for token in tokenizer.get_added_tokens_decoder().values()}
     names = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    new = [token for token in by_id.values() if repr(token) not in known]
+    new = list(by_id.values())  # those of tokenizer.json too: one with a role becomes a special one
     names |= {token.content for token in new}
     of_roles = [by_name.get(name_of(token), token) for token in roles.values()]
     for token in [*of_roles, *extra]:
@@ -443,6 +499,24 @@ def _gpt2(files: Files, read: Any, names: Mapping[str, str]) -> Any:
     return made
 
 
+def _gpt_neox(files: Files, read: Any, names: Mapping[str, str]) -> Any:
+    from tokenizers import normalizers
+
+    made = _gpt2(files, read, names)
+    made.normalizer = normalizers.NFC()
+    return made
+
+
+def _qwen2(files: Files, read: Any, names: Mapping[str, str]) -> Any:
+    from tokenizers import Regex, pre_tokenizers
+
+    made = _gpt_neox(files, read, names)
+    has_space = bool(files.about.get("add_prefix_space", False))
+    words = pre_tokenizers.Split(Regex(_QWEN2_WORDS), behavior="isolated")
+    made.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(has_space, use_regex=False)])
+    return made
+
+
 def _gemma(files: Files, read: Any, names: Mapping[str, str]) -> Any:
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -492,6 +566,8 @@ def _finish(tokenizer: Any, name: str, names: Mapping[str, str]) -> None:
     elif name == "RobertaTokenizer":
         end, begin = [(names[role], number(role)) for role in ("sep_token", "cls_token")]
         tokenizer.post_processor = processors.RobertaProcessing(end, begin)
+    elif name == "GPTNeoXTokenizer":
+        tokenizer.post_processor = processors.TemplateProcessing("$A", "$A $B", [])
 
 
 _XLM = {"bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "cls_token": "<s>", "unk_token": "<unk>"}
@@ -499,12 +575,19 @@ _XLM |= {"pad_token": "<pad>", "mask_token": "<mask>"}
 _BERT = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]", "mask_token": "[MASK]"}
 _GEMMA = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"}
 _GEMMA |= {"mask_token": "<mask>"}
+_ENDOFTEXT = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
+_QWEN2_WORDS = (  # what Qwen2Tokenizer cuts a text into first
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 # A class: what makes its tokenizer of tokenizer.json's pieces, and the tokens that its roles have by default.
 _REBUILT: Mapping[str, tuple[Rebuild, Mapping[str, str]]] = {
     "T5Tokenizer": (_t5, _T5),
     "LlamaTokenizer": (_llama, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}),
-    "GPT2Tokenizer": (_gpt2, dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")),
+    "GPT2Tokenizer": (_gpt2, _ENDOFTEXT),
+    "GPTNeoXTokenizer": (_gpt_neox, {**_ENDOFTEXT, "pad_token": "<|padding|>"}),
+    "Qwen2Tokenizer": (_qwen2, dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>")),
     "BertTokenizer": (_bert, _BERT),
     "RobertaTokenizer": (_gpt2, _XLM),
     "GemmaTokenizer": (
@@ -542,8 +625,8 @@ def _of_spiece(files: Files, path: str) -> Made:
     if rules:
         charsmap = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(rules).decode()}
     made = _unigram(pieces, 2, charsmap, "always")
-    extra = files.extra
-    if not extra:
+    extra = files.extra or []
+    if not files.has_extra_before_class:
         types = ((piece.piece, piece.type) for piece in model.pieces if piece.type in (CONTROL, USER_DEFINED))
         extra = [{"content": name, "normalized": False, "special": kind == CONTROL} for name, kind in types]
         if not any("<extra_id_" in name_of(token) for token in extra):

@@ -34,6 +34,13 @@ _UNSUPPORTED = (
     *("forced_bos_token_id", "forced_eos_token_id", "forced_decoder_ids", "begin_suppress_tokens", "bad_words_ids"),
     *("sequence_bias", "exponential_decay_length_penalty"),
 )
+# Keys that make a search choose otherwise, which Limba's does not have either, and the values that change nothing. The
+# model can be used without them: it is said. Those that Limba has (sampling, beams, …) are the caller's to choose.
+_PASSED_OVER: Mapping[str, tuple[object, ...]] = {
+    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty"), (None, 1, 1.0)),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), (None, 0)),
+    **dict.fromkeys(("min_length", "min_new_tokens"), (None, 0)),
+}
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,7 @@ class SpecialIds:
     after: tuple[int, ...] = ()  # … and after it
     suppressed: tuple[int, ...] = ()  # are never written
     unsupported: tuple[str, ...] = ()  # rules of generation_config.json that Limba does not have
+    passed_over: tuple[str, ...] = ()  # rules of the same file that change which text is found, and are not applied
     is_published: bool = False  # read from a folder for transformers; False: T5's layout, in which 0 is never text
 
     @property
@@ -178,7 +186,7 @@ def of_folder(folder: epath.Path, vocabulary: Vocabulary | None, model: ModelCon
     roles: Mapping[str, int] = {}
     if isinstance(vocabulary, PublishedVocabulary):
         before, after = vocabulary.template
-        roles = vocabulary.ids
+        roles = {role: number for role, number in vocabulary.ids.items() if number < model.vocab_size}
     elif vocabulary is not None:
         own = of_run(vocabulary, model)
         before, after = own.before, own.after
@@ -208,6 +216,7 @@ def of_folder(folder: epath.Path, vocabulary: Vocabulary | None, model: ModelCon
         after=after,
         suppressed=of_generation.several("suppress_tokens"),
         unsupported=tuple(key for key in _UNSUPPORTED if rules.get(key)),
+        passed_over=tuple(f"{key} {rules[key]}" for key, same in _PASSED_OVER.items() if rules.get(key) not in same),
         is_published=True,
     )
 

@@ -77,11 +77,13 @@ class TokenizersVocabulary(Vocabulary):
         byte_level = '"ByteLevel"' in json.dumps([state.get("pre_tokenizer"), state.get("decoder")])
         added = {token["id"] for token in state["added_tokens"]}  # plain text, also beside byte-level pieces
         found = [b""] * self.vocab_size
+        bytes_of = byte_of_letter()
         for token, number in self.tokenizer.get_vocab(with_added_tokens=True).items():
             if number in self.special_ids or number == self.eos_id:
                 continue
-            if byte_level and number not in added:
-                found[number] = bytes(byte_of_letter()[letter] for letter in token)
+            # A piece may have letters that stand for no byte, as a reserved one does: no text is cut into it.
+            if byte_level and number not in added and all(letter in bytes_of for letter in token):
+                found[number] = bytes(bytes_of[letter] for letter in token)
             elif BYTE.fullmatch(token):
                 found[number] = bytes([int(token[3:5], 16)])
             else:

@@ -1,5 +1,7 @@
 """Bytes of texts by the tokenizers' own offsets, and vocabularies whose pieces do not say them."""
 
+import json
+
 import numpy as np
 import pytest
 import tokenizers
@@ -59,6 +61,29 @@ def test_bytes_of_a_tokenizer_json(kind, says_bytes, tmp_path):
         found = [covered_bytes(vocabulary, text, count) for count in range(size + 1)]
         assert found[0] == 0 and found[-1] == len(text.encode()) == covered_bytes(vocabulary, text)
         assert (np.diff(found) >= 0).all() and found[size // 2] < found[-1]
+
+
+def test_a_byte_level_piece_may_have_letters_of_no_byte(tmp_path):
+    made, trainer = byte_level()
+    made.train_from_iterator(TEXTS, trainer)
+    state = json.loads(made.to_str())
+    state["model"]["vocab"]["<\uff5creserved\uff5c>"] = len(state["model"]["vocab"])
+    (tmp_path / "v.json").write_text(json.dumps(state))
+    vocabulary = load_vocabulary(str(tmp_path / "v.json"))
+    pieces = piece_bytes(vocabulary, vocabulary.vocab_size)
+    assert sum(len(pieces[n]) for n in vocabulary.encode(TEXTS[0])) == len(TEXTS[0].encode())
+
+
+def test_a_space_at_an_end_counts_where_a_token_covers_it(tmp_path):
+    """The target of a language model begins with a space, which is the first letter of a byte-level piece."""
+    for kind, is_covered in ((byte_level, True), (word_piece, False)):
+        made, trainer = kind()
+        made.train_from_iterator(TEXTS, trainer)
+        made.save(str(tmp_path / "v.json"))
+        vocabulary = load_vocabulary(str(tmp_path / "v.json"))
+        for text, size in ((" fox", 4 if is_covered else 3), ("fox  ", 5 if is_covered else 3)):
+            assert covered_bytes(vocabulary, text) == size, (kind, text)
+            assert covered_bytes(vocabulary, text, len(vocabulary.encode(text))) == size, (kind, text)
 
 
 @pytest.mark.parametrize("name", ["sentencepiece", "byte"])
