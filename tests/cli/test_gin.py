@@ -144,6 +144,11 @@ WITHOUT_EFFECT = {  # lines of the file, an override, and what the error says
         ["the factors 'constant' of the learning rate do not read", "factors with one that does: linear_warmup"],
     ),
     "rate without its factor": ("LEARNING_RATE_FACTORS = 'rsqrt_decay'", "LEARNING_RATE=0.1", ["do not read"]),
+    "size of other positions": (
+        "",
+        "config.ModelConfig.rotary_base=500.0",
+        ["rotary_base, which a network with relative positions does not"],
+    ),
     "macro of a replaced one": ("X = 5\nTRAIN_STEPS = %X\nTRAIN_STEPS = 7", "X=6", ["sets X", "does not use"]),
     "outer scope": (
         "config.RunConfig.mesh = @a/config.MeshConfig()\na/config.MeshConfig.model = 1",
