@@ -14,6 +14,10 @@ ACTIVATIONS = ("relu", "gelu", "gelu_exact", "silu", "linear")  # gelu: by tanh,
 ATTENTIONS = ("auto", "einsum", "memory_efficient", "pallas")
 BIASED_PARTS = ("attention", "mlp", "logits", "head")
 HEADS = ("vocabulary", "classes", "tags", "score", "vectors")
+OF_POSITIONS = {  # what only networks with such positions read
+    "relative": ("num_relpos_buckets", "relpos_max_distance", "relative_bias_per_layer"),
+    "rotary": ("rotary_base",),
+}
 OF_ONE_STACK = ("positions", "norm", "biases", "num_kv_heads", "prefix_attention", "attention_mask", "local_attention")
 Base = Annotated[float, Limit(lambda base: base > 1, "a number above 1, such as 10000.0")]
 

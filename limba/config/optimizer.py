@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
@@ -73,6 +73,15 @@ AUTO, AUTO_RATE, MOST_AUTO, AUTO_STEPS = "auto", 2.2, 0.14, (300, 4_800)
 
 OF_FACTORS = ("factors", "decay_factor", "steps_per_decay", "steps_per_cycle", "step_offset")  # read by `factors` alone
 OF_CURVES = ("decay_steps",)  # read by all others
+READ_BY_FACTORS = {
+    "constant": ("base_learning_rate",),
+    "linear_warmup": ("warmup_steps",),
+    "linear_decay": ("base_learning_rate", "warmup_steps", "decay_factor"),
+    "rsqrt_decay": ("warmup_steps",),
+    "rsqrt_normalized_decay": ("warmup_steps",),
+    "decay_every": ("decay_factor", "steps_per_decay"),
+    "cosine_decay": ("warmup_steps", "steps_per_cycle"),
+}
 
 
 @dataclass(frozen=True)
@@ -230,14 +239,20 @@ def foreign_fields(name: object, given: Iterable[str]) -> list[str]:
     return [field for field in given if field in known]
 
 
-def unread_fields(schedule: object, given: Iterable[str]) -> list[str]:
-    """Returns those of the given fields of ScheduleConfig that the schedule of this name does not read.
+def unread_fields(given: Mapping[str, object]) -> list[str]:
+    """Returns those of the given fields of ScheduleConfig that a schedule with these values does not read.
 
-    >>> unread_fields("linear", ["factors", "decay_steps"]), unread_fields("factors", ["factors", "decay_steps"])
+    >>> unread_fields({"name": "linear", "factors": "constant", "decay_steps": 9}), unread_fields({"decay_steps": 9})
     (['factors'], ['decay_steps'])
+    >>> unread_fields({"factors": "constant", "base_learning_rate": 0.1, "warmup_steps": 9, "decay_factor": 0.5})
+    ['warmup_steps', 'decay_factor']
     """
-    unread = OF_CURVES if schedule == "factors" else OF_FACTORS
-    return [field for field in given if field in unread]
+    if given.get("name", ScheduleConfig.name) != "factors":
+        return [field for field in given if field in OF_FACTORS]
+    factors = str(given.get("factors", ScheduleConfig.factors)).split("*")
+    read = {field for name in factors for field in READ_BY_FACTORS.get(name.strip(), ())}
+    known = {field for fields in READ_BY_FACTORS.values() for field in fields}
+    return [field for field in given if field in OF_CURVES or field in known - read]
 
 
 class Parts(NamedTuple):

@@ -134,7 +134,7 @@ def words_of(error: BaseException) -> str:
             text = text[_OF_GRAPH.search(text).end() :]  # pyright: ignore[reportOptionalMemberAccess]
         text = _AFTER_WORDS.split(text, maxsplit=1)[0]
         name = ""
-    words = " ".join(text.split()).rstrip(".")
+    words = " ".join(text.split()).rstrip(".: ")
     if len(words) > MOST_LETTERS:
         words = f"{words[:MOST_LETTERS].rstrip()} …"
     return ": ".join(filter(None, (name, words))) or type(error).__name__

@@ -22,8 +22,10 @@ CHINESE = ("zh", "cmn", "yue", "wuu", "nan", "hak", "gan", "lzh")
 SPACELESS_SHARE = 0.2  # of the references' letters, above which BLEU does not cut at spaces: a kanji is half a word
 KANA_SHARE = 0.05  # of Chinese characters and kana, above which a text without a language is Japanese
 
-_CHARACTER = regex.compile(rf"(?=[{SPACELESS}])\X", regex.V1)
-_PIECE = regex.compile(rf"(?=[{SPACELESS}])\X|(?:(?![{SPACELESS}])\X)+", regex.V1 | regex.DOTALL)
+# With the marks that Unicode makes no part of the character before them: the vowel signs of Burmese that stand apart.
+_ONE = rf"(?=[{SPACELESS}])\X\p{{M}}*"
+_CHARACTER = regex.compile(_ONE, regex.V1)
+_PIECE = regex.compile(rf"{_ONE}|(?:(?![{SPACELESS}])\X)+", regex.V1 | regex.DOTALL)
 _BOUNDARY = regex.compile(r"\b", regex.V1 | regex.WORD)
 _LETTER_OR_DIGIT = regex.compile(r"[\p{L}\p{N}]")
 _LETTER = regex.compile(r"\p{L}")
@@ -40,9 +42,10 @@ def words_of(text: str) -> list[str]:
     (['He', "can't", 'pay', '3.50', 'OK'], ['किताब', 'है'], ['本', 'を', '3', '冊'])
     """
     found = []
-    for part in _BOUNDARY.split(text):
-        found += [piece for piece in _PIECE.findall(part) if _LETTER_OR_DIGIT.search(piece)]
-    return found
+    for piece in _PIECE.findall(text):
+        # Unicode's boundaries would cut a character of Khmer or Thai in two.
+        found += [piece] if _CHARACTER.match(piece) else _BOUNDARY.split(piece)
+    return [each for each in found if _LETTER_OR_DIGIT.search(each)]
 
 
 def bare_words_of(text: str) -> list[str]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limba.config import InputError, reason_of
+from limba.config import InputError, foreign, reason_of
 from limba.formats.names import Arrays, Json
 
 MODULES, ABOUT = "modules.json", "config_sentence_transformers.json"
@@ -112,7 +112,9 @@ def _json(path: Path, default: Json | None = None) -> Json:
     if default is not None and not path.exists():
         return default
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(foreign.bytes_of(path))
+    except InputError:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read ({reason_of(error)}); copy the folder again.") from error
     if not isinstance(found, dict):
@@ -123,7 +125,9 @@ def _json(path: Path, default: Json | None = None) -> Json:
 def _modules(root: Path) -> Sequence[Json]:
     path = root / MODULES
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(foreign.bytes_of(path))
+    except InputError:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read ({reason_of(error)}); copy the folder again.") from error
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):

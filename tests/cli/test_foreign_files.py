@@ -17,11 +17,13 @@ from limba.cli.gin import statements
 from limba.config import InputError, SentenceError, foreign
 from limba.data.sources import readers
 from limba.evaluation.status import Status
+from limba.formats import sentence_modules
 from limba.inference import line_files
 from limba.inference.source import described
 from limba.inference.texts import whole_letters
 from limba.storage import manifest
 from limba.tools.migrate.huggingface.values import read_values
+from limba.tools.migrate.t5x import read as t5x_gin
 from limba.tools.pages.page.page import _results
 from limba.tools.results import card, kept
 from limba.tools.results.kinds.bits import BitsPerByte
@@ -164,6 +166,13 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "index of transformers": ("index/model.safetensors.index.json", weights),
     "flax of transformers": ("flax/flax_model.msgpack", weights),
     "SentencePiece": ("hf/spiece.model", weights),
+    "roles of a tokenizer": ("hf/tokenizer_config.json", weights),
+    "its special tokens": ("hf/special_tokens_map.json", weights),
+    "its added tokens": ("hf/added_tokens.json", weights),
+    "ids of generation": ("hf/generation_config.json", weights),
+    "rules of a tokenizer": ("hf/tokenizer.json", weights),
+    "modules of sentences": ("hf/modules.json", lambda path: sentence_modules.read_modules(path.parent, dict)),
+    "T5X's gin": ("a.gin", lambda path: t5x_gin.is_t5x([str(path)])),
 }  # fmt: skip
 
 

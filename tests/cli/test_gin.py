@@ -133,7 +133,22 @@ WITHOUT_EFFECT = {  # lines of the file, an override, and what the error says
         "LEARNING_RATE_FACTORS=constant",
         ["--gin.LEARNING_RATE_FACTORS", "the schedule 'linear' does not read"],
     ),
-    "field of another schedule": ("", "config.ScheduleConfig.decay_steps=5", ["the schedule 'factors' does not read"]),
+    "field of another schedule": (
+        "",
+        "config.ScheduleConfig.decay_steps=5",
+        ["the schedule 'factors' does not read", "name=linear"],
+    ),
+    "warm-up of a constant rate": (
+        "LEARNING_RATE_FACTORS = 'constant'",
+        "WARMUP_STEPS=100",
+        ["the factors 'constant' of the learning rate do not read", "factors with one that does: linear_warmup"],
+    ),
+    "rate without its factor": ("LEARNING_RATE_FACTORS = 'rsqrt_decay'", "LEARNING_RATE=0.1", ["do not read"]),
+    "size of other positions": (
+        "",
+        "config.ModelConfig.rotary_base=500.0",
+        ["rotary_base, which a network with relative positions does not"],
+    ),
     "macro of a replaced one": ("X = 5\nTRAIN_STEPS = %X\nTRAIN_STEPS = 7", "X=6", ["sets X", "does not use"]),
     "outer scope": (
         "config.RunConfig.mesh = @a/config.MeshConfig()\na/config.MeshConfig.model = 1",
@@ -153,6 +168,12 @@ def test_an_override_that_changes_nothing_is_an_error(name: str, tmp_path: Path)
     for word in words:
         assert word.format(path=path) in str(error.value), str(error.value)
     read_run([str(path)])  # without the override it is a run
+
+
+def test_no_warm_up_may_be_asked_for_where_there_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "run.gin"
+    path.write_text(f"{RUN.lstrip()}LEARNING_RATE_FACTORS = 'constant'\n")
+    read_run([str(path)], ["WARMUP_STEPS=0"])
 
 
 def test_finetuning_goes_on_from_the_step_of_the_checkpoint_where_it_is_asked_to() -> None:

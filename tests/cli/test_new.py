@@ -156,6 +156,11 @@ def test_a_vocabulary_has_room_for_the_letters_of_the_text() -> None:
     assert counting.counter(texts, "t5")(1_000).ids == 2_000
 
 
+def test_ids_of_a_text_of_few_words_are_counted_with_the_sentinels_of_its_kind() -> None:
+    made = {kind: counting.counter([b"one two three four five"] * 50, kind)(1_000).made for kind in ("t5", "lm")}
+    assert made["t5"] == made["lm"] + 100
+
+
 def test_hardware_by_its_name() -> None:
     names = ("v2-8", "v3-8", "v4-8", "v5e-8", "v5p-8", "v6e-8", "a100x4")
     assert [hardware(name).devices for name in names] == [8, 8, 4, 8, 4, 8, 4]

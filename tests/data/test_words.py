@@ -72,6 +72,27 @@ def test_marks_belong_to_their_letters() -> None:
     assert words.words_of(TARGETS["ar"][0]) == TARGETS["ar"][0].removesuffix(".").split()
 
 
+@pytest.mark.parametrize(
+    ("text", "characters"),
+    [
+        ("ကျွန်တော်", "ကျွ န် တော်"),  # Unicode cuts before the vowel sign of the last one
+        ("တာ တး", "တာ တး"),
+        ("ខ្ញុំទិញ", "ខ្ញុំ ទិ ញ"),
+        ("ซื้อน้ำ", "ซื้ อ น้ำ"),
+        ("ຊື້ນ້ຳ", "ຊື້ ນ້ຳ"),
+        ("コーヒー", "コ ー ヒ ー"),
+    ],
+)
+def test_a_character_of_a_script_without_spaces_keeps_its_marks(text: str, characters: str) -> None:
+    assert words.words_of(text) == characters.split()
+    assert words.bare_words_of(text) == characters.split()
+    assert words.with_spaces(text).split() == characters.split()
+
+
+def test_burmese_of_another_vowel_is_another_word() -> None:
+    assert metrics.rouge(["တာ"], ["တ"])["rouge1"] == 0
+
+
 def test_japanese_that_is_right_but_for_a_letter_has_high_figures() -> None:
     targets, predictions = TARGETS["ja"], [text.replace("東京", "京都") for text in TARGETS["ja"]]
     found = {**metrics.rouge(targets, predictions), **metrics.word_f1(targets, predictions)}

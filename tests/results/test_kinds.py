@@ -13,7 +13,7 @@ import limba
 from limba.config import InputError
 from limba.tools.results.kinds import few_shot
 from limba.tools.results.kinds.choices import MultipleChoice
-from limba.tools.results.kinds.learned import Lemmas, NamedEntities
+from limba.tools.results.kinds.learned import Example, Lemmas, NamedEntities, Parts
 from limba.tools.results.kinds.writing import Questions, Writing
 from limba.tools.results.protocol import QUICK
 from tests import tiny
@@ -130,6 +130,16 @@ def test_lines_of_two_files_are_pairs_and_judged_by_sacrebleu(tmp_path) -> None:
     (tmp_path / "ro.dev").write_text("Unul\n")
     with pytest.raises(InputError, match=re.escape("en.dev has 24 lines, and ") + ".*ro.dev 1; give files whose lines"):
         task.read(str(tmp_path))
+
+
+def test_japanese_and_thai_that_are_nearly_right_have_high_figures(tmp_path) -> None:
+    task = Writing("mt", "train.tsv", "test.tsv", rouge=True)
+    for text, nearly in {
+        "私は東京で新しい本を買いました。": "私は京都で新しい本を買いました。",
+        "ฉันซื้อหนังสือใหม่": "ฉันซื้อหนังสือเก่า",
+    }.items():
+        figures = task.judge([Example("", text, "")], [nearly], Parts([], [], [], 0)).figures
+        assert figures["BLEU-char"] > 50 and figures["ROUGE-L"] > 70
 
 
 def test_a_language_model_reads_shots_and_writes_what_transformers_does(vocabulary, tmp_path, monkeypatch) -> None:

@@ -24,7 +24,8 @@ from limba import config, toolbox
 from limba.cli.gin import statements
 from limba.cli.gin.statements import REQUIRED, Binding, Macro, Reference, Source, leaves
 from limba.config import InputError, ModelConfig, Open, RunConfig, did_you_mean, kinds, named, nearest
-from limba.config.optimizer import fields_of, foreign_fields, unread_fields
+from limba.config.model import OF_POSITIONS
+from limba.config.optimizer import READ_BY_FACTORS, fields_of, foreign_fields, unread_fields
 from limba.data import task_modules
 
 HEADER = ("from __gin__ import dynamic_registration", "from limba import config")
@@ -184,6 +185,7 @@ def run_of(source: Source, flag: str = "--gin.", written_as: Mapping[str, str] |
     names |= {field: written_as.get(name, name) for field, name in tree.names().items()}
     with named(names):
         config: RunConfig = tree.top.make()
+        tree.check_overrides_are_read()  # of values that are valid
         data = dataclasses.replace(config.data, task_modules=modules)
         return GinRun(dataclasses.replace(config, data=data), text_of(tree, modules), names)
 
@@ -409,7 +411,6 @@ class Tree:
                     raise self._no_effect(binding, self.binding_above(fields))
             elif self.all_macros[binding.name] is binding and binding.name not in self.macros:
                 raise self._no_effect(binding, self.binding_above(self.fields_set_by(binding.name)))
-        self._check_schedule_reads_overrides()
 
     def _is_in_tree(self, binding: Binding) -> bool:
         return any(binding is counts for node in self.nodes.values() for counts in node.bindings.values())
@@ -436,20 +437,44 @@ class Tree:
             fix=name,
         )
 
-    def _check_schedule_reads_overrides(self) -> None:
-        """Raises InputError for an override of a field that the schedule of this name does not read."""
+    def check_overrides_are_read(self) -> None:
+        """Raises InputError for an override of a field that this schedule, or the network's positions, do not read."""
         overrides = {binding.place for binding in self.ordered if binding.is_override}
         for node in self.nodes.values():
-            if node.owner != SCHEDULE:
-                continue
-            name = node.values.get("name", config.ScheduleConfig.name)
-            for field_name in unread_fields(name, node.values):
-                if node.places[field_name] in overrides:
-                    other = "linear" if name == "factors" else "factors"  # a schedule that reads it
-                    raise InputError(
-                        f"{node.places[field_name]} sets {SCHEDULE}.{field_name}, which the schedule {name!r} does not"
-                        f" read; leave it out, or add {self.flag}{SCHEDULE}.name={other}."
-                    )
+            for field_name, reason in self._not_read(node).items():
+                place = node.places[field_name]
+                if place in overrides:
+                    raise InputError(f"{place} sets {node.owner}.{field_name}, which {reason}")
+
+    def _not_read(self, node: Node) -> dict[str, str]:
+        """Returns each given field that changes nothing -> the end of a sentence on it."""
+        if node.owner == SCHEDULE:
+            fields = unread_fields(node.values)
+            asks_for_none = [name for name in fields if name == "warmup_steps" and node.values[name] == 0]
+            return {name: self._not_in_schedule(node, name) for name in fields if name not in asks_for_none}
+        if node.owner != MODEL:
+            return {}
+        own = node.values.get("positions", ModelConfig.positions)
+        return {
+            name: f"a network with {own} positions does not read; leave it out."
+            for kind, names in OF_POSITIONS.items()
+            for name in names
+            if kind != own and name in node.values
+        }
+
+    def _not_in_schedule(self, node: Node, field_name: str) -> str:
+        """Returns the end of a sentence on a field that a schedule does not read: which one, and what to do."""
+        name, flag = node.values.get("name", config.ScheduleConfig.name), f"{self.flag}{SCHEDULE}"
+        if name != "factors":
+            return f"the schedule {name!r} does not read; leave it out, or add {flag}.name=factors."
+        readers = [factor for factor, fields in READ_BY_FACTORS.items() if field_name in fields]
+        if not readers:
+            return f"the schedule 'factors' does not read; leave it out, or add {flag}.name=linear or another one."
+        factors = node.values.get("factors", config.ScheduleConfig.factors)
+        return (
+            f"the factors {factors!r} of the learning rate do not read; leave it out, or give {flag}.factors with one"
+            f" that does: {', '.join(readers)}."
+        )
 
 
 def _fits(value: object, hint: object) -> bool:

@@ -6,6 +6,7 @@ row as t5's preprocessors draw them, so the rows are exactly t5's.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
 import math
@@ -85,11 +86,11 @@ def _fitting_lengths(inputs_length: int, noise_density: float, mean_noise_span_l
         spans = round(noise / mean_noise_span_length)
         return raw - noise + spans + 1, noise + spans + 1
 
-    raw = inputs_length - 1
-    while lengths(raw + 1)[0] <= inputs_length:
-        raw += 1
-        if raw > LONGEST_RAW * inputs_length:
-            return None
+    # The most raw tokens whose inputs fit. One more never has shorter inputs, so they need not be tried one by one.
+    choices = range(inputs_length, LONGEST_RAW * inputs_length + 2)
+    raw = inputs_length - 1 + bisect.bisect_right(choices, inputs_length, key=lambda raw: lengths(raw)[0])
+    if raw > LONGEST_RAW * inputs_length:
+        return None
     targets = lengths(raw)[1]
     if noise_density == 0.5 and targets > inputs_length:
         # t5 makes both sides equal here, since that is more likely a round number.

@@ -9,17 +9,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from limba.config import InputError
+from limba.config.foreign import reason_for
 
 TOKENS = "tokens"  # a column of documents tokenized beforehand: int32 ids as bytes
 HEAD_BYTES = 4096  # that say whether a file is one array
 PIECE_BYTES = 1 << 20  # read at a time
 MOST_BYTES = 1 << 28  # of one record
+AS_LINES = "write one object in each line, as jq -c . does"
 # [{…}, …], ["…", …], or an object with that array under "data", which few short values may precede.
 _VALUE = rb'(?:"[^"]*"|[-\d.eE]+|true|false|null)'
 _ARRAY = re.compile(
     rb'(?:\xef\xbb\xbf)?\s*(?:\{\s*(?:"[^"]*"\s*:\s*' + _VALUE + rb'\s*,\s*)*"data"\s*:\s*)?\[\s*(?=[\{"\]])'
 )
 _SEPARATORS = re.compile(r"[\s,]*")
+_OVER_LINES = re.compile(rb"(?:\xef\xbb\xbf)?\s*\{[ \t\r]*\n")  # a line of JSON lines is never a bracket alone
 
 
 class JsonError(ValueError):
@@ -39,6 +42,33 @@ def is_array(head: bytes) -> bool:
     match = _ARRAY.match(head)
     # A line {"data": ["word", …]} is a record with a list of words.
     return match is not None and not (b"{" in match[0] and head[match.end() : match.end() + 1] == b'"')
+
+
+def is_over_lines(head: bytes) -> bool:
+    """Returns whether a file that begins like this is an object over several lines, as json.dump(indent=2) writes it.
+
+    >>> is_over_lines(b'{\\n  "text": ["a"]}'), is_over_lines(b'{"text": "a"}\\n')
+    (True, False)
+    """
+    return _OVER_LINES.match(head) is not None
+
+
+def object_over_lines(file: IO[bytes]) -> Mapping[str, object]:
+    """Returns the one object of a file. JsonError for a file of several, that is too long, and for bad JSON."""
+    data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise JsonError(f"it is one object of more than {MOST_BYTES >> 20} MiB; {AS_LINES}", 0)
+    text, _ = _whole_text(data.removeprefix(b"\xef\xbb\xbf"), 0, True)
+    start = len(text) - len(text.lstrip())
+    try:
+        found, end = json.JSONDecoder().raw_decode(text, start)
+    except json.JSONDecodeError as error:
+        raise JsonError(error.msg, len(text[: error.pos].encode())) from None
+    except (ValueError, RecursionError) as error:
+        raise JsonError(reason_for(error), 0) from None
+    if text[end:].strip():
+        raise JsonError(f"another value follows its first object; {AS_LINES}", len(text[:end].encode()))
+    return found
 
 
 def array_records(file: IO[bytes]) -> Iterator[tuple[int, object]]:
@@ -100,6 +130,33 @@ def value_at(record: Mapping[str, object], column: str) -> object:
             raise KeyError(column)
         return value_at(inner, rest)
     return flat(record[name], column)
+
+
+def without_index(value: object) -> object:
+    """Returns the values of {"0": …, "1": …}, by which pandas.DataFrame.to_json writes a column, as a list."""
+    if isinstance(value, Mapping) and value and all(name.isdecimal() for name in value):
+        return [*value.values()]
+    return value
+
+
+def is_column(record: Mapping[str, object], column: str) -> bool:
+    """Returns whether a value of an object is a column: a list of texts and nulls, or of what texts are taken from.
+
+    >>> is_column({"text": ["a", None]}, "text"), is_column({"words": ["a", "b"]}, "words[]")
+    (True, False)
+    >>> is_column({"words": [["a"], ["b"]]}, "words[]"), is_column({"pairs": [{"en": "a"}]}, "pairs.en")
+    (True, True)
+    """
+    name = stored_name(column)
+    is_list = column == TOKENS or name != column  # in each row
+    kinds: tuple[type, ...] = (list,) if is_list else (str, list)
+    if name not in record and "." in name:
+        name, kinds = name.partition(".")[0], (Mapping,)
+    values = record.get(name)
+    if not isinstance(values, list):
+        return False
+    found = [each for each in values if each is not None]
+    return any(bool(found) and all(isinstance(each, kind) for each in found) for kind in kinds)
 
 
 def stored_name(column: str) -> str:

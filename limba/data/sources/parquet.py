@@ -79,6 +79,7 @@ def parquet_rows(path: str, group: int, policy: ReadPolicy, size: int, metadata:
     import pyarrow
     import pyarrow.parquet
 
+    check_names(path, metadata.schema.to_arrow_schema().names)
     try:
         with open_file(path, policy, 0, size, size) as file:
             parquet = pyarrow.parquet.ParquetFile(file, metadata=metadata, page_checksum_verification=True)
@@ -121,6 +122,7 @@ def check_column(path: str, schema: Schema, column: str) -> bool:
                 field="DataConfig.column",
             )
         names = [field.name for field in kind]
+    check_names(path, [each for each in names if each == name])
     kind = (schema if kind is None else kind).field(name).type
     if pyarrow.types.is_struct(kind):
         fields = [f"{within}{name}.{field.name}" for field in kind]
@@ -132,6 +134,13 @@ def check_column(path: str, schema: Schema, column: str) -> bool:
         )
     is_list = pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind) or pyarrow.types.is_fixed_size_list(kind)
     return is_list and any(each(kind.value_type) for each in (pyarrow.types.is_string, pyarrow.types.is_large_string))
+
+
+def check_names(path: str, names: Sequence[str]) -> None:
+    """Raises InputError for a name that two columns have."""
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"{path} has {names.count(name)} columns {name!r}; give them other names.")
 
 
 def no_column(path: str, column: str, columns: Sequence[str], kind: type[InputError] = InputError) -> InputError:

@@ -32,6 +32,7 @@ from limba.data.sources.parquet import (
     RecordError,
     UnitError,
     check_column,
+    check_names,
     no_column,
     parquet_rows,
     parquet_values,
@@ -197,8 +198,8 @@ def list_units(files: Sequence[File], policy: ReadPolicy = PATIENT, footers: Foo
         counts = pool.map(lambda path: _num_row_groups(path, policy, footers), parquets)
         num_groups = dict(zip(parquets, counts, strict=True))
         may_be_arrays = [file.path for file in files if _is_json(file.path) and file.size is not None]
-        found = pool.map(lambda path: _begins_array(path, policy), may_be_arrays)
-        arrays = {path for path, begins in zip(may_be_arrays, found, strict=True) if begins}
+        found = pool.map(lambda path: _is_one_value(path, policy), may_be_arrays)
+        arrays = {path for path, is_one in zip(may_be_arrays, found, strict=True) if is_one}
     units = []
     for file in files:
         form, packed = file_format(file.path)
@@ -216,14 +217,16 @@ def list_units(files: Sequence[File], policy: ReadPolicy = PATIENT, footers: Foo
 
 
 def _is_json(path: str) -> bool:
-    """Returns whether a file may be one array: a plain .json, and no .jsonl."""
+    """Returns whether a file may be one array or object: a plain .json, and no .jsonl."""
     return path.split("?")[0].lower().endswith(".json")
 
 
-def _begins_array(path: str, policy: ReadPolicy) -> bool:
+def _is_one_value(path: str, policy: ReadPolicy) -> bool:
+    """Returns whether a file begins as an array, or as an object over several lines: it cannot be cut into ranges."""
     try:
         with open_file(path, policy, 0, json_documents.HEAD_BYTES) as file:
-            return json_documents.is_array(file.read(json_documents.HEAD_BYTES))
+            head = file.read(json_documents.HEAD_BYTES)
+            return json_documents.is_array(head) or json_documents.is_over_lines(head)
     except OSError as error:
         advice = advice_on(error, "check the file and its permissions")
         raise InputError(f"{path} cannot be read ({reason_of(error)}); {advice}.") from error
@@ -458,15 +461,19 @@ def _may_be_one_value(path: str) -> bool:
 
 
 def _records(unit: Unit, file: Any) -> Iterator[tuple[int, object]]:
-    """Yields (offset, record) of JSON lines, or of a .json file that is one array."""
-    may_be_array = unit.stop is None and _may_be_one_value(unit.path)
-    if may_be_array and json_documents.is_array(file.peek(json_documents.HEAD_BYTES)[: json_documents.HEAD_BYTES]):
+    """Yields (offset, record) of JSON lines, or of a .json file that is one array or one object over several lines."""
+    if unit.stop is None and _may_be_one_value(unit.path):
+        head = file.peek(json_documents.HEAD_BYTES)[: json_documents.HEAD_BYTES]
         try:
-            yield from json_documents.array_records(file)
+            if json_documents.is_array(head):
+                yield from json_documents.array_records(file)
+                return
+            if json_documents.is_over_lines(head):
+                yield 0, json_documents.object_over_lines(file)
+                return
         except json_documents.JsonError as error:
             place = _place(unit.path, error.offset)
             raise RecordError(f"{unit.path} {place} is not JSON ({reason_of(error)}); correct it.") from None
-        return
     for offset, line in _lines(unit, file):
         text = _decode(unit, offset, line)
         if text.strip():
@@ -494,10 +501,10 @@ def _is_alone(unit: Unit, file: Any, offset: int) -> bool:
 def _rows_of_columns(unit: Unit, record: Mapping[str, Any], columns: Sequence[str]) -> list[dict[str, object]] | None:
     """Returns the rows of an object whose values are columns, as pandas and `datasets` read it; None if it is a row.
 
-    It is one if a wanted column is a list of texts. A value that is no list stands in every row.
+    It is one if a wanted column is a list of what a row may hold. A value that is no list stands in every row.
     """
-    wanted = [record.get(column) for column in columns if column != json_documents.TOKENS]
-    if not any(isinstance(each, list) and each and all(isinstance(text, str) for text in each) for each in wanted):
+    record = {name: json_documents.without_index(value) for name, value in record.items()}
+    if not any(json_documents.is_column(record, column) for column in columns):
         return None
     lengths = {name: len(value) for name, value in record.items() if isinstance(value, list)}
     if len(set(lengths.values())) > 1:
@@ -580,8 +587,7 @@ def _table(unit: Unit, file: IO[bytes], form: str, columns: Sequence[str]) -> It
     for column in columns:
         if column not in header:
             raise no_column(unit.path, column, header)
-        if header.count(column) > 1:
-            raise InputError(f"{unit.path} has {header.count(column)} columns {column!r}; give them other names.")
+        check_names(unit.path, [name for name in header if name == column])
     places = [header.index(column) for column in columns]
     for _, row in rows:
         yield joined([row[place] for place in places])
@@ -706,21 +712,30 @@ def _parquet_records(path: str) -> Iterator[tuple[str, Columns]]:
 
 
 def _json_records(unit: Unit, file: Any, columns: Sequence[str]) -> Iterator[tuple[str, Columns]]:
-    is_array = json_documents.is_array(file.peek(json_documents.HEAD_BYTES)[: json_documents.HEAD_BYTES])
-    if is_array and _may_be_one_value(unit.path):
+    head = file.peek(json_documents.HEAD_BYTES)[: json_documents.HEAD_BYTES]
+    if json_documents.is_array(head) and _may_be_one_value(unit.path):
         for number, (_, record) in enumerate(_records(unit, file), 1):
             yield _checked(f"{unit.path} entry {number}", record, columns)
         return
-    for number, (offset, line) in enumerate(_lines(unit, file), 1):
-        text = _decode(unit, offset, line)
-        if not text.strip():
-            continue
-        place, record = _checked(f"{unit.path} line {number}", _record_of(unit, offset, text, number), ())
+    if json_documents.is_over_lines(head) and _may_be_one_value(unit.path):
+        values = ((number, *each) for number, each in enumerate(_records(unit, file), 1))
+    else:
+        values = _numbered_records(unit, file)
+    for number, offset, value in values:
+        place, record = _checked(f"{unit.path} line {number}", value, ())
         rows = _rows_of_columns(unit, record, columns) if _is_alone(unit, file, offset) else None
         if rows is None:
             yield place, record
         else:
             yield from ((f"{unit.path} entry {entry}", row) for entry, row in enumerate(rows, 1))
+
+
+def _numbered_records(unit: Unit, file: Any) -> Iterator[tuple[int, int, object]]:
+    """Yields (number of the line, offset, value) of JSON lines."""
+    for number, (offset, line) in enumerate(_lines(unit, file), 1):
+        text = _decode(unit, offset, line)
+        if text.strip():
+            yield number, offset, _record_of(unit, offset, text, number)
 
 
 def _checked(place: str, record: object, columns: Sequence[str]) -> tuple[str, Columns]:
@@ -745,9 +760,7 @@ def _table_records(
     for column in columns:
         if column not in header:
             raise InputError(f"{unit.path} line 1 has no column {column}; it has {', '.join(header)}.")
-    if len(set(header)) < len(header):
-        twice = next(name for name in header if header.count(name) > 1)
-        raise InputError(f"{unit.path} has {header.count(twice)} columns {twice!r}; give them other names.")
+    check_names(unit.path, header)
     for number, row in rows:
         yield f"{unit.path} line {number}", dict(zip(header or (), row, strict=True))
 

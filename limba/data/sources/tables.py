@@ -102,7 +102,7 @@ def _csv_rows(lines: Iterator[str], dialect: Dialect) -> Iterator[tuple[int, lis
             raise TableError(f"line {reader.line_num} is not csv ({reason}); correct the line.") from None
         if row is None:
             return
-        if row:
+        if row and (len(row) > 1 or not row[0].isspace()):
             yield reader.line_num, row
 
 
@@ -114,8 +114,10 @@ def tsv_rows(lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
     """
     for number, line in enumerate(lines, 1):
         line = line.removesuffix("\n").removesuffix("\r")
-        if not line:
+        if not line.strip(" "):
             continue
+        if number == 1 and "\r" in line:
+            raise TableError("line 1 has a carriage return alone, and would be the whole file; write line ends as \\n.")
         fields = line.split("\t")
         if len(fields) == 1 and line.startswith('"') and not _WHOLLY_QUOTED.fullmatch(line):
             raise TableError(

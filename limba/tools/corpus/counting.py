@@ -71,7 +71,7 @@ def counter(documents: Sequence[bytes], kind: str) -> Callable[[int], Counted]:
                 return count(2 * ids)
             found = with_vocabulary(path, counted)
             # The sentinels of a T5 are added as its run loads the file.
-            return found._replace(ids=ids, made=PieceTable.at(path).vocabulary.vocab_size)
+            return found._replace(ids=ids, made=PieceTable.at(path, SENTINELS[kind]).vocabulary.vocab_size)
 
     return count
 

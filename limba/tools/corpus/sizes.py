@@ -19,7 +19,7 @@ from limba.api import flops_per_sequence, read_model
 from limba.config import ModelConfig
 from limba.config.prices import DATE
 from limba.config.speed import BESIDE, hours_of_run, in_range, in_time, step_seconds
-from limba.tools.corpus.counting import Counted
+from limba.tools.corpus.counting import SMALL, Counted
 from limba.tools.corpus.hardware import Hardware
 from limba.tools.corpus.preparation.survey import Survey
 
@@ -249,9 +249,11 @@ def _reasons(
         f" {in_range(chip_hours)} chip-hours{_money(chip_hours, machine.price, dollars)}.",
     ]
     if choice.counted.made and choice.counted.made < plan.vocabulary:
+        is_whole = found.bytes < SMALL  # the run trains its vocabulary on the same text
+        of_more = "" if is_whole else "; the run trains on more text, and says how many it found"
         lines.insert(1, (
-            f"Vocabulary: {plan.vocabulary:,} ids at most. The sample has too few different words for more than"
-            f" {choice.counted.made:,}; the run trains on more text, and says how many it found."
+            f"Vocabulary: {plan.vocabulary:,} ids at most. The {'text' if is_whole else 'sample'} has too few different"
+            f" words for more than {choice.counted.made:,}{of_more}."
         ))  # fmt: skip
     if plan.epochs > FREE_EPOCHS:
         lines.insert(1, (

@@ -46,6 +46,27 @@ def test_every_format_is_counted_whole(form: str, tmp_path: Path) -> None:
     assert found.letters == sum(map(len, TEXTS))
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", "\ufeffid;innhold\n1;En, to\n2;Tre\n"),
+        ("a.tsv", "id\tinnhold\n1\tEn, to\n2\tTre\n"),
+        ("a.ndjson", '{"id": "1", "innhold": "En, to"}\n{"id": "2", "innhold": "Tre"}\n'),
+    ],
+)
+def test_columns_are_those_that_training_reads(name: str, content: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(content, encoding="utf-8")
+    assert text_columns(str(path)) == ("id", "innhold")
+    assert survey(str(path), "innhold").documents == 2
+
+
+def test_a_dictionary_of_parquet_is_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"innhold": pyarrow.array(TEXTS).dictionary_encode()}), path)
+    assert text_columns(str(path)) == ("innhold",)
+
+
 def test_a_large_corpus_is_estimated_from_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for part in range(8):
         lines = [json.dumps({"text": f"記事{i}番の文章は短いです。" * 20}, ensure_ascii=False) for i in range(1_000)]

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
-import json
-import re
-import zlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import fsspec
-import zstandard
 
-from limba.api import UnitSource, source_of_files
-from limba.config import InputError, reason_of
+from limba.api import UnitSource, records, source_of_files
+from limba.config import InputError, foreign
 
 BYTES_READ = 1 << 26  # of text; a larger corpus is counted from as much of it, in units all over it
 UNITS_AT_ONCE = 256  # of a large corpus, how many units are looked at, at most
 LETTERS_SEEN = 1 << 21
-HEAD = 1 << 20  # bytes of a file, for its first record or line
-# Before the first record of a file that is one array, or an object with that as "data".
-ARRAY = re.compile(r'\ufeff?\s*(?:\{.*?"data"\s*:\s*)?\[\s*(?=\{)')
+TABLES, PACKED = ("csv", "tsv", "json", "jsonl", "ndjson"), (".gz", ".zst", ".bz2", ".xz")
 USUAL = "text"
 
 
@@ -104,34 +97,24 @@ def text_columns(path: str) -> tuple[str, ...]:
 
     Raises InputError for a file that cannot be read.
     """
-    form = path.split("?")[0].lower().removesuffix(".gz").removesuffix(".zst").rpartition(".")[2]
-    try:
+    packed = path.split("?")[0].lower()
+    form = packed.removesuffix(next((each for each in PACKED if packed.endswith(each)), "")).rpartition(".")[2]
+    if form != "parquet" and form not in TABLES:
+        return ()
+    with foreign.reading(path, "check the file"):
         if form == "parquet":
             return _parquet_columns(path)
-        if form not in ("csv", "json", "jsonl"):
-            return ()
-        with fsspec.open(path, "rb", compression="infer") as file:
-            head = file.read(HEAD).decode("utf-8-sig", "replace")  # pyright: ignore[reportAttributeAccessIssue]
-    except (OSError, EOFError, ValueError, zlib.error, zstandard.ZstdError) as error:
-        raise InputError(f"{path} cannot be read ({reason_of(error)}); check the file.") from error
-    if form == "csv":
-        return tuple(next(csv.reader(head.splitlines()[:1]), ()))
-    record = _first_record(head)
-    return tuple(name for name, value in record.items() if isinstance(value, str)) if isinstance(record, dict) else ()
-
-
-def _first_record(head: str) -> object:
-    array = ARRAY.match(head)
-    try:
-        return json.JSONDecoder().raw_decode(head, array.end() if array else len(head) - len(head.lstrip()))[0]
-    except ValueError:
-        return None  # the reader of the corpus says where
+        _, record = next(records(path), ("", {}))
+    return tuple(name for name, value in record.items() if isinstance(value, str))
 
 
 def _parquet_columns(path: str) -> tuple[str, ...]:
     import pyarrow.parquet
 
-    with fsspec.open(path, "rb") as file:
+    with fsspec.open(path, "rb") as file:  # of a row group only these names are wanted
         schema = pyarrow.parquet.ParquetFile(file).schema_arrow
     kinds = (pyarrow.types.is_string, pyarrow.types.is_large_string)
-    return tuple(field.name for field in schema if any(kind(field.type) for kind in kinds))
+    values = {
+        field.name: field.type.value_type if pyarrow.types.is_dictionary(field.type) else field.type for field in schema
+    }
+    return tuple(name for name, value in values.items() if any(kind(value) for kind in kinds))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from limba.cli.gin import GinRun, read_run
-from limba.config import InputError, ModelConfig, without_credentials
+from limba.config import InputError, ModelConfig, foreign, without_credentials
 from limba.tools.migrate.huggingface import keys
 from limba.tools.migrate.huggingface.corpus import Translation, set_corpus, set_length_of_run, set_pairs
 from limba.tools.migrate.huggingface.values import Values, read_values
@@ -182,7 +182,7 @@ def _model(translation: Translation) -> None:
         )
     folder = folder_of(_with_revision(translation, sizes), weights=sizes == start)
     model = model_config(folder, kind="t5")
-    about = json.loads((folder / "config.json" if folder.is_dir() else folder).read_text())
+    about = json.loads(foreign.bytes_of(folder / "config.json" if folder.is_dir() else folder))
     for name in ("emb_dim", "num_heads", "head_dim", "mlp_dim", "num_encoder_layers", "num_decoder_layers"):
         translation.set(f"config.ModelConfig.{name}", getattr(model, name), key)
     _other_sizes(translation, model, key)

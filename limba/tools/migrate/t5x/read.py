@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from limba.cli.gin.statements import REQUIRED, Macro, Reference, Size, Source, leaves, read_override, read_text
-from limba.config import InputError, did_you_mean
+from limba.config import InputError, did_you_mean, foreign
 from limba.tools.migrate.t5x import tables
 
 _MARKS = re.compile(r"""^[ \t]*(include\s+['"]t5x/|(from|import)\s+t5x\b|import\s+__main__\b)""", re.MULTILINE)
@@ -54,8 +54,8 @@ def is_t5x(files: Sequence[str], search_paths: Sequence[Path] = ()) -> bool:
                 return True
             continue
         try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
+            text = foreign.text_of(path)
+        except (OSError, UnicodeDecodeError, InputError):
             continue
         if not _OURS.search(text):
             if _MARKS.search(text):
@@ -100,7 +100,7 @@ def _read_file(theirs: Theirs, name: str, folders: Sequence[Path], asked_by: str
         _read_table(theirs, name, folders, asked_by, above)
         return
     try:
-        text = path.read_text(encoding="utf-8")
+        text = foreign.text_of(path)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"The gin file {name} cannot be read: {error}.") from None
     found = re.findall(r"from\s+t5x\.examples\.(\w+)\s+import\s+network", text)

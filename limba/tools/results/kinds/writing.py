@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import regex
 
+from limba.api import bleu_tokenizer, words_of
 from limba.config import InputError, extras
 from limba.config.errors import reason_of
 from limba.config.kinds import NonNegativeInt
@@ -19,9 +20,6 @@ from limba.tools.results import files
 from limba.tools.results.kinds.learned import SECOND, Example, Learned, Parts
 from limba.tools.results.outcome import Figures, Outcome
 
-# Unicode's word boundaries (UAX #29), and what makes a word of what stands between two.
-WORD_ENDS = regex.compile(r"\b", regex.V1 | regex.WORD)
-LETTER = regex.compile(r"[\p{L}\p{N}]")
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 SIGN = regex.compile(r"[\p{P}\p{S}]")
 
@@ -81,9 +79,12 @@ class Writing(Free):
         with extras.needed_by(f"The task {self.name}"):
             import sacrebleu
         targets, given = [each.targets for each in examples], list(predictions)
+        tokenizer = bleu_tokenizer(targets)
         figures = {
             "chrF++": sacrebleu.corpus_chrf(given, [targets], word_order=2).score,
-            "BLEU": sacrebleu.corpus_bleu(given, [targets]).score,
+            "BLEU" if tokenizer == "13a" else f"BLEU-{tokenizer}": sacrebleu.corpus_bleu(
+                given, [targets], tokenize=tokenizer
+            ).score,
         }
         if self.rouge:
             with extras.needed_by(f"The task {self.name}"):
@@ -101,7 +102,7 @@ class _Words:
     """Words of any language, as a tokenizer of rouge-score, whose own knows English letters only."""
 
     def tokenize(self, text: str) -> list[str]:
-        return [word for word in WORD_ENDS.split(text.lower()) if LETTER.search(word)]
+        return words_of(text.lower())
 
 
 @dataclass(frozen=True)
