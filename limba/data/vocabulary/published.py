@@ -192,7 +192,7 @@ class Files:
         They stand in transformers' order, in which those without an id get one. transformers does not look into
         special_tokens_map.json where tokenizer_config.json has added_tokens_decoder.
         """
-        found = dict(defaults)
+        found: Json = dict(defaults)
         for place in self.places:
             named = place.get("extra_special_tokens")
             for key, value in {**place, **(named if isinstance(named, dict) else {})}.items():
@@ -575,7 +575,8 @@ _XLM |= {"pad_token": "<pad>", "mask_token": "<mask>"}
 _BERT = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]", "mask_token": "[MASK]"}
 _GEMMA = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"}
 _GEMMA |= {"mask_token": "<mask>"}
-_ENDOFTEXT = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
+_ENDOFTEXT: dict[str, str] = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
+_QWEN2: dict[str, str] = dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>")
 _QWEN2_WORDS = (  # what Qwen2Tokenizer cuts a text into first
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -587,19 +588,10 @@ _REBUILT: Mapping[str, tuple[Rebuild, Mapping[str, str]]] = {
     "LlamaTokenizer": (_llama, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}),
     "GPT2Tokenizer": (_gpt2, _ENDOFTEXT),
     "GPTNeoXTokenizer": (_gpt_neox, {**_ENDOFTEXT, "pad_token": "<|padding|>"}),
-    "Qwen2Tokenizer": (_qwen2, dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>")),
+    "Qwen2Tokenizer": (_qwen2, _QWEN2),
     "BertTokenizer": (_bert, _BERT),
     "RobertaTokenizer": (_gpt2, _XLM),
-    "GemmaTokenizer": (
-        _gemma,
-        {
-            "bos_token": "<bos>",
-            "eos_token": "<eos>",
-            "unk_token": "<unk>",
-            "pad_token": "<pad>",
-            "mask_token": "<mask>",
-        },
-    ),
+    "GemmaTokenizer": (_gemma, _GEMMA),
     "XLMRobertaTokenizer": (_xlm_roberta, _XLM),
 }
 
