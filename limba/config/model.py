@@ -22,6 +22,15 @@ OF_ONE_STACK = ("positions", "norm", "biases", "num_kv_heads", "prefix_attention
 Base = Annotated[float, Limit(lambda base: base > 1, "a number above 1, such as 10000.0")]
 
 
+def fields_of_other_positions(positions: str) -> list[str]:
+    """Returns the fields of ModelConfig that a network with these positions does not read.
+
+    >>> fields_of_other_positions("relative")
+    ['rotary_base']
+    """
+    return [name for kind, names in OF_POSITIONS.items() if kind != positions for name in names]
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """The network: T5 1.0, T5 1.1, mT5, umT5, ByT5 and decoder-only language models differ only in these fields.

@@ -24,7 +24,7 @@ from limba import config, toolbox
 from limba.cli.gin import statements
 from limba.cli.gin.statements import REQUIRED, Binding, Macro, Reference, Source, leaves
 from limba.config import InputError, ModelConfig, Open, RunConfig, did_you_mean, kinds, named, nearest
-from limba.config.model import OF_POSITIONS
+from limba.config.model import fields_of_other_positions
 from limba.config.optimizer import READ_BY_FACTORS, fields_of, foreign_fields, unread_fields
 from limba.data import task_modules
 
@@ -457,9 +457,8 @@ class Tree:
         own = node.values.get("positions", ModelConfig.positions)
         return {
             name: f"a network with {own} positions does not read; leave it out."
-            for kind, names in OF_POSITIONS.items()
-            for name in names
-            if kind != own and name in node.values
+            for name in fields_of_other_positions(own)
+            if name in node.values
         }
 
     def _not_in_schedule(self, node: Node, field_name: str) -> str:
