@@ -21,7 +21,6 @@ from etils import epath
 from limba.cli.gin import read_gin
 from limba.config import InputError, RunConfig, did_you_mean, plain
 from limba.config.environment import quiet_imports
-from limba.config.model import fields_of_other_positions
 from limba.inference import source as sources
 from limba.inference.load import LENGTHS, TrainedModel, load
 from limba.sharding.agreement import of_first
@@ -114,11 +113,10 @@ def finetune(
         # The run reads its text as a trainer does, not as transformers.
         vocabulary = load_vocabulary(name.path, NUM_SENTINELS if name.extra_ids is None else name.extra_ids)
     place = _place(source, model.step if isinstance(model, TrainedModel) else None)
-    left_out = ("dropout_rate", "dtype", *fields_of_other_positions(source.model.positions))
     network = {
         f"config.ModelConfig.{field.name}": getattr(source.model, field.name)
         for field in dataclasses.fields(source.model)
-        if field.name not in left_out
+        if field.name not in ("dropout_rate", "dtype")
     }
     own: dict[str, object] = {
         "INITIAL_CHECKPOINT_PATH": place,

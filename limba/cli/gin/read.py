@@ -458,7 +458,7 @@ class Tree:
         return {
             name: f"a network with {own} positions does not read; leave it out."
             for name in fields_of_other_positions(own)
-            if name in node.values
+            if name in node.values and node.values[name] != getattr(ModelConfig, name)  # a default asks for nothing
         }
 
     def _not_in_schedule(self, node: Node, field_name: str) -> str:
