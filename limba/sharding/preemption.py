@@ -24,6 +24,7 @@ from limba.config.environment import end_now
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 INTERRUPTED = 130  # the exit status after a SIGINT that ends at once, as shells have it
 ALIKE_SECONDS = 2.0  # in which the same signal reaches all processes; jax ends the others when the first one is gone
+TELLING_SECONDS = 5.0  # in which the others are told, or this process ends without
 APART_SECONDS = 0.5  # a SIGINT sooner after the first is the same one, sent on by a launcher
 
 
@@ -173,10 +174,18 @@ def _several_processes() -> bool:
 
 
 def _end(sentence: str, status: int) -> None:
-    """Tells the other processes, if there are any, and ends this one."""
-    if _several_processes():
-        from limba.sharding.watchdog import OTHERS
-
-        OTHERS.tell(sentence, status)
-        OTHERS.wait(ALIKE_SECONDS)
+    """Tells the other processes, if there are any, and ends this one, whatever becomes of the telling."""
+    telling = threading.Thread(target=_tell_others, args=(sentence, status), daemon=True)
+    telling.start()
+    telling.join(TELLING_SECONDS)
     end_now(sentence, status)
+
+
+def _tell_others(sentence: str, status: int) -> None:
+    # While jax joins the processes, any of these may fail or wait; an error here would lose the signal.
+    with contextlib.suppress(Exception):
+        if _several_processes():
+            from limba.sharding.watchdog import OTHERS
+
+            OTHERS.tell(sentence, status)
+            OTHERS.wait(ALIKE_SECONDS)

@@ -163,3 +163,18 @@ def test_a_program_that_trains_goes_on_after_its_run(monkeypatch: pytest.MonkeyP
             os.kill(os.getpid(), signal.SIGINT)
             signal.sigtimedwait([], 30)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_signal_while_the_processes_join_ends_this_one_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """jax answers wrongly, or not at all, between its first and its last step of joining."""
+
+    def fail() -> bool:
+        raise RuntimeError("the backend is being made")
+
+    ended: list[tuple[str, int]] = []
+    for answer in (fail, lambda: time.sleep(60)):
+        monkeypatch.setattr(preemption, "_several_processes", answer)
+        monkeypatch.setattr(preemption, "TELLING_SECONDS", 0.1)
+        monkeypatch.setattr(preemption, "end_now", lambda *end: ended.append(end))
+        preemption._end("It ends.", 75)
+    assert ended == [("It ends.", 75)] * 2
