@@ -68,8 +68,8 @@ def test_rows_of_a_network_with_a_window_are_full_of_the_sentences_again_and_aga
 
 @pytest.mark.parametrize("vocabulary", [Letters(), None])
 def test_a_batch_has_the_sentences_with_a_third_in_a_gap(vocabulary: Letters | None) -> None:
-    batch = proof.batch_of(vocabulary, 100)
     top = 100 if vocabulary is None else 3000
+    batch = proof.batch_of(vocabulary, top)
     for row, (*ids, end) in enumerate(texts_of(vocabulary, 62)):
         third = len(ids) // 3
         inputs = [*ids[:third], top - 1, *ids[2 * third :], end]

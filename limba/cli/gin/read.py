@@ -454,7 +454,7 @@ class Tree:
             return {name: self._not_in_schedule(node, name) for name in fields if name not in asks_for_none}
         if node.owner != MODEL:
             return {}
-        own = node.values.get("positions", ModelConfig.positions)
+        own = str(node.values.get("positions", ModelConfig.positions))
         return {
             name: f"a network with {own} positions does not read; leave it out."
             for name in fields_of_other_positions(own)
