@@ -28,7 +28,11 @@ def fields_of_other_positions(positions: str) -> list[str]:
     >>> fields_of_other_positions("relative")
     ['rotary_base']
     """
-    return [name for kind, names in OF_POSITIONS.items() if kind != positions for name in names]
+    found: list[str] = []
+    for kind, names in OF_POSITIONS.items():
+        if kind != positions:
+            found.extend(names)
+    return found
 
 
 @dataclass(frozen=True)

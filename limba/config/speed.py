@@ -39,7 +39,12 @@ def in_time(hours: Sequence[float]) -> str:
     longest = hours[-1]
     if longest < 1 / 60:
         return "under a minute"
-    unit, name = (24, "days") if longest >= 48 else (1, "hours") if longest >= 1.5 else (1 / 60, "minutes")
+    if longest >= 48:
+        unit, name = 24, "days"
+    elif longest >= 1.5:
+        unit, name = 1, "hours"
+    else:
+        unit, name = 1 / 60, "minutes"
     return f"{in_range([each / unit for each in hours])} {name}"
 
 

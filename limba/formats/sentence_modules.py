@@ -107,31 +107,31 @@ def read_modules(folder: Path, open_arrays: Callable[[Path], Arrays]) -> Sentenc
     return SentenceModules(poolings, tuple(after), prompt, bool(limits.get("do_lower_case", False)), length)
 
 
-def _json(path: Path, default: Json | None = None) -> Json:
-    """Returns an object of a JSON file; `default`, if there is one, where the file is absent."""
-    if default is not None and not path.exists():
-        return default
+def _read(path: Path) -> object:
+    """Returns the content of a JSON file; InputError where it cannot be read."""
     try:
-        found = json.loads(foreign.bytes_of(path))
+        return json.loads(foreign.bytes_of(path))
     except InputError:
         raise
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read ({reason_of(error)}); copy the folder again.") from error
+
+
+def _json(path: Path, default: Json | None = None) -> Json:
+    """Returns an object of a JSON file; `default`, if there is one, where the file is absent."""
+    if default is not None and not path.exists():
+        return default
+    found = _read(path)
     if not isinstance(found, dict):
-        raise InputError(f"{path} is no JSON object; copy the folder again.")
+        raise InputError(f"{path} is not a JSON object; copy the folder again.")
     return found
 
 
 def _modules(root: Path) -> Sequence[Json]:
     path = root / MODULES
-    try:
-        found = json.loads(foreign.bytes_of(path))
-    except InputError:
-        raise
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read ({reason_of(error)}); copy the folder again.") from error
+    found = _read(path)
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-        raise InputError(f"{path} is no list of modules; copy the folder again.")
+        raise InputError(f"{path} is not a list of modules; copy the folder again.")
     return found
 
 

@@ -173,7 +173,7 @@ def test_an_override_that_changes_nothing_is_an_error(name: str, tmp_path: Path)
 def test_no_warm_up_may_be_asked_for_where_there_is_none(tmp_path: Path) -> None:
     path = tmp_path / "run.gin"
     path.write_text(f"{RUN.lstrip()}LEARNING_RATE_FACTORS = 'constant'\n")
-    read_run([str(path)], ["WARMUP_STEPS=0"])
+    assert read_run([str(path)], ["WARMUP_STEPS=0"]).config.optimizer.schedule.warmup_steps == 0
 
 
 def test_finetuning_goes_on_from_the_step_of_the_checkpoint_where_it_is_asked_to() -> None:

@@ -143,7 +143,7 @@ REFUSED = {
     ),
     "tokens": (lambda place: about(place, "2_Dense", module_input_name="token_embeddings"), "module_input_name"),
     "another size": (lambda place: about(place, "2_Dense", out_features=5), "no linear.weight of its config"),
-    "no list": (lambda place: (place / "modules.json").write_text("{}"), "is no list of modules"),
+    "no list": (lambda place: (place / "modules.json").write_text("{}"), "is not a list of modules"),
 }  # fmt: skip
 
 

@@ -463,7 +463,8 @@ class Tree:
 
     def _not_in_schedule(self, node: Node, field_name: str) -> str:
         """Returns the end of a sentence on a field that a schedule does not read: which one, and what to do."""
-        name, flag = node.values.get("name", config.ScheduleConfig.name), f"{self.flag}{SCHEDULE}"
+        name = node.values.get("name", config.ScheduleConfig.name)
+        flag = f"{self.flag}{SCHEDULE}"
         if name != "factors":
             return f"the schedule {name!r} does not read; leave it out, or add {flag}.name=factors."
         readers = [factor for factor, fields in READ_BY_FACTORS.items() if field_name in fields]
