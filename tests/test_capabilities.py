@@ -116,7 +116,7 @@ def test_everything_that_is_named_exists() -> None:
 
 def test_each_row_has_a_room_a_test_and_a_page() -> None:
     for heading, rows in tables(PAGE.read_text()).items():
-        assert len(rows) > 12
+        assert rows
         for row in rows:
             assert len(row) == COLUMNS[heading] and all(row), row
             if heading == "## What stays":
