@@ -2,7 +2,8 @@
 # Sets up .venv, checks style and types, and runs the tests.
 #
 #   bash tests/run.sh               all but the slow tests: half an hour
-#   bash tests/run.sh --all         one slow test of each kind, too: 40 minutes; what .ci/run calls
+#   bash tests/run.sh --all         one slow test of each kind, too, and the numeric core and a short run on Python
+#                                   3.12 with its newer jax, which users get: 40 minutes; what .ci/run calls
 #   bash tests/run.sh --night       all slow tests, those on Slurm, other Pythons, and under load: hours
 #   bash tests/run.sh -m long       the longest ones, minutes each
 #   bash tests/run.sh -m fast       before each commit: lint, the numeric core, and the tests of the changed modules;
@@ -19,13 +20,14 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 quick="not slow and not night and not long"
 chosen=(-m "$quick") # how the tests are chosen, where the arguments do not
 whole=true
+landing=false
 night=false
 stress=false
 arguments=()
 for argument in "$@"; do
   case $argument in
-    -h | --help) sed -n '2,15s/^# \{0,1\}//p' tests/run.sh; exit 0 ;;
-    --all) chosen=(-m "not night and not long") ;;
+    -h | --help) sed -n '2,16s/^# \{0,1\}//p' tests/run.sh; exit 0 ;;
+    --all) chosen=(-m "not night and not long"); landing=true ;;
     --night) # with programs compiled as users' are
       export XLA_FLAGS="--xla_force_host_platform_device_count=8"
       chosen=(-m "not long"); night=true ;;
@@ -56,6 +58,10 @@ tests ${chosen[@]+"${chosen[@]}"} ${arguments[@]+"${arguments[@]}"}
 if $whole; then
   wait "$checked" || failed=1
   cat "$types"
+fi
+if $landing; then # the wheel of torch that the tests above need is for 3.11 alone
+  mapfile -t core < <(grep -rlE 'mark\.(core|short_run)' tests --include='test_*.py')
+  bash tests/other_python.sh 3.12 -m "core or short_run" "${core[@]}" || failed=1 # without a 3.12, 77: not tested, so red
 fi
 if $night; then
   # with Slurm, and with the packages of other programs, which the network gives
