@@ -33,6 +33,7 @@ Data
 
 Files
 `RunDirectory`      a run's directory: its configuration, records, checkpoints, and who trains in it
+`Standing`          whether a run failed, was stopped, stands still or is done, in a sentence
 `held`              the lease of an output that one process writes
 `write_whole`       writes a file whole or not at all, here or in a bucket
 `upload`            copies a folder into a bucket
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     from limba.data.words import words_of as words_of
     from limba.evaluation.history import evenly as evenly
     from limba.evaluation.history import kept as kept
+    from limba.evaluation.standing import Standing as Standing
     from limba.evaluation.status import RunDirectory as RunDirectory
     from limba.evaluation.status import curve as text_curve  # noqa: F401
     from limba.export.at_end import unexportable as unexportable
@@ -128,6 +130,7 @@ _NAMES = {  # module: its names; another name here is written before a "="
     "limba.data.words": "bleu_tokenizer words_of",
     "limba.evaluation.history": "evenly kept",
     "limba.data.vocabulary.vocabularies": "Vocabulary",
+    "limba.evaluation.standing": "Standing",
     "limba.evaluation.status": "RunDirectory text_curve=curve",
     "limba.export.at_end": "unexportable",
     "limba.inference.generate": "Deadline TimeIsOverError",

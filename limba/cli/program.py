@@ -55,7 +55,9 @@ def _status(program: Callable[[Sequence[str]], object], argv: Sequence[str]) -> 
         command = shlex.join(["limba", *argv, *(f"--import={module}" for module in error.modules)])
         return _ended(f"{error.fact}; if you trust who wrote it: {command}", CODES[InputError])
     except tuple(CODES) as error:
-        return _ended(str(error), next(code for kind, code in CODES.items() if isinstance(error, kind)))
+        code = next(code for kind, code in CODES.items() if isinstance(error, kind))
+        has_failed = error.after_step is not None and not isinstance(error, RestartError)
+        return _ended(f"FAILED after step {error.after_step:,}: {error}" if has_failed else str(error), code)
     except KeyboardInterrupt:
         return _ended("Ctrl-C ended the program.", INTERRUPTED)
     except BrokenPipeError:  # as in `limba … | head`

@@ -91,6 +91,7 @@ class SentenceError(Exception):
         super().__init__(*(without_credentials(part) if isinstance(part, str) else part for part in parts))
         self.field, self.fix = field, fix
         self.names: Mapping[str, str] = {}
+        self.after_step: int | None = None  # the last step of the run that it has ended
 
     def __str__(self) -> str:
         return worded(self._text(), self.names)

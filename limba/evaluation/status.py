@@ -16,6 +16,7 @@ from etils import epath
 
 from limba.config import InputError, ModelConfig, RunConfig, foreign, plain, reason_of
 from limba.evaluation.history import History, figures_read, plot_loss, summary
+from limba.evaluation.standing import SILENT, Standing, standing
 from limba.formats.limba_checkpoint import checkpoints_of, steps_in
 from limba.formats.names import Json
 from limba.storage import lease, manifest
@@ -25,7 +26,6 @@ from limba.training.metrics.records import duration, read_metrics
 WIDTH, HEIGHT = 64, 8  # of the curve, in characters
 HOSTS_FILE = "hosts.json"  # limba/sharding/watchdog.py writes it
 RECENT = 5  # logged lines whose median counts
-SILENT = 3  # intervals after which a heartbeat is missed
 # A process is called slow if its data takes this share of a step, and this many times as long as for most.
 SLOW_SHARE, SLOW_TIMES = 0.05, 2.0
 
@@ -106,6 +106,10 @@ class RunDirectory:
         seen = self._lease.look()
         return seen, lease.Owner.of(seen.content)
 
+    def standing(self) -> Standing | None:
+        """Returns how the run stands, by `history` and its lease; None while it trains. The storage's own errors."""
+        return standing(self.history.notes, max(self.checkpoints(), default=None), self._lease.look().age)
+
     def holder(self) -> str:
         """Returns a sentence on who trains in the directory, by its lease; the storage's own errors."""
         return holder_line(self._lease.look()).removeprefix("process").strip()
@@ -145,6 +149,7 @@ class Status(RunDirectory):
         train = [record for record in records if record["kind"] == "train"]
         with figures_read(str(self.path)):
             lines = [
+                *_first_line(records, saved, holder),
                 f"run          {self.path}",
                 *_figures(train, config),
                 *_stages(train, config),
@@ -178,6 +183,13 @@ class Status(RunDirectory):
             return []
         text = f"a checkpoint takes {size / 1e9:,.2f} GB, and {free / 1e9:,.2f} GB are free"
         return [f"room         {text if free >= size else f'NONE for the next checkpoint: {text}'}"]
+
+
+def _first_line(records: Sequence[Json], saved: tuple[int, epath.Path] | None, holder: Heartbeat) -> list[str]:
+    """Returns how the run stands in a line, in capitals where it needs somebody; nothing while it trains."""
+    notes = [record for record in records if record["kind"] in ("start", "end")]
+    found = standing(notes, None if saved is None else saved[0], holder.age)
+    return [] if found is None else [found.text]
 
 
 def _figures(train: Sequence[Json], config: RunConfig | None) -> list[str]:

@@ -158,7 +158,7 @@ class Loop:
                 self._report_saves(wait=True)
                 self.reader.end(step, step > start)
             if due.end:
-                self.metrics.end(due.end)
+                self.metrics.end(due.end, due.stops)
         trace.close(self.turn, state)
         self._report_saves(wait=True)
         self.metrics.check_callbacks()

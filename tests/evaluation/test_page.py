@@ -168,10 +168,9 @@ def test_the_headline_says_how_good_a_run_is_and_what_is_left(tmp_path: Path) ->
     run = recorded(tmp_path)
     assert headline_of(run) == (
         "Best validation loss: 4.39 at step 300. The validation loss still falls: −3.0% from one quarter of the steps"
-        " to the last. It ended: at its last step. 6 min 34 s in steps on 1 x cpu, which has no list price."
+        " to the last. 6 min 34 s in steps on 1 x cpu."
     )
-    append(run, {"kind": "end", "step": 300, "reason": "The same command resumes from it."})
-    assert "It ended: The same command resumes from it. 6 min 34 s in steps" in headline_of(run)
+    assert "<p><strong>DONE</strong> all 300 steps are trained.</p>" in tables.headline(opened(run))
     start, *records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][:-2]
     start["environment"]["devices"] = "8 x TPU v4"
     records = [each for each in records if each["step"] <= 150]

@@ -142,6 +142,8 @@ def _print(each: Run, output: str | None, is_only: bool) -> None:
         print(f"run                 {each.directory}: no figures yet\n")
         return
     text = each.found.summary(each.config)
+    if each.standing is not None:
+        print(each.standing.text)
     if not is_only:
         print(f"run                 {each.directory}")
     print(text)

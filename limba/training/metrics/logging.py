@@ -205,7 +205,9 @@ class Metrics:
         self.train_steps, self.writes = train_steps, writes
         self._remaining = Remaining(train_steps, None if run is None else run.data.num_epochs)
         self._outputs: _Outputs | None = None
-        self._step, self._ending = start, ""
+        self._step = start
+        self._ending = ""
+        self._is_stopped = False
         self._callbacks, self._failure = callbacks or Callbacks(), None
         self.must_stop = False  # as a callback says
         if writes:
@@ -225,7 +227,10 @@ class Metrics:
 
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
         ending = self._ending if error is None else _in_words(error)
-        self.record("end", self._step, {"reason": without_credentials(ending), "failed": error is not None})
+        if isinstance(error, SentenceError):
+            error.after_step = self._step
+        reason = without_credentials(ending)
+        self.record("end", self._step, {"reason": reason, "failed": error is not None, "stopped": self._is_stopped})
         for output in reversed(self._outputs or ()):
             if output is not None:
                 output.close()
@@ -270,9 +275,10 @@ class Metrics:
         self.record("saved", step, {})
         self.say(f"step {step:,} saved in {place}")
 
-    def end(self, sentence: str) -> None:
-        """Prints why the run ends before its last step, and records that at the end."""
+    def end(self, sentence: str, is_stopped: bool) -> None:
+        """Prints why the run ends before its last step, and records that at the end; also whether it was stopped."""
         self._ending = sentence
+        self._is_stopped = is_stopped
         self.say(sentence)
 
     def upload(self) -> None:

@@ -16,6 +16,8 @@ from limba.tools.pages.page.runs import AXES, KINDS, Run, events_of, thinned
 NUM_BARS = 32  # of a histogram
 MOST_METRICS = 12  # of generated text
 MOST_EVENTS = 300
+# A loss has diverged where it is FAR spans above what was usual; the few values above the quantile USUAL are not usual.
+LEAST_VALUES, USUAL, FAR = 20, 0.98, 1.0
 FLOP_UNITS = ((1e21, "ZFLOP"), (1e18, "EFLOP"), (1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"))
 
 
@@ -46,8 +48,20 @@ class Chart(NamedTuple):
         said = [_in_words(self, line) for line in self.lines]
         ends = dict.fromkeys(end for _, end in said if end)
         if len(ends) == 1 and len(said) > 1:  # said once
-            return f"{', '.join(words for words, _ in said)}{next(iter(ends))}."
-        return f"{', '.join(words + end for words, end in said)}."
+            sentence = f"{', '.join(words for words, _ in said)}{next(iter(ends))}."
+        else:
+            sentence = f"{', '.join(words + end for words, end in said)}."
+        if self.top is None:
+            return sentence
+        return f"{sentence} Points above {short(self.top)} are drawn there."
+
+    @property
+    def top(self) -> float | None:
+        """Where the axis of a loss that has diverged ends; None where all values are shown."""
+        if self.section != "Loss" or self.kind != "lines":
+            return None
+        tops = [top for line in self.lines if (top := top_of(line.columns["y"])) is not None]
+        return max(tops, default=None)
 
 
 class Figures(NamedTuple):
@@ -231,6 +245,24 @@ def flop_unit(runs: Sequence[Run]) -> tuple[float, str]:
     return next(((size, name) for size, name in FLOP_UNITS if most >= size), (1.0, "FLOP"))
 
 
+def top_of(values: np.ndarray) -> float | None:
+    """Returns what the end of a loss's axis should be, if values after its best are far above all that came before.
+
+    >>> falls = np.linspace(9.0, 3.0, 100)
+    >>> top_of(falls), top_of(np.append(falls, [20.0, 35.0]))
+    (None, 12.0)
+    """
+    finite = values[np.isfinite(values)]
+    if len(finite) < LEAST_VALUES:
+        return None
+    best = int(np.argmin(finite))
+    usual = max(float(finite[: best + 1].max()), float(np.quantile(finite, USUAL)))
+    span = usual - float(finite[best])
+    if float(finite.max()) <= usual + FAR * span:
+        return None
+    return usual + span / 2
+
+
 def data_of(chart: Chart, unit: float) -> list[dict[str, object]]:
     """Returns each line as the page's script reads it: its columns but FLOPs, and `flop`, those of a step in `unit`."""
     return [
@@ -239,6 +271,7 @@ def data_of(chart: Chart, unit: float) -> list[dict[str, object]]:
             "columns": {name: packed(values) for name, values in line.columns.items() if name != "flop"},
             "flop": _flops_of_a_step(line) / unit,
             "texts": list(line.texts),
+            "top": chart.top,
             "marked": line.is_marked,
         }
         for line in chart.lines

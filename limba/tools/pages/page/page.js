@@ -49,17 +49,27 @@
     return most * (1 - part);
   }
 
-  // A mean of the points so far, each of which counts `weight` times what the next one does; it starts unbiased.
-  function smoothed(values, weight) {
-    let sum = 0, total = 0;
-    return Array.from(values, (value) => {
+  // The mean of each point and its neighbours on both sides, the nearer the more, divided by the weights that are there.
+  // `share` of all points are neighbours on a side. A one-sided mean would lag behind a loss that falls.
+  function smoothed(values, share) {
+    const reach = Math.max(1, Math.round(values.length * share));
+    return Array.from(values, (value, i) => {
       if (!Number.isFinite(value)) return value;
-      [sum, total] = [sum * weight + value, total * weight + 1];
+      let sum = 0, total = 0;
+      for (let j = Math.max(0, i - reach); j <= Math.min(values.length - 1, i + reach); j++) {
+        if (!Number.isFinite(values[j])) continue;
+        const weight = 1 - Math.abs(i - j) / (reach + 1);
+        sum += weight * values[j];
+        total += weight;
+      }
       return Math.fround(sum / total);
     });
   }
 
-  function filled(line, axis, from, weight) {
+  // What is far above the rest is drawn at the top, and said with its value: one such point would flatten all others.
+  const atMost = (values, top) => top === null ? values : Array.from(values, (value) => Math.min(value, top));
+
+  function filled(line, axis, from, share) {
     const found = columns(line);
     if (found.left) {
       const into = {y: [], said: [], left: [], right: []};
@@ -71,7 +81,8 @@
     }
     const x = found[axis], into = {x: [], y: [], said: []};
     if (!x) return into;
-    const y = weight && !line.texts.length ? smoothed(found.y, weight) : found.y;
+    const raw = line.texts.length ? found.y : atMost(found.y, line.top);
+    const y = share && !line.texts.length ? smoothed(raw, share) : raw;
     for (let i = 0; i < x.length; i++) {
       if (!(x[i] >= from)) continue;
       const [kind, ...said] = line.texts.length ? line.texts[i].split("|") : [];
@@ -84,11 +95,13 @@
 
   function fill() {
     const axis = byId("axis").value, from = least(axis, Number(byId("part").value));
-    const weight = Number(byId("smooth").value), scale = byId("scale").value;
+    const share = Number(byId("smooth").value), scale = byId("scale").value;
     for (const [name, plot] of Object.entries(plots)) {
       const lines = data.charts[name] || [];
       lines.forEach((line, i) => {
-        plot.document.get_model_by_name(`${name}/${i}`).data = filled(line, axis, from, line.marked ? 0 : weight);
+        plot.document.get_model_by_name(`${name}/${i}`).data = filled(line, axis, from, line.marked ? 0 : share);
+        const raw = plot.document.get_model_by_name(`${name}/${i}/raw`);
+        if (raw) raw.data = filled(line, axis, share ? from : Infinity, 0);  // under a smoothed line alone
       });
       if (!(lines[0] && lines[0].columns.left)) {
         plot.below[0].axis_label = data.axes[axis];

@@ -34,6 +34,8 @@ LOGARITHMIC = ("Loss", "Validation", "Optimization")  # sections whose figures h
 FROM_NONE = ("data_wait", "epochs", "tokens", "corpus_tokens", "padding")  # charts whose figures are 0 or more
 DASHES = ([], [6], [2, 4], [2, 4, 6, 4], [12, 3], [6, 2, 2, 2, 2, 2], [6, 4, 2, 4], [2, 6])
 MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "cross", "star", "x")
+RAW_ALPHA = 0.3  # of the raw values under a smoothed line
+MOST_RAW = 4  # lines of a chart that has them: of more, the pale lines hide the others
 HATCHES = ("/", "\\", "-", "|", "+", "x", ".", "o")
 
 
@@ -90,6 +92,13 @@ def _draw(plot: Any, chart: Chart, number: int, line: Line) -> None:
     if chart.kind == "bars":
         bars = models.Quad(left="left", right="right", bottom=0, top="y", fill_alpha=0.35, hatch_pattern=HATCHES[style])
         drawn.append(plot.add_glyph(source, bars))
+    has_raw = len(chart.lines) <= MOST_RAW and not line.is_marked
+    if chart.kind == "lines" and has_raw:
+        empty: dict[str, list[float]] = {name: [] for name in columns}
+        raw = models.ColumnDataSource(empty, name=f"{chart.name}/{number}/raw")
+        pale = plot.line("x", "y", source=raw, line_width=1, line_alpha=RAW_ALPHA)
+        pale.glyph.tags = [line.style]
+        pale.nonselection_glyph = pale.muted_glyph = "auto"
     if chart.kind == "lines":
         width = 1 if line.is_marked else 1.75
         drawn.append(plot.line("x", "y", source=source, line_width=width, line_dash=DASHES[style]))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from limba.api import RunDirectory, evenly, flops_per_sequence
+from limba.api import RunDirectory, Standing, evenly, flops_per_sequence
 from limba.config import InputError, RunConfig, foreign, reason_of
 
 AXES = ("step", "tokens", "hours", "flop")  # what a line can be drawn over
@@ -29,7 +29,9 @@ class Run:
         self.name, self.found, self.directory, self.config = name, found, found.path, config
         self.history = found.history
         self._evaluated: dict[str, list[dict[str, str]]] = {}
-        self.holder, self.problems = "", list[str]()
+        self.holder = ""
+        self.standing: Standing | None = None  # None while it trains
+        self.problems = list[str]()
 
     def update(self) -> bool:
         """Reads what is new; returns whether there is anything. InputError if the directory cannot be read."""
@@ -38,6 +40,7 @@ class Run:
             has_changed = self.history.update()
             place = str(self.directory)
             self.holder = self.found.holder()
+            self.standing = self.found.standing()
             if has_changed:
                 self.problems = list(self._problems())
         except Exception as error:  # a bucket's client has errors of its own

@@ -65,9 +65,7 @@ def _facts(run: Run) -> dict[str, str]:
     for name, said in (("loss", "validation loss"), ("bits_per_byte", "bits per byte"), ("accuracy", "token accuracy")):
         if name in validation and len(validation):
             found[said] = short(validation.last(name))
-    notes = run.history.notes
-    ended = notes[-1] if notes and notes[-1]["kind"] == "end" else None
-    found["state"] = f"ended: {ended.get('reason') or 'at its last step'}" if ended else run.holder
+    found["state"] = run.holder if run.standing is None else run.standing.text
     return found
 
 
@@ -217,13 +215,18 @@ LINES = 100  # the newest, whose median is the time of a step
 
 
 def headline(runs: Sequence[Run]) -> str:
-    """Returns a paragraph for each run that has figures; texts are escaped."""
-    said = [(run.name, list(sentences(run))) for run in runs if len(run.train)]
-    before = [f"<b>{html.escape(name)}</b>: " if len(runs) > 1 else "" for name, _ in said]
-    return "".join(
-        f"<p>{name}<strong>{html.escape(best)}</strong> {html.escape(' '.join(rest))}</p>"
-        for name, (_, (best, *rest)) in zip(before, said, strict=True)
-    )
+    """Returns a paragraph for each run that has ended, and one for each that has figures; texts are escaped."""
+    paragraphs = []
+    for run in runs:
+        name = f"<b>{html.escape(run.name)}</b>: " if len(runs) > 1 else ""
+        if run.standing is not None:
+            kind = ' class="wrong"' if run.standing.is_wrong else ""
+            word, sentence = html.escape(run.standing.word), html.escape(run.standing.sentence)
+            paragraphs.append(f"<p{kind}>{name}<strong>{word}</strong> {sentence}</p>")
+        if len(run.train):
+            best, *rest = sentences(run)
+            paragraphs.append(f"<p>{name}<strong>{html.escape(best)}</strong> {html.escape(' '.join(rest))}</p>")
+    return "".join(paragraphs)
 
 
 def sentences(run: Run) -> Iterator[str]:
@@ -238,8 +241,10 @@ def sentences(run: Run) -> Iterator[str]:
     else:
         best = int(np.argmin(losses))
         yield f"Best {name}: {short(losses[best])} at step {steps[best]:,.0f}."
-        yield from _trend(steps, losses, name)
-    yield from _left(run)
+        if run.standing is None or run.standing.word == "DONE":  # the trend of a run that failed is no news
+            yield from _trend(steps, losses, name)
+    if run.standing is None:
+        yield from _left(run)
     yield from _cost(run)
 
 
@@ -255,12 +260,14 @@ def _trend(steps: np.ndarray, losses: np.ndarray, name: str) -> Iterator[str]:
 
 
 def _left(run: Run) -> Iterator[str]:
-    notes, steps = run.history.notes, run.config.train_steps
-    if notes and notes[-1]["kind"] == "end":
-        yield f"It ended: {str(notes[-1].get('reason') or 'at its last step').rstrip('.')}."
-    elif steps and "seconds_per_step" in run.train:
-        seconds = float(np.nanmedian(run.train["seconds_per_step"][-LINES:])) * max(steps - int(run.train.steps[-1]), 0)
-        yield f"{duration(seconds)} left to step {steps:,}." if np.isfinite(seconds) else ""
+    """Yields the time to the last step, by the newest lines."""
+    steps = run.config.train_steps
+    if not steps or "seconds_per_step" not in run.train:
+        return
+    left = max(steps - int(run.train.steps[-1]), 0)
+    seconds = float(np.nanmedian(run.train["seconds_per_step"][-LINES:])) * left
+    if np.isfinite(seconds):
+        yield f"{duration(seconds)} left to step {steps:,}."
 
 
 def _cost(run: Run) -> Iterator[str]:
@@ -270,11 +277,12 @@ def _cost(run: Run) -> Iterator[str]:
     count, _, kind = devices.partition(" x ")
     if hours is None or not len(hours) or not count.isdecimal():
         return
-    spent, each = f"{duration(hours[-1] * 3600)} in steps on {devices}", prices.device_price(kind)
-    if each is None:
-        yield f"{spent}, which has no list price."
+    spent = f"{duration(hours[-1] * 3600)} in steps on {devices}"
+    price = prices.device_price(kind)
+    if price is None:
+        yield f"{spent}."
     else:
-        yield f"{spent}: ${each * int(count) * hours[-1]:,.2f} by the list price of {prices.DATE}."
+        yield f"{spent}: ${price * int(count) * hours[-1]:,.2f} by the list price of {prices.DATE}."
 
 
 MOST_LETTERS, LEAST_LETTERS = 600, 75  # of a text

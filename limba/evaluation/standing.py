@@ -1,0 +1,71 @@
+"""How a run stands, in one sentence that comes before all figures: it failed, was stopped, stands still, or is done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from limba.storage import lease
+from limba.training.metrics.records import duration
+
+SILENT = 3  # intervals after which a heartbeat is missed
+
+
+class Standing(NamedTuple):
+    """A word in capitals where something is wrong, and a sentence that says why and what to type."""
+
+    word: str  # FAILED, STANDS STILL, STOPPED, ENDED or DONE
+    sentence: str
+
+    @property
+    def text(self) -> str:
+        """The word and the sentence."""
+        return f"{self.word} {self.sentence}"
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the run needs somebody."""
+        return self.word in ("FAILED", "STANDS STILL", "STOPPED")
+
+
+def standing(notes: Sequence[Mapping[str, Any]], saved: int | None, age: float | None) -> Standing | None:
+    """Returns how a run stands; None while it trains, and for a run that has recorded nothing.
+
+    `notes` are the run's records of starts and ends among others, in the order in which they were written, `saved` is
+    its newest checkpoint, and `age` the seconds since the heartbeat of whoever holds the directory, None without one.
+    """
+    if age is not None:
+        return _silent(saved, age) if age > SILENT * lease.BEAT_SECONDS else None
+    bounds = [note for note in notes if note.get("kind") in ("start", "end")]
+    if not bounds:
+        return None
+    last = bounds[-1]
+    step = int(last["step"])
+    if last["kind"] == "start":  # no end is recorded and nobody holds the directory: it may be the copy of a run
+        return None
+    reason = str(last.get("reason") or "")
+    if last.get("failed"):
+        return Standing("FAILED", f"after step {step:,}: {_whole(reason or 'no reason is recorded')} {again(saved)}")
+    if last.get("stopped"):
+        return Standing("STOPPED", f"after step {step:,}, as it was asked to. {again(saved)}")
+    if reason:
+        return Standing("ENDED", _whole(reason))
+    return Standing("DONE", f"all {step:,} steps are trained.")
+
+
+def _silent(saved: int | None, age: float) -> Standing:
+    return Standing(
+        "STANDS STILL",
+        f"or was killed: no heartbeat for {duration(age)}. If its process still runs, stop it. {again(saved)}",
+    )
+
+
+def again(saved: int | None) -> str:
+    """Returns what the same command does next."""
+    if saved is None:
+        return "No step is saved: the same command begins anew."
+    return f"The same command resumes from step {saved:,}."
+
+
+def _whole(sentence: str) -> str:
+    return sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."
