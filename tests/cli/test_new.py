@@ -27,9 +27,9 @@ from limba.model import Network
 from limba.tools.corpus import counting, sizes
 from limba.tools.corpus.counting import Counted
 from limba.tools.corpus.hardware import hardware
-from limba.tools.corpus.preparation.survey import Survey
+from limba.tools.corpus.survey import Survey
 from limba.tools.preflight.compiled.topologies import topology
-from limba.tools.preflight.texts.language import other_languages
+from limba.tools.preflight.checks.scripts import other_languages
 from limba.training.metrics.flops import flops_per_sequence
 from tests.hub_server import hub
 
