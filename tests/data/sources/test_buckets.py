@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import seqio
 import tensorflow_datasets as tfds
+from limba.tools.corpus.preparation.tfds import prepare_tfds
 
 from limba.config import InputError
 from limba.data.seqio_tasks import vocabulary_as_seqio
@@ -15,7 +16,6 @@ from limba.data.sources.tfds import TfdsSource
 from limba.data.vocabulary.load import load_vocabulary, of_run
 from limba.data.vocabulary.train import train_vocabulary
 from limba.storage import manifest
-from limba.tools.corpus.preparation.tfds import prepare_tfds
 from tests.bucket_server import BucketServer, emulated
 
 TEXTS = [f"Textul {number} este scurt, dar este al nostru." for number in range(50)]
