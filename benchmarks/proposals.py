@@ -11,7 +11,7 @@ from __future__ import annotations
 from limba.config.speed import in_time
 from limba.tools.corpus.counting import Counted
 from limba.tools.corpus.hardware import hardware
-from limba.tools.corpus.preparation.survey import Survey
+from limba.tools.corpus.survey import Survey
 from limba.tools.corpus.sizes import Plan, plan, short
 
 DAYS = 7.0

@@ -14,7 +14,6 @@ Commands
 `find_tool`         another tool, by the engine's table of tools; None without it
 
 Data
-`example_class`     the records of ArrayRecord files, as protobuf's class
 `RunData`           a run's task with what it reads: its parts, lengths, rows, checks
 `UnitSource`        a source of documents in files: its units, and their texts in order
 `records`           the rows of a file of JSON, csv, tsv or parquet, as training reads them
@@ -36,9 +35,6 @@ Files
 `Standing`          whether a run failed, was stopped, stands still or is done, in a sentence
 `held`              the lease of an output that one process writes
 `write_whole`       writes a file whole or not at all, here or in a bucket
-`upload`            copies a folder into a bucket
-`private_folder`    makes a folder that only this user can open
-`kind_of_failure`   InputError or StorageError, by what has failed
 `hub_token`         the token for the hub, None without one
 
 Runs and models
@@ -72,7 +68,6 @@ if TYPE_CHECKING:
     from limba.data.registry import Mixture as Mixture
     from limba.data.registry import Task as Task
     from limba.data.run_data import RunData as RunData
-    from limba.data.sources.array_record import example_class as example_class
     from limba.data.sources.readers import records as records
     from limba.data.sources.readers import text_lines as text_lines
     from limba.data.sources.units import UnitSource as UnitSource
@@ -100,11 +95,8 @@ if TYPE_CHECKING:
     from limba.inference.source import described as described
     from limba.planned import PlannedRun as PlannedRun
     from limba.sharding.joining import listener as listener
-    from limba.storage.failures import kind_of as kind_of_failure  # noqa: F401
-    from limba.storage.files import private_folder as private_folder
     from limba.storage.files import write_whole as write_whole
     from limba.storage.lease import held as held
-    from limba.storage.manifest import upload as upload
     from limba.storage.servers import token as hub_token  # noqa: F401
     from limba.toolbox import find as find_tool  # noqa: F401
     from limba.training.checkpoints.save import size_text as size_text
@@ -117,7 +109,6 @@ _NAMES = {  # module: its names; another name here is written before a "="
     "limba.cli.gin.read": "read_model",
     "limba.cli.model": "GinFlags add_import_flag",
     "limba.data.run_data": "RunData",
-    "limba.data.sources.array_record": "example_class",
     "limba.data.sources.readers": "records text_lines",
     "limba.data.sources.units": "UnitSource",
     "limba.data.task_modules": "task_modules=all_names import_tasks",
@@ -139,10 +130,8 @@ _NAMES = {  # module: its names; another name here is written before a "="
     "limba.inference.source": "described",
     "limba.planned": "PlannedRun",
     "limba.sharding.joining": "listener",
-    "limba.storage.failures": "kind_of_failure=kind_of",
-    "limba.storage.files": "private_folder write_whole",
+    "limba.storage.files": "write_whole",
     "limba.storage.lease": "held",
-    "limba.storage.manifest": "upload",
     "limba.storage.servers": "hub_token=token",
     "limba.toolbox": "find_tool=find",
     "limba.training.checkpoints.save": "size_text",

@@ -8,8 +8,8 @@ from types import ModuleType
 
 TOOLS = {
     "migrate": "limba.tools.migrate.foreign",  # reads what other trainers wrote
-    "sample": "limba.tools.corpus.preparation.inspect",  # inspect_task: what a task's text is
-    "languages": "limba.tools.preflight.texts.language",  # the script of a text
+    "sample": "limba.tools.corpus.inspection",  # inspect_task: what a task's text is
+    "languages": "limba.tools.preflight.checks.scripts",  # the script of a text
     "topologies": "limba.tools.preflight.compiled.topologies",  # chips by their names
     "check": "limba.tools.preflight.checks.start",  # at the start of a run
 }

@@ -1,7 +1,7 @@
 """CC-100 (Conneau et al. 2020, arXiv:1911.02116), Japanese web text by lines, for language models.
 
-Read from TensorFlow Datasets below TFDS_DATA_DIR, or from the hub's own files. TFDS does not have this data set;
-prepare it with `limba prepare --task=cc100_ja_causal_lm_stream --tfds=cc100/ja --data_dir=TFDS_DATA_DIR`.
+Read from the hub's own files, or from TensorFlow Datasets below TFDS_DATA_DIR, where TFDS 4.8 wrote it as
+`huggingface:cc100/lang=ja`. Today's TFDS cannot make it: that ran a script of the hub.
 """
 
 from limba.data.objectives import causal_lm, tokenize_documents
@@ -27,7 +27,13 @@ def line(text: bytes) -> list[bytes]:
 
 SOURCES = {
     # Or where TFDS 4.8 wrote `huggingface:cc100/lang=ja`.
-    "cc100_ja_causal_lm": TfdsSource("cc100/ja", SLICES, rewrite=line, community="huggingface__cc100/*ja*"),
+    "cc100_ja_causal_lm": TfdsSource(
+        "cc100/ja",
+        SLICES,
+        rewrite=line,
+        community="huggingface__cc100/*ja*",
+        instead="read the hub's range3/cc100-ja by the task cc100_ja_causal_lm_stream",
+    ),
     "cc100_ja_causal_lm_stream": HubSource("range3/cc100-ja", splits=("train",), rewrite=line),
 }
 

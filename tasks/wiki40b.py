@@ -1,7 +1,7 @@
 """Wiki-40B (Guo et al. 2020), Wikipedia articles, for language models: paragraph by paragraph, or whole.
 
-Read from TensorFlow Datasets below TFDS_DATA_DIR (`limba prepare --tfds=wiki40b/ja` prepares it), or from
-the hub. For another of its 40 languages add its code to LANGUAGES.
+Read from TensorFlow Datasets below TFDS_DATA_DIR, where `tfds.load("wiki40b/ja", data_dir=…)` puts it, or from the
+hub. For another of its 40 languages add its code to LANGUAGES.
 """
 
 import itertools
@@ -43,9 +43,11 @@ def article(text: bytes) -> list[bytes]:
 for language in LANGUAGES:
     # VOCABULARY in gin replaces it; gin/runs/pretrain_lm.gin trains one.
     vocabulary = SentencePieceVocabulary(f"wiki40b/{language}.model", extra_ids=0)
+    # TFDS copies what Google has prepared; it cannot make it itself without Apache Beam.
+    instead = f"read the hub's google/wiki40b by the task wiki40b_{language}_causal_lm_stream"
     sources = {
-        f"wiki40b_{language}_causal_lm": TfdsSource(f"wiki40b/{language}", rewrite=paragraphs),
-        f"wiki40b_{language}_articles_causal_lm": TfdsSource(f"wiki40b/{language}", rewrite=article),
+        f"wiki40b_{language}_causal_lm": TfdsSource(f"wiki40b/{language}", rewrite=paragraphs, instead=instead),
+        f"wiki40b_{language}_articles_causal_lm": TfdsSource(f"wiki40b/{language}", rewrite=article, instead=instead),
         f"wiki40b_{language}_causal_lm_stream": HubSource("google/wiki40b", name=language, rewrite=paragraphs),
     }
     for task_name, source in sources.items():

@@ -145,8 +145,15 @@ class GoogleHandler(Handler):
         self.rfile.readline()
         return b"".join(parts)
 
+    def _is_xml(self) -> bool:
+        """Returns whether the path is /BUCKET/OBJECT, by which TensorFlow reads objects."""
+        return "/storage/v1/" not in self.place
+
     def _names(self) -> tuple[str, str]:
-        """Returns the bucket and the object of the request's path."""
+        """Returns the bucket and the object of the request's path: of the JSON API's, or of the XML API's."""
+        if self._is_xml():
+            bucket, _, name = self.place.removeprefix("/").partition("/")
+            return unquote(bucket), unquote(name)
         bucket, _, name = self.place.partition("/b/")[2].partition("/o")
         return unquote(bucket.strip("/")), unquote(name.removeprefix("/"))
 
@@ -169,7 +176,7 @@ class GoogleHandler(Handler):
         if self.query.get("ifGenerationNotMatch") == str(stored.generation):
             raise RefusedError(304)
         about = stored.about(bucket, name, self.server.address)
-        if self.query.get("alt") != "media":
+        if self.query.get("alt") != "media" and not self._is_xml():
             return self._said(about)
         hashes = f"crc32c={about['crc32c']}" + (f",md5={about['md5Hash']}" if "md5Hash" in about else "")
         headers = {

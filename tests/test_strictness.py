@@ -44,7 +44,6 @@ BY_THE_CLOCK = {
     "tests/config/test_waiting.py": "long work and short work, which only time tells apart",
     "tests/conftest.py": "the age of kept programs",
     "tests/cli/test_play.py": "a client that sends slowly, and a slow server",
-    "tests/data/preparation/test_executors.py": "tasks are killed at random moments",
     "tests/data/sources/test_network.py": "a library that never returns, and one whose own patience is two minutes",
     "tests/data/test_reader_processes.py": "a step that takes time",
     "tests/launch/test_supervise.py": "while a command is stopped nothing may happen",

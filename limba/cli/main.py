@@ -26,8 +26,6 @@ COMMANDS = {  # name: (module, or module:function where that is not `run`; what 
     "merge": ("limba.cli.branch:merge", "average the checkpoints of a run"),
     "verify": ("limba.cli.status:verify", "check the files of a run's checkpoints"),
     "inspect": ("limba.tools.corpus.inspect", "show the documents and examples of a task"),
-    "clean": ("limba.tools.preflight.texts.clean", "write a corpus without the faults that preflight has found"),
-    "prepare": ("limba.tools.corpus.prepare", "write a corpus as shards for fast reading"),
     "vocabulary": ("limba.tools.corpus.vocabulary", "train a SentencePiece vocabulary"),
     "convert": ("limba.cli.convert", "convert models between Limba, T5X and Hugging Face, and list their arrays"),
     "convert-gin": ("limba.tools.migrate.t5x.translate", "print T5X's gin files as one of Limba's"),
@@ -38,7 +36,7 @@ COMMANDS = {  # name: (module, or module:function where that is not `run`; what 
 # Commands worth large pages.
 ON_DEVICES = ("train", "branch", "demo", "generate", "fill", "score", "evaluate", "results", "play")
 THEIR_NAMES = {"infer": "generate", "t5x": "convert"}  # in T5X, and in version 0.3
-BY_ONE = ("clean", "prepare", "report", "merge", "results")  # commands that the first of several processes does alone
+BY_ONE = ("report", "merge", "results")  # commands that the first of several processes does alone
 TRAIN = ("train", "branch", "demo")  # those that never use the CPU silently where there is an accelerator
 EXAMPLE = """
 A first look at your text:

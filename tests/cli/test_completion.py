@@ -21,7 +21,6 @@ TYPED = [
     ("limba convert --to=t", {"t5x"}),
     ("limba convert --to=t5x --st", {"--step="}),  # a flag of this form alone
     ("limba vocabulary --normalization ", {"identity", "nfkc", "nmt_nfkc"}),
-    ("limba prepare --format=p", {"parquet"}),  # alternatives of the help text
     ("limba train --gin.TRAIN_S", {"--gin.TRAIN_STEPS="}),
     ("limba train gin/ro_t5x_b", {"gin/ro_t5x_base.gin"}),  # of Limba, also from another folder
     ("limba train my", {"my run.gin"}),

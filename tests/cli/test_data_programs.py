@@ -1,11 +1,9 @@
-"""The programs that look at data, train vocabularies and prepare: flags, bad choices, one real start."""
+"""The programs that look at data and train vocabularies: flags, bad choices, one real start."""
 
-import ast
 import dataclasses
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 import threading
@@ -15,10 +13,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from limba.config import DataConfig, InputError
-from limba.data import tasks as providers
 from limba.data.vocabulary import train as vocabulary_training
 from limba.data.vocabulary.load import load_vocabulary
-from limba.tools.corpus import inspect, prepare, task_flags
+from limba.tools.corpus import inspect, task_flags
 from limba.tools.corpus import vocabulary as train_vocabulary
 
 ROOT = Path(__file__).parent.parent.parent
@@ -98,14 +95,6 @@ def test_inspect_prints_its_figures(corpus, vocabulary, capsys):
             "does not exist",
         ),
         (train_vocabulary, ["--files=CORPUS", "--output=NEW.model", "--split=test"], "no split 'test'"),
-        (prepare, ["--files=CORPUS"], "give --output=DIR"),
-        (prepare, ["--files=CORPUS", "--output=NEW", "--tokenize"], "needs a vocabulary"),
-        (prepare, ["--files=CORPUS", "--output=NEW", "--format=csv"], "format 'csv' is unknown"),
-        (prepare, ["--files=CORPUS", "--output=NEW", "--num_shards=0"], "--num_shards is 0"),
-        (prepare, ["--files=CORPUS", "--output=NEW", "--tokenize", "--task=text_to_text"], "ids of one; leave it out"),
-        (prepare, ["--files=CORPUS", "--tfds=a/b", "--data_dir=NEW", "--task=text_to_text"], "takes one column"),
-        (prepare, ["--files=CORPUS", "--output=nix://bucket/x"], "nix://bucket/x cannot be used"),
-        (prepare, ["--tfds=wikipedia"], "set TFDS_DATA_DIR"),
     ],
 )
 def test_what_cannot_work_is_one_sentence(program, flags, message, corpus, tmp_path):
@@ -189,27 +178,6 @@ def test_pairs_are_shown_and_trained_on_by_column(pairs, capsys):
     assert {text.split()[0] for text in training} == {b"the", b"rumah"} and not any(b"\0" in text for text in training)
 
 
-@pytest.mark.parametrize("form", ["array_record", "parquet"])
-def test_prepared_pairs_are_read_again_with_what_is_printed(pairs, form, tmp_path, capsys):
-    command = ["--task=text_to_text", f"--files={pairs}", f"--column={PAIRS}", f"--format={form}", "--workers=1"]
-    command += ["--num_shards=2", f"--output={tmp_path}/out"]
-    for split in ("train", "validation"):
-        prepare.run(command)
-        printed = capsys.readouterr().out.splitlines()
-        assert len(printed) == (2 if split == "train" else 1)
-        given = dict(word.removeprefix("--gin.").split("=", 1) for word in shlex.split(printed[0]) if "--gin." in word)
-        command = shlex.split(printed[-1].partition("limba prepare ")[2])
-    corpus = ast.literal_eval(given["CORPUS"])
-    assert given["COLUMN"] == PAIRS and list(corpus) == ["train", "validation"]
-
-    def rows(files, split):
-        elements = providers.source_of_files(files, ast.literal_eval(PAIRS)).documents(split, num_epochs=1)
-        return sorted((row["inputs"], row["targets"]) for row in elements)
-
-    for split in ("train", "validation"):
-        assert rows(corpus, split) == rows(str(pairs), split) != []
-
-
 def test_a_vocabulary_stopped_before_its_tokenizer_json_is_not_trained_again(corpus, vocabulary, tmp_path):
     path = tmp_path / "v.model"
     path.write_bytes(vocabulary.read_bytes())
@@ -273,7 +241,7 @@ def test_a_real_start_ends_with_a_sentence_and_code_2(tmp_path):
 
 
 def test_help_names_every_flag(capsys):
-    for program, flag in ((inspect, "--sequence"), (train_vocabulary, "--romanian_commas"), (prepare, "--tokenize")):
+    for program, flag in ((inspect, "--sequence"), (train_vocabulary, "--romanian_commas")):
         with pytest.raises(SystemExit) as ended:
             program.run(["--help"])
         assert ended.value.code == 0

@@ -42,7 +42,6 @@ def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     ("command", "makes"),
     [
         ("inspect", "lengths.png"),
-        ("prepare", "prepared/train/prepared.json"),
         ("vocabulary", "vocabulary/tokenizer.json"),
         ("train", "runs/first/checkpoints/20"),
     ],
@@ -60,7 +59,7 @@ def test_the_example_of_help_runs(command, makes, corpus: Path, tmp_path: Path, 
     assert (tmp_path / makes).exists()
 
 
-@pytest.mark.parametrize("command", ["prepare", "report"])
+@pytest.mark.parametrize("command", ["merge", "report"])
 def test_of_several_processes_the_first_alone_does_what_one_can(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

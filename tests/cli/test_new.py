@@ -27,9 +27,9 @@ from limba.model import Network
 from limba.tools.corpus import counting, sizes
 from limba.tools.corpus.counting import Counted
 from limba.tools.corpus.hardware import hardware
-from limba.tools.corpus.preparation.survey import Survey
+from limba.tools.corpus.survey import Survey
+from limba.tools.preflight.checks.scripts import other_scripts
 from limba.tools.preflight.compiled.topologies import topology
-from limba.tools.preflight.texts.language import other_languages
 from limba.training.metrics.flops import flops_per_sequence
 from tests.hub_server import hub
 
@@ -339,8 +339,8 @@ def test_a_japanese_manual_full_of_latin_commands_is_japanese(place: Path, capsy
     assert sum(letter.isascii() for letter in letters) > 0.6 * len(letters)
     documents = [text.encode() for text in texts]
     counting.check_language("ja", documents)
-    assert not counting.has_spaces(documents) and not other_languages(texts, ["ja"])
-    assert other_languages(texts, ["de"]) == {"ja": len(texts)}
+    assert not counting.has_spaces(documents) and not other_scripts(texts, ["ja"])
+    assert other_scripts(texts, ["de"]) == {"HIRAGANA": len(texts)}
     for wrong, script in (("ru", "Hiragana"), ("zh", "Hiragana"), ("nb", "Hiragana")):
         with pytest.raises(InputError, match=f"--language={wrong} is not the text's: most of its letters are {script}"):
             counting.check_language(wrong, documents)

@@ -25,9 +25,6 @@ BUCKET = "serves buckets"
 # Flag, argument or field -> whether it takes gs://…; else the arguments with which it is refused.
 FLAGS: dict[str, object] = {
     "tools/corpus/inspect.py FILES": BUCKET,
-    "tools/corpus/prepare.py --data_dir": BUCKET,
-    "tools/corpus/prepare.py --output": BUCKET,
-    "tools/corpus/prepare.py --scratch": ["prepare", "text.txt", "--output=out", "--scratch=gs://bucket/scratch"],
     "tools/corpus/task_flags.py --vocabulary": BUCKET,
     "tools/corpus/task_flags.py FILES": BUCKET,
     "tools/corpus/vocabulary.py --compare_files": BUCKET,
@@ -73,8 +70,6 @@ FLAGS: dict[str, object] = {
     "cli/model.py --gin_search_paths": ["generate", "--gin_file=a.gin", "--gin_search_paths=gs://b/c"],
     "cli/model.py --vocabulary": BUCKET,
     "cli/model.py MODEL": BUCKET,
-    "tools/preflight/texts/clean.py files": BUCKET,
-    "tools/preflight/texts/clean.py --output": ["clean", "text.txt", "--output=gs://bucket/a.jsonl", "--rules=empty"],
 }
 # Config field -> whether it takes gs://….
 FIELDS = {
@@ -116,8 +111,7 @@ def found_flags() -> set[str]:
 def test_the_list_has_all_flags_that_take_a_path() -> None:
     others = {
         "cli/arguments.py MODEL_DIR", "cli/convert.py --vocabulary", "cli/convert.py --push",
-        "tools/corpus/prepare.py --tfds", "tools/corpus/task_flags.py --validation_percent",
-        "tools/corpus/task_flags.py --column",
+            "tools/corpus/task_flags.py --column",
         "cli/convert.py --transformers",
         "tools/preflight/preflight.py --html",  # a wrong flag of a preflight ends with 1: tests/preflight
         "cli/generate.py --field", "cli/generate.py --fields", "cli/flags.py GIN_FILE",

@@ -37,13 +37,11 @@ def commands(corpus: Path, to: Path) -> dict[str, tuple[list[str], str]]:
     """Returns, by what is done, a command and what a terminal shows of it."""
     train = ["train", "gin/demo.gin", f"--gin.CORPUS={corpus}", f"--gin.VOCABULARY={to}/v.model", *SMALL]
     train.append(f"--gin.MODEL_DIR={to}/run")
-    prepared = ["prepare", str(corpus), "--vocabulary=byte", f"--output={to}/prepared", "--workers=1"]
     return {
         "vocabulary": (
             ["vocabulary", str(corpus), "--size=900", f"--output={to}/v.model"],
             "training the vocabulary: ",
         ),
-        "prepare": (prepared, "writing: 100%"),
         "compile": ([*train, "--gin.TRAIN_STEPS=1"], "compiling the training step: "),
         "restore": ([*train, "--gin.TRAIN_STEPS=2"], f"restoring {to}/run/checkpoints/1: "),
         "convert": (["convert", f"{to}/run", f"{to}/out"], "proving it: "),
@@ -97,7 +95,7 @@ def test_long_work_shows_how_far_it_is(corpus: Path, tmp_path: Path) -> None:
         assert re.search(rf"\r[^\r\n]*{re.escape(shown)}", written[what]), (what, written[what])
     in_a_file = commands(corpus, tmp_path / "file")
     log = tmp_path / "log"
-    quickest = {what: in_a_file[what][0] for what in ("vocabulary", "prepare", "compile")}
+    quickest = {what: in_a_file[what][0] for what in ("vocabulary", "compile")}
     try:
         written_by(quickest, os.open(log, os.O_RDWR | os.O_CREAT))
     except AssertionError as error:

@@ -8,8 +8,8 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-
 from tests.data.preparation.test_executors import alone, assert_same, flags, large_corpus  # noqa: F401  two fixtures
+
 from tests.launch import slurm_cluster
 from tests.launch.slurm_cluster import Cluster, until
 from tests.launch.test_slurm import SMALL

@@ -158,18 +158,19 @@ def test_a_run_that_its_machine_or_text_breaks_is_found_too(
 def test_chips_that_no_reader_feeds_are_found(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Number 61. Its fix is preparing the corpus, which on large chips is work for hours."""
+    """Number 61. Its fix is as many processes as may read, which do not suffice for all chips."""
     monkeypatch.undo()
     monkeypatch.chdir(place)
     monkeypatch.setattr(data, "SECONDS", 0.0)
     narrow = "config.ModelConfig:\n  emb_dim = 8\n  mlp_dim = 8\n  num_encoder_layers = 1\n  num_decoder_layers = 1\n"
     lines = wrong(place, capsys, f"{LOCAL}\nBATCH_SIZE = 32_768\n{narrow}", "h100-8")
     (fix,) = [line["fix"] for line in lines if line["code"] == "reading-too-slow"]
-    assert fix == "limba prepare corpus.jsonl --output=prepared/train\nCORPUS = 'prepared/train/*.array_record'"
+    assert fix == "config.DataConfig.num_reader_processes = 16"
 
 
 def test_the_tables_have_all_runs_but_one() -> None:
-    """Float16 was thought to be broken, number 5, and is not; 61 has a test of its own."""
-    names = [*(each.name for each in (*BROKEN, *OTHERS)), *broken_texts.RUNS]
+    """Float16 was thought to be broken, number 5, and is not; 61 has a test of its own; others datatrove looks for."""
+    names = [*(each.name for each in (*BROKEN, *OTHERS)), *broken_texts.RUNS, *broken_texts.BY_HAND]
     numbers = sorted(int(name[:2]) for name in names if name[:2].isdigit())
-    assert numbers == [number for number in range(1, 63) if number not in (5, 61)]
+    of_datatrove = {22, 24, 25, 27, 28, 38, 40, 41, 42, 43, 44, 56}
+    assert numbers == [number for number in range(1, 63) if number not in {5, 61, *of_datatrove}]

@@ -170,7 +170,7 @@ CASES: dict[str, tuple[Mapping[str, Any], Any, Mapping[str, Any], tuple[str, str
         ("ok", r"\d\d% of a step's FLOPs, and \d\d% if rows are packed: two examples seldom fit in one\.$", "")),
     "more_than_a_host_can_read": ({}, {"peak_flops": 1e24}, {"LEAST_STEP_SECONDS": 1e-9},
         ("warning", "v4-8 wants .* million each at 40% of the peak",
-         "limba prepare train.jsonl --output=prepared/train")),
+         "DataConfig.num_reader_processes = 16")),
     "more_than_a_process_can_read": ({}, {"peak_flops": 1e24}, {"LEAST_STEP_SECONDS": 1e-9, "CORES_OF_HOST": 1e12},
         ("ok", "More than one process reads faster: DataConfig.num_reader_processes = 16.$", "")),
     "chips_without_a_peak": ({}, {"peak_flops": 0.0}, {}, ("ok", r"^Reading: .* from one data shard\.$", "")),
@@ -181,7 +181,7 @@ CASES: dict[str, tuple[Mapping[str, Any], Any, Mapping[str, Any], tuple[str, str
         ("ok", r"^demo_span_corruption: \d units? in 1 file for 8 data shards on 2 hosts\.$", "")),
     "few_units_of_a_large_corpus": ({}, {"hosts": 2}, {"LARGE": 0},
         ("warning", "on 2 hosts: each shard reads all units, and takes only its own documents.$",
-         "limba prepare train.jsonl --output=prepared/train")),
+         "deal the text to more files")),
     "as_many_units_as_shards": ({"num_data_shards": 1}, None, {"LARGE": 0},
         ("ok", r"^demo_span_corruption: \d units? in 1 file for 1 data shard on 1 host\.$", "")),
     "documents_that_come_back_otherwise": (
@@ -313,7 +313,7 @@ def test_many_equal_files_are_one_warning_whose_fix_leaves_one(run: RunConfig, t
 def test_numbers_of_a_text_that_another_fix_changes_are_counted_again() -> None:
     epochs = Line("warning", "100 epochs.", [("RunConfig.train_steps", 205)], "too-many-epochs")
     rows = Line("warning", "Rows without a piece.", ("ModelConfig.vocab_size", 384), "unused-rows")
-    cleaned = Line("warning", "Markup.", ["clean it", ("DataConfig.data_files", "clean/*")], "markup")
+    cleaned = Line("warning", "Files.", ["move them", ("DataConfig.data_files", "clean/*")], "files")
     alone = after_changes(Section("Data", [epochs, rows]), [])
     assert [line.fix for line in alone.lines] == [epochs.fix, rows.fix]
     (changed, _, kept) = after_changes(Section("Data", [epochs, cleaned, rows]), []).lines

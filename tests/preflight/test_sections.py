@@ -19,7 +19,6 @@ from limba.planned import PlannedRun
 from limba.tools.preflight import page
 from limba.tools.preflight.checks import differences, findings, objective, sample, start, storage, vocabulary
 from limba.tools.preflight.checks.verdict import Line, Section
-from limba.tools.preflight.texts import faults
 from tests import browser, tiny
 
 MODEL = tiny.model(vocab_size=384)
@@ -106,16 +105,6 @@ def test_a_run_of_the_demo_is_drawn_and_nothing_is_wrong(config: RunConfig) -> N
     assert set(levels(section)) == {"ok"}
     drawing = next(line.text for line in section.lines if line.text.startswith("Learning rate"))
     assert "step 1 to" in drawing and "*" in drawing and drawing.count("\n") == objective.HEIGHT + 2
-
-
-def test_text_that_is_spoiled_or_repeated() -> None:
-    good = ["Limba română are șapte cazuri și multe dialecte."] * 3
-    double = "Limba română are șapte cazuri.".encode().decode("latin-1")
-    shares = {code: (share, left) for code, share, _, left in faults.broken([*good, double, "an\ufffdther"], 1)}
-    assert shares["mojibake"] == (0.2, [*good, "Limba română are șapte cazuri.", "an\ufffdther"])
-    assert shares["undecoded"] == (0.2, [*good, "Limba română are șapte cazuri."])
-    assert shares["duplicates"] == (0.5, [good[0], "Limba română are șapte cazuri."])
-    assert {code for code, (share, _) in shares.items() if share} == {"mojibake", "undecoded", "duplicates"}
 
 
 def test_an_example_is_joined_to_the_text_it_was_made_of(config: RunConfig) -> None:

@@ -1,4 +1,4 @@
-"""Each small file that a run, an export or `prepare` reads again, damaged alone: a sentence, or it is made again."""
+"""Each small file that a run or an export reads again, damaged alone: a sentence, or it is made again."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from limba.cli.main import main
 from limba.config import CheckpointConfig, DataConfig, InputError, MeshConfig, RunConfig
 from limba.data import tasks
 from limba.export import huggingface
-from limba.tools.corpus.preparation import prepare
-from limba.tools.corpus.preparation.folder import OutputFolder
 from limba.training import auto_mesh
 from limba.training.ledger import FILE, Ledger, entries_of
 from limba.training.loop import Best
@@ -103,19 +101,3 @@ def test_the_record_of_an_export(junk: bytes, tmp_path: Path) -> None:
     choices = huggingface.Choices()
     with pytest.raises(InputError, match=r"has a conversion\.json that is no export's; give another directory"):
         huggingface.is_made_of(junk, "run", choices, tmp_path)
-
-
-def test_the_settings_of_a_prepared_corpus(junk: bytes, tmp_path: Path) -> None:
-    (tmp_path / prepare.SETTINGS_FILE).write_bytes(junk)
-    assert not prepare.is_prepared(str(tmp_path), prepare.Settings("train"))
-    folder = OutputFolder(str(tmp_path))
-    if junk == JUNK["words"]:
-        assert folder.settings() == json.loads(junk)  # other settings, as the command then says
-    else:
-        with pytest.raises(InputError, match=r"is damaged; delete the folder"):
-            folder.settings()
-    (tmp_path / "settings.json").write_bytes(junk)
-    about = {"task": "any", "column": "text"}
-    prepare._check_scratch(tmp_path, about)
-    assert [path.name for path in tmp_path.iterdir()] == ["settings.json"]
-    assert json.loads((tmp_path / "settings.json").read_text()) == about

@@ -106,12 +106,22 @@ import sys
 from pathlib import Path
 from array_record.python.array_record_module import ArrayRecordWriter
 from etils import epath
-from limba.api import example_class
 from limba.data.sources import TfdsSource
+from limba.data.sources.array_record import example_class
 from limba.data.sources.order import Reading
 from limba.data.sources.tfds import _masked
-from limba.tools.corpus.preparation.tfds import describe
 import tensorflow_datasets as tfds
+
+def describe(folder, suffix, lengths):
+    template = tfds.core.ShardedFileTemplate(
+        data_dir=epath.Path(folder), dataset_name="cc100", split="train", filetype_suffix=suffix
+    )
+    split = tfds.core.SplitInfo(name="train", shard_lengths=lengths, num_bytes=1000, filename_template=template)
+    features = tfds.features.FeaturesDict({"text": tfds.features.Text()})
+    tfds.folder_dataset.write_metadata(
+        data_dir=folder, features=features, split_infos=[split], filename_template=template, check_data=False
+    )
+
 records = []
 for number in range(100):
     example = example_class()()
@@ -120,11 +130,11 @@ for number in range(100):
 
 folder = Path(sys.argv[1]) / "cc100" / "ja" / "1.0.0"
 folder.mkdir(parents=True)
-writer = ArrayRecordWriter(str(folder / "train-00000-of-00001.array_record"), "group_size:1")
+writer = ArrayRecordWriter(str(folder / "cc100-train.array_record-00000-of-00001"), "group_size:1")
 for record in records:
     writer.write(record)
 writer.close()
-describe(str(folder), "train", ["train-00000-of-00001.array_record"], 1000)
+describe(folder, "array_record", [100])
 
 folder = Path(sys.argv[1]) / "cc100" / "ko" / "1.0.0"
 folder.mkdir(parents=True)
@@ -133,14 +143,7 @@ for shard, part in enumerate((records[:30], records[30:])):
         for record in part:
             length = len(record).to_bytes(8, "little")
             file.write(length + _masked(length) + record + _masked(record))
-template = tfds.core.ShardedFileTemplate(
-    data_dir=epath.Path(folder), dataset_name="cc100", split="train", filetype_suffix="tfrecord"
-)
-split = tfds.core.SplitInfo(name="train", shard_lengths=[30, 70], num_bytes=1000, filename_template=template)
-features = tfds.features.FeaturesDict({"text": tfds.features.Text()})
-tfds.folder_dataset.write_metadata(
-    data_dir=folder, features=features, split_infos=[split], filename_template=template, check_data=False
-)
+describe(folder, "tfrecord", [30, 70])
 
 for language in ("ja", "ko"):
     source = TfdsSource(f"cc100/{language}", {"train": "train[:90%]"}, data_dir=sys.argv[1], validation_percent=0)

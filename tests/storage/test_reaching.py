@@ -20,7 +20,7 @@ COMMANDS = [
     ["convert", "gs://nobody/x"],
     ["report", "gs://nobody/x"],
     ["status", "gs://nobody/x"],
-    ["prepare", "corpus.txt", "--output=gs://nobody/x"],
+    ["inspect", "gs://nobody/x", "--vocabulary=byte"],
     ["train", "gin/demo.gin", "--gin.CORPUS={'train': 'gs://nobody/x/*.txt'}"],
 ]
 
@@ -56,7 +56,6 @@ def test_nothing_heavy_is_imported_for_it() -> None:
     "argv",
     [
         ["train", "gin/demo.gin", "--gin.CORPUS='https://me:secret@nobody.invalid/x.jsonl'"],
-        ["prepare", "https://me:secret@nobody.invalid/*.jsonl", "--output=out"],
         ["inspect", "https://me:secret@nobody.invalid/*.jsonl"],
     ],
     ids=lambda argv: argv[0],

@@ -29,7 +29,8 @@ class TfdsSource(UnitSource):
     `splits` maps the names used here to TFDS's, slices included: {"train": "train[:98%]", "validation":
     "train[98%:]"}. Without it they are TFDS's train, validation and test, if they exist. Units are
     its files, or the parts of them in a slice. `community` is the folder that the community builder of earlier TFDS
-    versions wrote the same data set to, such as huggingface__cc100/*ja*; it is read if there is no other.
+    versions wrote the same data set to, such as huggingface__cc100/*ja*; it is read if there is no other. `instead`
+    says where the same text is, for those who do not have the data set.
     """
 
     def __init__(
@@ -41,8 +42,10 @@ class TfdsSource(UnitSource):
         validation_percent: float = 1.0,
         rewrite: Rewrite | None = None,
         community: str | None = None,
+        instead: str | None = None,
     ):
         self.tfds_name, self._data_dir, self._community = name, data_dir, community
+        self._instead = f", or {instead}" if instead else ""
         self._slices = dict(splits or {split: split for split in ("train", *OPTIONAL)})
         super().__init__(
             f"The data set {name}",
@@ -73,13 +76,12 @@ class TfdsSource(UnitSource):
         if builder is None:
             said = reason_of(unknown) if unknown else "it has no code"
             raise InputError(
-                f"{self.name} is not known to TFDS ({said}); check the name and TFDS_DATA_DIR, or prepare"
-                " it there from a task's documents."
+                f"{self.name} is not known to TFDS ({said}); check the name and TFDS_DATA_DIR{self._instead}."
             ) from unknown
         if not is_prepared:
             raise InputError(
-                f"{self.name} is not prepared in {builder.data_dir}; prepare it first, or set TFDS_DATA_DIR to its"
-                " folder."
+                f"{self.name} is not prepared in {builder.data_dir}; load it once by tfds.load, set TFDS_DATA_DIR to its"
+                f" folder{self._instead}."
             )
         features = cast(Mapping[str, object], builder.info.features)
         if missing := [name for name in self.columns if name not in features]:

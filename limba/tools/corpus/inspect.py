@@ -37,7 +37,7 @@ def run(argv: Sequence[str]) -> None:
     with environment.quiet_imports():
         import rich.console
 
-        from limba.tools.corpus.preparation import inspect as inspection
+        from limba.tools.corpus import inspection
     length, is_sequence = arguments.sequence or arguments.inputs, arguments.sequence is not None
     with waiting("reading"):
         found = inspection.inspect_task(

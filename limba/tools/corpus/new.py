@@ -17,8 +17,8 @@ from limba.config import InputError, environment, named
 from limba.tools.corpus import task_flags
 
 if TYPE_CHECKING:
-    from limba.tools.corpus.preparation.survey import Survey
     from limba.tools.corpus.sizes import Start
+    from limba.tools.corpus.survey import Survey
 
 ABOUT = """Looks at your text, proposes a model for your hardware and time, says what it costs, and writes the files
 that train it: tasks/NAME.py, gin/NAME_SIZE.gin and launch/NAME.sh, with comments. Nothing is overwritten.
@@ -71,7 +71,7 @@ def run(argv: Sequence[str]) -> None:
         from limba.config.speed import in_time
         from limba.tools.corpus import counting, sizes, templates
         from limba.tools.corpus.hardware import hardware
-        from limba.tools.corpus.preparation.survey import survey
+        from limba.tools.corpus.survey import survey
     if given.start and (given.size or given.kind):
         raise InputError("--from is a model with a size and a kind of its own; give it without --size and --kind.")
     kind = given.kind or "t5"

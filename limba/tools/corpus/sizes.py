@@ -21,7 +21,7 @@ from limba.config.prices import DATE
 from limba.config.speed import BESIDE, hours_of_run, in_range, in_time, step_seconds
 from limba.tools.corpus.counting import SMALL, Counted
 from limba.tools.corpus.hardware import Hardware
-from limba.tools.corpus.preparation.survey import Survey
+from limba.tools.corpus.survey import Survey
 
 BEST_RATIO, LEAST_RATIO, MOST_RATIO = 20, 5, 400  # tokens a parameter
 FREE_EPOCHS, MOST_EPOCHS = 4, 40

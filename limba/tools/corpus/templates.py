@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from limba.config.speed import BESIDE, in_time
 from limba.tools.corpus.counting import SENTINELS
 from limba.tools.corpus.hardware import Hardware
-from limba.tools.corpus.preparation.survey import Survey
 from limba.tools.corpus.sizes import FILES, FREE_EPOCHS, Plan, model_of, short
+from limba.tools.corpus.survey import Survey
 
 TASK = '''"""{objective} of {name_of_corpus}.
 

@@ -12,7 +12,9 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 from array_record.python.array_record_module import ArrayRecordWriter
 
-import tasks.cc100  # noqa: F401  registers its tasks
+import tasks.cc100
+import tasks.lm1b
+import tasks.wiki40b  # noqa: F401  each registers its tasks
 from limba.config import DataConfig, InputError
 from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents
 from limba.data.sources import ArrayRecordSource, FileSource, TfdsSource
@@ -201,8 +203,25 @@ def test_bad_tfds_choices_are_refused(prepared):
         TfdsSource("documents", column="body", data_dir=prepared).check("train")
     with pytest.raises(InputError, match="no split 'test'; it has train"):
         TfdsSource("documents", {"train": "test"}, data_dir=prepared).check("train")
-    with pytest.raises(InputError, match="wiki40b/ro is not prepared in .*; prepare it first"):
+    with pytest.raises(
+        InputError, match="wiki40b/ro is not prepared in .*; load it once by tfds.load, set TFDS_DATA_DIR"
+    ):
         TfdsSource("wiki40b/ro", data_dir=prepared).check("train")
+
+
+@pytest.mark.parametrize(
+    ("task", "read"),
+    [
+        ("cc100_ja_causal_lm", "range3/cc100-ja by the task cc100_ja_causal_lm_stream"),
+        ("wiki40b_ja_causal_lm", "google/wiki40b by the task wiki40b_ja_causal_lm_stream"),
+        ("lm1b_causal_lm", "dvruette/lm1b by the task lm1b_causal_lm_stream"),
+    ],
+)
+def test_a_data_set_that_is_not_there_is_said_with_what_to_read_instead(task, read, tmp_path, monkeypatch):
+    """TFDS ran a script of the hub for CC-100, which is not possible any more, and needs Apache Beam for Wiki-40B."""
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    with pytest.raises(InputError, match=rf"or read the hub's {read}\.$"):
+        seqio.TaskRegistry.get(task).source.check("train")
 
 
 def test_a_folder_of_tfds_community_builder_is_read(prepared, tmp_path):

@@ -23,21 +23,19 @@ from limba.tools.preflight.checks import sample
 from limba.tools.preflight.checks.findings import Check, gathered, logged, shorter
 from limba.tools.preflight.checks.objective import TITLE as OBJECTIVE
 from limba.tools.preflight.checks.objective import needed_targets, wasted_share
-from limba.tools.preflight.checks.sample import cleaning, rewritten, rows_of
+from limba.tools.preflight.checks.sample import rows_of
 from limba.tools.preflight.checks.verdict import Data, Line, Section
-from limba.tools.preflight.texts.faults import EMPTY, ONE_DOCUMENT
 
 if TYPE_CHECKING:
     from limba.tools.preflight.compiled.topologies import Topology
 
 TITLE = "Data"
-# What `limba prepare` has written is read faster, and comes in as many files as there are shards.
-PREPARE = "limba prepare {} --output=prepared/train", "prepared/train/*.array_record"
 SECONDS = 2.0  # for which reading is timed
 PADDED = 0.1  # share of a step's FLOPs for padding that is found in rows
 MOST_EPOCHS = 64  # with which T5 lost little (Raffel et al. 2020, table 9); with 256 and more it did
 WORDS = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"))
 MFU = 0.4  # at which devices are taken to compute, for what they want to read
+MOST_READERS = 16  # processes of a host that read
 CORES_OF_HOST = 96  # of a TPU's host, or a node with GPUs, at least
 UNITS_MEASURED, BYTES_MEASURED = 3, 1 << 23  # of units whose text is compared with their size
 MOST_COUNTED = 1 << 29  # bytes of local files, beyond which a split that is carved out is not counted
@@ -88,7 +86,7 @@ def _sources(config: RunConfig, run: RunData, data: Data) -> Iterator[Line]:
             name = part.source.name[:1].lower() + part.source.name[1:]
             said = f"{_number(len(files), 'file')}, {_number(len(units), 'unit')}{size}"
             yield Line("ok", f"{part.name} reads {name}: {said}.")
-            yield from _equal_files(run, part.source, data)
+            yield from _equal_files(run, part.source)
             yield from _blank(config, part, data)
     try:
         run.check()
@@ -111,7 +109,7 @@ def _check_patterns(run: RunData, source: UnitSource) -> None:
         raise InputError(f"The corpus path {pattern} matches no file; nearest is {near or 'none'}.", fix=fix)
 
 
-def _equal_files(run: RunData, source: UnitSource, data: Data) -> Iterator[Line]:
+def _equal_files(run: RunData, source: UnitSource) -> Iterator[Line]:
     """Yields a warning where local files of a split have the same bytes: one, however many they are."""
     seen: dict[tuple[int, str], str] = {}
     copies: list[tuple[str, str]] = []  # and the file whose bytes they are
@@ -124,7 +122,6 @@ def _equal_files(run: RunData, source: UnitSource, data: Data) -> Iterator[Line]
             copies.append((file.path, first))
     if not copies:
         return
-    data["equal_files"] = True
     path, first = copies[0]
     if len(copies) == 1:
         says = f"Two files are equal, {first} and {path}: their text is read twice in each epoch."
@@ -150,7 +147,8 @@ def _blank(config: RunConfig, part: Task, data: Data) -> Iterator[Line]:
                 says = (
                     f"{share:.0%} of the {what} are empty; such rows are left out, so there is less text than it seems"
                 )
-                yield Line("warning", f"{says}.", cleaning(config, part, [EMPTY]), f"empty-{what}")
+                fix = "nothing, unless the text stands in another column"
+                yield Line("warning", f"{says}.", fix, f"empty-{what}")
 
 
 def _one_document(config: RunConfig, part: Task, data: Data) -> Line | None:
@@ -163,8 +161,8 @@ def _one_document(config: RunConfig, part: Task, data: Data) -> Line | None:
         return None
     data["few_documents"] = True
     says = f"{part.source.name} has only {_number(counts.total, 'document')}, which cannot be dealt to data shards and"
-    fix = cleaning(config, part, [ONE_DOCUMENT])
-    return Line("error", f"{says} a validation split.", fix, ONE_DOCUMENT)
+    fix = "write the text as more documents, such as a line of JSON for each chapter"
+    return Line("error", f"{says} a validation split.", fix, "one-document")
 
 
 def _of_stage(run: RunData, begins: int, lengths: Mapping[str, int]) -> Check:
@@ -255,12 +253,11 @@ def _validation(config: RunConfig, part: Task, found: Any, data: Data) -> Iterat
         yield Line(level, f"The validation split {split!r} is {known}.", None if level == "ok" else fix, "no-split")
         return
     number = num_bytes = 0
-    is_all, texts = True, list[bytes]()
+    is_all = True
     for unit in source.units(split):
         for documents in source.chunks(split, unit):
             number += len(documents)
             num_bytes += sum(map(len, documents))
-            texts += documents if num_bytes < sample.SAMPLE_BYTES else []
         if num_bytes > VALIDATION_BYTES or _is_too_much(source, split, number):
             is_all = False
             break
@@ -270,7 +267,6 @@ def _validation(config: RunConfig, part: Task, found: Any, data: Data) -> Iterat
     if number:
         at_least = "" if is_all else "at least "
         yield Line("ok", f"Validation split {split!r}: {at_least}{number:,} documents{origin}.")
-        yield from sample.of_overlap(config, part, rows_of(found.documents, len(found.columns)), texts, data)
         return
     if data.get("few_documents"):
         return  # said already
@@ -331,11 +327,13 @@ def _rows(
     of_all += f" at {MFU:.0%} of the peak"
     text = f"{here}; {of_all} (an assumption), the work of {cores:.1f} such cores."
     if cores > CORES_OF_HOST:
-        yield Line("warning", text, rewritten(config, run.parts[0], *PREPARE), "reading-too-slow")
+        yield Line("warning", text, ("DataConfig.num_reader_processes", MOST_READERS), "reading-too-slow")
     else:
         processes = config.data.num_reader_processes
-        advice = f"DataConfig.num_reader_processes = {min(16, int(cores) + 1)}" if cores > 2 * processes else ""
-        yield Line("ok", text + (f" More than one process reads faster: {advice}." if advice else ""))
+        if cores > 2 * processes:
+            enough = min(MOST_READERS, int(cores) + 1)
+            text += f" More than one process reads faster: DataConfig.num_reader_processes = {enough}."
+        yield Line("ok", text)
 
 
 def _read(config: RunConfig, sides: Mapping[str, int]) -> Mapping[str, int]:
@@ -471,7 +469,8 @@ def _shards(config: RunConfig, run: RunData, chips: Topology | None, data: Data)
         text = f"{part.name}: {there} for {_number(shards, 'data shard')} on {_number(hosts, 'host')}"
         if len(units) < shards and sum(sizes) > LARGE:
             text += ": each shard reads all units, and takes only its own documents"
-            yield Line("warning", f"{text}.", rewritten(config, part, *PREPARE), "few-units")
+            fix = "deal the text to more files, as examples/prepare_with_datatrove.py does with --shards"
+            yield Line("warning", f"{text}.", fix, "few-units")
         else:
             yield Line("ok", f"{text}.")
 

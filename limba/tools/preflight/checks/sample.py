@@ -6,20 +6,18 @@ import dataclasses
 import io
 import itertools
 import os
-import shlex
 import unicodedata
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import sentencepiece
 
-from limba.api import PieceTable, RunData, Task, UnitSource, find_tool
-from limba.config import Fix, RunConfig
+from limba.api import PieceTable, RunData, Task, find_tool
+from limba.config import Fix, Open, RunConfig
+from limba.tools.preflight.checks.markup import without_tags
+from limba.tools.preflight.checks.scripts import FEW_WORDS, SCRIPTS, other_scripts
 from limba.tools.preflight.checks.verdict import Data, Line
-from limba.tools.preflight.texts.faults import FEW_WORDS, RULES, SEPARATOR, SHOWN, WORD, broken, grams
-from limba.tools.preflight.texts.language import other_languages
 
 SAMPLE_BYTES = 1_500_000
 LOST, UNUSABLE = 0.001, 0.05  # shares of the letters that a vocabulary cannot spell: a warning, an error
@@ -32,9 +30,10 @@ SMALL_VOCABULARY, LEAST_LEARNED, SENTENCE = (
 )  # pieces, bytes it is made of at least, letters of a document
 ROUND_TRIPS = 100  # documents that are encoded and decoded again
 EXAMPLE_LETTERS = 300
-OTHER_LANGUAGE = 0.2  # share of documents
-LEAST_SORTED, SORTED = 40, 0.3  # documents; share of the words that differs
-OVERLAP_WORDS, OVERLAP, LEAST_OVERLAPPING = 13, 0.05, 3  # words in a row; share of the validation documents; documents
+MARKUP = 0.05  # share of the texts that are raw HTML
+OTHER_SCRIPT = 0.2  # share of documents
+SEPARATOR = "\0"  # between the texts of a row of several columns
+SHOWN = 40  # letters of an example
 CUT, PAIRS, WHOLE = 0.1, 256, 1 << 13  # share of examples; examples that are looked at; a length that cuts none
 
 
@@ -77,97 +76,45 @@ def rows_of(documents: Sequence[bytes], num_texts: int) -> list[str]:
 
 def of_text(config: RunConfig, part: Task, found: Any, data: Data, has_vocabulary: bool) -> Iterator[Line]:
     """Yields what is wrong with the sample's text, and what the vocabulary makes of the rest."""
-    width = len(found.columns)
-    rows = rows_of(found.documents, width)
-    judged = list(broken(rows, width))
-    data["faults"] = {code: share for code, share, *_ in judged}
-    known = {"duplicates", "near-duplicates"} if data.get("equal_files") else set()  # said already
-    known |= set(RULES) if data.get("few_documents") else set()  # shares of what is cut first
-    wrong = [each for each in judged if each[1] >= RULES[each[0]].share and each[0] not in known]
-    fix = cleaning(config, part, [code for code, *_ in wrong])
-    for code, share, example, _ in wrong:
-        says = f"{share:.1%} of the sampled documents {RULES[code].says}"
-        yield Line("warning", f"{says}: {example!r}.", fix, code)
-    yield from _of_language(config, rows, data)
-    yield from _of_order(config, rows)
-    if not wrong and len(known) < len(RULES):
-        yield Line("ok", f"The sample breaks no rule of text: {', '.join(RULES)}.")
-    elif (rest := judged[-1][3]) and (tool := find_tool("sample")):
-        documents = [each.encode() for row in rest for each in (row.split(SEPARATOR) if width > 1 else [row])]
+    texts = [document.decode() for document in found.documents]
+    visible = [without_tags(text) for text in texts]
+    tagged = [text for text, rest in zip(texts, visible, strict=True) if rest != text]
+    share = data["markup_share"] = len(tagged) / len(texts)
+    is_html = share >= MARKUP and not data.get("few_documents")
+    if is_html:
+        says = f"{share:.1%} of the sampled texts are raw HTML: {tagged[0].strip()[:SHOWN]!r}."
+        fix = "take the text out of its HTML, as datatrove's Trafilatura does in examples/prepare_with_datatrove.py"
+        yield Line("warning", says, fix, "markup")
+    yield from _of_script(config, rows_of(found.documents, len(found.columns)), data)
+    if not has_vocabulary:
+        return
+    documents = [text.encode() for text in visible if text]
+    tool = find_tool("sample")
+    if is_html and documents and tool is not None:
+        # Its tags are one fault, and not letters that the vocabulary cannot spell too.
         counted = tool.fertility(documents, found.vocabulary)
         found = dataclasses.replace(found, documents=documents, fertility=counted)
-    if has_vocabulary:
-        yield from of_pieces(config, found, data)
+    yield from of_pieces(config, found, data)
 
 
-def cleaning(config: RunConfig, part: Task, rules: Sequence[str]) -> list[Fix]:
-    """Returns the command that writes a task's training text without what breaks the rules, and the run's new files."""
-    name = next(name for number in itertools.count(1) if not os.path.exists(name := f"clean{number}.jsonl"))
-    return rewritten(config, part, f"limba clean {{}} --output={name} --rules={','.join(rules)}", name)
-
-
-def rewritten(config: RunConfig, part: Task, command: str, place: str) -> list[Fix]:
-    """Returns a command that writes a task's training text, the files {}, to a place, and the run's new files."""
-    source, split = part.source, config.data.train_split
-    if not isinstance(source, UnitSource):
-        return [f"{command.partition(' {}')[0]} does this for files: write the text to some"]
-    files = {each: ",".join(source.patterns_of_split(each)) for each in {split, *source.splits}}
-    column = "" if source.column == "text" else f" --column={shlex.quote(str(source.column))}"
-    command = f"{command.format(shlex.quote(files[split]))}{column}"
-    if part.name != config.data.mixture_or_task_name:
-        return [f"{command}  # then read {place} in the task {part.name}"]
-    return [command, ("DataConfig.data_files", place if source.is_carved(split) else {**files, split: place})]
-
-
-def _of_language(config: RunConfig, rows: Sequence[str], data: Data) -> Iterator[Line]:
-    if not (codes := config.card.language):
+def _of_script(config: RunConfig, rows: Sequence[str], data: Data) -> Iterator[Line]:
+    """Yields a warning where many documents are in a script in which the run's language is not written."""
+    codes = config.card.language
+    if not codes:
         return
-    others = other_languages([row.replace(SEPARATOR, " ") for row in rows], codes)
-    share = data["other_language_share"] = others.total() / len(rows)
-    if share >= OTHER_LANGUAGE:
-        most, named = others.most_common(1)[0][0], ",".join(codes)
-        says = f"{share:.0%} of the sampled documents are in another language than CardConfig.language {named!r}"
-        fix = ("CardConfig.language", most if share > 1 - OTHER_LANGUAGE else f"{named},{most}")
-        yield Line("warning", f"{says}, by script and stop words: mostly {most!r}.", fix, "another-language")
-
-
-def _of_order(config: RunConfig, rows: Sequence[str]) -> Iterator[Line]:
-    """Yields a warning where documents come in the files' order, and the halves of that differ by their words."""
-    if config.data.shuffle or len(rows) < LEAST_SORTED:
+    others = other_scripts([row.replace(SEPARATOR, " ") for row in rows], codes)
+    share = data["other_script_share"] = others.total() / len(rows)
+    if share < OTHER_SCRIPT:
         return
-    counts = [Counter(WORD.findall(row.lower())) for row in rows]
-
-    def distance(one: Sequence[Counter[str]], other: Sequence[Counter[str]]) -> float:
-        a, b = sum(one, Counter[str]()), sum(other, Counter[str]())
-        return sum(abs(a[word] / a.total() - b[word] / b.total()) for word in {*a, *b}) / 2
-
-    middle = len(counts) // 2
-    halves, mixed = distance(counts[:middle], counts[middle:]), distance(counts[::2], counts[1::2])
-    if halves > SORTED and halves > 1.5 * mixed:
-        says = "The documents are sorted, as by source or language, and DataConfig.shuffle is False: the words of the"
-        says += f" first half differ from the second's by {halves:.0%}, those of every other document by {mixed:.0%}."
-        yield Line("warning", says, ("DataConfig.shuffle", True), "sorted-text")
-
-
-def of_overlap(
-    config: RunConfig, part: Task, rows: Sequence[str], validation: Sequence[bytes], data: Data
-) -> Iterator[Line]:
-    """Yields the share of validation documents of which half of the 13-grams are in the training sample."""
-    seen = set[int]()
-    for row in rows:
-        seen.update(grams(row, OVERLAP_WORDS).tolist())
-    looked = [(row, grams(row, OVERLAP_WORDS)) for row in rows_of(validation, 1)]
-    looked = [(row, found) for row, found in looked if len(WORD.findall(row)) >= FEW_WORDS]
-    both = [row for row, found in looked if sum(each in seen for each in found.tolist()) * 2 > len(found)]
-    share = data["overlap_share"] = len(both) / max(len(looked), 1)
-    if share < OVERLAP or len(both) < LEAST_OVERLAPPING:
-        return
-    says = f"{share:.0%} of {len(looked)} validation documents are in the sample of the training text, by half of their"
-    fix = ("DataConfig.data_files", ",".join(part.source.patterns_of_split(config.data.train_split)))
-    says += f" runs of {OVERLAP_WORDS} words: {both[0][:SHOWN]!r}; the loss on them says nothing."
-    # What is carved out is as much in the rest as documents are in each other: no other split is better.
-    is_carved = part.source.is_carved(config.data.train_split)
-    yield Line("ok", says) if is_carved else Line("warning", says, fix, "validation-in-training")
+    script = others.most_common(1)[0][0]
+    named = ",".join(codes)
+    says = f"{share:.0%} of the sampled documents are not in a script of CardConfig.language {named!r}"
+    says += f", most of these in {script.capitalize()}."
+    # In Latin letters so many languages are written that none is proposed.
+    language = Open("the code of the text's language") if script == "LATIN" else SCRIPTS[script].split()[0]
+    if isinstance(language, str) and share <= 1 - OTHER_SCRIPT:
+        language = f"{named},{language}"
+    yield Line("warning", says, ("CardConfig.language", language), "another-script")
 
 
 def of_cuts(config: RunConfig, part: Task, rows: Sequence[str], lengths: Mapping[str, int]) -> Iterator[Line]:

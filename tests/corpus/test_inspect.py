@@ -10,7 +10,7 @@ import seqio
 
 from limba.config import InputError
 from limba.data.registry import Mixture
-from limba.tools.corpus.preparation.inspect import bins, histogram, inspect_task, show
+from limba.tools.corpus.inspection import bins, histogram, inspect_task, show
 from limba.tools.corpus.task_flags import TaskRecipe
 
 EVERYTHING = 10**9

@@ -10,8 +10,8 @@ import pytest
 import zstandard
 
 from limba.config import InputError
-from limba.tools.corpus.preparation import survey as module
-from limba.tools.corpus.preparation.survey import survey, text_columns
+from limba.tools.corpus import survey as module
+from limba.tools.corpus.survey import survey, text_columns
 
 TEXTS = [f"Dokument {i} handler om fjorden og sauene på øya." for i in range(40)]
 ROWS = [{"id": i, "innhold": text} for i, text in enumerate(TEXTS)]
