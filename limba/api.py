@@ -26,8 +26,6 @@ Data
 `Vocabulary`        from texts to ids and back
 `PieceTable`        what the ids of a vocabulary stand for
 `rules_of`          a SentencePiece model's rules for characters
-`words_of`          the words of a text in any script
-`bleu_tokenizer`    which of sacrebleu's tokenizers BLEU takes for a script
 `unexportable`      why a vocabulary cannot be written for transformers
 
 Files
@@ -79,8 +77,6 @@ if TYPE_CHECKING:
     from limba.data.vocabulary.text_sample import Texts as Texts
     from limba.data.vocabulary.train import NewVocabulary as NewVocabulary
     from limba.data.vocabulary.vocabularies import Vocabulary as Vocabulary
-    from limba.data.words import bleu_tokenizer as bleu_tokenizer
-    from limba.data.words import words_of as words_of
     from limba.evaluation.history import evenly as evenly
     from limba.evaluation.history import kept as kept
     from limba.evaluation.standing import Standing as Standing
@@ -118,7 +114,6 @@ _NAMES = {  # module: its names; another name here is written before a "="
     "limba.data.vocabulary.load": "PieceTable",
     "limba.data.vocabulary.text_sample": "Texts",
     "limba.data.vocabulary.train": "NewVocabulary",
-    "limba.data.words": "bleu_tokenizer words_of",
     "limba.evaluation.history": "evenly kept",
     "limba.data.vocabulary.vocabularies": "Vocabulary",
     "limba.evaluation.standing": "Standing",

@@ -65,7 +65,7 @@ if $landing; then # the wheel of torch that the tests above need is for 3.11 alo
 fi
 if $night; then
   # with Slurm, and with the packages of other programs, which the network gives
-  tests -m long tests/launch/test_slurm_cluster.py tests/test_blocks.py tests/export/test_targets.py
+  tests -m long tests/launch/test_slurm_cluster.py tests/test_blocks.py tests/export/test_converters.py
   for version in 3.12: 3.12:0.11.2 3.13: 3.14:; do # with the jax that it locks, or the one named
     JAX=${version#*:} bash tests/other_python.sh "${version%:*}" || ended=$?
     case ${ended:-0} in 0 | 77) ;; *) failed=1 ;; esac # 77: it has said why nothing could be tested

@@ -7,7 +7,6 @@ Hugging Face's config.json and T5X's gin files. `limba train` gets the flags of 
 encoder_folder for transformers, ct2, onnx. `in NAME` runs it with the packages of PACKAGES, which are installed for it.
 """
 
-import functools
 import gzip
 import json
 import os
@@ -16,29 +15,34 @@ import shlex
 import shutil
 import subprocess
 import sys
-import sysconfig
-import tempfile
-import venv
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from limba.config import InputError
-from limba.export import targets
+from tests.environments import environment_with
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(
     r"<!-- runs( slowly)?(?: in (\S+))?(?: with ([^>]+?))? -->\n```(bash|gin|python)\n(.*?)```", re.DOTALL
 )
-# What a block needs beside the tests' packages: some more in an environment that sees these, or one of its own.
-PACKAGES = {
+# What a block needs beside the tests' packages, in an environment that sees these.
+BESIDE = {
     "peft": ("peft==0.21.2", "accelerate==1.15.0"),
     "llama.cpp": ("xllamacpp==2026.10.11549",),
-    "sentence-transformers": ("sentence-transformers==6.2.0", "scikit-learn==1.9.1"),
-    **{name: target.packages for name, target in targets.TARGETS.items()},
+    "sentence-transformers": ("sentence-transformers==6.2.0", "scikit-learn==1.9.1", "accelerate==1.15.0"),
+    "transformers": ("accelerate==1.15.0",),  # for its Trainer
 }
+# Of converters for other programs, which need an older transformers: environments that see no other packages.
+ALONE = {
+    "ct2": ("ctranslate2==4.8.5", "transformers==4.57.6", "torch==2.13.0"),
+    "onnx": (
+        "optimum-onnx==0.1.0", "optimum==2.1.0", "transformers==4.57.6", "onnx==1.23.2", "onnxruntime==1.32.0",
+        "onnxscript==0.7.2", "torch==2.13.0",
+    ),
+}  # fmt: skip
+PACKAGES = {**BESIDE, **ALONE}
 KINDS = "t5|lm|encoder|vectors|folder|encoder_folder|ct2|onnx"
 MARK = re.compile(
     rf" *<!-- (?:runs(?: slowly)?(?: in (?:{'|'.join(PACKAGES)}))?(?: with (?:[\w/]+=(?:{KINDS}) ?)+)?"
@@ -145,8 +149,8 @@ MODEL_DIR = 'runs/mine'
 MADE = {
     "folder": ("t5", "limba convert t5 out && mv out/step_2 folder"),
     "encoder_folder": ("encoder", "limba convert encoder out_encoder && mv out_encoder/step_* encoder_folder"),
-    "ct2": ("folder", "limba convert folder ct2 --to=ct2"),
-    "onnx": ("folder", "limba convert folder onnx --to=onnx"),
+    "ct2": ("folder", "ct2-transformers-converter --model folder --output_dir ct2 --copy_files tokenizer_config.json"),
+    "onnx": ("folder", "optimum-cli export onnx --model folder --task text2text-generation-with-past onnx"),
     "vectors": (
         "encoder",
         "limba train gin/models/encoder/base.gin gin/runs/finetune_encoder.gin --gin.INITIAL_CHECKPOINT_PATH=encoder"
@@ -217,7 +221,7 @@ def trained(corpus: Path, vocabulary: Path, tmp_path_factory: pytest.TempPathFac
         if kind in MADE:
             begins, command = MADE[kind]
             run(begins)
-            check(command, place)
+            check(command, place, environment_with(ALONE[kind]) if kind in ALONE else None)
         else:
             names = {"CORPUS": "data/*.jsonl", "VOCABULARY": "byte", "VOCAB_SIZE": 384, "MODEL_DIR": kind}
             flags = [f"--gin.{name}={value}" for name, value in names.items()]
@@ -227,10 +231,12 @@ def trained(corpus: Path, vocabulary: Path, tmp_path_factory: pytest.TempPathFac
     return run
 
 
-def check(text: str, folder: Path) -> None:
+def check(text: str, folder: Path, python: Path | None = None) -> None:
+    """Runs a block in a folder; `python`: that of the environment whose programs come first."""
     if "bash launch/" in text and not (folder / "launch").exists() and "limba new" not in text:
         (folder / "launch").symlink_to(ROOT / "launch")
-    path = f"{folder}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environments = [str(each.parent) for each in (python, Path(sys.executable)) if each is not None]
+    path = ":".join([f"{folder}/bin", *environments, os.environ["PATH"]])
     variables = {
         **os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "VENV": str(folder),
         "HF_HUB_OFFLINE": "1", "SETUP": "no", "RETRIES": "1",
@@ -242,38 +248,10 @@ def check(text: str, folder: Path) -> None:
     assert ended.returncode in works, f"{text}\n{(folder / 'log').read_text()[-4000:]}"
 
 
-def kept_environment(packages: tuple[str, ...]) -> Path:
-    """Returns the Python of an environment of `limba convert`; skips where nothing can be installed."""
-    try:
-        return targets._environment(packages)
-    except InputError as error:
-        with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, "packaging"]
-            if subprocess.run(command, check=False, capture_output=True).returncode == 0:
-                raise  # the index is there
-        pytest.skip(str(error))
-
-
 @pytest.fixture(scope="module")
-def python_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def python_with() -> Callable[[str], Path]:
     """Returns a function from a name of PACKAGES to a Python that has them; it skips where pip cannot have them."""
-
-    @functools.cache
-    def installed(name: str) -> Path:
-        if name in targets.TARGETS:
-            return kept_environment(PACKAGES[name])
-        folder = tmp_path_factory.mktemp(name)
-        venv.EnvBuilder(with_pip=True).create(folder)
-        (site,) = folder.glob("lib/python*/site-packages")
-        (site / "tests.pth").write_text(sysconfig.get_path("purelib"))
-        python = folder / "bin" / "python"
-        command = [python, "-m", "pip", "install", "-q", *PACKAGES[name]]
-        ended = subprocess.run(command, capture_output=True, text=True, check=False)
-        if ended.returncode:
-            pytest.skip(f"{name} cannot be installed: {ended.stderr[-300:]}")
-        return python
-
-    return installed
+    return lambda name: environment_with(PACKAGES[name], sees_tests=name in BESIDE)
 
 
 def named(slow: bool, packages: Collection[str] = ("",)) -> pytest.MarkDecorator:
@@ -297,13 +275,15 @@ def test_slow_blocks_run(block: Block, folder: Path, trained: Callable[[str], Pa
 
 
 def run_with(block: Block, folder: Path, trained: Callable[[str], Path], python: Path) -> None:
-    """Runs a block in which `python` is another one, and `limba` our own."""
+    """Runs a block in which `python` and other programs are of another environment, and `limba` is our own."""
     (folder / "bin" / "python").write_text(f'#!/bin/bash\nexec {python} "$@"\n')
-    test_slow_blocks_run(block, folder, trained)
+    for place, kind in block.runs.items():
+        shutil.copytree(trained(kind), folder / place)
+    check(block.text, folder, python)
 
 
 @pytest.mark.night
-@named(slow=True, packages=PACKAGES.keys() - targets.TARGETS)
+@named(slow=True, packages=BESIDE)
 def test_blocks_of_other_programs_run(
     block: Block, folder: Path, trained: Callable[[str], Path], python_with: Callable[[str], Path]
 ) -> None:
@@ -311,8 +291,8 @@ def test_blocks_of_other_programs_run(
 
 
 @pytest.mark.long
-@named(slow=True, packages=targets.TARGETS)
-def test_blocks_of_targets_run(
+@named(slow=True, packages=ALONE)
+def test_blocks_of_converters_run(
     block: Block, folder: Path, trained: Callable[[str], Path], python_with: Callable[[str], Path]
 ) -> None:
     """They need the network once: the packages are installed in an environment that is kept."""

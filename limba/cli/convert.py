@@ -10,17 +10,15 @@ from limba.cli.arguments import Parser, with_two_dashes
 from limba.config import CardConfig, InputError, environment, kinds, named
 from limba.config.errors import worded
 
-FORMS = ("huggingface", "t5x", "limba", "list", "ct2", "onnx")
+FORMS = ("huggingface", "t5x", "limba", "list")
 ABOUT = """Converts a model to folders for transformers and proves that each gives the same results. With --to it
-writes a T5X checkpoint, writes a Limba checkpoint from a Hugging Face folder or a hub id, lists the arrays, or writes
-such a folder for CTranslate2 or ONNX, by their packages in an environment that is made once.
+writes a T5X checkpoint, writes a Limba checkpoint from a Hugging Face folder or a hub id, or lists the arrays.
 
     limba convert MODEL_DIR OUT --steps=all
     limba convert MODEL_DIR --push=user/name --dry-run
     limba convert MODEL_DIR OUT --to=t5x
     limba convert user/name[@revision] OUT --to=limba
     limba convert MODEL_DIR --to=list
-    limba convert MODEL_DIR/huggingface/step_1000 OUT --to=ct2 --dtype=int8
 
 Folders for transformers go to MODEL_DIR/huggingface unless OUT is given, one step_<N> for each checkpoint. Finished
 folders are kept. A folder whose proof fails is renamed step_<N>.failed.
@@ -144,8 +142,7 @@ def run(argv: Sequence[str]) -> None:
         add_export_flags(parser)
     else:
         parser.add_argument("--step", type=int, help="with --to=t5x: the newest unless given")
-        dtypes = ("float32", "bfloat16", *(("float16", "int8") if to == "ct2" else ()))
-        parser.add_argument("--dtype", default="float32", choices=dtypes, help="with --to=t5x and --to=ct2")
+        parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="with --to=t5x")
     given = parser.parse(argv)
     given.model_dir, given.out_dir = _model_and_output(given)
     if to == "huggingface":
@@ -156,10 +153,6 @@ def run(argv: Sequence[str]) -> None:
         raise InputError(f"There is no OUT; write limba convert {given.model_dir} OUT --to={to}.")
     elif to == "limba":
         import_model(given.model_dir, given.out_dir)
-    elif to in ("ct2", "onnx"):
-        from limba.export import targets
-
-        print(targets.write(to, given.model_dir, given.out_dir, given.dtype))
     else:
         from limba.export import t5x
 

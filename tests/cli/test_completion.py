@@ -17,7 +17,7 @@ TYPED = [
     ("limba tr", {"train"}),
     ("limba conv", {"convert", "convert-gin"}),
     ("limba convert --dry", {"--dry-run"}),
-    ("limba convert --to=", {"ct2", "onnx", "huggingface", "t5x", "limba", "list"}),
+    ("limba convert --to=", {"huggingface", "t5x", "limba", "list"}),
     ("limba convert --to=t", {"t5x"}),
     ("limba convert --to=t5x --st", {"--step="}),  # a flag of this form alone
     ("limba vocabulary --normalization ", {"identity", "nfkc", "nmt_nfkc"}),

@@ -8,9 +8,7 @@ import pytest
 SUITE = """
 suite.language = 'en'
 agreement/MinimalPairs.file = 'pairs.tsv'
-agreement/MinimalPairs.train = 'train.txt'
 text/BitsPerByte.texts = ('held.txt',)
-text/BitsPerByte.train = 'train.txt'
 """
 
 

@@ -1,5 +1,6 @@
 """Files of another layout than a task's: one sentence with the file, the line and the column."""
 
+import dataclasses
 import gzip
 import json
 import re
@@ -100,3 +101,14 @@ def test_parquet_of_another_layout_is_said_with_its_row_and_a_cut_one_cannot_be_
 def test_prose_is_that_of_sentences_columns_or_the_file(name: str, content: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(content)
     assert files.prose_of(tmp_path / name) == text
+
+
+def test_tokens_of_wikiann_begin_with_their_language_and_tags_may_be_numbers(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text("ro:Ana\tB-PER\nro:din\tO\nro:Cluj\tB-LOC\n\nro:a:b\tO\n")
+    names = NamedEntities("ner", "train.tsv", "train.tsv", tokens=0, tags=1)
+    assert [each.inputs for each in names.examples(tmp_path / "train.tsv")] == ["Ana din Cluj", "a:b"]
+    (tmp_path / "train.jsonl").write_text('{"tokens": ["Ana", "din"], "ner_tags": [1, 0]}\n')
+    numbered = dataclasses.replace(names, names=("O", "B-PER"))
+    assert [each.targets for each in numbered.examples(tmp_path / "train.jsonl")] == ["PER Ana"]
+    with pytest.raises(InputError, match=re.escape("line 1 has the tag 1, and the task ner 0 names; add them")):
+        list(names.examples(tmp_path / "train.jsonl"))

@@ -39,6 +39,10 @@ metric_list: [{metric: exact_match}]
 """,
 }
 CONTEXTS = ("", "The first of them")
+FEW_SHOT = """fewshot_split: test
+fewshot_config: {sampler: first_n}
+num_fewshot: 2
+"""
 
 
 def results_of(model: object, folder: Path, name: str = "mine") -> tuple[dict, list]:
@@ -72,13 +76,16 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
 def test_a_language_model_gets_the_harness_own_figures(name, place, vocabulary) -> None:
+    """Multiple choice, bits per byte, written text, and the choices again after two examples."""
+    few_shot = TASK.format(name="few_shot", file=place / "rows.jsonl") + TASKS["mine"] + FEW_SHOT
+    (place / "tasks" / "few_shot.yaml").write_text(few_shot)
     from lm_eval.models.huggingface import HFLM
 
     from limba.tools.results.harness import LimbaLM
 
     folder = folder_of(LANGUAGE_MODELS[name], vocabulary, place / "model")
     ours = LimbaLM(str(folder))
-    for task in TASKS:
+    for task in (*TASKS, "few_shot"):
         # Of a rolling text the harness scores a start token of `add_bos_token` itself, after one more.
         theirs = HFLM(str(folder), device="cpu", batch_size=1, add_bos_token=task != "rolling")
         (figures, found), (expected, of_theirs) = (results_of(model, place / "tasks", task) for model in (ours, theirs))
@@ -109,3 +116,16 @@ def test_a_t5_gets_its_conditional_scores(sentinels, place, vocabulary) -> None:
                 rows_of = torch.log_softmax(network(input_ids=read, labels=labels).logits[0], dim=-1)
             theirs = rows_of.gather(1, labels[0][:, None])[len(gap) > 0 :].sum()
             assert ours == pytest.approx(float(theirs), abs=1e-4)
+
+
+def test_the_command_measures_a_run_by_tasks_of_a_folder(place, vocabulary, monkeypatch, capsys) -> None:
+    from limba.cli import main
+
+    monkeypatch.setattr("sys.argv", ["limba"])
+    monkeypatch.setenv("GLIBC_TUNABLES", "")  # else the command starts the program again
+    folder_of(tiny.language_model(vocab_size=1_024), vocabulary, place / "model")
+    command = f"results lm-eval run --model limba --model_args pretrained={place}/model --tasks mine --limit 4"
+    assert main.main([*command.split(), "--include_path", str(place / "tasks"), "--output_path", f"{place}/out"]) == 0
+    assert "|mine |" in capsys.readouterr().out
+    (written,) = (place / "out").rglob("results_*.json")
+    assert 0 <= json.loads(written.read_text())["results"]["mine"]["acc,none"] <= 1

@@ -1,5 +1,6 @@
-"""Minimal pairs: likelihoods equal transformers', layouts are read, and a treebank's pairs are wrong where they say."""
+"""Minimal pairs: likelihoods equal transformers', and layouts are read."""
 
+import csv
 import dataclasses
 import json
 import random
@@ -12,32 +13,12 @@ import torch
 import transformers
 
 import limba
-from limba.cli import main
 from limba.config import InputError
-from limba.tools.results import make_pairs, ngrams
-from limba.tools.results.kinds.bits import BitsPerByte
 from limba.tools.results.kinds.pairs import MinimalPairs, Pair, gap, likelihoods, outcome
-from limba.tools.results.suites import read_suite, read_task
 from tests import tiny
 from tests.export.runs import folder_of
 from tests.formats.test_decoder_only import GPT2
 from tests.tiny import MODERN
-
-TREEBANK = """# sent_id = 1
-# text = Fata merge, fetele merg.
-1\tFata\tfată\tNOUN\t_\tGender=Fem|Number=Sing\t2\tnsubj\t_\t_
-2\tmerge\tmerge\tVERB\t_\tMood=Ind|Number=Sing|Person=3|VerbForm=Fin\t0\troot\t_\tSpaceAfter=No
-3\t,\t,\tPUNCT\t_\t_\t5\tpunct\t_\t_
-4\tfetele\tfată\tNOUN\t_\tGender=Fem|Number=Plur\t5\tnsubj\t_\t_
-5\tmerg\tmerge\tVERB\t_\tMood=Ind|Number=Plur|Person=3|VerbForm=Fin\t2\tparataxis\t_\tSpaceAfter=No
-6\t.\t.\tPUNCT\t_\t_\t2\tpunct\t_\t_
-
-# sent_id = 2
-# text = Merge ea.
-1\tMerge\tmerge\tVERB\t_\tMood=Ind|Number=Sing|Person=3|VerbForm=Fin\t0\troot\t_\t_
-2\tea\tel\tPRON\t_\tGender=Fem|Number=Sing|Person=3\t1\tnsubj\t_\tSpaceAfter=No
-3\t.\t.\tPUNCT\t_\t_\t1\tpunct\t_\t_
-"""
 
 
 @pytest.fixture(scope="session")
@@ -169,6 +150,19 @@ def test_layouts_are_known_by_their_columns(name, text, tmp_path) -> None:
     assert MinimalPairs("pairs", name).read(str(tmp_path)) == [Pair("A b.", "A c.", "SV-#")]
 
 
+def test_a_file_of_multiblimp_is_read_as_it_is_published(tmp_path) -> None:
+    """As pandas writes it: an index, columns that are not read, and quotes around a field with a quote in it."""
+    columns = ["", "sen", "wrong_sen", "prefix", "child", "swap_head", "feature_vals", "phenomenon"]
+    quoted = ['Ea zice: "da".', 'Ea zic: "da".', "Ea", "Ea", "zic", "SG -> PL", "SV-#"]
+    plain = ["Copiii merg.", "Copiii merge.", "Copiii", "Copiii", "merge", "PL -> SG", "SV-#"]
+    with (tmp_path / "data.tsv").open("w", newline="") as file:
+        table = csv.writer(file, delimiter="\t", lineterminator="\n")
+        table.writerows([columns, ["0", *quoted], ["1", *plain]])
+    assert '"Ea zice: ""da""."' in (tmp_path / "data.tsv").read_text()
+    found = MinimalPairs("pairs", "data.tsv").read(str(tmp_path))
+    assert found == [Pair(*quoted[:2], "SV-#"), Pair(*plain[:2], "SV-#")]
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -182,48 +176,3 @@ def test_another_layout_is_said_by_line_and_column(text, says, tmp_path) -> None
     (tmp_path / "pairs.tsv").write_text(text)
     with pytest.raises(InputError, match=re.escape(says)):
         MinimalPairs("pairs", "pairs.tsv").read(str(tmp_path))
-
-
-def test_a_treebank_gives_the_other_form_of_a_verb(tmp_path, capsys) -> None:
-    (tmp_path / "a.conllu").write_text(TREEBANK)
-    assert main.main(["results", "make-pairs", f"{tmp_path}/a.conllu", f"--output={tmp_path}/pairs.tsv"]) == 0
-    assert "3  pairs of 2 sentences" in capsys.readouterr().out
-    found = MinimalPairs("pairs", "pairs.tsv").read(str(tmp_path))
-    assert [pair.bad for pair in found] == ["Fata merg, fetele merg.", "Fata merge, fetele merge.", "Merg ea."]
-    assert {pair.phenomenon for pair in found} == {"subject-verb number"}
-
-
-def test_a_treebank_in_another_layout_is_said(tmp_path) -> None:
-    (tmp_path / "a.conllu").write_text("1\tFata\n")
-    with pytest.raises(InputError, match="line 1 has 2 columns, and CoNLL-U has 10"):
-        list(make_pairs.trees_of(tmp_path / "a.conllu"))
-
-
-def test_n_grams_are_probabilities_and_find_what_they_have_read_likely() -> None:
-    model = ngrams.trained_on("ana are mere\nana are pere\n", 4)
-    for context in (b"", b"an", b"zz"):
-        assert sum(model._probability(context, byte) for byte in range(256)) == pytest.approx(1)
-    assert model.nats("ana are mere") < model.nats("eram ana ere")
-
-
-def test_n_grams_have_not_read_the_right_sentence_that_they_score() -> None:
-    rows = [("ana are mere", "ana au mere"), ("ana are  mere", "ana am mere"), ("ei au pere", "ei are pere")]
-    one, other = (ngrams.trained_on(rows[place][0], 6) for place in (0, 2))
-    found = ngrams.nats_of(rows, None)
-    assert found[0].tolist() == [other.nats(each) for each in rows[0]], "the second half's sentence alone is read"
-    assert found[2].tolist() == [ngrams.trained_on(rows[1][0], 6).nats(each) for each in rows[2]]
-    assert found[1, 0] == other.nats(rows[1][0]) != one.nats(rows[1][0]), "one sentence of two pairs is in one half"
-    given = ngrams.trained_on("eu am mere", 6)
-    assert ngrams.nats_of(rows, "ana are mere\neu am mere\n")[2].tolist() == [given.nats(each) for each in rows[2]]
-    assert ngrams.nats_of(rows[:1], None)[0] == pytest.approx([12 * np.log(256), 11 * np.log(256)])
-
-
-@pytest.mark.parametrize("name", ["ro", "nb", "any"])
-def test_pairs_and_bits_of_each_suite_that_is_shipped_have_a_floor_of_n_grams(name, tmp_path) -> None:
-    tasks = [each for each in read_suite(name).tasks if isinstance(each, MinimalPairs | BitsPerByte)]
-    for file in (each for task in tasks for each in task.files):
-        (tmp_path / file).write_text("good\tbad\n" + "".join(f"ana are {n} mere\tana au {n} mere\n" for n in range(9)))
-    for task in tasks:
-        (figure,) = read_task(task, str(tmp_path)).floors()["n-grams"].values()
-        assert (figure == 100) if isinstance(task, MinimalPairs) else (0 < figure < 4)
-    assert len(tasks) == (2 if name == "any" else 1)

@@ -17,14 +17,10 @@ from limba.tools.results.table import Table
 TASKS = {  # the hub's names of what each kind is
     "MinimalPairs": "text-generation",
     "BitsPerByte": "text-generation",
-    "MultipleChoice": "multiple-choice",
     "Classification": "text-classification",
     "Similarity": "sentence-similarity",
     "NamedEntities": "token-classification",
     "PartOfSpeech": "token-classification",
-    "Lemmas": "token-classification",
-    "Questions": "question-answering",
-    "Writing": "text2text-generation",
 }
 BEGIN, END = "<!-- limba results {} -->", "<!-- end of limba results {} -->"
 

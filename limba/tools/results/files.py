@@ -67,8 +67,11 @@ def place_of(folder: str, name: str) -> Path:
     if path := found_at(folder, name):
         return path
     if file := on_hub(folder, name):
-        flag = f" --data={folder}" if folder.startswith("hub:") else ""
-        raise InputError(f"{file.address} is not on this machine yet; download it by limba results fetch SUITE{flag}.")
+        revision = f" --revision={file.revision}" if file.revision else ""
+        raise InputError(
+            f"{file.address} is not on this machine yet; run hf download {file.name} {file.path} --repo-type=dataset"
+            f"{revision}."
+        )
     raise InputError(f"{Path(folder, name)} does not exist; name the folder of the suite's files as --data=FOLDER.")
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from limba.tools.results.protocol import Protocol
     from limba.tools.results.suites import Task
 
-PACKAGES = ("jax", "jaxlib", "numpy", "optax", "sentencepiece", "sacrebleu", "limba")  # whose versions decide a figure
+PACKAGES = ("jax", "jaxlib", "numpy", "optax", "sentencepiece", "limba")  # whose versions decide a figure
 
 
 def digest(value: object) -> str:

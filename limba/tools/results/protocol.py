@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class Protocol:
     """The choices of all tasks. docs/results.md has their sources."""
 
-    version: int = 5
+    version: int = 6
     # fine-tuning: each rate is tried with the first seed, the rest of the seeds train with the best one
     learning_rates: tuple[float, ...] = (1e-4, 3e-4, 1e-3)
     epochs: int = 10  # at most
@@ -26,10 +26,6 @@ class Protocol:
     whole_percent: float = 100.0  # of a task's examples are so short that they are not cut
     between_texts: str = " | "  # that are read together
     no_names: str = "none"  # what is written of a sentence without names
-    # few-shot: not each vocabulary has newlines
-    before_target: str = " => "
-    after_target: str = " ### "
-    after_answer: str = "\n\n"  # of multiple choice, which is scored and needs no end
     # minimal pairs
     resamples: int = 1_000  # of the bootstrap
     confidence: float = 0.95
@@ -37,12 +33,6 @@ class Protocol:
     window_bytes: int = 1_000  # of a text that is read at once, cut between words
     gap_every: int = 20  # words; a T5's gap hides the last `gap_words` of so many
     gap_words: int = 3
-    # n-gram baseline
-    ngram_bytes: int = 6
-    ngram_train_letters: int = 4_000_000  # that it reads at most, in lines that are evenly taken
-    ngram_windows: int = 2_000  # of bits per byte that it scores at most, evenly taken
-    # contamination
-    overlap_words: int = 13
 
 
 PROTOCOL = Protocol()

@@ -29,8 +29,6 @@ LaTeX and JSON. What is computed once is kept: the same command goes on where it
 twice.
 
     limba results runs/ro google/mt5-small --suite=ro --data=data/ro --seeds=3
-    limba results fetch ro --data=data/ro
-    limba results make-pairs ro_rrt-ud-*.conllu --output=ro_pairs.tsv
     limba results lm-eval run --model limba --model_args pretrained=runs/ro --tasks belebele_ron_Latn
 
 A suite is a gin file: gin/suites/NAME.gin, or your own. docs/results.md says how each kind of task is measured."""
@@ -42,16 +40,6 @@ NORWEGIAN = {"nb": ("nb", "no"), "nn": ("nn", "no"), "no": ("nb", "nn", "no")}
 
 def run(argv: Sequence[str]) -> None:
     """Measures the models that the flags name; raises InputError."""
-    if argv[:1] == ["make-pairs"]:
-        from limba.tools.results import make_pairs
-
-        make_pairs.run(argv[1:])
-        return
-    if argv[:1] == ["fetch"]:
-        from limba.tools.results import fetch
-
-        fetch.run(argv[1:])
-        return
     if argv[:1] == ["lm-eval"]:
         with environment.quiet_imports(), extras.needed_by("limba results lm-eval"):
             from limba.tools.results import harness
@@ -65,7 +53,8 @@ def run(argv: Sequence[str]) -> None:
         from limba.tools.results.outcome import Outcome
         from limba.tools.results.protocol import PROTOCOL, QUICK
         from limba.tools.results.suites import check_model, read_suite, read_task
-    suite, protocol = _chosen(read_suite(given.suite), given.tasks), QUICK if given.quick else PROTOCOL
+    suite = _chosen(read_suite(given.suite), given.tasks)
+    protocol = QUICK if given.quick else PROTOCOL
     tasks = [read_task(task, given.data, protocol) for task in suite.tasks]
     for model in given.model:
         if given.card:
@@ -77,23 +66,19 @@ def run(argv: Sequence[str]) -> None:
         check_model(model, network, tasks)
         folder = (vocabulary and vocabulary.place) or model  # of the hub's too
         _check_language(model, card.languages(Path(folder).expanduser() / "README.md"), run, suite)
-    folder, labels = Path(given.output or f"results/{suite.name}").expanduser(), _labels(given.model)
-    overlaps = _overlaps(given.check_contamination, tasks)
-    if not given.model:
-        print("\n".join(overlaps))
-        return
-    floors = [(read.task.name, *each) for read in tasks for each in read.floors().items()]  # needs what judging needs
+    folder = Path(given.output or f"results/{suite.name}").expanduser()
+    labels = _labels(given.model)
     with held(str(folder), "writes results to"):
         measured = Measured(tasks, given, folder, protocol)
         for model, label in zip(given.model, labels, strict=True):
             measured.add(model, label)
-        for name, column, figures in floors:
-            measured.table.add(name, column, [Outcome(dict(figures))])
-        notes = [*measured.notes, *overlaps]
-        _write(folder, measured, notes, suite, given.model)
+        for read in tasks:
+            for column, figures in read.floors().items():
+                measured.table.add(read.task.name, column, [Outcome(dict(figures))])
+        _write(folder, measured, suite, given.model)
         if given.card:
             for model, label in zip(given.model, labels, strict=True):
-                card.put(_card_of(model), label, measured.table, suite, notes)
+                card.put(_card_of(model), label, measured.table, suite, measured.notes)
 
 
 def _given(argv: Sequence[str]) -> argparse.Namespace:
@@ -104,25 +89,17 @@ def _given(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--data", default=".", metavar="FOLDER", help="of tasks' files, or hub:user/name; default: .")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each fine-tuning task; default: 3")
     parser.add_argument("--output", metavar="FOLDER", help="of the tables and of what is kept; default: results/SUITE")
-    parser.add_argument(
-        "--check-contamination",
-        metavar="CORPUS",
-        help="training text, in which the tasks' test examples are looked for; needs no MODEL",
-    )
-    parser.add_argument("--steps", metavar="all|N,N", help="of each run, a column each, with curves; default: one step")
     parser.add_argument("--card", action="store_true", help="puts the results into README.md of each model's folder")
     parser.add_argument("--quick", action="store_true", help="fine-tunes on few examples: a first look on two cores")
     add_import_flag(parser)
     given = parser.parse(argv)
-    if not given.suite or not (given.model or given.check_contamination):
+    if not given.suite or not given.model:
         raise InputError("No model or no suite is given; write limba results MODEL --suite=NAME.")
     if given.seeds < 1:
         raise InputError(f"--seeds is {given.seeds}; give 1 or more.")
     kinds.check_local(given.data, "--data")
     kinds.check_local(given.output or "", "--output")
     given.model = list(dict.fromkeys(given.model))
-    if given.steps is not None:
-        given.model = [step for model in given.model for step in _steps(model, given.steps)]
     return given
 
 
@@ -136,20 +113,6 @@ def _chosen(suite: Suite, names: str | None) -> Suite:
             " them with commas."
         )
     return suite._replace(tasks=tuple(there[each] for each in wanted))
-
-
-def _steps(model: str, chosen: str) -> list[str]:
-    """Returns the checkpoints of a run, all or those that are chosen; InputError where one is not there."""
-    folder = Path(model).expanduser() / "checkpoints"
-    there = sorted(int(each.name) for each in folder.glob("*") if each.name.isdecimal())
-    known = {str(step): step for step in there}
-    names = list(known) if chosen == "all" else [each.strip() for each in chosen.split(",")]
-    if not names or not set(names) <= set(known):
-        raise InputError(
-            f"--steps is {chosen}, and {model} has the checkpoints {', '.join(map(str, there)) or 'of no run'}; give"
-            " all, or some of them with commas."
-        )
-    return [f"{model.rstrip('/')}/checkpoints/{name}" for name in names]
 
 
 def _labels(models: Sequence[str]) -> list[str]:
@@ -183,20 +146,6 @@ def _check_language(model: str, of_card: Sequence[str], run: RunConfig | None, s
         )
 
 
-def _overlaps(corpus: str | None, tasks: Sequence[Read]) -> list[str]:
-    """Returns a sentence for each task: how many of its test examples the corpus holds."""
-    if corpus is None:
-        return []
-    from limba.tools.results import contamination
-
-    found = contamination.overlaps(contamination.texts_of(corpus), {read.task.name: read.tests for read in tasks})
-    return [
-        f"{name}: {each.found:,} of {each.total:,} test examples are in {corpus}: {each.whole:,} are a line of it, the"
-        f" rest share {contamination.PROTOCOL.overlap_words} words in a row with it"
-        for name, each in found.items()
-    ]
-
-
 class Measured:
     """A table that is filled model by model."""
 
@@ -223,21 +172,16 @@ class Measured:
         from limba.api import Progress, load
         from limba.tools.results.finetuning import FineTuning
         from limba.tools.results.kept import checksum_of_model
-        from limba.tools.results.kinds import few_shot
         from limba.tools.results.kinds.learned import Learned
-        from limba.tools.results.kinds.writing import Free
 
         trained = load(model, imports=self.given.imports)
         checksums = {is_random: checksum_of_model(trained, is_random) for is_random in (False, True)}
         scored = [(read.task.name, read.measure) for read in self.tasks if read.measure is not None]
-        runs, network = list[FineTuning](), trained.network.config
-        for task, parts in ((read.task, read.parts) for read in self.tasks):
-            if isinstance(task, Free) and parts and task.shots and network.is_decoder_only:
-                measure = functools.partial(few_shot.measure, task=task, parts=parts, protocol=self.protocol)
-                scored.append((task.name, measure))
-                self.notes.append(f"{task.name}, {label}: after {task.shots} training examples, without fine-tuning")
-            elif isinstance(task, Learned) and parts:
-                runs.append(FineTuning(trained, task, parts, self.protocol))
+        runs = [
+            FineTuning(trained, read.task, read.parts, self.protocol)
+            for read in self.tasks
+            if isinstance(read.task, Learned) and read.parts is not None
+        ]
         total = 2 * len(scored) + len(runs) * (len(self.protocol.learning_rates) + self.given.seeds + 1)
         with Progress(total, 0, unit="outcome", what=label) as progress:
             for name, measure in scored:
@@ -300,13 +244,13 @@ def _run_of(model: str) -> Path | None:
     return folder if (folder / "checkpoints").is_dir() else None
 
 
-def _write(folder: Path, measured: Measured, notes: Sequence[str], suite: Suite, models: Sequence[str]) -> None:
+def _write(folder: Path, measured: Measured, suite: Suite, models: Sequence[str]) -> None:
     from limba.api import write_whole
     from limba.tools.results import chart
 
-    table, kept = measured.table, measured.kept
+    table, kept, notes = measured.table, measured.kept, measured.notes
     lines = "".join(f"\n* {note}" for note in notes)
-    about = {"suite": suite.name, "language": suite.language, "versions": kept.versions, "notes": list(notes)}
+    about = {"suite": suite.name, "language": suite.language, "versions": kept.versions, "notes": notes}
     texts = (
         f"{table.text()}\n{lines}\n",
         f"{table.markdown()}\n{lines}\n",

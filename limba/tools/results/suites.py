@@ -13,26 +13,16 @@ from limba.config import ConfigError, InputError, ModelConfig
 from limba.config.errors import did_you_mean
 from limba.tools.results.kinds import learned
 from limba.tools.results.kinds.bits import BitsPerByte
-from limba.tools.results.kinds.choices import MultipleChoice
 from limba.tools.results.kinds.pairs import MinimalPairs
-from limba.tools.results.kinds.writing import Questions, Writing
 from limba.tools.results.outcome import Figures, Outcome
 from limba.tools.results.protocol import PROTOCOL, Protocol
 
 if TYPE_CHECKING:
     from limba.api import TrainedModel
 
-Task = MinimalPairs | BitsPerByte | MultipleChoice | learned.Learned
-OF_MODELS = (MinimalPairs, BitsPerByte, MultipleChoice)  # that models are scored on as they are
-TO_LEARN = (
-    learned.Classification,
-    learned.Similarity,
-    learned.NamedEntities,
-    learned.PartOfSpeech,
-    learned.Lemmas,
-    Questions,
-    Writing,
-)
+Task = MinimalPairs | BitsPerByte | learned.Learned
+OF_MODELS = (MinimalPairs, BitsPerByte)  # that models are scored on as they are
+TO_LEARN = (learned.Classification, learned.Similarity, learned.NamedEntities, learned.PartOfSpeech)
 KINDS = {kind.__name__: kind for kind in (*OF_MODELS, *TO_LEARN)}
 SUITE = "suite"  # whose fields are the suite's own
 
@@ -41,7 +31,6 @@ class Read(NamedTuple):
     """A task with its data."""
 
     task: Task
-    tests: Sequence[str]  # texts that a training corpus should not hold
     floors: Callable[[], Mapping[str, Figures]]  # the baselines that need no model, by their columns
     measure: Callable[[TrainedModel], Outcome] | None  # of a model as it is; None: it is fine-tuned first
     parts: learned.Parts | None
@@ -53,13 +42,13 @@ class Suite(NamedTuple):
     name: str
     language: str | None
     tasks: tuple[Task, ...]
-    sources: Mapping[str, tuple[str, str]]  # of a file: its address, and its licence
 
 
 def read_suite(name: str) -> Suite:
     """Returns the suite of a gin file, or the one of gin/suites/ with this name; InputError if it is none."""
     file = name if name.endswith(".gin") or "/" in name else f"suites/{name}.gin"
-    language, sources, fields = None, {}, {}
+    language = None
+    fields: dict[str, tuple[str, dict[str, object], str]] = {}
     source = read([file])
     values = {each.owner: each.value for each in source.bindings if not each.field}
     for each in source.bindings:
@@ -67,15 +56,9 @@ def read_suite(name: str) -> Suite:
         if not each.field:
             continue
         if each.owner == SUITE:
-            if each.field == "language" and isinstance(value, str):
-                language = value
-            elif each.field == "sources" and isinstance(value, dict) and all(map(_is_source, value.values())):
-                sources |= value
-            else:
-                raise InputError(
-                    f"{each.place} sets {each.name}; a suite has suite.language, a text such as 'ro', and"
-                    " suite.sources, such as {'FILE': ('ADDRESS', 'LICENCE')}."
-                )
+            if each.field != "language" or not isinstance(value, str):
+                raise InputError(f"{each.place} sets {each.name}; a suite has suite.language, a text such as 'ro'.")
+            language = value
             continue
         if each.owner not in KINDS:
             near = did_you_mean(each.owner, KINDS)
@@ -92,7 +75,7 @@ def read_suite(name: str) -> Suite:
         given[each.field] = value
     if not fields:
         raise InputError(f"{name} lists no tasks; write a line such as pairs/MinimalPairs.file = 'pairs.tsv'.")
-    return Suite(Path(file).stem, language, tuple(_made(fields)), sources)
+    return Suite(Path(file).stem, language, tuple(_made(fields)))
 
 
 def read_task(task: Task, folder: str, protocol: Protocol = PROTOCOL) -> Read:
@@ -100,44 +83,35 @@ def read_task(task: Task, folder: str, protocol: Protocol = PROTOCOL) -> Read:
     if isinstance(task, MinimalPairs):
         pairs = task.read(folder)
         measure = functools.partial(task.measure, pairs=pairs)
-        return Read(task, task.tests(pairs), functools.partial(task.floors, pairs, folder), measure, None)
+        floors = functools.partial(task.floors, pairs)
+        return Read(task, floors, measure, None)
     if isinstance(task, BitsPerByte):
         data = task.read(folder)
-        measure, floors = functools.partial(task.measure, data=data), functools.partial(task.floors, data, folder)
-        return Read(task, task.tests(data), floors, measure, None)
-    if isinstance(task, MultipleChoice):
-        choices = task.read(folder)
-        measure, floors = functools.partial(task.measure, choices=choices), functools.partial(task.floors, choices)
-        return Read(task, task.tests(choices), floors, measure, None)
+        measure = functools.partial(task.measure, data=data)
+        floors = functools.partial(task.floors, data)
+        return Read(task, floors, measure, None)
     parts = task.read(folder, protocol)
-    tests = task.tests(parts)  # all, of which contamination is counted
-    parts = parts._replace(test=learned.evenly(parts.test, protocol.most_test or len(parts.test)))
-    return Read(task, tests, functools.partial(task.floors, parts), None, parts)
+    floors = functools.partial(task.floors, parts)
+    return Read(task, floors, None, parts)
 
 
 def check_model(model: str, network: ModelConfig, tasks: Sequence[Read]) -> None:
-    """Raises InputError for a task that an encoder cannot do: write text, or score it without its output layer."""
-    for task, parts in ((each.task, each.parts) for each in tasks if learned.has_no_decoder(network)):
-        if not isinstance(task, learned.Learned) or parts is None:
-            if network.is_t5_encoder or network.has_own_head:
-                raise InputError(
-                    f"{model} has no output layer for its vocabulary, by which the task {task.name} scores texts; give"
-                    " the model that it comes from, or --tasks without it."
-                )
-        elif head := task.of_head(parts):
+    """Raises InputError for a task that an encoder cannot do: score texts without its output layer, or learn a head."""
+    if not learned.has_no_decoder(network):
+        return
+    for each in tasks:
+        task, parts = each.task, each.parts
+        if isinstance(task, learned.Learned) and parts is not None:
+            kind, *labels = task.of_head(parts)
             try:
-                dataclasses.replace(network, head=head[0], labels=head[1:])
+                dataclasses.replace(network, head=kind, labels=tuple(labels))
             except ConfigError as error:
                 raise InputError(f"{model} cannot learn the task {task.name} by a head: {error}") from None
-        else:
+        elif network.is_t5_encoder or network.has_own_head:
             raise InputError(
-                f"{model} is an encoder, without a decoder that writes the texts of the task {task.name}; give a T5, a"
-                " language model, or --tasks without it."
+                f"{model} has no output layer for its vocabulary, by which the task {task.name} scores texts; give"
+                " the model that it comes from, or --tasks without it."
             )
-
-
-def _is_source(value: object) -> bool:
-    return isinstance(value, tuple) and len(value) == 2 and all(isinstance(each, str) for each in value)
 
 
 def _made(fields: dict[str, tuple[str, dict[str, object], str]]) -> Iterator[Task]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from limba.config import InputError, kinds, require
-from limba.tools.results import files, ngrams
+from limba.tools.results import files
 from limba.tools.results.outcome import Figures, Outcome
 from limba.tools.results.protocol import PROTOCOL
 
@@ -33,7 +33,6 @@ class BitsPerByte:
     name: str
     texts: tuple[str, ...]  # .txt, CoNLL-U, or .jsonl or .parquet with the column `column`
     column: str = "text"
-    train: str | None = None  # text, whose n-grams are a baseline; None: each half of the windows is the other half's
 
     main = "bits per byte"
 
@@ -45,7 +44,7 @@ class BitsPerByte:
 
     @property
     def files(self) -> tuple[str, ...]:
-        return (*self.texts, *([self.train] if self.train else ()))
+        return self.texts
 
     def read(self, folder: str) -> Windows:
         """Returns the windows of each file; InputError for one without text."""
@@ -54,10 +53,6 @@ class BitsPerByte:
             if not given:
                 raise InputError(f"{name} of the task {self.name} holds no text; name another file.")
         return found
-
-    def tests(self, data: Windows) -> Sequence[str]:
-        """Returns the texts that a training corpus should not hold."""
-        return [text for texts in data.values() for text in texts]
 
     def measure(self, trained: TrainedModel, data: Windows) -> Outcome:
         """Returns the bits per byte of a model."""
@@ -72,14 +67,9 @@ class BitsPerByte:
             found += [(name, text, float(n), row[2]) for (row, text), n in zip(shown, nats, strict=True)]
         return _outcome(PSEUDO if network.is_encoder else self.main if is_decoder else HIDDEN, found)
 
-    def floors(self, data: Windows, folder: str) -> Mapping[str, Figures]:
-        """Returns the figures of the n-grams."""
-        train = self.train and files.prose_of(files.place_of(folder, self.train), self.column)
-        rows = [(name, text) for name, texts in data.items() for text in texts]
-        rows = rows[:: 1 + len(rows) // PROTOCOL.ngram_windows]  # evenly
-        nats = ngrams.nats_of([(text,) for _, text in rows], train)[:, 0]
-        found = [(*row, float(n), len(row[1].encode())) for row, n in zip(rows, nats, strict=True)]
-        return {"n-grams": _outcome(self.main, found).figures}
+    def floors(self, data: Windows) -> Mapping[str, Figures]:
+        """Returns no figures: the column of random weights is the floor."""
+        return {}
 
 
 def _outcome(name: str, found: Sequence[Found]) -> Outcome:

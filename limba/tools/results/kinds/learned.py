@@ -62,7 +62,7 @@ class Learned:
     most: PositiveInt | None = None  # training examples; None: all
 
     main: ClassVar[str]  # the figure by which a rate is chosen
-    head: ClassVar[str | None] = None  # of an encoder that learns it; None: only what writes text can
+    head: ClassVar[str]  # of an encoder that learns it
 
     def __post_init__(self) -> None:
         kinds.check(self)
@@ -80,8 +80,8 @@ class Learned:
         return {example.targets}
 
     def of_head(self, parts: Parts) -> tuple[str, ...]:
-        """Returns the kind of an encoder's head and its labels, in the order of their letters; () without a head."""
-        return (self.head, *parts.labels) if self.head else ()
+        """Returns the kind of an encoder's head and its labels, in the order of their letters."""
+        return (self.head, *parts.labels)
 
     def labeled(self, example: Example, parts: Parts) -> tuple[str, str]:
         """Returns the text and the label that a head learns: of words the tags, with a space between two."""
@@ -93,11 +93,12 @@ class Learned:
 
     def read(self, folder: str, protocol: Protocol = PROTOCOL) -> Parts:
         """Returns the parts. A training example that is read in another part too is left out."""
-        found = self._read(folder)
+        found = {name: list(self.examples(files.place_of(folder, name))) for name in self.files}
         for name, given in found.items():
             if not given:
                 raise InputError(f"{name} of the task {self.name} holds no examples; name another file.")
-        test, share = found[self.test], PROTOCOL.dev_share
+        test = found[self.test]
+        share = PROTOCOL.dev_share
         if self.dev is None:
             whole = found[self.train]
             train, dev = [each for i, each in enumerate(whole) if i % share], whole[::share]
@@ -115,15 +116,13 @@ class Learned:
                     f" {', '.join(sorted(known)[:20]) or 'none'}: correct the file, or rename labels."
                 )
         most = min(self.most or len(kept), protocol.most_train or len(kept))
-        train, dev, left_out = evenly(kept, most), evenly(dev, protocol.most_dev or len(dev)), len(train) - len(kept)
-        return Parts(train, dev, test, left_out, tuple(sorted(known)))
-
-    def _read(self, folder: str) -> dict[str, list[Example]]:
-        return {name: list(self.examples(files.place_of(folder, name))) for name in self.files}
-
-    def tests(self, parts: Parts) -> Sequence[str]:
-        """Returns the texts that a training corpus should not hold."""
-        return [each.inputs for each in parts.test]
+        return Parts(
+            train=evenly(kept, most),
+            dev=evenly(dev, protocol.most_dev or len(dev)),
+            test=evenly(test, protocol.most_test or len(test)),
+            left_out=len(train) - len(kept),
+            labels=tuple(sorted(known)),
+        )
 
     def judge(self, examples: Sequence[Example], predictions: Sequence[str], parts: Parts) -> Outcome:
         """Returns the figures of what a model has written."""
@@ -162,7 +161,7 @@ class Classification(Learned):
     label: str | int = "label"
 
     main: ClassVar[str] = "accuracy"
-    head: ClassVar[str | None] = "classes"
+    head: ClassVar[str] = "classes"
 
     def examples(self, path: Path) -> Iterator[Example]:
         for where, row in files.rows(path, (*self.columns, self.label)):
@@ -190,7 +189,7 @@ class Similarity(Learned):
     score: str | int = "label"
 
     main: ClassVar[str] = "Pearson"
-    head: ClassVar[str | None] = "score"
+    head: ClassVar[str] = "score"
 
     def labels(self, example: Example) -> set[str]:
         return set()
@@ -288,11 +287,10 @@ class PartOfSpeech(Tagged):
 
     usual: ClassVar[str] = "upos"
     main: ClassVar[str] = "accuracy"
-    head: ClassVar[str | None] = "tags"
-    is_closed: ClassVar[bool] = True  # other tags than those of the training part are malformed
+    head: ClassVar[str] = "tags"
 
     def labels(self, example: Example) -> set[str]:
-        return set(example.tags) if self.is_closed else set()
+        return set(example.tags)
 
     def labeled(self, example: Example, parts: Parts) -> tuple[str, str]:
         return " ".join(map(_plain, example.tokens)), example.targets
@@ -309,7 +307,7 @@ class PartOfSpeech(Tagged):
             given = prediction.split()
             right += sum(t == p for t, p in zip(example.tags, given, strict=False))
             total += len(example.tags)
-            malformed += len(given) != len(example.tags) or (self.is_closed and not known.issuperset(given))
+            malformed += len(given) != len(example.tags) or not known.issuperset(given)
         return Outcome({"accuracy": 100 * right / total}, notes={"malformed": malformed})
 
     def floors(self, parts: Parts) -> Mapping[str, Figures]:
@@ -318,21 +316,9 @@ class PartOfSpeech(Tagged):
             for token, tag in zip(each.tokens, each.tags, strict=True):
                 of_words[token][tag] += 1
         most = sum(of_words.values(), collections.Counter()).most_common(1)[0][0]
-        other = lambda token: most if self.is_closed else _plain(token)
-        tag = lambda token: of_words[token].most_common(1)[0][0] if token in of_words else other(token)
+        tag = lambda token: of_words[token].most_common(1)[0][0] if token in of_words else most
         written = [" ".join(map(tag, each.tokens)) for each in parts.test]
         return {"majority": self.judge(parts.test, written, parts).figures}
-
-
-@dataclass(frozen=True)
-class Lemmas(PartOfSpeech):
-    """The lemma of each token; the target is the lemmas in their order. A word that is new is its own, as a floor."""
-
-    tags: str | int = 2
-
-    usual: ClassVar[str] = "lemmas"
-    head: ClassVar[str | None] = None
-    is_closed: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
@@ -347,7 +333,7 @@ class NamedEntities(Tagged):
     drop: tuple[str, ...] = ()  # labels whose sentences are left out
 
     main: ClassVar[str] = "span F1"
-    head: ClassVar[str | None] = "tags"
+    head: ClassVar[str] = "tags"
 
     def labels(self, example: Example) -> set[str]:
         return {label for label, _, _ in example.spans}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -12,7 +11,7 @@ import regex
 
 from limba.config import InputError, kinds
 from limba.config.kinds import PositiveInt
-from limba.tools.results import files, ngrams
+from limba.tools.results import files
 from limba.tools.results.outcome import Figures, Outcome, bootstrap
 from limba.tools.results.protocol import PROTOCOL
 
@@ -45,7 +44,6 @@ class MinimalPairs:
 
     name: str
     file: str  # in the layout of MultiBLiMP, BLiMP or JBLiMP, or a TSV with the columns good, bad and phenomenon
-    train: str | None = None  # text, whose n-grams are a baseline; None: each half of the pairs is the other half's
     most: PositiveInt | None = None  # pairs that are read; None: all
 
     main = "accuracy"  # the figure that counts
@@ -55,7 +53,7 @@ class MinimalPairs:
 
     @property
     def files(self) -> tuple[str, ...]:
-        return (self.file,) if self.train is None else (self.file, self.train)
+        return (self.file,)
 
     def read(self, folder: str) -> list[Pair]:
         """Returns the pairs; InputError for a file of another layout."""
@@ -81,19 +79,13 @@ class MinimalPairs:
             found.append(pair)
         return found[: self.most]
 
-    def tests(self, pairs: Sequence[Pair]) -> Sequence[str]:
-        """Returns the texts that a training corpus should not hold."""
-        return [pair.good for pair in pairs]
-
     def measure(self, trained: TrainedModel, pairs: Sequence[Pair]) -> Outcome:
         """Returns the shares of pairs that a model finds right."""
         return outcome(pairs, *likelihoods(trained, pairs))
 
-    def floors(self, pairs: Sequence[Pair], folder: str) -> Mapping[str, Figures]:
-        """Returns the figures that need no model: chance, and n-grams."""
-        train = self.train and files.prose_of(files.place_of(folder, self.train))
-        found = outcome(pairs, *-ngrams.nats_of([each[:2] for each in pairs], train).T)
-        return {"chance": {self.main: 50.0}, "n-grams": found.figures}
+    def floors(self, pairs: Sequence[Pair]) -> Mapping[str, Figures]:
+        """Returns the figures of chance."""
+        return {"chance": {self.main: 50.0}}
 
 
 def gap(good: str, bad: str) -> tuple[str, tuple[str, str]]:
@@ -143,11 +135,3 @@ def outcome(pairs: Sequence[Pair], good: np.ndarray, bad: np.ndarray) -> Outcome
         {name: float(each.mean()) for name, each in of_names.items()},
         {"pairs": len(pairs)},
     )
-
-
-def write(path: Path, pairs: Sequence[Pair]) -> None:
-    """Writes pairs as a TSV with the columns good, bad and phenomenon."""
-    from limba.api import write_whole
-
-    lines = ["\t".join(Pair._fields), *("\t".join(pair) for pair in pairs)]
-    write_whole(str(path), "\n".join(lines) + "\n")

@@ -1,7 +1,7 @@
-"""Folders for CTranslate2 and ONNX, written and run by their own packages: the greedy text is the model's own."""
+"""Converters of CTranslate2 and ONNX, as docs/next.md calls them: the greedy text is the model's own."""
 
 import json
-import shutil
+import re
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,16 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import readme
-from limba.export import targets
 from limba.inference.load import load
 from tests import tiny
-from tests.export import target_figures
+from tests.environments import environment_with
 from tests.export.runs import write_run
-from tests.test_blocks import ROOT, kept_environment
+from tests.test_blocks import ALONE, ROOT, check
 
+PAGE = (ROOT / "docs" / "next.md").read_text()
 TEXTS = [f"Text number {number} with <extra_id_0> gap{'s' * number}." for number in range(20)]
-# Each reads the ids of inputs, and prints those that are written for them, greedily.
+# Each reads texts, and prints the ids that are written for them, greedily.
 READERS = {
     "ct2": """import ctranslate2, json, sys, transformers
 folder = sys.argv[1]
@@ -43,47 +42,35 @@ def bytes_of(ids: Sequence[int | None]) -> list[int]:
     return [i for i in ids if i is not None and 2 < i < 259]
 
 
+@pytest.mark.lint
+@pytest.mark.parametrize("name", ALONE)
+def test_the_page_installs_the_versions_that_are_tested(name: str) -> None:
+    (section,) = re.findall(rf"python -m venv {name}_env.*?\n(pip install .*?)```", PAGE, re.DOTALL)
+    assert tuple(section.replace("\\\n", "").split()[2:]) == ALONE[name]
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("target", targets.TARGETS)
-def test_a_target_writes_the_models_own_text(target: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ALONE)
+def test_a_converter_writes_the_models_own_text(name: str, tmp_path: Path) -> None:
     """Needs the network once: the packages are installed in an environment that is kept."""
-    python = kept_environment(targets.TARGETS[target].packages)
+    python = environment_with(ALONE[name])
     config = tiny.model(vocab_size=259, emb_dim=64, head_dim=16, mlp_dim=96, num_decoder_layers=2)
     write_run(tmp_path / "run", config)
     model = load(tmp_path / "run", vocabulary="byte")
     model.save(tmp_path / "folder")
-    out = targets.write(target, str(tmp_path / "folder"), str(tmp_path / "out"))
+    (convert,) = re.findall(rf"<!-- runs slowly in {name} with folder=folder -->\n```bash\n(.*?)```", PAGE, re.DOTALL)
+    check(convert, tmp_path, python)
     ended = subprocess.run(
-        [python, "-c", READERS[target], out], input=json.dumps(TEXTS), capture_output=True, text=True, check=False
+        [python, "-c", READERS[name], tmp_path / name],
+        input=json.dumps(TEXTS),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
     ours = [samples[0].ids.tolist() for samples in model.samples(TEXTS, max_tokens=8, ban_sentinels=False)]
     theirs = json.loads(ended.stdout.splitlines()[-1])
     assert [bytes_of(ids) for ids in theirs] == [bytes_of(ids) for ids in ours]
-    if target == "ct2":
+    if name == "ct2":
         scores = [score.log_likelihood for score in model.score([(text, "one") for text in TEXTS])]
         np.testing.assert_allclose(json.loads(ended.stdout.splitlines()[-2]), scores, rtol=1e-4)
-
-
-@pytest.mark.long
-def test_the_table_of_the_page_is_that_of_the_demos_model(tmp_path: Path) -> None:
-    """As docs/next.md says: a row for each program, and its figures within what another machine's training changes."""
-    for packages in (*(target.packages for target in targets.TARGETS.values()), target_figures.SENTENCES):
-        kept_environment(packages)
-    readme.demo(tmp_path)
-    found, bits = target_figures.rows(tmp_path / "runs" / "demo", tmp_path)
-    shown, shown_bits = target_figures.read((ROOT / "docs" / "next.md").read_text())
-    if not (shutil.which("npm") and shutil.which("node")):
-        shown = [row for row in shown if row.program != "transformers.js"]
-    assert abs(bits - shown_bits) < 0.1
-    for row, other in zip(found, shown, strict=True):
-        assert other[:2] == row[:2] and (row.equal is None) == (other.equal is None), row
-        if row.bits is not None and other.bits is not None:
-            assert abs((row.bits - bits) - (other.bits - shown_bits)) < (0.01 if "int8" in row.program else 2e-4), row
-        if row.equal is not None and other.equal is not None:
-            most = 5 if "int8" in row.program else 2 if row.program == "transformers.js" else 0
-            assert abs(row.equal - other.equal) <= most, row
-        if row.program == "sentence-transformers":
-            assert float(row.note.split()[-1]) < 1e-5 > float(other.note.split()[-1])
-        else:
-            assert row.note == other.note, row

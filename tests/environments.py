@@ -1,0 +1,49 @@
+"""Environments with the packages of other programs, made once and kept beside LIMBA_TEST_CACHE for the next night."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import venv
+from pathlib import Path
+
+import filelock
+import pytest
+
+COMPLETE = "complete"  # a file of an environment whose packages are all there
+
+
+def environment_with(packages: tuple[str, ...], sees_tests: bool = False) -> Path:
+    """Returns the Python of an environment with these packages, and with those of the tests if it `sees_tests`.
+
+    It needs the network once, minutes and some GB; skips the test where pip reaches no index.
+    """
+    facts = repr((packages, sees_tests, sysconfig.get_path("purelib"), sys.version_info[:2]))
+    name = f"{packages[0].replace('==', '-')}-{hashlib.blake2b(facts.encode(), digest_size=4).hexdigest()}"
+    folder = Path(os.environ["LIMBA_TEST_CACHE"]).with_name("environments") / name
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    python = folder / "bin" / "python"
+    with filelock.FileLock(f"{folder}.lock"):
+        if (folder / COMPLETE).exists():
+            return python
+        venv.EnvBuilder(with_pip=True, clear=True).create(folder)
+        if sees_tests:
+            (site,) = folder.glob("lib/python*/site-packages")
+            (site / "tests.pth").write_text(sysconfig.get_path("purelib"))
+        command = [python, "-m", "pip", "install", "-q", *packages]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        if ended.returncode == 0:
+            (folder / COMPLETE).touch()
+            return python
+    if has_index():
+        pytest.fail(f"{', '.join(packages)} cannot be installed: {ended.stderr[-2000:]}")
+    pytest.skip(f"pip reaches no index, so {packages[0]} cannot be installed")
+
+
+def has_index() -> bool:
+    """Whether pip can download a small package."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--dest", folder, "packaging"]
+        return subprocess.run(command, check=False, capture_output=True).returncode == 0
