@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from limba.api import Mixture, NewVocabulary, PieceTable, PlannedRun, RunData, Task
 from limba.config import DataConfig, InputError, RunConfig, SentenceError
 from limba.config.errors import ELSEWHERE
-from limba.tools.preflight.checks import cost, data, estimate, objective, vocabulary
+from limba.tools.preflight.checks import compiler, cost, data, estimate, objective, vocabulary
 from limba.tools.preflight.checks.environment import environment
 from limba.tools.preflight.checks.findings import after_changes, error_line, logged, reached_by
 from limba.tools.preflight.checks.storage import storage
@@ -101,35 +101,42 @@ def sections(
     config: RunConfig,
     configuration: Section,
     chips: Topology | None = None,
-    compiling: Sequence[Callable[[RunConfig], Section]] = (),
+    is_compiled: bool = True,
     terms: cost.Terms = cost.Terms(),  # noqa: B008  it is frozen
 ) -> Iterator[Section]:
-    """Yields the sections, `configuration` first; `compiling` only if none before has an error; costs come last."""
+    """Yields the sections, `configuration` first, and costs last.
+
+    The step is compiled where chips are named that can be compiled for, and no section before has an error.
+    """
     config, unlabeled = labeled(config)
     found = resolved(config)
     if unlabeled is not None and found.of_vocabulary is None:  # whose error is the same
         found = dataclasses.replace(found, lengths=None, of_data=found.of_data or unlabeled)
+    compiles = is_compiled and chips is not None and chips.can_compile
     made = [configuration]
     yield configuration
-    for make in (
-        lambda: _data(config, found, chips),
-        lambda: _vocabulary(config, found),
-        lambda: objective.objective_and_schedule(config, found.task),
-        lambda: storage(config),
-        lambda: environment(config),
-        *([] if chips is None else [lambda: estimate.estimate(config, chips, bool(compiling))]),
-    ):
-        made.append(after_changes(make(), made))
+    for section in _before_compiling(config, found, chips, compiles):
+        made.append(after_changes(section, made))
         yield made[-1]
-    if compiling and any(line.level == "error" for section in made for line in section.lines):
-        compiling = [lambda _: Section("Memory and speed", [Line("ok", "Not compiled: the errors come first.")])]
-    for make in compiling:
-        try:
-            made.append(make(config))
-        except InputError as error:
-            made.append(Section("Memory and speed", [error_line(error)]))
+    if compiles:
+        assert chips is not None
+        if exit_status(made) == FAILS:
+            made.append(Section(compiler.TITLE, [Line("ok", "Not compiled: the errors come first.")]))
+        else:
+            made.append(compiler.compiled(config, chips))
         yield made[-1]
     yield cost.time_and_cost(config, chips, made, terms)
+
+
+def _before_compiling(config: RunConfig, found: Resolved, chips: Topology | None, compiles: bool) -> Iterator[Section]:
+    """Yields the sections that need no compiler, each made when it is asked for."""
+    yield _data(config, found, chips)
+    yield _vocabulary(config, found)
+    yield objective.objective_and_schedule(config, found.task)
+    yield storage(config)
+    yield environment(config)
+    if chips is not None:
+        yield estimate.estimate(config, chips, compiles)
 
 
 def _data(config: RunConfig, found: Resolved, chips: Topology | None) -> Section:

@@ -38,8 +38,12 @@ def of_memory(config: RunConfig, devices: Sequence[Device], limit: float) -> lis
     hosts = len({each.process_index for each in devices})
     peak = next((tflops * 1e12 for name, tflops in PEAK_TFLOPS.items() if name in full), 0.0)
     here = Topology(f"{kind}-{len(devices)}", devices[0].platform, len(devices), hosts, limit / 2**30, peak)
-    return [f"{line.text}{f' Fix: {fix}' if (fix := line.fixes({})) else ''}"
-            for line in memory_lines(config, here, False, {})]  # fmt: skip
+    said = []
+    for line in memory_lines(config, here, False, {}):
+        sentence = line.text.partition("\n")[0]  # the log has no table of other choices
+        fix = line.fixes({})
+        said.append(f"{sentence} Fix: {fix}" if fix else sentence)
+    return said
 
 
 def of_this_machine(pid: int | None) -> list[str]:

@@ -102,17 +102,23 @@ def _decoder_parameters(network: ModelConfig) -> int:
     return network.num_decoder_layers * (attention + (len(network.mlp_activations) + 1) * d * network.mlp_dim)
 
 
-def largest_batch(run: PlannedRun, chips: Topology, limit: float, changed: RunConfig | None = None) -> int:
+def largest_batch(run: PlannedRun, chips: Topology, limit: float) -> int:
     """Returns the most rows whose step fits in so many bytes of a device, divisible as the run's are; 0: none."""
-    config = changed or run.config
-    data, fsdp, _ = config.mesh.sizes(chips.devices)
-    step = data * fsdp * config.num_microbatches
+    data, fsdp, _ = run.config.mesh.sizes(chips.devices)
+    step = data * fsdp * run.config.num_microbatches
+
+    def fits(number: int) -> bool:
+        return memory(run, chips, batch_size=number * step).total <= limit
+
     low, high = 0, 1
-    while high < MOST_ROWS and memory(run, chips, changed, high * step).total <= limit:
+    while high < MOST_ROWS and fits(high):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if memory(run, chips, changed, middle * step).total <= limit else (low, middle)
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
     return low * step
 
 

@@ -29,13 +29,11 @@ class ProgramCosts:
     """Of one device, all loops multiplied: XLA's cycles, calls of each Pallas kernel, bytes of collectives' results
     (of a reduce-scatter's operands, which are what an all-reduce in its place would give).
 
-    `product_flops` are those of matrix products that are written as such: on CPUs, not on TPUs. `packed_bytes` is the
-    largest right operand of one of these (of one of a batch), which a CPU's product copies in another order.
+    `product_flops` are those of matrix products that are written as such: on CPUs, not on TPUs.
     """
 
     fusion_cycles: int = 0
     product_flops: int = 0
-    packed_bytes: int = 0
     kernels: Counter[str] = dataclasses.field(default_factory=Counter)
     collective_bytes: Counter[str] = dataclasses.field(default_factory=Counter)
 
@@ -85,7 +83,6 @@ def costs_of_program(text: str) -> ProgramCosts:
                 costs.collective_bytes[kind] += times * _bytes_of(arrays)
             if operation == "dot":
                 costs.product_flops += times * _flops_of_product(shape, rest, shapes)
-                costs.packed_bytes = max(costs.packed_bytes, _right_bytes(rest, shapes))
             if operation == "custom-call" and PALLAS.search(rest):
                 costs.kernels[_kernel_name(rest)] += times
             repeats = 1
@@ -111,15 +108,6 @@ def _flops_of_product(shape: str, rest: str, shapes: dict[str, str]) -> int:
     summed = re.findall(r"lhs_contracting_dims=\{([\d,]*)\}", rest)[0]
     results = math.prod(int(size) for size in ARRAY.findall(shape)[0][1].split(",") if size)
     return 2 * results * math.prod(sizes[int(axis)] for axis in summed.split(",") if axis)
-
-
-def _right_bytes(rest: str, shapes: dict[str, str]) -> int:
-    """Returns the bytes of a product's right operand; of one of a batch of products."""
-    arrays = ARRAY.findall(shapes[_operands(rest)[1]])
-    sizes = [int(size) for size in arrays[0][1].split(",") if size]
-    of_batch = re.findall(r"rhs_batch_dims=\{([\d,]*)\}", rest)
-    number = math.prod(sizes[int(axis)] for axis in of_batch[0].split(",") if axis) if of_batch else 1
-    return _bytes_of(arrays[:1]) // max(number, 1)
 
 
 def _trips(rest: str, computations: dict[str, list[tuple[str, str, str, str]]]) -> int:
