@@ -17,7 +17,7 @@ from limba.data.tasks import resolve_task
 from limba.planned import PlannedRun
 from limba.tools.preflight import output
 from limba.tools.preflight.checks import differences, findings, objective, sample, start, storage, vocabulary
-from limba.tools.preflight.checks.verdict import Line, Section
+from limba.tools.preflight.checks.verdict import Line, Section, verdict
 from limba.tools.preflight.texts import faults
 from tests import tiny
 
@@ -221,7 +221,7 @@ def test_json_has_lines_figures_and_the_verdict() -> None:
     assert json.loads(output.json_of([Section("a", [], {"x": np.float32(0.5)})], {}))["sections"][0]["data"] == {
         "x": 0.5
     }
-    assert output.verdict(made) == "Verdict: works, but wasteful (1 warning)."
+    assert verdict(made) == "Verdict: works, but wasteful (1 warning)."
 
 
 def test_one_error_does_not_keep_the_others_from_being_looked_for() -> None:

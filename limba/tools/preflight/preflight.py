@@ -13,7 +13,7 @@ from limba.cli import flags
 from limba.cli.gin.statements import Source, read
 from limba.config import InputError, environment, without_credentials
 from limba.tools.preflight import configuration
-from limba.tools.preflight.checks.verdict import Section
+from limba.tools.preflight.checks.verdict import Section, exit_status, text_of
 
 if TYPE_CHECKING:
     from limba.tools.preflight.checks.cost import Terms
@@ -75,7 +75,7 @@ def _run(argv: Sequence[str]) -> int:
         import jax
 
         from limba.tools.preflight import output
-        from limba.tools.preflight.checks import cost, sections
+        from limba.tools.preflight.checks import cost
         from limba.tools.preflight.compiled import topologies
     if not has_jax:  # a TPU serves one process at a time, and this one needs none
         jax.config.update("jax_platforms", "cpu")
@@ -89,7 +89,7 @@ def _run(argv: Sequence[str]) -> int:
     for section in _sections(others, given, chips, cost.Terms(price, days)):
         made.append(section)
         if given.all and not given.json:
-            print(output.text_of(section), flush=True)
+            print(text_of(section), flush=True)
         elif sys.stderr.isatty():
             print(f"\r{section.title:<30}", end="\r", file=sys.stderr, flush=True)  # a compile takes a minute or more
     if given.json:
@@ -98,7 +98,7 @@ def _run(argv: Sequence[str]) -> int:
         print(output.json_of(made, about))
     else:
         print(output.first_screen(made, given.all))
-    return sections.exit_status(made)
+    return exit_status(made)
 
 
 def _positive(text: str, flag: str, unit: str) -> float:

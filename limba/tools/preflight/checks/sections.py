@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from limba.api import Mixture, NewVocabulary, PieceTable, PlannedRun, RunData, Task
 from limba.config import DataConfig, InputError, RunConfig, SentenceError
@@ -14,12 +14,10 @@ from limba.tools.preflight.checks import compiler, cost, data, estimate, objecti
 from limba.tools.preflight.checks.environment import environment
 from limba.tools.preflight.checks.findings import after_changes, error_line, logged, reached_by
 from limba.tools.preflight.checks.storage import storage
-from limba.tools.preflight.checks.verdict import Line, Section
+from limba.tools.preflight.checks.verdict import FAILS, Line, Section, exit_status
 from limba.tools.preflight.compiled.topologies import Topology
 
-GO, FAILS, WASTEFUL = 0, 1, 2  # exit statuses
 LEARNED_BYTES = 1_000_000  # of text, for a vocabulary that stands for the one that the first start trains
-WORDS = {GO: "go", FAILS: "will fail", WASTEFUL: "works, but wasteful"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,13 +150,3 @@ def _vocabulary(config: RunConfig, found: Resolved) -> Section:
     if found.task is None:
         return Section(vocabulary.TITLE, [Line("ok", "Not checked: the task is not known.")])
     return vocabulary.vocabulary(config, found.task, dict(found.lengths) if found.lengths else None)
-
-
-def exit_status(made: Sequence[Section]) -> int:
-    """Returns 0 (go), 1 (will fail) or 2 (works, but wasteful).
-
-    >>> exit_status([Section("a", [Line("ok", "x"), Line("warning", "y")])]), exit_status([])
-    (2, 0)
-    """
-    levels = {line.level for section in made for line in section.lines}
-    return FAILS if "error" in levels else WASTEFUL if "warning" in levels else GO
