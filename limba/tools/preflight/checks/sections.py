@@ -36,37 +36,50 @@ class Resolved:
 
 def resolved(config: RunConfig) -> Resolved:
     """Returns the task of a run, as far as it can be had; raises nothing for wrong input."""
-    given = config.data
-    in_bytes = dataclasses.replace(given, vocabulary="byte", new_vocabulary_size=None, extra_ids=100)
     try:
-        task = RunData(given).task
+        task = RunData(config.data).task
         PieceTable(task.output_features["targets"].vocabulary).read()
         lacking = vocabulary.without_sentinels(config, task)
-        task = task if lacking is None else RunData(in_bytes).task
+        if lacking is not None:
+            task = RunData(_in_bytes(config.data)).task
     except (SentenceError, OSError) as error:  # also a bucket that does not answer
-        line, absent = error_line(error), isinstance(error.__cause__, FileNotFoundError)
-        # Of the run's own directory, where a vocabulary is trained, Storage says it.
-        unreached = line.fix == ELSEWHERE and f"{given.vocabulary}".startswith(f"{config.model_dir.rstrip('/')}/")
-        line = reached_by(line, "DataConfig.vocabulary")
-        try:
-            task = RunData(in_bytes).task
-        except (SentenceError, OSError):
-            of_data = error_line(error)
-            return Resolved(None, of_vocabulary=None if of_data.text == line.text else line, of_data=of_data)
-        if given.new_vocabulary_size is not None and (absent or unreached):
-            text = f"The vocabulary is trained at the first start, with {given.new_vocabulary_size:,} ids."
-            line, learned = Line("ok", text), _learned(given, task)
-            if learned is not None:
-                return Resolved(learned, _lengths(learned, config), of_vocabulary=line, is_learned=True)
-        elif absent:
-            line = vocabulary.missing(config, line)
-        return Resolved(task, _lengths(task, config), of_vocabulary=line)
+        return _without_vocabulary(config, error)
     return Resolved(task, _lengths(task, config), of_vocabulary=lacking)
+
+
+def _in_bytes(given: DataConfig) -> DataConfig:
+    """Returns the data with bytes in place of a vocabulary that cannot be used."""
+    return dataclasses.replace(given, vocabulary="byte", new_vocabulary_size=None, extra_ids=100)
+
+
+def _without_vocabulary(config: RunConfig, error: SentenceError | OSError) -> Resolved:
+    """Returns the task of a run whose vocabulary cannot be read, or whose task cannot be opened at all."""
+    given = config.data
+    line = reached_by(error_line(error), "DataConfig.vocabulary")
+    try:
+        task = RunData(_in_bytes(given)).task
+    except (SentenceError, OSError) as also:
+        of_data = error_line(also)
+        of_vocabulary = None if of_data.text == line.text else line
+        return Resolved(None, of_vocabulary=of_vocabulary, of_data=of_data)
+    is_absent = isinstance(error.__cause__, FileNotFoundError)
+    # Of the run's own directory, where a vocabulary is trained, Storage says that it does not answer.
+    is_in_run = str(given.vocabulary).startswith(f"{config.model_dir.rstrip('/')}/")
+    is_unreached = is_in_run and error_line(error).fix == ELSEWHERE
+    if given.new_vocabulary_size is not None and (is_absent or is_unreached):
+        line = Line("ok", f"The vocabulary is trained at the first start, with {given.new_vocabulary_size:,} ids.")
+        learned = _learned(given, task)
+        if learned is not None:
+            return Resolved(learned, _lengths(learned, config), of_vocabulary=line, is_learned=True)
+    elif is_absent:
+        line = vocabulary.missing(config, line)
+    return Resolved(task, _lengths(task, config), of_vocabulary=line)
 
 
 def _learned(given: DataConfig, task: Task | Mixture) -> Task | Mixture | None:
     """Returns the task with a vocabulary that is trained on a sample of its text; None if none can be made."""
-    size, masks = (given.new_vocabulary_size or 0) - given.extra_ids, given.is_masked or bool(given.head)
+    size = (given.new_vocabulary_size or 0) - given.extra_ids
+    masks = given.is_masked or bool(given.head)
     coverage = given.new_vocabulary_coverage
     with contextlib.suppress(SentenceError, OSError), logged(), tempfile.TemporaryDirectory() as folder:
         new = NewVocabulary(f"{folder}/sample.model")

@@ -90,9 +90,12 @@ def _vocabulary(config: RunConfig) -> Iterator[Line]:
     if path is None or "://" in path or config.initial_checkpoint_path or config.data.new_vocabulary_size:
         return
     found = PieceTable.at(path, config.data.extra_ids)
-    rows, fitting = config.model.vocab_size, found.fitting_rows
-    if rows > fitting and (share := unused_share(config, fitting, None)) >= UNUSED:
+    rows = config.model.vocab_size
+    fitting = found.fitting_rows
+    if rows <= fitting:
+        return
+    share = unused_share(config, fitting, None)
+    if share >= UNUSED:
         text = f"The model has {rows:,} rows for {found.vocabulary.vocab_size:,} ids: those without a piece take"
-        yield Line(
-            "warning", f"{text} {share:.0%} of a step's FLOPs.", ("ModelConfig.vocab_size", fitting), "unused-rows"
-        )
+        text += f" {share:.0%} of a step's FLOPs."
+        yield Line("warning", text, ("ModelConfig.vocab_size", fitting), "unused-rows")
