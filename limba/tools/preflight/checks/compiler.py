@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 
 from limba.api import PlannedRun, RunData
@@ -35,32 +36,34 @@ def feature_shapes(config: RunConfig) -> dict[str, tuple[int, int]]:
     prefix; if that cannot be opened, rows are plain sequences.
     """
     inputs, targets = PlannedRun(config).row_lengths
-    rows, packed = config.data.batch_size, config.data.pack
-    names = [*DECODER, *(["decoder_segment_ids"] if packed else [])]
-    lengths = dict.fromkeys(names, targets)
+    lengths = dict.fromkeys(DECODER, targets)
+    if config.data.pack:
+        lengths["decoder_segment_ids"] = targets
     if inputs:
-        names = ["encoder_input_tokens", *(["encoder_segment_ids"] if packed else [])]
-        lengths |= dict.fromkeys(names, inputs)
-        return {name: (rows, length) for name, length in lengths.items()}
-    try:
-        data = RunData(config.data)
-        return data.feature_shapes(data.lengths())
-    except (InputError, OSError):  # the section of the data says what is wrong with it
-        return {name: (rows, length) for name, length in lengths.items()}
+        lengths["encoder_input_tokens"] = inputs
+        if config.data.pack:
+            lengths["encoder_segment_ids"] = inputs
+    else:
+        with contextlib.suppress(InputError, OSError):  # the section of the data says what is wrong with it
+            data = RunData(config.data)
+            return data.feature_shapes(data.lengths())
+    return {name: (config.data.batch_size, length) for name, length in lengths.items()}
 
 
 def stand_in(config: RunConfig, wanted: Topology) -> RunConfig:
-    """Returns the run; with scanned layers, which compile in about a minute for a TPU, where it unrolls them.
+    """Returns the run as it is compiled: for cards as it runs there, for others with scanned layers.
 
-    Those take minutes. Cards compile what runs there.
+    A scan compiles in about a minute for a TPU; unrolled layers take several.
     """
-    scans = config.model.scan_layers or wanted.platform != "gpu" or None
+    scans = True if wanted.platform != "gpu" else config.model.scan_layers or None
     return dataclasses.replace(config, model=dataclasses.replace(config.model, scan_layers=scans))
 
 
 def fits(found: Figures, wanted: Topology) -> bool:
     """Returns whether a compiled step fits: as a TPU's compiler says, for others by the memory that there is."""
-    return device_bytes(found) <= limit_bytes(wanted) if found["fits"] is None else found["fits"]
+    if found["fits"] is not None:
+        return found["fits"]
+    return device_bytes(found) <= limit_bytes(wanted)
 
 
 def compiled(config: RunConfig, wanted: Topology) -> Section:
@@ -69,7 +72,8 @@ def compiled(config: RunConfig, wanted: Topology) -> Section:
     Compiles once, in a process of its own. Where the compiler is not installed, one warning says so, and memory is by
     arithmetic.
     """
-    if problems := list(divides(config, wanted)):
+    problems = list(divides(config, wanted))
+    if problems:
         return Section(TITLE, problems)
     try:
         found = compiled_step(stand_in(config, wanted), feature_shapes(config), wanted.name)
@@ -142,9 +146,8 @@ def _details(found: Figures, wanted: Topology) -> list[Line]:
     exchanged = {kind: size for kind, size in found.get("collective_bytes", {}).items() if size}
     if exchanged:
         each = ", ".join(f"{kind} {size / 2**20:,.0f} MiB" for kind, size in sorted(exchanged.items()))
-        lines.append(
-            Line("ok", f"Exchanged a step, by each device: {each} (operands of a reduce-scatter, else results).")
-        )
+        text = f"Exchanged a step, by each device: {each} (operands of a reduce-scatter, else results)."
+        lines.append(Line("ok", text))
     elif wanted.devices > 1 and found["fits"] is not False:
         lines.append(Line("ok", "The devices exchange nothing."))
     return lines

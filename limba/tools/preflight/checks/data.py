@@ -79,7 +79,8 @@ def _sources(config: RunConfig, run: RunData, data: Data) -> Iterator[Line]:
     for part in run.parts:
         if isinstance(part.source, UnitSource):
             _check_patterns(run, part.source)
-            units, files = part.source.units(run.config.train_split), part.source.listed(run.config.train_split)
+            units = part.source.units(run.config.train_split)
+            files = part.source.listed(run.config.train_split)
             sizes = [file.size for file in files if file.size]
             size = f", {sum(sizes) / 1e6:,.1f} MB" if len(sizes) == len(files) else ""
             name = part.source.name[:1].lower() + part.source.name[1:]
@@ -226,14 +227,18 @@ def _size(config: RunConfig, part: Task, found: Any, data: Data) -> Iterator[Lin
     per_document = found.fertility.tokens / max(len(found.documents) // len(found.columns), 1)
     counts = RunData(config.data, part).documents(part)
     if counts is not None:
-        tokens, how = counts.total * per_document, f"{counts.total:,} documents{'' if counts.is_exact else ', about'}"
+        tokens = counts.total * per_document
+        how = f"{counts.total:,} documents"
+        if not counts.is_exact:
+            how += ", about"
     else:
         ratio = _text_in_files(part.source, config.data.train_split)
         if ratio is None:
             yield Line("ok", "The size of the corpus is not known: its files are compressed, or do not say theirs.")
             return
         num_bytes = part.source.num_bytes(config.data.train_split)
-        tokens, how = num_bytes * ratio * found.fertility.tokens_per_byte, f"{in_words(num_bytes)} bytes, by its sample"
+        tokens = num_bytes * ratio * found.fertility.tokens_per_byte
+        how = f"{in_words(num_bytes)} bytes, by its sample"
     data.setdefault("corpus_tokens", {})[part.name] = tokens
     data.setdefault("corpus_documents", {})[part.name] = tokens / per_document
     yield Line("ok", f"The corpus has about {in_words(tokens)} tokens ({how}).")
@@ -256,12 +261,15 @@ def _text_in_files(source: UnitSource, split: str) -> float | None:
 
 def _validation(config: RunConfig, part: Task, found: Any, data: Data) -> Iterator[Line]:
     """Yields the validation split's size; an empty one is evaluated by nothing."""
-    split, source = config.data.validation_split, part.source
+    split = config.data.validation_split
+    source = part.source
     if not isinstance(source, UnitSource):
-        level = "ok" if split in part.splits else "warning"
-        known = "there" if level == "ok" else f"not there ({', '.join(part.splits)})"
+        if split in part.splits:
+            yield Line("ok", f"The validation split {split!r} is there.")
+            return
         fix = ("DataConfig.validation_split", next(iter(part.splits), Open()))
-        yield Line(level, f"The validation split {split!r} is {known}.", None if level == "ok" else fix, "no-split")
+        text = f"The validation split {split!r} is not there ({', '.join(part.splits)})."
+        yield Line("warning", text, fix, "no-split")
         return
     number = num_bytes = 0
     is_all, texts = True, list[bytes]()
@@ -310,7 +318,8 @@ def _number(count: int, what: str) -> str:
 
 def _shards(config: RunConfig, run: RunData, chips: Topology | None, data: Data) -> Iterator[Line]:
     """Yields how the units of the corpus meet data shards and hosts."""
-    shards, hosts = config.data.num_data_shards or 1, chips.hosts if chips else 1
+    shards = config.data.num_data_shards or 1
+    hosts = chips.hosts if chips else 1
     data |= {"shards": shards, "hosts": hosts}
     for part in run.parts:
         if not isinstance(part.source, UnitSource):

@@ -101,10 +101,11 @@ def row_bytes(network: ModelConfig, lengths: tuple[int, int], has_kernels: bool,
 
 def _decoder_parameters(network: ModelConfig) -> int:
     """Returns the parameters of the matrices of the decoder's layers."""
-    d, inner = network.emb_dim, network.num_heads * network.head_dim
-    attention = 2 * d * (inner + network.kv_heads * network.head_dim) + (
-        0 if network.is_decoder_only else 4 * d * inner
-    )
+    d = network.emb_dim
+    inner = network.num_heads * network.head_dim
+    attention = 2 * d * (inner + network.kv_heads * network.head_dim)
+    if not network.is_decoder_only:
+        attention += 4 * d * inner
     return network.num_decoder_layers * (attention + (len(network.mlp_activations) + 1) * d * network.mlp_dim)
 
 

@@ -29,7 +29,8 @@ class Estimate:
         """Returns tokens a second, MFU and days as (lowest, highest); the last two None where they are not known."""
         tokens = config.data.batch_size * sum(lengths)
         flops = _flops(config, lengths)
-        peak, steps = topology.peak_flops * topology.devices, config.train_steps
+        peak = topology.peak_flops * topology.devices
+        steps = config.train_steps
         both = (self.fastest, self.slowest)
         return {
             "seconds_per_step": list(both),
@@ -93,7 +94,8 @@ def product_flops_per_second(size: int = 1024) -> float:
     """Returns the FLOP/s of this machine's float32 matrix product, the best of some."""
     import numpy as np
 
-    a, best = np.ones((size, size), np.float32), float("inf")
+    a = np.ones((size, size), np.float32)
+    best = float("inf")
     for _ in range(5):
         began = time.perf_counter()
         np.matmul(a, a)
