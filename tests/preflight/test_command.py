@@ -66,15 +66,6 @@ def test_a_compile_is_in_the_json(choices: dict[str, Any], tmp_path: Path) -> No
     assert not Path(choices["MODEL_DIR"]).exists()
 
 
-@pytest.mark.parametrize("flag", ["--advise", "--advise=5", "--calibrate=run", "--html=page.html"])
-def test_a_flag_that_is_not_known_ends_with_1(
-    flag: str, choices: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = [f"--gin.{name}={value}" for name, value in choices.items()]
-    assert main.main(["preflight", "gin/demo.gin", *given, flag]) == 1
-    assert flag.partition("=")[0] in "".join(capsys.readouterr())
-
-
 @pytest.mark.night
 def test_the_script_goes_through_a_compile(choices: dict[str, Any], tmp_path: Path) -> None:
     wasteful = {"config.ScheduleConfig.name": "linear", "WARMUP_STEPS": 100}
