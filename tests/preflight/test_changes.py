@@ -49,11 +49,14 @@ def test_a_run_that_does_not_fit_gets_the_memory_of_each_policy_and_of_micro_bat
         f"  ModelConfig.remat = 'minimal': {size_in_words(sizes[1])}",
         f"  ModelConfig.remat = 'full': {size_in_words(sizes[2])}, fits",
     ]
-    halves = bytes_of(dataclasses.replace(config, num_microbatches=2))
-    assert lines[4] == f"  RunConfig.num_microbatches = 2: {size_in_words(halves)}" + (
-        ", fits" if halves <= device.limit else ""
-    )
-    assert lines[-2].startswith("  RunConfig.num_microbatches = 64: ")  # of 512 rows on 8 devices
+    *too_large, fitting = lines[4:-1]  # they end with the first that fits
+    for power, line in enumerate([*too_large, fitting], 1):
+        parts = 2**power
+        size = bytes_of(dataclasses.replace(config, num_microbatches=parts))
+        fits = ", fits" if line == fitting else ""
+        assert line == f"  RunConfig.num_microbatches = {parts}: {size_in_words(size)}{fits}"
+        assert (size <= device.limit) == (line == fitting)
+    assert too_large
 
 
 def test_the_finding_has_the_table_in_the_words_of_the_gin_file_and_a_log_has_its_first_line() -> None:
@@ -83,6 +86,15 @@ def test_the_fix_fits_and_costs_no_more_than_it_must(share: float) -> None:
     assert bytes_of(fixed) <= device.limit and list(estimate.divides(fixed, CHIPS)) == []
     for number in range(len(fixes)):  # without one of its lines it does not fit
         assert bytes_of(applied(config, fixes[:number] + fixes[number + 1 :])) > device.limit
+
+
+def test_a_batch_ends_the_micro_batches_that_are_tried() -> None:
+    config = run_of(rows=24)  # which 16 parts, or 2 on each of 8 devices, do not divide
+    for chips, parts in ((topology("v5e-1"), [2, 4, 8]), (CHIPS, [])):
+        device = changes.Device(chips, 1.0)
+        found = re.findall(r"num_microbatches = (\d+)", changes.table(config, device))
+        assert [int(each) for each in found] == parts
+        assert changes.that_fits(config, device)[0][0] == "DataConfig.batch_size"
 
 
 def test_a_state_that_is_too_large_is_shared_by_all_devices_and_at_last_the_batch_is_open() -> None:

@@ -42,19 +42,22 @@ class Device:
 def table(config: RunConfig, device: Device) -> str:
     """Returns lines of text: the memory with each remat policy and number of micro-batches, and the meshes that fit.
 
-    Each is the only change of the run. Policies and micro-batches that do not fit are there too.
+    Each is the only change of the run. Micro-batches end with the first number that fits.
     """
     run = PlannedRun(config)
     lines = ["With one choice changed a device needs, by arithmetic:"]
     for policy in POLICIES:
-        changed = _with_policy(config, policy)
-        is_own = policy == config.model.remat
-        lines.append(_line(f"ModelConfig.remat = {policy!r}", run, changed, device, is_own))
+        line = _line(f"ModelConfig.remat = {policy!r}", run, _with_policy(config, policy), device)
+        if policy == config.model.remat:
+            line += ", as it is"
+        lines.append(line)
     for parts in _micro_batches(config, device.chips):
+        if parts == config.num_microbatches:
+            continue
         changed = dataclasses.replace(config, num_microbatches=parts)
-        is_own = parts == config.num_microbatches
-        if not is_own:
-            lines.append(_line(f"RunConfig.num_microbatches = {parts}", run, changed, device, is_own))
+        lines.append(_line(f"RunConfig.num_microbatches = {parts}", run, changed, device))
+        if device.fits(run, changed):
+            break
     lines.append(_meshes_line(run, device))
     return "\n".join(lines)
 
@@ -77,11 +80,8 @@ def that_fits(config: RunConfig, device: Device) -> list[Fix]:
     return [("DataConfig.batch_size", Open("a smaller one, a smaller model, or more chips"))]
 
 
-def _line(name: str, run: PlannedRun, changed: RunConfig, device: Device, is_own: bool) -> str:
-    size = size_in_words(device.bytes_of(run, changed))
-    line = f"  {name}: {size}"
-    if is_own:
-        line += ", as it is"
+def _line(name: str, run: PlannedRun, changed: RunConfig, device: Device) -> str:
+    line = f"  {name}: {size_in_words(device.bytes_of(run, changed))}"
     if device.fits(run, changed):
         line += ", fits"
     return line
@@ -113,7 +113,7 @@ def _meshes(config: RunConfig, chips: Topology) -> Iterator[MeshConfig]:
             mesh = dataclasses.replace(config.mesh, data=-1, fsdp=fsdp, model=model)
             if mesh.sizes(chips.devices) == config.mesh.sizes(chips.devices):
                 continue
-            if _divides(dataclasses.replace(config, mesh=mesh), chips):
+            if _divides(config, mesh, config.num_microbatches, chips):
                 yield mesh
 
 
@@ -127,14 +127,15 @@ def _own_and_shared_mesh(config: RunConfig, chips: Topology) -> list[MeshConfig]
 def _micro_batches(config: RunConfig, chips: Topology) -> Iterator[int]:
     """Yields the run's number of micro-batches and its doubles, while the batch divides into them."""
     parts = config.num_microbatches
-    while parts <= MOST_MICROBATCHES and _divides(dataclasses.replace(config, num_microbatches=parts), chips):
+    while parts <= MOST_MICROBATCHES and _divides(config, config.mesh, parts, chips):
         yield parts
         parts *= 2
 
 
-def _divides(config: RunConfig, chips: Topology) -> bool:
-    data, fsdp, _ = config.mesh.sizes(chips.devices)
-    return config.data.batch_size % (config.num_microbatches * data * fsdp) == 0
+def _divides(config: RunConfig, mesh: MeshConfig, parts: int, chips: Topology) -> bool:
+    """Returns whether the run's batch divides into so many micro-batches over the groups of devices of a mesh."""
+    data, fsdp, _ = mesh.sizes(chips.devices)
+    return config.data.batch_size % (parts * data * fsdp) == 0
 
 
 def _divisors(number: int) -> list[int]:
