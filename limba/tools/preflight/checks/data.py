@@ -51,10 +51,11 @@ def data_of_run(
     that is learned from a sample of the text is not judged.
     """
     run = RunData(config.data, task)
+    judges_vocabulary = has_vocabulary and lengths is not None and not is_learned
     checks: list[Check] = [lambda data: _sources(config, run, data)]
     for part in run.parts:
         name = f"{part.name}: " if len(run.parts) > 1 else ""
-        text = TextOfPart(config, part, name, lengths or {}, judges_vocabulary=has_vocabulary and not is_learned)
+        text = TextOfPart(config, part, name, lengths or {}, judges_vocabulary)
         checks.append(text.documents)
         if has_vocabulary:
             checks += [text.example, text.size]
@@ -92,7 +93,8 @@ def _sources(config: RunConfig, run: RunData, data: Data) -> Iterator[Line]:
         run.check()
     except InputError as error:
         is_small = error.fix is not None and error.fix[0] == "DataConfig.num_data_shards"
-        if (line := _one_document(config, run.parts[0], data) if is_small else None) is None:
+        line = _one_document(config, run.parts[0], data) if is_small else None
+        if line is None:
             raise
         yield line
 
