@@ -88,6 +88,17 @@ def test_the_fix_fits_and_costs_no_more_than_it_must(share: float) -> None:
         assert bytes_of(applied(config, fixes[:number] + fixes[number + 1 :])) > device.limit
 
 
+def test_the_fix_is_the_weakest_policy_then_micro_batches() -> None:
+    config = run_of()
+    _, minimal, full = (bytes_of(runs.changed(config, remat=policy)) for policy in changes.POLICIES)
+    halves = bytes_of(dataclasses.replace(config, num_microbatches=2))
+    assert full < halves < minimal
+    assert changes.that_fits(config, changes.Device(CHIPS, minimal)) == [("ModelConfig.remat", "minimal")]
+    assert changes.that_fits(config, changes.Device(CHIPS, halves)) == [("ModelConfig.remat", "full")]
+    both = [("ModelConfig.remat", "full"), ("RunConfig.num_microbatches", 2)]
+    assert changes.that_fits(config, changes.Device(CHIPS, 0.99 * full)) == both
+
+
 def test_a_batch_ends_the_micro_batches_that_are_tried() -> None:
     config = run_of(rows=24)  # which 16 parts, or 2 on each of 8 devices, do not divide
     for chips, parts in ((topology("v5e-1"), [2, 4, 8]), (CHIPS, [])):
