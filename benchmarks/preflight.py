@@ -1,9 +1,7 @@
-"""Figures of docs/preflight.md: which models fit which chips, as their compilers say; memory and start on a CPU.
+"""Figures of docs/preflight.md: which models fit which chips, as their compilers say, and what a start takes.
 
     python -m benchmarks.preflight table --out=DIR    # all models on all topologies; again, what is missing
     python -m benchmarks.preflight table --out=DIR --models=base,large --topologies=v4-8,h100-8
-    python -m benchmarks.preflight memory             # estimated, and VmHWM's rise over three steps, of five runs
-    python -m benchmarks.preflight memory --cases=adamw
     python -m benchmarks.preflight start              # to the first step, without and with kept programs
     python -m benchmarks.preflight verdict            # the whole command with its compile: seconds of base on v4-8
 
@@ -26,17 +24,17 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from limba.api import PlannedRun
 from limba.cli import program
 from limba.cli.gin import read_gin
 from limba.cli.gin.read import read_model
-from limba.config import DataConfig, ModelConfig, OptimizerConfig, RunConfig, ScheduleConfig, environment, plain
+from limba.config import RunConfig, environment
 from limba.tools.preflight.checks import compiler
 from limba.tools.preflight.compiled import instant
+from limba.tools.preflight.compiled.memory import device_bytes
 from limba.tools.preflight.compiled.process import compiled_step
-from limba.tools.preflight.compiled.topologies import topology
+from limba.tools.preflight.compiled.topologies import limit_bytes, topology
 
 # Rows: the run's gin file, and the network of another one in its place. 128 rows of 512/114 each.
 MODELS = {
@@ -46,49 +44,6 @@ MODELS = {
     "xl": ("gin/ro_t5x_large.gin", "gin/models/t5_1_1/xl.gin"),
 }
 TOPOLOGIES = ("v3-8", "v4-8", "v4-32", "v5e-16", "v6e-16", "h100-8")
-# Of the comparison with VmHWM: 12 bytes a parameter, 47 million parameters.
-SMALL = ModelConfig(
-    vocab_size=32768, emb_dim=512, num_heads=8, head_dim=64, mlp_dim=1024, num_encoder_layers=2, num_decoder_layers=2,
-    dtype="float32", attention="einsum",
-)  # fmt: skip
-THREE_STEPS = """
-import json, sys
-from pathlib import Path
-import jax, numpy as np
-from limba.config import plain
-from limba.model import Network
-from limba.sharding.mesh import make_mesh
-from limba.training.auto_mesh import abstract_step
-from limba.training.optimizer import make_optimizer
-from limba.training.state import create_state
-
-def peak():
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024
-
-asked = json.loads(Path(sys.argv[1]).read_text())
-config, shapes = plain.from_text(asked["config"], "request"), asked["feature_shapes"]
-mesh = make_mesh(config.mesh)
-jax.jit(lambda x: x + 1)(np.zeros(8))  # starts the platform
-before = peak()
-optimizer = make_optimizer(config.optimizer, config.train_steps)
-state = create_state(Network(config.model, mesh), optimizer, mesh, 0, config.mesh.shard_update)
-size = sum(x.nbytes for x in jax.tree.leaves(state))
-after_init = peak() - before
-step, _ = abstract_step(config, mesh, shapes)
-for _ in range(3):
-    batch = {name: np.random.default_rng(0).integers(2, 250, shape).astype(np.int32) for name, shape in shapes.items()}
-    state, metrics = step(state, batch, jax.random.key(0))
-    jax.block_until_ready((state, metrics))
-print(json.dumps({"rise": peak() - before, "rise_of_init": after_init, "state": size}))
-"""
-MEMORY_CASES = {  # rows, fields of SMALL's network, optimizer
-    "adamw": (8, {}, "adamw"),
-    "more_rows": (32, {}, "adamw"),
-    "bfloat16": (8, {"dtype": "bfloat16"}, "adamw"),
-    "deeper": (8, {"num_encoder_layers": 6, "num_decoder_layers": 6}, "adamw"),
-    "adafactor": (8, {"vocab_size": 131072}, "adafactor"),
-}
 
 
 def run_of(name: str) -> RunConfig:
@@ -118,9 +73,7 @@ def table(args: argparse.Namespace) -> None:
             path.write_text(json.dumps(found))
             print(f"{name} on {place}: {cell(out, name, place)}", file=sys.stderr, flush=True)
     places = args.topologies.split(",")
-    print(
-        "| model | " + " | ".join(f"{place}, {compiler.limit_bytes(topology(place)) / 2**30:.2f}" for place in places)
-    )
+    print("| model | " + " | ".join(f"{place}, {limit_bytes(topology(place)) / 2**30:.2f}" for place in places))
     print("| --- " * (len(places) + 1) + "|")
     for name in args.models.split(","):
         print(f"| {name} | " + " | ".join(cell(out, name, place) for place in places) + " |")
@@ -134,50 +87,9 @@ def cell(out: Path, name: str, place: str) -> str:
     found = json.loads(path.read_text())
     said = "fits" if compiler.fits(found, topology(place)) else "**does not fit**"
     cycles = f", {found['fusion_cycles'] / 1e6:.0f} M + kernels" if found.get("fusion_cycles") else ""
-    live, run = compiler.device_bytes(found), PlannedRun(run_of(name))
+    live, run = device_bytes(found), PlannedRun(run_of(name))
     ratio = instant.memory(run, topology(place)).total / live
     return f"{said}, {live / 2**30:.2f}{cycles} ({found['cpu_seconds']:.0f} s); {ratio:.2f}"
-
-
-def small_run(
-    rows: int = 8, lengths: tuple[int, int] = (128, 32), network: ModelConfig = SMALL, optimizer: str = "adamw"
-) -> RunConfig:
-    """Returns a run whose memory is compared."""
-    data = DataConfig("unused", {"inputs": lengths[0], "targets": lengths[1]}, batch_size=rows)
-    chosen = OptimizerConfig(name=optimizer, schedule=ScheduleConfig(base_learning_rate=1e-3, warmup_steps=10))
-    return RunConfig(network, data, "unused", train_steps=1000, optimizer=chosen)
-
-
-def memory_figures(run: RunConfig) -> dict[str, Any]:
-    """Returns the estimated bytes of a run's step on one CPU device, and the rise of VmHWM over three real steps.
-
-    The real process has the variables of a run's, and no kept programs, so it compiles.
-    """
-    shapes = compiler.feature_shapes(run)
-    found = compiled_step(run, shapes, "cpu-1")
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as request:
-        json.dump({"config": plain.to_text(run), "feature_shapes": shapes}, request)
-        request.flush()
-        variables = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "JAX_COMPILATION_CACHE_DIR": ""}
-        variables.setdefault(*environment.LARGE_PAGES)
-        command = [sys.executable, "-c", THREE_STEPS, request.name]
-        done = subprocess.run(command, env=variables, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(done.stderr[-2000:])
-    figures = json.loads(done.stdout.splitlines()[-1])
-    ratio = found["process_bytes"] / figures["rise"]
-    live = found["live_bytes"]
-    return {"estimated": found["process_bytes"], "live": live, **figures, "estimated_over_rise": ratio}
-
-
-def memory(args: argparse.Namespace) -> None:
-    """Prints the estimate beside what the process took, in MiB, for each case."""
-    for name in args.cases.split(","):
-        rows, fields, optimizer = MEMORY_CASES[name]
-        found = memory_figures(small_run(rows, network=dataclasses.replace(SMALL, **fields), optimizer=optimizer))
-        mib = {key: round(size / 2**20) for key, size in found.items() if key != "estimated_over_rise"}
-        ratio = round(found["estimated_over_rise"], 3)
-        print(json.dumps({"case": name, **mib, "estimated_over_rise": ratio}), flush=True)
 
 
 def start_figures(folder: Path, gin: Sequence[str] = ()) -> list[dict[str, float]]:
@@ -241,19 +153,18 @@ def verdict(args: argparse.Namespace) -> None:
     sections = {each["title"]: each for each in json.loads(done.stdout)["sections"]}
     if "live_bytes" not in (found := sections["Memory and speed"]["data"]):
         raise RuntimeError(sections["Memory and speed"]["lines"])
-    gib = {"compiled": compiler.device_bytes(found), "arithmetic": sections["Estimate"]["data"]["live_bytes"]}
+    gib = {"compiled": device_bytes(found), "arithmetic": sections["Estimate"]["data"]["live_bytes"]}
     print(json.dumps({**took, "gib": {name: size / 2**30 for name, size in gib.items()}}))
 
 
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["table", "memory", "start", "verdict"])
+    parser.add_argument("what", choices=["table", "start", "verdict"])
     parser.add_argument("--out", default="preflight-table", help="folder of the table's cells")
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--topologies", default=",".join(TOPOLOGIES))
-    parser.add_argument("--cases", default=",".join(MEMORY_CASES), help="of the comparison of memory")
     args = parser.parse_args(argv)
-    {"table": table, "memory": memory, "start": start, "verdict": verdict}[args.what](args)
+    {"table": table, "start": start, "verdict": verdict}[args.what](args)
 
 
 if __name__ == "__main__":

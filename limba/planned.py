@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from limba.config import MeshConfig, ModelConfig, OptimizerConfig, RunConfig
+from limba.config import ModelConfig, OptimizerConfig, RunConfig
 from limba.data.objectives.spans import raw_and_targets
 from limba.export import at_end
 from limba.formats import hub_models, limba_checkpoint
@@ -23,10 +23,10 @@ from limba.training.checkpoints.directory import RESUME_ADVICE, check_arrays
 from limba.training.checkpoints.initial import check_initial
 from limba.training.checks import check_steps, check_writable
 from limba.training.metrics.figures import job_advice
-from limba.training.optimizer import make_optimizer, optimizer_of
+from limba.training.optimizer import make_optimizer
 from limba.training.schedule import make_schedule
 from limba.training.start import with_labels
-from limba.training.state import TrainState, count_parameters, init_state, state_shardings
+from limba.training.state import TrainState, count_parameters, init_state
 
 
 @functools.lru_cache(8)  # several parts of a verdict ask for it, and tracing takes half a second
@@ -113,45 +113,23 @@ class PlannedRun:
         """Returns advice if a job of Slurm ends before the checkpoint that is due after a step; else ""."""
         return job_advice(self.config, step + 10, step, seconds_per_step)
 
-    def limit_bytes(self, gib: float) -> float:
-        """Returns the bytes of a device that the mesh is chosen by, where programs may use so many GiB."""
-        return (self.config.mesh.memory_gib or auto_mesh.USABLE * gib) * 2**30
-
-    def meshes(self, num_devices: int) -> list[MeshConfig]:
-        """Returns the meshes of `MeshConfig.auto` in the order of trial."""
-        return auto_mesh.candidates(self.config, num_devices)
-
-    def step_on(
-        self, sizes: MeshConfig, devices: np.ndarray, feature_shapes: Mapping[str, tuple[int, int]]
-    ) -> PlannedStep:
+    def step_on(self, devices: np.ndarray, feature_shapes: Mapping[str, tuple[int, int]]) -> PlannedStep:
         """Returns the training step on these devices, which need not be on this machine."""
-        return PlannedStep(self.config, sizes, devices, feature_shapes)
+        return PlannedStep(self.config, devices, feature_shapes)
 
 
 class PlannedStep:
     """A run's training step on a mesh; `mesh_sizes` are those of data, fsdp and model. Nothing is compiled yet."""
 
-    def __init__(
-        self, config: RunConfig, sizes: MeshConfig, devices: np.ndarray, feature_shapes: Mapping[str, tuple[int, int]]
-    ):
-        self._config = config
-        self._mesh = make_mesh(sizes, devices)
-        self.mesh_sizes = list(self._mesh.shape.values())
-        self._step, self._arguments = auto_mesh.abstract_step(config, self._mesh, feature_shapes)
+    def __init__(self, config: RunConfig, devices: np.ndarray, feature_shapes: Mapping[str, tuple[int, int]]):
+        mesh = make_mesh(config.mesh, devices)
+        self.mesh_sizes = list(mesh.shape.values())
+        self._step, self._arguments = auto_mesh.abstract_step(config, mesh, feature_shapes)
 
     @property
     def state_bytes(self) -> int:
         """The bytes of the state on one device."""
         return auto_mesh.bytes_of(self._arguments[0])
-
-    def init_bytes(self) -> int:
-        """Compiles the program that makes a new state; returns the bytes of a device while it runs."""
-        config, mesh = self._config, self._mesh
-        model = Network(config.model, mesh)
-        optimizer = optimizer_of(config, model)
-        shardings = state_shardings(model, optimizer, mesh, config.mesh.shard_update)
-        make = jax.jit(lambda key: init_state(model, optimizer, key), out_shardings=shardings)
-        return auto_mesh.live_bytes(make.lower(jax.eval_shape(lambda: jax.random.key(0))).compile())
 
     def traced(self) -> jax.stages.Traced:
         """Returns the traced step, as `jax.stages.Traced`."""
@@ -160,7 +138,3 @@ class PlannedStep:
     def live_bytes(self, compiled: jax.stages.Compiled) -> int:
         """Returns the bytes of a device while the compiled step runs, by jax's analysis."""
         return auto_mesh.live_bytes(compiled)
-
-    def step_bytes(self, compiled: jax.stages.Compiled) -> int:
-        """Returns the bytes of a device by which `MeshConfig.auto` chooses."""
-        return auto_mesh.step_bytes(compiled, self._mesh)

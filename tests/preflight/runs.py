@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from benchmarks.preflight import SMALL, small_run
-from limba.config import ModelConfig, RunConfig
+from limba.config import DataConfig, ModelConfig, OptimizerConfig, RunConfig, ScheduleConfig
 
+SMALL = ModelConfig(
+    vocab_size=32768, emb_dim=512, num_heads=8, head_dim=64, mlp_dim=1024, num_encoder_layers=2, num_decoder_layers=2,
+    dtype="float32", attention="einsum",
+)  # fmt: skip
 TINY = dataclasses.replace(
     SMALL, vocab_size=512, emb_dim=64, num_heads=2, head_dim=32, mlp_dim=128, num_encoder_layers=1, num_decoder_layers=1
 )
@@ -15,7 +18,9 @@ TINY = dataclasses.replace(
 
 def run(model: ModelConfig = SMALL, rows: int = 16, lengths: tuple[int, int] = (256, 64), **changes: Any) -> RunConfig:
     """Returns a run of span corruption with AdamW, whose state is 12 bytes a parameter."""
-    return dataclasses.replace(small_run(rows, lengths, model), **changes)
+    data = DataConfig("unused", {"inputs": lengths[0], "targets": lengths[1]}, batch_size=rows)
+    optimizer = OptimizerConfig(name="adamw", schedule=ScheduleConfig(base_learning_rate=1e-3, warmup_steps=10))
+    return dataclasses.replace(RunConfig(model, data, "unused", train_steps=1000, optimizer=optimizer), **changes)
 
 
 def changed(config: RunConfig, **fields: Any) -> RunConfig:

@@ -1,8 +1,7 @@
-"""The command itself, in processes of its own: through a compile, in text, JSON and HTML, and by its script."""
+"""The command itself, in processes of its own: through a compile, in text and JSON, and by its script."""
 
 from __future__ import annotations
 
-import html
 import json
 import os
 import re
@@ -18,7 +17,7 @@ from limba.tools.preflight.checks import compiler, data, sample
 
 ROOT = Path(__file__).parents[2]
 SECTIONS = ["Config", "Data", "Vocabulary", "Objective and schedule", "Storage", "Environment"]
-COMPILED = [*SECTIONS, "Estimate", "Memory and speed", "Advice", "Time and cost"]
+COMPILED = [*SECTIONS, "Estimate", "Memory and speed", "Time and cost"]
 TINY = {"emb_dim": 32, "num_heads": 2, "head_dim": 16, "mlp_dim": 64, "num_encoder_layers": 1, "num_decoder_layers": 1}
 
 
@@ -41,10 +40,10 @@ def ended(command: list[str], folder: Path, **variables: str) -> tuple[int, str]
 
 
 @pytest.mark.night
-def test_a_compile_is_in_the_json_and_on_the_page(choices: dict[str, Any], tmp_path: Path) -> None:
+def test_a_compile_is_in_the_json(choices: dict[str, Any], tmp_path: Path) -> None:
     flags = [f"--gin.{name}={value}" for name, value in choices.items()]
-    flags += ["--gin.config.RunConfig.num_microbatches=2", "--topology=cpu-1", "--advise=1", "--json"]
-    command = [sys.executable, "-m", "limba", "preflight", "gin/demo.gin", *flags, f"--html={tmp_path / 'page.html'}"]
+    flags += ["--topology=cpu-1", "--json"]
+    command = [sys.executable, "-m", "limba", "preflight", "gin/demo.gin", *flags]
     status, printed = ended(command, tmp_path, COMPILE_CACHE="off")
     document = json.loads(printed)
     sections = {section["title"]: section for section in document["sections"]}
@@ -55,23 +54,14 @@ def test_a_compile_is_in_the_json_and_on_the_page(choices: dict[str, Any], tmp_p
     assert status == document["exit_status"] == (2 if "warning" in levels else 0)
 
     figures = sections["Memory and speed"]["data"]
-    assert figures["topology"] == "cpu-1" and figures["mesh"] == [1, 1, 1] and figures["num_compiled"] == 1
-    assert 0 < figures["state_bytes"] < figures["live_bytes"] < figures["process_bytes"] < figures["limit_bytes"]
+    assert figures["topology"] == "cpu-1" and figures["mesh"] == [1, 1, 1]
+    assert 0 < figures["state_bytes"] < figures["live_bytes"] < figures["limit_bytes"]
     sizes = [array["bytes"] for array in figures["largest"]]
     assert sizes == sorted(sizes, reverse=True) and sizes[-1] > 0
     slow, fast = figures["estimate"]["tokens_per_second"]
     assert 0 < slow < fast and figures["estimate"]["days"][0] > 0
-    (change,) = sections["Advice"]["data"]["changes"]
-    assert change["tried"] and change["fits"] and change["fix"] == [["RunConfig.num_microbatches", 1]]
-    assert change["live_bytes"] != figures["live_bytes"] and change["time"] > 0
-
-    page = (tmp_path / "page.html").read_text()
-    assert re.findall("<h2>(.*?)</h2>", page) == COMPILED
-    for line in lines:  # the figures are those of the JSON
-        assert all(html.escape(part) in page for part in line["text"].split("\n")), line
-        assert all(html.escape(fix) in page for fix in line["fix"].splitlines())
     texts = "\n".join(line["text"] for line in sections["Memory and speed"]["lines"])
-    for said in ("The step needs ", "The process grows by about ", "Estimate, not a promise: ", "1 compilation(s) for"):
+    for said in ("The step needs ", "Estimate, not a promise: ", "Compiled for cpu-1 in "):
         assert said in texts
     assert not Path(choices["MODEL_DIR"]).exists()
 
@@ -85,7 +75,7 @@ def test_the_script_goes_through_a_compile(choices: dict[str, Any], tmp_path: Pa
     command = ["bash", "launch/preflight.sh", "gin/demo.gin", "cpu-1", *flags]
     status, text = ended(command, tmp_path, SETUP="no", VENV=sys.prefix)
     assert status == 2 and re.search(r"\nVerdict: works, but wasteful \(\d warnings?\)\.\n$", text), text
-    assert re.findall(r"^\w.*$", text, re.MULTILINE)[:-1] == [each for each in COMPILED if each != "Advice"]
+    assert re.findall(r"^\w.*$", text, re.MULTILINE)[:-1] == COMPILED
     assert "WARMUP_STEPS is 100 of 20 steps" in text and "Fix: WARMUP_STEPS = 1\n" in text
     memory = text.partition("\nMemory and speed\n")[2]
     assert re.search(r"ok +The step needs [\d.]+ MiB a device of the [\d.]+ GiB that cpu-1 has for programs", memory)
@@ -105,7 +95,7 @@ def test_the_script_goes_through_a_compile(choices: dict[str, Any], tmp_path: Pa
         ),
     ],
 )
-def test_a_bucket_that_does_not_answer_is_an_error_on_the_page(
+def test_a_bucket_that_does_not_answer_is_an_error(
     vocabulary: dict, fixes: dict, choices: dict[str, Any], monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip

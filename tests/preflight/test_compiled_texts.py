@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import json
 from pathlib import Path
 
 import pytest
 
-from limba.config import InputError, MeshConfig, plain
-from limba.planned import PlannedRun
+from limba.config import InputError, MeshConfig
 from limba.tools.preflight.checks import compiler
-from limba.tools.preflight.compiled import changes, instant, memory, nvidia, process, speed, step, topologies
+from limba.tools.preflight.compiled import instant, memory, nvidia, process, speed, step, topologies
 from tests.preflight import runs
 
 # As libtpu writes them, shortened.
@@ -65,8 +63,8 @@ def test_the_largest_arrays_have_names_of_the_network(tmp_path: Path) -> None:
 
 
 def test_topologies_have_the_sizes_of_the_cloud_s_names() -> None:
-    table = {each.name: each for each in compiler.topologies()}
-    assert len(table) == len(compiler.topologies())
+    table = {each.name: each for each in topologies.topologies()}
+    assert len(table) == len(topologies.topologies())
     sizes = {name: (table[name].devices, table[name].chips, table[name].hosts) for name in table}
     assert sizes["v3-8"] == (8, 4, 1) and sizes["v3-32"] == (32, 16, 4)
     assert sizes["v4-8"] == (4, 4, 1) and sizes["v4-32"] == (16, 16, 4) and sizes["v5p-8"] == (4, 4, 1)
@@ -75,7 +73,7 @@ def test_topologies_have_the_sizes_of_the_cloud_s_names() -> None:
     # jax gives a program three quarters of a single card.
     assert 58 < table["h100-1"].gib < 60 and 70 < table["h100-8"].gib < 72
     with pytest.raises(InputError, match="The topology v4-7 is not known; did you mean .*v4-8"):
-        compiler.compiled(runs.run(), "v4-7")
+        topologies.topology("v4-7")
 
 
 @pytest.mark.parametrize(("name", "part"), [("v4-8", "tpu"), ("h100-8", "cuda12")])
@@ -83,16 +81,19 @@ def test_a_compiler_that_is_not_installed_is_one_warning(name: str, part: str, m
     absent = lambda module: None if module in ("libtpu", "nvidia") or "plugin" in module else real(module)
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", absent)
-    (line,) = compiler.compiled(runs.run(), name).lines
+    config = runs.run()
+    (line,) = compiler.compiled(config, topologies.topology(name)).lines
     assert line.level == "warning" and f"No compiler for {name}" in line.text
     assert line.fix.startswith(f"bash ./launch/setup.sh {part}")
-    assert "No compiler" in compiler.advice(runs.run(), name, None).lines[0].text
+    large = dataclasses.replace(config, data=dataclasses.replace(config.data, batch_size=1 << 20))
+    warning, error = compiler.compiled(large, topologies.topology(name)).lines
+    assert warning.code == "not-compiled" and (error.level, error.code) == ("error", "does-not-fit")  # by arithmetic
 
 
 def test_a_batch_or_mesh_that_does_not_divide_is_an_error_before_anything_is_compiled() -> None:
-    (line,) = compiler.compiled(runs.run(rows=10), "v4-8").lines
+    (line,) = compiler.compiled(runs.run(rows=10), topologies.topology("v4-8")).lines
     assert line.level == "error" and line.fix == [("DataConfig.batch_size", 8)]
-    (line,) = compiler.compiled(runs.run(mesh=MeshConfig(fsdp=3)), "v4-8").lines
+    (line,) = compiler.compiled(runs.run(mesh=MeshConfig(fsdp=3)), topologies.topology("v4-8")).lines
     assert line.level == "error" and line.fix == [("MeshConfig.fsdp", 1)]
 
 
@@ -124,61 +125,6 @@ def test_an_estimate_is_a_range_that_says_how_it_was_made() -> None:
     assert figures["mfu"] == pytest.approx(list(instant.MFU))  # one definition: nothing beside the range that is said
     small = speed.estimate(config, found, (256, 64), topologies.topology("a100-1"))
     assert small.fastest == instant.LEAST_STEP_SECONDS  # no step takes microseconds
-
-
-def of_chips(config: object, peak: float, mfu: float) -> str:
-    """Returns the line that a run logs on devices of this peak."""
-    per_sequence = speed.flops_per_sequence(config.model, *PlannedRun(config).row_lengths)
-    speeds = {"sequences_per_second_per_device": mfu * peak / per_sequence, "mfu": mfu}
-    return json.dumps({"kind": "train", "step": 100, "loss": 1.0, **speeds}) + "\n"
-
-
-def test_a_run_on_the_same_chip_replaces_the_estimate(tmp_path: Path) -> None:
-    config, pod = runs.run(), topologies.topology("v4-8")
-    (tmp_path / plain.FILE).write_text(plain.to_text(config))
-    (tmp_path / "metrics.jsonl").write_text(of_chips(config, 275e12, 0.4))
-    found = speed.calibrated(config, (256, 64), pod, str(tmp_path), config)
-    at_peak = speed.flops_per_sequence(config.model, 256, 64) * 16 / (4 * 275e12)
-    assert found.fastest == pytest.approx(0.85 * at_peak / 0.4) and "40.0% of the peak" in found.made
-    with pytest.raises(InputError, match="ran on chips of 275 TFLOP/s, and v5e-16 has 197"):
-        speed.calibrated(config, (256, 64), topologies.topology("v5e-16"), str(tmp_path), config)
-    (tmp_path / "metrics.jsonl").write_text("")
-    with pytest.raises(InputError, match="has logged no speed"):
-        speed.calibrated(config, (256, 64), pod, str(tmp_path), config)
-    with pytest.raises(InputError, match=r"holds no config.json"):
-        compiler._run_in(str(tmp_path / "none"))
-
-
-def test_changes_of_a_step_that_does_not_fit_come_in_order_of_their_cost() -> None:
-    config, pod = runs.changed(runs.run(rows=64), remat="none"), topologies.topology("v3-8")
-    own = {"state_bytes": 2 << 30, "live_bytes": 60 << 30}
-    found = [change.fixes for change in changes.ladder(config, own, pod, 15 * 2**30)]
-    assert found[:2] == [(("ModelConfig.remat", "minimal"),), (("ModelConfig.remat", "full"),)]
-    assert found[2] == (("ModelConfig.remat", "full"), ("RunConfig.num_microbatches", 2))
-    assert (("ModelConfig.remat", "full"), ("MeshConfig.fsdp", 8)) in found
-    assert (("ModelConfig.remat", "full"), ("MeshConfig.fsdp", 8), ("RunConfig.num_microbatches", 4)) in found
-    assert found[-2][-2:] == (("MeshConfig.fsdp", 2), ("MeshConfig.model", 4))
-    # Nothing is named that the run has already.
-    full = runs.changed(config, remat="full")
-    assert next(changes.ladder(full, own, pod, 15 * 2**30)).fixes == (("RunConfig.num_microbatches", 2),)
-    # A state that leaves no room: only sharding it helps.
-    own = {"state_bytes": 15 << 30, "live_bytes": 60 << 30}
-    found = [change.fixes for change in changes.ladder(config, own, pod, 15 * 2**30)]
-    assert found[0] == (("ModelConfig.remat", "full"), ("MeshConfig.fsdp", 8))
-
-
-def test_savings_of_a_step_that_fits_are_each_alone() -> None:
-    config = runs.changed(runs.run(num_microbatches=4), vocab_size=8000, remat="full")
-    found = [change.fixes for change in changes.savings(config)]
-    assert found == [
-        (("ModelConfig.vocab_size", 8064),),
-        (("ModelConfig.remat", "minimal"),),
-        (("RunConfig.num_microbatches", 2),),
-    ]
-    padded = dataclasses.replace(config.data, objective="span_corruption")
-    padded = dataclasses.replace(padded, task_feature_lengths={"inputs": 512, "targets": 256})
-    first = next(changes.savings(dataclasses.replace(config, data=padded)))
-    assert first.fixes == (("DataConfig.task_feature_lengths", {"inputs": 512, "targets": 114}),)
 
 
 def test_a_process_that_gives_no_answer_is_a_sentence() -> None:

@@ -30,7 +30,7 @@ from limba.data.sources import FileSource, splits
 from limba.data.tasks import resolve_task
 from limba.data.vocabulary.load import load_vocabulary
 from limba.tools.preflight import configuration
-from limba.tools.preflight.checks import data, sections
+from limba.tools.preflight.checks import data, rows, sections
 from limba.tools.preflight.checks.findings import after_changes
 from limba.tools.preflight.checks.verdict import Line, Section
 from tests import tiny
@@ -126,7 +126,7 @@ def test_the_figures_of_a_sound_corpus_are_those_of_its_files(run: RunConfig, sh
     assert the_line(section, "^Bytes per document").text.startswith(spread)
     assert found["bytes_per_document"] == found["tokens_per_document"] == pytest.approx(mean)
     assert found["corpus_tokens"] == {"demo_span_corruption": pytest.approx(total)}
-    size = f"The corpus has about {data.in_words(total)} tokens (80 documents)."
+    size = f"The corpus has about {rows.in_words(total)} tokens (80 documents)."
     assert the_line(section, "^The corpus has").text == size
     assert the_line(section, "^Validation split").text == "Validation split 'validation': 20 documents."
     padding = r"^Padding in the rows that are trained on: 0.0% of the inputs, \d.\d% of the targets\.$"
@@ -135,11 +135,11 @@ def test_the_figures_of_a_sound_corpus_are_those_of_its_files(run: RunConfig, sh
     assert found["tokens_in_all"] == pytest.approx(in_all) and 64 < found["tokens_per_row"] <= 64 + 20
     of_text = found["text_share"] * in_all  # without sentinels
     assert of_text == pytest.approx((raw_and_targets(64)[0] + 2) * 8 * 1_000)  # two ends of sequence
-    epochs = f"{data.in_words(in_all)} in 1,000 steps: about {of_text / total:,.2f} epochs over the corpus."
+    epochs = f"{rows.in_words(in_all)} in 1,000 steps: about {of_text / total:,.2f} epochs over the corpus."
     said = the_line(section, "real tokens a step").text
     assert said.startswith(f"{in_all / 1_000:,.0f} real tokens a step, ") and said.endswith(epochs)
-    per_host = data.MFU * 275e12 * 4
-    assert 0 < found["tokens_wanted_per_host"] <= min(per_host, 8 / data.LEAST_STEP_SECONDS * found["tokens_per_row"])
+    per_host = rows.MFU * 275e12 * 4
+    assert 0 < found["tokens_wanted_per_host"] <= min(per_host, 8 / rows.LEAST_STEP_SECONDS * found["tokens_per_row"])
     the_line(section, r"^Reading: .*; 1 host of v4-8 wants \d.\d\d million each at 40% of the peak \(an assumption\)")
     the_line(section, "^A resumed run continues at the very row where it stopped.$")
 
@@ -202,7 +202,8 @@ def test_a_line_is_there_where_the_data_calls_for_it(
 ) -> None:
     changes, chips, constants, (level, says, fix) = CASES[name]
     for constant, value in constants.items():
-        monkeypatch.setattr(splits if constant == "COUNTED_BYTES" else data, constant, value)
+        (module,) = [each for each in (splits, data, rows) if hasattr(each, constant)]
+        monkeypatch.setattr(module, constant, value)
     wanted = None if chips is None else types.SimpleNamespace(**{**vars(CHIPS), **chips})
     if "batch_size" in changes:
         changes = {**changes, "num_data_shards": 8}
@@ -244,7 +245,7 @@ def test_a_vocabulary_that_the_first_start_trains_is_known_by_a_sample(run: RunC
 
 
 def test_a_shorter_run_fixes_many_epochs(run: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "MOST_EPOCHS", 1)
+    monkeypatch.setattr(rows, "MOST_EPOCHS", 1)
     line = the_line(section_of(run), "epochs over the corpus")
     (field, steps), *periods = line.fix  # periods that the shorter run would not reach
     assert field == "RunConfig.train_steps"

@@ -25,7 +25,7 @@ from limba.config import (
     prices,
 )  # fmt: skip
 from limba.config.errors import Open
-from limba.tools.preflight import page
+from limba.tools.preflight import output
 from limba.tools.preflight.checks import cost, estimate, start
 from limba.tools.preflight.checks.verdict import Line, Section
 from limba.tools.preflight.compiled import instant, nvidia
@@ -287,7 +287,7 @@ def test_the_first_screen_has_the_verdict_four_figures_and_what_is_wrong() -> No
         estimate.estimate(run, topology("v4-8"), False),
         costs_of(run, "v4-8", 1.0),
     ]
-    text = page.first_screen(made, False)
+    text = output.first_screen(made, False)
     lines = text.splitlines()
     assert lines[0].startswith("Verdict: will fail (1 error, ")
     assert [line.split()[0] for line in lines[1:5]] == ["fits", "days", "passes", "cost"]
@@ -295,7 +295,7 @@ def test_the_first_screen_has_the_verdict_four_figures_and_what_is_wrong() -> No
     assert "3.2 over the text" in lines[3] and "$130 to $300, 40 to 92 chip-hours at $3.22" in lines[4]
     assert text.count("Twice.") == 1 and text.index("Wrong.") < text.index("Twice.") and "Fine." not in text
     assert len(lines) < 24 and lines[-1].endswith("--all prints them.")
-    assert page.first_screen(made, True).splitlines()[-1] == lines[0]
+    assert output.first_screen(made, True).splitlines()[-1] == lines[0]
 
 
 def test_a_rule_has_its_rates() -> None:

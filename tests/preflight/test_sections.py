@@ -1,8 +1,7 @@
-"""Figures of the sections: published lengths, schedules, text that is spoiled, pages, and the quiet start."""
+"""Figures of the sections: published lengths, schedules, text that is spoiled, JSON, and the quiet start."""
 
 import dataclasses
 import json
-import re
 import time
 from pathlib import Path
 
@@ -16,10 +15,10 @@ from limba.config import DataConfig, OptimizerConfig, RunConfig, ScheduleConfig,
 from limba.config.optimizer import LEAST_RATE
 from limba.data.tasks import resolve_task
 from limba.planned import PlannedRun
-from limba.tools.preflight import page
+from limba.tools.preflight import output
 from limba.tools.preflight.checks import differences, findings, objective, sample, start, storage, vocabulary
-from limba.tools.preflight.checks.verdict import Line, Section
-from tests import browser, tiny
+from limba.tools.preflight.checks.verdict import Line, Section, verdict
+from tests import tiny
 
 MODEL = tiny.model(vocab_size=384)
 
@@ -162,24 +161,6 @@ def test_what_a_resumed_run_changes_is_said_once(config: RunConfig) -> None:
     assert data["differs_from_saved_run"] == ["ModelConfig.dropout_rate"] and said[-1].level == "warning"
 
 
-def test_more_steps_are_said_to_change_a_rate_that_goes_by_them(config: RunConfig) -> None:
-    schedule = ScheduleConfig("warmup_stable_decay", "auto", warmup_steps=10)
-    optimizer = OptimizerConfig("muon", schedule, muon_by_parameter_scale=True)
-    config = dataclasses.replace(config, train_steps=1_000, optimizer=optimizer)
-    directory = Path(config.model_dir)
-    (directory / "checkpoints" / "5" / "state").mkdir(parents=True)
-    (directory / "checkpoints" / "5" / "state" / "manifest.ocdbt").write_text("")
-    (directory / plain.FILE).write_text(plain.to_text(config))
-    assert start.found_wrong(config) == []
-    longer = dataclasses.replace(config, train_steps=4_000)
-    (line,) = start.found_wrong(longer)
-    is_changed = "ScheduleConfig.base_learning_rate is 0.03479 (it was 0.06957), since 'auto' goes by"
-    assert line.text == f"This resumed run is changed: {is_changed} RunConfig.train_steps."
-    assert line.fix == ("ScheduleConfig.base_learning_rate", 0.06957)
-    kept = dataclasses.replace(schedule, base_learning_rate=line.fix[1])
-    assert start.found_wrong(dataclasses.replace(longer, optimizer=dataclasses.replace(optimizer, schedule=kept))) == []
-
-
 def test_stages_that_have_been_read_stay_as_they_were(config: RunConfig) -> None:
     def staged(*stages: tuple[int, str]) -> RunConfig:
         return dataclasses.replace(config, data=dataclasses.replace(config.data, stages=stages))
@@ -222,28 +203,14 @@ def test_a_checkpoint_to_begin_from_is_looked_for(config: RunConfig, tmp_path: P
     assert any("of the hub" in line.text for line in storage.storage(of_hub).lines)
 
 
-def test_pages_say_the_same_and_load_nothing() -> None:
+def test_json_has_lines_figures_and_the_verdict() -> None:
     made = [Section("Data", [Line("ok", "Fine.\n a <b> | *"), Line("warning", "Wasteful.", "PACK = True")], {"a": 1.5})]
-    document = json.loads(page.json_of(made, {"run": "x.gin"}))
+    document = json.loads(output.json_of(made, {"run": "x.gin"}))
     assert document["exit_status"] == 2 and document["sections"][0]["data"] == {"a": 1.5}
-    assert json.loads(page.json_of([Section("a", [], {"x": np.float32(0.5)})], {}))["sections"][0]["data"] == {"x": 0.5}
-    text = page.html_of(made, {"run": "x.gin", "topology": ""})
-    assert "a &lt;b&gt; | *" in text and "<code>PACK = True</code>" in text and "prefers-color-scheme:dark" in text
-    assert not re.search(r"https?://|src=|href=|@import|url\(", text)
-    assert page.verdict(made) == "Verdict: works, but wasteful (1 warning)."
-
-
-@pytest.mark.night
-def test_the_page_is_readable_on_a_phone_and_in_the_dark(config: RunConfig, tmp_path: Path) -> None:
-    section = objective.objective_and_schedule(config, resolve_task(config.data))
-    wrong = Line("error", "A/very/long/path" * 20, "VOCABULARY = 'a/very/long/path/to/a/vocabulary'\nVOCAB_SIZE = 384")
-    (tmp_path / "page.html").write_text(page.html_of([section, Section("Data", [wrong])], {"run": "x.gin"}))
-    with browser.browser() as opened:
-        for width, scheme in ((380, "light"), (1_000, "dark")):
-            shown = opened.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
-            shown.goto(f"file://{tmp_path}/page.html")
-            assert shown.evaluate("document.documentElement.scrollWidth") <= width
-            assert not browser.faults(shown)
+    assert json.loads(output.json_of([Section("a", [], {"x": np.float32(0.5)})], {}))["sections"][0]["data"] == {
+        "x": 0.5
+    }
+    assert verdict(made) == "Verdict: works, but wasteful (1 warning)."
 
 
 def test_one_error_does_not_keep_the_others_from_being_looked_for() -> None:

@@ -94,11 +94,10 @@ def test_the_example_of_help_is_that_of_the_page_and_runs(
         (tmp_path / "data" / f"{part}.jsonl").write_text("\n".join(documents[part::8]))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(data, "SECONDS", 0.1)
-    assert main.main(["preflight", *shlex.split(example), "--html=page.html"]) == 0
+    assert main.main(["preflight", *shlex.split(example)]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("Verdict: go.\n  fits ") and "name the chips, as in --topology=v4-8" in shown
     assert shown.endswith(" other lines are fine; --all prints them.\n") and len(shown.splitlines()) < 10
-    assert "<h2>Vocabulary</h2>" in (tmp_path / "page.html").read_text()
 
 
 def test_the_script_passes_its_arguments_on(tmp_path: Path) -> None:

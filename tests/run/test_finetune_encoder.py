@@ -18,7 +18,7 @@ from limba.inference.load import load
 from limba.planned import PlannedRun
 from limba.run import train
 from limba.tools.pages import report
-from limba.tools.preflight.checks.data import wanted_tokens
+from limba.tools.preflight.checks.rows import wanted_tokens
 from limba.tools.preflight.checks.vocabulary import unused_share
 from limba.tools.preflight.compiled import instant
 from limba.tools.preflight.compiled.topologies import topology

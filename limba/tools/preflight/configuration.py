@@ -18,9 +18,9 @@ def of_error(error: InputError) -> Section:
     from limba.tools.preflight.checks.findings import error_line
 
     line = error_line(error)
-    return Section(TITLE, [dataclasses.replace(line, code=line.code if error.field else "gin-file")]).worded(
-        error.names
-    )
+    if not error.field:
+        line = dataclasses.replace(line, code="gin-file")
+    return Section(TITLE, [line]).worded(error.names)
 
 
 def resolved(config: RunConfig, names: Mapping[str, str], source: Source | None) -> Section:
@@ -36,16 +36,22 @@ def resolved(config: RunConfig, names: Mapping[str, str], source: Source | None)
         found = [] if source is None else replacements(source)
         data["replaced"] = [list(each) for each in found]
         if found:
-            said = "\n".join(f"{name} = {now}, in place of {before} ({place})" for name, now, before, place in found)
-            yield Line("ok", f"Set in place of the included files' values:\n{said}")
+            lines = [f"{name} = {now}, in place of {before} ({where})" for name, now, before, where in found]
+            yield Line("ok", "\n".join(["Set in place of the included files' values:", *lines]))
 
     return gathered(TITLE, values, replaced, lambda data: with_saved_run(config, data))
 
 
 def _summary(config: RunConfig) -> str:
-    model, data = config.model, config.data
+    model = config.model
+    data = config.data
     layers = f"{model.num_encoder_layers} + {model.num_decoder_layers}"
-    kind = "encoder" if model.is_encoder else "decoder-only" if model.is_decoder_only else "encoder-decoder"
+    if model.is_encoder:
+        kind = "encoder"
+    elif model.is_decoder_only:
+        kind = "decoder-only"
+    else:
+        kind = "encoder-decoder"
     end = f"{config.train_steps:,} steps" if config.train_steps else f"{data.num_epochs} epochs"
     return (
         f"{data.mixture_or_task_name}: {kind}, {layers} layers of width {model.emb_dim:,}, {model.vocab_size:,} rows,"

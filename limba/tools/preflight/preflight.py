@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from limba.api import Parser, find_tool, with_two_dashes
 from limba.cli import flags
 from limba.cli.gin.statements import Source, read
-from limba.config import InputError, RunConfig, environment, kinds, without_credentials
+from limba.config import InputError, environment, without_credentials
 from limba.tools.preflight import configuration
-from limba.tools.preflight.checks.verdict import Section
+from limba.tools.preflight.checks.verdict import Section, exit_status, text_of
 
 if TYPE_CHECKING:
+    from limba.tools.preflight.checks.cost import Terms
     from limba.tools.preflight.compiled.topologies import Topology
 
-ADVISE_MINUTES = 10
 ALIASES = {"--no_compile": "--no-compile", "--list_topologies": "--list-topologies"}
-ALIASES |= {"--advise": f"--advise={ADVISE_MINUTES}"}
 ABOUT = """Looks at a run before it starts: configuration, data, vocabulary, objective, schedule, storage, this
 machine, and with --topology the memory and speed of its compiled step. Nothing is trained, and MODEL_DIR is left as it
 is.
@@ -43,13 +40,8 @@ def add_flags(parser: Parser, with_json: bool = False) -> None:
     group.add_argument("--topology", metavar="v4-8", help="chips to compile the step for, which need not be here")
     group.add_argument("--list-topologies", action="store_true", help="list the names of chips and end")
     group.add_argument("--no-compile", action="store_true", help="compile nothing")
-    group.add_argument(
-        "--advise", metavar="MINUTES", help=f"compile changes that save memory and time, for so long ({ADVISE_MINUTES})"
-    )
-    group.add_argument("--calibrate", metavar="MODEL_DIR", help="a run on the same chips, to correct the estimate")
     if with_json:
         group.add_argument("--json", action="store_true")
-    group.add_argument("--html", metavar="FILE", help="also write the page as one HTML file")
     group.add_argument("--all", action="store_true", help="also print what is right, section by section")
     group.add_argument("--price", metavar="DOLLARS", help="of a chip-hour, in place of the list price")
     group.add_argument("--days", metavar="DAYS", help="of a grant, of which the run takes a share")
@@ -74,62 +66,43 @@ def _run(argv: Sequence[str]) -> int:
     others += of_run
     if {"-h", "--help", "--helpfull"} & set(others):  # before the imports, which take seconds
         flags.parse_args(others, "preflight", ABOUT, add_flags)
-    if given.html is not None:
-        _check_page(given.html)
-    minutes = _positive(given.advise or ADVISE_MINUTES, "--advise", "minutes")
-    price, days = (
-        text and _positive(text, flag, unit)
-        for text, flag, unit in ((given.price, "--price", "dollars of a chip-hour"), (given.days, "--days", "days"))
-    )
+    price = None if given.price is None else _positive(given.price, "--price", "dollars of a chip-hour")
+    days = None if given.days is None else _positive(given.days, "--days", "days")
     for client in CLIENTS:
         logging.getLogger(client).setLevel(logging.CRITICAL)
     has_jax = "jax" in sys.modules
     with environment.quiet_imports():
         import jax
 
-        from limba.tools.preflight import page
-        from limba.tools.preflight.checks import sections
+        from limba.tools.preflight import output
+        from limba.tools.preflight.checks import cost
+        from limba.tools.preflight.compiled import topologies
     if not has_jax:  # a TPU serves one process at a time, and this one needs none
         jax.config.update("jax_platforms", "cpu")
     if given.list_topologies:
-        print("\n".join(each.name for each in _topologies()))
+        for chips in topologies.topologies():
+            print(chips.name)
         return 0
-    chips = None if given.topology is None else _topology(given.topology)
-    for name, value in (("--advise", given.advise), ("--calibrate", given.calibrate)):
-        if value is not None and given.no_compile:
-            raise InputError(f"{name} is about the compiled step, and --no-compile makes none; leave one of them out.")
-        if value is not None and chips is None:
-            raise InputError(f"{name} is about the step that is compiled for chips; add --topology=v4-8.")
+    chips = None if given.topology is None else topologies.topology(given.topology)
 
     made: list[Section] = []
-    for section in _sections(others, given, chips, minutes, (price, days)):
+    for section in _sections(others, given, chips, cost.Terms(price, days)):
         made.append(section)
         if given.all and not given.json:
-            print(page.text_of(section), flush=True)
+            print(text_of(section), flush=True)
         elif sys.stderr.isatty():
             print(f"\r{section.title:<30}", end="\r", file=sys.stderr, flush=True)  # a compile takes a minute or more
-    shown = [word for word in others if word.startswith("--gin.") or word.endswith((".gin", ".json"))]  # no tokens
-    about = {"run": without_credentials(" ".join(shown)), "topology": given.topology or ""}
     if given.json:
-        print(page.json_of(made, about))
+        shown = [word for word in others if word.startswith("--gin.") or word.endswith((".gin", ".json"))]  # no tokens
+        about = {"run": without_credentials(" ".join(shown)), "topology": given.topology or ""}
+        print(output.json_of(made, about))
     else:
-        print(page.first_screen(made, given.all))
-    if given.html is not None:
-        Path(given.html).expanduser().write_text(page.html_of(made, about), encoding="utf-8")
-    return sections.exit_status(made)
+        print(output.first_screen(made, given.all))
+    return exit_status(made)
 
 
-def _check_page(path: str) -> None:
-    """Raises InputError for a path that the page cannot be written to, before time is spent."""
-    kinds.check_local(path, "--html")
-    place = Path(path).expanduser().absolute()
-    if not place.parent.is_dir():
-        raise InputError(f"--html={path} is in a folder that does not exist; give another path.")
-    if place.is_dir() or not os.access(place if place.exists() else place.parent, os.W_OK):
-        raise InputError(f"--html={path} cannot be written; give the path of a file.")
-
-
-def _positive(text: str | float, flag: str, unit: str) -> float:
+def _positive(text: str, flag: str, unit: str) -> float:
+    """Returns a flag's number; InputError for one that is not above 0."""
     try:
         number = float(text)
     except ValueError:
@@ -139,23 +112,9 @@ def _positive(text: str | float, flag: str, unit: str) -> float:
     return number
 
 
-def _topologies() -> list[Topology]:
-    from limba.tools.preflight.checks import compiler
-
-    return compiler.topologies()
-
-
-def _topology(name: str) -> Topology:
-    from limba.tools.preflight.checks import compiler
-
-    return compiler.topology(name, {each.name: each for each in _topologies()})
-
-
-def _sections(
-    argv: Sequence[str], given: Namespace, chips: Topology | None, minutes: float, terms: Sequence[float | None]
-) -> Iterator[Section]:
+def _sections(argv: Sequence[str], given: Namespace, chips: Topology | None, terms: Terms) -> Iterator[Section]:
     """Yields the sections in the words of the gin files."""
-    from limba.tools.preflight.checks import cost, sections
+    from limba.tools.preflight.checks import sections
     from limba.tools.preflight.checks.environment import environment as machine
 
     try:
@@ -165,22 +124,17 @@ def _sections(
         yield configuration.of_error(error)
         yield machine(None).worded({})
         return
-    config, compiling = described.config, list[Callable[[RunConfig], Section]]()
-    if chips is not None and not given.no_compile and chips.can_compile:
-        from limba.tools.preflight.checks import compiler
-
-        compiling.append(lambda config: compiler.compiled(config, chips, given.calibrate))
-        if given.advise is not None:
-            compiling.append(lambda config: compiler.advice(config, chips, minutes))
-    first = configuration.resolved(config, described.names, _source(argv))
-    for section in sections.sections(config, first, chips, compiling, cost.Terms(*terms)):
+    first = configuration.resolved(described.config, described.names, _source(argv))
+    for section in sections.sections(described.config, first, chips, not given.no_compile, terms):
         yield section.worded(described.names)
 
 
 def _source(argv: Sequence[str]) -> Source | None:
     """Returns the statements of the gin files; None for a run that other files describe."""
-    given = flags.parser_of("preflight", ABOUT, add_flags).parse(argv) if flags.script_of(argv) is None else None
-    if given is None or given.json is not None:
+    if flags.script_of(argv) is not None:
+        return None
+    given = flags.parser_of("preflight", ABOUT, add_flags).parse(argv)
+    if given.json is not None:
         return None
     folders = flags.search_folders(given.gin_search_paths)
     migrate = find_tool("migrate")

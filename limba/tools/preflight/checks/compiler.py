@@ -1,26 +1,22 @@
-"""What the compiler says of a run's training step on given chips: memory, exchanges, an estimate of speed, changes."""
+"""What the compiler says of a run's training step on given chips: memory, exchanges, an estimate of speed."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
 
-from limba.api import PlannedRun, RunData, RunDirectory
+from limba.api import PlannedRun, RunData
 from limba.config import Fix, InputError, RunConfig
 from limba.config.speed import in_time
-from limba.tools.preflight.checks.estimate import divides
+from limba.tools.preflight.checks.estimate import divides, memory_lines
 from limba.tools.preflight.checks.verdict import Line, Section
-from limba.tools.preflight.compiled import changes, speed
+from limba.tools.preflight.compiled import changes, instant, speed
 from limba.tools.preflight.compiled.memory import device_bytes, in_words, size_in_words
 from limba.tools.preflight.compiled.process import compiled_step
-from limba.tools.preflight.compiled.topologies import Figures, Topology, limit_bytes, topologies, topology
+from limba.tools.preflight.compiled.topologies import Figures, Topology, limit_bytes
 
-__all__ = [
-    "Topology", "advice", "compiled", "device_bytes", "feature_shapes", "fits", "limit_bytes", "topologies", "topology"
-]  # fmt: skip
-
-TITLE, ADVICE = "Memory and speed", "Advice"
-NO_KERNEL = "no-kernel"
+TITLE = "Memory and speed"
+NO_KERNEL, DOES_NOT_FIT = "no-kernel", "does-not-fit"
 TIGHT = 0.95  # of the memory; evaluation and the next batch need some too
 LARGEST_SHOWN = 4
 DECODER = ("decoder_input_tokens", "decoder_target_tokens", "decoder_loss_weights")
@@ -40,190 +36,149 @@ def feature_shapes(config: RunConfig) -> dict[str, tuple[int, int]]:
     prefix; if that cannot be opened, rows are plain sequences.
     """
     inputs, targets = PlannedRun(config).row_lengths
-    rows, packed = config.data.batch_size, config.data.pack
-    names = [*DECODER, *(["decoder_segment_ids"] if packed else [])]
-    lengths = dict.fromkeys(names, targets)
+    lengths = dict.fromkeys(DECODER, targets)
+    if config.data.pack:
+        lengths["decoder_segment_ids"] = targets
     if inputs:
-        names = ["encoder_input_tokens", *(["encoder_segment_ids"] if packed else [])]
-        lengths |= dict.fromkeys(names, inputs)
-        return {name: (rows, length) for name, length in lengths.items()}
-    try:
-        data = RunData(config.data)
-        return data.feature_shapes(data.lengths())
-    except (InputError, OSError):  # the section of the data says what is wrong with it
-        return {name: (rows, length) for name, length in lengths.items()}
+        lengths["encoder_input_tokens"] = inputs
+        if config.data.pack:
+            lengths["encoder_segment_ids"] = inputs
+    else:
+        with contextlib.suppress(InputError, OSError):  # the section of the data says what is wrong with it
+            data = RunData(config.data)
+            return data.feature_shapes(data.lengths())
+    return {name: (config.data.batch_size, length) for name, length in lengths.items()}
 
 
 def stand_in(config: RunConfig, wanted: Topology) -> RunConfig:
-    """Returns the run; with scanned layers, which compile in about a minute for a TPU, where it unrolls them.
+    """Returns the run as it is compiled: for cards as it runs there, for others with scanned layers.
 
-    Those take minutes. Cards compile what runs there.
+    A scan compiles in about a minute for a TPU; unrolled layers take several.
     """
-    scans = config.model.scan_layers or wanted.platform != "gpu" or None
+    scans = True if wanted.platform != "gpu" else config.model.scan_layers or None
     return dataclasses.replace(config, model=dataclasses.replace(config.model, scan_layers=scans))
 
 
 def fits(found: Figures, wanted: Topology) -> bool:
     """Returns whether a compiled step fits: as a TPU's compiler says, for others by the memory that there is."""
-    return device_bytes(found) <= limit_bytes(wanted) if found["fits"] is None else found["fits"]
+    if found["fits"] is not None:
+        return found["fits"]
+    return device_bytes(found) <= limit_bytes(wanted)
 
 
-def compiled(config: RunConfig, topology: str | Topology, calibrate: str | None = None) -> Section:
+def compiled(config: RunConfig, wanted: Topology) -> Section:
     """Returns the section 'Memory and speed': the run's training step as compiled for a topology's chips.
 
-    Compiles once, with `MeshConfig.auto` at most twice, each in a process of its own. `calibrate` is the directory of
-    a run on the same chip, whose speed replaces the estimate. Where the compiler is not installed, one warning says so.
-    Raises InputError for an unknown topology, or a directory that cannot calibrate, before anything is compiled.
+    Compiles once, in a process of its own. Where the compiler is not installed, one warning says so, and memory is by
+    arithmetic.
     """
-    wanted = _topology(topology)
-    measured = _calibrated(config, wanted, calibrate) if calibrate is not None else None
-    if problems := list(divides(config, wanted)):
+    problems = list(divides(config, wanted))
+    if problems:
         return Section(TITLE, problems)
     try:
         found = compiled_step(stand_in(config, wanted), feature_shapes(config), wanted.name)
     except InputError as error:
-        return Section(TITLE, [_not_compiled(str(error), error.fix)])
+        return _not_compiled(config, wanted, str(error), error.fix)
     if "Mosaic" in found.get("failed", ""):  # a Pallas kernel that these chips cannot run, as on v2 and v3
         text = f"The attention kernel does not compile for {wanted.name}, so a run ends: {found['failed'][:200]}."
         return Section(TITLE, [Line("error", " ".join(text.split()), ("ModelConfig.attention", "einsum"), NO_KERNEL)])
     if "failed" in found:
-        return Section(TITLE, [_not_compiled(f"The step was not compiled for {wanted.name}: {found['failed']}.")])
+        return _not_compiled(config, wanted, f"The step was not compiled for {wanted.name}: {found['failed']}.")
     lines = [_memory_line(config, found, wanted), *_details(found, wanted)]
     data: dict[str, object] = {"topology": wanted.name, "limit_bytes": limit_bytes(wanted), **found}
     if fits(found, wanted):
-        more, figures = _speed_lines(config, found, wanted, measured)
-        lines += more
+        of_speed, figures = _speed_lines(config, found, wanted)
+        lines += of_speed
         data["estimate"] = figures
     seconds = f"{found['seconds']:.0f} s of clock, {found['cpu_seconds']:.0f} s of processor"
-    lines.append(Line("ok", f"{found['num_compiled']} compilation(s) for {wanted.name}: {seconds}; no chip was used."))
+    lines.append(Line("ok", f"Compiled for {wanted.name} in {seconds}; no chip was used."))
     return Section(TITLE, lines, data)
 
 
-def advice(config: RunConfig, topology: str | Topology, minutes: float | None = None) -> Section:
-    """Returns the section 'Advice': changes in order of their cost, compiled while `minutes` last (None: no limit).
+def _not_compiled(config: RunConfig, wanted: Topology, sentence: str, fix: Fix | None = None) -> Section:
+    """Returns the section of a step that could not be compiled, which is neither fine nor wrong.
 
-    Each is the run with few fields changed. Raises InputError for an unknown topology.
+    Memory by arithmetic is said here where it is too much: the section before leaves that to the compiler.
     """
-    wanted = _topology(topology)
-    if list(divides(config, wanted)):
-        return Section(ADVICE, [Line("ok", "Nothing was compiled: the mesh or the batch does not divide.")])
-    run, limit = stand_in(config, wanted), limit_bytes(wanted)
-    lines, data = changes.tried(run, wanted, feature_shapes, limit, lambda found: fits(found, wanted), minutes)
-    return Section(ADVICE, lines, data)
-
-
-def _topology(given: str | Topology) -> Topology:
-    return topology(given) if isinstance(given, str) else given
-
-
-def _not_compiled(sentence: str, fix: Fix | None = None) -> Line:
-    """Returns a warning: what could not be compiled is neither fine nor wrong."""
-    return Line("warning", f"{sentence} Memory and speed are not known; all other sections are.", fix, "not-compiled")
+    text = f"{sentence} Memory and speed are only known by arithmetic."
+    too_large = [line for line in memory_lines(config, wanted, False, {}) if line.level != "ok"]
+    return Section(TITLE, [Line("warning", text, fix, "not-compiled"), *too_large])
 
 
 def _memory_line(config: RunConfig, found: Figures, wanted: Topology) -> Line:
-    limit, live = limit_bytes(wanted), device_bytes(found)
-    data, fsdp, model = found["mesh"]
-    what = f"The step {'needs' if found['fits'] is not False else 'does not fit: it needs'} {size_in_words(live)}"
-    where = f"a device of the {limit / 2**30:.2f} GiB that {wanted.name} has for programs ({live / limit:.0%})"
-    mesh = f"mesh data {data} x fsdp {fsdp} x model {model}, {wanted.devices} devices on {wanted.hosts} host(s)"
-    state = f"the state is {size_in_words(found['state_bytes'])}"
-    text = f"{what} {where}; {state}; {mesh}"
-    if config.model.scan_layers is False and wanted.platform != "gpu":
-        text += (
-            f". Compiled with scanned layers; unrolled, as the run has them, base on v4-8 had {UNROLLED[1]:.0%} of the"
-            f" memory ({MEASURED_BY})"
-        )
-    if fits(found, wanted):
-        if live > TIGHT * limit:
-            return Line("warning", f"{text}: evaluation may not fit beside it.", _first_fix(config), "does-not-fit")
+    """Returns the line of a device's memory; where it is too much, with what other choices need."""
+    limit = limit_bytes(wanted)
+    needed = device_bytes(found)
+    text = _memory_text(config, found, wanted)
+    if fits(found, wanted) and needed <= TIGHT * limit:
         return Line("ok", f"{text}.")
-    maybe = config.model.scan_layers is False and live <= MAYBE_UNROLLED * limit and wanted.platform == "tpu"
-    return Line("warning" if maybe else "error", f"{text}.", _first_fix(config), "does-not-fit")
+    arithmetic = instant.memory(PlannedRun(config), wanted).total
+    device = changes.Device(wanted, TIGHT * limit, scale=needed / arithmetic)
+    fix = changes.that_fits(config, device)
+    if fits(found, wanted):
+        return Line("warning", f"{text}: evaluation may not fit beside it.", fix, DOES_NOT_FIT)
+    # A run that unrolls its layers was compiled as a scan, and needs less than that on a TPU.
+    may_fit = config.model.scan_layers is False and needed <= MAYBE_UNROLLED * limit and wanted.platform == "tpu"
+    level = "warning" if may_fit else "error"
+    return Line(level, f"{text}.\n{changes.table(config, device)}", fix, DOES_NOT_FIT)
 
 
-def _first_fix(config: RunConfig) -> Fix:
-    """Returns the cheapest change of the run that saves memory; it has not been compiled."""
-    if config.model.remat != "full":
-        return "ModelConfig.remat", "minimal" if config.model.remat == "none" else "full"
-    return "RunConfig.num_microbatches", 2 * config.num_microbatches
+def _memory_text(config: RunConfig, found: Figures, wanted: Topology) -> str:
+    limit = limit_bytes(wanted)
+    needed = device_bytes(found)
+    data, fsdp, model = found["mesh"]
+    verb = "does not fit: it needs" if found["fits"] is False else "needs"
+    text = f"The step {verb} {size_in_words(needed)} a device of the {limit / 2**30:.2f} GiB that {wanted.name} has for"
+    text += f" programs ({needed / limit:.0%}); the state is {size_in_words(found['state_bytes'])}"
+    text += f"; mesh data {data} x fsdp {fsdp} x model {model}, {wanted.devices} devices on {wanted.hosts} host(s)"
+    if config.model.scan_layers is False and wanted.platform != "gpu":
+        text += ". Compiled with scanned layers; unrolled, as the run has them, base on v4-8 had"
+        text += f" {UNROLLED[1]:.0%} of the memory ({MEASURED_BY})"
+    return text
 
 
 def _details(found: Figures, wanted: Topology) -> list[Line]:
+    """Returns the lines of the largest arrays, and of what the devices exchange."""
     lines = []
-    for tried in found["tried"]:
-        data, fsdp, model = tried["mesh"]
-        alone = "" if tried["compiled"] else " for the state alone"
-        size = f"{size_in_words(tried['live_bytes'])}{alone}"
-        lines.append(
-            Line("ok", f"The mesh data {data} x fsdp {fsdp} x model {model} needs {size}, and was passed over.")
-        )
-    if found.get("process_bytes"):
-        lines.append(_process_line(found, limit_bytes(wanted) * wanted.devices))
     if found["largest"]:
         several = "; ".join(in_words(found["largest"])[:LARGEST_SHOWN])
         lines.append(Line("ok", f"The largest arrays when memory is at its peak: {several}."))
     exchanged = {kind: size for kind, size in found.get("collective_bytes", {}).items() if size}
     if exchanged:
         each = ", ".join(f"{kind} {size / 2**20:,.0f} MiB" for kind, size in sorted(exchanged.items()))
-        lines.append(
-            Line("ok", f"Exchanged a step, by each device: {each} (operands of a reduce-scatter, else results).")
-        )
+        text = f"Exchanged a step, by each device: {each} (operands of a reduce-scatter, else results)."
+        lines.append(Line("ok", text))
     elif wanted.devices > 1 and found["fits"] is not False:
         lines.append(Line("ok", "The devices exchange nothing."))
     return lines
 
 
-def _process_line(found: Figures, memory: float) -> Line:
-    """Returns the line of what the whole process takes on a CPU, beside this machine's memory."""
-    size = found["process_bytes"]
-    text = f"The process grows by about {size_in_words(size)}, with what compiling leaves in it"
-    if size <= memory:
-        return Line("ok", f"{text}.")
-    text += f", and this machine has {size_in_words(memory)}."
-    return Line("warning", text, "use a machine with more memory", "does-not-fit")
-
-
-def _speed_lines(
-    config: RunConfig, found: Figures, wanted: Topology, measured: speed.Estimate | None
-) -> tuple[Sequence[Line], Figures]:
+def _speed_lines(config: RunConfig, found: Figures, wanted: Topology) -> tuple[list[Line], Figures]:
+    """Returns the lines of the estimated speed, and its figures."""
     lengths = PlannedRun(config).row_lengths
-    estimate = measured or speed.estimate(config, found, lengths, wanted)
-    lines: list[Line] = []
-    if measured is None and config.model.scan_layers is False and wanted.platform == "tpu":
+    estimate = speed.estimate(config, found, lengths, wanted)
+    if config.model.scan_layers is False and wanted.platform == "tpu":
         made = f"{estimate.made}. The fast end takes {UNROLLED[0]:.0%} of that, for unrolled layers ({MEASURED_BY})"
         estimate = dataclasses.replace(estimate, fastest=estimate.fastest * UNROLLED[0], made=made)
     figures = estimate.figures(config, lengths, wanted)
-    (low, high), (fast, slow) = figures["tokens_per_second"], figures["seconds_per_step"]
-    kind = "Estimate" if measured is None else "By a measured run"
-    text = f"{kind}, not a promise: {_span(low, high)} tokens a second, {_range(f'{fast:.3g}', f'{slow:.3g}')} s a step"
+    slow, fast = figures["tokens_per_second"]
+    shortest, longest = figures["seconds_per_step"]
+    text = f"Estimate, not a promise: {_range(_two_digits(slow), _two_digits(fast))} tokens a second"
+    text += f", {_range(f'{shortest:.3g}', f'{longest:.3g}')} s a step"
     if figures["mfu"]:
-        text += f", MFU {_range(*(f'{share:.0%}' for share in figures['mfu']))}"
+        low, high = figures["mfu"]
+        text += f", MFU {_range(f'{low:.0%}', f'{high:.0%}')}"
     if figures["days"]:
         text += f"; {config.train_steps:,} steps take {in_time([24 * each for each in figures['days']])}"
+    lines = [Line("ok", f"{text}."), Line("ok", f"Made of {estimate.made}.")]
     if figures["mfu"] and figures["mfu"][1] > 1:
         lines.append(Line("warning", "The estimate's fast end is above the peak: do not trust it.", code="estimate"))
-    return [Line("ok", f"{text}."), Line("ok", f"Made of {estimate.made}."), *lines], figures | {"made": estimate.made}
+    return lines, figures | {"made": estimate.made}
 
 
-def _calibrated(config: RunConfig, wanted: Topology, model_dir: str) -> speed.Estimate:
-    """Returns the estimate by a run on the same chips; InputError if its directory holds none, or one on others."""
-    return speed.calibrated(config, PlannedRun(config).row_lengths, wanted, model_dir, _run_in(model_dir))
-
-
-def _span(low: float, high: float) -> str:
-    return _range(*(f"{float(f'{each:.2g}'):,.0f}" for each in (low, high)))
+def _two_digits(number: float) -> str:
+    return f"{float(f'{number:.2g}'):,.0f}"
 
 
 def _range(low: str, high: str) -> str:
     return low if low == high else f"{low} to {high}"
-
-
-def _run_in(model_dir: str) -> RunConfig:
-    """Returns the run of a directory; InputError if it holds none."""
-    found = RunDirectory(model_dir).config()
-    if found is None:
-        raise InputError(f"{model_dir}, to calibrate by, holds no config.json; name the directory of a run.")
-    if not isinstance(found, RunConfig):
-        raise InputError(f"{model_dir} describes a network and no run; name the directory of a run.")
-    return found

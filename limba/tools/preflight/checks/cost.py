@@ -41,8 +41,11 @@ class Terms:
 def time_and_cost(config: RunConfig, chips: Topology | None, made: Sequence[Section], terms: Terms) -> Section:
     """Returns the section of a run's time and costs, by the best estimate of a step among the sections before it."""
     figures = {section.title: section.data for section in made}
-    seconds, found = _seconds(figures), figures.get(DATA, {})
+    seconds = _seconds(figures)
+    found = figures.get(DATA, {})
     config = _in_steps(config, found)
+    evaluation_steps = _of_evaluation(config, found, seconds)
+    tokens_per_step = found.get("tokens_per_step", 0.0) * found.get("text_share", 1.0)
     run = PlannedRun(config)
 
     def costs(data: Data) -> Iterator[Line]:
@@ -55,23 +58,26 @@ def time_and_cost(config: RunConfig, chips: Topology | None, made: Sequence[Sect
     return gathered(
         TITLE,
         costs,
-        lambda _: _of_periods(config, _of_evaluation(config, found, seconds)),
-        lambda data: _lost(run, seconds, _of_evaluation(config, found, seconds), data) if seconds else (),
-        lambda data: _tokens(run, found.get("tokens_per_step", 0.0) * found.get("text_share", 1.0), data),
+        lambda _: _of_periods(config, evaluation_steps),
+        lambda data: _lost(run, seconds, evaluation_steps, data) if seconds else (),
+        lambda data: _tokens(run, tokens_per_step, data),
     )
 
 
 def _in_steps(config: RunConfig, found: Mapping) -> RunConfig:
     """Returns the run with its end and its periods in steps, where they are epochs over a text of a known size."""
-    if not (steps := found.get("steps_per_epoch")):
+    steps = found.get("steps_per_epoch")
+    if not steps:
         return config
     epoch = max(1, round(steps))
     ends = [each for each in (config.train_steps, (config.data.num_epochs or 0) * epoch) if each]
-    saved, evaluated = (
-        dataclasses.replace(each, every_steps=epoch) if each.every_steps == "epoch" else each
-        for each in (config.checkpoint, config.evaluation)
-    )
-    return dataclasses.replace(config, train_steps=min(ends), checkpoint=saved, evaluation=evaluated)
+    checkpoint = config.checkpoint
+    if checkpoint.every_steps == "epoch":
+        checkpoint = dataclasses.replace(checkpoint, every_steps=epoch)
+    evaluation = config.evaluation
+    if evaluation.every_steps == "epoch":
+        evaluation = dataclasses.replace(evaluation, every_steps=epoch)
+    return dataclasses.replace(config, train_steps=min(ends), checkpoint=checkpoint, evaluation=evaluation)
 
 
 def _of_evaluation(config: RunConfig, found: Mapping, seconds: tuple[float, float] | None) -> float:
@@ -79,16 +85,20 @@ def _of_evaluation(config: RunConfig, found: Mapping, seconds: tuple[float, floa
 
     A whole split is as large as what was counted of it. Each token of a generated batch takes the least step's time.
     """
-    each, rows = config.evaluation, config.evaluation.batch_size or config.data.batch_size
-    batches = each.num_batches
+    evaluation = config.evaluation
+    rows = evaluation.batch_size or config.data.batch_size
+    batches = evaluation.num_batches
     if batches is None:
         number = sum(found.get("validation_documents", {}).values())
         if not config.data.head:  # a labeled text is a row
             number *= len(found.get("columns", ())) * found.get("tokens_per_document", 0.0)
             number /= found.get("tokens_per_row", math.inf)
         batches = max(1, math.ceil(number / rows))
-    generating = math.ceil(each.num_examples / rows) * config.generation.max_tokens * LEAST_STEP_SECONDS
-    return batches * rows / config.data.batch_size / 3 + (2 * generating / sum(seconds) if seconds else 0.0)
+    steps = batches * rows / config.data.batch_size / 3
+    if seconds:
+        generating = math.ceil(evaluation.num_examples / rows) * config.generation.max_tokens * LEAST_STEP_SECONDS
+        steps += 2 * generating / sum(seconds)
+    return steps
 
 
 def _seconds(figures: Mapping[str, Mapping]) -> tuple[float, float] | None:
@@ -132,19 +142,25 @@ def _lost(run: PlannedRun, seconds: tuple[float, float], cost: float, data: Data
 
     An evaluation takes as long as `cost` steps.
     """
-    config, steps, middle = run.config, run.config.train_steps, sum(seconds) / 2
-    period, evaluated = config.checkpoint.every_steps, config.evaluation.every_steps
+    config = run.config
+    steps = config.train_steps
+    period = config.checkpoint.every_steps
+    evaluated = config.evaluation.every_steps
     if not isinstance(period, int) or steps is None:
         return
-    period, total = min(period, steps), steps * middle / 3600
+    period = min(period, steps)
+    middle = sum(seconds) / 2  # of a step
     lost = period * middle / 3600
-    number_of = PREEMPTIONS_A_DAY * total / 24
-    saves, size = steps // period + 1, run.num_bytes
-    saving = data["saving_share"] = size / WRITTEN_A_SECOND / (period * middle)
+    number_of = PREEMPTIONS_A_DAY * steps * middle / 3600 / 24
+    saves = steps // period + 1
+    size = run.num_bytes
+    saving = size / WRITTEN_A_SECOND / (period * middle)
+    data["saving_share"] = saving
     data |= {"hours_lost_at_most": lost, "preemptions": number_of, "checkpoint_traffic_bytes": saves * size}
     text = f"The first checkpoint comes after {in_time([lost])}"
     if isinstance(evaluated, int) and evaluated <= steps:
-        share = data["evaluating_share"] = cost / (cost + evaluated)
+        share = cost / (cost + evaluated)
+        data["evaluating_share"] = share
         text += f", the first evaluation after {in_time([evaluated * middle / 3600])}; evaluating takes {share:.1%}"
         text += " of the time"
     text += f"; {saves:,} saves write {size_text(saves * size)}, for {min(saving, 1):.1%} of it beside training"
@@ -171,7 +187,8 @@ def _of_periods(config: RunConfig, cost: float) -> Iterator[Line]:
     if steps is None:
         return
     tenth = max(1, steps // 10)
-    saved, evaluated = config.checkpoint.every_steps, config.evaluation.every_steps
+    saved = config.checkpoint.every_steps
+    evaluated = config.evaluation.every_steps
     if isinstance(saved, int) and saved > steps:
         text = f"CheckpointConfig.every_steps is {saved:,} of {steps:,} steps: nothing is saved before the end."
         yield Line("warning", text, ("CheckpointConfig.every_steps", tenth), "never-saves")
@@ -194,11 +211,13 @@ def _of_periods(config: RunConfig, cost: float) -> Iterator[Line]:
 
 def _tokens(run: PlannedRun, per_step: float, data: Data) -> Iterator[Line]:
     """Yields the tokens for each parameter; of a run from scratch there should be several."""
-    steps, parameters = run.config.train_steps, run.num_parameters
+    steps = run.config.train_steps
+    parameters = run.num_parameters
     if steps is None:
         return
     per_step = per_step or float(run.config.data.batch_size * sum(run.row_lengths))
-    ratio = data["tokens_per_parameter"] = steps * per_step / parameters
+    ratio = steps * per_step / parameters
+    data["tokens_per_parameter"] = ratio
     text = f"{number(ratio)} tokens for each of {parameters:,} parameters"
     if ratio >= LEAST_TOKENS or parameters < LARGE or run.config.initial_checkpoint_path:
         yield Line("ok", f"{text}.")

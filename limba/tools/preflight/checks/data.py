@@ -1,4 +1,4 @@
-"""The data of a run: its text, rows, size, validation split, shards, and the speed at which it is read here."""
+"""The data of a run: its files and their text, its size, validation split, shards, and its rows (`rows.py`)."""
 
 from __future__ import annotations
 
@@ -6,23 +6,16 @@ import contextlib
 import dataclasses
 import glob
 import hashlib
-import itertools
-import os
 import shlex
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from limba.api import Mixture, PieceTable, RunData, Task, UnitSource
+from limba.api import Mixture, RunData, Task, UnitSource
 from limba.config import InputError, Open, RunConfig, nearest
-from limba.config.speed import LEAST_STEP_SECONDS
 from limba.tools.preflight.checks import sample
-from limba.tools.preflight.checks.findings import Check, gathered, logged, shorter
-from limba.tools.preflight.checks.objective import TITLE as OBJECTIVE
-from limba.tools.preflight.checks.objective import needed_targets, wasted_share
+from limba.tools.preflight.checks.findings import Check, gathered
+from limba.tools.preflight.checks.rows import in_words, of_rows
 from limba.tools.preflight.checks.sample import rows_of
 from limba.tools.preflight.checks.verdict import Data, Line, Section
 
@@ -31,12 +24,6 @@ if TYPE_CHECKING:
 
 TITLE = "Data"
 SECONDS = 2.0  # for which reading is timed
-PADDED = 0.1  # share of a step's FLOPs for padding that is found in rows
-MOST_EPOCHS = 64  # with which T5 lost little (Raffel et al. 2020, table 9); with 256 and more it did
-WORDS = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"))
-MFU = 0.4  # at which devices are taken to compute, for what they want to read
-MOST_READERS = 16  # processes of a host that read
-CORES_OF_HOST = 96  # of a TPU's host, or a node with GPUs, at least
 UNITS_MEASURED, BYTES_MEASURED = 3, 1 << 23  # of units whose text is compared with their size
 MOST_COUNTED = 1 << 29  # bytes of local files, beyond which a split that is carved out is not counted
 VALIDATION_BYTES = 1 << 24  # read at most to count the validation split
@@ -63,24 +50,37 @@ def data_of_run(
     that is learned from a sample of the text is not judged.
     """
     run = RunData(config.data, task)
+    judges_vocabulary = has_vocabulary and lengths is not None and not is_learned
     checks: list[Check] = [lambda data: _sources(config, run, data)]
-    several = len(run.parts) > 1
     for part in run.parts:
-        name, rows_of = f"{part.name}: " if several else "", lengths if has_vocabulary else None
-        checks += _of_part(config, part, name, rows_of, is_learned)[:: 1 if has_vocabulary else 3]
+        name = f"{part.name}: " if len(run.parts) > 1 else ""
+        text = TextOfPart(config, part, name, lengths or {}, judges_vocabulary)
+        checks.append(text.documents)
+        if has_vocabulary:
+            checks += [text.example, text.size]
+        checks.append(text.validation)
     if lengths is not None and has_vocabulary:
-        checks.append(lambda data: _rows(config, run, lengths, chips, data) if data.get("documents") != 0 else ())
-        # A later stage's task is opened by its vocabulary's file.
-        checks += [_of_stage(run, begins, lengths) for begins, *_ in config.data.stages if not is_learned]
-    checks += [lambda data: _shards(config, run, chips, data), lambda data: _resume(run, data)]
+        checks.append(lambda data: _rows(config, run, lengths, chips, data))
+        if not is_learned:  # a later stage's task is opened by its vocabulary's file
+            checks += [_of_stage(run, begins, lengths) for begins, *_ in config.data.stages]
+    checks.append(lambda data: _shards(config, run, chips, data))
+    checks.append(lambda data: _resume(run, data))
     return gathered(TITLE, *checks)
+
+
+def _rows(
+    config: RunConfig, run: RunData, lengths: Mapping[str, int], chips: Topology | None, data: Data
+) -> Iterator[Line]:
+    if data.get("documents") != 0:  # else the text cannot be read, which is said
+        yield from of_rows(config, run, lengths, chips, SECONDS, data)
 
 
 def _sources(config: RunConfig, run: RunData, data: Data) -> Iterator[Line]:
     for part in run.parts:
         if isinstance(part.source, UnitSource):
             _check_patterns(run, part.source)
-            units, files = part.source.units(run.config.train_split), part.source.listed(run.config.train_split)
+            units = part.source.units(run.config.train_split)
+            files = part.source.listed(run.config.train_split)
             sizes = [file.size for file in files if file.size]
             size = f", {sum(sizes) / 1e6:,.1f} MB" if len(sizes) == len(files) else ""
             name = part.source.name[:1].lower() + part.source.name[1:]
@@ -92,7 +92,8 @@ def _sources(config: RunConfig, run: RunData, data: Data) -> Iterator[Line]:
         run.check()
     except InputError as error:
         is_small = error.fix is not None and error.fix[0] == "DataConfig.num_data_shards"
-        if (line := _one_document(config, run.parts[0], data) if is_small else None) is None:
+        line = _one_document(config, run.parts[0], data) if is_small else None
+        if line is None:
             raise
         yield line
 
@@ -175,37 +176,49 @@ def _of_stage(run: RunData, begins: int, lengths: Mapping[str, int]) -> Check:
     return stage
 
 
-def _of_part(
-    config: RunConfig, part: Task, name: str, lengths: Mapping[str, int] | None, is_learned: bool
-) -> list[Check]:
-    """Returns the checks of a task's text, which share one sample."""
-    kept: list[Any] = []  # of the corpus tool
+@dataclasses.dataclass
+class TextOfPart:
+    """The checks of one task's text, which share one sample of it; `name` begins each line where there are several."""
 
-    def named(data: Data, lines: Iterator[Line]) -> Iterator[Line]:
-        for line in lines:
-            yield dataclasses.replace(line, text=name + line.text)
+    config: RunConfig
+    part: Task
+    name: str
+    lengths: Mapping[str, int]
+    judges_vocabulary: bool
+    sample: Any = None  # of the corpus tool, once the documents were read
 
-    def documents(data: Data) -> Iterator[Line]:
-        data["documents"] = 0  # unless it can be read
-        if (found := sample.sampled(config, part)) is None:
+    def documents(self, data: Data) -> Iterator[Line]:
+        """Yields what the sampled documents are, and what is wrong with their text."""
+        data["documents"] = 0  # unless they can be read
+        self.sample = sample.sampled(self.config, self.part)
+        if self.sample is None:
             data["documents"] = None
-            return iter([Line("ok", f"{name}The text is not looked at, which needs limba/tools/corpus.")])
-        kept.append(found)
-        of_text = sample.of_text(config, part, found, data, lengths is not None and not is_learned)
-        return named(data, itertools.chain(sample.of_documents(found, data), of_text))
+            yield Line("ok", f"{self.name}The text is not looked at, which needs limba/tools/corpus.")
+            return
+        yield from self._named(sample.of_documents(self.sample, data))
+        yield from self._named(sample.of_text(self.config, self.part, self.sample, data, self.judges_vocabulary))
 
-    def others(data: Data) -> Iterator[Line]:
-        for found in kept:  # none if it cannot be read
-            yield from named(data, sample.of_example(config, part, found, data))
-            yield from named(
-                data, sample.of_cuts(config, part, rows_of(found.documents, len(found.columns)), lengths or {})
-            )
+    def example(self, data: Data) -> Iterator[Line]:
+        """Yields one example with its gaps, and how many pairs the lengths cut."""
+        if self.sample is None:
+            return
+        rows = rows_of(self.sample.documents, len(self.sample.columns))
+        yield from self._named(sample.of_example(self.config, self.part, self.sample, data))
+        yield from self._named(sample.of_cuts(self.config, self.part, rows, self.lengths))
 
-    def size(data: Data) -> Iterator[Line]:
-        for found in kept:
-            yield from named(data, _size(config, part, found, data))
+    def size(self, data: Data) -> Iterator[Line]:
+        """Yields the tokens of the corpus."""
+        if self.sample is not None:
+            yield from self._named(_size(self.config, self.part, self.sample, data))
 
-    return [documents, others, size, lambda data: named(data, _validation(config, part, kept[0], data)) if kept else ()]
+    def validation(self, data: Data) -> Iterator[Line]:
+        """Yields the size of the validation split."""
+        if self.sample is not None:
+            yield from self._named(_validation(self.config, self.part, self.sample, data))
+
+    def _named(self, lines: Iterator[Line]) -> Iterator[Line]:
+        for line in lines:
+            yield dataclasses.replace(line, text=self.name + line.text)
 
 
 def _size(config: RunConfig, part: Task, found: Any, data: Data) -> Iterator[Line]:
@@ -215,14 +228,18 @@ def _size(config: RunConfig, part: Task, found: Any, data: Data) -> Iterator[Lin
     per_document = found.fertility.tokens / max(len(found.documents) // len(found.columns), 1)
     counts = RunData(config.data, part).documents(part)
     if counts is not None:
-        tokens, how = counts.total * per_document, f"{counts.total:,} documents{'' if counts.is_exact else ', about'}"
+        tokens = counts.total * per_document
+        how = f"{counts.total:,} documents"
+        if not counts.is_exact:
+            how += ", about"
     else:
         ratio = _text_in_files(part.source, config.data.train_split)
         if ratio is None:
             yield Line("ok", "The size of the corpus is not known: its files are compressed, or do not say theirs.")
             return
         num_bytes = part.source.num_bytes(config.data.train_split)
-        tokens, how = num_bytes * ratio * found.fertility.tokens_per_byte, f"{in_words(num_bytes)} bytes, by its sample"
+        tokens = num_bytes * ratio * found.fertility.tokens_per_byte
+        how = f"{in_words(num_bytes)} bytes, by its sample"
     data.setdefault("corpus_tokens", {})[part.name] = tokens
     data.setdefault("corpus_documents", {})[part.name] = tokens / per_document
     yield Line("ok", f"The corpus has about {in_words(tokens)} tokens ({how}).")
@@ -245,12 +262,15 @@ def _text_in_files(source: UnitSource, split: str) -> float | None:
 
 def _validation(config: RunConfig, part: Task, found: Any, data: Data) -> Iterator[Line]:
     """Yields the validation split's size; an empty one is evaluated by nothing."""
-    split, source = config.data.validation_split, part.source
+    split = config.data.validation_split
+    source = part.source
     if not isinstance(source, UnitSource):
-        level = "ok" if split in part.splits else "warning"
-        known = "there" if level == "ok" else f"not there ({', '.join(part.splits)})"
+        if split in part.splits:
+            yield Line("ok", f"The validation split {split!r} is there.")
+            return
         fix = ("DataConfig.validation_split", next(iter(part.splits), Open()))
-        yield Line(level, f"The validation split {split!r} is {known}.", None if level == "ok" else fix, "no-split")
+        text = f"The validation split {split!r} is not there ({', '.join(part.splits)})."
+        yield Line("warning", text, fix, "no-split")
         return
     number = num_bytes = 0
     is_all = True
@@ -291,174 +311,14 @@ def _is_too_much(source: UnitSource, split: str, number: int) -> bool:
     return number > 0 and (large or sum(file.size or 0 for file in files) > MOST_COUNTED)
 
 
-def _rows(
-    config: RunConfig, run: RunData, lengths: Mapping[str, int], chips: Topology | None, data: Data
-) -> Iterator[Line]:
-    """Yields what rows hold, and how fast they are read; they are the first shard's, as training reads them."""
-    rows, filled, seconds, cpu_seconds = _timed(run, lengths, SECONDS)
-    if not rows:
-        yield Line("warning", "The first data shard gives no row.", "give more text", "no-rows")
-        return
-    data["text_share"] = _text_share(config, run, lengths)
-    filled, lengths = _read(config, filled), _read(config, lengths)
-    shares = {name: 1 - filled[name] / (rows * lengths[name]) for name in filled}
-    real = {name: filled[name] / rows for name in filled}
-    tokens = sum(real.values())
-    data |= {
-        "padding": shares,
-        "tokens_per_row": tokens,
-        "tokens_per_cpu_second": rows * tokens / max(cpu_seconds, 1e-9),
-    }
-    yield from _padding(config, run, lengths, shares, real, data)
-    yield from _totals(config, tokens, data)
-    speed = rows * tokens / max(cpu_seconds, 1e-9)
-    clock = rows * tokens / max(seconds, 1e-9)
-    data["tokens_per_second_of_one_shard"] = clock
-    here = f"Reading: {speed / 1e6:.2f} million tokens per second of one core of this machine ({os.cpu_count()} cores)"
-    here += f", {clock / 1e6:.2f} million by the clock from one data shard"
-    if chips is None or not chips.peak_flops or wanted_tokens(config, chips, real) == 0:
-        yield Line("ok", f"{here}.")
-        return
-    wanted = wanted_tokens(config, chips, real) / chips.hosts
-    cores = wanted / speed
-    data |= {"tokens_wanted_per_host": wanted, "cores_wanted_per_host": cores}
-    want = "wants" if chips.hosts == 1 else "want"
-    of_all = f"{_number(chips.hosts, 'host')} of {chips.name} {want} {wanted / 1e6:.2f} million each"
-    of_all += f" at {MFU:.0%} of the peak"
-    text = f"{here}; {of_all} (an assumption), the work of {cores:.1f} such cores."
-    if cores > CORES_OF_HOST:
-        yield Line("warning", text, ("DataConfig.num_reader_processes", MOST_READERS), "reading-too-slow")
-    else:
-        processes = config.data.num_reader_processes
-        if cores > 2 * processes:
-            enough = min(MOST_READERS, int(cores) + 1)
-            text += f" More than one process reads faster: DataConfig.num_reader_processes = {enough}."
-        yield Line("ok", text)
-
-
-def _read(config: RunConfig, sides: Mapping[str, int]) -> Mapping[str, int]:
-    """Returns the sides of a row that a network reads: one of an encoder's, a text and the same again or its labels."""
-    is_one_text = (config.model.is_encoder or config.model.has_own_head) and config.model.head != "vectors"
-    return {"targets": sides["inputs"]} if is_one_text else sides
-
-
-def wanted_tokens(config: RunConfig, chips: Topology, real: Mapping[str, float]) -> float:
-    """Returns the tokens a second that all devices take at MFU of their peak, of rows with these many real tokens.
-
-    A step of a small model takes at least LEAST_STEP_SECONDS, whatever the peak is.
-    """
-    from limba.api import flops_per_sequence
-
-    sides = round(real.get("inputs", 0)), round(real.get("targets", 0))
-    per_row = flops_per_sequence(config.model, *sides, config.data.num_predicted)
-    rows = MFU * chips.peak_flops * chips.devices / per_row if per_row else 0.0
-    return min(rows, config.data.batch_size / LEAST_STEP_SECONDS) * sum(real.values())
-
-
-def _timed(run: RunData, lengths: Mapping[str, int], most: float) -> tuple[int, dict[str, int], float, float]:
-    """Returns (rows, real tokens by feature, seconds, seconds of processor) of reading for `most` seconds."""
-    rows, filled = 0, dict.fromkeys(lengths, 0)
-    with logged():  # of units and shards `_shards` says more
-        iterator = run.rows(lengths)
-        first = next(iterator, None)  # opens files, and is not timed
-        began, cpu = time.monotonic(), time.process_time()
-        for batch in iterator:
-            rows += len(next(iter(batch.values())))
-            for name in filled:
-                filled[name] += int(np.count_nonzero(batch[name]))
-            if time.monotonic() - began > most:
-                break
-        seconds, cpu = time.monotonic() - began, time.process_time() - cpu
-    if not rows and first is not None:
-        rows = len(next(iter(first.values())))
-        filled = {name: int(np.count_nonzero(first[name])) for name in filled}
-    return rows, filled, seconds, cpu
-
-
-def _text_share(config: RunConfig, run: RunData, lengths: Mapping[str, int]) -> float:
-    """Returns the share of a row's real tokens that is text, which sentinels are not."""
-    if config.model.is_decoder_only or not run.fills_gaps:
-        return 1.0
-    with logged():
-        batch = next(run.rows(lengths))
-    sentinels = PieceTable(run.task.output_features["targets"].vocabulary).sentinels
-    marks = sum(np.count_nonzero(np.isin(batch[name], sentinels)) for name in lengths)
-    return 1 - marks / sum(np.count_nonzero(batch[name]) for name in lengths)
-
-
-def _padding(
-    config: RunConfig, run: RunData, lengths: Mapping[str, int], shares: Mapping[str, float],
-    real: Mapping[str, float], data: Data,
-) -> Iterator[Line]:  # fmt: skip
-    said = ", ".join(f"{share:.1%} of the {name}" for name, share in shares.items())
-    inputs, targets = lengths.get("inputs", 0), lengths.get("targets", 0)
-    waste = wasted_share(config, inputs, real.get("targets", 0), targets, real.get("inputs", 0))
-    data["padding_flops_share_of_rows"] = waste
-    needed = needed_targets(run, inputs) if inputs else None
-    by_lengths = 0.0 if needed is None else wasted_share(config, inputs, needed, targets)
-    # Packed rows are as full as their examples allow, and labeled ones are never packed.
-    if waste - by_lengths < PADDED or config.data.pack or config.data.head:
-        why = f"; {waste:.0%} of a step's FLOPs, by the lengths: see {OBJECTIVE}" if by_lengths >= PADDED else ""
-        yield Line("ok", f"Padding in the rows that are trained on: {said}{why}.")
-        return
-    text = f"Padding in the rows that are trained on: {said}; {waste:.0%} of a step's FLOPs"
-    packed = RunData(dataclasses.replace(config.data, pack=True), run.task)
-    rows, sides, *_ = _timed(packed, packed.lengths(), 0.0)
-    filled = _read(config, sides)
-    left = wasted_share(config, inputs, filled["targets"] / rows, targets, filled.get("inputs", 0) / rows)
-    if waste - left < PADDED:
-        yield Line("ok", f"{text}, and {left:.0%} if rows are packed: two examples seldom fit in one.")
-    else:
-        yield Line("warning", f"{text}, of which packing leaves {left:.0%}.", ("DataConfig.pack", True), "padding")
-
-
-def _totals(config: RunConfig, tokens: float, data: Data) -> Iterator[Line]:
-    """Yields the tokens of a step and of the run, and its epochs over the corpus where that is known."""
-    per_step = tokens * config.data.batch_size
-    data["tokens_per_step"] = per_step
-    text = f"{per_step:,.0f} real tokens a step"
-    corpus, documents = (sum(data.get(f"corpus_{name}", {}).values()) for name in ("tokens", "documents"))
-    # A labeled text is a row of its own; others fill rows.
-    steps = documents / config.data.batch_size if config.data.head else corpus / (per_step * data["text_share"])
-    ends, data["steps_per_epoch"] = config.data.num_epochs, steps
-    if config.train_steps is None or (ends and steps and config.train_steps > ends * steps):
-        data["epochs"] = ends
-        yield Line("ok", f"{text}; the run ends after {ends} epochs.")
-        return
-    total = per_step * config.train_steps
-    data["tokens_in_all"] = total
-    text += f", {in_words(total)} in {config.train_steps:,} steps"
-    if not corpus:
-        yield Line("ok", f"{text}.")
-        return
-    epochs = data["epochs"] = config.train_steps / steps
-    text += f": about {epochs:,.{2 if epochs < 100 else 0}f} epochs over the corpus"
-    if epochs <= MOST_EPOCHS:
-        yield Line("ok", f"{text}.")
-        return
-    text += f"; beyond {MOST_EPOCHS} a model learns its text by heart (T5's paper, section 3.4.2)"
-    most = max(1, int(MOST_EPOCHS * steps))
-    yield Line("warning", f"{text}.", shorter(config, most), "too-many-epochs")
-
-
-def in_words(number: float) -> str:
-    """Returns a number of tokens or bytes as a reader counts them, to three digits.
-
-    >>> in_words(33_512), in_words(3_014_400), in_words(160_256_000_000), in_words(0)
-    ('33,500', '3.01 million', '160 billion', '0')
-    """
-    size, word = next(((size, f" {word}") for size, word in WORDS if number >= size), (1, ""))
-    rounded = float(f"{number / size:.3g}")
-    return f"{rounded:,.4g}{word}" if word else f"{rounded:,.0f}"
-
-
 def _number(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _shards(config: RunConfig, run: RunData, chips: Topology | None, data: Data) -> Iterator[Line]:
     """Yields how the units of the corpus meet data shards and hosts."""
-    shards, hosts = config.data.num_data_shards or 1, chips.hosts if chips else 1
+    shards = config.data.num_data_shards or 1
+    hosts = chips.hosts if chips else 1
     data |= {"shards": shards, "hosts": hosts}
     for part in run.parts:
         if not isinstance(part.source, UnitSource):

@@ -1,4 +1,4 @@
-"""What differs between a configuration and the run that its directory holds."""
+"""What differs between a configuration and that of the run which its directory holds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from limba.api import RunDirectory
 from limba.config import InputError, RunConfig, plain
-from limba.config.optimizer import AUTO
 from limba.tools.preflight.checks.verdict import Data, Line
 
 # Fields by which a resumed run does not learn anything else; all of the classes in the second line are such.
@@ -25,7 +24,7 @@ FREE = {
     *("DataConfig.num_epochs", "DataConfig.validation_split", "ModelConfig.remat", "ModelConfig.scan_layers"),
     *("ModelConfig.attention", "LossConfig.logits"),
 }
-CHANGED, RATE = "changed-run", "ScheduleConfig.base_learning_rate"
+CHANGED = "changed-run"
 FREE_CLASSES = ("CheckpointConfig", "EvaluationConfig", "GenerationConfig", "MeshConfig", "GuardConfig")
 # A data position belongs to these: a run with others of them is refused.
 FIXED = ("DataConfig.mixture_or_task_name", "DataConfig.seed", "DataConfig.num_data_shards")
@@ -37,14 +36,13 @@ class Difference(NamedTuple):
     field: str
     before: Any
     now: Any
-    why: str = ""
 
     @property
     def is_free(self) -> bool:
         return self.field in FREE or self.field.startswith(FREE_CLASSES)
 
     def __str__(self) -> str:
-        return f"{self.field} is {self.now!r} (it was {self.before!r}){self.why}"
+        return f"{self.field} is {self.now!r} (it was {self.before!r})"
 
 
 def saved_run(model_dir: str) -> RunConfig | None:
@@ -55,8 +53,6 @@ def saved_run(model_dir: str) -> RunConfig | None:
 def differences(config: RunConfig, saved: RunConfig) -> list[Difference]:
     """Returns the fields whose values differ, in their order; addresses are compared without their credentials.
 
-    A learning rate 'auto' is the one that it is for the run's steps: more steps change it.
-
     >>> from limba.config import DataConfig, ModelConfig
     >>> data = DataConfig("task", {"inputs": 512}, 8)
     >>> run = RunConfig(ModelConfig(1024, 32, 2, 16, 64, 2, 2), data, "/runs/a", 100)
@@ -64,25 +60,15 @@ def differences(config: RunConfig, saved: RunConfig) -> list[Difference]:
     >>> [str(each) for each in differences(other, run)]
     ['DataConfig.seed is 1 (it was 0)', 'RunConfig.train_steps is 200 (it was 100)']
     """
-    rate = config.optimizer.schedule.base_learning_rate
-    config, saved = _with_rate(config), _with_rate(saved)
-    one, other = (json.loads(plain.to_text(each))["run"] for each in (config, saved))
-    why = ", since 'auto' goes by RunConfig.train_steps" if rate == AUTO else ""
-    return [each._replace(why=why if each.field == RATE else "") for each in _compared(config, one, other)]
-
-
-def _with_rate(run: RunConfig) -> RunConfig:
-    schedule = run.optimizer.schedule
-    if schedule.base_learning_rate != AUTO:
-        return run
-    rate = float(schedule.in_steps(schedule.planned_steps or run.train_steps or 1).base_learning_rate)
-    schedule = dataclasses.replace(schedule, base_learning_rate=float(f"{rate:.4g}"))
-    return dataclasses.replace(run, optimizer=dataclasses.replace(run.optimizer, schedule=schedule))
+    now = json.loads(plain.to_text(config))["run"]
+    before = json.loads(plain.to_text(saved))["run"]
+    return list(_compared(config, now, before))
 
 
 def _compared(owner: Any, now: dict[str, Any], before: dict[str, Any]) -> Iterator[Difference]:
     for entry in dataclasses.fields(owner):
-        value, name = getattr(owner, entry.name), entry.name
+        name = entry.name
+        value = getattr(owner, name)
         if dataclasses.is_dataclass(value):
             yield from _compared(value, now[name], before[name])
         elif now[name] != before.get(name, now[name]):  # another optimizer lacks fields
@@ -117,8 +103,9 @@ def changes(found: list[Difference], step: int) -> Iterator[Line]:
     for each in found:
         fix = (each.field, each.before)
         if each.field == "DataConfig.stages":
-            passed = [[stage for stage in stages if stage[0] < step] for stages in (each.before, each.now)]
-            if passed[0] != passed[1]:
+            read_before = [stage for stage in each.before if stage[0] < step]
+            read_now = [stage for stage in each.now if stage[0] < step]
+            if read_now != read_before:
                 yield Line("error", f"{each}, and the stages before step {step:,} have been read.", fix, CHANGED)
                 continue
         if each.field in FIXED:

@@ -142,7 +142,8 @@ def pins(folder: Path, lock: str, is_lean: bool = False) -> dict[str, str]:
     """
     from packaging.markers import Marker
 
-    path, found = folder / f"lock-{lock}.txt", {}
+    path = folder / f"lock-{lock}.txt"
+    found = {}
     if not path.exists():
         return found
     for line in path.read_text().splitlines():
@@ -161,22 +162,25 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _devices(data: Data) -> Iterator[Line]:
-    tpu, gpus = machine.is_tpu_vm(), machine.num_gpus()
+    tpu = machine.is_tpu_vm()
+    gpus = machine.num_gpus()
     data |= {"tpu": tpu, "gpus": gpus, "cores": os.cpu_count()}
-    found = "a Cloud TPU" if tpu else f"{gpus} GPU(s)" if gpus else "no TPU and no GPU"
-    if (absent := machine.accelerator_without_packages()) is not None:
+    if tpu:
+        found = "a Cloud TPU"
+    elif gpus:
+        found = f"{gpus} GPU(s)"
+    else:
+        found = "no TPU and no GPU"
+    absent = machine.accelerator_without_packages()
+    if absent is not None:
         words, name = absent
         yield Line("error", f"This machine has {words}, and jax has no packages for it.", f"{SETUP} {name}", "packages")
     else:
         yield Line("ok", f"Devices: {found}; {os.cpu_count()} cores, {_gib(_memory())} of memory.")
     chosen = os.environ.get("JAX_PLATFORMS", "")
     if chosen.split(",")[0] == "cpu" and (tpu or gpus):
-        yield Line(
-            "warning",
-            f"JAX_PLATFORMS is {chosen}, so {found} stays unused in a run of this shell.",
-            "unset JAX_PLATFORMS",
-            "unused-device",
-        )
+        text = f"JAX_PLATFORMS is {chosen}, so {found} stays unused in a run of this shell."
+        yield Line("warning", text, "unset JAX_PLATFORMS", "unused-device")
     with contextlib.suppress(OSError):
         yield from driver_lines(Path("/proc/driver/nvidia/version").read_text(), chip_of(installed()))
 
@@ -203,13 +207,14 @@ def driver_lines(text: str, lock: str) -> Iterator[Line]:
 def _holders(own: int | None = None) -> Iterator[Line]:
     locking = processes.holder_of_lock() if machine.is_tpu_vm() else None  # elsewhere it compiles for a TPU
     of_tpu = dict.fromkeys([*processes.holders(processes.TPU_DEVICES), locking])
-    for holder in [each for each in of_tpu if each is not None and each.pid != own]:
-        yield Line(
-            "error", f"The TPU is held by {holder}; a TPU serves one process at a time.", f"kill {holder.pid}", IN_USE
-        )
-    for holder in [each for each in processes.holders(processes.GPU_DEVICES) if each.pid != own]:
-        text = f"A GPU is also used by {holder}, whose memory a run cannot have."
-        yield Line("warning", text, f"kill {holder.pid}", IN_USE)
+    for holder in of_tpu:
+        if holder is not None and holder.pid != own:
+            text = f"The TPU is held by {holder}; a TPU serves one process at a time."
+            yield Line("error", text, f"kill {holder.pid}", IN_USE)
+    for holder in processes.holders(processes.GPU_DEVICES):
+        if holder.pid != own:
+            text = f"A GPU is also used by {holder}, whose memory a run cannot have."
+            yield Line("warning", text, f"kill {holder.pid}", IN_USE)
 
 
 def _memory() -> int:
@@ -221,19 +226,20 @@ def _gib(num_bytes: float) -> str:
 
 
 def _room(data: Data) -> Iterator[Line]:
-    compiled, temporary = os.environ.get(compile_cache.OF_JAX, ""), tempfile.gettempdir()
+    compiled = os.environ.get(compile_cache.OF_JAX, "")
     if not compiled:  # off, or a folder that is not safe: one line at the start has said why
         yield Line("ok", "Compiled programs are not kept: each start compiles again.")
     places = {
         "compiled programs": (compiled, LEAST_FREE, _other_cache(compiled)),
-        "temporary files": (temporary, LEAST_FREE, "export TMPDIR=DIRECTORY"),
+        "temporary files": (tempfile.gettempdir(), LEAST_FREE, "export TMPDIR=DIRECTORY"),
     }
     yield from room(places, data)
 
 
 def room(places: Mapping[str, tuple[str, int, str]], data: Data, unwritable: str = "warning") -> Iterator[Line]:
     """Yields the free space of local places: name -> (path, the least bytes, what to do if it has fewer)."""
-    free, wrong = {}, list[Line]()
+    free = {}
+    wrong = list[Line]()
     for name, (place, least, fix) in places.items():
         if not place or "://" in place:
             continue
@@ -268,20 +274,18 @@ def _tokens(config: RunConfig | None, data: Data) -> Iterator[Line]:
         "Google's credentials": has_google_credentials(),
     }
     data["tokens"] = present
-    there, absent = ([name for name, is_there in present.items() if is_there is which] for which in (True, False))
-    parts = [f"{', '.join(names)}: {word}" for names, word in ((there, "present"), (absent, "absent")) if names]
-    yield Line("ok", f"Tokens (never shown): {'; '.join(parts)}.")
-    if (
-        "wandb" in reports
-        and not present["WANDB_API_KEY"]
-        and os.environ.get("WANDB_MODE") not in ("offline", "disabled")
-    ):
-        yield Line(
-            "warning",
-            "RunConfig.report_to names wandb, and there is no key for it.",
-            "export WANDB_API_KEY=…",
-            "no-key",
-        )
+    there = [name for name, is_there in present.items() if is_there]
+    absent = [name for name, is_there in present.items() if not is_there]
+    said = []
+    if there:
+        said.append(f"{', '.join(there)}: present")
+    if absent:
+        said.append(f"{', '.join(absent)}: absent")
+    yield Line("ok", f"Tokens (never shown): {'; '.join(said)}.")
+    is_online = os.environ.get("WANDB_MODE") not in ("offline", "disabled")
+    if "wandb" in reports and is_online and not present["WANDB_API_KEY"]:
+        text = "RunConfig.report_to names wandb, and there is no key for it."
+        yield Line("warning", text, "export WANDB_API_KEY=…", "no-key")
     emulated = os.environ.get("STORAGE_EMULATOR_HOST")
     if config is not None and "gs://" in repr(config) and not (present["Google's credentials"] or emulated):
         text = (
@@ -330,8 +334,10 @@ def _time_limit(config: RunConfig) -> Iterator[Line]:
         )
         yield Line("ok", text)
         return
-    speed, step = float(records[-1]["seconds_per_step"]), int(records[-1]["step"])
-    if advice := PlannedRun(config).job_advice(step, speed):
+    speed = float(records[-1]["seconds_per_step"])
+    step = int(records[-1]["step"])
+    advice = PlannedRun(config).job_advice(step, speed)
+    if advice:
         steps = max(1, int(left / speed / 4))
         yield Line("warning", advice, ("CheckpointConfig.every_steps", steps), "time-limit")
     else:

@@ -11,13 +11,12 @@ from limba.api import PlannedRun
 from limba.config import ConfigError, Fix, Open, RunConfig
 from limba.tools.preflight.checks.findings import gathered
 from limba.tools.preflight.checks.verdict import Data, Line, Section
-from limba.tools.preflight.compiled import instant
+from limba.tools.preflight.compiled import changes, instant
 from limba.tools.preflight.compiled.memory import size_in_words
 from limba.tools.preflight.compiled.topologies import Topology, limit_bytes
 
 TITLE = "Estimate"
 ERROR = 1.15  # the estimate may be off by as much
-MOST_MICROBATCHES = 64
 OF_ONE_MACHINE = ("/tmp", "/var/tmp", "/dev/shm", "/scratch/local")  # each host has its own
 
 
@@ -39,30 +38,34 @@ def divides(config: RunConfig, chips: Topology) -> Iterator[Line]:
     except ConfigError as error:
         yield Line("error", str(error), _mesh_that_divides(config, chips.devices), "mesh-does-not-divide")
         return
-    shards, hosts, batch = config.data.num_data_shards or 1, chips.hosts, config.data.batch_size
-    parts, groups = config.num_microbatches, data * fsdp
-    if config.mesh.auto:  # it chooses, but no group of devices can have less than a host's
-        groups = 1
-    needed, said = parts * groups, []
+    groups = data * fsdp
+    parts = config.num_microbatches
+    needed = parts * groups
+    batch = config.data.batch_size
+    shards = config.data.num_data_shards or 1
+    said = []
     if batch % needed:
         said.append(
             f"DataConfig.batch_size is {batch}, which does not divide into RunConfig.num_microbatches {parts} parts"
             f" over the {groups} groups of devices of {chips.name}"
         )
-    if shards % hosts:
-        said.append(f"DataConfig.num_data_shards is {shards}, which {hosts} hosts cannot share evenly")
-    if not said:
-        return
-    fitting = [each for each in range(hosts, batch + 1, hosts) if batch % each == 0 and batch % needed == 0]
+    if shards % chips.hosts:
+        said.append(f"DataConfig.num_data_shards is {shards}, which {chips.hosts} hosts cannot share evenly")
+    if said:
+        yield Line("error", f"{'; '.join(said)}.", _that_divides(batch, shards, needed, chips.hosts), "does-not-divide")
+
+
+def _that_divides(batch: int, shards: int, needed: int, hosts: int) -> list[Fix]:
+    """Returns a batch and shards near the run's: the batch is a multiple of `needed` and of the shards."""
     if shards % hosts == 0:
-        fixes: list[Fix] = [("DataConfig.batch_size", _near(batch, math.lcm(needed, shards)))]
-    elif fitting:
-        fixes = [("DataConfig.num_data_shards", next((each for each in fitting if each >= shards), fitting[-1]))]
-    else:
-        number = -(-shards // hosts) * hosts
-        rows = _near(batch, math.lcm(needed, number))
-        fixes = [("DataConfig.num_data_shards", number), ("DataConfig.batch_size", rows)]
-    yield Line("error", f"{'; '.join(said)}.", fixes, "does-not-divide")
+        return [("DataConfig.batch_size", _near(batch, math.lcm(needed, shards)))]
+    fitting = [each for each in range(hosts, batch + 1, hosts) if batch % each == 0 and batch % needed == 0]
+    if fitting:
+        number = next((each for each in fitting if each >= shards), fitting[-1])
+        return [("DataConfig.num_data_shards", number)]
+    number = math.ceil(shards / hosts) * hosts
+    rows = _near(batch, math.lcm(needed, number))
+    return [("DataConfig.num_data_shards", number), ("DataConfig.batch_size", rows)]
 
 
 def _near(number: int, step: int) -> int:
@@ -98,42 +101,27 @@ def shared_directory(config: RunConfig, chips: Topology) -> Iterator[Line]:
 
 
 def memory_lines(config: RunConfig, chips: Topology, is_compiled: bool, data: Data) -> Iterator[Line]:
-    """Yields memory by arithmetic beside what a device has, and the largest batch; the seconds of a step as figures."""
-    run, limit = PlannedRun(config), limit_bytes(chips)
-    for mesh in run.meshes(chips.devices) if config.mesh.auto else [config.mesh]:  # as the run tries them
-        config = dataclasses.replace(config, mesh=mesh)
-        if (found := instant.memory(run, chips, config)).total <= limit:
-            break
-    most = instant.largest_batch(run, chips, limit, config)
-    data |= {"topology": chips.name, "limit_bytes": limit, "live_bytes": found.total, "largest_batch": most}
+    """Yields memory by arithmetic beside what a device has, and the largest batch; the seconds of a step as figures.
+
+    Where it does not fit, and nothing is compiled that says so, the line has what other choices need.
+    """
+    run = PlannedRun(config)
+    limit = limit_bytes(chips)
+    found = instant.memory(run, chips)
+    most = instant.largest_batch(run, chips, limit)
     seconds = instant.seconds_per_step(run, chips)
-    data |= dataclasses.asdict(found) | {"seconds_per_step": seconds}
+    data |= {"topology": chips.name, "limit_bytes": limit, "live_bytes": found.total, "largest_batch": most}
+    data |= dataclasses.asdict(found)
+    data["seconds_per_step"] = seconds
     parts = ", ".join(f"{name} {size_in_words(size)}" for name, size in dataclasses.asdict(found).items())
     text = f"By arithmetic a device of {chips.name} needs {size_in_words(found.total)} of {size_in_words(limit)}"
     text += f" ({parts}); at most {most:,} rows fit"
-    text += f", and a step takes {seconds[0]:.2g} s at least" if seconds else ""
+    if seconds:
+        text += f", and a step takes {seconds[0]:.2g} s at least"
     if found.total <= limit or is_compiled:
         yield Line("ok", f"{text}.")
         return
     level = "error" if found.total > ERROR * limit else "warning"
-    yield Line(level, f"{text}.", _that_fits(run, config, chips, limit), "does-not-fit")
-
-
-def _that_fits(run: PlannedRun, config: RunConfig, chips: Topology, limit: float) -> list[Fix]:
-    """Returns the least change that fits: remat, micro-batches, then parameters shared by all devices."""
-    remats = {"none": ("minimal", "full"), "minimal": ("full",)}.get(config.model.remat, ())
-    shared = dataclasses.replace(config.mesh, data=-1, fsdp=chips.devices, model=1, auto=False)
-    meshes = [config.mesh, *([shared] if chips.devices > 1 else [])]
-    for mesh in meshes:
-        groups = math.prod(mesh.sizes(chips.devices)[:2])
-        for parts in (config.num_microbatches << power for power in range(MOST_MICROBATCHES.bit_length())):
-            if config.data.batch_size % (parts * groups):
-                break
-            for remat in (config.model.remat, *remats):
-                model = dataclasses.replace(config.model, remat=remat)
-                changed = dataclasses.replace(config, mesh=mesh, model=model, num_microbatches=parts)
-                if instant.memory(run, chips, changed).total <= limit:
-                    fixes: list[Fix] = [("ModelConfig.remat", remat)] if remat != config.model.remat else []
-                    fixes += [("RunConfig.num_microbatches", parts)] if parts != config.num_microbatches else []
-                    return fixes + ([("MeshConfig.fsdp", mesh.fsdp)] if mesh.fsdp != config.mesh.fsdp else [])
-    return [("DataConfig.batch_size", Open("a smaller one, a smaller model, or more chips"))]
+    device = changes.Device(chips, limit)
+    text = f"{text}.\n{changes.table(config, device)}"
+    yield Line(level, text, changes.that_fits(config, device), "does-not-fit")

@@ -20,7 +20,8 @@ def gathered(title: str, *checks: Check) -> Section:
 
     A check that ends with an InputError, a StorageError or an OSError gives an error line; the next ones still run.
     """
-    lines, data = list[Line](), Data()
+    lines = list[Line]()
+    data = Data()
     with logged() as said:
         for check in checks:
             try:
@@ -28,11 +29,17 @@ def gathered(title: str, *checks: Check) -> Section:
                     lines.append(line)
             except (SentenceError, OSError) as error:
                 line = error_line(error)
-                before = [other.fix for other in lines if other.fix is not None]  # one fix is of one fault
-                before += [other.text.partition(";")[0] for other in lines]
-                lines += [] if line.fix in before or line.text.partition(";")[0] in before else [line]
+                if not any(_is_same_fault(line, other) for other in lines):
+                    lines.append(line)
     lines += [Line("warning", sentence, code="logged") for sentence in dict.fromkeys(said)]
     return Section(title, lines, data)
+
+
+def _is_same_fault(line: Line, other: Line) -> bool:
+    """Returns whether two lines have one fix, or begin with the same words."""
+    if other.fix is not None and line.fix == other.fix:
+        return True
+    return line.text.partition(";")[0] == other.text.partition(";")[0]
 
 
 @contextlib.contextmanager

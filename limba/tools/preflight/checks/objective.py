@@ -43,7 +43,8 @@ def objective_and_schedule(config: RunConfig, task: Task | Mixture | None) -> Se
 
 def lengths_of(config: RunConfig, task: Task | Mixture, data: Data) -> Iterator[Line]:
     """Yields the lengths of a row, and the share of its FLOPs that is padding by its objective."""
-    given, run = config.data.task_feature_lengths, RunData(config.data, task)
+    given = config.data.task_feature_lengths
+    run = RunData(config.data, task)
     with logged():  # what it says of padding is said better below
         lengths = run.lengths()
     data["lengths"] = lengths
@@ -51,7 +52,8 @@ def lengths_of(config: RunConfig, task: Task | Mixture, data: Data) -> Iterator[
         yield Line("ok", f"A row is one sequence of {config.data.sequence_length} tokens.")
         yield from _predicted(config)
         return
-    if (needed := needed_targets(run, lengths["inputs"])) is None:
+    needed = needed_targets(run, lengths["inputs"])
+    if needed is None:
         yield Line("ok", f"{_text(lengths)}: as given; the section Data shows how much of it is padding.")
         return
     share = wasted_share(config, lengths["inputs"], needed, lengths["targets"])
@@ -61,18 +63,15 @@ def lengths_of(config: RunConfig, task: Task | Mixture, data: Data) -> Iterator[
         also = f"; {share:.1%} of the FLOPs are spent on padding" if share else ", all of it used"
         yield Line("ok", f"{_text(lengths)}, {origin}{also}.")
         return
-    fills = f"the objective fills {needed} targets"
-    yield Line(
-        "warning",
-        f"{_text(lengths)}, and {fills}: {share:.0%} of a step's FLOPs are spent on padding.",
-        ("DataConfig.task_feature_lengths", {"inputs": lengths["inputs"]}),
-        "padding",
-    )
+    text = f"{_text(lengths)}, and the objective fills {needed} targets: {share:.0%} of a step's FLOPs are spent on"
+    fix = ("DataConfig.task_feature_lengths", {"inputs": lengths["inputs"]})
+    yield Line("warning", f"{text} padding.", fix, "padding")
 
 
 def _predicted(config: RunConfig) -> Iterator[Line]:
     """Yields how many tokens of an encoder's rows are predicted, in a step and in the run."""
-    data, most = config.data, config.data.num_predicted
+    data = config.data
+    most = data.num_predicted
     if not most or data.sequence_length is None:
         return
     stages = data.predicted(config.train_steps or 0)
@@ -81,9 +80,15 @@ def _predicted(config: RunConfig) -> Iterator[Line]:
         also = f", and all {causal:,.0f} of causal rows" if causal else ""
         row = f"{masked / data.batch_size:.0f} of a row"
         yield Line("ok", f"{where} {masked:,.0f} tokens a step are masked and predicted ({row}){also}.")
-    masked, causal = (sum(steps * each[kind] for _, steps, *each in stages) for kind in (0, 1))
-    run = f"In the run these are {masked:,.0f} masked{f' and {causal:,.0f} causal' if causal else ''} tokens; the"
-    yield Line("ok", f"{run if config.train_steps else 'The'} output layer computes {most} of a row.")
+    if not config.train_steps:
+        yield Line("ok", f"The output layer computes {most} of a row.")
+        return
+    masked_in_all = sum(steps * masked for _, steps, masked, _ in stages)
+    causal_in_all = sum(steps * causal for _, steps, _, causal in stages)
+    both = f"{masked_in_all:,.0f} masked"
+    if causal_in_all:
+        both += f" and {causal_in_all:,.0f} causal"
+    yield Line("ok", f"In the run these are {both} tokens; the output layer computes {most} of a row.")
 
 
 def _text(lengths: dict[str, int]) -> str:
@@ -107,7 +112,8 @@ def wasted_share(config: RunConfig, inputs: int, needed: float, targets: int, fi
     which span corruption fills 114, it is 0.24.
     """
     whole = flops_per_sequence(config.model, inputs, targets)
-    return 1 - flops_per_sequence(config.model, inputs if filled is None else round(filled), round(needed)) / whole
+    read_inputs = inputs if filled is None else round(filled)
+    return 1 - flops_per_sequence(config.model, read_inputs, round(needed)) / whole
 
 
 def rate_over_steps(config: RunConfig, data: Data) -> Iterator[Line]:
@@ -116,17 +122,18 @@ def rate_over_steps(config: RunConfig, data: Data) -> Iterator[Line]:
     if steps is None:
         yield Line("ok", "The learning rate is not drawn: the run ends with its epochs, whose steps are unknown here.")
         return
-    places = np.unique(np.linspace(0, steps - 1, 4 * POINTS).astype(int)).tolist()
-    rates = PlannedRun(config).learning_rates(places)
-    highest = int(np.argmax(rates))
-    data["learning_rate"] = [[step, rate] for step, rate in zip(places, rates, strict=True)]
-    scale = 10.0 ** math.floor(math.log10(max(rates))) if max(rates) > 0 else 1.0
-    drawing = text_curve([(step + 1, rate / scale) for step, rate in zip(places, rates, strict=True)], POINTS, HEIGHT)
+    sampled = np.unique(np.linspace(0, steps - 1, 4 * POINTS).astype(int)).tolist()
+    rates = PlannedRun(config).learning_rates(sampled)
+    data["learning_rate"] = [[step, rate] for step, rate in zip(sampled, rates, strict=True)]
     schedule = config.optimizer.schedule
     kind = schedule.factors if schedule.name == "factors" else schedule.name
-    most = f"at most {rates[highest]:.3g} at step {places[highest] + 1:,}"
-    said = f"Learning rate, {kind}: {rates[0]:.3g} at step 1, {most}, {rates[-1]:.3g} at step {steps:,}"
-    yield Line("ok", f"{said}. In units of {scale:.0e}:\n" + "\n".join(drawing))
+    highest = int(np.argmax(rates))
+    text = f"Learning rate, {kind}: {rates[0]:.3g} at step 1"
+    text += f", at most {rates[highest]:.3g} at step {sampled[highest] + 1:,}, {rates[-1]:.3g} at step {steps:,}"
+    scale = 10.0 ** math.floor(math.log10(max(rates))) if max(rates) > 0 else 1.0
+    points = [(step + 1, rate / scale) for step, rate in zip(sampled, rates, strict=True)]
+    drawing = "\n".join(text_curve(points, POINTS, HEIGHT))
+    yield Line("ok", f"{text}. In units of {scale:.0e}:\n{drawing}")
     yield Line("ok", course(schedule, steps))
 
 
@@ -139,7 +146,9 @@ def course(schedule: ScheduleConfig, steps: int) -> str:
     'The rate is constant for 10,000 of 100,000 steps (10.0%), as in T5, and then falls to the end.'
     """
     schedule = schedule.in_steps(steps)
-    warmup, decay, names = int(schedule.warmup_steps), int(schedule.decay_steps or 0), schedule.factor_names
+    warmup = int(schedule.warmup_steps)
+    decay = int(schedule.decay_steps or 0)
+    names = schedule.factor_names
     if schedule.branch_step is not None:
         return f"The rate of the run before falls from step {schedule.branch_step:,} on: {schedule.branch_shape}."
     share = f"{warmup:,} of {steps:,} steps ({warmup / steps:.1%})"
@@ -176,7 +185,8 @@ def schedule_warnings(config: RunConfig) -> Iterator[Line]:
 
 def _of_warmup(schedule: ScheduleConfig, steps: int) -> Iterator[Line]:
     rises = schedule.name != "factors" or any(name in RISING for name in schedule.factor_names)
-    warmup, fix = int(schedule.warmup_steps), ("ScheduleConfig.warmup_steps", max(1, steps // 50))
+    warmup = int(schedule.warmup_steps)
+    fix = ("ScheduleConfig.warmup_steps", max(1, steps // 50))
     if not rises or warmup <= LONG_WARMUP * steps:
         return
     text = f"ScheduleConfig.warmup_steps is {warmup:,} of {steps:,} steps"
@@ -205,7 +215,8 @@ def _of_decay(schedule: ScheduleConfig, decay: int, steps: int) -> Iterator[Line
 
 def _of_linear_factor(schedule: ScheduleConfig, steps: int) -> Iterator[Line]:
     """Yields the end of T5X's factor linear_decay, 1 + decay_factor (warmup_steps - step), if it comes early."""
-    warmup, factor = schedule.warmup_steps, schedule.decay_factor
+    warmup = schedule.warmup_steps
+    factor = schedule.decay_factor
     if "linear_decay" not in schedule.factor_names or not factor:
         return
     end = warmup + 1 / factor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from limba.api import PlannedRun
 from limba.config import Fix, RunConfig, ScheduleConfig
@@ -30,29 +30,34 @@ def rate_warnings(config: RunConfig) -> Iterator[Line]:
 
     A run that goes on from a checkpoint's step is judged by its second half, since its first steps are not made.
     """
-    steps, schedule, name = config.train_steps, config.optimizer.schedule, config.optimizer.name
+    steps = config.train_steps
+    schedule = config.optimizer.schedule
+    name = config.optimizer.name
     if steps is None or steps < 2 or schedule.branch_step is not None:
         return
-    is_tuned = config.initial_checkpoint_path is not None and config.reset_step
-    goes_on = config.initial_checkpoint_path is not None and not config.reset_step
+    has_checkpoint = config.initial_checkpoint_path is not None
+    is_tuned = has_checkpoint and config.reset_step
+    goes_on = has_checkpoint and not config.reset_step
     first = int(CONTINUED * steps) if goes_on else 0
-    places = sorted({first + number * (steps - 1 - first) // SAMPLES for number in range(SAMPLES + 1)})
-    rates = PlannedRun(config).learning_rates([0, *places])
-    if not all(rate >= 0 for rate in rates):  # the run itself says so
+    sampled = sorted({first + number * (steps - 1 - first) // SAMPLES for number in range(SAMPLES + 1)})
+    start, *rates = PlannedRun(config).learning_rates([0, *sampled])
+    if not all(rate >= 0 for rate in (start, *rates)):  # the run itself says so
         return
-    start, rates = rates[0], rates[1:]
-    low, high, usual, far = _range(config, is_tuned)
     highest = max(rates)
-    said, codes, fixes = [], [], list[Fix]()
-    wants_course = not is_tuned and not goes_on and name in ADAPTIVE
+    low, high, usual, far = _range(config, is_tuned)
+    is_from_scratch = not has_checkpoint
+    wants_course = is_from_scratch and name in ADAPTIVE
     no_warmup = wants_course and start > 0.5 * highest
-    no_decay = not is_tuned and not goes_on and not is_flat_on_purpose(config) and rates[-1] > 0.99 * highest
-    no_decay = no_decay and rates[len(rates) // 2] > 0.99 * highest  # else it only rises, which is said elsewhere
-    no_decay = no_decay and (wants_course or "rsqrt" not in schedule.factors or schedule.name != "factors")
+    no_decay = is_from_scratch and _never_falls(config, rates, wants_course)
+    said = []
+    codes = []
     if not low / far < highest < high * far:
         where = f"{low:.2g} to {high:.2g} for {name} {'to fine-tune' if is_tuned else f'and {steps:,} steps'}"
         said.append(f"the highest learning rate is {highest:.3g}, and {where} is usual")
-        codes.append("fine-tuning-rate" if is_tuned else "rate-too-high" if highest > high else "rate-too-low")
+        if is_tuned:
+            codes.append("fine-tuning-rate")
+        else:
+            codes.append("rate-too-high" if highest > high else "rate-too-low")
     if no_warmup:
         said.append(f"there is no warm-up, which {name} needs in its first steps")
         codes.append("no-warm-up")
@@ -61,18 +66,38 @@ def rate_warnings(config: RunConfig) -> Iterator[Line]:
         codes.append("no-decay")
     if not said:
         return
+    text = f"ScheduleConfig.base_learning_rate is {schedule.base_learning_rate}: {'; '.join(said)}."
     if no_warmup or no_decay:
-        warmup = max(1, steps // 50) if no_warmup or schedule.warmup_steps >= steps / 2 else schedule.warmup_steps
-        fixes += [("ScheduleConfig.name", "cosine"), ("ScheduleConfig.warmup_steps", warmup)]
-        fixes += [("ScheduleConfig.final_learning_rate", 0.0)] if schedule.final_learning_rate else []
+        fixes = _course(schedule, steps, no_warmup)
         base = highest if low <= highest <= high else usual
     else:
+        fixes = []
         peak = float(schedule.in_steps(steps).base_learning_rate)
         base = peak * usual / highest if highest else usual
-    if no_warmup or no_decay or codes[0] != "no-warm-up":
-        fixes.append(("ScheduleConfig.base_learning_rate", float(f"{base:.2g}")))
-    yield Line("warning", f"ScheduleConfig.base_learning_rate is {schedule.base_learning_rate}: {'; '.join(said)}.",
-               fixes, codes[0])  # fmt: skip
+    fixes.append(("ScheduleConfig.base_learning_rate", float(f"{base:.2g}")))
+    yield Line("warning", text, fixes, codes[0])
+
+
+def _never_falls(config: RunConfig, rates: Sequence[float], wants_course: bool) -> bool:
+    """Returns whether a rate stays at its height to the end, of a run that it should fall in."""
+    schedule = config.optimizer.schedule
+    highest = max(rates)
+    if is_flat_on_purpose(config) or rates[-1] <= 0.99 * highest:
+        return False
+    if rates[len(rates) // 2] <= 0.99 * highest:  # it only rises, which is said elsewhere
+        return False
+    return wants_course or schedule.name != "factors" or "rsqrt" not in schedule.factors
+
+
+def _course(schedule: ScheduleConfig, steps: int, no_warmup: bool) -> list[Fix]:
+    """Returns a schedule with a warm-up that falls to 0."""
+    warmup = schedule.warmup_steps
+    if no_warmup or warmup >= steps / 2:
+        warmup = max(1, steps // 50)
+    fixes: list[Fix] = [("ScheduleConfig.name", "cosine"), ("ScheduleConfig.warmup_steps", warmup)]
+    if schedule.final_learning_rate:
+        fixes.append(("ScheduleConfig.final_learning_rate", 0.0))
+    return fixes
 
 
 def _range(config: RunConfig, is_tuned: bool) -> tuple[float, float, float, float]:

@@ -5,21 +5,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from limba.api import Mixture, NewVocabulary, PieceTable, PlannedRun, RunData, Task
 from limba.config import DataConfig, InputError, RunConfig, SentenceError
 from limba.config.errors import ELSEWHERE
-from limba.tools.preflight.checks import cost, data, estimate, objective, vocabulary
+from limba.tools.preflight.checks import compiler, cost, data, estimate, objective, vocabulary
 from limba.tools.preflight.checks.environment import environment
 from limba.tools.preflight.checks.findings import after_changes, error_line, logged, reached_by
 from limba.tools.preflight.checks.storage import storage
-from limba.tools.preflight.checks.verdict import Line, Section
+from limba.tools.preflight.checks.verdict import FAILS, Line, Section, exit_status
 from limba.tools.preflight.compiled.topologies import Topology
 
-GO, FAILS, WASTEFUL = 0, 1, 2  # exit statuses
 LEARNED_BYTES = 1_000_000  # of text, for a vocabulary that stands for the one that the first start trains
-WORDS = {GO: "go", FAILS: "will fail", WASTEFUL: "works, but wasteful"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,37 +36,50 @@ class Resolved:
 
 def resolved(config: RunConfig) -> Resolved:
     """Returns the task of a run, as far as it can be had; raises nothing for wrong input."""
-    given = config.data
-    in_bytes = dataclasses.replace(given, vocabulary="byte", new_vocabulary_size=None, extra_ids=100)
     try:
-        task = RunData(given).task
+        task = RunData(config.data).task
         PieceTable(task.output_features["targets"].vocabulary).read()
         lacking = vocabulary.without_sentinels(config, task)
-        task = task if lacking is None else RunData(in_bytes).task
+        if lacking is not None:
+            task = RunData(_in_bytes(config.data)).task
     except (SentenceError, OSError) as error:  # also a bucket that does not answer
-        line, absent = error_line(error), isinstance(error.__cause__, FileNotFoundError)
-        # Of the run's own directory, where a vocabulary is trained, Storage says it.
-        unreached = line.fix == ELSEWHERE and f"{given.vocabulary}".startswith(f"{config.model_dir.rstrip('/')}/")
-        line = reached_by(line, "DataConfig.vocabulary")
-        try:
-            task = RunData(in_bytes).task
-        except (SentenceError, OSError):
-            of_data = error_line(error)
-            return Resolved(None, of_vocabulary=None if of_data.text == line.text else line, of_data=of_data)
-        if given.new_vocabulary_size is not None and (absent or unreached):
-            text = f"The vocabulary is trained at the first start, with {given.new_vocabulary_size:,} ids."
-            line, learned = Line("ok", text), _learned(given, task)
-            if learned is not None:
-                return Resolved(learned, _lengths(learned, config), of_vocabulary=line, is_learned=True)
-        elif absent:
-            line = vocabulary.missing(config, line)
-        return Resolved(task, _lengths(task, config), of_vocabulary=line)
+        return _without_vocabulary(config, error)
     return Resolved(task, _lengths(task, config), of_vocabulary=lacking)
+
+
+def _in_bytes(given: DataConfig) -> DataConfig:
+    """Returns the data with bytes in place of a vocabulary that cannot be used."""
+    return dataclasses.replace(given, vocabulary="byte", new_vocabulary_size=None, extra_ids=100)
+
+
+def _without_vocabulary(config: RunConfig, error: SentenceError | OSError) -> Resolved:
+    """Returns the task of a run whose vocabulary cannot be read, or whose task cannot be opened at all."""
+    given = config.data
+    line = reached_by(error_line(error), "DataConfig.vocabulary")
+    try:
+        task = RunData(_in_bytes(given)).task
+    except (SentenceError, OSError) as also:
+        of_data = error_line(also)
+        of_vocabulary = None if of_data.text == line.text else line
+        return Resolved(None, of_vocabulary=of_vocabulary, of_data=of_data)
+    is_absent = isinstance(error.__cause__, FileNotFoundError)
+    # Of the run's own directory, where a vocabulary is trained, Storage says that it does not answer.
+    is_in_run = str(given.vocabulary).startswith(f"{config.model_dir.rstrip('/')}/")
+    is_unreached = is_in_run and error_line(error).fix == ELSEWHERE
+    if given.new_vocabulary_size is not None and (is_absent or is_unreached):
+        line = Line("ok", f"The vocabulary is trained at the first start, with {given.new_vocabulary_size:,} ids.")
+        learned = _learned(given, task)
+        if learned is not None:
+            return Resolved(learned, _lengths(learned, config), of_vocabulary=line, is_learned=True)
+    elif is_absent:
+        line = vocabulary.missing(config, line)
+    return Resolved(task, _lengths(task, config), of_vocabulary=line)
 
 
 def _learned(given: DataConfig, task: Task | Mixture) -> Task | Mixture | None:
     """Returns the task with a vocabulary that is trained on a sample of its text; None if none can be made."""
-    size, masks = (given.new_vocabulary_size or 0) - given.extra_ids, given.is_masked or bool(given.head)
+    size = (given.new_vocabulary_size or 0) - given.extra_ids
+    masks = given.is_masked or bool(given.head)
     coverage = given.new_vocabulary_coverage
     with contextlib.suppress(SentenceError, OSError), logged(), tempfile.TemporaryDirectory() as folder:
         new = NewVocabulary(f"{folder}/sample.model")
@@ -101,35 +112,42 @@ def sections(
     config: RunConfig,
     configuration: Section,
     chips: Topology | None = None,
-    compiling: Sequence[Callable[[RunConfig], Section]] = (),
+    is_compiled: bool = True,
     terms: cost.Terms = cost.Terms(),  # noqa: B008  it is frozen
 ) -> Iterator[Section]:
-    """Yields the sections, `configuration` first; `compiling` only if none before has an error; costs come last."""
+    """Yields the sections, `configuration` first, and costs last.
+
+    The step is compiled where chips are named that can be compiled for, and no section before has an error.
+    """
     config, unlabeled = labeled(config)
     found = resolved(config)
     if unlabeled is not None and found.of_vocabulary is None:  # whose error is the same
         found = dataclasses.replace(found, lengths=None, of_data=found.of_data or unlabeled)
+    compiles = is_compiled and chips is not None and chips.can_compile
     made = [configuration]
     yield configuration
-    for make in (
-        lambda: _data(config, found, chips),
-        lambda: _vocabulary(config, found),
-        lambda: objective.objective_and_schedule(config, found.task),
-        lambda: storage(config),
-        lambda: environment(config),
-        *([] if chips is None else [lambda: estimate.estimate(config, chips, bool(compiling))]),
-    ):
-        made.append(after_changes(make(), made))
+    for section in _before_compiling(config, found, chips, compiles):
+        made.append(after_changes(section, made))
         yield made[-1]
-    if compiling and any(line.level == "error" for section in made for line in section.lines):
-        compiling = [lambda _: Section("Memory and speed", [Line("ok", "Not compiled: the errors come first.")])]
-    for make in compiling:
-        try:
-            made.append(make(config))
-        except InputError as error:
-            made.append(Section("Memory and speed", [error_line(error)]))
+    if compiles:
+        assert chips is not None
+        if exit_status(made) == FAILS:
+            made.append(Section(compiler.TITLE, [Line("ok", "Not compiled: the errors come first.")]))
+        else:
+            made.append(compiler.compiled(config, chips))
         yield made[-1]
     yield cost.time_and_cost(config, chips, made, terms)
+
+
+def _before_compiling(config: RunConfig, found: Resolved, chips: Topology | None, compiles: bool) -> Iterator[Section]:
+    """Yields the sections that need no compiler, each made when it is asked for."""
+    yield _data(config, found, chips)
+    yield _vocabulary(config, found)
+    yield objective.objective_and_schedule(config, found.task)
+    yield storage(config)
+    yield environment(config)
+    if chips is not None:
+        yield estimate.estimate(config, chips, compiles)
 
 
 def _data(config: RunConfig, found: Resolved, chips: Topology | None) -> Section:
@@ -145,13 +163,3 @@ def _vocabulary(config: RunConfig, found: Resolved) -> Section:
     if found.task is None:
         return Section(vocabulary.TITLE, [Line("ok", "Not checked: the task is not known.")])
     return vocabulary.vocabulary(config, found.task, dict(found.lengths) if found.lengths else None)
-
-
-def exit_status(made: Sequence[Section]) -> int:
-    """Returns 0 (go), 1 (will fail) or 2 (works, but wasteful).
-
-    >>> exit_status([Section("a", [Line("ok", "x"), Line("warning", "y")])]), exit_status([])
-    (2, 0)
-    """
-    levels = {line.level for section in made for line in section.lines}
-    return FAILS if "error" in levels else WASTEFUL if "warning" in levels else GO

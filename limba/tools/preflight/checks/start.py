@@ -38,8 +38,12 @@ def of_memory(config: RunConfig, devices: Sequence[Device], limit: float) -> lis
     hosts = len({each.process_index for each in devices})
     peak = next((tflops * 1e12 for name, tflops in PEAK_TFLOPS.items() if name in full), 0.0)
     here = Topology(f"{kind}-{len(devices)}", devices[0].platform, len(devices), hosts, limit / 2**30, peak)
-    return [f"{line.text}{f' Fix: {fix}' if (fix := line.fixes({})) else ''}"
-            for line in memory_lines(config, here, False, {})]  # fmt: skip
+    said = []
+    for line in memory_lines(config, here, False, {}):
+        sentence = line.text.partition("\n")[0]  # the log has no table of other choices
+        fix = line.fixes({})
+        said.append(f"{sentence} Fix: {fix}" if fix else sentence)
+    return said
 
 
 def of_this_machine(pid: int | None) -> list[str]:
@@ -86,9 +90,12 @@ def _vocabulary(config: RunConfig) -> Iterator[Line]:
     if path is None or "://" in path or config.initial_checkpoint_path or config.data.new_vocabulary_size:
         return
     found = PieceTable.at(path, config.data.extra_ids)
-    rows, fitting = config.model.vocab_size, found.fitting_rows
-    if rows > fitting and (share := unused_share(config, fitting, None)) >= UNUSED:
+    rows = config.model.vocab_size
+    fitting = found.fitting_rows
+    if rows <= fitting:
+        return
+    share = unused_share(config, fitting, None)
+    if share >= UNUSED:
         text = f"The model has {rows:,} rows for {found.vocabulary.vocab_size:,} ids: those without a piece take"
-        yield Line(
-            "warning", f"{text} {share:.0%} of a step's FLOPs.", ("ModelConfig.vocab_size", fitting), "unused-rows"
-        )
+        text += f" {share:.0%} of a step's FLOPs."
+        yield Line("warning", text, ("ModelConfig.vocab_size", fitting), "unused-rows")

@@ -117,26 +117,26 @@ def _saved_fields(config: RunConfig, owner: str) -> list[Fix]:
     saved = None
     with contextlib.suppress(InputError):
         saved = saved_run(config.model_dir)
-    found = [] if saved is None else differences(config, saved)
+    if saved is None:
+        return []
+    found = differences(config, saved)
     return [(each.field, each.before) for each in found if each.field.startswith(owner) and not each.is_free]
 
 
 def _room(run: PlannedRun, data: Data) -> Iterator[Line]:
     """Yields the size of a checkpoint, times those kept, against the free space."""
-    config, directory = run.config, RunDirectory(run.config.model_dir)
-    size, keep = run.num_bytes, config.checkpoint.keep
-    data |= {"checkpoint_bytes": size, "parameters": run.num_parameters}
-    every = config.checkpoint.every_steps
-    saves = config.train_steps // every + 1 if isinstance(every, int) and config.train_steps else None
-    number = min(filter(None, (saves, keep + 1 if keep else None)), default=None)
-    free = data["free_bytes"] = directory.free_bytes()
+    directory = RunDirectory(run.config.model_dir)
+    size = run.num_bytes
+    number = _most_checkpoints(run.config)
+    free = directory.free_bytes()
+    data |= {"checkpoint_bytes": size, "parameters": run.num_parameters, "free_bytes": free}
     of_all = "all" if number is None else f"at most {number} at a time, {size_text(number * size)}"
     text = f"A checkpoint takes {size_text(size)}, {of_all}"
     if free is None:
         yield Line("ok", f"{text}; a bucket has room.")
         return
     wanted = max(1, (number or 2) - len(directory.checkpoints())) * size
-    text += f"; {size_text(free)} are free in {config.model_dir}"
+    text += f"; {size_text(free)} are free in {run.config.model_dir}"
     if free < size:
         yield Line("error", f"{text}: not one fits.", ("RunConfig.model_dir", Open("where there is room")), NO_ROOM)
     elif free < wanted:
@@ -146,11 +146,24 @@ def _room(run: PlannedRun, data: Data) -> Iterator[Line]:
         yield Line("ok", f"{text}.")
 
 
+def _most_checkpoints(config: RunConfig) -> int | None:
+    """Returns how many checkpoints there are at most at a time, with the one that is being saved; None: no limit."""
+    every = config.checkpoint.every_steps
+    keep = config.checkpoint.keep
+    limits = []
+    if isinstance(every, int) and config.train_steps:
+        limits.append(config.train_steps // every + 1)
+    if keep:
+        limits.append(keep + 1)
+    return min(limits, default=None)
+
+
 def _place(model_dir: str, data: Data) -> Iterator[Line]:
     """Yields the region of the bucket and the zone of this machine, side by side."""
     if not model_dir.startswith("gs://"):
         return
-    bucket, zone = model_dir.removeprefix("gs://").partition("/")[0], zone_here()
+    bucket = model_dir.removeprefix("gs://").partition("/")[0]
+    zone = zone_here()
     try:
         location = bucket_location(bucket)
     except Exception as error:  # noqa: BLE001  a bucket's client has errors of its own

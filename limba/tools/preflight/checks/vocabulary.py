@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ NUM_SENTINELS = 100  # of T5
 def vocabulary(config: RunConfig, task: Task | Mixture, lengths: dict[str, int] | None) -> Section:
     """Returns the section about the vocabulary of a task; `lengths` are a row's, None if they are not known."""
     run = RunData(config.data, task)
-    pieces = PieceTable(found := task.output_features["targets"].vocabulary)
+    found = task.output_features["targets"].vocabulary
+    pieces = PieceTable(found)
     fills = run.fills_gaps and not config.model.is_decoder_only
 
     def layout(data: Data) -> Iterator[Line]:
@@ -69,14 +71,18 @@ def _where(found: object) -> str:
 
 def _rows(config: RunConfig, pieces: PieceTable, lengths: dict[str, int] | None, data: Data) -> Iterator[Line]:
     """Yields how many of the model's rows have a piece, and what the others cost."""
-    found, rows, fitting = pieces.vocabulary, config.model.vocab_size, pieces.fitting_rows
+    found = pieces.vocabulary
+    rows = config.model.vocab_size
+    fitting = pieces.fitting_rows
     data["rows"] = rows
     if rows < found.vocab_size:
         return  # the error has been said
     share = unused_share(config, fitting, lengths) if rows > fitting else 0.0
     text = f"The model has {rows:,} rows for {found.vocab_size:,} ids"
     if share < UNUSED:
-        yield Line("ok", f"{text}{'' if rows % 128 == 0 else '; a multiple of 128 suits TPUs better'}.")
+        if rows % 128:
+            text += "; a multiple of 128 suits TPUs better"
+        yield Line("ok", f"{text}.")
     elif config.initial_checkpoint_path:
         yield Line("ok", f"{text}; those without a piece are as the checkpoint that the run begins from may need them.")
     else:
@@ -95,22 +101,23 @@ def unused_share(config: RunConfig, fitting: int, lengths: dict[str, int] | None
 
 def without_sentinels(config: RunConfig, task: Task | Mixture) -> Line | None:
     """Returns the error of a vocabulary without the sentinels that the task's gaps need; None if there is none."""
-    pieces = PieceTable(found := task.output_features["targets"].vocabulary)
+    found = task.output_features["targets"].vocabulary
+    pieces = PieceTable(found)
     if pieces.num_sentinels or config.model.is_decoder_only or not RunData(config.data, task).fills_gaps:
         return None
     names = [pieces.name(found.vocab_size - 1 - number) for number in range(SHOWN)]
-    rows = -(-(found.vocab_size + NUM_SENTINELS) // 128) * 128
+    rows = math.ceil((found.vocab_size + NUM_SENTINELS) / 128) * 128
     fixes: list[Fix] = [("DataConfig.extra_ids", NUM_SENTINELS)]
-    fixes += [("ModelConfig.vocab_size", rows)] if rows > config.model.vocab_size else []
-    text = (
-        f"DataConfig.extra_ids is too low: the vocabulary {_where(found)} has no sentinels, and real pieces would serve"
-    )
-    text += f" as them ({', '.join(map(repr, names))}, …), so that this text could not be told from a gap."
+    if rows > config.model.vocab_size:
+        fixes.append(("ModelConfig.vocab_size", rows))
+    text = f"DataConfig.extra_ids is too low: the vocabulary {_where(found)} has no sentinels, and real pieces would"
+    text += f" serve as them ({', '.join(map(repr, names))}, …), so that this text could not be told from a gap."
     return Line("error", text, fixes, "no-sentinels")
 
 
 def _sentinels(pieces: PieceTable, data: Data) -> Iterator[Line]:
-    count = data["sentinels"] = pieces.num_sentinels
+    count = pieces.num_sentinels
+    data["sentinels"] = count
     first = pieces.sentinels[0] if count else pieces.vocabulary.vocab_size - 1
     step = pieces.sentinels[1] - first if count > 1 else -1
     said = "they count down from there" if step < 0 else "they count up from there"
@@ -120,12 +127,13 @@ def _sentinels(pieces: PieceTable, data: Data) -> Iterator[Line]:
 def _normalization(found: Any, data: Data) -> Iterator[Line]:
     if PieceTable(found).kind == "sentencepiece":
         model = sentencepiece_model_pb2.ModelProto.FromString(found.tokenizer.serialized_model_proto())  # pyright: ignore[reportAttributeAccessIssue]
-        rules, spec = model.normalizer_spec.name or "of its own", model.normalizer_spec
-        bytes_too = any(piece.type == piece.BYTE for piece in model.pieces)
-        data |= {"normalization": rules, "byte_pieces": bytes_too}
+        rules = model.normalizer_spec.name or "of its own"
+        has_bytes = any(piece.type == piece.BYTE for piece in model.pieces)
+        data |= {"normalization": rules, "byte_pieces": has_bytes}
         said = [f"rules {rules}"]
-        said += ["spaces in a row become one"] if spec.remove_extra_whitespaces else []
-        said += ["other letters are spelled in bytes"] if bytes_too else ["other letters are lost as <unk>"]
+        if model.normalizer_spec.remove_extra_whitespaces:
+            said.append("spaces in a row become one")
+        said.append("other letters are spelled in bytes" if has_bytes else "other letters are lost as <unk>")
         yield Line("ok", f"Normalization: {', '.join(said)}.")
     elif PieceTable(found).kind == "tokenizers":  # a tokenizer.json
         kind = (json.loads(found.tokenizer.to_str()).get("normalizer") or {}).get("type", "none")

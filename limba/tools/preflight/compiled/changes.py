@@ -1,259 +1,180 @@
-"""Changes of a run that save memory or time, compiled one after the other in order of what they cost."""
+"""What a run that does not fit can change: a device's memory with each remat policy, micro-batches and meshes.
+
+All of it is arithmetic (`instant.py`). Where the run's own step was compiled, each size is scaled by how far the
+compiler's figure of that step is from the arithmetic's.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Iterator
 
-from limba.api import PlannedRun, RunData
-from limba.config import ConfigError, Fix, InputError, MeshConfig, RunConfig
-from limba.tools.preflight.checks.objective import needed_targets
-from limba.tools.preflight.checks.verdict import Line
-from limba.tools.preflight.compiled import speed
-from limba.tools.preflight.compiled.memory import device_bytes, size_in_words
-from limba.tools.preflight.compiled.process import compiled_step
-from limba.tools.preflight.compiled.topologies import Figures, Topology
+from limba.api import PlannedRun
+from limba.config import Fix, MeshConfig, Open, RunConfig
+from limba.tools.preflight.compiled import instant
+from limba.tools.preflight.compiled.memory import size_in_words
+from limba.tools.preflight.compiled.topologies import Topology
 
-Shapes = Callable[[RunConfig], dict[str, tuple[int, int]]]
+POLICIES = ("none", "minimal", "full")  # of remat, each with less memory and more time than the one before
 MOST_MICROBATCHES = 64
-PARTS_OF_MESH = 4  # micro-batches beside a mesh that is not enough alone
-MULTIPLE = 128  # of a vocabulary's rows: a TPU's registers have 128 lanes
-NOT_COMPILED = "not-compiled"
-ROOM = 0.9  # of the memory, up to which a step is planned
+MODEL_GROUPS = (1, 2, 4, 8)  # devices that share a matrix product; more than a host's seldom pay
+MESHES_SHOWN = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Change:
-    """A changed run, and the values of the fields that were changed."""
+class Device:
+    """One device of the chips that the run is planned for, and the bytes that a step may take of it."""
 
-    name: str
-    config: RunConfig
-    fixes: tuple[Fix, ...]
+    chips: Topology
+    limit: float
+    scale: float = 1.0  # the compiler's bytes of the run's own step over the arithmetic's
+
+    def bytes_of(self, run: PlannedRun, changed: RunConfig) -> float:
+        """Returns the bytes that a step of the changed run takes."""
+        return self.scale * instant.memory(run, self.chips, changed).total
+
+    def fits(self, run: PlannedRun, changed: RunConfig) -> bool:
+        """Returns whether a step of the changed run fits."""
+        return self.bytes_of(run, changed) <= self.limit
 
 
-def widest_data(mesh: MeshConfig) -> MeshConfig:
-    """Returns pure data parallelism over all devices, for a mesh that does not divide them."""
-    return dataclasses.replace(mesh, data=-1, fsdp=1, model=1, auto=False)
+def table(config: RunConfig, device: Device) -> str:
+    """Returns lines of text: the memory with each remat policy and number of micro-batches, and the meshes that fit.
 
-
-def tried(
-    config: RunConfig,
-    wanted: Topology,
-    shapes: Shapes,
-    limit: float,
-    fits: Callable[[Figures], bool],
-    minutes: float | None,
-) -> tuple[list[Line], dict[str, object]]:
-    """Returns the lines of what was compiled and what was not, and the same as figures.
-
-    If the run does not fit, changes are added to each other until one fits. If it fits, each is compared with it alone.
-    Nothing is begun that would, at the pace of what came before, end after `minutes`.
+    Each is the only change of the run. Micro-batches end with the first number that fits.
     """
-    began, longest = time.monotonic(), 0.0
-    lines: list[Line] = []
-    records: list[Figures] = []
-
-    def compile_one(change: Change) -> Figures | None:
-        nonlocal longest
-        started = time.monotonic()
-        if minutes is not None and started - began + longest > 60 * minutes:
-            return None
-        found = compiled_step(change.config, shapes(change.config), wanted.name)
-        longest = max(longest, time.monotonic() - started)
-        return found
-
-    try:
-        own = compile_one(Change("the run", config, ()))
-    except InputError as error:
-        return [Line("warning", f"{error} So no changes were compiled.", code=NOT_COMPILED)], {}
-    if own is None or "failed" in own:
-        return [
-            Line(
-                "warning",
-                f"The step itself was not compiled: {(own or {}).get('failed', 'no time')}.",
-                code=NOT_COMPILED,
-            )
-        ], {}
-    it_fits = fits(own)
-    for change in savings(config) if it_fits else ladder(config, own, wanted, limit):
-        done = not it_fits and any(record.get("fits") for record in records)
-        found = None if done else compile_one(change)
-        record: dict[str, object] = {"fix": change.fixes, "name": change.name, "tried": found is not None}
-        if found is not None and "failed" not in found:
-            record |= {"fits": fits(found), "live_bytes": device_bytes(found), "seconds": found["seconds"]}
-            record["time"] = (
-                _time_beside(change.config, config, found, own, wanted) if fits(found) and it_fits else None
-            )
-            lines.append(_line(change, record, own, limit, it_fits))
-        elif found is not None:
-            lines.append(Line("warning", f"{change.name}: {found['failed']}.", list(change.fixes), NOT_COMPILED))
-        records.append(record)
-    left = [record["name"] for record in records if not record["tried"]]
-    if left:
-        lines.append(Line("ok", f"Not tried: {'; '.join(left)}."))
-    if not it_fits and not any(record.get("fits") for record in records):
-        lines.append(
-            Line(
-                "error",
-                "None of the changes that were compiled fits; use more chips, or a smaller model.",
-                code="does-not-fit",
-            )
-        )
-    lines += _of_data(config)
-    return lines, {"topology": wanted.name, "run_fits": it_fits, "live_bytes": device_bytes(own), "changes": records}
+    run = PlannedRun(config)
+    lines = ["With one choice changed a device needs, by arithmetic:"]
+    for policy in POLICIES:
+        line = _line(f"ModelConfig.remat = {policy!r}", run, _with_policy(config, policy), device)
+        if policy == config.model.remat:
+            line += ", as it is"
+        lines.append(line)
+    for parts in _micro_batches(config, device.chips):
+        if parts == config.num_microbatches:
+            continue
+        changed = dataclasses.replace(config, num_microbatches=parts)
+        lines.append(_line(f"RunConfig.num_microbatches = {parts}", run, changed, device))
+        if device.fits(run, changed):
+            break
+    lines.append(_meshes_line(run, device))
+    return "\n".join(lines)
 
 
-def _line(change: Change, record: Figures, own: Figures, limit: float, run_fits: bool) -> Line:
-    size = f"{size_in_words(record['live_bytes'])} a device of {size_in_words(limit)}"
-    before = f"{size_in_words(device_bytes(own))} before"
-    verdict = "fits" if record["fits"] else "does not fit"
-    text = f"{change.name}: {verdict}, {size} ({before})"
-    if record.get("time") is not None:
-        more = record["time"] - 1
-        text += (
-            f", {abs(more):.0%} {'less' if more < 0 else 'more'} time by the estimate"
-            if abs(more) >= 0.005
-            else ", as fast"
-        )
-    is_waste = run_fits and record["fits"] and (record.get("time") or 1.0) < 0.95
-    level = "warning" if is_waste else "ok"
-    helps = record["fits"] if not run_fits else (record.get("time") or 1.0) < 0.995
-    return Line(level, f"{text}.", list(change.fixes) if helps else None, "cheaper-step")
+def that_fits(config: RunConfig, device: Device) -> list[Fix]:
+    """Returns the changes that cost the least speed and fit; a smaller batch, as an open choice, where none does.
 
-
-def _time_beside(changed: RunConfig, config: RunConfig, found: Figures, own: Figures, wanted: Topology) -> float | None:
-    """Returns the changed step's estimated time beside the run's; None on cards, whose compiler gives no time."""
-    if wanted.platform == "gpu":
-        return None
-    both = []
-    for run, figures in ((changed, found), (config, own)):
-        if wanted.platform == "cpu":
-            both.append(figures["product_flops"])
-        else:
-            both.append(speed.estimate(run, figures, PlannedRun(run).row_lengths, wanted).slowest)
-    return both[0] / both[1] if both[1] else None
-
-
-def ladder(config: RunConfig, own: Figures, wanted: Topology, limit: float) -> Iterator[Change]:
-    """Yields changes for a step that does not fit, each with those before it, from what costs least speed.
-
-    Those that cannot suffice by the sizes of the state and of the step are left out.
+    Stronger remat comes before more micro-batches, and both before parameters that are shared by all devices.
     """
-    state, live = own["state_bytes"], device_bytes(own)
-    config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, auto=False))
-    lines: tuple[Fix, ...] = ()
-    for change in _exact_lengths(config):
-        config, lines = change.config, change.fixes
-        yield change
-    full = lines
-    if state < ROOM * limit:
-        for remat in {"none": ("minimal", "full"), "minimal": ("full",)}.get(config.model.remat, ()):
-            config = dataclasses.replace(config, model=dataclasses.replace(config.model, remat=remat))
-            full = (*lines, ("ModelConfig.remat", remat))
-            yield Change(f"remat {remat}", config, full)
-        lines = full
-        data, fsdp, _ = config.mesh.sizes(wanted.devices)
-        least = (live - state) / max(ROOM * limit - state, 1.0) / 4  # remat full saves much of it, by then
-        parts = 2 * config.num_microbatches
-        while parts <= MOST_MICROBATCHES and config.data.batch_size % (parts * data * fsdp) == 0:
-            if parts >= min(least, MOST_MICROBATCHES // 2):
-                changed = dataclasses.replace(config, num_microbatches=parts)
-                yield Change(f"{parts} micro-batches", changed, (*lines, ("RunConfig.num_microbatches", parts)))
-            parts *= 2
-    if config.model.remat != "full":
-        config = dataclasses.replace(config, model=dataclasses.replace(config.model, remat="full"))
-        lines = (*lines, ("ModelConfig.remat", "full"))
-    yield from _meshes(config, wanted, lines)
+    run = PlannedRun(config)
+    stronger = POLICIES[POLICIES.index(config.model.remat) :]
+    for mesh in _own_and_shared_mesh(config, device.chips):
+        in_mesh = dataclasses.replace(config, mesh=mesh)
+        for parts in _micro_batches(in_mesh, device.chips):
+            in_parts = dataclasses.replace(in_mesh, num_microbatches=parts)
+            for policy in stronger:
+                changed = _with_policy(in_parts, policy)
+                if device.fits(run, changed):
+                    return _differences(config, changed)
+    return [("DataConfig.batch_size", Open("a smaller one, a smaller model, or more chips"))]
 
 
-def _meshes(config: RunConfig, wanted: Topology, lines: tuple[Fix, ...]) -> Iterator[Change]:
-    """Yields fsdp over all devices, then the model axis beside it."""
-    for model in (1, 2, 4, 8):
-        fsdp = wanted.devices // model
-        if wanted.devices % model or config.model.num_heads % model or (model > 1 and model >= wanted.devices):
-            continue
-        mesh = dataclasses.replace(config.mesh, data=-1, fsdp=fsdp, model=model)
-        if wanted.devices == 1 or (mesh.fsdp, mesh.model) == (config.mesh.fsdp, config.mesh.model):
-            continue
-        own = (("MeshConfig.fsdp", fsdp), *((("MeshConfig.model", model),) if model > 1 else ()))
-        rows = dataclasses.replace(config, mesh=mesh)
-        name = f"fsdp {fsdp}" + (f" x model {model}" if model > 1 else "")
-        for parts in (1, PARTS_OF_MESH):
-            total = parts * rows.num_microbatches
-            if rows.data.batch_size % (fsdp * total) == 0:
-                also = (("RunConfig.num_microbatches", total),) if parts > 1 else ()
-                changed = dataclasses.replace(rows, num_microbatches=total)
-                yield Change(name + (f", {total} micro-batches" if also else ""), changed, (*lines, *own, *also))
+def _line(name: str, run: PlannedRun, changed: RunConfig, device: Device) -> str:
+    line = f"  {name}: {size_in_words(device.bytes_of(run, changed))}"
+    if device.fits(run, changed):
+        line += ", fits"
+    return line
 
 
-def savings(config: RunConfig) -> Iterator[Change]:
-    """Yields changes that may make a step faster that fits, each alone."""
-    yield from _exact_lengths(config)
-    model = config.model
-    if model.vocab_size % MULTIPLE:
-        rows = -(-model.vocab_size // MULTIPLE) * MULTIPLE
-        changed = dataclasses.replace(config, model=dataclasses.replace(model, vocab_size=rows))
-        yield Change(f"a vocabulary of {rows:,} rows", changed, (("ModelConfig.vocab_size", rows),))
-    weaker = {"full": "minimal", "minimal": "none"}.get(model.remat)
-    if weaker:
-        changed = dataclasses.replace(config, model=dataclasses.replace(model, remat=weaker))
-        yield Change(f"remat {weaker}", changed, (("ModelConfig.remat", weaker),))
-    if config.num_microbatches > 1:
-        changed = dataclasses.replace(config, num_microbatches=config.num_microbatches // 2)
-        parts = changed.num_microbatches
-        yield Change(f"{parts} micro-batches", changed, (("RunConfig.num_microbatches", parts),))
-    if not config.mesh.auto and (config.mesh.fsdp, config.mesh.model) != (1, 1):
-        changed = dataclasses.replace(config, mesh=widest_data(config.mesh))
-        yield Change("pure data parallelism", changed, (("MeshConfig.fsdp", 1), ("MeshConfig.model", 1)))
+def _meshes_line(run: PlannedRun, device: Device) -> str:
+    """Returns one line with the meshes that fit; with remat full where none does with the run's own policy."""
+    config = run.config
+    full = _with_policy(config, "full")
+    for changed, said in ((config, ""), (full, " with ModelConfig.remat = 'full'")):
+        found = []
+        for mesh in _meshes(changed, device.chips):
+            in_mesh = dataclasses.replace(changed, mesh=mesh)
+            if device.fits(run, in_mesh):
+                found.append(f"{_in_words(mesh)} ({size_in_words(device.bytes_of(run, in_mesh))})")
+        if found:
+            return f"  Meshes that fit{said}: {', '.join(found[:MESHES_SHOWN])}"
+    return "  No mesh of these devices fits, with any ModelConfig.remat"
 
 
-def _exact_lengths(config: RunConfig) -> Iterator[Change]:
-    """Yields the run without padding after its targets, if it corrupts spans and gives longer ones than they fill."""
-    given = dict(config.data.task_feature_lengths)
-    if config.data.objective not in (None, "span_corruption") or set(given) != {"inputs", "targets"}:
+def _meshes(config: RunConfig, chips: Topology) -> Iterator[MeshConfig]:
+    """Yields the meshes over which the run's batch and heads divide, from the least sharding on."""
+    if config.gradient_reduce_dtype != "auto":  # on other meshes XLA places the reductions
         return
-    alone = dataclasses.replace(config.data, task_feature_lengths={"inputs": given["inputs"]})
-    try:
-        filled = PlannedRun(dataclasses.replace(config, data=alone)).row_lengths[1]
-    except ConfigError:  # these inputs have no exact row
-        return
-    if given["targets"] > filled and _corrupts_spans(config, filled):
-        exact = given | {"targets": filled}
-        changed = dataclasses.replace(config, data=dataclasses.replace(config.data, task_feature_lengths=exact))
-        yield Change(f"targets of {filled}", changed, (("DataConfig.task_feature_lengths", exact),))
+    for model in MODEL_GROUPS:
+        if chips.devices % model or config.model.num_heads % model:
+            continue
+        for fsdp in _divisors(chips.devices // model):
+            mesh = dataclasses.replace(config.mesh, data=-1, fsdp=fsdp, model=model)
+            if mesh.sizes(chips.devices) == config.mesh.sizes(chips.devices):
+                continue
+            if _divides(config, mesh, config.num_microbatches, chips):
+                yield mesh
 
 
-def _corrupts_spans(config: RunConfig, filled: int) -> bool:
-    """Returns whether the run's task fills so many targets, as T5's span corruption does; False if it cannot open."""
-    if config.data.objective == "span_corruption":
-        return True
-    try:
-        return needed_targets(RunData(config.data), config.data.task_feature_lengths["inputs"]) == filled
-    except (InputError, OSError):
-        return False
+def _own_and_shared_mesh(config: RunConfig, chips: Topology) -> list[MeshConfig]:
+    """Returns the run's mesh, and the one whose devices all share the parameters."""
+    if chips.devices == 1 or config.gradient_reduce_dtype != "auto":
+        return [config.mesh]
+    return [config.mesh, dataclasses.replace(config.mesh, data=-1, fsdp=chips.devices, model=1)]
 
 
-def _of_data(config: RunConfig) -> Sequence[Line]:
-    """Returns what packing would save: the share of padding in some rows of the run's data."""
-    if config.data.pack:
-        return []
-    try:
-        data = RunData(config.data)
-        lengths = data.lengths()
-        rows = next(data.rows(lengths), {})
-    except (InputError, OSError):
-        return []
-    arrays = [rows[name] for name in lengths if name in rows]
-    share = sum(int((each == 0).sum()) for each in arrays) / max(1, sum(each.size for each in arrays))
-    if share < 0.1:
-        return [Line("ok", f"Packing would save little: {share:.0%} of the tokens of the first rows are padding.")]
-    return [
-        Line(
-            "warning",
-            f"Packing several examples into a row saves up to {share:.0%} of the work: so much of the first rows is"
-            " padding. It was not compiled; a packed step costs about as much as this one.",
-            ("DataConfig.pack", True),
-            "padding",
-        )
-    ]
+def _micro_batches(config: RunConfig, chips: Topology) -> Iterator[int]:
+    """Yields the run's number of micro-batches and its doubles, while the batch divides into them."""
+    parts = config.num_microbatches
+    while parts <= MOST_MICROBATCHES and _divides(config, config.mesh, parts, chips):
+        yield parts
+        parts *= 2
+
+
+def _divides(config: RunConfig, mesh: MeshConfig, parts: int, chips: Topology) -> bool:
+    """Returns whether the run's batch divides into so many micro-batches over the groups of devices of a mesh."""
+    data, fsdp, _ = mesh.sizes(chips.devices)
+    return config.data.batch_size % (parts * data * fsdp) == 0
+
+
+def _divisors(number: int) -> list[int]:
+    """Returns the numbers that divide another one, from 1 on.
+
+    >>> _divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    small = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
+    large = [number // each for each in reversed(small)]
+    return list(dict.fromkeys(small + large))
+
+
+def _with_policy(config: RunConfig, policy: str) -> RunConfig:
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, remat=policy))
+
+
+def _differences(config: RunConfig, changed: RunConfig) -> list[Fix]:
+    """Returns the fields that a changed run has other values of."""
+    fixes: list[Fix] = []
+    if changed.model.remat != config.model.remat:
+        fixes.append(("ModelConfig.remat", changed.model.remat))
+    if changed.num_microbatches != config.num_microbatches:
+        fixes.append(("RunConfig.num_microbatches", changed.num_microbatches))
+    for axis in ("data", "fsdp", "model"):
+        size = getattr(changed.mesh, axis)
+        if size != getattr(config.mesh, axis):
+            fixes.append((f"MeshConfig.{axis}", size))
+    return fixes
+
+
+def _in_words(mesh: MeshConfig) -> str:
+    """Returns the axes of a mesh that are not left to data, as they are typed.
+
+    >>> _in_words(MeshConfig(fsdp=4)), _in_words(MeshConfig(fsdp=2, model=2)), _in_words(MeshConfig())
+    ('MeshConfig.fsdp = 4', 'MeshConfig.fsdp = 2 with MeshConfig.model = 2', 'MeshConfig.fsdp = 1')
+    """
+    if mesh.model == 1:
+        return f"MeshConfig.fsdp = {mesh.fsdp}"
+    if mesh.fsdp == 1:
+        return f"MeshConfig.model = {mesh.model}"
+    return f"MeshConfig.fsdp = {mesh.fsdp} with MeshConfig.model = {mesh.model}"

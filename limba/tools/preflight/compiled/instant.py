@@ -48,11 +48,13 @@ def memory(run: PlannedRun, chips: Topology, changed: RunConfig | None = None, b
     data, fsdp, model = config.mesh.sizes(chips.devices)
     parts = fsdp * model
     state = run.num_bytes / (data if parts == 1 and config.mesh.shard_update else parts)
-    size, sums = 4 if network.dtype == "float32" else 2, 4 if config.num_microbatches > 1 else 0
+    size = 4 if network.dtype == "float32" else 2  # bytes of an activation
+    sums = 4 if config.num_microbatches > 1 else 0  # bytes of a parameter's summed gradient
     rows = (batch_size or config.data.batch_size) / (data * fsdp) / config.num_microbatches
     lengths = run.row_lengths
     predicted = config.data.num_predicted
     logits = 4 * rows * (lengths[1] if predicted is None else predicted) * network.vocab_size / model
+    in_chunks = logits > WHOLE_LOGITS and network.has_plain_head
     gradient = size * _decoder_parameters(network) / parts
     is_long = network.is_decoder_only and chips.platform == "tpu" and lengths[1] > MOST_KEYS
     has_kernels = chips.has_kernels and (not is_long or network.attention == "memory_efficient")
@@ -61,7 +63,7 @@ def memory(run: PlannedRun, chips: Topology, changed: RunConfig | None = None, b
         state,
         run.num_parameters * (size + sums) / parts,
         kept,
-        max(CHUNK if logits > WHOLE_LOGITS and network.has_plain_head else logits, gradient, at_work),
+        max(CHUNK if in_chunks else logits, gradient, at_work),
     )
 
 
@@ -73,7 +75,9 @@ def row_bytes(network: ModelConfig, lengths: tuple[int, int], has_kernels: bool,
     network with windows computes those of a long row again, one layer after the other.
     """
     inputs, targets = lengths
-    d, mlp, inner = network.emb_dim, network.mlp_dim, network.num_heads * network.head_dim
+    d = network.emb_dim
+    mlp = network.mlp_dim
+    inner = network.num_heads * network.head_dim
     # A token's input, query, key, value, attended value, and what comes out of attention and MLP.
     token = 3 * d + 2 * inner + 2 * network.kv_heads * network.head_dim + len(network.mlp_activations) * mlp
     crossed = 0 if network.is_decoder_only else d + 2 * inner
@@ -81,8 +85,10 @@ def row_bytes(network: ModelConfig, lengths: tuple[int, int], has_kernels: bool,
     more = size * (6 * d + 3 * mlp)
     scores = 0 if has_kernels and network.attention != "einsum" else SCORE_BYTES * network.num_heads
     window = (network.local_attention or (0,))[0]
-    again = scores * targets**2 if window and targets >= WINDOWS_IN_LONG_ROWS * window else 0
-    scores, again = 0 if again else scores, again * AGAIN_BYTES / SCORE_BYTES
+    again = 0.0
+    if window and targets >= WINDOWS_IN_LONG_ROWS * window and scores:
+        again = scores * targets**2 * AGAIN_BYTES / SCORE_BYTES
+        scores = 0  # none are kept
     whole = (
         minimal[0] + more * inputs + scores * inputs**2,
         minimal[1] + more * targets + scores * targets * (targets + inputs),
@@ -95,24 +101,31 @@ def row_bytes(network: ModelConfig, lengths: tuple[int, int], has_kernels: bool,
 
 def _decoder_parameters(network: ModelConfig) -> int:
     """Returns the parameters of the matrices of the decoder's layers."""
-    d, inner = network.emb_dim, network.num_heads * network.head_dim
-    attention = 2 * d * (inner + network.kv_heads * network.head_dim) + (
-        0 if network.is_decoder_only else 4 * d * inner
-    )
+    d = network.emb_dim
+    inner = network.num_heads * network.head_dim
+    attention = 2 * d * (inner + network.kv_heads * network.head_dim)
+    if not network.is_decoder_only:
+        attention += 4 * d * inner
     return network.num_decoder_layers * (attention + (len(network.mlp_activations) + 1) * d * network.mlp_dim)
 
 
-def largest_batch(run: PlannedRun, chips: Topology, limit: float, changed: RunConfig | None = None) -> int:
+def largest_batch(run: PlannedRun, chips: Topology, limit: float) -> int:
     """Returns the most rows whose step fits in so many bytes of a device, divisible as the run's are; 0: none."""
-    config = changed or run.config
-    data, fsdp, _ = config.mesh.sizes(chips.devices)
-    step = data * fsdp * config.num_microbatches
+    data, fsdp, _ = run.config.mesh.sizes(chips.devices)
+    step = data * fsdp * run.config.num_microbatches
+
+    def fits(number: int) -> bool:
+        return memory(run, chips, batch_size=number * step).total <= limit
+
     low, high = 0, 1
-    while high < MOST_ROWS and memory(run, chips, changed, high * step).total <= limit:
+    while high < MOST_ROWS and fits(high):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if memory(run, chips, changed, middle * step).total <= limit else (low, middle)
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
     return low * step
 
 
@@ -120,9 +133,8 @@ def seconds_per_step(run: PlannedRun, chips: Topology) -> tuple[float, float] | 
     """Returns the shortest and longest time of a step, by MFU of the peak; None for devices whose peak is not known."""
     if not chips.peak_flops:
         return None
-    flops = run.config.data.batch_size * flops_per_sequence(
-        run.config.model, *run.row_lengths, run.config.data.num_predicted
-    )
+    data = run.config.data
+    flops = data.batch_size * flops_per_sequence(run.config.model, *run.row_lengths, data.num_predicted)
     peak = chips.devices * chips.peak_flops
     low, high = MFU
     return step_seconds(flops, (low * peak, high * peak))

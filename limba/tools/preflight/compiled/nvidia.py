@@ -75,7 +75,8 @@ def _places(number: int) -> str:
 def topology_devices(name: str, dump: str) -> np.ndarray:
     """Returns devices that can be compiled for; what becomes of each kernel is written to the folder `dump`."""
     card_name, number = name.split("-")
-    card, toolkit = CARDS[card_name], _toolkit()
+    card = CARDS[card_name]
+    toolkit = _toolkit()
     own = f"{FLAGS} --xla_gpu_cuda_data_dir={toolkit} --xla_dump_to={dump}"
     os.environ["XLA_FLAGS"] = f"{own} {os.environ.get('XLA_FLAGS', '')}"
     from jax.experimental import topologies

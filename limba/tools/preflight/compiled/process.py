@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import subprocess
@@ -11,7 +10,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from limba.config import InputError, RunConfig, environment, plain
+from limba.config import InputError, RunConfig, plain
 from limba.tools.preflight.compiled.topologies import Figures, check_installed
 from limba.tools.preflight.compiled.topologies import topology as find_topology
 
@@ -30,24 +29,22 @@ DUMP_FLAGS = "--xla_dump_to={} --xla_dump_hlo_as_text=true --xla_dump_hlo_module
 def compiled_step(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]], topology: str) -> Figures:
     """Returns the figures of the run's step for a topology; see `figures` in step.py.
 
-    Takes a process of its own for the seconds or minutes of one compilation; what this process has asked for before is
-    not compiled again. Raises InputError if the compiler is not installed. What the compiler cannot do is
-    {"failed": sentence}.
+    Takes a process of its own for the seconds or minutes of one compilation. Raises InputError if the compiler is not
+    installed. What the compiler cannot do is {"failed": sentence}.
     """
     check_installed(find_topology(topology))
-    answer = _answer(plain.to_text(config), tuple(sorted(feature_shapes.items())), topology)
+    answer = _answer(config, feature_shapes, topology)
     if "error" in answer:
         raise InputError(answer["error"], fix=answer["fix"])
     return answer
 
 
-@functools.lru_cache(maxsize=64)
-def _answer(config: str, feature_shapes: tuple[tuple[str, tuple[int, int]], ...], topology: str) -> Figures:
-    """Returns the answer of a new process; the advice begins with the step that the verdict has compiled."""
+def _answer(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]], topology: str) -> Figures:
+    """Returns the answer of a new process."""
     with tempfile.TemporaryDirectory(prefix="limba-preflight-") as folder:
         place = Path(folder)
         asked = {
-            "config": config,
+            "config": plain.to_text(config),
             "feature_shapes": dict(feature_shapes),
             "topology": topology,
             "dump": str(place / "dump"),
@@ -57,8 +54,6 @@ def _answer(config: str, feature_shapes: tuple[tuple[str, tuple[int, int]], ...]
         (place / "request.json").write_text(json.dumps(asked))
         variables = {name: value for name, value in os.environ.items() if name not in WITHOUT} | VARIABLES
         variables["XLA_FLAGS"] = DUMP_FLAGS.format(asked["dump"])
-        if find_topology(topology).platform == "cpu":  # where memory is this process's own: as a run's process has it
-            variables.setdefault(*environment.LARGE_PAGES)
         command = [sys.executable, "-m", "limba.tools.preflight.compiled.step", str(place / "request.json")]
         with (place / "output.txt").open("wb") as output:
             done = subprocess.run(command, env=variables, stdout=output, stderr=output)

@@ -29,13 +29,11 @@ class ProgramCosts:
     """Of one device, all loops multiplied: XLA's cycles, calls of each Pallas kernel, bytes of collectives' results
     (of a reduce-scatter's operands, which are what an all-reduce in its place would give).
 
-    `product_flops` are those of matrix products that are written as such: on CPUs, not on TPUs. `packed_bytes` is the
-    largest right operand of one of these (of one of a batch), which a CPU's product copies in another order.
+    `product_flops` are those of matrix products that are written as such: on CPUs, not on TPUs.
     """
 
     fusion_cycles: int = 0
     product_flops: int = 0
-    packed_bytes: int = 0
     kernels: Counter[str] = dataclasses.field(default_factory=Counter)
     collective_bytes: Counter[str] = dataclasses.field(default_factory=Counter)
 
@@ -47,14 +45,19 @@ def _bytes_of(arrays: list[tuple[str, str]]) -> int:
 def _computations(text: str) -> tuple[str, dict[str, list[tuple[str, str, str, str]]]]:
     """Returns the entry's name and each computation's instructions: (name, shape, operation, the rest)."""
     computations: dict[str, list[tuple[str, str, str, str]]] = {}
-    entry, current = "", None
+    entry = ""
+    current = None
     for line in text.splitlines():
-        if found := INSTRUCTION.match(line):
-            if current is not None:
-                current.append((found[1], found[2], found[3], found[4]))
-        elif found := HEADER.match(line):
-            current = computations.setdefault(found[2], [])
-            entry = found[2] if found[1] else entry
+        instruction = INSTRUCTION.match(line)
+        header = None if instruction else HEADER.match(line)
+        if instruction and current is not None:
+            name, shape, operation, rest = instruction.groups()
+            current.append((name, shape, operation, rest))
+        if header:
+            is_entry, name = header.groups()
+            current = computations.setdefault(name, [])
+            if is_entry:
+                entry = name
     return entry, computations
 
 
@@ -69,23 +72,16 @@ def costs_of_program(text: str) -> ProgramCosts:
     def visit(name: str, times: int, inside_fusion: bool) -> None:
         shapes = {name: shape for name, shape, _, _ in computations[name]}
         for _, shape, operation, rest in computations[name]:
-            if not inside_fusion and (cycles := CYCLES.search(rest)):
+            cycles = CYCLES.search(rest)
+            if cycles and not inside_fusion:
                 costs.fusion_cycles += times * int(cycles[1])
             if operation in COLLECTIVES:
-                kind, arrays = COLLECTIVES[operation], ARRAY.findall(shape)
-                if operation.endswith("-start") and operation != "all-reduce-start":
-                    # A start gives its operands before its results; of a reduce-scatter the operands are exchanged.
-                    place = 0 if kind == "reduce-scatter" else 1
-                    several = shape.startswith("((")
-                    arrays = ARRAY.findall(shape.split("), ")[place]) if several else arrays[place : place + 1]
-                if operation == "reduce-scatter":
-                    arrays = [array for x in _operands(rest) for array in ARRAY.findall(shapes[x])]
-                if name.startswith("all-reduce-scatter"):  # how a TPU's compiler writes a reduce-scatter
-                    kind = "reduce-scatter"
-                costs.collective_bytes[kind] += times * _bytes_of(arrays)
+                # In a computation of this name a TPU's compiler writes a reduce-scatter.
+                is_scatter = name.startswith("all-reduce-scatter")
+                kind = "reduce-scatter" if is_scatter else COLLECTIVES[operation]
+                costs.collective_bytes[kind] += times * _exchanged_bytes(operation, shape, rest, shapes)
             if operation == "dot":
                 costs.product_flops += times * _flops_of_product(shape, rest, shapes)
-                costs.packed_bytes = max(costs.packed_bytes, _right_bytes(rest, shapes))
             if operation == "custom-call" and PALLAS.search(rest):
                 costs.kernels[_kernel_name(rest)] += times
             repeats = 1
@@ -101,6 +97,20 @@ def costs_of_program(text: str) -> ProgramCosts:
     return costs
 
 
+def _exchanged_bytes(operation: str, shape: str, rest: str, shapes: dict[str, str]) -> int:
+    """Returns the bytes of a collective's results; of a reduce-scatter's operands, which are what is exchanged."""
+    if operation == "reduce-scatter":
+        return sum(_bytes_of(ARRAY.findall(shapes[name])) for name in _operands(rest))
+    arrays = ARRAY.findall(shape)
+    if not operation.endswith("-start") or operation == "all-reduce-start":
+        return _bytes_of(arrays)
+    # A start gives its operands before its results.
+    place = 0 if COLLECTIVES[operation] == "reduce-scatter" else 1
+    if shape.startswith("(("):  # several of each
+        return _bytes_of(ARRAY.findall(shape.split("), ")[place]))
+    return _bytes_of(arrays[place : place + 1])
+
+
 def _operands(rest: str) -> list[str]:
     return re.findall(r"%([\w.\-]+)", rest.split(")")[0])
 
@@ -113,18 +123,10 @@ def _flops_of_product(shape: str, rest: str, shapes: dict[str, str]) -> int:
     return 2 * results * math.prod(sizes[int(axis)] for axis in summed.split(",") if axis)
 
 
-def _right_bytes(rest: str, shapes: dict[str, str]) -> int:
-    """Returns the bytes of a product's right operand; of one of a batch of products."""
-    arrays = ARRAY.findall(shapes[_operands(rest)[1]])
-    sizes = [int(size) for size in arrays[0][1].split(",") if size]
-    of_batch = re.findall(r"rhs_batch_dims=\{([\d,]*)\}", rest)
-    number = math.prod(sizes[int(axis)] for axis in of_batch[0].split(",") if axis) if of_batch else 1
-    return _bytes_of(arrays[:1]) // max(number, 1)
-
-
 def _trips(rest: str, computations: dict[str, list[tuple[str, str, str, str]]]) -> int:
     """Returns how often a while loop runs; XLA writes it down, or the condition compares a counter from 0 with it."""
-    if known := TRIPS.search(rest):
+    known = TRIPS.search(rest)
+    if known:
         return int(known[1])
     condition = computations[re.findall(r"condition=%([\w.\-]+)", rest)[0]]
     bounds = [int(rest.split(")")[0]) for _, _, operation, rest in condition if operation == "constant"]

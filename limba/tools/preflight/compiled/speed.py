@@ -7,16 +7,14 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from limba.api import PlannedRun, RunDirectory, flops_per_sequence
-from limba.config import ConfigError, RunConfig
+from limba.api import flops_per_sequence
+from limba.config import RunConfig
 from limba.config.speed import LEAST_STEP_SECONDS, MFU
 from limba.tools.preflight.compiled.topologies import Figures, Topology
 
 KERNEL_EFFICIENCY = 0.6  # of the peak, for Pallas kernels, which the compiler gives no cycles
 SLOWEST = 2.0  # times the compiler's cycles, which know nothing of waiting for memory or of the host
 CPU_SLOWEST = 3.0  # times what the products alone take at the speed of a product of this machine
-CALIBRATED = 0.15  # around the speed that a run on the same chip had
-PEAK_TOLERANCE = 0.03
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +29,8 @@ class Estimate:
         """Returns tokens a second, MFU and days as (lowest, highest); the last two None where they are not known."""
         tokens = config.data.batch_size * sum(lengths)
         flops = _flops(config, lengths)
-        peak, steps = topology.peak_flops * topology.devices, config.train_steps
+        peak = topology.peak_flops * topology.devices
+        steps = config.train_steps
         both = (self.fastest, self.slowest)
         return {
             "seconds_per_step": list(both),
@@ -95,45 +94,10 @@ def product_flops_per_second(size: int = 1024) -> float:
     """Returns the FLOP/s of this machine's float32 matrix product, the best of some."""
     import numpy as np
 
-    a, best = np.ones((size, size), np.float32), float("inf")
+    a = np.ones((size, size), np.float32)
+    best = float("inf")
     for _ in range(5):
         began = time.perf_counter()
         np.matmul(a, a)
         best = min(best, time.perf_counter() - began)
     return 2 * size**3 / best
-
-
-def calibrated(
-    config: RunConfig, lengths: tuple[int, int], topology: Topology, model_dir: str, of_run: RunConfig
-) -> Estimate:
-    """Returns the range of a step's time from the FLOP/s that another run, `of_run` in `model_dir`, had on this chip.
-
-    Both are assumed to use the same share of the chips. Raises ConfigError if the run has logged no speed, or if its
-    MFU says that its chips had another peak.
-    """
-    name, field = f"{model_dir}/metrics.jsonl", "RunConfig.model_dir"
-    records = [each for each in RunDirectory(model_dir).records() if "sequences_per_second_per_device" in each]
-    if not records:
-        raise ConfigError(field, f"{model_dir}, to calibrate by, has logged no speed ({name}); name a run that has.")
-    speeds = sorted(float(each["sequences_per_second_per_device"]) for each in records)
-    speed = speeds[len(speeds) // 2]
-    per_sequence = flops_per_sequence(of_run.model, *PlannedRun(of_run).row_lengths, of_run.data.num_predicted)
-    shares = sorted(
-        per_sequence * float(r["sequences_per_second_per_device"]) / r["mfu"] for r in records if "mfu" in r
-    )
-    peak = shares[len(shares) // 2] if shares else 0.0
-    if abs(peak - topology.peak_flops) > PEAK_TOLERANCE * max(peak, topology.peak_flops):
-        was = f"chips of {peak / 1e12:,.0f} TFLOP/s" if peak else "devices whose peak is not known, such as CPUs"
-        raise ConfigError(
-            field,
-            f"{model_dir}, to calibrate by, ran on {was}, and {topology.name} has {topology.peak_flops / 1e12:,.0f};"
-            " name a run on the same chip.",
-        )
-    seconds = _flops(config, lengths) / topology.devices / (per_sequence * speed)
-    of_peak = f", {per_sequence * speed / peak:.1%} of the peak" if peak else ""
-    return Estimate(
-        seconds * (1 - CALIBRATED),
-        seconds * (1 + CALIBRATED),
-        f"the {per_sequence * speed / 1e12:.3g} TFLOP/s a device{of_peak} that the run in {model_dir} had (median of"
-        f" {len(speeds)} logged lines), {CALIBRATED:.0%} either way",
-    )

@@ -107,7 +107,7 @@ def topologies() -> list[Topology]:
     return list(_table().values())
 
 
-def topology(name: str, among: Mapping[str, Topology] | None = None) -> Topology:
+def topology(name: str) -> Topology:
     """Returns the topology of this name, or several slices of one; InputError, with names that are near, for another.
 
     >>> pod = topology("v4-32")
@@ -116,7 +116,7 @@ def topology(name: str, among: Mapping[str, Topology] | None = None) -> Topology
     >>> topology("v4-8x2").devices, topology("v4-8x2").hosts, topology("mi300x-8").can_compile
     (8, 2, False)
     """
-    table = among or _table()
+    table = _table()
     slices = re.fullmatch(r"(v\w+-\d+)x(\d+)", name.lower())
     if slices and slices[1] in table and int(slices[2]) > 1:
         return table[slices[1]].in_slices(int(slices[2]))
