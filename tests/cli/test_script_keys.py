@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 from transformers import MT5Config, T5Config, TrainingArguments
 
+from limba.cli.gin import read_run
 from limba.config import InputError
+from limba.data import task_modules
+from limba.data.registry import TaskRegistry
 from limba.formats import huggingface
 from limba.storage import servers
 from limba.tools.migrate.huggingface import corpus, keys, translation, values
@@ -238,6 +241,20 @@ def test_flags_of_other_scripts_name_the_table(key: str) -> None:
 def test_other_scripts_name_the_table(script: str) -> None:
     with pytest.raises(InputError, match=f"^{script} is one {OTHER}"):
         values.parse([script, "--model_name_or_path", "t5-small"])
+
+
+def test_the_gin_file_of_the_page_is_a_run_of_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As run_translation.py has it by default: AdamW, linear, 3 epochs."""
+    root = Path(__file__).parents[2]
+    section = (root / values.PAGE).read_text().partition("## Other scripts")[2]
+    (tmp_path / "theirs.gin").write_text(section.partition("```gin\n")[2].partition("```")[0])
+    monkeypatch.chdir(tmp_path)
+    run = read_run([str(tmp_path / "theirs.gin")], [], [root]).config
+    task_modules.import_all(["tasks.text_to_text"])
+    assert run.data.mixture_or_task_name in TaskRegistry.names()
+    assert run.data.column == {"inputs": "translation.en", "targets": "translation.ro"}
+    assert (run.optimizer.name, run.optimizer.schedule.name, run.data.num_epochs) == ("adamw", "linear", 3)
+    assert run.data.prefix == "translate English to Romanian: " and run.train_steps is None
 
 
 def test_words_are_read_from_a_column_named_tokens(translated) -> None:
