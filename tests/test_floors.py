@@ -189,7 +189,6 @@ READERS_OF_GIN_FILES = (
 MIGRATE = {
     "limba.data.objectives.spans",
     "limba.data.sources",
-    "limba.data.vocabulary.load",
     "limba.formats.hub_models",
     "limba.formats.huggingface",
     "limba.formats.names",
