@@ -6,7 +6,9 @@
 #   bash launch/setup.sh tpu           adds the wheels for Cloud TPUs
 #   bash launch/setup.sh cuda          adds the wheels for NVIDIA GPUs (CUDA 13; cuda12 for older cards and drivers)
 #   bash launch/setup.sh rocm          adds the wheels for AMD GPUs (ROCm 7, which must be installed; Python 3.11)
-#   bash launch/setup.sh tests         adds what tests/run.sh needs
+#   bash launch/setup.sh t5            adds the package t5, which tasks written for T5X import, without what it asks for:
+#                                      that would overwrite seqio
+#   bash launch/setup.sh tests         adds what tests/run.sh needs, t5 too
 #
 #   --wheelhouse=DIR   for machines without internet: puts all files into DIR, where they are not there yet, and
 #                      installs from DIR alone; run it once where there is internet, with the same arguments
@@ -29,12 +31,13 @@ say() { echo "setup: $1"; }
 
 for argument in "$@"; do
   case $argument in
-    tpu | cuda | cuda12 | cuda13 | tests) parts+=("$argument") ;;
+    tpu | cuda | cuda12 | cuda13 | t5) parts+=("$argument") ;;
+    tests) parts+=(t5 tests) ;;
     rocm) parts+=(rocm) pythons=(3.11) ;; # jax has no wheels for ROCm on 3.12 at the pinned version
     cpu) ;;
     --wheelhouse=?*) mkdir -p "${argument#*=}" && wheelhouse=$(cd "${argument#*=}" && pwd) ;;
-    -h | --help) sed -n '2,23s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
-    *) fail "the argument $argument is not known; give tpu, cuda, cuda12, rocm, tests or --wheelhouse=DIR, or none." ;;
+    -h | --help) sed -n '2,25s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    *) fail "the argument $argument is not known; give tpu, cuda, cuda12, rocm, t5, tests or --wheelhouse=DIR, or none." ;;
   esac
 done
 
@@ -55,6 +58,9 @@ stamps=$venv/.limba
 lean=${LEAN:-0} base=$root/requirements/lock-cpu.txt
 if [ -z "${LEAN:-}" ] && [ -f "$stamps/lean" ]; then lean=1; fi
 if [ "$lean" != 0 ]; then
+  if [[ " ${parts[*]-} " = *" t5 "* ]]; then
+    fail "t5 and the tests need seqio and TensorFlow, which this lean environment leaves out; run it with LEAN=0."
+  fi
   base=$root/requirements/lock-lean.txt
   if [ ${#pythons[@]} -gt 1 ]; then pythons+=(3.14) versions='3.11, 3.12, 3.13 or 3.14'; fi # TensorFlow has no wheel
 fi
@@ -172,7 +178,8 @@ print("%d.%d-%s-%s.done" % (*sys.version_info[:2], platform.machine(), digest))'
 not_downloaded="pip could not download the packages (its message is above); where there is no internet, first fill the \
 wheelhouse by the same command on a machine that has it."
 
-# Installs what a lock names. What has no wheel is built by what lock-build.txt names, not by the newest.
+# Installs what a lock names; further arguments go to uv or pip. What has no wheel is built by what lock-build.txt names,
+# not by the newest.
 install_lock() {
   local uv
   download "$venv/bin/python" "$1" --require-hashes || fail "$not_downloaded"
@@ -180,10 +187,10 @@ install_lock() {
   if [ -z "${LIMBA_PIP:-}" ]; then download "$venv/bin/python" "$root/requirements/lock-uv.txt" >/dev/null 2>&1 || :; fi
   if [ -z "${LIMBA_PIP:-}" ] && uv=$(find_uv); then
     "$uv" pip install --quiet --python "$venv/bin/python" --require-hashes --no-build-isolation \
-      ${wheelhouse:+--offline --no-index --find-links "$wheelhouse"} --requirement "$1" && return
+      ${wheelhouse:+--offline --no-index --find-links "$wheelhouse"} "${@:2}" --requirement "$1" && return
     say "uv could not install the packages (its message is above); pip tries, with its own settings"
   fi
-  install --require-hashes --no-build-isolation --requirement "$1"
+  install --require-hashes --no-build-isolation "${@:2}" --requirement "$1"
 }
 
 make_core() {
@@ -249,6 +256,7 @@ add_part() {
       download "$venv/bin/python" "$root/requirements-test.txt" || fail "$not_downloaded"
       # By pip: its settings may name a place with a small torch.
       install --constraint "$root/requirements.txt" --requirement "$root/requirements-test.txt" ;;
+    t5) install_lock "$(lock_of t5)" --no-deps ;; # the lock has all but what would overwrite seqio
     *) install_lock "$(lock_of "$1")" ;;
   esac
   fingerprint "$1" >"$stamps/$1"

@@ -17,7 +17,7 @@ from limba.formats import hub_models, limba_checkpoint
 from limba.model import Network
 from limba.sharding.mesh import make_mesh
 from limba.storage.files import resolved
-from limba.training import auto_mesh
+from limba.training import step_memory
 from limba.training.checkpoints import arrays
 from limba.training.checkpoints.directory import RESUME_ADVICE, check_arrays
 from limba.training.checkpoints.initial import check_initial
@@ -119,17 +119,17 @@ class PlannedRun:
 
 
 class PlannedStep:
-    """A run's training step on a mesh; `mesh_sizes` are those of data, fsdp and model. Nothing is compiled yet."""
+    """A run's training step on devices; `mesh_sizes` are those of data, fsdp and model. Nothing is compiled yet."""
 
     def __init__(self, config: RunConfig, devices: np.ndarray, feature_shapes: Mapping[str, tuple[int, int]]):
         mesh = make_mesh(config.mesh, devices)
         self.mesh_sizes = list(mesh.shape.values())
-        self._step, self._arguments = auto_mesh.abstract_step(config, mesh, feature_shapes)
+        self._step, self._arguments = step_memory.abstract_step(config, mesh, feature_shapes)
 
     @property
     def state_bytes(self) -> int:
         """The bytes of the state on one device."""
-        return auto_mesh.bytes_of(self._arguments[0])
+        return step_memory.bytes_of(self._arguments[0])
 
     def traced(self) -> jax.stages.Traced:
         """Returns the traced step, as `jax.stages.Traced`."""
@@ -137,4 +137,4 @@ class PlannedStep:
 
     def live_bytes(self, compiled: jax.stages.Compiled) -> int:
         """Returns the bytes of a device while the compiled step runs, by jax's analysis."""
-        return auto_mesh.live_bytes(compiled)
+        return step_memory.live_bytes(compiled)

@@ -6,8 +6,9 @@
 Run it after a change of requirements.txt. It asks PyPI, with uv in an environment of its own, for Linux and Python 3.11
 to 3.14. lock-cpu.txt has what requirements.txt pins, lock-lean.txt only what pyproject.toml asks for, with buckets and
 reports: no seqio and no TensorFlow, so that there are wheels for 3.14. The other locks add what jax needs for their
-chips to either of these. lock-build.txt has what builds the few packages that have no wheel, lock-uv.txt what
-launch/setup.sh installs with.
+chips to either of these. lock-t5.txt adds the package t5 for task modules of T5X, and what importing it needs: not all
+that it asks for, of which seqio-nightly would lie over seqio. lock-build.txt has what builds the few packages that have
+no wheel, lock-uv.txt what launch/setup.sh installs with.
 
 With --check it writes nothing. It resolves each lock for each Python, and for 64-bit ARM too, as an installation would:
 the index has files for that machine, and no requirement is missing or in conflict.
@@ -25,8 +26,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 UV = "uv==0.13.9"
+T5 = "t5==0.9.4"  # the last one
+OF_T5 = ("babel", "scikit-learn")  # what `import t5` needs beside what requirements.txt pins
 ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = {"tpu": "tpu", "cuda12": "cuda12", "cuda13": "cuda13", "rocm": "rocm7-local"}  # lock: jax's extra
+ADDED = {*EXTRAS, "t5"}  # to lock-cpu.txt
 ALL_PYTHONS, NEXT_PYTHON = ["3.11", "3.12", "3.13"], "3.14"
 # jax 0.12.0.1 has no wheels for ROCm, and launch/setup.sh takes Python 3.11 there; TensorFlow has none for 3.14.
 PYTHONS = {"rocm": ["3.11"], "lean": [*ALL_PYTHONS, NEXT_PYTHON]}
@@ -43,7 +47,11 @@ requires-python = ">=3.11,<{limit}"
 environments = ["sys_platform == 'linux' and python_full_version < '{limit}'"]
 """
 HEADER = "# Made by requirements/lock.py{source}; do not edit.\n"
-SOURCES = {"cpu": " from requirements.txt", "lean": " from pyproject.toml and requirements.txt"}
+SOURCES = {
+    "cpu": " from requirements.txt",
+    "lean": " from pyproject.toml and requirements.txt",
+    "t5": ", for tasks that import t5; installed without what t5 asks for",
+}
 INDEX = "--default-index=https://pypi.org/simple"
 
 
@@ -57,13 +65,15 @@ def run_uv(uv: Path, folder: Path, *arguments: str | Path) -> str:
     return done.stdout
 
 
-def resolved(uv: Path, folder: Path, wanted: Sequence[str], constraints: Sequence[str] = ()) -> dict[str, str]:
+def resolved(
+    uv: Path, folder: Path, wanted: Sequence[str], constraints: Sequence[str] = (), choices: Sequence[str] = ()
+) -> dict[str, str]:
     """Returns package==version -> its lines with marker and hashes, of the wanted ones and all that they need."""
     (folder / "wanted.txt").write_text("\n".join(wanted) + "\n")
     (folder / "constraints.txt").write_text("\n".join(constraints) + "\n")
     text = run_uv(
         uv, folder, "wanted.txt", "--constraint=constraints.txt", "--universal", "--python-version=3.11",
-        "--generate-hashes", "--no-emit-index-url",
+        "--generate-hashes", "--no-emit-index-url", *choices,
     )  # fmt: skip
     found = {}
     for lines in re.split(r"\n(?=\S)", text.strip()):
@@ -81,9 +91,9 @@ def wanted_for(extra: str, pins: Sequence[str], pythons: Sequence[str]) -> list[
     return [*pins, *(line for line in lines if pythons != ["3.11"] or "< '3.12'" in line)]
 
 
-def all_pins() -> list[str]:
-    """Returns the lines of requirements.txt."""
-    pinned = (ROOT / "requirements.txt").read_text()
+def all_pins(name: str = "requirements.txt") -> list[str]:
+    """Returns the pins of a file."""
+    pinned = (ROOT / name).read_text()
     return [pin.strip() for pin in re.findall(r"^[\w.-]+==[^#\n]+", pinned, re.MULTILINE)]
 
 
@@ -96,6 +106,13 @@ def lean(uv: Path, folder: Path, *extras: str) -> dict[str, str]:
     return resolved(uv, folder / "lean", wanted, all_pins())
 
 
+def of_t5(uv: Path, folder: Path, pins: Sequence[str], tests: Sequence[str]) -> dict[str, str]:
+    """Returns the package t5 itself, and what importing it needs, of the versions that are pinned."""
+    alone = resolved(uv, folder, [T5], choices=["--no-deps"])
+    needed = resolved(uv, folder, [*pins, *OF_T5], tests)
+    return needed | alone
+
+
 def write(uv: Path, folder: Path) -> None:
     """Writes all locks."""
     pins = all_pins()
@@ -106,9 +123,12 @@ def write(uv: Path, folder: Path) -> None:
         whole = resolved(uv, folder, wanted_for(extra, pins, PYTHONS.get(lock, ALL_PYTHONS)))
         assert whole.items() >= locks["cpu"].items(), f"{lock} changes what requirements.txt pins"
         locks[lock] = {package: lines for package, lines in whole.items() if package not in locks["cpu"]}
+    with_t5 = of_t5(uv, folder, pins, all_pins("requirements-test.txt"))
+    assert with_t5.items() >= locks["cpu"].items(), "t5 changes what requirements.txt pins"
+    locks["t5"] = {package: lines for package, lines in with_t5.items() if package not in locks["cpu"]}
     for lock, packages in locks.items():
         source = f", for jax[{EXTRAS[lock]}]" if lock in EXTRAS else SOURCES.get(lock, "")
-        base = "-r lock-cpu.txt\n" if lock in EXTRAS else ""
+        base = "-r lock-cpu.txt\n" if lock in ADDED else ""
         text = HEADER.format(source=source) + base + "\n".join(packages.values()) + "\n"
         (ROOT / "requirements" / f"lock-{lock}.txt").write_text(text)
         print(f"requirements/lock-{lock}.txt: {len(packages)} packages")
@@ -116,6 +136,9 @@ def write(uv: Path, folder: Path) -> None:
 
 def check(uv: Path, folder: Path) -> None:
     """Resolves all locks; raises SystemExit where one cannot be installed or lacks a requirement."""
+    without_t5 = folder / "lock-t5.txt"  # what t5 asks for is left out on purpose
+    of_t5 = (ROOT / "requirements" / "lock-t5.txt").read_text().replace("-r ", f"-r {ROOT}/requirements/")
+    without_t5.write_text(re.sub(rf"{T5}.*(\n    .*)*\n", "", of_t5))
     for path in sorted((ROOT / "requirements").glob("lock-*.txt")):
         lock = path.stem.removeprefix("lock-")
         if lock == "build":  # a package's build runs beside what lock-cpu.txt has
@@ -124,9 +147,10 @@ def check(uv: Path, folder: Path) -> None:
             for machine in ("x86_64", "aarch64") if python == "3.12" and lock != "tpu" else ("x86_64",):
                 platform = f"--python-platform={machine}-manylinux_2_31"
                 wheels = ["--only-binary=:all:"] if python == NEXT_PYTHON else []  # it waits for no library
-                text = run_uv(uv, folder, path, f"--python-version={python}", platform, *wheels)
+                asked = without_t5 if lock == "t5" else path
+                text = run_uv(uv, folder, asked, f"--python-version={python}", platform, *wheels)
                 found = set(re.findall(r"^([\w.-]+==[^\s;]+)", text, re.MULTILINE))
-                files = [path, *([path.parent / "lock-cpu.txt"] if lock in EXTRAS else [])]
+                files = [path, *([path.parent / "lock-cpu.txt"] if lock in ADDED else [])]
                 known = "\n".join(file.read_text() for file in files)
                 if missing := sorted(name for name in found if f"{name} " not in known):
                     raise SystemExit(f"{path.name} on Python {python}, {machine}, lacks {', '.join(missing)}")

@@ -7,8 +7,8 @@
 #   LEAN=1 bash tests/other_python.sh              without seqio and TensorFlow; 3.14, of which they have no wheel, always
 #
 # They run in a copy of the checkout with an environment of its own, in .pytest_cache. The files that need torch are left
-# out, as PyPI has no wheel of it for CPUs, and those that need what is not installed. Without such a Python, or if its
-# packages cannot be had, nothing is tested, and this ends with 77.
+# out, as PyPI has no wheel of it for CPUs, and those that need what is not installed, such as t5. Without such a Python,
+# or if its packages cannot be had, nothing is tested, and this ends with 77.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -25,7 +25,7 @@ done
 not_tested() { echo "tests/other_python.sh: Python $version is NOT TESTED: $1" >&2; exit 77; }
 [ -n "$python" ] || not_tested "it is not here; install it, with venv."
 
-absent=(torch) lean=${LEAN:-0} copy=$PWD/.pytest_cache/python$version${JAX:+-jax$JAX}
+absent=(torch t5) lean=${LEAN:-0} copy=$PWD/.pytest_cache/python$version${JAX:+-jax$JAX}
 unset LEAN # the tests' own environments are whole
 if [ "$version" = 3.14 ]; then lean=1; fi
 if [ "$lean" != 0 ]; then absent+=(seqio tensorflow tensorflow_datasets) copy+=-lean; fi

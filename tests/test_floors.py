@@ -187,7 +187,6 @@ READERS_OF_GIN_FILES = (
 MIGRATE = {
     "limba.data.objectives.spans",
     "limba.data.sources",
-    "limba.data.vocabulary.load",
     "limba.formats.hub_models",
     "limba.formats.huggingface",
     "limba.formats.names",
@@ -345,7 +344,7 @@ def test_few_private_names_of_libraries_are_used() -> None:
 # and the two tables name its modules.
 FOREIGN = re.compile(
     r"\bt5x?\.\w|\b(?:run_t5_mlm|T5Config|PjitPartitioner|DatasetConfig|model_name_or_path|per_device_train_batch_size"
-    r"|use_auth_token|load_best_model_at_end|t5_names|read_t5x|is_t5x_gin|pytorch_bin)\b"
+    r"|use_auth_token|load_best_model_at_end|read_t5x|is_t5x_gin|pytorch_bin)\b"
 )
 FORMATS = ("limba/formats/", "limba/export/", TABLE_OF_TOOLS, "limba/cli/main.py")
 

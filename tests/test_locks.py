@@ -40,7 +40,7 @@ def fits(marker: str, where: dict[str, str]) -> bool:
 
 
 def test_each_chip_has_its_lock_and_the_cpu_s_has_what_is_pinned() -> None:
-    assert set(LOCKS) == {"cpu", "lean", "build", "uv", *CHIPS}
+    assert set(LOCKS) == {"cpu", "lean", "build", "uv", "t5", *CHIPS}
     for python in PYTHONS:
         assert pins(LOCKS["cpu"], python) == pins(ROOT / "requirements.txt", python), "run python requirements/lock.py"
     wanted, build = pins(ROOT / "requirements.txt"), pins(LOCKS["build"])
@@ -58,6 +58,16 @@ def test_a_chip_s_lock_adds_to_the_cpu_s(lock: str, package: str, python: str) -
     assert package in found and not set(found) & set(cpu)
     assert {version for name, version in found.items() if name.startswith("jax")} <= {cpu["jax"]}
     assert cpu["jax"] == cpu["jaxlib"] and cpu["jax"].startswith("0.10." if python == "3.11" else "0.12.")
+
+
+def test_the_lock_of_t5_has_nothing_that_overwrites_seqio() -> None:
+    assert "\n-r lock-cpu.txt\n" in LOCKS["t5"].read_text()
+    tests = pins(ROOT / "requirements-test.txt")
+    for python in PYTHONS:
+        found, cpu = pins(LOCKS["t5"], python), pins(LOCKS["cpu"], python)
+        assert {"t5", "babel", "scikit-learn"} <= set(found) and not set(found) & set(cpu)
+        assert not {"seqio-nightly", "tfds-nightly", "mesh-tensorflow", "transformers"} & set(found)
+        assert {name: version for name, version in found.items() if tests.get(name, version) != version} == {}
 
 
 @pytest.mark.parametrize("lock", LOCKS)
@@ -125,9 +135,17 @@ def asked_by_setup(tree: Path, *parts: str) -> list[list[str]]:
 def test_setup_installs_from_the_locks_by_their_hashes(tree: Path) -> None:
     first = asked_by_setup(tree, "cuda", "tests")
     files = [Path(arguments[-1]).name for arguments in first]
-    assert files == ["lock-build.txt", "lock-cpu.txt", "tree", "lock-cuda13.txt", "requirements-test.txt"]
-    for arguments in first[0], first[1], first[3]:
+    assert files == [
+        "lock-build.txt",
+        "lock-cpu.txt",
+        "tree",
+        "lock-cuda13.txt",
+        "lock-t5.txt",
+        "requirements-test.txt",
+    ]
+    for arguments in first[0], first[1], first[3], first[4]:
         assert "--require-hashes" in arguments and "--no-build-isolation" in arguments
+    assert ["--no-deps" in arguments for arguments in first] == [False, False, True, False, True, False]
     assert asked_by_setup(tree, "cuda", "tests") == []
 
     pinned = tree / "requirements.txt"
@@ -156,5 +174,8 @@ def test_a_lean_environment_has_no_tensorflow_and_stays_lean(tree: Path, monkeyp
     assert f"\n-r {tree}/requirements/lock-lean.txt\n" in of_chip and "lock-cpu" not in of_chip
     monkeypatch.delenv("LEAN")
     assert asked_by_setup(tree, "cuda") == []
+    with pytest.raises(AssertionError, match="t5 and the tests need seqio and TensorFlow, .*run it with LEAN=0"):
+        asked_by_setup(tree, "t5")
     monkeypatch.setenv("LEAN", "0")
-    assert "lock-cpu.txt" in [Path(arguments[-1]).name for arguments in asked_by_setup(tree, "cuda")]
+    whole = [Path(arguments[-1]).name for arguments in asked_by_setup(tree, "t5")]
+    assert whole == ["lock-build.txt", "lock-cpu.txt", "tree", "lock-t5.txt"]

@@ -30,7 +30,6 @@ IMPORTS_BY_NAME = {  # file -> where the names come from
     "limba/data/task_modules.py": "the user's gin file or flag, or what imports.check has allowed",
     "limba/inference/source.py": "what imports.check has allowed",
     "limba/data/stream/processes.py": "the run that has imported them",
-    "limba/tools/migrate/t5_names/finder.py": "tables in it",
     "limba/data/objectives/choice.py": "the table of limba/config/data.py",
     **dict.fromkeys(("limba/data/dataset.py", "limba/data/sources/units.py"), "the name of limba/data/bridge.py"),
     "limba/data/registry.py": "the name of limba/data/seqio_tasks.py",

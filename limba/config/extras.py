@@ -15,18 +15,33 @@ EXTRAS = {  # module: pyproject.toml's extra
     "rouge_score": "rouge",
     "tensorflow_datasets": "tfds",
 }
+# The package t5 and what only it needs. It is no extra: with its requirements it overwrites seqio.
+T5 = ("t5", "babel", "sklearn")
 _SETUP = Path(__file__).resolve().parents[2] / "launch" / "setup.sh"
 
 
 def sentence(what: str, error: ImportError) -> str | None:
-    """Returns what is missing for `what`, with the one command that installs it; None for a module of no extra."""
-    extra = EXTRAS.get((error.name or "").partition(".")[0])
+    """Returns what is missing for `what`, with the one command that installs it; None for a module of neither."""
+    module = (error.name or "").partition(".")[0]
+    command = _command_for(module)
+    if command is None:
+        return None
+    return f"{what} needs {error.name}, which is not installed; run {command}."
+
+
+def _command_for(module: str) -> str | None:
+    script = f"{_SETUP.parent.name}/{_SETUP.name}"
+    if module in T5:
+        by_hand = "pip install --no-deps t5, and pip install babel scikit-learn"
+        return f"bash {script} t5" if _SETUP.exists() else by_hand
+    extra = EXTRAS.get(module)
     if extra is None:
         return None
-    command = f"pip install '{'.' if _SETUP.exists() else 'limba'}[{extra}]'"
-    if _SETUP.exists() and extra == "seqio":  # the whole environment; for the others a small package suffices
-        command = f"LEAN=0 bash {_SETUP.parent.name}/{_SETUP.name}"
-    return f"{what} needs {error.name}, which is not installed; run {command}."
+    if not _SETUP.exists():
+        return f"pip install 'limba[{extra}]'"
+    if extra == "seqio":  # the whole environment; for the others a small package suffices
+        return f"LEAN=0 bash {script}"
+    return f"pip install '.[{extra}]'"
 
 
 @contextlib.contextmanager

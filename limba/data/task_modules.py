@@ -24,7 +24,10 @@ ROOT = _LIMBA.parent if (_LIMBA.parent / "gin" / "runs").is_dir() else _LIMBA / 
 
 
 def check(module: str, asked_by: str) -> None:
-    """Raises InputError, with the nearest right name, for a module that is not found."""
+    """Raises InputError, with the nearest right name, for a module that is not found.
+
+    Where a package around it is not installed, the sentence says how to install that.
+    """
     if not (_is_found(module) or _is_found_in_repository(module)):
         package, _, name = nearest(module, names := all_names()).rpartition(".")
         fix = f"from {package} import {name}" if name else None
@@ -73,7 +76,12 @@ def _is_found(module: str) -> bool:
     try:
         with _foreign_names():
             return importlib.util.find_spec(module) is not None
-    except (ModuleNotFoundError, ValueError):  # ValueError: a text that is no module's name
+    except ModuleNotFoundError as error:  # of a package around it, or of what that imports
+        needed = extras.sentence(f"The module {module}", error)
+        if needed is not None:
+            raise InputError(needed) from error
+        return False
+    except ValueError:  # a text that is no module's name
         return False
 
 

@@ -7,13 +7,13 @@ Each run's gin is converted; then its rows are made of a small corpus, by a task
 
 import dataclasses
 import functools
-import importlib
 import itertools
 
 import numpy as np
 import pytest
 import seqio
 import tensorflow as tf
+from t5.data import preprocessors
 
 from limba.config import ConfigError, DataConfig, InputError
 from limba.data.objectives.choice import derive_lengths, reads_prefix
@@ -21,12 +21,8 @@ from limba.data.run_data import validation_batches
 from limba.data.stream.shard import Pipeline
 from limba.data.stream.streams import feature_shapes
 from limba.data.tasks import resolve_task
-from limba.tools.migrate.t5_names import finder
 from tests.cli import t5x_public
 from tests.cli.test_t5x_public import RUNS
-
-with finder.importing():
-    preprocessors = importlib.import_module("t5.data.preprocessors")
 
 TRAINED = [run for run in RUNS if "PassThroughFeatureConverter" not in run.text()]
 BIGSCIENCE = {run.name.removeprefix("bigscience/gins/"): run for run in TRAINED}

@@ -28,7 +28,7 @@ from limba.data.objectives import derive_lengths
 from limba.data.sources import FileSource
 from limba.data.stream.stages import open_stream
 from limba.data.tasks import resolve_task
-from limba.tools.migrate.t5_names import preprocessors
+from t5.data import preprocessors
 features = {name: seqio.Feature(seqio.ByteVocabulary(125)) for name in ("inputs", "targets")}
 steps = [
     lambda dataset: dataset.map(lambda example: {"inputs": "", "targets": example["text"]}),

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from limba.tools.migrate.t5_names.finder import importing as importing
-from limba.tools.migrate.t5_names.finder import is_objective as is_objective
-from limba.tools.migrate.t5_names.written_tasks import for_files as for_files
-from limba.tools.migrate.t5_names.written_tasks import from_cache as from_cache
-from limba.tools.migrate.t5_names.written_tasks import resumable_form as resumable_form
-from limba.tools.migrate.t5_names.written_tasks import warn_of_function as warn_of_function
-from limba.tools.migrate.t5_names.written_tasks import with_inputs as with_inputs
+from limba.tools.migrate.old_datasets import importing as importing
+from limba.tools.migrate.written_tasks import for_files as for_files
+from limba.tools.migrate.written_tasks import from_cache as from_cache
+from limba.tools.migrate.written_tasks import is_objective as is_objective
+from limba.tools.migrate.written_tasks import resumable_form as resumable_form
+from limba.tools.migrate.written_tasks import warn_of_function as warn_of_function
+from limba.tools.migrate.written_tasks import with_inputs as with_inputs
 
 if TYPE_CHECKING:
     from etils import epath

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import seqio
 import tensorflow as tf
+from t5.data import preprocessors as t5_preprocessors
 
 import tasks.demo
 import tasks.text_to_text  # noqa: F401  registers text_to_text
@@ -21,7 +22,6 @@ from limba.data.objectives import derive_lengths
 from limba.data.sources import FileSource
 from limba.data.stream.stages import open_stream
 from limba.data.tasks import resolve_task
-from limba.tools.migrate.t5_names import preprocessors as t5_preprocessors
 
 NUM_SHARDS, ROWS = 4, 8  # of a batch in each shard
 DATA = DataConfig(

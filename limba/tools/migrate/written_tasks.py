@@ -13,11 +13,17 @@ from etils import epath
 
 from limba.api import Task
 from limba.config import ConfigError
-from limba.tools.migrate.t5_names.finder import is_objective
 
 logger = logging.getLogger(__name__)
 
 BUILDERS = ("json", "csv", "text", "parquet")  # names that load_dataset gives to forms of files
+# t5's preprocessors that make inputs of one text: a task with one of them has no inputs of its own.
+OBJECTIVES = ("span_corruption", "iid_denoising", "prefix_lm", "full_lm", "unsupervised", "denoise")
+
+
+def is_objective(name: str, module: str) -> bool:
+    """Returns whether a function is one of the objectives of the package t5."""
+    return name in OBJECTIVES and module.startswith("t5.data")
 
 
 def _function(step: Callable) -> Callable:
