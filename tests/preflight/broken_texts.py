@@ -1,7 +1,7 @@
 """Runs whose text or vocabulary is broken in one way each: the files of one, its flags, and the code of its finding.
 
 Sentences are made of phrases in several languages, so that documents are many and no two of them are alike; or
-documents are those of `REAL`, with which `python -m benchmarks.broken_runs` fills this table anew.
+documents are those of `REAL`, with which test_real_text.py fills this table anew.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def near(own: str) -> list[str]:
 
 
 def another_language(own: str) -> list[str]:
-    others = itertools.cycle(documents("en"))
+    others = itertools.cycle(documents("es" if own == "en" else "en"))
     return each(own, lambda n, t: next(others) if n % 10 else t, f"--gin.LANGUAGE={own!r}")
 
 
