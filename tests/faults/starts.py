@@ -174,5 +174,5 @@ def _compiling(environment: Mapping[str, str], processes: int) -> dict[str, str]
 def is_saving(directory: Path) -> bool:
     """Returns whether a checkpoint is being written now, by its unfinished directory."""
     with contextlib.suppress(FileNotFoundError):
-        return any("tmp" in entry.name for entry in os.scandir(directory / "checkpoints"))
+        return any("tmp" in name for name in os.listdir(directory / "checkpoints"))
     return False
