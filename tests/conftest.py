@@ -79,6 +79,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 # By processor time (--cpu), the longest first: no process is left alone with one of them at the end.
 LONG = (
+    "test_processes.py",
     *("test_step.py", "test_hosts.py", "test_kill.py", "test_encoder.py", "test_finetune_encoder.py"),
     *("test_fit.py", "test_results.py", "test_pallas_tpu.py", "test_train.py", "test_pairs.py", "test_trained.py"),
     *("test_new.py", "test_bridge.py", "test_bucket.py", "test_dataset.py", "test_lean.py", "test_finetune.py"),

@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import yaml
 
-if TYPE_CHECKING:  # benchmarks.faults runs this server without pytest
+if TYPE_CHECKING:  # pytest itself is not needed to serve
     import pytest
 
 JSON = {"Content-Type": "application/json"}

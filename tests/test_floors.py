@@ -51,7 +51,7 @@ WALLS = {  # library or folder: where it may be imported
     "torch": ("limba/export/", *EVERYWHERE),
     "transformers": ("limba/export/", *EVERYWHERE),
     "benchmarks": EVERYWHERE,  # neither is installed with the package
-    "tests": EVERYWHERE,  # benchmarks/ breaks runs with the servers of tests/
+    "tests": EVERYWHERE,  # benchmarks/ runs the tests, and compares with their tiny models
 }
 OF_OPTIMIZERS = "limba/config/optimizer.py"
 WITHOUT_JAX = tuple(f"limba/data/{room}/" for room in ("sources", "objectives", "vocabulary"))

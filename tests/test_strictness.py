@@ -46,6 +46,8 @@ BY_THE_CLOCK = {
     "tests/cli/test_play.py": "a client that sends slowly, and a slow server",
     "tests/data/sources/test_network.py": "a library that never returns, and one whose own patience is two minutes",
     "tests/data/test_reader_processes.py": "a step that takes time",
+    "tests/faults/starts.py": "a run that prints nothing is told from one that does by time alone",
+    "tests/faults/test_processes.py": "signals at random moments, and processes that are stopped for a while",
     "tests/launch/test_supervise.py": "while a command is stopped nothing may happen",
     "tests/run/test_moments.py": "signals at twenty moments of a start",
     "tests/sharding/test_preemption.py": "a step that does not end",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import compiled, data_pipeline, generate, kill, peers, train_step, unigram
+from benchmarks import compiled, data_pipeline, generate, kill, peers, train_step
 from limba.cli.gin import read_model
 from limba.config import InputError
 from limba.training.metrics.flops import flops_per_sequence
@@ -32,8 +32,6 @@ def test_flops_of_a_sequence(size: str, vocab_size: int) -> None:
         (generate, ["--rounds=0"], "Rounds, repeats"),
         (generate, ["--rounds=many"], "Argument --rounds: invalid int value: 'many'; --help"),
         (data_pipeline, ["--t5=/nope"], "/nope/t5/data/preprocessors.py does not exist; give --t5=CHECKOUT"),
-        (unigram, ["/nope"], "/nope does not exist: looked there for a Limba run"),
-        (unigram, [], "arguments are required: model_dir"),
         (train_step, ["--size"], "--size has no value; write --size=VALUE"),
         (kill, ["--steps=0"], "steps above 0"),
         (compiled, ["--field=nope=3"], "--field=nope=3 is not NAME=VALUE with a field of ModelConfig"),

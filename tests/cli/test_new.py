@@ -14,8 +14,6 @@ from pathlib import Path
 import jax
 import pytest
 
-from benchmarks import proposals
-from benchmarks.breaking.start import QUICK
 from limba.api import NewVocabulary
 from limba.cli import demo, train
 from limba.cli.gin.read import read_model, read_run
@@ -31,6 +29,7 @@ from limba.tools.corpus.survey import Survey
 from limba.tools.preflight.checks.scripts import other_scripts
 from limba.tools.preflight.compiled.topologies import topology
 from limba.training.metrics.flops import flops_per_sequence
+from tests.faults.starts import QUICK
 from tests.hub_server import hub
 
 ROOT = Path(__file__).parents[2]
@@ -135,10 +134,6 @@ def test_warnings_of_a_size_that_is_given() -> None:
     assert "That is above 400 tokens a parameter" in much
     little = " ".join(sizes.plan(corpus(1e11), hardware("h100"), 0.1, quarter, given="xl").reasons)
     assert "That is below 5 tokens a parameter: more days or devices" in little
-
-
-def test_the_table_of_the_docs_is_what_is_proposed_today() -> None:
-    assert proposals.table() in (ROOT / "docs" / "start.md").read_text()
 
 
 def test_tokens_are_counted_within_5_percent(corpus: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Runs whose text or vocabulary is broken in one way each: the files of one, its flags, and the code of its finding.
 
 Sentences are made of phrases in several languages, so that documents are many and no two of them are alike; or
-documents are those of `REAL`, with which `python -m benchmarks.broken_runs` fills this table anew.
+documents are those of `REAL`, with which test_real_text.py fills this table anew.
 """
 
 from __future__ import annotations

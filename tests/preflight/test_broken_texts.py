@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import broken_runs
 from limba.tools.preflight.checks import data
 from limba.tools.preflight.checks.markup import without_tags
 from tests.preflight.broken_texts import (
     BY_HAND,
     PAIRS,
     PHRASES,
-    REAL,
     RUNS,
     SOUND,
     documents,
@@ -23,7 +21,6 @@ from tests.preflight.broken_texts import (
     pairs,
     typed,
     vocabulary,
-    write,
     wrong,
 )
 
@@ -87,13 +84,3 @@ def test_a_long_page_between_two_tags_is_html_and_a_manual_with_one_is_not() -> 
     text = "The ferry waited for us all day long. " * 80
     assert without_tags(f"<html><p>{text}</p></html>") == text.strip()
     assert without_tags(f"{text}<p>") == f"{text}<p>"
-
-
-@pytest.mark.night
-def test_the_command_counts_the_runs_of_a_text_that_are_found(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = place / write("da.jsonl", documents("da", 600))
-    monkeypatch.setitem(REAL, "da", [])  # and away again
-    broken_runs.main([f"da={path}", "--only=21,39"])
-    assert capsys.readouterr().out.endswith("da: 2 of 2 found with a fix that works, 0 alarms on 0 sound\n")

@@ -48,12 +48,16 @@ class Start:
         variables: Mapping[int, Mapping[str, str]] | None = None,
         program: Sequence[str] = ("-c", kill.RECORDING),
     ):
-        each, before, variables = each or {}, before or {}, variables or {}
-        self.hashes, self.lines, self.began = hashes, list[Line](), time.monotonic()
+        each = each or {}
+        before = before or {}
+        variables = variables or {}
+        self.hashes = hashes
+        self.lines: list[Line] = []
+        self.began = time.monotonic()
         self.processes = [
             subprocess.Popen(
                 [*before.get(index, ()), sys.executable, *program, *arguments, *each.get(index, ())],
-                env={**environment, **self._compiling(environment, processes), **variables.get(index, {})},
+                env={**environment, **_compiling(environment, processes), **variables.get(index, {})},
                 cwd=kill.ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -70,17 +74,6 @@ class Start:
         for thread in self._threads:
             thread.start()
 
-    @staticmethod
-    def _compiling(environment: Mapping[str, str], processes: int) -> dict[str, str]:
-        """Returns what makes several processes compile in about the same time; gloo waits 30 seconds for the last one.
-
-        Without the compile cache none is early, also where one has lost its part of it; without optimization none is
-        late.
-        """
-        if processes == 1:
-            return {}
-        return {"XLA_FLAGS": environment["XLA_FLAGS"] + QUICK, "JAX_ENABLE_COMPILATION_CACHE": "false"}
-
     def __enter__(self) -> Start:
         return self
 
@@ -89,8 +82,10 @@ class Start:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # its children, too
             process.wait()
-        for thread in self._threads:
+        for thread, process in zip(self._threads, self.processes, strict=True):
             thread.join(5)
+            if not thread.is_alive() and process.stdout is not None:
+                process.stdout.close()
 
     def _listen(self, index: int) -> None:
         stream = self.processes[index].stdout
@@ -124,9 +119,22 @@ class Start:
         """Returns the last step that was said to be saved; 0 if none was."""
         return max(self._numbers(SAVED), default=0)
 
+    def last_saved(self) -> float:
+        """Returns when the last checkpoint was said to be saved; without one, when this began."""
+        return max((line.seconds for line in self.lines if SAVED.search(line.text)), default=self.began)
+
     def _numbers(self, pattern: re.Pattern[str]) -> list[int]:
         found = (pattern.search(line.text) for line in list(self.lines))
         return [int(match[1].replace(",", "")) for match in found if match]
+
+    def quiet_since(self) -> float:
+        """Waits until nothing is printed for three seconds; returns when that began."""
+        quiet = time.monotonic()
+        while self.is_running() and time.monotonic() < quiet + 3:
+            if self.lines and self.lines[-1].seconds > quiet:
+                quiet = self.lines[-1].seconds
+            time.sleep(0.05)
+        return quiet
 
     def send(self, number: int, processes: Sequence[int]) -> None:
         """Sends a signal to these processes, those that have ended left out."""
@@ -152,8 +160,19 @@ class Start:
         return "\n".join(f"{line.process}: {line.text}" if many else line.text for line in self.lines)
 
 
+def _compiling(environment: Mapping[str, str], processes: int) -> dict[str, str]:
+    """Returns what makes several processes compile in about the same time; gloo waits 30 seconds for the last one.
+
+    Without the compile cache none is early, also where one has lost its part of it; without optimization none is
+    late.
+    """
+    if processes == 1:
+        return {}
+    return {"XLA_FLAGS": environment["XLA_FLAGS"] + QUICK, "JAX_ENABLE_COMPILATION_CACHE": "false"}
+
+
 def is_saving(directory: Path) -> bool:
     """Returns whether a checkpoint is being written now, by its unfinished directory."""
     with contextlib.suppress(FileNotFoundError):
-        return any("tmp" in entry.name for entry in os.scandir(directory / "checkpoints"))
+        return any("tmp" in name for name in os.listdir(directory / "checkpoints"))
     return False

@@ -1,27 +1,26 @@
-"""The runs that the faults are done to, and the judgement: what a run said, and whether what came after is the same."""
+"""Undisturbed runs, and the judgement: what a run said after a fault, and whether what came then is the same."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import random
 import re
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks import kill
-from benchmarks.breaking.start import Line, Start
+from tests.faults.starts import Line, Start
 
 MOST_LINES = 5  # that a fault may print on one console
-SLACK = 5.0  # seconds that a busy machine may take beyond a limit
-END_SECONDS = 90.0  # after which a process that still runs counts as hanging
-TRAINED_STEPS = 20  # of the run that many faults begin with; a checkpoint every 5
+END_SECONDS = 120.0  # after which a process that still runs counts as hanging
+TRAINED_STEPS = 20  # of the run that the faults begin with; a checkpoint every 5
 WHOLE_STEPS = 40  # up to which it is resumed afterwards
 LONG_STEPS = 320  # of the undisturbed run that is compared with those that meet their fault while they train
 MORE_STEPS = 20  # that those train afterwards
-TOLERANCE = 1e-5  # of the first ten steps' losses on another number of processes, as in kill.py's test
+TOLERANCE = 1e-5  # of the first ten steps' losses on another number of processes, as in tests/run/test_kill.py
 UNWANTED = re.compile(
     r"Traceback \(most recent call last\)|\*\*\* Check failure|^\s*@ +0x|\[[EF]\d{4} |\b[EF]\d{4} \d\d:\d\d|"
     r"Fatal Python error|core dumped|terminate called",
@@ -29,35 +28,9 @@ UNWANTED = re.compile(
 )
 STARTS = 3  # of a run that asks to be started again
 AGAIN = 75
+INPUT = {2}
+STORAGE = {74}
 ORDINARY_SAVE = re.compile(r"step [\d,]+ saved in \S+")
-SAME = "bit-identical"
-CLOSE = f"batches identical, losses within {TOLERANCE:g}"
-
-
-class NotTriedError(Exception):
-    """This machine lacks what a fault needs; one sentence that says what."""
-
-
-@dataclass
-class Row:
-    """One line of the table. It has survived if nothing is `wrong`."""
-
-    name: str
-    done: str
-    said: str = ""
-    seconds: float | None = None  # from the fault to the first line
-    lines: int = 0  # on the console that printed most
-    codes: Sequence[int | None] = ()
-    resumed: str = ""
-    wrong: list[str] = field(default_factory=list)
-    output: str = ""  # of a row that did not survive
-    tried: int = 1
-    survived: int | None = None  # of several tried; None: all or none
-    not_tried: str = ""
-
-    def num_survived(self) -> int:
-        """Returns how many of `tried` have survived."""
-        return (0 if self.wrong else self.tried) if self.survived is None else self.survived
 
 
 @dataclass(frozen=True)
@@ -66,7 +39,7 @@ class Setting:
 
     processes: int = 1
     steps: int = WHOLE_STEPS  # of the undisturbed run
-    corpus: str | None = None  # another corpus; None: the bench's
+    corpus: str | None = None  # another corpus; None: that of all tests
 
 
 @dataclass(frozen=True)
@@ -87,12 +60,13 @@ def shape(text: str, directory: Path) -> str:
     return re.sub(r"[\d.,]*\d", "#", text).strip()
 
 
-class Bench:
+class Runs:
     """A folder for the runs, a corpus, a vocabulary, and the undisturbed runs to compare with."""
 
-    def __init__(self, folder: Path, corpus: Path, vocabulary: Path, seed: int = 0):
-        self.folder, self.corpus, self.vocabulary = folder, corpus, vocabulary
-        self.moments = random.Random(seed)
+    def __init__(self, folder: Path, corpus: Path, vocabulary: Path):
+        self.folder = folder
+        self.corpus = corpus
+        self.vocabulary = vocabulary
         self.ordinary: set[str] = set()  # shapes of the lines of undisturbed runs
         self._references: dict[Setting, Reference] = {}
         self._trained: dict[Setting, Path] = {}
@@ -119,22 +93,42 @@ class Bench:
             "--gin.LOG_PERIOD=1",
         ]
 
+    @contextlib.contextmanager
+    def training(self, directory: Path, setting: Setting, made: int, **parts: Any) -> Iterator[Start]:
+        """Yields a start that has printed so many steps. One that asks to be started again is, as users do.
+
+        Processes on busy cores may not find each other in time.
+        """
+        codes: Sequence[int | None] = ()
+        text = ""
+        for _ in range(STARTS):
+            with self.start(directory, setting, **parts) as start:
+                if start.trains(made):
+                    yield start
+                    return
+                codes = start.wait(30)
+                text = start.text()
+            if set(codes) != {AGAIN}:
+                break
+        raise AssertionError(f"The run came to no {made} steps and ended with {codes}: {text[-3000:]}")
+
     def _undisturbed(self, directory: Path, setting: Setting, steps: int) -> Start:
         codes: Sequence[int | None] = ()
-        for _ in range(STARTS):  # processes on busy cores may not find each other in time
+        for _ in range(STARTS):
             with self.start(directory, setting, steps) as start:
                 codes = start.wait(3 * END_SECONDS + steps)
             if not any(codes):
                 self.ordinary |= {shape(line.text, directory) for line in start.lines}
                 return start
             shutil.rmtree(directory)
-        raise RuntimeError(f"An undisturbed run ended with {codes}: {start.text()[-3000:]}")
+        raise AssertionError(f"An undisturbed run ended with {codes}: {start.text()[-3000:]}")
 
     def reference(self, setting: Setting) -> Reference:
         """Returns what an undisturbed run of the setting gives; it is run once."""
-        longer = (known for known in self._references if _as_long(known, setting))
-        if known := next(longer, None):
-            return self._references[known]
+        for known, reference in self._references.items():
+            is_same = (known.processes, known.corpus) == (setting.processes, setting.corpus)
+            if is_same and known.steps >= setting.steps:
+                return reference
         directory = self.new("reference")
         start = self._undisturbed(directory, setting, setting.steps)
         self._references[setting] = Reference(kill.hashes_in(start.hashes), kill.losses_in(directory))
@@ -160,98 +154,84 @@ class Bench:
             self.trained(Setting(), "ordinary")
         return [
             line
-            for line in start.lines
+            for line in list(start.lines)
             if line.seconds >= since and line.text.strip() and not self._is_ordinary(line.text, directory)
         ]
 
-    def judge(
+    def check(
         self,
-        row: Row,
         start: Start,
         directory: Path,
         codes: Sequence[int | None],
         wanted: Sequence[set[int]],
         since: float,
         says: str | None = "",
-        within: float = END_SECONDS,
         by_jax: bool = False,
-    ) -> Row:
-        """Fills the row in with what a start said since then, and with what is wrong about it.
+    ) -> None:
+        """Fails unless each process ended as it should after the fault, and said why in a few lines.
 
         `wanted` are the exit codes that each process may have; `says` is a pattern that the lines match, "" for any,
         and None if there may be none. With `by_jax` jax may say it, in as many lines as it likes.
         """
-        lines = self.said(start, directory, since)
-        row.codes = codes
-        row.said = self.nameless(lines[0].text, directory) if lines else ""
-        row.seconds = lines[0].seconds - since if lines else None
-        row.lines = max((sum(line.process == n for line in lines) for n in range(len(start.processes))), default=0)
-        text = "\n".join(line.text for line in lines)
+        wrong: list[str] = []
         for index, (code, allowed) in enumerate(zip(codes, wanted, strict=True)):
             if code is None:
-                row.wrong.append(f"process {index} still runs {END_SECONDS:.0f} s later")
+                wrong.append(f"process {index} still runs")
             elif code not in allowed:
-                row.wrong.append(f"process {index} ends with {code}, not {' or '.join(map(str, sorted(allowed)))}")
-        if row.lines > MOST_LINES and not by_jax:
-            row.wrong.append(f"{row.lines} lines")
+                wrong.append(f"process {index} ends with {code}, not {' or '.join(map(str, sorted(allowed)))}")
+        lines = self.said(start, directory, since)
+        text = "\n".join(line.text for line in lines)
+        most = max((sum(line.process == n for line in lines) for n in range(len(start.processes))), default=0)
+        if most > MOST_LINES and not by_jax:
+            wrong.append(f"{most} lines")
         if (found := UNWANTED.search(text)) and not by_jax:
-            row.wrong.append(f"prints {found[0].strip()!r}")
+            wrong.append(f"prints {found[0].strip()!r}")
         if says is not None and not lines:
-            row.wrong.append("nothing is said")
+            wrong.append("nothing is said")
         elif says and not re.search(says, text):
-            row.wrong.append(f"no line matches {says!r}")
-        if row.seconds is not None and row.seconds > within + SLACK:
-            row.wrong.append(f"says it after {row.seconds:.0f} s, not {within:.0f}")
-        if row.wrong:
-            row.output = start.text()
-        return row
+            wrong.append(f"no line matches {says!r}")
+        assert not wrong, f"{'; '.join(wrong)}\n--- said:\n{text}\n--- all:\n{start.text()[-4000:]}"
 
     def differences(self, start: Start, directory: Path, setting: Setting, promised: int = 0) -> str:
         """Returns "" if the start's batches and losses are those of the undisturbed run, else how they differ.
 
         `promised` is a step that was said to be saved: the start must not have begun before it.
         """
-        whole, found = self.reference(setting), kill.hashes_in(start.hashes) if start.hashes.exists() else {}
+        whole = self.reference(setting)
+        found = kill.hashes_in(start.hashes) if start.hashes.exists() else {}
         if not found:
             return "no batch was read after it"
         wrong = [place for place, hashes in found.items() if hashes != whole.hashes.get(place, hashes)]
         if wrong:
             return f"{len(wrong)} of {len(found)} batches differ, the first is {min(wrong, key=lambda p: p[1])}"
-        first, losses = min(batch for _, batch in found), kill.losses_in(directory)
+        first = min(batch for _, batch in found)
         if first <= promised:
             return f"step {promised} was said to be saved, and step {first - 1} was resumed"
+        losses = kill.losses_in(directory)
         if len(start.processes) != setting.processes:
             return _distant_losses(losses, whole.losses, range(first, first + 10))
         return _differing_losses(losses, whole.losses, first, start.trained())
 
-    def resume(
-        self, row: Row, directory: Path, setting: Setting, promised: int = 0, processes: int = 0, **parts: Any
-    ) -> Row:
-        """Resumes the run to its end, and writes into the row whether it is the undisturbed one.
+    def check_same(self, start: Start, directory: Path, setting: Setting, promised: int = 0) -> None:
+        """Fails unless the start's batches and losses are those of the undisturbed run."""
+        problem = self.differences(start, directory, setting, promised)
+        assert not problem, f"{problem}\n{start.text()[-4000:]}"
+
+    def check_resumes(
+        self, directory: Path, setting: Setting, promised: int = 0, processes: int = 0, **parts: Any
+    ) -> None:
+        """Resumes the run to its end, and fails unless it is the undisturbed one.
 
         `processes` is another number than the setting's.
         """
         resumed = dataclasses.replace(setting, processes=processes or setting.processes)
-        codes = [AGAIN]
+        codes: Sequence[int | None] = [AGAIN]
         for _ in range(STARTS):  # as launch/pretrain.sh does
             if all(code == AGAIN for code in codes):
                 with self.start(directory, resumed, **parts) as start:
                     codes = start.wait(3 * END_SECONDS)
-        problem = f"the resumed run ends with {codes}" if any(codes) else ""
-        problem = problem or self.differences(start, directory, setting, promised)
-        return self.resumed(row, problem, start, SAME if resumed == setting else CLOSE)
-
-    def resumed(self, row: Row, problem: str, start: Start, good: str = SAME) -> Row:
-        """Writes into the row that the start after the fault is as it should be, or the problem with it."""
-        row.resumed = problem or good
-        if problem:
-            row.wrong.append(problem)
-            row.output += f"\n--- resumed:\n{start.text()}"
-        return row
-
-    def nameless(self, text: str, directory: Path) -> str:
-        """Returns a line without the paths of this bench."""
-        return text.replace(str(directory), "MODEL_DIR").replace(f"{self.folder}/", "").strip()
+        assert not any(codes), f"the resumed run ends with {codes}\n{start.text()[-4000:]}"
+        self.check_same(start, directory, setting, promised)
 
     def unusual(self, text: str, directory: Path) -> list[str]:
         """Returns the lines that an undisturbed run does not print."""
@@ -262,16 +242,13 @@ class Bench:
         return own or text.startswith("[Gloo] ")  # of two processes' lines one may stand inside the other
 
 
-def _as_long(known: Setting, setting: Setting) -> bool:
-    same = (known.processes, known.corpus) == (setting.processes, setting.corpus)
-    return same and known.steps >= setting.steps
-
-
 def _differing_losses(found: dict[int, float], whole: dict[int, float], first: int, trained: Sequence[int]) -> str:
     steps = [step for step in range(first, max(trained, default=first - 1) + 1) if step in whole]
+    if not steps:
+        return "no step was made after it"
     missing = [step for step in steps if step not in found]
-    if missing or not steps:
-        return f"the losses of the steps {missing[:3]} are missing" if missing else "no step was made after it"
+    if missing:
+        return f"the losses of the steps {missing[:3]} are missing"
     wrong = [step for step in steps if found[step] != whole[step]]
     return f"{len(wrong)} of {len(steps)} losses differ, the first at step {wrong[0]}" if wrong else ""
 

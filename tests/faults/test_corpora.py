@@ -1,0 +1,202 @@
+"""A corpus that changes between two starts, and one whose server stands still."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.runs import END_SECONDS, INPUT, MORE_STEPS, STORAGE, TRAINED_STEPS, WHOLE_STEPS, Runs, Setting
+from tests.http_server import FileServer, serving, stall
+
+UNREADABLE = INPUT | STORAGE
+READ_SECONDS, READ_ATTEMPTS = 2.0, 2
+READING = (
+    f"--gin.config.DataConfig.read_timeout_seconds={READ_SECONDS}",
+    f"--gin.config.DataConfig.read_attempts={READ_ATTEMPTS}",
+)
+STALLS = 1_000  # for each file, more requests than a run makes
+NUM_SERVED = 150
+
+
+def _lines(path: Path) -> list[bytes]:
+    return _bytes(path).splitlines(keepends=True)
+
+
+def _bytes(path: Path) -> bytes:
+    return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+
+
+def _cut(path: Path) -> None:
+    lines = _lines(path)
+    _write(path, b"".join(lines[: len(lines) // 2]))
+
+
+def _append(path: Path) -> None:
+    _write(path, _bytes(path) + b"".join(_lines(path)[:20]))
+
+
+def _replace(path: Path) -> None:
+    """Writes the same lines in another order."""
+    _write(path, b"".join(reversed(_lines(path))))
+
+
+def _edit(path: Path) -> None:
+    """Changes letters of the first document, and not the size."""
+    data = bytearray(_bytes(path))
+    at = data.index(b"the ")
+    data[at : at + 3] = b"eht"
+    _write(path, bytes(data))
+
+
+def _add(path: Path) -> None:
+    """Writes another file that the pattern finds."""
+    shutil.copyfile(path, path.with_name("another" + "".join(path.suffixes)))
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "cut": _cut,
+    "appended": _append,
+    "replaced": _replace,
+    "edited": _edit,
+    "deleted": lambda path: path.unlink(),
+    "added": _add,
+}
+PACKED = ("cut", "appended", "replaced", "edited")
+TRIALS = [("jsonl", way) for way in CHANGES] + [("jsonl.gz", way) for way in PACKED]
+
+
+@pytest.fixture(scope="module")
+def originals(runs: Runs) -> dict[str, Path]:
+    """For each form of the files a folder with the corpus as two of them."""
+    found: dict[str, Path] = {}
+    lines = _lines(runs.corpus)
+    for form in ("jsonl", "jsonl.gz"):
+        found[form] = runs.new("corpus")
+        found[form].mkdir()
+        _write(found[form] / f"a.{form}", b"".join(lines[::2]))
+        _write(found[form] / f"b.{form}", b"".join(lines[1::2]))
+    return found
+
+
+@pytest.fixture
+def restored(runs: Runs, originals: dict[str, Path]) -> Iterator[Callable[[str], None]]:
+    """Puts a form's files back as they were, with their times; in the end all of them."""
+    kept = {form: runs.new("original") for form in originals}
+    for form, folder in originals.items():
+        shutil.copytree(folder, kept[form])
+
+    def put_back(form: str) -> None:
+        shutil.rmtree(originals[form])
+        shutil.copytree(kept[form], originals[form], copy_function=shutil.copy2)
+
+    yield put_back
+    for form in originals:
+        put_back(form)
+
+
+def _listed(directory: Path) -> list[str]:
+    return sorted(str(path.relative_to(directory)) for path in (directory / "checkpoints").rglob("*"))
+
+
+@pytest.mark.night
+@pytest.mark.parametrize(
+    ("form", "way"), TRIALS, ids=[f"corpus-{'gz-' if form.endswith('gz') else ''}{way}" for form, way in TRIALS]
+)
+def test_a_changed_corpus_is_refused_and_the_original_goes_on(
+    form: str, way: str, runs: Runs, originals: dict[str, Path], restored: Callable[[str], None]
+) -> None:
+    setting = Setting(corpus=f"{originals[form]}/*.{form}")
+    directory = runs.trained(setting, "changed")
+    runs.reference(setting)
+    before = _listed(directory)
+    CHANGES[way](originals[form] / f"a.{form}")
+    with runs.start(directory, setting) as start:
+        codes = start.wait(END_SECONDS)
+    named = "another" if way == "added" else f"a.{form}"
+    runs.check(start, directory, codes, [INPUT], start.began, named)
+    assert _listed(directory) == before
+    restored(form)
+    runs.check_resumes(directory, setting, TRAINED_STEPS)
+
+
+@pytest.mark.night
+def test_a_new_epoch_of_a_changed_corpus_goes_on_from_its_step(
+    runs: Runs, originals: dict[str, Path], restored: Callable[[str], None]
+) -> None:
+    """The trial corpus-replaced-new-epoch: DataConfig.on_changed_corpus is 'new_epoch'."""
+    setting = Setting(corpus=f"{originals['jsonl']}/*.jsonl")
+    directory = runs.trained(setting, "new_epoch")
+    _replace(originals["jsonl"] / "a.jsonl")
+    with runs.start(directory, setting, extra=["--gin.config.DataConfig.on_changed_corpus='new_epoch'"]) as start:
+        codes = start.wait(3 * END_SECONDS)
+    runs.check(start, directory, codes, [{0}], start.began, "a.jsonl")
+    assert start.trained() == list(range(TRAINED_STEPS + 1, WHOLE_STEPS + 1))
+
+
+@pytest.fixture
+def served(runs: Runs) -> Path:
+    """A folder with the corpus as many small files, so that a run asks for one every few steps."""
+    folder = runs.new("served")
+    folder.mkdir()
+    lines = _lines(runs.corpus)
+    for number in range(NUM_SERVED):
+        _write(folder / f"part-{number:03}.jsonl", b"".join(lines[number::NUM_SERVED]))
+    return folder
+
+
+def _stall_all(server: FileServer, *methods: str) -> None:
+    for file in server.folder.iterdir():
+        server.fail(file.name, *([stall] * STALLS), methods=methods)
+
+
+@pytest.mark.night
+def test_a_server_that_stops_answering_ends_the_run(runs: Runs, served: Path) -> None:
+    """The trial server-stalls: afterwards it answers again."""
+    with serving(served) as server:
+        setting = Setting(1, 10**6, server.url("*.jsonl"))
+        directory = runs.new("served_run")
+        with runs.training(directory, setting, 8, extra=READING) as start:
+            _stall_all(server, "GET")
+            codes = start.wait(3 * END_SECONDS)
+        since = max(line.seconds for line in start.lines if line.text.startswith("step "))
+        server.mend()
+        runs.check(start, directory, codes, [UNREADABLE], since, "part-")
+        longer = dataclasses.replace(setting, steps=max(start.trained()) + MORE_STEPS)
+        runs.check_resumes(directory, longer, start.promised(), extra=READING)
+
+
+@pytest.mark.night
+def test_a_server_that_does_not_answer_a_start_ends_it(runs: Runs, served: Path) -> None:
+    """The trial server-stalls-at-the-start."""
+    with serving(served) as server:
+        setting = Setting(corpus=server.url("*.jsonl"))
+        directory = runs.trained(setting, "served_run")
+        _stall_all(server, "GET", "HEAD")
+        server.fail("", *([stall] * STALLS))
+        with runs.start(directory, setting, extra=READING) as start:
+            codes = start.wait(END_SECONDS)
+        server.mend()
+        runs.check(start, directory, codes, [UNREADABLE], start.began, "127.0.0.1")
+        runs.check_resumes(directory, setting, TRAINED_STEPS, extra=READING)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
+@pytest.mark.parametrize("way", CHANGES)
+def test_each_change_of_a_corpus_changes_one_file(way: str, suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a{suffix}"
+    original = b"".join(b'{"text": "the %d"}\n' % number for number in range(30))
+    _write(path, original)
+    CHANGES[way](path)
+    now = _bytes(path) if path.exists() else None
+    assert (now == original) == (way == "added")
+    assert len(list(tmp_path.iterdir())) == {"added": 2, "deleted": 0}.get(way, 1)
+    assert way != "edited" or len(now or b"") == len(original)
