@@ -105,7 +105,7 @@ COMMANDS = {
     "convert run out --dtype=int8": "--dtype is int8; give float32 or bfloat16",
     "convert run out --steps=5": "There is no checkpoint at step 5",
     "convert run out --steps=x": "give latest, all, or numbers",
-    "convert run out --dry-run": "--dry-run shows what --push would upload",
+    "convert run out --dry_run": "--dry_run shows what --push would upload",
     "convert run in.txt": "in.txt is a file",
     "convert run hf": "which no conversion wrote",
     "convert run out --vocabulary=none.model": "none.model",

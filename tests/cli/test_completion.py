@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 TYPED = [
     ("limba tr", {"train"}),
     ("limba conv", {"convert", "convert-gin"}),
-    ("limba convert --dry", {"--dry-run"}),
+    ("limba convert --dry", {"--dry_run"}),
     ("limba convert --to=", {"ct2", "onnx", "huggingface", "t5x", "limba", "list"}),
     ("limba convert --to=t", {"t5x"}),
     ("limba convert --to=t5x --st", {"--step="}),  # a flag of this form alone

@@ -60,7 +60,7 @@ def test_an_encoder_fills_masks_from_its_run_and_from_its_folder(
     sizes = {"vocab_size": 1024, "emb_dim": 32, "num_heads": 2, "num_kv_heads": 2, "head_dim": 16, "mlp_dim": 64}
     write_run(tmp_path / "run", tiny.language_model(attention_mask="bidirectional", **sizes))
     named = [f"--vocabulary={vocabulary}", "--extra_ids=1"]
-    convert.run([str(tmp_path / "run"), str(tmp_path / "out"), *named, "--no-check"])
+    convert.run([str(tmp_path / "run"), str(tmp_path / "out"), *named, "--no_check"])
     (folder,) = (tmp_path / "out").iterdir()
     texts = ["The <mask> is a ___ of it.", "A text.\nThe <mask>"]
     (tmp_path / "in.txt").write_text("".join(f"{text}\n\n" for text in texts[:1]))

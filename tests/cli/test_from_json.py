@@ -69,7 +69,7 @@ def test_a_run_from_scratch_and_one_from_a_model(values: dict[str, Any], tmp_pat
     from limba.cli import convert
 
     convert.run(
-        ["export", str(tmp_path / "run"), str(tmp_path / "published"), "--formats=pytorch", "--no-check", "--dropout=0"]
+        ["export", str(tmp_path / "run"), str(tmp_path / "published"), "--formats=pytorch", "--no_check", "--dropout=0"]
     )
     (folder,) = (path.parent for path in (tmp_path / "published").rglob("model.safetensors"))
     values |= {"model_name_or_path": str(folder), "output_dir": str(tmp_path / "on"), "do_eval": False}

@@ -80,12 +80,12 @@ def test_a_run_chooses_no_code(argv: list[str], in_gin: bool, module: str, place
 
 
 @pytest.mark.parametrize(
-    "argv", [["report", "run"], ["convert", "run", "out", "--no-check"], ["convert", "run", "--to=list"]]
+    "argv", [["report", "run"], ["convert", "run", "out", "--no_check"], ["convert", "run", "--to=list"]]
 )
 def test_what_needs_no_task_imports_nothing(argv: list[str], place: Path, capsys) -> None:
     naming(place, "evil_module", in_gin=False)
     shutil.copy(GOLDEN / "whole" / "metrics.jsonl", place / "run")
-    assert main.main([*argv, *(["--vocabulary=byte"] if argv[-1] == "--no-check" else [])]) == 0
+    assert main.main([*argv, *(["--vocabulary=byte"] if argv[-1] == "--no_check" else [])]) == 0
     assert not (place / "ran").exists()
 
 
@@ -197,7 +197,7 @@ def test_the_token_of_the_hub_is_written_nowhere(place: Path, monkeypatch: pytes
     (place / "a.json").write_text(json.dumps({**about, "hub_token": token, "token": token, "push_to_hub": True}))
     assert main.main(["train", "--json=a.json"]) == 74  # trained and saved; the hub cannot be reached to push
     (place / "a.json").unlink()
-    assert main.main(["convert", "out", "--push=somebody/name", "--dry-run", "--no-check"]) == 0
+    assert main.main(["convert", "out", "--push=somebody/name", "--dry_run", "--no_check"]) == 0
     assert main.main(["generate", "out", "--prompt=a", "--max_tokens=2"]) == 0
     assert main.main(["generate", "somebody/name", "--prompt=a"]) == 2  # the hub cannot be reached
     printed = capfd.readouterr()

@@ -44,7 +44,7 @@ COMMANDS = {
     "generate": "generate RUN --input=texts.txt --output=texts.jsonl --max_tokens=4 --keep_sentinels",
     "score": "score RUN --input=pairs.jsonl --output=scored.jsonl",
     "evaluate": "evaluate RUN --num_examples=2",
-    "to transformers": "convert RUN out --steps=2 --no-check",
+    "to transformers": "convert RUN out --steps=2 --no_check",
     "to t5x": "convert RUN t5x --to=t5x",
     "to limba": "convert out/step_2 again --to=limba",
     "to list": "convert RUN --to=list --npz=arrays.npz",

@@ -4,59 +4,25 @@ from __future__ import annotations
 
 import datetime
 import html
-import json
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from limba.config.speed import in_range, in_time, number
 from limba.tools.preflight.checks.compiler import TITLE as COMPILED
 from limba.tools.preflight.checks.cost import TITLE as COSTS
 from limba.tools.preflight.checks.data import TITLE as DATA
 from limba.tools.preflight.checks.estimate import TITLE as ESTIMATE
-from limba.tools.preflight.checks.sections import FAILS, GO, WASTEFUL, WORDS, exit_status
-from limba.tools.preflight.checks.verdict import Line, Section
-
-FORMAT = 1
-MARKS = {"ok": "ok", "warning": "warning", "error": "ERROR"}
-COLOURS = {"ok": "32", "warning": "33", "error": "31"}
-INDENT = " " * 11
-
-
-def text_of(section: Section) -> str:
-    """Returns a section as lines of text; words are coloured on a console.
-
-    >>> print(text_of(Section("Data", [Line("error", "It is empty.", "CORPUS = 'x'")])))
-    <BLANKLINE>
-    Data
-      ERROR    It is empty.
-               Fix: CORPUS = 'x'
-    """
-    return "\n".join(["", section.title, *(text for line in section.lines for text in _lines(line))])
-
-
-def _lines(line: Line) -> Iterator[str]:
-    first, *others = line.text.split("\n")
-    yield f"  {_coloured(f'{MARKS[line.level]:<8}', line.level)} {first}"
-    for other in others:
-        yield f"{INDENT}{other}".rstrip()
-    for place, fix in enumerate(line.fixes({}).splitlines()):
-        yield f"{INDENT}{'     ' if place else 'Fix: '}{fix}"
-
-
-def _coloured(text: str, level: str) -> str:
-    return f"\x1b[{COLOURS[level]}m{text}\x1b[0m" if sys.stdout.isatty() else text
-
-
-def verdict(sections: Sequence[Section]) -> str:
-    """Returns the last sentence.
-
-    >>> verdict([Section("a", [Line("warning", "x")])]), verdict([])
-    ('Verdict: works, but wasteful (1 warning).', 'Verdict: go.')
-    """
-    counts = {level: sum(line.level == level for each in sections for line in each.lines) for level in MARKS}
-    said = [f"{counts[level]} {level}{'s' * (counts[level] > 1)}" for level in ("error", "warning") if counts[level]]
-    counted = f" ({', '.join(said)})" if said else ""
-    return f"Verdict: {WORDS[exit_status(sections)]}{counted}."
+from limba.tools.preflight.checks.verdict import (
+    FAILS,
+    GO,
+    WASTEFUL,
+    WORDS,
+    Line,
+    Section,
+    as_json,
+    exit_status,
+    lines_of,
+    verdict,
+)
 
 
 def glance(sections: Sequence[Section]) -> dict[str, str]:
@@ -94,31 +60,14 @@ def first_screen(sections: Sequence[Section], is_all_shown: bool) -> str:
     figures = [f"  {name:<8} {text}" for name, text in glance(sections).items()]
     if is_all_shown:
         return "\n".join(["", *figures, "", verdict(sections)])
-    lines = [text for line in dict.fromkeys(wrong) for text in ("", *_lines(line))]
+    lines = [text for line in dict.fromkeys(wrong) for text in ("", *lines_of(line))]
     hidden = sum(len(each.lines) for each in sections) - len(wrong)
     return "\n".join([verdict(sections), *figures, *lines, "", f"{hidden} other lines are fine; --all prints them."])
 
 
 def json_of(sections: Sequence[Section], about: Mapping[str, object]) -> str:
-    """Returns the whole as JSON: what was looked at, the verdict, and each section with its lines and figures."""
-    status = exit_status(sections)
-    plain = [
-        {
-            "title": section.title,
-            "lines": [
-                {"level": line.level, "code": line.code, "text": line.text, "fix": line.fixes({})}
-                for line in section.lines
-            ],
-            "data": section.data,
-        }
-        for section in sections
-    ]
-    made = {"format": FORMAT, **about, "verdict": WORDS[status], "exit_status": status, "figures": glance(sections)}
-    return json.dumps({**made, "sections": plain}, indent=1, ensure_ascii=False, default=_of_numpy)
-
-
-def _of_numpy(value: object) -> object:
-    return getattr(value, "item", lambda: str(value))()
+    """Returns the whole as JSON: what was looked at, the verdict, the four figures, and the sections."""
+    return as_json(sections, {**about, "figures": glance(sections)})
 
 
 STYLE = """

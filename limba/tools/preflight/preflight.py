@@ -15,14 +15,13 @@ from limba.cli import flags
 from limba.cli.gin.statements import Source, read
 from limba.config import InputError, RunConfig, environment, kinds, without_credentials
 from limba.tools.preflight import configuration
-from limba.tools.preflight.checks.verdict import Section
+from limba.tools.preflight.checks.verdict import Section, as_json, exit_status, text_of, verdict
 
 if TYPE_CHECKING:
     from limba.tools.preflight.compiled.topologies import Topology
 
 ADVISE_MINUTES = 10
-ALIASES = {"--no_compile": "--no-compile", "--list_topologies": "--list-topologies"}
-ALIASES |= {"--advise": f"--advise={ADVISE_MINUTES}"}
+ALIASES = {"--advise": f"--advise={ADVISE_MINUTES}"}
 ABOUT = """Looks at a run before it starts: configuration, data, vocabulary, objective, schedule, storage, this
 machine, and with --topology the memory and speed of its compiled step. Nothing is trained, and MODEL_DIR is left as it
 is.
@@ -32,23 +31,29 @@ is.
 
 Ends with 0 (go), 1 (will fail; also for wrong flags) or 2 (works, but wasteful): elsewhere 2 is a wrong input, here it
 is a run that goes. Each line that is wrong names the gin line that fixes it.
---json without a value prints one JSON document instead. NAME in --gin.NAME=VALUE is any name of the gin file, as in
+--environment looks at this machine alone, without a run: packages, devices, memory, disk, tokens (only whether they
+are there) and the clock, which it compares with the hub's.
+
+    limba preflight --environment
+
+--json prints one JSON document instead. NAME in --gin.NAME=VALUE is any name of the gin file, as in
 limba train."""
+OF_MACHINE = ("environment", "json")  # the flags that look at this machine alone
 CLIENTS = ("gcsfs", "fsspec", "huggingface_hub")  # log each attempt, with its traceback; a line says what came of it
 
 
-def add_flags(parser: Parser, with_json: bool = False) -> None:
-    """Adds the flags of this command; a run's own --json=PATH has the name of the one that --help leaves out."""
+def add_flags(parser: Parser) -> None:
+    """Adds the flags of this command."""
     group = parser.add_argument_group("preflight")
     group.add_argument("--topology", metavar="v4-8", help="chips to compile the step for, which need not be here")
-    group.add_argument("--list-topologies", action="store_true", help="list the names of chips and end")
-    group.add_argument("--no-compile", action="store_true", help="compile nothing")
+    group.add_argument("--list_topologies", action="store_true", help="list the names of chips and end")
+    group.add_argument("--no_compile", action="store_true", help="compile nothing")
     group.add_argument(
         "--advise", metavar="MINUTES", help=f"compile changes that save memory and time, for so long ({ADVISE_MINUTES})"
     )
     group.add_argument("--calibrate", metavar="MODEL_DIR", help="a run on the same chips, to correct the estimate")
-    if with_json:
-        group.add_argument("--json", action="store_true")
+    group.add_argument("--environment", action="store_true", help="look at this machine alone, without a run")
+    group.add_argument("--json", action="store_true", help="print one JSON document instead")
     group.add_argument("--html", metavar="FILE", help="also write the page as one HTML file")
     group.add_argument("--all", action="store_true", help="also print what is right, section by section")
     group.add_argument("--price", metavar="DOLLARS", help="of a chip-hour, in place of the list price")
@@ -66,14 +71,14 @@ def run(argv: Sequence[str]) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     parser = Parser("preflight", ABOUT, add_help=False)
-    add_flags(parser, with_json=True)
+    add_flags(parser)
     parser.parse([])  # the completion of a shell asks for the parser here
     words = [ALIASES.get(word, word) for word in with_two_dashes(argv)]
-    of_run = [word for word in words if word.startswith("--json=")]  # a run's own; this command's has no value
-    given, others = parser.parse_known_args([word for word in words if word not in of_run])
-    others += of_run
+    given, others = parser.parse_known_args(words)
     if {"-h", "--help", "--helpfull"} & set(others):  # before the imports, which take seconds
         flags.parse_args(others, "preflight", ABOUT, add_flags)
+    if given.environment:
+        return _of_machine(given, others)
     if given.html is not None:
         _check_page(given.html)
     minutes = _positive(given.advise or ADVISE_MINUTES, "--advise", "minutes")
@@ -88,7 +93,6 @@ def _run(argv: Sequence[str]) -> int:
         import jax
 
         from limba.tools.preflight import page
-        from limba.tools.preflight.checks import sections
     if not has_jax:  # a TPU serves one process at a time, and this one needs none
         jax.config.update("jax_platforms", "cpu")
     if given.list_topologies:
@@ -97,7 +101,7 @@ def _run(argv: Sequence[str]) -> int:
     chips = None if given.topology is None else _topology(given.topology)
     for name, value in (("--advise", given.advise), ("--calibrate", given.calibrate)):
         if value is not None and given.no_compile:
-            raise InputError(f"{name} is about the compiled step, and --no-compile makes none; leave one of them out.")
+            raise InputError(f"{name} is about the compiled step, and --no_compile makes none; leave one of them out.")
         if value is not None and chips is None:
             raise InputError(f"{name} is about the step that is compiled for chips; add --topology=v4-8.")
 
@@ -105,7 +109,7 @@ def _run(argv: Sequence[str]) -> int:
     for section in _sections(others, given, chips, minutes, (price, days)):
         made.append(section)
         if given.all and not given.json:
-            print(page.text_of(section), flush=True)
+            print(text_of(section), flush=True)
         elif sys.stderr.isatty():
             print(f"\r{section.title:<30}", end="\r", file=sys.stderr, flush=True)  # a compile takes a minute or more
     shown = [word for word in others if word.startswith("--gin.") or word.endswith((".gin", ".json"))]  # no tokens
@@ -116,7 +120,23 @@ def _run(argv: Sequence[str]) -> int:
         print(page.first_screen(made, given.all))
     if given.html is not None:
         Path(given.html).expanduser().write_text(page.html_of(made, about), encoding="utf-8")
-    return sections.exit_status(made)
+    return exit_status(made)
+
+
+def _of_machine(given: Namespace, others: Sequence[str]) -> int:
+    """Prints what is found on this machine, section by section; returns the exit status."""
+    from limba.tools.preflight.checks import machine
+
+    ignored = (*(f"--{name}" for name, value in vars(given).items() if value and name not in OF_MACHINE), *others)
+    if ignored:
+        raise InputError(f"--environment looks at this machine alone, without a run; leave {ignored[0]} out.")
+    made: list[Section] = []
+    for section in machine.sections():
+        made.append(section)
+        if not given.json:
+            print(text_of(section), flush=True)
+    print(as_json(made, {}) if given.json else f"\n{verdict(made)}")
+    return exit_status(made)
 
 
 def _check_page(path: str) -> None:
@@ -180,7 +200,7 @@ def _sections(
 def _source(argv: Sequence[str]) -> Source | None:
     """Returns the statements of the gin files; None for a run that other files describe."""
     given = flags.parser_of("preflight", ABOUT, add_flags).parse(argv) if flags.script_of(argv) is None else None
-    if given is None or given.json is not None:
+    if given is None:
         return None
     folders = flags.search_folders(given.gin_search_paths)
     migrate = find_tool("migrate")

@@ -17,9 +17,7 @@ from limba.tools.preflight.checks.storage import storage
 from limba.tools.preflight.checks.verdict import Line, Section
 from limba.tools.preflight.compiled.topologies import Topology
 
-GO, FAILS, WASTEFUL = 0, 1, 2  # exit statuses
 LEARNED_BYTES = 1_000_000  # of text, for a vocabulary that stands for the one that the first start trains
-WORDS = {GO: "go", FAILS: "will fail", WASTEFUL: "works, but wasteful"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,13 +143,3 @@ def _vocabulary(config: RunConfig, found: Resolved) -> Section:
     if found.task is None:
         return Section(vocabulary.TITLE, [Line("ok", "Not checked: the task is not known.")])
     return vocabulary.vocabulary(config, found.task, dict(found.lengths) if found.lengths else None)
-
-
-def exit_status(made: Sequence[Section]) -> int:
-    """Returns 0 (go), 1 (will fail) or 2 (works, but wasteful).
-
-    >>> exit_status([Section("a", [Line("ok", "x"), Line("warning", "y")])]), exit_status([])
-    (2, 0)
-    """
-    levels = {line.level for section in made for line in section.lines}
-    return FAILS if "error" in levels else WASTEFUL if "warning" in levels else GO

@@ -1,13 +1,23 @@
-"""The lines and sections of a preflight: each line is fine, a warning or an error, and says what makes it right."""
+"""The lines and sections of a preflight: each line is fine, a warning or an error, and says what makes it right.
+
+Here too: the verdict that they make together, and how they are printed, as text and as JSON.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from limba.config import Fix, errors
 
+GO, FAILS, WASTEFUL = 0, 1, 2  # exit statuses
+WORDS = {GO: "go", FAILS: "will fail", WASTEFUL: "works, but wasteful"}
+FORMAT = 1  # of the JSON document
+MARKS = {"ok": "ok", "warning": "warning", "error": "ERROR"}
+COLOURS = {"ok": "32", "warning": "33", "error": "31"}
+INDENT = " " * 11
 Data = dict[str, Any]  # the figures of a section, as JSON has them
 
 
@@ -51,3 +61,73 @@ class Section:
             for line in self.lines
         ]
         return dataclasses.replace(self, lines=lines)
+
+
+def exit_status(made: Sequence[Section]) -> int:
+    """Returns 0 (go), 1 (will fail) or 2 (works, but wasteful).
+
+    >>> exit_status([Section("a", [Line("ok", "x"), Line("warning", "y")])]), exit_status([])
+    (2, 0)
+    """
+    levels = {line.level for section in made for line in section.lines}
+    return FAILS if "error" in levels else WASTEFUL if "warning" in levels else GO
+
+
+def text_of(section: Section) -> str:
+    """Returns a section as lines of text; words are coloured on a console.
+
+    >>> print(text_of(Section("Data", [Line("error", "It is empty.", "CORPUS = 'x'")])))
+    <BLANKLINE>
+    Data
+      ERROR    It is empty.
+               Fix: CORPUS = 'x'
+    """
+    return "\n".join(["", section.title, *(text for line in section.lines for text in lines_of(line))])
+
+
+def lines_of(line: Line) -> Iterator[str]:
+    """Yields a finding as lines of text: its level and sentence, then its fix."""
+    first, *others = line.text.split("\n")
+    yield f"  {_coloured(f'{MARKS[line.level]:<8}', line.level)} {first}"
+    for other in others:
+        yield f"{INDENT}{other}".rstrip()
+    for place, fix in enumerate(line.fixes({}).splitlines()):
+        yield f"{INDENT}{'     ' if place else 'Fix: '}{fix}"
+
+
+def _coloured(text: str, level: str) -> str:
+    return f"\x1b[{COLOURS[level]}m{text}\x1b[0m" if sys.stdout.isatty() else text
+
+
+def verdict(sections: Sequence[Section]) -> str:
+    """Returns the last sentence.
+
+    >>> verdict([Section("a", [Line("warning", "x")])]), verdict([])
+    ('Verdict: works, but wasteful (1 warning).', 'Verdict: go.')
+    """
+    counts = {level: sum(line.level == level for each in sections for line in each.lines) for level in MARKS}
+    said = [f"{counts[level]} {level}{'s' * (counts[level] > 1)}" for level in ("error", "warning") if counts[level]]
+    counted = f" ({', '.join(said)})" if said else ""
+    return f"Verdict: {WORDS[exit_status(sections)]}{counted}."
+
+
+def as_json(sections: Sequence[Section], about: Mapping[str, object]) -> str:
+    """Returns the whole as JSON: what was looked at, the verdict, and each section with its lines and figures."""
+    status = exit_status(sections)
+    plain = [
+        {
+            "title": section.title,
+            "lines": [
+                {"level": line.level, "code": line.code, "text": line.text, "fix": line.fixes({})}
+                for line in section.lines
+            ],
+            "data": section.data,
+        }
+        for section in sections
+    ]
+    made = {"format": FORMAT, **about, "verdict": WORDS[status], "exit_status": status}
+    return json.dumps({**made, "sections": plain}, indent=1, ensure_ascii=False, default=_of_numpy)
+
+
+def _of_numpy(value: object) -> object:
+    return getattr(value, "item", lambda: str(value))()
