@@ -215,7 +215,7 @@ def run(chain: Chain, short: bool = False) -> None:
     after = chain.commands(
         ["train", *RUN, "--gin.MODEL_DIR=gs://bucket/run"],
         ["report", "gs://bucket/run"],
-        ["verify", "gs://bucket/run"],
+        ["status", "gs://bucket/run", "--verify"],
         ["convert", "gs://bucket/run", "gs://bucket/out", "--formats=pytorch"],
         ["convert", "gs://bucket/run", "gs://bucket/out", "--formats=pytorch"],
         *([] if short else uses),

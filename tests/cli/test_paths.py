@@ -35,7 +35,7 @@ FLAGS: dict[str, object] = {
     "tools/corpus/vocabulary.py --output": BUCKET,
     "cli/flags.py --gin_file": ["train", "--gin_file=gs://bucket/a.gin", "--gin.MODEL_DIR=out"],
     "cli/flags.py --gin_search_paths": ["train", "--gin_file=a.gin", "--gin_search_paths=gs://bucket/gin"],
-    "tools/migrate/foreign.py --json": ["train", "--json=gs://bucket/a.json"],
+    "cli/flags.py GIN_FILE as JSON": ["train", "gs://bucket/a.json"],
     "tools/pages/play/play.py --vocabulary": BUCKET,
     "tools/pages/play/play.py MODEL": BUCKET,
     "tools/pages/report.py --output": BUCKET,
@@ -43,8 +43,13 @@ FLAGS: dict[str, object] = {
     "cli/status.py MODEL_DIR": BUCKET,
     "tools/corpus/new.py --corpus": BUCKET,
     "tools/corpus/new.py --from": BUCKET,
-    "tools/migrate/t5x/translate.py --gin_search_paths": ["convert-gin", "a.gin", "--gin_search_paths=gs://bucket/gin"],
-    "tools/migrate/t5x/translate.py THEIRS.gin": ["convert-gin", "gs://bucket/a.gin"],
+    "tools/migrate/t5x/translate.py --gin_search_paths": [
+        "convert",
+        "--gin",
+        "a.gin",
+        "--gin_search_paths=gs://bucket/gin",
+    ],
+    "tools/migrate/t5x/translate.py THEIRS.gin": ["convert", "--gin", "gs://bucket/a.gin"],
     "tools/results/results.py MODEL": BUCKET,
     "tools/results/results.py --check-contamination": BUCKET,
     "tools/results/results.py --suite": ["results", "run", "--suite=gs://bucket/a.gin"],
@@ -63,11 +68,8 @@ FLAGS: dict[str, object] = {
     "cli/convert.py MODEL [OUT]": BUCKET,
     "cli/convert.py --config": ["convert", "gs://bucket/none", "out", "--config=gs://bucket/a.gin"],
     "cli/convert.py MODEL [OUT] to limba": ["convert", "gs://bucket/none", "gs://bucket/out", "--to=limba"],
-    "cli/generate.py --file": BUCKET,
-    "cli/generate.py --vocabulary": BUCKET,
-    "cli/generate.py MODEL [OUT]": BUCKET,
-    "cli/generate.py --input": BUCKET,
-    "cli/generate.py --output": BUCKET,
+    "cli/line_flags.py --input": BUCKET,
+    "cli/line_flags.py --output": BUCKET,
     "cli/model.py --checkpoint": BUCKET,
     "cli/model.py --gin_file": ["generate", "--gin_file=gs://bucket/a.gin", "--prompt=a"],
     "cli/model.py --gin_search_paths": ["generate", "--gin_file=a.gin", "--gin_search_paths=gs://b/c"],
@@ -120,7 +122,7 @@ def test_the_list_has_all_flags_that_take_a_path() -> None:
         "tools/corpus/task_flags.py --column",
         "cli/convert.py --transformers",
         "tools/preflight/preflight.py --html",  # a wrong flag of a preflight ends with 1: tests/preflight
-        "cli/generate.py --field", "cli/generate.py --fields", "cli/flags.py GIN_FILE",
+        "cli/line_flags.py --prompt", "cli/flags.py GIN_FILE",
     }  # fmt: skip
     assert found_flags() - others - set(FLAGS) == set(), "say in FLAGS what each does with gs://"
 

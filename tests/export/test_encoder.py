@@ -122,9 +122,7 @@ def test_what_an_encoder_does_not_do_is_one_sentence(folder, vocabulary):
     model = load(folder)
     with pytest.raises(InputError, match="is an encoder, which generates no text; call `fill`"):
         model.generate(["A text"])
-    with pytest.raises(
-        InputError, match="from left to right; call `log_likelihoods` for .*, `fill` for"
-    ):
+    with pytest.raises(InputError, match="from left to right; call `log_likelihoods` for .*, `fill` for"):
         model.score([("", "A text")])
     with pytest.raises(InputError, match="is an encoder, which generates no text"):
         generate.run([str(folder), "--prompt=A text"])
