@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -88,8 +89,12 @@ class Parser(argparse.ArgumentParser):
             advice = f"; write --gin.{macro}={value if sign else 'VALUE'}"
         elif argument.startswith("-"):
             advice = did_you_mean(name, flags).rstrip(".?")
+        elif "=" in argument:
+            advice = f"; write --gin.{argument}"
+        elif "--prompt" in flags:
+            advice = f"; write --prompt={shlex.quote(argument)}"
         else:
-            advice = f"; write --gin.{argument}" if "=" in argument else "; put quotation marks around a pattern"
+            advice = "; put quotation marks around a pattern"
         raise InputError(f"The argument {argument} is not known{advice}; --help lists the arguments.")
 
     def _macro(self, flag: str) -> str:

@@ -290,7 +290,6 @@ ARGUMENTS = {
     "train --lerning_rate 1": "did you mean learning_rate?",
     "train --do_train maybe --output_dir out": "maybe",
     "train gin/demo.gin --learning_rate 1": "Both --learning_rate and the gin file gin/demo.gin are given",
-    "train none.json": "cannot be read as JSON",
     "train --do_train=maybe": "--do_train is maybe; give true or false",
     "train gin/demo.gin --profile=few": "write --profile or --profile=5",
     "train gin/demo.gin --profile=0": "is not a number of steps",

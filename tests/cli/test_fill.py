@@ -106,7 +106,7 @@ def test_an_encoder_fills_masks_from_its_run_and_from_its_folder(
         (["none", "--prompt=no gap"], "has no gap"),  # before a model is looked for
         (["none", "--prompt=a ___"], "none does not exist"),
         (["run", "--prompt=<extra_id_1>"], "Gap 1 of the text '<extra_id_1>' is <extra_id_1>"),
-        (["run", "a ___"], "run and a ___ are both given as --model; leave one out."),
+        (["run", "a ___"], "The argument a ___ is not known; write --prompt='a ___'"),
         (["run", "--input=none.txt"], "The input none.txt does not exist"),
         (["run", "--prompt=a ___", "--top=0"], "0 is not a whole number above 0"),
         (["run", "--prompt=a ___", "--vocabulary=byte", "--top=99999"], "--top is 99,999, and the model has"),

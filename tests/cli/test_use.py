@@ -133,7 +133,7 @@ def test_a_gin_file_and_a_run_give_the_same(place: Path, capsys: pytest.CaptureF
         ("--batch_size: 0 is not a whole number above 0", ["generate", "run", "--input=in.txt", "--batch_size=0"]),
         (
             "--batch_size: -1 is not a whole number above 0",
-            ["generate", "run", "--score", "--input=in.txt", "--batch_size=-1"],
+            ["generate", "run", "--score", "--batch_size=-1"],
         ),
         ("--num_examples: no is not a whole number above 0", ["evaluate", "run", "--num_examples=no"]),
         ("did you mean --output; --help", ["generate", "run", "--outptu=x"]),
