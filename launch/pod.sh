@@ -11,7 +11,7 @@
 #   bash launch/pod.sh watch  NAME [--tries=20]                makes a preempted pod again, and resumes the run
 #   bash launch/pod.sh delete NAME [--yes]
 #
-# --dry_run prints each gcloud command, and runs none. --zone=ZONE after NAME reaches a pod that another machine made.
+# --dry-run prints each gcloud command, and runs none. --zone=ZONE after NAME reaches a pod that another machine made.
 # No call waits without end: variables set its seconds, here with the usual ones. STATUS_SECONDS=60 of status and logs,
 # RUN_SECONDS=120, STOP_SECONDS=900, SETUP_SECONDS=1800; CLOUD_SECONDS=120 of a question to gcloud, CHANGE_SECONDS=900
 # of a request or deletion; NOTICE_SECONDS=30: so often the workers that have not answered are named.
@@ -36,7 +36,7 @@ record=${LIMBA_PODS:-${XDG_CONFIG_HOME:-$HOME/.config}/limba/pods}/$name
 if [ "$action" != create ] && [ -f "$record" ]; then . "$record"; fi
 while [ $# -gt 0 ]; do
   case $1 in
-    --dry_run) dry=yes ;; --spot) spot=yes ;; --yes) yes=yes ;; --follow) follow=follow ;;
+    --dry-run) dry=yes ;; --spot) spot=yes ;; --yes) yes=yes ;; --follow) follow=follow ;;
     --type=*) type=${1#*=} ;; --zone=*) zone=${1#*=} ;; --bucket=*) bucket=${1#*=} ;; --image=*) image=${1#*=} ;;
     --service-account=*) account=${1#*=} ;; --lines=*) lines=${1#*=} ;; --tries=*) tries=${1#*=} ;;
     --slices=*) slices=${1#*=} ;;

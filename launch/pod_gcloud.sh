@@ -1,7 +1,7 @@
 # What launch/pod.sh asks of gcloud, and what gcloud's messages mean. launch/pod.sh sources it.
 # shellcheck shell=bash disable=SC2034,SC2154
 
-# Runs gcloud without questions, its messages in a file. With --dry_run it prints the command, and its answer is DRY.
+# Runs gcloud without questions, its messages in a file. With --dry-run it prints the command, and its answer is DRY.
 call() {
   if [ -z "$dry" ]; then gcloud "$@" --quiet 2>"$folder/${errors:-errors}"; return; fi
   printf 'gcloud%s\n' "$(printf ' %q' "$@" --quiet)" >&3
@@ -114,7 +114,7 @@ remove() {
     explain "$name was not deleted"
 }
 
-# Sets `workers`; ends if the pod is not ready. With --dry_run by the type: chips or cores, and how many a worker has.
+# Sets `workers`; ends if the pod is not ready. With --dry-run by the type: chips or cores, and how many a worker has.
 find_workers() {
   local at size=${type##*-} per=8
   case $type in v5lite* | v6e*) if [ "$size" -gt 8 ]; then per=4; fi ;; esac

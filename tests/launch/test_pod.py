@@ -101,11 +101,11 @@ def test_several_slices_are_one_pod(laptop: Path) -> None:
 
 
 def test_dry_run_prints_the_commands_and_runs_none(laptop: Path) -> None:
-    code, printed, _ = pod(laptop, "create", "my-pod", "--type=v5litepod-16", ZONE, "--dry_run")
+    code, printed, _ = pod(laptop, "create", "my-pod", "--type=v5litepod-16", ZONE, "--dry-run")
     assert code == 0 and "gcloud compute tpus queued-resources create my-pod" in printed
     assert "--runtime-version=v2-alpha-tpuv5-lite" in printed
     for action in ("setup", "status", "stop", "logs", "delete"):
-        code, printed, _ = pod(laptop, action, "my-pod", "--type=v5litepod-16", ZONE, "--dry_run")
+        code, printed, _ = pod(laptop, action, "my-pod", "--type=v5litepod-16", ZONE, "--dry-run")
         assert code == 0 and printed.count("gcloud ") >= (1 if action == "delete" else 4), printed  # 4 workers
     assert calls(laptop) == [] and not (laptop / "pods").exists()
 
@@ -122,7 +122,7 @@ def test_dry_run_prints_the_commands_and_runs_none(laptop: Path) -> None:
     ],
 )
 def test_each_generation_has_its_image(kind: str, image: str, laptop: Path) -> None:
-    code, printed, _ = pod(laptop, "create", "a", f"--type={kind}", ZONE, "--dry_run")
+    code, printed, _ = pod(laptop, "create", "a", f"--type={kind}", ZONE, "--dry-run")
     assert code == 0 and f"--runtime-version={image} " in printed
     code, _, errors = pod(laptop, "create", "a", f"--type={kind}", ZONE, "--image=v2-alpha-tpuv5p-wrong")
     assert code == 2 and f"leave --image out, for {image}." in errors
@@ -329,7 +329,7 @@ def test_the_page_s_commands_are_taken(laptop: Path) -> None:
         done.add(action)
         if action == "watch":  # it has no end to print
             continue
-        code, printed, errors = pod(laptop, action, *arguments, ZONE, TYPE, "--dry_run")
+        code, printed, errors = pod(laptop, action, *arguments, ZONE, TYPE, "--dry-run")
         assert code == 0 and "gcloud " in printed, f"{line}: {errors}"
     assert done >= {"create", "setup", "run", "watch", "delete"} and len(COMMANDS) >= 9
 
