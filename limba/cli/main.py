@@ -29,10 +29,7 @@ COMMANDS = {  # name: (module, or module:function where that is not `run`; what 
     "clean": ("limba.tools.preflight.texts.clean", "write a corpus without the faults that preflight has found"),
     "prepare": ("limba.tools.corpus.prepare", "write a corpus as shards for fast reading"),
     "vocabulary": ("limba.tools.corpus.vocabulary", "train a SentencePiece vocabulary"),
-    "convert": (
-        "limba.cli.convert",
-        "convert models between Limba, T5X and Hugging Face, or T5X's --gin files",
-    ),
+    "convert": ("limba.cli.convert", "convert models between Limba, T5X and Hugging Face, or T5X's --gin files"),
     "completion": ("limba.cli.completion", "print a script with which a shell completes limba's commands"),
     "demo": ("limba.cli.demo", "run all steps on a tiny example: corpus, vocabulary, training, conversion"),
 }

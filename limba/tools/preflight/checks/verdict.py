@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from limba.config import Fix, errors
+from limba.config import Fix, environment, errors
 
 GO, FAILS, WASTEFUL = 0, 1, 2  # exit statuses
 WORDS = {GO: "go", FAILS: "will fail", WASTEFUL: "works, but wasteful"}
@@ -96,7 +96,7 @@ def lines_of(line: Line) -> Iterator[str]:
 
 
 def _coloured(text: str, level: str) -> str:
-    return f"\x1b[{COLOURS[level]}m{text}\x1b[0m" if sys.stdout.isatty() else text
+    return f"\x1b[{COLOURS[level]}m{text}\x1b[0m" if environment.in_colour(sys.stdout) else text
 
 
 def verdict(sections: Sequence[Section]) -> str:
