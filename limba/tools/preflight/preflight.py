@@ -15,7 +15,7 @@ from limba.cli import flags
 from limba.cli.gin.statements import Source, read
 from limba.config import InputError, RunConfig, environment, kinds, without_credentials
 from limba.tools.preflight import configuration
-from limba.tools.preflight.checks.verdict import Section, as_json, exit_status, text_of, verdict
+from limba.tools.preflight.checks.verdict import Section, as_json, counted, exit_status, text_of
 
 if TYPE_CHECKING:
     from limba.tools.preflight.compiled.topologies import Topology
@@ -135,7 +135,11 @@ def _of_machine(given: Namespace, others: Sequence[str]) -> int:
         made.append(section)
         if not given.json:
             print(text_of(section), flush=True)
-    print(as_json(made, {}) if given.json else f"\n{verdict(made)}")
+    if given.json:
+        print(as_json(made, {}))
+    else:
+        found = counted(made)
+        print(f"\nThis machine: {found}." if found else "\nThis machine: nothing is wrong.")
     return exit_status(made)
 
 

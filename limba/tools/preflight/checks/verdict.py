@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -105,10 +106,19 @@ def verdict(sections: Sequence[Section]) -> str:
     >>> verdict([Section("a", [Line("warning", "x")])]), verdict([])
     ('Verdict: works, but wasteful (1 warning).', 'Verdict: go.')
     """
-    counts = {level: sum(line.level == level for each in sections for line in each.lines) for level in MARKS}
-    said = [f"{counts[level]} {level}{'s' * (counts[level] > 1)}" for level in ("error", "warning") if counts[level]]
-    counted = f" ({', '.join(said)})" if said else ""
-    return f"Verdict: {WORDS[exit_status(sections)]}{counted}."
+    found = counted(sections)
+    return f"Verdict: {WORDS[exit_status(sections)]}{f' ({found})' if found else ''}."
+
+
+def counted(sections: Sequence[Section]) -> str:
+    """Returns how many errors and warnings there are; "" for none.
+
+    >>> counted([Section("a", [Line("warning", "x"), Line("error", "y"), Line("warning", "z")])])
+    '1 error, 2 warnings'
+    """
+    levels = [line.level for section in sections for line in section.lines]
+    counts = {level: levels.count(level) for level in ("error", "warning")}
+    return ", ".join(f"{count} {level}{'s' * (count > 1)}" for level, count in counts.items() if count)
 
 
 def as_json(sections: Sequence[Section], about: Mapping[str, object]) -> str:
