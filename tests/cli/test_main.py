@@ -66,7 +66,10 @@ def test_a_command_that_does_not_exist_names_the_nearest(typed: str, says: str, 
 
 
 @pytest.mark.parametrize("command", ["train", "preflight", "evaluate"])
-def test_a_gin_name_that_is_given_as_a_flag_is_named(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gin_name_that_is_given_as_a_flag_is_named(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(main.environment, "use_large_pages", lambda: None)  # starts the process again
     status = main.main([command, "gin/demo.gin", "--batch_size=16"])
     assert status == (1 if command == "preflight" else 2)
     assert "The argument --batch_size=16 is not known; write --gin.BATCH_SIZE=16;" in capsys.readouterr().err
