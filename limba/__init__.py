@@ -14,6 +14,7 @@ process:
 `ModelConfig`, `DataConfig`, `OptimizerConfig`, `MeshConfig`, `GenerationConfig`
 `InputError`        the error for invalid input, one sentence
 `ConfigError`       the InputError for a field, which it names
+`__version__`       the version of this package
 
 >>> import limba
 >>> limba.ModelConfig(vocab_size=32128, emb_dim=512, num_heads=6, head_dim=64, mlp_dim=1024,
@@ -27,6 +28,8 @@ from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING
+
+__version__ = "0.3.0"
 
 if TYPE_CHECKING:
     from limba.cli.gin import read_gin as read_gin

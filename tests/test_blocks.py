@@ -193,8 +193,8 @@ def fill(folder: Path, corpus: Path, vocabulary: Path) -> None:
     tiny = " ".join(f"'{each}'" for each in TINY if "encoder_layers" not in each)
     layers = "'--gin.config.ModelConfig.num_encoder_layers=1'"
     limba, python = folder / "bin" / "limba", folder / "bin" / "python"
-    case = f'case "$1 $2" in "train --json"* | "train "*config.json) ;; train*) set -- "$@" {tiny} ;; esac\n'
-    others = r"train*encoder*|train\ lm.gin*|train\ --json*|train*config.json*"  # networks without an encoder, or whole
+    case = f'case "$1 $2" in "train "*config.json) ;; train*) set -- "$@" {tiny} ;; esac\n'
+    others = r"train*encoder*|train\ lm.gin*|train*config.json*"  # networks without an encoder, or whole
     one = f'case "$*" in {others}) ;; train*) set -- "$@" {layers} ;; esac\n'
     limba.write_text(f'#!/bin/bash\n{case}{one}exec {sys.executable} -m limba "$@"\n')
     both = f'[ "${{1:-}} ${{2:-}}" != "-m limba" ] || {{ shift 2; exec {limba} "$@"; }}\n'

@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -82,13 +83,28 @@ class Parser(argparse.ArgumentParser):
         return given
 
     def _refuse(self, argument: str) -> NoReturn:
-        name = argument.partition("=")[0]
+        name, sign, value = argument.partition("=")
         flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
-        if argument.startswith("-"):
+        if macro := self._macro(name):
+            advice = f"; write --gin.{macro}={value if sign else 'VALUE'}"
+        elif argument.startswith("-"):
             advice = did_you_mean(name, flags).rstrip(".?")
+        elif "=" in argument:
+            advice = f"; write --gin.{argument}"
+        elif "--prompt" in flags:
+            advice = f"; write --prompt={shlex.quote(argument)}"
         else:
-            advice = f"; write --gin.{argument}" if "=" in argument else "; put quotation marks around a pattern"
+            advice = "; put quotation marks around a pattern"
         raise InputError(f"The argument {argument} is not known{advice}; --help lists the arguments.")
+
+    def _macro(self, flag: str) -> str:
+        """Returns the gin name that is typed as a flag of a command that takes gin names; "" if it is none."""
+        if "--gin.NAME" not in self._option_string_actions or not flag.startswith("--"):
+            return ""
+        from limba.cli.gin.macros import macro_names
+
+        name = flag.removeprefix("--").replace("-", "_").upper()
+        return name if name in macro_names() else ""
 
     def _take_object(self, given: argparse.Namespace) -> None:
         objects = given.objects if self._takes_several else [given.objects] if given.objects else []

@@ -12,6 +12,7 @@ from argcomplete.finders import CompletionFinder
 from argcomplete.shell_integration import shellcode
 
 from limba.cli.arguments import Parser
+from limba.cli.gin.macros import macro_names
 from limba.config import InputError
 from limba.data.task_modules import ROOT
 
@@ -70,13 +71,13 @@ def complete(self: Parser) -> None:
     for action in list[Any](self._actions):
         if action.option_strings == ["--gin.NAME"]:
             action.help = argparse.SUPPRESS
-            for gin_name in gin_names():
+            for gin_name in macro_names():
                 self.add_argument(f"--gin.{gin_name}", help="of the gin files")
         elif isinstance(action.metavar, str) and ALTERNATIVES.fullmatch(action.metavar) and not action.choices:
             action.choices = action.metavar.split("|")
         elif not action.option_strings and name == "train":
             action.completer = _runs_and_files
-        elif not action.option_strings and name in ("new", "doctor"):
+        elif not action.option_strings and name == "new":
             action.completer = SuppressCompleter()
     Finder()(self, always_complete_options=False)
 
@@ -84,9 +85,3 @@ def complete(self: Parser) -> None:
 def _runs_and_files(prefix: str, **_: object) -> list[str]:
     runs = [path.relative_to(ROOT).as_posix() for path in (ROOT / "gin").glob("*.gin")]
     return sorted({*runs, *FilesCompleter()(prefix)})
-
-
-def gin_names() -> list[str]:
-    """Returns the names that gin files set for users, such as TRAIN_STEPS."""
-    files = (ROOT / "gin").rglob("*.gin")
-    return sorted({name for file in files for name in re.findall(r"^([A-Z_]+) =", file.read_text(), re.MULTILINE)})

@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from limba import toolbox
 from limba.cli import model
 from limba.cli.arguments import Parser, with_two_dashes
 from limba.config import CardConfig, InputError, environment, kinds, named
@@ -15,10 +16,11 @@ ABOUT = """Converts a model to folders for transformers and proves that each giv
 writes a T5X checkpoint, writes a Limba checkpoint from a Hugging Face folder or a hub id, or lists the arrays.
 
     limba convert MODEL_DIR OUT --steps=all
-    limba convert MODEL_DIR --push=user/name --dry-run
+    limba convert MODEL_DIR --push=user/name --dry_run
     limba convert MODEL_DIR OUT --to=t5x
     limba convert user/name[@revision] OUT --to=limba
     limba convert MODEL_DIR --to=list
+    limba convert --gin THEIRS.gin > OURS.gin
 
 Folders for transformers go to MODEL_DIR/huggingface unless OUT is given, one step_<N> for each checkpoint. Finished
 folders are kept. A folder whose proof fails is renamed step_<N>.failed.
@@ -38,7 +40,7 @@ def add_export_flags(parser: Parser) -> None:
     parser.add_argument("--vocabulary", help="vocabulary that replaces the run's: a SentencePiece model, byte, or none")
     parser.add_argument("--extra_ids", type=int, help="number of sentinels to add to --vocabulary")
     model.add_import_flag(parser)
-    parser.add_argument("--no-check", action="store_true", help="skip the proof")
+    parser.add_argument("--no_check", action="store_true", help="skip the proof")
     parser.add_argument("--licence", help="licence for the model card, by the hub's name: apache-2.0")
     parser.add_argument("--hardware", help="training hardware for the model card")
     parser.add_argument("--language", default="", help="languages for the model card, by their codes: ro or en,ms")
@@ -55,7 +57,7 @@ def add_export_flags(parser: Parser) -> None:
     parser.add_argument("--encoder_only", action="store_true", help="a T5's encoder alone, as T5EncoderModel (vectors)")
     parser.add_argument("--trc", action="store_true", help="thank the TPU Research Cloud in the model card")
     parser.add_argument("--push", metavar="USER/NAME", help="upload to the hub with the token in HF_TOKEN")
-    parser.add_argument("--dry-run", action="store_true", help="with --push: show what would be uploaded")
+    parser.add_argument("--dry_run", action="store_true", help="with --push: show what would be uploaded")
 
 
 @named(NAMES)
@@ -71,7 +73,7 @@ def export(given: argparse.Namespace) -> None:
     if not 0 <= given.dropout < 1:
         raise InputError(f"--dropout is {given.dropout}; give a share from 0 to below 1.")
     if given.dry_run and not given.push:
-        raise InputError("--dry-run shows what --push would upload; add --push=user/name.")
+        raise InputError("--dry_run shows what --push would upload; add --push=user/name.")
     if given.push:
         from limba.export.at_end import check_target, push
 
@@ -128,6 +130,12 @@ def list_arrays(path: str, npz: str | None) -> None:
 
 def run(argv: Sequence[str]) -> None:
     """Converts what the flags name; raises InputError."""
+    if "--gin" in with_two_dashes(argv):
+        migrate = toolbox.find("migrate")
+        if migrate is None:
+            raise InputError("--gin needs limba/tools/migrate/, which is not here; install Limba whole.")
+        migrate.print_gin(argv)
+        return
     if argv[:1] in (["export"], ["import"]):  # as convert/convert.sh has them
         argv = [*argv[1:], *(["--to=limba"] if argv[0] == "import" else [])]
     form, parser = Parser("convert", ABOUT, add_help=False), Parser("convert", ABOUT)
@@ -137,6 +145,9 @@ def run(argv: Sequence[str]) -> None:
     parser.add_argument("objects", nargs="*", metavar="MODEL [OUT]", help="--model=MODEL --output=OUT mean the same")
     parser.add_argument("--model", help="a run or one checkpoint; with --to=limba a folder or hub id")
     parser.add_argument("--output", metavar="OUT", help="the folder that is written")
+    parser.add_argument(
+        "--gin", action="store_true", help="print gin files of T5X as one of Limba's; --gin --help has its flags"
+    )
     parser.add_argument("--npz", metavar="FILE.npz", help="with --to=list: write all arrays there")
     if to == "huggingface":
         add_export_flags(parser)

@@ -35,8 +35,8 @@ def parser_of(command: str, about: str, more: Callable[[Parser], None] | None = 
     if more is not None:
         more(parser)
     parser.add_object("gin_file", "GIN_FILE", "a gin file; later files replace values", takes_several=True)
-    if migrate := toolbox.find("migrate"):
-        migrate.add_flags(parser)
+    if command == "train" and (migrate := toolbox.find("migrate")):
+        parser.description = f"{about}{migrate.ABOUT}"
     parser.add_argument("--gin_search_paths", metavar="A,B", action="append", default=[], help="folders of gin files")
     parser.add_argument(
         "--profile", metavar="STEPS", help=f"steps to trace for MODEL_DIR/profile (default {PROFILE_STEPS})"
@@ -104,13 +104,10 @@ def parse_args(
         raise SystemExit(0)
     if given.profile is not None and not (given.profile.isdecimal() and int(given.profile) > 0):
         raise InputError(f"--profile={given.profile} is not a number of steps; write --profile or --profile=5.")
-    json = getattr(given, "json", None)  # a flag that `migrate` adds
-    if json is not None and given.gin_file:
-        raise InputError("Both --json and --gin_file are given; give one, and --gin.NAME=VALUE for the rest.")
-    if json is None and script is None and not given.gin_file:
+    if script is None and not given.gin_file:
         raise InputError(f"No gin file is given; write limba {command} gin/demo.gin or --gin_file=PATH; see --help.")
-    if (script is not None or json is not None) and (migrate := toolbox.find("migrate")):
-        run = migrate.read_script(json, script, given.gin, folders)
+    if script is not None and (migrate := toolbox.find("migrate")):
+        run = migrate.read_script(script, given.gin, folders)
     else:
         run = reader_of(given.gin_file, folders)(given.gin, folders)
     if given.profile is None:

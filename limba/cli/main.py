@@ -4,8 +4,8 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from importlib import metadata
 
+import limba
 from limba.cli import program
 from limba.config import InputError, did_you_mean, environment
 
@@ -13,29 +13,35 @@ COMMANDS = {  # name: (module, or module:function where that is not `run`; what 
     "new": ("limba.tools.corpus.new", "look at your text, and write the files of a run for your hardware"),
     "train": ("limba.cli.train", "train the run that a gin file describes"),
     "branch": ("limba.cli.branch", "decay the learning rate from a checkpoint, in a directory of its own"),
-    "preflight": ("limba.tools.preflight.preflight", "look at a run before it starts: what fails, and what is wasted"),
-    "generate": ("limba.cli.generate", "generate text with a trained model"),
-    "fill": ("limba.cli.generate:fill", "fill the gaps of texts: the likeliest words with their probabilities"),
-    "score": ("limba.cli.generate:score", "compute log likelihoods of texts"),
+    "preflight": (
+        "limba.tools.preflight.preflight",
+        "look at a run before it starts, or at this machine: --environment",
+    ),
+    "generate": ("limba.cli.generate", "generate texts, --fill the gaps of texts, or --score texts"),
     "evaluate": ("limba.cli.evaluate", "evaluate a trained model"),
     "results": ("limba.tools.results.results", "measure models on a suite of tasks, beside baselines"),
     "play": ("limba.tools.pages.play.play", "serve a page on which one tries a model"),
-    "status": ("limba.cli.status", "show a run's progress, and which of its hosts are alive"),
+    "status": ("limba.cli.status", "show a run's progress and live hosts, or --verify its checkpoints"),
     "report": ("limba.tools.pages.report", "summarize runs, and show them on a page"),
     "skipped": ("limba.cli.skipped", "find the documents in the batches that a run has dropped"),
     "merge": ("limba.cli.branch:merge", "average the checkpoints of a run"),
-    "verify": ("limba.cli.status:verify", "check the files of a run's checkpoints"),
     "inspect": ("limba.tools.corpus.inspect", "show the documents and examples of a task"),
     "vocabulary": ("limba.tools.corpus.vocabulary", "train a SentencePiece vocabulary"),
-    "convert": ("limba.cli.convert", "convert models between Limba, T5X and Hugging Face, and list their arrays"),
-    "convert-gin": ("limba.tools.migrate.t5x.translate", "print T5X's gin files as one of Limba's"),
-    "doctor": ("limba.tools.preflight.doctor", "check this machine: versions, devices, disk, tokens, clock"),
+    "convert": ("limba.cli.convert", "convert models between Limba, T5X and Hugging Face, or T5X's --gin files"),
     "completion": ("limba.cli.completion", "print a script with which a shell completes limba's commands"),
     "demo": ("limba.cli.demo", "run all steps on a tiny example: corpus, vocabulary, training, conversion"),
 }
 # Commands worth large pages.
-ON_DEVICES = ("train", "branch", "demo", "generate", "fill", "score", "evaluate", "results", "play")
-THEIR_NAMES = {"infer": "generate", "t5x": "convert"}  # in T5X, and in version 0.3
+ON_DEVICES = ("train", "branch", "demo", "generate", "evaluate", "results", "play")
+THEIR_NAMES = {  # what other programs call it: what it is here
+    "infer": "generate",
+    "predict": "generate",
+    "fill": "generate --fill",
+    "score": "generate --score",
+    "eval": "evaluate",
+    "pretrain": "train",
+    "finetune": "train",
+}
 BY_ONE = ("report", "merge", "results")  # commands that the first of several processes does alone
 TRAIN = ("train", "branch", "demo")  # those that never use the CPU silently where there is an accelerator
 EXAMPLE = """
@@ -59,19 +65,14 @@ def main(argv: Sequence[str]) -> int:
     environment.set_variables()
     environment.set_logging()
     if argv and argv[0] == "--version":
-        return program.exit_code(lambda _: print("limba", _version()), argv)
+        return program.exit_code(lambda _: print("limba", limba.__version__), argv)
+    if argv and argv[0] == "help" and len(argv) > 1:
+        argv = [*argv[1:], "--help"]
     if not argv or argv[0] in ("-h", "--help", "help"):
         return program.exit_code(lambda _: print(help_text()), argv)
     if argv[0] in ON_DEVICES:
         environment.use_large_pages()
     return program.exit_code(_run, argv)
-
-
-def _version() -> str:
-    try:
-        return metadata.version("limba")
-    except metadata.PackageNotFoundError:
-        return "of a clone that is not installed"
 
 
 def script() -> None:
@@ -82,14 +83,21 @@ def script() -> None:
 def _run(argv: Sequence[str]) -> object:
     command, *rest = argv
     if command not in COMMANDS:
-        near = did_you_mean(THEIR_NAMES.get(command, command), COMMANDS)
-        raise InputError(f"limba has no command {command}{near if near != '.' else '; limba --help lists them.'}")
+        raise InputError(f"limba has no command {command}{_advice(command)}")
     if command in ON_DEVICES and not {"-h", "--help"} & set(rest):
         check_accelerator(command)
     if command in BY_ONE and (number := environment.process_number()) != "0":
         print(f"Process {number} does nothing: limba {command} is done by process 0 alone.")
         return 0
     return program_of(command)(rest)
+
+
+def _advice(command: str) -> str:
+    """Returns how the sentence about a command that does not exist ends."""
+    if command in THEIR_NAMES:
+        return f"; did you mean {THEIR_NAMES[command]}?"
+    near = did_you_mean(command, COMMANDS)
+    return "; limba --help lists them." if near == "." else near
 
 
 def program_of(command: str) -> Callable[[Sequence[str]], object]:

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from limba.inference.source import Source
 
 NAMES = {"`vocabulary`": "--vocabulary", "DataConfig.vocabulary": "--vocabulary", "`config`": "--gin_file"}
+# What errors call the methods of a model, and where the user of a command finds them.
+METHODS = {"`generate`": "limba generate", "`fill`": "limba generate --fill"}
+METHODS |= {
+    f"`{name}`": f"limba.load(MODEL).{name} in Python" for name in ("encode", "log_likelihoods", "classify", "tag")
+}
 MODEL = "a Limba or T5X run, one of its checkpoints, a Hugging Face folder, or a hub id"
 
 
@@ -98,10 +103,13 @@ def check_vocabulary(trained: TrainedModel) -> None:
         trained.vocabulary  # noqa: B018
 
 
-def opened(given: argparse.Namespace, language_model_in_float32: bool = False) -> TrainedModel:
+def opened(
+    given: argparse.Namespace, language_model_in_float32: bool = False, in_float32: bool = False
+) -> TrainedModel:
     """Returns the model that the flags name, in its run's dtype; InputError if they name none.
 
-    With `language_model_in_float32`, a language model named without gin files computes in float32.
+    A model named without gin files computes in float32 with `in_float32`, and a language model with
+    `language_model_in_float32`.
     """
     with environment.quiet_imports():
         from limba.inference import source
@@ -117,7 +125,8 @@ def opened(given: argparse.Namespace, language_model_in_float32: bool = False) -
             raise InputError("No model is given; name a run, a folder or a hub id, or --gin_file=MODEL_DIR/config.gin.")
         with named(NAMES):
             found = find(path, gin=given.gin, imports=given.imports)
-            config = None if language_model_in_float32 and found.model.is_decoder_only else found.run
+            is_float32 = in_float32 or (language_model_in_float32 and found.model.is_decoder_only)
+            config = None if is_float32 else found.run
             return load(found, step=given.step, config=config, vocabulary=given.vocabulary)
     run = GinFlags.run_of(given)
     with named({**run.names, **NAMES} if given.vocabulary else {**NAMES, **run.names}):

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import IO
 
 from limba.config import (
     InputError,
@@ -83,13 +82,8 @@ def _status(program: Callable[[Sequence[str]], object], argv: Sequence[str]) -> 
 
 def _ended(sentence: str, code: int) -> int:
     line = without_credentials(" ".join(sentence.split()))
-    print(f"\x1b[31m{line}\x1b[0m" if in_colour(sys.stderr) else line, file=sys.stderr)
+    print(f"\x1b[31m{line}\x1b[0m" if environment.in_colour(sys.stderr) else line, file=sys.stderr)
     return code
-
-
-def in_colour(stream: IO[str]) -> bool:
-    """Returns whether a stream is a terminal that shows colours; NO_COLOR (no-color.org) and TERM=dumb say no."""
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 @functools.cache

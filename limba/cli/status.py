@@ -1,19 +1,15 @@
-"""`limba status`: a run's progress; `limba verify`: whether the files of its checkpoints are whole."""
+"""`limba status`: a run's progress, or with --verify whether the files of its checkpoints are whole."""
 
+import contextlib
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
-
-from etils import epath
+from collections.abc import Sequence
 
 from limba import toolbox
+from limba.cli import verified
 from limba.cli.arguments import Parser
-from limba.config import InputError, RunConfig, StorageError, environment, plain
-from limba.formats import limba_checkpoint
-from limba.storage import manifest
-from limba.storage.failures import short_reason
-from limba.storage.files import read_text, resolved
+from limba.config import InputError, environment
 from limba.storage.lease import Owner
 
 ABOUT = """Prints a run's step, loss, speed, ETA and last checkpoint, and which of its processes are alive and slow. The
@@ -23,40 +19,62 @@ room, and who holds the TPU.
 
     limba status MODEL_DIR
     limba status gs://my-bucket/runs/ro --watch
+    limba status MODEL_DIR --verify
 
 A heartbeat's age is the file's time compared with this machine's clock, until --watch has seen it change; from then on
-only this machine's clock counts. Ends with 2 if there is no run, else with 0."""
-VERIFY = """Checks every checkpoint of a run, its best one too: the size and the checksum of each file must be those of
-its manifest. Prints a line for each step. Ends with 2 if one is damaged, else with 0.
+only this machine's clock counts. Ends with 2 if there is no run, else with 0.
 
-    limba verify MODEL_DIR"""
+--verify checks every checkpoint of a run instead, its best one too: the size and the checksum of each file must be
+those of its manifest. It prints a line for each step, and ends with 2 if one is damaged, else with 0. It also takes one
+checkpoint, MODEL_DIR/checkpoints/1000."""
 SECONDS = 15.0
 
 
-def run(argv: Sequence[str]) -> None:
-    """Prints the status of the run that the flags name, once or until Ctrl-C; raises InputError."""
+def run(argv: Sequence[str]) -> int:
+    """Prints the status of the run that the flags name, once or until Ctrl-C, or checks its files; raises InputError.
+
+    Returns 2 if a checkpoint is damaged, else 0.
+    """
     parser = Parser("status", ABOUT)
     parser.add_object("model", "MODEL_DIR", "a run directory; a path or gs://…", is_run=True)
     parser.add_argument("--watch", action="store_true", help="print it again and again, until Ctrl-C")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"between two looks with --watch ({SECONDS:g})")
+    parser.add_argument("--seconds", type=float, help=f"between two looks with --watch; default: {SECONDS:g}")
+    parser.add_argument("--verify", action="store_true", help="check the files of all checkpoints instead")
+    parser.add_argument("--sizes", action="store_true", help="with --verify: only sizes; misses a changed byte")
     given = parser.parse(argv)
-    if not given.seconds >= 1:
-        raise InputError(f"--seconds is {given.seconds:g}; give 1 or more.")
+    if given.sizes and not given.verify:
+        raise InputError("--sizes is about --verify; add that, or leave it out.")
+    if given.seconds is not None and not given.watch:
+        raise InputError("--seconds is about --watch; add that, or leave it out.")
+    if given.watch and given.verify:
+        raise InputError("Both --verify and --watch are given; give one.")
+    seconds = SECONDS if given.seconds is None else given.seconds
+    if not seconds >= 1:
+        raise InputError(f"--seconds is {seconds:g}; give 1 or more.")
+    if given.verify:
+        return verified.run(given.model, "sizes" if given.sizes else "checksums")
+    with contextlib.suppress(KeyboardInterrupt) if given.watch else contextlib.nullcontext():
+        _show(given.model, seconds if given.watch else None)
+    return 0
+
+
+def _show(place: str, seconds: float | None) -> None:
+    """Prints the status of a run, again and again if there are `seconds` between two looks."""
     with environment.quiet_imports():
         from limba.evaluation.history import figures_read
         from limba.evaluation.status import Status
 
-    status = Status(given.model)
+    status = Status(place)
     while True:
-        with figures_read(str(given.model)):
+        with figures_read(place):
             lines = status.lines()
-        lines += _of_this_machine(status.owner, "://" not in str(given.model))
-        if given.watch and sys.stdout.isatty():
+        lines += _of_this_machine(status.owner, "://" not in place)
+        if seconds is not None and sys.stdout.isatty():
             print("\x1b[2J\x1b[H", end="")  # an empty screen
         print("\n".join(lines), flush=True)
-        if not given.watch:
+        if seconds is None:
             return
-        time.sleep(given.seconds)
+        time.sleep(seconds)
         if not sys.stdout.isatty():
             print()
 
@@ -67,60 +85,3 @@ def _of_this_machine(owner: Owner | None, is_local: bool) -> list[str]:
         return []
     check = toolbox.find("check")
     return check.of_this_machine(None if owner is None else owner.pid) if check else []
-
-
-def verify(argv: Sequence[str]) -> int:
-    """Prints a line for each step; returns 2 if one is damaged, else 0. Raises InputError if there is none."""
-    parser = Parser("verify", VERIFY)
-    parser.add_object("model", "MODEL_DIR", "a run directory, or one of its checkpoints; a path or gs://…", is_run=True)
-    parser.add_argument("--sizes", action="store_true", help="compare only sizes; a changed byte is not found then")
-    given = parser.parse(argv)
-    root = resolved(given.model)
-    found = list(_steps(root))
-    if not found:
-        raise InputError(f"{given.model} has no checkpoints/<step>; name the MODEL_DIR of a run.")
-    has_damage = False
-    for path in found:
-        is_damaged, text = verdict(path, "sizes" if given.sizes else "checksums")
-        has_damage = has_damage or is_damaged
-        name = path.relative_to(root) if path != root and path.is_relative_to(root) else path
-        print(f"{name}: {text}", flush=True)
-    return 2 if has_damage else 0
-
-
-def verdict(path: epath.Path, how: str) -> tuple[bool, str]:
-    """Returns (whether a checkpoint is damaged, the sentence about it)."""
-    if not path.name.isdigit():
-        return False, "set aside by a run"
-    try:
-        damaged = limba_checkpoint.damage(path, how)
-        if damaged:
-            return True, f"damaged: {'; '.join(damaged)}"
-        number, size = manifest.size_of(path)
-    except Exception as error:
-        raise StorageError(f"{path} cannot be read at the moment ({short_reason(error)}); try again.") from error
-    what = "sizes and checksums" if how == "checksums" else "sizes, not checksums,"
-    return False, f"whole ({number} files, {size:,} bytes; {what} are those of its manifest)"
-
-
-def _steps(root: epath.Path) -> Iterator[epath.Path]:
-    """Yields the checkpoints of a run, of its `best` and of its fallback_dir, and those that the run has set aside."""
-    if root.name.isdigit() and root.parent.name == "checkpoints":
-        yield root
-        return
-    for directory in (root / "checkpoints", root / "best" / "checkpoints", *_fallback(root)):
-        yield from limba_checkpoint.steps_in(directory, with_files=True).values()
-        for child in sorted(directory.iterdir()) if directory.is_dir() else ():
-            if ".broken" in child.name:
-                yield child
-
-
-def _fallback(root: epath.Path) -> Iterator[epath.Path]:
-    """Yields where the run saves if its directory cannot be written, if its config.json names such a place."""
-    if not (root / plain.FILE).exists():
-        return
-    config = plain.from_text(read_text(root / plain.FILE), str(root / plain.FILE))
-    if isinstance(config, RunConfig):
-        place = limba_checkpoint.fallback_directory(config.model_dir, config.checkpoint.fallback_dir)
-        if place is not None:
-            yield place

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator
 from glob import glob
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import IO, NamedTuple, NoReturn
 
 
 class Announced(NamedTuple):
@@ -189,6 +189,11 @@ def console() -> int | None:
         return sys.stderr.fileno()
     except (AttributeError, OSError, ValueError):  # as in a notebook
         return None
+
+
+def in_colour(stream: IO[str]) -> bool:
+    """Returns whether a stream is a terminal that shows colours; NO_COLOR (no-color.org) and TERM=dumb say no."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def end_now(sentence: str, status: int) -> NoReturn:

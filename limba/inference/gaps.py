@@ -309,8 +309,8 @@ def _mask_of(vocabulary: Vocabulary, special: SpecialIds) -> int:
         return special.mask
     if isinstance(vocabulary, PublishedVocabulary):
         raise InputError(
-            f"The tokenizer {vocabulary.path} has no mask (mask_token), so no words can be hidden; call encode for"
-            " vectors."
+            f"The tokenizer {vocabulary.path} has no mask (mask_token), so no words can be hidden; call `encode`"
+            " for vectors."
         )
     return load.mask_id(vocabulary)
 

@@ -51,8 +51,8 @@ INTERNAL = (  # what commands use of a model, and no tab completion shows
     *("source", "network", "mesh", "tokenizer", "task", "reads_prefix", "rows", "written", "segment_writer"),
     *("logits_of_ids", "pair_ids", "num_cut", "tuning"),
 )
-USES = {"vocabulary": "fill for the words of <mask>, or encode for vectors", "vectors": "encode for vectors"}
-USES |= {"classes": "classify", "score": "classify", "tags": "tag"}  # of an encoder, by its head
+USES = {"vocabulary": "`fill` for the words of <mask>, or `encode` for vectors", "vectors": "`encode` for vectors"}
+USES |= {"classes": "`classify`", "score": "`classify`", "tags": "`tag`"}  # of an encoder, by its head
 
 logger = logging.getLogger(__name__)
 
@@ -381,7 +381,9 @@ class TrainedModel:
             return fills_of_masks(self.network, self.params, self.mesh, self.vocabulary, special, texts, top, deadline)
         self._require_text("fills")
         if self.network.config.is_decoder_only:
-            raise InputError(f"{self.path} is a decoder-only model, which continues texts and fills no gaps; generate.")
+            raise InputError(
+                f"{self.path} is a decoder-only model, which continues texts and fills no gaps; call `generate`."
+            )
         if not num_sentinels(self.vocabulary):
             raise InputError(f"The vocabulary of {self.path} has no sentinels (<extra_id_0>, …), so it fills no gaps.")
         masked, ids = list(map(with_sentinels, texts)), []
@@ -509,8 +511,8 @@ class TrainedModel:
             use = USES["vectors" if network.is_t5_encoder and not network.has_own_head else network.head]
             if what == "scores" and network.is_encoder and not network.has_own_head:
                 raise InputError(
-                    f"{self.path} is an encoder, which scores no text from left to right; call log_likelihoods for the"
-                    f" pseudo log likelihoods of texts, {use}."
+                    f"{self.path} is an encoder, which scores no text from left to right; call `log_likelihoods` for"
+                    f" the pseudo log likelihoods of texts, {use}."
                 )
             raise InputError(f"{self.path} is an encoder, which {what} no text; call {use}.")
 

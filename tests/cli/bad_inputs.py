@@ -282,15 +282,13 @@ ARGUMENTS = {
     "train gin/demo.gin --gin_fil=x": "did you mean --gin_file",
     "train gin/demo.gin TRAIN_STEPS=5": "write --gin.TRAIN_STEPS=5",
     "train gin/demo.gin --alsologtostderr": "--help lists the arguments",
-    "train gin/demo.gin --json=a.json": "Both --json and --gin_file are given",
-    "train --json=none.json": "cannot be read as JSON (No such file or directory)",
-    "train --json=.": "cannot be read as JSON (Is a directory)",
+    "train gin/demo.gin a.json": "Both a.json and the gin file gin/demo.gin are given",
+    "train none.json": "cannot be read as JSON (No such file or directory)",
     "train --model_name_or_path": "--model_name_or_path has no value",
     "train --model_name_or_path hf --lerning_rate 1": "did you mean learning_rate?",
     "train --lerning_rate 1": "did you mean learning_rate?",
     "train --do_train maybe --output_dir out": "maybe",
     "train gin/demo.gin --learning_rate 1": "Both --learning_rate and the gin file gin/demo.gin are given",
-    "train none.json": "cannot be read as JSON",
     "train --do_train=maybe": "--do_train is maybe; give true or false",
     "train gin/demo.gin --profile=few": "write --profile or --profile=5",
     "train gin/demo.gin --profile=0": "is not a number of steps",
@@ -393,5 +391,5 @@ def json_cases() -> list[Case]:
     cases = []
     for change, says in KEYS:
         values = {key: value for key, value in {**JSON, **change}.items() if value is not None}
-        cases.append(Case(("train", "--json=a.json"), says, {"a.json": json.dumps(values).encode()}))
-    return cases + [Case(("train", "--json=a.json"), says, {"a.json": text}) for text, says in TEXTS_OF_JSON.items()]
+        cases.append(Case(("train", "a.json"), says, {"a.json": json.dumps(values).encode()}))
+    return cases + [Case(("train", "a.json"), says, {"a.json": text}) for text, says in TEXTS_OF_JSON.items()]

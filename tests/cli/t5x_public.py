@@ -59,7 +59,7 @@ def filled(found: Original) -> dict[str, Any]:
 
 
 def converted(files: Sequence[str], given: Mapping[str, Any], folders: Sequence[Path]) -> RunConfig:
-    """Returns the run that the printed file of `limba convert-gin` is, without its task modules."""
+    """Returns the run that the printed file of `limba convert --gin` is, without its task modules."""
     found = translate(files, [f"{name}={value!r}" for name, value in given.items()], folders)
     found.check()
     source = Source()

@@ -46,7 +46,7 @@ ARGUMENTS = {
     "profile of no steps": ([*PRETRAIN, "--profile=few"], ["--profile=few", "--profile=5"]),
     "no such file": (["--gin_file=gin/nothing.gin"], ["gin/nothing.gin", "does not exist", "looked for it in"]),
     "misspelt file": (["gin/demos.gin"], ["gin/demos.gin", "does not exist", "did you mean gin/demo.gin?"]),
-    "file and JSON": (["gin/demo.gin", "--json=a.json"], ["Both --json and --gin_file"]),
+    "file and JSON": (["gin/demo.gin", "a.json"], ["Both a.json and the gin file gin/demo.gin"]),
     "wrong kind": ([*PRETRAIN, "--gin.BATCH_SIZE=many"], ["--gin.BATCH_SIZE", "'many'", "a whole number"]),
     "float steps": ([*PRETRAIN, "--gin.TRAIN_STEPS=1e6"], ["1000000.0", "a whole number"]),
     "lower case false": ([*PRETRAIN, "--gin.SCAN_LAYERS=false"], ["--gin.SCAN_LAYERS", "True or False"]),

@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[2]
 # What is typed, and what the shell offers then.
 TYPED = [
     ("limba tr", {"train"}),
-    ("limba conv", {"convert", "convert-gin"}),
-    ("limba convert --dry", {"--dry-run"}),
+    ("limba conv", {"convert"}),
+    ("limba convert --dry", {"--dry_run"}),
     ("limba convert --to=", {"huggingface", "t5x", "limba", "list"}),
     ("limba convert --to=t", {"t5x"}),
     ("limba convert --to=t5x --st", {"--step="}),  # a flag of this form alone
@@ -24,12 +24,11 @@ TYPED = [
     ("limba train --gin.TRAIN_S", {"--gin.TRAIN_STEPS="}),
     ("limba train gin/ro_t5x_b", {"gin/ro_t5x_base.gin"}),  # of Limba, also from another folder
     ("limba train my", {"my run.gin"}),
-    ("limba score --input=my", {"my run.gin"}),
-    ("limba fill --t", {"--top="}),
-    ("limba fill my", {"my run.gin"}),
+    ("limba generate --input=my", {"my run.gin"}),
+    ("limba generate --top", {"--top=", "--top_k=", "--top_p="}),
     ("limba new --c", {"--corpus=", "--column="}),
     ("limba completion ", {"bash", "zsh", "fish"}),
-    ("limba doctor ", set()),
+    ("limba preflight --env", {"--environment"}),
 ]
 BASH = """
 source script

@@ -49,7 +49,7 @@ def values(corpus: Path, vocabulary: Path, tmp_path: Path) -> dict[str, Any]:
 
 def argument(values: dict[str, Any], folder: Path) -> str:
     (folder / "train.json").write_text(json.dumps(values))
-    return f"--json={folder / 'train.json'}"
+    return str(folder / "train.json")
 
 
 @pytest.mark.night
@@ -69,7 +69,7 @@ def test_a_run_from_scratch_and_one_from_a_model(values: dict[str, Any], tmp_pat
     from limba.cli import convert
 
     convert.run(
-        ["export", str(tmp_path / "run"), str(tmp_path / "published"), "--formats=pytorch", "--no-check", "--dropout=0"]
+        ["export", str(tmp_path / "run"), str(tmp_path / "published"), "--formats=pytorch", "--no_check", "--dropout=0"]
     )
     (folder,) = (path.parent for path in (tmp_path / "published").rglob("model.safetensors"))
     values |= {"model_name_or_path": str(folder), "output_dir": str(tmp_path / "on"), "do_eval": False}
@@ -183,8 +183,8 @@ def test_do_train_false_only_evaluates(values: dict[str, Any], vocabulary: Path,
 def test_files_that_are_no_json(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("[1]")
     with pytest.raises(InputError, match="holds no JSON object"):
-        parse_args([f"--json={tmp_path / 'a.json'}"])
+        parse_args([str(tmp_path / "a.json")])
     with pytest.raises(InputError, match="cannot be read as JSON"):
-        parse_args([f"--json={tmp_path / 'none.json'}"])
+        parse_args([str(tmp_path / "none.json")])
     with pytest.raises(InputError, match="give one"):
-        parse_args([f"--json={tmp_path / 'a.json'}", "--gin_file=gin/demo.gin"])
+        parse_args([str(tmp_path / "a.json"), "--gin_file=gin/demo.gin"])

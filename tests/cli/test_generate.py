@@ -1,4 +1,4 @@
-"""`limba generate`, `score`: combinations of flags, long inputs, one writer, and the commands of the docs."""
+"""`limba generate`, also with --score: combinations of flags, long inputs, one writer, and the commands of the docs."""
 
 import argparse
 import itertools
@@ -20,7 +20,6 @@ from tests.tiny import language_model
 
 ROOT = Path(__file__).parent.parent.parent
 LONG = "Sentence number one is here. And a second one! " * 6  # 288 bytes; the run reads 128 tokens
-COMMAND = re.compile(r"limba (?:generate|score) .*")
 BATCH = "--gin.BATCH_SIZE=8"
 
 
@@ -158,7 +157,9 @@ def test_an_output_follows_the_content_of_its_input(place: Path, capsys: pytest.
 def test_pairs_that_are_cut_are_said(place: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
     pairs = [{"inputs": "a", "targets": "b"}, {"inputs": LONG, "targets": LONG}]
     (place / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    assert main.main(["score", "run", "--batch_size=8", "--input=pairs.jsonl", "--output=scored.jsonl"]) == 0
+    assert (
+        main.main(["generate", "run", "--score", "--batch_size=8", "--input=pairs.jsonl", "--output=scored.jsonl"]) == 0
+    )
     num_tokens, lengths = len(LONG) + 1, limba.load("run").lengths
     cut = 2 * num_tokens - lengths["inputs"] - lengths["targets"]
     assert [row["cut_tokens"] for row in lines(place / "scored.jsonl")] == [0, cut]
@@ -168,20 +169,61 @@ def test_pairs_that_are_cut_are_said(place: Path, capsys: pytest.CaptureFixture[
 
 
 def documented() -> list[str]:
-    """The commands of README, docs, headers of gin files and --help that generate or score text."""
+    """The commands of README, docs, headers of gin files and --help that write, fill or score text."""
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "gin").rglob("*.gin")]
     pages.append(ROOT / "limba" / "cli" / "generate.py")
     found = []
     for page in pages:
         for line in re.sub(r" *\\\n#?", " ", page.read_text()).splitlines():
             plain = re.sub(r"^\s*#\s*|`[^`]*`", "", line).strip()
-            if match := re.match(r"(?:.*: )?(limba (?:generate|score) [^;`]*)", plain):
+            if match := re.match(r"(?:.*: )?(limba generate [^;`]*)", plain):
                 found.append(match[1].split("  #")[0].strip().rstrip("."))
     return sorted({command for command in found if "theirs" not in command})
 
 
 def test_the_documented_commands_are_found() -> None:
-    assert len(documented()) >= 8 and any("--num_beams" in command for command in documented())
+    assert len(documented()) >= 8
+    for flag in ("--num_beams", "--fill", "--score"):
+        assert any(flag in command for command in documented()), flag
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--fill", "--score"], "Both --fill and --score are given; give one."),
+        (["--fill", "--num=3"], "--num is about texts that are written, and --fill writes none; leave one out."),
+        (["--score", "--max_tokens=3"], "--max_tokens is about texts that are written, and --score writes none"),
+        (["--fill", "--keep_sentinels"], "--keep_sentinels is about texts that are written, and --fill writes none"),
+        (["--score", "--long_inputs=cut"], "--long_inputs is about texts that are written"),
+        (["--top=3"], "--top is the number of fills of a gap; add --fill, or leave it out."),
+        (["--score", "--top=3"], "--top is the number of fills of a gap"),
+        (["--score", "--prompt=a"], "--score reads pairs of an input and a target, not --prompt; give --input=FILE."),
+        (["--fields=a,b", "--prompt=a"], "--fields is a,b; give one name, such as inputs."),
+        (["--fill", "--fields=", "--prompt=a"], "--fields is ; give one name"),
+        (["--fill", "--prompt=a ___", "--input=in.txt"], "Both --prompt and --input are given; give one."),
+        (["--fill", "--input=in.txt", "--output=out.txt"], "--output is out.txt; with --fill it is a .jsonl file"),
+    ],
+)
+def test_flags_of_two_doors_are_one_sentence(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before a model is looked for: there is none of this name."""
+    assert words in error_of(capsys, "generate", "nowhere", *flags)
+
+
+def test_help_shows_the_three_doors(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        generate.run(["--help"])
+    text = capsys.readouterr().out
+    filling, writing = (
+        text.index(f"\n{title}") for title in ("with --fill:\n", "writing, without --fill and --score:\n")
+    )
+    assert text.index("--fill ") < text.index("--score ") < filling < text.index("--top N") < writing
+    assert all(f"\n  {flag} " in text[writing:] for flag in generate.NAMES.values())
+
+
+def test_a_prompt_with_a_gap_names_fill(place: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    for flags, is_said in (([], True), (["--keep_sentinels"], False)):
+        assert main.main(["generate", "run", "--prompt=A <extra_id_0> gap", "--max_tokens=2", *flags]) == 0
+        assert ("with --fill the model says" in capsys.readouterr().err) is is_said
 
 
 @pytest.mark.night
@@ -191,7 +233,7 @@ def test_each_documented_command_runs(place: Path, language_run: Path) -> None: 
         shutil.copytree(ROOT / folder, place / folder)
     for number, command in enumerate(documented()):
         is_language = "昔々" in command or "Once upon" in command or "LANGUAGE" in command or "=targets" in command
-        _, name, *words = shlex.split(command)
+        _, _, *words = shlex.split(command)
         model = "lm" if is_language else "run"
         words = [
             model if re.fullmatch(r"[A-Z_]+DIR|FOLDER|runs/(?:mine|caps)|user/name|LANGUAGE_MODEL_DIR", w) else w
@@ -202,7 +244,7 @@ def test_each_documented_command_runs(place: Path, language_run: Path) -> None: 
             words = ["--gin_file=run/config.gin", BATCH, *words]
         else:
             words += ["--vocabulary=byte"] if is_language else []
-        words += ["--max_tokens=4"] if name != "score" else []
-        assert main.main([name, *(word for word in words if word)]) == 0, command
-        for path in [*place.glob("out.*"), *place.glob("scored.*")]:
+        words += ["--max_tokens=4"] if not {"--fill", "--score"} & set(words) else []
+        assert main.main(["generate", *(word for word in words if word)]) == 0, command
+        for path in [*place.glob("out.*"), *place.glob("scored.*"), *place.glob("fills.*")]:
             path.rename(place / f"kept-{number}-{path.name}")

@@ -26,7 +26,7 @@ READING = [
     "verify run",
     "score run --input=pairs.jsonl --output=scores.jsonl",
     "generate run --prompt=a --max_tokens=1",
-    "convert run out --no-check --vocabulary=none",
+    "convert run out --no_check --vocabulary=none",
 ]
 # The run makes these too, and removes them at its end if they are empty.
 AND = ["lease.json", "logs/stacks_process_0.txt", "non_finite_step_2_process_0.npz"]
@@ -106,6 +106,6 @@ def test_an_export_does_not_write_into_a_linked_folder(place: Path, capsys: pyte
     (place / "home").mkdir()
     (place / "out").mkdir()
     (place / "out" / "step_10.writing").symlink_to(place / "home")
-    assert main.main(["convert", "run", "out", "--no-check", "--vocabulary=byte"]) == 2
+    assert main.main(["convert", "run", "out", "--no_check", "--vocabulary=byte"]) == 2
     assert "step_10.writing cannot be used (File exists)" in capsys.readouterr().err
     assert not list((place / "home").iterdir())

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import limba
 from limba.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,8 +34,47 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["--version"]) == 0
-    (wanted,) = re.findall(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    assert capsys.readouterr().out == f"limba {wanted}\n"
+    assert re.fullmatch(r"\d+\.\d+\.\d+", limba.__version__)
+    assert capsys.readouterr().out == f"limba {limba.__version__}\n"
+    assert f"\nversion: {limba.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_help_of_a_command_is_its_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = help_of(["status"], capsys, monkeypatch)
+    assert expected.startswith("usage: limba status ")
+    with pytest.raises(SystemExit) as ended:
+        main.main(["help", "status"])
+    assert ended.value.code in (0, None) and capsys.readouterr().out == expected
+    assert main.main(["help", "statsu"]) == 2 and "did you mean status?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("finetune", "; did you mean train?"),
+        ("fill", "; did you mean generate --fill?"),
+        ("score", "; did you mean generate --score?"),
+        ("verify", "; limba --help lists them."),
+        ("doctor", "; limba --help lists them."),
+        ("convert-gin", "; did you mean convert?"),
+        ("trian", "; did you mean train?"),
+    ],
+)
+def test_a_command_that_does_not_exist_names_the_nearest(typed: str, says: str, capsys) -> None:
+    assert main.main([typed, "run"]) == 2
+    assert capsys.readouterr().err == f"limba has no command {typed}{says}\n"
+
+
+@pytest.mark.parametrize("command", ["train", "preflight", "evaluate"])
+def test_a_gin_name_that_is_given_as_a_flag_is_named(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(main.environment, "use_large_pages", lambda: None)  # starts the process again
+    status = main.main([command, "gin/demo.gin", "--batch_size=16"])
+    assert status == (1 if command == "preflight" else 2)
+    shown = capsys.readouterr()
+    sentence = "The argument --batch_size=16 is not known; write --gin.BATCH_SIZE=16;"
+    assert sentence in (shown.out if command == "preflight" else shown.err)  # a preflight's page has it
 
 
 @pytest.mark.night

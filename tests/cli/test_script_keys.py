@@ -119,7 +119,7 @@ def test_json_and_command_line_are_one_thing(translated, tmp_path: Path) -> None
         found = translation._translated(*values.read_values(parsed.json, parsed.flags))
         assert found.bindings == wanted
     assert values.parse(["gin/demo.gin", "--gin.CORPUS=a.json"]) is None
-    assert values.parse(["--json=a.json"]) is None
+    assert values.parse(["gin/demo.gin"]) is None
     own = values.parse(["a.json", "--gin_search_paths", "x", "--gin.A=1", "--max_steps=-1", "--no_do_eval"])
     assert own.rest == ["--gin_search_paths", "x", "--gin.A=1"]
     assert own.flags == {"max_steps": "-1", "do_eval": False}

@@ -60,8 +60,8 @@ OF_GIN = [
 ]
 COMMANDS = [
     ["generate", "run", "--prompt=a", "--max_tokens=1"],
-    ["generate", "run", "--input=corpus.jsonl", "--field=text"],
-    ["score", "run", "--input=pairs.jsonl"],
+    ["generate", "run", "--input=corpus.jsonl", "--fields=text"],
+    ["generate", "run", "--score", "--input=pairs.jsonl"],
     ["evaluate", "run"],
     ["evaluate", "run/checkpoints/10"],
 ]
@@ -80,12 +80,12 @@ def test_a_run_chooses_no_code(argv: list[str], in_gin: bool, module: str, place
 
 
 @pytest.mark.parametrize(
-    "argv", [["report", "run"], ["convert", "run", "out", "--no-check"], ["convert", "run", "--to=list"]]
+    "argv", [["report", "run"], ["convert", "run", "out", "--no_check"], ["convert", "run", "--to=list"]]
 )
 def test_what_needs_no_task_imports_nothing(argv: list[str], place: Path, capsys) -> None:
     naming(place, "evil_module", in_gin=False)
     shutil.copy(GOLDEN / "whole" / "metrics.jsonl", place / "run")
-    assert main.main([*argv, *(["--vocabulary=byte"] if argv[-1] == "--no-check" else [])]) == 0
+    assert main.main([*argv, *(["--vocabulary=byte"] if argv[-1] == "--no_check" else [])]) == 0
     assert not (place / "ran").exists()
 
 
@@ -101,18 +101,20 @@ def test_the_documents_of_somebody_s_ledger_choose_no_code(place: Path, capsys) 
     assert sentence.endswith("if you trust who wrote it: limba skipped run --import=evil_module")
 
 
-@pytest.mark.parametrize("command", ["verify", "status", "play"])
-def test_looking_at_a_run_chooses_no_code(command: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+@pytest.mark.parametrize("command", [["status", "run", "--verify"], ["status", "run"], ["play", "run"]], ids=str)
+def test_looking_at_a_run_chooses_no_code(
+    command: list[str], place: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
     naming(place, "evil_module", in_gin=False)
     monkeypatch.setattr(Server, "serve_forever", lambda *_, **__: None)
-    assert main.main([command, "run"]) in (0, 2)
+    assert main.main(command) in (0, 2)
     assert not (place / "ran").exists()
     assert len(capsys.readouterr().err.splitlines()) <= 1
 
 
 def test_the_ready_command_runs_it(place: Path, capsys) -> None:
     naming(place, "evil_module", in_gin=False)
-    argv = ["score", "run", "--input=pairs.jsonl", "--output=out.jsonl"]
+    argv = ["generate", "run", "--score", "--input=pairs.jsonl", "--output=out.jsonl"]
     assert main.main(argv) == 2
     command = capsys.readouterr().err.split("if you trust who wrote it: limba ")[1].split()
     assert command == [*argv, "--import=evil_module"]
@@ -136,9 +138,9 @@ LIMBA = [sys.executable, "-P", "-c", "import sys; from limba.cli import main; sy
 @pytest.mark.parametrize(
     "argv",
     [
-        ["verify", "."],
+        ["status", ".", "--verify"],
         *(pytest.param(argv, marks=pytest.mark.night) for argv in (
-            ["report", "."], ["status", "."], ["doctor"], ["convert", ".", "--to=list"],
+            ["report", "."], ["status", "."], ["preflight", "--environment"], ["convert", ".", "--to=list"],
             ["generate", ".", "--prompt=a", "--max_tokens=1", "--vocabulary=byte"],
         )),
     ],
@@ -195,9 +197,9 @@ def test_the_token_of_the_hub_is_written_nowhere(place: Path, monkeypatch: pytes
         "logging_steps": 1,
     }
     (place / "a.json").write_text(json.dumps({**about, "hub_token": token, "token": token, "push_to_hub": True}))
-    assert main.main(["train", "--json=a.json"]) == 74  # trained and saved; the hub cannot be reached to push
+    assert main.main(["train", "a.json"]) == 74  # trained and saved; the hub cannot be reached to push
     (place / "a.json").unlink()
-    assert main.main(["convert", "out", "--push=somebody/name", "--dry-run", "--no-check"]) == 0
+    assert main.main(["convert", "out", "--push=somebody/name", "--dry_run", "--no_check"]) == 0
     assert main.main(["generate", "out", "--prompt=a", "--max_tokens=2"]) == 0
     assert main.main(["generate", "somebody/name", "--prompt=a"]) == 2  # the hub cannot be reached
     printed = capfd.readouterr()

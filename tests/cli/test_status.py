@@ -161,7 +161,7 @@ def test_a_curve_of_equal_losses_is_a_line() -> None:
 def test_what_would_keep_the_next_start_from_working(
     directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the module that preflight and doctor have: who holds the TPU, packages, and room for a checkpoint."""
+    """By the module that preflight has: who holds the TPU, packages, and room for a checkpoint."""
     locked = environment.pins(ROOT / "requirements", "cpu")
     monkeypatch.setattr(environment, "installed", lambda: {**locked, "flax": "0.0.1"})
     monkeypatch.setattr(environment, "LEAST_FREE", 0)

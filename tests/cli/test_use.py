@@ -49,8 +49,6 @@ def error_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     ("command", "makes"),
     [
         ("generate", "out.jsonl"),
-        ("fill", ""),
-        ("score", "scored.jsonl"),
         ("evaluate", "run/evaluations/evaluation-10-validation.json"),
         ("report", "run/loss.png"),
         ("convert", "OUT/step_10/model.safetensors"),
@@ -99,8 +97,13 @@ def test_a_gin_file_and_a_run_give_the_same(place: Path, capsys: pytest.CaptureF
     old, new = lines(place / "old.jsonl"), lines(place / "new.jsonl")
     assert [row["prediction"] for row in old] == [row["prediction"] for row in new]
     assert old[0]["inputs"] == PAIRS[0]["inputs"]
-    assert main.main(["score", *model, "--input=pairs.jsonl", "--output=old_scores.jsonl"]) == 0
-    assert main.main(["score", "--model=run", "--batch_size=8", "--input=pairs.jsonl", "--output=scores.jsonl"]) == 0
+    assert main.main(["generate", "--score", *model, "--input=pairs.jsonl", "--output=old_scores.jsonl"]) == 0
+    assert (
+        main.main(
+            ["generate", "--score", "--model=run", "--batch_size=8", "--input=pairs.jsonl", "--output=scores.jsonl"]
+        )
+        == 0
+    )
     old, new = lines(place / "old_scores.jsonl"), lines(place / "scores.jsonl")
     assert [row["log_likelihood"] for row in new] == pytest.approx([row["log_likelihood"] for row in old], rel=1e-5)
     assert [row["tokens"] for row in new] == [4, 2]
@@ -116,9 +119,9 @@ def test_a_gin_file_and_a_run_give_the_same(place: Path, capsys: pytest.CaptureF
         capsys, "generate", "run", "--prompt=a", "--temperature=0", "--num=2"
     )
     assert "--fields is inputs, and the model reads inputs too" in error_of(
-        capsys, "score", "run", "--input=pairs.jsonl", "--fields=inputs"
+        capsys, "generate", "run", "--score", "--input=pairs.jsonl", "--fields=inputs"
     )
-    assert "has no text in field 'text'" in error_of(capsys, "generate", "run", "--input=pairs.jsonl", "--field=text")
+    assert "has no text in field 'text'" in error_of(capsys, "generate", "run", "--input=pairs.jsonl", "--fields=text")
     assert "The input none.txt does not exist" in error_of(capsys, "generate", "run", "--input=none.txt")
     assert "no checkpoint at step 3" in error_of(capsys, "generate", "run", "--prompt=a", "--step=3")
 
@@ -128,15 +131,21 @@ def test_a_gin_file_and_a_run_give_the_same(place: Path, capsys: pytest.CaptureF
     [
         ("--batch_size: x is not a whole number above 0", ["generate", "run", "--input=in.txt", "--batch_size=x"]),
         ("--batch_size: 0 is not a whole number above 0", ["generate", "run", "--input=in.txt", "--batch_size=0"]),
-        ("--batch_size: -1 is not a whole number above 0", ["score", "run", "--input=in.txt", "--batch_size=-1"]),
+        (
+            "--batch_size: -1 is not a whole number above 0",
+            ["generate", "run", "--score", "--batch_size=-1"],
+        ),
         ("--num_examples: no is not a whole number above 0", ["evaluate", "run", "--num_examples=no"]),
         ("did you mean --output; --help", ["generate", "run", "--outptu=x"]),
         ("invalid int value: 'many'", ["generate", "run", "--prompt=a", "--num=many"]),
         ("Both --prompt and --input are given", ["generate", "run", "--prompt=a", "--input=in.txt"]),
-        ("No model is given", ["score", "--input=in.txt"]),
-        ("--fields is a,b,c; give two names", ["score", "run", "--fields=a,b,c"]),
+        ("No model is given", ["generate", "--score", "--input=in.txt"]),
+        ("--fields is a,b,c; give two names", ["generate", "run", "--score", "--fields=a,b,c"]),
         ("nowhere does not exist: looked there for a Limba run", ["generate", "nowhere", "--prompt=a"]),
-        ("--gin.BATCH_SIZE changes a run's config.gin, and no has none", ["score", "no", "--gin.BATCH_SIZE=2"]),
+        (
+            "--gin.BATCH_SIZE changes a run's config.gin, and no has none",
+            ["generate", "no", "--score", "--gin.BATCH_SIZE=2"],
+        ),
         ("No run is given; write limba report MODEL_DIR", ["report"]),
         ("nowhere is not a folder", ["report", "nowhere"]),
         ("--gin.A=1 goes with --gin_file", ["report", "run", "--gin.A=1"]),
@@ -147,7 +156,10 @@ def test_a_gin_file_and_a_run_give_the_same(place: Path, capsys: pytest.CaptureF
         ("has no split 'none'; it has train: set --split", ["evaluate", "run", "--split=none"]),
         ("Both --top_k and --num_beams", ["generate", "run", "--prompt=a", "--top_k=5", "--num_beams=2"]),
         ("There is no OUT; write limba convert run OUT --to=t5x", ["convert", "run", "--to=t5x"]),
-        ("Both MODEL (run) and --checkpoint (run/best) are given", ["score", "run", "--checkpoint=run/best"]),
+        (
+            "Both MODEL (run) and --checkpoint (run/best) are given",
+            ["generate", "run", "--score", "--checkpoint=run/best"],
+        ),
         ("invalid choice: 'gguf'", ["convert", "run", "--to=gguf"]),
         ("There is no MODEL; write limba convert MODEL [OUT]", ["convert"]),
         ("The argument run is one too many", ["convert", "--model=run", "--output=out", "run"]),
@@ -162,7 +174,7 @@ def test_a_run_without_config_json_is_said(place: Path, capsys: pytest.CaptureFi
     (place / "lr=0.1").symlink_to(place / "run")
     assert main.main(["convert", "lr=0.1", "--to=list"]) == 0
     (place / "run" / "config.json").unlink()
-    sentence = error_of(capsys, "score", "run", "--input=pairs.jsonl")
+    sentence = error_of(capsys, "generate", "run", "--score", "--input=pairs.jsonl")
     assert "has no config.json; copy it there, or give --gin_file" in sentence
     assert "has no config.json: it holds no run, or one that has not begun" in error_of(capsys, "report", "run")
     assert "did you mean generate?" in error_of(capsys, "infer", "run", "--input=in.txt")

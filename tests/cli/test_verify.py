@@ -1,4 +1,4 @@
-"""limba verify: one line a step, 0 if all are whole, 2 if one is not; the file is named."""
+"""`limba status --verify`: one line a step, 0 if all are whole, 2 if one is not; the file is named."""
 
 import shutil
 import subprocess
@@ -19,7 +19,7 @@ GOLDEN = ROOT / "tests" / "golden" / "run" / "run"
 
 
 def verified(run: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, list[str], str]:
-    status = main.main(["verify", str(run), *flags])
+    status = main.main(["status", str(run), "--verify", *flags])
     printed = capsys.readouterr()
     return status, printed.out.splitlines(), printed.err
 
@@ -98,13 +98,31 @@ def test_the_place_for_saves_that_fail_is_checked_too(
 def test_what_is_no_run_ends_with_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, lines, errors = verified(tmp_path, capsys)
     assert (status, lines) == (2, []) and "has no checkpoints/<step>; name the MODEL_DIR of a run." in errors
-    assert main.main(["verify"]) == 2
-    assert "write limba verify MODEL_DIR" in capsys.readouterr().err
+    assert main.main(["status", "--verify"]) == 2
+    assert "write limba status MODEL_DIR" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--sizes"], "--sizes is about --verify; add that, or leave it out."),
+        (["--seconds=2"], "--seconds is about --watch; add that, or leave it out."),
+        (["--verify", "--watch"], "Both --verify and --watch are given; give one."),
+        (["--verify", "--seconds=2"], "--seconds is about --watch"),
+        (["--watch", "--seconds=0.5"], "--seconds is 0.5; give 1 or more."),
+    ],
+)
+def test_flags_that_do_not_belong_together_are_one_sentence(
+    flags: list[str], words: str, saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["status", str(saved), *flags]) == 2
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert words in sentence
 
 
 def test_it_imports_neither_tensorflow_nor_a_device() -> None:
     code = (
-        "import sys; from limba.cli import main; status = main.main(['verify', sys.argv[1]]);"
+        "import sys; from limba.cli import main; status = main.main(['status', sys.argv[1], '--verify']);"
         "print(status, sorted({'tensorflow', 'jax', 'orbax', 'seqio'} & set(sys.modules)))"
     )
     command = [sys.executable, "-c", code, str(GOLDEN)]

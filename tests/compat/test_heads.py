@@ -66,7 +66,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, vocabulary: Path) -> Path:
         config, run = dataclasses.replace(tiny, vocab_size=1024), place / "runs" / name
         params = unflatten(stack_layers(write_run(run, config)[5]))
         with contextlib.redirect_stdout(io.StringIO()):
-            flags = [f"--vocabulary={vocabulary}", "--extra_ids=1", "--no-check"]
+            flags = [f"--vocabulary={vocabulary}", "--extra_ids=1", "--no_check"]
             convert.run([str(run), str(place / name), *flags])
         batch = dict.fromkeys(("decoder_input_tokens", "decoder_target_tokens"), ids)
         of_tokens = config.head == "vectors"

@@ -109,7 +109,7 @@ def place(tmp_path_factory, vocabulary):
     for family in ("t5_1_1", "llama"):
         config = huggingface.model_config(place / "by_5" / f"{family}-own")
         write_run(place / "runs" / family, config)
-        flags = ["--no-check", "--formats=pytorch", f"--vocabulary={vocabulary}"]
+        flags = ["--no_check", "--formats=pytorch", f"--vocabulary={vocabulary}"]
         flags += ["--extra_ids=0"] if family == "llama" else []
         command.run(["export", str(place / "runs" / family), str(place / "out"), *flags])
         shutil.copytree(place / "out" / "step_5", place / "cards" / family)
@@ -174,7 +174,7 @@ def test_an_import_has_the_own_layer_of_a_folder_by_5(family, place, in_new, tmp
     params = unflatten(stack_layers({name: arrays[name] for name in arrays}))
     model = huggingface.model_config(folder)
     np.testing.assert_allclose(computed(params, model), np.load(folder / "logits.npy"), atol=LIMIT)
-    command.run(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--no-check", "--formats=pytorch"])
+    command.run(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--no_check", "--formats=pytorch"])
     np.testing.assert_allclose(read(tmp_path / "out/step_0"), np.load(folder / "logits.npy"), atol=LIMIT)
 
 

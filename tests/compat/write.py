@@ -38,7 +38,7 @@ def write(out: Path) -> None:
         config = ModelConfig(**{**SIZES, **layers, **fields})
         arrays = write_run(out / family / "run", config)[5]
         name = "byte" if family == "byt5" else str(out / "pieces.model")
-        flags = ("--no-check", "--transformers=4", f"--vocabulary={name}")
+        flags = ("--no_check", "--transformers=4", f"--vocabulary={name}")
         with contextlib.redirect_stdout(io.StringIO()):
             convert.run(["export", str(out / family / "run"), str(out / family / "out"), *flags])
         vocabulary = load_vocabulary(name)

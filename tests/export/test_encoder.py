@@ -66,7 +66,7 @@ def test_transformers_gives_our_logits_and_the_way_back_is_exact(shape, vocabula
 def folder(vocabulary, tmp_path_factory):
     directory = tmp_path_factory.mktemp("encoder")
     write_run(directory / "run", encoder())
-    convert.run(["export", str(directory / "run"), f"--vocabulary={vocabulary}", "--extra_ids=1", "--no-check"])
+    convert.run(["export", str(directory / "run"), f"--vocabulary={vocabulary}", "--extra_ids=1", "--no_check"])
     return directory / "run" / "huggingface" / "step_5"
 
 
@@ -120,9 +120,9 @@ def test_vectors_are_pooled_states(folder):
 
 def test_what_an_encoder_does_not_do_is_one_sentence(folder, vocabulary):
     model = load(folder)
-    with pytest.raises(InputError, match="is an encoder, which generates no text; call fill"):
+    with pytest.raises(InputError, match="is an encoder, which generates no text; call `fill`"):
         model.generate(["A text"])
-    with pytest.raises(InputError, match="scores no text from left to right; call log_likelihoods for .*, fill for"):
+    with pytest.raises(InputError, match="from left to right; call `log_likelihoods` for .*, `fill` for"):
         model.score([("", "A text")])
     with pytest.raises(InputError, match="is an encoder, which generates no text"):
         generate.run([str(folder), "--prompt=A text"])

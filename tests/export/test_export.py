@@ -127,7 +127,7 @@ def test_t5x_checkpoints_of_both_forms(legacy, tmp_path, capsys):
         checkpointer.save(tmp_path / "new" / "checkpoint_3" / "state", unflatten({n: stored[n] for n in stored}))
     shutil.copy(legacy / "config.gin", tmp_path / "new")
     export(legacy, tmp_path / "out")
-    export(tmp_path / "new" / "checkpoint_3", tmp_path / "out2", "--no-check")
+    export(tmp_path / "new" / "checkpoint_3", tmp_path / "out2", "--no_check")
     assert "NOT CHECKED" in capsys.readouterr().out
     for folder in (tmp_path / "out" / "step_3", tmp_path / "out2" / "step_3"):
         config = find(str(legacy)).model
@@ -161,16 +161,16 @@ def test_all_steps_once_and_interrupted_ones_again(tmp_path, capsys):
     write_run(tmp_path / "run", config_of("t5_1_0"), steps=(10, 9))
     out = tmp_path / "out"
     (out / "step_10.writing").mkdir(parents=True)
-    export(tmp_path / "run", out, "--steps=all", "--formats=pytorch", "--no-check")
+    export(tmp_path / "run", out, "--steps=all", "--formats=pytorch", "--no_check")
     assert sorted(path.name for path in out.iterdir()) == ["step_10", "step_9"]
     made = (out / "step_9" / "model.safetensors").stat().st_mtime_ns
     capsys.readouterr()
-    export(tmp_path / "run", out, "--steps=9,10", "--formats=pytorch", "--no-check")
+    export(tmp_path / "run", out, "--steps=9,10", "--formats=pytorch", "--no_check")
     assert capsys.readouterr().out.count("done before") == 2
     assert (out / "step_9" / "model.safetensors").stat().st_mtime_ns == made
-    export(tmp_path / "run", out, "--formats=flax", "--no-check")  # another choice is made again
+    export(tmp_path / "run", out, "--formats=flax", "--no_check")  # another choice is made again
     assert (out / "step_10" / "flax_model.msgpack").exists()
-    export(tmp_path / "run", out, "--push=me/model", "--dry-run", "--formats=flax", "--no-check", "--steps=all")
+    export(tmp_path / "run", out, "--push=me/model", "--dry_run", "--formats=flax", "--no_check", "--steps=all")
     shown = capsys.readouterr().out
     assert "to me/model, revision main" in shown and "revision step_9" in shown and "flax_model.msgpack" in shown
 
@@ -399,7 +399,7 @@ def test_bad_choices_are_one_sentence(tmp_path, vocabulary, legacy, monkeypatch)
     refused("as \\(64, 96\\), and its configuration makes it \\(64, 32\\)", run, out, f"--config={tmp_path}/other.gin")
     refused("as .*, and its configuration makes it", run, out, "--config=gin/models/t5_1_1/tiny.gin")
     write_run(tmp_path / "second", config)
-    export(run, out, "--no-check")
+    export(run, out, "--no_check")
     refused("made from another run, run", tmp_path / "second", out)
     (out / "thesis.tex").write_text("")
     refused("holds thesis.tex, which no conversion wrote", run, out)
@@ -454,7 +454,7 @@ def test_a_scanned_t5x_checkpoint_becomes_a_umt5(tmp_path):
     values = {name: value for name, value in vars(config).items() if name != "relative_bias_per_layer"}
     lines = [f"network.T5Config.{name} = {value!r}" for name, value in values.items()]
     (tmp_path / "run" / "config.gin").write_text("\n".join(lines))
-    export(tmp_path / "run", tmp_path / "out", "--no-check")
+    export(tmp_path / "run", tmp_path / "out", "--no_check")
     equal(open_folder(tmp_path / "out" / "step_4", config), arrays)
     about = json.loads((tmp_path / "out" / "step_4" / "config.json").read_text())
     assert about["model_type"] == "umt5"

@@ -79,8 +79,8 @@ def test_what_an_encoder_cannot_do_is_said_with_what_it_can(run, vocabulary, tmp
     config = tiny.language_model(attention_mask="bidirectional", vocab_size=1024)
     write_run(tmp_path / "run", config)
     encoder = load(str(tmp_path / "run"), vocabulary=str(vocabulary))
-    with pytest.raises(InputError, match="call log_likelihoods for the pseudo log likelihoods of texts, fill for"):
+    with pytest.raises(InputError, match="call `log_likelihoods` for the pseudo log likelihoods of texts, `fill` for"):
         encoder.score([("a", "b")])
-    with pytest.raises(InputError, match="generates no text; call fill"):
+    with pytest.raises(InputError, match="generates no text; call `fill`"):
         encoder.generate(["a"])
     assert dataclasses.replace(config, attention_mask="hybrid").predicts_next

@@ -236,7 +236,7 @@ def wrong(argv: Sequence[str]) -> list[dict]:
     """Returns the errors and warnings of a preflight in this process that compiles nothing, each with its section."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        preflight.run([*argv, "--no-compile", "--json"])
+        preflight.run([*argv, "--no_compile", "--json"])
     sections = json.loads(said.getvalue())["sections"]
     lines = [{"section": section["title"], **line} for section in sections for line in section["lines"]]
     return [line for line in lines if line["level"] != "ok"]

@@ -66,7 +66,7 @@ def test_there_are_twelve_of_all_kinds() -> None:
 
 
 def test_nothing_is_wrong_with_what_they_break(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, document = verdict(capsys, "tests/broken/sound.gin", "--no-compile", "--topology=v4-8")
+    code, document = verdict(capsys, "tests/broken/sound.gin", "--no_compile", "--topology=v4-8")
     assert code == 0, found(document, "error") + found(document, "warning")
     titles = [section["title"] for section in document["sections"]]
     assert titles[:6] == ["Config", "Data", "Vocabulary", "Objective and schedule", "Storage", "Environment"]
@@ -75,7 +75,7 @@ def test_nothing_is_wrong_with_what_they_break(place: Path, capsys: pytest.Captu
 
 
 def test_nothing_is_wrong_with_the_run_that_is_resumed(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, document = verdict(capsys, "tests/broken/resumed.gin", "--no-compile")
+    code, document = verdict(capsys, "tests/broken/resumed.gin", "--no_compile")
     assert code == 0, found(document, "error") + found(document, "warning")
 
 
@@ -93,7 +93,7 @@ def test_it_is_found_and_the_line_fixes_it(path: Path, place: Path, capsys: pyte
         return  # the value is the user's; or a command
     fixed = Path(place) / "tests" / "broken" / path.parent.name / f"fixed_{path.name}"
     fixed.write_text(f"{path.read_text()}\n{line['fix']}\n")
-    _, document = verdict(capsys, str(fixed.relative_to(place)), "--no-compile")
+    _, document = verdict(capsys, str(fixed.relative_to(place)), "--no_compile")
     assert says not in json.dumps(document, ensure_ascii=False)
 
 
@@ -105,7 +105,7 @@ def test_wrong_flags_are_no_verdict(place: Path, capsys: pytest.CaptureFixture[s
         (["--advise"], "--advise"),
         (["--calibrate=run"], "--calibrate"),
         (["--html=a.html"], "--html"),
-        (["--no-compil"], "did you mean --no-compile"),
+        (["--no-compil"], "did you mean --no_compile"),
     ):
         assert preflight.run(["tests/broken/sound.gin", *argv]) == 1
         out = capsys.readouterr()
@@ -113,7 +113,7 @@ def test_wrong_flags_are_no_verdict(place: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_the_command_is_in_the_table(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["preflight", "--list-topologies"]) == 0
+    assert main.main(["preflight", "--list_topologies"]) == 0
     names = capsys.readouterr().out.splitlines()
     assert {"v4-8", "v6e-16", "h100-8", "cpu-1"} <= set(names)
     assert jax.default_backend() == "cpu"

@@ -39,7 +39,7 @@ def wrong(place: Path, capsys: pytest.CaptureFixture[str], text: str, chips: str
     """Returns the errors and warnings of a preflight without a compile."""
     (place / "run.gin").write_text(text)
     capsys.readouterr()
-    status = preflight.run(["run.gin", "--json", "--no-compile", *([f"--topology={chips}"] if chips else [])])
+    status = preflight.run(["run.gin", "--json", "--no_compile", *([f"--topology={chips}"] if chips else [])])
     document = json.loads(capsys.readouterr().out)
     found = [line for each in document["sections"] for line in each["lines"] if line["level"] != "ok"]
     assert (status == 0) == (not found)
@@ -114,7 +114,7 @@ def test_nothing_is_said_of_a_shipped_run_on_sound_text(
     monkeypatch.setattr(data, "SECONDS", 0.0)
     path = broken_texts.write("text.jsonl", broken_texts.documents(language, 600))
     flags = [f"--gin.CORPUS={path!r}", "--gin.MODEL_DIR='run'", "--topology=v3-8", *flags]
-    preflight.run([f"gin/{name}.gin", "--json", "--no-compile", *flags])
+    preflight.run([f"gin/{name}.gin", "--json", "--no_compile", *flags])
     document = json.loads(capsys.readouterr().out)
     wrong = [line for each in document["sections"] for line in each["lines"] if line["level"] != "ok"]
     assert {line["code"] for line in wrong} <= {"too-many-epochs"}, wrong

@@ -80,7 +80,7 @@ def test_the_script_goes_through_a_compile(choices: dict[str, Any], tmp_path: Pa
     memory = text.partition("\nMemory and speed\n")[2]
     assert re.search(r"ok +The step needs [\d.]+ MiB a device of the [\d.]+ GiB that cpu-1 has for programs", memory)
     assert re.search(r"ok +Estimate, not a promise: [\d,]+ to [\d,]+ tokens a second", memory)
-    status, text = ended(["bash", "launch/preflight.sh", "gin/demo.gin", "--list-topologies"], tmp_path, SETUP="no",
+    status, text = ended(["bash", "launch/preflight.sh", "gin/demo.gin", "--list_topologies"], tmp_path, SETUP="no",
                          VENV=sys.prefix)  # fmt: skip
     assert status == 0 and {"v4-8", "v6e-16", "h100-8", "cpu-1"} <= set(text.split()) and " " not in text
 

@@ -80,7 +80,7 @@ def test_the_example_of_help_is_that_of_the_page_and_runs(
     page = " ".join((ROOT / "docs" / "preflight.md").read_text().replace("\\\n", " ").split())
     example = "gin/" + text.partition(" limba preflight gin/")[2].partition(" Ends with ")[0]
     assert f"```bash limba preflight {example} ```" in page
-    assert "--topology v4-8" in text and "--no-compile" in text
+    assert "--topology v4-8" in text and "--no_compile" in text
     texts = (json.loads(line)["text"] for line in corpus.read_text().splitlines())
     (tmp_path / "data").mkdir()
     documents, seen = list[str](), set[tuple[str, ...]]()
@@ -112,8 +112,8 @@ def test_the_script_passes_its_arguments_on(tmp_path: Path) -> None:
         command = ["bash", str(ROOT / "launch" / "preflight.sh"), *arguments]
         return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
 
-    done = started("gin/ro_t5x_base.gin", "v4-8", "MODEL_DIR=gs://a/b", "--no-compile")
-    given = ["--gin.VOCABULARY=ro.model", "--topology=v4-8", "--gin.MODEL_DIR=gs://a/b", "--no-compile"]
+    done = started("gin/ro_t5x_base.gin", "v4-8", "MODEL_DIR=gs://a/b", "--no_compile")
+    given = ["--gin.VOCABULARY=ro.model", "--topology=v4-8", "--gin.MODEL_DIR=gs://a/b", "--no_compile"]
     assert done.stdout == f"{['-m', 'limba', 'preflight', 'gin/ro_t5x_base.gin', *given]}\n"
     assert started().returncode == 1 and "no gin file is given" in started().stderr
     assert "bash launch/preflight.sh GIN_FILE [TOPOLOGY]" in started("--help").stdout

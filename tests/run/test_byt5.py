@@ -1,4 +1,4 @@
-"""A ByT5 of T5X's users: what convert-gin prints trains, with the sentinels that T5X gives."""
+"""A ByT5 of T5X's users: what `limba convert --gin` prints trains, with the sentinels that T5X gives."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_what_convert_gin_prints_for_a_byt5_trains(
     (tmp_path / "library_tasks.py").write_text(f"CORPUS = {str(corpus)!r}\n{MODULE}")
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "theirs.gin").write_text(GIN)
-    main(["convert-gin", str(tmp_path / "theirs.gin")])
+    main(["convert", "--gin", str(tmp_path / "theirs.gin")])
     (tmp_path / "ours.gin").write_text(capsys.readouterr().out)
     sizes = [f"--gin.config.ModelConfig.{name}={size}" for name, size in SIZES.items()]
     given = read(str(tmp_path / "ours.gin"), f"--gin.MODEL_DIR={tmp_path / 'run'}", *sizes)

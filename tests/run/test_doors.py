@@ -39,19 +39,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 COMMANDS = {
     "status": "status RUN",
-    "verify": "verify RUN",
+    "verify": "status RUN --verify",
     "report": "report RUN",
     "generate": "generate RUN --input=texts.txt --output=texts.jsonl --max_tokens=4 --keep_sentinels",
-    "score": "score RUN --input=pairs.jsonl --output=scored.jsonl",
+    "score": "generate RUN --score --input=pairs.jsonl --output=scored.jsonl",
     "evaluate": "evaluate RUN --num_examples=2",
-    "to transformers": "convert RUN out --steps=2 --no-check",
+    "to transformers": "convert RUN out --steps=2 --no_check",
     "to t5x": "convert RUN t5x --to=t5x",
     "to limba": "convert out/step_2 again --to=limba",
     "to list": "convert RUN --to=list --npz=arrays.npz",
     "merge": "merge RUN --last=2 --output=merged",
     "branch": "branch RUN --step=2 --decay=2 --output=branched --gin.EVAL_STEPS=1",
-    "the branch": "verify branched",
-    "the merged": "score merged --input=pairs.jsonl --output=merged.jsonl",
+    "the branch": "status branched --verify",
+    "the merged": "generate merged --score --input=pairs.jsonl --output=merged.jsonl",
 }
 
 

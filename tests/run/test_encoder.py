@@ -172,7 +172,7 @@ def test_a_hybrid_learns_both_in_one_batch_and_becomes_a_llama(tmp_path: Path, c
 @pytest.mark.slow
 def test_preflight_looks_at_an_encoder(tmp_path: Path, corpus: Path, vocabulary: Path, capsys) -> None:
     run = arguments(tmp_path, corpus, f"--gin.VOCABULARY={vocabulary}", "--gin.VOCAB_SIZE=1024")
-    code, shown = preflight.run([*run, "--no-compile", "--all"]), capsys.readouterr().out
+    code, shown = preflight.run([*run, "--no_compile", "--all"]), capsys.readouterr().out
     assert code == 2 and "are repetitions of others" in shown and "error  " not in shown, (
         shown
     )  # a warning, of the text

@@ -188,7 +188,7 @@ def test_text_in_order_resumed_and_scored(
     texts = ["a cat", "", "the longest of all the lines here", "x", *(f"line {i}" for i in range(20))]
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(texts)))
-    command = [f"--gin_file={runs[1] / 'config.gin'}", f"--input={source}", f"--output={output}", "--field=text"]
+    command = [f"--gin_file={runs[1] / 'config.gin'}", f"--input={source}", f"--output={output}", "--fields=text"]
     sampled = ["--gin.config.GenerationConfig.sample=True", "--gin.config.GenerationConfig.num_samples=2"]
     generate.run([*command, *sampled])
     whole, text = output.read_text(), source.read_text()
@@ -211,7 +211,7 @@ def test_text_in_order_resumed_and_scored(
     scored = tmp_path / "scored.jsonl"
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text('{"inputs": "a cat", "targets": "A CAT"}\n{"inputs": "a cat", "targets": "A"}\n')
-    generate.score([command[0], f"--input={pairs}", f"--output={scored}"])
+    generate.run([command[0], "--score", f"--input={pairs}", f"--output={scored}"])
     both = [json.loads(line) for line in scored.read_text().splitlines()]
     assert [each["tokens"] for each in both] == [6, 2]
     assert all(np.isfinite(each["log_likelihood"]) and each["log_likelihood"] < 0 for each in both)

@@ -165,7 +165,7 @@ def test_preflight_finds_the_labels_and_counts_no_logits_of_the_vocabulary(
     tmp_path: Path, encoder: Path, vocabulary: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def looked_at(run: list[str]) -> tuple[dict[str, Any], list[str]]:
-        status = main.main(["preflight", *run, "--topology=v4-8", "--no-compile", "--json"])
+        status = main.main(["preflight", *run, "--topology=v4-8", "--no_compile", "--json"])
         sections = {each["title"]: each for each in json.loads(capsys.readouterr().out)["sections"]}
         lines = [line for each in sections.values() for line in each["lines"]]
         wrong = [line["text"] for line in lines if line["level"] == "error"]
@@ -315,7 +315,7 @@ def test_rows_longer_than_an_encoder_has_learned_are_refused(tmp_path: Path, enc
         check_length(of(second, 25))
     check_length(of(written_by(of(tmp_path / "gone", 16), "third"), 2_000))
 
-    convert.run([str(encoder), str(tmp_path / "out"), f"--vocabulary={vocabulary}", "--extra_ids=1", "--no-check"])
+    convert.run([str(encoder), str(tmp_path / "out"), f"--vocabulary={vocabulary}", "--extra_ids=1", "--no_check"])
     folder = tmp_path / "out/step_5"
     about = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(about | {"max_position_embeddings": 16}))

@@ -69,7 +69,13 @@ def test_a_run_of_the_hubs_tokenizer_is_used_without_the_hub(vocabulary: Path, t
     commands = {
         "generate": ("generate", str(moved), "--prompt=the house is 1"),
         "evaluate": ("evaluate", str(moved), "--num_examples=4"),
-        "score": ("score", str(moved), f"--input={tmp_path}/pairs.jsonl", f"--output={tmp_path}/scored.jsonl"),
+        "score": (
+            "generate",
+            str(moved),
+            "--score",
+            f"--input={tmp_path}/pairs.jsonl",
+            f"--output={tmp_path}/scored.jsonl",
+        ),
         "convert": ("convert", str(moved), str(tmp_path / "out")),
     }
     for name, command in commands.items():

@@ -14,7 +14,7 @@ from limba.config import InputError, StorageError
 from limba.storage import files, servers
 
 COMMANDS = [
-    ["verify", "gs://nobody/x"],
+    ["status", "gs://nobody/x", "--verify"],
     ["skipped", "gs://nobody/x"],
     ["generate", "gs://nobody/x", "--prompt=a"],
     ["convert", "gs://nobody/x"],

@@ -205,7 +205,7 @@ def test_a_model_that_is_used_is_the_average_unless_the_run_has_none(tmp_path: P
 
     (tmp_path / "run" / "config.json").write_text(plain.to_text(SMALL))
     for flags, average in (([], True), (["--trained_weights"], False), ([], True)):  # the same folder: each replaces it
-        arguments = ["--formats=pytorch", "--vocabulary=none", "--no-check", *flags]
+        arguments = ["--formats=pytorch", "--vocabulary=none", "--no_check", *flags]
         convert.run([str(tmp_path / "run"), str(tmp_path / "out"), *arguments])
         assert_has(open_folder(tmp_path / "out" / "step_0", SMALL), average)
 

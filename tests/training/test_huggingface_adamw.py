@@ -34,7 +34,7 @@ def optimizer_of(folder: Path, **flags: object) -> OptimizerConfig:
     values["config_name"] = str(folder / "config.json")
     del values["model_name_or_path"]
     (folder / "train.json").write_text(json.dumps(values))
-    return parse_args([f"--json={folder / 'train.json'}"]).config.optimizer
+    return parse_args([str(folder / "train.json")]).config.optimizer
 
 
 @pytest.mark.parametrize("family", ["t5_1_0", "umt5"])

@@ -18,12 +18,12 @@ from limba.tools.migrate.written_tasks import with_inputs as with_inputs
 if TYPE_CHECKING:
     from etils import epath
 
-    from limba.api import Parser
     from limba.cli.gin import GinRun
     from limba.config import ModelConfig
     from limba.inference.source import VocabularyName
     from limba.tools.migrate.huggingface.values import Arguments
 
+# What `limba train --help` says of them.
 ABOUT = """
 
 It also takes a configuration of Hugging Face's T5 scripts, as JSON or as their own command line
@@ -31,13 +31,6 @@ It also takes a configuration of Hugging Face's T5 scripts, as JSON or as their 
 
     limba train config.json
     limba train --model_name_or_path google/t5-v1_1-small --train_file corpus.txt --do_train --output_dir out"""
-
-
-def add_flags(parser: Parser) -> None:
-    """Adds the flag of a JSON file to a command that reads a run; `limba train` also says what it takes."""
-    if parser.prog == "limba train":
-        parser.description = f"{parser.description}{ABOUT}"
-    parser.add_argument("--json", metavar="PATH", help="a JSON configuration of Hugging Face's run_t5_mlm scripts")
 
 
 def reader_of(files: Sequence[str], folders: Sequence[Path]) -> Callable[..., GinRun] | None:
@@ -58,14 +51,18 @@ def script_of(argv: Sequence[str]) -> Arguments | None:
     return parse(argv)
 
 
-def read_script(
-    json: str | None, script: Arguments | None, overrides: Sequence[str], folders: Sequence[Path]
-) -> GinRun:
+def read_script(script: Arguments, overrides: Sequence[str], folders: Sequence[Path]) -> GinRun:
     """Returns the run that a JSON file or a script's flags describe, read from the gin file that is written for it."""
     from limba.tools.migrate.huggingface.translation import read_script
 
-    flags = {} if script is None else script.flags
-    return read_script(json or (script and script.json), flags, overrides, folders)
+    return read_script(script.json, script.flags, overrides, folders)
+
+
+def print_gin(argv: Sequence[str]) -> None:
+    """Prints the gin files of T5X that the arguments name as one of ours."""
+    from limba.tools.migrate.t5x import translate
+
+    translate.run(argv)
 
 
 def advice(name: str, classes: Mapping[str, type], field: str = "") -> str:

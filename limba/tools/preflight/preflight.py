@@ -13,13 +13,12 @@ from limba.cli import flags
 from limba.cli.gin.statements import Source, read
 from limba.config import InputError, environment, without_credentials
 from limba.tools.preflight import configuration
-from limba.tools.preflight.checks.verdict import Section, exit_status, text_of
+from limba.tools.preflight.checks.verdict import Section, as_json, counted, exit_status, text_of
 
 if TYPE_CHECKING:
     from limba.tools.preflight.checks.cost import Terms
     from limba.tools.preflight.compiled.topologies import Topology
 
-ALIASES = {"--no_compile": "--no-compile", "--list_topologies": "--list-topologies"}
 ABOUT = """Looks at a run before it starts: configuration, data, vocabulary, objective, schedule, storage, this
 machine, and with --topology the memory and speed of its compiled step. Nothing is trained, and MODEL_DIR is left as it
 is.
@@ -29,19 +28,25 @@ is.
 
 Ends with 0 (go), 1 (will fail; also for wrong flags) or 2 (works, but wasteful): elsewhere 2 is a wrong input, here it
 is a run that goes. Each line that is wrong names the gin line that fixes it.
---json without a value prints one JSON document instead. NAME in --gin.NAME=VALUE is any name of the gin file, as in
+--environment looks at this machine alone, without a run: packages, devices, memory, disk, tokens (only whether they
+are there) and the clock, which it compares with the hub's.
+
+    limba preflight --environment
+
+--json prints one JSON document instead. NAME in --gin.NAME=VALUE is any name of the gin file, as in
 limba train."""
+OF_MACHINE = ("environment", "json")  # the flags that look at this machine alone
 CLIENTS = ("gcsfs", "fsspec", "huggingface_hub")  # log each attempt, with its traceback; a line says what came of it
 
 
-def add_flags(parser: Parser, with_json: bool = False) -> None:
-    """Adds the flags of this command; a run's own --json=PATH has the name of the one that --help leaves out."""
+def add_flags(parser: Parser) -> None:
+    """Adds the flags of this command."""
     group = parser.add_argument_group("preflight")
     group.add_argument("--topology", metavar="v4-8", help="chips to compile the step for, which need not be here")
-    group.add_argument("--list-topologies", action="store_true", help="list the names of chips and end")
-    group.add_argument("--no-compile", action="store_true", help="compile nothing")
-    if with_json:
-        group.add_argument("--json", action="store_true")
+    group.add_argument("--list_topologies", action="store_true", help="list the names of chips and end")
+    group.add_argument("--no_compile", action="store_true", help="compile nothing")
+    group.add_argument("--environment", action="store_true", help="look at this machine alone, without a run")
+    group.add_argument("--json", action="store_true", help="print one JSON document instead")
     group.add_argument("--all", action="store_true", help="also print what is right, section by section")
     group.add_argument("--price", metavar="DOLLARS", help="of a chip-hour, in place of the list price")
     group.add_argument("--days", metavar="DAYS", help="of a grant, of which the run takes a share")
@@ -58,14 +63,13 @@ def run(argv: Sequence[str]) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     parser = Parser("preflight", ABOUT, add_help=False)
-    add_flags(parser, with_json=True)
+    add_flags(parser)
     parser.parse([])  # the completion of a shell asks for the parser here
-    words = [ALIASES.get(word, word) for word in with_two_dashes(argv)]
-    of_run = [word for word in words if word.startswith("--json=")]  # a run's own; this command's has no value
-    given, others = parser.parse_known_args([word for word in words if word not in of_run])
-    others += of_run
+    given, others = parser.parse_known_args(with_two_dashes(argv))
     if {"-h", "--help", "--helpfull"} & set(others):  # before the imports, which take seconds
         flags.parse_args(others, "preflight", ABOUT, add_flags)
+    if given.environment:
+        return _of_machine(given, others)
     price = None if given.price is None else _positive(given.price, "--price", "dollars of a chip-hour")
     days = None if given.days is None else _positive(given.days, "--days", "days")
     for client in CLIENTS:
@@ -98,6 +102,27 @@ def _run(argv: Sequence[str]) -> int:
         print(output.json_of(made, about))
     else:
         print(output.first_screen(made, given.all))
+    return exit_status(made)
+
+
+def _of_machine(given: Namespace, others: Sequence[str]) -> int:
+    """Prints what is found on this machine, section by section; returns the exit status."""
+    from limba.tools.preflight.checks import machine
+
+    flags_of_run = [f"--{name}" for name, value in vars(given).items() if value and name not in OF_MACHINE]
+    ignored = [*flags_of_run, *others]
+    if ignored:
+        raise InputError(f"--environment looks at this machine alone, without a run; leave {ignored[0]} out.")
+    made: list[Section] = []
+    for section in machine.sections():
+        made.append(section)
+        if not given.json:
+            print(text_of(section), flush=True)
+    if given.json:
+        print(as_json(made, {}))
+    else:
+        found = counted(made)
+        print(f"\nThis machine: {found}." if found else "\nThis machine: nothing is wrong.")
     return exit_status(made)
 
 
@@ -134,7 +159,7 @@ def _source(argv: Sequence[str]) -> Source | None:
     if flags.script_of(argv) is not None:
         return None
     given = flags.parser_of("preflight", ABOUT, add_flags).parse(argv)
-    if given.json is not None:
+    if given is None:
         return None
     folders = flags.search_folders(given.gin_search_paths)
     migrate = find_tool("migrate")

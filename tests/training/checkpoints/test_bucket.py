@@ -14,14 +14,14 @@ from tests.bucket_server import serving_buckets
 from tests.sharding.processes import xla_flags
 
 ROOT = Path(__file__).resolve().parents[3]
-# Saves two steps; then damages one object of the newest after the other, and says for each what `limba verify` and a
-# resumed run make of it. A copy is put back each time.
+# Saves two steps; then damages one object of the newest after the other, and says for each what
+# `limba status --verify` and a resumed run make of it. A copy is put back each time.
 PROGRAM = """
 import contextlib, io, json, logging, sys
 import jax
 jax.config.update("jax_num_cpu_devices", 2)
 from etils import epath
-from limba.cli.status import verify
+from limba.cli import verified as checkpoints
 from limba.training.checkpoints.directory import Checkpoints
 from tests.training.checkpoints import states
 run = epath.Path("gs://bucket/run")
@@ -33,7 +33,7 @@ logging.getLogger("limba").addHandler(Keeping())
 logging.getLogger("limba").propagate = False
 def verified():
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        status = verify([str(run)])
+        status = checkpoints.run(str(run), "checksums")
     return [status, out.getvalue().splitlines()]
 def names(folder):
     return [name for child in folder.iterdir() for name in (names(child) if child.is_dir() else [child])]

@@ -22,7 +22,7 @@ Values = dict[str, Any]  # of keys or flags
 
 PAGE = "docs/coming_from_huggingface.md"
 COMMAND_LINE = "The command line"
-OWN_FLAGS = ("gin_file", "json", "gin_search_paths", "profile", "help", "helpfull", "h")  # of limba train
+OWN_FLAGS = ("gin_file", "gin_search_paths", "profile", "help", "helpfull", "h")  # of limba train
 TRUTHS = {"true": True, "yes": True, "t": True, "y": True, "1": True}
 TRUTHS |= {"false": False, "no": False, "f": False, "n": False, "0": False}
 _FLAG = re.compile(r"--?(?P<name>[A-Za-z][\w-]*)(?:=(?P<value>.*))?", re.DOTALL)
@@ -63,9 +63,9 @@ def _json(path: str) -> Values:
     try:
         values = json.loads(Path(os.path.expanduser(path)).read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"--json={path} cannot be read as JSON ({reason_of(error)}); give a JSON object.") from error
+        raise InputError(f"{path} cannot be read as JSON ({reason_of(error)}); give a JSON object.") from error
     if not isinstance(values, dict):
-        raise InputError(f"--json={path} holds no JSON object; give one of keys and values.")
+        raise InputError(f"{path} holds no JSON object; give one of keys and values.")
     if "format" in values and ("run" in values or "model" in values):
         raise InputError(
             f"{path} is the config.json of a run of Limba; limba train MODEL_DIR/config.gin trains it, and a"
@@ -160,7 +160,7 @@ def parse(argv: Sequence[str]) -> Arguments | None:
         name, value = match["name"].replace("-", "_"), match["value"]
         if name in OWN_FLAGS:
             rest.append(argument)
-            if value is None and name in ("gin_file", "json", "gin_search_paths") and waiting:
+            if value is None and name in ("gin_file", "gin_search_paths") and waiting:
                 rest.append(waiting.pop(0))
         elif name.startswith("no_") and name.removeprefix("no_") in keys.KNOWN and name not in keys.KNOWN:
             flags[name.removeprefix("no_")] = False
@@ -171,8 +171,6 @@ def parse(argv: Sequence[str]) -> Arguments | None:
         raise InputError(f"Both {given} and the gin file {files[0]} are given; give one, and --gin.NAME=VALUE.")
     if lost := [argument for argument in rest if not _is_flag(argument) and argument not in _values_of(rest)]:
         raise InputError(f"The argument {lost[0]} is not known: it is the value of no flag; write --NAME VALUE.")
-    if json_file and any(argument.startswith("--json") for argument in rest):
-        raise InputError(f"Both {json_file} and --json are given; give one.")
     return Arguments(json_file, flags, rest)
 
 
@@ -211,6 +209,6 @@ def _is_of_script(argv: Sequence[str]) -> bool:
         return True
     if any(name in keys.KNOWN or name in keys.OF_OTHER_SCRIPTS for name in names):
         return True
-    has_run = any(each.endswith(".gin") or each.startswith(("--gin_file", "--json")) for each in argv)
+    has_run = any(each.endswith(".gin") or each.startswith("--gin_file") for each in argv)
     unknown = [name for name in names if name not in OWN_FLAGS and not difflib.get_close_matches(name, OWN_FLAGS)]
     return not has_run and any(difflib.get_close_matches(name, keys.KNOWN, cutoff=0.8) for name in unknown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import re
 import sys
@@ -27,7 +28,7 @@ ABOUT = """Prints the gin files of a T5X run as one gin file of Limba's: first a
 and why, and what is dropped, as comments; then the settings, each with the line that it comes from. limba train takes
 T5X's files as they are, too.
 
-    limba convert-gin THEIRS.gin --gin_search_paths=DIR > OURS.gin
+    limba convert --gin THEIRS.gin --gin_search_paths=DIR > OURS.gin
     limba train OURS.gin --gin.MODEL_DIR=runs/mine"""
 # What T5X's users give on the command line; it stays required in the printed file.
 GIVEN_LATER = ("MODEL_DIR", "CHECKPOINT_PATH", "EVAL_OUTPUT_DIR", "INFER_OUTPUT_DIR", "INITIAL_CHECKPOINT_PATH")
@@ -110,7 +111,7 @@ def read_t5x(
     """
     found = translate(files, overrides, search_paths)
     place = " and ".join(files)
-    print(f"{place}: {found.translation.summary()}; limba convert-gin {' '.join(files)} lists them.", file=sys.stderr)
+    print(f"{place}: {found.translation.summary()}; limba convert --gin {' '.join(files)} lists them.", file=sys.stderr)
     _search_modules(search_paths)
     run = read_translated(found.text, place, found.overrides, found.written_as, allowed)
     if found.translation.skeleton == SCRIPTS["train"]:
@@ -210,14 +211,15 @@ def _names_in(path: str) -> set[str]:
 
 
 def run(argv: Sequence[str]) -> None:
-    """`limba convert-gin THEIRS.gin > OURS.gin`: prints the translation; raises InputError."""
-    parser = Parser("convert-gin", ABOUT)
+    """`limba convert --gin THEIRS.gin > OURS.gin`: prints the translation; raises InputError."""
+    parser = Parser("convert --gin", ABOUT)
+    parser.add_argument("--gin", action="store_true", help=argparse.SUPPRESS)  # by which this is found
     parser.add_object("gin_file", "THEIRS.gin", "a gin file of T5X's; later files replace values", takes_several=True)
     parser.add_argument("--gin_search_paths", metavar="A,B", action="append", default=[], help="folders of gin files")
     parser.add_argument("--gin.NAME", metavar="VALUE", help="set NAME, theirs or ours")
     given = parser.parse(argv)
     if not given.gin_file:
-        raise InputError("No gin file is given; write limba convert-gin THEIRS.gin --gin_search_paths=DIR.")
+        raise InputError("No gin file is given; write limba convert --gin THEIRS.gin --gin_search_paths=DIR.")
     folders = search_folders(given.gin_search_paths)
     if not is_t5x(given.gin_file, folders):
         found = " and ".join(given.gin_file)

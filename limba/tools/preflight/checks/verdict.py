@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from limba.config import Fix, errors
+from limba.config import Fix, environment, errors
 
 GO, FAILS, WASTEFUL = 0, 1, 2  # exit statuses
 WORDS = {GO: "go", FAILS: "will fail", WASTEFUL: "works, but wasteful"}
@@ -97,7 +97,7 @@ def lines_of(line: Line) -> Iterator[str]:
 
 
 def _coloured(text: str, level: str) -> str:
-    return f"\x1b[{COLOURS[level]}m{text}\x1b[0m" if sys.stdout.isatty() else text
+    return f"\x1b[{COLOURS[level]}m{text}\x1b[0m" if environment.in_colour(sys.stdout) else text
 
 
 def verdict(sections: Sequence[Section]) -> str:
@@ -106,10 +106,19 @@ def verdict(sections: Sequence[Section]) -> str:
     >>> verdict([Section("a", [Line("warning", "x")])]), verdict([])
     ('Verdict: works, but wasteful (1 warning).', 'Verdict: go.')
     """
-    counts = {level: sum(line.level == level for each in sections for line in each.lines) for level in MARKS}
-    said = [f"{counts[level]} {level}{'s' * (counts[level] > 1)}" for level in ("error", "warning") if counts[level]]
-    counted = f" ({', '.join(said)})" if said else ""
-    return f"Verdict: {WORDS[exit_status(sections)]}{counted}."
+    found = counted(sections)
+    return f"Verdict: {WORDS[exit_status(sections)]}{f' ({found})' if found else ''}."
+
+
+def counted(sections: Sequence[Section]) -> str:
+    """Returns how many errors and warnings there are; "" for none.
+
+    >>> counted([Section("a", [Line("warning", "x"), Line("error", "y"), Line("warning", "z")])])
+    '1 error, 2 warnings'
+    """
+    levels = [line.level for section in sections for line in section.lines]
+    counts = {level: levels.count(level) for level in ("error", "warning")}
+    return ", ".join(f"{count} {level}{'s' * (count > 1)}" for level, count in counts.items() if count)
 
 
 def as_json(sections: Sequence[Section], about: Mapping[str, object]) -> str:

@@ -1,4 +1,7 @@
-"""`limba doctor`: checks this machine, line by line, and says what to do about each thing that is not right."""
+"""This machine without a run: packages, devices, memory, disk, tokens (only whether they are there), the clock.
+
+Each line that is not ok says what to do. Nothing is changed.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +12,15 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from limba.api import Parser
-from limba.tools.preflight.checks.environment import SETUP, room
-from limba.tools.preflight.checks.environment import environment as preflight
+from limba.tools.preflight.checks.environment import SETUP, environment, room
 from limba.tools.preflight.checks.verdict import Line, Section
 
-ABOUT = """Checks this machine: versions, packages, devices, memory, disk, tokens (only whether they are there) and the
-clock, which it compares with the hub's. Each line that is not ok says what to do. Nothing is changed. Ends with 2 if
-something is wrong, else with 0.
-
-    limba doctor
-    limba doctor --json"""
 DEVICE_SECONDS = 120.0  # to find the devices; a TPU that another process holds may never answer
 LEAST_MEMORY = 4 << 30  # bytes
 LEAST_FILES = 1024  # open at once; 256 files of a corpus are read side by side
-STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
 # What is asked of the devices, in a process of its own.
 ASK = """
 import json, jax, jax.numpy as jnp
@@ -37,40 +31,10 @@ print(json.dumps([devices[0].platform, devices[0].device_kind, len(devices), lim
 """
 
 
-def run(argv: Sequence[str]) -> int:
-    """Prints the findings; returns 2 if one is an error, else 0."""
-    parser = Parser("doctor", ABOUT)
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    given = parser.parse(argv)
-    sections = []
-    for make in (preflight, devices, machine):
-        section = make().worded({})
-        sections.append(section)
-        if not given.json:
-            _show(section)
-    lines = [line for section in sections for line in section.lines]
-    wrong, doubtful = (sum(line.level == level for line in lines) for level in ("error", "warning"))
-    if given.json:
-        found = [{"title": s.title, "lines": [vars(line) for line in s.lines], "data": dict(s.data)} for s in sections]
-        print(json.dumps(found, ensure_ascii=False, indent=1))
-    else:
-        print(f"{wrong} error(s), {doubtful} warning(s).")
-    return 2 if wrong else 0
-
-
-def _show(section: Section) -> None:
-    """Prints a section, in colour on a terminal unless NO_COLOR is set."""
-    import rich.console
-    import rich.text
-
-    console = rich.console.Console(highlight=False, soft_wrap=True)
-    console.print(rich.text.Text(section.title, style="bold"))
-    for line in section.lines:
-        text = rich.text.Text(f"  {line.level:<8} ", style=STYLES[line.level])
-        text.append(line.text, style="default")
-        console.print(text)
-        if line.fix:
-            console.print(rich.text.Text(f"           -> {line.fix}"))
+def sections() -> Iterator[Section]:
+    """Yields the sections about this machine, without a run."""
+    for make in (environment, devices, machine):
+        yield make().worded({})
 
 
 def devices() -> Section:

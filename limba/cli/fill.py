@@ -1,0 +1,74 @@
+"""`limba generate --fill`: a model fills the gaps of texts with the likeliest words."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from limba.cli import line_flags, model
+from limba.cli.line_flags import Record
+from limba.config import InputError, environment, named
+
+if TYPE_CHECKING:
+    from limba.inference.gaps import Fill
+    from limba.inference.load import TrainedModel
+
+NUM_FILLS = 5  # of each gap, unless --top says another number
+AT_ONCE = 256  # texts that are answered together
+
+
+@named({**model.NAMES, "top": "--top"})
+def run(given: argparse.Namespace) -> None:
+    """Prints the fills of each text, or writes them to a .jsonl file; raises InputError."""
+    reads_lines = line_flags.reads_lines(given)
+    if line_flags.has_file(given) and not given.output.endswith(".jsonl"):
+        raise InputError(f"--output is {given.output}; with --fill it is a .jsonl file, or left out for stdout.")
+    field = line_flags.field_of(given)
+    top = given.top or NUM_FILLS
+    with environment.quiet_imports():
+        from limba.inference import line_files
+        from limba.inference.gaps import with_sentinels
+    for prompt in given.prompt or ():
+        with_sentinels(prompt)  # raises before minutes are spent on a model
+    line_flags.check_input(given)
+    trained = model.opened(given, in_float32=True)
+    if line_flags.has_file(given):
+        _write_lines(given, trained, field, top)
+        return
+    if reads_lines:
+        texts: Iterator[str] = (record[field] for record in line_files.records(given.input or "stdin", [field]))
+    else:
+        texts = iter(line_flags.prompts(given))
+    _print(texts, trained, top)
+
+
+def _print(texts: Iterator[str], trained: TrainedModel, top: int) -> None:
+    """Prints each text that is not blank, with one line for each of its gaps."""
+    not_blank = (text for text in texts if text.strip())
+    while several := list(itertools.islice(not_blank, AT_ONCE)):
+        for text, gaps in zip(several, trained.fill(several, top), strict=True):
+            print(f"== {text}")
+            for number, gap in enumerate(gaps, 1):
+                fills = ", ".join(f"{fill.text} ({fill.probability:.2%})" for fill in gap)
+                print(f"{number}. {fills}", flush=True)
+
+
+def _write_lines(given: argparse.Namespace, trained: TrainedModel, field: str, top: int) -> None:
+    """Writes each record of the input with `gaps`, the fills of each gap; a blank text has none."""
+
+    def judge(records: list[Record], first: int) -> Iterator[tuple[int, Record, str]]:
+        del first
+        texts = [record[field] for record in records]
+        places = [place for place, text in enumerate(texts) if text.strip()]
+        found = dict(zip(places, trained.fill([texts[place] for place in places], top), strict=True))
+        for place, record in enumerate(records):
+            yield place, {**record, "gaps": [_as_json(gap) for gap in found.get(place, ())]}, ""
+
+    num_rows = given.batch_size or trained.batch_size
+    line_flags.process(given, trained, [field], {"fill": {"top": top}}, num_rows, judge)
+
+
+def _as_json(gap: Sequence[Fill]) -> list[Record]:
+    return [{"text": fill.text, "probability": fill.probability} for fill in gap]

@@ -1,0 +1,11 @@
+"""The names that gin files set for users, such as TRAIN_STEPS."""
+
+import re
+
+from limba.data.task_modules import ROOT
+
+
+def macro_names() -> list[str]:
+    """Returns the names that the gin files of Limba set."""
+    files = (ROOT / "gin").rglob("*.gin")
+    return sorted({name for file in files for name in re.findall(r"^([A-Z_]+) =", file.read_text(), re.MULTILINE)})

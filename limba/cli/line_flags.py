@@ -1,0 +1,125 @@
+"""The flags of input and output that generating, filling and scoring share, and what reads and writes their lines."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from limba.cli import model
+from limba.config import InputError
+
+if TYPE_CHECKING:
+    from limba.inference.load import TrainedModel
+
+STANDARD = ("-", "stdin")
+STDOUT = "stdout"
+BATCHES_PER_WINDOW = 32  # lines of a window are sorted by length together, and lost if the command is stopped
+Record = dict[str, Any]  # of a line of input or output
+Judge = Callable[[list[Record], int], Iterator[tuple[int, Record, str]]]
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of input and output."""
+    group = parser.add_argument_group("input and output")
+    group.add_argument("--prompt", action="append", metavar="TEXT", help="a text, instead of --input; may be repeated")
+    group.add_argument(
+        "--input", metavar="FILE", help="a text per line, or .jsonl, .csv, … (also .gz, gs://); default: stdin"
+    )
+    group.add_argument(
+        "--output", metavar="FILE", default=STDOUT,
+        help="a .jsonl file gets each record of the input with `prediction` and `score`, of a T5 also `input_tokens`,"
+        " `cut_tokens` and `segments`; with --fill `gaps`; with --score `log_likelihood`, `tokens`, `bits_per_byte` and"
+        " `cut_tokens`. Other files get one line each (also gs://); default: stdout",
+    )  # fmt: skip
+    group.add_argument(
+        "--fields", metavar="NAME,NAME",
+        help="fields of a record that are read, such as text or translation.en; default: inputs, and with --score"
+        " inputs,targets",
+    )  # fmt: skip
+    group.add_argument("--batch_size", type=model.whole_number, metavar="N", help="lines per batch, over all devices")
+
+
+def has_file(given: argparse.Namespace) -> bool:
+    """Returns whether the output is a file."""
+    return given.output != STDOUT
+
+
+def reads_lines(given: argparse.Namespace) -> bool:
+    """Returns whether lines are read, each with a line of output, and not prompts; InputError for both or neither."""
+    for flag, is_given in (("--input", given.input), ("--output", has_file(given))):
+        if given.prompt and is_given:
+            raise InputError(f"Both --prompt and {flag} are given; give one.")
+    if given.prompt:
+        return False
+    if given.input or given.gin_file or has_file(given):
+        return True
+    if sys.stdin.isatty():
+        raise InputError("There is no prompt; give --prompt=TEXT, --input=FILE, or lines on standard input.")
+    return False
+
+
+def field_of(given: argparse.Namespace) -> str:
+    """Returns the field of a record that holds the text; InputError if several are named."""
+    field = "inputs" if given.fields is None else given.fields.strip()
+    if not field or "," in field:
+        raise InputError(f"--fields is {given.fields}; give one name, such as inputs.")
+    return field
+
+
+def check_input(given: argparse.Namespace) -> None:
+    """Raises InputError for a local input that does not exist, before a model is read."""
+    path = given.input
+    if path and path not in STANDARD and "://" not in path and not os.path.exists(path):
+        raise InputError(f"The input {path} does not exist; give a .txt or .jsonl file (also .gz), or stdin.")
+
+
+def prompts(given: argparse.Namespace) -> list[str]:
+    """Returns the prompts, or the lines of standard input without the blank ones; InputError if there is none."""
+    found = given.prompt or _lines_of_stdin()
+    if not found:
+        raise InputError("There is no prompt; give --prompt=TEXT, or lines on standard input.")
+    return found
+
+
+def _lines_of_stdin() -> list[str]:
+    from limba.inference import line_files
+
+    lines = (record["inputs"] for record in line_files.records("stdin", ["inputs"]))
+    return [line for line in lines if line.strip()]
+
+
+def process(
+    given: argparse.Namespace,
+    trained: TrainedModel,
+    fields: Sequence[str],
+    more_about: Mapping[str, object],
+    num_rows: int,
+    judge: Judge,
+) -> None:
+    """Writes the results of `judge` for all input lines, in order; a stopped command resumes after its last line.
+
+    Raises InputError if another command writes to the output now.
+    """
+    import jax
+
+    from limba.inference import line_files
+    from limba.sharding import agreement
+
+    writes, source = jax.process_index() == 0, given.input or "stdin"
+    about = {"input": source, "checkpoint": f"{trained.path} step {trained.step}", "prefix": trained.prefix}
+    # Lines that somebody waits for come batch by batch.
+    is_live = given.output in (*STANDARD, STDOUT) or source in STANDARD
+    window = num_rows if is_live else BATCHES_PER_WINDOW * num_rows
+    shows = writes and not (is_live and sys.stdout.isatty())
+    with (
+        agreement.entered_by_first(line_files.alone(given.output)) as check,
+        line_files.Output(given.output, {**about, **more_about}, writes) as output,
+    ):
+        total = line_files.num_lines(source) if shows else None
+        read = line_files.records(source, fields)
+        count = line_files.process(read, output, window, judge, shows, total, check or (lambda: None))
+    if writes:
+        print(f"{count:,} lines in {given.output}, by {about['checkpoint']}", file=sys.stderr)

@@ -1,0 +1,55 @@
+"""`limba generate --score`: a model says how likely given texts are."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+
+from limba.cli import line_flags, model
+from limba.cli.line_flags import Record
+from limba.config import InputError
+
+FIELDS = "inputs,targets"
+
+
+def run(given: argparse.Namespace) -> None:
+    """Writes the log likelihood of each target given its input; raises InputError."""
+    fields = _fields(given)
+    line_flags.check_input(given)
+    trained = model.opened(given)
+    model.check_vocabulary(trained)
+    is_language_model = trained.network.config.is_decoder_only
+    if len(fields) < 2 and not is_language_model:
+        raise InputError(
+            f"--fields is {given.fields}, and the model reads inputs too; give two names, such as {FIELDS}."
+        )
+    num_rows = given.batch_size or trained.batch_size
+    cut: list[int] = []  # tokens of each pair that were not read
+
+    def judge(records: list[Record], first: int) -> Iterator[tuple[int, Record, str]]:
+        del first
+        pairs = [(record[fields[0]] if len(fields) > 1 else "", record[fields[-1]]) for record in records]
+        for place, found in enumerate(trained.score(pairs, num_rows)):
+            num_cut = trained.num_cut(*pairs[place])
+            cut.append(num_cut)
+            more = {} if is_language_model else {"cut_tokens": num_cut}
+            yield place, {**records[place], **found._asdict(), **more}, repr(found.log_likelihood)
+
+    line_flags.process(given, trained, fields, {}, num_rows, judge)
+    if any(cut):
+        longer = sum(map(bool, cut))
+        print(
+            f"{longer:,} of the pairs were longer than the model's lengths; {sum(cut):,} of their tokens were not read,"
+            " and their likelihoods are those of the rest.",
+            file=sys.stderr,
+        )
+
+
+def _fields(given: argparse.Namespace) -> list[str]:
+    """Returns the fields of input and target, or of the target alone; raises InputError."""
+    written = FIELDS if given.fields is None else given.fields
+    fields = [field.strip() for field in written.split(",")]
+    if len(fields) > 2 or not all(fields):
+        raise InputError(f"--fields is {written}; give two names, such as {FIELDS}.")
+    return fields

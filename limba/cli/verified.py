@@ -1,0 +1,67 @@
+"""`limba status --verify`: whether the files of a run's checkpoints are those that their manifests list."""
+
+from collections.abc import Iterator
+
+from etils import epath
+
+from limba.config import InputError, RunConfig, StorageError, plain
+from limba.formats import limba_checkpoint
+from limba.storage import manifest
+from limba.storage.failures import short_reason
+from limba.storage.files import read_text, resolved
+
+
+def run(place: str, how: str) -> int:
+    """Prints a line for each step; returns 2 if one is damaged, else 0. Raises InputError if there is none.
+
+    `how` is 'checksums' or 'sizes', which reads no file.
+    """
+    root = resolved(place)
+    found = list(_steps(root))
+    if not found:
+        raise InputError(f"{place} has no checkpoints/<step>; name the MODEL_DIR of a run.")
+    has_damage = False
+    for path in found:
+        is_damaged, text = verdict(path, how)
+        has_damage = has_damage or is_damaged
+        name = path.relative_to(root) if path != root and path.is_relative_to(root) else path
+        print(f"{name}: {text}", flush=True)
+    return 2 if has_damage else 0
+
+
+def verdict(path: epath.Path, how: str) -> tuple[bool, str]:
+    """Returns (whether a checkpoint is damaged, the sentence about it)."""
+    if not path.name.isdigit():
+        return False, "set aside by a run"
+    try:
+        damaged = limba_checkpoint.damage(path, how)
+        if damaged:
+            return True, f"damaged: {'; '.join(damaged)}"
+        number, size = manifest.size_of(path)
+    except Exception as error:
+        raise StorageError(f"{path} cannot be read at the moment ({short_reason(error)}); try again.") from error
+    what = "sizes and checksums" if how == "checksums" else "sizes, not checksums,"
+    return False, f"whole ({number} files, {size:,} bytes; {what} are those of its manifest)"
+
+
+def _steps(root: epath.Path) -> Iterator[epath.Path]:
+    """Yields the checkpoints of a run, of its `best` and of its fallback_dir, and those that the run has set aside."""
+    if root.name.isdigit() and root.parent.name == "checkpoints":
+        yield root
+        return
+    for directory in (root / "checkpoints", root / "best" / "checkpoints", *_fallback(root)):
+        yield from limba_checkpoint.steps_in(directory, with_files=True).values()
+        for child in sorted(directory.iterdir()) if directory.is_dir() else ():
+            if ".broken" in child.name:
+                yield child
+
+
+def _fallback(root: epath.Path) -> Iterator[epath.Path]:
+    """Yields where the run saves if its directory cannot be written, if its config.json names such a place."""
+    if not (root / plain.FILE).exists():
+        return
+    config = plain.from_text(read_text(root / plain.FILE), str(root / plain.FILE))
+    if isinstance(config, RunConfig):
+        place = limba_checkpoint.fallback_directory(config.model_dir, config.checkpoint.fallback_dir)
+        if place is not None:
+            yield place
