@@ -56,6 +56,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 FIELD_SEPARATOR = b"\0"  # between the texts of several columns, and removed from the texts
 ARRAY_HINT = "; a file that is one JSON array must have the suffix .json"
 USUAL_COLUMN = "text"  # in whose place the first column of a csv file may stand
+SHOWN_LETTERS = 60  # of a first line that is no header
 FORMATS = {".txt": "text", ".jsonl": "json", ".json": "json", ".ndjson": "json", ".csv": "csv", ".tsv": "tsv"}
 FORMATS |= {".conllu": "conllu"}
 FORMATS |= {".parquet": "parquet", ".array_record": "array_record"}
@@ -654,14 +655,23 @@ def _first_column(
             raise failure
         yield from rows
 
+    if tables.is_prose(header[0]):
+        raise InputError(
+            f"{unit.path} begins with {_shortened(header[0])!r}, which looks like a text, and the first line of a table"
+            f" names its columns; put a line with the names before it, such as {USUAL_COLUMN}."
+        )
     if tables.column_of_text(header, [row for _, row in sample]) is None:
         raise no_column(unit.path, USUAL_COLUMN, header)
     say_once(
         f"{unit.path.rpartition('/')[0]} {header[0]}",  # one for all files of a folder
-        f"{unit.path} has no column {USUAL_COLUMN!r}: its first one, {header[0]!r}, is read. DataConfig.column"
-        " names another one.",
+        f"{unit.path} has no column {USUAL_COLUMN!r}: its first one, {header[0]!r}, is read, by the names in its first"
+        " line. DataConfig.column names another one.",
     )
     return (header[0],), again()
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= SHOWN_LETTERS else f"{text[:SHOWN_LETTERS]}…"
 
 
 def _parquet(unit: Unit, columns: Sequence[str], policy: ReadPolicy, footers: Footers) -> Iterator[bytes]:
