@@ -481,12 +481,19 @@ def _records(unit: Unit, file: Any) -> Iterator[tuple[int, object]]:
             yield offset, _record_of(unit, offset, text)
 
 
+def _hint_on_array(path: str) -> str:
+    """Returns what to do about a value that is an array, where an object is read."""
+    return "; its array holds arrays, and has to hold objects" if _may_be_one_value(path) else ARRAY_HINT
+
+
 def _record_of(unit: Unit, offset: int, text: str, number: int = 0) -> object:
     """Returns the value of a line of JSON, whose number is counted if it is not given; RecordError if it is none."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        hint = ARRAY_HINT if text.lstrip()[:1] == "[" else ""
+        hint = _hint_on_array(unit.path) if text.lstrip()[:1] == "[" else ""
+        if text.strip() == "{":
+            hint = f"; an object over several lines: {json_documents.AS_LINES}"
         place = f"line {number}" if number else _place(unit.path, offset)
         fix = in_place(unit.path, f"sed {place[5:]}d {{}}") if place[5:].isdigit() and unit.stop else None
         raise RecordError(
@@ -532,7 +539,7 @@ def _json(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes
             yield joined([record])
             continue
         if not isinstance(record, Mapping):
-            hint = ARRAY_HINT if isinstance(record, list) else ""
+            hint = _hint_on_array(unit.path) if isinstance(record, list) else ""
             raise RecordError(
                 f"{unit.path} {_place(unit.path, offset)} is JSON but not an object{hint}; "
                 f'write one {{"{columns[0]}": "..."}} per line.'
@@ -752,7 +759,8 @@ def _checked(place: str, record: object, columns: Sequence[str]) -> tuple[str, C
     if isinstance(record, str) and len(columns) == 1:  # of an array of texts
         return place, {columns[0]: record}
     if not isinstance(record, Mapping):
-        hint = ARRAY_HINT if isinstance(record, list) else "; write one in each line"
+        path = place.rsplit(" ", 2)[0]
+        hint = _hint_on_array(path) if isinstance(record, list) else "; write one in each line"
         raise RecordError(f"{place} is no object with columns{hint}.")
     return place, record
 
