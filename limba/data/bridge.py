@@ -15,12 +15,13 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from limba.config import InputError, reason_of
 from limba.data.dataset import Dataset, Pairs, Spec, State, Step
+from limba.data.shared_graph import SharedGraph
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -38,12 +39,23 @@ _OPEN: weakref.WeakSet[OfTensorflow] = weakref.WeakSet()
 Failure = Callable[[Exception], Exception | None]  # from TensorFlow's error to the one that caused it, if it is known
 
 
+class OfShard(NamedTuple):
+    """A shard, and the graph from which its data set is made with a seed for each group of preprocessors so far."""
+
+    graph: SharedGraph
+    shard: int
+    seeds: tuple[int, ...] = ()
+
+    def dataset(self) -> tf.data.Dataset:
+        return self.graph.dataset(self.shard, self.seeds)
+
+
 class OfTensorflow(Dataset):
     """The elements of a tf.data.Dataset, `source`.
 
     A state has a checkpoint of tf.data's, which is made from time to time, and counts the elements since; one that the
     installed TensorFlow cannot read, or that has none, is restored by reading again from the beginning. `documents` are
-    those that the source reads.
+    those that the source reads. `shared` is the graph that has made the source for a shard with its seeds.
     """
 
     def __init__(
@@ -52,11 +64,13 @@ class OfTensorflow(Dataset):
         next_seed: int | Callable[[], Pairs] | None = None,
         failure: Failure | None = None,
         documents: Numbered | None = None,
+        shared: OfShard | None = None,
     ):
         spec = source.element_spec if isinstance(source.element_spec, Mapping) else {}
         size = int(source.cardinality())
         super().__init__({n: _spec(each) for n, each in spec.items()}, next_seed, None if size < 0 else size)
         self.source, self.failure, self._documents = source, failure or (lambda error: None), documents
+        self.shared = shared
         self._begin()
 
     def _begin(self) -> None:
@@ -291,7 +305,19 @@ def applied(steps: Sequence[Step], dataset: Dataset, arguments: Mapping[str, Any
     from limba.data.seqio_tasks import feature_as_seqio
 
     features = {name: feature_as_seqio(feature) for name, feature in arguments["output_features"].items()}
+
+    def apply(found: tf.data.Dataset) -> tf.data.Dataset:
+        for step in steps:
+            found = seqio.utils.add_kwargs_to_transform(step, **{**arguments, "output_features": features})(found)
+        return found
+
     if isinstance(dataset, OfTensorflow):
+        if dataset.shared is not None and isinstance(seed := dataset.next_seed, int):
+            graph = dataset.shared.graph.followed(steps, apply)
+            if graph is not None:
+                shared = OfShard(graph, dataset.shared.shard, (*dataset.shared.seeds, seed))
+                next_seed = seed + graph.num_seeds_taken
+                return OfTensorflow(shared.dataset(), next_seed, dataset.failure, shared=shared)
         documents, found, failure_of_all = None, dataset.source, dataset.failure
     else:
         documents = Numbered(dataset)
@@ -299,8 +325,7 @@ def applied(steps: Sequence[Step], dataset: Dataset, arguments: Mapping[str, Any
         if dataset.cardinality is not None:
             found = found.apply(tf.data.experimental.assert_cardinality(dataset.cardinality))
     with seqio.map_seed_manager(dataset.next_seed):
-        for step in steps:
-            found = seqio.utils.add_kwargs_to_transform(step, **{**arguments, "output_features": features})(found)
+        found = apply(found)
         next_seed = seqio.utils._NEXT_MAP_SEED  # seqio 0.0.20 has no public access to it
     return OfTensorflow(found, next_seed, failure_of_all, documents)
 

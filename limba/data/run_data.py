@@ -21,6 +21,7 @@ from limba.data.packing import CAUSAL, FEATURES, batched, model_features
 from limba.data.registry import Mixture, Task
 from limba.data.sources.order import Counts
 from limba.data.sources.units import UnitSource
+from limba.data.stream import memory
 from limba.data.stream.shard import Pipeline, padded_rows
 from limba.data.stream.stages import check_rows_of_stage, task_of_stage
 from limba.data.stream.streams import feature_shapes
@@ -53,7 +54,9 @@ def validation_batches(
         tasks = [with_noise(part, causal_share=0.0) for part in tasks]
     parts = [_examples(part, lengths, config) for part in tasks]
     batches = []
+    field = "DataConfig.batch_size" if num_rows is None else "EvaluationConfig.batch_size"
     left, num_rows = num_batches, num_rows or config.batch_size
+    memory.check_rows(field, num_rows, lengths)
     for number, part in enumerate(parts):
         share = None if left is None else -(-left // (len(parts) - number))
         taken = itertools.islice(batched(part, lengths, num_rows, whole=False, packed=config.pack), share)
@@ -170,6 +173,7 @@ class RunData:
 
     def rows(self, lengths: Mapping[str, int]) -> Iterator[Mapping[str, np.ndarray]]:
         """Yields the first data shard's rows as training reads them, some at once; InputError as its source raises."""
+        memory.check_stream(self.config, lengths, num_shards=1)
         yield from Pipeline(self.task, lengths, self.config).dataset(0)
 
     def examples(

@@ -16,7 +16,8 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from limba.config import InputError, reason_of
-from limba.data.bridge import Failure, OfTensorflow
+from limba.data.bridge import Failure, OfShard, OfTensorflow
+from limba.data.shared_graph import SharedGraph
 from limba.data.sources.order import fewer_shards
 
 if TYPE_CHECKING:
@@ -35,13 +36,14 @@ MOST_OPENINGS = 16  # at once; preprocessors that read their data set at several
 class Undivided:
     """A tf.data.Dataset whose documents are dealt to `num_shards` shards, repeated for `num_epochs` or endlessly.
 
-    All shards that `dataset` was called for share one reading, and take from it at about the same pace. Where one is
+    All shards that `documents` was called for share one reading, and take from it at about the same pace. Where one is
     far ahead, the documents of the others wait, beyond some memory in temporary files. A preprocessor that reads its
     data set again, or at two places, makes one more reading, which the shards share too.
     """
 
     def __init__(self, name: str, source: tf.data.Dataset, num_shards: int, num_epochs: int | None, failure: Failure):
-        self.name, self.num_shards, self.num_epochs, self.failure_of = name, num_shards, num_epochs, failure
+        self.name, self.num_shards, self.num_epochs, self._failure_of = name, num_shards, num_epochs, failure
+        self._graph = SharedGraph(self._dataset)
         self._spec = source.element_spec
         self._kinds = [each for each in _flat(self._spec) if each is not None]
         self.rounds = source.map(self._row_of).batch(num_shards)  # a document for each shard; fewer at the end
@@ -59,19 +61,27 @@ class Undivided:
         is_content = lambda each: isinstance(each, tf.TensorSpec) and each.dtype not in (tf.variant, tf.resource)
         return bool(kinds) and all(map(is_content, kinds))
 
-    def dataset(self, shard: int) -> tf.data.Dataset:
+    def documents(self, shard: int) -> OfTensorflow:
         """Returns the documents of one shard, as the source has them."""
+        self._shards.add(shard)
+        shared = OfShard(self._graph, shard)
+        return OfTensorflow(
+            shared.dataset(), failure=lambda error: self.failure or self._failure_of(error), shared=shared
+        )
+
+    def _dataset(self, shard: tf.Tensor) -> tf.data.Dataset:
+        """Returns the documents of the shard with this number [1]."""
         import tensorflow as tf
 
-        self._shards.add(shard)
         num_parts = len(self._kinds)
 
-        def block(number: np.int64) -> np.ndarray:
-            rows = self._block(shard, int(number))
+        def block(shard: np.ndarray, number: np.int64) -> np.ndarray:
+            rows = self._block(int(shard[0]), int(number))
             return np.array(rows, object) if rows else np.zeros([0, num_parts], object)
 
         def in_graph(number: tf.Tensor) -> tf.Tensor:
-            return tf.ensure_shape(tf.numpy_function(block, [number], tf.string, stateful=False), [None, num_parts])
+            rows = tf.numpy_function(block, [shard, number], tf.string, stateful=False)
+            return tf.ensure_shape(rows, [None, num_parts])
 
         blocks: Any = tf.data.Dataset.range(2**62).map(in_graph)
         filled = blocks.take_while(lambda rows: tf.shape(rows)[0] > 0)
@@ -154,7 +164,7 @@ class _Opening:
             if self._rounds is None:
                 if self._epochs_begun == self._source.num_epochs:
                     return False
-                self._rounds = OfTensorflow(self._source.rounds, failure=self._source.failure_of)
+                self._rounds = OfTensorflow(self._source.rounds, failure=self._source._failure_of)
                 self._epochs_begun += 1
                 self._num_documents = 0
             dealt = next(self._rounds, None)

@@ -6,19 +6,15 @@ with the device's own error; what is refused would never have fitted.
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-import psutil
 from jax.sharding import Mesh
 
 from limba.config import ConfigError, GenerationConfig, InputError, ModelConfig
 from limba.formats.t5x import numpy_dtype
+from limba.storage.memory import free_memory, size
 
-CGROUP = Path("/sys/fs/cgroup")  # of a container, whose limit the machine's own figures do not show
 FLOAT_BYTES, ID_BYTES = 4, 4
 
 
@@ -28,7 +24,7 @@ def memory_of(mesh: Mesh) -> int:
         return sys.maxsize
     limits = [_limit_of(device) for device in mesh.local_devices]
     hosts = max(1, len({device.process_index for device in mesh.devices.flat}))
-    return hosts * (sum(limits) if all(limits) else _free_on_host())
+    return hosts * (sum(limits) if all(limits) else free_memory())
 
 
 def _limit_of(device: Any) -> int:
@@ -37,16 +33,6 @@ def _limit_of(device: Any) -> int:
         return (device.memory_stats() or {}).get("bytes_limit", 0)
     except RuntimeError:  # jax's own, of a device that has no such figures
         return 0
-
-
-def _free_on_host() -> int:
-    free = psutil.virtual_memory().available
-    with contextlib.suppress(OSError, ValueError):  # no container, or none with a limit ("max")
-        most = int((CGROUP / "memory.max").read_text())
-        used = int((CGROUP / "memory.current").read_text())
-        cached = next(line for line in (CGROUP / "memory.stat").read_text().splitlines() if line.startswith("file "))
-        free = min(free, most - used + int(cached.split()[1]))
-    return max(free, 0)
 
 
 def check_generation(network: ModelConfig, config: GenerationConfig, num_rows: int, mesh: Mesh) -> None:
@@ -98,12 +84,3 @@ def check_fills(network: ModelConfig, num_rows: int, width: int, top: int, mesh:
             f"top is {top:,}: so many fills of {num_rows} texts take {size(top * per_fill)} at least, and {size(free)}"
             f" are free; give at most {max(1, free // per_fill):,}."
         )
-
-
-def size(num_bytes: float) -> str:
-    """Returns a number of bytes in words.
-
-    >>> size(2.5e9), size(3e6)
-    ('2.5 GB', '3 MB')
-    """
-    return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e9 else f"{np.ceil(num_bytes / 1e6):,.0f} MB"

@@ -19,14 +19,14 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import quote, unquote
 
 import jax
 
 from limba.config import InputError, RestartError, RunConfig, environment, reason_of
-from limba.sharding import clusters
+from limba.sharding import clusters, preemption
 from limba.sharding.agreement import named
 from limba.sharding.clusters import Membership
 from limba.sharding.watchdog import OTHERS
@@ -121,6 +121,14 @@ def _join(run: RunConfig | None, place: Membership) -> None:
     began = time.monotonic()
     wait_for_all(place, bind or f":{place.port}", seconds)
     left = max(seconds - (time.monotonic() - began), LEAST_SECONDS)
+    with preemption.joining():
+        _initialize(run, place, bind, devices, left)
+
+
+def _initialize(
+    run: RunConfig | None, place: Membership, bind: str | None, devices: Sequence[int] | None, seconds: float
+) -> None:
+    """Starts jax's service, in which all processes that have come meet, and listens to what the others say."""
     try:
         jax.distributed.initialize(
             coordinator_address=place.address,
@@ -128,7 +136,7 @@ def _join(run: RunConfig | None, place: Membership) -> None:
             process_id=place.index,
             coordinator_bind_address=bind if place.index == 0 else None,
             cluster_detection_method="deactivate",  # it would take other devices than those found here
-            initialization_timeout=math.ceil(left),
+            initialization_timeout=math.ceil(seconds),
             heartbeat_timeout_seconds=math.ceil((run or RunConfig).host_timeout_seconds),
             local_device_ids=devices,
         )

@@ -2,7 +2,8 @@
 
 What a signal does, by stage:
 
-* before the first step has ended: nothing is lost, the process ends at once with a sentence;
+* before the first step has ended: nothing is lost, the process ends with a sentence: at once, or when it has joined the
+  other processes and told them;
 * during training: all processes save after the same step and end. A second SIGINT ends this process at once;
 * after that: the run is ending anyway; only a second SIGINT ends it at once.
 
@@ -25,6 +26,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 INTERRUPTED = 130  # the exit status after a SIGINT that ends at once, as shells have it
 ALIKE_SECONDS = 2.0  # in which the same signal reaches all processes; jax ends the others when the first one is gone
 TELLING_SECONDS = 5.0  # in which the others are told, or this process ends without
+JOINING_SECONDS = 30.0  # in which processes that have all come join, on a busy machine
 APART_SECONDS = 0.5  # a SIGINT sooner after the first is the same one, sent on by a launcher
 
 
@@ -89,6 +91,22 @@ class Listener:
 
 
 _LISTENERS: list[Listener] = []  # the one that listens now
+_HAS_JOINED = threading.Event()  # not set while this process joins others
+_HAS_JOINED.set()
+
+
+@contextlib.contextmanager
+def joining() -> Iterator[None]:
+    """Has a signal inside end this process only when it has joined the others, or has failed to.
+
+    All of them have come by then. One that ended here would leave the others waiting for it in jax's service, which
+    ends them after a minute, by SIGABRT and with lines of C++.
+    """
+    _HAS_JOINED.clear()
+    try:
+        yield
+    finally:
+        _HAS_JOINED.set()
 
 
 def is_asked() -> bool:
@@ -175,6 +193,7 @@ def _several_processes() -> bool:
 
 def _end(sentence: str, status: int) -> None:
     """Tells the other processes, if there are any, and ends this one, whatever becomes of the telling."""
+    _HAS_JOINED.wait(JOINING_SECONDS)
     telling = threading.Thread(target=_tell_others, args=(sentence, status), daemon=True)
     telling.start()
     telling.join(TELLING_SECONDS)
@@ -182,10 +201,10 @@ def _end(sentence: str, status: int) -> None:
 
 
 def _tell_others(sentence: str, status: int) -> None:
-    # While jax joins the processes, any of these may fail or wait; an error here would lose the signal.
+    watchdog = sys.modules.get("limba.sharding.watchdog")
+    if watchdog is None:  # nothing has been joined yet
+        return
+    # Whatever fails here, where modules are still being imported or jax's service is gone: the signal is not lost.
     with contextlib.suppress(Exception):
-        if _several_processes():
-            from limba.sharding.watchdog import OTHERS
-
-            OTHERS.tell(sentence, status)
-            OTHERS.wait(ALIKE_SECONDS)
+        watchdog.OTHERS.tell(sentence, status)
+        watchdog.OTHERS.wait(ALIKE_SECONDS)

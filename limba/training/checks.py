@@ -125,6 +125,14 @@ def check_best_metric(config: RunConfig, names: Iterable[str]) -> None:
         return
     if known:
         advice = f"the evaluation gives {', '.join(known)}; name one of them"
+        own = [name for name in known if name.startswith(f"{wanted}-")]
+        if wanted.rpartition("/")[2] == "bleu" and own:  # another tokenizer's, by the script of the references
+            raise ConfigError(
+                "CheckpointConfig.best_metric",
+                f"is {wanted!r}, BLEU with the words of tokenizer 13a, and the evaluation gives {own[0]!r}; name that"
+                " one, or set EvaluationConfig.bleu_tokenizer to '13a', as in a run that was begun with it.",
+                ("EvaluationConfig.bleu_tokenizer", "13a"),
+            )
         if not config.evaluation.num_examples:
             advice += ", or set EvaluationConfig.num_examples for the metrics of generated text"
     else:

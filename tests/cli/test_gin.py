@@ -136,6 +136,22 @@ WITHOUT_EFFECT = {  # lines of the file, an override, and what the error says
         "config.ModelConfig.rotary_base=500.0",
         ["rotary_base, which a network with relative positions does not"],
     ),
+    "length of a T5": ("", "config.ModelConfig.max_length=64", ["max_length, which a T5 does not read"]),
+    "pooling without a head": (
+        "",
+        "config.ModelConfig.pooling=first",
+        ["pooling, which only a head of classes, tags, scores or vectors reads"],
+    ),
+    "temperature without vectors": (
+        "",
+        "config.LossConfig.temperature=0.1",
+        ["temperature, which only ModelConfig.head 'vectors' reads"],
+    ),
+    "shape without a branch": (
+        "",
+        "config.ScheduleConfig.branch_shape=linear",
+        ["branch_shape, which only a branch reads", "branch_step and branch_steps too"],
+    ),
     "macro of a replaced one": ("X = 5\nTRAIN_STEPS = %X\nTRAIN_STEPS = 7", "X=6", ["sets X", "does not use"]),
     "outer scope": (
         "config.RunConfig.mesh = @a/config.MeshConfig()\na/config.MeshConfig.model = 1",

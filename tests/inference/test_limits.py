@@ -24,7 +24,7 @@ T5, DECODER = tiny.model(), tiny.language_model()
 
 @pytest.fixture(autouse=True)
 def memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "_free_on_host", lambda: FREE)
+    monkeypatch.setattr(limits, "free_memory", lambda: FREE)
 
 
 @pytest.mark.parametrize("network", [T5, DECODER], ids=["T5", "decoder"])

@@ -311,6 +311,28 @@ def test_many_equal_files_are_one_warning_whose_fix_leaves_one(run: RunConfig, t
     assert [path.name for path in sorted(tmp_path.glob("*.jsonl"))] == ["part 00.jsonl"]
 
 
+@pytest.mark.parametrize("count", [2, 12])
+def test_a_copy_is_moved_to_where_the_pattern_reads_nothing(run: RunConfig, tmp_path: Path, count: int) -> None:
+    """A pattern of all files of a folder matched the copy under its new name too."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for number in range(count):
+        (folder / f"part {number:02}.jsonl").write_bytes(Path("train.jsonl").read_bytes())
+    files = {"train": str(folder / "*"), "validation": "validation.jsonl"}
+    line = the_line(section_of(with_data(run, data_files=files)), "^Two files are equal|files are copies of others")
+    subprocess.run(["bash", "-c", line.fixes({})], check=True)
+    assert [path.name for path in sorted(folder.iterdir())] == ["part 00.jsonl"]
+    assert len(list((tmp_path / "corpus.copies").iterdir())) == count - 1
+
+
+def test_a_copy_that_is_named_is_left_out_by_name(run: RunConfig, tmp_path: Path) -> None:
+    paths = [str(tmp_path / name) for name in ("one.jsonl", "two.jsonl")]
+    for path in paths:
+        Path(path).write_bytes(Path("train.jsonl").read_bytes())
+    line = the_line(section_of(with_data(run, data_files=tuple(paths))), "^Two files are equal")
+    assert "mv " not in line.fixes({}) and f"the files without {paths[1]}" in line.fixes({})
+
+
 def test_numbers_of_a_text_that_another_fix_changes_are_counted_again() -> None:
     epochs = Line("warning", "100 epochs.", [("RunConfig.train_steps", 205)], "too-many-epochs")
     rows = Line("warning", "Rows without a piece.", ("ModelConfig.vocab_size", 384), "unused-rows")

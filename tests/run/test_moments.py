@@ -14,7 +14,7 @@ from tests.run.test_hosts import arguments as arguments
 from tests.run.test_hosts import finish, losses, part, start
 
 NUM_MOMENTS, LAST_SECONDS = 20, 16.0
-JOIN_SECONDS = 60
+JOIN_SECONDS = 30
 MANY_STEPS = 1_000_000
 
 

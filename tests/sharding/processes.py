@@ -102,7 +102,7 @@ def variables(count: int, **more: str) -> list[dict[str, str]]:
 
 
 class Processes:
-    """The program above, in `count` processes that have made a step. Use it as a context manager."""
+    """The program above, after `prelude`, in `count` processes that have made a step. Use it as a context manager."""
 
     def __init__(
         self,
@@ -115,9 +115,10 @@ class Processes:
         odd: str = "sleep",
         start: int = 0,
         wait: float = 0,
+        prelude: str = "",
     ):
         times = [str(host), str(step), str(odd_step), odd, str(start), str(wait)]
-        command = [sys.executable, "-c", PROGRAM, str(directory), *times]
+        command = [sys.executable, "-c", prelude + PROGRAM, str(directory), *times]
         self.each = [
             subprocess.Popen(
                 command,

@@ -7,7 +7,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -165,16 +167,55 @@ def test_a_program_that_trains_goes_on_after_its_run(monkeypatch: pytest.MonkeyP
     assert signal.getsignal(signal.SIGINT) is before
 
 
+class _Watchdog:
+    """What `_tell_others` finds; its OTHERS does what it is made with."""
+
+    def __init__(self, tell: Callable[[], object]):
+        self.OTHERS = self
+        self._tell = tell
+
+    def tell(self, sentence: str, status: int) -> None:
+        self._tell()
+
+
 def test_a_signal_while_the_processes_join_ends_this_one_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """jax answers wrongly, or not at all, between its first and its last step of joining."""
 
-    def fail() -> bool:
-        raise RuntimeError("the backend is being made")
+    def fail() -> NoReturn:
+        raise RuntimeError("the service is gone")
 
     ended: list[tuple[str, int]] = []
-    for answer in (fail, lambda: time.sleep(60)):
-        monkeypatch.setattr(preemption, "_several_processes", answer)
-        monkeypatch.setattr(preemption, "TELLING_SECONDS", 0.1)
-        monkeypatch.setattr(preemption, "end_now", lambda *end: ended.append(end))
-        preemption._end("It ends.", 75)
+    monkeypatch.setattr(preemption, "TELLING_SECONDS", 0.1)
+    monkeypatch.setattr(preemption, "JOINING_SECONDS", 0.1)
+    monkeypatch.setattr(preemption, "end_now", lambda *end: ended.append(end))
+    for tell in (fail, lambda: time.sleep(60)):
+        monkeypatch.setitem(sys.modules, "limba.sharding.watchdog", _Watchdog(tell))  # type: ignore[arg-type]
+        with preemption.joining():
+            preemption._end("It ends.", 75)
     assert ended == [("It ends.", 75)] * 2
+
+
+SIGNALLED = """
+import os, signal, time
+import jax
+initialize = jax.distributed.initialize
+
+def initialize_after_a_signal(**arguments):
+    if os.environ["PROCESS_ID"] == "1":
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1)  # the thread that hears it acts meanwhile
+    initialize(**arguments)
+
+jax.distributed.initialize = initialize_after_a_signal
+"""
+
+
+@pytest.mark.slow
+def test_a_signal_while_jax_joins_the_processes_ends_all_with_a_sentence(tmp_path: Path) -> None:
+    """One ended at once, and jax ended the other one a minute later, by SIGABRT."""
+    processes = Processes(tmp_path, 2, wait=60, prelude=SIGNALLED)
+    ends = [processes.end(index) for index in (0, 1)]
+    assert [status for status, _ in ends] == [75, 75], ends
+    said = "SIGTERM ended the run before a step was done; the same command starts it again."
+    assert ends[1][1] == [said]
+    assert len(ends[0][1]) == 1 and "Process 1 of 2 (host" in ends[0][1][0] and said.rstrip(".") in ends[0][1][0]

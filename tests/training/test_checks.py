@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
-from limba.config import ConfigError, DataConfig, RunConfig
-from limba.training.checks import MOST_SHARDS, check_num_shards, check_writable
+from limba.config import CheckpointConfig, ConfigError, DataConfig, RunConfig
+from limba.training.checks import MOST_SHARDS, check_best_metric, check_num_shards, check_writable
 from tests import tiny
 
 
@@ -33,3 +34,11 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
             check_writable(str(tmp_path / place), "RunConfig.model_dir", "x")
     check_writable(str(tmp_path / "new" / "folder"), "RunConfig.model_dir", "x")
     assert list((tmp_path / "new" / "folder").iterdir()) == []
+
+
+def test_bleu_by_other_words_than_a_run_goes_by_is_named_with_the_choice_that_keeps_it(tmp_path: Path) -> None:
+    run = dataclasses.replace(config(tmp_path), checkpoint=CheckpointConfig(best_metric="bleu"))
+    with pytest.raises(ConfigError, match=r"the evaluation gives 'bleu-zh'; name that one, or set .* to '13a'") as told:
+        check_best_metric(run, ("loss", "bleu-zh"))
+    assert told.value.fix == ("EvaluationConfig.bleu_tokenizer", "13a")
+    check_best_metric(run, ("loss", "bleu"))

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 from limba import config, toolbox
 from limba.cli.gin import statements
 from limba.cli.gin.statements import REQUIRED, Binding, Macro, Reference, Source, leaves
+from limba.cli.gin.unread import unread_choices
 from limba.config import InputError, ModelConfig, Open, RunConfig, did_you_mean, kinds, named, nearest
-from limba.config.model import fields_of_other_positions
-from limba.config.optimizer import READ_BY_FACTORS, fields_of, foreign_fields, unread_fields
+from limba.config.optimizer import fields_of, foreign_fields
 from limba.data import task_modules
 
 HEADER = ("from __gin__ import dynamic_registration", "from limba import config")
@@ -185,7 +185,7 @@ def run_of(source: Source, flag: str = "--gin.", written_as: Mapping[str, str] |
     names |= {field: written_as.get(name, name) for field, name in tree.names().items()}
     with named(names):
         config: RunConfig = tree.top.make()
-        tree.check_overrides_are_read()  # of values that are valid
+        tree.check_overrides_are_read(config)  # of values that are valid
         data = dataclasses.replace(config.data, task_modules=modules)
         return GinRun(dataclasses.replace(config, data=data), text_of(tree, modules), names)
 
@@ -437,44 +437,14 @@ class Tree:
             fix=name,
         )
 
-    def check_overrides_are_read(self) -> None:
-        """Raises InputError for an override of a field that this schedule, or the network's positions, do not read."""
+    def check_overrides_are_read(self, config: RunConfig) -> None:
+        """Raises InputError for an override of a field that nothing in a run with these choices reads."""
         overrides = {binding.place for binding in self.ordered if binding.is_override}
         for node in self.nodes.values():
-            for field_name, reason in self._not_read(node).items():
+            for field_name, reason in unread_choices(node.owner, node.values, config, self.flag).items():
                 place = node.places[field_name]
                 if place in overrides:
                     raise InputError(f"{place} sets {node.owner}.{field_name}, which {reason}")
-
-    def _not_read(self, node: Node) -> dict[str, str]:
-        """Returns each given field that changes nothing -> the end of a sentence on it."""
-        if node.owner == SCHEDULE:
-            fields = unread_fields(node.values)
-            asks_for_none = [name for name in fields if name == "warmup_steps" and node.values[name] == 0]
-            return {name: self._not_in_schedule(node, name) for name in fields if name not in asks_for_none}
-        if node.owner != MODEL:
-            return {}
-        own = str(node.values.get("positions", ModelConfig.positions))
-        return {
-            name: f"a network with {own} positions does not read; leave it out."
-            for name in fields_of_other_positions(own)
-            if name in node.values and node.values[name] != getattr(ModelConfig, name)  # a default asks for nothing
-        }
-
-    def _not_in_schedule(self, node: Node, field_name: str) -> str:
-        """Returns the end of a sentence on a field that a schedule does not read: which one, and what to do."""
-        name = node.values.get("name", config.ScheduleConfig.name)
-        flag = f"{self.flag}{SCHEDULE}"
-        if name != "factors":
-            return f"the schedule {name!r} does not read; leave it out, or add {flag}.name=factors."
-        readers = [factor for factor, fields in READ_BY_FACTORS.items() if field_name in fields]
-        if not readers:
-            return f"the schedule 'factors' does not read; leave it out, or add {flag}.name=linear or another one."
-        factors = node.values.get("factors", config.ScheduleConfig.factors)
-        return (
-            f"the factors {factors!r} of the learning rate do not read; leave it out, or give {flag}.factors with one"
-            f" that does: {', '.join(readers)}."
-        )
 
 
 def _fits(value: object, hint: object) -> bool:

@@ -15,6 +15,7 @@ from limba.config import ConfigError, InputError
 from limba.data.dataset import TOKENS, Dataset, preprocessor
 from limba.data.registry import Feature
 from limba.data.vocabulary.load import (
+    MOST_EXTRA_IDS,
     are_sentinels_last,
     begin_id,
     encoder,
@@ -114,6 +115,12 @@ def require_sentinels(
     available = num_sentinels(vocabulary)
     if may_be_bytes and has_byte_sentinels(vocabulary):
         warn_of_byte_sentinels(needed, what)
+    elif needed > MOST_EXTRA_IDS:  # more ids would be refused
+        raise ConfigError(
+            "DataConfig.task_feature_lengths",
+            f"gives rows so long that {what} needs {needed:,} sentinels, and a model has at most {MOST_EXTRA_IDS:,};"
+            f" give shorter rows, or take {otherwise}.",
+        )
     elif needed > available:
         raise InputError(
             f"{what} needs {needed} sentinels and the vocabulary has {available}; set DataConfig.extra_ids to {needed},"

@@ -175,8 +175,14 @@ def _column(batch: RecordBatch, name: str) -> Array:
     name = stored_name(name)
     if name in batch.schema.names or "." not in name:
         return batch.column(name)
-    first, *fields = name.split(".")
-    return pyarrow.compute.struct_field(batch.column(first), fields)  # pyright: ignore[reportAttributeAccessIssue]
+    first, _, rest = name.partition(".")
+    values = batch.column(first)
+    while rest:
+        names = [field.name for field in values.type]
+        name = rest if rest in names else rest.partition(".")[0]  # a name may have a dot in it
+        values = pyarrow.compute.struct_field(values, names.index(name))  # pyright: ignore[reportAttributeAccessIssue]
+        rest = rest[len(name) + 1 :]
+    return values
 
 
 def _column_range(group: RowGroupMetaData, column: str, size: int) -> tuple[int, int]:

@@ -56,6 +56,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 FIELD_SEPARATOR = b"\0"  # between the texts of several columns, and removed from the texts
 ARRAY_HINT = "; a file that is one JSON array must have the suffix .json"
 USUAL_COLUMN = "text"  # in whose place the first column of a csv file may stand
+SHOWN_LETTERS = 60  # of a first line that is no header
 FORMATS = {".txt": "text", ".jsonl": "json", ".json": "json", ".ndjson": "json", ".csv": "csv", ".tsv": "tsv"}
 FORMATS |= {".conllu": "conllu"}
 FORMATS |= {".parquet": "parquet", ".array_record": "array_record"}
@@ -480,12 +481,19 @@ def _records(unit: Unit, file: Any) -> Iterator[tuple[int, object]]:
             yield offset, _record_of(unit, offset, text)
 
 
+def _hint_on_array(path: str) -> str:
+    """Returns what to do about a value that is an array, where an object is read."""
+    return "; its array holds arrays, and has to hold objects" if _may_be_one_value(path) else ARRAY_HINT
+
+
 def _record_of(unit: Unit, offset: int, text: str, number: int = 0) -> object:
     """Returns the value of a line of JSON, whose number is counted if it is not given; RecordError if it is none."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        hint = ARRAY_HINT if text.lstrip()[:1] == "[" else ""
+        hint = _hint_on_array(unit.path) if text.lstrip()[:1] == "[" else ""
+        if text.strip() == "{":
+            hint = f"; an object over several lines: {json_documents.AS_LINES}"
         place = f"line {number}" if number else _place(unit.path, offset)
         fix = in_place(unit.path, f"sed {place[5:]}d {{}}") if place[5:].isdigit() and unit.stop else None
         raise RecordError(
@@ -531,7 +539,7 @@ def _json(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes
             yield joined([record])
             continue
         if not isinstance(record, Mapping):
-            hint = ARRAY_HINT if isinstance(record, list) else ""
+            hint = _hint_on_array(unit.path) if isinstance(record, list) else ""
             raise RecordError(
                 f"{unit.path} {_place(unit.path, offset)} is JSON but not an object{hint}; "
                 f'write one {{"{columns[0]}": "..."}} per line.'
@@ -654,14 +662,23 @@ def _first_column(
             raise failure
         yield from rows
 
+    if tables.is_prose(header[0]):
+        raise InputError(
+            f"{unit.path} begins with {_shortened(header[0])!r}, which looks like a text, and the first line of a table"
+            f" names its columns; put a line with the names before it, such as {USUAL_COLUMN}."
+        )
     if tables.column_of_text(header, [row for _, row in sample]) is None:
         raise no_column(unit.path, USUAL_COLUMN, header)
     say_once(
         f"{unit.path.rpartition('/')[0]} {header[0]}",  # one for all files of a folder
-        f"{unit.path} has no column {USUAL_COLUMN!r}: its first one, {header[0]!r}, is read. DataConfig.column"
-        " names another one.",
+        f"{unit.path} has no column {USUAL_COLUMN!r}: its first one, {header[0]!r}, is read, by the names in its first"
+        " line. DataConfig.column names another one.",
     )
     return (header[0],), again()
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= SHOWN_LETTERS else f"{text[:SHOWN_LETTERS]}…"
 
 
 def _parquet(unit: Unit, columns: Sequence[str], policy: ReadPolicy, footers: Footers) -> Iterator[bytes]:
@@ -742,7 +759,8 @@ def _checked(place: str, record: object, columns: Sequence[str]) -> tuple[str, C
     if isinstance(record, str) and len(columns) == 1:  # of an array of texts
         return place, {columns[0]: record}
     if not isinstance(record, Mapping):
-        hint = ARRAY_HINT if isinstance(record, list) else "; write one in each line"
+        path = place.rsplit(" ", 2)[0]
+        hint = _hint_on_array(path) if isinstance(record, list) else "; write one in each line"
         raise RecordError(f"{place} is no object with columns{hint}.")
     return place, record
 

@@ -20,6 +20,9 @@ from typing import NamedTuple
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 SAMPLE_LETTERS = 1 << 16  # that are looked at for the separator
 SAMPLE_ROWS = 20
+# A first line with which Excel is told the separator, and which is no row.
+_SAYS_SEPARATOR = re.compile(r"\ufeff?\"?sep=(.)\"?\r?\n?", re.IGNORECASE)
+MOST_NAME_LETTERS, MOST_NAME_WORDS = 60, 6  # of a column's name; a text has more
 _WHOLLY_QUOTED = re.compile(r'"((?:[^"]|"")*)"')
 
 
@@ -67,13 +70,18 @@ def dialect_of(lines: Sequence[str], is_cut: bool = False) -> Dialect:
 
 
 def csv_rows(lines: Iterator[str]) -> tuple[Dialect, Iterator[tuple[int, list[str]]]]:
-    """Returns the dialect of csv, and its rows with the number of their last line; blank lines are left out.
+    r"""Returns the dialect of csv, and its rows with the number of their last line; blank lines are left out.
 
-    `lines` have their ends, which may stand in a field too. TableError for what is not csv, when it is read.
+    A first line `sep=;`, which Excel reads, says the separator. `lines` have their ends, which may stand in a field
+    too. TableError for what is not csv, when it is read.
     """
     csv.field_size_limit(sys.maxsize)  # the library's default limit, 128 KiB, is too small for long documents
+    first = next(lines, "")
+    said = _SAYS_SEPARATOR.fullmatch(first)
+    if said is not None:
+        return Dialect(said[1]), _csv_rows(lines, Dialect(said[1]), lines_before=1)
     sample, num_letters = list[str](), 0
-    for line in lines:
+    for line in itertools.chain([first] if first else [], lines):
         sample.append(line)
         num_letters += len(line)
         if num_letters >= SAMPLE_LETTERS:
@@ -82,7 +90,7 @@ def csv_rows(lines: Iterator[str]) -> tuple[Dialect, Iterator[tuple[int, list[st
     return dialect, _csv_rows(itertools.chain(sample, lines), dialect)
 
 
-def _csv_rows(lines: Iterator[str], dialect: Dialect) -> Iterator[tuple[int, list[str]]]:
+def _csv_rows(lines: Iterator[str], dialect: Dialect, lines_before: int = 0) -> Iterator[tuple[int, list[str]]]:
     last = ""
 
     def noted() -> Iterator[str]:
@@ -99,11 +107,12 @@ def _csv_rows(lines: Iterator[str], dialect: Dialect) -> Iterator[tuple[int, lis
             # The library's own words for a carriage return are advice for who opens a file in Python.
             has_return = "\r" in last.rstrip("\r\n")
             reason = "a carriage return stands alone in it" if has_return else str(error).rstrip(".")
-            raise TableError(f"line {reader.line_num} is not csv ({reason}); correct the line.") from None
+            line = lines_before + reader.line_num
+            raise TableError(f"line {line} is not csv ({reason}); correct the line.") from None
         if row is None:
             return
         if row and (len(row) > 1 or not row[0].isspace()):
-            yield reader.line_num, row
+            yield lines_before + reader.line_num, row
 
 
 def tsv_rows(lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
@@ -142,6 +151,16 @@ def check_width(number: int, row: Sequence[str], header: Sequence[str]) -> None:
     elif len(row) > len(header):
         hint = "put a field that has the separator in it into quotation marks"
     raise TableError(f"line {number} has {len(row)} fields and the header {len(header)}; {hint}.")
+
+
+def is_prose(field: str) -> bool:
+    """Returns whether a field of a header is a text, so that the file has no header.
+
+    >>> is_prose("body"), is_prose("Text of the article"), is_prose("It was a dark night, and the rain fell.")
+    (False, False, True)
+    """
+    field = field.strip()
+    return len(field) > MOST_NAME_LETTERS or len(field.split()) > MOST_NAME_WORDS or field.endswith((".", "!", "。"))
 
 
 def column_of_text(header: Sequence[str], rows: Sequence[Sequence[str]]) -> int | None:

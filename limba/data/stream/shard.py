@@ -156,7 +156,7 @@ class Pipeline:
         split, num_shards = config.train_split, config.num_shards
         failure = functools.partial(failure_of_code, part)
         if (known := self._undivided.get((part.name, begun))) is not None:
-            return bridge.OfTensorflow(known.dataset(shard), failure=lambda error: known.failure or failure(error))
+            return known.documents(shard)
         with user_code.of_task(part, advice_on(part)):
             source = part.source
             by_source = len(source.list_shards(split)) >= num_shards or source.supports_arbitrary_sharding

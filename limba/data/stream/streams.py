@@ -18,6 +18,7 @@ import numpy as np
 from limba.config import ConfigError, DataConfig, InputError
 from limba.data.deal import WHOLE_UNITS, Deal
 from limba.data.packing import model_features
+from limba.data.stream.memory import check_stream
 from limba.data.stream.positions import DataPositions, Resumption
 from limba.data.stream.shard import Pipeline, Rows, Shard, Stream, num_threads, row_shapes
 from limba.data.tasks import Provider
@@ -43,6 +44,7 @@ class TrainStream(Stream):
         num_processes: int = 1,
         deal: Deal = WHOLE_UNITS,
     ):
+        check_stream(config, lengths, len(shards))
         self._pipeline = Pipeline(task, dict(lengths), config, deal)
         self._positions = DataPositions(self._pipeline)
         # The files as they are now, for the data positions: read beside the first batches.

@@ -71,6 +71,9 @@ ODD: dict[str, tuple[str | bytes | Maker, str, list[str] | str]] = {
     "usual.csv": (in_csv(TEXTS), "text", TEXTS),
     "pandas.csv": (by_pandas(TEXTS), "text", TEXTS),
     "semicolon.csv": (by_pandas(TEXTS, sep=";"), "text", TEXTS),
+    "excel.csv": ("sep=;\r\n" + in_csv(TEXTS, delimiter=";"), "text", TEXTS),
+    "excel_wide.csv": ("sep=;\nid;text\n1;One;two\n", "text", "line 3 has 3 fields and the header 2"),
+    "no_header.csv": ("It was a dark night.\nThe rain fell.\n", "text", "begins with 'It was a dark night.', which"),
     "tab.csv": (by_pandas(TEXTS, sep="\t"), "text", TEXTS),
     "bar.csv": (by_pandas(TEXTS, sep="|"), "text", TEXTS),
     "space.csv": ('id, text\n1, One text\n2, "Two, texts"\n', "text", ["One text", "Two, texts"]),
@@ -122,6 +125,8 @@ ODD: dict[str, tuple[str | bytes | Maker, str, list[str] | str]] = {
         lambda path: pandas.DataFrame({"text": TEXTS}).to_json(path, orient="records", lines=True), "text", TEXTS
     ),
     "array.jsonl": (json.dumps([{"text": text} for text in PLAIN]), "text", "one JSON array must have"),
+    "arrays.json": (json.dumps([["One text"], ["Two texts"]]), "text", "its array holds arrays, and has to hold"),
+    "indent.jsonl": (json.dumps({"text": PLAIN[0]}, indent=2), "text", "an object over several lines: write one"),
     "deep.jsonl": (DEEP, "text", r"is not JSON \(it is nested too deeply\)"),
     "utf16.jsonl": (in_json(PLAIN).encode("utf-16"), "text", "is not UTF-8"),
     "half.jsonl": ('{"text": "\\ud800 is half"}\n', "text", ["? is half"]),
@@ -143,6 +148,7 @@ ODD: dict[str, tuple[str | bytes | Maker, str, list[str] | str]] = {
     "missing.parquet": (table(translation=SENTENCES), "translation.de", "'translation.en', 'translation.nb'|no column"),
     "struct.parquet": (table(text=SENTENCES), "text", "'text.en', 'text.nb'|no text"),
     "deeper.parquet": (table(a=[{"b": {"c": text}} for text in PLAIN]), "a.b.c", PLAIN),
+    "dotted.parquet": (table(a=[{"b": {"c.d": text}} for text in PLAIN]), "a.b.c.d", PLAIN),
     "structs.parquet": (table(turns=[SENTENCES]), "turns.en", "which has no fields|no column|no text"),
     "twice.parquet": (
         lambda path: pyarrow.parquet.write_table(pyarrow.Table.from_arrays([PLAIN, TEXTS[:3]], ["text", "text"]), path),

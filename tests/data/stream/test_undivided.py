@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from limba.config import DataConfig, InputError
 from limba.data import undivided
-from limba.data.bridge import OfTensorflow
+from limba.data.shared_graph import SharedGraph
 from limba.data.stream.stages import open_stream
 from limba.data.stream.streams import TrainStream
 from limba.data.undivided import Undivided
@@ -141,6 +141,54 @@ def test_a_preprocessor_reads_it_at_two_places() -> None:
     assert pairs_found == [(4 * n + 3, 4 * (n + 50) + 3) for n in range(250 - 50)]
 
 
+@seqio.map_over_dataset(num_seeds=2)
+def noised(pair: Mapping[str, tf.Tensor], seeds: Any) -> dict[str, tf.Tensor]:
+    """Adds a random number to each side, by a seed of its own."""
+    return {
+        name: pair[name] + tf.random.stateless_uniform([], seed, 0, 100, tf.int32)
+        for name, seed in zip(pair, seeds, strict=True)
+    }
+
+
+@pytest.mark.parametrize("steps", [[noised], [noised, seqio.CacheDatasetPlaceholder(), noised]], ids=["one", "cached"])
+def test_preprocessors_are_traced_once_and_draw_as_if_traced_for_each_shard(
+    steps: list[Callable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixteen shards waited for their first batch sixteen times as long as one."""
+    calls = 0
+
+    def counted(dataset: tf.data.Dataset) -> tf.data.Dataset:
+        nonlocal calls
+        calls += 1
+        return dataset
+
+    def rows() -> list[dict[int, Mapping[str, np.ndarray]]]:
+        stream = open_stream(task_of(Function(), *steps, counted), LENGTHS, config_of(), range(NUM_SHARDS))
+        found = batches(stream, 10)
+        stream.close()
+        return found
+
+    shared = rows()
+    assert calls == 1
+    monkeypatch.setattr(SharedGraph, "followed", lambda *_: None)
+    assert_same(rows(), shared)
+    assert calls == 1 + NUM_SHARDS
+    assert not np.array_equal(shared[0][0]["targets"], shared[0][1]["targets"])
+
+
+def test_a_preprocessor_that_looks_at_its_data_set_gets_that_of_each_shard() -> None:
+    def after_the_first(dataset: tf.data.Dataset) -> tf.data.Dataset:
+        first = next(dataset.as_numpy_iterator())["targets"]
+        return dataset.filter(lambda pair: tf.reduce_any(pair["targets"][:7] != first[:7]))
+
+    config = config_of(num_epochs=1, shuffle=False)
+    stream = open_stream(task_of(Function(), after_the_first), LENGTHS, config, range(NUM_SHARDS))
+    found = next(stream)
+    stream.close()
+    decode = lambda row: seqio.ByteVocabulary().decode(row.tolist()).split()[1]
+    assert [decode(found[shard]["targets"][0]) for shard in range(NUM_SHARDS)] == ["4", "5", "6", "7"]
+
+
 @pytest.mark.parametrize(
     "source",
     [
@@ -158,7 +206,7 @@ def test_documents_of_any_kind_stay_what_they_are(source: Callable[[], tf.data.D
     whole = source()
     assert Undivided.deals(whole)
     dealt = Undivided("any", whole, 4, 1, lambda error: None)
-    parts = [dealt.dataset(shard) for shard in range(4)]
+    parts = [dealt.documents(shard).source for shard in range(4)]
     for shard in (2, 0, 1, 3):  # one after the other: the documents of the others wait
         assert parts[shard].element_spec == whole.element_spec
         found = [repr(each) for each in parts[shard].as_numpy_iterator()]
@@ -174,7 +222,7 @@ def test_documents_that_wait_for_a_shard_that_is_behind_are_in_files(monkeypatch
     monkeypatch.setattr(undivided, "BYTES_A_FILE", 5_000)
     whole = tf.data.Dataset.range(3000).map(tf.strings.as_string)
     dealt = Undivided("any", whole, 3, 1, lambda error: None)
-    parts = [OfTensorflow(dealt.dataset(shard)) for shard in range(3)]
+    parts = [dealt.documents(shard) for shard in range(3)]
     numbers = [list(itertools.islice(parts[0], 900))]
     (opening,) = dealt._openings
     waiting = [opening._waiting[shard] for shard in (1, 2)]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fnmatch
 import glob
 import hashlib
+import itertools
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,14 +131,35 @@ def _equal_files(run: RunData, source: UnitSource) -> Iterator[Line]:
     else:
         says = f"{len(copies):,} files are copies of others, such as {path} of {first}: their text is read again in"
         says += " each epoch."
-    quoted = [shlex.quote(each) for each, _ in copies]
+    patterns = list(source.patterns_of_split(run.config.train_split))
+    named = [each for each, _ in copies if each in patterns]
+    if named:  # without it, its name would match no file
+        yield Line("warning", says, ("DataConfig.data_files", Open(f"the files without {named[0]}")), "equal-files")
+        return
+    folder = _folder_beside(patterns)
+    is_read_again = any(fnmatch.fnmatch(f"{each}.copy", pattern) for each, _ in copies for pattern in patterns)
     if len(copies) <= MOST_MOVED:
-        yield Line("warning", says, [f"mv {each} {each}.copy" for each in quoted], "equal-files")
+        quoted = [shlex.quote(each) for each, _ in copies]
+        fixes = [f"mv {each} {each}.copy" for each in quoted]
+        if is_read_again:
+            fixes = [f"mkdir -p {shlex.quote(folder)}"]
+            fixes += [f"mv --backup=numbered {each} {shlex.quote(folder)}" for each in quoted]
+        yield Line("warning", says, fixes, "equal-files")
         return
     # The shell reads the patterns as they are, but for spaces.
-    patterns = " ".join(each.replace(" ", "\\ ") for each in source.patterns_of_split(run.config.train_split))
+    files = " ".join(each.replace(" ", "\\ ") for each in patterns)
     later = "awk 'seen[$1]++ { print substr($0, 35) }'"  # md5sum's line: 32 digits, two spaces, the path
-    yield Line("warning", says, f"md5sum {patterns} | {later} | xargs -d '\\n' -I @ mv @ @.copy", "equal-files")
+    fix = f"md5sum {files} | {later} | xargs -d '\\n' -I @ mv @ @.copy"
+    if is_read_again:
+        move = f"xargs -d '\\n' -I @ mv --backup=numbered @ {shlex.quote(folder)}"
+        fix = f"mkdir -p {shlex.quote(folder)} && md5sum {files} | {later} | {move}"
+    yield Line("warning", says, fix, "equal-files")
+
+
+def _folder_beside(patterns: Sequence[str]) -> str:
+    """Returns a folder beside that of the first pattern, from which no pattern reads."""
+    parts = list(itertools.takewhile(lambda part: not glob.has_magic(part), Path(patterns[0]).parts))
+    return f"{Path(*parts)}.copies" if parts else "copies"
 
 
 def _blank(config: RunConfig, part: Task, data: Data) -> Iterator[Line]:

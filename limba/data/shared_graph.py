@@ -1,0 +1,90 @@
+"""One traced graph for all data shards of a task in TensorFlow.
+
+TensorFlow traces every function of a chain of preprocessors anew for each data set, which takes about a second. With
+sixteen shards that was most of the time before the first batch. Here the chain is traced once, as a function of the
+shard's number and seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+# From [the shard's number, a seed for each group of preprocessors before] to the shard's data set.
+Make = Callable[["tf.Tensor"], "tf.data.Dataset"]
+
+
+class SharedGraph:
+    """Makes the data set of each shard by one traced function, `make`, and the graphs that go on from it."""
+
+    def __init__(self, make: Make, num_seeds: int = 0):
+        import tensorflow as tf
+
+        self.make = make
+        self.num_seeds = num_seeds
+        self.num_seeds_taken = 0  # by the last group of preprocessors; known when it has been traced
+        self._made: list[tf.data.Dataset] = []  # its functions and tables in Python live as long as this
+        signature = [tf.TensorSpec([1 + num_seeds], tf.int64)]
+        self._traced = tf.function(self._kept, input_signature=signature, autograph=False)
+        self._next: dict[Hashable, SharedGraph | None] = {}
+
+    def _kept(self, numbers: tf.Tensor) -> tf.data.Dataset:
+        dataset = self.make(numbers)
+        self._made.append(dataset)
+        return dataset
+
+    def dataset(self, shard: int, seeds: Sequence[int]) -> tf.data.Dataset:
+        """Returns the data set of a shard; `seeds` has one for each group of preprocessors."""
+        return self._traced(np.array([shard, *seeds], np.int64))
+
+    def followed(
+        self, steps: Sequence[object], apply: Callable[[tf.data.Dataset], tf.data.Dataset]
+    ) -> SharedGraph | None:
+        """Returns the graph after more preprocessors, which `apply` calls; None where these cannot be traced once.
+
+        These may look at the data set itself, which has no elements while it is traced: then each shard has its own.
+        """
+        key = tuple(map(id, steps))
+        if key not in self._next:
+            graph = SharedGraph(
+                lambda numbers: graph._applied(self.make(numbers[:-1]), numbers[-1], apply), self.num_seeds + 1
+            )
+            try:
+                graph._traced.get_concrete_function()
+            except Exception:  # noqa: BLE001  of the user's code; called for one shard, it says what is wrong
+                self._next[key] = None
+            else:
+                self._next[key] = graph
+        return self._next[key]
+
+    def _applied(
+        self, dataset: tf.data.Dataset, seed: tf.Tensor, apply: Callable[[tf.data.Dataset], tf.data.Dataset]
+    ) -> tf.data.Dataset:
+        import seqio
+
+        with seqio.map_seed_manager(_Seed(seed)):
+            dataset = apply(dataset)
+            self.num_seeds_taken = seqio.utils._NEXT_MAP_SEED.number  # seqio 0.0.20 has no public access to it
+        return dataset
+
+
+class _Seed:
+    """A seed that is a tensor, and seqio's next ones after it: it takes `numpy.arange` of them, TensorFlow `% n`."""
+
+    def __init__(self, first: tf.Tensor, number: int = 0):
+        self.first = first
+        self.number = number
+
+    def __add__(self, number: int) -> _Seed:
+        return _Seed(self.first, self.number + number)
+
+    def __sub__(self, other: _Seed) -> int:
+        return self.number - other.number
+
+    def __mod__(self, divisor: int) -> tf.Tensor:
+        return (self.first + self.number) % divisor
