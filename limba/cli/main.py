@@ -33,13 +33,12 @@ COMMANDS = {  # name: (module, or module:function where that is not `run`; what 
     "convert-gin": ("limba.tools.migrate.t5x.translate", "print T5X's gin files as one of Limba's"),
     "doctor": ("limba.tools.preflight.doctor", "check this machine: versions, devices, disk, tokens, clock"),
     "completion": ("limba.cli.completion", "print a script with which a shell completes limba's commands"),
-    "demo": ("limba.cli.demo", "run all steps on a tiny example: corpus, vocabulary, training, conversion"),
 }
 # Commands worth large pages.
-ON_DEVICES = ("train", "branch", "demo", "generate", "fill", "score", "evaluate", "results", "play")
+ON_DEVICES = ("train", "branch", "generate", "fill", "score", "evaluate", "results", "play")
 THEIR_NAMES = {"infer": "generate", "t5x": "convert"}  # in T5X, and in version 0.3
 BY_ONE = ("clean", "prepare", "report", "merge", "results")  # commands that the first of several processes does alone
-TRAIN = ("train", "branch", "demo")  # those that never use the CPU silently where there is an accelerator
+TRAIN = ("train", "branch")  # those that never use the CPU silently where there is an accelerator
 EXAMPLE = """
 A first look at your text:
     limba inspect 'data/*.txt' --vocabulary=byte

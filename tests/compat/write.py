@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from limba.cli import convert
-from limba.cli.demo import pydoc_corpus
+from tasks.demo import pydoc_corpus
 from limba.config import ModelConfig, environment
 from limba.data.vocabulary.load import load_vocabulary
 from limba.data.vocabulary.train import train_vocabulary

@@ -23,7 +23,7 @@ from pathlib import Path
 import sentencepiece
 
 from limba.cli import main
-from limba.cli.demo import pydoc_corpus
+from tasks.demo import pydoc_corpus
 from limba.tools.preflight import preflight
 
 PHRASES = {  # language: beginnings, middles, ends of sentences
