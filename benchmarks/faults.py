@@ -133,9 +133,9 @@ def _with_own_mounts() -> None:
 def _bench(folder: Path, corpus: str | None, seed: int) -> Bench:
     """Writes the corpus as plain JSON lines, and trains a vocabulary on it."""
     with environment.quiet_imports():
-        from tasks.demo import pydoc_corpus
         from limba.data.tasks import source_of_files
         from limba.data.vocabulary.train import train_vocabulary
+        from tasks.demo import pydoc_corpus
     path, vocabulary = folder / "corpus.jsonl", folder / "vocabulary.model"
     if corpus is None:
         pydoc_corpus(path)

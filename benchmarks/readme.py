@@ -17,9 +17,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from limba.cli.demo import TASK
+
 from limba.cli import program
 from limba.cli.arguments import Parser
-from limba.cli.demo import TASK
 from limba.config import InputError
 
 ROOT = Path(__file__).parent.parent

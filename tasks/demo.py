@@ -3,11 +3,13 @@
 Any files may be read in their place. Python brings the English of the demo, so that nothing is downloaded:
 
     python -m tasks.demo runs/demo/corpus.jsonl
+    python -m tasks.demo --has-capitals 'path/*.txt'    # ends with 0 or 1
 """
 
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import os
 import re
@@ -34,6 +36,7 @@ LETTERS_SHARE = 0.96  # of a paragraph of prose; the rest are digits, brackets a
 SENTENCE = re.compile(r"(?<=[.!?])\s+")
 WORDS_OF_A_ROW = (8, 3, 5, 2, 4)  # a sentence's first words that a row has: 8 of each, and fewer of each in turn
 SHINGLE_WORDS = 6  # two paragraphs that have so many words in a row in common are near-duplicates
+LEAST_SHARE = 0.01  # of words with capitals, and without
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "pydoc_data", "lib2to3"}
 
 
@@ -111,7 +114,7 @@ def _prose(text: str) -> Iterator[str]:
     """Yields the paragraphs that are whole sentences, each in one line."""
     for paragraph in PARAGRAPH.split(text):
         line = " ".join(paragraph.split())
-        if len(line) < SHORTEST_PARAGRAPH or not line[0].isupper() or line[-1] not in ".:":
+        if len(line) < SHORTEST_PARAGRAPH or not line[0].isupper() or line[-1] not in ".:" or "::" in line:
             continue
         letters = sum(letter.isalpha() or letter in " ,.;:'-" for letter in line)
         if letters >= LETTERS_SHARE * len(line):
@@ -175,5 +178,15 @@ TaskRegistry.add(
     metric_fns=[right_words],
 )
 
+
+def has_capitals(data_files: str) -> bool:
+    """Returns whether a text has words with capitals and words without, so that there is something to learn."""
+    words = [word for text in itertools.islice(FileSource(data_files).texts("train"), 200) for word in text.split()]
+    num_small = sum(word == word.lower() for word in words)
+    return LEAST_SHARE * len(words) < num_small < (1 - LEAST_SHARE) * len(words)
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "--has-capitals":
+        sys.exit(0 if has_capitals(sys.argv[2]) else 1)
     print(f"{prose_corpus(sys.argv[1]):,} documents of Python's own documentation (PSF licence)")

@@ -23,8 +23,8 @@ from pathlib import Path
 import sentencepiece
 
 from limba.cli import main
-from tasks.demo import pydoc_corpus
 from limba.tools.preflight import preflight
+from tasks.demo import pydoc_corpus
 
 PHRASES = {  # language: beginnings, middles, ends of sentences
     "es": (

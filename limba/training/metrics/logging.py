@@ -224,7 +224,8 @@ class Metrics:
                 Lines(str(directory / LOG), is_copy=True),
                 Console(start, train_steps),
             )
-            logging.getLogger().addHandler(self._warnings)
+            if logging.getLogger().handlers:  # else logging prints warnings itself, until there is a handler
+                logging.getLogger().addHandler(self._warnings)
 
     def __enter__(self) -> Metrics:
         if self._outputs is not None and self._outputs.others is not None:
