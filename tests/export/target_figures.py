@@ -1,6 +1,6 @@
 """What other programs make of a run's T5, in figures: the table of docs/next.md.
 
-    limba demo && python -m tests.export.target_figures runs/demo
+    bash launch/demo.sh && python -m tests.export.target_figures runs/demo
 
 Each program writes 16 pieces, greedily, for 20 sentences of the run's validation text with two words hidden, and gives
 the likelihood of the hidden words of 100 of them, 200 gaps. It has the folder and its own tokenizer, nothing of ours.
@@ -132,7 +132,7 @@ def asked_of(directory: Path) -> tuple[limba.TrainedModel, Asked]:
     model = limba.load(directory)
     config = model.config
     if not isinstance(config, limba.RunConfig) or model.task is None:
-        raise InputError(f"{directory} is no run of Limba; give the folder that `limba demo` wrote.")
+        raise InputError(f"{directory} is no run of Limba; give the folder that launch/demo.sh wrote.")
     texts = Texts.of_task(parts_of(model.task)[0])
     hidden = texts.sentences(config.data.validation_split, num=NUM_SENTENCES, of_document=10)
     if len(hidden) < NUM_TEXTS:
