@@ -17,7 +17,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-
 from limba.cli import program
 from limba.cli.arguments import Parser
 from limba.config import InputError

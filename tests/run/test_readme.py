@@ -62,10 +62,11 @@ def test_the_report_of_the_demo_is_that_of_the_run_that_readme_shows() -> None:
     (block,) = re.findall(r"```\n(steps .*?)```", (ROOT / "docs" / "report.md").read_text(), re.DOTALL)
     lines = {line[:20].strip(): line[20:] for line in block.splitlines()}
     shown = "\n".join(readme.shown())
-    ((step, loss),) = re.findall(r"^step (\d+)/\1 \| loss ([\d.]+)", shown, re.M)
-    (bits,) = re.findall(r"([\d.]+) bits", shown)
-    assert lines["steps"] == step and lines["training loss"].endswith(f", {float(loss):.3f} at the end")
-    assert f"validation loss     {lines['validation loss']}" in shown and lines["bits per byte"].split()[0] == bits
+    ((first, last, step),) = re.findall(r"^Loss ([\d.]+) to ([\d.]+) in (\d+) steps, ", shown, re.M)
+    ((validated, bits),) = re.findall(rf"^step {step} validation: loss ([\d.]+) .* ([\d.]+) bits", shown, re.M)
+    assert lines["steps"] == step and lines["training loss"] == f"{first} at step 1, {last} at the end"
+    assert lines["validation loss"].endswith(f", {float(validated):.3f} at the end")
+    assert lines["bits per byte"].split()[0] == bits
 
 
 @pytest.mark.night
