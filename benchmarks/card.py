@@ -27,9 +27,9 @@ from typing import Any
 from benchmarks.board.dial import INPUTS, size_of
 from limba.cli import program
 from limba.cli.arguments import Parser
-from limba.cli.demo import pydoc_corpus
 from limba.config import InputError, did_you_mean, environment
 from limba.storage.files import write_whole
+from tasks.demo import pydoc_corpus
 
 ROOT = Path(__file__).parent.parent
 SECONDS = 480.0  # that a part may take

@@ -32,7 +32,7 @@ RAW_TOKENS = 568
 
 def _write_corpus(directory: Path, megabytes: float) -> str:
     """Writes files of this size in megabytes: the demo's documents, repeated in random order."""
-    from limba.cli.demo import pydoc_corpus
+    from tasks.demo import pydoc_corpus
 
     pydoc_corpus(directory / "demo.jsonl")
     lines = (directory / "demo.jsonl").read_bytes().splitlines(keepends=True)

@@ -230,9 +230,9 @@ def main(argv: Sequence[str]) -> None:
     hosts = [int(number) for number in args.hosts.split(",")]
     with tempfile.TemporaryDirectory() as directory:
         with environment.quiet_imports():
-            from limba.cli.demo import pydoc_corpus
             from limba.data.tasks import source_of_files
             from limba.data.vocabulary.train import train_vocabulary
+            from tasks.demo import pydoc_corpus
 
         corpus = args.corpus or f"{directory}/corpus.jsonl"
         if args.corpus is None:

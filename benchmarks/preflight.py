@@ -97,7 +97,7 @@ def start_figures(folder: Path, gin: Sequence[str] = ()) -> list[dict[str, float
 
     Also the number of kept programs after each. The first start finds no kept programs, the second those of the first.
     """
-    from limba.cli.demo import pydoc_corpus
+    from tasks.demo import pydoc_corpus
 
     corpus, figures = folder / "corpus.jsonl", []
     pydoc_corpus(corpus)
@@ -140,7 +140,7 @@ def start(args: argparse.Namespace) -> None:
 
 def verdict(args: argparse.Namespace) -> None:
     """Prints what a verdict with a compile takes, of base for a v4-8, with bytes for its vocabulary of 64,000 rows."""
-    from limba.cli.demo import pydoc_corpus
+    from tasks.demo import pydoc_corpus
 
     with tempfile.TemporaryDirectory() as folder:
         pydoc_corpus(f"{folder}/corpus.jsonl")

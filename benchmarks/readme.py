@@ -19,7 +19,6 @@ from pathlib import Path
 
 from limba.cli import program
 from limba.cli.arguments import Parser
-from limba.cli.demo import TASK
 from limba.config import InputError
 
 ROOT = Path(__file__).parent.parent
@@ -30,12 +29,21 @@ CUT = "…"  # stands alone where lines are left out, and at the end of a line t
 NUMBER = re.compile(r"\d[\d.,]*(?:e[+-]\d+)?|\bnan\b")
 
 
-def demo(folder: Path, *arguments: str) -> list[str]:
-    """Returns the lines that the demo prints, with MODEL_DIR in this folder named runs/demo as by default."""
-    directory = folder / "runs" / "demo"
-    environment = {**os.environ, "MODEL_DIR": str(directory), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-    command = [sys.executable, "-m", "limba", "demo", *arguments]
-    ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+def demo(folder: Path, *arguments: str, **variables: str) -> list[str]:
+    """Returns the lines that launch/demo.sh prints, started in this folder, in which it writes runs/demo.
+
+    It installs nothing there: its Python is this one.
+    """
+    shutil.copytree(ROOT / "launch", folder / "launch")
+    (folder / "launch" / "setup.sh").write_text("exit 0\n")
+    python = folder / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    kept = {name: value for name, value in os.environ.items() if name not in ("MODEL_DIR", "CORPUS", "STEPS")}
+    environment = {**kept, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", **variables}
+    command = ["bash", str(folder / "launch" / "demo.sh"), *arguments]
+    ended = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
     if ended.returncode != 0:
         raise InputError(f"The demo ended with {ended.returncode}:\n{ended.stdout[-2000:]}\n{ended.stderr[-2000:]}")
     return ended.stdout.replace(f"{folder}/", "").splitlines()
@@ -48,6 +56,15 @@ def form(line: str) -> str:
     'step #/# | loss # | ETA # m'
     """
     return " ".join(NUMBER.sub("#", line).split())
+
+
+def kind(line: str) -> str:
+    """Returns what a line is about: its beginning, up to the first text that differs between runs.
+
+    >>> kind("step 800 sample: The [of, not set] is"), kind("  the hidden word is among five in 40% of 200 gaps (the")
+    ('step # sample', 'the hidden word is among five in #% of # gaps')
+    """
+    return re.split(r"[:|(]", form(line))[0].strip()
 
 
 def shown() -> list[str]:
@@ -82,11 +99,11 @@ def main(argv: Sequence[str]) -> int:
     Parser("-m benchmarks.readme", __doc__ or "", "python").parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         printed = demo(Path(folder))
-        first = printed[: printed.index(TASK)]
-        lines = [line if line == CUT else counterpart(line, first) or counterpart(line, printed) for line in shown()]
+        lines = [line if line == CUT else counterpart(line, printed) for line in shown()]
         lost = [line for line, found in zip(shown(), lines, strict=True) if found is None]
         if lost:
             raise InputError(f"README.md shows lines that the demo does not print: {lost}")
+        subprocess.run([sys.executable, "-m", "limba", "report", f"{folder}/runs/demo"], cwd=ROOT, check=True)
         shutil.copyfile(Path(folder, "runs", "demo", "loss.png"), PICTURE)
         text = "\n".join(line for line in lines if line is not None)
         README.write_text(BLOCK.sub(lambda _: f"{text}\n", README.read_text(encoding="utf-8")), encoding="utf-8")

@@ -54,7 +54,7 @@ if [ "${gin_file##*/}" = demo.gin ] && [ -z "${CORPUS:-}${VOCABULARY:-}" ]; then
   export CORPUS=$MODEL_DIR/corpus.jsonl VOCABULARY=$MODEL_DIR/vocabulary.model
   mkdir -p "$MODEL_DIR"
   [ -f "$CORPUS" ] || "$venv/bin/python" -c 'import sys
-from limba.cli.demo import pydoc_corpus
+from tasks.demo import pydoc_corpus
 pydoc_corpus(sys.argv[1])' "$CORPUS"
   [ -f "$VOCABULARY" ] || LIMBA_ALONE=1 "$venv/bin/python" -m limba vocabulary "$CORPUS" --size=3996 \
     --output="$VOCABULARY" >"$MODEL_DIR/vocabulary.txt"

@@ -5,6 +5,7 @@ limba/training/step.py -> limba/model/t5.py.
 """
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,6 +18,7 @@ from limba.data import run_data
 from limba.data.objectives.choice import reads_prefix
 from limba.data.stream import placement
 from limba.data.stream.stages import open_stages
+from limba.evaluation import hidden_words
 from limba.evaluation.text import TextEvaluation, sampler
 from limba.evaluation.validation import loss_evaluation
 from limba.export import at_end
@@ -37,7 +39,7 @@ from limba.training.checkpoints.directory import Checkpoints
 from limba.training.guard import Guard
 from limba.training.ledger import Ledger
 from limba.training.loop import Evaluations, Loop
-from limba.training.metrics.figures import RecentSteps, facts, introduction
+from limba.training.metrics.figures import RecentSteps, details, facts, introduction
 from limba.training.metrics.logging import Metrics
 from limba.training.metrics.records import Callbacks
 from limba.training.optimizer import optimizer_of
@@ -107,8 +109,15 @@ def _train(
         targets = task.output_features["targets"].vocabulary
         if is_first():
             at_end.check_vocabulary(config, targets)
-        samples = sampler(model, mesh, targets, config.evaluation, reads_prefix(task, config.data.task_feature_lengths))
-        evaluations = Evaluations(loss, samples, text if text.tasks else None)
+        hidden = hidden_words.sentences(config, task)
+        prompts = (*config.evaluation.prompts, *(sentence.masked for sentence in hidden))
+        sampling = dataclasses.replace(config.evaluation, prompts=prompts)
+        samples = sampler(model, mesh, targets, sampling, reads_prefix(task, config.data.task_feature_lengths))
+        words = {sentence.masked: sentence.words for sentence in hidden}
+        copied: Mapping[str, float] = {}
+        with contextlib.suppress(InputError):  # of a metric that takes no such text: it is a figure to compare with
+            copied = text.copied()
+        evaluations = Evaluations(loss, samples, text if text.tasks else None, words, copied)
         checks.check_best_metric(config, (*getattr(loss, "names", ()), *text.names))
 
     checkpoints = Checkpoints(config.model_dir, config.checkpoint, config.data, check_lease)
@@ -135,10 +144,12 @@ def _train(
                 write_config(config, gin_text, [stage.task for stage in plan.stages])
                 for sentence in run_data.truncation(task, lengths, config.data):
                     metrics.say(sentence)
-            sentences = introduction(plan.planned, count_parameters(abstract.params), lengths, start)
-            for sentence in (*plan.notes, *sentences):
+            num_parameters = count_parameters(abstract.params)
+            for sentence in (*plan.notes, *introduction(plan.planned, num_parameters, lengths, start)):
                 metrics.say(sentence)
-            metrics.record("start", start, facts(config, count_parameters(abstract.params), lengths, mesh.size))
+            for line in details(plan.planned, start):
+                metrics.detail(line)
+            metrics.record("start", start, facts(config, num_parameters, lengths, mesh.size))
             recent = RecentSteps(config, lengths, mesh.size, metrics)
             # The time of the first step begins when it is compiled.
             train_step = compiled_together(train_step, "the training step", config.step_timeout_seconds, recent.restart)

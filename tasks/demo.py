@@ -1,17 +1,192 @@
-"""The demo: span corruption of any files, by default those that launch/demo.sh writes."""
+"""The demo's texts and tasks: gaps in English prose that a T5 fills, and small letters that it writes with capitals.
 
-from limba.data.objectives import span_corruption, tokenize_documents
+Any files may be read in their place. Python brings the English of the demo, so that nothing is downloaded:
+
+    python -m tasks.demo runs/demo/corpus.jsonl
+    python -m tasks.demo --has-capitals 'path/*.txt'    # ends with 0 or 1
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import json
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from limba.data.dataset import TEXT, Dataset, preprocessor
+from limba.data.objectives import SUPERVISED, span_corruption, tokenize_documents
 from limba.data.registry import Feature, TaskRegistry
 from limba.data.sources import FileSource
 from limba.data.vocabulary import SentencePieceVocabulary
+from limba.storage.files import replacing
 
 # VOCABULARY and CORPUS in gin replace both; neither is read before it is used.
 VOCABULARY = SentencePieceVocabulary("demo/vocabulary.model", extra_ids=100)
 SOURCE = FileSource("demo/corpus.jsonl", validation_percent=5.0)
 
+DOCUMENT_LETTERS = 1_000  # paragraphs are joined up to about this: many documents, some for validation
+PARAGRAPH = re.compile(r"\n\s*\n")
+SHORTEST_PARAGRAPH = 80  # letters; what is shorter is a heading, or one line about a function
+LETTERS_SHARE = 0.96  # of a paragraph of prose; the rest are digits, brackets and signs of programs
+SENTENCE = re.compile(r"(?<=[.!?])\s+")
+WORDS_OF_A_ROW = (8, 3, 5, 2, 4)  # a sentence's first words that a row has: 8 of each, and fewer of each in turn
+SHINGLE_WORDS = 6  # two paragraphs that have so many words in a row in common are near-duplicates
+LEAST_SHARE = 0.01  # of words with capitals, and without
+LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "pydoc_data", "lib2to3"}
+
+
+def pydoc_corpus(path: str | os.PathLike[str]) -> int:
+    """Writes the topics of `pydoc_data.topics` as JSON lines {"topic", "text"}; returns the number of documents.
+
+    About 460,000 letters under the PSF licence, with markup. Each document is some paragraphs of one
+    topic, in order. The file is written atomically.
+    """
+    count = 0
+    with replacing(path) as file:
+        for topic, text in _topics():
+            for document in _documents(PARAGRAPH.split(text.strip("\n"))):
+                file.write((json.dumps({"topic": topic, "text": document}, ensure_ascii=False) + "\n").encode())
+                count += 1
+    return count
+
+
+def prose_corpus(path: str | os.PathLike[str]) -> int:
+    """Writes the running prose of Python's language reference and library as JSON lines; returns the documents.
+
+    About 800,000 letters under the PSF licence: paragraphs of whole sentences, without tables, programs and markup. A
+    paragraph that shares words in a row with one before it is left out, so that what is kept for validation has not
+    been read in training.
+    """
+    read: set[tuple[str, ...]] = set()
+    count = 0
+    with replacing(path) as file:
+        for topic, texts in _sources():
+            paragraphs = [paragraph for text in texts for paragraph in _prose(text) if _is_new(paragraph, read)]
+            for document in _documents(paragraphs):
+                file.write((json.dumps({"topic": topic, "text": document}, ensure_ascii=False) + "\n").encode())
+                count += 1
+    return count
+
+
+def _topics() -> list[tuple[str, str]]:
+    import pydoc_data.topics
+
+    return sorted(pydoc_data.topics.topics.items())
+
+
+def _documents(paragraphs: list[str]) -> Iterator[str]:
+    gathered: list[str] = []
+    letters = 0
+    for paragraph in paragraphs:
+        gathered.append(paragraph)
+        letters += len(paragraph)
+        if letters >= DOCUMENT_LETTERS:
+            yield "\n\n".join(gathered)
+            gathered, letters = [], 0
+    if "".join(gathered).strip():
+        yield "\n\n".join(gathered)
+
+
+def _sources() -> Iterator[tuple[str, list[str]]]:
+    """Yields each topic of the language reference, then each module of the library, with its texts."""
+    for topic, text in _topics():
+        yield topic, [text]
+    library = Path(sysconfig.get_paths()["stdlib"])
+    for path in sorted(library.rglob("*.py")):
+        name = path.relative_to(library)
+        if LEFT_OUT.isdisjoint(name.parts):
+            yield str(name), _docstrings(path)
+
+
+def _docstrings(path: Path) -> list[str]:
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    texts = (ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, documented))
+    return [text for text in texts if text]
+
+
+def _prose(text: str) -> Iterator[str]:
+    """Yields the paragraphs that are whole sentences, each in one line."""
+    for paragraph in PARAGRAPH.split(text):
+        line = " ".join(paragraph.split())
+        if len(line) < SHORTEST_PARAGRAPH or not line[0].isupper() or line[-1] not in ".:" or "::" in line:
+            continue
+        letters = sum(letter.isalpha() or letter in " ,.;:'-" for letter in line)
+        if letters >= LETTERS_SHARE * len(line):
+            yield line
+
+
+def _is_new(paragraph: str, read: set[tuple[str, ...]]) -> bool:
+    """Returns whether a paragraph has no words in a row that were read before, and keeps its own."""
+    words = re.findall(r"\w+", paragraph.lower())
+    shingles = {tuple(words[at : at + SHINGLE_WORDS]) for at in range(len(words) - SHINGLE_WORDS + 1)}
+    is_new = read.isdisjoint(shingles)
+    read |= shingles
+    return is_new
+
+
+@preprocessor
+def small_letters(dataset: Dataset) -> Dataset:
+    """From {"text"} to {"inputs", "targets"}: the first words of each sentence in small letters, and as written."""
+
+    def rows_of(example: Mapping[str, bytes], number: int) -> list[dict[str, bytes]]:
+        del number  # of the row
+        rows = []
+        for place, sentence in enumerate(SENTENCE.split(" ".join(example["text"].decode().split()))):
+            words = sentence.split(" ")
+            longest, *shorter = WORDS_OF_A_ROW
+            for num_words in (longest, shorter[place % len(shorter)]):
+                target = " ".join(words[:num_words])
+                rows.append({"inputs": target.lower().encode(), "targets": target.encode()})
+        return rows
+
+    return dataset.flat_map(rows_of, {"inputs": TEXT, "targets": TEXT})
+
+
+def right_words(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
+    """Share of the targets' words that the predictions have in the same place, capitals included.
+
+    >>> right_words(["The Python API"], ["The Python Api"])["right_words"].__round__(1)
+    66.7
+    """
+    num_words = num_right = 0
+    for target, prediction in zip(targets, predictions, strict=True):
+        words = target.split()
+        num_words += len(words)
+        num_right += sum(word == other for word, other in zip(words, prediction.split(), strict=False))
+    return {"right_words": 100 * num_right / max(num_words, 1)}
+
+
+FEATURES = dict.fromkeys(("inputs", "targets"), Feature(VOCABULARY))
+
 TaskRegistry.add(
     "demo_span_corruption",
     source=SOURCE,
     preprocessors=[tokenize_documents, span_corruption],
-    output_features=dict.fromkeys(("inputs", "targets"), Feature(VOCABULARY)),
+    output_features=FEATURES,
 )
+TaskRegistry.add(
+    "demo_capitals",
+    source=SOURCE,
+    preprocessors=[small_letters, *SUPERVISED],
+    output_features=FEATURES,
+    metric_fns=[right_words],
+)
+
+
+def has_capitals(data_files: str) -> bool:
+    """Returns whether a text has words with capitals and words without, so that there is something to learn."""
+    words = [word for text in itertools.islice(FileSource(data_files).texts("train"), 200) for word in text.split()]
+    num_small = sum(word == word.lower() for word in words)
+    return LEAST_SHARE * len(words) < num_small < (1 - LEAST_SHARE) * len(words)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--has-capitals":
+        sys.exit(0 if has_capitals(sys.argv[2]) else 1)
+    print(f"{prose_corpus(sys.argv[1]):,} documents of Python's own documentation (PSF licence)")

@@ -170,7 +170,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Real English prose, as the demo writes it."""
-    from limba.cli.demo import pydoc_corpus
+    from tasks.demo import pydoc_corpus
 
     path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
     assert pydoc_corpus(path) > 300

@@ -1,31 +1,46 @@
 """Evaluates a trained model on its task."""
 
+from __future__ import annotations
+
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from limba.cli import model
 from limba.cli.arguments import Parser
 from limba.config import InputError, named
 from limba.config.waiting import waiting
 
+if TYPE_CHECKING:
+    from limba.evaluation.hidden_words import Hits
+
 ABOUT = """Computes loss, token accuracy, perplexity and bits per byte, also by character set, on validation text (all
 of it with --gin.EVAL_STEPS=None). For tasks with metrics it also generates text for validation examples and computes
-their metrics, beside those of copied inputs. A language model continues the run's prompts. The results are printed as
-a table and written to MODEL_DIR/evaluations (JSON, Markdown; each under a new name, with the split) and TensorBoard.
+their metrics, beside those of copied inputs. A model that fills gaps is asked for hidden words of the text, beside its
+five commonest words. A language model continues the run's prompts. A short form is printed; all figures go to
+MODEL_DIR/evaluations (JSON, Markdown; each under a new name, with the split) and TensorBoard.
 
     limba evaluate MODEL_DIR --num_examples=500
     limba evaluate --gin_file=gin/models/t5_1_1/base.gin --gin_file=gin/runs/evaluate.gin --checkpoint=FOLDER"""
 
+NUM_GAPS = 200
+
 
 def run(argv: Sequence[str]) -> None:
-    """Evaluates the model that the flags name and prints the table; raises InputError."""
+    """Evaluates the model that the flags name, prints its figures beside their floors; raises InputError."""
     parser = Parser("evaluate", ABOUT)
     model.add_flags(parser)
     parser.add_argument(
         "--num_examples", type=model.whole_number, help="to generate text for; default: the run's, or 1,000"
     )
+    parser.add_argument(
+        "--num_gaps", type=int, default=NUM_GAPS, metavar="N",
+        help=f"hidden words that a model with gaps is asked for; 0: none; default: {NUM_GAPS}",
+    )  # fmt: skip
     parser.add_argument("--split", help="split to evaluate, such as test; default: validation")
     given = parser.parse(argv)
+    if given.num_gaps < 0:
+        raise InputError(f"--num_gaps is {given.num_gaps}; give a number of gaps, or 0.")
     trained = model.opened(given)
     config = trained.source.run
     if config is None:
@@ -36,6 +51,7 @@ def run(argv: Sequence[str]) -> None:
     import jax
     from etils import epath
 
+    from limba.evaluation import hidden_words
     from limba.evaluation import text as evaluation
     from limba.storage.files import write_whole
     from limba.training.metrics.logging import Metrics
@@ -45,23 +61,44 @@ def run(argv: Sequence[str]) -> None:
         number = given.num_examples or config.evaluation.num_examples or 1_000
         with waiting(f"evaluating {split}", shows=jax.process_index() == 0):
             figures, copied = evaluation.evaluate(trained, num_examples=number, split=split)
+            hits = hidden_words.of_split(trained, split, given.num_gaps) if given.num_gaps else None
     sample = evaluation.sampler(
         trained.network, trained.mesh, trained.vocabulary, config.evaluation, trained.reads_prefix
     )
     texts = sample(trained.params) if sample else {}
+    if jax.process_index() != 0:
+        return
+    directory = epath.Path(config.model_dir) / "evaluations"
+    directory.mkdir(parents=True, exist_ok=True)
+    about = {"checkpoint": trained.path, "step": trained.step, "split": split, "figures": figures}
+    about |= {"copied": copied, "texts": texts, "gaps": hits._asdict() if hits else None}
+    path = evaluation.unused(directory, f"evaluation-{trained.step}-{split}", ".json", ".md")
+    write_whole(path, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
     columns = {**({"copied input": copied} if copied else {}), f"step {trained.step:,}": figures}
-    table = evaluation.markdown_table(columns)
-    print(f"{trained.path} step {trained.step:,}\n\n{table}")
+    write_whole(path.with_suffix(".md"), evaluation.markdown_table(columns) + "\n")
+    print(f"{trained.path} step {trained.step:,}, {split}:")
+    for row in _rows(figures, copied, hits):
+        print(f"  {row}")
     for prompt, several in texts.items():
         fills = trained.network.config.is_encoder or not trained.network.config.is_decoder_only
         print("\n".join([f"\n{prompt!r} is {'filled' if fills else 'continued'}:", *several]), flush=True)
-    if jax.process_index() == 0:
-        directory = epath.Path(config.model_dir) / "evaluations"
-        directory.mkdir(parents=True, exist_ok=True)
-        about = {"checkpoint": trained.path, "step": trained.step, "split": split, "figures": figures}
-        text = json.dumps({**about, "copied": copied, "texts": texts}, indent=1, ensure_ascii=False) + "\n"
-        path = evaluation.unused(directory, f"evaluation-{trained.step}-{split}", ".json", ".md")
-        write_whole(path, text)
-        write_whole(path.with_suffix(".md"), table + "\n")
-        with Metrics(config.model_dir, trained.step, config.train_steps, True) as metrics:
-            metrics.write("evaluation" + (f"/{given.split}" if given.split else ""), trained.step, figures)
+    print(f"  all figures: {path.with_suffix('.md')}", flush=True)
+    with Metrics(config.model_dir, trained.step, config.train_steps, True) as metrics:
+        metrics.write("evaluation" + (f"/{given.split}" if given.split else ""), trained.step, figures)
+
+
+def _rows(figures: Mapping[str, float], copied: Mapping[str, float], hits: Hits | None) -> Iterator[str]:
+    """Yields the figures that one looks for, each beside what it has to beat."""
+    forms = {"loss": "loss {:.4f}", "accuracy": "token accuracy {:.1%}", "perplexity": "perplexity {:.2f}"}
+    forms["bits_per_byte"] = "{:.3f} bits per byte"
+    if shown := [form.format(figures[name]) for name, form in forms.items() if name in figures]:
+        yield " | ".join(shown)
+    for name, value in figures.items():
+        if name in copied and "letter/" not in name:
+            yield f"{name} {value:.2f} (the input, copied: {copied[name]:.2f})"
+    if hits:
+        words = ", ".join(hits.commonest)
+        yield (
+            f"the hidden word is among five in {hits.of_model / hits.gaps:.1%} of {hits.gaps} gaps"
+            f" (the five commonest words, {words}: {hits.of_commonest / hits.gaps:.1%})"
+        )

@@ -29,10 +29,9 @@ COMMANDS = {  # name: (module, or module:function where that is not `run`; what 
     "vocabulary": ("limba.tools.corpus.vocabulary", "train a SentencePiece vocabulary"),
     "convert": ("limba.cli.convert", "convert models between Limba, T5X and Hugging Face, or T5X's --gin files"),
     "completion": ("limba.cli.completion", "print a script with which a shell completes limba's commands"),
-    "demo": ("limba.cli.demo", "run all steps on a tiny example: corpus, vocabulary, training, conversion"),
 }
 # Commands worth large pages.
-ON_DEVICES = ("train", "branch", "demo", "generate", "evaluate", "results", "play")
+ON_DEVICES = ("train", "branch", "generate", "evaluate", "results", "play")
 THEIR_NAMES = {  # what other programs call it: what it is here
     "infer": "generate",
     "predict": "generate",
@@ -43,7 +42,7 @@ THEIR_NAMES = {  # what other programs call it: what it is here
     "finetune": "train",
 }
 BY_ONE = ("report", "merge", "results")  # commands that the first of several processes does alone
-TRAIN = ("train", "branch", "demo")  # those that never use the CPU silently where there is an accelerator
+TRAIN = ("train", "branch")  # those that never use the CPU silently where there is an accelerator
 EXAMPLE = """
 A first look at your text:
     limba inspect 'data/*.txt' --vocabulary=byte

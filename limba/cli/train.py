@@ -1,5 +1,7 @@
 """`limba train gin/ro_t5x_base.gin --gin.MODEL_DIR=DIR`: trains the run that gin files describe."""
 
+import os
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -37,34 +39,30 @@ def to_end(given: GinRun) -> None:
             joining.say_ended()
     if result["interrupted"]:
         raise RestartError(f"The run was asked to stop after step {result['step']:,}; the same command resumes it.")
-    if given.config.evaluation.prompts:
-        _show(given.config)
+    _say_outcome(given.config)
     if result["failed_exports"]:
         raise StorageError(" ".join(result["failed_exports"]))
 
 
-def _show(config: RunConfig) -> None:
-    """Prints, in the only process of a run with prompts, what it has learned, and what to type next."""
-    import jax
+def _say_outcome(config: RunConfig) -> None:
+    """Prints, in the first process, what the run came to, and what to type next."""
+    from limba.evaluation import history
+    from limba.sharding.agreement import is_first
 
-    from limba.cli import demo
-
-    if jax.process_count() > 1:
+    if not is_first():
         return
     try:
-        demo.show_result(config)
-    except (SentenceError, OSError, RuntimeError) as error:  # jax's too; the run itself has ended well
-        print(f"What the model has learned cannot be shown: {error}", file=sys.stderr)
-    place = config.model_dir
-    print(
-        demo.next_lines(
-            [
-                (f"limba report {place}", "figures, pictures and samples of this run"),
-                (f"limba play {place}", "a page on which you try the model"),
-                (f"limba convert {place}", "a folder for Hugging Face's transformers"),
-            ]
-        )
-    )
+        print(history.outcome(config))
+    except (SentenceError, OSError, KeyError) as error:  # the run itself has ended well
+        print(f"The figures of the run cannot be read: {error}", file=sys.stderr)
+    place = shlex.quote(_short(config.model_dir))
+    print(f"Next: limba report {place}   limba play {place}   limba evaluate {place}", flush=True)
+
+
+def _short(directory: str) -> str:
+    """Returns a directory below the working directory as it is named there."""
+    here = os.path.join(os.getcwd(), "")
+    return directory.removeprefix(here)
 
 
 def say_what_is_wrong(given: GinRun) -> None:

@@ -94,6 +94,8 @@ class EvaluationConfig:
     patience: PositiveInt | None = None  # evaluations without a better best_metric that end the run; None: no limit
     # texts that a decoder-only model continues, or whose gaps (<extra_id_0> …) a T5 fills, at each evaluation
     prompts: tuple[str, ...] = ()
+    # sentences of the validation text, two words of each hidden, whose gaps a T5 or an encoder fills too
+    num_sentences: NonNegativeInt = 0
     # how samples for `prompts` are drawn
     sampling: GenerationConfig = field(
         default_factory=lambda: GenerationConfig(max_tokens=64, sample=True, temperature=0.6, top_k=20)
@@ -269,6 +271,7 @@ class RunConfig:
             (data.pack, "DataConfig.pack", False),
             (bool(data.stages), "DataConfig.stages", ()),
             (bool(self.evaluation.prompts), "EvaluationConfig.prompts", ()),
+            (self.evaluation.num_sentences > 0, "EvaluationConfig.num_sentences", 0),
             (self.num_microbatches > 1 and model.head == "vectors", "RunConfig.num_microbatches", 1),
         ):
             require(

@@ -255,6 +255,25 @@ def summary(config: RunConfig, history: History | None = None) -> str:
     return "\n".join([*lines, *_samples_by_step(history.samples)])
 
 
+def outcome(config: RunConfig) -> str:
+    """Returns what the run in model_dir came to, in a row: its losses at the beginning and the end, and its time.
+
+    KeyError if a figure that every run records is missing.
+    """
+    history = history_of(config)
+    train, evaluated = history.tables["train"], history.tables["validation"]
+    parts = []
+    if len(train):
+        loss = train["loss"]
+        seconds = float(np.diff(train.steps, prepend=0) @ train["seconds_per_step"])
+        parts.append(f"Loss {loss[0]:.3f} to {loss[-1]:.3f} in {train.steps[-1]:,.0f} steps, {duration(seconds)}")
+    if len(evaluated):
+        loss, last = evaluated["loss"], _record(evaluated, -1)
+        bits = f", {last['bits_per_byte']:.3f} bits per byte" if "bits_per_byte" in last else ""
+        parts.append(f"validation {loss[0]:.3f} to {loss[-1]:.3f}{bits}")
+    return "; ".join(parts) or "The run had no step to take."
+
+
 def _record(table: Table, place: int) -> dict[str, float]:
     """Returns one record's figures."""
     found = {name: float(table[name][place]) for name in table.names}

@@ -52,6 +52,8 @@ class Evaluations:
     loss: Callable[[Parameters], Figures] | None  # on the validation split
     samples: Callable[[Parameters], Mapping[str, Sequence[str]]] | None  # the texts generated for each prompt
     text: Callable[[Parameters, int], Figures] | None  # metrics of text generated for validation examples, at a step
+    hidden: Mapping[str, Sequence[str]]  # the words that stood in the gaps of a prompt, of those of validation text
+    copied: Figures  # the metrics of inputs that are copied, which generated text has to beat
 
 
 class Due(NamedTuple):
@@ -238,10 +240,10 @@ class Loop:
             found["validation"] = evaluations.loss(params)
             metrics.validation_line(step, found["validation"])
         if evaluations.samples is not None:
-            metrics.samples(step, evaluations.samples(params))
+            metrics.samples(step, evaluations.samples(params), evaluations.hidden)
         if evaluations.text is not None:
             found["text"] = evaluations.text(params, step)
-            metrics.text_line(step, found["text"])
+            metrics.text_line(step, found["text"], evaluations.copied)
         ending, figures = "", {**found["validation"], **found.get("text", {})}
         metrics.evaluated(step, figures)
         if self.best is not None:

@@ -218,12 +218,6 @@ DATA_COMMANDS = {
 VARIABLES = [
     ("vocabulary corpus.jsonl --output=a.model", {"PROCESS_ID": "first"}, "PROCESS_ID is first"),
     ("vocabulary corpus.jsonl --output=a.model", {"PROCESS_ID": "-1"}, "PROCESS_ID is -1"),
-    ("demo", {"CORPUS": "none.txt", "MODEL_DIR": "out"}, "none.txt"),
-    ("demo", {"CORPUS": "corpus.jsonl", "MODEL_DIR": "out", "STEPS": "many"}, "gives 'many'"),
-    ("demo", {"CORPUS": "corpus.jsonl", "MODEL_DIR": "out", "STEPS": "0"}, "TRAIN_STEPS is 0"),
-    ("demo", {"CORPUS": "corpus.jsonl", "MODEL_DIR": "in.txt"}, "in.txt"),
-    ("demo", {"MODEL_DIR": "gs://bucket/demo"}, "MODEL_DIR is gs://bucket/demo; the demo writes to a local directory"),
-    ("demo --gin.ZZZ=1", {"CORPUS": "corpus.jsonl", "MODEL_DIR": "out"}, "which nothing uses"),
 ]
 
 

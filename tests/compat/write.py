@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from limba.cli import convert
-from limba.cli.demo import pydoc_corpus
 from limba.config import ModelConfig, environment
 from limba.data.vocabulary.load import load_vocabulary
 from limba.data.vocabulary.train import train_vocabulary
 from limba.export import proof as check
+from tasks.demo import pydoc_corpus
 from tests.export.runs import write_run
 
 SIZES = {"emb_dim": 64, "num_heads": 4, "head_dim": 16, "mlp_dim": 96, "dtype": "float32"}

@@ -173,7 +173,7 @@ def test_a_stopped_command_is_not_a_crash(tmp_path: Path) -> None:
     assert ended(process)[0] == 75 and num_starts(tmp_path) == 1
 
 
-@pytest.mark.parametrize("script", ["pretrain.sh gin/demo.gin", "demo.sh", "en_ms.sh", "ro_base.sh", "ja_lm.sh"])
+@pytest.mark.parametrize("script", ["pretrain.sh gin/demo.gin", "en_ms.sh", "ro_base.sh", "ja_lm.sh"])
 def test_the_scripts_that_train_start_again(script: str, tmp_path: Path) -> None:
     """With the scripts' own text, in a folder whose setup does nothing and whose Python is the small program."""
     shutil.copytree(ROOT / "launch", tmp_path / "launch")
@@ -198,4 +198,4 @@ def test_the_scripts_that_train_start_again(script: str, tmp_path: Path) -> None
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     first, *others = (tmp_path / "log").read_text().splitlines()
-    assert first.startswith("-m limba demo" if name == "demo.sh" else "-m limba train gin/") and others == [first] * 2
+    assert first.startswith("-m limba train gin/") and others == [first] * 2

@@ -22,8 +22,8 @@ from pathlib import Path
 import sentencepiece
 
 from limba.cli import main
-from limba.cli.demo import pydoc_corpus
 from limba.tools.preflight import preflight
+from tasks.demo import pydoc_corpus
 
 PHRASES = {  # language: beginnings, middles, ends of sentences
     "es": (

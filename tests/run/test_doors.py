@@ -1,4 +1,4 @@
-"""The demo's own run, by its own recipe (Muon), goes through every command that takes a run."""
+"""The demo's run, by its recipe (Muon), goes through every command that takes a run."""
 
 import http.client
 import json
@@ -25,13 +25,12 @@ TEXT = "The <extra_id_0> of the language"
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four steps of what launch/demo.sh starts; it converts its last one."""
+def run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four steps of what launch/demo.sh starts."""
     directory = tmp_path_factory.mktemp("demo") / "run"
-    command = [sys.executable, "-m", "limba", "demo", *SHORT]
-    ended = subprocess.run(
-        command, env={**ENVIRONMENT, "MODEL_DIR": str(directory)}, cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    names = [f"--gin.MODEL_DIR={directory}", f"--gin.CORPUS={corpus}"]
+    command = [sys.executable, "-m", "limba", "train", "gin/demo_gaps.gin", *names, *SHORT]
+    ended = subprocess.run(command, env=ENVIRONMENT, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
     assert json.loads((directory / "config.json").read_text())["run"]["optimizer"]["name"] == "muon"
     return directory

@@ -137,9 +137,9 @@ class NewVocabulary:
         task = resolve_task(dataclasses.replace(config, vocabulary="byte", new_vocabulary_size=None))
         print(f"There is no vocabulary at {self.path}: reading text to train one of {size:,} ids.", flush=True)
         documents, _ = self.sample(task, config.train_split, config.new_vocabulary_bytes)
-        print(f"Training it on {len(documents):,} documents, {sum(map(len, documents)):,} bytes.", flush=True)
         count = self.train(documents, size - config.extra_ids, masks, character_coverage=config.new_vocabulary_coverage)
-        print(f"{self.path}: {count:,} pieces.", flush=True)
+        read = f"{len(documents):,} documents, {sum(map(len, documents)):,} bytes"
+        print(f"{self.path}: {count:,} pieces, trained on {read}.", flush=True)
 
 
 def ensure_vocabulary(config: DataConfig, trains: bool) -> None:

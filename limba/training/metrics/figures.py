@@ -24,7 +24,7 @@ from limba.sharding.watchdog import OTHERS
 from limba.storage.files import write_whole
 from limba.training.metrics.flops import flops_per_sequence, peak_flops_per_device
 from limba.training.metrics.logging import Metrics
-from limba.training.metrics.records import duration
+from limba.training.metrics.records import LOG, duration
 from limba.training.reading import ShardRows
 from limba.training.step import StepMetrics
 
@@ -141,36 +141,41 @@ def facts(config: RunConfig, num_parameters: int, lengths: Mapping[str, int], nu
 
 
 def introduction(config: RunConfig, num_parameters: int, lengths: Mapping[str, int], start: int) -> Iterator[str]:
-    """Yields the sentences that introduce a run before its first step."""
+    """Yields the sentences that introduce a run on the console before its first step."""
     devices = jax.devices()
+    inputs, targets = sides(config, lengths)
+    tokens = f"{inputs} inputs and {targets} targets" if inputs else f"{targets} tokens"
+    predicted = config.data.num_predicted
+    of_them = f", {config.data.batch_size * predicted:,} predicted at most" if predicted else ""
     yield (
         f"{num_parameters:,} parameters on {len(devices)} x {devices[0].device_kind} in {jax.process_count()}"
-        " process(es)"
+        f" process(es); {config.data.mixture_or_task_name}: {config.data.batch_size} rows of {tokens} a step{of_them}"
     )
     if sentence := unfit(config.model, devices[0]):
         yield sentence
     limit, check = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit"), toolbox.find("check")
     if limit and check:  # the devices of a CPU have none
         yield from check.of_memory(config, devices, limit)
-    inputs, targets = sides(config, lengths)
-    tokens = f"{inputs} inputs and {targets} targets" if inputs else f"{targets} tokens"
-    predicted = config.data.num_predicted
-    of_them = f", {config.data.batch_size * predicted:,} predicted at most" if predicted else ""
-    yield (
-        f"{config.data.mixture_or_task_name}: {config.data.batch_size} rows of {tokens} a step{of_them},"
-        f" {config.data.num_data_shards} data shards"
-    )
+    where = f"resumes at step {start:,}" if start else "starts"
+    end = f"up to step {config.train_steps:,}" if config.train_steps else f"for {config.data.num_epochs} epochs"
+    yield f"{config.model_dir} {where}, {end}; all lines go to {LOG} in it"
     if (schedule := config.optimizer.schedule).base_learning_rate == AUTO:
         steps = schedule.planned_steps or config.train_steps or 1
         least, most = AUTO_STEPS
-        yield (
-            f"The highest learning rate is {schedule.in_steps(steps).base_learning_rate:.3g}, by 'auto' for"
-            f" {steps:,} steps; its rule was found for {least:,} to {most:,}"
-            f"{'' if least <= steps <= most else ' and is unproven here: see that |param| does not grow tenfold'}."
-        )
-    where = f"resumes at step {start:,}" if start else "starts"
-    end = f"up to step {config.train_steps:,}" if config.train_steps else f"for {config.data.num_epochs} epochs"
-    yield f"{config.model_dir} {where}, {end}"
+        if not least <= steps <= most:
+            yield (
+                f"The highest learning rate is {schedule.in_steps(steps).base_learning_rate:.3g}, by 'auto' for"
+                f" {steps:,} steps; its rule was found for {least:,} to {most:,} and is unproven here: see that |param|"
+                " does not grow tenfold."
+            )
+
+
+def details(config: RunConfig, start: int) -> Iterator[str]:
+    """Yields what the log has beside the introduction."""
+    yield f"The text is read in {config.data.num_data_shards} data shards."
+    if (schedule := config.optimizer.schedule).base_learning_rate == AUTO:
+        steps = schedule.planned_steps or config.train_steps or 1
+        yield f"The highest learning rate is {schedule.in_steps(steps).base_learning_rate:.3g}, by 'auto'."
     if config.train_steps is None or start < config.train_steps:
         yield "Compiling the step; the first line follows it."
 

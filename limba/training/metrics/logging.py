@@ -1,4 +1,4 @@
-"""Logging of a run's figures: to the console, TensorBoard and metrics.jsonl in the run directory.
+"""Logging of a run's figures: to the console, its log, TensorBoard and metrics.jsonl in the run directory.
 
 Units: loss and cross entropy in nats per target token; seconds; tokens per second over all devices, without padding;
 bits per byte of the targets' text, in total and by character set.
@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -20,13 +19,13 @@ from typing import NamedTuple
 
 import numpy as np
 from etils import epath
-from tqdm import tqdm
 
 from limba.config import RunConfig, SentenceError, reason_of, without_credentials
 from limba.config.extras import without
 from limba.sharding.preemption import stop_all
-from limba.storage.files import GrowingFile, LocalFile
-from limba.training.metrics.records import METRICS, Callback, Callbacks, bits_per_byte_by_set, duration
+from limba.storage.files import GrowingFile, LocalFile, make_folder
+from limba.training.metrics.console import Console, Warnings, filled, shortened
+from limba.training.metrics.records import LOG, METRICS, Callback, Callbacks, bits_per_byte_by_set, duration
 from limba.training.metrics.records import read_metrics as read_metrics
 from limba.training.metrics.weights_and_biases import WeightsAndBiases
 
@@ -94,10 +93,13 @@ class Uploads:
 
 
 class Lines:
-    """The lines of metrics.jsonl: on a disk at once; at gs://… once a minute, by a thread for which no step waits."""
+    """The lines of a file: on a disk at once; at gs://… once a minute, by a thread for which no step waits.
 
-    def __init__(self, path: str):
-        self._uploads, self._due, self._over = Uploads(path), threading.Event(), False
+    `is_copy`: of what is written elsewhere too; see `Uploads`.
+    """
+
+    def __init__(self, path: str, is_copy: bool = False):
+        self._uploads, self._due, self._over = Uploads(path, is_copy), threading.Event(), False
         self._thread = threading.Thread(target=self._send, daemon=True, name="metrics") if "://" in path else None
         if self._thread is not None:
             self._thread.start()
@@ -183,7 +185,8 @@ class _Outputs(NamedTuple):
     board: SummaryWriter | None
     others: WeightsAndBiases | None
     lines: Lines
-    bar: tqdm
+    log: Lines
+    console: Console
 
 
 class Metrics:
@@ -208,17 +211,23 @@ class Metrics:
         self._step = start
         self._ending = ""
         self._is_stopped = False
+        self._warnings = Warnings(self.detail, logger)
+        self._validation_loss: float | None = None  # the last one
         self._callbacks, self._failure = callbacks or Callbacks(), None
         self.must_stop = False  # as a callback says
         if writes:
-            directory, hidden = epath.Path(model_dir), not sys.stderr.isatty()
+            directory = epath.Path(model_dir)
+            make_folder((directory / LOG).parent)
             reports = ("tensorboard",) if run is None else run.reports
             self._outputs = _Outputs(
                 SummaryWriter(logdir=_address(directory / "tensorboard")) if "tensorboard" in reports else None,
                 WeightsAndBiases(run) if run is not None and "wandb" in reports else None,
                 Lines(str(directory / METRICS)),
-                tqdm(total=train_steps, initial=start, unit="step", disable=hidden, dynamic_ncols=True),
+                Lines(str(directory / LOG), is_copy=True),
+                Console(start, train_steps),
             )
+            if logging.getLogger().handlers:  # else logging prints warnings itself, until there is a handler
+                logging.getLogger().addHandler(self._warnings)
 
     def __enter__(self) -> Metrics:
         if self._outputs is not None and self._outputs.others is not None:
@@ -231,27 +240,28 @@ class Metrics:
             error.after_step = self._step
         reason = without_credentials(ending)
         self.record("end", self._step, {"reason": reason, "failed": error is not None, "stopped": self._is_stopped})
+        logging.getLogger().removeHandler(self._warnings)
         for output in reversed(self._outputs or ()):
             if output is not None:
                 output.close()
 
-    def say(self, text: str) -> None:
-        """Prints a sentence, above the progress bar if there is one. A console that is gone or full ends no run."""
-        if not self.writes:
-            return
-        try:
-            tqdm.write(without_credentials(text), file=sys.stdout)
-            sys.stdout.flush()
-        except BrokenPipeError:  # its reader has ended
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        except OSError:
-            return
+    def say(self, sentence: str) -> None:
+        """Prints a sentence, and keeps it in the log."""
+        if self._outputs is not None:
+            self._outputs.console.say(sentence)
+            self.detail(sentence)
+
+    def detail(self, line: str) -> None:
+        """Keeps a line in the log alone."""
+        if self._outputs is not None:
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            self._outputs.log.append(f"{now} {without_credentials(line)}\n")
 
     def advance(self, step: int) -> None:
-        """Moves the progress bar."""
+        """Moves the line of progress."""
         self._step = step
         if self._outputs is not None:
-            self._outputs.bar.update(step - self._outputs.bar.n)
+            self._outputs.console.advance(step)
 
     def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Records numbers of a `kind`: "train", "validation" or "text"."""
@@ -271,9 +281,11 @@ class Metrics:
             self._outputs.lines.append(json.dumps({"kind": kind, "step": step, "time": now, **values}) + "\n")
 
     def saved(self, step: int, place: object) -> None:
-        """Records and prints that the checkpoint of a step is complete."""
+        """Records and shows that the checkpoint of a step is complete."""
         self.record("saved", step, {})
-        self.say(f"step {step:,} saved in {place}")
+        self.detail(f"step {step:,} saved in {place}")
+        if self._outputs is not None:
+            self._outputs.console.saved(step, place)
 
     def end(self, sentence: str, is_stopped: bool) -> None:
         """Prints why the run ends before its last step, and records that at the end; also whether it was stopped."""
@@ -287,7 +299,7 @@ class Metrics:
             self._outputs.lines.upload()
 
     def train_line(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes and prints the figures of the steps up to `step`."""
+        """Writes the figures of the steps up to `step`, and shows the loss, the speed and the time that is left."""
         self.write("train", step, values)
         parts = [
             f"step {step:,}/{self.train_steps:,}" if self.train_steps else f"step {step:,}",
@@ -307,42 +319,69 @@ class Metrics:
         if "hbm_peak_gib" in values:
             parts.append(f"HBM {values['hbm_peak_gib']:.1f} GiB")
         left = self._remaining.seconds(step, values["seconds_per_step"], list(epochs.values()))
-        self.say(" | ".join([*parts, *([] if left is None else [f"ETA {duration(left)}"])]))
+        if left is not None:
+            parts.append(f"ETA {duration(left)}")
+        self.detail(" | ".join(parts))
+        shown = [f"loss {values['loss']:.3f}"]
+        if self._validation_loss is not None:
+            shown.append(f"validation {self._validation_loss:.3f}")
+        shown.append(f"{values['tokens_per_second']:,.0f} tokens/s")
+        if left is not None:
+            shown.append(f"ETA {duration(left)}")
+        if self._outputs is not None:
+            self._outputs.console.progress(step, " | ".join(shown))
         self._call(self._callbacks.on_log, step, values)
 
     def validation_line(self, step: int, values: Mapping[str, float]) -> None:
         """Writes and prints the figures of the validation split."""
         self.write("validation", step, values)
-        if "perplexity" not in values:  # of labeled texts
-            parts = [f"{name} {values[name]:.4f}" for name in ("loss", "accuracy", "f1", "pearson") if name in values]
-            self.say(f"step {step:,} validation: {' | '.join(parts)} | {values['seconds']:.1f} s")
-            return
-        parts = [f"loss {values['loss']:.4f}", f"token accuracy {values['accuracy']:.1%}"]
-        parts.append(f"perplexity {values['perplexity']:.2f}")
+        self._validation_loss = values["loss"]
+        parts = [f"loss {values['loss']:.4f}"]
+        if "perplexity" in values:
+            parts += [f"token accuracy {values['accuracy']:.1%}", f"perplexity {values['perplexity']:.2f}"]
+        else:  # of labeled texts
+            parts += [f"{name} {values[name]:.4f}" for name in ("accuracy", "f1", "pearson") if name in values]
         if "bits_per_byte" in values:  # the pieces of some vocabularies do not say their bytes
             parts.append(f"{values['bits_per_byte']:.3f} bits per byte")
-        self.say(f"step {step:,} validation: {' | '.join(parts)} | {values['seconds']:.1f} s")
+        self.say(f"step {step:,} validation: {' | '.join(parts)}")
+        self.detail(f"step {step:,} validation took {values['seconds']:.1f} s")
         if by_set := bits_per_byte_by_set(values):
-            self.say(f"step {step:,} bits per byte: {' | '.join(by_set)}")
+            self.detail(f"step {step:,} bits per byte: {' | '.join(by_set)}")
 
-    def text_line(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes and prints the metrics of generated text."""
+    def text_line(self, step: int, values: Mapping[str, float], copied: Mapping[str, float] | None = None) -> None:
+        """Writes and prints the metrics of generated text, each beside that of the inputs, `copied`."""
         self.write("text", step, values)
-        figures = [f"{name} {value:.2f}" for name, value in values.items() if not name.startswith("letter/")]
-        self.say(f"step {step:,} text: {' | '.join(figures)}")
+        parts = []
+        for name, value in values.items():
+            if name.startswith("letter/"):
+                continue
+            floor = f" (the input, copied: {copied[name]:.2f})" if copied and name in copied else ""
+            parts.append(f"{name} {value:.2f}{floor}")
+        self.say(f"step {step:,} text: {' | '.join(parts)}")
 
-    def samples(self, step: int, texts: Mapping[str, Sequence[str]]) -> None:
-        """Writes and prints the texts that the model generated for each prompt."""
+    def samples(
+        self, step: int, texts: Mapping[str, Sequence[str]], hidden: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
+        """Writes the texts that the model generated for each prompt, and prints one of them.
+
+        `hidden` are the words that stood in the gaps of a prompt, where these are known.
+        """
         if self._outputs is None:
             return
+        hidden = hidden or {}
         if self._outputs.others is not None:
             self._outputs.others.add_texts(step, texts)
+        rows = []
         for number, (prompt, several) in enumerate(texts.items()):
             if self._outputs.board is not None:
                 self._outputs.board.add_text(f"samples/{number}", "\n\n".join(several), step)
             for text in several:
-                self.say(f"step {step:,} sample for {prompt!r}: {text}")
-        self.record("samples", step, {"texts": dict(texts)})
+                self.detail(f"step {step:,} sample for {prompt!r}: {text}")
+                rows.append(filled(prompt, text, hidden.get(prompt, ())) or text)
+        if rows:
+            self._outputs.console.say(shortened(f"step {step:,} sample: {' '.join(rows[0].split())}"))
+        known = {"hidden": {prompt: list(words) for prompt, words in hidden.items()}} if hidden else {}
+        self.record("samples", step, {"texts": dict(texts), **known})
 
     def evaluated(self, step: int, values: Mapping[str, float]) -> None:
         """Gives the callback the figures of the validation split and of generated text."""

@@ -17,6 +17,7 @@ from etils import epath
 from limba.storage.files import read_bytes
 
 METRICS = "metrics.jsonl"
+LOG = "logs/train.log"  # of a run: every line that it has to say of itself, also those that the console does not show
 LEDGER = "skipped_batches.jsonl"  # batches that a run has dropped or passed over: training/ledger.py
 DOCUMENTS = "skipped_documents.jsonl"  # the documents in these batches, where somebody has looked for them
 

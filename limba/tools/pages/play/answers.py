@@ -59,6 +59,19 @@ def _of_validation(trained: TrainedModel, run: RunConfig) -> list[list[str]] | N
     return found or None
 
 
+def writes_targets(trained: TrainedModel) -> bool:
+    """Returns whether a run has taught the model to write the targets of pairs, and not what stood in gaps."""
+    from limba.api import RunData
+
+    run = trained.config
+    if not isinstance(run, RunConfig):
+        return False
+    try:
+        return RunData(run.data, trained.task).has_pairs
+    except (InputError, StorageError, OSError):  # its task cannot be read here
+        return False
+
+
 Json = dict[str, Any]
 
 MOST_LETTERS = 20_000  # of a text
@@ -151,12 +164,13 @@ class Player:
 
         model = self._trained.network.config
         writes = not (model.is_encoder or model.is_t5_encoder)
+        has_gaps = writes and not model.is_decoder_only and bool(self._sentinels)
         return {
             "name": self.name,
             "step": self._trained.step,
             "continues": model.is_decoder_only and writes,
             "writes": writes,
-            "fills": model.is_encoder or (writes and not model.is_decoder_only and bool(self._sentinels)),
+            "fills": model.is_encoder or (has_gaps and not writes_targets(self._trained)),
             "examples": self._examples,
             "parameters": sum(int(leaf.size) for leaf in jax.tree.leaves(self._trained.params)),
             "letters": MOST_LETTERS,

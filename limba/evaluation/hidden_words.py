@@ -1,0 +1,92 @@
+"""Words that are hidden in validation text: what a model writes in their place, beside the commonest words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from limba.config import RunConfig, require
+from limba.data.objectives.supervised import is_supervised
+from limba.data.sources.units import UnitSource
+from limba.data.tasks import Provider, parts_of
+from limba.data.vocabulary.load import num_sentinels
+from limba.data.vocabulary.text_sample import WORD, Hidden, Texts
+from limba.inference.load import TrainedModel
+
+NUM_GUESSES = 5  # that a model, and who knows only the commonest words, may name for a gap
+OF_DOCUMENT = 10  # sentences at most, so that few documents are enough
+COUNTED_LETTERS = 2_000_000  # of the training text, in which the commonest words are counted
+
+
+class Hits(NamedTuple):
+    """In how many gaps the hidden word is among NUM_GUESSES: the model's, and the training text's commonest words."""
+
+    gaps: int
+    of_model: int
+    of_commonest: int
+    commonest: tuple[str, ...]
+
+
+def sentences(config: RunConfig, task: Provider) -> list[Hidden]:
+    """Returns the sentences of the validation text that a run fills at each evaluation, two words of each hidden.
+
+    ConfigError for a task or a network that fills no gaps.
+    """
+    num = config.evaluation.num_sentences
+    if not num:
+        return []
+    require(
+        fills_gaps(config, task),
+        "EvaluationConfig.num_sentences",
+        f"is {num}, and a run of {config.data.mixture_or_task_name} with this network fills no gaps of its text; set it"
+        " to 0.",
+        ("EvaluationConfig.num_sentences", 0),
+    )
+    return Texts.of_task(parts_of(task)[0]).sentences(config.data.validation_split, num)
+
+
+def fills_gaps(config: RunConfig, task: Provider) -> bool:
+    """Returns whether a model that learned the task fills gaps: an encoder, or a T5 with sentinels, of plain texts."""
+    part = parts_of(task)[0]
+    if config.model.has_own_head or is_supervised(part) or not isinstance(part.source, UnitSource):
+        return False
+    if config.model.is_encoder:
+        return True
+    return not config.model.is_decoder_only and num_sentinels(task.output_features["targets"].vocabulary) > 0
+
+
+def commonest_words(texts: Iterable[str], num: int) -> tuple[str, ...]:
+    """Returns the commonest words of the texts, up to COUNTED_LETTERS of them.
+
+    >>> commonest_words(["the cat and the dog", "the cat"], 2)
+    ('the', 'cat')
+    """
+    counts: Counter[str] = Counter()
+    letters = 0
+    for text in texts:
+        counts.update(match[0] for match in WORD.finditer(text))
+        letters += len(text)
+        if letters > COUNTED_LETTERS:
+            break
+    return tuple(word for word, _ in counts.most_common(num))
+
+
+def of_split(trained: TrainedModel, split: str, num_gaps: int) -> Hits | None:
+    """Returns how often a run's model finds hidden words of a split; None without gaps, or fitting sentences.
+
+    Two words are hidden in each of `num_gaps` / 2 sentences.
+    """
+    config, task = trained.source.run, trained.task
+    assert config is not None and task is not None, "only a run has a task"
+    if not fills_gaps(config, task):
+        return None
+    texts = Texts.of_task(parts_of(task)[0])
+    hidden = texts.sentences(split, -(-num_gaps // 2), OF_DOCUMENT)
+    if not hidden:
+        return None
+    words = [word for each in hidden for word in each.words]
+    commonest = commonest_words(texts.source.texts(config.data.train_split), NUM_GUESSES)
+    filled = [gap for gaps in trained.fill([each.masked for each in hidden], NUM_GUESSES) for gap in gaps]
+    found = sum(word in [fill.text for fill in gap] for word, gap in zip(words, filled, strict=True))
+    return Hits(len(words), found, sum(word in commonest for word in words), commonest)

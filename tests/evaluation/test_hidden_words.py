@@ -1,0 +1,87 @@
+"""Hidden words of validation text: the model's hits beside those of the commonest words, and the samples of a run."""
+
+import dataclasses
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from limba.cli import evaluate
+from limba.cli.gin import read_gin
+from limba.config import ConfigError, RunConfig
+from limba.data.tasks import resolve_task
+from limba.evaluation import hidden_words
+from limba.inference.gaps import Fill
+from limba.inference.load import TrainedModel, load
+from limba.inference.source import find
+from tests import tiny
+from tests.export.runs import write_run
+
+SIZES = {"vocab_size": 4096, "emb_dim": 32, "num_heads": 2, "head_dim": 16, "mlp_dim": 64, "num_encoder_layers": 1}
+
+
+@pytest.fixture
+def run(corpus: Path, vocabulary: Path, tmp_path: Path) -> RunConfig:
+    model = dataclasses.replace(tiny.model(), **SIZES)
+    write_run(tmp_path / "run", model)
+    names = {"MODEL_DIR": str(tmp_path / "run"), "CORPUS": str(corpus), "VOCABULARY": str(vocabulary)}
+    return dataclasses.replace(read_gin("gin/demo.gin", **names), model=model)
+
+
+def test_hits_are_counted_beside_the_commonest_words(
+    run: RunConfig, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = find(run.model_dir, run)
+    trained = load(source, step=max(source.steps), config=run)
+    asked: list[str] = []
+
+    def fills(self: TrainedModel, texts: list[str], top: int) -> list[list[list[Fill]]]:
+        """Every second gap is right, in the last of five places."""
+        asked.extend(texts)
+        hidden = hidden_words.Texts.of_task(resolve_task(run.data)).sentences("validation", 10, 10)
+        assert [each.masked for each in hidden] == texts and top == 5
+        wrong = [Fill(f"no{number}", 0.1, ()) for number in range(4)]
+        return [[[*wrong, Fill(each.words[0], 0.1, ())], [*wrong, Fill("no4", 0.1, ())]] for each in hidden]
+
+    monkeypatch.setattr(TrainedModel, "fill", fills)
+    found = hidden_words.of_split(trained, "validation", 20)
+    assert found is not None and found.gaps == 20 and found.of_model == 10 and len(asked) == 10
+    texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
+    counts = Counter(match[0] for text in texts for match in hidden_words.WORD.finditer(text))
+    assert set(found.commonest) == {word for word, _ in counts.most_common(5)}
+    hidden = hidden_words.Texts.of_task(resolve_task(run.data)).sentences("validation", 10, 10)
+    assert found.of_commonest == sum(word in found.commonest for each in hidden for word in each.words) > 0
+
+
+def test_a_pair_s_task_and_a_language_model_have_no_gaps(run: RunConfig) -> None:
+    data = dataclasses.replace(run.data, mixture_or_task_name="demo_capitals")
+    pairs = dataclasses.replace(run, data=data)
+    assert hidden_words.fills_gaps(run, resolve_task(run.data))
+    assert not hidden_words.fills_gaps(pairs, resolve_task(data))
+    assert not hidden_words.fills_gaps(
+        dataclasses.replace(
+            run, model=tiny.LANGUAGE_MODEL, data=dataclasses.replace(run.data, task_feature_lengths={"targets": 64})
+        ),
+        resolve_task(run.data),
+    )
+    asks = dataclasses.replace(pairs, evaluation=dataclasses.replace(run.evaluation, num_sentences=2))
+    with pytest.raises(ConfigError, match=r"EvaluationConfig.num_sentences is 2, and a run of demo_capitals .* set it"):
+        hidden_words.sentences(asks, resolve_task(data))
+
+
+def test_rows_of_an_evaluation_stand_beside_what_they_have_to_beat() -> None:
+    hits = hidden_words.Hits(200, 76, 44, ("the", "a", "of", "is", "to"))
+    figures = {
+        "loss": 3.5,
+        "accuracy": 0.4,
+        "perplexity": 33.1,
+        "bits_per_byte": 2.1,
+        "right_words": 96.4,
+        "seconds": 1.0,
+    }
+    assert list(evaluate._rows(figures, {"right_words": 92.2}, hits)) == [
+        "loss 3.5000 | token accuracy 40.0% | perplexity 33.10 | 2.100 bits per byte",
+        "right_words 96.40 (the input, copied: 92.20)",
+        "the hidden word is among five in 38.0% of 200 gaps (the five commonest words, the, a, of, is, to: 22.0%)",
+    ]

@@ -1,0 +1,115 @@
+"""launch/demo.sh: its commands in order, what it starts again, when it is done. test_readme.py runs it whole."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# Stands for Python: writes each call to the file `calls`, and ends the first training as the file `status` says.
+PROGRAM = """#!/bin/sh
+echo "$*" >>"$HERE/calls"
+case "$*" in
+  *tasks.demo*--has-capitals*) exit "${CAPITALS:-0}" ;;
+  *demo_gaps.gin*)
+    if [ -s "$HERE/status" ]; then
+      read -r status <"$HERE/status"
+      : >"$HERE/status"
+      exit "$status"
+    fi
+    ;;
+  *demo_capitals.gin*) mkdir -p "$MODEL_DIR/capitals" ;;
+esac
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """The scripts' own text, in a folder whose setup does nothing and whose Python is the small program."""
+    shutil.copytree(ROOT / "launch", tmp_path / "launch")
+    (tmp_path / "launch" / "setup.sh").write_text("exit 0\n")
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.write_text(PROGRAM)
+    python.chmod(0o755)
+    return tmp_path
+
+
+def demo(place: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if name not in ("MODEL_DIR", "CORPUS", "STEPS")}
+    environment = {**kept, "HERE": str(place), "RETRY_SECONDS": "0", **variables}
+    return subprocess.run(
+        ["bash", str(place / "launch" / "demo.sh"), *arguments], cwd=place, env=environment, capture_output=True,
+        text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def calls(place: Path) -> list[str]:
+    lines = (place / "calls").read_text().replace(f"{place}/", "").splitlines()
+    (place / "calls").unlink()
+    return lines
+
+
+def test_each_step_is_a_public_command(place: Path) -> None:
+    done = demo(place)
+    assert done.returncode == 0, done.stderr
+    run = "runs/demo"
+    initial = f"--gin.INITIAL_CHECKPOINT_PATH={run}"
+    own = f"--gin.CORPUS={run}/corpus.jsonl --gin.VOCABULARY={run}/vocabulary.model"
+    assert calls(place) == [
+        f"-m tasks.demo {run}/corpus.jsonl",
+        f"-m limba train gin/demo_gaps.gin --gin.MODEL_DIR={run} {own}",
+        f"-m limba evaluate {run}",
+        f"-m limba convert {run}",
+        f"-m limba train gin/demo_capitals.gin --gin.MODEL_DIR={run}/capitals {own} {initial}",
+        f"-m limba generate {run}/capitals --prompt=the python api",
+    ]
+    assert f"limba play {place}/{run}/capitals" in done.stdout
+
+
+def test_started_again_it_says_that_it_is_done_unless_it_is_asked_for_more(place: Path) -> None:
+    assert demo(place, STEPS="20").returncode == 0
+    calls(place)
+    again = demo(place, STEPS="20")
+    assert again.returncode == 0 and again.stdout.startswith(f"The demo is done: {place}/runs/demo\n")
+    assert "limba report" in again.stdout and not (place / "calls").exists()
+    assert demo(place, "--gin.DTYPE=bfloat16", STEPS="40").returncode == 0
+    (trained,) = [call for call in calls(place) if "demo_gaps.gin" in call]
+    assert trained.endswith("--gin.TRAIN_STEPS=40 --gin.DTYPE=bfloat16")
+
+
+@pytest.mark.parametrize(("status", "starts", "ends"), [(75, 2, 0), (2, 1, 2), (130, 1, 130)])
+def test_a_run_that_ends_early_is_started_again_or_ends_the_demo(
+    status: int, starts: int, ends: int, place: Path
+) -> None:
+    (place / "status").write_text(f"{status}\n")
+    assert demo(place).returncode == ends
+    made = calls(place)
+    assert len([call for call in made if "demo_gaps.gin" in call]) == starts
+    assert any("limba evaluate" in call for call in made) is (ends == 0)
+
+
+def test_a_text_of_one_s_own_has_a_folder_of_its_own_and_may_have_no_capitals(place: Path) -> None:
+    done = demo(place, CORPUS="my texts/*.txt", CAPITALS="1")
+    assert done.returncode == 0 and "there is no second task" in done.stdout
+    made = calls(place)
+    (folder,) = (place / "runs").iterdir()
+    assert re.fullmatch(r"demo-\d+", folder.name) and "--gin.CORPUS=my texts/*.txt" in made[0]
+    assert "-m tasks.demo --has-capitals my texts/*.txt" in made and not any("capitals.gin" in call for call in made)
+
+
+def test_a_bucket_is_refused(place: Path) -> None:
+    done = demo(place, MODEL_DIR="gs://bucket/demo")
+    assert done.returncode == 2 and not (place / "calls").exists()
+    assert done.stderr == (
+        "launch/demo.sh: MODEL_DIR is gs://bucket/demo; the demo writes to a local directory, so give one.\n"
+    )
+
+
+def test_help_names_the_variables(place: Path) -> None:
+    shown = demo(place, "--help").stdout
+    assert all(name in shown for name in ("CORPUS", "STEPS", "CAPITALS_STEPS", "MODEL_DIR", "bash launch/demo.sh"))
+    assert not (place / "calls").exists()
