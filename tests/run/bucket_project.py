@@ -138,7 +138,7 @@ class Project:
         after = self.commands(
             ["train", *RUN, "--gin.MODEL_DIR=gs://bucket/run"],
             ["report", "gs://bucket/run"],
-            ["verify", "gs://bucket/run"],
+            ["status", "gs://bucket/run", "--verify"],
             ["convert", "gs://bucket/run", "gs://bucket/out", "--formats=pytorch"],
             ["convert", "gs://bucket/run", "gs://bucket/out", "--formats=pytorch"],
             ["convert", "gs://bucket/run", "gs://bucket/t5x", "--to=t5x"],
