@@ -19,7 +19,7 @@ TITLE = "Memory and speed"
 NO_KERNEL, DOES_NOT_FIT = "no-kernel", "does-not-fit"
 TIGHT = 0.95  # of the memory; evaluation and the next batch need some too
 LARGEST_SHOWN = 4
-DECODER = ("decoder_input_tokens", "decoder_target_tokens", "decoder_loss_weights")
+DECODER: tuple[str, ...] = ("decoder_input_tokens", "decoder_target_tokens", "decoder_loss_weights")
 # Cycles and memory of the unrolled step, as shares of the scanned one's: 104.5 of 136.1 M cycles, 6.28 of 8.76 GiB.
 UNROLLED = (0.77, 0.72)
 MEASURED_BY = (
