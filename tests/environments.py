@@ -1,7 +1,6 @@
-"""Environments with the packages of other programs, made once and kept beside LIMBA_TEST_CACHE for the next night."""
+"""Environments with the packages of other programs, made once and kept for the next night."""
 
 import hashlib
-import os
 import subprocess
 import sys
 import sysconfig
@@ -12,6 +11,7 @@ from pathlib import Path
 import filelock
 import pytest
 
+CACHE = Path("~/.cache/limba/environments").expanduser()
 COMPLETE = "complete"  # a file of an environment whose packages are all there
 
 
@@ -20,9 +20,9 @@ def environment_with(packages: tuple[str, ...], sees_tests: bool = False) -> Pat
 
     It needs the network once, minutes and some GB; skips the test where pip reaches no index.
     """
-    facts = repr((packages, sees_tests, sysconfig.get_path("purelib"), sys.version_info[:2]))
-    name = f"{packages[0].replace('==', '-')}-{hashlib.blake2b(facts.encode(), digest_size=4).hexdigest()}"
-    folder = Path(os.environ["LIMBA_TEST_CACHE"]).with_name("environments") / name
+    facts = (packages, sys.version_info[:2], *([sysconfig.get_path("purelib")] if sees_tests else []))
+    digest = hashlib.blake2b(repr(facts).encode(), digest_size=4).hexdigest()
+    folder = CACHE / f"{packages[0].replace('==', '-')}-{digest}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     python = folder / "bin" / "python"
     with filelock.FileLock(f"{folder}.lock"):
