@@ -11,8 +11,8 @@ from __future__ import annotations
 from limba.config.speed import in_time
 from limba.tools.corpus.counting import Counted
 from limba.tools.corpus.hardware import hardware
-from limba.tools.corpus.survey import Survey
 from limba.tools.corpus.sizes import Plan, plan, short
+from limba.tools.corpus.survey import Survey
 
 DAYS = 7.0
 TEXTS = (1e6, 50e6, 1e9, 3e9, 10e9, 100e9)  # bytes
