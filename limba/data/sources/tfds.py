@@ -80,8 +80,8 @@ class TfdsSource(UnitSource):
             ) from unknown
         if not is_prepared:
             raise InputError(
-                f"{self.name} is not prepared in {builder.data_dir}; load it once by tfds.load, set TFDS_DATA_DIR to its"
-                f" folder{self._instead}."
+                f"{self.name} is not prepared in {builder.data_dir}; load it once by tfds.load, set TFDS_DATA_DIR to"
+                f" its folder{self._instead}."
             )
         features = cast(Mapping[str, object], builder.info.features)
         if missing := [name for name in self.columns if name not in features]:
