@@ -171,7 +171,7 @@ class TfdsSource(UnitSource):
                 with remote.open_file(unit.path, self._policy) as file:
                     yield from itertools.islice(_tfrecords(file), unit.start, stop)
         except (OSError, RuntimeError, ValueError) as error:
-            raise InputError(f"{unit.path} cannot be read ({reason_of(error)}); prepare the data set again.") from error
+            raise InputError(f"{unit.path} cannot be read ({reason_of(error)}); load the data set again.") from error
 
 
 def _tfrecords(file: IO[bytes]) -> Iterator[bytes]:
