@@ -3,8 +3,8 @@
 #
 #   MODEL_DIR=gs://BUCKET/ja_lm TFDS_DATA_DIR=gs://BUCKET/tfds bash launch/ja_lm.sh [GIN_FILE] [NAME=VALUE ...] [--gin.NAME=VALUE ...]
 #
-# The default GIN_FILE is gin/ja_lm_0.1b.gin. Before the run, `limba prepare --tfds=wiki40b/ja` writes the corpus to
-# TFDS_DATA_DIR. Started again, it resumes from the newest checkpoint. launch/pretrain.sh --help lists the names.
+# The default GIN_FILE is gin/ja_lm_0.1b.gin. Before the run, tfds.load('wiki40b/ja', data_dir=…) puts the corpus below
+# TFDS_DATA_DIR; MIXTURE_OR_TASK_NAME=wiki40b_ja_causal_lm_stream reads the hub's. Started again, it resumes from the newest checkpoint. launch/pretrain.sh --help lists the names.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 gin_file=gin/ja_lm_0.1b.gin

@@ -3,10 +3,6 @@
 `write` makes them in a folder for PATH. sbatch runs the job at once, in the foreground, with the variables that Slurm
 sets; when the file `signal` holds a step, it sends what --signal asks for as soon as the run has logged that step. A
 job that scontrol has queued again is run again.
-
-`write_for_arrays` makes those that job arrays need: sbatch runs the tasks of an array, two at a time, when the job that
-it depends on has ended well. Where the folder has a file `holds` it runs nothing, and squeue lists the jobs; with a
-file `lost-1` the next task 1 is lost with its node.
 """
 
 from __future__ import annotations
@@ -121,56 +117,10 @@ else:
     (folder / "requeued").write_text("")
 """
 
-SBATCH_ARRAY = """#!{python}
-import concurrent.futures, json, os, pathlib, subprocess, sys
-folder = pathlib.Path({folder!r})
-if (folder / "refuses").exists() and len(list(folder.glob("job-*"))) >= int((folder / "refuses").read_text()):
-    sys.exit("sbatch: error: Batch job submission failed: Invalid partition name specified")
-given = dict(argument[2:].partition("=")[::2] for argument in sys.argv[1:])
-script = given.pop("wrap")
-number = str(len(list(folder.glob("job-*"))) + 101)
-before = given.get("dependency", "").partition(":")[2]
-done = json.loads((folder / f"job-{{before}}").read_text()) if before else {{}}
-record = {{"options": given, "script": script, "codes": None}}
-if not (folder / "holds").exists() and not any(done.get("codes") or []):
-    def run(task):
-        if (folder / f"lost-{{task}}").exists():
-            (folder / f"lost-{{task}}").unlink()
-            return 137
-        output = given["output"].replace("%A", number).replace("%a", str(task))
-        variables = {{**os.environ, "SLURM_JOB_ID": number, "SLURM_ARRAY_TASK_ID": str(task),
-                     "SLURM_ARRAY_TASK_COUNT": str(last + 1), "SLURM_NTASKS": "1"}}
-        with open(output, "w") as log:
-            return subprocess.run(["sh", "-c", script], env=variables, stdout=log, stderr=log, cwd=folder).returncode
-
-    first, last = map(int, given["array"].partition("%")[0].split("-"))
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        record["codes"] = list(pool.map(run, range(first, last + 1)))
-(folder / f"job-{{number}}").write_text(json.dumps(record))
-print(number + ";main")
-"""
-SQUEUE = """#!{python}
-import json, pathlib, sys
-folder = pathlib.Path({folder!r})
-job = sys.argv[sys.argv.index("-j") + 1]
-if not (folder / ("job-" + job)).exists():
-    sys.exit("slurm_load_jobs error: Invalid job id specified")
-if (folder / "holds").exists():
-    print(job)
-"""
-
-
-def write_for_arrays(folder: Path) -> Path:
-    """Writes the programs that job arrays need; as `write`. Each job has a file `job-NUMBER` in the folder."""
-    return _write(folder, {"sbatch": SBATCH_ARRAY, "squeue": SQUEUE})
-
 
 def write(folder: Path) -> Path:
     """Writes the programs; returns the folder to put first in PATH. They record into `folder`."""
-    return _write(folder, {"sbatch": SBATCH, "srun": SRUN, "scontrol": SCONTROL, "scancel": SCANCEL})
-
-
-def _write(folder: Path, programs: dict[str, str]) -> Path:
+    programs = {"sbatch": SBATCH, "srun": SRUN, "scontrol": SCONTROL, "scancel": SCANCEL}
     place = folder / "bin"
     place.mkdir(parents=True)
     for name, text in programs.items():

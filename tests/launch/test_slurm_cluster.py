@@ -1,4 +1,4 @@
-"""launch/slurm.sh and `limba prepare --executor=slurm` on a real Slurm of four nodes on this machine."""
+"""launch/slurm.sh on a real Slurm of four nodes on this machine."""
 
 import json
 import shlex
@@ -8,7 +8,6 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from tests.data.preparation.test_executors import alone, assert_same, flags, large_corpus  # noqa: F401  two fixtures
 
 from tests.launch import slurm_cluster
 from tests.launch.slurm_cluster import Cluster, until
@@ -208,21 +207,3 @@ def test_a_real_run_goes_on_after_a_lost_node_a_time_limit_and_a_cancelled_job(
     cluster.until_state(job, "COMPLETED")
     assert steps(run)[-3:] == [before + 1, before + 2, before + 3], log.read_text()
     assert set(steps(run)) == set(range(1, before + 4))
-
-
-@pytest.mark.long
-def test_job_arrays_write_the_files_of_one_machine(
-    cluster: Cluster,
-    large_corpus: Path,  # noqa: F811
-    alone: Path,  # noqa: F811
-    tmp_path: Path,
-) -> None:
-    words = flags(large_corpus, tmp_path / "out", "--executor=slurm", "--tasks=3", "--partition=main")
-    printed = cluster.ask(sys.executable, "-m", "limba", "prepare", *words, PYTHONPATH=str(ROOT))
-    assert "Submitted to Slurm: jobs " in printed
-    last = printed.partition(" (write), ")[2].partition(" (finish)")[0]
-    logs = Path(printed.partition("Their logs are in ")[2].partition(". When")[0])
-    found = cluster.until_state(last, "COMPLETED", "FAILED", "CANCELLED")
-    texts = "".join(path.read_text() for path in logs.rglob("*.out"))
-    assert found["JobState"] == "COMPLETED", texts
-    assert_same(tmp_path / "out", alone)

@@ -20,7 +20,6 @@ COMMANDS = [
     ["convert", "gs://nobody/x"],
     ["report", "gs://nobody/x"],
     ["status", "gs://nobody/x"],
-    ["inspect", "gs://nobody/x", "--vocabulary=byte"],
     ["train", "gin/demo.gin", "--gin.CORPUS={'train': 'gs://nobody/x/*.txt'}"],
 ]
 

@@ -2,7 +2,7 @@
 
 ArrayRecord reads any record directly, so an epoch is one pseudo-random permutation of all records, and a
 data position in it is one number. Records are tf.train.Examples with a bytes feature: text, or `tokens`, the
-little-endian int32 ids of a document as a prepared corpus has them; or with one feature per column.
+little-endian int32 ids of a document; or with one feature per column.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class ArrayRecordSource(FileSource):
         if remote:
             raise InputError(
                 f"{without_credentials(remote)} cannot be read at random: ArrayRecord's library knows local files and"
-                " gs:// only; copy the files to one of these, or prepare them as parquet."
+                " gs:// only; copy the files to one of these, or write them as parquet."
             )
         return _Records(paths, self.columns)
 

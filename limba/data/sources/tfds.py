@@ -80,8 +80,8 @@ class TfdsSource(UnitSource):
             ) from unknown
         if not is_prepared:
             raise InputError(
-                f"{self.name} is not prepared in {builder.data_dir}; load it once by tfds.load, set TFDS_DATA_DIR to its"
-                f" folder{self._instead}."
+                f"{self.name} is not prepared in {builder.data_dir}; load it once by tfds.load, set TFDS_DATA_DIR to"
+                f" its folder{self._instead}."
             )
         features = cast(Mapping[str, object], builder.info.features)
         if missing := [name for name in self.columns if name not in features]:
@@ -171,7 +171,7 @@ class TfdsSource(UnitSource):
                 with remote.open_file(unit.path, self._policy) as file:
                     yield from itertools.islice(_tfrecords(file), unit.start, stop)
         except (OSError, RuntimeError, ValueError) as error:
-            raise InputError(f"{unit.path} cannot be read ({reason_of(error)}); prepare the data set again.") from error
+            raise InputError(f"{unit.path} cannot be read ({reason_of(error)}); load the data set again.") from error
 
 
 def _tfrecords(file: IO[bytes]) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Commands about text: inspect and prepare a corpus, train a vocabulary, write the files of a new run.
+"""Commands about text: inspect a corpus, train a vocabulary, write the files of a new run.
 
 Imports the engine.
 """

@@ -1,4 +1,4 @@
-"""The flags for a task, or for files instead of its corpus, of inspect, prepare and vocabulary.
+"""The flags for a task, or for files instead of its corpus, of inspect and vocabulary.
 
 'data/*.jsonl' --task=NAME --module=tasks.ro --column=text --vocabulary=PATH|byte --split=train
 """
@@ -30,7 +30,6 @@ NAMES = {
     "DataConfig.new_vocabulary_size": "--size",
     "DataConfig.mixture_or_task_name": "--task",
     "DataConfig.task_feature_lengths": "--inputs/--sequence",
-    "`num_shards`": "--num_shards",
 }
 # For files without a task: span corruption, of bytes if no vocabulary is named.
 FILES_TASK, FILES_MODULE = "demo_span_corruption", "tasks.demo"
@@ -38,7 +37,7 @@ FILES_TASK, FILES_MODULE = "demo_span_corruption", "tasks.demo"
 
 @dataclass(frozen=True)
 class TaskRecipe:
-    """The task that the flags name. A call imports and returns it; worker processes get the recipe."""
+    """The task that the flags name. A call imports and returns it."""
 
     task: str | None
     module: str | None
