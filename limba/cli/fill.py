@@ -19,7 +19,7 @@ NUM_FILLS = 5  # of each gap, unless --top says another number
 AT_ONCE = 256  # texts that are answered together
 
 
-@named({**model.NAMES, "top": "--top"})
+@named({**model.NAMES, "`top`": "--top"})
 def run(given: argparse.Namespace) -> None:
     """Prints the fills of each text, or writes them to a .jsonl file; raises InputError."""
     reads_lines = line_flags.reads_lines(given)

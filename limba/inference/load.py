@@ -368,10 +368,10 @@ class TrainedModel:
         from limba.inference.gaps import Filler, fills_of_masks, with_sentinels
 
         if not isinstance(top, int) or top < 1:
-            raise InputError(f"top is {top!r}; give a whole number above 0.")
+            raise InputError(f"`top` is {top!r}; give a whole number above 0.")
         if top > self.network.config.vocab_size:
             raise InputError(
-                f"top is {top:,}, and the model has {self.network.config.vocab_size:,} ids; give a smaller number."
+                f"`top` is {top:,}, and the model has {self.network.config.vocab_size:,} ids; give a smaller number."
             )
         if isinstance(text, str):
             return self.fill([text], top, deadline)[0]

@@ -204,9 +204,11 @@ def test_the_documented_commands_are_found() -> None:
         (["--fill", "--input=in.txt", "--output=out.txt"], "--output is out.txt; with --fill it is a .jsonl file"),
     ],
 )
-def test_flags_of_two_doors_are_one_sentence(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_of_two_doors_are_one_sentence(flags: list[str], words: str) -> None:
     """Before a model is looked for: there is none of this name."""
-    assert words in error_of(capsys, "generate", "nowhere", *flags)
+    with pytest.raises(InputError) as refused:
+        generate.run(["nowhere", *flags])
+    assert words in str(refused.value)
 
 
 def test_help_shows_the_three_doors(capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,7 +218,7 @@ def test_help_shows_the_three_doors(capsys: pytest.CaptureFixture[str]) -> None:
     filling, writing = (
         text.index(f"\n{title}") for title in ("with --fill:\n", "writing, without --fill and --score:\n")
     )
-    assert text.index("--fill ") < text.index("--score ") < filling < text.index("--top N") < writing
+    assert text.index("\n  --fill ") < text.index("\n  --score ") < filling < text.index("\n  --top N ") < writing
     assert all(f"\n  {flag} " in text[writing:] for flag in generate.NAMES.values())
 
 
