@@ -69,6 +69,12 @@ EVALUATED = (  # of which the validation split is recorded too
     *("objective_span_corruption_pieces_packed", "decoder_prefix_lm_byte", "decoder_pairs_packed", "parquet_4_shards"),
     *("array_record_4_shards", "tfds_tfrecord_4_shards", "jsonl.gz_4_shards", "own_validation"),
 )
+RESUMED = (  # which are resumed too: each kind of source, of order and of objective
+    *("stages", "two_epochs_dealt", "endless_whole_units", "array_record_4_shards", "array_record_whole_units"),
+    *("tfds_tfrecord_4_shards", "parquet_whole_units", "pairs_packed", "shuffle_buffer", "task_ro_diacritics"),
+    *(f"objective_{name}_pieces" for name in OBJECTIVES),
+    *("objective_causal_lm_byte_packed", "decoder_prefix_lm_byte", "decoder_lm_adaptation_pieces"),
+)
 Hashes = dict[str, Any]
 
 
@@ -218,7 +224,7 @@ class Cases(dict[str, Case]):
 
     def add(self, name: str, choices: Mapping[str, Any], base: Mapping[str, Any] = SPANS, **options: Any) -> None:
         case = Case({**base, **choices}, **options)
-        self[name] = replace(case, resumes=case.resumes or 2 * (name in SAVED))
+        self[name] = replace(case, resumes=case.resumes or 2 * (name in RESUMED))
 
 
 def _of_kinds(add: Callable[..., None]) -> None:
