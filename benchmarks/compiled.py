@@ -146,8 +146,8 @@ def compile_step(args: argparse.Namespace) -> dict[str, Any]:
 def figures_of_step(args: argparse.Namespace, dump: str) -> dict[str, Any]:
     """Returns the figures of the compiled step; a GPU's compiler writes its kernels to the folder `dump`."""
     from limba.tools.preflight.compiled.program import costs_of_program
-    from limba.training.auto_mesh import live_bytes
     from limba.training.metrics.flops import flops_per_sequence
+    from limba.training.step_memory import live_bytes
 
     topology, config = topologies.topology(args.topology), model_of(args)
     on_gpu, devices = topology.platform == "gpu", topologies.devices_of(topology, dump)

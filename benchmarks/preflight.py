@@ -58,7 +58,7 @@ import jax, numpy as np
 from limba.config import plain
 from limba.model import Network
 from limba.sharding.mesh import make_mesh
-from limba.training.auto_mesh import abstract_step
+from limba.training.step_memory import abstract_step
 from limba.training.optimizer import make_optimizer
 from limba.training.state import create_state
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +18,7 @@ from limba.formats import hub_models, limba_checkpoint
 from limba.model import Network
 from limba.sharding.mesh import make_mesh
 from limba.storage.files import resolved
-from limba.training import auto_mesh
+from limba.training import step_memory
 from limba.training.checkpoints import arrays
 from limba.training.checkpoints.directory import RESUME_ADVICE, check_arrays
 from limba.training.checkpoints.initial import check_initial
@@ -113,36 +114,41 @@ class PlannedRun:
         """Returns advice if a job of Slurm ends before the checkpoint that is due after a step; else ""."""
         return job_advice(self.config, step + 10, step, seconds_per_step)
 
-    def limit_bytes(self, gib: float) -> float:
-        """Returns the bytes of a device that the mesh is chosen by, where programs may use so many GiB."""
-        return (self.config.mesh.memory_gib or auto_mesh.USABLE * gib) * 2**30
-
     def meshes(self, num_devices: int) -> list[MeshConfig]:
-        """Returns the meshes of `MeshConfig.auto` in the order of trial."""
-        return auto_mesh.candidates(self.config, num_devices)
+        """Returns the meshes of so many devices: pure data parallelism, then larger fsdp, then also model.
 
-    def step_on(
-        self, sizes: MeshConfig, devices: np.ndarray, feature_shapes: Mapping[str, tuple[int, int]]
-    ) -> PlannedStep:
+        With a given `gradient_reduce_dtype` only pure data parallelism: on other meshes XLA places the reductions.
+        """
+        factors = [n for n in range(1, num_devices + 1) if num_devices % n == 0]
+        if self.config.gradient_reduce_dtype != "auto":
+            factors = [1]
+        shared = [dataclasses.replace(self.config.mesh, data=-1, fsdp=n, model=1) for n in factors]
+        heads = self.config.model.num_heads
+        split = [
+            dataclasses.replace(self.config.mesh, data=-1, fsdp=num_devices // n, model=n)
+            for n in factors[1:]
+            if heads % n == 0
+        ]
+        return shared + split
+
+    def step_on(self, devices: np.ndarray, feature_shapes: Mapping[str, tuple[int, int]]) -> PlannedStep:
         """Returns the training step on these devices, which need not be on this machine."""
-        return PlannedStep(self.config, sizes, devices, feature_shapes)
+        return PlannedStep(self.config, devices, feature_shapes)
 
 
 class PlannedStep:
-    """A run's training step on a mesh; `mesh_sizes` are those of data, fsdp and model. Nothing is compiled yet."""
+    """A run's training step on devices; `mesh_sizes` are those of data, fsdp and model. Nothing is compiled yet."""
 
-    def __init__(
-        self, config: RunConfig, sizes: MeshConfig, devices: np.ndarray, feature_shapes: Mapping[str, tuple[int, int]]
-    ):
+    def __init__(self, config: RunConfig, devices: np.ndarray, feature_shapes: Mapping[str, tuple[int, int]]):
         self._config = config
-        self._mesh = make_mesh(sizes, devices)
+        self._mesh = make_mesh(config.mesh, devices)
         self.mesh_sizes = list(self._mesh.shape.values())
-        self._step, self._arguments = auto_mesh.abstract_step(config, self._mesh, feature_shapes)
+        self._step, self._arguments = step_memory.abstract_step(config, self._mesh, feature_shapes)
 
     @property
     def state_bytes(self) -> int:
         """The bytes of the state on one device."""
-        return auto_mesh.bytes_of(self._arguments[0])
+        return step_memory.bytes_of(self._arguments[0])
 
     def init_bytes(self) -> int:
         """Compiles the program that makes a new state; returns the bytes of a device while it runs."""
@@ -151,7 +157,7 @@ class PlannedStep:
         optimizer = optimizer_of(config, model)
         shardings = state_shardings(model, optimizer, mesh, config.mesh.shard_update)
         make = jax.jit(lambda key: init_state(model, optimizer, key), out_shardings=shardings)
-        return auto_mesh.live_bytes(make.lower(jax.eval_shape(lambda: jax.random.key(0))).compile())
+        return step_memory.live_bytes(make.lower(jax.eval_shape(lambda: jax.random.key(0))).compile())
 
     def traced(self) -> jax.stages.Traced:
         """Returns the traced step, as `jax.stages.Traced`."""
@@ -159,8 +165,4 @@ class PlannedStep:
 
     def live_bytes(self, compiled: jax.stages.Compiled) -> int:
         """Returns the bytes of a device while the compiled step runs, by jax's analysis."""
-        return auto_mesh.live_bytes(compiled)
-
-    def step_bytes(self, compiled: jax.stages.Compiled) -> int:
-        """Returns the bytes of a device by which `MeshConfig.auto` chooses."""
-        return auto_mesh.step_bytes(compiled, self._mesh)
+        return step_memory.live_bytes(compiled)

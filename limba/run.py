@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from limba.config import InputError, RunConfig
 from limba.data import run_data
 from limba.data.objectives.choice import reads_prefix
-from limba.data.stream import placement, streams
+from limba.data.stream import placement
 from limba.data.stream.stages import open_stages
 from limba.evaluation.text import TextEvaluation, sampler
 from limba.evaluation.validation import loss_evaluation
@@ -32,7 +32,7 @@ from limba.sharding.agreement import (
 from limba.sharding.mesh import batch_sharding, keep_compiled_programs, make_mesh
 from limba.sharding.watchdog import watching
 from limba.storage import lease
-from limba.training import auto_mesh, checks
+from limba.training import checks
 from limba.training.checkpoints.directory import Checkpoints
 from limba.training.guard import Guard
 from limba.training.ledger import Ledger
@@ -85,15 +85,12 @@ def train(config: RunConfig, gin_text: str = "", callbacks: Callbacks | None = N
 def _train(
     config: RunConfig, gin_text: str, callbacks: Callbacks | None, mesh: Mesh, check_lease: Callable[[], None]
 ) -> Mapping[str, object]:
-    train_step = None
     with together():
         ledger = Ledger(config)
     task, lengths = task_of_run(config)
     plan = plan_of_run(config, task, lengths)  # how rows are dealt, and where that lets the run end
 
     # The mesh: batches, parameters and optimizer state are sharded over it.
-    if config.mesh.auto:
-        mesh, train_step = auto_mesh.choose(plan.planned, streams.feature_shapes(task, lengths, config.data))
     sharding, shard_update = batch_sharding(mesh), config.mesh.shard_update
     shards = placement.shards_of_this_process(sharding, config.data)
 
@@ -129,10 +126,9 @@ def _train(
         checkpoints.reserve_memory(abstract)
 
         # The loop: a compiled step, logging.
-        if train_step is None:
-            shardings = state_shardings(model, optimizer, mesh, shard_update)
-            gradient = Gradient(model, config.loss, config.num_microbatches, config.gradient_reduce_dtype)
-            train_step = jit_train_step(gradient, optimizer, schedule, shardings, config.guard.action == "skip")
+        shardings = state_shardings(model, optimizer, mesh, shard_update)
+        gradient = Gradient(model, config.loss, config.num_microbatches, config.gradient_reduce_dtype)
+        train_step = jit_train_step(gradient, optimizer, schedule, shardings, config.guard.action == "skip")
         end, writes = plan.planned.train_steps, jax.process_index() == 0
         with Metrics(config.model_dir, start, end, writes, config, callbacks) as metrics, checks.memory_advice(config):
             if metrics.writes:

@@ -107,7 +107,7 @@ def opened(given: argparse.Namespace, language_model_in_float32: bool = False) -
         from limba.inference import source
         from limba.inference.load import load
         from limba.sharding import joining
-        from limba.training.auto_mesh import mesh_of_run
+        from limba.sharding.mesh import make_mesh
     joining.join_hosts()
     if given.model and given.checkpoint:
         raise InputError(f"Both MODEL ({given.model}) and --checkpoint ({given.checkpoint}) are given; give one.")
@@ -124,7 +124,7 @@ def opened(given: argparse.Namespace, language_model_in_float32: bool = False) -
         found = source.find(path or _default_checkpoint(run.config), run.config, allowed=given.imports)
         step = max(found.steps) if path and given.step is None else given.step
         # A mesh that the user typed is kept even if it does not fit.
-        mesh = mesh_of_run(run.config) if any("MeshConfig" in each for each in given.gin) else None
+        mesh = make_mesh(run.config.mesh) if any("MeshConfig" in each for each in given.gin) else None
         return load(found, step=step, config=run.config, vocabulary=given.vocabulary, mesh=mesh)
 
 

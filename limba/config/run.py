@@ -38,24 +38,9 @@ class MeshConfig:
     fsdp: PositiveInt = 1  # devices that share parameters, and have their own rows
     model: PositiveInt = 1  # devices that share each matrix product
     shard_update: bool = True  # pure data parallelism: shard optimizer state and update across devices (ZeRO-style)
-    # True: the smallest fsdp, then model, whose compiled step fits in 95 % of the memory that the devices report; a
-    # number: in so many GiB per device
-    auto: bool | PositiveFloat = False
 
     def __post_init__(self) -> None:
         kinds.check(self)
-        require(
-            not self.auto or (self.data, self.fsdp, self.model) == (-1, 1, 1),
-            "MeshConfig.auto",
-            f"chooses the sizes, and MeshConfig.data is {self.data}, MeshConfig.fsdp {self.fsdp} and MeshConfig.model"
-            f" {self.model}; remove these, or set MeshConfig.auto to False.",
-            ("MeshConfig.auto", False),
-        )
-
-    @property
-    def memory_gib(self) -> float | None:
-        """The memory per device that `auto` names; None: what the devices report."""
-        return None if isinstance(self.auto, bool) else self.auto
 
     def sizes(self, num_devices: int) -> tuple[int, int, int]:
         """Returns (data, fsdp, model) for this number of devices; ConfigError if they do not divide."""

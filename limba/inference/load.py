@@ -101,10 +101,8 @@ def load(
 def mesh_for(run: RunConfig | None) -> Mesh:
     """Returns the mesh of a run if it fits the devices, else a data-parallel mesh of all devices."""
     if run is not None:
-        from limba.training.auto_mesh import mesh_of_run
-
         try:
-            return mesh_of_run(run)
+            return make_mesh(run.mesh)
         except InputError:  # it was trained on other devices
             pass
     return make_mesh(MeshConfig())

@@ -161,11 +161,12 @@ def memory_advice(config: RunConfig) -> Iterator[None]:
 def memory_sentence(config: RunConfig, error: BaseException) -> str:
     """Returns what to change if a step does not fit the memory."""
     remat = "" if config.model.remat != "none" else "set ModelConfig.remat to 'minimal' or 'full', "
-    auto = ", or set MeshConfig.auto to True, which shards the parameters" if jax.device_count() > 1 else ""
+    devices = jax.device_count()
+    shared = f", or set MeshConfig.fsdp to {devices}, which shards the parameters" if devices > 1 else ""
     return (
         f"A step does not fit the memory ({reason_of(error, 160)}). Raise RunConfig.num_microbatches, now"
         f" {config.num_microbatches}, which keeps the numbers; {remat}lower DataConfig.batch_size, now"
-        f" {config.data.batch_size}{auto}."
+        f" {config.data.batch_size}{shared}."
     )
 
 

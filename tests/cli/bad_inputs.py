@@ -123,7 +123,6 @@ SETTINGS = {
     "config.MeshConfig.data=3": "does not fit 8 devices",
     "config.MeshConfig.fsdp=0": "MeshConfig.fsdp is 0",
     "config.MeshConfig.model=-1": "MeshConfig.model is -1",
-    "config.MeshConfig.auto=-16": "MeshConfig.auto is -16; give a number above 0",
     "config.DataConfig.validation_percent=100": "DataConfig.validation_percent is 100",
     "config.DataConfig.validation_percent=-1": "DataConfig.validation_percent is -1",
     "config.DataConfig.num_data_shards=0": "DataConfig.num_data_shards is 0",
@@ -236,7 +235,7 @@ SETTINGS = {
     "config.DataConfig.cache_dir=cache": "leave out one of them",
     "config.DataConfig.validation_split=dev": "dev",
     "config.EvaluationConfig.prompts=('Once',)": "the model has an encoder, which continues none",
-    "config.MeshConfig.auto=yes": "True or False",
+    "config.MeshConfig.shard_update=yes": "True or False",
     # names
     "TRAIN_STEP=5": "did you mean TRAIN_STEPS?",
     "batch_size=5": "did you mean BATCH_SIZE?",

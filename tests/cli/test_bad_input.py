@@ -61,11 +61,6 @@ ARGUMENTS = {
         [*PRETRAIN, "--gin.config.ModelConfig.attention=flash"],
         ["ModelConfig.attention", "memory_efficient, pallas"],
     ),
-    "mesh chosen twice": (
-        [*PRETRAIN, "--gin.config.MeshConfig.auto=True", "--gin.config.MeshConfig.fsdp=4"],
-        ["MeshConfig.auto", "fsdp 4", "remove these"],
-    ),
-    "memory of no device": ([*PRETRAIN, "--gin.config.MeshConfig.auto=-1"], ["MeshConfig.auto", "above 0"]),
     "unknown random bits": (
         [*PRETRAIN, "--gin.config.RunConfig.random_bits=mersenne"],
         ["RunConfig.random_bits", "unsafe_rbg"],

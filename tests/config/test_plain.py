@@ -43,7 +43,7 @@ CONFIGS = {
         model_dir="gs://bucket/run",
         train_steps=10,
         evaluation=EvaluationConfig(prompts="Once", sampling=GenerationConfig(sample=True, top_k=5, top_p=0.9)),
-        mesh=MeshConfig(auto=15.75),
+        mesh=MeshConfig(fsdp=2),
     ),
     "model": tiny.MODEL,
     "columns": RunConfig(

@@ -55,7 +55,7 @@ def test_a_compile_is_in_the_json_and_on_the_page(choices: dict[str, Any], tmp_p
     assert status == document["exit_status"] == (2 if "warning" in levels else 0)
 
     figures = sections["Memory and speed"]["data"]
-    assert figures["topology"] == "cpu-1" and figures["mesh"] == [1, 1, 1] and figures["num_compiled"] == 1
+    assert figures["topology"] == "cpu-1" and figures["mesh"] == [1, 1, 1]
     assert 0 < figures["state_bytes"] < figures["live_bytes"] < figures["process_bytes"] < figures["limit_bytes"]
     sizes = [array["bytes"] for array in figures["largest"]]
     assert sizes == sorted(sizes, reverse=True) and sizes[-1] > 0
@@ -71,7 +71,12 @@ def test_a_compile_is_in_the_json_and_on_the_page(choices: dict[str, Any], tmp_p
         assert all(html.escape(part) in page for part in line["text"].split("\n")), line
         assert all(html.escape(fix) in page for fix in line["fix"].splitlines())
     texts = "\n".join(line["text"] for line in sections["Memory and speed"]["lines"])
-    for said in ("The step needs ", "The process grows by about ", "Estimate, not a promise: ", "1 compilation(s) for"):
+    for said in (
+        "The step needs ",
+        "The process grows by about ",
+        "Estimate, not a promise: ",
+        "Compiled for cpu-1",
+    ):
         assert said in texts
     assert not Path(choices["MODEL_DIR"]).exists()
 

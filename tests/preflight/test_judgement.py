@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import re
 import types
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from limba.config import (
     prices,
 )  # fmt: skip
 from limba.config.errors import Open
+from limba.tools.corpus import sizes
 from limba.tools.preflight import page
 from limba.tools.preflight.checks import cost, estimate, start
 from limba.tools.preflight.checks.verdict import Line, Section
@@ -189,6 +191,27 @@ def test_what_does_not_fit_is_said_with_a_change_that_fits() -> None:
     fixed = dataclasses.replace(run, model=model, num_microbatches=fixes.get("RunConfig.num_microbatches", 1))
     assert {line.level for line in estimate.estimate(fixed, topology("l4-1"), False).lines} == {"ok"}
     assert {line.level for line in estimate.estimate(run, topology("l4-1"), True).lines} == {"ok"}  # a compiler says it
+
+
+def test_the_meshes_that_fit_are_named_where_the_run_does_not() -> None:
+    """XL by AdamW on v4-8: whole parameters and averages are too large. Each mesh is tried by itself, too."""
+    model = dataclasses.replace(sizes.model_of("t5", "xl", 32128), dtype="bfloat16", remat="minimal")
+    run = run_of(model, 32, optimizer=OptimizerConfig("adamw"), mesh=MeshConfig(shard_update=False))
+    place = topology("v4-8")
+
+    def fits(data: int, fsdp: int, model: int) -> bool:
+        mesh = MeshConfig(data, fsdp, model, shard_update=False)
+        figures = estimate.estimate(dataclasses.replace(run, mesh=mesh), place, False).data
+        return figures["live_bytes"] <= figures["limit_bytes"]
+
+    (line,) = [line.text for line in estimate.estimate(run, place, False).lines if "Meshes that fit" in line.text]
+    named = {tuple(map(int, each)) for each in re.findall(r"data (\d+) x fsdp (\d+) x model (\d+) \(", line)}
+    possible = {mesh.sizes(place.devices) for mesh in PlannedRun(run).meshes(place.devices)}
+    assert possible == {(4, 1, 1), (2, 2, 1), (1, 4, 1), (1, 2, 2), (1, 1, 4)}
+    assert named == {each for each in possible if fits(*each)}
+    assert {(1, 4, 1)} <= named < possible
+    enough = estimate.estimate(run_of(BASE, 128), place, False)
+    assert not [line for line in enough.lines if "Meshes" in line.text]
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from limba.cli.main import main
-from limba.config import CheckpointConfig, DataConfig, InputError, MeshConfig, RunConfig
+from limba.config import CheckpointConfig, DataConfig, InputError, RunConfig
 from limba.data import tasks
 from limba.export import huggingface
 from limba.tools.corpus.preparation import prepare
 from limba.tools.corpus.preparation.folder import OutputFolder
-from limba.training import auto_mesh
 from limba.training.ledger import FILE, Ledger, entries_of
 from limba.training.loop import Best
 from tests import tiny
@@ -26,7 +25,7 @@ JUNK = {
     "list": b"[1]",
     "null": b"null",
     "deep": b"[" * 100_000,
-    "words": b'{"value": "low", "step": 1, "devices": "all", "fsdp": "two", "rows": 1}',
+    "words": b'{"value": "low", "step": 1, "rows": 1}',
 }
 
 
@@ -39,9 +38,7 @@ def junk(request: pytest.FixtureRequest) -> bytes:
 def config(tmp_path: Path) -> RunConfig:
     data = DataConfig("any", {"inputs": 64}, batch_size=8, num_data_shards=4)
     checkpoint = CheckpointConfig(best_metric="loss")
-    return RunConfig(
-        tiny.model(), data, str(tmp_path), train_steps=10, checkpoint=checkpoint, mesh=MeshConfig(auto=True)
-    )
+    return RunConfig(tiny.model(), data, str(tmp_path), train_steps=10, checkpoint=checkpoint)
 
 
 def test_the_record_of_the_best_step(config: RunConfig, junk: bytes, tmp_path: Path) -> None:
@@ -57,13 +54,6 @@ def test_a_record_of_the_best_step_that_is_whole(config: RunConfig, tmp_path: Pa
         (tmp_path / "best").mkdir(exist_ok=True)
         (tmp_path / "best" / "best.json").write_text(json.dumps(text))
         assert Best(config)._record == text
-
-
-def test_the_choice_of_a_mesh(config: RunConfig, junk: bytes, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    (tmp_path / "mesh.json").write_bytes(junk)
-    assert auto_mesh.mesh_of_run(config).size == 8
-    assert auto_mesh._saved(str(tmp_path), {}) is None
-    assert "mesh.json is damaged: the mesh that it named is not used." in capsys.readouterr().out
 
 
 def test_the_commits_of_data_sets(junk: bytes, tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from etils import epath
 
-import limba.run
 import tasks.demo  # noqa: F401  registers the task
 from limba.config import (
     CardConfig,
@@ -34,13 +33,8 @@ from limba.evaluation import history as report_page
 from limba.export.card import write_card
 from limba.formats.huggingface_files import Form
 from limba.inference.source import Source
-from limba.model import Network
 from limba.run import train
-from limba.sharding.mesh import make_mesh
-from limba.training import auto_mesh
 from limba.training.metrics.logging import read_metrics
-from limba.training.optimizer import make_optimizer
-from limba.training.state import abstract_state
 from tests import tiny
 
 
@@ -136,41 +130,7 @@ def test_a_resumed_run_equals_one_that_never_stopped(config: RunConfig, tmp_path
     assert (tmp_path / "loss.png").read_bytes() == (run / "loss.png").read_bytes()
 
 
-@pytest.mark.night
-def test_the_smallest_sharding_that_fits_is_chosen_compiled_once_and_saved(
-    config: RunConfig, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    network = dataclasses.replace(config.model, num_encoder_layers=12, num_decoder_layers=12, remat="full")
-    config = changed(config, model=network, optimizer=OptimizerConfig(name="adamw"), train_steps=2)
-    mesh = make_mesh(MeshConfig(fsdp=2))
-    state = abstract_state(Network(network, mesh), make_optimizer(config.optimizer, 1), mesh)
-    halves = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(state))
-    config = changed(config, mesh=MeshConfig(auto=(halves + 1024) / 2**30, shard_update=False))
-
-    with monkeypatch.context() as patch:
-        patch.delattr(limba.run, "jit_train_step")  # what was compiled to find out is what runs
-        assert train(config)["step"] == 2
-    printed = capsys.readouterr().out
-    tried = re.findall(r"Mesh data (\d) x fsdp (\d) x model 1: (\S+) GiB a device of (\S+?)(,? .*)?\n", printed)
-    assert [(data, fsdp) for data, fsdp, *_ in tried] == [("8", "1"), ("4", "2"), ("2", "4"), ("1", "8")][: len(tried)]
-    assert [float(gib) <= float(limit) for _, _, gib, limit, _ in tried] == [False] * (len(tried) - 1) + [True]
-    assert (
-        len(tried) > 2
-        and [how for *_, how in tried[:2]] == [" for the state alone", ""]
-        and tried[-1][-1] == ", chosen"
-    )
-
-    with monkeypatch.context() as patch:
-        patch.delattr(auto_mesh, "jit_train_step")
-        assert train(changed(config, train_steps=3))["step"] == 3
-    assert auto_mesh.mesh_of_run(config).shape["fsdp"] == int(tried[-1][1])
-
-
-def test_a_mesh_that_cannot_be_chosen_ends_with_a_sentence(config: RunConfig) -> None:
-    with pytest.raises(InputError, match=r"No mesh of 8 devices fits .* ModelConfig.remat"):
-        auto_mesh.choose(changed(config, mesh=MeshConfig(auto=1e-6)), {})
-    with pytest.raises(InputError, match=r"reports no limit; set MeshConfig.auto to the GiB"):
-        auto_mesh.choose(changed(config, mesh=MeshConfig(auto=True)), {})
+def test_other_meshes_than_pure_data_parallelism_reduce_in_their_own_dtype(config: RunConfig) -> None:
     with pytest.raises(InputError, match="gradient_reduce_dtype is 'bfloat16'.* MeshConfig.fsdp is 2"):
         train(changed(config, gradient_reduce_dtype="bfloat16"))
 

@@ -213,7 +213,6 @@ def gin(
     name: str, corpus: str, found: Survey, plan: Plan, machine: Hardware, prompts: Sequence[str], language: str | None
 ) -> str:
     """Returns gin/NAME_SIZE.gin; `prompts` are masked sentences, or their beginnings."""
-    large = plan.config.emb_dim >= 1024 and machine.devices > 1
     values = plan._asdict() | {
         "name": name,
         "corpus": corpus,
@@ -238,9 +237,19 @@ def gin(
         "vocabulary": _vocabulary(plan, found.has_spaces),
         "percent": found.validation_percent,
         "prompts": PROMPTS[plan.kind].format(prompts="".join(map(_pieces, prompts))) * bool(prompts),
-        "mesh": "config.MeshConfig.auto = True  # parameters are sharded as far as the memory needs it\n" * large,
+        "mesh": _mesh(plan.config.emb_dim, machine.devices),
     }
     return GIN.format(**values)
+
+
+def _mesh(width: int, num_devices: int) -> str:
+    """Returns the line by which the devices share the parameters: of XL and larger networks; of large ones a remark."""
+    if num_devices == 1 or width < 1024:
+        return ""
+    line = f"config.MeshConfig.fsdp = {num_devices}"
+    if width < 2048:
+        return f"# {line}  # where memory does not suffice; limba preflight prints which meshes fit\n"
+    return f"{line}  # the devices share the parameters; limba preflight prints which meshes fit\n"
 
 
 def _model(plan: Plan) -> str:

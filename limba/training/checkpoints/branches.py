@@ -20,7 +20,6 @@ from limba.formats import limba_checkpoint
 from limba.storage import lease
 from limba.storage.failures import short_reason
 from limba.storage.files import read_text, resolved, write_whole
-from limba.training.auto_mesh import FILE as MESH_FILE
 from limba.training.checkpoints import save
 from limba.training.ledger import FILE as LEDGER_FILE
 from limba.training.schedule import make_schedule
@@ -29,7 +28,7 @@ from limba.training.start import known_end
 
 FILE = "branch.json"  # in a branch's directory: where it comes from
 # What a resumed run reads of its directory: the branch has to see the same batches.
-COPIED = ("vocabulary.model", "data_revisions.json", ROWS_FILE, MESH_FILE, LEDGER_FILE)
+COPIED = ("vocabulary.model", "data_revisions.json", ROWS_FILE, LEDGER_FILE)
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ NOTED: Mapping[str, str] = {
 }
 # Keys that would change the training and have no counterpart: an error, unless their value is a default that asks for
 # nothing (None, false, 0, an empty text).
-_SHARED = "set config.MeshConfig.fsdp or config.MeshConfig.auto to share the state among devices"
+_SHARED = "set config.MeshConfig.fsdp to share the state among devices"
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("deepspeed", "fsdp", "fsdp_config", "fsdp_min_num_params"), _SHARED),
     "neftune_noise_alpha": "leave it out",

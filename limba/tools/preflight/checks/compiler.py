@@ -71,7 +71,7 @@ def fits(found: Figures, wanted: Topology) -> bool:
 def compiled(config: RunConfig, topology: str | Topology, calibrate: str | None = None) -> Section:
     """Returns the section 'Memory and speed': the run's training step as compiled for a topology's chips.
 
-    Compiles once, with `MeshConfig.auto` at most twice, each in a process of its own. `calibrate` is the directory of
+    Compiles once, in a process of its own. `calibrate` is the directory of
     a run on the same chip, whose speed replaces the estimate. Where the compiler is not installed, one warning says so.
     Raises InputError for an unknown topology, or a directory that cannot calibrate, before anything is compiled.
     """
@@ -95,7 +95,7 @@ def compiled(config: RunConfig, topology: str | Topology, calibrate: str | None 
         lines += more
         data["estimate"] = figures
     seconds = f"{found['seconds']:.0f} s of clock, {found['cpu_seconds']:.0f} s of processor"
-    lines.append(Line("ok", f"{found['num_compiled']} compilation(s) for {wanted.name}: {seconds}; no chip was used."))
+    lines.append(Line("ok", f"Compiled for {wanted.name} in {seconds}; no chip was used."))
     return Section(TITLE, lines, data)
 
 
@@ -151,13 +151,6 @@ def _first_fix(config: RunConfig) -> Fix:
 
 def _details(found: Figures, wanted: Topology) -> list[Line]:
     lines = []
-    for tried in found["tried"]:
-        data, fsdp, model = tried["mesh"]
-        alone = "" if tried["compiled"] else " for the state alone"
-        size = f"{size_in_words(tried['live_bytes'])}{alone}"
-        lines.append(
-            Line("ok", f"The mesh data {data} x fsdp {fsdp} x model {model} needs {size}, and was passed over.")
-        )
     if found.get("process_bytes"):
         lines.append(_process_line(found, limit_bytes(wanted) * wanted.devices))
     if found["largest"]:

@@ -41,8 +41,6 @@ def divides(config: RunConfig, chips: Topology) -> Iterator[Line]:
         return
     shards, hosts, batch = config.data.num_data_shards or 1, chips.hosts, config.data.batch_size
     parts, groups = config.num_microbatches, data * fsdp
-    if config.mesh.auto:  # it chooses, but no group of devices can have less than a host's
-        groups = 1
     needed, said = parts * groups, []
     if batch % needed:
         said.append(
@@ -100,10 +98,7 @@ def shared_directory(config: RunConfig, chips: Topology) -> Iterator[Line]:
 def memory_lines(config: RunConfig, chips: Topology, is_compiled: bool, data: Data) -> Iterator[Line]:
     """Yields memory by arithmetic beside what a device has, and the largest batch; the seconds of a step as figures."""
     run, limit = PlannedRun(config), limit_bytes(chips)
-    for mesh in run.meshes(chips.devices) if config.mesh.auto else [config.mesh]:  # as the run tries them
-        config = dataclasses.replace(config, mesh=mesh)
-        if (found := instant.memory(run, chips, config)).total <= limit:
-            break
+    found = instant.memory(run, chips, config)
     most = instant.largest_batch(run, chips, limit, config)
     data |= {"topology": chips.name, "limit_bytes": limit, "live_bytes": found.total, "largest_batch": most}
     seconds = instant.seconds_per_step(run, chips)
@@ -112,6 +107,8 @@ def memory_lines(config: RunConfig, chips: Topology, is_compiled: bool, data: Da
     text = f"By arithmetic a device of {chips.name} needs {size_in_words(found.total)} of {size_in_words(limit)}"
     text += f" ({parts}); at most {most:,} rows fit"
     text += f", and a step takes {seconds[0]:.2g} s at least" if seconds else ""
+    if found.total > limit:
+        yield _meshes_that_fit(run, chips, limit)
     if found.total <= limit or is_compiled:
         yield Line("ok", f"{text}.")
         return
@@ -119,10 +116,25 @@ def memory_lines(config: RunConfig, chips: Topology, is_compiled: bool, data: Da
     yield Line(level, f"{text}.", _that_fits(run, config, chips, limit), "does-not-fit")
 
 
+def _meshes_that_fit(run: PlannedRun, chips: Topology, limit: float) -> Line:
+    """Returns the line with all meshes of these chips on which the run, unchanged but for the mesh, fits."""
+    found = []
+    for mesh in run.meshes(chips.devices):
+        data, fsdp, model = mesh.sizes(chips.devices)
+        if run.config.data.batch_size % (run.config.num_microbatches * data * fsdp):
+            continue
+        needed = instant.memory(run, chips, dataclasses.replace(run.config, mesh=mesh)).total
+        if needed <= limit:
+            found.append(f"data {data} x fsdp {fsdp} x model {model} ({size_in_words(needed)} a device)")
+    if not found:
+        return Line("ok", f"By arithmetic no mesh of the {chips.devices} devices of {chips.name} fits.")
+    return Line("ok", f"Meshes that fit by arithmetic: {', '.join(found)}.")
+
+
 def _that_fits(run: PlannedRun, config: RunConfig, chips: Topology, limit: float) -> list[Fix]:
     """Returns the least change that fits: remat, micro-batches, then parameters shared by all devices."""
     remats = {"none": ("minimal", "full"), "minimal": ("full",)}.get(config.model.remat, ())
-    shared = dataclasses.replace(config.mesh, data=-1, fsdp=chips.devices, model=1, auto=False)
+    shared = dataclasses.replace(config.mesh, data=-1, fsdp=chips.devices, model=1)
     meshes = [config.mesh, *([shared] if chips.devices > 1 else [])]
     for mesh in meshes:
         groups = math.prod(mesh.sizes(chips.devices)[:2])

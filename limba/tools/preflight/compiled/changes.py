@@ -203,7 +203,7 @@ def savings(config: RunConfig) -> Iterator[Change]:
         changed = dataclasses.replace(config, num_microbatches=config.num_microbatches // 2)
         parts = changed.num_microbatches
         yield Change(f"{parts} micro-batches", changed, (("RunConfig.num_microbatches", parts),))
-    if not config.mesh.auto and (config.mesh.fsdp, config.mesh.model) != (1, 1):
+    if (config.mesh.fsdp, config.mesh.model) != (1, 1):
         changed = dataclasses.replace(config, mesh=widest_data(config.mesh))
         yield Change("pure data parallelism", changed, (("MeshConfig.fsdp", 1), ("MeshConfig.model", 1)))
 

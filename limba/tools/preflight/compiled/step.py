@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from limba.config import InputError, MeshConfig, RunConfig, plain
+from limba.config import InputError, RunConfig, plain
 from limba.config.errors import is_out_of_memory
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-MOST_MESHES = 2  # that are compiled for one verdict; each takes a minute or more for a TPU
 SIZE = re.compile(r"([\d.]+)([KMG])")
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -31,10 +30,8 @@ def figures(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]], na
     """Returns the figures of the run's step compiled for a topology, whose devices this process describes.
 
     "fits" is what the compiler says, of a TPU; None for others, whose compilers know no limit. Sizes are bytes of one
-    device: "live_bytes" as jax's analysis has them, "reported_bytes" as a TPU's compiler counts them, which is less,
-    and "step_bytes" by which `MeshConfig.auto` chooses. Times are of this process: "seconds" of the clock and
-    "cpu_seconds" of all threads. With `MeshConfig.auto` the meshes are tried in their order, and at most MOST_MESHES of
-    them compiled; "tried" has those that did not fit.
+    device: "live_bytes" as jax's analysis has them, "reported_bytes" as a TPU's compiler counts them, which is less.
+    Times are of this process: "seconds" of the clock and "cpu_seconds" of all threads.
     """
     from limba.tools.preflight.compiled import topologies
 
@@ -43,43 +40,23 @@ def figures(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]], na
     devices = topologies.devices_of(topology, dump)
     from limba.api import PlannedRun
 
-    run = PlannedRun(config)
-    limit = run.limit_bytes(topology.gib)
-    meshes = run.meshes(devices.size) if config.mesh.auto and limit else [config.mesh]
-    tried: list[Json] = []
-    num_compiled, found = 0, {}
-    for number, mesh in enumerate(meshes):
-        found = _of_mesh(run, feature_shapes, mesh, devices, topology.platform, dump, limit if meshes[1:] else None)
-        num_compiled += found["compiled"]
-        is_last = number == len(meshes) - 1 or num_compiled == MOST_MESHES
-        size = found.get("step_bytes", found["live_bytes"])
-        if is_last or (found["fits"] is not False and size <= limit):
-            break
-        tried.append({"mesh": found["mesh"], "live_bytes": size, "compiled": found["compiled"]})
+    found = _of_step(PlannedRun(config), feature_shapes, devices, topology.platform, dump)
     seconds = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu_began}
-    return found | {"tried": tried, "num_compiled": num_compiled} | seconds
+    return found | seconds
 
 
-def _of_mesh(
-    run: PlannedRun,
-    feature_shapes: Mapping[str, tuple[int, int]],
-    sizes: MeshConfig,
-    devices: Any,
-    platform: str,
-    dump: str,
-    limit: float | None,
+def _of_step(
+    run: PlannedRun, feature_shapes: Mapping[str, tuple[int, int]], devices: Any, platform: str, dump: str
 ) -> Json:
-    """Returns the figures on one mesh; of the state alone, if that exceeds the limit."""
+    """Returns the figures of the compiled step, or of one that its compiler refuses."""
     import jax
 
     from limba.tools.preflight.compiled import host_memory, memory, program
 
     start = host_memory.seen()
-    step = run.step_on(sizes, devices, feature_shapes)
+    step = run.step_on(devices, feature_shapes)
     state_bytes = step.state_bytes
-    found: Json = {"mesh": step.mesh_sizes, "state_bytes": state_bytes, "compiled": True}
-    if limit is not None and state_bytes > limit:
-        return found | {"fits": False, "live_bytes": state_bytes, "compiled": False, "largest": []}
+    found: Json = {"mesh": step.mesh_sizes, "state_bytes": state_bytes}
     init_bytes = step.init_bytes() if platform == "cpu" else 0
     after_init = host_memory.seen()
     traced = step.traced()
@@ -101,7 +78,6 @@ def _of_mesh(
     return found | {
         "fits": True if platform == "tpu" else None,
         "live_bytes": step.live_bytes(compiled),
-        "step_bytes": step.step_bytes(compiled),
         "reported_bytes": memory.reported_bytes(dump) if platform == "tpu" else 0,
         "process_bytes": process if platform == "cpu" else None,
         "argument_bytes": analysis.argument_size_in_bytes,
