@@ -14,7 +14,7 @@ from tests.shipped import MODULES, place_of, strings, tree_of
 pytestmark = pytest.mark.lint
 OURS = [path for name, path in MODULES.items() if name.startswith("limba")]
 
-OTHERS = ("limba/config/plain.py", "limba/tools/migrate/t5x/names.py")  # fields of version 0.2, and T5X's
+OTHERS = ("limba/tools/migrate/t5x/names.py",)  # fields of T5X
 
 # Where the text of an error is read, which a library raises that says no more: file -> whose it is.
 FOREIGN = {

@@ -1,7 +1,6 @@
 """A configuration as plain data: the text of config.json, and the configuration that such a text describes.
 
-Each run writes its config.json; whatever takes a run's directory reads that. Format 1 is that of version 0.2: a run
-that began with it reads it here, and writes it as format 2 when it resumes.
+Each run writes its config.json; whatever takes a run's directory reads that.
 """
 
 import dataclasses
@@ -13,23 +12,11 @@ from typing import Any
 from limba.config.errors import InputError, nearest, reason_of, without_credentials
 from limba.config.kinds import fits, in_words
 from limba.config.model import ModelConfig
-from limba.config.optimizer import OptimizerConfig, fields_of, foreign_fields
+from limba.config.optimizer import fields_of
 from limba.config.run import RunConfig
 
 FILE = "config.json"
 FORMAT = 2
-RESUME = "which this version of Limba cannot do; resume the run with version 0.2"
-# A field of format 1 -> its value in the runs that go on as they began, and what is said of another value.
-GONE: dict[str, tuple[object, str]] = {
-    "DataConfig.segments": ("vocabulary", RESUME),
-    "GenerationConfig.banned_ids": ([], "which no search takes any more; remove it"),
-    "MeshConfig.memory_gib": (None, "which is a part of MeshConfig.auto now; remove it, and give the number there"),
-    "OptimizerConfig.ademamix_warmup_steps": (None, RESUME),
-    "OptimizerConfig.epsilon1": (1e-30, RESUME),
-    "OptimizerConfig.epsilon2": (1e-3, RESUME),
-    "OptimizerConfig.muon_steps": (5, RESUME),
-    "ScheduleConfig.min_learning_rate": (1e-8, "which is ScheduleConfig.final_learning_rate now; rename it"),
-}
 KINDS = {"run": RunConfig, "model": ModelConfig}
 
 
@@ -49,7 +36,7 @@ def from_text(text: str, place: str) -> RunConfig | ModelConfig:
     """Returns the configuration that `to_text` wrote; a field that the text leaves out has its default.
 
     `place` is the text's path. Raises InputError, which names the place and the field, for a text that is not JSON,
-    a newer format, an unknown or missing field, and a value that the field does not take.
+    another format, an unknown or missing field, and a value that the field does not take.
     """
     try:
         document = json.loads(text)
@@ -58,41 +45,13 @@ def from_text(text: str, place: str) -> RunConfig | ModelConfig:
     kinds = [kind for kind in KINDS if isinstance(document, dict) and kind in document]
     if len(kinds) != 1 or not isinstance(document.get("format"), int):
         raise InputError(f"{place} is not a Limba configuration: it needs 'format', and 'run' or 'model'.")
-    if document["format"] > FORMAT:
+    if document["format"] != FORMAT:
+        is_newer = document["format"] > FORMAT
+        advice = "install a newer version" if is_newer else "use the version that wrote it"
         raise InputError(
-            f"{place} has format {document['format']}, and this version of Limba reads formats up to {FORMAT};"
-            " install a newer version."
+            f"{place} has format {document['format']}, and this version of Limba reads format {FORMAT}; {advice}."
         )
-    values, owner = document[kinds[0]], KINDS[kinds[0]]
-    return _built(_upgraded(values, owner, place, document["format"] < FORMAT), owner, place)
-
-
-def _upgraded(values: object, owner: Any, place: str, lists_all: bool) -> object:
-    """Returns the fields of a dataclass without those that are gone.
-
-    Format 1 `lists_all` fields of all optimizers, and ignored them.
-    """
-    if not isinstance(values, dict):
-        return values
-    hints, kept = fields_of(owner), dict[str, object]()
-    ignored = foreign_fields(values.get("name", owner.name), values) if lists_all and owner is OptimizerConfig else ()
-    for name, value in values.items():
-        if name not in ignored and not is_gone(f"{owner.__name__}.{name}", value, place):
-            inner = hints.get(name)
-            kept[name] = _upgraded(value, inner, place, lists_all) if dataclasses.is_dataclass(inner) else value
-    return kept
-
-
-def is_gone(field: str, value: object, place: str) -> bool:
-    """Returns whether version 0.2 had this field and the run goes on without it; InputError for another value.
-
-    >>> is_gone("DataConfig.segments", "vocabulary", "config.json"), is_gone("DataConfig.seed", 1, "config.json")
-    (True, False)
-    """
-    kept, sentence = GONE.get(field, (None, ""))
-    if field in GONE and (list(value) if isinstance(value, tuple) else value) != kept:
-        raise InputError(f"{place}: {field} is {value!r}, {sentence}.")
-    return field in GONE
+    return _built(document[kinds[0]], KINDS[kinds[0]], place)
 
 
 def moved(run: RunConfig, directory: str) -> RunConfig:

@@ -1,7 +1,6 @@
 """TensorFlow's random numbers, number for number: those of tf.data's seeds, and stateless ones for many seeds at once.
 
-Runs of earlier versions drew them with TensorFlow, and go on with the same ones. Philox 4x32-10 is Salmon et al. 2011
-("Parallel random numbers: as easy as 1, 2, 3", section 3.3).
+Philox 4x32-10 is Salmon et al. 2011 ("Parallel random numbers: as easy as 1, 2, 3", section 3.3).
 """
 
 from __future__ import annotations

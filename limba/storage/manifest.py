@@ -89,7 +89,7 @@ def check(directory: str | epath.Path, how: str = "checksums", part: tuple[int, 
         files, step = _read(root)
     except ValueError as error:
         return [str(error)]
-    if root.name.isdigit() and step not in (None, int(root.name)):  # version 0.2.0 wrote no step
+    if root.name.isdigit() and step not in (None, int(root.name)):
         return [f"{FILE} is that of step {step}"]
     is_there = dict(zip(files, _map(lambda name: _size(root / name), files), strict=True))
     found = []

@@ -278,7 +278,7 @@ MODELS: list[tuple[str, dict[str, bytes] | Callable[[Path], None], str]] = [
     ("generate run --prompt=a", {"run/config.json": b"[" * 100_000}, "run/config.json is not JSON"),
     ("generate run --prompt=a", {"run/config.json": b"\xff\xfe"}, "is not text in UTF-8"),
     ("generate run --prompt=a", {"run/config.json": b'{"format": 99, "run": {}}'}, "install a newer version"),
-    ("generate run --prompt=a", {"run/config.json": b'{"format": 1, "run": {}}'}, "RunConfig.model is missing"),
+    ("generate run --prompt=a", {"run/config.json": b'{"format": 2, "run": {}}'}, "RunConfig.model is missing"),
     ("generate run --prompt=a --gin.SEED=1", {"run/config.gin": b"BATCH_SIZE = (\n"}, "run/config.gin is not gin"),
     ("generate run --prompt=a --gin.SEED=1", {"run/config.gin": b"\xff\xfe"}, "is not text in UTF-8"),
     (

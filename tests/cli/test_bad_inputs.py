@@ -21,7 +21,7 @@ from tests import tiny
 from tests.cli import bad_files, bad_inputs, bad_models
 from tests.cli.bad_inputs import Case
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "run_06a95cb"
+GOLDEN = Path(__file__).parent.parent / "golden" / "run"
 CASES = [
     *bad_inputs.train_cases(),
     *bad_inputs.json_cases(),

@@ -14,7 +14,7 @@ import limba
 from limba.cli import generate, main
 from limba.config import InputError
 from limba.inference import line_files
-from tests.cli.test_use import error_of, lines, place  # noqa: F401  a run of version 0.2
+from tests.cli.test_use import error_of, lines, place  # noqa: F401  a run
 from tests.export.runs import write_run
 from tests.tiny import language_model
 

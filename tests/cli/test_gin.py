@@ -83,19 +83,6 @@ def test_read_model() -> None:
         read_model("gin/runs/pretrain.gin")
 
 
-def test_a_field_that_is_gone_is_read_in_a_run_s_own_file_alone(tmp_path: Path) -> None:
-    """The config.gin of version 0.2 names it; who writes it today learns that there is none."""
-    own = Path("tests/golden/run_06a95cb/run/config.gin")
-    assert "DataConfig.segments = 'vocabulary'" in own.read_text()
-    assert read_run([str(own)]).config.data.mixture_or_task_name == "demo_span_corruption"
-    (tmp_path / "mine.gin").write_text(own.read_text())
-    with pytest.raises(InputError, match=r"mine.gin line \d+ sets segments, not a field of"):
-        read_run([str(tmp_path / "mine.gin")])
-    (tmp_path / "config.gin").write_text(own.read_text().replace("segments = 'vocabulary'", "segments = 'bytes'"))
-    with pytest.raises(InputError, match=r"config.gin line \d+: DataConfig.segments is 'bytes', .* with version 0.2"):
-        read_run([str(tmp_path / "config.gin")])
-
-
 def test_statements_of_any_gin_file() -> None:
     source = Source()
     read_text(source, "from t5x import models\nA = %B\nmodels.T5.v = (@models.V(), {1: [2]})  # why\n", "t5x.gin")

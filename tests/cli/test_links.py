@@ -30,7 +30,7 @@ READING = [
 ]
 # The run makes these too, and removes them at its end if they are empty.
 AND = ["lease.json", "logs/stacks_process_0.txt", "non_finite_step_2_process_0.npz"]
-GOLDEN = Path(__file__).parent.parent / "golden" / "run_06a95cb"
+GOLDEN = Path(__file__).parent.parent / "golden" / "run"
 
 
 @pytest.fixture

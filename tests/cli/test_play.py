@@ -343,7 +343,7 @@ def test_what_is_no_model_is_one_sentence(tmp_path: Path, capsys: pytest.Capture
     monkeypatch.setattr(main.environment, "use_large_pages", lambda: None)
     (tmp_path / "empty").mkdir()
     begun, newer = recorded(tmp_path, 1, "begun"), recorded(tmp_path, 1, "newer")
-    (newer / "config.json").write_text((newer / "config.json").read_text().replace('"format": 1', '"format": 99'))
+    (newer / "config.json").write_text((newer / "config.json").read_text().replace('"format": 2', '"format": 99'))
     for name, words in (
         ("empty", "is an empty folder"),
         (begun.name, "holds no checkpoint yet"),

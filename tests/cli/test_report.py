@@ -88,7 +88,7 @@ def test_bad_input_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture
     begun = recorded(tmp_path, 1, "begun")
     (begun / "metrics.jsonl").unlink()
     newer = recorded(tmp_path, 1, "newer")
-    (newer / "config.json").write_text((newer / "config.json").read_text().replace('"format": 1', '"format": 99'))
+    (newer / "config.json").write_text((newer / "config.json").read_text().replace('"format": 2', '"format": 99'))
     for arguments, words in [
         ([], "write limba report MODEL_DIR"),
         ([str(tmp_path / "none")], "is not a folder"),

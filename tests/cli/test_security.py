@@ -20,7 +20,7 @@ from limba.inference import source
 from limba.tools.pages.play.play import Server
 
 ROOT = Path(__file__).resolve().parents[2]
-GOLDEN = ROOT / "tests" / "golden" / "run_06a95cb"
+GOLDEN = ROOT / "tests" / "golden" / "run"
 WRITES = "from pathlib import Path\n\nPath({!r}).write_text('code ran')\n"
 
 

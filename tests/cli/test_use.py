@@ -1,4 +1,4 @@
-"""The commands about trained models, on a run that commit 06a95cb wrote: examples of --help, forms, bad input."""
+"""The commands about trained models, on a run: examples of --help, forms, bad input."""
 
 import errno
 import json
@@ -16,7 +16,7 @@ import pytest
 from limba.cli import main, program
 from limba.config import StorageError
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "run_06a95cb"
+GOLDEN = Path(__file__).parent.parent / "golden" / "run"
 PAIRS = [{"inputs": "A text with <extra_id_0> gap.", "targets": "<extra_id_0> a"}, {"inputs": "b", "targets": "c"}]
 
 

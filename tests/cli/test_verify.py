@@ -15,7 +15,7 @@ from tests import tiny
 from tests.training.checkpoints import states
 
 ROOT = Path(__file__).resolve().parents[2]
-GOLDEN = ROOT / "tests" / "golden" / "run_06a95cb" / "run"
+GOLDEN = ROOT / "tests" / "golden" / "run" / "run"
 
 
 def verified(run: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, list[str], str]:
@@ -39,7 +39,7 @@ def test_whole_steps(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert all("whole (" in line and "sizes and checksums" in line for line in lines)
     status, lines, _ = verified(saved / "checkpoints" / "20", capsys, "--sizes")
     assert status == 0 and len(lines) == 1 and "sizes, not checksums" in lines[0]
-    status, lines, _ = verified(GOLDEN, capsys)  # of commit 06a95cb
+    status, lines, _ = verified(GOLDEN, capsys)
     assert status == 0 and len(lines) == 1 and lines[0].startswith("checkpoints/10: whole (7 files")
 
 

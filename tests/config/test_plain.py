@@ -1,7 +1,6 @@
 """Configurations as plain data: every one comes back the same, and a text that is none ends with a sentence."""
 
 import dataclasses
-import functools
 import json
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from limba.config import (
     RunConfig,
     ScheduleConfig,
 )
-from limba.config.plain import GONE, from_text, moved, to_text
+from limba.config.plain import from_text, moved, to_text
 from tests import tiny
 
 CONFIGS = {
@@ -95,7 +94,8 @@ def test_a_field_that_is_left_out_has_its_default() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"format": 3}, "has format 3, and this version of Limba reads formats up to 2; install a newer version."),
+        ({"format": 3}, "has format 3, and this version of Limba reads format 2; install a newer version."),
+        ({"format": 1}, "has format 1, and this version of Limba reads format 2; use the version that wrote it."),
         ({"format": None}, "is not a Limba configuration: it needs 'format', and 'run' or 'model'."),
         ({"run": None, "model": None}, "is not a Limba configuration: it needs 'format', and 'run' or 'model'."),
         ({"run": []}, "RunConfig is []; give its fields."),
@@ -125,39 +125,6 @@ def test_a_text_that_cannot_be_read_ends_with_a_sentence(change: dict, sentence:
     with pytest.raises(InputError) as caught:
         from_text(json.dumps(document), "run/config.json")
     assert str(caught.value).removeprefix("run/config.json").lstrip(": ") == sentence
-
-
-def test_a_run_of_version_0_2_is_read() -> None:
-    """Its fields that are gone are left out where the run goes on as it began."""
-    document = json.loads(to_text(CONFIGS["T5"])) | {"format": 1}
-    document["run"]["data"]["segments"] = "vocabulary"
-    assert from_text(json.dumps(document), "config.json") == CONFIGS["T5"]
-    assert from_text(json.dumps({"format": 1, "model": json.loads(to_text(tiny.MODEL))["model"]}), "a") == tiny.MODEL
-    document["run"]["data"]["segments"] = "bytes"
-    with pytest.raises(InputError, match=r"config.json: DataConfig.segments is 'bytes', .* with version 0\.2\."):
-        from_text(json.dumps(document), "config.json")
-
-
-PLACES = {
-    "DataConfig": ["data"],
-    "GenerationConfig": ["generation"],
-    "MeshConfig": ["mesh"],
-    "OptimizerConfig": ["optimizer"],
-    "ScheduleConfig": ["optimizer", "schedule"],
-}
-
-
-@pytest.mark.parametrize("format_number", [1, 2])
-@pytest.mark.parametrize("field", GONE)
-def test_a_field_that_is_gone_is_left_out_or_said(field: str, format_number: int) -> None:
-    document = json.loads(to_text(CONFIGS["T5"])) | {"format": format_number}
-    owner, _, name = field.partition(".")
-    fields = functools.reduce(dict.__getitem__, PLACES[owner], document["run"])
-    fields[name] = GONE[field][0]
-    assert from_text(json.dumps(document), "config.json") == CONFIGS["T5"]
-    fields[name] = 7
-    with pytest.raises(InputError, match=rf"^config.json: {field} is 7, which .*; (resume|remove|rename)"):
-        from_text(json.dumps(document), "config.json")
 
 
 def test_a_torn_text_is_said() -> None:

@@ -1,6 +1,6 @@
 """The batches of every task, file format, objective and choice of data that ships, as digests: tests/golden/batches.
 
-`python -m tests.data.batches` adds the digests of new cases, and the data positions; recorded ones stay. They were
+`python -m tests.data.batches` adds the digests of new cases; recorded ones stay. They were
 made by commit 39f4dcc, before `limba/data/stream/`, and those of 200 batches by 25527c4, with tf.data.
 """
 
@@ -40,7 +40,7 @@ from limba.data.tasks import parts_of, resolve_task
 from limba.data.vocabulary.train import train_vocabulary
 
 FOLDER = Path(__file__).parents[1] / "golden/batches"
-HASHES, POSITIONS, VOCABULARY = FOLDER / "hashes.json", FOLDER / "positions.npz", FOLDER / "vocabulary.model"
+HASHES, VOCABULARY = FOLDER / "hashes.json", FOLDER / "vocabulary.model"
 MODULES = (
     "cc100",
     "demo",
@@ -68,12 +68,6 @@ EVALUATED = (  # of which the validation split is recorded too
     *("task_demo_span_corruption", "task_en_ms_both", "task_ro_diacritics", "task_lm1b_causal_lm", "mixture"),
     *("objective_span_corruption_pieces_packed", "decoder_prefix_lm_byte", "decoder_pairs_packed", "parquet_4_shards"),
     *("array_record_4_shards", "tfds_tfrecord_4_shards", "jsonl.gz_4_shards", "own_validation"),
-)
-SAVED = (  # of which data positions are kept too: each kind of source, of order and of objective
-    *("stages", "two_epochs_dealt", "endless_whole_units", "array_record_4_shards", "array_record_whole_units"),
-    *("tfds_tfrecord_4_shards", "parquet_whole_units", "pairs_packed", "shuffle_buffer", "task_ro_diacritics"),
-    *(f"objective_{name}_pieces" for name in OBJECTIVES),
-    *("objective_causal_lm_byte_packed", "decoder_prefix_lm_byte", "decoder_lm_adaptation_pieces"),
 )
 Hashes = dict[str, Any]
 
@@ -426,7 +420,6 @@ def evaluated(case: Case, folder: Path) -> list[str]:
 def main() -> None:
     """Records what is not recorded yet."""
     recorded = json.loads(HASHES.read_text()) if HASHES.exists() else {}
-    saved = dict(np.load(POSITIONS)) if POSITIONS.exists() else {}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         write_corpora(folder)
@@ -436,16 +429,13 @@ def main() -> None:
             for name, case in CASES.items():
                 if name in recorded:
                     continue
-                recorded[name], positions = hashes_of(case, folder)
+                recorded[name], _ = hashes_of(case, folder)
                 if name in EVALUATED:
                     recorded[name]["validation"] = evaluated(case, folder)
-                if name in SAVED:
-                    saved |= {f"{name} {shard}": np.frombuffer(each, np.uint8) for shard, each in positions.items()}
                 print(name, len(recorded[name]["batches"]), flush=True)
                 HASHES.write_text(
                     "{\n" + ",\n".join(f"{json.dumps(n)}: {json.dumps(h)}" for n, h in recorded.items()) + "\n}\n"
                 )
-                np.savez(POSITIONS, **saved)
 
 
 if __name__ == "__main__":

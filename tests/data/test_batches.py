@@ -1,15 +1,13 @@
 """Every batch of every task, format, objective and choice of data is what it was: tests/golden/batches."""
 
-import functools
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import seqio
 
 from tests.data import batches
-from tests.data.batches import CASES, EVALUATED, SAVED
+from tests.data.batches import CASES, EVALUATED
 
 RECORDED = json.loads(batches.HASHES.read_text())
 CORE = ("txt_4_shards", "pairs_packed", "array_record_whole_units", "stages", "task_en_ms_both", "skipped_dealt")
@@ -23,20 +21,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory):
         yield place
 
 
-@functools.cache
-def recorded_positions() -> dict[str, bytes]:
-    with np.load(batches.POSITIONS) as saved:
-        return {name: saved[name].tobytes() for name in saved}
-
-
 def check(name: str, folder: Path) -> None:
     case, recorded = CASES[name], RECORDED[name]
     found, positions = batches.hashes_of(case, folder)
     assert found == {kind: value for kind, value in recorded.items() if kind != "validation"}
     rest = recorded["batches"][case.resumes // case.together :]
-    if name in SAVED:
-        shards = range(batches.config_of(case, folder).num_shards)
-        positions = {shard: recorded_positions()[f"{name} {shard}"] for shard in shards}
     if case.resumes:
         assert batches.resumed(case, folder, positions) == rest
     if name in EVALUATED:
@@ -60,5 +49,5 @@ def test_batches_are_the_same(name: str, folder: Path) -> None:
 @pytest.mark.night
 @pytest.mark.parametrize("name", [name for name in CASES if name not in CORE])
 def test_all_batches_are_the_same(name: str, folder: Path) -> None:
-    """Also after a resume, from positions that commit 39f4dcc saved."""
+    """Also after a resume."""
     check(name, folder)

@@ -327,7 +327,7 @@ def test_every_byte_of_a_position_is_checked_and_none_leaves_its_folder(tmp_path
         for name in ("../outside", str(tmp_path / "outside"), "position.data-00000-of-00001/../x", "a\\b"):
             stream.check({**before, 0: _zip({**contents, name: b"x"})})  # no member is written anywhere
         assert [each.name for each in tmp_path.iterdir()] == ["a.txt"]
-        for form, advice in ((9, "install a newer version"), (3, "resume the run with the version that saved it")):
+        for form, advice in ((9, "install a newer version"), (4, "resume the run with the version that saved it")):
             about = {**json.loads(contents["about.json"]), "format": form}
             with pytest.raises(InputError, match=f"format {form}, .* reads 5; {advice}"):
                 stream.check({**before, 0: _zip({**contents, "about.json": json.dumps(about).encode()})})

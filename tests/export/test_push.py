@@ -19,7 +19,7 @@ from tests.http_server import FileServer, status
 from tests.hub_server import hub
 from tests.waiting import wait_until
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "run_06a95cb" / "run"
+GOLDEN = Path(__file__).parents[1] / "golden" / "run" / "run"
 
 
 @pytest.fixture

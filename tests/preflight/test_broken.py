@@ -33,7 +33,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
         sentence_iterator=iter(texts), model_prefix=str(place / "english"), vocab_size=250, hard_vocab_limit=False,
         pad_id=0, eos_id=1, unk_id=2, bos_id=-1, minloglevel=2,
     )  # fmt: skip
-    shutil.copytree(ROOT / "tests" / "golden" / "run_06a95cb" / "run", place / "golden")
+    shutil.copytree(ROOT / "tests" / "golden" / "run" / "run", place / "golden")
     (place / "tests").mkdir()
     shutil.copytree(ROOT / "tests" / "broken", place / "tests" / "broken")
     return place

@@ -27,7 +27,7 @@ SHIPPED = sorted(path.name for path in (ROOT / "gin").glob("*.gin"))
 def place(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a corpus and a checkpoint. Text and machine are looked at in other tests."""
     shutil.copy(corpus, tmp_path / "corpus.jsonl")
-    shutil.copytree(ROOT / "tests" / "golden" / "run_06a95cb" / "run", tmp_path / "golden")
+    shutil.copytree(ROOT / "tests" / "golden" / "run" / "run", tmp_path / "golden")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sections, "_data", lambda *_: Section("Data", []))
     monkeypatch.setattr(sections, "environment", lambda _: Section("Environment", []))

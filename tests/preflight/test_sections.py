@@ -227,7 +227,7 @@ def test_a_checkpoint_to_begin_from_is_looked_for(config: RunConfig, tmp_path: P
     begun = dataclasses.replace(config, initial_checkpoint_path=str(tmp_path / "nothing"))
     (line,) = [line for line in storage.storage(begun).lines if line.level == "error"]
     assert str(tmp_path / "nothing") in line.text
-    golden = str(Path(__file__).parents[1] / "golden" / "run_06a95cb" / "run")
+    golden = str(Path(__file__).parents[1] / "golden" / "run" / "run")
     assert set(levels(storage.storage(dataclasses.replace(config, initial_checkpoint_path=golden)))) == {"ok"}
     of_hub = dataclasses.replace(config, initial_checkpoint_path="google/mt5-base")
     assert any("of the hub" in line.text for line in storage.storage(of_hub).lines)

@@ -116,7 +116,7 @@ def test_a_file_that_may_not_be_read_now_is_not_damage(directory: Path, monkeypa
 
 @pytest.mark.core
 def test_a_step_is_known_by_its_manifest(directory: Path) -> None:
-    """Its name may be a copy's. A manifest of version 0.2.0 has no step, and fits every name."""
+    """Its name may be a copy's. A manifest without a step fits every name."""
     directory /= "state"
     manifest.write(directory, step=50)
     for name, found in (("50", []), ("70", ["manifest.json is that of step 50"]), ("70.broken", [])):

@@ -311,8 +311,8 @@ class Tree:
     def _leave_rules_behind(self, node: Node) -> None:
         """Drops the fields of other optimizers that belong to what was read before: its own, replaced optimizer.
 
-        So they do if the name that counted where they stand has them: an included recipe's. And in a run's config.gin,
-        which listed the fields of all optimizers until version 0.3.
+        So they do if the name that counted where they stand has them: an included recipe's. And in a run's own
+        config.gin, whose optimizer another name replaces.
         """
         default = config.OptimizerConfig.name
         for name in foreign_fields(node.values.get("name", default), node.values):

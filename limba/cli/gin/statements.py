@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gin import config_parser
 
-from limba.config import InputError, did_you_mean, foreign, kinds, nearest, plain
+from limba.config import InputError, did_you_mean, foreign, kinds, nearest
 from limba.data.task_modules import ROOT
 
 OWN_FILE = "config.gin"  # in a run's MODEL_DIR
@@ -98,10 +98,8 @@ class Source:
         is_own: bool = False,
         is_override: bool = False,
     ) -> None:
-        """Appends a binding; `is_own`: of a run's own config.gin, which version 0.2 may have written."""
+        """Appends a binding; `is_own`: of a run's own config.gin."""
         owner, field_name = statement.selector, statement.arg_name
-        if is_own and plain.is_gone(f"{owner.removeprefix('config.')}.{field_name}", statement.value, place):
-            return
         comment = statement.location.line_content.partition("#")[2].strip()
         self.bindings.append(
             Binding(statement.scope, owner, field_name, statement.value, place, comment, is_own, is_override)

@@ -32,7 +32,6 @@ from limba.data.vocabulary.load import content_name
 logger = logging.getLogger(__name__)
 
 FORMAT = 5
-OF_TENSORFLOW = 4  # the format of tf.data's checkpoints: such a shard is read again, by its count of batches
 ABOUT_FILE, FILES_FILE, ROWS_FILE, STATE_FILE = "about.json", "files.json.zlib", "ahead.npz", "state.npz"
 ARRAY = "of state.npz"  # in a state, in the place of an array: its number
 STAGES_FILE = "stages.json"  # what the stages before gave, in a run with stages (`stages.py`)
@@ -173,11 +172,11 @@ class DataPositions:
     def _check_identity(self, shard: int, about: Mapping[str, Any]) -> None:
         """Raises InputError if a position belongs to the data of another stream."""
         found = about["format"]
-        if found not in (FORMAT, OF_TENSORFLOW):
+        if found != FORMAT:
             advice = "install a newer version" if found > FORMAT else "resume the run with the version that saved it"
             raise InputError(f"The data position has format {found}, and this version reads {FORMAT}; {advice}.")
-        for name, now in {**self._identity(shard), "format": found, "exact": self._pipeline.is_exact}.items():
-            if about.get(name) != now:  # one that version 0.2.0 did not have is None there
+        for name, now in {**self._identity(shard), "exact": self._pipeline.is_exact}.items():
+            if about.get(name) != now:
                 raise InputError(
                     f"The data position was saved with {name} {about.get(name)!r} and this run has {now!r}; change it "
                     "back, or start a new RunConfig.model_dir with RunConfig.initial_checkpoint_path to read "
@@ -253,8 +252,8 @@ def opened(position: bytes, shard: int) -> Saved:
     """Returns the content of a data position; PositionError if any byte of it is damaged."""
     try:
         contents = _contents(position)
-        about = {"format": 1, **json.loads(contents[ABOUT_FILE])}  # the first format did not say which it was
-        is_known = about["format"] in (FORMAT, OF_TENSORFLOW)
+        about = json.loads(contents[ABOUT_FILE])
+        is_known = about["format"] == FORMAT
         if is_known and not isinstance(about["num_batches"], int):
             raise ValueError("its number of batches is missing")
         rows: Rows = {}
@@ -262,7 +261,7 @@ def opened(position: bytes, shard: int) -> Saved:
             rows = _arrays(contents[ROWS_FILE])
         files = unpacked_table(contents[FILES_FILE]) if is_known else {}
         stages, state = json.loads(contents.get(STAGES_FILE, b"{}")), None
-        if about["format"] == FORMAT and about["exact"]:
+        if is_known and about["exact"]:
             if missing := [name for name in (ROWS_FILE, STATE_FILE) if name not in contents]:
                 raise ValueError(f"it lacks {missing[0]}")
             state = _whole(about["state"], _arrays(contents[STATE_FILE]))
