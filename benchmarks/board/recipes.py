@@ -42,14 +42,6 @@ RECIPES: Mapping[str, Recipe] = {
         "Adafactor, warm-up, constant, linear decay",
         {"name": "adafactor"}, "warmup_stable_decay", 0.05, 0.0,
     ),
-    "adamw_rms_wsd": Recipe(
-        "AdamW, steps relative to the parameter's RMS; warm-up, constant, linear decay",
-        {"name": "adamw_rms"}, "warmup_stable_decay", 0.05, 0.0,
-    ),
-    "adamw_rms_cosine": Recipe(
-        "AdamW, steps relative to the parameter's RMS; warm-up, cosine to 0",
-        {"name": "adamw_rms"}, "cosine", 0.05, 0.0,
-    ),
     "adamw_wsd": Recipe(
         "AdamW; warm-up, constant, linear decay",
         {"name": "adamw"}, "warmup_stable_decay", 0.005, 1.0,

@@ -15,7 +15,6 @@ from limba.config.kinds import (
     Limit,
     NonNegativeFloat,
     NonNegativeInt,
-    OpenShare,
     PositiveFloat,
     PositiveInt,
     Share,
@@ -23,8 +22,6 @@ from limba.config.kinds import (
 )
 
 if TYPE_CHECKING:
-    from jax import Array
-    from jax.typing import ArrayLike
     from optax import GradientTransformation as Transformation
 
 LOGITS = ("auto", "whole", "chunked")
@@ -163,7 +160,7 @@ class OptimizerConfig:
     100
     """
 
-    name: str = "adafactor"  # adafactor, adamw, adamw_rms, muon or ademamix
+    name: str = "adafactor"  # adafactor, adamw or muon
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)  # the learning rate by step
     weight_decay: NonNegativeFloat = 0.0  # of parameters, times the learning rate (with Adafactor, as in T5X, not)
     clip_global_norm: PositiveFloat | None = None  # of the gradient, before the optimizer
@@ -264,13 +261,12 @@ class Parts(NamedTuple):
     per_layer: Callable[[Transformation], Transformation]  # each layer of a stack as a parameter of its own
     by_parameter_rms: Callable[[float], Transformation]  # times its root mean square, at least this number
     muon: Callable[[Muon, Transformation], Transformation]  # Muon of the layers' matrices, another rule of the rest
-    planned_steps: int  # of the run, or of the one that a branch comes from
 
 
 # Rules. A configuration is read without jax, so they import it and optax in `build`.
 
-# Adafactor's two (section 10 of arXiv:1804.04235): added to squared gradients, and the smallest scale of a parameter,
-# which nanoT5's rule has too. No recipe has others.
+# Adafactor's two (section 10 of arXiv:1804.04235): added to squared gradients, and the smallest scale of a parameter.
+# No recipe has others.
 EPSILON, LEAST_SCALE = 1e-30, 1e-3
 
 
@@ -333,16 +329,6 @@ class AdamW(OptimizerConfig):
 
 
 @dataclass(frozen=True)
-class AdamWRMS(AdamW):
-    """AdamW whose steps are scaled by the parameter's root mean square (nanoT5, arXiv:2309.02373)."""
-
-    name: str = "adamw_rms"
-
-    def build(self, parts: Parts) -> list[Transformation]:
-        return [self.adam(), parts.per_layer(parts.by_parameter_rms(LEAST_SCALE)), *parts.decay_and_rate]
-
-
-@dataclass(frozen=True)
 class Muon(Factored, AdamW):
     """Muon for the layers' matrices (`limba/training/muon.py`), AdamW or Adafactor for all else."""
 
@@ -353,7 +339,7 @@ class Muon(Factored, AdamW):
     muon_rms: PositiveFloat = 0.2  # RMS of a matrix's update, before the learning rate; Adam's is about as large
     # of the Newton-Schulz iterations that make the momentum orthogonal
     muon_dtype: Annotated[str, choice("bfloat16", "float32")] = "bfloat16"
-    muon_by_parameter_scale: bool = False  # updates relative to the parameter's size, as with adamw_rms
+    muon_by_parameter_scale: bool = False  # updates relative to the parameter's size
 
     def build(self, parts: Parts) -> list[Transformation]:
         import optax
@@ -361,31 +347,3 @@ class Muon(Factored, AdamW):
         others = self.adam() if self.muon_others == "adamw" else parts.per_layer(optax.chain(*self.factored()))
         scale = [parts.per_layer(parts.by_parameter_rms(LEAST_SCALE))] if self.muon_by_parameter_scale else []
         return [parts.muon(self, others), *scale, *parts.decay_and_rate]
-
-
-@dataclass(frozen=True)
-class AdEMAMix(AdamW):
-    """AdEMAMix (arXiv:2409.03137): AdamW whose update also holds a slow average of the gradient, times alpha.
-
-    alpha and the average's decay beta3 rise over the run (section 3 and appendix A.1): alpha linearly from 0, beta3
-    from beta1 so that the average's half-life, ln 0.5 / ln beta3 - 1, does so linearly.
-    """
-
-    name: str = "ademamix"
-    ademamix_alpha: NonNegativeFloat = 5.0  # weight of the slow average after the warm-up
-    beta3: OpenShare = 0.9999  # of the slow average
-
-    def build(self, parts: Parts) -> list[Transformation]:
-        import jax.numpy as jnp
-        import optax
-
-        over = parts.planned_steps
-        first, last = math.log(self.beta1 or 1e-8), math.log(self.beta3)
-
-        def beta3(count: ArrayLike) -> Array:
-            share = jnp.minimum(count / over, 1.0)
-            return jnp.exp(first * last / ((1 - share) * last + share * first))
-
-        alpha = optax.linear_schedule(0.0, self.ademamix_alpha, over)
-        rule = optax.contrib.scale_by_ademamix(self.beta1, self.beta2, beta3, alpha, self.epsilon)
-        return [rule, *parts.decay_and_rate]

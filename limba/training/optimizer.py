@@ -92,7 +92,6 @@ def _unfrozen(config: OptimizerConfig, train_steps: int | None, shardings: PyTre
         per_layer,
         scale_by_parameter_rms,
         functools.partial(matrices_by_muon, shardings=shardings),
-        config.schedule.planned_steps or train_steps or 1,
     )
     return optax.chain(*clip, *config.build(parts))
 

@@ -51,13 +51,13 @@ NAMED = "config.OptimizerConfig.name = '{}'\nconfig.ScheduleConfig.name = '{}'\n
 BROKEN = (
     Broken("08 adamw at Adafactor's rate", NAMED.format("adamw", "linear", 1.0, 1_000), "v4-8", "rate-too-high"),
     Broken("adamw by T5X's rule", "config.OptimizerConfig.name = 'adamw'", "v4-8", "rate-too-high"),
-    Broken("ademamix at a tenth of a millionth", NAMED.format("ademamix", "cosine", 1e-7, 500), "v4-8", "rate-too-low"),
+    Broken("adamw at a tenth of a millionth", NAMED.format("adamw", "cosine", 1e-7, 500), "v4-8", "rate-too-low"),
     Broken("09 rsqrt at an AdamW's rate", "LEARNING_RATE = 0.0005\nWARMUP_STEPS = 4_000", "v4-8", "rate-too-low"),
     Broken("muon at 0.5", NAMED.format("muon", "cosine", 0.5, 1_000), "h100-16", "rate-too-high"),
     Broken("the fast recipe at 0.1 for long", NAMED.format("muon", "warmup_stable_decay", 0.1, 400)
            + "\nconfig.OptimizerConfig.muon_by_parameter_scale = True", "h100-16", "rate-too-high"),
     Broken("muon without warm-up", NAMED.format("muon", "linear", 0.02, 0), "v4-8", "no-warm-up"),
-    Broken("10 adamw_rms without warm-up", NAMED.format("adamw_rms", "cosine", 0.02, 0), "h100-8", "no-warm-up"),
+    Broken("10 adamw without warm-up", NAMED.format("adamw", "cosine", 0.0005, 0), "h100-8", "no-warm-up"),
     Broken("12 adamw that never decays", "LEARNING_RATE_FACTORS = 'constant * linear_warmup'\n"
            "config.OptimizerConfig.name = 'adamw'\nLEARNING_RATE = 0.0004\nWARMUP_STEPS = 800", "v4-8", "no-decay"),
     Broken("Adafactor at a constant", "LEARNING_RATE_FACTORS = 'constant'\nLEARNING_RATE = 0.004", "v4-8", "no-decay"),

@@ -131,10 +131,6 @@ def of_adamw(state: dict[str, Any], gradient: np.ndarray, parameter: np.ndarray,
     return decayed(adam(state, gradient, t), parameter)
 
 
-def of_adamw_rms(state: dict[str, Any], gradient: np.ndarray, parameter: np.ndarray, t: int, _: bool) -> np.ndarray:
-    return decayed(adam(state, gradient, t) * max(rms(parameter), 1e-3), parameter)
-
-
 def of_muon(state: dict[str, Any], gradient: np.ndarray, parameter: np.ndarray, t: int, in_layers: bool) -> np.ndarray:
     """Jordan et al.: Nesterov's momentum through the quintic iteration; embeddings, head and vectors by Adam."""
     if not (in_layers and gradient.ndim == 2):
@@ -148,22 +144,11 @@ def of_muon(state: dict[str, Any], gradient: np.ndarray, parameter: np.ndarray, 
     return decayed(0.3 * np.sqrt(max(x.shape)) * x, parameter)
 
 
-def of_ademamix(state: dict[str, Any], gradient: np.ndarray, parameter: np.ndarray, t: int, _: bool) -> np.ndarray:
-    """Equations 1 to 3, and the schedules of alpha and beta3 of appendix A.1; the first update is their step 0."""
-    share = min((t - 1) / 4, 1.0)
-    decay = np.exp(np.log(0.8) * np.log(0.99) / ((1 - share) * np.log(0.99) + share * np.log(0.8)))
-    fast, slow = average(state, "first", gradient, 0.8), average(state, "slow", gradient, decay)
-    root = np.sqrt(average(state, "second", gradient**2, 0.95) / (1 - 0.95**t)) + 1e-3
-    return decayed((fast / (1 - 0.8**t) + 4.0 * share * slow) / root, parameter)
-
-
 OF_ADAM = {"beta1": 0.8, "beta2": 0.95, "epsilon": 1e-3}
 FORMULAS: dict[str, tuple[Update, dict[str, Any]]] = {  # in float64; and the fields that the formula has
     "adafactor": (of_adafactor, {"momentum": 0.6, "min_dim_size_to_factor": 5}),
     "adamw": (of_adamw, OF_ADAM),
-    "adamw_rms": (of_adamw_rms, OF_ADAM),
     "muon": (of_muon, {**OF_ADAM, "muon_beta": 0.9, "muon_rms": 0.3, "muon_dtype": "float32"}),
-    "ademamix": (of_ademamix, {**OF_ADAM, "beta3": 0.99, "ademamix_alpha": 4.0}),
 }
 
 
@@ -176,7 +161,7 @@ def test_every_rule_has_a_formula() -> None:
 def test_updates_are_the_formulas(name: str) -> None:
     """Six steps: clipping, the rule layer by layer, decay of matrices alone, nothing for what is frozen."""
     formula, fields = FORMULAS[name]
-    schedule = ScheduleConfig("factors", RATE, "constant", warmup_steps=0, planned_steps=4)  # AdEMAMix rises over them
+    schedule = ScheduleConfig("factors", RATE, "constant", warmup_steps=0, planned_steps=4)
     config = OptimizerConfig(name, schedule, DECAY, 2.0, ("decoder/frozen",), **fields)
     rule, random = make_optimizer(config, 6), np.random.default_rng(0)
     is_shape = lambda x: isinstance(x, tuple)

@@ -13,14 +13,12 @@ from limba.tools.preflight.checks.verdict import Line
 PRETRAINING = {
     "adafactor": (1e-3, 3e-2, 1e-2),  # 1 / sqrt(10,000) by T5X's rule
     "adamw": (1e-4, 1e-3, 5e-4),
-    "ademamix": (1e-4, 1e-3, 5e-4),
-    "adamw_rms": (5e-3, 5e-2, 2e-2),
     "muon": (1e-3, 1e-2, 2e-3),
 }
-FINE_TUNING = {"adafactor": (1e-4, 2e-3, 1e-3), "adamw_rms": (1e-4, 2e-3, 5e-4), "muon by size": (1e-3, 2e-2, 5e-3)}
+FINE_TUNING = {"adafactor": (1e-4, 2e-3, 1e-3), "muon by size": (1e-3, 2e-2, 5e-3)}
 FINE_TUNING_OTHERS = (1e-5, 3e-4, 1e-4)
 FAR = 9.99  # times outside of the range, from which on it is a warning
-ADAPTIVE = ("adamw", "ademamix", "adamw_rms", "muon")  # whose first steps are too large without a warm-up
+ADAPTIVE = ("adamw", "muon")  # whose first steps are too large without a warm-up
 CONTINUED = 0.5  # share of the run after which a run that continues at another's step is looked at
 SAMPLES = 256
 
