@@ -120,7 +120,7 @@ def test_epochs_become_steps_and_choices_reach_the_objective(
         ({"per_device_eval_batch_size": 0}, "per_device_eval_batch_size 0; give a whole number above 0"),
         ({"deepspeed": "ds.json"}, "has no counterpart here; set config.MeshConfig.fsdp"),
         ({"do_train": False, "do_eval": False}, "nothing to do"),
-        ({"max_source_length": 64}, "gives max_seq_length, of span corruption, and max_source_length, of pairs"),
+        ({"max_source_length": 64}, "gives max_source_length, a flag of Hugging Face's scripts for summaries"),
         ({"train_file": None}, "one of train_file and dataset_name; it gives neither"),
         ({"dataset_name": "a/b"}, "it gives both"),
         ({"output_dir": None}, "no output_dir"),

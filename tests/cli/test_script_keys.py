@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import MT5Config, Seq2SeqTrainingArguments, T5Config
+from transformers import MT5Config, T5Config, TrainingArguments
 
+from limba.cli.gin import read_run
 from limba.config import InputError
+from limba.data import task_modules
+from limba.data.registry import TaskRegistry
 from limba.formats import huggingface
 from limba.storage import servers
 from limba.tools.migrate.huggingface import corpus, keys, translation, values
@@ -24,9 +27,7 @@ OF_SCRIPTS = re.findall(
  gradient_accumulation_steps max_grad_norm mixed_precision push_to_hub push_to_hub_final_step hub_model_id hub_token
  hub_private_repo preprocessing_num_workers model_type cache_dir use_fast_tokenizer use_auth_token overwrite_cache
  train_ref_file validation_split_percentage overwrite_output_dir do_train do_eval weight_decay adam_beta1 adam_beta2
- adam_epsilon adafactor seed save_strategy logging_dir logging_first_step resume_from_checkpoint tpu_num_cores
- source_lang target_lang source_prefix text_column summary_column max_source_length max_target_length
- val_max_target_length num_beams predict_with_generate generation_max_length generation_num_beams""",
+ adam_epsilon adafactor seed save_strategy logging_dir logging_first_step resume_from_checkpoint tpu_num_cores""",
 )
 BASE = {
     "output_dir": "out", "config_name": "small.json", "tokenizer_name": "byte", "train_file": "c.txt", "max_steps": 20,
@@ -52,7 +53,7 @@ def bound(found: translation.Translation) -> dict[str, Any]:
 
 
 def test_every_key_is_known_and_every_harmless_one_has_one_line() -> None:
-    of_arguments = {field.name for field in dataclasses.fields(Seq2SeqTrainingArguments)}
+    of_arguments = {field.name for field in dataclasses.fields(TrainingArguments)}
     assert not of_arguments - set(keys.KNOWN)
     assert not set(OF_SCRIPTS) - set(keys.KNOWN) - {"train_ref_file"}
     for key in keys.NOTED:
@@ -67,7 +68,7 @@ def test_the_defaults_of_training_arguments_ask_for_nothing() -> None:
     """A dump of a whole TrainingArguments, as it is often saved."""
     arguments = {
         field.name: field.default
-        for field in dataclasses.fields(Seq2SeqTrainingArguments)
+        for field in dataclasses.fields(TrainingArguments)
         if field.default is not dataclasses.MISSING and not hasattr(field.default, "value")
     }
     given, _, notes = values.read_values(None, {key: value for key, value in arguments.items() if key != "debug"})
@@ -133,33 +134,35 @@ def test_strings_are_numbers_and_periods_may_be_shares(translated) -> None:
 
 
 @pytest.fixture
-def pairs_of_a_file(translated) -> Any:
-    """A function from keys to the bindings of a run of 400 pairs, of which none is for validation."""
-    lines = [json.dumps({"text": f"Text {number}.", "summary": "Short."}) for number in range(400)]
-    Path("pairs.jsonl").write_text("\n".join(lines) + "\n")
+def rows_of_a_file(translated) -> Any:
+    """A function from keys to the bindings of a run of 400 texts, each of which fills a row; none is for validation."""
+    lines = [
+        json.dumps({"text": f"{number:0568d}"}) for number in range(400)
+    ]  # bytes that span corruption makes 512 of
+    Path("rows.jsonl").write_text("\n".join(lines) + "\n")
     Path("some.jsonl").write_text(lines[0] + "\n")
-    files = {"train_file": "pairs.jsonl", "validation_file": "some.jsonl", "max_steps": None}
+    files = {"train_file": "rows.jsonl", "validation_file": "some.jsonl", "max_steps": None}
 
     def of(**changes: Any) -> dict[str, Any]:
-        return bound(translated(**files | {"text_column": "text", "per_device_train_batch_size": 10} | changes))
+        return bound(translated(**files | {"per_device_train_batch_size": 10} | changes))
 
     return of
 
 
-def test_a_period_of_an_epoch_is_the_corpus_s_whatever_max_steps_is(pairs_of_a_file) -> None:
+def test_a_period_of_an_epoch_is_the_corpus_s_whatever_max_steps_is(rows_of_a_file) -> None:
     for given in ({"num_train_epochs": 7}, {"max_steps": 90}, {"max_steps": 90, "num_train_epochs": 7}):
-        found = pairs_of_a_file(**given, eval_strategy="epoch", save_strategy="epoch", logging_strategy="epoch")
+        found = rows_of_a_file(**given, eval_strategy="epoch", save_strategy="epoch", logging_strategy="epoch")
         assert [found[name] for name in ("EVAL_PERIOD", "CHECKPOINT_PERIOD", "LOG_PERIOD")] == [20] * 3
-    assert pairs_of_a_file(num_train_epochs=7)["TRAIN_STEPS"] == 7 * 20 + 1  # NUM_EPOCHS ends it at 140
+    assert rows_of_a_file(num_train_epochs=7)["TRAIN_STEPS"] == 7 * 20 + 1  # NUM_EPOCHS ends it at 140
 
 
-def test_max_train_samples_are_the_first_examples(pairs_of_a_file) -> None:
-    found = pairs_of_a_file(num_train_epochs=3, max_train_samples=100, eval_strategy="epoch")
+def test_max_train_samples_are_the_first_examples(rows_of_a_file) -> None:
+    found = rows_of_a_file(num_train_epochs=3, max_train_samples=100, eval_strategy="epoch")
     assert (found["MAX_EXAMPLES"], found["EVAL_PERIOD"], found["NUM_EPOCHS"]) == (100, 5, 3)
     assert found["TRAIN_STEPS"] == 16
-    assert pairs_of_a_file(num_train_epochs=3, max_train_samples=10_000)["TRAIN_STEPS"] == 61
+    assert rows_of_a_file(num_train_epochs=3, max_train_samples=10_000)["TRAIN_STEPS"] == 61
     with pytest.raises(InputError, match="max_train_samples 0; give a whole number above 0"):
-        pairs_of_a_file(max_train_samples=0)
+        rows_of_a_file(max_train_samples=0)
 
 
 @pytest.mark.parametrize(
@@ -217,13 +220,41 @@ def test_the_hub_keys_become_gin_names_and_the_token_is_never_shown(translated, 
     os.environ.pop("HF_TOKEN")
 
 
-def test_pairs_take_the_columns_of_the_scripts(translated) -> None:
-    found = bound(translated(source_lang="en_XX", target_lang="ro_RO", source_prefix="to Romanian: ", num_beams=4))
-    assert found["COLUMN"] == {"inputs": "translation.en", "targets": "translation.ro"} and found["NUM_BEAMS"] == 4
-    assert found["MIXTURE_OR_TASK_NAME"] == "translation" and found["PREFIX"] == "to Romanian: "
-    found = bound(translated(max_source_length=64, text_column="article", summary_column="highlights"))
-    assert found["COLUMN"] == {"inputs": "article", "targets": "highlights"}
-    assert found["TASK_FEATURE_LENGTHS"] == {"inputs": 64, "targets": 128} and found["NUM_EXAMPLES"] == 0
+OTHER = (
+    r"of Hugging Face's scripts for summaries, .*; write a gin file: docs/coming_from_huggingface.md, Other scripts,"
+)
+
+
+@pytest.mark.parametrize("key", keys.OF_OTHER_SCRIPTS)
+def test_flags_of_other_scripts_name_the_table(key: str) -> None:
+    page = (Path(__file__).parents[2] / values.PAGE).read_text()
+    table = page.partition("## Other scripts")[2].partition("\n## ")[0]
+    assert f"`{key}`" in table
+    parsed = values.parse(["--model_name_or_path", "t5-small", f"--{key}", "x"])
+    assert parsed is not None
+    with pytest.raises(InputError, match=f"^The command line gives {key}, a flag {OTHER}"):
+        values.read_values(None, parsed.flags)
+    assert values.parse([f"--{key}=x"]) is not None  # also alone
+
+
+@pytest.mark.parametrize("script", ["run_summarization.py", "a/run_translation_no_trainer.py", "run_clm_flax.py"])
+def test_other_scripts_name_the_table(script: str) -> None:
+    with pytest.raises(InputError, match=f"^{script} is one {OTHER}"):
+        values.parse([script, "--model_name_or_path", "t5-small"])
+
+
+def test_the_gin_file_of_the_page_is_a_run_of_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As run_translation.py has it by default: AdamW, linear, 3 epochs."""
+    root = Path(__file__).parents[2]
+    section = (root / values.PAGE).read_text().partition("## Other scripts")[2]
+    (tmp_path / "theirs.gin").write_text(section.partition("```gin\n")[2].partition("```")[0])
+    monkeypatch.chdir(tmp_path)
+    run = read_run([str(tmp_path / "theirs.gin")], [], [root]).config
+    task_modules.import_all(["tasks.text_to_text"])
+    assert run.data.mixture_or_task_name in TaskRegistry.names()
+    assert run.data.column == {"inputs": "translation.en", "targets": "translation.ro"}
+    assert (run.optimizer.name, run.optimizer.schedule.name, run.data.num_epochs) == ("adamw", "linear", 3)
+    assert run.data.prefix == "translate English to Romanian: " and run.train_steps is None
 
 
 def test_words_are_read_from_a_column_named_tokens(translated) -> None:

@@ -1,7 +1,7 @@
-"""Every key of Hugging Face's T5 scripts that is known here: what it takes, and what it becomes.
+"""Every key of Hugging Face's T5 pretraining scripts that is known here: what it takes, and what it becomes.
 
-The keys are those of `run_t5_mlm_flax.py`, of PyTorch scripts like it (with accelerate or torch_xla), of
-`run_summarization.py` and `run_translation.py`, and of transformers' TrainingArguments (versions 4 and 5).
+The keys are those of `run_t5_mlm_flax.py`, of PyTorch scripts like it (with accelerate or torch_xla), and of
+transformers' TrainingArguments (versions 4 and 5).
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ STRATEGIES = {
     "eval_strategy": "EVAL_PERIOD",
     "evaluation_strategy": "EVAL_PERIOD",
 }
-# Keys of the scripts of summaries and translations; one of them makes a run of pairs.
-OF_PAIRS: Mapping[str, type] = {
-    **dict.fromkeys(("source_lang", "target_lang", "source_prefix", "text_column", "summary_column"), str),
-    **dict.fromkeys(("max_source_length", "max_target_length", "val_max_target_length"), int),
-    **dict.fromkeys(("generation_max_length", "generation_num_beams", "num_beams"), int),
-    **dict.fromkeys(("predict_with_generate", "ignore_pad_token_for_loss", "pad_to_max_length"), bool),
-    **dict.fromkeys(("lang", "forced_bos_token", "test_file"), str),
-    **dict.fromkeys(("resize_position_embeddings", "sortish_sampler"), bool),
-}
-OF_SPANS = ("max_seq_length", "mlm_probability", "mean_noise_span_length")
+# Keys that only the scripts for summaries, translation and causal language models have: not taken. The page has a table
+# of what each is in gin.
+OF_OTHER_SCRIPTS = (
+    *("source_lang", "target_lang", "source_prefix", "text_column", "summary_column", "max_source_length"),
+    *("max_target_length", "val_max_target_length", "generation_max_length", "generation_num_beams", "num_beams"),
+    *("generation_config", "predict_with_generate", "ignore_pad_token_for_loss", "pad_to_max_length"),
+    *("sortish_sampler", "resize_position_embeddings", "lang", "forced_bos_token", "test_file", "max_predict_samples"),
+    *("block_size", "config_overrides"),
+)
+OTHER_SCRIPTS = ("run_summarization", "run_translation", "run_clm")  # also with endings such as _no_trainer, _flax
 OTHERS: Mapping[str, type] = {
     **dict.fromkeys(("model_name_or_path", "config_name", "tokenizer_name", "output_dir"), str),
     **dict.fromkeys(("dataset_name", "dataset_config_name", "dataset_revision", "model_revision"), str),
@@ -141,7 +141,6 @@ NOTED: Mapping[str, str] = {
     "average_tokens_across_devices": "the loss is always divided by the tokens of all devices",
     "hub_always_push": "a failed upload is repeated",
     "label_names": "the targets are the labels",
-    "max_predict_samples": "limba generate writes the texts of a whole file",
     "train_sampling_strategy": "the corpus is shuffled again in each epoch",
     "use_cache": "the decoder's cache is used in generation alone",
 }
@@ -158,7 +157,6 @@ REFUSED: Mapping[str, str] = {
     "lr_scheduler_kwargs": "set config.ScheduleConfig in gin",
     "auto_find_batch_size": "give per_device_train_batch_size and gradient_accumulation_steps",
     "save_only_model": "checkpoints hold what a run needs to resume; limba convert writes the model alone",
-    "generation_config": "set config.GenerationConfig in gin",
 }
 # Values of `report_to` -> what REPORT_TO gets; None: what is usual here. "all" is a default that asks for nothing.
 REPORTS: Mapping[str, str | None] = {"tensorboard": "tensorboard", "wandb": "wandb", "none": "none", "all": None}
@@ -177,14 +175,12 @@ SILENT = {  # keys whose usual value needs no line
     "length_column_name": ("length",), "train_sampling_strategy": ("random",),
     "include_num_input_tokens_seen": ("no",), "project": ("huggingface",),
 }  # fmt: skip
-KINDS: Mapping[str, type] = {**{key: kind for key, (_, kind) in PLAIN.items()}, **OTHERS, **OF_PAIRS}
+KINDS: Mapping[str, type] = {**{key: kind for key, (_, kind) in PLAIN.items()}, **OTHERS}
 KNOWN = (*KINDS, *NOTED, *REFUSED)
 # What cannot be 0; None and a key that is left out stand for the scripts' default.
 ABOVE_ZERO = (
     *("max_seq_length", "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
-    *("per_gpu_train_batch_size", "per_gpu_eval_batch_size", "max_source_length", "max_target_length"),
-    *("val_max_target_length", "generation_max_length", "generation_num_beams", "num_beams"),
-    *("max_eval_samples", "max_train_samples"),
+    *("per_gpu_train_batch_size", "per_gpu_eval_batch_size", "max_eval_samples", "max_train_samples"),
 )
 TOKENS = ("hub_token", "push_to_hub_token", "token", "use_auth_token")  # never printed, never written
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "factors", "constant_with_warmup": "factors"}

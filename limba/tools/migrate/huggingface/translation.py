@@ -15,7 +15,7 @@ from pathlib import Path
 from limba.cli.gin import GinRun, read_run
 from limba.config import InputError, ModelConfig, foreign, without_credentials
 from limba.tools.migrate.huggingface import keys
-from limba.tools.migrate.huggingface.corpus import Translation, set_corpus, set_length_of_run, set_pairs
+from limba.tools.migrate.huggingface.corpus import Translation, set_corpus, set_length_of_run
 from limba.tools.migrate.huggingface.values import Values, read_values
 
 NEVER = 10**9  # steps
@@ -75,13 +75,10 @@ def _translated(values: Values, place: str, notes: Sequence[str]) -> Translation
     _clipping(translation)
     num_devices = _num_devices()
     _batches(translation, num_devices)
-    if translation.has_pairs:
-        set_pairs(translation)
     set_length_of_run(translation)
     _periods(translation)
     for key, (name, value) in keys.DEFAULTS.items():
-        if not (translation.has_pairs and name == "WEIGHT_DECAY"):
-            translation.bindings.setdefault(name, (value, f"{key}, as in the scripts"))
+        translation.bindings.setdefault(name, (value, f"{key}, as in the scripts"))
     _best(translation)
     _reports(translation)
     _hub(translation, output)
@@ -190,8 +187,6 @@ def _model(translation: Translation) -> None:
     translation.set("DROPOUT_RATE", float(about.get("dropout_rate", 0.1)), key)
     if start is not None:
         translation.set("INITIAL_CHECKPOINT_PATH", _with_revision(translation, start), start_key)
-    elif translation.has_pairs:
-        translation.set("INITIAL_CHECKPOINT_PATH", None, key)
     dtype, key = dtype_of(translation)
     translation.set("DTYPE", dtype, key)
     if translation.get("gradient_checkpointing", "activation_checkpointing")[0]:
@@ -237,14 +232,11 @@ def _optimizer(translation: Translation) -> None:
             translation.notes.append(f"{', '.join(of_adam)}: Adafactor has none, here and in the scripts.")
     elif name is not None and not name.startswith("adamw"):
         raise InputError(f"{translation.place} gives {key} {name!r}; give adamw_torch or adafactor.")
-    elif translation.has_pairs:
-        translation.set("config.OptimizerConfig.name", "adamw", key)
     is_adamw = translation.bindings.get("config.OptimizerConfig.name", ("adamw",))[0] == "adamw"
     if is_adamw:  # transformers' Trainer decays no parameter whose name has "bias" in it
         origin = "weight_decay, of which transformers' Trainer leaves out relative_attention_bias"
         translation.bindings["config.OptimizerConfig.undecayed"] = ((".*relpos_bias",), origin)
     schedule, key = translation.get("lr_scheduler_type")
-    schedule = "linear" if schedule is None and translation.has_pairs else schedule
     if schedule is None:
         return
     if schedule not in keys.SCHEDULES:
@@ -279,9 +271,8 @@ def _batches(translation: Translation, num_devices: int) -> None:
     if most is not None:
         size = rows * parts * num_devices if evaluated is None else evaluated * num_devices
         translation.set("EVAL_STEPS", -(-most // size), f"{key} {most}, in batches of {size} rows")
-    if not translation.has_pairs:
-        length, key = translation.get("max_seq_length")
-        translation.set("TASK_FEATURE_LENGTHS", {"inputs": 512 if length is None else length}, key)
+    length, key = translation.get("max_seq_length")
+    translation.set("TASK_FEATURE_LENGTHS", {"inputs": 512 if length is None else length}, key)
 
 
 def _periods(translation: Translation) -> None:
@@ -319,18 +310,13 @@ def _periods(translation: Translation) -> None:
 def _best(translation: Translation) -> None:
     """Keeps the best step, if the script loads it at its end."""
     metric, key = translation.get("metric_for_best_model")
-    names = [f"config.CheckpointConfig.{name}" for name in ("best_metric", "best_mode")]
-    if translation.has_pairs:
-        names = ["BEST_METRIC", "BEST_MODE"]
     if not translation.values.get("load_best_model_at_end") and metric is None:
-        if translation.has_pairs:
-            translation.set(names[0], None, "load_best_model_at_end")
         return
     metric = (metric or "loss").removeprefix("eval_")
     greater = translation.values.get("greater_is_better")
     greater = not metric.endswith("loss") if greater is None else greater
-    translation.set(names[0], metric, key)
-    translation.set(names[1], "max" if greater else "min", "greater_is_better")
+    translation.set("config.CheckpointConfig.best_metric", metric, key)
+    translation.set("config.CheckpointConfig.best_mode", "max" if greater else "min", "greater_is_better")
 
 
 def _reports(translation: Translation) -> None:
@@ -371,15 +357,14 @@ def _hub(translation: Translation, output: str) -> None:
 
 
 def _written(translation: Translation, output: str) -> str:
-    includes = "include 'gin/models/t5_1_1/small.gin'\ninclude 'gin/runs/finetune.gin'"
-    tasks = "from tasks import text_to_text\n" if translation.has_pairs else ""
     lines = [
         f"# Made from {translation.place}; limba train with this file makes the same run.",
         *(f"# {note}" for note in translation.notes),
         "from __gin__ import dynamic_registration",
         "",
-        f"from limba import config\n{tasks}",
-        includes if translation.has_pairs else "include 'gin/t5_mlm.gin'",
+        "from limba import config",
+        "",
+        "include 'gin/t5_mlm.gin'",
         "",
         *(f"{name} = {value!r}  # {key}" for name, (value, key) in translation.bindings.items()),
     ]

@@ -38,6 +38,8 @@ def read_values(path: str | None, flags: Values) -> tuple[Values, str, list[str]
     place = path or COMMAND_LINE
     values, notes = {}, []
     for key, value in given.items():
+        if key in keys.OF_OTHER_SCRIPTS:
+            raise _of_another_script(f"{place} gives {key}, a flag")
         if key not in keys.KNOWN:
             near = did_you_mean(key, keys.KNOWN).rstrip(".")
             raise InputError(f"{place} has the key {key!r}, which is not known{near or ';'} ({PAGE} lists them).")
@@ -48,6 +50,13 @@ def read_values(path: str | None, flags: Values) -> tuple[Values, str, list[str]
         else:
             values[key] = checked(place, key, value)
     return values, place, notes
+
+
+def _of_another_script(subject: str) -> InputError:
+    return InputError(
+        f"{subject} of Hugging Face's scripts for summaries, translation or causal language models, which limba train"
+        f" does not take; write a gin file: {PAGE}, Other scripts, has what each of their flags is there."
+    )
 
 
 def _json(path: str) -> Values:
@@ -145,6 +154,8 @@ def parse(argv: Sequence[str]) -> Arguments | None:
                 json_file = argument
             elif not argument.endswith(".py"):
                 rest.append(argument)
+            elif os.path.basename(argument).startswith(keys.OTHER_SCRIPTS):
+                raise _of_another_script(f"{argument} is one")
             continue
         name, value = match["name"].replace("-", "_"), match["value"]
         if name in OWN_FLAGS:
@@ -198,7 +209,7 @@ def _is_of_script(argv: Sequence[str]) -> bool:
     names = [match["name"].replace("-", "_") for each in argv if (match := _FLAG.fullmatch(each))]
     if any(each.endswith((".json", ".py")) and not each.startswith("-") for each in argv):
         return True
-    if any(name in keys.KNOWN for name in names):
+    if any(name in keys.KNOWN or name in keys.OF_OTHER_SCRIPTS for name in names):
         return True
     has_run = any(each.endswith(".gin") or each.startswith(("--gin_file", "--json")) for each in argv)
     unknown = [name for name in names if name not in OWN_FLAGS and not difflib.get_close_matches(name, OWN_FLAGS)]
