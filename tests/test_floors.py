@@ -62,7 +62,7 @@ MACROS = {  # the names that gin files set for users
     for name in re.findall(r"^([A-Z_]+) =", file.read_text(), re.MULTILINE)
 }
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z_]+")
-FLAGS_OF_OTHERS = re.compile(r"--xla\w*|--add-host|\b(?:zstd|seqio_cache_tasks)(?: --\w+=?)+")
+FLAGS_OF_OTHERS = re.compile(r"--xla\w*|--add-host|--no-deps|\b(?:zstd|seqio_cache_tasks)(?: --\w+=?)+")
 COMMAND = re.compile(
     r"python -m\b|\blimba (?:train|generate|score|evaluate|report|inspect|prepare|vocabulary|convert)\b"
 )
@@ -189,7 +189,6 @@ READERS_OF_GIN_FILES = (
 MIGRATE = {
     "limba.data.objectives.spans",
     "limba.data.sources",
-    "limba.data.vocabulary.load",
     "limba.formats.hub_models",
     "limba.formats.huggingface",
     "limba.formats.names",

@@ -356,5 +356,6 @@ def test_a_start_says_by_arithmetic_whether_its_devices_hold_a_step() -> None:
     most = instant.largest_batch(run, chips, 30.75 * GIB)
     assert seconds is not None
     assert fits.endswith(f"at most {most:,} rows fit, and a step takes {seconds[0]:.2g} s at least.")
-    (fix,) = says(run_of(rows=4096), 30.75)
+    fix, meshes = says(run_of(rows=4096), 30.75)
+    assert meshes == "By arithmetic no mesh of the 4 devices of TPU v4-4 fits."
     assert "Fix: config.RunConfig.num_microbatches = " in fix or "Fix: config.ModelConfig.remat = 'full'" in fix

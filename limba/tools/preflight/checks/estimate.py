@@ -107,13 +107,13 @@ def memory_lines(config: RunConfig, chips: Topology, is_compiled: bool, data: Da
     text = f"By arithmetic a device of {chips.name} needs {size_in_words(found.total)} of {size_in_words(limit)}"
     text += f" ({parts}); at most {most:,} rows fit"
     text += f", and a step takes {seconds[0]:.2g} s at least" if seconds else ""
-    if found.total > limit:
-        yield _meshes_that_fit(run, chips, limit)
     if found.total <= limit or is_compiled:
         yield Line("ok", f"{text}.")
-        return
-    level = "error" if found.total > ERROR * limit else "warning"
-    yield Line(level, f"{text}.", _that_fits(run, config, chips, limit), "does-not-fit")
+    else:
+        level = "error" if found.total > ERROR * limit else "warning"
+        yield Line(level, f"{text}.", _that_fits(run, config, chips, limit), "does-not-fit")
+    if found.total > limit:
+        yield _meshes_that_fit(run, chips, limit)
 
 
 def _meshes_that_fit(run: PlannedRun, chips: Topology, limit: float) -> Line:
