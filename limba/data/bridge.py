@@ -331,8 +331,10 @@ def applied(steps: Sequence[Step], dataset: Dataset, arguments: Mapping[str, Any
 
 
 def _spec(each: Any) -> Spec:
+    dtype = getattr(each, "dtype", None)  # None has none, and may stand for a feature that a source leaves out
     shape = getattr(each, "shape", None)
-    return Spec(each.dtype.name, tuple(shape) if shape is not None and shape.rank is not None else (None,))
+    is_known = shape is not None and shape.rank is not None
+    return Spec("object" if dtype is None else dtype.name, tuple(shape) if is_known else (None,))
 
 
 def _single_threaded(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -69,7 +69,8 @@ class SharedGraph:
 
         with seqio.map_seed_manager(_Seed(seed)):
             dataset = apply(dataset)
-            self.num_seeds_taken = seqio.utils._NEXT_MAP_SEED.number  # seqio 0.0.20 has no public access to it
+            next_seed = seqio.utils._NEXT_MAP_SEED  # seqio 0.0.20 has no public access to it
+        self.num_seeds_taken = next_seed.number
         return dataset
 
 

@@ -36,7 +36,7 @@ def config_of(corpus: Path, vocabulary: Path, batch_size: int = 16, shuffle_buff
     ("choices", "says"),
     [
         ({"batch_size": 16 * 10**8}, r"DataConfig.batch_size is [\d,]+: the rows .*; give at most ([\d,]+)\."),
-        ({"shuffle_buffer": 2**31}, r"DataConfig.shuffle_buffer is [\d,]+ rows .*; give at most ([\d,]+)\."),
+        ({"shuffle_buffer": 2**31 - 1}, r"DataConfig.shuffle_buffer is [\d,]+ rows .*; give at most ([\d,]+)\."),
     ],
     ids=["batch", "buffer"],
 )
