@@ -68,7 +68,7 @@ def place(tmp_path: Path, manual: list[str], monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(data, "SECONDS", 0.0)  # reading is not timed
     monkeypatch.setattr(estimate, "OF_ONE_MACHINE", ("/dev/shm",))  # this folder stands for a disk that all hosts see
-    shutil.copytree(ROOT / "tests" / "golden" / "run_06a95cb" / "run", "golden")
+    shutil.copytree(ROOT / "tests" / "golden" / "run" / "run", "golden")
     Path("sound.gin").write_text(broken_texts.SOUND)
     Path("pairs.gin").write_text(broken_texts.SOUND + broken_texts.PAIRS)
 
