@@ -333,8 +333,8 @@ def applied(steps: Sequence[Step], dataset: Dataset, arguments: Mapping[str, Any
 def _spec(each: Any) -> Spec:
     dtype = getattr(each, "dtype", None)  # None has none, and may stand for a feature that a source leaves out
     shape = getattr(each, "shape", None)
-    is_known = shape is not None and shape.rank is not None
-    return Spec("object" if dtype is None else dtype.name, tuple(shape) if is_known else (None,))
+    lengths = (None,) if shape is None or shape.rank is None else tuple(shape)
+    return Spec("object" if dtype is None else dtype.name, lengths)
 
 
 def _single_threaded(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -88,4 +88,4 @@ class _Seed:
         return self.number - other.number
 
     def __mod__(self, divisor: int) -> tf.Tensor:
-        return (self.first + self.number) % divisor
+        return tf.math.floormod(self.first + self.number, divisor)

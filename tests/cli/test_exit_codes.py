@@ -7,8 +7,7 @@ from pathlib import Path
 import jax
 import pytest
 
-import limba.run
-from limba.cli import demo, program
+from limba.cli import program
 from limba.config import GenerationConfig, InputError, NonFiniteError, RestartError, StorageError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,18 +45,6 @@ def test_a_mistake_of_limba_keeps_its_traceback() -> None:
 
         with pytest.raises(type(error)):  # python prints it, and ends with 1
             program.exit_code(fail, [])
-
-
-def test_a_demo_that_was_asked_to_stop_is_started_again(
-    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MODEL_DIR", str(tmp_path))
-    monkeypatch.setenv("CORPUS", str(corpus))
-    monkeypatch.setattr(demo, "_vocabulary", lambda data: None)
-    monkeypatch.setattr(demo, "_validation", lambda config: list)
-    monkeypatch.setattr(limba.run, "train", lambda *_: {"step": 1_234, "interrupted": True})
-    with pytest.raises(RestartError, match=r"asked to stop after step 1,234; the same command resumes it\."):
-        demo.run([])
 
 
 @pytest.mark.parametrize("choices", [{}, {"num_samples": 2}, {"num_beams": 2}])

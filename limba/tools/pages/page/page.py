@@ -94,8 +94,7 @@ def _draw(plot: Any, chart: Chart, number: int, line: Line) -> None:
         drawn.append(plot.add_glyph(source, bars))
     has_raw = len(chart.lines) <= MOST_RAW and not line.is_marked
     if chart.kind == "lines" and has_raw:
-        empty: dict[str, list[float]] = {name: [] for name in columns}
-        raw = models.ColumnDataSource(empty, name=f"{chart.name}/{number}/raw")
+        raw = models.ColumnDataSource({name: [] for name in columns}, name=f"{chart.name}/{number}/raw")
         pale = plot.line("x", "y", source=raw, line_width=1, line_alpha=RAW_ALPHA)
         pale.glyph.tags = [line.style]
         pale.nonselection_glyph = pale.muted_glyph = "auto"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from limba.api import Mixture, RunData, Task, UnitSource
-from limba.config import InputError, Open, RunConfig, nearest
+from limba.config import Fix, InputError, Open, RunConfig, nearest
 from limba.tools.preflight.checks import sample
 from limba.tools.preflight.checks.findings import Check, gathered
 from limba.tools.preflight.checks.rows import in_words, of_rows
@@ -140,7 +140,7 @@ def _equal_files(run: RunData, source: UnitSource) -> Iterator[Line]:
     is_read_again = any(fnmatch.fnmatch(f"{each}.copy", pattern) for each, _ in copies for pattern in patterns)
     if len(copies) <= MOST_MOVED:
         quoted = [shlex.quote(each) for each, _ in copies]
-        fixes = [f"mv {each} {each}.copy" for each in quoted]
+        fixes: list[Fix] = [f"mv {each} {each}.copy" for each in quoted]
         if is_read_again:
             fixes = [f"mkdir -p {shlex.quote(folder)}"]
             fixes += [f"mv --backup=numbered {each} {shlex.quote(folder)}" for each in quoted]
