@@ -88,4 +88,6 @@ class _Seed:
         return self.number - other.number
 
     def __mod__(self, divisor: int) -> tf.Tensor:
+        import tensorflow as tf
+
         return tf.math.floormod(self.first + self.number, divisor)
