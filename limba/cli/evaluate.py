@@ -90,8 +90,9 @@ def run(argv: Sequence[str]) -> None:
 def _rows(figures: Mapping[str, float], copied: Mapping[str, float], hits: Hits | None) -> Iterator[str]:
     """Yields the figures that one looks for, each beside what it has to beat."""
     forms = {"loss": "loss {:.4f}", "accuracy": "token accuracy {:.1%}", "perplexity": "perplexity {:.2f}"}
-    forms["bits_per_byte"] = "{:.3f} bits per byte"
-    if shown := [form.format(figures[name]) for name, form in forms.items() if name in figures]:
+    forms |= {"bits_per_byte": "{:.3f} bits per byte", "f1": "f1 {:.4f}", "pearson": "pearson {:.4f}"}
+    shown = [form.format(figures[name]) for name, form in forms.items() if name in figures and name not in copied]
+    if shown:
         yield " | ".join(shown)
     for name, value in figures.items():
         if name in copied and "letter/" not in name:

@@ -217,10 +217,12 @@ def test_text_in_order_resumed_and_scored(
     assert all(np.isfinite(each["log_likelihood"]) and each["log_likelihood"] < 0 for each in both)
     capsys.readouterr()
     evaluate.run([command[0], "--num_examples=8"])
-    table = capsys.readouterr().out
+    printed = capsys.readouterr().out
+    evaluations = runs[1] / "evaluations"
+    table = (evaluations / "evaluation-2-validation.md").read_text()
     assert "| metric | copied input | step 2 |" in table
     assert "| bits_per_byte |" in table
-    evaluations = runs[1] / "evaluations"
+    assert " bits per byte" in printed and "exact_match 0.00 (the input, copied: 0.00)" in printed
     saved = json.loads((evaluations / "evaluation-2-validation.json").read_text())
     before = {path.name: path.read_text() for path in evaluations.iterdir()}
     (of_training,) = (name for name in before if name.endswith("-2.jsonl"))

@@ -130,7 +130,7 @@ def test_labels_are_learned_resumed_exported_and_given(
         assert resumed == pytest.approx(losses, rel=1e-6)
     capsys.readouterr()
     evaluate.run([config.model_dir])
-    assert "| f1 | " in capsys.readouterr().out
+    assert " | f1 " in capsys.readouterr().out
     report.run([config.model_dir])
     assert "tokens predicted" not in (Path(config.model_dir) / "report.html").read_text()
     convert.run([config.model_dir])
