@@ -347,7 +347,7 @@ def test_what_is_no_model_is_one_sentence(tmp_path: Path, capsys: pytest.Capture
     for name, words in (
         ("empty", "is an empty folder"),
         (begun.name, "holds no checkpoint yet"),
-        (newer.name, "reads formats up to 2"),
+        (newer.name, "reads format 2"),
     ):
         assert main.main(["play", str(tmp_path / name)]) == 2
         (sentence,) = capsys.readouterr().err.strip().splitlines()

@@ -257,7 +257,7 @@ def test_wrong_calls_of_a_model_are_told(model: limba.TrainedModel) -> None:
         (lambda: wrong.score(["ab"]), r"The pairs hold 'ab' at place 0; give pairs of two texts, \(input, target\)"),
         (lambda: wrong.fill(None), r"The texts hold None at place 0, which is no text; give a list of texts"),
         (lambda: wrong.fill(["A ___", 3]), r"The texts hold 3 at place 1, which is no text"),
-        (lambda: wrong.fill("A ___", top="5"), r"top is '5'; give a whole number above 0"),
+        (lambda: wrong.fill("A ___", top="5"), r"`top` is '5'; give a whole number above 0"),
         (lambda: wrong.logits([("a", None)]), r"The pairs hold \('a', None\) at place 0"),
     ):  # fmt: skip
         with pytest.raises(limba.InputError, match=sentence):

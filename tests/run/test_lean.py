@@ -173,7 +173,7 @@ def test_a_model_is_trained_asked_and_evaluated_without_them(tmp_path: Path) -> 
     told = [json.loads(line) for line in printed(COMMANDS + TRAINED, str(tmp_path), absent=ABSENT)]
     assert [status for status, _ in told] == [0, 0, 0], told
     trained, generated, evaluated = (text for _, text in told)
-    assert "step 2 saved" in trained and "== the of <extra_id_0>\n" in generated and "| cross_entropy | " in evaluated
+    assert "step 2 saved" in trained and "== the of <extra_id_0>\n" in generated and " bits per byte" in evaluated
     assert (tmp_path / "run" / "checkpoints" / "2").is_dir()
 
 

@@ -59,7 +59,7 @@ def test_the_python_that_trains_reads_a_run(
 
 
 def test_the_report_of_the_demo_is_that_of_the_run_that_readme_shows() -> None:
-    (block,) = re.findall(r"```\n(steps .*?)```", (ROOT / "docs" / "report.md").read_text(), re.DOTALL)
+    (block,) = re.findall(r"```\nDONE .*?\n(steps .*?)```", (ROOT / "docs" / "report.md").read_text(), re.DOTALL)
     lines = {line[:20].strip(): line[20:] for line in block.splitlines()}
     shown = "\n".join(readme.shown())
     ((first, last, step),) = re.findall(r"^Loss ([\d.]+) to ([\d.]+) in (\d+) steps, ", shown, re.M)

@@ -21,7 +21,7 @@ import contextlib, io, json, logging, sys
 import jax
 jax.config.update("jax_num_cpu_devices", 2)
 from etils import epath
-from limba.cli import verified as checkpoints
+from limba.cli import verified as verification
 from limba.training.checkpoints.directory import Checkpoints
 from tests.training.checkpoints import states
 run = epath.Path("gs://bucket/run")
@@ -33,7 +33,7 @@ logging.getLogger("limba").addHandler(Keeping())
 logging.getLogger("limba").propagate = False
 def verified():
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        status = checkpoints.run(str(run), "checksums")
+        status = verification.run(str(run), "checksums")
     return [status, out.getvalue().splitlines()]
 def names(folder):
     return [name for child in folder.iterdir() for name in (names(child) if child.is_dir() else [child])]
