@@ -147,7 +147,8 @@ class GoogleHandler(Handler):
 
     def _is_xml(self) -> bool:
         """Returns whether the path is /BUCKET/OBJECT, by which TensorFlow reads objects."""
-        return "/storage/v1/" not in self.place
+        is_target = self.place.startswith("/b/")  # of a copy, whose path has two objects
+        return "/storage/v1/" not in self.place and not is_target
 
     def _names(self) -> tuple[str, str]:
         """Returns the bucket and the object of the request's path: of the JSON API's, or of the XML API's."""

@@ -12,6 +12,7 @@ from limba.data.sources.units import UnitSource
 from limba.data.tasks import Provider, parts_of
 from limba.data.vocabulary.load import num_sentinels
 from limba.data.vocabulary.text_sample import WORD, Hidden, Texts
+from limba.inference.gaps import with_sentinels
 from limba.inference.load import TrainedModel
 
 NUM_GUESSES = 5  # that a model, and who knows only the commonest words, may name for a gap
@@ -82,7 +83,9 @@ def of_split(trained: TrainedModel, split: str, num_gaps: int) -> Hits | None:
     if not fills_gaps(config, task):
         return None
     texts = Texts.of_task(parts_of(task)[0])
-    hidden = texts.sentences(split, -(-num_gaps // 2), OF_DOCUMENT)
+    sentences_of_split = texts.sentences(split, -(-num_gaps // 2), OF_DOCUMENT)
+    # A text that is longer than the model reads cannot be filled.
+    hidden = [each for each in sentences_of_split if not trained.num_cut(with_sentinels(each.masked), "")]
     if not hidden:
         return None
     words = [word for each in hidden for word in each.words]

@@ -108,7 +108,7 @@ def found_flags() -> set[str]:
 def test_the_list_has_all_flags_that_take_a_path() -> None:
     others = {
         "cli/arguments.py MODEL_DIR", "cli/convert.py --vocabulary", "cli/convert.py --push",
-            "tools/corpus/task_flags.py --column",
+        "tools/corpus/task_flags.py --column", "tools/corpus/task_flags.py --validation_percent",
         "cli/convert.py --transformers",
         "cli/line_flags.py --prompt", "cli/flags.py GIN_FILE",
     }  # fmt: skip

@@ -168,7 +168,7 @@ def test_a_text_that_cannot_be_filled_is_said(text: str, words: str, trained: li
 
 
 def test_a_model_that_fills_no_gaps_says_so(tmp_path: Path, vocabulary: Path, trained: limba.TrainedModel) -> None:
-    with pytest.raises(InputError, match="top is 0; give a whole number above 0"):
+    with pytest.raises(InputError, match="`top` is 0; give a whole number above 0"):
         trained.fill("___", top=0)
     write_run(tmp_path / "lm", tiny.language_model(vocab_size=384, num_decoder_layers=1))
     with pytest.raises(InputError, match="is a decoder-only model, which continues texts and fills no gaps"):

@@ -63,7 +63,7 @@ def test_the_bound_of_a_token_is_no_more_than_its_cache(config: ModelConfig) -> 
 def test_batches_and_fills_are_bounded(tmp_path: Path) -> None:
     write_run(tmp_path / "run", config_of(), steps=(9,))
     trained = limba.load(str(tmp_path / "run"), vocabulary="byte")
-    with pytest.raises(InputError, match=r"top is 1,000,000, and the model has 384 ids"):
+    with pytest.raises(InputError, match=r"`top` is 1,000,000, and the model has 384 ids"):
         trained.fill("A ___ text.", top=10**6)
     with pytest.raises(InputError, match=r"A batch of 1,000,000,000 texts takes 768.0 GB at least, and 1.0 GB"):
         trained.score([("a", "b")], num_rows=10**9)

@@ -54,7 +54,7 @@ def texts(name: str, data_dir: str | None = "gs://bucket/tfds") -> list[str]:
 
 
 # As the guide in Japanese has it, which prepares lm1b and wiki40b/ja so: a data set of our own has no network to need.
-LOAD = """
+BUILDER = """
 import json, sys
 import tensorflow_datasets as tfds
 
@@ -69,6 +69,10 @@ class LoadedText(tfds.core.GeneratorBasedBuilder):
 
     def _generate_examples(self):
         yield from enumerate({"text": text} for text in json.loads(sys.argv[1]))
+"""
+LOAD = """
+import tensorflow_datasets as tfds
+import own_data.loaded_text
 
 tfds.load('loaded_text', data_dir="gs://bucket/tfds")
 """
@@ -79,8 +83,12 @@ def test_tfds_load_writes_to_a_bucket_and_a_run_reads_it(server: BucketServer, t
     """TensorFlow's own file system writes it, which knows no other address than Google's."""
     with serving_google(server, tmp_path) as google:
         variables = {**os.environ, **server.environment(), **google.environment(), "TF_CPP_MIN_LOG_LEVEL": "3"}
+        package = tmp_path / "own_data"  # TFDS asks for the folder of a builder
+        package.mkdir()
+        (package / "__init__.py").touch()
+        (package / "loaded_text.py").write_text(BUILDER)
         command = [sys.executable, "-c", LOAD, json.dumps(TEXTS)]
-        ended = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+        ended = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]
     folder = "tfds/loaded_text/1.0.0"
     assert f"{folder}/loaded_text-train.tfrecord-00000-of-00001" in server.names(folder)
