@@ -37,7 +37,7 @@ PATH = re.compile(rf"(?:{FOLDERS})/[\w./*{{}},-]*|[\w/]+/\w+\.py")
 ELSEWHERE = re.compile(
     r"gin/my_|(?:tasks|gin|launch)/nb|requirements/|vocabulary/|prepared\.|mt5|ro_test|en_test|from_json|in\.txt|held_out|examples/t5|limba/shipped"
 )
-COMMAND = re.compile(r"(?<![\w/.-])limba ([a-z0-9_]+)")
+COMMAND = re.compile(r"(?<!from )(?<![\w/.-])limba ([a-z0-9_]+)")
 MODULE = re.compile(r"python -m ((?:launch|convert|benchmarks)\.\w+)")
 FLAG = re.compile(r"(?<![\w-])--([a-z][a-z_-]+)")
 GIN_NAME = re.compile(r"--gin\.([A-Z][A-Z_]+|config\.\w+\.\w+)=")
@@ -152,7 +152,7 @@ def spelt_by_commands() -> str:
 def unknown_commands(page: Path) -> Iterator[str]:
     for line in (line.split(" #")[0] for line in code(page)):
         commands = COMMAND.findall(line)
-        yield from (f"has limba {command}" for command in commands if command not in COMMANDS)
+        yield from (f"has limba {command}" for command in commands if command not in (*COMMANDS, "help"))
         for module in MODULE.findall(line):
             if not (ROOT / f"{module.replace('.', '/')}.py").exists():
                 yield f"has python -m {module}"
