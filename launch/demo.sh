@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From an empty machine to a tiny T5 that fills gaps in text, and one that writes capitals, in one command.
+# From an empty machine to a tiny T5 that fills gaps in text, in one command.
 #
 #   bash launch/demo.sh
 #   CORPUS='path/*.txt' STEPS=2000 MODEL_DIR=DIR bash launch/demo.sh [--gin.NAME=VALUE ...]
@@ -7,16 +7,15 @@
 # From the environment:
 #   CORPUS          text to learn from: .txt, .jsonl, .csv (column text) or .parquet, also .gz; if it is not given, the
 #                   English of Python's own documentation (PSF licence)
-#   STEPS           of learning to fill gaps; 800 if it is not given
-#   CAPITALS_STEPS  of learning capitals; 600 if it is not given
+#   STEPS           of the training; 800 if it is not given
 #   MODEL_DIR       local folder that gets all files: runs/demo, or runs/demo-NUMBER for a text of your own
 #
-# Each step is a command that you can type yourself; MODEL_DIR/logs has what they print beside these rows. --gin.NAME
-# is for the first run. Started again, it resumes, or says that it is done.
+# Each step is a command that you can type yourself; MODEL_DIR/logs has what they print beside these rows. Started
+# again, it resumes, or says that it is done.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 for argument in "$@"; do
-  case $argument in -h | --help) sed -n '2,16s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac
+  case $argument in -h | --help) sed -n '2,14s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac
 done
 fail() { echo "launch/demo.sh: $1" >&2; exit 2; }
 
@@ -29,15 +28,14 @@ export LIMBA_ALONE=1 # one process, also in a job that has several
 export MODEL_DIR=$directory
 python=$root/.venv/bin/python
 corpus=${CORPUS:-$directory/corpus.jsonl}
-capitals=$directory/capitals
 done=$directory/logs/demo.txt # what was asked for when the demo was done
-asked="${STEPS:-} ${CAPITALS_STEPS:-} $*"
+asked="${STEPS:-} $*"
 
 limba() { "$python" -m limba "$@"; }
 train() { bash "$root/launch/supervise.sh" "$python" -m limba train "$@"; }
 say_next() {
   echo "The command limba is there after: . $root/.venv/bin/activate"
-  if [ -d "$capitals" ]; then echo "Try it:   limba play $capitals   limba play $directory"; fi
+  echo "Try it:   limba play $directory   limba generate $directory --fill --prompt='The ___ returns a list.'"
   echo "See it:   limba report $directory"
   echo "Your own: CORPUS='path/*.txt' STEPS=2000 bash launch/demo.sh   limba new my --corpus='path/*.txt'"
 }
@@ -50,7 +48,7 @@ fi
 mkdir -p "$directory/logs"
 if [ -z "${CORPUS:-}" ] && [ ! -f "$corpus" ]; then "$python" -m tasks.demo "$corpus"; fi
 
-echo "1. A tiny T5 learns to fill gaps in text. A sample has the right word beside a wrong one."
+echo "A tiny T5 learns to fill gaps in text. A sample has the right word beside a wrong one."
 steps=()
 if [ -n "${STEPS:-}" ]; then steps=("--gin.TRAIN_STEPS=$STEPS"); fi
 train gin/demo_gaps.gin "--gin.MODEL_DIR=$directory" "--gin.CORPUS=$corpus" \
@@ -58,17 +56,5 @@ train gin/demo_gaps.gin "--gin.MODEL_DIR=$directory" "--gin.CORPUS=$corpus" \
 limba evaluate "$directory"
 limba convert "$directory" >"$directory/logs/convert.log"
 echo "For transformers, with equal logits: $(tail -n 1 "$directory/logs/convert.log")"
-
-if [ -n "${CORPUS:-}" ] && ! "$python" -m tasks.demo --has-capitals "$corpus"; then
-  echo "2. The text has no capitals, or nothing else: there is no second task."
-else
-  echo "2. It learns to write capitals in a text of small letters."
-  steps=()
-  if [ -n "${CAPITALS_STEPS:-}" ]; then steps=("--gin.TRAIN_STEPS=$CAPITALS_STEPS"); fi
-  train gin/demo_capitals.gin "--gin.MODEL_DIR=$capitals" "--gin.CORPUS=$corpus" \
-    "--gin.VOCABULARY=$directory/vocabulary.model" "--gin.INITIAL_CHECKPOINT_PATH=$directory" \
-    ${steps[@]+"${steps[@]}"}
-  if [ -z "${CORPUS:-}" ]; then limba generate "$capitals" --prompt='the python api'; fi
-fi
 printf %s "$asked" >"$done"
 say_next

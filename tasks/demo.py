@@ -1,25 +1,22 @@
-"""The demo's texts and tasks: gaps in English prose that a T5 fills, and small letters that it writes with capitals.
+"""The demo's text and task: gaps in English prose, which a T5 fills.
 
 Any files may be read in their place. Python brings the English of the demo, so that nothing is downloaded:
 
     python -m tasks.demo runs/demo/corpus.jsonl
-    python -m tasks.demo --has-capitals 'path/*.txt'    # ends with 0 or 1
 """
 
 from __future__ import annotations
 
 import ast
-import itertools
 import json
 import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from limba.data.dataset import TEXT, Dataset, preprocessor
-from limba.data.objectives import SUPERVISED, span_corruption, tokenize_documents
+from limba.data.objectives import span_corruption, tokenize_documents
 from limba.data.registry import Feature, TaskRegistry
 from limba.data.sources import FileSource
 from limba.data.vocabulary import SentencePieceVocabulary
@@ -33,10 +30,7 @@ DOCUMENT_LETTERS = 1_000  # paragraphs are joined up to about this: many documen
 PARAGRAPH = re.compile(r"\n\s*\n")
 SHORTEST_PARAGRAPH = 80  # letters; what is shorter is a heading, or one line about a function
 LETTERS_SHARE = 0.96  # of a paragraph of prose; the rest are digits, brackets and signs of programs
-SENTENCE = re.compile(r"(?<=[.!?])\s+")
-WORDS_OF_A_ROW = (8, 3, 5, 2, 4)  # a sentence's first words that a row has: 8 of each, and fewer of each in turn
 SHINGLE_WORDS = 6  # two paragraphs that have so many words in a row in common are near-duplicates
-LEAST_SHARE = 0.01  # of words with capitals, and without
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "pydoc_data", "lib2to3"}
 
 
@@ -130,38 +124,6 @@ def _is_new(paragraph: str, read: set[tuple[str, ...]]) -> bool:
     return is_new
 
 
-@preprocessor
-def small_letters(dataset: Dataset) -> Dataset:
-    """From {"text"} to {"inputs", "targets"}: the first words of each sentence in small letters, and as written."""
-
-    def rows_of(example: Mapping[str, bytes], number: int) -> list[dict[str, bytes]]:
-        del number  # of the row
-        rows = []
-        for place, sentence in enumerate(SENTENCE.split(" ".join(example["text"].decode().split()))):
-            words = sentence.split(" ")
-            longest, *shorter = WORDS_OF_A_ROW
-            for num_words in (longest, shorter[place % len(shorter)]):
-                target = " ".join(words[:num_words])
-                rows.append({"inputs": target.lower().encode(), "targets": target.encode()})
-        return rows
-
-    return dataset.flat_map(rows_of, {"inputs": TEXT, "targets": TEXT})
-
-
-def right_words(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
-    """Share of the targets' words that the predictions have in the same place, capitals included.
-
-    >>> right_words(["The Python API"], ["The Python Api"])["right_words"].__round__(1)
-    66.7
-    """
-    num_words = num_right = 0
-    for target, prediction in zip(targets, predictions, strict=True):
-        words = target.split()
-        num_words += len(words)
-        num_right += sum(word == other for word, other in zip(words, prediction.split(), strict=False))
-    return {"right_words": 100 * num_right / max(num_words, 1)}
-
-
 FEATURES = dict.fromkeys(("inputs", "targets"), Feature(VOCABULARY))
 
 TaskRegistry.add(
@@ -170,23 +132,6 @@ TaskRegistry.add(
     preprocessors=[tokenize_documents, span_corruption],
     output_features=FEATURES,
 )
-TaskRegistry.add(
-    "demo_capitals",
-    source=SOURCE,
-    preprocessors=[small_letters, *SUPERVISED],
-    output_features=FEATURES,
-    metric_fns=[right_words],
-)
-
-
-def has_capitals(data_files: str) -> bool:
-    """Returns whether a text has words with capitals and words without, so that there is something to learn."""
-    words = [word for text in itertools.islice(FileSource(data_files).texts("train"), 200) for word in text.split()]
-    num_small = sum(word == word.lower() for word in words)
-    return LEAST_SHARE * len(words) < num_small < (1 - LEAST_SHARE) * len(words)
-
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--has-capitals":
-        sys.exit(0 if has_capitals(sys.argv[2]) else 1)
     print(f"{prose_corpus(sys.argv[1]):,} documents of Python's own documentation (PSF licence)")

@@ -63,9 +63,9 @@ def test_a_language_model_continues_its_prompt(tmp_path: Path) -> None:
         assert 1 <= len(answer["texts"][0]["pieces"]) <= 10 and "filled" not in answer["texts"][0]
 
 
-def test_a_t5_of_pairs_writes_and_fills_no_gaps(corpus: Path, vocabulary: Path, tmp_path: Path) -> None:
-    names = {"MODEL_DIR": str(tmp_path / "run"), "CORPUS": str(corpus), "VOCABULARY": str(vocabulary)}
-    config = read_gin("gin/demo_capitals.gin", **names)
+def test_a_t5_of_pairs_writes_and_fills_no_gaps(corpus: Path, tmp_path: Path) -> None:
+    names = {"MODEL_DIR": str(tmp_path / "run"), "CORPUS": str(corpus), "VOCABULARY": "byte"}
+    config = read_gin("gin/fr_capitals_tiny.gin", **names)
     write_run(tmp_path / "run", config.model, steps=(3,))
     about = Player("capitals", limba.load(tmp_path / "run", config=config)).about()
     assert about["writes"] and not about["fills"] and not about["continues"] and about["examples"] == []

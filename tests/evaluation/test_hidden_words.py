@@ -1,6 +1,7 @@
 """Hidden words of validation text: the model's hits beside those of the commonest words, and the samples of a run."""
 
 import dataclasses
+import importlib
 import json
 from collections import Counter
 from pathlib import Path
@@ -55,7 +56,10 @@ def test_hits_are_counted_beside_the_commonest_words(
 
 
 def test_a_pair_s_task_and_a_language_model_have_no_gaps(run: RunConfig) -> None:
-    data = dataclasses.replace(run.data, mixture_or_task_name="demo_capitals")
+    importlib.import_module("tasks.ro_diacritics")
+    data = dataclasses.replace(
+        run.data, mixture_or_task_name="fr_capitals_bytes", vocabulary="byte", task_modules=("tasks.ro_diacritics",)
+    )
     pairs = dataclasses.replace(run, data=data)
     assert hidden_words.fills_gaps(run, resolve_task(run.data))
     assert not hidden_words.fills_gaps(pairs, resolve_task(data))
@@ -66,7 +70,9 @@ def test_a_pair_s_task_and_a_language_model_have_no_gaps(run: RunConfig) -> None
         resolve_task(run.data),
     )
     asks = dataclasses.replace(pairs, evaluation=dataclasses.replace(run.evaluation, num_sentences=2))
-    with pytest.raises(ConfigError, match=r"EvaluationConfig.num_sentences is 2, and a run of demo_capitals .* set it"):
+    with pytest.raises(
+        ConfigError, match=r"EvaluationConfig.num_sentences is 2, and a run of fr_capitals_bytes .* set it"
+    ):
         hidden_words.sentences(asks, resolve_task(data))
 
 

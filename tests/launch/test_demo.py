@@ -13,7 +13,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """#!/bin/sh
 echo "$*" >>"$HERE/calls"
 case "$*" in
-  *tasks.demo*--has-capitals*) exit "${CAPITALS:-0}" ;;
   *demo_gaps.gin*)
     if [ -s "$HERE/status" ]; then
       read -r status <"$HERE/status"
@@ -21,7 +20,6 @@ case "$*" in
       exit "$status"
     fi
     ;;
-  *demo_capitals.gin*) mkdir -p "$MODEL_DIR/capitals" ;;
 esac
 """
 
@@ -57,17 +55,14 @@ def test_each_step_is_a_public_command(place: Path) -> None:
     done = demo(place)
     assert done.returncode == 0, done.stderr
     run = "runs/demo"
-    initial = f"--gin.INITIAL_CHECKPOINT_PATH={run}"
     own = f"--gin.CORPUS={run}/corpus.jsonl --gin.VOCABULARY={run}/vocabulary.model"
     assert calls(place) == [
         f"-m tasks.demo {run}/corpus.jsonl",
         f"-m limba train gin/demo_gaps.gin --gin.MODEL_DIR={run} {own}",
         f"-m limba evaluate {run}",
         f"-m limba convert {run}",
-        f"-m limba train gin/demo_capitals.gin --gin.MODEL_DIR={run}/capitals {own} {initial}",
-        f"-m limba generate {run}/capitals --prompt=the python api",
     ]
-    assert f"limba play {place}/{run}/capitals" in done.stdout
+    assert f"limba play {place}/{run} " in done.stdout
 
 
 def test_started_again_it_says_that_it_is_done_unless_it_is_asked_for_more(place: Path) -> None:
@@ -92,13 +87,12 @@ def test_a_run_that_ends_early_is_started_again_or_ends_the_demo(
     assert any("limba evaluate" in call for call in made) is (ends == 0)
 
 
-def test_a_text_of_one_s_own_has_a_folder_of_its_own_and_may_have_no_capitals(place: Path) -> None:
-    done = demo(place, CORPUS="my texts/*.txt", CAPITALS="1")
-    assert done.returncode == 0 and "there is no second task" in done.stdout
+def test_a_text_of_one_s_own_has_a_folder_of_its_own(place: Path) -> None:
+    assert demo(place, CORPUS="my texts/*.txt").returncode == 0
     made = calls(place)
     (folder,) = (place / "runs").iterdir()
     assert re.fullmatch(r"demo-\d+", folder.name) and "--gin.CORPUS=my texts/*.txt" in made[0]
-    assert "-m tasks.demo --has-capitals my texts/*.txt" in made and not any("capitals.gin" in call for call in made)
+    assert not any("tasks.demo" in call for call in made)
 
 
 def test_a_bucket_is_refused(place: Path) -> None:
@@ -111,5 +105,5 @@ def test_a_bucket_is_refused(place: Path) -> None:
 
 def test_help_names_the_variables(place: Path) -> None:
     shown = demo(place, "--help").stdout
-    assert all(name in shown for name in ("CORPUS", "STEPS", "CAPITALS_STEPS", "MODEL_DIR", "bash launch/demo.sh"))
+    assert all(name in shown for name in ("CORPUS", "STEPS", "MODEL_DIR", "bash launch/demo.sh"))
     assert not (place / "calls").exists()
