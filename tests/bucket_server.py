@@ -240,6 +240,17 @@ class GoogleHandler(Handler):
             return self._said(whole if is_rewrite else about)
         if self.place.endswith("/compose"):
             return self._compose()
+        source, _, other = self.place.partition(
+            "/moveTo/o/"
+        )  # https://cloud.google.com/storage/docs/json_api, Objects: move
+        if other:
+            self.place = source
+            bucket, name = self._names()
+            stored = self._found(bucket, name)
+            about = self._put(bucket, unquote(other), stored.data, stored.content_type)
+            with self.server.writing:
+                self.server.objects.pop((bucket, name), None)
+            return self._said(about)
         raise RefusedError(404)
 
     def _compose(self) -> tuple[int, bytes, dict[str, str]]:
