@@ -24,6 +24,7 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
+from limba.config import environment
 from tests.bucket_server import BucketServer, serving_buckets
 from tests.data.batches import write
 from tests.waiting import wait_until
@@ -83,6 +84,7 @@ class Project:
         self.scratch = scratch
         self._environment = {
             **os.environ,
+            **environment.VARIABLES,
             **server.environment(),
             "HOME": str(scratch),
             "TMPDIR": str(scratch),
