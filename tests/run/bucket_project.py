@@ -181,7 +181,9 @@ def read(patterns: Sequence[str]) -> int:
     wanted, wrong = documents(NUM_DOCUMENTS), 0
     for pattern in patterns:
         source = (
-            TfdsSource(pattern.removeprefix("tfds:"), {"train": "train"}, data_dir="gs://bucket/tfds")
+            TfdsSource(
+                pattern.removeprefix("tfds:"), {"train": "train"}, data_dir="gs://bucket/tfds", validation_percent=0
+            )
             if pattern == TFDS
             else source_of_files(pattern, validation_percent=0)
         )
