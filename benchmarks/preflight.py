@@ -87,7 +87,8 @@ def cell(out: Path, name: str, place: str) -> str:
     found = json.loads(path.read_text())
     said = "fits" if compiler.fits(found, topology(place)) else "**does not fit**"
     cycles = f", {found['fusion_cycles'] / 1e6:.0f} M + kernels" if found.get("fusion_cycles") else ""
-    live, run = device_bytes(found), PlannedRun(run_of(name))
+    live = device_bytes(found)
+    run = PlannedRun(run_of(name))
     ratio = instant.memory(run, topology(place)).total / live
     return f"{said}, {live / 2**30:.2f}{cycles} ({found['cpu_seconds']:.0f} s); {ratio:.2f}"
 

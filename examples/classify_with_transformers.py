@@ -67,7 +67,8 @@ def encode_words(rows: dict, tokenizer: PreTrainedTokenizerBase, ids: dict[str, 
     encoded = tokenizer(rows["tokens"], truncation=True, max_length=max_length, is_split_into_words=True)
     all_labels = []
     for number, tags in enumerate(rows["tags"]):
-        labels, before = [], None
+        labels = []
+        before = None
         for word in encoded.word_ids(number):
             is_first = word is not None and word != before
             labels.append(ids[str(tags[word])] if is_first else NO_LABEL)

@@ -108,7 +108,8 @@ def process(
     from limba.inference import line_files
     from limba.sharding import agreement
 
-    writes, source = jax.process_index() == 0, given.input or "stdin"
+    writes = jax.process_index() == 0
+    source = given.input or "stdin"
     about = {"input": source, "checkpoint": f"{trained.path} step {trained.step}", "prefix": trained.prefix}
     # Lines that somebody waits for come batch by batch.
     is_live = given.output in (*STANDARD, STDOUT) or source in STANDARD

@@ -40,11 +40,14 @@ def in_time(hours: Sequence[float]) -> str:
     if longest < 1 / 60:
         return "under a minute"
     if longest >= 48:
-        unit, name = 24, "days"
+        unit = 24.0
+        name = "days"
     elif longest >= 1.5:
-        unit, name = 1, "hours"
+        unit = 1.0
+        name = "hours"
     else:
-        unit, name = 1 / 60, "minutes"
+        unit = 1 / 60
+        name = "minutes"
     return f"{in_range([each / unit for each in hours])} {name}"
 
 

@@ -7,5 +7,7 @@ from limba.data.task_modules import ROOT
 
 def macro_names() -> list[str]:
     """Returns the names that the gin files of Limba set."""
-    files = (ROOT / "gin").rglob("*.gin")
-    return sorted({name for file in files for name in re.findall(r"^([A-Z_]+) =", file.read_text(), re.MULTILINE)})
+    names: set[str] = set()
+    for file in (ROOT / "gin").rglob("*.gin"):
+        names.update(re.findall(r"^([A-Z_]+) =", file.read_text(), re.MULTILINE))
+    return sorted(names)

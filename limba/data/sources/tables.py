@@ -22,7 +22,8 @@ SAMPLE_LETTERS = 1 << 16  # that are looked at for the separator
 SAMPLE_ROWS = 20
 # A first line with which Excel is told the separator, and which is no row.
 _SAYS_SEPARATOR = re.compile(r"\ufeff?\"?sep=(.)\"?\r?\n?", re.IGNORECASE)
-MOST_NAME_LETTERS, MOST_NAME_WORDS = 60, 6  # of a column's name; a text has more
+MOST_NAME_LETTERS = 60  # of a column's name; a text has more
+MOST_NAME_WORDS = 6
 _WHOLLY_QUOTED = re.compile(r'"((?:[^"]|"")*)"')
 
 
