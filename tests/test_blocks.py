@@ -261,6 +261,7 @@ def named(slow: bool, packages: Collection[str] = ("",)) -> pytest.MarkDecorator
     return pytest.mark.parametrize("block", chosen)
 
 
+@pytest.mark.slow
 @named(slow=False)
 def test_quick_blocks_run(block: Block, folder: Path) -> None:
     check(block.text, folder)

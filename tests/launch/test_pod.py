@@ -79,6 +79,7 @@ def test_from_nothing_to_a_run_and_back_to_nothing(laptop: Path) -> None:
     assert world_of(laptop)["pods"] == {} and not list((laptop / "pods").iterdir())
 
 
+@pytest.mark.slow
 def test_several_slices_are_one_pod(laptop: Path) -> None:
     """Two slices of two workers: one request, four workers set up, started, stopped and deleted together."""
     code, _, errors = pod(laptop, "create", "my-pod", TYPE, ZONE, "--slices=2")

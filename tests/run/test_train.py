@@ -72,6 +72,7 @@ def changed(config: RunConfig, **changes: object) -> RunConfig:
     return dataclasses.replace(config, **changes)
 
 
+@pytest.mark.slow
 @pytest.mark.short_run
 def test_a_resumed_run_equals_one_that_never_stopped(config: RunConfig, tmp_path: Path) -> None:
     checkpoint, evaluation = CheckpointConfig(every_steps=10, keep=3), EvaluationConfig(every_steps=20, num_batches=2)
@@ -136,6 +137,7 @@ def test_other_meshes_than_pure_data_parallelism_reduce_in_their_own_dtype(confi
         train(changed(config, gradient_reduce_dtype="bfloat16"))
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_the_run_resumes(config: RunConfig) -> None:
     config = changed(config, train_steps=100_000, evaluation=EvaluationConfig(every_steps=100_000), profile_steps=1)
     started = threading.Event()

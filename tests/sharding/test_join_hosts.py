@@ -56,6 +56,7 @@ print(json.dumps([
 """
 
 
+@pytest.mark.slow
 def test_two_processes_gather_decide_and_compile_together(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     started = [
