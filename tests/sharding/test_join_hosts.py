@@ -153,6 +153,7 @@ def test_a_first_process_that_does_not_answer_is_named(monkeypatch: pytest.Monke
         join_hosts()
 
 
+@pytest.mark.slow
 def test_a_process_that_does_not_join_is_named() -> None:
     """And the coordinator listens only at the address that it is told."""
     given = variables(2, JOIN_TIMEOUT_SECONDS="2", COORDINATOR_BIND_ADDRESS="127.0.0.2")[0]
