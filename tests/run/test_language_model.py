@@ -164,6 +164,7 @@ def test_a_run_from_tfds_learns_resumes_and_writes(
     assert "AutoModelForCausalLM" in (folder / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_prefix_lm_counts_the_continuation_alone(config: RunConfig) -> None:
     data = dataclasses.replace(config.data, objective="prefix_lm", pack=False)
     result = train(dataclasses.replace(config, data=data, train_steps=2, evaluation=EvaluationConfig(2, 1)))

@@ -35,6 +35,7 @@ def lines_of(config: RunConfig) -> dict[int, dict[str, Any]]:
     return {each["step"]: each for each in read_metrics(config.model_dir) if each["kind"] == "train"}
 
 
+@pytest.mark.slow
 def test_the_first_line_leaves_the_time_of_compiling_out(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
