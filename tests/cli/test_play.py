@@ -127,7 +127,11 @@ def test_texts_are_those_of_generate_and_probabilities_those_of_score(players: l
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, pytest.param({"num_beams": 2}, marks=pytest.mark.slow), pytest.param({"sample": True}, marks=pytest.mark.slow)],
+    [
+        {},
+        pytest.param({"num_beams": 2}, marks=pytest.mark.slow),
+        pytest.param({"sample": True}, marks=pytest.mark.slow),
+    ],
 )
 def test_a_text_is_seen_while_it_is_written(fields: dict[str, Any], players: list[Player]) -> None:
     model, seen = players[1]._trained, list[list[int]]()  # which has traced what other tests ask for

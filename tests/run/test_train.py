@@ -36,6 +36,7 @@ from limba.inference.source import Source
 from limba.run import train
 from limba.training.metrics.logging import read_metrics
 from tests import tiny
+from tests.run.logged import losses_of
 
 
 @pytest.fixture
@@ -52,10 +53,6 @@ def config(tmp_path: Path, corpus: Path, vocabulary: Path) -> RunConfig:
         evaluation=EvaluationConfig(every_steps=50, num_batches=2),
         log_every_steps=1,
     )
-
-
-def losses(config: RunConfig) -> dict[int, float]:
-    return {record["step"]: record["loss"] for record in read_metrics(config.model_dir) if record["kind"] == "train"}
 
 
 def check_that_the_page_of_metrics_is_complete(config: RunConfig) -> None:
@@ -78,7 +75,7 @@ def test_a_resumed_run_equals_one_that_never_stopped(config: RunConfig, tmp_path
     checkpoint, evaluation = CheckpointConfig(every_steps=10, keep=3), EvaluationConfig(every_steps=20, num_batches=2)
     config = changed(config, train_steps=40, checkpoint=checkpoint, evaluation=evaluation)
     result = train(config)
-    expected = losses(config)
+    expected = losses_of(config)
     assert result["step"] == 40 and not result["interrupted"]
     assert abs(expected[1] - math.log(1024)) < 1 and expected[40] < expected[1] - 1.5
     assert result["validation"]["loss"] < expected[1] - 1.0
@@ -92,7 +89,7 @@ def test_a_resumed_run_equals_one_that_never_stopped(config: RunConfig, tmp_path
     stopped = changed(config, model_dir=str(tmp_path / "stopped"))
     train(changed(stopped, train_steps=20))
     train(stopped)
-    assert losses(stopped) == expected  # bit for bit, the shuffle on
+    assert losses_of(stopped) == expected  # bit for bit, the shuffle on
     check_that_the_page_of_metrics_is_complete(stopped)
     history = report_page.History(epath.Path(stopped.model_dir))
     assert history.update() and not history.num_damaged
@@ -143,7 +140,7 @@ def test_sigterm_saves_and_the_run_resumes(config: RunConfig) -> None:
     started = threading.Event()
 
     def stop() -> None:
-        while not losses(config) if Path(config.model_dir, "metrics.jsonl").exists() else True:
+        while not losses_of(config) if Path(config.model_dir, "metrics.jsonl").exists() else True:
             started.wait(0.2)
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -151,7 +148,7 @@ def test_sigterm_saves_and_the_run_resumes(config: RunConfig) -> None:
     thread.start()
     result = train(config)
     thread.join()
-    assert result["interrupted"] and result["step"] == max(losses(config))
+    assert result["interrupted"] and result["step"] == max(losses_of(config))
     if result["step"] >= 3:
         assert list(Path(config.model_dir, "profile").rglob("*.xplane.pb"))
     again = train(changed(config, train_steps=result["step"] + 2))
@@ -162,7 +159,7 @@ def test_sigterm_saves_and_the_run_resumes(config: RunConfig) -> None:
 def test_checkpoints_that_cannot_be_used(config: RunConfig, caplog: pytest.LogCaptureFixture) -> None:
     config = changed(config, train_steps=4, checkpoint=CheckpointConfig(every_steps=2))
     train(config)
-    expected = losses(config)
+    expected = losses_of(config)
     directory = Path(config.model_dir) / "checkpoints"
 
     wider = changed(config, model=dataclasses.replace(config.model, mlp_dim=256))
@@ -184,7 +181,7 @@ def test_checkpoints_that_cannot_be_used(config: RunConfig, caplog: pytest.LogCa
             path.write_bytes(b"\0" * 7)
     train(config)
     assert "step 4 cannot be read" in caplog.text
-    assert losses(config) == expected and (directory / "4.broken").is_dir() and (directory / "4").is_dir()
+    assert losses_of(config) == expected and (directory / "4.broken").is_dir() and (directory / "4").is_dir()
 
     for step in ("2", "4"):
         shutil.rmtree(directory / step / "state")
@@ -198,7 +195,7 @@ def test_starts_from_another_run_s_checkpoint(config: RunConfig, tmp_path: Path)
     train(short)
     on = changed(config, model_dir=str(tmp_path / "on"), initial_checkpoint_path=short.model_dir, train_steps=3)
     train(on)
-    assert set(losses(on)) == {3}
+    assert set(losses_of(on)) == {3}
     with pytest.raises(InputError, match="has no Limba checkpoint"):
         train(changed(on, model_dir=str(tmp_path / "new"), initial_checkpoint_path=str(tmp_path)))
 
@@ -249,7 +246,7 @@ def test_bad_choices_end_before_compiling(config: RunConfig, tmp_path: Path, mon
 def test_the_run_ends_with_its_corpus(config: RunConfig) -> None:
     data = dataclasses.replace(config.data, num_epochs=1, batch_size=64)
     ended = train(changed(config, data=data, train_steps=10_000, evaluation=EvaluationConfig(10_000, 1)))
-    steps = list(losses(config))
+    steps = list(losses_of(config))
     assert ended["step"] == steps[-1] == len(steps) < 100
     assert ended["validation"]["loss"] > 0
     name = "epochs/demo_span_corruption"
