@@ -109,8 +109,8 @@ def of_padded_rows(shape):
 
 def of_tiers(quick, slow):
     """Returns all shapes, each with the mark of when it is looked at."""
-    mark_of = {**dict.fromkeys(quick, []), **dict.fromkeys(slow, [pytest.mark.slow])}
-    return [pytest.param(name, marks=mark_of.get(name, [pytest.mark.night])) for name in SHAPES]
+    others = {name: pytest.mark.slow if name in slow else pytest.mark.night for name in SHAPES if name not in quick}
+    return [pytest.param(name, marks=others.get(name, ())) for name in SHAPES]
 
 
 @pytest.mark.parametrize("shape", of_tiers(("plain", "modern"), OTHER_PARAMETERS))
