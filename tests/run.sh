@@ -43,9 +43,11 @@ types=$(mktemp)
 trap 'rm -f "$types"; [ ${#started[@]} = 0 ] || kill "${started[@]}" 2>/dev/null || :' EXIT
 busy() { for _ in 1 2 3 4; do (while :; do :; done) & started+=($!); done; }
 failed=0
-# A file stays in one process, which keeps what it has compiled; -n 0 runs all in one. A third of their time the tests
-# wait, for processes, servers and signals: three processes keep two cores busy.
-tests() { .venv/bin/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder "$@" || failed=$?; }
+# A file stays in one process, which keeps what it has compiled; -n 0 runs all in one. A third of their time all tests
+# wait, for other processes, servers and signals: three keep two cores busy. Of a choice imports are the most.
+processes=2
+if $whole; then processes=3; fi
+tests() { .venv/bin/python -m pytest -q -n "$processes" --dist loadfile --no-loadscope-reorder "$@" || failed=$?; }
 
 bash launch/setup.sh tests
 .venv/bin/python -m ruff check .

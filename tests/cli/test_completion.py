@@ -39,7 +39,7 @@ IN_EACH_SHELL = {
 }  # fmt: skip
 TYPED_ELSEWHERE = [each for each in TYPED if each[0] in IN_EACH_SHELL]
 BASH = """
-source script
+source ./script
 COMP_LINE=$1 COMP_POINT=${#1}
 _python_argcomplete limba
 printf '%s\\n' ${COMPREPLY[@]+"${COMPREPLY[@]}"}

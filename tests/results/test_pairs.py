@@ -40,6 +40,7 @@ def given(corpus: Path) -> list[Pair]:
     return found
 
 
+@pytest.mark.slow
 def test_a_t5_finds_the_words_in_the_gap_as_likely_as_transformers(given, vocabulary, tmp_path) -> None:
     folder = folder_of(T5, vocabulary, tmp_path)
     good, bad = likelihoods(limba.load(folder), given)

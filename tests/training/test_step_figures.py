@@ -75,6 +75,7 @@ def test_a_step_says_what_it_did_and_may_be_dropped() -> None:
     assert int(later.step) == 3 and jax.tree.leaves(later.params)[0] is jax.tree.leaves(ended.params)[0]
 
 
+@pytest.mark.slow
 def test_one_token_has_its_own_loss_and_dropout_goes_by_the_step() -> None:
     batch, key, infinite = tiny.batch(), jax.random.key(1), np.full(2, np.inf, np.float32)
     batch["decoder_loss_weights"] = np.zeros_like(batch["decoder_loss_weights"])
