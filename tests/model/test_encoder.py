@@ -83,7 +83,13 @@ def of_transformers(config):
     return network, json
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+def of_tiers(quick, slow):
+    """Returns all shapes, each with the mark of when it is looked at."""
+    others = {name: pytest.mark.slow if name in slow else pytest.mark.night for name in SHAPES if name not in quick}
+    return [pytest.param(name, marks=others.get(name, ())) for name in SHAPES]
+
+
+@pytest.mark.parametrize("shape", of_tiers(("plain", "modern"), SHAPES))
 def test_every_parameter_and_field_has_its_name_in_transformers(shape):
     config = SHAPES[shape]
     _, json = of_transformers(config)
@@ -105,12 +111,6 @@ def of_padded_rows(shape):
         expected = network(inputs, attention_mask=inputs > 0).logits.numpy()
         states = network.model(inputs, attention_mask=inputs > 0).last_hidden_state.numpy()
     return features, features["decoder_target_tokens"] > 0, expected, states
-
-
-def of_tiers(quick, slow):
-    """Returns all shapes, each with the mark of when it is looked at."""
-    others = {name: pytest.mark.slow if name in slow else pytest.mark.night for name in SHAPES if name not in quick}
-    return [pytest.param(name, marks=others.get(name, ())) for name in SHAPES]
 
 
 @pytest.mark.parametrize("shape", of_tiers(("plain", "modern"), OTHER_PARAMETERS))
