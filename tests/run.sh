@@ -52,7 +52,7 @@ tests() { .venv/bin/python -m pytest -q -n "$processes" --dist loadfile --no-loa
 bash launch/setup.sh tests
 .venv/bin/python -m ruff check .
 .venv/bin/python -m ruff format --check .
-if $whole; then # beside the tests: the two processes of these do not always use both cores
+if $whole; then # beside the tests, whose processes do not always use both cores
   .venv/bin/pyright >"$types" 2>&1 &
   checked=$!
 fi
