@@ -33,7 +33,7 @@ from limba.config import InputError
 
 ROOT = Path(__file__).parent.parent
 LIST = ROOT / "benchmarks" / "mutate.toml"
-QUICK = "not slow and not night and not long"
+LANDING = "not night and not long"
 OTHER = {
     **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq},
     **{ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In},
@@ -142,7 +142,7 @@ def copied() -> Iterator[Path]:
 
 
 def survivors(
-    place: Path, module: str, tests: Sequence[str], number: int, seed: int, marks: str = QUICK
+    place: Path, module: str, tests: Sequence[str], number: int, seed: int, marks: str = LANDING
 ) -> tuple[int, list[str]]:
     """Returns how many faults of a module were tried, and those that no test found, as "FILE:LINE: was -> is"."""
     text = (place / module).read_text()
@@ -170,7 +170,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--number", type=int, default=12, help="faults a module; default: %(default)s")
     parser.add_argument("--modules", default="", help="parts of their names, with commas; default: all")
     parser.add_argument(
-        "--marks", default=QUICK, help="which tests: core is quicker, and finds less; default: %(default)s"
+        "--marks", default=LANDING, help="which tests: core is quicker, and finds less; default: %(default)s"
     )
     parser.add_argument("--least", type=float, default=0.0, help="percent that must be found, else it ends with 1")
     args = parser.parse(argv)

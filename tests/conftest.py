@@ -77,14 +77,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
-# By processor time (--cpu), the longest first: no process is left alone with one of them at the end.
+# The longest first, by processor time (--cpu) or since they wait: no process is left alone with one of them at the end.
 LONG = (
     "test_processes.py",
-    *("test_step.py", "test_hosts.py", "test_kill.py", "test_encoder.py", "test_finetune_encoder.py"),
-    *("test_fit.py", "test_results.py", "test_pallas_tpu.py", "test_train.py", "test_pairs.py", "test_trained.py"),
-    *("test_new.py", "test_bridge.py", "test_bucket.py", "test_dataset.py", "test_lean.py", "test_finetune.py"),
-    *("test_pod_trials.py", "test_play.py", "test_t5.py", "test_float16.py", "test_bad_inputs.py"),
-    *("test_broken_texts.py", "test_broken_runs.py", "test_export.py", "test_stages.py", "test_speedrun.py"),
+    *("test_hosts.py", "test_step.py", "test_encoder.py", "test_kill.py", "test_others.py", "test_pod_trials.py"),
+    *("test_bridge.py", "test_trained.py", "test_t5x_rows.py", "test_finetune_encoder.py", "test_train.py"),
+    *("test_results.py", "test_public.py", "test_fit.py", "test_pod.py", "test_new.py", "test_recorded_run.py"),
+    *("test_pallas_tpu.py", "test_completion.py", "test_bad_inputs.py", "test_undivided.py", "test_registry.py"),
+    *("test_bucket.py", "test_dataset.py", "test_lean.py", "test_finetune.py", "test_play.py", "test_pairs.py"),
+    *("test_broken_texts.py", "test_broken_runs.py", "test_export.py", "test_stages.py", "test_setup.py"),
     "test_readme.py",
 )
 

@@ -43,13 +43,16 @@ types=$(mktemp)
 trap 'rm -f "$types"; [ ${#started[@]} = 0 ] || kill "${started[@]}" 2>/dev/null || :' EXIT
 busy() { for _ in 1 2 3 4; do (while :; do :; done) & started+=($!); done; }
 failed=0
-# A file stays in one process, which keeps what it has compiled; -n 0 runs all in one.
-tests() { .venv/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder "$@" || failed=$?; }
+# A file stays in one process, which keeps what it has compiled; -n 0 runs all in one. A third of their time all tests
+# wait, for other processes, servers and signals: three keep two cores busy. Of a choice imports are the most.
+processes=2
+if $whole; then processes=3; fi
+tests() { .venv/bin/python -m pytest -q -n "$processes" --dist loadfile --no-loadscope-reorder "$@" || failed=$?; }
 
 bash launch/setup.sh tests
 .venv/bin/python -m ruff check .
 .venv/bin/python -m ruff format --check .
-if $whole; then # beside the tests: the two processes of these do not always use both cores
+if $whole; then # beside the tests, whose processes do not always use both cores
   .venv/bin/pyright >"$types" 2>&1 &
   checked=$!
 fi

@@ -25,10 +25,10 @@ def test_a_module_brings_its_own_tests_first_and_few() -> None:
 
 
 def test_nearly_every_module_of_the_product_brings_some() -> None:
-    """Not commands and old names that a table enters by their names."""
+    """Not commands that a table enters by their names."""
     ours = [path for module, path in MODULES.items() if module.startswith("limba.") and path.name != "__init__.py"]
     without = [place_of(path) for path in ours if not files_for({path})]
-    assert len(without) <= 16, without
+    assert len(without) < 0.1 * len(ours), without
 
 
 def test_the_core_is_always_there() -> None:

@@ -26,6 +26,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_faults_that_no_test_sees_survive_and_the_text_is_as_before(place: Path) -> None:
     found = mutate.survivors(place, "module.py", ["test_module.py"], 12, 0)
     assert found == (4, ["module.py:7: -x -> (x)"])  # 2 / x, 2, 3 * x are seen

@@ -216,6 +216,7 @@ def board(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> tuple[Path,
     return folder, flags
 
 
+@pytest.mark.slow
 def test_a_run_gives_a_curve_and_does_not_read_the_final_part(board: tuple[Path, list[str]], corpus: Path) -> None:
     folder, flags = board
     (found,) = results(folder).values()

@@ -1,10 +1,12 @@
 """`limba completion`: real shells complete commands, flags, values, gin names and files."""
 
+import functools
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,8 +32,14 @@ TYPED = [
     ("limba completion ", {"bash", "zsh", "fish"}),
     ("limba preflight --env", {"--environment"}),
 ]
+# What a shell may take apart or quote in a way of its own: a word, a flag's value, a space in a name. The words offered
+# come from the same program for all shells, which bash asks for each of them.
+IN_EACH_SHELL = {
+    "limba tr", "limba convert --to=t", "limba train --gin.TRAIN_S", "limba train my", "limba generate --input=my",
+}  # fmt: skip
+TYPED_ELSEWHERE = [each for each in TYPED if each[0] in IN_EACH_SHELL]
 BASH = """
-source script
+source ./script
 COMP_LINE=$1 COMP_POINT=${#1}
 _python_argcomplete limba
 printf '%s\\n' ${COMPREPLY[@]+"${COMPREPLY[@]}"}
@@ -58,20 +66,39 @@ zpty -d shell
 """
 
 
-def completed(shell: str, typed: str, folder: Path, *command: str) -> str:
-    """Returns what a shell prints, where `limba` and the file `my run.gin` are, and its script `script`."""
-    (folder / "my run.gin").touch()
-    (folder / "limba").write_text(f'#!/bin/sh\nexec {sys.executable} -m limba "$@"\n')
-    (folder / "limba").chmod(0o755)
+Completed = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def completed(tmp_path_factory: pytest.TempPathFactory) -> Completed:
+    """Returns a function that gives what a shell prints, where `limba`, the file `my run.gin` and its `script` are."""
+    place = tmp_path_factory.mktemp("completion")
+    (place / "bin").mkdir()
+    (place / "bin" / "limba").write_text(f'#!/bin/sh\nexec {sys.executable} -m limba "$@"\n')
+    (place / "bin" / "limba").chmod(0o755)
     environment = {**os.environ, "TERM": "dumb", "COLUMNS": "200", "PYTHONPATH": str(ROOT)}
-    environment["PATH"] = f"{folder}:{environment['PATH']}"
-    printed = subprocess.run(
-        ["limba", "completion", shell], env=environment, capture_output=True, text=True, check=True
-    )
-    (folder / "script").write_text(printed.stdout)
-    ended = subprocess.run([*command, typed], cwd=folder, env=environment, capture_output=True, text=True, check=True)
-    assert not ended.stderr
-    return ended.stdout
+    environment["PATH"] = f"{place / 'bin'}:{environment['PATH']}"
+
+    @functools.cache
+    def folder_of(shell: str) -> Path:
+        folder = place / shell
+        (folder / "functions").mkdir(parents=True)
+        (folder / "my run.gin").touch()
+        printed = subprocess.run(
+            ["limba", "completion", shell], env=environment, capture_output=True, text=True, check=True
+        )
+        (folder / "script").write_text(printed.stdout)
+        (folder / "functions" / "_limba").symlink_to(folder / "script")
+        return folder
+
+    def completed(shell: str, typed: str, *command: str) -> str:
+        ended = subprocess.run(
+            [*command, typed], cwd=folder_of(shell), env=environment, capture_output=True, text=True, check=True
+        )
+        assert not ended.stderr
+        return ended.stdout
+
+    return completed
 
 
 def after_flag(offered: str, typed: str) -> str:
@@ -81,24 +108,22 @@ def after_flag(offered: str, typed: str) -> str:
 
 
 @pytest.mark.parametrize(("typed", "expected"), TYPED)
-def test_bash_completes(typed: str, expected: set[str], tmp_path: Path) -> None:
-    printed = completed("bash", typed, tmp_path, "bash", "--norc", "-c", BASH, "bash")
+def test_bash_completes(typed: str, expected: set[str], completed: Completed) -> None:
+    printed = completed("bash", typed, "bash", "--norc", "-c", BASH, "bash")
     assert {line.strip().replace("\\", "") for line in printed.splitlines()} - {""} == expected
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="needs fish")
-@pytest.mark.parametrize(("typed", "expected"), TYPED)
-def test_fish_completes(typed: str, expected: set[str], tmp_path: Path) -> None:
-    printed = completed("fish", typed, tmp_path, "fish", "--no-config", "-c", "source script; complete -C $argv[1]")
+@pytest.mark.parametrize(("typed", "expected"), TYPED_ELSEWHERE)
+def test_fish_completes(typed: str, expected: set[str], completed: Completed) -> None:
+    printed = completed("fish", typed, "fish", "--no-config", "-c", "source script; complete -C $argv[1]")
     assert {after_flag(line.split("\t")[0], typed) for line in printed.splitlines()} == expected
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
-@pytest.mark.parametrize(("typed", "expected"), TYPED)
-def test_zsh_completes(typed: str, expected: set[str], tmp_path: Path) -> None:
-    (tmp_path / "functions").mkdir()
-    (tmp_path / "functions" / "_limba").symlink_to(tmp_path / "script")
-    printed = completed("zsh", typed, tmp_path, "zsh", "-f", "-c", ZSH, "zsh", str(tmp_path / "functions"))
+@pytest.mark.parametrize(("typed", "expected"), TYPED_ELSEWHERE)
+def test_zsh_completes(typed: str, expected: set[str], completed: Completed) -> None:
+    printed = completed("zsh", typed, "zsh", "-f", "-c", ZSH, "zsh", "functions")
     offered = {after_flag(each, typed) for each in re.findall(r"<([^<>]+)>", printed)}
     assert {each.replace("\\", "") for each in offered} == expected, printed
 

@@ -106,6 +106,7 @@ def test_what_cannot_work_is_one_sentence(program, flags, message, corpus, tmp_p
     assert not list(tmp_path.glob("*.model"))
 
 
+@pytest.mark.slow
 def test_a_vocabulary_is_trained_and_reported(corpus, vocabulary, tmp_path, capsys):
     output = tmp_path / "new" / "ours.model"
     flags = [f"--files={corpus}", "--size=600", f"--output={output}", "--romanian_commas", "--sample_bytes=200000"]

@@ -47,6 +47,7 @@ def as_lines(text: str, gaps: list[list[Fill]]) -> list[str]:
     return [f"== {text}", *(f"{number}. {each}" for number, each in enumerate(fills, 1))]
 
 
+@pytest.mark.slow
 def test_each_way_to_give_texts_prints_the_fills_of_python(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     found = limba.load("run", vocabulary="byte").fill(TEXTS, top=2)
     expected = [line for text, gaps in zip(TEXTS, found, strict=True) for line in as_lines(text, gaps)]

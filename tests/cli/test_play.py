@@ -125,7 +125,14 @@ def test_texts_are_those_of_generate_and_probabilities_those_of_score(players: l
         assert answer["texts"][0]["score"] == pytest.approx(float(likelihood), rel=1e-4)
 
 
-@pytest.mark.parametrize("fields", [{}, {"num_beams": 2}, {"sample": True}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        pytest.param({"num_beams": 2}, marks=pytest.mark.slow),
+        pytest.param({"sample": True}, marks=pytest.mark.slow),
+    ],
+)
 def test_a_text_is_seen_while_it_is_written(fields: dict[str, Any], players: list[Player]) -> None:
     model, seen = players[1]._trained, list[list[int]]()  # which has traced what other tests ask for
     config = model.generation.replaced(max_tokens=11, **fields)
@@ -291,6 +298,7 @@ def test_a_question_that_has_waited_too_long_is_refused(players: list[Player], m
         assert asked(server, "/api/texts", good) == (200, {"texts": []}), "and the server continues"
 
 
+@pytest.mark.slow
 def test_an_answer_that_takes_too_long_is_given_up_and_the_next_one_is_answered(
     players: list[Player], monkeypatch: pytest.MonkeyPatch
 ) -> None:

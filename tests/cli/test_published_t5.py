@@ -34,6 +34,7 @@ def gap(folder: Path, theirs: torch.nn.Module) -> float:
     return float(np.abs(found - wanted).max())
 
 
+@pytest.mark.slow
 def test_the_published_names_give_the_logits_of_transformers(tmp_path: Path) -> None:
     theirs = published_t5.write(tmp_path, **published_t5.SMALL)
     assert gap(tmp_path, theirs) < 1e-5

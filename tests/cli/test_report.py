@@ -59,6 +59,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return sentence
 
 
+@pytest.mark.slow
 def test_a_report_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = recorded(tmp_path)
     assert main.main(["report", str(run)]) == 0

@@ -26,7 +26,6 @@ from tests.cli.test_t5x_public import RUNS
 
 TRAINED = [run for run in RUNS if "PassThroughFeatureConverter" not in run.text()]
 BIGSCIENCE = {run.name.removeprefix("bigscience/gins/"): run for run in TRAINED}
-LAYOUTS = ["c_dec_c4_full_lm", "c_dec_c4_lm_adapt", "c_dec_c4_span_corruption", "nc_dec_c4_span_corruption"]
 DOCUMENTS = 24
 BATCH = {"batch_size": 4, "num_data_shards": 2, "validation_split": "validation", "train_split": "train"}
 
@@ -131,8 +130,20 @@ def value_of(batch):
     return batch["decoder_target_tokens"]
 
 
-@pytest.mark.parametrize("pack", [True, False], ids=["packed", "padded"])
-@pytest.mark.parametrize("name", LAYOUTS)
+# Each layout lands packed or padded, one of each in every run: seqio makes a program of each, seconds.
+@pytest.mark.parametrize(
+    ("name", "pack"),
+    [
+        ("c_dec_c4_lm_adapt", True),
+        ("nc_dec_c4_span_corruption", False),
+        pytest.param("c_dec_c4_full_lm", True, marks=pytest.mark.slow),
+        pytest.param("c_dec_c4_span_corruption", True, marks=pytest.mark.slow),
+        pytest.param("c_dec_c4_lm_adapt", False, marks=pytest.mark.night),
+        pytest.param("nc_dec_c4_span_corruption", True, marks=pytest.mark.night),
+        pytest.param("c_dec_c4_full_lm", False, marks=pytest.mark.night),
+        pytest.param("c_dec_c4_span_corruption", False, marks=pytest.mark.night),
+    ],
+)
 def test_rows_of_each_layout_are_those_of_seqios_converter(name, pack, tmp_path, t5x, register):
     run = BIGSCIENCE[f"{name}.gin"]
     config = config_of(run, tmp_path, t5x)
@@ -157,13 +168,13 @@ def test_rows_of_each_layout_are_those_of_seqios_converter(name, pack, tmp_path,
 @pytest.mark.parametrize(
     ("form", "registers_inputs", "given"),
     [
-        ("spans", True, {"inputs": 48, "targets": 48}),
-        ("spans", False, {"inputs": 64, "targets": 30}),
+        pytest.param("spans", True, {"inputs": 48, "targets": 48}, marks=pytest.mark.slow),
+        pytest.param("spans", False, {"inputs": 64, "targets": 30}, marks=pytest.mark.slow),
         ("pairs", True, {"inputs": 48, "targets": 48}),
         ("pairs", True, {"inputs": 64, "targets": 30}),
         ("pairs", True, {"targets": 40}),
         ("pairs", False, {"targets": 40}),
-        ("full_lm", True, {"targets": 400}),
+        pytest.param("full_lm", True, {"targets": 400}, marks=pytest.mark.slow),
     ],
 )
 def test_the_lengths_say_what_a_row_is(form, registers_inputs, given, register, tmp_path, t5x):
@@ -218,6 +229,7 @@ def forms():
             yield pytest.param(each, run, id=each, marks=marks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "run"), list(forms()))
 def test_public_runs_make_a_batch(name, run, tmp_path, t5x, register):
     config = config_of(run, tmp_path, t5x)

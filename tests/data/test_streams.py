@@ -71,6 +71,7 @@ stream.close()
 """
 
 
+@pytest.mark.slow
 def test_a_fresh_process_resumes_bit_for_bit(config, tmp_path):
     """Over several epochs, with shuffling, interleaving, and batches made ahead."""
     _, lengths, stream = opened(config)

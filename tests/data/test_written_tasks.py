@@ -142,7 +142,7 @@ for module in {modules!r}:
 """
 
 
-@pytest.mark.parametrize("package", ["t5", "sklearn"])
+@pytest.mark.parametrize("package", ["t5", pytest.param("sklearn", marks=pytest.mark.slow)])
 def test_a_module_that_needs_t5_names_the_command_that_installs_it(package, tmp_path):
     """`sklearn` is missing where somebody installed t5 by hand, without what it needs."""
     (tmp_path / "theirs.py").write_text("from t5.evaluation import metrics\n")

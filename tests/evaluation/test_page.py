@@ -268,6 +268,7 @@ def write_long(directory: Path, steps: int, every: int) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_a_page_of_a_million_steps_is_small(tmp_path: Path) -> None:
     run = write_long(tmp_path, 1_000_000, 100)
     append(run, train_record(1_000_100, loss=99.0), train_record(1_000_200))

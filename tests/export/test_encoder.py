@@ -41,7 +41,19 @@ def encoder(config=None, **changes):
     return tiny.language_model(attention_mask="bidirectional", vocab_size=1024, layer_norm_epsilon=1e-5, **changes)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+# Logits and names of the other parameters are compared in tests/model/test_encoder.py; their folders are of the night.
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "plain",
+        "modern",
+        pytest.param("biases", marks=pytest.mark.slow),
+        pytest.param("modern, rows of four windows", marks=pytest.mark.slow),
+        pytest.param("tied", marks=pytest.mark.night),
+        pytest.param("modern, all biases", marks=pytest.mark.night),
+        pytest.param("modern, untied", marks=pytest.mark.night),
+    ],
+)
 def test_transformers_gives_our_logits_and_the_way_back_is_exact(shape, vocabulary, tmp_path, monkeypatch):
     monkeypatch.setitem(check.TOLERANCES, "float32", 2e-5)
     given = SHAPES[shape]

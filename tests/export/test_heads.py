@@ -17,9 +17,13 @@ from tests.model import test_heads
 
 TEXTS = ["One text.", "Another text, a longer one."]
 SHAPES = {name: dataclasses.replace(config, vocab_size=1024) for name, config in test_heads.SHAPES.items()}
+# Each head and each class lands once: tests/model/test_heads.py compares the outputs and names of all of them.
+LANDING = ("EuroBERT, classes", "ModernBERT, tags", "T5, score", "EuroBERT, vectors")
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "shape", [pytest.param(name, marks=[pytest.mark.night] * (name not in LANDING)) for name in SHAPES]
+)
 def test_transformers_gives_the_outputs_and_the_way_back_is_exact(shape, vocabulary, tmp_path, monkeypatch):
     monkeypatch.setitem(check.TOLERANCES, "float32", 2e-5)
     config = SHAPES[shape]

@@ -31,6 +31,7 @@ def run(corpus, tmp_path_factory):
     return str(directory / "run"), new.path, directory / "run/huggingface/step_5"
 
 
+@pytest.mark.slow
 def test_it_is_exported_as_a_proved_language_model_and_a_proved_encoder(run):
     findings = json.loads((run[2] / "conversion.json").read_text())["findings"]
     assert not any("FAILED" in line for line in findings)

@@ -15,6 +15,7 @@ from tests import tiny
 from tests.export.runs import write_run
 
 LONG = "a long text of many words, " * 60
+SMALL = {"vocab_size": 1024, "emb_dim": 32, "num_heads": 2, "head_dim": 16, "mlp_dim": 64, "num_decoder_layers": 1}
 
 
 def run_of(folder: Path, model: ModelConfig, lengths: dict[str, int], corpus: Path, vocabulary: Path, **data) -> Path:
@@ -40,7 +41,7 @@ def read(folder: Path, name: str) -> dict:
 
 
 def test_an_encoders_vectors_of_a_long_text_are_those_of_its_run(tmp_path, corpus, vocabulary, caplog) -> None:
-    model = tiny.language_model(attention_mask="bidirectional", vocab_size=1024, max_length=8192)
+    model = tiny.language_model(**SMALL, attention_mask="bidirectional", max_length=8192)
     folder = run_of(tmp_path / "run", model, {"targets": 48}, corpus, vocabulary, objective="masked_lm")
     assert read(folder, "config.json")["max_position_embeddings"] == 48
     assert transformers.AutoTokenizer.from_pretrained(folder).model_max_length == 48
@@ -61,7 +62,7 @@ def test_an_encoders_vectors_of_a_long_text_are_those_of_its_run(tmp_path, corpu
 def test_a_t5s_inputs_are_cut_as_in_its_run(tmp_path, corpus, vocabulary) -> None:
     folder = run_of(
         tmp_path / "run",
-        tiny.model(vocab_size=1024, num_encoder_layers=2, num_decoder_layers=2),
+        tiny.model(**SMALL, num_encoder_layers=1),
         {"inputs": 40},
         corpus,
         vocabulary,
@@ -73,7 +74,7 @@ def test_a_t5s_inputs_are_cut_as_in_its_run(tmp_path, corpus, vocabulary) -> Non
 
 
 def test_a_score_of_a_cut_target_is_of_the_bytes_that_were_read(tmp_path, vocabulary, caplog) -> None:
-    write_run(tmp_path / "run", tiny.model(vocab_size=1024))
+    write_run(tmp_path / "run", tiny.model(**SMALL, num_encoder_layers=1))
     model = load(tmp_path / "run", vocabulary=str(vocabulary))
     short = LONG[: len(LONG) // 6]
     one, many = (model.score([("a", text)])[0] for text in (short, LONG * 4))

@@ -122,6 +122,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> limba.TrainedModel:
     return limba.load(place, vocabulary="byte")
 
 
+@pytest.mark.slow
 def test_texts_side_by_side_are_filled_as_each_alone(trained: limba.TrainedModel) -> None:
     texts = [f"The {'long ' * (number % 5)}text <extra_id_0> number {number} ___." for number in range(20)]
     together = trained.fill(texts, top=9)

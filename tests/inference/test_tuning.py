@@ -26,6 +26,7 @@ def trained(request, vocabulary, tmp_path):
     return limba.load(folder_of(model, vocabulary, tmp_path / "model"))
 
 
+@pytest.mark.slow
 def test_an_update_is_the_runs_own_and_the_model_stays_as_it_is(trained) -> None:
     before = {name: np.asarray(leaf) for name, leaf in flatten(trained.params).items()}
     tuning = trained.tuning(0.0, 4)

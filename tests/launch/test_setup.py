@@ -156,6 +156,7 @@ def test_an_index_that_cannot_be_reached_may_be_reached_later(machine: Path) -> 
     assert setup(machine, **python)[0] == 0  # the same command
 
 
+@pytest.mark.slow
 def test_a_wheelhouse_is_filled_once_and_then_is_enough(machine: Path) -> None:
     write(machine / "python", PYTHON)
     variables = {"PYTHON": str(machine / "python"), "LIMBA_PIP": "yes"}

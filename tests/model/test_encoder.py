@@ -49,8 +49,11 @@ SHAPES |= MODERNBERTS | {  # a EuroBERT's logits have a bias where its MLPs have
     f"plain, {names[0]} bias": dataclasses.replace(ENCODER, biases=names)
     for names in (("attention",), ("mlp", "logits"))
 }
-# Whose attention is computed in a way of its own; the others' packed rows are of the night.
-ATTENTIONS = ("plain", "gelu, unrolled", "modern", "modern, five windows", "modern, lean")
+# The plain rows of two networks in every run, and before a change lands those with other parameters. Packed rows are of
+# the networks whose attention is computed in a way of its own; both tests have all networks at night.
+OTHER_PARAMETERS = ("biases", "modern, all biases", "modern, untied")
+OTHER_ATTENTIONS = ("gelu, unrolled", "modern, lean")
+ATTENTIONS = ("plain", "modern", "modern, five windows")
 
 
 @functools.cache
@@ -80,7 +83,13 @@ def of_transformers(config):
     return network, json
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+def of_tiers(quick, slow):
+    """Returns all shapes, each with the mark of when it is looked at."""
+    others = {name: pytest.mark.slow if name in slow else pytest.mark.night for name in SHAPES if name not in quick}
+    return [pytest.param(name, marks=others.get(name, ())) for name in SHAPES]
+
+
+@pytest.mark.parametrize("shape", of_tiers(("plain", "modern"), SHAPES))
 def test_every_parameter_and_field_has_its_name_in_transformers(shape):
     config = SHAPES[shape]
     _, json = of_transformers(config)
@@ -104,10 +113,7 @@ def of_padded_rows(shape):
     return features, features["decoder_target_tokens"] > 0, expected, states
 
 
-# One bias alone differs from all of them and from none by its name, which the test above looks at.
-@pytest.mark.parametrize(
-    "shape", [pytest.param(name, marks=[pytest.mark.night] * name.endswith(" bias")) for name in SHAPES]
-)
+@pytest.mark.parametrize("shape", of_tiers(("plain", "modern"), OTHER_PARAMETERS))
 def test_logits_and_states_equal_transformers(shape):
     config = SHAPES[shape]
     features, real, expected, expected_states = of_padded_rows(shape)
@@ -119,9 +125,7 @@ def test_logits_and_states_equal_transformers(shape):
     np.testing.assert_allclose(states[real], expected_states[real], atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize(
-    "shape", [pytest.param(name, marks=[pytest.mark.night] * (name not in ATTENTIONS)) for name in SHAPES]
-)
+@pytest.mark.parametrize("shape", of_tiers(ATTENTIONS, OTHER_ATTENTIONS))
 def test_a_packed_document_has_the_logits_that_transformers_gives_it_alone(shape):
     config = SHAPES[shape]
     features, real, expected, _ = of_padded_rows(shape)
@@ -224,9 +228,9 @@ CUT = MeshConfig(data=2, fsdp=2, model=2)
 @pytest.mark.parametrize(
     ("kind", "mesh"),
     [
-        ("all positions", CUT),
-        ("gathered positions", MeshConfig(data=8)),
         ("masks of the rows' own", CUT),
+        pytest.param("all positions", CUT, marks=pytest.mark.slow),
+        pytest.param("gathered positions", MeshConfig(data=8), marks=pytest.mark.slow),
         pytest.param("all positions", MeshConfig(data=8), marks=pytest.mark.night),
         pytest.param("gathered positions", CUT, marks=pytest.mark.night),
         pytest.param("masks of the rows' own", MeshConfig(data=8), marks=pytest.mark.night),
@@ -279,10 +283,15 @@ SMOOTH = LossConfig(z_loss=1e-4, label_smoothing=0.1, normalize_by="sequences")
 @pytest.mark.parametrize(
     ("shape", "loss"),
     [
-        ("plain", LossConfig()),
-        *((shape, SMOOTH) for shape in ("tied", "biases", "modern")),
+        ("modern", SMOOTH),
+        pytest.param("plain", LossConfig(), marks=pytest.mark.slow),
         pytest.param("plain", SMOOTH, marks=pytest.mark.night),
-        *(pytest.param(shape, LossConfig(), marks=pytest.mark.night) for shape in ("tied", "biases", "modern")),
+        pytest.param("modern", LossConfig(), marks=pytest.mark.night),
+        *(
+            pytest.param(shape, loss, marks=pytest.mark.night)
+            for shape in ("tied", "biases")
+            for loss in (LossConfig(), SMOOTH)
+        ),
     ],
 )
 def test_the_gathered_head_equals_the_whole_one(shape, loss):

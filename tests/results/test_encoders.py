@@ -104,6 +104,7 @@ def test_an_encoder_learns_all_that_has_labels_twice_alike(tmp_path, vocabulary,
     assert "malformed outputs of 60: 0, 0" in first["notes"][0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", [ENCODER, T5_ENCODER], ids=["EuroBERT", "T5"])
 def test_what_a_head_has_learned_is_what_the_model_gives(network, vocabulary, tmp_path) -> None:
     trained = limba.load(folder_of(network, vocabulary, tmp_path / "model"))

@@ -55,6 +55,7 @@ RONEC = """# global.columns = ID FORM LEMMA UPOS XPOS FEATS HEAD DEPREL DEPS MIS
 """
 
 
+@pytest.mark.slow
 def test_a_second_call_computes_nothing_and_a_changed_file_is_seen(place, vocabulary, capsys) -> None:
     folder_of(tiny.model(vocab_size=1_024), vocabulary, place / "model")
     command = ["results", "model", "--suite=./suite.gin", "--output=out", "--card"]

@@ -10,9 +10,9 @@ import pytest
 import tasks.demo  # noqa: F401  registers the task
 from limba.config import CheckpointConfig, ConfigError, DataConfig, EvaluationConfig, InputError, MeshConfig, RunConfig
 from limba.run import train
-from limba.training.metrics.logging import read_metrics
 from limba.training.start import write_config
 from tests import tiny
+from tests.run.logged import losses_of
 
 
 @pytest.fixture
@@ -44,10 +44,6 @@ def with_data(config: RunConfig, steps: int, **changes: object) -> RunConfig:
     return dataclasses.replace(config, train_steps=steps, data=dataclasses.replace(config.data, **changes))
 
 
-def losses(config: RunConfig) -> dict[int, float]:
-    return {record["step"]: record["loss"] for record in read_metrics(config.model_dir) if record["kind"] == "train"}
-
-
 @pytest.mark.night
 def test_a_changed_corpus_is_refused_or_begins_a_new_pass(config: RunConfig, tmp_path: Path, caplog) -> None:
     train(config)
@@ -57,13 +53,13 @@ def test_a_changed_corpus_is_refused_or_begins_a_new_pass(config: RunConfig, tmp
     resumed = with_data(config, 4)
     with pytest.raises(InputError, match=f"^{path} has changed since step 2: {then:,} bytes then, .* now. Restore"):
         train(resumed)
-    assert sorted(losses(config)) == [1, 2] and not list((tmp_path / "run" / "checkpoints").glob("*broken*"))
+    assert sorted(losses_of(config)) == [1, 2] and not list((tmp_path / "run" / "checkpoints").glob("*broken*"))
     train(with_data(config, 4, on_changed_corpus="new_epoch"))
-    assert sorted(losses(config)) == [1, 2, 3, 4]
+    assert sorted(losses_of(config)) == [1, 2, 3, 4]
     assert [record for record in caplog.records if "A new pass over the current files begins" in record.message]
     caplog.clear()
     train(with_data(config, 6))  # since step 4 nothing has changed
-    assert sorted(losses(config)) == [1, 2, 3, 4, 5, 6] and "new pass" not in caplog.text
+    assert sorted(losses_of(config)) == [1, 2, 3, 4, 5, 6] and "new pass" not in caplog.text
 
 
 def test_fewer_documents_than_shards_are_found_before_anything_is_compiled(

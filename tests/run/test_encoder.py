@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from limba.cli import convert, evaluate, flags
-from limba.config import ConfigError, InputError, RunConfig
+from limba.config import ConfigError, InputError
 from limba.data.packing import PREDICTED
 from limba.data.stream.stages import open_stages
 from limba.formats.limba_checkpoint import LimbaCheckpoint
@@ -21,6 +21,7 @@ from limba.tools.pages import report
 from limba.tools.preflight import preflight
 from limba.training.metrics.logging import read_metrics
 from tests.data.stream.test_stages import stages_of
+from tests.run.logged import losses_of
 
 GIN = """
 from __gin__ import dynamic_registration
@@ -50,17 +51,13 @@ def arguments(tmp_path: Path, corpus: Path, *more: str) -> list[str]:
     return [str(tmp_path / "encoder.gin"), f"--gin.MODEL_DIR={tmp_path}/run", f"--gin.CORPUS={corpus}", *more]
 
 
-def losses_of(config: RunConfig) -> dict[int, float]:
-    return {record["step"]: record["loss"] for record in read_metrics(config.model_dir) if record["kind"] == "train"}
-
-
 @pytest.mark.slow
 def test_a_run_learns_and_fills(tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = arguments(tmp_path, corpus, "--gin.OBJECTIVE=whole_word_masked_lm")
     config = flags.parse_args(run).config
     result = train(config)
     records = read_metrics(config.model_dir)
-    losses = {record["step"]: record["loss"] for record in records if record["kind"] == "train"}
+    losses = losses_of(config)
     assert abs(losses[1] - math.log(512) - 0.5) < 0.6 and losses[30] < losses[1] - 0.5
     assert 1.0 < result["validation"]["bits_per_byte"] < 8.0
     (sample,) = [record["texts"] for record in records if record["kind"] == "samples"]

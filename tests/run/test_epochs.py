@@ -61,6 +61,7 @@ def changed(config: RunConfig, **data: object) -> RunConfig:
     return dataclasses.replace(config, data=dataclasses.replace(config.data, **data))
 
 
+@pytest.mark.slow
 def test_steps_schedule_saves_and_figures_follow_the_epochs(
     config: RunConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -110,6 +110,7 @@ def runs(files: Path) -> tuple[Path, Path]:
     return first, second
 
 
+@pytest.mark.slow
 def test_frozen_parameters_stay_and_the_best_step_is_kept(runs: tuple[Path, Path]) -> None:
     before, after = (LimbaCheckpoint(checkpoints_of(run)[step]) for run, step in zip(runs, (2, 4), strict=True))
     for name in before:
@@ -276,6 +277,7 @@ def register_judged(path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_seqios_evaluator(runs: tuple[Path, Path], files: Path) -> None:
     register_judged(files / "pairs.parquet")
     gin = [f"--gin_file={runs[1] / 'config.gin'}", "--gin.MIXTURE_OR_TASK_NAME=judged"]
@@ -349,6 +351,7 @@ def test_choices_that_cannot_work_are_named(files: Path, tmp_path: Path, more: t
         train(*flags.parse_args(arguments(files, tmp_path, *more))[:2])
 
 
+@pytest.mark.slow
 def test_a_metric_that_fails_is_named_with_its_place(runs: tuple[Path, Path], files: Path) -> None:
     """Before anything is generated: the metrics are computed of the targets themselves."""
 
@@ -372,6 +375,7 @@ def judge_of(runs: tuple[Path, Path], **changes: object) -> TextEvaluation:
     return TextEvaluation(config, task, dict(config.data.task_feature_lengths), Network(config.model, mesh), mesh)
 
 
+@pytest.mark.slow
 def test_the_copied_input_is_without_the_tasks_prefix(runs: tuple[Path, Path]) -> None:
     """The targets are the inputs in capitals: "up: a text" copied has five letters that are wrong, "a text" none."""
     with_prefix, without = judge_of(runs), judge_of(runs, prefix="")
@@ -380,6 +384,7 @@ def test_the_copied_input_is_without_the_tasks_prefix(runs: tuple[Path, Path]) -
     assert with_prefix.copied() == without.copied()
 
 
+@pytest.mark.slow
 def test_without_validation_examples_nothing_is_generated(runs: tuple[Path, Path], files: Path) -> None:
     name = "without_validation"
     if name not in seqio.TaskRegistry.names():
@@ -408,6 +413,7 @@ def test_a_run_without_validation_examples_trains(
     assert "has no text: nothing is evaluated. A larger DataConfig.validation_percent" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_figure_that_is_no_number_is_no_improvement(runs: tuple[Path, Path], tmp_path: Path) -> None:
     run = from_text((runs[1] / "config.json").read_text(), "config.json")
     patient = dataclasses.replace(run.evaluation, patience=2)

@@ -31,6 +31,7 @@ from limba.training.metrics.logging import read_metrics
 from limba.training.optimizer import make_optimizer
 from limba.training.state import abstract_state
 from tests import tiny
+from tests.run.logged import losses_of
 from tests.run.test_hosts import finish, start
 
 WORDS = "the of and to in was he that it his her with as had for she not at but be on they have him which"
@@ -82,16 +83,12 @@ def restored(config: RunConfig, step: int = LAST) -> Restored:
         return checkpoints.restore_step(step, abstract)
 
 
-def losses(config: RunConfig) -> dict[int, float]:
-    return {record["step"]: record["loss"] for record in read_metrics(config.model_dir) if record["kind"] == "train"}
-
-
 def assert_same_run(one: RunConfig, other: RunConfig) -> None:
     """Bit for bit: parameters, optimizer state, the guard's window, and every logged loss."""
     first, second = restored(one), restored(other)
     for a, b in zip(jax.tree.leaves(first.state), jax.tree.leaves(second.state), strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
-    assert first.notes == second.notes and losses(one) == losses(other)
+    assert first.notes == second.notes and losses_of(one) == losses_of(other)
 
 
 def ledger_of(config: RunConfig) -> list[dict]:
@@ -120,9 +117,9 @@ def test_a_poisoned_batch_is_dropped_and_its_documents_named(
     assert train(config)["step"] == LAST
     (entry,) = ledger_of(config)
     batch = entry["batch"]
-    assert 40 < batch < LAST and entry["action"] == "skip" and entry["loss"] > 1.3 * losses(config)[batch - 1]
+    assert 40 < batch < LAST and entry["action"] == "skip" and entry["loss"] > 1.3 * losses_of(config)[batch - 1]
     assert [(row["shard"], row["row"]) for row in entry["rows"]] == [(s, r) for s in range(2) for r in range(4)]
-    assert list(losses(config)) == [step for step in range(1, LAST + 1) if step != batch]
+    assert list(losses_of(config)) == [step for step in range(1, LAST + 1) if step != batch]
     events = [record for record in read_metrics(config.model_dir) if record["kind"] == "event"]
     assert [(event["step"], event["action"]) for event in events] == [(batch, "skip")]
     assert f"Step {batch} is dropped: its loss " in capsys.readouterr().out
@@ -220,10 +217,7 @@ def test_two_processes_drop_the_same_batch_as_one(poisoned: Path, tmp_path: Path
         shutil.rmtree(again / "checkpoints" / str(step))
     outputs = finish(start(["-m", "limba", "train", *arguments(again)], 2, 2))
     assert "is dropped" not in outputs[0][0]
-    figures = [
-        {each["step"]: each["loss"] for each in read_metrics(str(path)) if each["kind"] == "train"}
-        for path in (again, tmp_path / "2")
-    ]
+    figures = [losses_of(path) for path in (again, tmp_path / "2")]
     assert figures[0] == figures[1] and two[0]["batch"] not in figures[0]
 
 

@@ -39,6 +39,7 @@ from limba.tools.pages import report as launch_report
 from limba.training.metrics.logging import read_metrics
 from tasks import wiki40b
 from tests import tiny
+from tests.run.logged import losses_of
 
 PROMPT = "The value of"
 
@@ -95,16 +96,12 @@ def config(tmp_path: Path, articles: str) -> RunConfig:
     )
 
 
-def losses(config: RunConfig) -> dict[int, float]:
-    return {record["step"]: record["loss"] for record in read_metrics(config.model_dir) if record["kind"] == "train"}
-
-
 @pytest.mark.night
 def test_a_run_from_tfds_learns_resumes_and_writes(
     config: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = train(config)
-    expected = losses(config)
+    expected = losses_of(config)
     assert (Path(config.model_dir) / "vocabulary.model").is_file()
     assert abs(expected[1] - math.log(512) - 0.5) < 0.6
     figures = result["validation"]
@@ -142,7 +139,7 @@ def test_a_run_from_tfds_learns_resumes_and_writes(
     stopped = dataclasses.replace(config, model_dir=str(tmp_path / "stopped"))  # the vocabulary's path stays
     train(dataclasses.replace(stopped, train_steps=10))
     train(stopped)
-    assert losses(stopped) == expected  # bit for bit
+    assert losses_of(stopped) == expected  # bit for bit
 
     named = f"--vocabulary={config.data.vocabulary}"
 
@@ -164,6 +161,7 @@ def test_a_run_from_tfds_learns_resumes_and_writes(
     assert "AutoModelForCausalLM" in (folder / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_prefix_lm_counts_the_continuation_alone(config: RunConfig) -> None:
     data = dataclasses.replace(config.data, objective="prefix_lm", pack=False)
     result = train(dataclasses.replace(config, data=data, train_steps=2, evaluation=EvaluationConfig(2, 1)))

@@ -35,6 +35,7 @@ def lines_of(config: RunConfig) -> dict[int, dict[str, Any]]:
     return {each["step"]: each for each in read_metrics(config.model_dir) if each["kind"] == "train"}
 
 
+@pytest.mark.slow
 def test_the_first_line_leaves_the_time_of_compiling_out(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -55,6 +56,7 @@ def test_the_first_line_leaves_the_time_of_compiling_out(
     assert " d" not in line.rpartition("ETA ")[2]
 
 
+@pytest.mark.slow
 def test_each_line_of_the_file_is_json_after_a_resume_and_after_a_kill(config: RunConfig) -> None:
     path = Path(config.model_dir) / "metrics.jsonl"
     for steps in (2, 3):

@@ -12,14 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from limba.training.metrics.logging import read_metrics
+from tests.run.logged import losses_of
 from tests.shipped import ROOT
 
 GOLDEN = ROOT / "tests" / "golden" / "run"
-
-
-def losses(directory: Path) -> dict[int, float]:
-    return {each["step"]: each["loss"] for each in read_metrics(str(directory)) if each["kind"] == "train"}
 
 
 @pytest.mark.slow
@@ -33,7 +29,7 @@ def test_a_recorded_run_resumes_with_the_losses_of_one_that_never_stopped(tmp_pa
     assert done.returncode == 0, done.stderr
     assert "resumes at step 10" in done.stdout
 
-    expected, found = losses(tmp_path / "whole"), losses(tmp_path / "run")
+    expected, found = losses_of(tmp_path / "whole"), losses_of(tmp_path / "run")
     assert list(found) == list(range(11, 25))
     # Another processor may sum in another order.
     assert found == pytest.approx({step: expected[step] for step in found}, abs=1e-6)

@@ -36,6 +36,7 @@ from limba.inference.source import Source
 from limba.run import train
 from limba.training.metrics.logging import read_metrics
 from tests import tiny
+from tests.run.logged import losses_of
 
 
 @pytest.fixture
@@ -54,10 +55,6 @@ def config(tmp_path: Path, corpus: Path, vocabulary: Path) -> RunConfig:
     )
 
 
-def losses(config: RunConfig) -> dict[int, float]:
-    return {record["step"]: record["loss"] for record in read_metrics(config.model_dir) if record["kind"] == "train"}
-
-
 def check_that_the_page_of_metrics_is_complete(config: RunConfig) -> None:
     """Every kind and key that a run writes stands in docs/metrics.md; `epochs/demo` as `epochs/<task>`."""
     explained = set(re.findall(r"`([^`\n]+)`", (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()))
@@ -72,12 +69,13 @@ def changed(config: RunConfig, **changes: object) -> RunConfig:
     return dataclasses.replace(config, **changes)
 
 
+@pytest.mark.slow
 @pytest.mark.short_run
 def test_a_resumed_run_equals_one_that_never_stopped(config: RunConfig, tmp_path: Path) -> None:
     checkpoint, evaluation = CheckpointConfig(every_steps=10, keep=3), EvaluationConfig(every_steps=20, num_batches=2)
     config = changed(config, train_steps=40, checkpoint=checkpoint, evaluation=evaluation)
     result = train(config)
-    expected = losses(config)
+    expected = losses_of(config)
     assert result["step"] == 40 and not result["interrupted"]
     assert abs(expected[1] - math.log(1024)) < 1 and expected[40] < expected[1] - 1.5
     assert result["validation"]["loss"] < expected[1] - 1.0
@@ -91,7 +89,7 @@ def test_a_resumed_run_equals_one_that_never_stopped(config: RunConfig, tmp_path
     stopped = changed(config, model_dir=str(tmp_path / "stopped"))
     train(changed(stopped, train_steps=20))
     train(stopped)
-    assert losses(stopped) == expected  # bit for bit, the shuffle on
+    assert losses_of(stopped) == expected  # bit for bit, the shuffle on
     check_that_the_page_of_metrics_is_complete(stopped)
     history = report_page.History(epath.Path(stopped.model_dir))
     assert history.update() and not history.num_damaged
@@ -136,12 +134,13 @@ def test_other_meshes_than_pure_data_parallelism_reduce_in_their_own_dtype(confi
         train(changed(config, gradient_reduce_dtype="bfloat16"))
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_the_run_resumes(config: RunConfig) -> None:
     config = changed(config, train_steps=100_000, evaluation=EvaluationConfig(every_steps=100_000), profile_steps=1)
     started = threading.Event()
 
     def stop() -> None:
-        while not losses(config) if Path(config.model_dir, "metrics.jsonl").exists() else True:
+        while not losses_of(config) if Path(config.model_dir, "metrics.jsonl").exists() else True:
             started.wait(0.2)
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -149,7 +148,7 @@ def test_sigterm_saves_and_the_run_resumes(config: RunConfig) -> None:
     thread.start()
     result = train(config)
     thread.join()
-    assert result["interrupted"] and result["step"] == max(losses(config))
+    assert result["interrupted"] and result["step"] == max(losses_of(config))
     if result["step"] >= 3:
         assert list(Path(config.model_dir, "profile").rglob("*.xplane.pb"))
     again = train(changed(config, train_steps=result["step"] + 2))
@@ -160,7 +159,7 @@ def test_sigterm_saves_and_the_run_resumes(config: RunConfig) -> None:
 def test_checkpoints_that_cannot_be_used(config: RunConfig, caplog: pytest.LogCaptureFixture) -> None:
     config = changed(config, train_steps=4, checkpoint=CheckpointConfig(every_steps=2))
     train(config)
-    expected = losses(config)
+    expected = losses_of(config)
     directory = Path(config.model_dir) / "checkpoints"
 
     wider = changed(config, model=dataclasses.replace(config.model, mlp_dim=256))
@@ -182,7 +181,7 @@ def test_checkpoints_that_cannot_be_used(config: RunConfig, caplog: pytest.LogCa
             path.write_bytes(b"\0" * 7)
     train(config)
     assert "step 4 cannot be read" in caplog.text
-    assert losses(config) == expected and (directory / "4.broken").is_dir() and (directory / "4").is_dir()
+    assert losses_of(config) == expected and (directory / "4.broken").is_dir() and (directory / "4").is_dir()
 
     for step in ("2", "4"):
         shutil.rmtree(directory / step / "state")
@@ -196,7 +195,7 @@ def test_starts_from_another_run_s_checkpoint(config: RunConfig, tmp_path: Path)
     train(short)
     on = changed(config, model_dir=str(tmp_path / "on"), initial_checkpoint_path=short.model_dir, train_steps=3)
     train(on)
-    assert set(losses(on)) == {3}
+    assert set(losses_of(on)) == {3}
     with pytest.raises(InputError, match="has no Limba checkpoint"):
         train(changed(on, model_dir=str(tmp_path / "new"), initial_checkpoint_path=str(tmp_path)))
 
@@ -247,7 +246,7 @@ def test_bad_choices_end_before_compiling(config: RunConfig, tmp_path: Path, mon
 def test_the_run_ends_with_its_corpus(config: RunConfig) -> None:
     data = dataclasses.replace(config.data, num_epochs=1, batch_size=64)
     ended = train(changed(config, data=data, train_steps=10_000, evaluation=EvaluationConfig(10_000, 1)))
-    steps = list(losses(config))
+    steps = list(losses_of(config))
     assert ended["step"] == steps[-1] == len(steps) < 100
     assert ended["validation"]["loss"] > 0
     name = "epochs/demo_span_corruption"

@@ -49,6 +49,7 @@ def test_a_run_in_a_directory_that_is_in_use_writes_nothing(config: RunConfig) -
         assert [path for path in Path(config.model_dir).rglob("*") if path.is_file()] == [Path(config.model_dir) / FILE]
 
 
+@pytest.mark.slow
 def test_a_run_that_has_lost_its_directory_saves_nothing_more(config: RunConfig, monkeypatch, capsys) -> None:
     monkeypatch.setattr(lease, "BEAT_SECONDS", 0.2)
     directory = Path(config.model_dir)

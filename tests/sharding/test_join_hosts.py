@@ -56,6 +56,7 @@ print(json.dumps([
 """
 
 
+@pytest.mark.slow
 def test_two_processes_gather_decide_and_compile_together(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     started = [
@@ -152,6 +153,7 @@ def test_a_first_process_that_does_not_answer_is_named(monkeypatch: pytest.Monke
         join_hosts()
 
 
+@pytest.mark.slow
 def test_a_process_that_does_not_join_is_named() -> None:
     """And the coordinator listens only at the address that it is told."""
     given = variables(2, JOIN_TIMEOUT_SECONDS="2", COORDINATOR_BIND_ADDRESS="127.0.0.2")[0]

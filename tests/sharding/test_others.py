@@ -28,13 +28,14 @@ def assert_ended_by_jax(status: int, lines: list[str], lost: int) -> None:
     assert (f"{UNHEALTHY}\n{lost}\n" if lost else leader) in text, lines
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_killed_process_ends_the_others(victim: int, directory: Path) -> None:
     with Processes(directory, 2, host=SECONDS) as processes:
         processes.send(signal.SIGKILL, victim)
         assert_ended_by_jax(*processes.end(1 - victim), lost=victim)
 
 
+@pytest.mark.slow
 def test_a_failed_exchange_ends_with_who_does_not_answer_and_where_the_run_resumes(directory: Path) -> None:
     """Where the numbers go over sockets, the loss is known long before jax's service misses a heartbeat."""
     with Processes(directory, 2) as processes:
@@ -78,6 +79,7 @@ def test_a_process_that_stands_still_for_a_short_time_goes_on(directory: Path) -
     assert len(ends[0][1]) == 1 and ends[0][1][0].startswith("Stopped after step ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_process_that_fails_tells_the_others_why(victim: int, directory: Path) -> None:
     """The others wait for it in an exchange; jax's service ends with the first one, which waits for them."""

@@ -30,7 +30,9 @@ def step_of(seconds: float) -> Callable[[jax.Array], jax.Array]:
         count = max(2 * count, int(1.2 * count * seconds / took))
 
 
-@pytest.mark.parametrize(("seconds", "fewest", "most"), [(0.6, 1, 2), (0.01, 3, MOST)])
+@pytest.mark.parametrize(
+    ("seconds", "fewest", "most"), [pytest.param(0.6, 1, 2, marks=pytest.mark.slow), (0.01, 3, MOST)]
+)
 def test_a_second_s_steps_have_begun_and_not_ended(seconds: float, fewest: int, most: int) -> None:
     step, ahead, x, counts, begun = step_of(seconds), Ahead(), jnp.ones((256, 256)), [], []
     for _ in range(6 if seconds > 0.1 else 3 * MOST):

@@ -29,6 +29,7 @@ def on_devices(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.replay.make_mesh", lambda config: tiny.mesh_of(config, number))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scan_layers", "attention", "logits"),
     [(True, "auto", "auto"), (False, "memory_efficient", "chunked")],
@@ -44,6 +45,7 @@ def test_replays_a_recorded_t5x_run(
     assert result["final_rms_max_relative_difference"] < 1e-4
 
 
+@pytest.mark.slow
 def test_replays_a_packed_t5x_run_whose_loss_is_not_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     """T5X's default: rows of unequal length then weigh differently in Adafactor's averages (7e-4 if divided)."""
     on_devices(2, monkeypatch)
@@ -52,6 +54,7 @@ def test_replays_a_packed_t5x_run_whose_loss_is_not_divided(monkeypatch: pytest.
     assert result["final_rms_max_relative_difference"] < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [MeshConfig(2, 2, 2), pytest.param(MeshConfig(8, 1, 1), marks=pytest.mark.night)])
 def test_every_mesh_trains_like_one_device(mesh: MeshConfig) -> None:
     sharded, _ = tiny.train(mesh_config=mesh, num_devices=8, create=create_state)
@@ -59,6 +62,7 @@ def test_every_mesh_trains_like_one_device(mesh: MeshConfig) -> None:
     np.testing.assert_allclose(sharded, alone, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "counts"),
     [
@@ -134,6 +138,7 @@ def test_devices_that_share_parameters_have_rows_of_their_own() -> None:
     assert found["all-reduce"] < 2 * parameters and found["all-gather"] < 2 * parameters
 
 
+@pytest.mark.slow
 def test_gradients_are_added_up_between_devices_in_the_dtype_that_is_chosen() -> None:
     reduced = re.compile(r"all_reduce.*?-> tensor<((?:\d+x)*)(\w+)>", re.DOTALL)
     for dtype, short in (("float32", "f32"), ("bfloat16", "bf16")):
@@ -160,12 +165,14 @@ def steps_on_one_device(num_microbatches: int, config: ModelConfig = DROPPED) ->
 LINEAR = OptimizerConfig("adamw", ScheduleConfig("linear", 1e-2, warmup_steps=0), epsilon=1e-4)
 
 
+@pytest.mark.slow
 def test_dropout_does_something_and_repeats_with_the_key() -> None:
     first, _ = steps_on_one_device(1)
     assert first == tiny.train(DROPPED, LINEAR)[0]
     assert first != steps_on_one_device(1, SHALLOW)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "num_microbatches"),
     [
@@ -187,6 +194,7 @@ def test_dropout_is_that_of_one_device_on_any_number_of_devices(mesh: MeshConfig
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [

@@ -104,7 +104,8 @@ def t5x_task(path: Path) -> str:
         ("own", 2.0, 0.2),
         pytest.param("shuffled", 4.0, 0.6, marks=pytest.mark.night),
         pytest.param("readers", 1.5, 0.2, marks=pytest.mark.night),
-        ("t5x", 3.0, 1.5),  # TensorFlow reads some hundred documents ahead
+        # TensorFlow reads some hundred documents ahead, and makes programs of each shard.
+        pytest.param("t5x", 3.0, 1.5, marks=pytest.mark.slow),
         ("pairs", 2.0, 0.0),
         ("packed", 6.0, 1.0),
     ],

@@ -86,7 +86,7 @@ def test_pallas_attention_and_its_gradients_equal_einsum(
     "rule",
     [
         *(rule if rule[0] in (229, 300, 160) else pytest.param(rule, marks=pytest.mark.night) for rule in RULES),
-        (700, False, False, 33, False),
+        pytest.param((700, False, False, 33, False), marks=pytest.mark.slow),
         (600, False, True, 128, False),
         pytest.param((1200, False, False, 130, False), marks=pytest.mark.night),
     ],
@@ -138,6 +138,7 @@ def test_pallas_attention_refuses_what_its_memory_does_not_hold() -> None:
     assert type(choose(wider, None, 8, 2048, 2048)) is Einsum
 
 
+@pytest.mark.slow
 def test_network_has_the_same_gradients_with_pallas_attention_on_a_mesh() -> None:
     """Examples and heads cut in two, dropout, layers unrolled and rematerialized."""
     sizes = {"num_encoder_layers": 1, "num_decoder_layers": 1, "num_heads": 2, "dropout_rate": 0.2}
@@ -159,14 +160,21 @@ CAUSAL = "decoder_causal_attention"
 OWN_MASKS = {CAUSAL: np.repeat([[1] * 6 + [0] * 4, [0] * 10], 4, axis=0)}
 
 
-# Each network and each feature lands once with the other's kinds; the rest of the products are of the night.
+# Each network and each feature lands once with the other's kinds, one of them in every run; the rest of the products
+# are of the night.
 LANDING = {"language model": "decoder_segment_ids", "windows": "decoder_segment_ids"}
+
+
+def mark_of(name: str, feature: str) -> list[pytest.MarkDecorator]:
+    if feature != LANDING.get(name, CAUSAL):
+        return [pytest.mark.night]
+    return [] if name == "language model" else [pytest.mark.slow]
 
 
 @pytest.mark.parametrize(
     ("name", "feature"),
     [
-        pytest.param(name, feature, marks=[pytest.mark.night] * (feature != LANDING.get(name, CAUSAL)))
+        pytest.param(name, feature, marks=mark_of(name, feature))
         for name in OF_ONE_STACK
         for feature in ("decoder_segment_ids", CAUSAL)
     ],

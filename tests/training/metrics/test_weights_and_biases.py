@@ -69,6 +69,7 @@ def records_of(path: Path) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_resumed_run_continues_the_same_run_there(
     run: RunConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
