@@ -308,7 +308,7 @@ def write_tokenizer(
     from limba.data.vocabulary.exported import check_written, sentinels_of
     from limba.data.vocabulary.files import content as content_of
     from limba.data.vocabulary.load import BYTE_SENTINELS, SENTINEL, PieceTable, load_vocabulary
-    from limba.data.vocabulary.tokenizer_json import add_special, around, of_bytes, of_model, of_tokenizer, template
+    from limba.data.vocabulary.tokenizer_json import around, of_bytes, of_model, of_tokenizer, template
 
     encodes, tokenizer = mask_id is not None, None
     if vocabulary == "byte":
@@ -321,20 +321,20 @@ def write_tokenizer(
     else:
         read = load_vocabulary(vocabulary, *([] if vocabulary.endswith(".json") else [extra_ids]))
         ids = (0, read.eos_id, read.eos_id if read.unk_id is None else read.unk_id)
+        mask = None if mask_id is None else PieceTable(read).name(mask_id)
         if vocabulary.endswith(".json"):
-            tokenizer = of_tokenizer(read.tokenizer)
+            table = PieceTable(read)
+            gaps = [table.name(number) for number in table.sentinels]
+            tokenizer = of_tokenizer(read.tokenizer, gaps if mask is None else [*gaps, mask])
             names = [str(tokenizer.id_to_token(number)) for number in ids]
             special = dict(zip(names, ids, strict=True))
             if not starts:
                 tokenizer.post_processor = around(tokenizer.get_vocab(), names[1], encodes)
         else:
-            tokenizer, special = of_model(vocabulary, extra_ids, starts, encodes), {}
+            tokenizer, special = of_model(vocabulary, extra_ids, starts, encodes, mask), {}
             (directory / "spiece.model").write_bytes(content_of(vocabulary))
         added = tokenizer.get_added_tokens_decoder()
         special |= {token.content: number for number, token in added.items() if token.special}
-        if mask_id is not None and mask_id not in special.values():  # a piece of its own, such as <mask>
-            special[name := PieceTable(read).name(mask_id)] = mask_id
-            add_special(tokenizer, [name])
     named = {number: name for name, number in special.items()}
     if tokenizer is not None:
         if starts:

@@ -8,11 +8,10 @@ import pytest
 import sentencepiece
 import tokenizers
 import transformers
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers, trainers
 
 from limba.config import ConfigError, DataConfig, InputError, RunConfig
 from limba.data.vocabulary import exported
-from limba.data.vocabulary.around_gaps import encode_parts
 from limba.data.vocabulary.load import PieceTable, load_vocabulary, mask_id
 from limba.data.vocabulary.vocabularies import SentencePieceVocabulary, parse_model
 from limba.export import at_end, proof
@@ -34,6 +33,8 @@ FLAGS = {
     "keeps spaces, symbols": {"user_defined_symbols": [*SYMBOLS, "  ", "    "], "remove_extra_whitespaces": False},
     "bytes, symbols": {"byte_fallback": True, "vocab_size": 500, "user_defined_symbols": SYMBOLS},
     "identity": {"normalization_rule_name": "identity"},
+    "identity, keeps spaces": {"normalization_rule_name": "identity", "remove_extra_whitespaces": False},
+    "nfkc, no dummy prefix": {"normalization_rule_name": "nfkc", "add_dummy_prefix": False},
     "case folded": {"normalization_rule_name": "nmt_nfkc_cf"},
     "own rules": {"normalization_rule_tsv": "rules.tsv"},
     "own sentinels": {"user_defined_symbols": [f"▁<extra_id_{number}>" for number in (2, 1, 0)]},
@@ -41,7 +42,7 @@ FLAGS = {
 }
 KINDS = [("unigram", flags) for flags in FLAGS]
 KINDS += [("bpe", flags) for flags in ("plain", "keeps spaces, symbols", "bytes, symbols", "no dummy prefix")]
-KINDS += [("char", flags) for flags in ("plain", "symbols", "own rules")]
+KINDS += [("bpe", "identity"), *(("char", flags) for flags in ("plain", "symbols", "own rules"))]
 
 
 def run(folder):
@@ -158,21 +159,121 @@ def test_bytes_and_an_encoders_masks(tmp_path, vocabulary):
     assert proof.check_tokenizer(tmp_path, loaded, ([], [1]))[0]
 
 
-def test_a_tokenizer_json_cuts_around_gaps_as_training_does(tmp_path):
+def byte_level(has_prefix=False):
+    return pre_tokenizers.ByteLevel(add_prefix_space=has_prefix)
+
+
+WORDS = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])  # T5's
+LLAMA = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+ADDED = [AddedToken("signs", single_word=True), AddedToken("told", lstrip=True), AddedToken("<nl>", normalized=False)]
+ODD_FLAGS = {"lstrip": True, "rstrip": True, "single_word": True, "normalized": True}
+TOKENIZERS = {  # normalizer, pre-tokenizer, the sentinels' flags, tokens of the user's
+    "byte-level": (None, byte_level(), {}, []),
+    "byte-level, a space before a text": (None, byte_level(True), {}, []),
+    "byte-level, NFC": (normalizers.NFC(), byte_level(), {}, []),
+    "byte-level, flags of sentinels": (None, byte_level(), ODD_FLAGS, []),
+    "byte-level, tokens of the user's": (None, byte_level(True), {}, ADDED),
+    "a mark before each word": (None, pre_tokenizers.Metaspace(), {}, []),
+    "a mark before the first word": (None, pre_tokenizers.Metaspace(prepend_scheme="first"), {}, ADDED),
+    "words": (normalizers.NFKC(), WORDS, {}, []),
+    "spaces stripped": (normalizers.Strip(), pre_tokenizers.Metaspace(), {}, []),
+    "Llama's": (LLAMA, None, {}, []),
+}
+
+
+def save_tokenizer(path, normalizer, pre_tokenizer, flags=None, added=(), special=("<pad>", "</s>", "<unk>"), gaps=2):
+    """Writes a tokenizer.json with its sentinels at the top."""
     made = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
-    made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    sentinels = [f"<extra_id_{number}>" for number in (1, 0)]
-    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<pad>", "</s>", "<unk>"])
+    made.normalizer, made.pre_tokenizer = normalizer, pre_tokenizer
+    alphabet = pre_tokenizers.ByteLevel.alphabet() if "ByteLevel" in str(pre_tokenizer) else []
+    trainer = trainers.BpeTrainer(
+        vocab_size=500, special_tokens=[*special], initial_alphabet=alphabet, show_progress=False
+    )
     made.train_from_iterator(TEXTS, trainer)
-    made.add_special_tokens(sentinels)
-    path = str(tmp_path / "own.json")
-    made.save(path)
+    made.add_special_tokens([AddedToken(f"<extra_id_{number}>", **(flags or {})) for number in reversed(range(gaps))])
+    made.add_tokens([*added])
+    made.save(str(path))
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_a_tokenizer_json_cuts_around_gaps_as_training_does(kind, tmp_path):
+    """A row of span corruption is a text's ids with a sentinel in the place of a word's; line ends and tabs stay."""
+    path = save_tokenizer(tmp_path / "own.json", *TOKENIZERS[kind])
+    write_tokenizer(tmp_path, path, 0)
     vocabulary = load_vocabulary(path)
-    (tmp_path / "out").mkdir()
-    write_tokenizer(tmp_path / "out", path, 0)
-    assert proof.check_tokenizer(tmp_path / "out", vocabulary, ([], [1]))[0]
-    pieces = [PieceTable(vocabulary).name(number) for number in encode_parts(vocabulary, ["it has ", ", signs"])[1]]
-    assert pieces[0] == ","
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert proof.check_tokenizer(tmp_path, vocabulary, ([], [1]))[0]
+    read = tokenizers.Tokenizer.from_file(path)
+    gap, compared = exported.sentinels_of(vocabulary)[0][1], 0
+    for before, word, after in (
+        ("It has ", "words", ", signs and a few letters"),
+        ("signs\n", "words", "\nand a\tfew"),
+        ("two  ", "words", "  told again."),
+        ("", "Line", ", signs"),
+        ("a \t ", "words", " ăâî"),
+    ):
+        encoding = read.encode(before + word + after, add_special_tokens=False)
+        edges = len(before.removesuffix(" ")), len(before + word)
+        hidden = [place for place, (start, end) in enumerate(encoding.offsets) if end > edges[0] and start < edges[1]]
+        is_whole = all(
+            edges[0] <= encoding.offsets[place][0] and encoding.offsets[place][1] <= edges[1] for place in hidden
+        )
+        if not is_whole:
+            continue  # a token of which a part stays is never hidden
+        row = [*encoding.ids[: hidden[0]], gap, *encoding.ids[hidden[-1] + 1 :]]
+        text = f"{before}<extra_id_0>{after}"
+        assert text_ids(text, vocabulary) == row, text
+        assert theirs(text, add_special_tokens=False).input_ids == row, text
+        compared += 1
+    assert compared >= (1 if kind == "Llama's" else 4)  # whose tokens go over spaces
+
+
+@pytest.mark.parametrize("kind", ["plain", "keeps spaces", "byte-level, a space before a text", "words", "Llama's"])
+def test_an_exported_tokenizer_json_is_a_vocabulary_and_exported_again(kind, tmp_path):
+    if kind in FLAGS:
+        path = train(tmp_path, kind)
+    else:
+        path = save_tokenizer(tmp_path / "own.json", *TOKENIZERS[kind])
+    write_tokenizer(tmp_path, path, 100)
+    (tmp_path / "again").mkdir()
+    write_tokenizer(tmp_path / "again", str(tmp_path / "tokenizer.json"), 0)
+    first, again = (
+        tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")) for folder in (tmp_path, tmp_path / "again")
+    )
+    for text in ("It  has <extra_id_0>, signs\n", "two  <extra_id_0>  b", " <extra_id_0>\n <extra_id_1>."):
+        assert first.encode(text).ids == again.encode(text).ids
+
+
+@pytest.mark.parametrize("kind", ["spm", "byte-level, a space before a text"])
+def test_a_tokenizer_without_gaps_keeps_its_spaces(kind, tmp_path):
+    path = train(tmp_path) if kind == "spm" else save_tokenizer(tmp_path / "own.json", *TOKENIZERS[kind], gaps=0)
+    write_tokenizer(tmp_path, path, 0, starts=True)
+    vocabulary, theirs = load_vocabulary(path, 0), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert not exported.differences(vocabulary, lambda text: theirs(text).input_ids[1:], [])
+
+
+def test_a_mask_is_a_gap_of_an_encoders_tokenizer_json(tmp_path):
+    path = save_tokenizer(tmp_path / "own.json", None, byte_level(), special=("<pad>", "</s>", "<unk>", "<mask>"))
+    vocabulary = load_vocabulary(path)
+    write_tokenizer(tmp_path, path, 0, mask_id=mask_id(vocabulary))
+    assert proof.check_tokenizer(tmp_path, vocabulary, ([], [1]))[0]
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ids = vocabulary.encode("signs\n words, told")
+    assert len(vocabulary.encode(" words")) == 1
+    assert theirs("signs\n <mask>, told", add_special_tokens=False).input_ids == [
+        mask_id(vocabulary) if number == vocabulary.encode(" words")[0] else number for number in ids
+    ]
+
+
+def test_a_space_before_each_part_of_a_text_cannot_be_told_from_one_after_a_gap(tmp_path, caplog):
+    pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(), pre_tokenizers.Metaspace()])
+    path = save_tokenizer(tmp_path / "own.json", None, pre_tokenizer)
+    sentence = "puts a space before each part of a text"
+    with pytest.raises(InputError, match=sentence):
+        write_tokenizer(tmp_path, path, 0)
+    text_ids("It has <extra_id_0>, signs", load_vocabulary(path))
+    assert sentence in caplog.text
 
 
 def test_text_around_a_gap_has_the_ids_of_span_corruption(vocabulary, corpus):

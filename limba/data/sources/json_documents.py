@@ -21,7 +21,7 @@ _VALUE = rb'(?:"[^"]*"|[-\d.eE]+|true|false|null)'
 _ARRAY = re.compile(
     rb'(?:\xef\xbb\xbf)?\s*(?:\{\s*(?:"[^"]*"\s*:\s*' + _VALUE + rb'\s*,\s*)*"data"\s*:\s*)?\[\s*(?=[\{"\]])'
 )
-_SEPARATORS = re.compile(r"[\s,]*")
+_WHITE = re.compile(r"[ \t\r\n]*")  # JSON's own white space
 _OVER_LINES = re.compile(rb"(?:\xef\xbb\xbf)?\s*\{[ \t\r]*\n")  # a line of JSON lines is never a bracket alone
 
 
@@ -78,15 +78,21 @@ def array_records(file: IO[bytes]) -> Iterator[tuple[int, object]]:
     assert match is not None, "is_array has seen it"
     offset, decoder = match.end(), json.JSONDecoder()
     data = head[offset:]
-    is_over = False
+    is_over, is_first = False, True
     while True:
         text, rest = _whole_text(data, offset, is_over)
-        place = used = 0
+        used = 0
         while True:
-            start = _SEPARATORS.match(text, place)
-            place = start.end() if start else place
+            place = _past_white(text, used)
             if text[place : place + 1] == "]":
+                place += 1
+                _check_end(text[place:].encode() + rest, file, b"{" in match[0], offset + len(text[:place].encode()))
                 return
+            has_comma = text[place : place + 1] == ","
+            if place < len(text) and has_comma == is_first:
+                reason = "a comma before its first record" if is_first else "two of its records have no comma between"
+                raise JsonError(reason, offset + len(text[:place].encode()))
+            place = _past_white(text, place + has_comma)
             try:
                 record, end = decoder.raw_decode(text, place)
             except (ValueError, RecursionError) as error:
@@ -97,13 +103,37 @@ def array_records(file: IO[bytes]) -> Iterator[tuple[int, object]]:
             if end == len(text) and not is_over and not isinstance(record, list | dict | str):
                 break  # a number may continue
             yield offset + len(text[:used].encode()) if place < 1 << 16 else offset, record
-            place = used = end
+            used, is_first = end, False
         consumed = len(text[:used].encode())
         offset += consumed
         data = text[used:].encode() + rest
         more = file.read(max(PIECE_BYTES, len(data)))  # twice as much each time for a long record
         is_over = not more
         data += more
+
+
+def _past_white(text: str, place: int) -> int:
+    """Returns the first place from this one on that is not white space."""
+    match = _WHITE.match(text, place)
+    return match.end() if match else place
+
+
+def _check_end(data: bytes, file: IO[bytes], is_in_object: bool, offset: int) -> None:
+    """Raises JsonError for what follows an array and is no JSON: anything, or what does not end the object around it.
+
+    `data` is what was read of it, from `offset` on; the rest is still in the file.
+    """
+    if not is_in_object:
+        while data:
+            if data.strip(b" \t\r\n"):
+                raise JsonError(f"another value follows its array; {AS_LINES}", offset)
+            data = file.read(PIECE_BYTES)
+        return
+    data += file.read(MOST_BYTES)
+    try:
+        json.loads(b'{"data": 0' + data)
+    except (ValueError, RecursionError) as error:
+        raise JsonError(f"what follows its array does not end the object: {reason_for(error)}", offset) from None
 
 
 def _whole_text(data: bytes, offset: int, is_over: bool) -> tuple[str, bytes]:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from limba.config import InputError
 from limba.data.vocabulary.around_gaps import encode_parts
 from limba.data.vocabulary.load import PieceTable, num_sentinels, sentinel_ids
+from limba.data.vocabulary.tokenizers import TokenizersVocabulary
 from limba.data.vocabulary.vocabularies import SentencePieceVocabulary, Vocabulary, parse_model
 
 Encode = Callable[[str], Sequence[int]]  # a text's ids, with nothing before and after it
@@ -49,6 +50,8 @@ TEXTS = (
     "x" * 40,
     "word" * 12,
     "SentencePiece's own \u2581 character",
+    "\u2581at the start, \u2581\u2581 and at the end \u2581",
+    "\u2581\u0301 with an accent",
     "\x01control \x02 characters",
     "①begins with a sign that changes",
     "!?.,;:()[]{}",
@@ -65,19 +68,26 @@ GAPS = (
     ("これは", "です。", ""),
     ("one line\nand ", "\nanother"),
     ("two spaces  ", "  before and after"),
+    ("a line end\n", "word, a tab\t", "\tword"),
+    ("\n", " begins with a line end"),
+    ("no\u00a0break \u3000", "and \u2581", "\u2581 its own space"),
 )
 
 
-def texts_for(vocabulary: Vocabulary) -> Iterator[str]:
-    """Yields TEXTS, and some with the vocabulary's own user-defined symbols."""
+def texts_for(vocabulary: Vocabulary, gaps: Sequence[Gap]) -> Iterator[str]:
+    """Yields TEXTS, and some with the vocabulary's own user-defined symbols, but for one that stands for a gap."""
     yield from TEXTS
-    for symbol in symbols_of(vocabulary)[:SYMBOLS]:
+    names = [name for name, _ in gaps]
+    for symbol in [symbol for symbol in symbols_of(vocabulary) if symbol not in names][:SYMBOLS]:
         yield f"{symbol}at the start, in{symbol}between, with {symbol} spaces, x{symbol}{symbol}, at the end {symbol}"
         yield symbol
 
 
 def symbols_of(vocabulary: Vocabulary) -> list[str]:
-    """Returns the user-defined symbols of a SentencePiece model, without sentinels."""
+    """Returns the user-defined symbols of a vocabulary, without sentinels: what a text has as one token."""
+    if isinstance(vocabulary, TokenizersVocabulary):
+        added = vocabulary.tokenizer.get_added_tokens_decoder().values()
+        return [token.content for token in added if not token.special]
     if not isinstance(vocabulary, SentencePieceVocabulary):
         return []
     model = parse_model(vocabulary.tokenizer.serialized_model_proto())
@@ -85,13 +95,6 @@ def symbols_of(vocabulary: Vocabulary) -> list[str]:
     sentinels = {table.name(number) for number in table.sentinels}
     of_user = (piece.piece for piece in model.pieces if piece.type == model.SentencePiece.USER_DEFINED)
     return [piece for piece in of_user if piece not in sentinels]
-
-
-def keeps_spaces(vocabulary: Vocabulary) -> bool:
-    """Returns whether several spaces stay several."""
-    if not isinstance(vocabulary, SentencePieceVocabulary):
-        return True
-    return not parse_model(vocabulary.tokenizer.serialized_model_proto()).normalizer_spec.remove_extra_whitespaces
 
 
 class Difference(NamedTuple):
@@ -115,8 +118,7 @@ def differences(vocabulary: Vocabulary, encode: Encode, gaps: Sequence[Gap]) -> 
     """Returns the texts that `encode` cuts otherwise than the vocabulary.
 
     `gaps` are what stands in the first gap of a text, in the second one, …: texts with as many gaps are compared too,
-    with the ids that training makes of them. A vocabulary that keeps several spaces has none of them before a gap here:
-    the exported token takes them all.
+    with the ids that training makes of them.
     """
     found = []
     for text, wanted in _texts_with_ids(vocabulary, gaps):
@@ -132,11 +134,10 @@ def num_texts(vocabulary: Vocabulary, gaps: Sequence[Gap]) -> int:
 
 
 def _texts_with_ids(vocabulary: Vocabulary, gaps: Sequence[Gap]) -> Iterator[tuple[str, list[int]]]:
-    for text in texts_for(vocabulary):
+    for text in texts_for(vocabulary, gaps):
         yield text, [int(number) for number in vocabulary.encode(text)]
     for parts in GAPS:
-        has_too_many = len(parts) - 1 > len(gaps)
-        if has_too_many or ("  " in parts[0] and keeps_spaces(vocabulary)):
+        if len(parts) - 1 > len(gaps):
             continue
         text, ids = "", []
         for number, (part, of_part) in enumerate(zip(parts, encode_parts(vocabulary, parts), strict=True)):

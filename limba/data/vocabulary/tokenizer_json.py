@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from limba.config import InputError
+from limba.data.vocabulary.around_gaps import pattern_of, reason_against, with_gaps
 from limba.data.vocabulary.character_map import NAMED, rules_of
 from limba.data.vocabulary.load import NUM_SENTINELS, SENTINEL, SPACE, read_model
 from limba.data.vocabulary.tokenizers import byte_of_letter
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tokenizers.processors import TemplateProcessing
 
 BEGIN = "\U000f1d00"  # of private use: marks where a text begins while it is cut
+GUARD = "\U000f1d01"  # of private use: stands before a text that begins with the pieces' character for a space
 STAND_IN = 0xF1E00  # of private use: from here on, each stands for a user-defined symbol while the text is normalized
 MOST_STEPS = 1_000  # for rules of several characters
 TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}  # SentencePiece's numbers
@@ -31,9 +32,10 @@ def tokenizer_json(model_path: str, extra_ids: int = NUM_SENTINELS, starts: bool
     It appends the end of sequence, as T5 needs it; with `encodes`, for an encoder, it also puts <cls> before a text
     where the model has that; with `starts` it puts padding there, and no end, as Limba's language models need it.
     `extra_ids` sentinels follow the pieces unless the model has its own. Two differences to SentencePiece are
-    known: several combining marks on a letter, if they are not in Unicode's canonical order or not composed (NFD),
-    and the literal text of a special token (`</s>`, `<extra_id_0>`), which becomes that token. Raises InputError
-    for a model that does not exist, is of whole words, or has rules that tokenizer.json cannot hold.
+    known: several combining marks on a letter, if they are not in Unicode's canonical order or not composed (NFD), or
+    one behind a character that NFKC replaces, such as a ligature; and the literal text of a special token (`</s>`,
+    `<extra_id_0>`), which becomes that token. Raises InputError for a model that does not exist, is of whole words, or
+    has rules that tokenizer.json cannot hold.
     """
     return of_model(model_path, extra_ids, starts, encodes).to_str()
 
@@ -49,9 +51,9 @@ class _Pieces(NamedTuple):
     num_added: int  # sentinels above the pieces
 
 
-def of_model(model_path: str, extra_ids: int, starts: bool, encodes: bool) -> Tokenizer:
-    """Returns what `tokenizer_json` writes."""
-    from tokenizers import Tokenizer
+def of_model(model_path: str, extra_ids: int, starts: bool, encodes: bool, mask: str | None = None) -> Tokenizer:
+    """Returns what `tokenizer_json` writes; with `mask` this piece is an encoder's mask."""
+    from tokenizers import Regex, Tokenizer, normalizers
 
     pieces = _pieces_of(model_path, extra_ids)
     model = pieces.model
@@ -74,11 +76,17 @@ def of_model(model_path: str, extra_ids: int, starts: bool, encodes: bool) -> To
     ids = {name: number for number, name in enumerate(pieces.names)}
     made.post_processor = start(pieces.names[0]) if starts else around(ids, end, encodes)
     is_suffix = model.trainer_spec.treat_whitespace_as_suffix
-    keeps_spaces = not model.normalizer_spec.remove_extra_whitespaces
-    sentinels = [name for name in pieces.special if SENTINEL.fullmatch(name)]
-    add_special(made, [name for name in pieces.special if name not in sentinels])
-    # The space before a gap is its word's, see `around_gaps`; where extra spaces are removed, it goes with them.
-    add_special(made, sentinels, lstrip=keeps_spaces and not is_suffix, rstrip=is_suffix)
+    gaps = [name for name in [*pieces.special, mask] if name and (name == mask or SENTINEL.fullmatch(name))]
+    add_special(made, [name for name in pieces.special if name not in gaps])
+    if is_suffix or not gaps:
+        add_special(made, gaps, rstrip=True)
+        return made
+    # The space before a gap is its word's, see `around_gaps`. The normalizer removes it: it sees a token that is looked
+    # for after it.
+    names = pattern_of([*gaps, *map(made.normalizer.normalize_str, gaps)])
+    space_before_gap = normalizers.Replace(Regex(f"[ {_space(model)}](?={names})"), "")
+    made.normalizer = normalizers.Sequence([made.normalizer, space_before_gap])
+    add_special(made, gaps, normalized=True)
     return made
 
 
@@ -142,12 +150,15 @@ def _merged(pieces: _Pieces, kind: str) -> models.BPE:
     )
 
 
-def add_special(tokenizer: Tokenizer, names: Iterable[str], lstrip: bool = False, rstrip: bool = False) -> None:
-    """Makes these pieces special tokens: their literal text, with the spaces beside it, becomes that token."""
+def add_special(tokenizer: Tokenizer, names: Iterable[str], rstrip: bool = False, normalized: bool = False) -> None:
+    """Makes these pieces special tokens: their literal text becomes that token, with `rstrip` and the spaces after it.
+
+    With `normalized` it is looked for in the normalized text.
+    """
     from tokenizers import AddedToken
 
-    sides = {"lstrip": lstrip, "rstrip": rstrip}
-    tokenizer.add_special_tokens([AddedToken(name, normalized=False, special=True, **sides) for name in names])
+    choices = {"rstrip": rstrip, "normalized": normalized}
+    tokenizer.add_special_tokens([AddedToken(name, special=True, **choices) for name in names])
 
 
 def _normalizer(pieces: _Pieces, model_path: str) -> Normalizer:
@@ -161,9 +172,13 @@ def _normalizer(pieces: _Pieces, model_path: str) -> Normalizer:
     model = pieces.model
     space = _space(model)
     steps = _rules(model, model_path)
-    if model.normalizer_spec.remove_extra_whitespaces:
-        steps += _single_spaces(pieces.symbols)
-    if space != " ":
+    removes_extra = model.normalizer_spec.remove_extra_whitespaces
+    if removes_extra:
+        steps += _single_spaces(pieces.symbols, space)
+    if space != " " and removes_extra and not _has_prefix(model):
+        # What begins a text and is no space stays there: the pre-tokenizer removes a space alone.
+        steps.append(normalizers.Replace(Regex(rf"\A{space}"), GUARD + space))
+    if space != " " and not (removes_extra and _has_prefix(model)):
         steps.append(normalizers.Replace(" ", space))
     rules = normalizers.Sequence(steps)
     # SentencePiece passes its user-defined symbols over when it normalizes: each that would change hides behind a
@@ -184,15 +199,18 @@ def _normalizer(pieces: _Pieces, model_path: str) -> Normalizer:
     return normalizers.Sequence([*before, *steps, *after])
 
 
-def _single_spaces(symbols: Sequence[str]) -> list[Normalizer]:
+def _single_spaces(symbols: Sequence[str], space: str) -> list[Normalizer]:
     """Returns the steps that remove the spaces at the end, and those after the first one of several.
 
-    A user-defined symbol of several spaces stays where a run begins with it. Only spaces are meant: the library's own
-    Strip would remove line ends too.
+    At the end SentencePiece takes the character that pieces have for a space as one. A user-defined symbol of several
+    spaces stays where a run begins with it. Only spaces are meant: the library's own Strip would remove line ends too.
     """
     from tokenizers import Regex, normalizers
 
-    steps: list[Normalizer] = [normalizers.Replace(Regex(r" +\z"), ""), normalizers.Replace(Regex(r"\A \K +"), "")]
+    steps: list[Normalizer] = [
+        normalizers.Replace(Regex(rf"[ {space}]+\z"), ""),
+        normalizers.Replace(Regex(r"\A \K +"), ""),
+    ]
     kept = sorted({1, *(len(symbol) for symbol in symbols if symbol and not symbol.strip(" "))})
     for place, count in enumerate(kept):
         # A run that is shorter than the next symbol of spaces is cut to this one.
@@ -200,6 +218,11 @@ def _single_spaces(symbols: Sequence[str]) -> list[Normalizer]:
         if more != "{1,0}":
             steps.append(normalizers.Replace(Regex(rf"(?<! ) {{{count}}}\K {more}(?! )"), ""))
     return steps
+
+
+def _has_prefix(model: Any) -> bool:
+    """Returns whether a space is put before a text."""
+    return model.normalizer_spec.add_dummy_prefix and not _is_suffix(model)
 
 
 def _is_suffix(model: Any) -> bool:
@@ -231,9 +254,11 @@ def _rules(model: Any, model_path: str) -> list[Normalizer]:
         piece.type = alone.SentencePiece.NORMAL if piece.type == alone.SentencePiece.USER_DEFINED else piece.type
     normalize = _processor(alone).Normalize
     steps = list[normalizers.Normalizer]()
-    if (carriage_return := normalize("a\rb")[1:-1]) != "\r":
-        # "\r\n" is one grapheme, which `tokenizers` would replace by what "\r" becomes.
-        steps.append(normalizers.Replace("\r", carriage_return))
+    for letter in ("\r", SPACE):
+        # "\r\n" is one grapheme, which `tokenizers` would replace by what "\r" becomes; so is SPACE with an accent.
+        replaced = normalize(f"a{letter}b")[1:-1]
+        if replaced != letter:
+            steps.append(normalizers.Replace(letter, replaced))
     if normalize("\u2460") == "1":  # a circled digit: the rules include NFKC
         # `tokenizers` applies rules to whole graphemes of less than 6 bytes, else to single characters. After
         # NFKC a grapheme is a single character if one exists, and the rules' own NFKC changes nothing more.
@@ -285,14 +310,18 @@ def _pre_tokenizer(pieces: _Pieces) -> PreTokenizer:
     spec = model.normalizer_spec
     space = _space(model)
     steps: list[PreTokenizer] = []
-    if _is_suffix(model) or not spec.add_dummy_prefix:
+    if not _has_prefix(model):
         if spec.remove_extra_whitespaces:
             # No space begins a text: the mark goes, and the space behind it.
             steps.append(pre_tokenizers.Metaspace(BEGIN, "first", split=False))
             steps.append(pre_tokenizers.Split(Regex(f"{BEGIN}{space}?"), "removed"))
+            steps.append(pre_tokenizers.Split(GUARD, "removed"))
     elif spec.remove_extra_whitespaces:
-        # "first" puts no second space before a text that begins with one.
-        steps.append(pre_tokenizers.Metaspace(space, "first", split=False))
+        # "first" puts no second space before a text that begins with one. Only then are spaces what the pieces have
+        # for them: a text may begin with that character itself.
+        steps.append(pre_tokenizers.Metaspace(" ", "first", split=False))
+        if space != " ":
+            steps.append(pre_tokenizers.Metaspace(space, "never", split=False))
     else:
         # Here it does: another character is put before the text, which then becomes the space.
         other = " " if space != " " else BEGIN
@@ -323,28 +352,24 @@ def _decoder(model: Any) -> decoders.Decoder:
     return decoders.Sequence(steps)
 
 
-def of_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
-    """Returns a copy of another tokenizer.json that cuts what stands around a sentinel as training does.
+def of_tokenizer(tokenizer: Tokenizer, gaps: Sequence[str]) -> Tokenizer:
+    """Returns a copy of another tokenizer.json in which these tokens are gaps; see `around_gaps.with_gaps`.
 
-    The space before a gap is part of the word that is gone, and no space is put before what follows it.
+    Raises InputError for one that cannot cut what follows a gap as training does.
     """
     from tokenizers import Tokenizer
 
-    about = json.loads(tokenizer.to_str())
-    for token in about["added_tokens"]:
-        if SENTINEL.fullmatch(token["content"]):
-            token["lstrip"] = True
-    about["pre_tokenizer"] = _only_before_texts(about["pre_tokenizer"])
-    return Tokenizer.from_str(json.dumps(about))
+    reason = reason_against(tokenizer) if gaps else None
+    if reason is not None:
+        raise InputError(
+            f"The tokenizer {reason}, where a text in training has none; take a vocabulary that puts one before a whole"
+            " text alone, or write the weights without a tokenizer."
+        )
 
-
-def _only_before_texts(step: Any) -> Any:
-    """Returns a pre-tokenizer that puts a space before a text, and not before its later parts."""
-    if isinstance(step, dict) and step.get("type") == "Sequence":
-        return {**step, "pretokenizers": [_only_before_texts(each) for each in step["pretokenizers"]]}
-    if isinstance(step, dict) and step.get("type") == "Metaspace" and step.get("prepend_scheme") == "always":
-        return {**step, "prepend_scheme": "first"}
-    return step
+    made = Tokenizer.from_str(tokenizer.to_str())
+    known = {token.content for token in made.get_added_tokens_decoder().values()}
+    add_special(made, [name for name in gaps if name not in known])
+    return with_gaps(made, gaps)
 
 
 def around(ids: Mapping[str, int], end: str, encodes: bool) -> TemplateProcessing:

@@ -101,6 +101,7 @@ ODD: dict[str, tuple[str | bytes | Maker, str, list[str] | str]] = {
                    [text.replace("\t", " ") for text in TEXTS]),
     "raw.tsv": ('id\ttext\n1\t"Yes" she said, "no"\n2\t5" pipe\n', "text", ['"Yes" she said, "no"', '5" pipe']),
     "lines.tsv": (by_pandas(MULTILINE, sep="\t"), "text", "line 2 has 2 fields|line 3 has 1 fields"),
+    "commas.tsv": ("id,text\n1,One\n", "text", "with no tab in it"),
     "cr.tsv": ("id\ttext\r1\tOne\r2\tTwo\r", "text", "line 1 has a carriage return alone"),
     "usual.jsonl": (in_json(TEXTS), "text", TEXTS),
     "crlf.jsonl": (in_json(PLAIN).replace("\n", "\r\n"), "text", PLAIN),
@@ -124,6 +125,14 @@ ODD: dict[str, tuple[str | bytes | Maker, str, list[str] | str]] = {
     "records.json": (
         lambda path: pandas.DataFrame({"text": TEXTS}).to_json(path, orient="records", lines=True), "text", TEXTS
     ),
+    "two_arrays.json": (2 * (json.dumps([{"text": PLAIN[0]}]) + "\n"), "text", "another value follows its array"),
+    "after.json": ('[{"text": "a"}] and more', "text", "another value follows its array"),
+    "comma.json": ('[{"text": "a"},]', "text", "is not JSON"),
+    "commas.json": ('[{"text": "a"},,{"text": "b"}]', "text", "is not JSON"),
+    "no_comma.json": ('[{"text": "a"} {"text": "b"}]', "text", "have no comma between"),
+    "first.json": ('[{"text": "a"}\n,\n{"text": "b"}\n]\n\n', "text", ["a", "b"]),
+    "data_after.json": ('{"data": [{"text": "a"}], "version": {"of": [1]}}\n', "text", ["a"]),
+    "data_open.json": ('{"data": [{"text": "a"}], "version": ', "text", "does not end the object"),
     "array.jsonl": (json.dumps([{"text": text} for text in PLAIN]), "text", "one JSON array must have"),
     "arrays.json": (json.dumps([["One text"], ["Two texts"]]), "text", "its array holds arrays, and has to hold"),
     "indent.jsonl": (json.dumps({"text": PLAIN[0]}, indent=2), "text", "an object over several lines: write one"),
