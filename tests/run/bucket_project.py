@@ -198,7 +198,11 @@ def load(paths: Sequence[str]) -> int:
     """Loads the same model from two places; returns 1 if they do not write the same text."""
     import limba
 
-    one, other = (limba.load(path).generate(["Propoziția <extra_id_0> număr"], max_tokens=8) for path in paths)
+    # Where nothing is said, a run bans its sentinels, and a folder for transformers may write them, as there.
+    models = [limba.load(path) for path in paths]
+    one, other = (
+        model.generate(["Propoziția <extra_id_0> număr"], max_tokens=8, ban_sentinels=False) for model in models
+    )
     print(one, other)
     return int(one != other)
 
