@@ -18,7 +18,8 @@ MOST_LINES = 5  # that a fault may print on one console
 END_SECONDS = 120.0  # after which a process that still runs counts as hanging
 TRAINED_STEPS = 20  # of the run that the faults begin with; a checkpoint every 5
 WHOLE_STEPS = 40  # up to which it is resumed afterwards
-LONG_STEPS = 320  # of the undisturbed run that is compared with those that meet their fault while they train
+# Of the undisturbed run that is compared with those that meet their fault while they train, by its processes.
+LONG_STEPS = {1: 320, 2: 240, 4: 200}
 MORE_STEPS = 20  # that those train afterwards
 TOLERANCE = 1e-5  # of the first ten steps' losses on another number of processes, as in tests/run/test_kill.py
 UNWANTED = re.compile(

@@ -18,7 +18,6 @@ pytestmark = pytest.mark.night
 
 HOST_SECONDS = 30.0  # RunConfig.host_timeout_seconds
 STEP_SECONDS = 10.0  # RunConfig.step_timeout_seconds where a step stands still
-STEPS = {1: LONG_STEPS, 2: 240, 4: 200}  # of the undisturbed runs, by the number of processes
 STOPPED_SECONDS = 60.0
 AGAIN_SECONDS = 0.6  # from the first Ctrl-C to the second; less counts as one
 STOPPED_STEPS = 80  # of the run that is stopped alone
@@ -83,7 +82,7 @@ SIGNALS = list(_signals())
 
 @pytest.mark.parametrize("sent", SIGNALS, ids=lambda sent: sent.name)
 def test_a_signal_loses_nothing(sent: Sent, runs: Runs, moments: random.Random) -> None:
-    setting = Setting(sent.processes, STEPS[sent.processes])
+    setting = Setting(sent.processes, LONG_STEPS[sent.processes])
     directory = runs.trained(setting, "signal")
     with runs.training(directory, setting, moments.randint(6, 10), extra=[HOST_TIMEOUT]) as start:
         if sent.in_save:
@@ -103,7 +102,7 @@ def test_a_signal_loses_nothing(sent: Sent, runs: Runs, moments: random.Random) 
 
 @pytest.mark.parametrize("processes", [1, 2], ids=lambda number: f"stuck-step-of-{number}")
 def test_a_step_that_stands_still_ends_the_run(processes: int, runs: Runs, moments: random.Random) -> None:
-    setting = Setting(processes, STEPS[processes])
+    setting = Setting(processes, LONG_STEPS[processes])
     directory = runs.trained(setting, "stuck")
     stuck = {processes - 1: {"STUCK_AT": str(TRAINED_STEPS + moments.randint(6, 10))}}
     with runs.training(directory, setting, 1, extra=[HOST_TIMEOUT, STEP_TIMEOUT], variables=stuck) as start:
@@ -118,7 +117,7 @@ def test_a_step_that_stands_still_ends_the_run(processes: int, runs: Runs, momen
 
 def test_ctrl_c_twice_ends_a_run_whose_step_stands_still(runs: Runs, moments: random.Random) -> None:
     """The trial ctrl-c-twice: the first one saves nothing."""
-    setting = Setting(1, STEPS[1])
+    setting = Setting(1, LONG_STEPS[1])
     directory = runs.trained(setting, "twice")
     stuck = {0: {"STUCK_AT": str(TRAINED_STEPS + moments.randint(6, 10))}}
     with runs.training(directory, setting, 1, variables=stuck) as start:
@@ -149,7 +148,7 @@ def test_ctrl_c_while_the_program_is_loaded(runs: Runs, moments: random.Random) 
 
 def test_one_of_two_processes_that_is_stopped_is_named_as_lost(runs: Runs) -> None:
     """The trial stopped-60-s-of-2: SIGSTOP of the last process, and SIGCONT when the first one has said so."""
-    setting = Setting(2, STEPS[2])
+    setting = Setting(2, LONG_STEPS[2])
     directory = runs.trained(setting, "stopped")
     with runs.training(directory, setting, 6, extra=[HOST_TIMEOUT]) as start:
         since = time.monotonic()
@@ -184,7 +183,7 @@ DISTURBANCES = {
 @pytest.mark.parametrize("name", DISTURBANCES)
 def test_a_run_goes_on_by_itself(name: str, runs: Runs) -> None:
     disturb, says = DISTURBANCES[name]
-    setting = Setting(1, LONG_STEPS)
+    setting = Setting(1, LONG_STEPS[1])
     directory = runs.trained(setting, "disturbed")
     with runs.training(directory, setting, 3, steps=STOPPED_STEPS) as start:
         since = time.monotonic()
@@ -196,7 +195,7 @@ def test_a_run_goes_on_by_itself(name: str, runs: Runs) -> None:
 
 def test_one_process_of_twice_the_devices_resumes_two(runs: Runs) -> None:
     """The trial kill-all-of-2-resumed-by-1."""
-    setting = Setting(2, STEPS[2])
+    setting = Setting(2, LONG_STEPS[2])
     directory = runs.trained(setting, "other")
     with runs.training(directory, setting, 3) as start:
         since = time.monotonic()

@@ -21,7 +21,7 @@ SMALL_DISK = "30m"
 LARGER_DISK = "300m"
 SAVE_SECONDS = 6.0  # CheckpointConfig.save_timeout_seconds
 FALLBACK = 3 * TRAINED_STEPS  # steps between the checkpoints of the run that has another directory to turn to
-LONG = Setting(1, LONG_STEPS)
+LONG = Setting(1, LONG_STEPS[1])
 SAVING = f"--gin.config.CheckpointConfig.save_timeout_seconds={SAVE_SECONDS}"
 SIZES = r"\b[MGk]i?B\b"
 ANOTHER = r"\bprocess\b|\bpid\b"
@@ -146,7 +146,7 @@ def test_checkpoints_that_are_moved_away_end_the_run(runs: Runs) -> None:
 
 @pytest.mark.parametrize("processes", [1, 2], ids=["second-start", "second-start-of-2"])
 def test_a_second_start_in_the_directory_of_a_run_is_refused(processes: int, runs: Runs) -> None:
-    setting = Setting(processes, LONG.steps)
+    setting = Setting(processes, LONG_STEPS[processes])
     directory = runs.trained(setting, "two")
     with runs.training(directory, setting, 3, steps=10**6) as first:
         with runs.start(directory, LONG) as second:
