@@ -1,11 +1,10 @@
-"""Makes the pictures of the report, of the page to try a model and of the docs' front page, from a real run.
+"""Makes the pictures of the report and of the page to try a model, from a real run.
 
     python docs/site/screenshots.py MODEL_DIR [OTHER_MODEL_DIR]
 
-Needs Debian's Chromium, a font with Japanese letters (fonts-noto-cjk) and the packages of requirements-test.txt. Writes
-docs/report.webp, docs/play.webp and docs/front.webp, each under 150 kB, and docs/pictures.json, by which
-tests/test_site.py sees pictures that are no longer those of the pages. `python -m benchmarks.readme` calls it with the
-run whose output README.md shows.
+Needs Debian's Chromium and the packages of requirements-test.txt. Writes docs/report.webp and docs/play.webp, each
+under 150 kB, and docs/pictures.json, by which tests/test_site.py sees pictures that are no longer those of the pages.
+`python -m benchmarks.readme` calls it with the run whose output README.md shows.
 """
 
 from __future__ import annotations
@@ -87,20 +86,13 @@ def play(page: Page, run: str) -> dict[str, object]:
     with served("play", run) as address:
         page.goto(address)
         page.locator("#models section").first.wait_for()
+        page.get_by_text("Change the text").click()
         page.get_by_label("Text", exact=True).fill(TEXT)
+        page.get_by_text("Change the text").click()
         page.locator("#words").get_by_role("button", name=MASKED, exact=True).first.click()
         page.get_by_role("button", name="Fill the gaps").click()
         page.get_by_text("Done.").wait_for(timeout=300_000)
         return write("play", page)
-
-
-def front(page: Page) -> dict[str, object]:
-    """Makes the picture of the docs' front page."""
-    with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([sys.executable, "docs/site/build.py", folder], cwd=ROOT, check=True, capture_output=True)
-        page.goto(f"file://{folder}/index.html")
-        page.wait_for_timeout(500)
-        return write("front", page)
 
 
 def main(runs: Sequence[str]) -> None:
@@ -108,8 +100,6 @@ def main(runs: Sequence[str]) -> None:
     program = shutil.which("chromium") or shutil.which("google-chrome")
     if program is None or not runs:
         raise SystemExit("Give MODEL_DIR, and install Chromium (apt-get install chromium).")
-    if not subprocess.run(["fc-list", ":lang=ja"], capture_output=True, check=False).stdout:
-        raise SystemExit("No font has Japanese letters; install one (apt-get install fonts-noto-cjk).")
     with sync_playwright() as playwright:
         browser: Browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         with contextlib.closing(browser):
@@ -117,7 +107,6 @@ def main(runs: Sequence[str]) -> None:
             made = {
                 "report": report(page, [str(Path(run).resolve()) for run in runs]),
                 "play": play(page, str(Path(runs[0]).resolve())),
-                "front": front(page),
             }
     records = map(json.loads, Path(runs[0], "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     last = [record for record in records if record["kind"] == "validation"][-1]

@@ -73,22 +73,24 @@ def test_on_a_terminal_progress_is_one_line_and_saves_are_in_the_log(
         metrics.validation_line(30, VALIDATION)
         metrics.saved(30, "there")
     rows = capsys.readouterr().out.splitlines()
-    assert rows == ["step 30 validation: loss 3.5000 | token accuracy 40.0% | perplexity 33.10 | 2.100 bits per byte"]
+    assert rows == ["step 30 validation: loss 3.5000 | token accuracy 40.0% | 2.100 bits per byte"]
     drawn = terminal.getvalue()
     assert "training" in drawn and "30/30" in drawn and "loss 3.250" in drawn and "24,000 tokens/s" in drawn
     assert drawn.count("\n") <= 2  # the line is drawn again in its place
-    assert "step 30 saved in there" in (tmp_path / LOG).read_text()
+    log = (tmp_path / LOG).read_text()
+    assert "step 30 saved in there" in log and "step 30 validation perplexity 33.10" in log
 
 
 def test_a_sample_has_the_hidden_word_beside_a_wrong_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     masked = "The <extra_id_0> opens the <extra_id_1> again."
-    texts = {masked: ["The [module] opens the [set] again."], "Other <extra_id_0>.": ["Other [one]."]}
+    other = "Another <extra_id_0>, which is longer than the one that is shown."
+    texts = {other: [other.replace("<extra_id_0>", "[one]")], masked: ["The [module] opens the [set] again."]}
     with Metrics(str(tmp_path), 0, 9, writes=True) as metrics:
         metrics.samples(9, texts, {masked: ("module", "file")})
     assert capsys.readouterr().out == "step 9 sample: The [module ✓] opens the [set, not file] again.\n"
     record = (tmp_path / "metrics.jsonl").read_text()
     assert '"hidden": {"The <extra_id_0> opens the <extra_id_1> again.": ["module", "file"]}' in record
-    assert "sample for 'Other <extra_id_0>.': Other [one]." in (tmp_path / LOG).read_text()
+    assert f"sample for {other!r}: Another [one], which is longer" in (tmp_path / LOG).read_text()
 
 
 def test_text_metrics_stand_beside_those_of_the_copied_input(
