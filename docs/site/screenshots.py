@@ -21,11 +21,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 
 ROOT = Path(__file__).parent.parent.parent
 MOST_BYTES = 150_000
 SIZE = {"width": 1280, "height": 960}
+WIDE: ViewportSize = {"width": 1280, "height": 680}  # of the page to try a model, which is no longer than that
 TEXT = "A generator is a function which returns an iterator. It looks like a normal function."
 MASKED = "function"  # the word of TEXT that is masked
 ABOUT = ROOT / "docs" / "pictures.json"
@@ -84,6 +85,7 @@ def report(page: Page, runs: Sequence[str]) -> dict[str, object]:
 def play(page: Page, run: str) -> dict[str, object]:
     """Makes the picture of the page to try a model: a word is masked, and the model fills the gap."""
     with served("play", run) as address:
+        page.set_viewport_size(WIDE)
         page.goto(address)
         page.locator("#models section").first.wait_for()
         page.get_by_text("Change the text").click()

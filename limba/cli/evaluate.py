@@ -83,7 +83,7 @@ def run(argv: Sequence[str]) -> None:
         fills = trained.network.config.is_encoder or not trained.network.config.is_decoder_only
         print("\n".join([f"\n{prompt!r} is {'filled' if fills else 'continued'}:", *several]), flush=True)
     print(f"  all figures: {path.with_suffix('.md')}", flush=True)
-    with Metrics(config.model_dir, trained.step, config.train_steps, True) as metrics:
+    with Metrics(config.model_dir, trained.step, config.train_steps, True, only_adds=True) as metrics:
         metrics.write("evaluation" + (f"/{given.split}" if given.split else ""), trained.step, figures)
 
 

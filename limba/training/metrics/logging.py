@@ -193,7 +193,8 @@ class Metrics:
     """Writes one run's figures, where `writes` is true: in the first process.
 
     `start` is the step that the run resumes from; `run` says what else gets the figures, by default TensorBoard. Use it
-    as a context manager: on exit it flushes all files.
+    as a context manager: on exit it flushes all files, and records that the run has ended, unless it `only_adds`
+    figures to those of a run.
     """
 
     def __init__(
@@ -204,7 +205,9 @@ class Metrics:
         writes: bool,
         run: RunConfig | None = None,
         callbacks: Callbacks | None = None,
+        only_adds: bool = False,
     ):
+        self._only_adds = only_adds
         self.train_steps, self.writes = train_steps, writes
         self._remaining = Remaining(train_steps, None if run is None else run.data.num_epochs)
         self._outputs: _Outputs | None = None
@@ -239,7 +242,8 @@ class Metrics:
         if isinstance(error, SentenceError):
             error.after_step = self._step
         reason = without_credentials(ending)
-        self.record("end", self._step, {"reason": reason, "failed": error is not None, "stopped": self._is_stopped})
+        if not self._only_adds:
+            self.record("end", self._step, {"reason": reason, "failed": error is not None, "stopped": self._is_stopped})
         logging.getLogger().removeHandler(self._warnings)
         for output in reversed(self._outputs or ()):
             if output is not None:

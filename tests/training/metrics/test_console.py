@@ -1,12 +1,14 @@
 """What a run shows: few rows on the console, one line of progress on a terminal, and every line in its log."""
 
 import io
+import json
 import logging
 import re
 from pathlib import Path
 
 import pytest
 
+from limba.evaluation.standing import standing
 from limba.training.metrics import console
 from limba.training.metrics.logging import Metrics
 from limba.training.metrics.records import LOG
@@ -109,3 +111,15 @@ def test_a_process_that_is_not_the_first_shows_and_writes_nothing(
         metrics.train_line(1, TRAIN)
         metrics.saved(1, "there")
     assert capsys.readouterr().out == "" and not list(tmp_path.iterdir())
+
+
+def test_figures_that_are_added_to_a_run_do_not_end_it_again(tmp_path: Path) -> None:
+    """`limba evaluate` of a run that failed leaves it a failed one."""
+    with pytest.raises(ValueError, match="a fault"), Metrics(str(tmp_path), 0, 9, writes=True):
+        raise ValueError("a fault")
+    with Metrics(str(tmp_path), 5, 9, writes=True, only_adds=True) as metrics:
+        metrics.write("evaluation", 5, {"loss": 1.0})
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [record["kind"] for record in records] == ["end", "evaluation"]
+    stands = standing(records, saved=5, age=None)
+    assert stands is not None and stands.word == "FAILED"
