@@ -150,7 +150,7 @@ def test_every_block_parses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_numbers_are_those_that_were_recorded() -> None:
     text, recorded = readme.README.read_text(), readme.record()
     for line in readme.shown():
-        assert readme.counterpart(line, recorded["printed"]) == line
+        assert readme.shown_of(line, recorded["printed"]) == line
     assert [float(number) for number in readme.PROPOSAL.findall(text)[0]] == recorded["proposal"]
     assert readme.SEEDS.findall(text) == [readme.range_of_seeds(recorded["hits"])]
     assert len(recorded["hits"]) >= 3 and recorded["hits"]["0"] == readme.hits(recorded["printed"])
@@ -194,7 +194,7 @@ def test_readme_runs_as_pasted_from_a_clone(tmp_path: Path) -> None:
     assert "== The ___ returns a list.\n1. " in printed
     lines = printed.partition("== block 2\n")[0].splitlines()
     for line in readme.shown():
-        other = readme.counterpart(line, lines)
+        other = readme.shown_of(line, lines)
         assert other is not None, (line, lines)
         for shown, found in zip(readme.NUMBER.findall(line), readme.NUMBER.findall(other), strict=True):
             is_percentage = f"{shown}%" in line
