@@ -64,7 +64,7 @@ def programs(folder: Path, source: Path) -> None:
     """Writes python, limba and activate into a folder, as an environment has them; they import Limba from `source`."""
     folder.mkdir(parents=True)
     few = "--gin.TRAIN_STEPS=20 --gin.EVAL_PERIOD=10 --gin.EVAL_STEPS=1 --gin.CHECKPOINT_PERIOD=10"
-    short = f'case "$*" in *"limba train gin/en_"*) set -- "$@" {few} ;; esac'
+    short = f'case "$*" in *"limba train gin/mine_"*) set -- "$@" {few} ;; esac'
     python = f'#!/bin/bash\nexport PYTHONPATH={source}\n{short}\nexec {sys.executable} "$@"\n'
     # preflight ends with 2 where the run works and it warns, as of so small a text.
     command = f'#!/bin/bash\nstatus=0\n{folder}/python -m limba "$@" || status=$?\n'
@@ -138,7 +138,7 @@ def test_every_block_parses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         done = subprocess.run(["bash", "-n", "-c", block.text], capture_output=True, text=True, check=False)
         assert done.returncode == 0 and not done.stderr
         scripts = re.findall(r"bash (\S+\.sh)", block.text)
-        assert all((ROOT / script).is_file() or script == "launch/en.sh" for script in scripts)  # `limba new` writes it
+        assert all((ROOT / script).is_file() or script == "launch/mine.sh" for script in scripts)  # `limba new` writes it
     for block in blocks("python"):
         compile(block.text, "README.md", "exec")
     monkeypatch.chdir(tmp_path)
@@ -202,7 +202,7 @@ def test_readme_runs_as_pasted_from_a_clone(tmp_path: Path) -> None:
             assert float(found) == pytest.approx(float(shown), abs=tolerance), (line, other)
     model, floor = readme.hits(lines), re.findall(r"commonest words .*in ([\d.]+)%", printed)[0]
     assert model > float(floor) + 8
-    assert len(list(place.glob("runs/en_*/huggingface/step_20/model.safetensors"))) == 1
+    assert len(list(place.glob("runs/mine_*/huggingface/step_20/model.safetensors"))) == 1
     assert (place / "folder" / "model.safetensors").is_file()
 
 
@@ -219,7 +219,7 @@ def test_readme_runs_as_pasted_after_pip_install(tmp_path: Path, wheel: Path) ->
     assert copied.startswith("mkdir -p data && cp runs/demo/")  # in its place: a text of one's own
     printed = paste([Block("bash", rest), python], place, f"{tmp_path}/bin:")
     assert "== block 2" in printed and (place / "folder" / "model.safetensors").is_file()
-    assert len(list(place.glob("runs/en_*/huggingface/step_20/model.safetensors"))) == 1
+    assert len(list(place.glob("runs/mine_*/huggingface/step_20/model.safetensors"))) == 1
 
 
 @pytest.mark.night
