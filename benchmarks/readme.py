@@ -34,7 +34,7 @@ CUT = "…"  # stands alone where lines are left out, and at the end of a line t
 NUMBER = re.compile(r"\d[\d.,]*(?:e[+-]\d+)?|\bnan\b")
 SECOND = "Another one learns"  # with which the demo says that its second training begins
 HITS = re.compile(r"the hidden word is among its five likeliest in ([\d.]+)% of (\d+) gaps")
-SEEDS = re.compile(r"(?<=With other seeds it is )[\d.]+ to [\d.]+(?= %)")
+SEEDS = re.compile(r"\d+ seeds: [\d.]+ to [\d.]+ %")
 # Millions of parameters, hours and dollars, each from the least to the most, as README.md says them.
 PROPOSAL = re.compile(r"(\d+) million parameters:\s([\d.]+)\sto\s([\d.]+)\shours,\s\$([\d.]+)\sto\s\$([\d.]+)")
 TEXT_BYTES = 1_000_000_000  # of the text that `limba new` is asked about
@@ -137,9 +137,9 @@ def range_of_seeds(by_seed: Mapping[str, float]) -> str:
     """Returns what README.md says of all seeds.
 
     >>> range_of_seeds({"0": 40.5, "1": 31.8})
-    '31.8 to 40.5'
+    '2 seeds: 31.8 to 40.5 %'
     """
-    return f"{min(by_seed.values())} to {max(by_seed.values())}"
+    return f"{len(by_seed)} seeds: {min(by_seed.values())} to {max(by_seed.values())} %"
 
 
 def proposal(folder: Path) -> list[float]:

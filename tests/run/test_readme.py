@@ -138,7 +138,8 @@ def test_every_block_parses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         done = subprocess.run(["bash", "-n", "-c", block.text], capture_output=True, text=True, check=False)
         assert done.returncode == 0 and not done.stderr
         scripts = re.findall(r"bash (\S+\.sh)", block.text)
-        assert all((ROOT / script).is_file() or script == "launch/mine.sh" for script in scripts)  # `limba new` writes it
+        # `limba new` writes launch/mine.sh.
+        assert all((ROOT / script).is_file() or script == "launch/mine.sh" for script in scripts)
     for block in blocks("python"):
         compile(block.text, "README.md", "exec")
     monkeypatch.chdir(tmp_path)
@@ -153,7 +154,7 @@ def test_the_numbers_are_those_that_were_recorded() -> None:
         assert readme.shown_of(line, recorded["printed"]) == line
     assert [float(number) for number in readme.PROPOSAL.findall(text)[0]] == recorded["proposal"]
     assert readme.SEEDS.findall(text) == [readme.range_of_seeds(recorded["hits"])]
-    assert len(recorded["hits"]) >= 3 and recorded["hits"]["0"] == readme.hits(recorded["printed"])
+    assert len(recorded["hits"]) >= 2 and recorded["hits"]["0"] == readme.hits(recorded["printed"])
 
 
 def test_the_figures_beside_others_stand_with_their_commands() -> None:
