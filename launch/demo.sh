@@ -22,7 +22,7 @@ fail() { echo "launch/demo.sh: $1" >&2; exit 2; }
 name=demo
 if [ -n "${CORPUS:-}" ]; then name=demo-$(printf %s "$CORPUS" | cksum | cut -d ' ' -f 1); fi
 directory=${MODEL_DIR:-$root/runs/$name}
-directory=${directory#"$PWD"/} # rows are shorter with it
+shown=${directory#"$PWD"/} # as it is typed here
 case $directory in *://*) fail "MODEL_DIR is $directory; the demo writes to a local directory, so give one." ;; esac
 bash "$root/launch/setup.sh"
 export LIMBA_ALONE=1 # one process, also in a job that has several
@@ -37,14 +37,14 @@ train() { bash "$root/launch/supervise.sh" "$python" -m limba train "$@"; }
 say_next() {
   local activate=$root/.venv/bin/activate
   echo "Next:  . ${activate#"$PWD"/}    # then the command limba is there"
-  echo "  limba generate $directory --prompt='The ___ returns a list.'"
-  if [ -d "$directory/spaces" ]; then echo "  limba generate $directory/spaces --prompt='thefunctionreturnsalist'"; fi
-  echo "  limba play $directory    # a page to try it; limba report $directory: a page of the run"
+  echo "  limba generate $shown --prompt='The ___ returns a list.'"
+  if [ -d "$directory/spaces" ]; then echo "  limba generate $shown/spaces --prompt='thefunctionreturnsalist'"; fi
+  echo "  limba play $shown    # a page to try it; limba report $shown: a page of the run"
   echo "  limba new my --corpus='path/*.txt'    # a run for your own text"
 }
 
 if [ -f "$done" ] && [ "$(cat "$done")" = "$asked" ]; then
-  echo "The demo is done: $directory"
+  echo "The demo is done: $shown"
   say_next
   exit 0
 fi
