@@ -175,8 +175,8 @@ def write(folder: Path) -> None:
 def without_breaks(markdown: str) -> str:
     """Returns Japanese text without the ends of its source lines, for which a browser shows spaces.
 
-    >>> without_breaks("\u6f22\u5b57\n\u304b\u306a\n\n* a\n")
-    '\u6f22\u5b57\u304b\u306a\n\n* a\n'
+    >>> without_breaks("\u6f22\u5b57\\n\u304b\u306a\\n\\n* a\\n")
+    '\u6f22\u5b57\u304b\u306a\\n\\n* a\\n'
     """
     blocks = re.split(r"(^```.*?^```$)", markdown, flags=re.MULTILINE | re.DOTALL)
     blocks[::2] = [re.sub(rf"(?<={WIDE})\n *(?={WIDE})", "", text) for text in blocks[::2]]
