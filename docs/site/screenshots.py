@@ -40,7 +40,7 @@ SEEN = """[...document.querySelectorAll("h1, h2, h3, button, label, summary")].f
 def write(name: str, page: Page) -> dict[str, object]:
     """Writes what a page shows as docs/<name>.webp, with the best quality that is small enough.
 
-    Returns the picture's checksum, and the words that it shows.
+    Returns the picture's checksum, its height, and the words that it shows.
     """
     image = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
     for quality in (90, 80, 70, 60, 50, 40):
@@ -53,7 +53,8 @@ def write(name: str, page: Page) -> dict[str, object]:
     path = ROOT / "docs" / f"{name}.webp"
     path.write_bytes(buffer.getvalue())
     print(f"{path}: {len(buffer.getvalue()):,} bytes, quality {quality}")
-    return {"sha256": hashlib.sha256(buffer.getvalue()).hexdigest(), "says": page.evaluate(SEEN)}
+    checksum = hashlib.sha256(buffer.getvalue()).hexdigest()
+    return {"sha256": checksum, "height": image.height, "says": page.evaluate(SEEN)}
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ another machine, may differ from it by LOSSES of a loss or of bits per byte, by 
 what `limba new` proposes.
 """
 
+import json
 import os
 import re
 import shutil
@@ -110,12 +111,13 @@ def test_the_first_screen_says_what_one_gets() -> None:
 
 
 def test_the_pictures_are_shown_and_small() -> None:
-    for name, page, height in (("play", readme.README, 680), ("report", ROOT / "docs" / "report.md", 960)):
+    pictures = json.loads((ROOT / "docs" / "pictures.json").read_text())["pictures"]
+    for name, page in (("play", readme.README), ("report", ROOT / "docs" / "report.md")):
         assert f"{name}.webp)" in page.read_text()
         path = ROOT / "docs" / f"{name}.webp"
         assert path.stat().st_size < 150_000
         with Image.open(path) as image:
-            assert image.format == "WEBP" and image.size == (1280, height)
+            assert image.format == "WEBP" and image.size == (1280, pictures[name]["height"])
             darkest, lightest = image.convert("L").getextrema()
             assert isinstance(lightest, int) and lightest - darkest > 100  # something is drawn
 
