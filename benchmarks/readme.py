@@ -1,21 +1,26 @@
-"""Runs the demo and writes what it shows into README.md: a part of its output, its loss, and pictures of its pages.
+"""Makes each number that README.md shows of itself, and its picture.
 
-    python -m benchmarks.readme
+    python -m benchmarks.readme               # the demo: a part of its output, and pictures of its pages
+    python -m benchmarks.readme --seeds=1,2   # the demo with other seeds: in how many gaps it finds the hidden word
+    python -m benchmarks.readme --proposal    # what limba new says of 1 GB of text and one H100
 
 The part is chosen by the lines that README.md has now: each takes the numbers of the run's own line, `…` stays.
-`tests/run/test_readme.py` compares the lines with those of a shorter run, numbers aside.
+What was measured is kept in benchmarks/readme.json. `tests/run/test_readme.py` compares README.md with it, and at night
+pastes README.md's blocks and compares both with what these print.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from limba.cli import program
 from limba.cli.arguments import Parser
@@ -24,9 +29,16 @@ from limba.config import InputError
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 BLOCK = re.compile(r"(?<=```text\n).*?(?=```)", re.DOTALL)
-PICTURE = ROOT / "docs" / "demo_loss.png"
+RECORD = ROOT / "benchmarks" / "readme.json"
 CUT = "…"  # stands alone where lines are left out, and at the end of a line that is cut
 NUMBER = re.compile(r"\d[\d.,]*(?:e[+-]\d+)?|\bnan\b")
+SECOND = "Another one learns"  # with which the demo says that its second training begins
+HITS = re.compile(r"the hidden word is among its five likeliest in ([\d.]+)% of (\d+) gaps")
+SEEDS = re.compile(r"\d+ seeds: [\d.]+ to [\d.]+ %")
+# Millions of parameters, hours and dollars, each from the least to the most, as README.md says them.
+PROPOSAL = re.compile(r"(\d+) million parameters:\s([\d.]+)\sto\s([\d.]+)\shours,\s\$([\d.]+)\sto\s\$([\d.]+)")
+TEXT_BYTES = 1_000_000_000  # of the text that `limba new` is asked about
+COPIES = 20  # files that the text is divided into; each is a link to the first
 
 
 def demo(folder: Path, *arguments: str, **variables: str) -> list[str]:
@@ -61,8 +73,8 @@ def form(line: str) -> str:
 def kind(line: str) -> str:
     """Returns what a line is about: its beginning, up to the first text that differs between runs.
 
-    >>> kind("step 800 sample: The [of, not set] is"), kind("  the hidden word is among five in 40% of 200 gaps (the")
-    ('step # sample', 'the hidden word is among five in #% of # gaps')
+    >>> kind("step 800 sample: The [of, not set] is"), kind("    and among the five commonest words (the, a) in 9%")
+    ('step # sample', 'and among the five commonest words')
     """
     return re.split(r"[:|(]", form(line))[0].strip()
 
@@ -87,6 +99,17 @@ def counterpart(line: str, printed: Sequence[str]) -> str | None:
     return None
 
 
+def shown_of(line: str, printed: Sequence[str]) -> str | None:
+    """Returns the counterpart of a line of README.md in what the demo prints: in its first training, or in its second.
+
+    >>> shown_of("Loss 9 to 2", ["Loss 8 to 1", "Another one learns to", "Loss 7 to 0"])
+    'Loss 8 to 1'
+    """
+    second = next((place for place, other in enumerate(printed) if other.startswith(SECOND)), len(printed))
+    found = counterpart(line, printed[:second])
+    return counterpart(line, printed[second:]) if found is None else found
+
+
 def _beginning(line: str, wanted: str) -> str | None:
     """Returns the part of a line, from its beginning, that has the form `wanted`."""
     for end in range(len(line), 0, -1):
@@ -95,18 +118,113 @@ def _beginning(line: str, wanted: str) -> str | None:
     return None
 
 
+def record() -> dict[str, Any]:
+    """Returns what was measured: the demo's output, its hits by seed, and the proposal."""
+    return json.loads(RECORD.read_text(encoding="utf-8"))
+
+
+def _write(**measured: object) -> None:
+    RECORD.write_text(json.dumps({**record(), **measured}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def hits(printed: Sequence[str]) -> float:
+    """Returns the percentage of gaps whose hidden word the demo's model finds, from what the demo prints."""
+    (found,) = HITS.findall("\n".join(printed))
+    return float(found[0])
+
+
+def range_of_seeds(by_seed: Mapping[str, float]) -> str:
+    """Returns what README.md says of all seeds.
+
+    >>> range_of_seeds({"0": 40.5, "1": 31.8})
+    '2 seeds: 31.8 to 40.5 %'
+    """
+    return f"{len(by_seed)} seeds: {min(by_seed.values())} to {max(by_seed.values())} %"
+
+
+def proposal(folder: Path) -> list[float]:
+    """Returns what `limba new` proposes for 1 GB of the demo's text and one H100: the numbers of PROPOSAL, in order."""
+    from tasks.demo import prose_corpus
+
+    (folder / "data").mkdir()
+    prose_corpus(folder / "prose.jsonl")
+    prose = (folder / "prose.jsonl").read_bytes()
+    first = folder / "data" / "0.jsonl"
+    first.write_bytes(prose * (TEXT_BYTES // COPIES // len(prose)))
+    for number in range(1, COPIES):
+        (folder / "data" / f"{number}.jsonl").symlink_to(first)
+    command = [sys.executable, "-m", "limba", "new", "en", "--corpus=data/*.jsonl", "--hardware=h100"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    said = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True).stdout
+    return proposed(said)
+
+
+def proposed(said: str) -> list[float]:
+    """Returns the numbers of a proposal as PROPOSAL has them, from what `limba new` prints.
+
+    >>> proposed("T5 1.1 base, 247,381,248 parameters, 3.4 to 9.7 hours. Cost: at most 6 %; $13 to $39 at $3.99 each")
+    [247.0, 3.4, 9.7, 13.0, 39.0]
+    """
+    parameters = re.search(r"([\d,]+) parameters", said)
+    hours = re.search(r"([\d.]+) to ([\d.]+) hours", said)
+    dollars = re.search(r"\$([\d.]+) to \$([\d.]+)", said)
+    if parameters is None or hours is None or dollars is None:
+        raise InputError(f"limba new names no parameters, hours or dollars:\n{said}")
+    millions = round(int(parameters[1].replace(",", "")) / 1e6)
+    return [float(number) for number in (millions, *hours.groups(), *dollars.groups())]
+
+
 def main(argv: Sequence[str]) -> int:
-    Parser("-m benchmarks.readme", __doc__ or "", "python").parse_args(argv)
+    parser = Parser("-m benchmarks.readme", __doc__ or "", "python")
+    parser.add_argument("--seeds", metavar="1,2", help="other seeds of the demo, instead of its own run")
+    parser.add_argument("--proposal", action="store_true", help="what limba new proposes, instead of the demo")
+    given = parser.parse(argv)
+    if given.proposal:
+        return _propose()
+    if given.seeds:
+        return _try_seeds(given.seeds.split(","))
+    return _run_demo()
+
+
+def _propose() -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        numbers = proposal(Path(folder))
+    _write(proposal=numbers)
+    millions, *others = (f"{number:g}" for number in numbers)
+    said = "{} million parameters: {} to {} hours, ${} to ${}".format(millions, *others)
+    text = README.read_text(encoding="utf-8")
+    README.write_text(PROPOSAL.sub(lambda _: said, text), encoding="utf-8")
+    print(f"{said}; fold the lines of README.md by hand.")
+    return 0
+
+
+def _try_seeds(seeds: Sequence[str]) -> int:
+    by_seed = record()["hits"]
+    for seed in seeds:
+        with tempfile.TemporaryDirectory() as folder:
+            by_seed[seed] = hits(demo(Path(folder), f"--gin.RANDOM_SEED={seed}"))
+        print(f"seed {seed}: {by_seed[seed]} % of the gaps", flush=True)
+    _write_hits(by_seed)
+    return 0
+
+
+def _write_hits(by_seed: Mapping[str, float]) -> None:
+    _write(hits=by_seed)
+    text = README.read_text(encoding="utf-8")
+    README.write_text(SEEDS.sub(range_of_seeds(by_seed), text), encoding="utf-8")
+
+
+def _run_demo() -> int:
     with tempfile.TemporaryDirectory() as folder:
         printed = demo(Path(folder))
-        lines = [line if line == CUT else counterpart(line, printed) for line in shown()]
+        lines = [line if line == CUT else shown_of(line, printed) for line in shown()]
         lost = [line for line, found in zip(shown(), lines, strict=True) if found is None]
         if lost:
             raise InputError(f"README.md shows lines that the demo does not print: {lost}")
-        subprocess.run([sys.executable, "-m", "limba", "report", f"{folder}/runs/demo"], cwd=ROOT, check=True)
-        shutil.copyfile(Path(folder, "runs", "demo", "loss.png"), PICTURE)
         text = "\n".join(line for line in lines if line is not None)
         README.write_text(BLOCK.sub(lambda _: f"{text}\n", README.read_text(encoding="utf-8")), encoding="utf-8")
+        _write(printed=[line for line in printed if " | ETA " not in line])
+        _write_hits({**record()["hits"], "0": hits(printed)})
         subprocess.run([sys.executable, "docs/site/screenshots.py", f"{folder}/runs/demo"], cwd=ROOT, check=True)
     print(f"{len(lines)} lines of README.md and the pictures are those of this run.")
     return 0

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# From an empty machine to a tiny T5 that fills gaps in text, in one command.
+# From an empty machine to a tiny T5 that fills gaps in text, and one that puts spaces back, in one command.
 #
 #   bash launch/demo.sh
 #   CORPUS='path/*.txt' STEPS=2000 MODEL_DIR=DIR bash launch/demo.sh [--gin.NAME=VALUE ...]
 #
 # From the environment:
 #   CORPUS          text to learn from: .txt, .jsonl, .csv (column text) or .parquet, also .gz; if it is not given, the
-#                   English of Python's own documentation (PSF licence)
-#   STEPS           of the training; 800 if it is not given
+#                   English of Python's own documentation (PSF licence). Of a text of your own gaps alone are learned
+#   STEPS           of each training; 800 and 500 if it is not given
 #   MODEL_DIR       local folder that gets all files: runs/demo, or runs/demo-NUMBER for a text of your own
 #
 # Each step is a command that you can type yourself; MODEL_DIR/logs has what they print beside these rows. Started
@@ -22,6 +22,7 @@ fail() { echo "launch/demo.sh: $1" >&2; exit 2; }
 name=demo
 if [ -n "${CORPUS:-}" ]; then name=demo-$(printf %s "$CORPUS" | cksum | cut -d ' ' -f 1); fi
 directory=${MODEL_DIR:-$root/runs/$name}
+shown=${directory#"$PWD"/} # as it is typed here
 case $directory in *://*) fail "MODEL_DIR is $directory; the demo writes to a local directory, so give one." ;; esac
 bash "$root/launch/setup.sh"
 export LIMBA_ALONE=1 # one process, also in a job that has several
@@ -34,21 +35,23 @@ asked="${STEPS:-} $*"
 limba() { "$python" -m limba "$@"; }
 train() { bash "$root/launch/supervise.sh" "$python" -m limba train "$@"; }
 say_next() {
-  echo "The command limba is there after: . $root/.venv/bin/activate"
-  echo "Try it:   limba play $directory   limba generate $directory --fill --prompt='The ___ returns a list.'"
-  echo "See it:   limba report $directory"
-  echo "Your own: CORPUS='path/*.txt' STEPS=2000 bash launch/demo.sh   limba new my --corpus='path/*.txt'"
+  local activate=$root/.venv/bin/activate
+  echo "Next:  . ${activate#"$PWD"/}    # then the command limba is there"
+  echo "  limba generate $shown --prompt='The ___ returns a list.'"
+  if [ -d "$directory/spaces" ]; then echo "  limba generate $shown/spaces --prompt='thefunctionreturnsalist'"; fi
+  echo "  limba play $shown    # a page to try it; limba report $shown: a page of the run"
+  echo "  limba new my --corpus='path/*.txt'    # a run for your own text"
 }
 
 if [ -f "$done" ] && [ "$(cat "$done")" = "$asked" ]; then
-  echo "The demo is done: $directory"
+  echo "The demo is done: $shown"
   say_next
   exit 0
 fi
 mkdir -p "$directory/logs"
 if [ -z "${CORPUS:-}" ] && [ ! -f "$corpus" ]; then "$python" -m tasks.demo "$corpus"; fi
 
-echo "A tiny T5 learns to fill gaps in text. A sample has the right word beside a wrong one."
+echo "A tiny T5 learns to fill gaps in text: [its word, not the right one] or [word ✓]."
 steps=()
 if [ -n "${STEPS:-}" ]; then steps=("--gin.TRAIN_STEPS=$STEPS"); fi
 train gin/demo_gaps.gin "--gin.MODEL_DIR=$directory" "--gin.CORPUS=$corpus" \
@@ -56,5 +59,9 @@ train gin/demo_gaps.gin "--gin.MODEL_DIR=$directory" "--gin.CORPUS=$corpus" \
 limba evaluate "$directory"
 limba convert "$directory" >"$directory/logs/convert.log"
 echo "For transformers, with equal logits: $(tail -n 1 "$directory/logs/convert.log")"
+if [ -z "${CORPUS:-}" ]; then
+  echo "Another one learns to put spaces back: thefunctionreturnsalist."
+  train gin/demo_spaces.gin "--gin.MODEL_DIR=$directory/spaces" "--gin.CORPUS=$corpus" ${steps[@]+"${steps[@]}"} "$@"
+fi
 printf %s "$asked" >"$done"
 say_next

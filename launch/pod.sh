@@ -91,6 +91,10 @@ create() {
   save
   trap 'say "stays in the queue; bash launch/pod.sh status, watch or delete $name" >&2; exit 75' INT TERM
   await
+  if [ -n "$dry" ]; then
+    say "nothing was asked of Google: whether $zone has $type is seen without --dry-run"
+    return
+  fi
   say "ready; next: bash launch/pod.sh setup $name"
 }
 remake() { remove; request; await; }

@@ -92,7 +92,15 @@ make one here: gcloud storage buckets create gs://NEW --location=$region" >&2
 }
 
 # The image of each generation: https://docs.cloud.google.com/tpu/docs/runtimes
+# A size is in cores (of 8 a host) up to v4 and for v5p, in chips for the others; which sizes a zone has, gcloud says.
 image_of() {
+  local size=${1##*-}
+  case $1 in
+    v[234]-[1-9]* | v5p-[1-9]*)
+      [[ $size =~ ^[0-9]+$ ]] || return 1
+      if [ $((size % 8)) -ne 0 ]; then return 1; fi ;;
+    v5litepod-* | v6e-*) case $size in 1 | 4 | 8 | 16 | 32 | 64 | 128 | 256) ;; *) return 1 ;; esac ;;
+  esac
   case $1 in
     v[234]-[1-9]*) echo tpu-ubuntu2204-base ;;
     v5litepod-[1-9]*) echo v2-alpha-tpuv5-lite ;;
@@ -131,7 +139,8 @@ await() {
   local now='' last='' reason
   while [ "$now" != ACTIVE ]; do
     now=$(state) || explain "$name: its state cannot be read, and it stays in the queue" 75
-    if [ "$now" != "$last" ]; then say "$now"; last=$now; fi
+    if [ "$now" != "$last" ] && [ -z "$dry" ]; then say "$now"; fi
+    last=$now
     case $now in
       FAILED | SUSPENDED | NONE)
         reason=$(tpus queued-resources describe "$name" --format='value(state.failedData.error.message)' || true)

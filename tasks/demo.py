@@ -1,4 +1,4 @@
-"""The demo's text and task: gaps in English prose, which a T5 fills.
+"""The demo's text and tasks: gaps in English prose, which a T5 fills, and spaces, which a ByT5 puts back.
 
 Any files may be read in their place. Python brings the English of the demo, so that nothing is downloaded:
 
@@ -8,18 +8,21 @@ Any files may be read in their place. Python brings the English of the demo, so 
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from limba.data.objectives import span_corruption, tokenize_documents
+from limba.data import metrics as text_metrics
+from limba.data.dataset import TEXT, Dataset, preprocessor
+from limba.data.objectives import SUPERVISED, span_corruption, tokenize_documents
 from limba.data.registry import Feature, TaskRegistry
 from limba.data.sources import FileSource
-from limba.data.vocabulary import SentencePieceVocabulary
+from limba.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
 from limba.storage.files import replacing
 
 # VOCABULARY and CORPUS in gin replace both; neither is read before it is used.
@@ -30,6 +33,9 @@ DOCUMENT_LETTERS = 1_000  # paragraphs are joined up to about this: many documen
 PARAGRAPH = re.compile(r"\n\s*\n")
 SHORTEST_PARAGRAPH = 80  # letters; what is shorter is a heading, or one line about a function
 LETTERS_SHARE = 0.96  # of a paragraph of prose; the rest are digits, brackets and signs of programs
+LEAST_WORDS = 3  # of a phrase; many of two words are in every text
+PHRASE_LETTERS = (14, 18, 22)  # of a phrase at most, in turn, so that a model sees phrases of each length
+WORDS = re.compile(r"[a-z]+(?: [a-z]+)+")
 SHINGLE_WORDS = 6  # two paragraphs that have so many words in a row in common are near-duplicates
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "pydoc_data", "lib2to3"}
 
@@ -124,6 +130,36 @@ def _is_new(paragraph: str, read: set[tuple[str, ...]]) -> bool:
     return is_new
 
 
+def phrases(text: str) -> Iterator[str]:
+    """Yields the words of a text in small letters, a few at a time; no sign stands between the words of a phrase.
+
+    >>> list(phrases("The parser returns a list, and the name of the file."))
+    ['the parser', 'returns a list', 'and the name of the', 'file']
+    """
+    limits = itertools.cycle(PHRASE_LETTERS)
+    for match in WORDS.finditer(text.lower()):
+        phrase, limit = "", next(limits)
+        for word in match[0].split():
+            if len(phrase) + 1 + len(word) > limit:
+                yield phrase
+                phrase, limit = word, next(limits)
+            else:
+                phrase = f"{phrase} {word}".strip()
+        yield phrase
+
+
+@preprocessor
+def without_spaces(dataset: Dataset) -> Dataset:
+    """Returns the phrases of each document as pairs: without their spaces, and as they stand."""
+
+    def pairs(example: Mapping[str, bytes], number: int) -> list[dict[str, bytes]]:
+        del number
+        several = [phrase for phrase in phrases(example["text"].decode()) if phrase.count(" ") >= LEAST_WORDS - 1]
+        return [{"inputs": each.replace(" ", "").encode(), "targets": each.encode()} for each in several]
+
+    return dataset.flat_map(pairs, {"inputs": TEXT, "targets": TEXT})
+
+
 FEATURES = dict.fromkeys(("inputs", "targets"), Feature(VOCABULARY))
 
 TaskRegistry.add(
@@ -131,6 +167,14 @@ TaskRegistry.add(
     source=SOURCE,
     preprocessors=[tokenize_documents, span_corruption],
     output_features=FEATURES,
+)
+
+TaskRegistry.add(
+    "demo_spaces",
+    source=SOURCE,
+    preprocessors=[without_spaces, *SUPERVISED],
+    output_features=dict.fromkeys(("inputs", "targets"), Feature(ByteVocabulary(extra_ids=0))),
+    metric_fns=[text_metrics.exact_match],
 )
 
 if __name__ == "__main__":

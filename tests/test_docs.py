@@ -35,7 +35,7 @@ FOLDERS = "|".join(
 PATH = re.compile(rf"(?:{FOLDERS})/[\w./*{{}},-]*|[\w/]+/\w+\.py")
 # What lies elsewhere: files that a reader makes, T5X's, and what only the wheel has.
 ELSEWHERE = re.compile(
-    r"gin/my_|(?:tasks|gin|launch)/nb|requirements/|vocabulary/|prepared\.|mt5|ro_test|en_test|from_json|in\.txt|held_out|examples/t5|limba/shipped"
+    r"gin/my_|(?:tasks|gin|launch)/(?:nb|mine)|requirements/|vocabulary/|prepared\.|mt5|ro_test|en_test|from_json|in\.txt|held_out|examples/t5|limba/shipped"
 )
 COMMAND = re.compile(r"(?<!from )(?<![\w/.-])limba ([a-z0-9_]+)")
 MODULE = re.compile(r"python -m ((?:launch|convert|benchmarks)\.\w+)")

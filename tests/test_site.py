@@ -4,7 +4,7 @@ import doctest
 import hashlib
 import html
 import html.parser
-import importlib.util
+import importlib
 import json
 import re
 import subprocess
@@ -47,7 +47,6 @@ def test_the_pictures_are_those_of_the_run_that_readme_shows_and_of_the_pages_of
     sources = {
         "report": [*(ROOT / "limba/tools/pages").rglob("*"), *(ROOT / "limba/evaluation").glob("*.py")],
         "play": (ROOT / "limba/tools/pages").rglob("*"),
-        "front": [ROOT / "mkdocs.yml", ROOT / "README.md"],
     }
     for name, paths in sources.items():
         picture = about["pictures"][name]
@@ -58,13 +57,11 @@ def test_the_pictures_are_those_of_the_run_that_readme_shows_and_of_the_pages_of
 
 
 @pytest.mark.lint
-def test_the_examples_of_the_site_s_program_hold() -> None:
-    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs/site/reference.py")
-    assert spec is not None and spec.loader is not None
-    reference = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(reference)
-    tried = doctest.testmod(reference)
-    assert tried.attempted >= 2 and not tried.failed
+def test_the_examples_of_the_site_s_program_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs/site"))
+    for name, least in (("reference", 3), ("examples", 1)):
+        tried = doctest.testmod(importlib.import_module(name))
+        assert tried.attempted >= least and not tried.failed
 
 
 @pytest.mark.night
@@ -76,6 +73,16 @@ def test_every_page_is_in_the_site_and_loads_nothing_from_elsewhere(site: Path) 
         loaded = Loaded()
         loaded.feed(path.read_text(encoding="utf-8"))
         assert not [address for address in loaded.addresses if "//" in address], path
+
+
+@pytest.mark.night
+def test_examples_are_code_and_pages_have_their_language(site: Path) -> None:
+    for page in ("config", "api"):
+        text = (site / "reference" / f"{page}.html").read_text()
+        assert "&gt;&gt;&gt;" in text and "<blockquote>" not in text
+    for name, language in (("start", "en"), ("start.ja", "ja"), ("gcp.ja", "ja"), ("start.ro", "ro")):
+        assert f'<html lang="{language}"' in (site / f"{name}.html").read_text()
+    assert not re.search(r"[ぁ-ん一-龥]\n[ぁ-ん一-龥]", (site / "start.ja.html").read_text())
 
 
 @pytest.mark.night

@@ -13,6 +13,8 @@ import sys
 import tokenize
 from pathlib import Path
 
+from examples import fenced
+
 ROOT = Path(__file__).parents[2]
 BESIDE = {  # pages of the repository that lie outside of docs/, by their address in the site
     "changelog.md": "CHANGELOG.md",
@@ -20,6 +22,8 @@ BESIDE = {  # pages of the repository that lie outside of docs/, by their addres
     "benchmarks.md": "benchmarks/README.md",
     "index.md": "README.md",
 }
+LANGUAGES = ("ja", "ro")  # of translated pages, which are called NAME.ja.md
+WIDE = r"[\u3000-\u30ff\u4e00-\u9fff\uff00-\uffef]"  # letters and signs of Japanese
 LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
 CONFIG = "limba/config"
 FIRST_LINES = "Made from the code of this version."
@@ -97,7 +101,7 @@ def config_page() -> str:
             of_rule = [ast.unparse(base) for base in node.bases if ast.unparse(base) != "NamedTuple"]
             if not (node.name.endswith("Config") or of_rule) or not fields:
                 continue
-            lines += ["", f"## {node.name}", "", ast.get_docstring(node) or "", ""]
+            lines += ["", f"## {node.name}", "", fenced(ast.get_docstring(node) or ""), ""]
             if of_rule:  # an optimizer, which gin files call OptimizerConfig
                 fields = [part for part in fields if ast.unparse(part.target) != "name"]
                 lines += [f"{'Beside these it has' if fields else 'It has'} the fields of {' and '.join(of_rule)}.", ""]
@@ -155,7 +159,8 @@ def write(folder: Path) -> None:
     for path in (ROOT / "docs").rglob("*.md"):
         place = path.relative_to(ROOT / "docs").as_posix()
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
-        (folder / place).write_text(linked(path.read_text(encoding="utf-8"), place), encoding="utf-8")
+        text = linked(path.read_text(encoding="utf-8"), place)
+        (folder / place).write_text(without_breaks(text) if ".ja." in place else text, encoding="utf-8")
     for path in (ROOT / "docs").iterdir():
         if path.is_file() and path.suffix != ".md":
             shutil.copy(path, folder / path.name)
@@ -165,6 +170,17 @@ def write(folder: Path) -> None:
     (folder / "reference").mkdir()
     for name, text in {"config": config_page(), "commands": commands_page(), "api": api_page()}.items():
         (folder / "reference" / f"{name}.md").write_text(text, encoding="utf-8")
+
+
+def without_breaks(markdown: str) -> str:
+    """Returns Japanese text without the ends of its source lines, for which a browser shows spaces.
+
+    >>> without_breaks("\u6f22\u5b57\\n\u304b\u306a\\n\\n* a\\n")
+    '\u6f22\u5b57\u304b\u306a\\n\\n* a\\n'
+    """
+    blocks = re.split(r"(^```.*?^```$)", markdown, flags=re.MULTILINE | re.DOTALL)
+    blocks[::2] = [re.sub(rf"(?<={WIDE})\n *(?={WIDE})", "", text) for text in blocks[::2]]
+    return "".join(blocks)
 
 
 def linked(markdown: str, place: str) -> str:

@@ -1,11 +1,10 @@
-"""Makes the pictures of the report, of the page to try a model and of the docs' front page, from a real run.
+"""Makes the pictures of the report and of the page to try a model, from a real run.
 
     python docs/site/screenshots.py MODEL_DIR [OTHER_MODEL_DIR]
 
-Needs Debian's Chromium, a font with Japanese letters (fonts-noto-cjk) and the packages of requirements-test.txt. Writes
-docs/report.webp, docs/play.webp and docs/front.webp, each under 150 kB, and docs/pictures.json, by which
-tests/test_site.py sees pictures that are no longer those of the pages. `python -m benchmarks.readme` calls it with the
-run whose output README.md shows.
+Needs Debian's Chromium and the packages of requirements-test.txt. Writes docs/report.webp and docs/play.webp, each
+under 150 kB, and docs/pictures.json, by which tests/test_site.py sees pictures that are no longer those of the pages.
+`python -m benchmarks.readme` calls it with the run whose output README.md shows.
 """
 
 from __future__ import annotations
@@ -22,11 +21,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 
 ROOT = Path(__file__).parent.parent.parent
 MOST_BYTES = 150_000
 SIZE = {"width": 1280, "height": 960}
+WIDE: ViewportSize = {"width": 1280, "height": 680}  # of the page to try a model, which is no longer than that
 TEXT = "A generator is a function which returns an iterator. It looks like a normal function."
 MASKED = "function"  # the word of TEXT that is masked
 ABOUT = ROOT / "docs" / "pictures.json"
@@ -40,7 +40,7 @@ SEEN = """[...document.querySelectorAll("h1, h2, h3, button, label, summary")].f
 def write(name: str, page: Page) -> dict[str, object]:
     """Writes what a page shows as docs/<name>.webp, with the best quality that is small enough.
 
-    Returns the picture's checksum, and the words that it shows.
+    Returns the picture's checksum, its height, and the words that it shows.
     """
     image = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
     for quality in (90, 80, 70, 60, 50, 40):
@@ -53,7 +53,8 @@ def write(name: str, page: Page) -> dict[str, object]:
     path = ROOT / "docs" / f"{name}.webp"
     path.write_bytes(buffer.getvalue())
     print(f"{path}: {len(buffer.getvalue()):,} bytes, quality {quality}")
-    return {"sha256": hashlib.sha256(buffer.getvalue()).hexdigest(), "says": page.evaluate(SEEN)}
+    checksum = hashlib.sha256(buffer.getvalue()).hexdigest()
+    return {"sha256": checksum, "height": image.height, "says": page.evaluate(SEEN)}
 
 
 @contextlib.contextmanager
@@ -85,22 +86,18 @@ def report(page: Page, runs: Sequence[str]) -> dict[str, object]:
 def play(page: Page, run: str) -> dict[str, object]:
     """Makes the picture of the page to try a model: a word is masked, and the model fills the gap."""
     with served("play", run) as address:
+        page.set_viewport_size(WIDE)
         page.goto(address)
         page.locator("#models section").first.wait_for()
-        page.get_by_label("Text", exact=True).fill(TEXT)
+        box = page.get_by_label("Text", exact=True)
+        if not box.is_visible():  # the run's own examples are shown
+            page.get_by_text("Change the text").click()
+        box.fill(TEXT)
+        page.get_by_text("Change the text").click()
         page.locator("#words").get_by_role("button", name=MASKED, exact=True).first.click()
         page.get_by_role("button", name="Fill the gaps").click()
         page.get_by_text("Done.").wait_for(timeout=300_000)
         return write("play", page)
-
-
-def front(page: Page) -> dict[str, object]:
-    """Makes the picture of the docs' front page."""
-    with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([sys.executable, "docs/site/build.py", folder], cwd=ROOT, check=True, capture_output=True)
-        page.goto(f"file://{folder}/index.html")
-        page.wait_for_timeout(500)
-        return write("front", page)
 
 
 def main(runs: Sequence[str]) -> None:
@@ -108,8 +105,6 @@ def main(runs: Sequence[str]) -> None:
     program = shutil.which("chromium") or shutil.which("google-chrome")
     if program is None or not runs:
         raise SystemExit("Give MODEL_DIR, and install Chromium (apt-get install chromium).")
-    if not subprocess.run(["fc-list", ":lang=ja"], capture_output=True, check=False).stdout:
-        raise SystemExit("No font has Japanese letters; install one (apt-get install fonts-noto-cjk).")
     with sync_playwright() as playwright:
         browser: Browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         with contextlib.closing(browser):
@@ -117,7 +112,6 @@ def main(runs: Sequence[str]) -> None:
             made = {
                 "report": report(page, [str(Path(run).resolve()) for run in runs]),
                 "play": play(page, str(Path(runs[0]).resolve())),
-                "front": front(page),
             }
     records = map(json.loads, Path(runs[0], "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     last = [record for record in records if record["kind"] == "validation"][-1]

@@ -83,7 +83,7 @@ def run(argv: Sequence[str]) -> None:
         fills = trained.network.config.is_encoder or not trained.network.config.is_decoder_only
         print("\n".join([f"\n{prompt!r} is {'filled' if fills else 'continued'}:", *several]), flush=True)
     print(f"  all figures: {path.with_suffix('.md')}", flush=True)
-    with Metrics(config.model_dir, trained.step, config.train_steps, True) as metrics:
+    with Metrics(config.model_dir, trained.step, config.train_steps, True, only_adds=True) as metrics:
         metrics.write("evaluation" + (f"/{given.split}" if given.split else ""), trained.step, figures)
 
 
@@ -99,7 +99,5 @@ def _rows(figures: Mapping[str, float], copied: Mapping[str, float], hits: Hits 
             yield f"{name} {value:.2f} (the input, copied: {copied[name]:.2f})"
     if hits:
         words = ", ".join(hits.commonest)
-        yield (
-            f"the hidden word is among five in {hits.of_model / hits.gaps:.1%} of {hits.gaps} gaps"
-            f" (the five commonest words, {words}: {hits.of_commonest / hits.gaps:.1%})"
-        )
+        yield f"the hidden word is among its five likeliest in {hits.of_model / hits.gaps:.1%} of {hits.gaps} gaps"
+        yield f"  and among the five commonest words ({words}) in {hits.of_commonest / hits.gaps:.1%}"

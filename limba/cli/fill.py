@@ -33,7 +33,7 @@ def run(given: argparse.Namespace) -> None:
     for prompt in given.prompt or ():
         with_sentinels(prompt)  # raises before minutes are spent on a model
     line_flags.check_input(given)
-    trained = model.opened(given, in_float32=True)
+    trained = model.opened(given, in_float32=lambda source: True)
     if line_flags.has_file(given):
         _write_lines(given, trained, field, top)
         return
@@ -41,10 +41,10 @@ def run(given: argparse.Namespace) -> None:
         texts: Iterator[str] = (record[field] for record in line_files.records(given.input or "stdin", [field]))
     else:
         texts = iter(line_flags.prompts(given))
-    _print(texts, trained, top)
+    show(texts, trained, top)
 
 
-def _print(texts: Iterator[str], trained: TrainedModel, top: int) -> None:
+def show(texts: Iterator[str], trained: TrainedModel, top: int) -> None:
     """Prints each text that is not blank, with one line for each of its gaps."""
     not_blank = (text for text in texts if text.strip())
     while several := list(itertools.islice(not_blank, AT_ONCE)):

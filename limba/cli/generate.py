@@ -12,13 +12,14 @@ from limba.cli import fill, line_flags, model, score
 from limba.cli.arguments import Parser
 from limba.cli.fill import NUM_FILLS
 from limba.cli.line_flags import Record
-from limba.config import GenerationConfig, InputError, named
+from limba.config import GenerationConfig, InputError, environment, named
 from limba.config.errors import worded
 from limba.config.generation import LONG_INPUTS, GenerationFields
 
 if TYPE_CHECKING:
     from limba.inference.generate import Written
     from limba.inference.load import TrainedModel
+    from limba.inference.source import Source
 
 ABOUT = """Writes a text for each line of the input, or for each prompt. After a stop the same command resumes.
 
@@ -27,7 +28,8 @@ ABOUT = """Writes a text for each line of the input, or for each prompt. After a
     limba generate user/name --prompt='The <extra_id_0> barks.' --keep_sentinels
 
 --fill prints the likeliest words of each gap of a text with their probabilities. A gap is ___, or <extra_id_0>,
-<extra_id_1>, … in order; an encoder's mask is one too.
+<extra_id_1>, … in order; an encoder's mask is one too. A model that has learned nothing else, an encoder or a T5 by
+span corruption, fills the gaps of a prompt without the flag too.
 
     limba generate MODEL_DIR --fill --prompt='The module ___ a file.' --top=3
     limba generate MODEL_DIR --fill --input=in.txt --output=fills.jsonl
@@ -88,11 +90,16 @@ def _check_doors(given: argparse.Namespace) -> None:
     if not (given.fill or given.score):
         return
     chosen = "--fill" if given.fill else "--score"
-    of_writing = [NAMES[f"GenerationConfig.{name}"] for name in FLAGS if getattr(given, name) is not None]
-    if given.keep_sentinels:
-        of_writing.append("--keep_sentinels")
-    if of_writing:
+    if of_writing := _flags_of_writing(given):
         raise InputError(f"{of_writing[0]} is about texts that are written, and {chosen} writes none; leave one out.")
+
+
+def _flags_of_writing(given: argparse.Namespace) -> list[str]:
+    """Returns the flags that are given and say how a text is written."""
+    flags = [NAMES[f"GenerationConfig.{name}"] for name in FLAGS if getattr(given, name) is not None]
+    if given.keep_sentinels:
+        flags.append("--keep_sentinels")
+    return flags
 
 
 def _check_values(given: argparse.Namespace) -> None:
@@ -141,19 +148,60 @@ def _generate(given: argparse.Namespace) -> None:
     field = line_flags.field_of(given)
     _check_values(given)
     line_flags.check_input(given)
-    trained = model.opened(given, language_model_in_float32=True)
-    model.check_vocabulary(trained)
-    config = _generation(given, trained)
     if reads_lines:
-        _write_lines(given, trained, config, field)
+        trained = model.opened(given, in_float32=lambda source: source.model.is_decoder_only)
+        model.check_vocabulary(trained)
+        _write_lines(given, trained, _generation(given, trained), field)
+    else:
+        _answer(given, line_flags.prompts(given))
+
+
+def _answer(given: argparse.Namespace, prompts: Sequence[str]) -> None:
+    """Prints the texts of each prompt; a model that fills gaps and writes no text fills those of the prompts."""
+    with environment.quiet_imports():
+        from limba.inference.gaps import GAP
+        from limba.inference.source import only_fills_gaps
+    have_gaps = all(GAP.search(prompt) for prompt in prompts)
+    may_fill = have_gaps and not _flags_of_writing(given)
+
+    def in_float32(source: Source) -> bool:  # as with --fill, and as a language model writes
+        return source.model.is_decoder_only or (may_fill and only_fills_gaps(source))
+
+    trained = model.opened(given, in_float32)
+    model.check_vocabulary(trained)
+    only_fills = only_fills_gaps(trained.source)
+    if may_fill and only_fills:
+        _warning(f"{trained.path} has learned to fill gaps, not to write texts; its gaps are filled, as with --fill.")
+        fill.show(iter(prompts), trained, NUM_FILLS)
         return
-    prompts = line_flags.prompts(given)
-    if "<extra_id_0>" in "".join(prompts) and not given.keep_sentinels:
-        _warning("A prompt has a gap, <extra_id_0>: with --fill the model says which words are likeliest there.")
+    _say_what_it_can(given, trained, prompts, only_fills)
+    config = _generation(given, trained)
     for prompt, texts in zip(prompts, _written(prompts, trained, config), strict=True):
         print(f"== {prompt}")
         for number, each in enumerate(texts, 1):
             print(f"{number}. {each.text}" if len(texts) > 1 else each.text, flush=True)
+
+
+def _say_what_it_can(
+    given: argparse.Namespace, trained: TrainedModel, prompts: Sequence[str], only_fills: bool
+) -> None:
+    """Says on stderr where a model's text will mean little, and what the model can do instead."""
+    from limba.inference.gaps import GAP
+
+    if given.keep_sentinels or trained.network.config.is_encoder:
+        return  # who asks for sentinels knows; an encoder is refused, or continues the text as a hybrid
+    if trained.network.config.is_decoder_only:
+        if any("<extra_id_" in prompt for prompt in prompts):
+            _warning(
+                f"{trained.path} is a decoder-only model: it continues a prompt, and <extra_id_0> is no gap to it."
+            )
+    elif any(GAP.search(prompt) for prompt in prompts):
+        _warning("A prompt has a gap: with --fill the model says which words are likeliest there.")
+    elif only_fills:
+        _warning(
+            f"{trained.path} has learned to fill gaps, not to write texts: write ___ in the place of a word, or"
+            " fine-tune it on pairs first (docs/finetuning.md)."
+        )
 
 
 def _written(prompts: Sequence[str], trained: TrainedModel, config: GenerationConfig) -> list[Sequence[Written]]:

@@ -38,8 +38,13 @@ THEIR_NAMES = {  # what other programs call it: what it is here
     "fill": "generate --fill",
     "score": "generate --score",
     "eval": "evaluate",
+    "verify": "status --verify",
+    "doctor": "preflight --environment",
+    "convert-gin": "convert --gin",
     "pretrain": "train",
-    "finetune": "train",
+    "finetune": "train, with a gin file that includes gin/runs/finetune.gin",
+    "fine-tune": "train, with a gin file that includes gin/runs/finetune.gin",
+    "demo": "bash launch/demo.sh",
 }
 BY_ONE = ("report", "merge", "results")  # commands that the first of several processes does alone
 TRAIN = ("train", "branch")  # those that never use the CPU silently where there is an accelerator

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from limba.cli.arguments import Parser
@@ -103,13 +103,10 @@ def check_vocabulary(trained: TrainedModel) -> None:
         trained.vocabulary  # noqa: B018
 
 
-def opened(
-    given: argparse.Namespace, language_model_in_float32: bool = False, in_float32: bool = False
-) -> TrainedModel:
+def opened(given: argparse.Namespace, in_float32: Callable[[Source], bool] = lambda source: False) -> TrainedModel:
     """Returns the model that the flags name, in its run's dtype; InputError if they name none.
 
-    A model named without gin files computes in float32 with `in_float32`, and a language model with
-    `language_model_in_float32`.
+    `in_float32` says of a model that is named without gin files whether it computes in float32.
     """
     with environment.quiet_imports():
         from limba.inference import source
@@ -125,8 +122,7 @@ def opened(
             raise InputError("No model is given; name a run, a folder or a hub id, or --gin_file=MODEL_DIR/config.gin.")
         with named(NAMES):
             found = find(path, gin=given.gin, imports=given.imports)
-            is_float32 = in_float32 or (language_model_in_float32 and found.model.is_decoder_only)
-            config = None if is_float32 else found.run
+            config = None if in_float32(found) else found.run
             return load(found, step=given.step, config=config, vocabulary=given.vocabulary)
     run = GinFlags.run_of(given)
     with named({**run.names, **NAMES} if given.vocabulary else {**NAMES, **run.names}):

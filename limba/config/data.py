@@ -26,6 +26,7 @@ class Objective(NamedTuple):
     has_inputs: bool = True  # which an encoder reads, and a decoder-only model as a prefix
     for_decoder: bool = False  # a decoder-only model can learn it
     is_masked: bool = False  # an encoder can: its inputs are its targets, some of them hidden
+    has_only_gaps: bool = False  # a T5 that learned nothing else writes what stands in gaps, and no running text
 
     @property
     def has_prefix(self) -> bool:
@@ -34,8 +35,8 @@ class Objective(NamedTuple):
 
 
 OBJECTIVES = {
-    "span_corruption": Objective("spans"),
-    "whole_word_span_corruption": Objective("whole_words"),
+    "span_corruption": Objective("spans", has_only_gaps=True),
+    "whole_word_span_corruption": Objective("whole_words", has_only_gaps=True),
     "ul2": Objective("denoisers"),
     "prefix_lm": Objective("language_modeling", for_decoder=True),
     "lm_adaptation": Objective("language_modeling", for_decoder=True),

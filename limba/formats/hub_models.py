@@ -20,6 +20,7 @@ from limba.storage import manifest, servers
 logger = logging.getLogger(__name__)
 
 _ID = re.compile(r"(?P<name>(?P<owner>[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*)(?:@(?P<revision>\w[\w./-]*))?")
+PATH_BEGINS = (".", "/", "~")  # of what no hub id is
 SECONDS = 8.0  # for the hub's first answer
 _BUCKETS = ("gs://", "s3://", "az://")
 _BESIDE = ("config.json", "generation_config.json", "spiece.model", "tokenizer.json", "tokenizer_config.json")
@@ -50,6 +51,8 @@ def download(text: str, weights: bool = True) -> Path:
 
     match = _ID.fullmatch(text)
     if match is None:
+        if text.startswith(PATH_BEGINS):
+            raise InputError(f"There is no file or folder {text}; correct the path, or give a hub id, user/name.")
         raise InputError(f"{text} is not a hub id; give user/name or user/name@revision.")
     name, revision, token = servers.full_name(match["name"], "model"), match["revision"], servers.token()
     try:

@@ -141,7 +141,7 @@ def _tokenizer(source: Source, given: Vocabulary | VocabularyName | str | Path |
 class TrainedModel:
     """A model with its parameters on the devices and its vocabulary. `limba.load` makes it.
 
-    `config` is the RunConfig of a run, else the ModelConfig of the network. README.md has an example of each method.
+    `config` is the RunConfig of a run, else the ModelConfig of the network. docs/recipes.md uses its methods.
     """
 
     source: Source  # where the model is from

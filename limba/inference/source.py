@@ -361,6 +361,28 @@ def task_of(source: Source) -> Provider:
     return resolve_task(run.data, directory)
 
 
+def only_fills_gaps(source: Source) -> bool:
+    """Returns whether a model is known to fill gaps and to write no running text.
+
+    An encoder does, if it is no hybrid; so does the T5 of a run whose task has spans hidden, and no other objective. Of
+    a T5 without a run, and of a run whose task cannot be imported here, it is not known.
+    """
+    model = source.model
+    if model.has_own_head or model.is_t5_encoder:
+        return False
+    if model.is_encoder:
+        return not model.predicts_next
+    if model.is_decoder_only or source.run is None or source.run.data.stages:
+        return False
+    try:
+        task = task_of(source)
+    except InputError:
+        return False
+    from limba.data.objectives.choice import has_only_gaps
+
+    return has_only_gaps(task)
+
+
 def import_tasks(modules: Sequence[str], place: str, allowed: Sequence[str], directory: str) -> None:
     """Imports the task modules that the file or folder `place` names, if `check_imports` lets them.
 

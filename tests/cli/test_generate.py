@@ -1,6 +1,7 @@
 """`limba generate`, also with --score: combinations of flags, long inputs, one writer, and the commands of the docs."""
 
 import argparse
+import dataclasses
 import itertools
 import json
 import re
@@ -13,7 +14,7 @@ import pytest
 import limba
 from limba.cli import generate, main
 from limba.config import InputError
-from limba.inference import line_files
+from limba.inference import line_files, source
 from tests.cli.test_use import error_of, lines, place  # noqa: F401  a run
 from tests.export.runs import write_run
 from tests.tiny import language_model
@@ -222,10 +223,55 @@ def test_help_shows_the_three_doors(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"\n  {flag} " in text[writing:] for flag in generate.NAMES.values())
 
 
-def test_a_prompt_with_a_gap_names_fill(place: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
-    for flags, is_said in (([], True), (["--keep_sentinels"], False)):
-        assert main.main(["generate", "run", "--prompt=A <extra_id_0> gap", "--max_tokens=2", *flags]) == 0
-        assert ("with --fill the model says" in capsys.readouterr().err) is is_said
+def answer(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[str, str]:
+    """What the command prints on stdout, and on stderr but for the texts that --max_tokens ends."""
+    capsys.readouterr()
+    assert main.main(["generate", *argv]) == 0, argv
+    said = capsys.readouterr()
+    return said.out, "".join(line for line in said.err.splitlines(True) if not line.startswith("--max_tokens ended"))
+
+
+def test_a_t5_that_has_learned_only_gaps_fills_those_of_a_prompt(
+    place: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for gap in ("<extra_id_0>", "___"):
+        prompt = f"--prompt=A {gap} gap"
+        filled, said = answer(capsys, "run", prompt)
+        assert filled == answer(capsys, "run", "--fill", prompt)[0] and filled.startswith(f"== A {gap} gap\n1. ")
+        (sentence,) = said.splitlines()
+        assert sentence.endswith("has learned to fill gaps, not to write texts; its gaps are filled, as with --fill.")
+    assert answer(capsys, "run", "--prompt=A <extra_id_0> gap", "--max_tokens=2", "--keep_sentinels")[1] == ""
+    (sentence,) = answer(capsys, "run", "--prompt=A ___ gap", "--max_tokens=2")[1].splitlines()
+    assert sentence == "A prompt has a gap: with --fill the model says which words are likeliest there."
+    (sentence,) = answer(capsys, "run", "--prompt=No gap", "--max_tokens=2")[1].splitlines()
+    assert "has learned to fill gaps, not to write texts: write ___ in the place of a word, or fine-tune" in sentence
+
+
+def test_what_a_model_has_learned_is_known_of_runs_alone(
+    place: Path,  # noqa: F811
+    language_run: Path,
+) -> None:
+    trained = limba.load("run")
+    trained.save("folder")
+    assert source.only_fills_gaps(source.find("run"))
+    assert not source.only_fills_gaps(source.find("folder")) and not source.only_fills_gaps(source.find("lm"))
+    assert isinstance(trained.config, limba.RunConfig)
+    for objective in ("ul2", "prefix_lm", "lm_adaptation"):
+        data = dataclasses.replace(trained.config.data, objective=objective)
+        other = dataclasses.replace(trained.config, data=data)
+        assert not source.only_fills_gaps(dataclasses.replace(trained.source, run=other))
+
+
+def test_a_decoder_only_model_continues_a_prompt_with_a_gap(
+    place: Path,  # noqa: F811
+    language_run: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ["lm", "--vocabulary=byte", "--max_tokens=2"]
+    written, said = answer(capsys, *command, "--prompt=A <extra_id_0> gap")
+    assert written.startswith("== A <extra_id_0> gap\nA ") and "<extra_id_0> is no gap to it" in said
+    assert answer(capsys, *command, "--prompt=A text")[1] == ""
 
 
 @pytest.mark.night

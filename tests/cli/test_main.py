@@ -51,12 +51,14 @@ def test_help_of_a_command_is_its_help(capsys: pytest.CaptureFixture[str], monke
 @pytest.mark.parametrize(
     ("typed", "says"),
     [
-        ("finetune", "; did you mean train?"),
+        ("finetune", "; did you mean train, with a gin file that includes gin/runs/finetune.gin?"),
+        ("demo", "; did you mean bash launch/demo.sh?"),
         ("fill", "; did you mean generate --fill?"),
         ("score", "; did you mean generate --score?"),
-        ("verify", "; limba --help lists them."),
-        ("doctor", "; limba --help lists them."),
-        ("convert-gin", "; did you mean convert?"),
+        ("verify", "; did you mean status --verify?"),
+        ("doctor", "; did you mean preflight --environment?"),
+        ("convert-gin", "; did you mean convert --gin?"),
+        ("quantize", "; limba --help lists them."),
         ("trian", "; did you mean train?"),
     ],
 )

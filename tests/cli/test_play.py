@@ -456,8 +456,11 @@ def test_what_one_does_on_the_page(players: list[Player], tmp_path: Path, monkey
         copied = page.evaluate("navigator.clipboard.readText()")
         assert copied == page.locator(".said").text_content() and copied.startswith("A ")
         box = page.get_by_label("Text", exact=True)
+        assert not box.is_visible()  # its words are shown above
+        page.get_by_text("Change the text").click()
         box.fill("Now, A text that waits.")  # what is masked stays so, and moves
         assert words(page).all_text_contents() == ["Now", "A", "[1]", "that", "[2]"]
+        assert page.locator(".hidden").count() == 0  # the answer was another text's
         page.locator("#words").click(position={"x": 2, "y": 2})
         page.get_by_text("There is no word here").wait_for()
         box.fill("One")

@@ -89,5 +89,6 @@ def test_rows_of_an_evaluation_stand_beside_what_they_have_to_beat() -> None:
     assert list(evaluate._rows(figures, {"right_words": 92.2}, hits)) == [
         "loss 3.5000 | token accuracy 40.0% | perplexity 33.10 | 2.100 bits per byte",
         "right_words 96.40 (the input, copied: 92.20)",
-        "the hidden word is among five in 38.0% of 200 gaps (the five commonest words, the, a, of, is, to: 22.0%)",
+        "the hidden word is among its five likeliest in 38.0% of 200 gaps",
+        "  and among the five commonest words (the, a, of, is, to) in 22.0%",
     ]

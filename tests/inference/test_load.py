@@ -233,8 +233,8 @@ def test_the_example_of_the_recipes_runs(run: Path, tmp_path: Path, monkeypatch:
     exec(compile(code, "recipes.md", "exec"), {})
     assert "(2, 64)" in capsys.readouterr().out and (tmp_path / "exported" / "model.safetensors").is_file()
     # README's lines that use a model; those that train one are in tests/run/test_readme.py.
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    exec(compile(block.partition("config = ")[0], "README.md", "exec"), {})
+    (block,) = re.findall(r"```python\n.*?(for fill .*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    exec(compile(block, "README.md", "exec"), {"model": limba.load("runs/demo")})
     for line in capsys.readouterr().out.rstrip("\n").split("\n"):
         text, _, probability = line.rpartition(" ")
         assert text and 0 < float(probability) < 1

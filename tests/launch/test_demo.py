@@ -61,15 +61,16 @@ def test_each_step_is_a_public_command(place: Path) -> None:
         f"-m limba train gin/demo_gaps.gin --gin.MODEL_DIR={run} {own}",
         f"-m limba evaluate {run}",
         f"-m limba convert {run}",
+        f"-m limba train gin/demo_spaces.gin --gin.MODEL_DIR={run}/spaces --gin.CORPUS={run}/corpus.jsonl",
     ]
-    assert f"limba play {place}/{run} " in done.stdout
+    assert f"limba play {run} " in done.stdout
 
 
 def test_started_again_it_says_that_it_is_done_unless_it_is_asked_for_more(place: Path) -> None:
     assert demo(place, STEPS="20").returncode == 0
     calls(place)
     again = demo(place, STEPS="20")
-    assert again.returncode == 0 and again.stdout.startswith(f"The demo is done: {place}/runs/demo\n")
+    assert again.returncode == 0 and again.stdout.startswith("The demo is done: runs/demo\n")
     assert "limba report" in again.stdout and not (place / "calls").exists()
     assert demo(place, "--gin.DTYPE=bfloat16", STEPS="40").returncode == 0
     (trained,) = [call for call in calls(place) if "demo_gaps.gin" in call]
@@ -92,7 +93,7 @@ def test_a_text_of_one_s_own_has_a_folder_of_its_own(place: Path) -> None:
     made = calls(place)
     (folder,) = (place / "runs").iterdir()
     assert re.fullmatch(r"demo-\d+", folder.name) and "--gin.CORPUS=my texts/*.txt" in made[0]
-    assert not any("tasks.demo" in call for call in made)
+    assert not any("tasks.demo" in call or "demo_spaces" in call for call in made)
 
 
 def test_a_bucket_is_refused(place: Path) -> None:

@@ -106,6 +106,8 @@ def test_dry_run_prints_the_commands_and_runs_none(laptop: Path) -> None:
     code, printed, _ = pod(laptop, "create", "my-pod", "--type=v5litepod-16", ZONE, "--dry-run")
     assert code == 0 and "gcloud compute tpus queued-resources create my-pod" in printed
     assert "--runtime-version=v2-alpha-tpuv5-lite" in printed
+    ends = "my-pod: nothing was asked of Google: whether us-central2-b has v5litepod-16 is seen without --dry-run\n"
+    assert printed.endswith(ends) and "ACTIVE" not in printed
     for action in ("setup", "status", "stop", "logs", "delete"):
         code, printed, _ = pod(laptop, action, "my-pod", "--type=v5litepod-16", ZONE, "--dry-run")
         assert code == 0 and printed.count("gcloud ") >= (1 if action == "delete" else 4), printed  # 4 workers
@@ -128,6 +130,16 @@ def test_each_generation_has_its_image(kind: str, image: str, laptop: Path) -> N
     assert code == 0 and f"--runtime-version={image} " in printed
     code, _, errors = pod(laptop, "create", "a", f"--type={kind}", ZONE, "--image=v2-alpha-tpuv5p-wrong")
     assert code == 2 and f"leave --image out, for {image}." in errors
+
+
+@pytest.mark.parametrize("kind", ["v4-33", "v4-4", "v5litepod-12", "v6e-512", "v5p-x", "v7-8", "a100"])
+def test_a_type_of_no_size_is_refused(kind: str, laptop: Path) -> None:
+    code, printed, errors = pod(laptop, "create", "a", f"--type={kind}", ZONE, "--dry-run")
+    assert (
+        code == 2
+        and printed == ""
+        and errors.endswith(f"or another size of v2, v3, v4, v5litepod, v5p, v6e; not '{kind}'.\n")
+    )
 
 
 QUOTA = "Quota limit 'TPUV4sPodPerProjectPerZoneForTPUAPI' has been exceeded. Limit: 0 in zone us-central2-b."

@@ -49,3 +49,16 @@ def test_validation_text_shares_no_words_in_a_row_with_training_text(prose: Path
 
 def test_the_demo_s_run_shows_sentences_with_gaps() -> None:
     assert read_gin("gin/demo_gaps.gin", MODEL_DIR="run").evaluation.num_sentences > 0
+
+
+def test_the_second_task_s_pairs_are_phrases_without_their_spaces(prose: Path) -> None:
+    config = read_gin("gin/demo_spaces.gin", MODEL_DIR="run", CORPUS=str(prose))
+    documents = source_of_files(str(prose), "text", config.data.validation_percent).documents(
+        "validation", shuffle=False, num_epochs=1
+    )
+    pairs = [(pair["inputs"].decode(), pair["targets"].decode()) for pair in demo.without_spaces(documents)]
+    assert len(pairs) > 500
+    for without, phrase in pairs:
+        assert without == phrase.replace(" ", "") and without.isalpha() and without.islower()
+        assert len(phrase.split()) >= demo.LEAST_WORDS
+        assert len(phrase) < config.data.task_feature_lengths["targets"]  # with the end of sequence nothing is cut

@@ -76,6 +76,15 @@ def objective_of(step: Callable[..., object]) -> str | None:
     return next((name for name in OBJECTIVES if unwrapped(step) is function_of(name)), None)
 
 
+def has_only_gaps(task: Task | Mixture) -> bool:
+    """Returns whether each part of a task has an objective that teaches a T5 to fill gaps, and nothing else."""
+    for part in parts_of(task):
+        names = [name for name in map(objective_of, part.preprocessors) if name is not None]
+        if not names or not all(OBJECTIVES[name].has_only_gaps for name in names):
+            return False
+    return True
+
+
 def with_objective(task: Task, name: str) -> Task:
     """Returns the task with its objective replaced by the named one, with that one's default choices.
 

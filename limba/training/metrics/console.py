@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from tqdm import tqdm
 from limba.config import without_credentials
 
 SECONDS_BETWEEN = 10.0  # of rows of progress where there is no terminal
-WIDTH = 100  # columns of a row
+WIDTH = 100  # columns of a row, or as many as the terminal has
 GAP = re.compile(r"<extra_id_\d+>|<mask>")
 PROGRESS = "training {bar} {n_fmt}/{total_fmt}{postfix}"
 PROGRESS_WITHOUT_END = "training, step {n_fmt}{postfix}"  # of a run that ends with its corpus
@@ -94,12 +95,15 @@ class Warnings(logging.Handler):
 
 
 def shortened(row: str) -> str:
-    """Returns a row of at most WIDTH columns, cut with … where it is longer.
+    """Returns a row of at most WIDTH columns, and of no more than a terminal has, cut with … where it is longer.
 
     >>> shortened("a" * 120)[-3:], shortened("short")
     ('aa…', 'short')
     """
-    return row if len(row) <= WIDTH else row[: WIDTH - 1] + "…"
+    width = WIDTH
+    if sys.stdout.isatty():
+        width = min(WIDTH, shutil.get_terminal_size().columns)
+    return row if len(row) <= width else row[: width - 1] + "…"
 
 
 def filled(masked: str, written: str, hidden: Sequence[str]) -> str:

@@ -147,9 +147,10 @@ def introduction(config: RunConfig, num_parameters: int, lengths: Mapping[str, i
     tokens = f"{inputs} inputs and {targets} targets" if inputs else f"{targets} tokens"
     predicted = config.data.num_predicted
     of_them = f", {config.data.batch_size * predicted:,} predicted at most" if predicted else ""
+    processes = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
     yield (
-        f"{num_parameters:,} parameters on {len(devices)} x {devices[0].device_kind} in {jax.process_count()}"
-        f" process(es); {config.data.mixture_or_task_name}: {config.data.batch_size} rows of {tokens} a step{of_them}"
+        f"{num_parameters:,} parameters on {len(devices)} x {devices[0].device_kind}{processes};"
+        f" {config.data.batch_size} rows of {tokens} a step{of_them}"
     )
     if sentence := unfit(config.model, devices[0]):
         yield sentence

@@ -193,7 +193,8 @@ class Metrics:
     """Writes one run's figures, where `writes` is true: in the first process.
 
     `start` is the step that the run resumes from; `run` says what else gets the figures, by default TensorBoard. Use it
-    as a context manager: on exit it flushes all files.
+    as a context manager: on exit it flushes all files, and records that the run has ended, unless it `only_adds`
+    figures to those of a run.
     """
 
     def __init__(
@@ -204,7 +205,9 @@ class Metrics:
         writes: bool,
         run: RunConfig | None = None,
         callbacks: Callbacks | None = None,
+        only_adds: bool = False,
     ):
+        self._only_adds = only_adds
         self.train_steps, self.writes = train_steps, writes
         self._remaining = Remaining(train_steps, None if run is None else run.data.num_epochs)
         self._outputs: _Outputs | None = None
@@ -239,7 +242,8 @@ class Metrics:
         if isinstance(error, SentenceError):
             error.after_step = self._step
         reason = without_credentials(ending)
-        self.record("end", self._step, {"reason": reason, "failed": error is not None, "stopped": self._is_stopped})
+        if not self._only_adds:
+            self.record("end", self._step, {"reason": reason, "failed": error is not None, "stopped": self._is_stopped})
         logging.getLogger().removeHandler(self._warnings)
         for output in reversed(self._outputs or ()):
             if output is not None:
@@ -337,8 +341,9 @@ class Metrics:
         self.write("validation", step, values)
         self._validation_loss = values["loss"]
         parts = [f"loss {values['loss']:.4f}"]
-        if "perplexity" in values:
-            parts += [f"token accuracy {values['accuracy']:.1%}", f"perplexity {values['perplexity']:.2f}"]
+        if "perplexity" in values:  # a row of a terminal has no room for it
+            parts.append(f"token accuracy {values['accuracy']:.1%}")
+            self.detail(f"step {step:,} validation perplexity {values['perplexity']:.2f}")
         else:  # of labeled texts
             parts += [f"{name} {values[name]:.4f}" for name in ("accuracy", "f1", "pearson") if name in values]
         if "bits_per_byte" in values:  # the pieces of some vocabularies do not say their bytes
@@ -362,7 +367,7 @@ class Metrics:
     def samples(
         self, step: int, texts: Mapping[str, Sequence[str]], hidden: Mapping[str, Sequence[str]] | None = None
     ) -> None:
-        """Writes the texts that the model generated for each prompt, and prints one of them.
+        """Writes the texts that the model generated for each prompt, and prints one of them: of the shortest prompt.
 
         `hidden` are the words that stood in the gaps of a prompt, where these are known.
         """
@@ -371,15 +376,17 @@ class Metrics:
         hidden = hidden or {}
         if self._outputs.others is not None:
             self._outputs.others.add_texts(step, texts)
-        rows = []
+        shortest = min(texts, key=len, default=None)  # the row has most room for what was written
+        row = ""
         for number, (prompt, several) in enumerate(texts.items()):
             if self._outputs.board is not None:
                 self._outputs.board.add_text(f"samples/{number}", "\n\n".join(several), step)
             for text in several:
                 self.detail(f"step {step:,} sample for {prompt!r}: {text}")
-                rows.append(filled(prompt, text, hidden.get(prompt, ())) or text)
-        if rows:
-            self._outputs.console.say(shortened(f"step {step:,} sample: {' '.join(rows[0].split())}"))
+            if prompt == shortest and several:
+                row = filled(prompt, several[0], hidden.get(prompt, ())) or several[0]
+        if row:
+            self._outputs.console.say(shortened(f"step {step:,} sample: {' '.join(row.split())}"))
         known = {"hidden": {prompt: list(words) for prompt, words in hidden.items()}} if hidden else {}
         self.record("samples", step, {"texts": dict(texts), **known})
 

@@ -1,12 +1,14 @@
 """What a run shows: few rows on the console, one line of progress on a terminal, and every line in its log."""
 
 import io
+import json
 import logging
 import re
 from pathlib import Path
 
 import pytest
 
+from limba.evaluation.standing import standing
 from limba.training.metrics import console
 from limba.training.metrics.logging import Metrics
 from limba.training.metrics.records import LOG
@@ -73,22 +75,24 @@ def test_on_a_terminal_progress_is_one_line_and_saves_are_in_the_log(
         metrics.validation_line(30, VALIDATION)
         metrics.saved(30, "there")
     rows = capsys.readouterr().out.splitlines()
-    assert rows == ["step 30 validation: loss 3.5000 | token accuracy 40.0% | perplexity 33.10 | 2.100 bits per byte"]
+    assert rows == ["step 30 validation: loss 3.5000 | token accuracy 40.0% | 2.100 bits per byte"]
     drawn = terminal.getvalue()
     assert "training" in drawn and "30/30" in drawn and "loss 3.250" in drawn and "24,000 tokens/s" in drawn
     assert drawn.count("\n") <= 2  # the line is drawn again in its place
-    assert "step 30 saved in there" in (tmp_path / LOG).read_text()
+    log = (tmp_path / LOG).read_text()
+    assert "step 30 saved in there" in log and "step 30 validation perplexity 33.10" in log
 
 
 def test_a_sample_has_the_hidden_word_beside_a_wrong_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     masked = "The <extra_id_0> opens the <extra_id_1> again."
-    texts = {masked: ["The [module] opens the [set] again."], "Other <extra_id_0>.": ["Other [one]."]}
+    other = "Another <extra_id_0>, which is longer than the one that is shown."
+    texts = {other: [other.replace("<extra_id_0>", "[one]")], masked: ["The [module] opens the [set] again."]}
     with Metrics(str(tmp_path), 0, 9, writes=True) as metrics:
         metrics.samples(9, texts, {masked: ("module", "file")})
     assert capsys.readouterr().out == "step 9 sample: The [module ✓] opens the [set, not file] again.\n"
     record = (tmp_path / "metrics.jsonl").read_text()
     assert '"hidden": {"The <extra_id_0> opens the <extra_id_1> again.": ["module", "file"]}' in record
-    assert "sample for 'Other <extra_id_0>.': Other [one]." in (tmp_path / LOG).read_text()
+    assert f"sample for {other!r}: Another [one], which is longer" in (tmp_path / LOG).read_text()
 
 
 def test_text_metrics_stand_beside_those_of_the_copied_input(
@@ -107,3 +111,15 @@ def test_a_process_that_is_not_the_first_shows_and_writes_nothing(
         metrics.train_line(1, TRAIN)
         metrics.saved(1, "there")
     assert capsys.readouterr().out == "" and not list(tmp_path.iterdir())
+
+
+def test_figures_that_are_added_to_a_run_do_not_end_it_again(tmp_path: Path) -> None:
+    """`limba evaluate` of a run that failed leaves it a failed one."""
+    with pytest.raises(ValueError, match="a fault"), Metrics(str(tmp_path), 0, 9, writes=True):
+        raise ValueError("a fault")
+    with Metrics(str(tmp_path), 5, 9, writes=True, only_adds=True) as metrics:
+        metrics.write("evaluation", 5, {"loss": 1.0})
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [record["kind"] for record in records] == ["end", "evaluation"]
+    stands = standing(records, saved=5, age=None)
+    assert stands is not None and stands.word == "FAILED"
