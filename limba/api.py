@@ -38,7 +38,6 @@ Files
 Runs and models
 `PlannedRun`        what can be known of a run before it starts: sizes, checks, its step on any devices
 `flops_per_sequence`  the FLOPs of training on one sequence
-`PEAK_TFLOPS`       the peak of devices, by jax's names
 `size_text`         a number of bytes in words
 `duration`          a length of time in words
 `text_curve`        points as a drawing of characters
@@ -96,7 +95,6 @@ if TYPE_CHECKING:
     from limba.storage.servers import token as hub_token  # noqa: F401
     from limba.toolbox import find as find_tool  # noqa: F401
     from limba.training.checkpoints.save import size_text as size_text
-    from limba.training.metrics.flops import PEAK_TFLOPS as PEAK_TFLOPS
     from limba.training.metrics.flops import flops_per_sequence as flops_per_sequence
     from limba.training.metrics.records import duration as duration
 
@@ -130,7 +128,7 @@ _NAMES = {  # module: its names; another name here is written before a "="
     "limba.storage.servers": "hub_token=token",
     "limba.toolbox": "find_tool=find",
     "limba.training.checkpoints.save": "size_text",
-    "limba.training.metrics.flops": "PEAK_TFLOPS flops_per_sequence",
+    "limba.training.metrics.flops": "flops_per_sequence",
     "limba.training.metrics.records": "duration",
 }
 _PLACES = {
