@@ -9,6 +9,7 @@ Commands
 `add_import_flag`   the flag that allows modules of somebody else's run
 `Progress`          says how much of some work is done, on a terminal as a bar
 `read_model`        the network that a gin file describes
+`read_run`          the run that gin files describe
 `import_tasks`      imports one module of tasks/, or all
 `task_modules`      the names of the modules of tasks/
 `find_tool`         another tool, by the engine's table of tools; None without it
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from limba.cli.arguments import Parser as Parser
     from limba.cli.arguments import with_two_dashes as with_two_dashes
     from limba.cli.gin.read import read_model as read_model
+    from limba.cli.gin.read import read_run as read_run
     from limba.cli.model import GinFlags as GinFlags
     from limba.cli.model import add_import_flag as add_import_flag
     from limba.data.registry import Mixture as Mixture
@@ -100,7 +102,7 @@ if TYPE_CHECKING:
 
 _NAMES = {  # module: its names; another name here is written before a "="
     "limba.cli.arguments": "Parser with_two_dashes",
-    "limba.cli.gin.read": "read_model",
+    "limba.cli.gin.read": "read_model read_run",
     "limba.cli.model": "GinFlags add_import_flag",
     "limba.data.run_data": "RunData",
     "limba.data.sources.readers": "records text_lines",

@@ -8,7 +8,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,8 @@ from limba.config import InputError, environment, named
 from limba.tools.corpus import task_flags
 
 if TYPE_CHECKING:
+    from limba.tools.corpus.hardware import Hardware
+    from limba.tools.corpus.plans import Plan, Proposal
     from limba.tools.corpus.sizes import Start
     from limba.tools.corpus.survey import Survey
 
@@ -24,8 +26,11 @@ ABOUT = """Looks at your text, proposes a model for your hardware and time, says
 that train it: tasks/NAME.py, gin/NAME_SIZE.gin and launch/NAME.sh, with comments. Nothing is overwritten.
 
     limba new nb --corpus='data/*.jsonl' --hardware=v4-8 --days=7
-    limba new nb --corpus='data/*.jsonl' --hardware=h100 --days=1 --from=google/umt5-base
+    limba new nb --corpus='data/*.jsonl' --hardware=rtx4090 --days=1 --from=google/umt5-base
     bash launch/nb.sh
+
+It prints a verdict and up to two choices: safe, and more, which is larger or reads the text more often and may be no
+better. The files are those of the safe one; --choice=more writes the other. --hardware=gpu and tpu list what there is.
 
 The corpus may be .txt, .jsonl, .json, .csv, .tsv or .parquet, also .gz or .zst, local, at an address, or user/name of
 the hub."""
@@ -39,8 +44,13 @@ def _parser() -> Parser:
     parser.add_object("name", "NAME", "the run's name, such as the code of your language: nb")
     parser.add_argument("--corpus", metavar="FILES", help="a path, a pattern 'data/*.jsonl', or user/name of the hub")
     parser.add_argument("--column", metavar="text", help="column or key with the text; found if there is only one")
-    parser.add_argument("--hardware", metavar="v4-8|h100|cpu", help="what it will run on: cpu, h100, 8xa100, v5e-8, …")
+    parser.add_argument(
+        "--hardware",
+        metavar="v4-8|rtx4090|cpu",
+        help="what it will run on: cpu, rtx4090, 8xa100, v5e-8, …; gpu, tpu: a list",
+    )
     parser.add_argument("--days", default=DAYS, metavar="7", help="how long it may train; default 7")
+    parser.add_argument("--choice", default="safe", choices=("safe", "more"), help="which one is written; default safe")
     parser.add_argument("--size", metavar="small", help="size instead of the proposed one")
     parser.add_argument(
         "--kind",
@@ -68,9 +78,10 @@ def run(argv: Sequence[str]) -> None:
     if price is not None and not 0 <= price < math.inf:
         raise InputError(f"--price={given.price} is not a price; give dollars a chip-hour, such as --price=3.22.")
     with environment.quiet_imports():
-        from limba.config.speed import in_time
         from limba.tools.corpus import counting, sizes, templates
         from limba.tools.corpus.hardware import hardware
+        from limba.tools.corpus.plans import Asked
+        from limba.tools.corpus.proposal import Proposer
         from limba.tools.corpus.survey import survey
     if given.start and (given.size or given.kind):
         raise InputError("--from is a model with a size and a kind of its own; give it without --size and --kind.")
@@ -102,12 +113,16 @@ def run(argv: Sequence[str]) -> None:
         counts = counting.counter(documents, kind)
     else:
         counts = functools.cache(lambda _: counting.with_vocabulary(start.vocabulary, documents))
-    plan = sizes.plan(found, machine, days, counts, kind, start or given.size, price)
+    asked = Asked(found, machine, days, kind, start or given.size, price)
+    proposal = Proposer(asked, counts).proposal()
+    plan = proposal.plans[0]
+    if given.choice == "more":
+        if len(proposal.plans) == 1:
+            raise InputError(f"{proposal.no_more} Leave --choice=more out.")
+        plan = proposal.plans[1]
     print(_about(corpus, found))
-    print(f"\nProposed for {machine.name}: {plan.about}, {plan.parameters:,} parameters, {plan.steps:,} steps of"
-          f" {plan.batch} rows, {in_time(plan.hours)}.")  # fmt: skip
-    for reason in plan.reasons:
-        print(templates.wrapped(reason, "* ", "  "))
+    for line in _in_words(proposal, plan, machine):
+        print(line)
     files = {
         f"tasks/{name}.py": templates.task(name, corpus, found, kind),
         f"gin/{name}_{plan.size}.gin": templates.gin(name, corpus, found, plan, machine, prompts, language),
@@ -116,10 +131,42 @@ def run(argv: Sequence[str]) -> None:
     _write(files)
     if language and not given.language:
         print(f"LANGUAGE is {language!r}, after the run's name; --language=CODE names another one.")
-    print("\nWritten:\n" + "\n".join(f"  {path}" for path in files))
+    other = "" if len(proposal.plans) == 1 else f" ({plan.choice}; --choice= names the other one)"
+    print(f"\nWritten{other}:\n" + "\n".join(f"  {path}" for path in files))
     first = "trains the vocabulary, then the model" if start is None else "trains the model"
-    print(f"Next:\n  bash launch/{name}.sh                    # {first}; resumes, and shows what it has learned")
-    print(f"  limba inspect {shlex.quote(corpus)} --vocabulary=byte    # look at the text first")
+    run = f"gin/{name}_{plan.size}.gin --gin.MODEL_DIR=runs/{name}_{plan.size}"
+    print(f"Next:\n  limba inspect {shlex.quote(corpus)} --vocabulary=byte    # look at the text")
+    print(f"  limba preflight {run} --topology={machine.name}    # check all of it")
+    print(f"  bash launch/{name}.sh    # {first}; resumes, and shows what it has learned")
+
+
+def _in_words(proposal: Proposal, plan: Plan, machine: Hardware) -> Iterator[str]:
+    """Yields the lines of a proposal: the verdict, the choices, what the text means, and why the written one is so."""
+    from limba.config.speed import in_time
+    from limba.tools.corpus import reasons
+    from limba.tools.corpus.templates import wrapped
+
+    yield ""
+    yield wrapped(f"Verdict: {proposal.verdict}", "", "  ")
+    yield f"\nProposed for {machine.name}:"
+    for each in proposal.plans:
+        costs = reasons.dollars(each) or "no list price"
+        passes = f"read {reasons.times(each.epochs)}, {each.ratio:.0f} tokens a parameter"
+        size = f"{each.about}, {each.parameters:,} parameters"
+        yield f"  {each.choice}: {size}, {each.steps:,} steps of {each.batch} rows"
+        yield wrapped(f"{in_time(each.hours)}; {costs}; {each.memory.words()}; {passes}", "        ", "        ")
+        yield wrapped(f"Risk: {each.risk}", "        ", "        ")
+    if proposal.no_more:
+        yield wrapped(proposal.no_more, "  ", "  ")
+    for note in machine.notes:
+        yield wrapped(note, "  ", "  ")
+    if proposal.of_text:
+        yield "\nWhat so much text means:"
+        for sentence in proposal.of_text:
+            yield wrapped(sentence, "* ", "  ")
+    yield f"\nWhy ({plan.choice}):"
+    for reason in plan.reasons:
+        yield wrapped(reason, "* ", "  ")
 
 
 def _number(text: str | float) -> float:
@@ -177,7 +224,7 @@ def _check_new(name: str, size: str | None) -> None:
 
 
 def _about(corpus: str, found: Survey) -> str:
-    from limba.tools.corpus.sizes import short, short_bytes
+    from limba.tools.corpus.reasons import short, short_bytes
 
     about = "" if found.is_whole else "about "
     columns = f"; columns {', '.join(found.columns)}" if found.columns else ""
