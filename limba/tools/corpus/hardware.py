@@ -6,7 +6,7 @@ import os
 from typing import NamedTuple, Protocol
 
 from limba.api import find_tool
-from limba.config import speed
+from limba.config import InputError, environment, speed
 from limba.config.hardware import Chip
 from limba.config.prices import price
 
@@ -86,16 +86,50 @@ class Hardware(NamedTuple):
         chip = self.chips_of_preflight.chip
         kind = self.name if chip is None else chip.name
         peak = self.chips_of_preflight.peak_flops / 1e12
-        text = f"{self.devices} x {kind} at {100 * low:.0f} to {high:.0%} of {peak:g} TFLOP/s; {speed.MEASURED}"
-        return text if self.has_kernels else f"{text}; attention without a kernel goes through memory"
+        text = f"{self.devices} x {kind} at {100 * low:.0f} to {100 * high:.0f} % of {peak:g} TFLOP/s"
+        return text if self.has_kernels else f"{text}, and its scores through memory"
+
+    @property
+    def words(self) -> str:
+        """What was found, where it is this machine."""
+        if self.is_cpu:
+            cores = len(os.sched_getaffinity(0))
+            return f"This machine: {cores} cores, {self.limit / 2**30:.1f} GiB of memory, no accelerator."
+        return f"This machine: {self.name}, {self.limit / 2**30:.1f} GiB a device for programs."
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user of it has to know."""
+        """What a user of it has to know beforehand."""
         chip = self.chips_of_preflight.chip
         if chip is None or chip.has_bfloat16:
             return ()
         return (f"{chip.name} {VOLTA if chip.capability < 7.5 else TURING}.",)
+
+
+def of_this_machine() -> Hardware:
+    """Returns the devices that jax finds here; InputError where it has no packages for them, or they are not known."""
+    lacking = environment.accelerator_without_packages()
+    if lacking is not None:
+        words, setup = lacking
+        raise InputError(
+            f"This machine has {words}, and jax's packages for it are not installed; run bash launch/setup.sh {setup}."
+        )
+    import jax
+
+    devices = jax.devices()
+    first = devices[0]
+    if first.platform == "cpu":
+        return hardware(None)
+    topologies = find_tool("topologies")
+    assert topologies is not None  # it is shipped with this one
+    chips = topologies.of_devices(first.device_kind, len(devices))
+    if chips is None:
+        raise InputError(
+            f"jax finds {len(devices)} x {first.device_kind} here, of which no figures are known; name the chips that"
+            " are nearest, as in --hardware=rtx4090; --hardware=gpu lists them."
+        )
+    limit = (first.memory_stats() or {}).get("bytes_limit") or topologies.limit_bytes(chips)
+    return Hardware(chips, limit, price(chips.name))
 
 
 def hardware(name: str | None) -> Hardware:

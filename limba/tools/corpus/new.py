@@ -8,17 +8,20 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from limba.api import Parser, task_modules
 from limba.config import InputError, environment, named
+from limba.config.errors import is_out_of_memory
 from limba.tools.corpus import task_flags
 
 if TYPE_CHECKING:
+    from limba.tools.corpus.counting import Counted
     from limba.tools.corpus.hardware import Hardware
-    from limba.tools.corpus.plans import Plan, Proposal
+    from limba.tools.corpus.plans import Asked, Plan, Proposal
     from limba.tools.corpus.sizes import Start
     from limba.tools.corpus.survey import Survey
 
@@ -36,6 +39,8 @@ The corpus may be .txt, .jsonl, .json, .csv, .tsv or .parquet, also .gz or .zst,
 the hub."""
 NAMES = {"DataConfig.column": "--column", "DataConfig.data_files": "--corpus"}  # what messages call a field
 DAYS = 7.0
+TIMED_SECONDS = 15.0  # of steps, for each size that is timed
+MOST_TIMED = 3  # sizes
 LEAST_LETTERS = 10_000  # of a corpus; a row of 128 inputs alone has some 500
 
 
@@ -47,7 +52,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--hardware",
         metavar="v4-8|rtx4090|cpu",
-        help="what it will run on: cpu, rtx4090, 8xa100, v5e-8, …; gpu, tpu: a list",
+        help="what it will run on: cpu, rtx4090, 8xa100, v5e-8, …; this: found and timed; gpu, tpu: a list",
     )
     parser.add_argument("--days", default=DAYS, metavar="7", help="how long it may train; default 7")
     parser.add_argument("--choice", default="safe", choices=("safe", "more"), help="which one is written; default safe")
@@ -79,7 +84,7 @@ def run(argv: Sequence[str]) -> None:
         raise InputError(f"--price={given.price} is not a price; give dollars a chip-hour, such as --price=3.22.")
     with environment.quiet_imports():
         from limba.tools.corpus import counting, sizes, templates
-        from limba.tools.corpus.hardware import hardware
+        from limba.tools.corpus.hardware import hardware, of_this_machine
         from limba.tools.corpus.plans import Asked
         from limba.tools.corpus.proposal import Proposer
         from limba.tools.corpus.survey import survey
@@ -88,9 +93,13 @@ def run(argv: Sequence[str]) -> None:
     kind = given.kind or "t5"
     if given.size is not None and given.size not in sizes.SIZES[kind]:
         raise InputError(f"--size={given.size} is not known; give one of {', '.join(sizes.SIZES[kind])}.")
-    machine = hardware(given.hardware)
+    is_here = given.hardware == "this"
+    machine = of_this_machine() if is_here else hardware(given.hardware)
     if given.hardware is None and (environment.num_gpus() or environment.is_tpu_vm()):
-        raise InputError("This machine has an accelerator; name it, as in --hardware=8xh100 or v4-8, or give cpu.")
+        raise InputError(
+            "This machine has an accelerator; give --hardware=this to time a step on it, a name such as 8xh100 or v4-8,"
+            " or cpu."
+        )
     _check_new(name, "from" if given.start else given.size)
     start = _start(given.start) if given.start else None
     if start is not None:
@@ -114,18 +123,20 @@ def run(argv: Sequence[str]) -> None:
     else:
         counts = functools.cache(lambda _: counting.with_vocabulary(start.vocabulary, documents))
     asked = Asked(found, machine, days, kind, start or given.size, price)
-    proposal = Proposer(asked, counts).proposal()
+    proposal = _timed(asked, counts) if is_here else Proposer(asked, counts).proposal()
     plan = proposal.plans[0]
     if given.choice == "more":
         if len(proposal.plans) == 1:
             raise InputError(f"{proposal.no_more} Leave --choice=more out.")
         plan = proposal.plans[1]
     print(_about(corpus, found))
+    if is_here:
+        print(machine.words)
     for line in _in_words(proposal, plan, machine):
         print(line)
     files = {
         f"tasks/{name}.py": templates.task(name, corpus, found, kind),
-        f"gin/{name}_{plan.size}.gin": templates.gin(name, corpus, found, plan, machine, prompts, language),
+        f"gin/{name}_{plan.size}.gin": templates.gin(name, corpus, found, plan, machine, prompts, language, is_here),
         f"launch/{name}.sh": templates.script(name, plan, machine),
     }
     _write(files)
@@ -138,6 +149,31 @@ def run(argv: Sequence[str]) -> None:
     print(f"Next:\n  limba inspect {shlex.quote(corpus)} --vocabulary=byte    # look at the text")
     print(f"  limba preflight {run} --topology={machine.name}    # check all of it")
     print(f"  bash launch/{name}.sh    # {first}; resumes, and shows what it has learned")
+
+
+def _timed(asked: Asked, counts: Callable[[int], Counted]) -> Proposal:
+    """Returns the proposal by steps that are timed here, each size once; a size that turns out faster may grow."""
+    from limba.api import PlannedRun
+    from limba.tools.corpus.proposal import Proposer
+
+    measured: dict[str, float] = {}
+    while True:
+        proposer = Proposer(asked._replace(measured=measured), counts)
+        proposal = proposer.proposal()
+        untimed = [plan for plan in proposal.plans if plan.size not in measured]
+        if not untimed or len(measured) >= MOST_TIMED:
+            return proposal
+        plan = untimed[0]
+        print(f"Timing the step of {plan.about} here; it is compiled first.", file=sys.stderr, flush=True)
+        try:
+            seconds = PlannedRun(proposer.config_of(plan)).seconds_of_step(TIMED_SECONDS)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise InputError(
+                f"The step of {plan.about} does not fit into the memory here, by a try; give a smaller one by --size."
+            ) from error
+        measured = {**measured, plan.size: seconds / plan.batch}
 
 
 def _in_words(proposal: Proposal, plan: Plan, machine: Hardware) -> Iterator[str]:

@@ -190,6 +190,14 @@ class Proposer:
         config = read_run(files, [f"{name}={value!r}" for name, value in given.items()]).config
         return dataclasses.replace(config, model=candidate.config)
 
+    def config_of(self, plan: Plan) -> RunConfig:
+        """Returns the run of a plan, with its memory's choices."""
+        memory = plan.memory
+        config = self.run_of(self._candidate(plan.size), plan.steps)
+        model = dataclasses.replace(config.model, remat=memory.remat)
+        mesh = dataclasses.replace(config.mesh, fsdp=memory.fsdp)
+        return dataclasses.replace(config, model=model, mesh=mesh, num_microbatches=memory.parts)
+
     def _memory(self, candidate: Candidate) -> Memory | None:
         if candidate.size not in self._memories:
             self._memories[candidate.size] = self._found_memory(candidate)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from limba.config.prices import DATE
-from limba.config.speed import BESIDE, in_range, in_time
+from limba.config.speed import BESIDE, MEASURED, in_range, in_time
 from limba.tools.corpus.counting import SMALL
 from limba.tools.corpus.plans import Asked, Plan
 from limba.tools.corpus.sizes import (
@@ -75,10 +75,9 @@ def risk(asked: Asked, plan: Plan) -> str:
             f"it may learn the text by heart: {plan.epochs:.0f} passes are worth {worth(plan.epochs):.1f} of new text"
         )
     if not plan.start and plan.ratio < BEST_RATIO:
-        parts.append(
-            f"{plan.ratio:.0f} tokens a parameter are fewer than the {BEST_RATIO} that use compute best: a smaller"
-            " size may be as good"
-        )
+        few = f"{plan.ratio:.0f} tokens a parameter are fewer than the {BEST_RATIO} that use compute best"
+        is_smallest = plan.size == SIZES[asked.kind][0]
+        parts.append(few if is_smallest else f"{few}: a smaller size may be as good")
     if plan.share > 0.8:
         parts.append(f"at the slow end it takes {percent(plan.share)} of {days_in_words(asked.days)}")
     if not parts:
@@ -103,8 +102,12 @@ def reasons(asked: Asked, plan: Plan, candidate: Candidate) -> Iterator[str]:
             f"Vocabulary: {plan.vocabulary:,} ids at most. The {'text' if is_whole else 'sample'} has too few"
             f" different words for more than {counted.made:,}{of_more}."
         )
-    how = "timed here" if candidate.size in asked.measured else "not measured here"
-    yield f"Time: {machine.reason} ({how}): {' to '.join(dict.fromkeys(map(short, speeds)))} tokens/s."
+    tokens_a_second = " to ".join(dict.fromkeys(map(short, speeds)))
+    if candidate.size in asked.measured:
+        yield f"Time: {tokens_a_second} tokens/s, timed here with this network and random tokens."
+    else:
+        where = "" if machine.is_cpu else f"; {MEASURED}"
+        yield f"Time: {machine.reason}, not measured here, give {tokens_a_second} tokens/s{where}."
     if not plan.start:
         yield (
             f"Size: {plan.ratio:.0f} tokens a parameter; about {BEST_RATIO} use the compute best"

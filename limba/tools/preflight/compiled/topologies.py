@@ -151,6 +151,22 @@ def topology(name: str, flag: str = "") -> Topology:
     return _slice_of(chip, number, asked)
 
 
+def of_devices(device_kind: str, number: int) -> Topology | None:
+    """Returns the chips that so many devices of jax are; None for a kind or a number that is not known.
+
+    >>> [each.name for each in (of_devices("TPU v4", 4), of_devices("NVIDIA L40S", 2)) if each]
+    ['v4-8', 'l40s-2']
+    """
+    chip = hardware.of_device_kind(device_kind)
+    if chip is None:
+        return None
+    in_name = next((kind.cores_in_name for kind in _KINDS if kind.name == chip.name), 1)
+    try:
+        return topology(f"{chip.name}-{number * in_name}")
+    except InputError:
+        return None
+
+
 def _unknown(name: str, asked: str) -> str:
     """Returns the sentence about a name that is none of a chip: all of a kind, or those that are near it."""
     kind = name.strip(" -")
