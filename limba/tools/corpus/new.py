@@ -83,7 +83,7 @@ def run(argv: Sequence[str]) -> None:
     if price is not None and not 0 <= price < math.inf:
         raise InputError(f"--price={given.price} is not a price; give dollars a chip-hour, such as --price=3.22.")
     with environment.quiet_imports():
-        from limba.tools.corpus import counting, sizes, templates
+        from limba.tools.corpus import counting, languages, sizes, templates
         from limba.tools.corpus.hardware import hardware, of_this_machine
         from limba.tools.corpus.plans import Asked
         from limba.tools.corpus.proposal import Proposer
@@ -93,6 +93,8 @@ def run(argv: Sequence[str]) -> None:
     kind = given.kind or "t5"
     if given.size is not None and given.size not in sizes.SIZES[kind]:
         raise InputError(f"--size={given.size} is not known; give one of {', '.join(sizes.SIZES[kind])}.")
+    if given.language:
+        languages.check_codes(given.language)
     is_here = given.hardware == "this"
     machine = of_this_machine() if is_here else hardware(given.hardware)
     if given.hardware is None and (environment.num_gpus() or environment.is_tpu_vm()):
@@ -186,7 +188,7 @@ def _in_words(proposal: Proposal, plan: Plan, machine: Hardware) -> Iterator[str
     yield wrapped(f"Verdict: {proposal.verdict}", "", "  ")
     yield f"\nProposed for {machine.name}:"
     for each in proposal.plans:
-        costs = reasons.dollars(each) or "no list price"
+        costs = reasons.dollars(each) or ("no rent" if machine.is_cpu else "no list price (--price=)")
         passes = f"read {reasons.times(each.epochs)}, {each.ratio:.0f} tokens a parameter"
         size = f"{each.about}, {each.parameters:,} parameters"
         yield f"  {each.choice}: {size}, {each.steps:,} steps of {each.batch} rows"
