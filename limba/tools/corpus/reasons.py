@@ -29,7 +29,8 @@ def verdict(asked: Asked, plan: Plan) -> str:
     is_short_of_text = plan.epochs > 0.9 * FREE_EPOCHS and plan.share < 0.8
     if plan.start:
         return f"{plan.about} goes on with {size} on {place}."
-    if plan.ratio < LEAST_RATIO and is_short_of_text:
+    useful = plan.ratio * worth(plan.epochs) / plan.epochs  # tokens a parameter, repeated ones by their worth
+    if useful < LEAST_RATIO and is_short_of_text:
         return (
             f"{size} is too little for a useful model from scratch; go on from a published one, by"
             f" {PUBLISHED[plan.kind]}. What follows is a trial."
