@@ -12,7 +12,7 @@ from limba.config.prices import price
 
 VOLTA = (
     "is a Volta card: CUDA 13 has no code for it, so its set-up is `bash launch/setup.sh cuda12` with a driver of"
-    " version 525 or newer; cuDNN from 9.11 on has none either, so where it fails, install nvidia-cudnn-cu12 below 9.11."
+    " version 525 or newer. cuDNN has none either from 9.11 on: where that fails, install nvidia-cudnn-cu12 below 9.11."
     " It has no bfloat16, so the run computes in float16, and its attention is the einsum. Nothing was tried on one"
 )
 TURING = "has no bfloat16: the run computes in float16 with a scaled loss, and its attention is the einsum"

@@ -18,43 +18,10 @@ from types import ModuleType
 from limba.api import PlannedRun, find_tool, read_run
 from limba.config import InputError, ModelConfig, RunConfig
 from limba.config.speed import hours_of_run
-from limba.tools.corpus import reasons
+from limba.tools.corpus import reasons, sizes
 from limba.tools.corpus.counting import Counted
 from limba.tools.corpus.plans import Asked, Memory, Plan, Proposal
-from limba.tools.corpus.sizes import (
-    ABOUT,
-    BEST_RATIO,
-    BOLD_RATIO,
-    EVAL_STEPS,
-    EVALUATED_SHARE,
-    FEW_ROWS,
-    FEW_STEPS,
-    FILES,
-    FREE_EPOCHS,
-    FUNCTIONS,
-    HIDDEN,
-    IDS_OF_TEXT,
-    IDS_OF_WIDTH,
-    LEAST_PATIENCE,
-    LEAST_RATIO,
-    LEAST_ROWS,
-    LENGTHS,
-    LITTLE_TEXT,
-    MOST_EPOCHS,
-    MOST_IDS,
-    POLICIES,
-    RARELY_SECONDS,
-    ROWS_OF_WIDTH,
-    RUN_FILES,
-    SAVED_SECONDS,
-    SAVED_SHARE,
-    SIZES,
-    UPDATE_PER_EVALUATION,
-    USED_MEMORY,
-    Candidate,
-    model_of,
-    of_limit,
-)  # fmt: skip
+from limba.tools.corpus.sizes import Candidate, model_of, of_limit
 
 
 class Proposer:
@@ -86,20 +53,24 @@ class Proposer:
     def _sizes(self) -> tuple[str, ...]:
         """The sizes in question, from the largest."""
         if self.asked.given is None:
-            return tuple(reversed(SIZES[self.asked.kind]))
+            return tuple(reversed(sizes.SIZES[self.asked.kind]))
         return (self.asked.given if isinstance(self.asked.given, str) else "from",)
 
     def _safe(self) -> tuple[Candidate, float]:
         """Returns the size of the safe choice, and how often it may read the text."""
-        for passes in (FREE_EPOCHS, MOST_EPOCHS):
+        for passes in (sizes.FREE_EPOCHS, sizes.MOST_EPOCHS):
             for size in self._sizes:
                 candidate = self._candidate(size)
-                if candidate.ratio(passes) >= BEST_RATIO and self._memory(candidate) is not None:
+                if candidate.ratio(passes) >= self._least(sizes.BEST_RATIO) and self._memory(candidate) is not None:
                     return candidate, passes
         smallest = self._candidate(self._sizes[-1])
         if self._memory(smallest) is None:
             raise InputError(self._too_large(smallest))
-        return smallest, MOST_EPOCHS
+        return smallest, sizes.MOST_EPOCHS
+
+    def _least(self, ratio: float) -> float:
+        """Returns the tokens a parameter that a choice needs; a published model has seen its own, and needs none."""
+        return 0.0 if self.asked.start else ratio
 
     def _too_large(self, candidate: Candidate) -> str:
         name = self.asked.start.name if self.asked.start else candidate.size
@@ -110,14 +81,14 @@ class Proposer:
 
     def _more(self, safe: Candidate, plan: Plan) -> tuple[Candidate, float] | None:
         """Returns a larger choice than the safe one, and how often it may read the text; None where there is none."""
-        for least in (BOLD_RATIO, LEAST_RATIO):
+        for least in (sizes.BOLD_RATIO, sizes.LEAST_RATIO):
             for size in self._sizes:
                 candidate = self._candidate(size)
-                if candidate.parameters < safe.parameters or candidate.ratio(MOST_EPOCHS) < least:
+                if candidate.parameters < safe.parameters or candidate.ratio(sizes.MOST_EPOCHS) < self._least(least):
                     continue
-                is_larger = candidate.size != safe.size or candidate.tokens(MOST_EPOCHS) > 1.2 * plan.tokens
+                is_larger = candidate.size != safe.size or candidate.tokens(sizes.MOST_EPOCHS) > 1.2 * plan.tokens
                 if is_larger and self._memory(candidate) is not None:
-                    return candidate, MOST_EPOCHS
+                    return candidate, sizes.MOST_EPOCHS
         return None
 
     def _candidate(self, size: str) -> Candidate:
@@ -133,24 +104,27 @@ class Proposer:
             counted = self.counts(0)
         else:
             width = model_of(self.asked.kind, size, 128).emb_dim
-            ids = min(of_limit(IDS_OF_TEXT, found.bytes, MOST_IDS), of_limit(IDS_OF_WIDTH, width, MOST_IDS))
+            ids = min(
+                of_limit(sizes.IDS_OF_TEXT, found.bytes, sizes.MOST_IDS),
+                of_limit(sizes.IDS_OF_WIDTH, width, sizes.MOST_IDS),
+            )
             counted = self.counts(ids)
             config = model_of(self.asked.kind, size, -(-counted.ids // 128) * 128)
         config = dataclasses.replace(config, dtype=machine.dtype)
         if not machine.has_kernels:
             config = dataclasses.replace(config, attention="einsum")
         unique = max(1.0, found.bytes * counted.tokens_per_byte * (1 - found.validation_percent / 100))
-        lengths = LENGTHS[self.asked.kind][machine.is_cpu or unique < LITTLE_TEXT]
-        most = of_limit(ROWS_OF_WIDTH, config.emb_dim, 1024)
-        least = min(LEAST_ROWS, most) if machine.is_cpu else max(LEAST_ROWS, 8 * machine.devices)
+        lengths = sizes.LENGTHS[self.asked.kind][machine.is_cpu or unique < sizes.LITTLE_TEXT]
+        most = of_limit(sizes.ROWS_OF_WIDTH, config.emb_dim, 1024)
+        least = min(sizes.LEAST_ROWS, most) if machine.is_cpu else max(sizes.LEAST_ROWS, 8 * machine.devices)
         batch = -(-max(most, least) // machine.devices) * machine.devices
-        passes = FREE_EPOCHS  # of which the batch is halved while they give few steps
+        passes = sizes.FREE_EPOCHS  # of which the batch is halved while they give few steps
         while True:
             seconds = self._step_seconds(size, config, lengths, batch)
             steps_of_days = self.asked.days * 24 / hours_of_run(1, seconds)[1]
             tokens = min(steps_of_days * batch * lengths[2], passes * unique)
             half = batch // 2
-            if tokens / (batch * lengths[2]) >= FEW_STEPS or half < least or half % machine.devices:
+            if tokens / (batch * lengths[2]) >= sizes.FEW_STEPS or half < least or half % machine.devices:
                 return Candidate(
                     size, config, counted, lengths, unique, batch, seconds, steps_of_days * batch * lengths[2]
                 )
@@ -163,23 +137,23 @@ class Proposer:
         if size in self.asked.measured:
             each = self.asked.measured[size] * batch  # of a row
             return each, each
-        predicted = round(HIDDEN * lengths[1]) if self.asked.kind == "encoder" else None
+        predicted = round(sizes.HIDDEN * lengths[1]) if self.asked.kind == "encoder" else None
         seconds = _arithmetic().seconds_of(config, batch, lengths[:2], predicted, self.machine.chips_of_preflight)
         assert seconds is not None  # a machine without a peak has no name
         return seconds
 
-    def run_of(self, candidate: Candidate, steps: int = FEW_STEPS) -> RunConfig:
+    def run_of(self, candidate: Candidate, steps: int = sizes.FEW_STEPS) -> RunConfig:
         """Returns the run of a size as its gin file will describe it, but for its task, periods and memory."""
         start = self.asked.start
-        files = list(RUN_FILES[self.asked.kind])
+        files = list(sizes.RUN_FILES[self.asked.kind])
         if start is None:
-            files.insert(0, FILES[self.asked.kind].format(candidate.size))
+            files.insert(0, sizes.FILES[self.asked.kind].format(candidate.size))
         else:
             files = ["gin/models/t5_1_1/base.gin", files[0]]
         inputs, targets, _ = candidate.lengths
         lengths = {"inputs": inputs} if self.asked.kind == "t5" else {"targets": targets}
         given = {
-            "MIXTURE_OR_TASK_NAME": f"new_{FUNCTIONS[self.asked.kind]}",
+            "MIXTURE_OR_TASK_NAME": f"new_{sizes.FUNCTIONS[self.asked.kind]}",
             "TASK_FEATURE_LENGTHS": lengths,
             "TRAIN_STEPS": steps,
             "MODEL_DIR": "runs/new",
@@ -216,7 +190,7 @@ class Proposer:
             mesh = dataclasses.replace(config.mesh, fsdp=fsdp)
             changed = dataclasses.replace(config, model=model, mesh=mesh, num_microbatches=parts)
             used = arithmetic.memory(run, chips, changed).total
-            if used <= USED_MEMORY * limit:
+            if used <= sizes.USED_MEMORY * limit:
                 return Memory(remat, parts, fsdp, used, limit, checkpoint)
         return None
 
@@ -234,7 +208,7 @@ class Proposer:
         hours = hours_of_run(steps, candidate.step_seconds)
         run_seconds = hours[1] * 3600
         slow_step = run_seconds / steps
-        saved = max(SAVED_SHARE * run_seconds, RARELY_SECONDS)
+        saved = max(sizes.SAVED_SHARE * run_seconds, sizes.RARELY_SECONDS)
         evaluations = min(steps, max(min(200, steps // 5), steps // 100, 1))
         tokens = float(steps * batch * row)
         epochs = tokens / candidate.unique
@@ -245,7 +219,7 @@ class Proposer:
             choice=choice,
             kind=self.asked.kind,
             size=candidate.size,
-            about=start.name if start else f"{ABOUT[self.asked.kind]} {candidate.size}",
+            about=start.name if start else f"{sizes.ABOUT[self.asked.kind]} {candidate.size}",
             config=candidate.config,
             parameters=candidate.parameters,
             vocabulary=candidate.counted.ids,
@@ -261,10 +235,12 @@ class Proposer:
             hours=hours,
             dollars=dollars,
             share=run_seconds / (self.asked.days * 86_400),
-            checkpoints=max(1, min(steps, int(min(saved, SAVED_SECONDS) / slow_step))),
+            checkpoints=max(1, min(steps, int(min(saved, sizes.SAVED_SECONDS) / slow_step))),
             evaluations=evaluations,
-            eval_steps=max(1, min(EVAL_STEPS, int(evaluations * EVALUATED_SHARE * UPDATE_PER_EVALUATION))),
-            patience=max(LEAST_PATIENCE, steps // evaluations // 5) if epochs > FREE_EPOCHS else None,
+            eval_steps=max(
+                1, min(sizes.EVAL_STEPS, int(evaluations * sizes.EVALUATED_SHARE * sizes.UPDATE_PER_EVALUATION))
+            ),
+            patience=max(sizes.LEAST_PATIENCE, steps // evaluations // 5) if epochs > sizes.FREE_EPOCHS else None,
             log=min(100, max(1, steps // 50)),
             start=start,
             risk="",
@@ -283,14 +259,14 @@ def _arithmetic() -> ModuleType:
 
 def _ways(candidate: Candidate, devices: int) -> Iterator[tuple[str, int, int]]:
     """Yields (remat, micro-batches, devices that share the parameters), from the fastest to what needs least memory."""
-    first = POLICIES[0] if candidate.config.emb_dim <= 512 else POLICIES[1]
-    policies = POLICIES[POLICIES.index(first) :]
+    first = sizes.POLICIES[0] if candidate.config.emb_dim <= 512 else sizes.POLICIES[1]
+    policies = sizes.POLICIES[sizes.POLICIES.index(first) :]
     rows = candidate.batch // devices
     numbers = [parts for parts in range(1, rows + 1) if rows % parts == 0]
     for fsdp in dict.fromkeys((1, devices)):
         for remat in policies:
             for parts in numbers:
-                if rows // parts >= min(FEW_ROWS, rows):
+                if rows // parts >= min(sizes.FEW_ROWS, rows):
                     yield remat, parts, fsdp
         for parts in numbers:
             yield policies[-1], parts, fsdp
