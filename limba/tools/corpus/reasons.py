@@ -115,8 +115,10 @@ def reasons(asked: Asked, plan: Plan, candidate: Candidate) -> Iterator[str]:
             " (Hoffmann et al. 2022, arXiv:2203.15556, for decoder-only models)."
         )
     yield f"Memory: {plan.memory.words()}, by arithmetic."
+    share = percent(plan.share)
+    at_most = share if plan.share < 0.01 else f"at most {share}"
     yield (
-        f"Cost: {in_time(plan.hours)}, {BESIDE}: at most {percent(plan.share)} of {days_in_words(asked.days)};"
+        f"Cost: {in_time(plan.hours)}, {BESIDE}: {at_most} of {days_in_words(asked.days)};"
         f" {in_range(chip_hours)} chip-hours{_price_words(asked, plan)}."
     )
 
