@@ -115,7 +115,7 @@ def worth(passes: float) -> float:
     Muennighoff et al. 2023, arXiv:2305.16264, equation 5, with the decay that they fitted.
 
     >>> [round(worth(passes), 1) for passes in (1, 4, 16, 40)]
-    [1.0, 3.7, 10.6, 15.2]
+    [1, 3.7, 10.6, 15.2]
     """
     if passes <= 1:
         return passes
