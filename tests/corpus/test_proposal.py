@@ -141,6 +141,17 @@ def test_a_size_that_does_not_fit_is_refused() -> None:
         proposed(100, "rtx3070", 30, given="xxl")
 
 
+@pytest.mark.parametrize("kind", sizes.SIZES)
+def test_a_published_model_of_each_kind_goes_on_for_4_passes_or_16(kind: str) -> None:
+    start = sizes.Start("x/y", sizes.model_of(kind, "tiny", 8_064), "byte", None)
+    asked = Asked(text(3e8), hardware("rtx4090"), 1, kind, start)
+    plans = Proposer(asked, quarter).proposal().plans
+    assert [plan.choice for plan in plans] == ["safe", "more"]
+    for plan, passes in zip(plans, (4, 16), strict=True):
+        assert plan.about == "x/y" and plan.epochs == pytest.approx(passes, rel=0.1) and plan.epochs <= passes
+        assert plan.parameters == sizes.num_parameters(start.config)
+
+
 def test_seconds_that_were_timed_are_the_hours() -> None:
     asked = Asked(text(1e9), hardware("cpu"), 7, "t5", "tiny", measured={"tiny": 0.25})
     plan = Proposer(asked, quarter).proposal().plans[0]

@@ -144,12 +144,11 @@ class Proposer:
 
     def run_of(self, candidate: Candidate, steps: int = sizes.FEW_STEPS) -> RunConfig:
         """Returns the run of a size as its gin file will describe it, but for its task, periods and memory."""
-        start = self.asked.start
-        files = list(sizes.RUN_FILES[self.asked.kind])
-        if start is None:
-            files.insert(0, sizes.FILES[self.asked.kind].format(candidate.size))
-        else:
-            files = ["gin/models/t5_1_1/base.gin", files[0]]
+        # Of a published model the network is replaced below; its files only have to be of its kind.
+        size = sizes.SIZES[self.asked.kind][0] if self.asked.start else candidate.size
+        files = [sizes.FILES[self.asked.kind].format(size), *sizes.RUN_FILES[self.asked.kind]]
+        if self.asked.start:
+            files = files[:2]  # the recipe is for runs from scratch
         inputs, targets, _ = candidate.lengths
         lengths = {"inputs": inputs} if self.asked.kind == "t5" else {"targets": targets}
         given = {
