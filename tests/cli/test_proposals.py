@@ -45,8 +45,8 @@ CASES = (
     *(Case(300, "h100", 1, kind) for kind in ("lm", "encoder")),
     *(Case(1_500, machine, 7) for machine in ("v100", "a6000", "v3-8", "cpu")),
     *(Case(5_000, machine, days) for machine in ("rtx4090", "8xh100") for days in (7, 90)),
-    *(Case(40_000, machine, 30, choice="more") for machine in ("v4-32", "8xh100", "rtx5090")),
-    *(Case(40_000, machine, days) for machine, days in (("v5e-16", 7), ("h200", 90))),
+    *(Case(40_000, machine, 30, choice="more") for machine in ("v4-32", "8xh100")),
+    *(Case(40_000, machine, days) for machine, days in (("rtx5090", 30), ("v5e-16", 7), ("h200", 90))),
 )
 COMPILED = (
     Case(3, "cpu", 1, compiles=True),
