@@ -126,11 +126,7 @@ def run(argv: Sequence[str]) -> None:
         counts = functools.cache(lambda _: counting.with_vocabulary(start.vocabulary, documents))
     asked = Asked(found, machine, days, kind, start or given.size, price)
     proposal = _timed(asked, counts) if is_here else Proposer(asked, counts).proposal()
-    plan = proposal.plans[0]
-    if given.choice == "more":
-        if len(proposal.plans) == 1:
-            raise InputError(f"{proposal.no_more} Leave --choice=more out.")
-        plan = proposal.plans[1]
+    plan = _chosen(proposal, given.choice)
     print(_about(corpus, found))
     if is_here:
         print(machine.words)
@@ -138,7 +134,7 @@ def run(argv: Sequence[str]) -> None:
         print(line)
     files = {
         f"tasks/{name}.py": templates.task(name, corpus, found, kind),
-        f"gin/{name}_{plan.size}.gin": templates.gin(name, corpus, found, plan, machine, prompts, language, is_here),
+        f"gin/{name}_{plan.size}.gin": templates.gin(name, corpus, found, plan, machine, prompts, language),
         f"launch/{name}.sh": templates.script(name, plan, machine),
     }
     _write(files)
@@ -146,11 +142,27 @@ def run(argv: Sequence[str]) -> None:
         print(f"LANGUAGE is {language!r}, after the run's name; --language=CODE names another one.")
     other = "" if len(proposal.plans) == 1 else f" ({plan.choice}; --choice= names the other one)"
     print(f"\nWritten{other}:\n" + "\n".join(f"  {path}" for path in files))
-    first = "trains the vocabulary, then the model" if start is None else "trains the model"
+    for line in _next(name, corpus, plan, machine):
+        print(line)
+
+
+def _chosen(proposal: Proposal, choice: str) -> Plan:
+    """Returns the choice of this name; InputError where there is no larger one."""
+    if choice == "safe":
+        return proposal.plans[0]
+    if len(proposal.plans) == 1:
+        raise InputError(f"{proposal.no_more} Leave --choice=more out.")
+    return proposal.plans[1]
+
+
+def _next(name: str, corpus: str, plan: Plan, machine: Hardware) -> Iterator[str]:
+    """Yields the commands that come next."""
     run = f"gin/{name}_{plan.size}.gin --gin.MODEL_DIR=runs/{name}_{plan.size}"
-    print(f"Next:\n  limba inspect {shlex.quote(corpus)} --vocabulary=byte    # look at the text")
-    print(f"  limba preflight {run} --topology={machine.name}    # check all of it")
-    print(f"  bash launch/{name}.sh    # {first}; resumes, and shows what it has learned")
+    first = "trains the vocabulary, then the model" if plan.start is None else "trains the model"
+    yield "Next:"
+    yield f"  limba inspect {shlex.quote(corpus)} --vocabulary=byte    # look at the text"
+    yield f"  limba preflight {run} --topology={machine.name}    # check all of it"
+    yield f"  bash launch/{name}.sh    # {first}; resumes, and shows what it has learned"
 
 
 def _timed(asked: Asked, counts: Callable[[int], Counted]) -> Proposal:

@@ -80,6 +80,7 @@ class Plan(NamedTuple):
     patience: int | None  # evaluations without a better loss that end the run
     log: int
     start: Start | None
+    is_timed: bool  # whether its step was timed on this machine
     risk: str
     reasons: tuple[str, ...]
 

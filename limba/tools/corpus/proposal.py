@@ -242,6 +242,7 @@ class Proposer:
             patience=max(sizes.LEAST_PATIENCE, steps // evaluations // 5) if epochs > sizes.FREE_EPOCHS else None,
             log=min(100, max(1, steps // 50)),
             start=start,
+            is_timed=candidate.size in self.asked.measured,
             risk="",
             reasons=(),
         )

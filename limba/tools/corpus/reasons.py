@@ -104,7 +104,7 @@ def reasons(asked: Asked, plan: Plan, candidate: Candidate) -> Iterator[str]:
             f" different words for more than {counted.made:,}{of_more}."
         )
     tokens_a_second = " to ".join(dict.fromkeys(map(short, speeds)))
-    if candidate.size in asked.measured:
+    if plan.is_timed:
         yield f"Time: {tokens_a_second} tokens/s, timed here with this network and random tokens."
     else:
         where = "" if machine.is_cpu else f"; {MEASURED}"

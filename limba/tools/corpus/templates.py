@@ -223,14 +223,7 @@ def task(name: str, corpus: str, found: Survey, kind: str) -> str:
 
 
 def gin(
-    name: str,
-    corpus: str,
-    found: Survey,
-    plan: Plan,
-    machine: Hardware,
-    prompts: Sequence[str],
-    language: str | None,
-    is_measured: bool = False,
+    name: str, corpus: str, found: Survey, plan: Plan, machine: Hardware, prompts: Sequence[str], language: str | None
 ) -> str:
     """Returns gin/NAME_SIZE.gin; `prompts` are masked sentences, or their beginnings."""
     memory = plan.memory
@@ -242,7 +235,7 @@ def gin(
         "hardware": machine.name,
         "reason": machine.reason,
         "time": in_time(plan.hours),
-        "how": "by a step that was timed there" if is_measured else "estimated at that speed and not measured",
+        "how": "by a step that was timed there" if plan.is_timed else "estimated at that speed and not measured",
         "beside": BESIDE,
         "reasons": "\n".join(wrapped(line, "# * ", "#   ") for line in plan.reasons),
         "expected": "a first loss of a few nats, which then falls"
