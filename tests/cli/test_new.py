@@ -16,11 +16,11 @@ from limba.api import NewVocabulary
 from limba.cli import train
 from limba.cli.gin.read import read_run
 from limba.cli.main import main
-from limba.config import DataConfig, InputError, ModelConfig, RunConfig
+from limba.config import DataConfig, InputError, ModelConfig, RunConfig, environment
 from limba.evaluation import history
 from limba.formats.architectures import config_json
 from limba.inference.load import load
-from limba.tools.corpus import counting
+from limba.tools.corpus import counting, new
 from limba.tools.preflight.checks.scripts import other_scripts
 from tests.faults.starts import QUICK
 from tests.hub_server import hub
@@ -331,6 +331,27 @@ def test_an_accelerator_must_be_named(
     assert "This machine has an accelerator; give --hardware=this" in capsys.readouterr().err
     assert main(["new", "nb", "--corpus=none.jsonl", "--hardware=cpu"]) == 2
     assert "none.jsonl matches no file" in capsys.readouterr().err
+
+
+@pytest.mark.night
+def test_this_machine_is_looked_at_and_its_step_is_timed(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(new, "TIMED_SECONDS", 0.1)
+    assert main(["new", "th", "--corpus=data/a.jsonl", "--hardware=this", "--days=0.1", "--language=en"]) == 0
+    told = capsys.readouterr()
+    assert "Timing the step of T5 1.1 tiny here; it is compiled first." in told.err
+    assert "\nThis machine: " in told.out and "no accelerator." in told.out and "tokens/s, timed here" in told.out
+    assert "by a step that was timed there" in Path("gin/th_tiny.gin").read_text()
+
+
+def test_an_accelerator_without_its_packages_is_not_timed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(environment, "accelerator_without_packages", lambda: ("an NVIDIA GPU", "cuda"))
+    assert main(["new", "nb", "--corpus=none.jsonl", "--hardware=this"]) == 2
+    assert "run bash launch/setup.sh cuda." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
