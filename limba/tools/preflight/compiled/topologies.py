@@ -202,7 +202,7 @@ def _cards_of(chip: hardware.Chip, number: int, asked: str) -> Topology:
 def _slice_of(chip: hardware.Chip, number: int | None, asked: str) -> Topology:
     """Returns a slice of TPUs that Google makes, by the number in its name."""
     kind = next(each for each in _KINDS if each.name == chip.name)
-    if number in kind.shapes:
+    if number is not None and number in kind.shapes:
         return _tpus(kind, number)
     if number and kind.name in _BOXES and number % 8 == 0:
         return _tpus(dataclasses.replace(kind, shapes={number: _box(number // 8)}), number)
