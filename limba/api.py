@@ -9,6 +9,7 @@ Commands
 `add_import_flag`   the flag that allows modules of somebody else's run
 `Progress`          says how much of some work is done, on a terminal as a bar
 `read_model`        the network that a gin file describes
+`read_run`          the run that gin files describe
 `import_tasks`      imports one module of tasks/, or all
 `task_modules`      the names of the modules of tasks/
 `find_tool`         another tool, by the engine's table of tools; None without it
@@ -38,7 +39,6 @@ Files
 Runs and models
 `PlannedRun`        what can be known of a run before it starts: sizes, checks, its step on any devices
 `flops_per_sequence`  the FLOPs of training on one sequence
-`PEAK_TFLOPS`       the peak of devices, by jax's names
 `size_text`         a number of bytes in words
 `duration`          a length of time in words
 `text_curve`        points as a drawing of characters
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from limba.cli.arguments import Parser as Parser
     from limba.cli.arguments import with_two_dashes as with_two_dashes
     from limba.cli.gin.read import read_model as read_model
+    from limba.cli.gin.read import read_run as read_run
     from limba.cli.model import GinFlags as GinFlags
     from limba.cli.model import add_import_flag as add_import_flag
     from limba.data.registry import Mixture as Mixture
@@ -96,13 +97,12 @@ if TYPE_CHECKING:
     from limba.storage.servers import token as hub_token  # noqa: F401
     from limba.toolbox import find as find_tool  # noqa: F401
     from limba.training.checkpoints.save import size_text as size_text
-    from limba.training.metrics.flops import PEAK_TFLOPS as PEAK_TFLOPS
     from limba.training.metrics.flops import flops_per_sequence as flops_per_sequence
     from limba.training.metrics.records import duration as duration
 
 _NAMES = {  # module: its names; another name here is written before a "="
     "limba.cli.arguments": "Parser with_two_dashes",
-    "limba.cli.gin.read": "read_model",
+    "limba.cli.gin.read": "read_model read_run",
     "limba.cli.model": "GinFlags add_import_flag",
     "limba.data.run_data": "RunData",
     "limba.data.sources.readers": "records text_lines",
@@ -130,7 +130,7 @@ _NAMES = {  # module: its names; another name here is written before a "="
     "limba.storage.servers": "hub_token=token",
     "limba.toolbox": "find_tool=find",
     "limba.training.checkpoints.save": "size_text",
-    "limba.training.metrics.flops": "PEAK_TFLOPS flops_per_sequence",
+    "limba.training.metrics.flops": "flops_per_sequence",
     "limba.training.metrics.records": "duration",
 }
 _PLACES = {

@@ -17,7 +17,7 @@ from limba.formats import hub_models, limba_checkpoint
 from limba.model import Network
 from limba.sharding.mesh import make_mesh
 from limba.storage.files import resolved
-from limba.training import step_memory
+from limba.training import step_memory, step_timing
 from limba.training.checkpoints import arrays
 from limba.training.checkpoints.directory import RESUME_ADVICE, check_arrays
 from limba.training.checkpoints.initial import check_initial
@@ -112,6 +112,11 @@ class PlannedRun:
     def job_advice(self, step: int, seconds_per_step: float) -> str:
         """Returns advice if a job of Slurm ends before the checkpoint that is due after a step; else ""."""
         return job_advice(self.config, step + 10, step, seconds_per_step)
+
+    def seconds_of_step(self, limit: float) -> float:
+        """Returns the seconds of the run's step on this machine's devices, timed for about `limit` of them."""
+        mesh = make_mesh(self.config.mesh)
+        return step_timing.seconds_of_step(self.config, mesh, self.row_lengths, limit)
 
     def step_on(self, devices: np.ndarray, feature_shapes: Mapping[str, tuple[int, int]]) -> PlannedStep:
         """Returns the training step on these devices, which need not be on this machine."""

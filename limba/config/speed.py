@@ -1,21 +1,79 @@
-"""The time of a step and of a run before anything has run: a range, by what published runs reach, and its words."""
+"""The time of a step and of a run before anything has run: a range, by what was measured and published, and its words.
+
+A step takes its matrix products at a share of the peak (`MFU`). Where attention has no kernel, its scores go to memory
+and back beside them (`SCORE_TRAFFIC`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 LEAST_STEP_SECONDS = 0.005  # of any step: what starts its programs takes milliseconds, whatever the peak is
-MFU = (0.2, 0.5)  # share of the peak that a step's matrix products reach in published runs
+# Share of the peak that matrix products reach. T5 base on one H200 28 to 34 %, mT5 base and T5 large on one H100 26 and
+# 31 % (docs/gpus.md); published: T5s on A100 25 to 37 %, language models of 345M to 750M on TPUs 35 to 39 %.
+MFU = (0.2, 0.4)
+MEASURED = "T5 base had 28 to 34 % on one H200, and published runs lie between 25 and 39 %"
+# Bytes that cross a device's memory for each score of attention, where no kernel keeps them: written, normalized in
+# float32, read by two products; as much again for the gradient, and up to twice that where they are computed twice.
+SCORE_TRAFFIC = (24.0, 48.0)
+CPU_GFLOPS = (32.0, 100.0)  # of a core, at a width of 512 or more; T5 1.1 small has 64 of two with AVX-512
+CPU_WIDTH = 512  # of a network, below which a CPU's cores do less
 # Of the time that the steps take, at the slow end: the start, compiling, evaluations, saves, and what a preemption a
 # day takes (a quarter of an hour for new machines, and at most half an hour of steps that are done again).
 BESIDE_STEPS = 0.15
 BESIDE = f"with {BESIDE_STEPS:.0%} at the slow end for start, compiling, evaluations, saves and preemptions"
 
 
-def step_seconds(flops: float, speeds: tuple[float, float]) -> tuple[float, float]:
-    """Returns the shortest and longest time of a step of so many FLOPs, at the least and most FLOP/s of all devices."""
-    slow, fast = speeds
-    return max(LEAST_STEP_SECONDS, flops / fast), max(LEAST_STEP_SECONDS, flops / slow)
+class Work(NamedTuple):
+    """What a step computes, on all devices together."""
+
+    flops: float
+    scores: float  # of attention that go to memory; 0 where a kernel keeps them
+    width: int  # of the network
+
+
+class Speed(NamedTuple):
+    """What all devices of a run do a second, at least and at most."""
+
+    flops: tuple[float, float]
+    bytes_of_memory: float = 0.0  # 0 where it is part of the former, as on a CPU
+
+    def at(self, width: int) -> tuple[float, float]:
+        """Returns the least and the most FLOP/s for a network of a width."""
+        share = 1.0 if self.bytes_of_memory else min(1.0, width / CPU_WIDTH)
+        slow, fast = self.flops
+        return share * slow, share * fast
+
+
+def of_peak(flops: float, bytes_of_memory: float) -> Speed:
+    """Returns what devices do that have such a peak, and move so many bytes a second."""
+    low, high = MFU
+    return Speed((low * flops, high * flops), bytes_of_memory)
+
+
+def of_cores(cores: int) -> Speed:
+    """Returns what the cores of a CPU do."""
+    low, high = CPU_GFLOPS
+    return Speed((low * 1e9 * cores, high * 1e9 * cores))
+
+
+def step_seconds(work: Work, speed: Speed) -> tuple[float, float]:
+    """Returns the shortest and longest time of a step.
+
+    >>> step_seconds(Work(40.0, 0.0, 512), Speed((10.0, 20.0), 1.0))
+    (2.0, 4.0)
+    >>> step_seconds(Work(0.0, 0.0, 512), Speed((1.0, 2.0)))
+    (0.005, 0.005)
+    """
+    slow, fast = speed.at(work.width)
+    shortest = work.flops / fast
+    longest = work.flops / slow
+    if speed.bytes_of_memory:
+        least, most = SCORE_TRAFFIC
+        shortest += least * work.scores / speed.bytes_of_memory
+        longest += most * work.scores / speed.bytes_of_memory
+    return max(LEAST_STEP_SECONDS, shortest), max(LEAST_STEP_SECONDS, longest)
 
 
 def hours_of_run(steps: float, seconds: tuple[float, float]) -> tuple[float, float]:

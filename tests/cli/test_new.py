@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import os
 import re
 import shutil
@@ -11,130 +10,22 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import jax
 import pytest
 
 from limba.api import NewVocabulary
 from limba.cli import train
-from limba.cli.gin.read import read_model, read_run
+from limba.cli.gin.read import read_run
 from limba.cli.main import main
-from limba.config import DataConfig, InputError, ModelConfig, RunConfig, prices
+from limba.config import DataConfig, InputError, ModelConfig, RunConfig, environment
 from limba.evaluation import history
 from limba.formats.architectures import config_json
 from limba.inference.load import load
-from limba.model import Network
-from limba.tools.corpus import counting, sizes
-from limba.tools.corpus.counting import Counted
-from limba.tools.corpus.hardware import hardware
-from limba.tools.corpus.survey import Survey
+from limba.tools.corpus import counting, new
 from limba.tools.preflight.checks.scripts import other_scripts
-from limba.tools.preflight.compiled.topologies import topology
-from limba.training.metrics.flops import flops_per_sequence
 from tests.faults.starts import QUICK
 from tests.hub_server import hub
 
 ROOT = Path(__file__).parents[2]
-days_of = sizes._days
-
-
-def corpus(size: float) -> Survey:
-    return Survey("text", ("text",), 8, max(1, round(size / 2_000)), round(size), round(size * 0.85), False)
-
-
-def quarter(ids: int) -> Counted:
-    return Counted(ids, 0.25, 1 << 20)
-
-
-@pytest.mark.parametrize(("kind", "size"), [(kind, size) for kind, all_ in sizes.SIZES.items() for size in all_])
-def test_parameters_by_formula_are_the_networks(kind: str, size: str) -> None:
-    for config in (sizes.model_of(kind, size, 32_128), read_model("gin/models/umt5/base.gin")):
-        shapes = jax.eval_shape(Network(config).init, jax.random.key(0))
-        assert sizes.num_parameters(config) == sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
-
-
-@pytest.mark.parametrize(
-    ("name", "gigabytes", "days", "expected"),
-    [
-        ("v4-8", 20, 7, "large"),
-        ("h100", 20, 7, "large"),
-        ("8xh100", 300, 14, "xl"),
-        ("v4-32", 0.8, 7, "base"),  # the text is the limit
-        ("cpu", 1, 1, "tiny"),
-        ("v4-24", 20, 7, "large"),  # 12 chips: the batch divides among them
-        ("v5p-512", 3_000, 30, "xxl"),  # 64 hosts: each has a data shard
-    ],
-)
-def test_the_largest_size_that_sees_20_tokens_a_parameter(
-    name: str, gigabytes: float, days: float, expected: str
-) -> None:
-    found, machine = corpus(gigabytes * 1e9), hardware(name, cores=2)
-    plan = sizes.plan(found, machine, days, quarter)
-    assert plan.size == expected
-    config = sizes.model_of("t5", plan.size, plan.rows)
-    row = 568 if plan.inputs == 512 else 141
-    flops = plan.steps * plan.batch * flops_per_sequence(config, *((512, 114) if row == 568 else (128, 29)))
-    slow, fast = machine.flops_at(config.emb_dim)
-    assert 1.15 * flops <= slow * days * 86_400 and fast > 2 * slow
-    assert plan.hours[0] < plan.hours[1] <= days * 24 and plan.epochs <= sizes.MOST_EPOCHS
-    assert plan.share == pytest.approx(plan.hours[1] / 24 / days)
-    assert plan.hours == pytest.approx((flops / fast / 3600, 1.15 * flops / slow / 3600))
-    assert plan.epochs == pytest.approx(plan.steps * plan.batch * row / (found.bytes * 0.25 * 0.99))  # 1 % validates
-    assert plan.tokens >= 0.9 * 20 * plan.parameters  # the steps are rounded
-    following = [*sizes.SIZES["t5"], None][sizes.SIZES["t5"].index(plan.size) + 1]
-    if following is not None:
-        larger = sizes.plan(found, machine, days, quarter, given=following)
-        assert larger.tokens < 20 * larger.parameters
-    assert plan.batch % plan.microbatches == 0 and plan.batch % machine.devices == 0
-    assert plan.batch // plan.microbatches % machine.devices == 0
-    assert plan.batch % plan.shards == 0 and plan.shards >= min(16, machine.devices // 4, plan.batch & -plan.batch)
-    assert plan.rows % 128 == 0 and plan.rows >= plan.vocabulary
-    assert any("2203.15556" in reason for reason in plan.reasons)
-    assert any("2305.16264" in reason and "1910.10683" in reason for reason in plan.reasons) == (plan.epochs > 4)
-
-
-@pytest.mark.parametrize("kind", sizes.SIZES)
-@pytest.mark.parametrize("name", ["cpu", "h100", "v4-8", "8xa100", "v3-8"])
-@pytest.mark.parametrize("megabytes", [1, 5, 20, 100, 500, 1_000, 3_000, 30_000, 1_000_000])
-def test_proposals_fill_the_days_or_say_that_the_text_gives_no_more(megabytes: float, name: str, kind: str) -> None:
-    plan = sizes.plan(corpus(megabytes * 1e6), hardware(name, cores=2), 7, quarter, kind)
-    text = " ".join(plan.reasons)
-    assert plan.share <= 1 and plan.epochs <= 40
-    assert plan.share >= 0.8 or ("The text gives no more" in text and "A larger corpus" in text and plan.epochs > 36)
-    ratio = plan.tokens / plan.parameters
-    assert (ratio >= 5 or "That is below 5 tokens" in text) and f"{ratio:.1f} tokens a param" in text
-    assert ratio <= 400 or "That is above 400 tokens" in text
-    assert plan.vocabulary <= {128: 4_000, 256: 8_000, 384: 16_000, 512: 32_000}.get(plan.config.emb_dim, 64_000)
-    seconds = plan.hours[1] * 3600
-    lost, step = plan.checkpoints / plan.steps * seconds, seconds / plan.steps
-    assert lost <= min(1800, max(0.02 * seconds, 120)) + step and step >= 0.005
-    assert plan.eval_steps / 3 <= 0.06 * plan.evaluations or plan.eval_steps == 1
-    assert plan.steps / plan.evaluations >= 5 and plan.evaluations <= plan.steps
-    assert ("--from=" in text) == ("The text gives no more" in text or megabytes < 1_000)
-    assert ("google/umt5-base" in text) == ("--from=" in text and kind == "t5")  # a T5 is none of the others
-    assert f"of {days_of(7)}" in text
-    assert ("chip-hours, $" in text) == (name != "cpu")
-
-
-def test_the_batch_grows_with_the_size_and_shrinks_with_the_run() -> None:
-    def batch(size: str, days: float) -> int:
-        return sizes.plan(corpus(1e12), hardware("h100"), days, quarter, given=size).batch
-
-    assert [batch(size, 365) for size in ("tiny", "mini", "base", "large", "xl", "xxl")] == [
-        32,
-        64,
-        128,
-        256,
-        512,
-        1024,
-    ]
-    assert batch("xl", 1 / 240) == 16
-
-
-def test_warnings_of_a_size_that_is_given() -> None:
-    much = " ".join(sizes.plan(corpus(1e11), hardware("h100"), 7, quarter, given="tiny").reasons)
-    assert "That is above 400 tokens a parameter" in much
-    little = " ".join(sizes.plan(corpus(1e11), hardware("h100"), 0.1, quarter, given="xl").reasons)
-    assert "That is below 5 tokens a parameter: more days or devices" in little
 
 
 def test_tokens_are_counted_within_5_percent(corpus: Path, tmp_path: Path) -> None:
@@ -155,29 +46,6 @@ def test_a_vocabulary_has_room_for_the_letters_of_the_text() -> None:
 def test_ids_of_a_text_of_few_words_are_counted_with_the_sentinels_of_its_kind() -> None:
     made = {kind: counting.counter([b"one two three four five"] * 50, kind)(1_000).made for kind in ("t5", "lm")}
     assert made["t5"] == made["lm"] + 100
-
-
-def test_hardware_by_its_name() -> None:
-    names = ("v2-8", "v3-8", "v4-8", "v5e-8", "v5p-8", "v6e-8", "a100x4")
-    assert [hardware(name).devices for name in names] == [8, 8, 4, 8, 4, 8, 4]
-    assert [hardware(name).chips for name in names] == [4, 4, 4, 8, 4, 8, 4]
-    cards = ("l4-1", "t4-4", "v100-8", "a100-40-8", "h100-8", "h200-8", "gh200-1", "b200-8", "mi250x-8", "mi300x-8")
-    for name in cards:  # preflight's names of the same chips
-        found, chips = hardware(name), topology(name)
-        assert (found.devices, found.chips) == (chips.devices, chips.chips)
-        assert found.flops == pytest.approx((0.2 * chips.peak_flops, 0.5 * chips.peak_flops))
-        assert found.price == prices.price(name) and hardware(chips.kind).devices == 1
-    assert hardware("H200").flops == pytest.approx((0.2 * 989e12, 0.5 * 989e12))
-    assert hardware(None).name == "cpu" and hardware("cpu").price is None and hardware("v4-8").price == 3.22
-    for name in ("v9-8", "gtx", "0xh100", "v4-0x"):
-        with pytest.raises(InputError, match="--hardware"):
-            hardware(name)
-    with pytest.raises(InputError, match="did you mean h100 or"):
-        hardware("h10")
-    for name in ("v4-7", "v3-9", "v5e-3", "v6e-5", "v4-0", "v5litepod-7"):
-        chip = name.partition("-")[0].replace("litepod", "e")
-        with pytest.raises(InputError, match=rf"does not exist: {chip} comes as ({chip}-\d+(, |; )){{3,}}give one of"):
-            hardware(name)
 
 
 @pytest.fixture(autouse=True)
@@ -214,7 +82,9 @@ def ran(place: Path) -> Callable[..., str]:
 @pytest.mark.slow
 def test_two_commands_lead_to_a_training_run(place: Path, ran: Callable[..., str]) -> None:
     told = ran("limba", "new", "nb", "--corpus=data/*.jsonl", "--days=0.01")
-    assert "1 file; columns" in told and "Proposed for cpu: T5 1.1 tiny" in told and "bash launch/nb.sh" in told
+    assert (
+        "1 file; columns" in told and "Proposed for cpu:\n  safe: T5 1.1 tiny" in told and "bash launch/nb.sh" in told
+    )
     assert os.access("launch/nb.sh", os.X_OK)
     small = [f"--gin.config.ModelConfig.{name}=1" for name in ("num_encoder_layers", "num_decoder_layers", "num_heads")]
     written = ran("bash", "launch/nb.sh", "TRAIN_STEPS=4", "--gin.BATCH_SIZE=16", "--gin.EVAL_STEPS=1", *small)
@@ -243,7 +113,7 @@ def test_a_model_of_the_hub_is_trained_on(place: Path, corpus: Path, ran: Callab
     model.save_pretrained(folder)
     with hub(place / "hub") as (server, variables):
         told = ran("limba", "new", "on", "--corpus=data/*.jsonl", "--days=0.01", "--from=me/t5", **variables)
-        assert "Proposed for cpu: me/t5, " in told and "a vocabulary of 1,000 ids" in told
+        assert "Proposed for cpu:\n  safe: me/t5, " in told and "a vocabulary of 1,000 ids" in told
         written = ran("bash", "launch/on.sh", "TRAIN_STEPS=2", "BATCH_SIZE=16", "EVAL_STEPS=1", **variables)
     assert "step 2 saved in" in written and "Next: limba report " in written
     assert any(name.endswith("/model.safetensors") for _, name in server.bytes_sent)
@@ -258,9 +128,7 @@ def test_two_commands_lead_to_an_encoder_that_fills_masks(place: Path, ran: Call
     rows = [json.dumps({"text": f"{number}: {text}"}) for number in range(5) for text in texts]
     (place / "data" / "b.jsonl").write_text("\n".join(rows))
     assert (place / "data" / "b.jsonl").stat().st_size > 2_000_000
-    assert "Proposed for cpu: encoder" in ran(
-        "limba", "new", "bert", "--corpus=data/*.jsonl", "--days=0.01", "--kind=encoder"
-    )
+    assert "safe: encoder" in ran("limba", "new", "bert", "--corpus=data/*.jsonl", "--days=0.01", "--kind=encoder")
     (gin,) = (place / "gin").glob("bert_*.gin")
     small = [f"--gin.config.ModelConfig.{name}=1" for name in ("num_decoder_layers", "num_heads")]
     steps = ("TRAIN_STEPS=2", "--gin.BATCH_SIZE=16", "--gin.EVAL_STEPS=1")
@@ -400,7 +268,8 @@ def test_the_script_starts_again_where_only_the_command_is_installed(place: Path
 def test_an_encoder_has_masks_in_its_prompts(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--corpus=data/a.jsonl", "--hardware=cpu", "--days=0.01", "--kind=encoder", "--language=en"]
     assert main(["new", "bert_1", *flags]) == 0
-    assert "Proposed for cpu: encoder tiny" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "safe: encoder tiny" in told and "umt5" not in told
     config = read_run(["gin/bert_1_tiny.gin"], ["MODEL_DIR=runs/x"]).config
     assert config.model.is_encoder and config.data.is_masked and config.data.extra_ids == 1
     assert config.data.mixture_or_task_name == "bert_1_masked_lm" and config.data.new_vocabulary_size is not None
@@ -419,7 +288,7 @@ def test_a_published_model_goes_on_with_its_own_sizes_and_vocabulary(
     (place / "published" / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer", "extra_ids": 125}')
     assert main(["new", "on", "--corpus=data/a.jsonl", "--from=published", "--hardware=h100", "--days=0.5"]) == 0
     told = capsys.readouterr().out
-    assert "Proposed for h100: published" in told and "The text gives no more" in told and "umt5" not in told
+    assert "Proposed for h100-1:\n  safe: published" in told and "\n  more: published" in told and "umt5" not in told
     config = read_run(["gin/on_from.gin"], ["MODEL_DIR=runs/x"]).config
     assert dataclasses.replace(config.model, dtype="float32", dropout_rate=0.0, remat="none") == dataclasses.replace(
         model, dtype="float32"
@@ -459,9 +328,30 @@ def test_an_accelerator_must_be_named(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert main(["new", "nb", "--corpus=none.jsonl"]) == 2
-    assert "This machine has an accelerator; name it" in capsys.readouterr().err
+    assert "This machine has an accelerator; give --hardware=this" in capsys.readouterr().err
     assert main(["new", "nb", "--corpus=none.jsonl", "--hardware=cpu"]) == 2
     assert "none.jsonl matches no file" in capsys.readouterr().err
+
+
+@pytest.mark.night
+def test_this_machine_is_looked_at_and_its_step_is_timed(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(new, "TIMED_SECONDS", 0.1)
+    assert main(["new", "th", "--corpus=data/a.jsonl", "--hardware=this", "--days=0.1", "--language=en"]) == 0
+    told = capsys.readouterr()
+    assert "Timing the step of T5 1.1 tiny here; it is compiled first." in told.err
+    assert "\nThis machine: " in told.out and "no accelerator." in told.out and "tokens/s, timed here" in told.out
+    assert "by a step that was timed there" in Path("gin/th_tiny.gin").read_text()
+
+
+def test_an_accelerator_without_its_packages_is_not_timed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(environment, "accelerator_without_packages", lambda: ("an NVIDIA GPU", "cuda"))
+    assert main(["new", "nb", "--corpus=none.jsonl", "--hardware=this"]) == 2
+    assert "run bash launch/setup.sh cuda." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -483,6 +373,13 @@ def test_an_accelerator_must_be_named(
         (["nb", "--corpus=a", "--days=1e9"], "--days=1e9 is not a time; give days above 0 and up to 3,650"),
         (["nb", "--corpus=a", "--size=huge"], "--size=huge is not known; give one of tiny"),
         (["nb", "--corpus=a", "--hardware=h10"], "--hardware=h10 is not known; did you mean h100"),
+        (["nb", "--corpus=a", "--hardware=v4-7"], "--hardware=v4-7 does not exist: v4 comes as v4-8, v4-16"),
+        (["nb", "--corpus=a", "--hardware=gpu"], "--hardware=gpu names no card; give one of v100"),
+        (["nb", "--corpus=a", "--hardware=tpu"], "--hardware=tpu names no TPU; give one of v2, v3, v4"),
+        (["nb", "--corpus=a", "--language=norwegian"], "not a code of ISO 639; Norwegian is nb, nn or no."),
+        (["nb", "--corpus=a", "--language=xx"], "--language=xx is not a code of ISO 639"),
+        (["nb", "--corpus=latin.txt", "--days=1", "--hardware=cpu", "--choice=more"], "Leave --choice=more out."),
+        (["nb", "--corpus=latin.txt", "--size=xxl", "--hardware=rtx4060"], "does not fit into the memory of rtx4060-1"),
         (
             ["nb", "--corpus=a", "--price=cheap"],
             "--price=cheap is not a price; give dollars a chip-hour, such as --price=3.22.",

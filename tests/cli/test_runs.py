@@ -9,9 +9,9 @@ from benchmarks.board.dial import size_of
 from benchmarks.board.recipes import RECIPES, optimizer_of
 from limba import config
 from limba.cli import flags
+from limba.config import hardware
 from limba.data import task_modules
 from limba.formats import architectures
-from limba.training.metrics import flops
 from limba.training.metrics.figures import flops_per_row
 from limba.training.schedule import make_schedule
 
@@ -79,7 +79,7 @@ def test_hours_on_eight_h100_follow_from_the_flops(name: str) -> None:
     run, _ = build(name)
     steps = run.train_steps - (1_000_000 if run.initial_checkpoint_path else 0)
     step = flops_per_row(run, run.data.task_feature_lengths) * run.data.batch_size
-    hours = step * steps / (0.4 * 8 * 1e12 * flops.PEAK_TFLOPS["H100"]) / 3600
+    hours = step * steps / (0.4 * 8 * 1e12 * hardware.chip("h100").tflops) / 3600
     header = (ROOT / "gin" / name).read_text(encoding="utf-8").partition("from __gin__")[0]
     assert (
         f"# 8 x H100  {hours:.2g} hours estimated, at 40 % of the cards' peak ({step / 1e12:.3g} TFLOP a step);"

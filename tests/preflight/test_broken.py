@@ -99,7 +99,7 @@ def test_it_is_found_and_the_line_fixes_it(path: Path, place: Path, capsys: pyte
 
 def test_wrong_flags_are_no_verdict(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for argv, says in (
-        (["--topology=v4-9"], "The topology v4-9 is not known; did you mean v4-8"),
+        (["--topology=v4-9"], "The topology v4-9 does not exist: v4 comes as v4-8"),
         (["--price=cheap"], "--price=cheap is not a number of dollars of a chip-hour above 0; write --price=2.5."),
         (["--days=0"], "--days=0 is not a number of days above 0"),
         (["--advise"], "--advise"),

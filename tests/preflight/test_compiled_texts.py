@@ -72,7 +72,7 @@ def test_topologies_have_the_sizes_of_the_cloud_s_names() -> None:
     assert sizes["h100-8"] == (8, 8, 1) and sizes["h100-16"] == (16, 16, 2) and sizes["cpu-8"] == (8, 8, 1)
     # jax gives a program three quarters of a single card.
     assert 58 < table["h100-1"].gib < 60 and 70 < table["h100-8"].gib < 72
-    with pytest.raises(InputError, match="The topology v4-7 is not known; did you mean .*v4-8"):
+    with pytest.raises(InputError, match="The topology v4-7 does not exist: v4 comes as v4-8, v4-16"):
         topologies.topology("v4-7")
 
 
@@ -120,7 +120,7 @@ def test_an_estimate_is_a_range_that_says_how_it_was_made() -> None:
     assert figures["days"][1] == pytest.approx(1000 * estimate.slowest / 86400)
     large = runs.run(rows=1_024)
     card = speed.estimate(large, found, (256, 64), topologies.topology("a100-1"))
-    assert card.slowest == pytest.approx(2.5 * card.fastest) and "gives no time" in card.made
+    assert card.slowest == pytest.approx(2 * card.fastest) and "gives no time" in card.made
     figures = card.figures(large, (256, 64), topologies.topology("a100-1"))
     assert figures["mfu"] == pytest.approx(list(instant.MFU))  # one definition: nothing beside the range that is said
     small = speed.estimate(config, found, (256, 64), topologies.topology("a100-1"))

@@ -95,9 +95,11 @@ def test_the_example_of_help_is_that_of_the_page_and_runs(
         (tmp_path / "data" / f"{part}.jsonl").write_text("\n".join(documents[part::8]))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(data, "SECONDS", 0.1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # of a machine that has one
     assert main.main(["preflight", *shlex.split(example)]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("Verdict: go.\n  fits ") and "name the chips, as in --topology=v4-8" in shown
+    assert shown.startswith("Verdict: go.\n  fits     yes, ") and " on this machine's CPU\n" in shown
+    assert "not known" not in shown and "no rent for this machine's CPU; --topology=v4-8" in shown
     assert shown.endswith(" other lines are fine; --all prints them.\n") and len(shown.splitlines()) < 10
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import NamedTuple
 
@@ -65,7 +67,8 @@ def counter(documents: Sequence[bytes], kind: str) -> Callable[[int], Counted]:
         with tempfile.TemporaryDirectory() as folder:
             path = f"{folder}/sample.model"
             try:
-                NewVocabulary(path).train(training, ids - SENTINELS[kind])
+                with _without_warnings():
+                    NewVocabulary(path).train(training, ids - SENTINELS[kind])
             except InputError:
                 if ids >= 64_000:
                     raise
@@ -75,6 +78,18 @@ def counter(documents: Sequence[bytes], kind: str) -> Callable[[int], Counted]:
             return found._replace(ids=ids, made=PieceTable.at(path, SENTINELS[kind]).vocabulary.vocab_size)
 
     return count
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Keeps the trainer's warnings from the console: a proposal says in its own words how many ids it found."""
+    logger = logging.getLogger("limba.data.vocabulary")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def with_vocabulary(path: str, documents: Sequence[bytes]) -> Counted:

@@ -8,15 +8,20 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from limba.api import Parser, task_modules
 from limba.config import InputError, environment, named
+from limba.config.errors import is_out_of_memory
 from limba.tools.corpus import task_flags
 
 if TYPE_CHECKING:
+    from limba.tools.corpus.counting import Counted
+    from limba.tools.corpus.hardware import Hardware
+    from limba.tools.corpus.plans import Asked, Plan, Proposal
     from limba.tools.corpus.sizes import Start
     from limba.tools.corpus.survey import Survey
 
@@ -24,13 +29,18 @@ ABOUT = """Looks at your text, proposes a model for your hardware and time, says
 that train it: tasks/NAME.py, gin/NAME_SIZE.gin and launch/NAME.sh, with comments. Nothing is overwritten.
 
     limba new nb --corpus='data/*.jsonl' --hardware=v4-8 --days=7
-    limba new nb --corpus='data/*.jsonl' --hardware=h100 --days=1 --from=google/umt5-base
+    limba new nb --corpus='data/*.jsonl' --hardware=rtx4090 --days=1 --from=google/umt5-base
     bash launch/nb.sh
+
+It prints a verdict and up to two choices: safe, and more, which is larger or reads the text more often and may be no
+better. The files are those of the safe one; --choice=more writes the other. --hardware=gpu and tpu list what there is.
 
 The corpus may be .txt, .jsonl, .json, .csv, .tsv or .parquet, also .gz or .zst, local, at an address, or user/name of
 the hub."""
 NAMES = {"DataConfig.column": "--column", "DataConfig.data_files": "--corpus"}  # what messages call a field
 DAYS = 7.0
+TIMED_SECONDS = 15.0  # of steps, for each size that is timed
+MOST_TIMED = 3  # sizes
 LEAST_LETTERS = 10_000  # of a corpus; a row of 128 inputs alone has some 500
 
 
@@ -39,8 +49,13 @@ def _parser() -> Parser:
     parser.add_object("name", "NAME", "the run's name, such as the code of your language: nb")
     parser.add_argument("--corpus", metavar="FILES", help="a path, a pattern 'data/*.jsonl', or user/name of the hub")
     parser.add_argument("--column", metavar="text", help="column or key with the text; found if there is only one")
-    parser.add_argument("--hardware", metavar="v4-8|h100|cpu", help="what it will run on: cpu, h100, 8xa100, v5e-8, …")
+    parser.add_argument(
+        "--hardware",
+        metavar="v4-8|rtx4090|cpu",
+        help="what it will run on: cpu, rtx4090, 8xa100, v5e-8, …; this: found and timed; gpu, tpu: a list",
+    )
     parser.add_argument("--days", default=DAYS, metavar="7", help="how long it may train; default 7")
+    parser.add_argument("--choice", default="safe", choices=("safe", "more"), help="which one is written; default safe")
     parser.add_argument("--size", metavar="small", help="size instead of the proposed one")
     parser.add_argument(
         "--kind",
@@ -68,18 +83,25 @@ def run(argv: Sequence[str]) -> None:
     if price is not None and not 0 <= price < math.inf:
         raise InputError(f"--price={given.price} is not a price; give dollars a chip-hour, such as --price=3.22.")
     with environment.quiet_imports():
-        from limba.config.speed import in_time
-        from limba.tools.corpus import counting, sizes, templates
-        from limba.tools.corpus.hardware import hardware
+        from limba.tools.corpus import counting, languages, sizes, templates
+        from limba.tools.corpus.hardware import hardware, of_this_machine
+        from limba.tools.corpus.plans import Asked
+        from limba.tools.corpus.proposal import Proposer
         from limba.tools.corpus.survey import survey
     if given.start and (given.size or given.kind):
         raise InputError("--from is a model with a size and a kind of its own; give it without --size and --kind.")
     kind = given.kind or "t5"
     if given.size is not None and given.size not in sizes.SIZES[kind]:
         raise InputError(f"--size={given.size} is not known; give one of {', '.join(sizes.SIZES[kind])}.")
-    machine = hardware(given.hardware)
+    if given.language:
+        languages.check_codes(given.language)
+    is_here = given.hardware == "this"
+    machine = of_this_machine() if is_here else hardware(given.hardware)
     if given.hardware is None and (environment.num_gpus() or environment.is_tpu_vm()):
-        raise InputError("This machine has an accelerator; name it, as in --hardware=8xh100 or v4-8, or give cpu.")
+        raise InputError(
+            "This machine has an accelerator; give --hardware=this to time a step on it, a name such as 8xh100 or v4-8,"
+            " or cpu."
+        )
     _check_new(name, "from" if given.start else given.size)
     start = _start(given.start) if given.start else None
     if start is not None:
@@ -102,12 +124,14 @@ def run(argv: Sequence[str]) -> None:
         counts = counting.counter(documents, kind)
     else:
         counts = functools.cache(lambda _: counting.with_vocabulary(start.vocabulary, documents))
-    plan = sizes.plan(found, machine, days, counts, kind, start or given.size, price)
+    asked = Asked(found, machine, days, kind, start or given.size, price)
+    proposal = _timed(asked, counts) if is_here else Proposer(asked, counts).proposal()
+    plan = _chosen(proposal, given.choice)
     print(_about(corpus, found))
-    print(f"\nProposed for {machine.name}: {plan.about}, {plan.parameters:,} parameters, {plan.steps:,} steps of"
-          f" {plan.batch} rows, {in_time(plan.hours)}.")  # fmt: skip
-    for reason in plan.reasons:
-        print(templates.wrapped(reason, "* ", "  "))
+    if is_here:
+        print(machine.words)
+    for line in _in_words(proposal, plan, machine):
+        print(line)
     files = {
         f"tasks/{name}.py": templates.task(name, corpus, found, kind),
         f"gin/{name}_{plan.size}.gin": templates.gin(name, corpus, found, plan, machine, prompts, language),
@@ -116,10 +140,83 @@ def run(argv: Sequence[str]) -> None:
     _write(files)
     if language and not given.language:
         print(f"LANGUAGE is {language!r}, after the run's name; --language=CODE names another one.")
-    print("\nWritten:\n" + "\n".join(f"  {path}" for path in files))
-    first = "trains the vocabulary, then the model" if start is None else "trains the model"
-    print(f"Next:\n  bash launch/{name}.sh                    # {first}; resumes, and shows what it has learned")
-    print(f"  limba inspect {shlex.quote(corpus)} --vocabulary=byte    # look at the text first")
+    other = "" if len(proposal.plans) == 1 else f" ({plan.choice}; --choice= names the other one)"
+    print(f"\nWritten{other}:\n" + "\n".join(f"  {path}" for path in files))
+    for line in _next(name, corpus, plan, machine):
+        print(line)
+
+
+def _chosen(proposal: Proposal, choice: str) -> Plan:
+    """Returns the choice of this name; InputError where there is no larger one."""
+    if choice == "safe":
+        return proposal.plans[0]
+    if len(proposal.plans) == 1:
+        raise InputError(f"{proposal.no_more} Leave --choice=more out.")
+    return proposal.plans[1]
+
+
+def _next(name: str, corpus: str, plan: Plan, machine: Hardware) -> Iterator[str]:
+    """Yields the commands that come next."""
+    run = f"gin/{name}_{plan.size}.gin --gin.MODEL_DIR=runs/{name}_{plan.size}"
+    first = "trains the vocabulary, then the model" if plan.start is None else "trains the model"
+    yield "Next:"
+    yield f"  limba inspect {shlex.quote(corpus)} --vocabulary=byte    # look at the text"
+    yield f"  limba preflight {run} --topology={machine.name}    # check all of it"
+    yield f"  bash launch/{name}.sh    # {first}; resumes, and shows what it has learned"
+
+
+def _timed(asked: Asked, counts: Callable[[int], Counted]) -> Proposal:
+    """Returns the proposal by steps that are timed here, each size once; a size that turns out faster may grow."""
+    from limba.api import PlannedRun
+    from limba.tools.corpus.proposal import Proposer
+
+    measured: dict[str, float] = {}
+    while True:
+        proposer = Proposer(asked._replace(measured=measured), counts)
+        proposal = proposer.proposal()
+        untimed = [plan for plan in proposal.plans if plan.size not in measured]
+        if not untimed or len(measured) >= MOST_TIMED:
+            return proposal
+        plan = untimed[0]
+        print(f"Timing the step of {plan.about} here; it is compiled first.", file=sys.stderr, flush=True)
+        try:
+            seconds = PlannedRun(proposer.config_of(plan)).seconds_of_step(TIMED_SECONDS)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise InputError(
+                f"The step of {plan.about} does not fit into the memory here, by a try; give a smaller one by --size."
+            ) from error
+        measured = {**measured, plan.size: seconds / plan.batch}
+
+
+def _in_words(proposal: Proposal, plan: Plan, machine: Hardware) -> Iterator[str]:
+    """Yields the lines of a proposal: the verdict, the choices, what the text means, and why the written one is so."""
+    from limba.config.speed import in_time
+    from limba.tools.corpus import reasons
+    from limba.tools.corpus.templates import wrapped
+
+    yield ""
+    yield wrapped(f"Verdict: {proposal.verdict}", "", "  ")
+    yield f"\nProposed for {machine.name}:"
+    for each in proposal.plans:
+        costs = reasons.dollars(each) or ("no rent" if machine.is_cpu else "no list price (--price=)")
+        passes = f"read {reasons.times(each.epochs)}, {each.ratio:.0f} tokens a parameter"
+        size = f"{each.about}, {each.parameters:,} parameters"
+        yield f"  {each.choice}: {size}, {each.steps:,} steps of {each.batch} rows"
+        yield wrapped(f"{in_time(each.hours)}; {costs}; {each.memory.words()}; {passes}", "        ", "        ")
+        yield wrapped(f"Risk: {each.risk}", "        ", "        ")
+    if proposal.no_more:
+        yield wrapped(proposal.no_more, "  ", "  ")
+    for note in machine.notes:
+        yield wrapped(note, "  ", "  ")
+    if proposal.of_text:
+        yield "\nWhat so much text means:"
+        for sentence in proposal.of_text:
+            yield wrapped(sentence, "* ", "  ")
+    yield f"\nWhy ({plan.choice}):"
+    for reason in plan.reasons:
+        yield wrapped(reason, "* ", "  ")
 
 
 def _number(text: str | float) -> float:
@@ -177,7 +274,7 @@ def _check_new(name: str, size: str | None) -> None:
 
 
 def _about(corpus: str, found: Survey) -> str:
-    from limba.tools.corpus.sizes import short, short_bytes
+    from limba.tools.corpus.reasons import short, short_bytes
 
     about = "" if found.is_whole else "about "
     columns = f"; columns {', '.join(found.columns)}" if found.columns else ""

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from limba.config.speed import BESIDE, in_time
 from limba.tools.corpus.counting import SENTINELS
 from limba.tools.corpus.hardware import Hardware
-from limba.tools.corpus.sizes import FILES, FREE_EPOCHS, Plan, model_of, short
+from limba.tools.corpus.plans import Plan
+from limba.tools.corpus.reasons import short, times
+from limba.tools.corpus.sizes import FILES, FREE_EPOCHS, REPEATED_DROPOUT, model_of
 from limba.tools.corpus.survey import Survey
 
 TASK = '''"""{objective} of {name_of_corpus}.
@@ -49,7 +51,7 @@ GIN = """# {about} for {corpus}: {parameters} parameters. Written by `limba new`
 #
 # Command   bash launch/{name}.sh
 # Hardware  {hardware}: {reason}
-# Time      {time}, estimated at that speed and not measured,
+# Time      {time}, {how},
 #           {beside}
 # Expected  {expected}
 #
@@ -64,11 +66,11 @@ from tasks import {name}
 
 MIXTURE_OR_TASK_NAME = '{name}_{function}'
 TASK_FEATURE_LENGTHS = {lengths}  # tokens
-TRAIN_STEPS = {steps}  # {tokens} tokens, {epochs:.1f} epochs
+TRAIN_STEPS = {steps}  # {tokens} tokens; the text is read {times}
 BATCH_SIZE = {batch}
 NUM_MICROBATCHES = {microbatches}  # parts of a batch, one after the other; more of them need less memory
-DROPOUT_RATE = {dropout}  # 0.1 if the validation loss rises while that of training falls
-DTYPE = '{dtype}'
+DROPOUT_RATE = {dropout}  # {why_dropout}
+DTYPE = '{dtype}'{attention}
 REMAT = '{remat}'  # 'none' is faster, 'full' needs less memory
 LANGUAGE = {language}  # of the card of the exported model, by its code: 'ro', or 'en,ms'
 
@@ -78,7 +80,7 @@ CHECKPOINT_PERIOD = {checkpoints}
 EVAL_PERIOD = {evaluations}
 EVAL_STEPS = {eval_steps}  # batches of an evaluation, at most
 LOG_PERIOD = {log}
-
+{repeated}
 VOCAB_SIZE = {rows}  # not below the number of ids
 {vocabulary}
 config.DataConfig.num_data_shards = {shards}  # fixed for the run; at least the number of hosts
@@ -110,6 +112,7 @@ LEARNING_RATE = {value}
 WARMUP_STEPS = 0.02
 config.ScheduleConfig.name = 'warmup_stable_decay'
 config.ScheduleConfig.decay_steps = 0.7"""
+SET_ABOVE = ("vocab_size", "dropout_rate", "dtype", "scan_layers", "remat", "attention")  # of a published model
 RATES_ON = {
     "t5": ("T5's", "0.0003", "0.003", "0.001"),
     "lm": ("AdamW's", "0.00003", "0.0003", "0.0001"),
@@ -144,6 +147,16 @@ PROMPTS = (
 {prompts})
 """,
 }
+
+# Muennighoff et al. 2023 (arXiv:2305.16264) on passes, Xue et al. 2023 (arXiv:2305.13230) on dropout.
+REPEATED = """# More than {free} passes are worth less than new text: the best step is kept, and the run ends when the
+# validation loss has not fallen for so many evaluations.
+config.CheckpointConfig.best_metric = 'loss'
+config.CheckpointConfig.best_mode = 'min'
+config.EvaluationConfig.patience = {patience}
+"""
+EINSUM = """  # with a scaled loss, since {chip} has no bfloat16
+config.ModelConfig.attention = 'einsum'  # which {chip} needs: no attention kernel runs there"""
 
 SCRIPT = """#!/usr/bin/env bash
 # Trains gin/{name}_{size}.gin on {hardware}: first its vocabulary, then the model. Started again, it resumes.
@@ -213,6 +226,7 @@ def gin(
     name: str, corpus: str, found: Survey, plan: Plan, machine: Hardware, prompts: Sequence[str], language: str | None
 ) -> str:
     """Returns gin/NAME_SIZE.gin; `prompts` are masked sentences, or their beginnings."""
+    memory = plan.memory
     values = plan._asdict() | {
         "name": name,
         "corpus": corpus,
@@ -221,6 +235,7 @@ def gin(
         "hardware": machine.name,
         "reason": machine.reason,
         "time": in_time(plan.hours),
+        "how": "by a step that was timed there" if plan.is_timed else "estimated at that speed and not measured",
         "beside": BESIDE,
         "reasons": "\n".join(wrapped(line, "# * ", "#   ") for line in plan.reasons),
         "expected": "a first loss of a few nats, which then falls"
@@ -229,27 +244,42 @@ def gin(
         "model": _model(plan),
         "lengths": f"{{'inputs': {plan.inputs}}}" if plan.kind == "t5" else f"{{'targets': {plan.targets}}}",
         "tokens": short(plan.tokens),
-        "dropout": 0.1 if plan.start and plan.epochs > FREE_EPOCHS else 0.0,
-        "dtype": "float32" if machine.setup == "cpu" else "bfloat16",
-        "remat": "none" if plan.config.emb_dim <= 512 else "minimal",
+        "times": times(plan.epochs),
+        "microbatches": memory.parts,
+        "dropout": REPEATED_DROPOUT if plan.epochs > FREE_EPOCHS else 0.0,
+        "why_dropout": "of a text that is read so often; 0.0 learns faster, and sooner by heart"
+        if plan.epochs > FREE_EPOCHS
+        else "0.1 if the validation loss rises while that of training falls",
+        "repeated": REPEATED.format(free=FREE_EPOCHS, patience=plan.patience) if plan.patience else "",
+        "dtype": machine.dtype,
+        "attention": _attention(machine),
+        "remat": memory.remat,
         "language": repr(language),
         "rate": _rate(plan),
         "vocabulary": _vocabulary(plan, found.has_spaces),
         "percent": found.validation_percent,
         "prompts": PROMPTS[plan.kind].format(prompts="".join(map(_pieces, prompts))) * bool(prompts),
-        "mesh": _mesh(plan.config.emb_dim, machine.devices),
+        "mesh": _mesh(plan),
     }
     return GIN.format(**values)
 
 
-def _mesh(width: int, num_devices: int) -> str:
-    """Returns the line by which the devices share the parameters: of XL and larger networks; of large ones a remark."""
-    if num_devices == 1 or width < 1024:
+def _mesh(plan: Plan) -> str:
+    """Returns the line by which the devices share the parameters, where the memory of one does not hold them."""
+    if plan.memory.fsdp == 1:
         return ""
-    line = f"config.MeshConfig.fsdp = {num_devices}"
-    if width < 2048:
-        return f"# {line}  # where memory does not suffice; limba preflight prints which meshes fit\n"
-    return f"{line}  # the devices share the parameters; limba preflight prints which meshes fit\n"
+    said = "the devices share the parameters; limba preflight prints which meshes fit"
+    return f"config.MeshConfig.fsdp = {plan.memory.fsdp}  # {said}\n"
+
+
+def _attention(machine: Hardware) -> str:
+    """Returns the end of the dtype's line, and the attention, of a card without bfloat16 or a kernel."""
+    chip = machine.chips_of_preflight.chip
+    if chip is None or machine.has_kernels:
+        return ""
+    if chip.has_bfloat16:
+        return f"\nconfig.ModelConfig.attention = 'einsum'  # no attention kernel runs on {chip.name}"
+    return EINSUM.format(chip=chip.name)
 
 
 def _model(plan: Plan) -> str:
@@ -257,7 +287,7 @@ def _model(plan: Plan) -> str:
     if plan.start is None:
         recipe = "" if plan.kind == "encoder" else RECIPE
         return FROM_SCRATCH.format(file=FILES[plan.kind].format(plan.size), run=run, recipe=recipe)
-    base, set_above = model_of("t5", "base", plan.rows), ("vocab_size", "dropout_rate", "dtype", "scan_layers", "remat")
+    base, set_above = model_of("t5", "base", plan.rows), SET_ABOVE
     fields = [
         f"config.ModelConfig.{field.name} = {value!r}\n"
         for field in dataclasses.fields(plan.config)

@@ -30,7 +30,7 @@ def glance(sections: Sequence[Section]) -> dict[str, str]:
         "fits": _fits(estimated, compiled),
         "days": _days(costs, estimated),
         "passes": _passes(data.get(DATA, {}), costs),
-        "cost": _cost(costs),
+        "cost": _cost(costs, estimated),
     }
     return {name: text or unknown for name, text in figures.items()}
 
@@ -57,7 +57,8 @@ def _fits(estimated: Mapping[str, Any], compiled: Mapping[str, Any]) -> str:
 def _days(costs: Mapping[str, Any], estimated: Mapping[str, Any]) -> str:
     if not costs.get("hours"):
         return ""
-    text = f"{in_time(costs['hours'])} on {estimated['topology']}"
+    place = "this machine's CPU" if _is_cpu(estimated) else estimated["topology"]
+    text = f"{in_time(costs['hours'])} on {place}"
     if "share_of_days" in costs:
         text += f", {costs['share_of_days'][1]:.0%} of those given at most"
     return text
@@ -71,9 +72,15 @@ def _passes(text: Mapping[str, Any], costs: Mapping[str, Any]) -> str:
     return said
 
 
-def _cost(costs: Mapping[str, Any]) -> str:
+def _is_cpu(estimated: Mapping[str, Any]) -> bool:
+    return str(estimated.get("topology", "")).startswith("cpu-")
+
+
+def _cost(costs: Mapping[str, Any], estimated: Mapping[str, Any]) -> str:
     if not costs.get("hours"):
         return ""
+    if _is_cpu(estimated) and "dollars" not in costs:
+        return "no rent for this machine's CPU; --topology=v4-8 or rtx4090 names other chips"
     text = f"{in_range(costs['chip_hours'])} chip-hours"
     if "dollars" in costs:
         text = f"{in_range(costs['dollars'], '$')}, {text} at ${costs['price']:g}"

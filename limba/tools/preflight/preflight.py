@@ -42,7 +42,7 @@ CLIENTS = ("gcsfs", "fsspec", "huggingface_hub")  # log each attempt, with its t
 def add_flags(parser: Parser) -> None:
     """Adds the flags of this command."""
     group = parser.add_argument_group("preflight")
-    group.add_argument("--topology", metavar="v4-8", help="chips to compile the step for, which need not be here")
+    group.add_argument("--topology", metavar="v4-8|rtx4090", help="chips, which need not be here")
     group.add_argument("--list_topologies", action="store_true", help="list the names of chips and end")
     group.add_argument("--no_compile", action="store_true", help="compile nothing")
     group.add_argument("--environment", action="store_true", help="look at this machine alone, without a run")
@@ -90,7 +90,10 @@ def _run(argv: Sequence[str]) -> int:
     chips = None if given.topology is None else topologies.topology(given.topology)
 
     made: list[Section] = []
-    for section in _sections(others, given, chips, cost.Terms(price, days)):
+    here = None
+    if chips is None and not (environment.num_gpus() or environment.is_tpu_vm()):
+        here = topologies.topology("cpu")
+    for section in _sections(others, given, chips, cost.Terms(price, days), here):
         made.append(section)
         if given.all and not given.json:
             print(text_of(section), flush=True)
@@ -137,7 +140,9 @@ def _positive(text: str, flag: str, unit: str) -> float:
     return number
 
 
-def _sections(argv: Sequence[str], given: Namespace, chips: Topology | None, terms: Terms) -> Iterator[Section]:
+def _sections(
+    argv: Sequence[str], given: Namespace, chips: Topology | None, terms: Terms, here: Topology | None
+) -> Iterator[Section]:
     """Yields the sections in the words of the gin files."""
     from limba.tools.preflight.checks import sections
     from limba.tools.preflight.checks.environment import environment as machine
@@ -150,7 +155,7 @@ def _sections(argv: Sequence[str], given: Namespace, chips: Topology | None, ter
         yield machine(None).worded({})
         return
     first = configuration.resolved(described.config, described.names, _source(argv))
-    for section in sections.sections(described.config, first, chips, not given.no_compile, terms):
+    for section in sections.sections(described.config, first, chips, not given.no_compile, terms, here):
         yield section.worded(described.names)
 
 

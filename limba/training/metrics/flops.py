@@ -1,32 +1,10 @@
-"""The FLOPs of a training step, and the peak FLOP/s of devices.
+"""The FLOPs of a training step, and the peak FLOP/s of this machine's devices.
 
 Only matrix products at the objective's exact lengths count; recomputation and padding do not. MFU is these FLOPs per
 second over the peak (Chowdhery et al. 2022, arXiv:2204.02311, appendix B).
 """
 
-from limba.config import ModelConfig
-
-# Dense bf16 TFLOP/s of one device, by a part of jax's `device_kind`. The first part that occurs counts.
-PEAK_TFLOPS = {
-    "TPU v6": 918.0,
-    "TPU v5p": 459.0,
-    "TPU v5 lite": 197.0,
-    "TPU v5e": 197.0,
-    "TPU v5": 459.0,
-    "TPU v4": 275.0,
-    "TPU v3": 61.5,  # of one core: for jax a chip of v2 or v3 is two devices
-    "TPU v2": 23.0,
-    "A100": 312.0,
-    "H100": 989.0,
-    "H200": 989.0,
-    "B200": 2250.0,
-    "L40S": 362.0,
-    "L4": 121.0,
-    "T4": 65.0,  # T4 and V100: float16, as they have no bfloat16
-    "V100": 125.0,
-    "MI250X": 191.5,  # of one of a card's two dies, which is a device
-    "MI300X": 1307.0,
-}
+from limba.config import ModelConfig, hardware
 
 
 def flops_per_sequence(
@@ -66,8 +44,8 @@ def flops_per_sequence(
 
 
 def peak_flops_per_device() -> float | None:
-    """Returns the peak bf16 FLOP/s of one of this machine's devices, or None if it is not known, as for CPUs."""
+    """Returns the peak FLOP/s of one of this machine's devices, or None if it is not known, as for CPUs."""
     import jax  # not above: the report counts FLOPs where no devices are asked
 
-    kind = jax.devices()[0].device_kind
-    return next((tflops * 1e12 for name, tflops in PEAK_TFLOPS.items() if name in kind), None)
+    chip = hardware.of_device_kind(jax.devices()[0].device_kind)
+    return None if chip is None else chip.tflops * 1e12

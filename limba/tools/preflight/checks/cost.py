@@ -112,7 +112,8 @@ def _costs(run: PlannedRun, chips: Topology, seconds: tuple[float, float], terms
     hours = list(hours_of_run(steps, seconds))
     price = prices.price(chips.name) if terms.price is None else terms.price
     data |= {"hours": hours, "chip_hours": [each * chips.chips for each in hours], "price": price}
-    text = f"{steps:,} steps take {in_time(hours)} on {chips.name}, {BESIDE}"
+    place = "this machine's CPU" if chips.platform == "cpu" else chips.name
+    text = f"{steps:,} steps take {in_time(hours)} on {place}, {BESIDE}"
     text += f"; {in_range(data['chip_hours'])} chip-hours"
     if price is not None:
         data["dollars"] = [each * price for each in data["chip_hours"]]

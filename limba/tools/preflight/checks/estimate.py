@@ -16,6 +16,7 @@ from limba.tools.preflight.compiled.memory import size_in_words
 from limba.tools.preflight.compiled.topologies import Topology, limit_bytes
 
 TITLE = "Estimate"
+HOURS_OF_A_CPU = 31 * 24  # that a run on a CPU may take at least; larger ones are meant for other chips
 ERROR = 1.15  # the estimate may be off by as much
 OF_ONE_MACHINE = ("/tmp", "/var/tmp", "/dev/shm", "/scratch/local")  # each host has its own
 
@@ -29,6 +30,16 @@ def estimate(config: RunConfig, chips: Topology, is_compiled: bool) -> Section:
         lambda _: shared_directory(config, chips),
         lambda data: () if problems else memory_lines(config, chips, is_compiled, data),
     )
+
+
+def on_this_cpu(config: RunConfig, chips: Topology) -> Section | None:
+    """Returns the figures of a run that this machine's CPU can do in a month; None for a larger one."""
+    section = estimate(config, chips, False)
+    seconds = section.data.get("seconds_per_step")
+    if not seconds or any(line.level != "ok" for line in section.lines):
+        return None
+    hours = (config.train_steps or 0) * seconds[0] / 3600
+    return section if hours <= HOURS_OF_A_CPU else None
 
 
 def divides(config: RunConfig, chips: Topology) -> Iterator[Line]:

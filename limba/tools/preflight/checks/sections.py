@@ -114,10 +114,13 @@ def sections(
     chips: Topology | None = None,
     is_compiled: bool = True,
     terms: cost.Terms = cost.Terms(),  # noqa: B008  it is frozen
+    here: Topology | None = None,
 ) -> Iterator[Section]:
     """Yields the sections, `configuration` first, and costs last.
 
-    The step is compiled where chips are named that can be compiled for, and no section before has an error.
+    The step is compiled where chips are named that can be compiled for, and no section before has an error. `here` is
+    this machine's CPU: where no chips are named, and it can do the run, its figures are given, and nothing is judged by
+    them.
     """
     config, unlabeled = labeled(config)
     found = resolved(config)
@@ -136,7 +139,16 @@ def sections(
         else:
             made.append(compiler.compiled(config, chips))
         yield made[-1]
-    yield cost.time_and_cost(config, chips, made, terms)
+    last = cost.time_and_cost(config, chips, made, terms)
+    if chips is None and here is not None and exit_status(made) != FAILS:
+        figures = estimate.on_this_cpu(config, here)
+        if figures is not None:
+            made.append(figures)
+            yield figures
+            on_cpu = cost.time_and_cost(config, here, made, terms)
+            lines = [line for line in on_cpu.lines if line.level == "ok" or line in last.lines]
+            last = dataclasses.replace(on_cpu, lines=lines)
+    yield last
 
 
 def _before_compiling(config: RunConfig, found: Resolved, chips: Topology | None, compiles: bool) -> Iterator[Section]:

@@ -29,15 +29,16 @@ def at_start(config: RunConfig, names: Mapping[str, str]) -> list[str]:
 
 def of_memory(config: RunConfig, devices: Sequence[Device], limit: float) -> list[str]:
     """Returns what arithmetic says of a step's memory on these devices of jax, of which each has `limit` bytes."""
-    from limba.api import PEAK_TFLOPS
+    from limba.config import hardware
     from limba.tools.preflight.checks.estimate import memory_lines
-    from limba.tools.preflight.compiled.topologies import WITHOUT_KERNELS, Topology
+    from limba.tools.preflight.compiled.topologies import Topology
 
     full = devices[0].device_kind
-    kind = next((each for each in WITHOUT_KERNELS if each in full.lower().split()), full)
+    chip = hardware.of_device_kind(full)
     hosts = len({each.process_index for each in devices})
-    peak = next((tflops * 1e12 for name, tflops in PEAK_TFLOPS.items() if name in full), 0.0)
-    here = Topology(f"{kind}-{len(devices)}", devices[0].platform, len(devices), hosts, limit / 2**30, peak)
+    peak = 0.0 if chip is None else chip.tflops * 1e12
+    name = f"{full}-{len(devices)}"
+    here = Topology(name, devices[0].platform, len(devices), hosts, limit / 2**30, peak, chip=chip)
     said = []
     for line in memory_lines(config, here, False, {}):
         sentence = line.text.partition("\n")[0]  # the log has no table of other choices

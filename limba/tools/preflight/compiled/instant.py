@@ -12,7 +12,8 @@ import dataclasses
 from limba.api import PlannedRun, flops_per_sequence
 from limba.config import ModelConfig, RunConfig
 from limba.config.speed import LEAST_STEP_SECONDS as LEAST_STEP_SECONDS
-from limba.config.speed import MFU, step_seconds
+from limba.config.speed import MFU as MFU
+from limba.config.speed import Work, step_seconds
 from limba.tools.preflight.compiled.topologies import Topology
 
 WHOLE_LOGITS, CHUNK = 2 << 30, 1 << 30  # bytes of logits above which they come in chunks, and of one chunk
@@ -130,11 +131,30 @@ def largest_batch(run: PlannedRun, chips: Topology, limit: float) -> int:
 
 
 def seconds_per_step(run: PlannedRun, chips: Topology) -> tuple[float, float] | None:
-    """Returns the shortest and longest time of a step, by MFU of the peak; None for devices whose peak is not known."""
-    if not chips.peak_flops:
-        return None
+    """Returns the shortest and longest time of a step; None for devices whose peak is not known."""
     data = run.config.data
-    flops = data.batch_size * flops_per_sequence(run.config.model, *run.row_lengths, data.num_predicted)
-    peak = chips.devices * chips.peak_flops
-    low, high = MFU
-    return step_seconds(flops, (low * peak, high * peak))
+    return seconds_of(run.config.model, data.batch_size, run.row_lengths, data.num_predicted, chips)
+
+
+def seconds_of(
+    network: ModelConfig, batch: int, lengths: tuple[int, int], predicted: int | None, chips: Topology
+) -> tuple[float, float] | None:
+    """Returns the shortest and longest time of a step of a network on so many rows; None where no peak is known.
+
+    `predicted` are the tokens of a row with logits, None for all targets.
+    """
+    speed = chips.speed
+    if speed is None:
+        return None
+    flops = batch * flops_per_sequence(network, *lengths, predicted)
+    has_kernels = chips.has_kernels and network.attention != "einsum"
+    scores = 0.0 if has_kernels else batch * _scores(network, lengths)
+    return step_seconds(Work(flops, scores, network.emb_dim), speed)
+
+
+def _scores(network: ModelConfig, lengths: tuple[int, int]) -> float:
+    """Returns the scores of a row's attention, of all heads and layers."""
+    inputs, targets = lengths
+    encoder = network.num_encoder_layers * inputs**2
+    decoder = network.num_decoder_layers * targets * (targets + inputs)
+    return float(network.num_heads * (encoder + decoder))

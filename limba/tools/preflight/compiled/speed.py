@@ -9,7 +9,7 @@ from typing import Any
 
 from limba.api import flops_per_sequence
 from limba.config import RunConfig
-from limba.config.speed import LEAST_STEP_SECONDS, MFU
+from limba.config.speed import LEAST_STEP_SECONDS, MEASURED, MFU
 from limba.tools.preflight.compiled.topologies import Figures, Topology
 
 KERNEL_EFFICIENCY = 0.6  # of the peak, for Pallas kernels, which the compiler gives no cycles
@@ -53,7 +53,7 @@ def estimate(config: RunConfig, found: Figures, lengths: tuple[int, int], topolo
         return Estimate(
             max(flops / topology.peak_flops / high, exchanged, LEAST_STEP_SECONDS),
             max(flops / topology.peak_flops / low + 2 * exchanged, LEAST_STEP_SECONDS),
-            f"the step's matrix products at {low:.0%} to {high:.0%} of the peak, as published runs have it, since"
+            f"the step's matrix products at {low:.0%} to {high:.0%} of the peak ({MEASURED}), since"
             " NVIDIA's compiler gives no time; exchanges at the links' speed, which at the slow end hide behind nothing"
             f" and take twice as long; and at least {LEAST_STEP_SECONDS * 1000:g} ms",
         )

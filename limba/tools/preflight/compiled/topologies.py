@@ -1,13 +1,11 @@
-"""The chips that a run is looked at for, by their names on the cloud: TPUs, NVIDIA's and AMD's cards, simulated CPUs.
+"""The chips that a run is looked at for, by the names that people write: TPUs, cards of NVIDIA and AMD, CPUs.
 
-Memory of TPUs is what libtpu's compiler lets a program use (it says so when a program is larger). Peaks, clocks and
-bandwidths are from Google's and NVIDIA's data sheets; bandwidths are a chip's, of all its links in one direction.
+`limba/config/hardware.py` has what a chip is. Here is how several of them are joined, and what their compiler is told.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib.util
 import os
 import re
@@ -16,11 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from limba.api import PEAK_TFLOPS
-from limba.config import InputError, environment
+from limba.config import InputError, environment, hardware, speed
 from limba.tools.preflight.compiled import nvidia
 
-WITHOUT_KERNELS = ("v2", "v3", "t4", "v100", "mi250x", "mi300x")
 Figures = Mapping[str, Any]  # of a compiled step, as `figures` in step.py gives them
 
 
@@ -33,21 +29,32 @@ class Topology:
     devices: int
     hosts: int
     gib: float  # memory that a program may use, of one device; 0: this machine's, shared by all devices
-    peak_flops: float  # dense bfloat16 FLOP/s of one device; 0: not known
+    peak_flops: float  # dense FLOP/s of one device in the dtype that training takes there; 0: not known
     clock_ghz: float = 0.0
     link_gb_per_second: float = 0.0  # between chips, of one device
     of_compiler: str = ""  # the compiler's name for the topology
     choices: Mapping[str, object] = dataclasses.field(default_factory=dict)  # the compiler's further choices
+    chip: hardware.Chip | None = None  # None: a CPU, or one that the table lacks
 
     @property
     def chips(self) -> int:
         """The number of chips or cards; v2's, v3's and MI250X's are two devices."""
-        return max(1, self.devices // 2) if re.match("v[23]-|mi250x-", self.name) else self.devices
+        return self.devices if self.chip is None else max(1, self.devices // self.chip.devices)
 
     @property
     def kind(self) -> str:
         """The name without its number, such as v4 or a100-40."""
-        return self.name.rpartition("-")[0]
+        return self.name.rpartition("-")[0] if self.chip is None else self.chip.name
+
+    @property
+    def speed(self) -> speed.Speed | None:
+        """What all devices do a second; None where their peak is not known. Those of a CPU share its cores."""
+        if self.platform == "cpu":
+            return speed.of_cores(len(os.sched_getaffinity(0)))
+        if not self.peak_flops:
+            return None
+        memory = 0.0 if self.chip is None else self.chip.gb_per_second * 1e9
+        return speed.of_peak(self.devices * self.peak_flops, self.devices * memory)
 
     @property
     def can_compile(self) -> bool:
@@ -57,7 +64,14 @@ class Topology:
     @property
     def has_kernels(self) -> bool:
         """Whether attention has a kernel there, which keeps no scores; on a CPU one keeps none either."""
-        return self.kind not in WITHOUT_KERNELS
+        return self.chip is None or self.chip.has_kernels
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of activations that trains fastest there."""
+        if self.platform == "cpu":
+            return "float32"
+        return "bfloat16" if self.chip is None or self.chip.has_bfloat16 else "float16"
 
     def in_slices(self, number: int) -> Topology:
         """Returns several slices of these TPUs, such as v4-8x2; the network between them is not in the estimates."""
@@ -68,12 +82,10 @@ class Topology:
 
 @dataclasses.dataclass(frozen=True)
 class _Kind:
-    prefix: str
-    of_compiler: str
-    gib: float
-    tflops: float
+    """How TPUs of a kind are joined to slices."""
+
+    name: str  # also the compiler's
     clock_ghz: float
-    link_gb_per_second: float
     shapes: Mapping[int, str]  # number in the name: chips along each axis
     cores_in_name: int  # how often a device counts in the name
     choices: Mapping[str, object] = dataclasses.field(default_factory=dict)
@@ -85,21 +97,20 @@ _CORES = {8: "2x2", 32: "4x4", 128: "8x8", 256: "8x16", 512: "16x16"}
 _CHIPS = {4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
 _ONE = {"chips_per_host_bounds": (1, 1, 1), "num_slices": 1}
 _KINDS = (
-    _Kind("v2", "v2", 7.48, 23.0, 0.70, 124.0, _CORES, 1),
-    _Kind("v3", "v3", 15.48, 61.5, 0.94, 164.0, _CORES, 1),
-    _Kind("v4", "v4", 30.75, 275.0, 1.05, 300.0, _CUBES, 2, _MEGACORE),
-    _Kind("v5e", "v5e", 15.75, 197.0, 1.50, 200.0, {1: "1x1", **_CHIPS}, 1),
-    _Kind("v5p", "v5p", 95.74, 459.0, 1.75, 600.0, _CUBES, 2, _MEGACORE),
-    _Kind("v6e", "v6e", 31.25, 918.0, 1.75, 448.0, {1: "1x1", **_CHIPS}, 1),
+    _Kind("v2", 0.70, _CORES, 1),
+    _Kind("v3", 0.94, _CORES, 1),
+    _Kind("v4", 1.05, _CUBES, 2, _MEGACORE),
+    _Kind("v5e", 1.50, {1: "1x1", **_CHIPS}, 1),
+    _Kind("v5p", 1.75, _CUBES, 2, _MEGACORE),
+    _Kind("v6e", 1.75, {1: "1x1", **_CHIPS}, 1),
 )
 _CHIPS_OF_HOST = 4
 _FRACTION_OF_CARDS = {1: 0.75, 2: 0.9}  # that jax gives to programs on one card, and Limba on several
-_CARDS = {  # GB of memory, and GB a second of all links of a card in one direction
-    "a100": (85.0, 300.0), "h100": (85.0, 450.0), "h200": (150.1, 450.0), "a100-40": (42.5, 300.0),
-    "l4": (24.0, 32.0), "t4": (15.8, 16.0), "v100": (16.9, 150.0), "gh200": (102.0, 450.0), "b200": (191.0, 900.0),
-    "mi250x": (68.7, 100.0), "mi300x": (206.0, 448.0),
-}  # fmt: skip
+_NUM_CARDS = (1, 2, 4, 8, 16, 32)  # that are listed; others are taken too
+_CARDS_OF_HOST = 8
+_MOST_CARDS = 4096
 _NUM_CPUS = (1, 2, 4, 8, 16)
+_BOXES = ("v4", "v5p")  # TPUs that come in any box of whole hosts, which count 8 in the name
 
 
 def topologies() -> list[Topology]:
@@ -107,42 +118,129 @@ def topologies() -> list[Topology]:
     return list(_table().values())
 
 
-def topology(name: str) -> Topology:
-    """Returns the topology of this name, or several slices of one; InputError, with names that are near, for another.
+def topology(name: str, flag: str = "") -> Topology:
+    """Returns the chips of a name as people write it: v4-8, h100-8, 8xa100, rtx4090, a100-40-2, cpu.
+
+    Slices of TPUs have their number behind: v4-8x2. Raises InputError for another name, with those that are near it,
+    and for a size that does not exist; `flag` begins its sentence.
 
     >>> pod = topology("v4-32")
     >>> pod.devices, pod.hosts, pod.gib
     (16, 4, 30.75)
     >>> topology("v4-8x2").devices, topology("v4-8x2").hosts, topology("mi300x-8").can_compile
     (8, 2, False)
+    >>> topology("4090").name, topology("8xA100").name, topology("a100-40").name, topology("cpu").name
+    ('rtx4090-1', 'a100-8', 'a100-40-1', 'cpu-1')
     """
     table = _table()
-    slices = re.fullmatch(r"(v\w+-\d+)x(\d+)", name.lower())
-    if slices and slices[1] in table and int(slices[2]) > 1:
-        return table[slices[1]].in_slices(int(slices[2]))
-    found = table.get(name.lower())
+    text = name.strip().lower()
+    asked = f"{flag}{name}" if flag else f"The topology {name}"
+    slices = re.fullmatch(r"(.+-\d+)x(\d+)", text)
+    if slices and int(slices[2]) > 1 and (found := hardware.written(slices[1])) and found[0].platform == "tpu":
+        return topology(slices[1], flag).in_slices(int(slices[2]))
+    if text in table:
+        return table[text]
+    if re.fullmatch(r"cpus?", text):
+        return table["cpu-1"]
+    found = hardware.written(text)
     if found is None:
-        near = difflib.get_close_matches(name.lower(), table, n=4, cutoff=0.3) or ["v4-8", "v5e-16", "h100-8"]
-        raise InputError(f"The topology {name} is not known; did you mean {', '.join(near)}?")
-    return found
+        raise InputError(_unknown(text, asked))
+    chip, number = found
+    if chip.platform == "gpu":
+        return _cards_of(chip, 1 if number is None else number, asked)
+    return _slice_of(chip, number, asked)
+
+
+def of_devices(device_kind: str, number: int) -> Topology | None:
+    """Returns the chips that so many devices of jax are; None for a kind or a number that is not known.
+
+    >>> [each.name for each in (of_devices("TPU v4", 4), of_devices("NVIDIA L40S", 2)) if each]
+    ['v4-8', 'l40s-2']
+    """
+    chip = hardware.of_device_kind(device_kind)
+    if chip is None:
+        return None
+    in_name = next((kind.cores_in_name for kind in _KINDS if kind.name == chip.name), 1)
+    try:
+        return topology(f"{chip.name}-{number * in_name}")
+    except InputError:
+        return None
+
+
+def _unknown(name: str, asked: str) -> str:
+    """Returns the sentence about a name that is none of a chip: all of a kind, or those that are near it."""
+    kind = name.strip(" -")
+    if kind in ("gpu", "gpus", "cuda", "nvidia", "card"):
+        return f"{asked} names no card; give one of {', '.join(hardware.GPU_NAMES)}, several as 8xh100 or h100-8."
+    if kind in ("tpu", "tpus"):
+        names = ", ".join(hardware.TPU_NAMES)
+        return f"{asked} names no TPU; give one of {names} with its size, as v4-8, v5e-16 or v6e-1."
+    near = hardware.near(name, ("cpu",))
+    meant = f"did you mean {' or '.join(near)}? Else give" if near else "give"
+    return (
+        f"{asked} is not known; {meant} cpu, a card such as rtx4090, a100 or 8xh100, or a TPU such as v4-8; gpu and tpu"
+        " list them all."
+    )
+
+
+def _cards_of(chip: hardware.Chip, number: int, asked: str) -> Topology:
+    """Returns so many cards: 1 to 8 of a host, or whole hosts of 8."""
+    is_whole = number <= _CARDS_OF_HOST or number % _CARDS_OF_HOST == 0
+    if not 1 <= number <= _MOST_CARDS or not is_whole:
+        raise InputError(
+            f"{asked} does not exist: give 1 to {_CARDS_OF_HOST} cards of one machine, or a multiple of"
+            f" {_CARDS_OF_HOST} up to {_MOST_CARDS:,}, as {chip.name}-{_CARDS_OF_HOST}."
+        )
+    gib = round(chip.gib * _FRACTION_OF_CARDS[min(number, 2)], 2)
+    hosts = max(1, number // _CARDS_OF_HOST)
+    return Topology(
+        f"{chip.name}-{number}", "gpu", number, hosts, gib, chip.tflops * 1e12,
+        link_gb_per_second=chip.link_gb_per_second, chip=chip,
+    )  # fmt: skip
+
+
+def _slice_of(chip: hardware.Chip, number: int | None, asked: str) -> Topology:
+    """Returns a slice of TPUs that Google makes, by the number in its name."""
+    kind = next(each for each in _KINDS if each.name == chip.name)
+    if number is not None and number in kind.shapes:
+        return _tpus(kind, number)
+    if number and kind.name in _BOXES and number % 8 == 0:
+        return _tpus(dataclasses.replace(kind, shapes={number: _box(number // 8)}), number)
+    there = ", ".join(f"{kind.name}-{size}" for size in kind.shapes)
+    said = "has no size" if number is None else "does not exist"
+    raise InputError(f"{asked} {said}: {kind.name} comes as {there}; give one of these.")
+
+
+def _box(hosts: int) -> str:
+    """Returns the sides of the box of chips, 2 x 2 for each host, that is nearest to a cube.
+
+    >>> _box(3), _box(128)
+    ('2x2x3', '8x8x8')
+    """
+    boxes = [
+        (2 * x, 2 * y, hosts // x // y)
+        for x in range(1, hosts + 1)
+        if hosts % x == 0
+        for y in range(x, hosts // x + 1)
+        if hosts // x % y == 0
+    ]
+    return "x".join(map(str, min(boxes, key=lambda box: (sum(box), box))))
+
+
+def _tpus(kind: _Kind, number: int) -> Topology:
+    chip = hardware.chip(kind.name)
+    devices = number // kind.cores_in_name
+    hosts = max(1, devices // _CHIPS_OF_HOST // chip.devices)
+    choices = kind.choices or (_ONE if number == 1 else {})
+    place = f"{kind.name}:{kind.shapes[number]}"
+    figures = (chip.gib, chip.tflops * 1e12, kind.clock_ghz, chip.link_gb_per_second)
+    return Topology(f"{kind.name}-{number}", "tpu", devices, hosts, *figures, place, choices, chip)
 
 
 def _table() -> dict[str, Topology]:
-    found = []
-    for kind in _KINDS:
-        for number, shape in kind.shapes.items():
-            devices = number // kind.cores_in_name
-            hosts = max(1, devices // _CHIPS_OF_HOST // (2 if kind.prefix in ("v2", "v3") else 1))
-            choices = kind.choices or (_ONE if number == 1 else {})
-            figures = (kind.gib, kind.tflops * 1e12, kind.clock_ghz, kind.link_gb_per_second)
-            place = f"{kind.of_compiler}:{shape}"
-            found.append(Topology(f"{kind.prefix}-{number}", "tpu", devices, hosts, *figures, place, choices))
-    for card, (memory_gb, link) in _CARDS.items():
-        peak = next(tflops for kind, tflops in PEAK_TFLOPS.items() if kind in card.upper()) * 1e12
-        for number in (1, 2, 4, 8, 16, 32):
-            gib = round(memory_gb * 1e9 / 2**30 * _FRACTION_OF_CARDS[min(number, 2)], 2)
-            hosts = max(1, number // 8)
-            found.append(Topology(f"{card}-{number}", "gpu", number, hosts, gib, peak, link_gb_per_second=link))
+    found = [_tpus(kind, number) for kind in _KINDS for number in kind.shapes]
+    cards = (*hardware.NVIDIA, *hardware.AMD)
+    found += [_cards_of(card, number, card.name) for card in cards for number in _NUM_CARDS]
     found += [Topology(f"cpu-{number}", "cpu", number, 1, 0.0, 0.0) for number in _NUM_CPUS]
     return {each.name: each for each in found}
 

@@ -1,0 +1,272 @@
+"""What to train on some hardware in some days: one verdict, and two choices of size and steps with their reasons.
+
+The rules. The safe choice is the largest size that fits, sees 20 tokens a parameter, which use a budget of compute best
+(Hoffmann et al. 2022, arXiv:2203.15556; measured on decoder-only models, and used here for T5s too, for which no such
+law is published), and reads no text more than 4 times, which are worth nearly as much as new text. The other one goes
+further: up to 16 passes, which are worth about two thirds of as much new text, and down to 10 tokens a parameter. More
+passes than that add next to nothing (Muennighoff et al. 2023, arXiv:2305.16264). Memory, speed and hours are those of
+`limba preflight`, by the same functions; the slow end of the hours fits into the days.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from types import ModuleType
+
+from limba.api import PlannedRun, find_tool, read_run
+from limba.config import InputError, ModelConfig, RunConfig
+from limba.config.speed import hours_of_run
+from limba.tools.corpus import reasons, sizes
+from limba.tools.corpus.counting import Counted
+from limba.tools.corpus.plans import Asked, Memory, Plan, Proposal
+from limba.tools.corpus.sizes import Candidate, model_of, of_limit
+
+
+class Proposer:
+    """Makes the proposal; `counts` gives the tokens of a byte for a vocabulary of some ids.
+
+    Of a size or a published model that is given only the steps are found.
+    """
+
+    def __init__(self, asked: Asked, counts: Callable[[int], Counted]):
+        self.asked = asked
+        self.machine = asked.machine
+        self.counts = counts
+        self._candidates: dict[str, Candidate] = {}
+        self._memories: dict[str, Memory | None] = {}
+
+    def proposal(self) -> Proposal:
+        """Returns the verdict and the choices; InputError where no size, or not the one that is given, fits."""
+        safe, passes = self._safe()
+        plans = [self._plan("safe", safe, passes)]
+        more = self._more(safe, plans[0])
+        if more is not None:
+            plans.append(self._plan("more", *more))
+        no_more = "" if more is not None else reasons.why_no_more(self.asked, plans[0])
+        verdict = reasons.verdict(self.asked, plans[0])
+        of_text = tuple(reasons.of_text(self.asked, plans[0]))
+        return Proposal(verdict, of_text, tuple(plans), no_more)
+
+    @property
+    def _sizes(self) -> tuple[str, ...]:
+        """The sizes in question, from the largest."""
+        if self.asked.given is None:
+            return tuple(reversed(sizes.SIZES[self.asked.kind]))
+        return (self.asked.given if isinstance(self.asked.given, str) else "from",)
+
+    def _safe(self) -> tuple[Candidate, float]:
+        """Returns the size of the safe choice, and how often it may read the text."""
+        for passes in (sizes.FREE_EPOCHS, sizes.MOST_EPOCHS):
+            for size in self._sizes:
+                candidate = self._candidate(size)
+                if candidate.ratio(passes) >= self._least(sizes.BEST_RATIO) and self._memory(candidate) is not None:
+                    return candidate, passes
+        smallest = self._candidate(self._sizes[-1])
+        if self._memory(smallest) is None:
+            raise InputError(self._too_large(smallest))
+        return smallest, sizes.MOST_EPOCHS
+
+    def _least(self, ratio: float) -> float:
+        """Returns the tokens a parameter that a choice needs; a published model has seen its own, and needs none."""
+        return 0.0 if self.asked.start else ratio
+
+    def _too_large(self, candidate: Candidate) -> str:
+        name = self.asked.start.name if self.asked.start else candidate.size
+        return (
+            f"{name} has {candidate.parameters:,} parameters, whose training does not fit into the memory of"
+            f" {self.machine.name}; give a smaller size or more devices."
+        )
+
+    def _more(self, safe: Candidate, plan: Plan) -> tuple[Candidate, float] | None:
+        """Returns a larger choice than the safe one, and how often it may read the text; None where there is none."""
+        for least in (sizes.BOLD_RATIO, sizes.LEAST_RATIO):
+            for size in self._sizes:
+                candidate = self._candidate(size)
+                if candidate.parameters < safe.parameters or candidate.ratio(sizes.MOST_EPOCHS) < self._least(least):
+                    continue
+                is_larger = candidate.size != safe.size or candidate.tokens(sizes.MOST_EPOCHS) > 1.2 * plan.tokens
+                if is_larger and self._memory(candidate) is not None:
+                    return candidate, sizes.MOST_EPOCHS
+        return None
+
+    def _candidate(self, size: str) -> Candidate:
+        if size not in self._candidates:
+            self._candidates[size] = self._made_candidate(size)
+        return self._candidates[size]
+
+    def _made_candidate(self, size: str) -> Candidate:
+        found = self.asked.found
+        machine = self.machine
+        if self.asked.start is not None:
+            config = self.asked.start.config
+            counted = self.counts(0)
+        else:
+            width = model_of(self.asked.kind, size, 128).emb_dim
+            ids = min(
+                of_limit(sizes.IDS_OF_TEXT, found.bytes, sizes.MOST_IDS),
+                of_limit(sizes.IDS_OF_WIDTH, width, sizes.MOST_IDS),
+            )
+            counted = self.counts(ids)
+            config = model_of(self.asked.kind, size, -(-counted.ids // 128) * 128)
+        config = dataclasses.replace(config, dtype=machine.dtype)
+        if not machine.has_kernels:
+            config = dataclasses.replace(config, attention="einsum")
+        unique = max(1.0, found.bytes * counted.tokens_per_byte * (1 - found.validation_percent / 100))
+        lengths = sizes.LENGTHS[self.asked.kind][machine.is_cpu or unique < sizes.LITTLE_TEXT]
+        most = of_limit(sizes.ROWS_OF_WIDTH, config.emb_dim, 1024)
+        least = min(sizes.LEAST_ROWS, most) if machine.is_cpu else max(sizes.LEAST_ROWS, 8 * machine.devices)
+        batch = -(-max(most, least) // machine.devices) * machine.devices
+        passes = sizes.FREE_EPOCHS  # of which the batch is halved while they give few steps
+        while True:
+            seconds = self._step_seconds(size, config, lengths, batch)
+            steps_of_days = self.asked.days * 24 / hours_of_run(1, seconds)[1]
+            tokens = min(steps_of_days * batch * lengths[2], passes * unique)
+            half = batch // 2
+            if tokens / (batch * lengths[2]) >= sizes.FEW_STEPS or half < least or half % machine.devices:
+                return Candidate(
+                    size, config, counted, lengths, unique, batch, seconds, steps_of_days * batch * lengths[2]
+                )
+            batch = half
+
+    def _step_seconds(
+        self, size: str, config: ModelConfig, lengths: tuple[int, int, int], batch: int
+    ) -> tuple[float, float]:
+        """Returns the least and the most seconds of a step, which are one number where it was timed."""
+        if size in self.asked.measured:
+            each = self.asked.measured[size] * batch  # of a row
+            return each, each
+        predicted = round(sizes.HIDDEN * lengths[1]) if self.asked.kind == "encoder" else None
+        seconds = _arithmetic().seconds_of(config, batch, lengths[:2], predicted, self.machine.chips_of_preflight)
+        assert seconds is not None  # a machine without a peak has no name
+        return seconds
+
+    def run_of(self, candidate: Candidate, steps: int = sizes.FEW_STEPS) -> RunConfig:
+        """Returns the run of a size as its gin file will describe it, but for its task, periods and memory."""
+        # Of a published model the network is replaced below; its files only have to be of its kind.
+        size = sizes.SIZES[self.asked.kind][0] if self.asked.start else candidate.size
+        files = [sizes.FILES[self.asked.kind].format(size), *sizes.RUN_FILES[self.asked.kind]]
+        if self.asked.start:
+            files = files[:2]  # the recipe is for runs from scratch
+        inputs, targets, _ = candidate.lengths
+        lengths = {"inputs": inputs} if self.asked.kind == "t5" else {"targets": targets}
+        given = {
+            "MIXTURE_OR_TASK_NAME": f"new_{sizes.FUNCTIONS[self.asked.kind]}",
+            "TASK_FEATURE_LENGTHS": lengths,
+            "TRAIN_STEPS": steps,
+            "MODEL_DIR": "runs/new",
+            "BATCH_SIZE": candidate.batch,
+            "VOCAB_SIZE": candidate.config.vocab_size,
+            "DROPOUT_RATE": 0.0,
+        }
+        config = read_run(files, [f"{name}={value!r}" for name, value in given.items()]).config
+        return dataclasses.replace(config, model=candidate.config)
+
+    def config_of(self, plan: Plan) -> RunConfig:
+        """Returns the run of a plan, with its memory's choices."""
+        memory = plan.memory
+        config = self.run_of(self._candidate(plan.size), plan.steps)
+        model = dataclasses.replace(config.model, remat=memory.remat)
+        mesh = dataclasses.replace(config.mesh, fsdp=memory.fsdp)
+        return dataclasses.replace(config, model=model, mesh=mesh, num_microbatches=memory.parts)
+
+    def _memory(self, candidate: Candidate) -> Memory | None:
+        if candidate.size not in self._memories:
+            self._memories[candidate.size] = self._found_memory(candidate)
+        return self._memories[candidate.size]
+
+    def _found_memory(self, candidate: Candidate) -> Memory | None:
+        """Returns how a step of a size fits, with as little remat, sharing and micro-batches as can be, or None."""
+        arithmetic = _arithmetic()
+        chips = self.machine.chips_of_preflight
+        limit = self.machine.limit
+        config = self.run_of(candidate)
+        run = PlannedRun(config)
+        checkpoint = run.num_bytes
+        for remat, parts, fsdp in _ways(candidate, self.machine.devices):
+            model = dataclasses.replace(config.model, remat=remat)
+            mesh = dataclasses.replace(config.mesh, fsdp=fsdp)
+            changed = dataclasses.replace(config, model=model, mesh=mesh, num_microbatches=parts)
+            used = arithmetic.memory(run, chips, changed).total
+            if used <= sizes.USED_MEMORY * limit:
+                return Memory(remat, parts, fsdp, used, limit, checkpoint)
+        return None
+
+    def _plan(self, choice: str, candidate: Candidate, passes: float) -> Plan:
+        machine = self.machine
+        memory = self._memory(candidate)
+        assert memory is not None  # it was asked before
+        row = candidate.lengths[2]
+        batch = candidate.batch
+        steps = max(1, int(candidate.tokens(passes) / (batch * row)))
+        unit = 10 ** max(0, len(str(steps)) - 2)
+        steps = steps // unit * unit  # two digits, and not above what the text and the days give
+        most_shards = max(16, machine.devices // 4)  # a host has at least 4 devices, and reads at least one shard
+        shards = 1 << int(math.log2(max(1.0, min(most_shards, self.asked.found.documents / 8))))
+        hours = hours_of_run(steps, candidate.step_seconds)
+        run_seconds = hours[1] * 3600
+        slow_step = run_seconds / steps
+        saved = max(sizes.SAVED_SHARE * run_seconds, sizes.RARELY_SECONDS)
+        evaluations = min(steps, max(min(200, steps // 5), steps // 100, 1))
+        tokens = float(steps * batch * row)
+        epochs = tokens / candidate.unique
+        price = self.asked.price
+        dollars = None if price is None else (hours[0] * machine.chips * price, hours[1] * machine.chips * price)
+        start = self.asked.start
+        plan = Plan(
+            choice=choice,
+            kind=self.asked.kind,
+            size=candidate.size,
+            about=start.name if start else f"{sizes.ABOUT[self.asked.kind]} {candidate.size}",
+            config=candidate.config,
+            parameters=candidate.parameters,
+            vocabulary=candidate.counted.ids,
+            rows=candidate.config.vocab_size,
+            inputs=candidate.lengths[0],
+            targets=candidate.lengths[1],
+            batch=batch,
+            memory=memory,
+            shards=math.gcd(shards, batch),
+            steps=steps,
+            tokens=tokens,
+            epochs=epochs,
+            hours=hours,
+            dollars=dollars,
+            share=run_seconds / (self.asked.days * 86_400),
+            checkpoints=max(1, min(steps, int(min(saved, sizes.SAVED_SECONDS) / slow_step))),
+            evaluations=evaluations,
+            eval_steps=max(
+                1, min(sizes.EVAL_STEPS, int(evaluations * sizes.EVALUATED_SHARE * sizes.UPDATE_PER_EVALUATION))
+            ),
+            patience=max(sizes.LEAST_PATIENCE, steps // evaluations // 5) if epochs > sizes.FREE_EPOCHS else None,
+            log=min(100, max(1, steps // 50)),
+            start=start,
+            is_timed=candidate.size in self.asked.measured,
+            risk="",
+            reasons=(),
+        )
+        plan = plan._replace(risk=reasons.risk(self.asked, plan))
+        return plan._replace(reasons=tuple(reasons.reasons(self.asked, plan, candidate)))
+
+
+def _arithmetic() -> ModuleType:
+    """Returns the module of memory and seconds by arithmetic, that of preflight."""
+    found = find_tool("arithmetic")
+    assert found is not None  # it is shipped with this one
+    return found
+
+
+def _ways(candidate: Candidate, devices: int) -> Iterator[tuple[str, int, int]]:
+    """Yields (remat, micro-batches, devices that share the parameters), from the fastest to what needs least memory."""
+    first = sizes.POLICIES[0] if candidate.config.emb_dim <= 512 else sizes.POLICIES[1]
+    policies = sizes.POLICIES[sizes.POLICIES.index(first) :]
+    rows = candidate.batch // devices
+    numbers = [parts for parts in range(1, rows + 1) if rows % parts == 0]
+    for fsdp in dict.fromkeys((1, devices)):
+        for remat in policies:
+            for parts in numbers:
+                if rows // parts >= min(sizes.FEW_ROWS, rows):
+                    yield remat, parts, fsdp
+        for parts in numbers:
+            yield policies[-1], parts, fsdp
