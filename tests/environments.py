@@ -31,7 +31,9 @@ def environment_with(packages: tuple[str, ...], sees_tests: bool = False) -> Pat
         venv.EnvBuilder(with_pip=True, clear=True).create(folder)
         if sees_tests:
             (site,) = folder.glob("lib/python*/site-packages")
-            (site / "tests.pth").write_text(sysconfig.get_path("purelib"))
+            tests_packages = sysconfig.get_path("purelib")
+            # As Python opens its own: the folders that its .pth files name, and what is installed to be edited, too.
+            (site / "tests.pth").write_text(f"import site; site.addsitedir({tests_packages!r})\n")
         command = [python, "-m", "pip", "install", "-q", *packages]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
         if ended.returncode == 0:
