@@ -119,7 +119,8 @@ def test_language_quality_and_copies_are_filtered_and_limba_reads_the_shards(
     read = source_of_files(files, validation_percent=0).texts("train")
     assert sorted(read) == sorted(text for part in found.values() for text in part)
     assert main.main(["inspect", files, "--vocabulary=byte", "--num=1"]) == 0
-    assert "60 documents" in capsys.readouterr().out
+    learned = list(source_of_files(files).texts("train"))  # without a hundredth of them, for validation
+    assert 55 < len(learned) <= 60 and f"{len(learned)} documents" in capsys.readouterr().out
 
 
 def test_a_second_start_does_nothing_anew_and_other_choices_are_refused(prepared: Corpus) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.environments import environment_with
 
 ROOT = Path(__file__).parents[2]
-HARNESS = ("lm-eval==0.4.13",)
+HARNESS = ("lm-eval==0.4.13", "accelerate==1.15.0")  # accelerate for its own model of transformers, the reference
 
 
 @pytest.mark.night
