@@ -17,7 +17,9 @@ if [ $# = 0 ]; then
     if [ -d "$step" ] && { [ -z "$newest" ] || [ "$step" -nt "$newest" ]; }; then newest=$step; fi
   done
   if [ -z "$newest" ]; then
-    echo "convert/convert.sh: there is no run below $root/runs, $PWD/runs or $PWD; name one: bash convert/convert.sh MODEL_DIR" >&2
+    places="$root/runs, $PWD/runs or $PWD"
+    if [ "$root" -ef "$PWD" ]; then places="$root/runs or $root"; fi
+    echo "convert/convert.sh: there is no run below $places; name one: bash convert/convert.sh MODEL_DIR" >&2
     exit 2
   fi
   set -- "$(dirname "$(dirname "$newest")")"

@@ -1,6 +1,7 @@
 """Environments with the packages of other programs, made once and kept for the next night."""
 
 import hashlib
+import re
 import subprocess
 import sys
 import sysconfig
@@ -22,7 +23,8 @@ def environment_with(packages: tuple[str, ...], sees_tests: bool = False) -> Pat
     """
     facts = (packages, sys.version_info[:2], *([sysconfig.get_path("purelib")] if sees_tests else []))
     digest = hashlib.blake2b(repr(facts).encode(), digest_size=4).hexdigest()
-    folder = CACHE / f"{packages[0].replace('==', '-')}-{digest}"
+    first = re.sub(r"\[.*\]", "", packages[0])  # without its extras
+    folder = CACHE / f"{first.replace('==', '-')}-{digest}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     python = folder / "bin" / "python"
     with filelock.FileLock(f"{folder}.lock"):
@@ -31,7 +33,9 @@ def environment_with(packages: tuple[str, ...], sees_tests: bool = False) -> Pat
         venv.EnvBuilder(with_pip=True, clear=True).create(folder)
         if sees_tests:
             (site,) = folder.glob("lib/python*/site-packages")
-            (site / "tests.pth").write_text(sysconfig.get_path("purelib"))
+            tests_packages = sysconfig.get_path("purelib")
+            # As Python opens its own: the folders that its .pth files name, and what is installed to be edited, too.
+            (site / "tests.pth").write_text(f"import site; site.addsitedir({tests_packages!r})\n")
         command = [python, "-m", "pip", "install", "-q", *packages]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
         if ended.returncode == 0:

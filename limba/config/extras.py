@@ -41,7 +41,7 @@ def _command_for(module: str) -> str | None:
         return f"pip install 'limba[{extra}]'"
     if extra == "seqio":  # the whole environment; for the others a small package suffices
         return f"LEAN=0 bash {script}"
-    return f"pip install '.[{extra}]'"
+    return f"pip install -e '.[{extra}]'"  # without -e, a copy of today's files would take the checkout's place
 
 
 @contextlib.contextmanager

@@ -185,7 +185,7 @@ def test_a_task_that_needs_them_is_named_before_the_run(tmp_path: Path) -> None:
         (tmp_path / f"{module}.gin").write_text(demo.replace("from tasks import demo", f"import {module}"))
     *lines, without_vocabulary = printed(COMMANDS + REFUSED + NO_VOCABULARY, str(tmp_path), *MODULES, absent=ABSENT)
     end = "which is not installed; run LEAN=0 bash launch/setup.sh.\n"
-    of_tfds = "which is not installed; run pip install '.[tfds]'.\n"  # TensorFlow is not needed for its files
+    of_tfds = "which is not installed; run pip install -e '.[tfds]'.\n"  # TensorFlow is not needed for its files
     assert [json.loads(line) for line in lines] == [
         [2, f"The module with_seqio needs seqio, {end}"],
         [2, f"The data set own_text/ro of task with_tfds needs tensorflow_datasets, {of_tfds}"],
