@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # From [the shard's number, a seed for each group of preprocessors before] to the shard's data set.
 Make = Callable[["tf.Tensor"], "tf.data.Dataset"]
-_TRACING = threading.Lock()
+_TRACING = threading.RLock()
 
 
 class SharedGraph:
@@ -99,13 +99,14 @@ def _maps_in_turn() -> Iterator[None]:
         del num_parallel_calls, deterministic
         return as_written(dataset, map_func, **choices)
 
+    of_tensorflow: Any = tf.data.Dataset
     with _TRACING:
-        as_written = tf.data.Dataset.map
-        tf.data.Dataset.map = functools.wraps(as_written)(in_turn)
+        as_written = of_tensorflow.map
+        of_tensorflow.map = functools.wraps(as_written)(in_turn)
         try:
             yield
         finally:
-            tf.data.Dataset.map = as_written
+            of_tensorflow.map = as_written
 
 
 class _Seed:
