@@ -115,9 +115,10 @@ def _undivided(files: str, vocabulary: str, num_shards: int, t5: str | None) -> 
     def to_targets(dataset: tf.data.Dataset) -> tf.data.Dataset:
         return dataset.map(lambda text: {"inputs": "", "targets": text})
 
+    source: Any = seqio.FunctionDataSource(dataset_fn, splits=("train",))  # seqio's own type of it is narrower
     seqio.TaskRegistry.add(
         "undivided",
-        source=seqio.FunctionDataSource(dataset_fn, splits=("train",)),
+        source=source,
         preprocessors=[
             to_targets,
             seqio.preprocessors.tokenize,
