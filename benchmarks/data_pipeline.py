@@ -2,9 +2,13 @@
 
     python -m benchmarks.data_pipeline --json                # 50 MB of English from Python's own documentation
     python -m benchmarks.data_pipeline --files='corpus/*.jsonl' --vocabulary=my.model
+    python -m benchmarks.data_pipeline --t5=CHECKOUT --undivided    # a source that cannot be divided
 
 Tokens are the text's tokens before corruption. CPU seconds are those of all threads of a process that
 does nothing else. `--t5=CHECKOUT` (and `pip install babel`) times t5's own span corruption on seqio too.
+
+With `--undivided` a task as users of T5X write it is timed: a seqio.FunctionDataSource of a generator, and t5's own
+span corruption in TensorFlow, with 1 and 16 data shards in turn.
 """
 
 from __future__ import annotations
@@ -28,6 +32,8 @@ from limba.config import InputError, environment
 
 LENGTHS = {"inputs": 512, "targets": 114}
 RAW_TOKENS = 568
+ROWS = 128  # of a batch
+ROUNDS = 3  # of the measurements with --undivided; their medians count
 
 
 def _write_corpus(directory: Path, megabytes: float) -> str:
@@ -86,6 +92,47 @@ def _plain_seqio(files: str, vocabulary: str, rows: int, t5: str | None) -> Gene
         yield int(batch["inputs"].shape[0]) * RAW_TOKENS
 
 
+def _undivided(files: str, vocabulary: str, num_shards: int, t5: str | None) -> Generator[int]:
+    """Yields the same of a task whose source is a function: a generator of texts, which TensorFlow calls."""
+    import seqio
+    import tensorflow as tf
+
+    from limba.config import DataConfig
+    from limba.data.seqio_tasks import vocabulary_as_seqio
+    from limba.data.sources import FileSource
+    from limba.data.stream.stages import open_stream
+    from limba.data.tasks import resolve_task
+    from limba.data.vocabulary.load import load_vocabulary
+
+    def texts() -> Generator[str]:
+        while True:
+            yield from FileSource(files).texts("train")
+
+    def dataset_fn(split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
+        del split, shuffle_files, seed
+        return tf.data.Dataset.from_generator(texts, output_signature=tf.TensorSpec((), tf.string))
+
+    def to_targets(dataset: tf.data.Dataset) -> tf.data.Dataset:
+        return dataset.map(lambda text: {"inputs": "", "targets": text})
+
+    source: Any = seqio.FunctionDataSource(dataset_fn, splits=("train",))  # seqio's own type of it is narrower
+    seqio.TaskRegistry.add(
+        "undivided",
+        source=source,
+        preprocessors=[
+            to_targets,
+            seqio.preprocessors.tokenize,
+            _t5_preprocessors(t5).span_corruption,
+            seqio.preprocessors.append_eos_after_trim,
+        ],
+        output_features=dict.fromkeys(LENGTHS, seqio.Feature(vocabulary_as_seqio(load_vocabulary(vocabulary)))),
+    )
+    config = DataConfig("undivided", LENGTHS, batch_size=ROWS, num_data_shards=num_shards)
+    with contextlib.closing(open_stream(resolve_task(config), LENGTHS, config, range(num_shards))) as stream:
+        for batch in stream:
+            yield sum(len(part["inputs"]) for part in batch.values()) * RAW_TOKENS
+
+
 def _t5_file(checkout: str | None) -> Path:
     path = Path(checkout or "", "t5/data/preprocessors.py")
     if not checkout or not path.is_file():
@@ -113,12 +160,19 @@ def measure(
     """Returns the figures of one pipeline over so many megabytes of text, in this process and those that it starts."""
     import psutil
 
-    rows = max(8, 128 // num_shards)
+    rows = max(8, ROWS // num_shards)
     if what == "seqio":
         batches = _plain_seqio(files, vocabulary, rows, t5)
+    elif what == "undivided":
+        import tensorflow as tf  # noqa: F401  its start does not count
+
+        batches = _undivided(files, vocabulary, num_shards, t5)
     else:
         batches = _limba(files, vocabulary, num_shards, rows, num_processes)
-    for _ in range(3):
+    wall, cpu = time.perf_counter(), time.process_time()
+    next(batches)
+    first_wall, first_cpu = time.perf_counter() - wall, time.process_time() - cpu
+    for _ in range(2):
         next(batches)
     processes = [psutil.Process(), *psutil.Process().children()]
 
@@ -133,6 +187,8 @@ def measure(
     memory = sum(process.memory_info().rss for process in processes) / 2**20
     batches.close()
     return {
+        "first_batch_seconds": first_wall,
+        "first_batch_cpu_seconds": first_cpu,
         "tokens": tokens,
         "tokens_per_cpu_second": tokens / cpu,
         "tokens_per_second": tokens / wall,
@@ -161,14 +217,19 @@ def main(argv: Sequence[str]) -> None:
     )
     parser.add_argument("--megabytes", type=float, default=50.0, help="megabytes of text for each measurement")
     parser.add_argument("--t5", help="a checkout of t5 to time too")
+    parser.add_argument(
+        "--undivided",
+        action="store_true",
+        help="time a function as a source, with t5's own span corruption, at 1 and 16 shards; needs --t5",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON only")
-    parser.add_argument("--only", choices=["limba", "seqio"], help=argparse.SUPPRESS)
+    parser.add_argument("--only", choices=["limba", "seqio", "undivided"], help=argparse.SUPPRESS)
     parser.add_argument("--shards", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--processes", type=int, default=1, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if min(args.megabytes, args.shards, args.processes) <= 0:
         raise InputError("Megabytes, shards and processes must be above 0.")
-    if args.t5 or args.only == "seqio":
+    if args.t5 or args.undivided or args.only in ("seqio", "undivided"):
         _t5_file(args.t5)
     with environment.quiet_imports():
         import limba.data.sources.units  # noqa: F401  without TensorFlow's start-up notes
@@ -193,6 +254,8 @@ def _compare(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
         size = train_vocabulary((text for _, text in zip(range(2000), texts, strict=False)), 8000, vocabulary)
         print(f"a vocabulary of {size:,} pieces", file=sys.stderr)
     common = [f"--files={files}", f"--vocabulary={vocabulary}", f"--megabytes={args.megabytes}"]
+    if args.undivided:
+        return _compare_shards([*common, f"--t5={args.t5}"])
 
     def limba(shards: int, cores: int, processes: int = 1) -> dict[str, float]:
         choices = ["--only=limba", f"--shards={shards}", f"--processes={processes}"]
@@ -217,6 +280,25 @@ def _compare(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
     shards = (figures["limba, 32 shards, 2 cores"]["rss_mb"] - figures["limba, 1 shard, 1 core"]["rss_mb"]) / 31
     figures["mb_per_shard"] = shards
     return figures
+
+
+def _compare_shards(common: Sequence[str]) -> dict[str, Any]:
+    """Returns the figures of a source that cannot be divided, with 1 and 16 shards: medians, and their ratios."""
+    measured: dict[int, list[dict[str, float]]] = {1: [], 16: []}
+    for number in range(ROUNDS):
+        for shards, found in measured.items():
+            found.append(_in_fresh_process([*common, "--only=undivided", f"--shards={shards}"]))
+            print(f"round {number + 1} of {ROUNDS}, {shards} shards: {found[-1]}", file=sys.stderr)
+    medians = {
+        shards: {name: float(np.median([each[name] for each in found])) for name in found[0]}
+        for shards, found in measured.items()
+    }
+    one, sixteen = medians[1], medians[16]
+    return {
+        "1 shard": one,
+        "16 shards": sixteen,
+        "16 shards, times 1 shard": {name: sixteen[name] / one[name] for name in one if name != "tokens"},
+    }
 
 
 if __name__ == "__main__":

@@ -93,9 +93,12 @@ class Dataset(Iterator[T]):
         """Returns a data set of the results of (element, number of the element), one after another."""
         return _FlatMapped(self, function, spec)
 
-    def batch(self, size: int, drop_remainder: bool = False) -> Dataset[list[T]]:
-        """Returns a data set of lists of so many elements; the last one may be shorter."""
-        return _Batched(self, size, drop_remainder)
+    def batch(self, size: int, drop_remainder: bool = False, first: int | None = None) -> Dataset[list[T]]:
+        """Returns a data set of lists of so many elements; the last one may be shorter.
+
+        The first list, from the beginning or from a restored state on, has `first` elements if that is given.
+        """
+        return _Batched(self, size, drop_remainder, first)
 
     def passed(self) -> Mapping[str, float]:
         """Returns task name -> the epochs of its text that the elements given so far hold.
@@ -218,15 +221,25 @@ class _Mapped(Derived[T, U]):
 
 
 class _Batched(Derived[T, list[T]]):
-    def __init__(self, parent: Dataset[T], size: int, drop_remainder: bool):
+    def __init__(self, parent: Dataset[T], size: int, drop_remainder: bool, first: int | None):
         super().__init__(parent)
         self._size, self._drop_remainder = size, drop_remainder
+        self._first_size = size if first is None else first
+        self._begin()
+
+    def _begin(self) -> None:
+        self._next_size = self._first_size
+
+    def restore(self, state: State) -> None:
+        super().restore(state)
+        self._begin()
 
     def __next__(self) -> list[T]:
         found = []
         for element in self._parent:
             found.append(element)
-            if len(found) == self._size:
+            if len(found) == self._next_size:
+                self._next_size = self._size
                 return found
         if not found or self._drop_remainder:
             raise StopIteration

@@ -21,10 +21,12 @@ OPEN_ROWS = 16  # open rows of a shard, with room for an example; a saved data p
 Example = Mapping[str, np.ndarray]
 
 
-def batched(dataset: Dataset, lengths: Mapping[str, int], num_rows: int, whole: bool, packed: bool) -> Dataset:
+def batched(
+    dataset: Dataset, lengths: Mapping[str, int], num_rows: int, whole: bool, packed: bool, first: int | None = None
+) -> Dataset:
     """Returns the features of `lengths`, int32 [num_rows, L], truncated and zero-padded, or packed with segment ids.
 
-    Raises InputError if the examples lack one of them.
+    The first element has `first` rows if that is given. Raises InputError if the examples lack one of them.
     """
     for name in lengths:
         if name not in dataset.spec or len(dataset.spec[name].shape) != 1:
@@ -41,7 +43,7 @@ def batched(dataset: Dataset, lengths: Mapping[str, int], num_rows: int, whole: 
         return found
 
     spec = {name: Spec("int32", (None, width)) for name, width in widths.items()}
-    return rows.batch(num_rows, drop_remainder=whole).map(padded, spec)
+    return rows.batch(num_rows, drop_remainder=whole, first=first).map(padded, spec)
 
 
 def pack(dataset: Dataset, lengths: Mapping[str, int]) -> Dataset:

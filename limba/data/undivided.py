@@ -46,7 +46,10 @@ class Undivided:
         self._graph = SharedGraph(self._dataset)
         self._spec = source.element_spec
         self._kinds = [each for each in _flat(self._spec) if each is not None]
-        self.rounds = source.map(self._row_of).batch(num_shards)  # a document for each shard; fewer at the end
+        # Texts are passed on as they are: a function of TensorFlow's for each document costs more than all else here.
+        self._are_texts = all(each is not None and _is_text(each) for each in _flat(self._spec))
+        rows = source if self._are_texts else source.map(self._row_of)
+        self.rounds = rows.batch(num_shards)  # a document for each shard; fewer at the end
         self._shards = set[int]()
         self._openings: list[_Opening] = []  # that of the last call comes last
         self._lock = threading.Lock()
@@ -85,7 +88,10 @@ class Undivided:
 
         blocks: Any = tf.data.Dataset.range(2**62).map(in_graph)
         filled = blocks.take_while(lambda rows: tf.shape(rows)[0] > 0)
-        return filled.flat_map(tf.data.Dataset.from_tensor_slices).map(self._document_of)
+        if self._are_texts:
+            columns = filled.map(lambda rows: tf.nest.pack_sequence_as(self._spec, tf.unstack(rows, num_parts, 1)))
+            return columns.unbatch()
+        return filled.unbatch().map(self._document_of)
 
     def _row_of(self, *document: object) -> tf.Tensor:
         """Returns the tensors of a document as strings [number of tensors]."""
@@ -176,11 +182,14 @@ class _Opening:
         return True
 
     def _deal(self, dealt: Any) -> None:
-        rows = dealt.tolist()
+        if self._source._are_texts:
+            rows = list(zip(*[texts.tolist() for texts in _flat(dealt)], strict=True))
+        else:
+            rows = [tuple(row) for row in dealt.tolist()]
         self._num_documents += len(rows)
         for shard, waiting in self._waiting.items():
             if shard < len(rows):
-                waiting.push(tuple(rows[shard]))
+                waiting.push(rows[shard])
         while sum(waiting.bytes_in_memory for waiting in self._waiting.values()) > MOST_WAITING_BYTES:
             max(self._waiting.values(), key=lambda waiting: waiting.num_bytes_last).put_away()
 

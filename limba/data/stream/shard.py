@@ -103,7 +103,10 @@ class Pipeline:
             rates = np.array([self.task.get_rate(part) for part in self.parts])
             seed = _seed(config.seed, self.task.name, "mix", shard, *first_epochs.values())
             dataset = Mixed(same_features, (rates / rates.sum()).tolist(), seed)
-        return batched(dataset, self.lengths, self.rows_per_fetch, whole=config.num_epochs is None, packed=config.pack)
+        # The first batch of a source of others, which is slow, does not wait for those after it.
+        first = None if self.is_exact else config.rows_per_shard
+        is_endless = config.num_epochs is None
+        return batched(dataset, self.lengths, self.rows_per_fetch, is_endless, config.pack, first)
 
     def _of_mixture(self, number: int, example: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns the features that all tasks of a mixture have, with the task's number in their tokens if counted."""

@@ -176,6 +176,30 @@ def test_preprocessors_are_traced_once_and_draw_as_if_traced_for_each_shard(
     assert not np.array_equal(shared[0][0]["targets"], shared[0][1]["targets"])
 
 
+def test_the_first_batch_reads_hardly_more_than_it_needs() -> None:
+    """Each `map` of AUTOTUNE read a group of documents ahead, and the first batch waited for those after it."""
+
+    def in_groups(dataset: tf.data.Dataset) -> tf.data.Dataset:
+        groups = dataset.ragged_batch(16)
+        for _ in range(5):
+            groups = groups.map(lambda group: group, num_parallel_calls=tf.data.AUTOTUNE)
+        return groups.unbatch()
+
+    function = Function(num_texts=None)
+    stream = open_stream(task_of(function, in_groups), LENGTHS, config_of(shuffle=False), range(NUM_SHARDS))
+    assert isinstance(stream, TrainStream)
+    stream.wait()
+    assert function.drawn == NUM_SHARDS * undivided.DOCUMENTS_A_BLOCK  # of which a shard has used 16
+    stream.close()
+
+
+def test_a_map_with_parallel_calls_is_as_it_was_after_tracing() -> None:
+    as_written = tf.data.Dataset.map
+    stream = open_stream(task_of(Function()), LENGTHS, config_of(), range(NUM_SHARDS))
+    stream.close()
+    assert tf.data.Dataset.map is as_written
+
+
 def test_a_preprocessor_that_looks_at_its_data_set_gets_that_of_each_shard() -> None:
     def after_the_first(dataset: tf.data.Dataset) -> tf.data.Dataset:
         first = next(dataset.as_numpy_iterator())["targets"]
