@@ -201,7 +201,7 @@ def _in_words(proposal: Proposal, plan: Plan, machine: Hardware) -> Iterator[str
     yield f"\nProposed for {machine.name}:"
     for each in proposal.plans:
         costs = reasons.dollars(each) or ("no rent" if machine.is_cpu else "no list price (--price=)")
-        passes = f"read {reasons.times(each.epochs)}, {each.ratio:.0f} tokens a parameter"
+        passes = f"read {reasons.times(each.epochs)}, {reasons.tokens_a_parameter(each.ratio)}"
         size = f"{each.about}, {each.parameters:,} parameters"
         yield f"  {each.choice}: {size}, {each.steps:,} steps of {each.batch} rows"
         yield wrapped(f"{in_time(each.hours)}; {costs}; {each.memory.words()}; {passes}", "        ", "        ")

@@ -47,9 +47,9 @@ class Memory(NamedTuple):
     def words(self) -> str:
         """Returns the memory beside what there is, and the size of a checkpoint."""
         gib = 2**30
-        return (
-            f"{self.used / gib:.1f} of {self.limit / gib:.1f} GiB a device, {size_text(self.checkpoint)} a checkpoint"
-        )
+        used = self.used / gib
+        taken = f"{used:.1f}" if used >= 0.1 else "under 0.1"
+        return f"{taken} of {self.limit / gib:.1f} GiB a device, {size_text(self.checkpoint)} a checkpoint"
 
 
 class Plan(NamedTuple):

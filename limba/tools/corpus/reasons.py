@@ -68,6 +68,16 @@ def of_text(asked: Asked, plan: Plan) -> Iterator[str]:
     )
 
 
+def tokens_a_parameter(ratio: float) -> str:
+    """Returns the tokens that a parameter sees, in words.
+
+    >>> tokens_a_parameter(1.2), tokens_a_parameter(20)
+    ('1 token a parameter', '20 tokens a parameter')
+    """
+    unit = "token" if round(ratio) == 1 else "tokens"
+    return f"{ratio:.0f} {unit} a parameter"
+
+
 def risk(asked: Asked, plan: Plan) -> str:
     """Returns what may go wrong, in a sentence."""
     parts = []
@@ -76,13 +86,14 @@ def risk(asked: Asked, plan: Plan) -> str:
             f"it may learn the text by heart: {plan.epochs:.0f} passes are worth {worth(plan.epochs):.1f} of new text"
         )
     if not plan.start and plan.ratio < BEST_RATIO:
-        few = f"{plan.ratio:.0f} tokens a parameter are fewer than the {BEST_RATIO} that use compute best"
+        are = "is" if round(plan.ratio) == 1 else "are"
+        few = f"{tokens_a_parameter(plan.ratio)} {are} fewer than the {BEST_RATIO} that use compute best"
         is_smallest = plan.size == SIZES[asked.kind][0]
         parts.append(few if is_smallest else f"{few}: a smaller size may be as good")
     if plan.share > 0.8:
         parts.append(f"at the slow end it takes {percent(plan.share)} of {days_in_words(asked.days)}")
     if not parts:
-        parts.append(f"little: {plan.ratio:.0f} tokens a parameter, and each text is read {times(plan.epochs)}")
+        parts.append(f"little: {tokens_a_parameter(plan.ratio)}, and each text is read {times(plan.epochs)}")
     return "; ".join(parts) + "."
 
 
@@ -111,7 +122,7 @@ def reasons(asked: Asked, plan: Plan, candidate: Candidate) -> Iterator[str]:
         yield f"Time: {machine.reason}, not measured here, give {tokens_a_second} tokens/s{where}."
     if not plan.start:
         yield (
-            f"Size: {plan.ratio:.0f} tokens a parameter; about {BEST_RATIO} use the compute best"
+            f"Size: {tokens_a_parameter(plan.ratio)}; about {BEST_RATIO} use the compute best"
             " (Hoffmann et al. 2022, arXiv:2203.15556, for decoder-only models)."
         )
     yield f"Memory: {plan.memory.words()}, by arithmetic."
