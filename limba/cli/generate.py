@@ -27,9 +27,9 @@ ABOUT = """Writes a text for each line of the input, or for each prompt. After a
     limba generate MODEL_DIR --prompt='Once upon a time' --temperature=0.6 --top_k=20 --num=3
     limba generate user/name --prompt='The <extra_id_0> barks.' --keep_sentinels
 
---fill prints the likeliest words of each gap of a text with their probabilities. A gap is ___, or <extra_id_0>,
-<extra_id_1>, … in order; an encoder's mask is one too. A model that has learned nothing else, an encoder or a T5 by
-span corruption, fills the gaps of a prompt without the flag too.
+--fill prints the likeliest words for each gap of a text with their probabilities. A gap is ___, or <extra_id_0>,
+<extra_id_1>, … in order; an encoder's mask is one too. An encoder, or a T5 trained by span corruption alone, fills the
+gaps of a prompt without the flag too.
 
     limba generate MODEL_DIR --fill --prompt='The module ___ a file.' --top=3
     limba generate MODEL_DIR --fill --input=in.txt --output=fills.jsonl
@@ -40,8 +40,8 @@ model's input is a prompt; it may be empty, or left out of --fields.
     limba generate MODEL_DIR --score --input=pairs.jsonl --output=scored.jsonl
     limba generate LANGUAGE_MODEL_DIR --score --input=texts.txt --output=scored.jsonl --fields=targets
 
-The flags of writing replace the run's GenerationConfig. Without them and without gin files a T5 decodes greedily, and a
-language model samples with --temperature=0.6 --top_k=20."""
+The flags for writing replace the run's GenerationConfig. Without them and without gin files a T5 decodes greedily, and
+a language model samples with --temperature=0.6 --top_k=20."""
 # field of GenerationConfig -> the type of its flag, and its help
 FLAGS = {
     "num_samples": (int, "number of texts for each input"),
@@ -65,8 +65,8 @@ SAMPLED = GenerationConfig(sample=True, temperature=0.6, top_k=20, top_p=1.0)  #
 
 def _parser() -> Parser:
     parser = Parser("generate", ABOUT)
-    parser.add_argument("--fill", action="store_true", help="fill the gaps of texts, and write none")
-    parser.add_argument("--score", action="store_true", help="compute log likelihoods of texts, and write none")
+    parser.add_argument("--fill", action="store_true", help="fill the gaps of texts, and write no other text")
+    parser.add_argument("--score", action="store_true", help="compute log likelihoods of texts, and write no text")
     model.add_flags(parser)
     line_flags.add_flags(parser)
     filling = parser.add_argument_group("with --fill")

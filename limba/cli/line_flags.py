@@ -30,7 +30,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--output", metavar="FILE", default=STDOUT,
-        help="a .jsonl file gets each record of the input with `prediction` and `score`, of a T5 also `input_tokens`,"
+        help="a .jsonl file gets each record of the input with `prediction` and `score`, for a T5 also `input_tokens`,"
         " `cut_tokens` and `segments`; with --fill `gaps`; with --score `log_likelihood`, `tokens`, `bits_per_byte` and"
         " `cut_tokens`. Other files get one line each (also gs://); default: stdout",
     )  # fmt: skip

@@ -35,8 +35,8 @@ that train it: tasks/NAME.py, gin/NAME_SIZE.gin and launch/NAME.sh, with comment
 It prints a verdict and up to two choices: safe, and more, which is larger or reads the text more often and may be no
 better. The files are those of the safe one; --choice=more writes the other. --hardware=gpu and tpu list what there is.
 
-The corpus may be .txt, .jsonl, .json, .csv, .tsv or .parquet, also .gz or .zst, local, at an address, or user/name of
-the hub."""
+The corpus may be .txt, .jsonl, .json, .csv, .tsv or .parquet, also .gz or .zst, local, at a URL, or user/name on the
+hub."""
 NAMES = {"DataConfig.column": "--column", "DataConfig.data_files": "--corpus"}  # what messages call a field
 DAYS = 7.0
 TIMED_SECONDS = 15.0  # of steps, for each size that is timed
@@ -47,12 +47,12 @@ LEAST_LETTERS = 10_000  # of a corpus; a row of 128 inputs alone has some 500
 def _parser() -> Parser:
     parser = Parser("new", ABOUT)
     parser.add_object("name", "NAME", "the run's name, such as the code of your language: nb")
-    parser.add_argument("--corpus", metavar="FILES", help="a path, a pattern 'data/*.jsonl', or user/name of the hub")
+    parser.add_argument("--corpus", metavar="FILES", help="a path, a pattern 'data/*.jsonl', or user/name on the hub")
     parser.add_argument("--column", metavar="text", help="column or key with the text; found if there is only one")
     parser.add_argument(
         "--hardware",
         metavar="v4-8|rtx4090|cpu",
-        help="what it will run on: cpu, rtx4090, 8xa100, v5e-8, …; this: found and timed; gpu, tpu: a list",
+        help="what it will run on: cpu, rtx4090, 8xa100, v5e-8, …; this: this machine, timed; gpu, tpu: list all",
     )
     parser.add_argument("--days", default=DAYS, metavar="7", help="how long it may train; default 7")
     parser.add_argument("--choice", default="safe", choices=("safe", "more"), help="which one is written; default safe")
@@ -63,9 +63,12 @@ def _parser() -> Parser:
         help="a T5 1.1 (default), a decoder-only language model, or a EuroBERT",
     )
     parser.add_argument(
-        "--from", dest="start", metavar="google/umt5-base", help="a published model to go on from: a hub id or a folder"
+        "--from",
+        dest="start",
+        metavar="google/umt5-base",
+        help="a published model to continue from: a hub id or a folder",
     )
-    parser.add_argument("--language", metavar="nb", help="the text's code by ISO 639, for the model's card")
+    parser.add_argument("--language", metavar="nb", help="the ISO 639 code of the text's language, for the model card")
     parser.add_argument("--price", metavar="3.22", help="dollars a chip-hour, in place of the list price")
     return parser
 
