@@ -144,6 +144,7 @@ def run(argv: Sequence[str]) -> None:
 
 
 def _generate(given: argparse.Namespace) -> None:
+    model.check_given(given)
     reads_lines = line_flags.reads_lines(given)
     field = line_flags.field_of(given)
     _check_values(given)

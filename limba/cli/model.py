@@ -103,6 +103,14 @@ def check_vocabulary(trained: TrainedModel) -> None:
         trained.vocabulary  # noqa: B018
 
 
+def check_given(given: argparse.Namespace) -> None:
+    """Raises InputError if the flags name no model, or two."""
+    if given.model and given.checkpoint:
+        raise InputError(f"Both MODEL ({given.model}) and --checkpoint ({given.checkpoint}) are given; give one.")
+    if not (given.model or given.checkpoint or given.gin_file):
+        raise InputError("No model is given; name a run, a folder or a hub id, or --gin_file=MODEL_DIR/config.gin.")
+
+
 def opened(given: argparse.Namespace, in_float32: Callable[[Source], bool] = lambda source: False) -> TrainedModel:
     """Returns the model that the flags name, in its run's dtype; InputError if they name none.
 
@@ -114,12 +122,9 @@ def opened(given: argparse.Namespace, in_float32: Callable[[Source], bool] = lam
         from limba.sharding import joining
         from limba.sharding.mesh import make_mesh
     joining.join_hosts()
-    if given.model and given.checkpoint:
-        raise InputError(f"Both MODEL ({given.model}) and --checkpoint ({given.checkpoint}) are given; give one.")
+    check_given(given)
     path = given.checkpoint or given.model
     if not given.gin_file:
-        if path is None:
-            raise InputError("No model is given; name a run, a folder or a hub id, or --gin_file=MODEL_DIR/config.gin.")
         with named(NAMES):
             found = find(path, gin=given.gin, imports=given.imports)
             config = None if in_float32(found) else found.run

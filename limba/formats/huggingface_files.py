@@ -322,6 +322,8 @@ def write_tokenizer(
         read = load_vocabulary(vocabulary, *([] if vocabulary.endswith(".json") else [extra_ids]))
         ids = (0, read.eos_id, read.eos_id if read.unk_id is None else read.unk_id)
         mask = None if mask_id is None else PieceTable(read).name(mask_id)
+        if mask is not None and SENTINEL.fullmatch(mask):
+            mask = None  # sentinels are gaps already
         if vocabulary.endswith(".json"):
             table = PieceTable(read)
             gaps = [table.name(number) for number in table.sentinels]

@@ -28,7 +28,7 @@ TYPED = [
     ("limba train my", {"my run.gin"}),
     ("limba generate --input=my", {"my run.gin"}),
     ("limba generate --top", {"--top=", "--top_k=", "--top_p="}),
-    ("limba new --c", {"--corpus=", "--column="}),
+    ("limba new --co", {"--corpus=", "--column="}),
     ("limba completion ", {"bash", "zsh", "fish"}),
     ("limba preflight --env", {"--environment"}),
 ]

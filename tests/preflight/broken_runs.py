@@ -79,7 +79,8 @@ BROKEN = (
     Broken("a mesh of 12", "config.MeshConfig.fsdp = 3", "v4-8", "mesh-does-not-divide"),
     Broken("60 memory of one machine for two", "MODEL_DIR = '/dev/shm/limba-broken/run'", "h100-16",
            "directory-not-shared", "MODEL_DIR = 'run'"),
-    Broken("rows of 4,096 on a T4", "TASK_FEATURE_LENGTHS = {'inputs': 4_096}\nEXTRA_IDS = 400\nVOCAB_SIZE = 768",
+    Broken("rows of 4,096 on a T4",
+           "TASK_FEATURE_LENGTHS = {'inputs': 4_096}\nEXTRA_IDS = 400\nVOCAB_SIZE = 768\nCHECKPOINT_PERIOD = 300",
            "t4-1", "does-not-fit"),
 )  # fmt: skip
 

@@ -76,7 +76,9 @@ def of_model(model_path: str, extra_ids: int, starts: bool, encodes: bool, mask:
     ids = {name: number for number, name in enumerate(pieces.names)}
     made.post_processor = start(pieces.names[0]) if starts else around(ids, end, encodes)
     is_suffix = model.trainer_spec.treat_whitespace_as_suffix
-    gaps = [name for name in [*pieces.special, mask] if name and (name == mask or SENTINEL.fullmatch(name))]
+    gaps = [name for name in pieces.special if name == mask or SENTINEL.fullmatch(name)]
+    if mask is not None and mask not in gaps:  # a piece of its own, such as <mask>
+        gaps.append(mask)
     add_special(made, [name for name in pieces.special if name not in gaps])
     if is_suffix or not gaps:
         add_special(made, gaps, rstrip=True)
