@@ -664,8 +664,8 @@ def _first_column(
 
     if form == "tsv" and len(header) == 1 and any(separator in header[0] for separator in tables.SEPARATORS):
         raise InputError(
-            f"{unit.path} has the first line {_shortened(header[0])!r}, with no tab in it; name a file of csv .csv, or"
-            f" put a line with the names of its columns before the first one, such as {USUAL_COLUMN}."
+            f"{unit.path} has the first line {_shortened(header[0])!r}, with no tab in it; if it is csv, name it .csv,"
+            f" else put a line with the names of its columns before the first one, such as {USUAL_COLUMN}."
         )
     if tables.is_prose(header[0]):
         raise InputError(
