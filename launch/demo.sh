@@ -6,7 +6,7 @@
 #
 # From the environment:
 #   CORPUS          text to learn from: .txt, .jsonl, .csv (column text) or .parquet, also .gz; if it is not given, the
-#                   English of Python's own documentation (PSF licence). Of a text of your own gaps alone are learned
+#                   English of Python's own documentation (PSF licence). From a text of your own, only gaps are learned
 #   STEPS           of each training; 800 and 500 if it is not given
 #   MODEL_DIR       local folder that gets all files: runs/demo, or runs/demo-NUMBER for a text of your own
 #

@@ -26,7 +26,7 @@ for argument in "$@"; do
     SETUP=*) SETUP=${argument#*=} ;;
     -*) flags+=("$argument") ;;
     [A-Z]*=*) flags+=("--gin.$argument") ;;
-    cpu | *[0-9]*) flags+=("--topology=$argument") ;;
+    cpu | gpu | tpu | *[0-9]*) flags+=("--topology=$argument") ;;
     *) fail "the argument $argument is not known; write a topology such as v4-8, or NAME=VALUE; see --help." ;;
   esac
 done

@@ -135,14 +135,19 @@ def phrases(text: str) -> Iterator[str]:
 
     >>> list(phrases("The parser returns a list, and the name of the file."))
     ['the parser', 'returns a list', 'and the name of the', 'file']
+    >>> list(phrases("Internationalization is a long word."))
+    ['internationalization', 'is a long word']
     """
     limits = itertools.cycle(PHRASE_LETTERS)
     for match in WORDS.finditer(text.lower()):
-        phrase, limit = "", next(limits)
+        phrase = ""
+        limit = next(limits)
         for word in match[0].split():
             if len(phrase) + 1 + len(word) > limit:
-                yield phrase
-                phrase, limit = word, next(limits)
+                if phrase:  # there is none before a first word that is too long
+                    yield phrase
+                phrase = word
+                limit = next(limits)
             else:
                 phrase = f"{phrase} {word}".strip()
         yield phrase

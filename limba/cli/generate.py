@@ -172,7 +172,10 @@ def _answer(given: argparse.Namespace, prompts: Sequence[str]) -> None:
     model.check_vocabulary(trained)
     only_fills = only_fills_gaps(trained.source)
     if may_fill and only_fills:
-        _warning(f"{trained.path} has learned to fill gaps, not to write texts; its gaps are filled, as with --fill.")
+        _warning(
+            f"{trained.path} has learned to fill gaps, not to write texts; the prompt's gaps are filled, as with"
+            " --fill."
+        )
         fill.show(iter(prompts), trained, NUM_FILLS)
         return
     _say_what_it_can(given, trained, prompts, only_fills)

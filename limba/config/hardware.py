@@ -67,7 +67,8 @@ TPUS = (
 NVIDIA = (
     # Volta and Turing: float16
     Chip("v100", "v100", 15.74, 125.0, 900.0, 150.0, 7.0),
-    Chip("v100-32", "v100 32gb", 31.74, 125.0, 900.0, 150.0, 7.0),
+    Chip("v100-32gb", "v100 32gb", 31.74, 125.0, 900.0, 150.0, 7.0),
+    Chip("v100s", "v100s", 31.74, 130.0, 1134.0, 16.0, 7.0),
     Chip("t4", "t4", 14.71, 65.0, 320.0, 16.0, 7.5),
     Chip("rtx2060", "rtx 2060", 5.8, 25.8, 336.0, 16.0, 7.5),
     Chip("rtx2060super", "rtx 2060 super", 7.8, 28.7, 448.0, 16.0, 7.5),
@@ -145,12 +146,14 @@ GPU_NAMES = tuple(chip.name for chip in (*NVIDIA, *AMD))
 
 # Other names that people write, without signs between their parts.
 _ALIASES = {
-    "v5litepod": "v5e", "v100s": "v100", "v10016": "v100", "v10016gb": "v100", "v10032gb": "v100-32",
-    "rtx8000": "quadrortx8000", "a10040gb": "a100-40", "a10080": "a100", "a10080gb": "a100",
-    "a100sxm": "a100", "a100sxm4": "a100", "a100pcie": "a100", "h10080": "h100", "h10080gb": "h100",
-    "h100sxm": "h100", "h100sxm5": "h100", "rtx6000adageneration": "rtx6000ada", "6000ada": "rtx6000ada",
-    "pro6000": "rtxpro6000", "rtxpro6000blackwell": "rtxpro6000", "rtx306012gb": "rtx3060", "306012gb": "rtx3060",
+    "v5litepod": "v5e", "v10016gb": "v100", "rtx8000": "quadrortx8000", "a10040gb": "a100-40", "a10080": "a100",
+    "a10080gb": "a100", "a100sxm": "a100", "a100sxm4": "a100", "a100pcie": "a100", "h10080": "h100",
+    "h10080gb": "h100", "h100sxm": "h100", "h100sxm5": "h100", "rtx6000adageneration": "rtx6000ada",
+    "rtxpro6000blackwell": "rtxpro6000", "rtx306012gb": "rtx3060", "306012gb": "rtx3060",
 }  # fmt: skip
+# Words in jax's name of a card that has the number of another one, and less of all: of a laptop ("RTX 2080 with Max-Q
+# Design" too) and of a small case.
+_SMALLER = {"laptop", "design", "sff"}
 _MAKERS = re.compile(r"\b(nvidia|geforce|tesla|amd|instinct|google|cloud|tpu)\b")
 
 
@@ -186,14 +189,15 @@ def written(name: str) -> tuple[Chip, int | None] | None:
     >>> written("toaster")
     """
     text = _MAKERS.sub("", name.lower()).strip(" -_")
-    if found := _NAMES.get(_without_signs(text)):
-        return _BY_NAME[found], None
-    before = re.fullmatch(r"(\d+) ?x ?[- ]?(.+)", text)
-    after = re.fullmatch(r"(.+?)[- ]?[x-](\d+)", text)
-    if before and (found := _NAMES.get(_without_signs(before[2]))):
-        return _BY_NAME[found], int(before[1])
-    if after and (found := _NAMES.get(_without_signs(after[1]))):
-        return _BY_NAME[found], int(after[2])
+    alone = _NAMES.get(_without_signs(text))
+    if alone is not None:
+        return _BY_NAME[alone], None
+    number_first = re.fullmatch(r"(?P<number>\d+) ?x ?[- ]?(?P<chip>.+)", text)
+    number_last = re.fullmatch(r"(?P<chip>.+?)[- ]?[x-] ?(?P<number>\d+)", text)
+    for match in (number_first, number_last):
+        found = None if match is None else _NAMES.get(_without_signs(match["chip"]))
+        if match is not None and found is not None:
+            return _BY_NAME[found], int(match["number"])
     return None
 
 
@@ -215,12 +219,14 @@ def near(name: str, others: tuple[str, ...] = ()) -> list[str]:
 
 
 def of_device_kind(kind: str) -> Chip | None:
-    """Returns the chip that jax gives this name, None for one that is not in the table, as a CPU.
+    """Returns the chip that jax gives this name, None for one that is not in the table, as a CPU or a laptop's card.
 
     >>> [found.name for kind in ("NVIDIA A100-SXM4-40GB", "NVIDIA RTX 6000 Ada Generation", "TPU v5 lite", "Tesla T4")
     ...  if (found := of_device_kind(kind))]
     ['a100-40', 'rtx6000ada', 'v5e', 't4']
     """
     words = set(re.findall(r"[a-z0-9]+", kind.lower()))
+    if words & _SMALLER:
+        return None
     fitting = [each for each in CHIPS if set(each.device_kind.split()) <= words]
     return max(fitting, key=lambda each: len(each.device_kind.split()), default=None)

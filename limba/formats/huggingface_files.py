@@ -321,19 +321,18 @@ def write_tokenizer(
     else:
         read = load_vocabulary(vocabulary, *([] if vocabulary.endswith(".json") else [extra_ids]))
         ids = (0, read.eos_id, read.eos_id if read.unk_id is None else read.unk_id)
-        mask = None if mask_id is None else PieceTable(read).name(mask_id)
-        if mask is not None and SENTINEL.fullmatch(mask):
-            mask = None  # sentinels are gaps already
         if vocabulary.endswith(".json"):
             table = PieceTable(read)
             gaps = [table.name(number) for number in table.sentinels]
-            tokenizer = of_tokenizer(read.tokenizer, gaps if mask is None else [*gaps, mask])
+            if mask_id is not None:
+                gaps.append(table.name(mask_id))
+            tokenizer = of_tokenizer(read.tokenizer, gaps)
             names = [str(tokenizer.id_to_token(number)) for number in ids]
             special = dict(zip(names, ids, strict=True))
             if not starts:
                 tokenizer.post_processor = around(tokenizer.get_vocab(), names[1], encodes)
         else:
-            tokenizer, special = of_model(vocabulary, extra_ids, starts, encodes, mask), {}
+            tokenizer, special = of_model(vocabulary, extra_ids, starts, encodes, mask_id), {}
             (directory / "spiece.model").write_bytes(content_of(vocabulary))
         added = tokenizer.get_added_tokens_decoder()
         special |= {token.content: number for number, token in added.items() if token.special}

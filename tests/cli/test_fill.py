@@ -98,7 +98,7 @@ def test_an_encoder_fills_masks_from_its_run_and_from_its_folder(
     assert main.main(["generate", str(folder), f"--prompt={texts[0]}"]) == 0
     said = capsys.readouterr()
     assert said.out.splitlines() == as_lines(texts[0], limba.load(folder).fill(texts[:1])[0])
-    assert "has learned to fill gaps, not to write texts; its gaps are filled, as with --fill." in said.err
+    assert "has learned to fill gaps, not to write texts; the prompt's gaps are filled, as with --fill." in said.err
     for refused in (["--prompt=A text"], [f"--prompt={texts[0]}", "--num_beams=2"]):
         assert main.main(["generate", str(folder), *refused]) == 2
         assert "is an encoder, which generates no text; call limba generate --fill for" in capsys.readouterr().err

@@ -240,7 +240,9 @@ def test_a_t5_that_has_learned_only_gaps_fills_those_of_a_prompt(
         filled, said = answer(capsys, "run", prompt)
         assert filled == answer(capsys, "run", "--fill", prompt)[0] and filled.startswith(f"== A {gap} gap\n1. ")
         (sentence,) = said.splitlines()
-        assert sentence.endswith("has learned to fill gaps, not to write texts; its gaps are filled, as with --fill.")
+        assert sentence.endswith(
+            "has learned to fill gaps, not to write texts; the prompt's gaps are filled, as with --fill."
+        )
     assert answer(capsys, "run", "--prompt=A <extra_id_0> gap", "--max_tokens=2", "--keep_sentinels")[1] == ""
     (sentence,) = answer(capsys, "run", "--prompt=A ___ gap", "--max_tokens=2")[1].splitlines()
     assert sentence == "A prompt has a gap: with --fill the model says which words are likeliest there."

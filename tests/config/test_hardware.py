@@ -25,6 +25,9 @@ from limba.tools.preflight.compiled.topologies import of_devices, topologies, to
         ("a100x4", "a100-4", 4, 4),
         ("Tesla T4", "t4-1", 1, 1),
         ("4060ti-16gb", "rtx4060ti-16gb-1", 1, 1),
+        ("v100-32", "v100-32", 32, 32),
+        ("V100 32GB", "v100-32gb-1", 1, 1),
+        ("v100s x 2", "v100s-2", 2, 2),
         ("h100-24", "h100-24", 24, 24),
         ("mi250x-8", "mi250x-8", 8, 4),
         ("v2-8", "v2-8", 8, 4),
@@ -78,6 +81,8 @@ def test_another_name_is_one_sentence(written: str, said: str) -> None:
         ("NVIDIA A100-SXM4-40GB", 1, "a100-40-1"),
         ("NVIDIA L40S", 1, "l40s-1"),
         ("Tesla V100-SXM2-16GB", 4, "v100-4"),
+        ("Tesla V100-SXM2-32GB", 32, "v100-32gb-32"),
+        ("Tesla V100S-PCIE-32GB", 1, "v100s-1"),
         ("TPU v3", 8, "v3-8"),
         ("TPU v4", 4, "v4-8"),
         ("TPU v5 lite", 4, "v5e-4"),
@@ -94,6 +99,18 @@ def test_what_jax_names_otherwise_is_no_chip() -> None:
     assert hardware.of_device_kind("cpu") is None and of_devices("NVIDIA Jetson Orin", 1) is None
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 2080 with Max-Q Design",
+        "NVIDIA RTX 4000 SFF Ada Generation",
+    ],
+)
+def test_a_smaller_card_has_no_figures_of_another(kind: str) -> None:
+    assert hardware.of_device_kind(kind) is None
+
+
 def test_the_table_holds_together() -> None:
     names = [chip.name for chip in hardware.CHIPS if chip.platform == "gpu"]
     assert len(names) == len(set(names)) >= 60
@@ -106,6 +123,8 @@ def test_the_table_holds_together() -> None:
     assert set(nvidia.CARDS) <= set(names)
     for each in topologies():
         assert each.platform == "cpu" or each.chip is not None
+        if each.platform == "gpu":  # so that a price is that of the card
+            assert hardware.written(each.name) == (each.chip, each.devices)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ def check(plan: Plan, name: str, days: float, gigabytes: float) -> None:
     assert plan.batch % plan.shards == 0 and plan.shards >= min(16, chips.devices // 4, plan.batch & -plan.batch)
     assert plan.rows % 128 == 0 and plan.rows >= plan.vocabulary
     assert plan.epochs <= sizes.MOST_EPOCHS and (plan.patience is None) == (plan.epochs <= sizes.FREE_EPOCHS)
+    assert run.model.dropout_rate == (0.0 if plan.patience is None else sizes.REPEATED_DROPOUT)
     price = prices.price(chips.name)
     if price is None:
         assert plan.dollars is None

@@ -78,7 +78,8 @@ def array_records(file: IO[bytes]) -> Iterator[tuple[int, object]]:
     assert match is not None, "is_array has seen it"
     offset, decoder = match.end(), json.JSONDecoder()
     data = head[offset:]
-    is_over, is_first = False, True
+    is_over = False
+    is_first = True
     while True:
         text, rest = _whole_text(data, offset, is_over)
         used = 0
@@ -103,7 +104,8 @@ def array_records(file: IO[bytes]) -> Iterator[tuple[int, object]]:
             if end == len(text) and not is_over and not isinstance(record, list | dict | str):
                 break  # a number may continue
             yield offset + len(text[:used].encode()) if place < 1 << 16 else offset, record
-            used, is_first = end, False
+            used = end
+            is_first = False
         consumed = len(text[:used].encode())
         offset += consumed
         data = text[used:].encode() + rest

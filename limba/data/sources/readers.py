@@ -591,7 +591,7 @@ def _table(unit: Unit, file: IO[bytes], form: str, columns: Sequence[str]) -> It
     if header is None:
         return
     if columns == (USUAL_COLUMN,) and USUAL_COLUMN not in header and any(header):
-        columns, rows = _first_column(unit, header, rows)
+        columns, rows = _first_column(unit, header, rows, form)
     for column in columns:
         if column not in header:
             raise no_column(unit.path, column, header)
@@ -643,7 +643,7 @@ def _table_rows(unit: Unit, file: IO[bytes], form: str) -> Iterator[tuple[int, l
 
 
 def _first_column(
-    unit: Unit, header: Sequence[str], rows: Iterator[tuple[int, list[str]]]
+    unit: Unit, header: Sequence[str], rows: Iterator[tuple[int, list[str]]], form: str
 ) -> tuple[tuple[str], Iterator[tuple[int, list[str]]]]:
     """Returns the first column, which stands in for one that is called `text`, and the rows.
 
@@ -662,10 +662,10 @@ def _first_column(
             raise failure
         yield from rows
 
-    if len(header) == 1 and any(separator in header[0] for separator in tables.SEPARATORS):
+    if form == "tsv" and len(header) == 1 and any(separator in header[0] for separator in tables.SEPARATORS):
         raise InputError(
-            f"{unit.path} has the first line {_shortened(header[0])!r}, with no tab in it; name a file of csv .csv, or"
-            f" put a line with the names of its columns before the first one, such as {USUAL_COLUMN}."
+            f"{unit.path} has the first line {_shortened(header[0])!r}, with no tab in it; if it is csv, name it .csv,"
+            f" else put a line with the names of its columns before the first one, such as {USUAL_COLUMN}."
         )
     if tables.is_prose(header[0]):
         raise InputError(

@@ -51,8 +51,8 @@ class _Pieces(NamedTuple):
     num_added: int  # sentinels above the pieces
 
 
-def of_model(model_path: str, extra_ids: int, starts: bool, encodes: bool, mask: str | None = None) -> Tokenizer:
-    """Returns what `tokenizer_json` writes; with `mask` this piece is an encoder's mask."""
+def of_model(model_path: str, extra_ids: int, starts: bool, encodes: bool, mask_id: int | None = None) -> Tokenizer:
+    """Returns what `tokenizer_json` writes; with `mask_id` this piece, or sentinel, is an encoder's mask."""
     from tokenizers import Regex, Tokenizer, normalizers
 
     pieces = _pieces_of(model_path, extra_ids)
@@ -76,8 +76,9 @@ def of_model(model_path: str, extra_ids: int, starts: bool, encodes: bool, mask:
     ids = {name: number for number, name in enumerate(pieces.names)}
     made.post_processor = start(pieces.names[0]) if starts else around(ids, end, encodes)
     is_suffix = model.trainer_spec.treat_whitespace_as_suffix
+    mask = None if mask_id is None else pieces.names[mask_id]
     gaps = [name for name in pieces.special if name == mask or SENTINEL.fullmatch(name)]
-    if mask is not None and mask not in gaps:  # a piece of its own, such as <mask>
+    if mask is not None and mask not in gaps:  # a piece that is no control, such as <mask>
         gaps.append(mask)
     add_special(made, [name for name in pieces.special if name not in gaps])
     if is_suffix or not gaps:

@@ -81,8 +81,10 @@ class Hardware(NamedTuple):
         """How its speed was found, in words."""
         if self.is_cpu:
             slow, fast = speed.CPU_GFLOPS
-            cores = len(os.sched_getaffinity(0))
-            return f"{cores} cores of this machine at {slow:.0f} to {fast:.0f} GFLOP/s each, less for a width below 512"
+            return (
+                f"{_cores_in_words()} of this machine at {slow:.0f} to {fast:.0f} GFLOP/s each, less for a width below"
+                f" {speed.CPU_WIDTH}"
+            )
         low, high = speed.MFU
         chip = self.chips_of_preflight.chip
         kind = self.name if chip is None else chip.name
@@ -94,8 +96,7 @@ class Hardware(NamedTuple):
     def words(self) -> str:
         """What was found, where it is this machine."""
         if self.is_cpu:
-            cores = len(os.sched_getaffinity(0))
-            return f"This machine: {cores} cores, {self.limit / 2**30:.1f} GiB of memory, no accelerator."
+            return f"This machine: {_cores_in_words()}, {self.limit / 2**30:.1f} GiB of memory, no accelerator."
         return f"This machine: {self.name}, {self.limit / 2**30:.1f} GiB a device for programs."
 
     @property
@@ -105,6 +106,11 @@ class Hardware(NamedTuple):
         if chip is None or chip.has_bfloat16:
             return ()
         return (f"{chip.name} {VOLTA if chip.capability < 7.5 else TURING}.",)
+
+
+def _cores_in_words() -> str:
+    cores = len(os.sched_getaffinity(0))
+    return f"{cores} core{'' if cores == 1 else 's'}"
 
 
 def of_this_machine() -> Hardware:
@@ -126,8 +132,8 @@ def of_this_machine() -> Hardware:
     chips = topologies.of_devices(first.device_kind, len(devices))
     if chips is None:
         raise InputError(
-            f"jax finds {len(devices)} x {first.device_kind} here, of which no figures are known; name the chips that"
-            " are nearest, as in --hardware=rtx4090; --hardware=gpu lists them."
+            f"jax finds {len(devices)} x {first.device_kind} here, for which no figures are known; name the nearest"
+            " chips, as in --hardware=rtx4090; --hardware=gpu lists them."
         )
     limit = (first.memory_stats() or {}).get("bytes_limit") or topologies.limit_bytes(chips)
     return Hardware(chips, limit, price(chips.name))

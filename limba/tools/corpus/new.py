@@ -187,8 +187,9 @@ def _timed(asked: Asked, counts: Callable[[int], Counted]) -> Proposal:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
+            smaller = "a smaller model by --from" if asked.start else "a smaller one by --size"
             raise InputError(
-                f"The step of {plan.about} does not fit into the memory here, by a try; give a smaller one by --size."
+                f"The step of {plan.about} was tried here and does not fit into the memory; give {smaller}."
             ) from error
         measured = {**measured, plan.size: seconds / plan.batch}
 
@@ -214,7 +215,7 @@ def _in_words(proposal: Proposal, plan: Plan, machine: Hardware) -> Iterator[str
     for note in machine.notes:
         yield wrapped(note, "  ", "  ")
     if proposal.of_text:
-        yield "\nWhat so much text means:"
+        yield "\nWhat this much text means:"
         for sentence in proposal.of_text:
             yield wrapped(sentence, "* ", "  ")
     yield f"\nWhy ({plan.choice}):"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from limba.api import size_text
 from limba.config import ModelConfig
 from limba.tools.corpus.hardware import Hardware
-from limba.tools.corpus.sizes import Start
+from limba.tools.corpus.sizes import FREE_EPOCHS, REPEATED_DROPOUT, Start
 from limba.tools.corpus.survey import Survey
 
 
@@ -83,6 +83,11 @@ class Plan(NamedTuple):
     is_timed: bool  # whether its step was timed on this machine
     risk: str
     reasons: tuple[str, ...]
+
+    @property
+    def dropout(self) -> float:
+        """The dropout rate, also of a step that is timed."""
+        return REPEATED_DROPOUT if self.epochs > FREE_EPOCHS else 0.0
 
     @property
     def ratio(self) -> float:

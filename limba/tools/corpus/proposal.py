@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 
 from limba.api import PlannedRun, find_tool, read_run
-from limba.config import InputError, ModelConfig, RunConfig
+from limba.config import DataConfig, InputError, ModelConfig, RunConfig
 from limba.config.speed import hours_of_run
 from limba.tools.corpus import reasons, sizes
 from limba.tools.corpus.counting import Counted
@@ -137,7 +137,10 @@ class Proposer:
         if size in self.asked.measured:
             each = self.asked.measured[size] * batch  # of a row
             return each, each
-        predicted = round(sizes.HIDDEN * lengths[1]) if self.asked.kind == "encoder" else None
+        predicted = None
+        if self.asked.kind == "encoder":
+            data = DataConfig("new", {"targets": lengths[1]}, batch, objective="masked_lm", noise_density=sizes.HIDDEN)
+            predicted = data.num_predicted
         seconds = _arithmetic().seconds_of(config, batch, lengths[:2], predicted, self.machine.chips_of_preflight)
         assert seconds is not None  # a machine without a peak has no name
         return seconds
@@ -164,10 +167,10 @@ class Proposer:
         return dataclasses.replace(config, model=candidate.config)
 
     def config_of(self, plan: Plan) -> RunConfig:
-        """Returns the run of a plan, with its memory's choices."""
+        """Returns the run of a plan, with its memory's choices and its dropout."""
         memory = plan.memory
         config = self.run_of(self._candidate(plan.size), plan.steps)
-        model = dataclasses.replace(config.model, remat=memory.remat)
+        model = dataclasses.replace(config.model, remat=memory.remat, dropout_rate=plan.dropout)
         mesh = dataclasses.replace(config.mesh, fsdp=memory.fsdp)
         return dataclasses.replace(config, model=model, mesh=mesh, num_microbatches=memory.parts)
 

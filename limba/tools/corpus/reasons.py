@@ -39,11 +39,11 @@ def verdict(asked: Asked, plan: Plan) -> str:
         return f"{place} is too little for {plan.about}; give more days or devices. What follows is a trial."
     if asked.found.bytes < LITTLE_BYTES:
         return (
-            f"{size} gives a small model from scratch: {plan.about}. Its size is the limit. A published model that"
-            f" goes on with it is better: {PUBLISHED[plan.kind]}."
+            f"{size} is enough for a small model from scratch, {plan.about}. What limits it is the text. A published"
+            f" model that goes on with it is better: {PUBLISHED[plan.kind]}."
         )
     limit = "the text" if is_short_of_text else place
-    return f"{size} is enough: {plan.about}. What limits it is {limit}."
+    return f"{size} is enough for {plan.about}. What limits it is {limit}."
 
 
 def of_text(asked: Asked, plan: Plan) -> Iterator[str]:
@@ -87,7 +87,7 @@ def risk(asked: Asked, plan: Plan) -> str:
         )
     if not plan.start and plan.ratio < BEST_RATIO:
         are = "is" if round(plan.ratio) == 1 else "are"
-        few = f"{tokens_a_parameter(plan.ratio)} {are} fewer than the {BEST_RATIO} that use compute best"
+        few = f"{tokens_a_parameter(plan.ratio)} {are} fewer than the {BEST_RATIO} that make the best use of compute"
         is_smallest = plan.size == SIZES[asked.kind][0]
         parts.append(few if is_smallest else f"{few}: a smaller size may be as good")
     if plan.share > 0.8:
@@ -122,7 +122,7 @@ def reasons(asked: Asked, plan: Plan, candidate: Candidate) -> Iterator[str]:
         yield f"Time: {machine.reason}, not measured here, give {tokens_a_second} tokens/s{where}."
     if not plan.start:
         yield (
-            f"Size: {tokens_a_parameter(plan.ratio)}; about {BEST_RATIO} use the compute best"
+            f"Size: {tokens_a_parameter(plan.ratio)}; about {BEST_RATIO} make the best use of compute"
             " (Hoffmann et al. 2022, arXiv:2203.15556, for decoder-only models)."
         )
     yield f"Memory: {plan.memory.words()}, by arithmetic."

@@ -53,7 +53,7 @@ LITTLE_TEXT = 5e6  # tokens, below which rows are short, so that a step has more
 # By kind, of long rows and of short ones: inputs, targets, tokens of text. A T5 hides 15 % in spans of 3.
 LENGTHS = {"t5": ((512, 114, 568), (128, 29, 141)), "lm": ((0, 512, 512), (0, 128, 128))}
 LENGTHS["encoder"] = LENGTHS["lm"]
-HIDDEN = 0.3  # of an encoder's tokens, the only ones that have logits
+HIDDEN = 0.3  # of an encoder's tokens, as in gin/runs/pretrain_encoder.gin
 LEAST_PATIENCE = 5  # evaluations
 REPEATED_DROPOUT = 0.1  # of a run that reads its text more often than FREE_EPOCHS
 SAVED_SHARE, SAVED_SECONDS, RARELY_SECONDS = 0.02, 1800.0, 120.0  # what a preemption costs; of a run of minutes

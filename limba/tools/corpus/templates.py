@@ -13,7 +13,7 @@ from limba.tools.corpus.counting import SENTINELS
 from limba.tools.corpus.hardware import Hardware
 from limba.tools.corpus.plans import Plan
 from limba.tools.corpus.reasons import short, times
-from limba.tools.corpus.sizes import FILES, FREE_EPOCHS, REPEATED_DROPOUT, model_of
+from limba.tools.corpus.sizes import FILES, FREE_EPOCHS, model_of
 from limba.tools.corpus.survey import Survey
 
 TASK = '''"""{objective} of {name_of_corpus}.
@@ -246,9 +246,9 @@ def gin(
         "tokens": short(plan.tokens),
         "times": times(plan.epochs),
         "microbatches": memory.parts,
-        "dropout": REPEATED_DROPOUT if plan.epochs > FREE_EPOCHS else 0.0,
+        "dropout": plan.dropout,
         "why_dropout": "of a text that is read so often; 0.0 learns faster, and sooner by heart"
-        if plan.epochs > FREE_EPOCHS
+        if plan.dropout
         else "0.1 if the validation loss rises while that of training falls",
         "repeated": REPEATED.format(free=FREE_EPOCHS, patience=plan.patience) if plan.patience else "",
         "dtype": machine.dtype,

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from limba.config import without_credentials
 
 SECONDS_BETWEEN = 10.0  # of rows of progress where there is no terminal
-WIDTH = 100  # columns of a row, or as many as the terminal has
+WIDTH = 100  # columns of a row at most; fewer where the terminal is narrower
 GAP = re.compile(r"<extra_id_\d+>|<mask>")
 PROGRESS = "training {bar} {n_fmt}/{total_fmt}{postfix}"
 PROGRESS_WITHOUT_END = "training, step {n_fmt}{postfix}"  # of a run that ends with its corpus

@@ -93,6 +93,7 @@ ODD: dict[str, tuple[str | bytes | Maker, str, list[str] | str]] = {
     "after.csv": ('id,text\n1,"One" two\n', "text", "is not csv"),
     "twice.csv": ("text,text\nOne,Two\n", "text", "has 2 columns 'text'"),
     "ids.csv": ("id,body\n1,One text\n2,Two texts\n", "text", "no column"),
+    "comma_in_name.csv": ('"Name, full"\nOne text\nTwo texts\n', "text", ["One text", "Two texts"]),
     "gzip.csv.gz": (packed(gzip, in_csv(TEXTS)), "text", TEXTS),
     "bzip2.csv.bz2": (packed(bz2, in_csv(TEXTS)), "text", TEXTS),
     "xz.jsonl.xz": (packed(lzma, in_json(TEXTS)), "text", TEXTS),

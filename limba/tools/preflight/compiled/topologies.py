@@ -176,7 +176,7 @@ def _unknown(name: str, asked: str) -> str:
         names = ", ".join(hardware.TPU_NAMES)
         return f"{asked} names no TPU; give one of {names} with its size, as v4-8, v5e-16 or v6e-1."
     near = hardware.near(name, ("cpu",))
-    meant = f"did you mean {' or '.join(near)}? Else give" if near else "give"
+    meant = f"did you mean {', '.join(near)}? Else give" if near else "give"
     return (
         f"{asked} is not known; {meant} cpu, a card such as rtx4090, a100 or 8xh100, or a TPU such as v4-8; gpu and tpu"
         " list them all."
