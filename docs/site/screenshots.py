@@ -27,8 +27,8 @@ ROOT = Path(__file__).parent.parent.parent
 MOST_BYTES = 150_000
 SIZE = {"width": 1280, "height": 960}
 WIDE: ViewportSize = {"width": 1280, "height": 680}  # of the page to try a model, which is no longer than that
-TEXT = "A generator is a function which returns an iterator. It looks like a normal function."
-MASKED = "function"  # the word of TEXT that is masked
+TEXT = "If the file does not exist, an exception is raised."
+MASKED = "exception"  # the word of TEXT that is masked
 ABOUT = ROOT / "docs" / "pictures.json"
 # The words of headings, buttons and labels that a picture shows.
 SEEN = """[...document.querySelectorAll("h1, h2, h3, button, label, summary")].filter(each => {
