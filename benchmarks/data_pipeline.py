@@ -169,9 +169,11 @@ def measure(
         batches = _undivided(files, vocabulary, num_shards, t5)
     else:
         batches = _limba(files, vocabulary, num_shards, rows, num_processes)
-    wall, cpu = time.perf_counter(), time.process_time()
+    wall = time.perf_counter()
+    cpu = time.process_time()
     next(batches)
-    first_wall, first_cpu = time.perf_counter() - wall, time.process_time() - cpu
+    first_wall = time.perf_counter() - wall
+    first_cpu = time.process_time() - cpu
     for _ in range(2):
         next(batches)
     processes = [psutil.Process(), *psutil.Process().children()]
@@ -293,7 +295,8 @@ def _compare_shards(common: Sequence[str]) -> dict[str, Any]:
         shards: {name: float(np.median([each[name] for each in found])) for name in found[0]}
         for shards, found in measured.items()
     }
-    one, sixteen = medians[1], medians[16]
+    one = medians[1]
+    sixteen = medians[16]
     return {
         "1 shard": one,
         "16 shards": sixteen,

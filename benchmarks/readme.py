@@ -2,7 +2,7 @@
 
     python -m benchmarks.readme               # the demo: a part of its output, and pictures of its pages
     python -m benchmarks.readme --seeds=1,2   # the demo with other seeds: in how many gaps it finds the hidden word
-    python -m benchmarks.readme --proposal    # what limba new says of 1 GB of text and one H100
+    python -m benchmarks.readme --proposal    # what limba new says of 10 GB of text and one H100
 
 The part is chosen by the lines that README.md has now: each takes the numbers of the run's own line, `…` stays.
 What was measured is kept in benchmarks/readme.json. `tests/run/test_readme.py` compares README.md with it, and at night
@@ -37,8 +37,8 @@ HITS = re.compile(r"the hidden word is among its five likeliest in ([\d.]+)% of 
 SEEDS = re.compile(r"\d+ seeds: [\d.]+ to [\d.]+ %")
 # Millions of parameters, hours and dollars, each from the least to the most, as README.md says them.
 PROPOSAL = re.compile(r"(\d+) million parameters:\s([\d.]+)\sto\s([\d.]+)\shours,\s\$([\d.]+)\sto\s\$([\d.]+)")
-TEXT_BYTES = 1_000_000_000  # of the text that `limba new` is asked about
-COPIES = 20  # files that the text is divided into; each is a link to the first
+TEXT_BYTES = 10_000_000_000  # of the text that `limba new` is asked about
+COPIES = 200  # files that the text is divided into; each is a link to the first
 
 
 def demo(folder: Path, *arguments: str, **variables: str) -> list[str]:
@@ -143,7 +143,7 @@ def range_of_seeds(by_seed: Mapping[str, float]) -> str:
 
 
 def proposal(folder: Path) -> list[float]:
-    """Returns what `limba new` proposes for 1 GB of the demo's text and one H100: the numbers of PROPOSAL, in order."""
+    """Returns what `limba new` proposes for 10 GB of the demo's text and one H100: PROPOSAL, in order."""
     from tasks.demo import prose_corpus
 
     (folder / "data").mkdir()
@@ -160,14 +160,15 @@ def proposal(folder: Path) -> list[float]:
 
 
 def proposed(said: str) -> list[float]:
-    """Returns the numbers of a proposal as PROPOSAL has them, from what `limba new` prints.
+    """Returns the numbers of the safe choice as PROPOSAL has them, from what `limba new` prints.
 
-    >>> proposed("T5 1.1 base, 247,381,248 parameters, 3.4 to 9.7 hours. Cost: at most 6 %; $13 to $39 at $3.99 each")
+    >>> proposed("  safe: T5 1.1 base, 247,381,248 parameters\\n 3.4 to 9.7 hours; $13 to $39\\n  Risk: little.")
     [247.0, 3.4, 9.7, 13.0, 39.0]
     """
-    parameters = re.search(r"([\d,]+) parameters", said)
-    hours = re.search(r"([\d.]+) to ([\d.]+) hours", said)
-    dollars = re.search(r"\$([\d.]+) to \$([\d.]+)", said)
+    safe = said.partition("safe:")[2].partition("Risk:")[0]
+    parameters = re.search(r"([\d,]+) parameters", safe)
+    hours = re.search(r"([\d.]+) to ([\d.]+) hours", safe)
+    dollars = re.search(r"\$([\d.]+) to \$([\d.]+)", safe)
     if parameters is None or hours is None or dollars is None:
         raise InputError(f"limba new names no parameters, hours or dollars:\n{said}")
     millions = round(int(parameters[1].replace(",", "")) / 1e6)

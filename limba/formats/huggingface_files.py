@@ -332,7 +332,8 @@ def write_tokenizer(
             if not starts:
                 tokenizer.post_processor = around(tokenizer.get_vocab(), names[1], encodes)
         else:
-            tokenizer, special = of_model(vocabulary, extra_ids, starts, encodes, mask_id), {}
+            tokenizer = of_model(vocabulary, extra_ids, starts, encodes, mask_id)
+            special = {}
             (directory / "spiece.model").write_bytes(content_of(vocabulary))
         added = tokenizer.get_added_tokens_decoder()
         special |= {token.content: number for number, token in added.items() if token.special}

@@ -22,6 +22,7 @@ from PIL import Image
 
 from benchmarks import readme
 from limba.cli.gin import read_run
+from limba.config import InputError
 from tasks.demo import prose_corpus
 from tests.cli.test_main import wheel  # noqa: F401  a fixture
 
@@ -185,8 +186,12 @@ def test_the_report_of_the_demo_is_that_of_the_run_that_readme_shows() -> None:
 
 
 def test_a_proposal_has_its_numbers() -> None:
-    said = "Safe: 247,381,248 parameters, 3.4 to 9.7 hours; $13 to $39 at $3.99 each"
+    more = "  more: T5 1.1 large, 848,423,936 parameters\n  20 to 40 hours; $80 to $160\n  Risk: …"
+    said = f"  safe: T5 1.1 base, 247,381,248 parameters\n  3.4 to 9.7 hours; $13 to $39\n  Risk: little.\n{more}"
     assert readme.proposed(said) == [247, 3.4, 9.7, 13, 39]
+    in_minutes = said.replace("9.7 hours", "9.7 minutes")
+    with pytest.raises(InputError, match="names no parameters, hours or dollars"):
+        readme.proposed(in_minutes)
 
 
 @pytest.mark.night

@@ -191,8 +191,11 @@ def with_gaps(tokenizer: Tokenizer, names: Sequence[str]) -> Tokenizer:
         steps[0] = {**steps[0], "add_prefix_space": False}
     # Only now is a space before a gap the only one, if the normalizer makes one of several, or a mark.
     spaces = f"[ {SPACE}]" if SPACE in json.dumps([about["normalizer"], steps], ensure_ascii=False) else "[ ]"
-    own = [each for step in _flat(about["normalizer"], "normalizers") for each in _before_no_gap(step, gap)]
-    own = [step for step in own if not _removes_space(step, gap)]  # of a file that was exported before
+    own: list[Json] = []
+    for step in _flat(about["normalizer"], "normalizers"):
+        if _removes_space(step, gap):
+            continue  # of a file that was exported before
+        own += _before_no_gap(step, gap)
     about["normalizer"] = {"type": "Sequence", "normalizers": [*own, _replace(f"{spaces}(?={gap})", ""), *first]}
     if steps:
         about["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps} if len(steps) > 1 else steps[0]
@@ -220,7 +223,10 @@ def _flat(step: Json | None, name: str) -> list[Json]:
         return []
     if step["type"] != "Sequence":
         return [step]
-    return [inner for each in step[name] for inner in _flat(each, name)]
+    found: list[Json] = []
+    for each in step[name]:
+        found += _flat(each, name)
+    return found
 
 
 def _puts_mark(step: Json) -> bool:

@@ -287,11 +287,11 @@ def _model(plan: Plan) -> str:
     if plan.start is None:
         recipe = "" if plan.kind == "encoder" else RECIPE
         return FROM_SCRATCH.format(file=FILES[plan.kind].format(plan.size), run=run, recipe=recipe)
-    base, set_above = model_of("t5", "base", plan.rows), SET_ABOVE
+    base = model_of("t5", "base", plan.rows)
     fields = [
         f"config.ModelConfig.{field.name} = {value!r}\n"
         for field in dataclasses.fields(plan.config)
-        if (value := getattr(plan.config, field.name)) != getattr(base, field.name) and field.name not in set_above
+        if (value := getattr(plan.config, field.name)) != getattr(base, field.name) and field.name not in SET_ABOVE
     ]
     return FROM_PUBLISHED.format(run=run, fields="".join(fields), start=_python(plan.start.name))
 

@@ -217,13 +217,12 @@ def _box(hosts: int) -> str:
     >>> _box(3), _box(128)
     ('2x2x3', '8x8x8')
     """
-    boxes = [
-        (2 * x, 2 * y, hosts // x // y)
-        for x in range(1, hosts + 1)
-        if hosts % x == 0
-        for y in range(x, hosts // x + 1)
-        if hosts // x % y == 0
-    ]
+    boxes = []
+    for x in range(1, hosts + 1):
+        if hosts % x:
+            continue
+        others = hosts // x
+        boxes += [(2 * x, 2 * y, others // y) for y in range(x, others + 1) if others % y == 0]
     return "x".join(map(str, min(boxes, key=lambda box: (sum(box), box))))
 
 
