@@ -47,7 +47,12 @@ failed=0
 # wait, for other processes, servers and signals: three keep two cores busy. Of a choice imports are the most.
 processes=2
 if $whole; then processes=3; fi
-tests() { .venv/bin/python -m pytest -q -n "$processes" --dist loadfile --no-loadscope-reorder "$@" || failed=$?; }
+limits=() # of a test: pyproject.toml's, or more where tests of the night may be chosen
+if $night || ! $whole; then limits=(-o faulthandler_timeout=7200); fi
+tests() {
+  .venv/bin/python -m pytest -q -n "$processes" --dist loadfile --no-loadscope-reorder --max-worker-restart=1 \
+    ${limits[@]+"${limits[@]}"} "$@" || failed=$?
+}
 
 bash launch/setup.sh tests
 .venv/bin/python -m ruff check .
