@@ -35,6 +35,7 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):  # each program of a test woul
     os.environ.setdefault("PYTHONPYCACHEPREFIX", f"{os.environ['LIMBA_TEST_CACHE']}-bytecode")
     sys.dont_write_bytecode, sys.pycache_prefix = False, os.environ["PYTHONPYCACHEPREFIX"]
 
+import hypothesis
 import jax
 import pytest
 from jaxtyping import install_import_hook
@@ -54,6 +55,11 @@ CHECKED = [
 install_import_hook(CHECKED, "beartype.beartype")
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# An example may take as long as a busy machine needs for it.
+hypothesis.settings.register_profile(
+    "limba", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
+)
+hypothesis.settings.load_profile("limba")
 gc.disable()  # until all tests are imported
 # The programs of tests inherit which signals are ignored; nohup and a shell's background jobs ignore these.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -35,7 +35,7 @@ def test_joined_segments_are_the_text_and_fit(script: str, limit: int) -> None:
         assert sum(fill) / len(fill) > limit / 3, "segments are not much shorter than they may be"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(
         st.sampled_from(

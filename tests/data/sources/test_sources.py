@@ -171,7 +171,7 @@ def _cut_by_copies(text: bytes, most: int) -> list[bytes]:
 
 
 @hypothesis.given(st.text(st.sampled_from("ab \n\t\r\x0b日é"), max_size=200), st.integers(4, 30))
-@hypothesis.settings(deadline=None, max_examples=400)
+@hypothesis.settings(max_examples=400)
 def test_pieces_of_long_documents_are_the_same_as_ever(text, most):
     source = FileSource("nothing.txt")
     with pytest.MonkeyPatch.context() as patch:
