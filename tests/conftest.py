@@ -5,6 +5,7 @@ import dataclasses
 import gc
 import importlib.metadata
 import json
+import math
 import os
 import signal
 import sys
@@ -41,6 +42,7 @@ import pytest
 from jaxtyping import install_import_hook
 
 from tests import changed
+from tests.waiting import Patience
 
 # Shapes and dtypes in signatures are checked at every call, traced ones included, wherever arrays are computed with.
 CHECKED = [
@@ -69,7 +71,9 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Finds out what `-m fast` means now: tests/changed.py."""
+    """Finds out what `-m fast` means now, by tests/changed.py, and how long a test may wait for what it starts."""
+    most_seconds = float(config.getini("faulthandler_timeout"))  # until Python itself ends this process: pyproject.toml
+    config.patience = Patience(most_seconds * 2 / 3 if most_seconds else math.inf)
     config.commit_tier = changed.chosen_files() if config.option.markexpr == "fast" else None
     if config.commit_tier:
         config.option.markexpr = "fast and not slow and not night and not long"
@@ -145,6 +149,24 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     for entry in [*(kept / "compiled").glob("*"), *(kept / "compiled-bytecode").rglob("*.pyc")]:
         if entry.stat().st_mtime < time.time() - 7 * 24 * 3600:
             entry.unlink(missing_ok=True)  # another process may be as fast
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
+    with item.config.patience.limited():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    with item.config.patience.limited():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
+    with item.config.patience.limited():
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,8 +1,11 @@
 """Shapes are checked, ranks are never promoted, warnings are errors, and no test depends on the clock."""
 
 import ast
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import jax.numpy as jnp
 import jaxtyping
@@ -11,7 +14,7 @@ import pytest
 from limba.config import LossConfig
 from limba.training.losses import cross_entropy
 from tests.conftest import CHECKED
-from tests.shipped import MODULES, TESTS, place_of, tree_of
+from tests.shipped import MODULES, ROOT, TESTS, place_of, tree_of
 
 pytestmark = pytest.mark.lint
 
@@ -93,3 +96,25 @@ def test_no_test_depends_on_how_fast_the_machine_is() -> None:
 )
 def test_the_search_for_clocks_finds_what_it_should(line: str) -> None:
     assert list(by_the_clock(ast.parse(line)))
+
+
+ENDLESS = """
+import subprocess, sys
+
+def test_endless() -> None:
+    assert subprocess.run([sys.executable, "-c", "print('so far', flush=True); import time; time.sleep(1000)"],
+                          capture_output=True, text=True).stdout == "all of it"
+
+def test_next() -> None:
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_a_test_that_waits_for_an_endless_program_fails_by_name_and_the_next_one_runs(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(ENDLESS)
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "tests.conftest", f"--rootdir={ROOT}"]
+    options = ["-o", "faulthandler_timeout=30", "-p", "no:cacheprovider", str(tmp_path)]
+    ended = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 1 and "1 failed, 1 passed" in ended.stdout, ended.stdout + ended.stderr
+    assert "so far" in ended.stdout and "What the test had started was ended after 20 s:" in ended.stdout

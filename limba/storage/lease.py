@@ -415,9 +415,14 @@ class LocalPlace(Place):
                 os.close(descriptor)
 
     def renew(self, content: bytes, is_ours: IsOurs) -> None:
-        if not is_ours(found := self.read()):
+        found = self.read()
+        if not is_ours(found):
             raise TakenError(found)
-        self.look()  # opens the file again where the directory was away, and came back as a copy or by a new mount
+        # Opens the file again where the directory was away, and came back as a copy or by a new mount. Another host may
+        # have put its file there since the line above: what is open now could be that one.
+        seen = self.look()
+        if not is_ours(seen.content):
+            raise TakenError(seen.content)
         assert self._descriptor is not None
         fill(self._descriptor, content)
 

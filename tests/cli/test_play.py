@@ -33,6 +33,7 @@ from tests import browser
 from tests.evaluation.report_runs import recorded
 from tests.export.runs import write_run
 from tests.inference.test_load import config_of
+from tests.waiting import wait_until
 
 TEXT = "A text with <extra_id_0> gap."
 PASTE = """() => {
@@ -227,8 +228,7 @@ def test_a_full_server_says_so(players: list[Player], monkeypatch: pytest.Monkey
         assert begun.acquire(timeout=60)
         for thread in threads[1:]:
             thread.start()
-        while server.waiting._value:  # until all wait
-            threading.Event().wait(0.01)
+        wait_until(lambda: not server.waiting._value)  # until all wait
         status, answer = asked(server, "/api/texts", good)
         assert status == 503 and "ask again" in answer["error"]
         assert asked(server, "/api/tokens", {**good, "text": "a"})[0] == 200, "what is cheap is answered still"

@@ -215,8 +215,7 @@ def test_an_interrupted_wait_says_what_stays(laptop: Path) -> None:
     set_world(laptop, plans={"my-pod": [["WAITING_FOR_RESOURCES"]]})
     process = start(laptop, "create", "my-pod", TYPE, ZONE, POLL_SECONDS="1")
     assert process.stdout is not None
-    while "WAITING" not in process.stdout.readline():
-        pass
+    assert any("WAITING" in line for line in process.stdout), process.communicate(timeout=200)
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=200)
     assert (

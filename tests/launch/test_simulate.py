@@ -1,6 +1,5 @@
 """launch/simulate.sh: several real processes through launch/pretrain.sh and launch/supervise.sh."""
 
-import json
 import os
 import re
 import signal
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.run.logged import records_so_far
 from tests.sharding.processes import ROOT, xla_flags
 from tests.waiting import wait_until
 
@@ -28,9 +28,7 @@ def start(*arguments: str, **variables: str) -> subprocess.Popen:
 
 
 def steps_of(directory: Path) -> list[int]:
-    path = directory / "metrics.jsonl"
-    records = [json.loads(line) for line in path.read_text().splitlines() if line] if path.exists() else []
-    return [record["step"] for record in records if record["kind"] == "train"]
+    return [record["step"] for record in records_so_far(directory) if record["kind"] == "train"]
 
 
 @pytest.mark.night

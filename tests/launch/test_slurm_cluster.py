@@ -1,6 +1,5 @@
 """launch/slurm.sh on a real Slurm of four nodes on this machine."""
 
-import json
 import shlex
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ import pytest
 from tests.launch import slurm_cluster
 from tests.launch.slurm_cluster import Cluster, until
 from tests.launch.test_slurm import SMALL
+from tests.run.logged import records_so_far
 from tests.sharding.processes import ROOT, free_port
 
 pytestmark = pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing())
@@ -173,9 +173,7 @@ def test_a_job_that_is_preempted_saves_and_goes_on(cluster: Cluster, tmp_path: P
 
 
 def steps(run: Path) -> list[int]:
-    path = run / "metrics.jsonl"
-    records = [json.loads(line) for line in path.read_text().splitlines() if line] if path.exists() else []
-    return [record["step"] for record in records if record["kind"] == "train"]
+    return [record["step"] for record in records_so_far(run) if record["kind"] == "train"]
 
 
 @pytest.mark.long

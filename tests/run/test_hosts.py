@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.run.logged import records_so_far
 from tests.sharding.processes import ROOT, variables, xla_flags
 from tests.waiting import wait_until
 
@@ -58,9 +59,8 @@ def wait_for_steps(directory: Path, number: int, started: list[subprocess.Popen]
 
 
 def losses(directory: Path) -> dict[int, float]:
-    path = directory / "metrics.jsonl"
-    records = [json.loads(line) for line in path.read_text().splitlines() if line] if path.exists() else []
-    return {record["step"]: record["loss"] for record in records if record["kind"] == "train"}
+    """Returns the losses of the steps that a run has logged."""
+    return {record["step"]: record["loss"] for record in records_so_far(directory) if record["kind"] == "train"}
 
 
 @pytest.fixture

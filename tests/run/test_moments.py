@@ -34,8 +34,9 @@ def ends(started: list[subprocess.Popen]) -> list[tuple[int, str]]:
 @pytest.mark.night
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("resumed", [False, True], ids=["fresh", "resumed"])
+@pytest.mark.parametrize("first", [0, 1], ids=["even", "odd"])  # in two parts of minutes each
 def test_a_signal_at_any_moment_of_a_start_ends_it_and_loses_nothing(
-    processes: int, resumed: bool, arguments: list[str], tmp_path: Path
+    processes: int, resumed: bool, first: int, arguments: list[str], tmp_path: Path
 ) -> None:
     """The moments are spread over imports, joining, restoring, compilation and the first steps, however long they take.
 
@@ -49,7 +50,7 @@ def test_a_signal_at_any_moment_of_a_start_ends_it_and_loses_nothing(
         finish(start(["-m", "limba", "train", *part(arguments, directory, 3)], processes, 2 // processes))
         saved = newest(directory)
         assert saved == 3
-    for number in range(NUM_MOMENTS):
+    for number in range(first, NUM_MOMENTS, 2):
         started = start(command, processes, 2 // processes, JOIN_TIMEOUT_SECONDS=str(JOIN_SECONDS))
         time.sleep((number + 1) * LAST_SECONDS / NUM_MOMENTS)
         started[-1].send_signal(signal.SIGTERM)

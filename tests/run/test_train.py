@@ -37,6 +37,7 @@ from limba.run import train
 from limba.training.metrics.logging import read_metrics
 from tests import tiny
 from tests.run.logged import losses_of
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -137,12 +138,12 @@ def test_other_meshes_than_pure_data_parallelism_reduce_in_their_own_dtype(confi
 @pytest.mark.slow
 def test_sigterm_saves_and_the_run_resumes(config: RunConfig) -> None:
     config = changed(config, train_steps=100_000, evaluation=EvaluationConfig(every_steps=100_000), profile_steps=1)
-    started = threading.Event()
 
     def stop() -> None:
-        while not losses_of(config) if Path(config.model_dir, "metrics.jsonl").exists() else True:
-            started.wait(0.2)
-        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            wait_until(lambda: losses_of(config), every=0.2)
+        finally:  # else it trains on for hours
+            os.kill(os.getpid(), signal.SIGTERM)
 
     thread = threading.Thread(target=stop, daemon=True)
     thread.start()

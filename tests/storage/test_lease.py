@@ -207,6 +207,28 @@ def test_who_has_lost_the_lease_ends_and_removes_nothing(tmp_path: Path, capsys)
     assert file.exists()
 
 
+def test_a_heartbeat_writes_over_nobody_who_comes_in_the_middle_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one puts its file there after the heartbeat has read whose it is, and before it writes."""
+    file = tmp_path / FILE
+    look = lease.LocalPlace.look
+
+    def come_first(self: lease.LocalPlace) -> lease.Seen:
+        monkeypatch.setattr(lease.LocalPlace, "look", look)
+        (tmp_path / "new").write_bytes(elsewhere())
+        (tmp_path / "new").rename(file)
+        return look(self)
+
+    with held(str(tmp_path), "trains in") as mine:
+        monkeypatch.setattr(lease.LocalPlace, "look", come_first)
+        before = mine._beats
+        wait_until(lambda: mine._lost or mine._beats >= before + 3)
+        with pytest.raises(RestartError, match=r"Another process trains in .* now \(process 7 on far"):
+            mine.check()
+    assert file.read_bytes() == elsewhere()
+
+
 @pytest.mark.parametrize("how", ["moved", "emptied", "removed"])
 def test_a_directory_that_is_gone_is_not_taken_over(tmp_path: Path, how: str, capsys) -> None:
     """Moved away, not mounted (its place is an empty folder), or without its lease: only another's mark is a loss."""
