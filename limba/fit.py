@@ -99,6 +99,11 @@ def finetune(
     given, names = _options(options)
     rows = Rows(pairs, {"inputs": inputs, "targets": targets})
     source = model.source if isinstance(model, TrainedModel) else sources.find(str(model))
+    if source.model.is_encoder or not source.model.has_logits:
+        raise InputError(
+            f"{source.path} is an encoder, which writes no targets; export it, and fine-tune that folder with"
+            " transformers or sentence-transformers, as the scripts of examples/ do."
+        )
     opened = model.tokenizer if isinstance(model, TrainedModel) else sources.open_vocabulary(source)
     if opened is None:
         raise InputError(

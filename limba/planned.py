@@ -25,7 +25,6 @@ from limba.training.checks import check_steps, check_writable
 from limba.training.metrics.figures import job_advice
 from limba.training.optimizer import make_optimizer
 from limba.training.schedule import make_schedule
-from limba.training.start import with_labels
 from limba.training.state import TrainState, count_parameters, init_state
 
 
@@ -66,16 +65,12 @@ class PlannedRun:
         data = self.config.data
         given = data.task_feature_lengths
         if data.sequence_length is not None:
-            return (data.sequence_length, 0) if self.config.model.is_t5_encoder else (0, data.sequence_length)
+            return 0, data.sequence_length
         if "targets" in given:
             return given["inputs"], given["targets"]
         choices = {"noise_density": data.noise_density, "mean_noise_span_length": data.mean_noise_span_length}
         chosen = {name: value for name, value in choices.items() if value is not None}
         return given["inputs"], raw_and_targets(given["inputs"], **chosen)[1]
-
-    def with_labels(self) -> RunConfig:
-        """Returns the run with the labels of its training text, where its head has some; InputError as its start."""
-        return with_labels(self.config)
 
     def check_writable(self, directory: str, field: str) -> None:
         """Writes a file into a directory and removes it; ConfigError for the field if that fails."""

@@ -45,7 +45,7 @@ from limba.training.metrics.records import Callbacks
 from limba.training.optimizer import optimizer_of
 from limba.training.reading import RowReader, ShardRows
 from limba.training.schedule import make_schedule
-from limba.training.start import first_state, plan_of_run, task_of_run, with_labels, write_config
+from limba.training.start import first_state, plan_of_run, task_of_run, write_config
 from limba.training.state import TrainState, abstract_state, count_parameters, state_shardings
 from limba.training.step import Gradient, Limits, StepMetrics, jit_train_step
 
@@ -78,7 +78,6 @@ def train(config: RunConfig, gin_text: str = "", callbacks: Callbacks | None = N
     # This run, with all its processes, is the only one in model_dir until it ends.
     with entered_by_first(lease.held(config.model_dir, "trains in")) as mine:
         with at_end.uploading(config):
-            config = with_labels(config)
             seconds = config.checkpoint.save_timeout_seconds  # for which the directory may be gone
             result = _train(config, gin_text, callbacks, mesh, lambda: mine.check(seconds) if mine else None)
         return at_end.deliver_all(config, result)

@@ -91,7 +91,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 LONG = (
     "test_processes.py",
     *("test_hosts.py", "test_step.py", "test_encoder.py", "test_kill.py", "test_others.py", "test_pod_trials.py"),
-    *("test_bridge.py", "test_trained.py", "test_t5x_rows.py", "test_finetune_encoder.py", "test_train.py"),
+    *("test_bridge.py", "test_trained.py", "test_t5x_rows.py", "test_train.py"),
     *("test_results.py", "test_public.py", "test_fit.py", "test_pod.py", "test_new.py", "test_recorded_run.py"),
     *("test_pallas_tpu.py", "test_completion.py", "test_bad_inputs.py", "test_undivided.py", "test_registry.py"),
     *("test_bucket.py", "test_dataset.py", "test_lean.py", "test_finetune.py", "test_play.py", "test_pairs.py"),

@@ -3,7 +3,7 @@
 `<!-- runs -->` before a block marks one of seconds, `<!-- runs slowly -->` one for the night, and `<!-- not run: … -->`
 with the reason one that needs what no test has. Each runs alone, in a new folder with texts, vocabularies, gin files,
 Hugging Face's config.json and T5X's gin files. `limba train` gets the flags of TINY, and a bucket is a folder.
-`with NAME=t5` puts a trained tiny model there: t5, lm, encoder or vectors; or a folder for other programs: folder or
+`with NAME=t5` puts a trained tiny model there: t5, lm or encoder; or a folder for other programs: folder or
 encoder_folder for transformers, ct2, onnx. `in NAME` runs it with the packages of PACKAGES, which are installed for it.
 """
 
@@ -43,7 +43,7 @@ ALONE = {
     ),
 }  # fmt: skip
 PACKAGES = {**BESIDE, **ALONE}
-KINDS = "t5|lm|encoder|vectors|folder|encoder_folder|ct2|onnx"
+KINDS = "t5|lm|encoder|folder|encoder_folder|ct2|onnx"
 MARK = re.compile(
     rf" *<!-- (?:runs(?: slowly)?(?: in (?:{'|'.join(PACKAGES)}))?(?: with (?:[\w/]+=(?:{KINDS}) ?)+)?"
     r"|not run: \S.{12,}) -->"
@@ -151,14 +151,6 @@ MADE = {
     "encoder_folder": ("encoder", "limba convert encoder out_encoder && mv out_encoder/step_* encoder_folder"),
     "ct2": ("folder", "ct2-transformers-converter --model folder --output_dir ct2 --copy_files tokenizer_config.json"),
     "onnx": ("folder", "optimum-cli export onnx --model folder --task text2text-generation-with-past onnx"),
-    "vectors": (
-        "encoder",
-        "limba train gin/models/encoder/base.gin gin/runs/finetune_encoder.gin --gin.INITIAL_CHECKPOINT_PATH=encoder"
-        " --gin.VOCABULARY=byte --gin.VOCAB_SIZE=384 --gin.HEAD=vectors --gin.MODEL_DIR=tuned"
-        " --gin.TASK_FEATURE_LENGTHS=\"{'targets': 64}\""
-        " --gin.CORPUS='data/*.jsonl' --gin.COLUMN=\"{'inputs': 'text', 'targets': 'text'}\""
-        " && limba convert tuned out_vectors && mv out_vectors/step_* vectors",
-    ),
 }
 
 

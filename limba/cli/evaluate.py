@@ -90,7 +90,7 @@ def run(argv: Sequence[str]) -> None:
 def _rows(figures: Mapping[str, float], copied: Mapping[str, float], hits: Hits | None) -> Iterator[str]:
     """Yields the figures that one looks for, each beside what it has to beat."""
     forms = {"loss": "loss {:.4f}", "accuracy": "token accuracy {:.1%}", "perplexity": "perplexity {:.2f}"}
-    forms |= {"bits_per_byte": "{:.3f} bits per byte", "f1": "f1 {:.4f}", "pearson": "pearson {:.4f}"}
+    forms |= {"bits_per_byte": "{:.3f} bits per byte"}
     shown = [form.format(figures[name]) for name, form in forms.items() if name in figures and name not in copied]
     if shown:
         yield " | ".join(shown)

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 NAMES = {"`vocabulary`": "--vocabulary", "DataConfig.vocabulary": "--vocabulary", "`config`": "--gin_file"}
 # What errors call the methods of a model, and where the user of a command finds them.
 METHODS = {"`generate`": "limba generate", "`fill`": "limba generate --fill"}
-METHODS |= {
-    f"`{name}`": f"limba.load(MODEL).{name} in Python" for name in ("encode", "log_likelihoods", "classify", "tag")
-}
+METHODS |= {f"`{name}`": f"limba.load(MODEL).{name} in Python" for name in ("encode", "log_likelihoods")}
 MODEL = "a Limba or T5X run, one of its checkpoints, a Hugging Face folder, or a hub id"
 
 

@@ -84,7 +84,6 @@ class DataConfig:
     mask_share: Coverage | None = None  # share of hidden tokens shown as a mask (BERT: 0.8); None: the task's own
     mean_noise_span_length: SpanLength | None = None  # in tokens (T5: 3); None: the task's own
     causal_share: ClosedShare | None = None  # of an encoder's texts that are read causally (GPT-BERT's hybrid)
-    head: tuple[str, ...] = ()  # of an encoder whose rows are labeled texts: ModelConfig.head and its labels; set by it
     pack: bool = False  # several short examples in a row, separated by segment ids
     data_files: str | tuple[str, ...] | Mapping[str, str] | None = None  # read instead of the task's source
     column: str | Mapping[str, str] = "text"  # column of data_files, or {'inputs': 'en', 'targets': 'ms'}
@@ -282,7 +281,7 @@ class DataConfig:
 
     @property
     def num_predicted(self) -> int | None:
-        """The most tokens of an encoder's row that are predicted, a multiple of 8; None for other rows, 0 for labels.
+        """The most tokens of an encoder's row that are predicted, a multiple of 8; None for other rows.
 
         A row of one text has no more: its share, the largest of all stages, rounded up. Packed ones, each with its own
         share, may have a few more: the row's last ones then have no weight. It is the whole sequence where some rows
@@ -291,8 +290,6 @@ class DataConfig:
         >>> DataConfig("a", {"targets": 512}, 8, objective="masked_lm").num_predicted
         80
         """
-        if self.head:
-            return 0
         if not self.is_masked or self.sequence_length is None:
             return None
         if self.causal_share is not None or any(objective == CAUSAL for *_, objective, _ in self._read):

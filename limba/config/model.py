@@ -13,7 +13,6 @@ from limba.config.kinds import Limit, NonNegativeInt, PositiveFloat, PositiveInt
 ACTIVATIONS = ("relu", "gelu", "gelu_exact", "silu", "linear")  # gelu: by tanh, T5's
 ATTENTIONS = ("auto", "einsum", "memory_efficient", "pallas")
 BIASED_PARTS = ("attention", "mlp", "logits", "head")
-HEADS = ("vocabulary", "classes", "tags", "score", "vectors")
 OF_POSITIONS = {  # what only networks with such positions read
     "relative": ("num_relpos_buckets", "relpos_max_distance", "relative_bias_per_layer"),
     "rotary": ("rotary_base",),
@@ -66,7 +65,8 @@ class ModelConfig:
     rotary_base: Base = 10_000.0  # of rotary positions; larger for longer texts
     max_length: PositiveInt = 2048  # rows of learned positions, or the longest text of an encoder
     norm: Annotated[str, choice("rms", "layer", "layer_scale")] = "rms"  # layer has a scale and a bias
-    biases: tuple[str, ...] = ()  # decoder-only: the parts that have one: attention, mlp, logits, head
+    # decoder-only: the parts that have one: attention, mlp, logits, and head, a ModernBERT's dense layer before them
+    biases: tuple[str, ...] = ()
     # decoder-only: heads of keys and values, each for several queries; None: num_heads
     num_kv_heads: PositiveInt | None = None
     # decoder-only: how inputs before targets attend, in both directions or causal
@@ -77,11 +77,9 @@ class ModelConfig:
     # ModernBERT's layout: (128, 3, 10000.0) for a window of 128 tokens, in all but every third layer, the first one
     # included, and the rotary base there; also a norm of the embeddings, and a dense layer and a norm before the logits
     local_attention: tuple[int, int, float] | None = None
-    # what an encoder gives: the vocabulary's pieces, classes of a text, tags of its words, its score, or its vector
-    head: Annotated[str, choice(*HEADS)] = "vocabulary"
-    # of classes and scores: the mean over a text's tokens, or its first one, which is <cls>
-    pooling: Annotated[str, choice("mean", "first")] = "mean"
-    labels: tuple[str, ...] = ()  # of classes or tags, in the order of their logits; a run finds them in its text
+    # False: an encoder without an output layer, which gives hidden states: transformers' EuroBertModel and
+    # ModernBertModel. The encoder of a T5 alone never has logits.
+    has_logits: bool = True
     layer_norm_epsilon: PositiveFloat = 1e-6  # added to the mean square
     dropout_rate: Share = 0.0  # share of activations set to 0 in training
     # Of activations; parameters, softmax, logits and loss are float32. float16 is for cards that lack bfloat16 (V100,
@@ -97,6 +95,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         kinds.check(self)
+        if self.is_t5_encoder:
+            object.__setattr__(self, "has_logits", False)
         require(
             self.num_relpos_buckets >= 4 and self.relpos_max_distance > self.num_relpos_buckets // 2,
             "ModelConfig.num_relpos_buckets",
@@ -122,17 +122,10 @@ class ModelConfig:
             ("ModelConfig.local_attention", None),
         )
         require(
-            self.attention_mask == "bidirectional" or self.is_t5_encoder or not self.has_own_head,
-            "ModelConfig.head",
-            f"is {self.head!r}, which encoders have: set attention_mask to 'bidirectional', of a T5 num_decoder_layers"
-            " to 0, or head to 'vocabulary'.",
-            ("ModelConfig.head", "vocabulary") if self.is_decoder_only else ("ModelConfig.num_decoder_layers", 0),
-        )
-        require(
-            len(set(self.labels)) == len(self.labels) and (self.has_labels or not self.labels),
-            "ModelConfig.labels",
-            f"is {self.labels!r}, and ModelConfig.head {self.head!r}; give each label once, and none to a head other"
-            " than classes and tags.",
+            self.has_logits or self.attention_mask == "bidirectional" or self.is_t5_encoder,
+            "ModelConfig.has_logits",
+            "is False, which is for encoders, and ModelConfig.attention_mask is not 'bidirectional'; set it to True.",
+            ("ModelConfig.has_logits", True),
         )
         self._check_decoder_only()
 
@@ -237,16 +230,6 @@ class ModelConfig:
     def is_t5_encoder(self) -> bool:
         """Whether it is the encoder of a T5 alone, which gives hidden states."""
         return self.num_decoder_layers == 0
-
-    @property
-    def has_own_head(self) -> bool:
-        """Whether its output is none of the vocabulary's logits."""
-        return self.head != "vocabulary"
-
-    @property
-    def has_labels(self) -> bool:
-        """Whether its output is one logit for each label."""
-        return self.head in ("classes", "tags")
 
     @property
     def is_t5_decoder(self) -> bool:

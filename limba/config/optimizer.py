@@ -48,7 +48,6 @@ class LossConfig:
     # What the summed loss is divided by: tokens (real ones), all_tokens (padding too), sequences (each one's mean
     # counts the same), a number, or None (nothing, T5X's default).
     normalize_by: Annotated[str, choice("tokens", "all_tokens", "sequences")] | PositiveFloat | None = "tokens"
-    temperature: PositiveFloat = 0.05  # of ModelConfig.head 'vectors': cosines are divided by it (SimCSE: 0.05)
 
     def __post_init__(self) -> None:
         kinds.check(self)

@@ -223,7 +223,6 @@ class RunConfig:
                 f"is 'epoch', and DataConfig.stages {self.data.stages!r}, which have epochs of their own; give a number"
                 " of steps.",
             )
-        self._check_head()
         self._check_sides()
         require(
             self.loss.logits != "chunked" or self.model.has_plain_head,
@@ -261,38 +260,21 @@ class RunConfig:
         places = tuple(each if "://" in each else os.path.abspath(os.path.expanduser(each)) for each in given)
         object.__setattr__(self, "export_to", places or None)
 
-    def _check_head(self) -> None:
-        """Gives the rows the head of the network; raises ConfigError for choices that it does not have."""
-        model, data = self.model, self.data
-        if not model.has_own_head:
-            return
-        for wrong, name, value in (
-            (data.objective is not None, "DataConfig.objective", None),
-            (data.pack, "DataConfig.pack", False),
-            (bool(data.stages), "DataConfig.stages", ()),
-            (bool(self.evaluation.prompts), "EvaluationConfig.prompts", ()),
-            (self.evaluation.num_sentences > 0, "EvaluationConfig.num_sentences", 0),
-            (self.num_microbatches > 1 and model.head == "vectors", "RunConfig.num_microbatches", 1),
-        ):
-            require(
-                not wrong,
-                name,
-                f"is set, and ModelConfig.head is {model.head!r}, whose rows are one labeled text each, and whose pairs"
-                f" are told apart in whole batches; set it to {value!r}.",
-                (name, value),
-            )
-        object.__setattr__(self, "data", dataclasses.replace(data, head=(model.head, *model.labels)))
-
     def _check_sides(self) -> None:
         """Raises ConfigError if the rows of the data do not fit the network."""
         length, model = self.data.sequence_length, self.model
         require(
-            not model.is_t5_encoder or model.has_own_head,
+            not model.is_t5_encoder,
             "ModelConfig.num_decoder_layers",
-            "is 0: the encoder of a T5 alone, which learns from labels and pairs; give the decoder's layers, or set"
-            " ModelConfig.head to classes, tags, score or vectors.",
+            "is 0: the encoder of a T5 alone, which has no objective; give the decoder's layers.",
         )
-        if not (model.is_decoder_only or model.has_own_head):
+        require(
+            model.has_logits,
+            "ModelConfig.has_logits",
+            "is False: the network gives hidden states, and no objective learns from these; set it to True.",
+            ("ModelConfig.has_logits", True),
+        )
+        if not model.is_decoder_only:
             require(
                 self.data.objective is None or OBJECTIVES[self.data.objective].has_inputs,
                 "DataConfig.objective",
@@ -308,7 +290,7 @@ class RunConfig:
             )
             return
         require(
-            self.data.is_masked == (model.is_encoder and not model.has_own_head),
+            self.data.is_masked == model.is_encoder,
             "DataConfig.objective",
             f"is {self.data.objective!r}, and ModelConfig.attention_mask {model.attention_mask!r}; an encoder, which is"
             f" 'bidirectional', learns {' or '.join(name for name, each in OBJECTIVES.items() if each.is_masked)},"
@@ -318,9 +300,8 @@ class RunConfig:
         require(
             length is not None,
             "DataConfig.task_feature_lengths",
-            f"is {dict(self.data.task_feature_lengths)!r}, and the model is"
-            f" {'an encoder with a head' if model.has_own_head else 'decoder-only'}, which reads one sequence; give"
-            " {'targets': 256}.",
+            f"is {dict(self.data.task_feature_lengths)!r}, and the model is decoder-only, which reads one sequence;"
+            " give {'targets': 256}.",
         )
         require(
             model.positions != "learned" or length is None or length <= model.max_length,

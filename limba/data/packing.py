@@ -122,14 +122,11 @@ def model_features(
     `num_predicted`, for an encoder, its inputs are the inputs, and only targets that they hide have a weight: the first
     `num_predicted` of a row, whose places, and after them others without a weight, are `decoder_predicted_positions`.
     With as many as a row has, `decoder_causal_attention` is given instead: 1, or 0 in a text that is read causally.
-    With 0 rows are labeled texts: the decoder's inputs and targets are the text, `decoder_labels` its labels.
 
     >>> features = model_features({"targets": np.array([[7, 8, 1, 0]])})
     >>> features["decoder_input_tokens"].tolist(), features["decoder_loss_weights"].tolist()
     ([[0, 7, 8, 1]], [[1, 1, 1, 0]])
     """
-    if num_predicted == 0:
-        return _labeled_features(rows)
     if num_predicted is not None:
         inputs = np.asarray(rows["inputs"], np.int32)
         features = _decoder_features(np.asarray(rows["targets"], np.int32), rows.get("targets_segment_ids"))
@@ -149,15 +146,6 @@ def model_features(
     if "inputs_segment_ids" in rows:
         features["encoder_segment_ids"] = np.asarray(rows["inputs_segment_ids"], np.int32)
     return features
-
-
-def _labeled_features(rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    inputs, labels = (np.asarray(rows[name], np.int32) for name in FEATURES)
-    return {
-        **dict.fromkeys(("decoder_input_tokens", "decoder_target_tokens"), inputs),
-        "decoder_labels": labels,
-        "decoder_loss_weights": (labels != 0).astype(np.int32),
-    }
 
 
 def _decoder_features(targets: np.ndarray, segments: np.ndarray | None) -> dict[str, np.ndarray]:

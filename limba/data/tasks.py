@@ -17,7 +17,7 @@ from etils import epath
 from limba import toolbox
 from limba.config import ConfigError, DataConfig, InputError, StorageError, extras
 from limba.data import user_code
-from limba.data.objectives.choice import of_one_sequence, with_head, with_noise, with_objective
+from limba.data.objectives.choice import of_one_sequence, with_noise, with_objective
 from limba.data.objectives.supervised import is_supervised, with_prefix
 from limba.data.packing import FEATURES
 from limba.data.registry import Mixture, MixtureRegistry, Task, TaskRegistry
@@ -140,7 +140,6 @@ def _replaced(task: Task, config: DataConfig, directory: str | None) -> Task:
         task = with_objective(task, config.objective)
     choices = ("noise_density", "mean_noise_span_length", "mask_share", "causal_share")
     task = with_noise(task, **{name: getattr(config, name) for name in choices})
-    task = with_head(task, config.head)
     if config.sequence_length is not None:
         task = of_one_sequence(task, config.pack, config.is_masked)
     if config.data_files is not None:

@@ -50,7 +50,7 @@ def sentences(config: RunConfig, task: Provider) -> list[Hidden]:
 def fills_gaps(config: RunConfig, task: Provider) -> bool:
     """Returns whether a model that learned the task fills gaps: an encoder, or a T5 with sentinels, of plain texts."""
     part = parts_of(task)[0]
-    if config.model.has_own_head or is_supervised(part) or not isinstance(part.source, UnitSource):
+    if is_supervised(part) or not isinstance(part.source, UnitSource):
         return False
     if config.model.is_encoder:
         return True

@@ -234,15 +234,16 @@ def summary(config: RunConfig, history: History | None = None) -> str:
         loss, last = evaluated["loss"], _record(evaluated, -1)
         lines += [
             f"validation loss     {loss[0]:.3f} at step {evaluated.steps[0]:,.0f}, {loss[-1]:.3f} at the end",
-            *(f"{name:<20}{last[name]:.3f} of the validation text" for name in ("f1", "pearson") if name in last),
         ]
         if "bits_per_byte" in last:
             lines += [
                 f"bits per byte       {last['bits_per_byte']:.3f} of the text that the validation targets spell",
                 *(f"                    {words}" for words in bits_per_byte_by_set(last)),
-                f"perplexity          {last['perplexity']:.2f} a token of the validation text",
-                f"token accuracy      {last['accuracy']:.1%} of the validation text",
             ]
+        lines += [
+            f"perplexity          {last['perplexity']:.2f} a token of the validation text",
+            f"token accuracy      {last['accuracy']:.1%} of the validation text",
+        ]
     directory = epath.Path(config.model_dir)
     lines += [f"best step           {directory / 'best'}"] if (directory / "best").exists() else []
     lines += [

@@ -17,8 +17,6 @@ from limba.inference.source import Source
 from limba.training.metrics.logging import read_metrics
 
 PIPELINES = {"causal": "text-generation", "bidirectional": "fill-mask"}
-OF_HEADS: dict[str, str] = dict.fromkeys(("classes", "score"), "text-classification")
-OF_HEADS |= {"tags": "token-classification", "vectors": "sentence-similarity"}
 TPU_RESEARCH_CLOUD = "Trained with Cloud TPUs of Google's TPU Research Cloud (TRC)."
 NO_METRICS = ("kind", "step", "time", "seconds", "examples")  # of a record of metrics.jsonl
 UMT5 = {
@@ -111,9 +109,9 @@ def _text_of(data: DataConfig) -> tuple[str, str]:
 
 
 def _pipeline_of(model: ModelConfig) -> str | None:
-    if model.has_own_head:
-        return OF_HEADS[model.head]
-    return PIPELINES[model.exported.attention_mask] if model.is_decoder_only else None
+    if not (model.is_decoder_only and model.has_logits):
+        return None
+    return PIPELINES[model.exported.attention_mask]
 
 
 def _results(records: Iterable[Json]) -> dict[str, float]:
@@ -137,14 +135,14 @@ def _architecture(model: ModelConfig) -> dict[str, object]:
     name = "layers" if model.is_encoder else "decoder layers" if is_alone else name
     layers, heads = f"{model.num_encoder_layers} and {model.num_decoder_layers}", f"{model.num_heads} of width"
     tied, per_layer = "the embedding" if is_alone else "the embedding, scaled", model.relative_bias_per_layer
+    output_layer = tied if model.logits_via_embedding else "of its own"
     return {
         name: model.num_decoder_layers if is_alone else layers,
         "width": model.emb_dim,
         "heads": f"{heads} {model.head_dim}" + (f", {model.kv_heads} of keys and values" if is_alone else ""),
         "MLP": f"{model.mlp_dim}, {' x '.join(model.mlp_activations)}",
         "rows of the embedding": f"{model.vocab_size:,}",
-        "output layer": model.head if model.has_own_head else tied if model.logits_via_embedding else "of its own",
-        "labels": ", ".join(model.labels) or None,
+        "output layer": output_layer if model.has_logits else "none",
         "positions": model.positions if is_alone else None,
         "relative position bias": None if is_alone else "one in every layer" if per_layer else "one per stack",
     }
@@ -158,7 +156,7 @@ def _training(source: Source, step: int, hardware: str | None, records: Iterable
     data, lengths = run.data, run.data.task_feature_lengths
     last = next((record for record in reversed([*records]) if record["kind"] == "validation"), None)
     average = run.evaluation.average if source.averages else None
-    stages, bits = data.stages_before(step), last and last.get("bits_per_byte")  # of labeled texts there are none
+    stages, bits = data.stages_before(step), last and last.get("bits_per_byte")  # there are none of some vocabularies
     return entries | {
         "task": ", ".join(f"from step {begins:,} on `{name}`" if begins else f"`{name}`" for begins, name in stages),
         "data": None if data.data_files is None else f"`{_names(data.data_files)}`",
@@ -204,20 +202,6 @@ FILL = """\
 logits = model(**inputs).logits[0, inputs.input_ids[0] == tokenizer.mask_token_id]
 print(tokenizer.convert_ids_to_tokens(logits[0].topk(5).indices))"""
 STATES = "print(model(**inputs).last_hidden_state)"
-PIPELINE = """\
-from transformers import pipeline
-
-print(pipeline("{task}", ".")("A text"))  # this folder, or its name on the hub"""
-SENTENCES = """\
-from sentence_transformers import SentenceTransformer
-
-model = SentenceTransformer(".")  # this folder, or its name on the hub
-print(model.similarity(model.encode("A text"), model.encode(["Another text", "A third one"])))"""
-VECTORS = "A vector is the mean of a text's last hidden states; texts are compared by the cosine. "
-OF_A_TEXT = (
-    "The encoder of a T5 alone, for which transformers has no class of texts: this one gives logits of each token, and"
-    " a text's are {those}. "
-)
 
 
 def _usage(model: ModelConfig, form: Form) -> str:
@@ -225,16 +209,9 @@ def _usage(model: ModelConfig, form: Form) -> str:
     versions = "5" if architectures.kind(model) == "eurobert" else "4.57 and 5"  # that have an encoder's class
     text, auto = '"A text"', architectures.class_of(model)
     notes = f"For transformers {versions}; weights are {form.dtype}."
-    if model.is_t5_encoder and not model.has_own_head:
-        code, notes = STATES, f"The encoder of a T5 alone. For transformers 4.57 and 5; weights are {form.dtype}."
-    elif model.is_t5_encoder and model.head in ("classes", "score"):
-        pooled, those = (".mean(1)", "their mean") if model.pooling == "mean" else ("[:, 0]", "those of the first one")
-        code = f"print(model(**inputs).logits{pooled}{'.softmax(-1)' * model.has_labels})"
-        notes = f"{OF_A_TEXT.format(those=those)}For transformers 4.57 and 5; weights are {form.dtype}."
-    elif model.has_own_head:
-        is_vector = model.head == "vectors"
-        code = SENTENCES if is_vector else PIPELINE.format(task=OF_HEADS[model.head])
-        return USE.format(code=code, notes=VECTORS * is_vector + notes)
+    if not model.has_logits:
+        kind = "The encoder of a T5 alone" if model.is_t5_encoder else "An encoder without an output layer"
+        code, notes = STATES, f"{kind}, which gives hidden states. {notes}"
     elif model.is_encoder:
         text, auto, code = 'f"A text with one {tokenizer.mask_token} hidden."', "AutoModelForMaskedLM", FILL
         notes = f"`AutoModel` gives the hidden states. {notes}"

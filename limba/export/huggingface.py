@@ -257,7 +257,7 @@ def prove(
     proof.quiet_libraries()
     generation = folder / "generation_config.json"  # an encoder has none
     suppressed = json.loads(generation.read_text()).get("suppress_tokens", ()) if generation.exists() else ()
-    kind = proof.HeadProof if model.has_own_head or model.is_t5_encoder else proof.Proof
+    kind = proof.Proof if model.has_logits else proof.StatesProof
     source = kind(weights, model, vocabulary, suppressed)
     figures = [source.check_own(folder, choices.dtype, form == "flax") for form in choices.formats]
     findings = [] if vocabulary is not None else ["no vocabulary is known: compared on random ids"]

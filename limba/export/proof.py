@@ -106,7 +106,7 @@ def masked_of(vocabulary: Vocabulary | None, num_rows: int, length: int = ROW) -
 
 
 def texts_of(vocabulary: Vocabulary | None, num_rows: int, length: int = ROW) -> dict[str, np.ndarray]:
-    """Returns the same sentences whole, as an encoder with a head of its own reads them."""
+    """Returns the same sentences whole, as an encoder without logits reads them."""
     targets = prompts_of(vocabulary, num_rows, length)["decoder_target_tokens"]
     return dict.fromkeys(("decoder_input_tokens", "decoder_target_tokens"), targets)
 
@@ -150,8 +150,8 @@ class Proof:
         self._apply = jax.jit(self._network.apply)
         self._special = special or of_run(vocabulary, config)
         params = place_parameters(arrays, self._network)
-        if config.is_encoder or config.is_t5_encoder:
-            make = texts_of if config.has_own_head else masked_of if config.is_encoder else batch_of
+        if config.is_encoder or not config.has_logits:
+            make = masked_of if config.has_logits else batch_of if config.is_t5_encoder else texts_of
             length = max(ROW, SHORTEST * config.local_attention[0]) if config.local_attention else ROW
             self._batch, self._banned = make(vocabulary, config.vocab_size, length), list[int]()
             self._all, self._first = self._batch, 1
@@ -259,46 +259,36 @@ class Proof:
         return logits, np.pad(tokens, ((0, 0), (0, NUM_TOKENS - tokens.shape[1])))
 
 
-class HeadProof(Proof):
-    """The source's outputs for one batch; in place of text, the likeliest label or the largest entry is compared."""
+class StatesProof(Proof):
+    """The hidden states of an encoder without logits; in place of text, their largest entries are compared."""
 
     def _run(self, params: PyTree) -> tuple[np.ndarray, np.ndarray]:
-        outputs = np.asarray(self._apply(params, self._all), np.float32)
-        return outputs, outputs
+        states = np.asarray(self._apply(params, self._all), np.float32)
+        return states, states
 
     @property
-    def _inputs(self) -> str:
-        return "decoder_input_tokens" if self._config.has_own_head else "encoder_input_tokens"
+    def _inputs(self) -> np.ndarray:
+        return self._batch["encoder_input_tokens" if self._config.is_t5_encoder else "decoder_input_tokens"]
 
     def _greedy(self, followed: np.ndarray) -> np.ndarray:
         return followed.argmax(axis=-1)
 
     def _figures(self, reader: str, logits: np.ndarray, tokens: np.ndarray, tolerance: float) -> Figures:
-        tokens_of = self._batch[self._inputs]
-        is_of_tokens = self._config.head == "tags" or not self._config.has_own_head
-        real = tokens_of > 0 if is_of_tokens else np.ones(logits.shape[:2], bool)
+        real = self._inputs > 0
         unit = max(1.0, float(np.abs(self._logits[real]).max()))
         difference = float(np.abs(logits[real] - self._logits[real]).max()) / unit
         differs = ((tokens != self._tokens) & real).any(axis=1)
         chosen = np.take_along_axis(self._logits, tokens[..., None], axis=-1)[..., 0]
         leads = (self._logits.max(axis=-1) - chosen)[real]
         equal, astray = int((~differs).sum()), int((leads > 2 * tolerance * unit).sum())
-        what = "likeliest labels" if self._config.has_labels else "largest entries"
-        return Figures(reader, difference, 0.0, equal, len(differs), astray, tolerance, what)
+        return Figures(reader, difference, 0.0, equal, len(differs), astray, tolerance, "largest entries")
 
     def _in_transformers(self, model: Any) -> tuple[np.ndarray, np.ndarray]:
         import torch
 
-        inputs, config = torch.tensor(self._batch[self._inputs], dtype=torch.long), self._config
-        mask = (inputs > 0).long()
-        found = model(inputs, attention_mask=mask)
-        is_of_vectors, weights = config.head == "vectors", mask[..., None].float()
-        logits = (found.last_hidden_state if is_of_vectors or not config.has_own_head else found.logits).float()
-        if is_of_vectors or (config.is_t5_encoder and config.head in ("classes", "score")):
-            is_mean = config.pooling == "mean" or is_of_vectors
-            logits = (logits * weights).sum(1) / weights.sum(1) if is_mean else logits[:, 0]
-        logits = logits.numpy().reshape(self._logits.shape)
-        return logits, self._greedy(logits)
+        inputs = torch.tensor(self._inputs, dtype=torch.long)
+        states = model(inputs, attention_mask=(inputs > 0).long()).last_hidden_state.float().numpy()
+        return states, self._greedy(states)
 
 
 def check_tokenizer(directory: Path, vocabulary: Vocabulary, template: tuple[list[int], list[int]]) -> tuple[bool, str]:
@@ -395,7 +385,7 @@ def load_in_transformers(directory: Path) -> tuple[Any, dict[str, Any]]:
     name = "ForSeq2SeqLM" if config.get("is_encoder_decoder") else "ForCausalLM"
     if config["model_type"].endswith("bert"):
         name = config["architectures"][0].removeprefix("EuroBert").removeprefix("ModernBert").removeprefix("Model")
-    is_alone = config["architectures"][0].endswith(("T5EncoderModel", "T5ForTokenClassification"))
+    is_alone = config["architectures"][0].endswith("T5EncoderModel")
     kind = getattr(transformers, config["architectures"][0] if is_alone else f"AutoModel{name}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -18,7 +18,6 @@ from typing import NamedTuple
 import numpy as np
 
 from limba.config import InputError, ModelConfig
-from limba.formats import heads
 from limba.formats import huggingface_keys as keys
 from limba.formats.names import Arrays, Json, Stored, check_names
 
@@ -37,6 +36,23 @@ CLASSES = {
     "modernbert": "ModernBertForMaskedLM",
     "gpt2": "GPT2LMHeadModel",
 }
+# The classes of encoders without an output layer, which give hidden states.
+CLASSES_OF_STATES = {
+    "t5": "T5EncoderModel",
+    "umt5": "UMT5EncoderModel",
+    "eurobert": "EuroBertModel",
+    "modernbert": "ModernBertModel",
+}
+# Classes of which the encoder is read alone, by the ends of their names: those above, and those that put something else
+# than the vocabulary's logits on top of it. The class that a T5 has for labels of texts has its decoder too.
+_ENCODERS_OF_T5 = ("EncoderModel", "ForTokenClassification")
+_ENCODERS = (
+    "Model",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForMultipleChoice",
+)
 _GATES = ("query", "key", "value")
 _BRANCHES = ("wi_0", "wi_1")
 # Classes whose matrices are one for several of ours: the name of that, and ours in their order.
@@ -162,6 +178,7 @@ def kind(config: ModelConfig) -> str:
         ),
         (
             not config.is_encoder
+            or not config.has_logits
             or is_modern
             or config.logits_via_embedding
             or ("mlp" in config.biases) == ("logits" in config.biases),
@@ -169,7 +186,9 @@ def kind(config: ModelConfig) -> str:
             " none",
         ),
         (
-            is_modern or not (config.is_encoder and config.logits_via_embedding and "mlp" in config.biases),
+            is_modern
+            or not config.has_logits
+            or not (config.is_encoder and config.logits_via_embedding and "mlp" in config.biases),
             "has a bias of the logits where its MLPs have one, and ModelConfig.logits_via_embedding is True",
         ),
         (config.is_encoder or "logits" not in config.biases, NO_LOGITS_BIAS),
@@ -230,13 +249,12 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         if config.positions == "relative" and not config.relative_bias_per_layer:
             relative_bias(side)
         norm(f"{side}/{side}_norm")
-    if config.is_modernbert and config.head != "vectors":
+    if not config.has_logits:
+        return found
+    if config.is_modernbert:
         dense("decoder/head_dense", (d, d), "head")
         norm("decoder/head_norm")
-    if config.has_own_head:
-        for name, width in heads.outputs(config).items():
-            found |= {f"head/{name}/kernel": (d, width), f"head/{name}/bias": (width,)}
-    elif not (config.logits_via_embedding or config.is_t5_encoder):
+    if not config.logits_via_embedding:
         dense("decoder/logits_dense", (d, config.vocab_size), "logits")
     elif "logits" in config.biases:
         found["decoder/logits_dense/bias"] = (config.vocab_size,)
@@ -281,11 +299,8 @@ def rows(config: ModelConfig) -> list[Row]:
             ours, shape = whole, (*shape[:-1], len(parts) * shape[-1])
         is_transposed = ours.endswith(("kernel", "rel_embedding")) and (name != "gpt2" or ours == HEAD)
         theirs = _pytorch_name(ours, _family(name))
-        if ours.startswith("head/"):
-            theirs = theirs.removeprefix("head.")
-        elif config.is_t5_encoder and heads.outputs(config):
-            theirs = f"transformer.{theirs}"
-        theirs = theirs.removeprefix("model.") if config.head == "vectors" else theirs
+        if not config.has_logits:  # a class without an output layer stores no prefix
+            theirs = theirs.removeprefix("model.")
         table.append(Row(ours, theirs, is_transposed, shape))
     return table
 
@@ -349,7 +364,7 @@ def unfused(stored: Mapping[str, Stored], config: ModelConfig) -> dict[str, Stor
 
 def class_of(config: ModelConfig) -> str:
     """Returns transformers' class of a network; InputError for one that it lacks."""
-    return heads.class_of(config, kind(config)) or CLASSES[kind(config)]
+    return (CLASSES if config.has_logits else CLASSES_OF_STATES)[kind(config)]
 
 
 def config_json(config: ModelConfig, dtype: str = "float32", eos_id: int = 1, mask_id: int | None = None) -> Json:
@@ -369,7 +384,6 @@ def config_json(config: ModelConfig, dtype: str = "float32", eos_id: int = 1, ma
     about: Json = {"architectures": [class_of(config)], "model_type": name}
     about |= {theirs: getattr(config, ours) for ours, (theirs, _) in _FIELDS[_family(name)].items()}
     about |= {"eos_token_id": eos_id, "pad_token_id": 0, "use_cache": True, "torch_dtype": dtype}
-    about |= heads.to_json(config, name) if config.has_own_head else {}
     if name == "modernbert":
         about |= dict(zip(_LOCAL, config.local_attention or (), strict=True)) | {"norm_bias": config.norm == "layer"}
         about |= {key: part in config.biases for part, key in _BIASES.items()}
@@ -415,7 +429,7 @@ def model_fields(about: Json, name: str) -> Json:
     width = fields["emb_dim"] // fields["num_heads"]
     if name == "modernbert":
         fields |= _of_modernbert(about, width, fields["num_decoder_layers"])
-        return fields | {"head_dim": width, **heads.fields(about, name)}
+        return fields | {"head_dim": width, "has_logits": _has_logits(about, name)}
     if name == "gpt2":
         activation = keys.activation("activation_function", about.get("activation_function", "gelu_new"))
         fields["mlp_dim"] = fields["mlp_dim"] or 4 * fields["emb_dim"]
@@ -423,8 +437,9 @@ def model_fields(about: Json, name: str) -> Json:
     activation = keys.activation("hidden_act", about.get("hidden_act", "silu"))
     biases = tuple(part for part in ("attention", "mlp") if about.get(f"{part}_bias"))
     if name == "eurobert":
-        biases += ("logits",) if "mlp" in biases else ()
-        fields |= {"attention_mask": "bidirectional", **heads.fields(about, name)}
+        fields |= {"attention_mask": "bidirectional", "has_logits": _has_logits(about, name)}
+        if fields["has_logits"] and "mlp" in biases:
+            biases += ("logits",)
     return fields | {
         "mlp_activations": (activation, "linear"),
         "positions": "rotary",
@@ -433,6 +448,16 @@ def model_fields(about: Json, name: str) -> Json:
         "num_kv_heads": fields["num_kv_heads"] or fields["num_heads"],
         "rotary_base": _rotary_base(about),
     }
+
+
+def _has_logits(about: Json, name: str) -> bool:
+    """Returns whether a config.json's class has the vocabulary's logits; without them its encoder alone is read.
+
+    >>> _has_logits({"architectures": ["EuroBertForSequenceClassification"]}, "eurobert")
+    False
+    """
+    theirs = str((about.get("architectures") or [""])[0])
+    return not theirs.endswith(_ENCODERS_OF_T5 if name.endswith("t5") else _ENCODERS)
 
 
 def _fields(about: Json, name: str) -> Json:
@@ -466,10 +491,10 @@ def _of_t5(about: Json, name: str) -> Json:
     key = "dense_act_fn" if "dense_act_fn" in about else "feed_forward_proj"
     activation = keys.activation(key, about.get("dense_act_fn", by_projection))
     is_gated = about.get("is_gated_act", first == "gated")
-    if str((about.get("architectures") or [""])[0]).endswith(("EncoderModel", "ForTokenClassification")):
+    if not _has_logits(about, name):
         if about.get("is_decoder"):
             keys.refuse("is_decoder", about["is_decoder"], [False])
-        fields |= {"num_decoder_layers": 0, **heads.fields(about, name)}
+        fields["num_decoder_layers"] = 0
     elif not about.get("is_encoder_decoder", True):
         keys.refuse("is_encoder_decoder", about["is_encoder_decoder"], [True])
     fields["mlp_activations"] = (activation, "linear") if is_gated else (activation,)

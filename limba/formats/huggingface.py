@@ -31,7 +31,7 @@ from limba.formats.architectures import (
     unfused,
 )
 from limba.formats.architectures import kind as kind_of_network
-from limba.formats.huggingface_names import NAMES, canonical, embedding_of, is_passed_over, renamed
+from limba.formats.huggingface_names import NAMES, canonical, embedding_of, is_of_head, is_passed_over, renamed
 from limba.formats.names import BIN, BIN_INDEX, Arrays, Json, Stored, check_names, flatten
 from limba.formats.weights import (
     FLAX_FILE,
@@ -52,7 +52,7 @@ def head_scale(config: ModelConfig) -> float:
     Version 5 multiplies what that layer reads by d_model^-0.5, whatever config.json says; 4.57 does so only for tied
     embeddings.
     """
-    has_head = not (config.logits_via_embedding or config.is_decoder_only or config.is_t5_encoder)
+    has_head = config.has_logits and not (config.logits_via_embedding or config.is_decoder_only)
     is_scaled = config.relative_bias_per_layer and has_head
     return config.emb_dim**0.5 if is_scaled else 1.0
 
@@ -151,13 +151,16 @@ def open_folder(directory: str | Path, config: ModelConfig, flax: bool | None = 
     else:
         stored = _pytorch_arrays(folder, kind)
         head = stored_head(folder, stored, config.emb_dim)
-        _check_tied(config, head, folder)
+        if config.has_logits:
+            _check_tied(config, head, folder)
+        else:
+            _say_what_is_left_out(stored, kind, folder)
         places = {row.t5x: (canonical(row.pytorch, kind), row.transposed) for row in rows(config)}
         if HEAD in places and not config.is_decoder_only:
             places[HEAD] = (head.place, True)
         copies = _copies_of_embedding(stored, kind, folder)
         places[EMBEDDING] = (_place_of_embedding(stored, kind, head), False)
-        extra = [name for name in stored if not is_passed_over(name, kind, config.is_t5_encoder)]
+        extra = [name for name in stored if not is_passed_over(name, kind, is_encoder=not config.has_logits)]
     names = [name for name, _ in places.values()]
     missing = [name for name in names if name not in stored]
     extra = sorted(set(extra) - set(names) - set(copies))
@@ -199,6 +202,16 @@ def _check_tied(config: ModelConfig, head: StoredHead, folder: Path) -> None:
         check_names([STORED_HEAD], [], str(folder))
 
 
+def _say_what_is_left_out(stored: Mapping[str, np.ndarray], kind: str, folder: Path) -> None:
+    """Says of an encoder that is read alone what its folder has on top of it."""
+    on_top = sorted({name.partition(".")[0] for name in stored if is_of_head(name, kind)})
+    if on_top:
+        say_once(
+            f"{folder}: its encoder is read, and what stands on top of it ({', '.join(on_top)}) is left out; use"
+            " transformers for that."
+        )
+
+
 def _place_of_embedding(stored: Mapping[str, np.ndarray], kind: str, head: StoredHead) -> str:
     """Returns under which name the embedding is read; that of the class where the folder has none."""
     place = embedding_of(stored, kind)
@@ -222,7 +235,7 @@ def _copies_of_embedding(stored: Arrays, kind: str, folder: Path) -> list[str]:
 def _is_passed_over_in_flax(name: str, kind: str, config: ModelConfig) -> bool:
     """Returns `is_passed_over` of a Flax name."""
     pytorch = re.sub(r"\.(embedding|kernel)$", ".weight", name.replace("/", "."))
-    return is_passed_over(pytorch, kind, config.is_t5_encoder)
+    return is_passed_over(pytorch, kind, is_encoder=not config.has_logits)
 
 
 def _pytorch_arrays(folder: Path, kind: str) -> Arrays:

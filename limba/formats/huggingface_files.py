@@ -84,11 +84,10 @@ def write_folder(
     mask = None
     if special is not None:
         mask = special.mask if model.is_encoder else None
-    elif vocabulary is not None and (model.is_encoder or model.is_t5_encoder):
-        from limba.data.vocabulary.load import begin_id, mask_id
+    elif vocabulary is not None and model.is_encoder:
+        from limba.data.vocabulary.load import mask_id
 
-        begins = model.has_own_head and begin_id(vocabulary) is not None  # as `framed` begins its texts
-        mask = mask_id(vocabulary) if model.is_encoder or begins else None
+        mask = mask_id(vocabulary)
     padding = () if vocabulary is None else range(vocabulary.vocab_size, model.vocab_size)
     scale = head_scale(model) if form.transformers >= 5 else 1.0
     write_configs(folder, model, form.dtype, eos_id, [*padding, *suppressed], scale, mask)
@@ -109,8 +108,6 @@ def write_folder(
 
             begin = begin_id(vocabulary)
         write_tokenizer(folder, name.path, name.extra_ids or 0, starts, mask, begin, length, vocabulary)
-    if model.head == "vectors":
-        write_sentence_modules(folder, model)
 
 
 def as_encoder(model: ModelConfig) -> ModelConfig:
@@ -119,17 +116,17 @@ def as_encoder(model: ModelConfig) -> ModelConfig:
     It reads the start before a text, as the hybrid does. A mask's piece is predicted at the place before it, so the
     output layer of EuroBertForMaskedLM would answer for the neighbour: `fill` knows the place.
     """
-    has_biases = "mlp" in model.biases  # where transformers' class puts one into its output layer too
-    biases = tuple(part for part in model.biases if part != "logits") + (("logits",) if has_biases else ())
-    return dataclasses.replace(
-        model, attention_mask="bidirectional", head="vectors", biases=biases, logits_via_embedding=not has_biases
-    )
+    biases = tuple(part for part in model.biases if part != "logits")
+    return dataclasses.replace(model, attention_mask="bidirectional", has_logits=False, biases=biases)
 
 
 def write_encoder_of_hybrid(
     folder: Path, arrays: Mapping[str, np.ndarray], model: ModelConfig, form: Form, tokenizer: tuple[Any, Any] | None
 ) -> None:
-    """Writes a hybrid as an EuroBertModel, for vectors and fine-tuning; its texts begin as the hybrid's own."""
+    """Writes a hybrid as an EuroBertModel, for vectors and for fine-tuning in other programs.
+
+    Its texts begin as the hybrid's own.
+    """
     encoder = as_encoder(model)
     if form.length is not None:
         encoder = dataclasses.replace(encoder, max_length=form.length)
@@ -213,7 +210,7 @@ def write_configs(
     `eos_id` is the vocabulary's end of sequence; `generate` of transformers never gives the `suppressed` ids.
     `head_scale` is what the written output layer is multiplied by, `mask_id` an encoder's mask.
     """
-    is_encoder = config.is_encoder or config.is_t5_encoder
+    is_encoder = config.is_encoder or not config.has_logits
     start = "bos_token_id" if config.is_decoder_only else "decoder_start_token_id"
     generation: dict[str, object] = {"pad_token_id": 0, "eos_token_id": eos_id, start: 0}
     if suppressed:

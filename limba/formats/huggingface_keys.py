@@ -77,10 +77,9 @@ _OF_DECODERS: Decisions = {
 }
 _OF_ENCODERS: Decisions = {
     "is_causal": Only((False,)),
-    **_all(IRRELEVANT, "is_decoder add_cross_attention attention_chunk_size"),
+    # How a head of labels pools, which is left out.
+    **_all(IRRELEVANT, "is_decoder add_cross_attention attention_chunk_size classifier_pooling"),
 }
-# An encoder with a head of its own: what its labels are.
-_LABELS: Decisions = _all(READ, "id2label num_labels problem_type classifier_pooling")
 _OF_T5: Decisions = {
     **_GENERAL,
     **_OF_DECODERS,
@@ -118,7 +117,6 @@ KEYS: Mapping[str, Decisions] = {
     "eurobert": {
         **_OF_LLAMA,
         **_OF_ENCODERS,
-        **_LABELS,
         "mask_token_id": READ,
         **_all(IRRELEVANT, "sliding_window layer_types label2id"),
     },
@@ -145,7 +143,6 @@ KEYS: Mapping[str, Decisions] = {
     "modernbert": {
         **_GENERAL,
         **_OF_ENCODERS,
-        **_LABELS,
         **_all(
             READ,
             """

@@ -78,7 +78,7 @@ NAMES = {
     ),
 }
 # T5EncoderModel lists r"decoder": it takes the encoder out of a whole T5. MT5's and UMT5's pass over it with a warning.
-PASSED_OVER_BY_ENCODERS = (r"decoder\..*", r"lm_head\.weight")
+PASSED_OVER_BY_ENCODERS = (r"decoder\..*",)
 
 
 def canonical(name: str, kind: str) -> str:
@@ -123,9 +123,24 @@ def embedding_of(names: Iterable[str], kind: str) -> str:
     return next((name for name in places if name in present), "")
 
 
+def is_of_head(name: str, kind: str) -> bool:
+    """Returns whether an array, by its canonical name, belongs to what a class has on top of its base model.
+
+    >>> is_of_head("classifier.weight", "eurobert"), is_of_head("model.norm.weight", "eurobert")
+    (True, False)
+    """
+    return name.partition(".")[0] in NAMES[kind].head
+
+
 def is_passed_over(name: str, kind: str, is_encoder: bool = False) -> bool:
-    """Returns whether transformers reads a folder as if an array were not there; `is_encoder`: a T5's encoder alone."""
+    """Returns whether a folder is read as if an array were not there, as transformers does.
+
+    With `is_encoder` the encoder alone is read: without a T5's decoder, and without what stands on top.
+    """
     patterns = NAMES[kind].passed_over
-    if is_encoder and kind.endswith("t5"):
-        patterns = (*patterns, *PASSED_OVER_BY_ENCODERS)
+    if is_encoder:
+        if is_of_head(name, kind):
+            return True
+        if kind.endswith("t5"):
+            patterns = (*patterns, *PASSED_OVER_BY_ENCODERS)
     return any(re.fullmatch(pattern, name) for pattern in patterns)

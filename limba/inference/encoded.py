@@ -1,4 +1,4 @@
-"""What an encoder gives for texts: vectors, and the outputs of its own head as labels."""
+"""Vectors of texts, from the hidden states of their tokens."""
 
 from __future__ import annotations
 
@@ -9,17 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from limba.config import InputError, ModelConfig
-from limba.data.objectives.labels import framed, joined, word_encoder
 from limba.data.stream.placement import place_batch
-from limba.data.vocabulary.special_ids import SpecialIds
-from limba.data.vocabulary.vocabularies import Vocabulary
 from limba.inference.generate import batches_of_like_lengths, fetched, padded
-from limba.inference.texts import listed, whole_letters
 from limba.model import Network
-from limba.model.heads import mean_over
 from limba.model.trees import Batch, Parameters
 from limba.sharding.mesh import batch_sharding
 
@@ -71,6 +65,12 @@ def pooled(
     return jnp.concatenate([_pooled(states.astype(jnp.float32), lengths, pooling) for pooling in poolings], axis=-1)
 
 
+def mean_over(states: Float[Array, "B L D"], real: Bool[Array, "B L"]) -> Float[Array, "B D"]:
+    """Returns the float32 mean of the real tokens' states; zeros for a row without any."""
+    weights = real.astype(jnp.float32)[..., None]
+    return jnp.sum(states.astype(jnp.float32) * weights, axis=1) / jnp.maximum(jnp.sum(weights, axis=1), 1.0)
+
+
 def _pooled(states: Float[Array, "B L D"], lengths: Int[Array, " B"], pooling: str) -> Float[Array, "B D"]:
     """Returns one vector of each text; the weights of a weighted mean are 1, 2, 3, … (SGPT, arXiv:2202.08904)."""
     positions = jnp.arange(states.shape[1])[None]
@@ -95,42 +95,3 @@ def cut(ids: Int[np.ndarray, " L"], length: int | None, end: int | None) -> Int[
     if ids[-1] == end:
         return np.append(ids[: length - 1], ids[-1:])
     return ids[:length]
-
-
-@functools.partial(jax.jit, static_argnames=("network",))
-def outputs(
-    network: Network, params: Parameters, tokens: Int[Array, "B L"], lengths: Int[Array, " B"]
-) -> Float[Array, "B Q N"]:
-    """Returns the outputs of an encoder's own head: probabilities of its labels, or a score."""
-    found = network.apply(params, _batch_of(tokens, lengths))
-    return jax.nn.softmax(found, axis=-1) if network.config.has_labels else found
-
-
-def named_labels(config: ModelConfig, row: Float[np.ndarray, " N"]) -> dict[str, float]:
-    """Returns {label: probability}, the likeliest first; of a score {"score": it}."""
-    names = config.labels or ("score",)
-    return {names[place]: float(row[place]) for place in np.argsort(-row, kind="stable").tolist()}
-
-
-def sentence_ids(
-    sentences: Sequence[Sequence[str]], vocabulary: Vocabulary, special: SpecialIds, length: int
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Returns the ids of sentences, each a list of words, and the places of the words' first pieces.
-
-    Raises InputError for a sentence without words, and for one of more than `length` tokens.
-    """
-    pieces, ids, starts = word_encoder(vocabulary), list[np.ndarray](), list[np.ndarray]()
-    around = framed(special, length)
-    for number, words in enumerate(sentences):
-        found = pieces(list(map(whole_letters, listed(words))))
-        size = sum(map(len, found))
-        if not 0 < size <= length - len(around(np.zeros(0, np.int32))[0]):
-            raise InputError(
-                f"The sentence {number} has {len(words)} words and {size:,} tokens; give a word or more, and less than"
-                f" {length:,} tokens."
-            )
-        tokens, begins = joined(found)
-        framed_ids, place = around(tokens)
-        ids.append(framed_ids)
-        starts.append(place + begins)
-    return ids, starts

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from limba.config import InputError, ModelConfig
+from limba.config import InputError
 from limba.data.stream.placement import place_batch
 from limba.data.vocabulary import load
 from limba.data.vocabulary.around_gaps import encode_parts
@@ -277,11 +277,6 @@ def _next_logits(
     matrix, factor = network.head(params)
     last = jnp.take_along_axis(states, batch["last"][:, None, None], axis=1)[:, 0]
     return factor * jnp.dot(last, matrix, preferred_element_type=jnp.float32)
-
-
-def is_framed(config: ModelConfig, vocabulary: Vocabulary) -> bool:
-    """Returns whether texts begin with <cls> and may have masks: an encoder's, or a T5's with a head and a <cls>."""
-    return config.is_encoder or (config.is_t5_encoder and config.has_own_head and load.begin_id(vocabulary) is not None)
 
 
 def masked_ids(

@@ -83,7 +83,7 @@ def _text_of(place: str, record: Mapping[str, object], field: str) -> str:
 def _is_text(path: str) -> bool:
     """Returns whether each line of a file is a text: by its suffix, and without one that training knows."""
     try:
-        return readers.file_format(path)[0] in ("text", "conllu")
+        return readers.file_format(path)[0] == "text"
     except InputError:
         return True
 

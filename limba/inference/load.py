@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from limba.inference.gaps import Fill
     from limba.inference.generate import Deadline, Score, Written
     from limba.inference.long_inputs import SegmentWriter
-    from limba.inference.tuning import Tuning
     from limba.model import Network
     from limba.model.trees import Parameters
 
@@ -49,10 +48,8 @@ FORMATS = ("huggingface", "flax", "t5x")
 POOLINGS = ("mean", "first", "last", "max", "mean_sqrt_len", "weighted_mean")  # of hidden states, for `encode`
 INTERNAL = (  # what commands use of a model, and no tab completion shows
     *("source", "network", "mesh", "tokenizer", "task", "reads_prefix", "rows", "written", "segment_writer"),
-    *("logits_of_ids", "pair_ids", "num_cut", "tuning"),
+    *("logits_of_ids", "pair_ids", "num_cut"),
 )
-USES = {"vocabulary": "`fill` for the words of <mask>, or `encode` for vectors", "vectors": "`encode` for vectors"}
-USES |= {"classes": "`classify`", "score": "`classify`", "tags": "`tag`"}  # of an encoder, by its head
 
 logger = logging.getLogger(__name__)
 
@@ -278,11 +275,11 @@ class TrainedModel:
         they end with the end of sequence, and <mask> becomes its mask. Of a folder for transformers they are the ids of
         its AutoTokenizer.
         """
-        from limba.inference.gaps import is_framed, masked_ids
+        from limba.inference.gaps import masked_ids
         from limba.inference.generate import input_ids, prompt_ids
 
         text, vocabulary, special = whole_letters(text), self.vocabulary, self.special_ids
-        if is_framed(self.network.config, vocabulary):
+        if self.network.config.is_encoder:
             return masked_ids(text, vocabulary, special, self.lengths["inputs"])
         if self.network.config.is_decoder_only:
             return prompt_ids(text, vocabulary, special)
@@ -376,7 +373,7 @@ class TrainedModel:
         if isinstance(text, str):
             return self.fill([text], top, deadline)[0]
         texts = list(map(whole_letters, listed(text)))
-        if self.network.config.is_encoder and not self.network.config.has_own_head:
+        if self.network.config.is_encoder and self.network.config.has_logits:
             special = self.special_ids
             return fills_of_masks(self.network, self.params, self.mesh, self.vocabulary, special, texts, top, deadline)
         self._require_text("fills")
@@ -440,7 +437,7 @@ class TrainedModel:
         from limba.inference.generate import input_ids, log_likelihoods, read_before, target_ids
 
         special = self.special_ids
-        if (network := self.network.config).is_encoder and not network.has_own_head:
+        if (network := self.network.config).is_encoder and network.has_logits:
             from limba.inference.gaps import pseudo_log_likelihoods as score
 
             return score(self.network, self.params, self.mesh, self.vocabulary, special, pairs, self.batch_size)
@@ -496,25 +493,19 @@ class TrainedModel:
         }
         return sum(max(0, size - self.lengths[name]) for name, size in sizes.items())
 
-    def tuning(self, dropout: float, num_rows: int, head: Sequence[str] = ()) -> Tuning:
-        """Returns what fine-tunes copies on pairs, or an encoder's new head, its kind and its labels, by batches."""
-        from limba.inference.tuning import HeadTuning, Tuning
-
-        self.special_ids.check_trained(self.network.config, self.path)
-        if head:
-            return HeadTuning(self.network, self.params, self.vocabulary, dropout, self.rows(num_rows), head)
-        self._require_text("learns to write")
-        return Tuning(self.network, self.params, self.vocabulary, dropout, self.rows(num_rows))
-
     def _require_text(self, what: str) -> None:
-        if (network := self.network.config).is_encoder or network.is_t5_encoder:
-            use = USES["vectors" if network.is_t5_encoder and not network.has_own_head else network.head]
-            if what == "scores" and network.is_encoder and not network.has_own_head:
-                raise InputError(
-                    f"{self.path} is an encoder, which scores no text from left to right; call `log_likelihoods` for"
-                    f" the pseudo log likelihoods of texts, {use}."
-                )
-            raise InputError(f"{self.path} is an encoder, which {what} no text; call {use}.")
+        network = self.network.config
+        if not network.has_logits:
+            raise InputError(f"{self.path} is an encoder, which {what} no text; call `encode` for vectors.")
+        if not network.is_encoder:
+            return
+        uses = "`fill` for the words of <mask>, or `encode` for vectors"
+        if what == "scores":
+            raise InputError(
+                f"{self.path} is an encoder, which scores no text from left to right; call `log_likelihoods` for the"
+                f" pseudo log likelihoods of texts, {uses}."
+            )
+        raise InputError(f"{self.path} is an encoder, which {what} no text; call {uses}.")
 
     def _warn_of_cut(self, texts: Sequence[str], ids: Sequence[np.ndarray]) -> None:
         """Logs once, by model, that texts are longer than those that it was trained with, and were cut."""
@@ -534,11 +525,11 @@ class TrainedModel:
 
     def _num_tokens(self, text: str) -> int:
         """Returns how many tokens a text has, and what stands around it, uncut."""
-        from limba.inference.gaps import is_framed, masked_ids
+        from limba.inference.gaps import masked_ids
         from limba.inference.generate import input_ids
 
         text, vocabulary, special = whole_letters(text), self.vocabulary, self.special_ids
-        if is_framed(self.network.config, vocabulary):
+        if self.network.config.is_encoder:
             return len(masked_ids(text, vocabulary, special))
         if self.network.config.is_decoder_only:
             return 0  # is not cut
@@ -576,29 +567,6 @@ class TrainedModel:
         for change in modules.after:
             vectors = change(vectors)
         return vectors
-
-    def classify(self, texts: Sequence[str]) -> list[dict[str, float]]:
-        """Returns {class: probability} of each text, the likeliest first; {"score": number} of a head of scores."""
-        from limba.inference.encoded import named_labels
-
-        ids = [self.tokenize(text) for text in listed(texts)]
-        return [named_labels(self.network.config, row[0]) for row in self._outputs(ids, "classes", "score")]
-
-    def tag(self, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
-        """Returns the tag of each word of each sentence, a list of words; InputError for one that is too long."""
-        from limba.inference.encoded import sentence_ids
-
-        ids, starts = sentence_ids(sentences, self.vocabulary, self.special_ids, self.lengths["inputs"])
-        labels, rows = self.network.config.labels, self._outputs(ids, "tags")
-        return [[labels[n] for n in row[at].argmax(axis=-1)] for row, at in zip(rows, starts, strict=True)]
-
-    def _outputs(self, ids: Sequence[np.ndarray], *heads: str) -> list[Float[np.ndarray, "Q N"]]:
-        from limba.inference.encoded import of_each, outputs
-
-        if (head := self.network.config.head) not in heads:
-            raise InputError(f"The head of {self.path} is {head!r}, and this is for {' or '.join(heads)}.")
-        compute = functools.partial(outputs, self.network, self.params)
-        return of_each(compute, ids, self.rows(min(self.batch_size, max(1, len(ids)))), self.mesh)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns the parameters by T5X's names, one array per layer."""

@@ -368,7 +368,7 @@ def only_fills_gaps(source: Source) -> bool:
     a T5 without a run, and of a run whose task cannot be imported here, it is not known.
     """
     model = source.model
-    if model.has_own_head or model.is_t5_encoder:
+    if not model.has_logits:
         return False
     if model.is_encoder:
         return not model.predicts_next

@@ -20,7 +20,6 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from limba.config import ModelConfig
 from limba.model import layers
 from limba.model.attention import query_init
-from limba.model.heads import Head
 from limba.model.kernels.choose import AttentionKernel, choose
 from limba.model.kernels.einsum import cached_attention, dot_product_attention
 from limba.model.masks import Mask, causal_mask, ids_of
@@ -298,12 +297,14 @@ class Stack(nn.Module):
             self.position_embedding = layers.parameter(self, "position_embedding", init, ("length", "embed"), shape)
         if config.is_t5_decoder:
             self.relpos_bias = RelativeBias(config, bidirectional=False)
-        self.decoder_norm, self.drop_output = layers.norm(config), layers.Dropout(config.dropout_rate)
+        self.decoder_norm = layers.norm(config)
+        self.drop_output = layers.Dropout(config.dropout_rate)
+        if not config.has_logits:
+            return
         if config.is_modernbert:
-            init = layers.Dense(
-                config.emb_dim, ("embed", "mlp"), jnp.dtype(config.dtype), has_bias="head" in config.biases
-            )
-            self.head_dense, self.head_norm = init, layers.norm(config)
+            dtype = jnp.dtype(config.dtype)
+            self.head_dense = layers.Dense(config.emb_dim, ("embed", "mlp"), dtype, has_bias="head" in config.biases)
+            self.head_norm = layers.norm(config)
         if not config.logits_via_embedding:
             self.logits_dense = layers.logits_dense(config)
         elif "logits" in config.biases:
@@ -313,7 +314,9 @@ class Stack(nn.Module):
         """Returns x plus learned or sinusoidal position embeddings; rotary and relative ones are in the attention."""
         if self.config.positions == "learned":
             return x + jnp.take(self.position_embedding, positions, axis=0, mode="clip").astype(x.dtype)
-        return x + sinusoids(positions, x.shape[-1]).astype(x.dtype) if self.config.positions == "sinusoidal" else x
+        if self.config.positions == "sinusoidal":
+            return x + sinusoids(positions, x.shape[-1]).astype(x.dtype)
+        return x
 
     def finish(
         self, x: Float[Array, "B L D"], as_states: bool = False, deterministic: bool = True
@@ -322,17 +325,20 @@ class Stack(nn.Module):
         x = self.decoder_norm(x)
         if self.config.is_t5_decoder:
             x = self.drop_output(x, deterministic)
-        if self.config.is_modernbert and not as_states:
-            x = self.transform(x)
-        return x if self.config.logits_via_embedding or as_states else self.logits_dense(x)
-
-    def transform(self, x: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
-        """Returns what a ModernBERT's logits are computed from: states through a dense layer and a norm."""
-        return self.head_norm(layers.ACTIVATION_FUNCTIONS[self.config.mlp_activations[0]](self.head_dense(x)))
+        if as_states:
+            return x
+        if self.config.is_modernbert:
+            activate = layers.ACTIVATION_FUNCTIONS[self.config.mlp_activations[0]]
+            x = self.head_norm(activate(self.head_dense(x)))
+        if self.config.logits_via_embedding:
+            return x
+        return self.logits_dense(x)
 
     def add_bias(self, logits: Float[Array, "B L V"]) -> Float[Array, "B L V"]:
         """Returns the logits of a tied head with its bias, if it has one."""
-        return self.logits_dense(logits) if "logits" in self.config.biases else logits
+        if "logits" in self.config.biases:
+            return self.logits_dense(logits)
+        return logits
 
     @nn.compact
     def __call__(
@@ -371,30 +377,35 @@ class LanguageModel(nn.Module):
     def setup(self) -> None:
         self.token_embedder = layers.Embed(self.config)
         self.decoder = Stack(self.config, self.mesh)
-        if self.config.has_own_head:
-            self.head = Head(self.config)
 
     def __call__(self, batch: Batch, deterministic: bool, as_states: bool = False) -> Float[Array, "B LorP DorV"]:
-        """Returns float32 logits, or with `as_states` the hidden states that the head turns into logits.
+        """Returns float32 logits, or the hidden states that the head turns into logits.
 
-        Those of an encoder's own head are `heads.Head`'s.
+        States are returned with `as_states`, and by a network without logits.
         """
+        config = self.config
+        as_states = as_states or not config.has_logits
         targets = batch["decoder_target_tokens"]
         segments = batch.get("decoder_segment_ids", jnp.ones_like(targets))
         ids = ids_of(targets, segments)
-        has_prefix = "decoder_causal_attention" in batch
-        is_by_token = has_prefix and self.config.prefix_attention == "full"
-        both_ways = batch["decoder_causal_attention"] > 0 if is_by_token else None
-        mask = Mask(ids, ids, has_prefix or not self.config.is_encoder, both_ways)
-        positions, inputs = positions_in_segments(segments), batch["decoder_input_tokens"]
-        if self.config.has_own_head:
-            states = self.decoder(self.token_embedder(inputs), positions, mask, deterministic, True)
-            return states if as_states else self.head(states, ids > 0, self.decoder.transform)
-        if self.config.is_encoder and (has_prefix or self.config.predicts_next):
+        positions = positions_in_segments(segments)
+
+        # Which tokens see those after them: an encoder's all, a prefix's, or those of which the batch says so.
+        says_own_mask = "decoder_causal_attention" in batch
+        both_ways = None
+        if says_own_mask and config.prefix_attention == "full":
+            both_ways = batch["decoder_causal_attention"] > 0
+        mask = Mask(ids, ids, says_own_mask or not config.is_encoder, both_ways)
+
+        inputs = batch["decoder_input_tokens"]
+        if config.is_encoder and (says_own_mask or config.predicts_next):
+            # Where the next token is predicted, the token before is read.
             before = jnp.where(positions > 0, jnp.roll(inputs, 1, axis=1), 0)
-            reads_own = not self.config.predicts_next and batch["decoder_causal_attention"] > 0
+            reads_own = not config.predicts_next and batch["decoder_causal_attention"] > 0
             inputs = jnp.where(reads_own, inputs, before)
+
         predicted = batch.get("decoder_predicted_positions")
         x = self.decoder(self.token_embedder(inputs), positions, mask, deterministic, as_states, predicted)
-        tied = self.config.logits_via_embedding and not as_states
-        return self.decoder.add_bias(self.token_embedder.attend(x) * self.config.tied_logits_scale) if tied else x
+        if as_states or not config.logits_via_embedding:
+            return x
+        return self.decoder.add_bias(self.token_embedder.attend(x) * config.tied_logits_scale)

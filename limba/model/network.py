@@ -54,7 +54,7 @@ class Network:
     ) -> Float[Array, "B Q DorV"]:
         """Returns float32 logits, or with `as_states` the hidden states that `head` turns into logits.
 
-        Without a key there is no dropout.
+        A network without logits gives its hidden states in any case. Without a key there is no dropout.
         """
         return apply_module(self._module, parameters, batch, dropout_key is None, as_states, dropout_key=dropout_key)
 

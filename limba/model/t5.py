@@ -13,7 +13,6 @@ from jaxtyping import Array, Float
 
 from limba.config import ModelConfig
 from limba.model.attention import Attention
-from limba.model.heads import Head
 from limba.model.kernels.choose import AttentionKernel, choose
 from limba.model.layers import Dropout, Embed, MlpBlock, logits_dense, norm
 from limba.model.masks import Mask, ids_of
@@ -109,8 +108,6 @@ class Transformer(nn.Module):
         self.token_embedder = Embed(self.config)
         self.encoder = Stack(self.config, self.mesh)
         self.decoder = Stack(self.config, self.mesh)
-        if self.config.has_own_head:
-            self.head = Head(self.config)
 
     def encode(
         self, batch: Batch, deterministic: bool, x: Float[Array, "B K D"] | None = None
@@ -123,12 +120,8 @@ class Transformer(nn.Module):
     def __call__(self, batch: Batch, deterministic: bool, as_states: bool = False) -> Float[Array, "B Q DorV"]:
         """Returns float32 logits, or with `as_states` the hidden states that the head turns into logits.
 
-        Those of an encoder alone are its hidden states, or `heads.Head`'s of labeled texts.
+        An encoder alone gives its hidden states.
         """
-        if self.config.has_own_head:
-            tokens = batch["decoder_input_tokens"]  # so named in rows of labeled texts, whoever reads them
-            states = self.encode({"encoder_input_tokens": tokens}, deterministic)
-            return states if as_states else self.head(states, tokens > 0)
         if self.config.is_t5_encoder:
             return self.encode(batch, deterministic)
         embedded, x = self.token_embedder.both(batch["encoder_input_tokens"], batch["decoder_input_tokens"])

@@ -22,7 +22,7 @@ from limba.config import MeshConfig, compile_cache
 # position buckets are not sharded.
 LOGICAL_AXIS_RULES = {
     "batch": ("data", "fsdp"), "vocab": "model", "embed": "fsdp", "mlp": "model", "heads": "model",
-    "joined_kv": "model", "relpos_buckets": None, "length": None, "labels": None, "layers": None,
+    "joined_kv": "model", "relpos_buckets": None, "length": None, "layers": None,
 }  # fmt: skip
 
 

@@ -17,12 +17,11 @@ import jax
 import optax
 from etils import epath
 
-from limba.config import ConfigError, RunConfig, plain, require, without_credentials
+from limba.config import ConfigError, RunConfig, plain, without_credentials
 from limba.config.optimizer import AUTO
 from limba.data import tasks as data_tasks
 from limba.data.deal import Deal, corpora_of, deal_of, said
 from limba.data.objectives import derive_lengths
-from limba.data.objectives.labels import check_labels, labels_in
 from limba.data.stream.positions import opened
 from limba.data.stream.stages import Stage, check_rows_of_stage, task_of_stage
 from limba.data.tasks import Provider
@@ -45,44 +44,6 @@ EPOCH = "epoch"
 STAGES = "stages"  # of FILE: the later stages' counts, by their first batches
 
 logger = logging.getLogger(__name__)
-
-
-def with_labels(config: RunConfig) -> RunConfig:
-    """Returns the run of a head of labels with those of its training text, unless it has its own; else the same run.
-
-    Reads all labeled texts. Raises InputError, in all processes alike, for rows without label, for less than two
-    labels, and for labels of the validation text that the training text has not.
-    """
-    model, data = config.model, config.data
-    if not model.has_own_head:
-        return config
-    file = resolved(config.model_dir) / plain.FILE
-    begun = plain.from_text(read_text(file), str(file)) if file.exists() else None
-    with together(COUNTING_SECONDS):
-        # Nothing is encoded yet: bytes stand in for a vocabulary that this run trains.
-        rows = dataclasses.replace(data, vocabulary="byte", new_vocabulary_size=None)
-        sources = list(data_tasks.unit_sources(data_tasks.resolve_task(rows)).values())
-        require(
-            len(sources) == 1,
-            "DataConfig.mixture_or_task_name",
-            f"is {data.mixture_or_task_name!r}, and labeled texts are those of one task with files; name such a task.",
-        )
-        (source,) = sources
-        found = {
-            split: labels_in(source.rows_with_blanks(split), model.head, f"{source.name}, split {split!r},")
-            for split in (data.train_split, data.validation_split)
-        }
-        splits = found if source.is_carved(data.validation_split) else (data.train_split,)
-        own = begun.model.labels if isinstance(begun, RunConfig) else ()
-        labels = model.labels or own or sorted({label for split in splits for label in found[split]})
-        require(
-            len(labels) > 1 or not model.has_labels,
-            "ModelConfig.labels",
-            f"is {tuple(labels)!r}, those of {source.name}; give texts with two labels or more.",
-        )
-        for split, each in found.items():
-            check_labels(each, labels, f"{source.name}, split {split!r},")
-    return dataclasses.replace(config, model=dataclasses.replace(model, labels=tuple(labels)))
 
 
 def task_of_run(config: RunConfig) -> tuple[Provider, dict[str, int]]:

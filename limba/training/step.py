@@ -124,14 +124,12 @@ def gradients(
     in the activations' dtype, and each device gets its own shard of that gradient (reduce-scatter). 'auto' is then the
     activations' dtype for one micro-batch.
 
-    On other meshes, for one micro-batch with neither `reduce_dtype` nor `specs`, and where a row's loss depends on the
-    others, XLA places the sums: one per micro-batch, in the activations' dtype. Each device draws the dropout of its
-    rows as one device would for all rows.
+    On other meshes, and for one micro-batch with neither `reduce_dtype` nor `specs`, XLA places the sums: one per
+    micro-batch, in the activations' dtype. Each device draws the dropout of its rows as one device would for all rows.
     """
     model, specs, reduce_dtype, parts = gradient.model, gradient.specs, gradient.reduce_dtype, gradient.num_microbatches
     mesh, sums_once = model.mesh, parts > 1 or reduce_dtype != "auto" or specs is not None
-    compares_rows = model.config.head == "vectors"  # over all devices
-    if mesh is None or not sums_once or not is_pure_data_parallel(mesh) or compares_rows:
+    if mesh is None or not sums_once or not is_pure_data_parallel(mesh):
         return _over_microbatches(gradient, params, batch, dropout_key, scale)
     rows, activations = LOGICAL_AXIS_RULES["batch"], jnp.dtype(model.config.dtype)
     dtype = jnp.dtype("float32" if reduce_dtype == "auto" else reduce_dtype)
@@ -200,10 +198,6 @@ def loss_sums(model: Network, loss: LossConfig, params: Parameters, batch: Batch
     `loss` is what is trained (see `losses.trained_nats`), `nats` the plain cross entropy; `weights` sums the
     `losses.token_weights` of these, and `tokens` counts the target tokens.
     """
-    if model.config.has_own_head:
-        from limba.training.label_losses import label_sums
-
-        return label_sums(model, loss, params, batch, dropout_key)[0]
     targets, weights = batch["decoder_target_tokens"], losses.token_weights(loss, batch)
     counts = {"tokens": jnp.sum(batch["decoder_loss_weights"].astype(jnp.float32)), "weights": jnp.sum(weights)}
     targets, weights = losses.at_predicted(batch, targets, weights)

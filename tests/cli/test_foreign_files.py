@@ -83,9 +83,8 @@ PIPE = "pipe"
 
 def training(path: Path) -> None:
     for unit in readers.list_units(readers.list_files([str(path)])):
-        for column in ("text", "form") if path.suffix == ".conllu" else ("text",):
-            for _ in readers.read_chunks(unit, column):
-                pass
+        for _ in readers.read_chunks(unit, "text"):
+            pass
 
 
 def generation(path: Path) -> None:
@@ -132,7 +131,7 @@ def weights(path: Path) -> None:
 
 
 FORMATS = (".txt", ".jsonl", ".json", ".csv", ".tsv", ".parquet", ".jsonl.gz")
-MORE_FORMATS = (".conllu", ".txt.zst", ".csv.bz2", ".json.xz")
+MORE_FORMATS = (".txt.zst", ".csv.bz2", ".json.xz")
 OF_PAIRS = (".tsv", ".csv", ".jsonl", ".parquet", ".tsv.gz", ".zip", ".tsv.zip")
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     **{f"training {each}": (f"a{each}", training) for each in (*FORMATS, *MORE_FORMATS)},

@@ -137,16 +137,6 @@ WITHOUT_EFFECT = {  # lines of the file, an override, and what the error says
         ["rotary_base, which a network with relative positions does not"],
     ),
     "length of a T5": ("", "config.ModelConfig.max_length=64", ["max_length, which a T5 does not read"]),
-    "pooling without a head": (
-        "",
-        "config.ModelConfig.pooling=first",
-        ["pooling, which only a head of classes, tags, scores or vectors reads"],
-    ),
-    "temperature without vectors": (
-        "",
-        "config.LossConfig.temperature=0.1",
-        ["temperature, which only ModelConfig.head 'vectors' reads"],
-    ),
     "shape without a branch": (
         "",
         "config.ScheduleConfig.branch_shape=linear",

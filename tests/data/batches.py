@@ -45,7 +45,6 @@ MODULES = (
     "cc100",
     "demo",
     "en_ms",
-    "labeled_texts",
     "lm1b",
     "ro",
     "ro_diacritics",
@@ -60,7 +59,7 @@ SHIPPED = (  # the tasks and mixtures of tasks/
     *("rlm_span_corruption_stream", "rlm_span_corruption_files", "ro_diacritics", "ro_diacritics_partial"),
     *("ro_diacritics_bytes", "ro_diacritics_published", "fr_diacritics", "fr_diacritics_bytes", "fr_capitals_bytes"),
     *("t5_mlm", "summarization", "translation", "classification", "text_to_text", "wiki40b_ja_causal_lm"),
-    *("wiki40b_ja_articles_causal_lm", "wiki40b_ja_causal_lm_stream", "labeled_texts"),
+    *("wiki40b_ja_articles_causal_lm", "wiki40b_ja_causal_lm_stream"),
 )
 FORMATS = ("txt", "jsonl", "csv", "parquet", "array_record", "jsonl.gz", "txt.zst", "csv.gz", "json", "tokens.parquet")
 PREPARED = ("tfds_tfrecord", "tfds_array_record", "hub_folder")  # as tasks, since DataConfig.data_files has no name
@@ -242,13 +241,11 @@ def _of_kinds(add: Callable[..., None]) -> None:
     # Every task and mixture that ships.
     for name in SHIPPED:
         is_pair = name in ("en_ms_translation", "ms_en_translation", "en_ms_both", "en_ms_published", "summarization",
-                           "translation", "classification", "text_to_text", "labeled_texts")  # fmt: skip
+                           "translation", "classification", "text_to_text")  # fmt: skip
         is_text = not (is_pair or "diacritics" in name or "capitals" in name)
         files = {"data_files": "CORPUS/other_pairs.jsonl" if is_pair else "CORPUS/other.jsonl"}
-        is_labeled = name == "labeled_texts"
-        own = {} if "bytes" in name or (is_pair and not is_labeled) else {"vocabulary": "VOCABULARY"}
-        more = {"task_feature_lengths": {"targets": 40}} if "causal_lm" in name or is_labeled else {}
-        more |= {"head": ("vectors",)} if is_labeled else {}
+        own = {} if "bytes" in name or is_pair else {"vocabulary": "VOCABULARY"}
+        more = {"task_feature_lengths": {"targets": 40}} if "causal_lm" in name else {}
         own = {"mixture_or_task_name": name, **files, **own, **more}
         add(f"task_{name}", own, SPANS if is_text else PAIR)
         for shards in (1, 4, 16):  # for many epochs

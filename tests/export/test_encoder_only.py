@@ -1,5 +1,6 @@
-"""The encoder of a T5 alone: transformers' hidden states, the way back, vectors, bad input."""
+"""Encoders without logits, of a T5 too: transformers' hidden states, the way back, vectors, bad input."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -9,12 +10,10 @@ import transformers
 
 from limba.cli import convert
 from limba.config import InputError
-from limba.data.objectives.labels import framed
-from limba.data.vocabulary.load import encoder
-from limba.data.vocabulary.train import train_vocabulary
 from limba.export import proof as check
 from limba.formats.huggingface import open_folder
 from limba.inference.load import load
+from limba.inference.source import VocabularyName
 from tests import tiny
 from tests.export.runs import write_run
 
@@ -66,15 +65,24 @@ def test_only_a_t5_has_an_encoder_to_write(tmp_path, vocabulary):
         tiny.model(num_encoder_layers=0, num_decoder_layers=0)
 
 
-def test_texts_of_a_head_begin_with_cls_where_the_vocabulary_has_it(tmp_path, corpus):
-    path, texts = tmp_path / "masks.model", [json.loads(line)["text"] for line in corpus.read_text().splitlines()[:100]]
-    train_vocabulary(texts, 600, str(path), masks=True)
-    write_run(tmp_path / "run", tiny.model(**SIZES, num_decoder_layers=0, head="classes", labels=("no", "yes")))
-    convert.run([str(tmp_path / "run"), f"--vocabulary={path}"])
-    (folder,) = (tmp_path / "run/huggingface").glob("step_*")
-    model, tokenizer = load(folder), transformers.AutoTokenizer.from_pretrained(folder)
-    for text in ("One text.", "Another text, a longer one."):
-        ids = model.tokenize(text).tolist()
-        assert ids == tokenizer(text).input_ids and tokenizer.convert_ids_to_tokens(ids[:1]) == ["<cls>"]
-        trained = framed(model.special_ids, 64)(encoder(model.vocabulary)([text.encode()])[0])[0]
-        assert ids == trained.tolist()
+@pytest.mark.parametrize("shape", ["EuroBERT", pytest.param("ModernBERT", marks=pytest.mark.night)])
+def test_an_encoder_without_logits_is_written_as_such_and_read_again(shape, vocabulary, tmp_path, monkeypatch):
+    monkeypatch.setitem(check.TOLERANCES, "float32", 2e-5)
+    whole = tiny.ENCODER if shape == "EuroBERT" else tiny.MODERN
+    config = dataclasses.replace(whole, vocab_size=1024, has_logits=False)
+    arrays = write_run(tmp_path / "run", config)[5]
+    convert.run([str(tmp_path / "run"), f"--vocabulary={vocabulary}", "--extra_ids=1"])
+    folder = tmp_path / "run/huggingface/step_5"
+    findings = json.loads((folder / "conversion.json").read_text())["findings"]
+    assert sum("passed" in line for line in findings) == 2 and "largest entries equal in 4 of 4" in findings[1]
+    assert json.loads((folder / "config.json").read_text())["architectures"] == [f"{shape.replace('ERT', 'ert')}Model"]
+    assert "last_hidden_state" in (folder / "README.md").read_text()
+    found = open_folder(folder, load(folder).network.config)
+    assert set(found) == set(arrays) and all(np.array_equal(found[name], arrays[name]) for name in arrays)
+    network = transformers.AutoModel.from_pretrained(folder).eval()
+    text = "Another text, a longer one."
+    ids = transformers.AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt").input_ids
+    mean = network(ids).last_hidden_state[0].mean(0).detach().numpy()
+    for place in (folder, tmp_path / "run"):
+        model = load(place, vocabulary=None if place is folder else VocabularyName(str(vocabulary), 1))
+        np.testing.assert_allclose(model.encode([text])[0], mean, atol=2e-5)

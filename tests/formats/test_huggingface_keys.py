@@ -113,6 +113,7 @@ OTHER = {
     "id2label": {"0": "a", "1": "b", "2": "c"},
     "label2id": {"a": 0, "b": 1, "c": 2},
     "problem_type": "regression",
+    "classifier_pooling": "mean",
     "architectures": ["AnotherModel"],
     "auto_map": {"AutoModel": "of_somebody.Else"},
     "summary_type": "mean",
@@ -209,12 +210,6 @@ def test_the_keys_that_matter_are_named_for_each_class():
 # Limba, or one sentence.
 IDS = {key: [3] for kinds in KEYS.values() for key in kinds if key.endswith("_token_id")}
 IDS |= {"model_type": [], "architectures": [], "transformers_version": ["5.23.0"]}
-LABELS = {
-    "id2label": [{"0": "a", "1": "b", "2": "c"}],
-    "num_labels": [5],
-    "problem_type": ["regression"],
-    "classifier_pooling": ["mean"],
-}
 ACTIVATIONS = ["gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_accurate", "swish", "quick_gelu", "relu6"]
 OF_T5 = {
     "vocab_size": [56],
@@ -271,7 +266,7 @@ CHANGES = {
     "mt5": OF_T5,
     "umt5": OF_T5,
     "llama": OF_LLAMA,
-    "eurobert": OF_LLAMA | LABELS,
+    "eurobert": OF_LLAMA,
     "gpt2": {
         "vocab_size": [56],
         "n_positions": [40],
@@ -291,8 +286,7 @@ CHANGES = {
         "limba_positions": [],  # Limba's own
         "limba_biases": [],
     },
-    "modernbert": LABELS
-    | {
+    "modernbert": {
         "vocab_size": [56],
         "hidden_size": [24],
         "intermediate_size": [32],

@@ -128,6 +128,38 @@ def test_a_base_model_is_read_where_its_layers_are_tied(kind, cls, reader, tmp_p
     same_as_transformers(saved(tmp_path, kind, cls, **changes), kind, reader)
 
 
+ON_TOP = {  # kind, class of the folder, class of its encoder, what stands on top
+    "eurobert, texts": ("eurobert", "EuroBertForSequenceClassification", "EuroBertModel", "classifier, dense"),
+    "eurobert, tokens": ("eurobert", "EuroBertForTokenClassification", "EuroBertModel", "classifier"),
+    "modernbert, texts": ("modernbert", "ModernBertForSequenceClassification", "ModernBertModel", "classifier, head"),
+    "modernbert, tokens": ("modernbert", "ModernBertForTokenClassification", "ModernBertModel", "classifier, head"),
+    "modernbert, answers": ("modernbert", "ModernBertForQuestionAnswering", "ModernBertModel", "classifier, head"),
+    "modernbert, choices": ("modernbert", "ModernBertForMultipleChoice", "ModernBertModel", "classifier, head"),
+    "t5, tokens": ("t5", "T5ForTokenClassification", "T5EncoderModel", "classifier"),
+    "mt5, tokens": ("mt5", "MT5ForTokenClassification", "MT5EncoderModel", "classifier"),
+    "umt5, tokens": ("umt5", "UMT5ForTokenClassification", "UMT5EncoderModel", "classifier"),
+}
+
+
+@pytest.mark.parametrize("name", ON_TOP)
+def test_an_encoder_is_read_without_what_stands_on_top_and_that_is_said(name, tmp_path, caplog):
+    kind, cls, encoder, on_top = ON_TOP[name]
+    with caplog.at_level(logging.WARNING):
+        same_as_transformers(saved(tmp_path, kind, cls, num_labels=3), kind, encoder)
+    assert not huggingface.model_config(tmp_path).has_logits
+    said = [record.getMessage() for record in caplog.records if "stands on top" in record.getMessage()]
+    assert said == [
+        f"{tmp_path}: its encoder is read, and what stands on top of it ({on_top}) is left out; use transformers for"
+        " that."
+    ]
+
+
+def test_the_class_of_a_t5_for_texts_is_refused_since_it_has_its_decoder(tmp_path):
+    folder = saved(tmp_path, "t5", "T5ForSequenceClassification")
+    with pytest.raises(InputError, match=r"has classification_head\..* the network does not have"):
+        huggingface.open_folder(folder, huggingface.model_config(folder))
+
+
 def test_the_encoder_of_a_whole_t5_is_read(tmp_path):
     folder = saved(tmp_path, "t5")
     about = json.loads((folder / "config.json").read_text())

@@ -10,10 +10,10 @@ import pytest
 import torch
 import transformers
 
-from limba.config import InputError, LossConfig, MeshConfig
+from limba.config import DataConfig, InputError, LossConfig, MeshConfig, RunConfig
 from limba.evaluation.validation import evaluation_sums
-from limba.formats.architectures import config_json, kind, model_fields, rows, written
-from limba.formats.names import flatten, unstack_layers
+from limba.formats.architectures import config_json, kind, model_fields, rows, shapes, written
+from limba.formats.names import flatten, unflatten, unstack_layers
 from limba.model import Network
 from limba.model.kernels.choose import choose
 from limba.model.language_model import LanguageModelLayer
@@ -357,3 +357,32 @@ def test_what_a_modernbert_cannot_be_is_one_sentence():
 def test_relative_positions_are_refused():
     with pytest.raises(InputError, match="look back only"):
         dataclasses.replace(ENCODER, positions="relative")
+
+
+@pytest.mark.parametrize("shape", ["plain", "modern, all biases"])
+def test_without_logits_an_encoder_has_the_same_states_and_no_output_layer(shape):
+    whole = SHAPES[shape]
+    alone = dataclasses.replace(whole, has_logits=False)
+    features, parameters = masked_batch(), noisy_parameters(whole)
+    names = flatten(jax.eval_shape(Network(alone).init, jax.random.key(0)))
+    zeros = {name: np.zeros(leaf.shape, np.float32) for name, leaf in names.items()}
+    assert {name for name in flatten(parameters) if "logits_dense" in name or "head_" in name} == set(
+        flatten(parameters)
+    ) - set(names)
+    assert {name: leaf.shape for name, leaf in unstack_layers(zeros).items()} == shapes(alone)
+    own = unflatten({name: array for name, array in flatten(parameters).items() if name in names})
+    states = jax.jit(functools.partial(Network(whole).apply, as_states=True))(parameters, features)
+    np.testing.assert_array_equal(jax.jit(Network(alone).apply)(own, features), states)
+
+
+def test_only_encoders_are_without_logits_and_no_run_trains_them():
+    with pytest.raises(InputError, match=r"has_logits is False, which is for encoders, and .* set it to True"):
+        tiny.model(has_logits=False)
+    with pytest.raises(InputError, match="which is for encoders"):
+        tiny.language_model(has_logits=False)
+    assert not tiny.model(num_decoder_layers=0).has_logits
+    masked = DataConfig("a", {"targets": 16}, batch_size=8, objective="masked_lm")
+    with pytest.raises(InputError, match="has_logits is False: the network gives hidden states, and no objective"):
+        RunConfig(dataclasses.replace(ENCODER, has_logits=False), masked, "runs/a", 10)
+    with pytest.raises(InputError, match="num_decoder_layers is 0: the encoder of a T5 alone, which has no objective"):
+        RunConfig(tiny.model(num_decoder_layers=0), DataConfig("a", {"inputs": 16}, batch_size=8), "runs/a", 10)

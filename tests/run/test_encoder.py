@@ -5,13 +5,15 @@ import dataclasses
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from limba.cli import convert, evaluate, flags
-from limba.config import ConfigError, InputError
+from limba.cli.gin import read_model
+from limba.config import ConfigError, InputError, RunConfig, plain
 from limba.data.packing import PREDICTED
 from limba.data.stream.stages import open_stages
 from limba.formats.limba_checkpoint import LimbaCheckpoint
@@ -19,8 +21,10 @@ from limba.inference.load import load
 from limba.run import train
 from limba.tools.pages import report
 from limba.tools.preflight import preflight
+from limba.training.checkpoints.initial import check_length
 from limba.training.metrics.logging import read_metrics
 from tests.data.stream.test_stages import stages_of
+from tests.export.runs import write_run
 from tests.run.logged import losses_of
 
 GIN = """
@@ -188,3 +192,44 @@ def test_what_an_encoder_s_run_cannot_do_is_said_before_it_starts(
         train(flags.parse_args([*run, "--gin.TASK_FEATURE_LENGTHS={'targets': 8200}", "--gin.PACK=True"]).config)
     with pytest.raises(ConfigError, match="an encoder, which is 'bidirectional', learns masked_lm or"):
         flags.parse_args([*run, "--gin.OBJECTIVE='causal_lm'"])
+
+
+def test_rows_longer_than_an_encoder_has_learned_are_refused(tmp_path: Path, corpus: Path, vocabulary: Path) -> None:
+    network = read_model("gin/models/encoder/tiny.gin")
+    write_run(tmp_path / "pretrained", dataclasses.replace(network, vocab_size=1024))
+
+    def of(start: Path, length: int, *more: str) -> RunConfig:
+        given = [
+            f"--gin.VOCABULARY={vocabulary}", "--gin.EXTRA_IDS=1", "--gin.VOCAB_SIZE=1024",
+            f"--gin.TASK_FEATURE_LENGTHS={{'targets': {length}}}", f"--gin.INITIAL_CHECKPOINT_PATH={start}",
+        ]  # fmt: skip
+        return flags.parse_args([*arguments(tmp_path, corpus, *given), *more]).config
+
+    def written_by(run: RunConfig, name: str) -> Path:
+        shutil.copytree(tmp_path / "pretrained", tmp_path / name)
+        (tmp_path / name / plain.FILE).write_text(plain.to_text(run))
+        return tmp_path / name
+
+    first = written_by(dataclasses.replace(of(tmp_path, 24), initial_checkpoint_path=None), "first")
+    sentence = "gives rows of 32 tokens, .* was trained with 24; .* at most 24, or .*rotary_base above its 250000"
+    with pytest.raises(ConfigError, match=sentence):
+        train(of(first, 32))
+    base = "--gin.config.ModelConfig.rotary_base"
+    with pytest.raises(ConfigError, match=sentence):
+        check_length(of(first / "checkpoints/5", 32, f"{base}=250_000.0"))
+    check_length(of(first, 24))
+    check_length(of(first, 32, f"{base}=1_000_000.0"))
+    second = written_by(of(first, 16), "second")  # 24 is still what it has learned, as far as that can be seen
+    check_length(of(second, 24))
+    with pytest.raises(ConfigError, match="second was trained with 24"):
+        check_length(of(second, 25))
+    check_length(of(written_by(of(tmp_path / "gone", 16), "third"), 2_000))
+
+    flags_of_export = [f"--vocabulary={vocabulary}", "--extra_ids=1", "--no_check"]
+    convert.run([str(tmp_path / "pretrained"), str(tmp_path / "out"), *flags_of_export])
+    folder = tmp_path / "out/step_5"
+    about = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(about | {"max_position_embeddings": 16}))
+    check_length(of(folder, 16))
+    with pytest.raises(ConfigError, match="step_5 was trained with 16"):
+        check_length(of(folder, 17))

@@ -12,7 +12,7 @@ import pytest
 
 import limba
 from limba import fit
-from limba.config import plain
+from limba.config import ModelConfig, plain
 from limba.fit import Rows
 from tests import tiny
 from tests.export.runs import write_run
@@ -218,6 +218,13 @@ def test_wrong_pairs_are_told(given: Any, sentence: str) -> None:
 def test_what_is_no_model_is_told(given: Any) -> None:
     with pytest.raises(limba.InputError, match="does not exist: looked there for a Limba run"):
         limba.finetune(given, [("a", "b")])
+
+
+@pytest.mark.parametrize("network", [tiny.ENCODER, tiny.model(num_decoder_layers=0)], ids=["encoder", "T5's encoder"])
+def test_an_encoder_is_fine_tuned_elsewhere(network: ModelConfig, tmp_path: Path) -> None:
+    write_run(tmp_path / "run", network)
+    with pytest.raises(limba.InputError, match="is an encoder, which writes no targets; export it, and fine-tune that"):
+        limba.finetune(tmp_path / "run", [("a", "b")])
 
 
 @pytest.mark.parametrize(

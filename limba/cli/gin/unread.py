@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from limba.config import LossConfig, ModelConfig, RunConfig, ScheduleConfig
+from limba.config import ModelConfig, RunConfig, ScheduleConfig
 from limba.config.model import fields_of_other_positions
 from limba.config.optimizer import READ_BY_FACTORS, unread_fields
 
-DEFAULTS = {"config.ModelConfig": ModelConfig, "config.ScheduleConfig": ScheduleConfig, "config.LossConfig": LossConfig}
+DEFAULTS = {"config.ModelConfig": ModelConfig, "config.ScheduleConfig": ScheduleConfig}
 
 
 def unread_choices(owner: str, given: Mapping[str, object], config: RunConfig, flag: str) -> dict[str, str]:
@@ -21,8 +21,6 @@ def unread_choices(owner: str, given: Mapping[str, object], config: RunConfig, f
         return {}
     if owner == "config.ModelConfig":
         found = _unread_of_model(config.model)
-    elif owner == "config.LossConfig":
-        found = _unread_of_loss(config.model)
     else:
         found = _unread_of_schedule(given, config.optimizer.schedule, f"{flag}{owner}")
     return {
@@ -39,15 +37,7 @@ def _unread_of_model(model: ModelConfig) -> dict[str, str]:
     )
     if not (model.is_encoder or model.is_decoder_only):
         found["max_length"] = "a T5 does not read, since its positions are relative; leave it out."
-    if not model.has_own_head:
-        found["pooling"] = "only a head of classes, tags, scores or vectors reads; leave it out."
     return found
-
-
-def _unread_of_loss(model: ModelConfig) -> dict[str, str]:
-    if model.head == "vectors":
-        return {}
-    return {"temperature": "only ModelConfig.head 'vectors' reads; leave it out."}
 
 
 def _unread_of_schedule(given: Mapping[str, object], schedule: ScheduleConfig, flag: str) -> dict[str, str]:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from limba.config import OBJECTIVES, ConfigError, extras
 from limba.data import bridge, user_code
 from limba.data.dataset import Dataset, Step
-from limba.data.objectives.labels import labeled
 from limba.data.objectives.language_modeling import as_one_sequence, lm_adaptation_lengths
 from limba.data.objectives.supervised import is_supervised, own
 from limba.data.objectives.token_blocks import check_targets, tokenize_documents, unwrapped
@@ -135,28 +134,6 @@ def with_noise(task: Task, **choices: float | None) -> Task:
     return task
 
 
-def with_head(task: Task, head: Sequence[str]) -> Task:
-    """Returns the task with labels for an encoder's head, if there is one; ConfigError if only one of both is there."""
-    steps = [functools.partial(step, head=head) if unwrapped(step) is labeled else step for step in task.preprocessors]
-    if not head and _is_labeled(task):
-        raise ConfigError(
-            "ModelConfig.head",
-            f"is 'vocabulary', and task {task.name!r} gives labeled texts; set it to classes, tags, score or vectors,"
-            " for an encoder.",
-        )
-    if head and not _is_labeled(task):
-        raise ConfigError(
-            "DataConfig.mixture_or_task_name",
-            f"is {task.name!r}, which gives no labels, and ModelConfig.head is {head[0]!r}; set it to 'labeled_texts',"
-            " or ModelConfig.head to 'vocabulary'.",
-        )
-    return task.replace(preprocessors=steps)
-
-
-def _is_labeled(task: Task) -> bool:
-    return any(unwrapped(step) is labeled for step in task.preprocessors)
-
-
 def of_one_sequence(task: Task, packed: bool, is_masked: bool = False) -> Task:
     """Returns the task for a decoder-only model or, `is_masked`, an encoder; ConfigError for others' objectives."""
     steps, names = [], [name for name, each in OBJECTIVES.items() if each.for_decoder]
@@ -203,8 +180,6 @@ def derive_lengths(task: Task | Mixture, lengths: Mapping[str, int]) -> dict[str
     maximum length of each part. Raises ConfigError for lengths that are too short, and for missing targets if the
     task's objective is not one of `limba.data.objectives`. Targets longer than needed stay, with a warning.
     """
-    if all(map(_is_labeled, parts_of(task))):
-        return dict.fromkeys(("inputs", "targets"), lengths["targets"])
     parts = [needed for part in parts_of(task) if (needed := _lengths_needed(part, lengths))]
     given = lengths.get("targets")
     if "inputs" not in lengths:

@@ -1,11 +1,11 @@
-"""Documents of several lines or columns: JSON files that are one array, nested columns, lists; CoNLL-U's sentences."""
+"""Documents of several lines or columns: JSON files that are one array, nested columns, lists."""
 
 from __future__ import annotations
 
 import array
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
 from limba.config import InputError
@@ -229,35 +229,3 @@ def not_text(place: str, value: object, column: str, kind: type[InputError] = In
     if column == TOKENS and isinstance(value, list):
         found, better = f"words in column {column!r}, a name for ids", f"'{column}[]'"
     return kind(f"{place} holds {found}; set DataConfig.column to {better}.", field="DataConfig.column")
-
-
-# Of CoNLL-U, https://universaldependencies.org/format.html
-CONLLU = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
-
-
-def sentences(path: str, lines: Iterable[str], columns: Sequence[str]) -> Iterator[list[str]]:
-    r"""Yields, for each sentence of CoNLL-U, its words' values in each column, with a space between two.
-
-    A space inside of a value is a no-break space. Ranges of words (1-2) and empty ones (1.1) are left out. Raises
-    InputError for a column that CoNLL-U does not have, and for a line without ten.
-
-    >>> word = "{0}\t{1}\t_\t{2}" + "\t_" * 6
-    >>> list(sentences("a", ["# text = Da 5 000", word.format(1, "Da", "X"), word.format(2, "5 000", "Y")], ["upos"]))
-    [['X Y']]
-    """
-    if unknown := [column for column in columns if column not in CONLLU]:
-        raise InputError(
-            f"{path} has no column {unknown[0]!r}; CoNLL-U has {', '.join(CONLLU)}: set DataConfig.column to"
-            " {'inputs': 'form', 'targets': 'upos'}."
-        )
-    places, words = [CONLLU.index(column) for column in columns], list[list[str]]()
-    for number, line in enumerate((*lines, ""), 1):
-        if not line.strip() and words:
-            yield [" ".join(values) for values in zip(*words, strict=True)]
-            words = []
-        elif line.strip() and not line.startswith("#"):
-            fields = line.split("\t")
-            if len(fields) != len(CONLLU):
-                raise InputError(f"{path} line {number} has {len(fields)} columns, and CoNLL-U 10; correct the line.")
-            if fields[0].isdecimal():
-                words.append([fields[place].replace(" ", "\N{NO-BREAK SPACE}") for place in places])

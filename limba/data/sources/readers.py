@@ -58,7 +58,6 @@ ARRAY_HINT = "; a file that is one JSON array must have the suffix .json"
 USUAL_COLUMN = "text"  # in whose place the first column of a csv file may stand
 SHOWN_LETTERS = 60  # of a first line that is no header
 FORMATS = {".txt": "text", ".jsonl": "json", ".json": "json", ".ndjson": "json", ".csv": "csv", ".tsv": "tsv"}
-FORMATS |= {".conllu": "conllu"}
 FORMATS |= {".parquet": "parquet", ".array_record": "array_record"}
 PATIENT = ReadPolicy()
 
@@ -100,7 +99,7 @@ def file_format(path: str) -> tuple[str, str]:
             return name, packed
     raise InputError(
         f"{path} has an unknown suffix; "
-        "give .txt, .jsonl, .json, .csv, .tsv or .conllu files, each also with .gz, .zst, .bz2 or .xz, .parquet or"
+        "give .txt, .jsonl, .json, .csv or .tsv files, each also with .gz, .zst, .bz2 or .xz, .parquet or"
         " .array_record."
     )
 
@@ -210,7 +209,7 @@ def list_units(files: Sequence[File], policy: ReadPolicy = PATIENT, footers: Foo
             )
         if form == "parquet":
             units += [Unit(file.path, group, group + 1) for group in range(num_groups[file.path])]
-        elif form in ("csv", "tsv", "conllu") or packed or file.size is None or file.path in arrays:
+        elif form in ("csv", "tsv") or packed or file.size is None or file.path in arrays:
             units.append(Unit(file.path))
         else:
             units += [Unit(file.path, start, min(start + size, file.size)) for start in range(0, file.size, size)]
@@ -276,11 +275,6 @@ def read_chunks(
                 rows = _table(unit, file, form, columns)
             elif form == "json":
                 rows = _json(unit, file, columns)
-            elif form == "conllu":
-                rows = map(
-                    joined,
-                    json_documents.sentences(unit.path, (_decode(unit, *line) for line in _lines(unit, file)), columns),
-                )
             elif len(columns) > 1:
                 raise InputError(
                     f"{unit.path} has no columns, and the task reads {columns}; give .jsonl, .csv, .tsv or .parquet."

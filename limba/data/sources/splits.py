@@ -319,13 +319,6 @@ class Splits:
             found[key] = sum(not row or row.isspace() for row in rows) / max(len(rows), 1)
         return found
 
-    def rows_with_blanks(self, split: str) -> Iterator[bytes]:
-        """Yields the split's rows once, in order; b"" for one without text in a column."""
-        policy = dataclasses.replace(self._policy, keep_blank=True)
-        for unit in self.units(split):
-            for rows in readers.read_chunks(unit, self.columns, policy, self._read.footers):
-                yield from self.filtered(split, rows)
-
     def texts(self, split: str) -> Iterator[str]:
         """Yields the split's documents once, in order, without TensorFlow; for vocabularies and counts."""
         if self.keys != ("text",):

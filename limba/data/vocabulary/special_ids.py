@@ -129,7 +129,7 @@ class SpecialIds:
 
 def of_run(vocabulary: Vocabulary | None, model: ModelConfig) -> SpecialIds:
     """Returns the ids of a model that Limba or T5X trained with this vocabulary."""
-    if model.is_encoder or (model.is_t5_encoder and model.has_own_head):
+    if model.is_encoder:
         return of_encoder(vocabulary)
     end = _end_of(vocabulary)
     unknown = None if vocabulary is None else vocabulary.unk_id

@@ -128,7 +128,7 @@ class NewVocabulary:
 
     def of_run(self, config: DataConfig, size: int) -> None:
         """Trains it on the run's training split, with at most `size` ids, unless that has been done."""
-        masks = config.is_masked or bool(config.head)
+        masks = config.is_masked
         if _exists(self.path):  # an earlier start was stopped between the two files
             self._write_json(masks)
             return

@@ -25,8 +25,6 @@ from limba.training.state import TrainState
 
 logger = logging.getLogger(__name__)
 
-HEAD_OF_LABELS, BEFORE_LABELS = "head/", "decoder/head_"  # a ModernBERT has the second before the vocabulary's logits
-OTHER_HEADS = (HEAD_OF_LABELS, BEFORE_LABELS, "decoder/logits_dense")  # what another head may have no use for
 _MOMENTS = re.compile(r"(?:^|/)(v_row|v_col|v)/([^0-9/].*)$")
 _MESH_TENSORFLOW = re.compile(r"(?:(mt5|byt5)/(\w+)/)?model\.ckpt-(\d+)$")
 
@@ -46,9 +44,8 @@ def load_initial(
     if a T5X checkpoint has another optimizer. The step is the checkpoint's, 0 for Hugging Face. With `reset_step` the
     step is 0 and the optimizer state is new. `check_step` gets the checkpoint's step before its arrays are read, and
     may raise an error. An average of the weights begins as them; at step 0 a Limba checkpoint's own average, if it has
-    one, gives the parameters. An encoder's own head begins new, unless the checkpoint has one of as
-    many labels. Raises InputError if there is no checkpoint, if it has another network, and if a Limba checkpoint after
-    step 0 has another optimizer.
+    one, gives the parameters. Raises InputError if there is no checkpoint, if it has another network, and if a Limba
+    checkpoint after step 0 has another optimizer.
     """
     root = _root(path)
     found = t5x.checkpoints_of(root)
@@ -60,13 +57,11 @@ def load_initial(
             check_step(stored_step)
         stored = t5x.unscanned(tree, model)
         parameters = {name.removeprefix("target/"): name for name in stored if name.startswith("target/")}
-        state = _filled(fresh, abstract, model, stored, parameters, path)
+        state = _filled(fresh, abstract, stored, parameters, path)
         return state if reset_step else _with_optimizer(state, abstract, stored, stored_step)
     if "://" not in str(root) and huggingface.is_huggingface(str(root)):
-        stored = huggingface.open_folder(
-            str(root), huggingface.model_config(str(root)) if model.has_own_head else model
-        )
-        return _filled(fresh, abstract, model, stored, {name: name for name in stored}, path)
+        stored = huggingface.open_folder(str(root), model)
+        return _filled(fresh, abstract, stored, {name: name for name in stored}, path)
     place = limba_checkpoint_at(path)
     check_together(place)
     if not reset_step and int(place.name):
@@ -74,13 +69,14 @@ def load_initial(
         return load_limba_checkpoint(place, abstract)
     # At step 0 the optimizer state is new anyway, so another optimizer may start there.
     stored = limba_checkpoint.LimbaCheckpoint(place, verify=None, average=True)
-    return _filled(fresh, abstract, model, stored, {name: name for name in stored}, path)
+    return _filled(fresh, abstract, stored, {name: name for name in stored}, path)
 
 
 def check_initial(path: str, byte_extra_ids: int | None = None) -> None:
     """Raises InputError, before anything is compiled, if `load_initial` would find no checkpoint at the path.
 
-    So it does for a folder for transformers whose padding or start is not T5's 0, which Limba cannot train.
+    So it does for a folder for transformers that Limba cannot train: one whose padding or start is not T5's 0, and an
+    encoder without logits.
     With `byte_extra_ids`, for a run over bytes whose objective has sentinels: also if the checkpoint was trained with
     others, which this run would have to learn again.
     """
@@ -94,6 +90,12 @@ def check_initial(path: str, byte_extra_ids: int | None = None) -> None:
         limba_checkpoint_at(path)
     else:
         model = huggingface.model_config(str(root))
+        if not model.has_logits:
+            raise ConfigError(
+                "RunConfig.initial_checkpoint_path",
+                f"is {path}, an encoder without an output layer for the vocabulary, from which no objective can go on;"
+                " give a model whose class ends in ForMaskedLM, or in ForConditionalGeneration.",
+            )
         of_folder(root, None, model).check_trained(model, path)
 
 
@@ -192,7 +194,6 @@ def stacked(name: str, num_layers: int, read: Callable[[str], np.ndarray]) -> np
 def _filled(
     fresh: TrainState,
     abstract: TrainState,
-    model: ModelConfig,
     stored: Mapping[str, np.ndarray],
     names: Mapping[str, str],
     path: str,
@@ -204,15 +205,7 @@ def _filled(
             wanted |= {name.replace("/layers/", f"/layers_{i}/"): leaf.shape[1:] for i in range(leaf.shape[0])}
         else:
             wanted[name] = leaf.shape
-    new = {name for name in wanted if name.startswith(HEAD_OF_LABELS)}
-    if all(name in names and stored[names[name]].shape == wanted[name] for name in new):
-        new = set()
-    if model.has_own_head:
-        new |= {name for name in wanted if name.startswith(BEFORE_LABELS) and name not in names}
-        kept = wanted.keys() - new
-        others = ("decoder/", HEAD_OF_LABELS) if model.is_t5_encoder else OTHER_HEADS
-        names = {name: at for name, at in names.items() if name in kept or not name.startswith(others)}
-    differing = sorted((set(wanted) ^ set(names)) - new)
+    differing = sorted(set(wanted) ^ set(names))
     if differing:
         verb = "lacks" if differing[0] in wanted else "also has"
         more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
@@ -232,11 +225,10 @@ def _filled(
             )
         return array
 
-    def placed(place: tuple, leaf: jax.ShapeDtypeStruct, begun: jax.Array) -> jax.Array:
-        name = leaf_name(place)
-        return begun if name in new else _placed(leaf, stacked(name, leaf.shape[0], read))
+    def placed(place: tuple, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        return _placed(leaf, stacked(leaf_name(place), leaf.shape[0], read))
 
-    params = jax.tree.map_with_path(placed, abstract.params, fresh.params)
+    params = jax.tree.map_with_path(placed, abstract.params)
     return TrainState(fresh.step, params, restarted(params, fresh.opt_state))
 
 

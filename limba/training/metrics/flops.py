@@ -18,8 +18,6 @@ def flops_per_sequence(
     >>> round(flops_per_sequence(base, 512, 114) / 1e9)
     425
     """
-    if config.is_t5_encoder:  # of labeled texts, which are a row's targets
-        inputs_length, targets_length = inputs_length or targets_length, 0
     d, inner = config.emb_dim, config.num_heads * config.head_dim
     matrices = len(config.mlp_activations) + 1
     mlp = matrices * d * config.mlp_dim

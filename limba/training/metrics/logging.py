@@ -340,12 +340,9 @@ class Metrics:
         """Writes and prints the figures of the validation split."""
         self.write("validation", step, values)
         self._validation_loss = values["loss"]
-        parts = [f"loss {values['loss']:.4f}"]
-        if "perplexity" in values:  # a row of a terminal has no room for it
-            parts.append(f"token accuracy {values['accuracy']:.1%}")
-            self.detail(f"step {step:,} validation perplexity {values['perplexity']:.2f}")
-        else:  # of labeled texts
-            parts += [f"{name} {values[name]:.4f}" for name in ("accuracy", "f1", "pearson") if name in values]
+        parts = [f"loss {values['loss']:.4f}", f"token accuracy {values['accuracy']:.1%}"]
+        # A row of a terminal has no room for it.
+        self.detail(f"step {step:,} validation perplexity {values['perplexity']:.2f}")
         if "bits_per_byte" in values:  # the pieces of some vocabularies do not say their bytes
             parts.append(f"{values['bits_per_byte']:.3f} bits per byte")
         self.say(f"step {step:,} validation: {' | '.join(parts)}")

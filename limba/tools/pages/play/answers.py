@@ -163,14 +163,14 @@ class Player:
         import jax
 
         model = self._trained.network.config
-        writes = not (model.is_encoder or model.is_t5_encoder)
+        writes = model.has_logits and not model.is_encoder
         has_gaps = writes and not model.is_decoder_only and bool(self._sentinels)
         return {
             "name": self.name,
             "step": self._trained.step,
             "continues": model.is_decoder_only and writes,
             "writes": writes,
-            "fills": model.is_encoder or (has_gaps and not writes_targets(self._trained)),
+            "fills": (model.is_encoder and model.has_logits) or (has_gaps and not writes_targets(self._trained)),
             "examples": self._examples,
             "parameters": sum(int(leaf.size) for leaf in jax.tree.leaves(self._trained.params)),
             "letters": MOST_LETTERS,

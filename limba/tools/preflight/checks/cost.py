@@ -90,9 +90,8 @@ def _of_evaluation(config: RunConfig, found: Mapping, seconds: tuple[float, floa
     batches = evaluation.num_batches
     if batches is None:
         number = sum(found.get("validation_documents", {}).values())
-        if not config.data.head:  # a labeled text is a row
-            number *= len(found.get("columns", ())) * found.get("tokens_per_document", 0.0)
-            number /= found.get("tokens_per_row", math.inf)
+        number *= len(found.get("columns", ())) * found.get("tokens_per_document", 0.0)
+        number /= found.get("tokens_per_row", math.inf)
         batches = max(1, math.ceil(number / rows))
     steps = batches * rows / config.data.batch_size / 3
     if seconds:

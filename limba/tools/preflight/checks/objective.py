@@ -97,7 +97,7 @@ def _text(lengths: dict[str, int]) -> str:
 
 def needed_targets(run: RunData, inputs: int) -> int | None:
     """Returns the targets that the objective fills for inputs of this length; None if that depends on the text."""
-    if run.has_pairs or run.config.head:
+    if run.has_pairs:
         return None
     try:
         return run.lengths({"inputs": inputs})["targets"]

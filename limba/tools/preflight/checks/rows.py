@@ -81,9 +81,8 @@ def read_for(run: RunData, lengths: Mapping[str, int], most: float) -> Reading:
 
 
 def _sides(config: RunConfig, sides: Mapping[str, int]) -> Mapping[str, int]:
-    """Returns the sides of a row that a network reads: one of an encoder's, a text and the same again or its labels."""
-    has_one_text = config.model.is_encoder or config.model.has_own_head
-    if has_one_text and config.model.head != "vectors":
+    """Returns the sides of a row that a network reads: one of an encoder's, which is a text and the same again."""
+    if config.model.is_encoder:
         return {"targets": sides["inputs"]}
     return sides
 
@@ -112,8 +111,8 @@ def _padding(
     text += ", ".join(f"{share:.1%} of the {name}" for name, share in data["padding"].items())
     needed = needed_targets(run, inputs) if inputs else None
     by_lengths = 0.0 if needed is None else wasted_share(config, inputs, needed, targets)
-    # Packed rows are as full as their examples allow, and labeled ones are never packed.
-    if waste - by_lengths < PADDED or config.data.pack or config.data.head:
+    # Packed rows are as full as their examples allow.
+    if waste - by_lengths < PADDED or config.data.pack:
         if by_lengths >= PADDED:
             text += f"; {waste:.0%} of a step's FLOPs, by the lengths: see {OBJECTIVE}"
         yield Line("ok", f"{text}.")
@@ -141,11 +140,7 @@ def _totals(config: RunConfig, tokens: float, data: Data) -> Iterator[Line]:
     per_step = tokens * config.data.batch_size
     data["tokens_per_step"] = per_step
     corpus = sum(data.get("corpus_tokens", {}).values())
-    documents = sum(data.get("corpus_documents", {}).values())
-    if config.data.head:  # a labeled text is a row of its own; others fill rows
-        steps = documents / config.data.batch_size
-    else:
-        steps = corpus / (per_step * data["text_share"])
+    steps = corpus / (per_step * data["text_share"])
     data["steps_per_epoch"] = steps
     text = f"{per_step:,.0f} real tokens a step"
     most_epochs = config.data.num_epochs

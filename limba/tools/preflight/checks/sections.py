@@ -7,7 +7,7 @@ import dataclasses
 import tempfile
 from collections.abc import Iterator, Mapping
 
-from limba.api import Mixture, NewVocabulary, PieceTable, PlannedRun, RunData, Task
+from limba.api import Mixture, NewVocabulary, PieceTable, RunData, Task
 from limba.config import DataConfig, InputError, RunConfig, SentenceError
 from limba.config.errors import ELSEWHERE
 from limba.tools.preflight.checks import compiler, cost, data, estimate, objective, vocabulary
@@ -79,24 +79,15 @@ def _without_vocabulary(config: RunConfig, error: SentenceError | OSError) -> Re
 def _learned(given: DataConfig, task: Task | Mixture) -> Task | Mixture | None:
     """Returns the task with a vocabulary that is trained on a sample of its text; None if none can be made."""
     size = (given.new_vocabulary_size or 0) - given.extra_ids
-    masks = given.is_masked or bool(given.head)
     coverage = given.new_vocabulary_coverage
     with contextlib.suppress(SentenceError, OSError), logged(), tempfile.TemporaryDirectory() as folder:
         new = NewVocabulary(f"{folder}/sample.model")
         documents, _ = new.sample(task, given.train_split, LEARNED_BYTES)
-        new.train(documents, size, masks, character_coverage=coverage)
+        new.train(documents, size, given.is_masked, character_coverage=coverage)
         found = RunData(dataclasses.replace(given, vocabulary=new.path, new_vocabulary_size=None)).task
         PieceTable(found.output_features["targets"].vocabulary).read()  # whose file goes
         return found
     return None
-
-
-def labeled(config: RunConfig) -> tuple[RunConfig, Line | None]:
-    """Returns the run with the labels of its text, where its head has some, or the line that says what is wrong."""
-    try:
-        return PlannedRun(config).with_labels(), None
-    except (SentenceError, OSError) as error:
-        return config, error_line(error)
 
 
 def _lengths(task: Task | Mixture | None, config: RunConfig) -> Mapping[str, int] | None:
@@ -122,10 +113,7 @@ def sections(
     this machine's CPU: where no chips are named, and it can do the run, its figures are given, and nothing is judged by
     them.
     """
-    config, unlabeled = labeled(config)
     found = resolved(config)
-    if unlabeled is not None and found.of_vocabulary is None:  # whose error is the same
-        found = dataclasses.replace(found, lengths=None, of_data=found.of_data or unlabeled)
     compiles = is_compiled and chips is not None and chips.can_compile
     made = [configuration]
     yield configuration
