@@ -7,7 +7,8 @@ the white papers of Volta, Turing, GA100, GA102, Ada, Hopper and RTX Blackwell, 
 lack. Peaks are dense, of float16 or bfloat16 with sums in float32, which GeForce cards, the A10G and the L40 do at half
 of the rate of their sums in float16. A data sheet of the workstation cards of Ada prints FP8 with sparsity, four times
 as much: 327.6 TFLOPS of the RTX 4000 are 81.9. One of Hopper and Blackwell prints sparsity, twice as much: 1,671 of the
-H200 NVL, and 10,000 of the two cards of a GB200. Memory of a card is what its driver reports; jax takes a share of it for programs.
+H200 NVL, and 10,000 of the two cards of a GB200. Memory of a card is what its driver reports; jax takes a share of it
+for programs.
 """
 
 from __future__ import annotations
