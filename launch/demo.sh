@@ -53,7 +53,7 @@ limba() { "$python" -m limba "$@"; }
 train() { bash "$root/launch/supervise.sh" "$python" -m limba train "$@"; }
 say_next() {
   local activate=$root/.venv/bin/activate
-  echo "Next:  . ${activate#"$PWD"/}    # then the command limba is there, and you can type"
+  echo "Next:  . ${activate#"$PWD"/}    # then the command limba is there"
   echo "  limba generate $shown --prompt='The ___ returns a list.'"
   if [ -d "$directory/spaces" ]; then echo "  limba generate $shown/spaces --prompt='thefunctionreturnsalist'"; fi
   echo "  limba play $shown    # a page to try it; limba report: how it learned"
