@@ -32,6 +32,7 @@ BLOCK = re.compile(r"(?<=```text\n).*?(?=```)", re.DOTALL)
 RECORD = ROOT / "benchmarks" / "readme.json"
 CUT = "…"  # stands alone where lines are left out, and at the end of a line that is cut
 NUMBER = re.compile(r"\d[\d.,]*(?:e[+-]\d+)?|\bnan\b")
+COLUMNS, MOST_ROWS = 80, 25  # of what the demo prints, beside the rows of progress
 SECOND = "Another one learns"  # with which the demo says that its second training begins
 HITS = re.compile(r"the hidden word is among its five likeliest in ([\d.]+)% of (\d+) gaps")
 SEEDS = re.compile(r"\d+ seeds: [\d.]+ to [\d.]+ %")
@@ -131,6 +132,15 @@ def hits(printed: Sequence[str]) -> float:
     """Returns the percentage of gaps whose hidden word the demo's model finds, from what the demo prints."""
     (found,) = HITS.findall("\n".join(printed))
     return float(found[0])
+
+
+def num_rows(printed: Sequence[str]) -> int:
+    """Returns how many rows of COLUMNS columns these lines are.
+
+    >>> num_rows(["short", "a" * 81, ""])
+    4
+    """
+    return sum(max(1, -(-len(line) // COLUMNS)) for line in printed)
 
 
 def range_of_seeds(by_seed: Mapping[str, float]) -> str:

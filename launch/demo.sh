@@ -10,14 +10,30 @@
 #   STEPS           of each training; 800 and 500 if it is not given
 #   MODEL_DIR       local folder that gets all files: runs/demo, or runs/demo-NUMBER for a text of your own
 #
+# --gin.NAME=VALUE is for the training on gaps alone, as in limba train gin/demo_gaps.gin; the one that puts spaces back
+# has a vocabulary and lengths of its own.
+#
 # Each step is a command that you can type yourself; MODEL_DIR/logs has what they print beside these rows. Started
 # again, it resumes, or says that it is done.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 for argument in "$@"; do
-  case $argument in -h | --help) sed -n '2,14s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac
+  case $argument in -h | --help) sed -n '2,17s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac
 done
 fail() { echo "launch/demo.sh: $1" >&2; exit 2; }
+for argument in "$@"; do
+  case $argument in
+    --gin.MODEL_DIR=* | --gin.CORPUS=*)
+      name=${argument#--gin.} name=${name%%=*}
+      fail "$argument names what both trainings share; write $name=… before bash launch/demo.sh instead."
+      ;;
+    --gin.TRAIN_STEPS=*)
+      [ -z "${STEPS:-}" ] || fail "STEPS and $argument both say how many steps; give one of them."
+      ;;
+    --gin.*=*) ;;
+    *) fail "the argument $argument is not known; give --gin.NAME=VALUE, or see --help." ;;
+  esac
+done
 
 name=demo
 if [ -n "${CORPUS:-}" ]; then name=demo-$(printf %s "$CORPUS" | cksum | cut -d ' ' -f 1); fi
@@ -26,6 +42,7 @@ shown=${directory#"$PWD"/} # as it is typed here
 case $directory in *://*) fail "MODEL_DIR is $directory; the demo writes to a local directory, so give one." ;; esac
 bash "$root/launch/setup.sh"
 export LIMBA_ALONE=1 # one process, also in a job that has several
+export LIMBA_NEXT=no # the end of this script says what to type next
 export MODEL_DIR=$directory
 python=$root/.venv/bin/python
 corpus=${CORPUS:-$directory/corpus.jsonl}
@@ -39,7 +56,7 @@ say_next() {
   echo "Next:  . ${activate#"$PWD"/}    # then the command limba is there"
   echo "  limba generate $shown --prompt='The ___ returns a list.'"
   if [ -d "$directory/spaces" ]; then echo "  limba generate $shown/spaces --prompt='thefunctionreturnsalist'"; fi
-  echo "  limba play $shown    # a page to try it; limba report $shown: a page of the run"
+  echo "  limba play $shown    # a page to try it; limba report: how it learned"
   echo "  limba new my --corpus='path/*.txt'    # a run for your own text"
 }
 
@@ -49,19 +66,19 @@ if [ -f "$done" ] && [ "$(cat "$done")" = "$asked" ]; then
   exit 0
 fi
 mkdir -p "$directory/logs"
-if [ -z "${CORPUS:-}" ] && [ ! -f "$corpus" ]; then "$python" -m tasks.demo "$corpus"; fi
+if [ -z "${CORPUS:-}" ] && [ ! -f "$corpus" ]; then "$python" -m tasks.demo "$corpus" >"$directory/logs/corpus.log"; fi
 
-echo "A tiny T5 learns to fill gaps in text: [its word, not the right one] or [word ✓]."
+echo "A tiny T5 learns to fill gaps: [its word, not the right one] or [word ✓]."
 steps=()
 if [ -n "${STEPS:-}" ]; then steps=("--gin.TRAIN_STEPS=$STEPS"); fi
 train gin/demo_gaps.gin "--gin.MODEL_DIR=$directory" "--gin.CORPUS=$corpus" \
   "--gin.VOCABULARY=$directory/vocabulary.model" ${steps[@]+"${steps[@]}"} "$@"
-limba evaluate "$directory"
-limba convert "$directory" >"$directory/logs/convert.log"
+limba evaluate "$shown"
+limba convert "$shown" >"$directory/logs/convert.log"
 echo "For transformers, with equal logits: $(tail -n 1 "$directory/logs/convert.log")"
 if [ -z "${CORPUS:-}" ]; then
   echo "Another one learns to put spaces back: thefunctionreturnsalist."
-  train gin/demo_spaces.gin "--gin.MODEL_DIR=$directory/spaces" "--gin.CORPUS=$corpus" ${steps[@]+"${steps[@]}"} "$@"
+  train gin/demo_spaces.gin "--gin.MODEL_DIR=$directory/spaces" "--gin.CORPUS=$corpus" ${steps[@]+"${steps[@]}"}
 fi
 printf %s "$asked" >"$done"
 say_next

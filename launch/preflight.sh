@@ -4,7 +4,7 @@
 #   bash launch/preflight.sh GIN_FILE [TOPOLOGY] [NAME=VALUE ...] [--FLAG ...]
 #   bash launch/preflight.sh gin/ro_t5x_base.gin v4-8 MODEL_DIR=gs://BUCKET/ro VOCABULARY=ro.model CORPUS='ro/*.jsonl'
 #
-# Ends with 0 (go), 1 (will fail; wrong flags too) or 2 (works, but wasteful). `limba preflight --help` has the flags.
+# Ends with 0 (go, or works but wasteful) or 1 (will fail; wrong flags too). `limba preflight --help` has the flags.
 # MODEL_DIR, VOCABULARY and CORPUS may come from the environment. SETUP=no uses .venv, or VENV=DIR, as it is.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

@@ -13,7 +13,7 @@
 #   --wheelhouse=DIR   for machines without internet: puts all files into DIR, where they are not there yet, and
 #                      installs from DIR alone; run it once where there is internet, with the same arguments
 #   LEAN=1             leaves TensorFlow, seqio and TensorFlow Datasets out, which tasks/ and texts in files or on the hub
-#                      do not need: 1 GB in place of 4; LEAN=0 adds them again, else an environment stays as it is
+#                      do not need: 1.2 GB in place of 3.6; LEAN=0 adds them again, else an environment stays as it is
 #   VENV=DIR           makes the environment in DIR, and .venv a link to it (54,000 files are slow on a shared disk)
 #   PYTHON=PROGRAM     the interpreter, instead of the first of python3.12, python3.11 and python3.13 (and, with LEAN=1,
 #                      python3.14) that has venv; an environment that is made again keeps its version

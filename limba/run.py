@@ -141,12 +141,13 @@ def _train(
         with Metrics(config.model_dir, start, end, writes, config, callbacks) as metrics, checks.memory_advice(config):
             if metrics.writes:
                 write_config(config, gin_text, [stage.task for stage in plan.stages])
-                for sentence in run_data.truncation(task, lengths, config.data):
-                    metrics.say(sentence)
+                for sentence, is_any_cut in run_data.truncation(task, lengths, config.data).items():
+                    show = metrics.say if is_any_cut else metrics.detail
+                    show(sentence)
             num_parameters = count_parameters(abstract.params)
-            for sentence in (*plan.notes, *introduction(plan.planned, num_parameters, lengths, start)):
+            for sentence in (*plan.notes, *introduction(plan.planned, num_parameters, start)):
                 metrics.say(sentence)
-            for line in details(plan.planned, start):
+            for line in details(plan.planned, lengths, start):
                 metrics.detail(line)
             metrics.record("start", start, facts(config, num_parameters, lengths, mesh.size))
             recent = RecentSteps(config, lengths, mesh.size, metrics)

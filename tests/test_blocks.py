@@ -236,8 +236,7 @@ def check(text: str, folder: Path, python: Path | None = None) -> None:
     command = ["bash", "-euo", "pipefail", "-c", text.replace("gs://", f"{folder}/")]
     with (folder / "log").open("w") as log:
         ended = subprocess.run(command, cwd=folder, env=variables, stdout=log, stderr=subprocess.STDOUT, check=False)
-    works = (0, 2) if "limba preflight" in text else (0,)  # 2: it works, with a warning about this text
-    assert ended.returncode in works, f"{text}\n{(folder / 'log').read_text()[-4000:]}"
+    assert ended.returncode == 0, f"{text}\n{(folder / 'log').read_text()[-4000:]}"
 
 
 @pytest.fixture(scope="module")

@@ -167,9 +167,18 @@ def write(folder: Path) -> None:
     for place, outside in BESIDE.items():
         text = linked((ROOT / outside).read_text(encoding="utf-8"), place)
         (folder / place).write_text(text, encoding="utf-8")
-    (folder / "reference").mkdir()
+    (folder / "reference").mkdir(exist_ok=True)
     for name, text in {"config": config_page(), "commands": commands_page(), "api": api_page()}.items():
         (folder / "reference" / f"{name}.md").write_text(text, encoding="utf-8")
+
+
+def name_languages(site: Path) -> None:
+    """Writes the language of each translated page, such as start.ja.html, into it."""
+    for path in site.rglob("*.html"):
+        language = Path(path.stem).suffix.removeprefix(".")
+        if language in LANGUAGES:
+            text = path.read_text(encoding="utf-8")
+            path.write_text(text.replace('<html lang="en"', f'<html lang="{language}"', 1), encoding="utf-8")
 
 
 def without_breaks(markdown: str) -> str:

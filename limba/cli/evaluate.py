@@ -53,7 +53,7 @@ def run(argv: Sequence[str]) -> None:
 
     from limba.evaluation import hidden_words
     from limba.evaluation import text as evaluation
-    from limba.storage.files import write_whole
+    from limba.storage.files import as_typed_here, write_whole
     from limba.training.metrics.logging import Metrics
 
     split = given.split or config.data.validation_split
@@ -76,13 +76,14 @@ def run(argv: Sequence[str]) -> None:
     write_whole(path, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
     columns = {**({"copied input": copied} if copied else {}), f"step {trained.step:,}": figures}
     write_whole(path.with_suffix(".md"), evaluation.markdown_table(columns) + "\n")
-    print(f"{trained.path} step {trained.step:,}, {split}:")
+    print(
+        f"{as_typed_here(trained.path)} step {trained.step:,}, {split} (all figures: {as_typed_here(str(directory))}):"
+    )
     for row in _rows(figures, copied, hits):
         print(f"  {row}")
     for prompt, several in texts.items():
         fills = trained.network.config.is_encoder or not trained.network.config.is_decoder_only
         print("\n".join([f"\n{prompt!r} is {'filled' if fills else 'continued'}:", *several]), flush=True)
-    print(f"  all figures: {path.with_suffix('.md')}", flush=True)
     with Metrics(config.model_dir, trained.step, config.train_steps, True, only_adds=True) as metrics:
         metrics.write("evaluation" + (f"/{given.split}" if given.split else ""), trained.step, figures)
 

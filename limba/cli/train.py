@@ -11,6 +11,8 @@ from limba.cli.gin import GinRun
 from limba.config import RestartError, RunConfig, SentenceError, StorageError, environment, named
 from limba.sharding import preemption
 
+NEXT = "LIMBA_NEXT"  # "no": a script goes on after this run, and says itself what to type next
+
 
 def run(argv: Sequence[str]) -> None:
     """Trains the run that the flags describe, or only evaluates it; raises the errors of `limba.cli.program.CODES`."""
@@ -48,6 +50,7 @@ def _say_outcome(config: RunConfig) -> None:
     """Prints, in the first process, what the run came to, and what to type next."""
     from limba.evaluation import history
     from limba.sharding.agreement import is_first
+    from limba.storage.files import as_typed_here
 
     if not is_first():
         return
@@ -55,14 +58,10 @@ def _say_outcome(config: RunConfig) -> None:
         print(history.outcome(config))
     except (SentenceError, OSError, KeyError) as error:  # the run itself has ended well
         print(f"The figures of the run cannot be read: {error}", file=sys.stderr)
-    place = shlex.quote(_short(config.model_dir))
+    if os.environ.get(NEXT) == "no":
+        return
+    place = shlex.quote(as_typed_here(config.model_dir))
     print(f"Next: limba report {place}   limba play {place}   limba evaluate {place}", flush=True)
-
-
-def _short(directory: str) -> str:
-    """Returns a directory below the working directory as it is named there."""
-    here = os.path.join(os.getcwd(), "")
-    return directory.removeprefix(here)
 
 
 def say_what_is_wrong(given: GinRun) -> None:

@@ -5,7 +5,10 @@ One device is what JAX calls one: a core of a TPU v2 or v3, a die of an MI250X, 
 Sources. TPUs: Google's system architecture pages; their memory is what libtpu's compiler lets a program use. NVIDIA:
 the white papers of Volta, Turing, GA100, GA102, Ada, Hopper and RTX Blackwell, and the data sheets of cards that these
 lack. Peaks are dense, of float16 or bfloat16 with sums in float32, which GeForce cards, the A10G and the L40 do at half
-of the rate of their sums in float16. Memory of a card is what its driver reports; jax takes a share of it for programs.
+of the rate of their sums in float16. A data sheet of the workstation cards of Ada prints FP8 with sparsity, four times
+as much: 327.6 TFLOPS of the RTX 4000 are 81.9. One of Hopper and Blackwell prints sparsity, twice as much: 1,671 of the
+H200 NVL, and 10,000 of the two cards of a GB200. Memory of a card is what its driver reports; jax takes a share of it
+for programs.
 """
 
 from __future__ import annotations
@@ -105,7 +108,7 @@ NVIDIA = (
     Chip("l4", "l4", 22.35, 121.0, 300.0, 32.0, 8.9),
     Chip("l40", "l40", 44.4, 181.0, 864.0, 32.0, 8.9),
     Chip("l40s", "l40s", 44.4, 362.0, 864.0, 32.0, 8.9),
-    Chip("rtx4000ada", "4000 ada", 19.6, 106.9, 360.0, 32.0, 8.9),
+    Chip("rtx4000ada", "4000 ada", 19.6, 81.9, 360.0, 32.0, 8.9),
     Chip("rtx5000ada", "5000 ada", 31.5, 261.1, 576.0, 32.0, 8.9),
     Chip("rtx6000ada", "6000 ada", 47.4, 364.2, 960.0, 32.0, 8.9),
     Chip("rtx4060", "rtx 4060", 7.7, 30.2, 272.0, 16.0, 8.9),
@@ -123,9 +126,11 @@ NVIDIA = (
     Chip("h100-pcie", "h100 pcie", 79.1, 756.0, 2000.0, 64.0, 9.0),
     Chip("h100-nvl", "h100 nvl", 93.0, 835.0, 3900.0, 64.0, 9.0),
     Chip("h200", "h200", 139.79, 989.0, 4800.0, 450.0, 9.0),
+    Chip("h200-nvl", "h200 nvl", 139.79, 835.5, 4800.0, 64.0, 9.0),  # bridges join two or four cards alone
     Chip("gh200", "gh200", 94.99, 989.0, 4000.0, 450.0, 9.0),
     # Blackwell
     Chip("b200", "b200", 177.88, 2250.0, 8000.0, 900.0, 10.0),
+    Chip("gb200", "gb200", 183.8, 2500.0, 8000.0, 900.0, 10.0),  # a card, of which a superchip has two
     Chip("rtx5060", "rtx 5060", 7.7, 38.4, 448.0, 32.0, 12.0),
     Chip("rtx5060ti", "rtx 5060 ti", 7.7, 47.4, 448.0, 32.0, 12.0),
     Chip("rtx5060ti-16gb", "rtx 5060 ti 16gb", 15.5, 47.4, 448.0, 32.0, 12.0),

@@ -116,9 +116,9 @@ def _of_seqio(part: Task, lengths: Mapping[str, int], split: str, seed: int) -> 
         return bridge.of_seqio(part, lengths, split, seed, functools.partial(failure_of_code, part))
 
 
-def truncation(task: Provider, lengths: Mapping[str, int], config: DataConfig, count: int = 500) -> list[str]:
-    """Returns a sentence per supervised task: the share of its first examples that is truncated."""
-    found = []
+def truncation(task: Provider, lengths: Mapping[str, int], config: DataConfig, count: int = 500) -> dict[str, bool]:
+    """Returns, for each supervised task, a sentence on its first examples' truncation, and whether any is truncated."""
+    found = {}
     sources = unit_sources(task)
     for part in filter(is_supervised, parts_of(task)):
         if part.name in sources:
@@ -129,7 +129,8 @@ def truncation(task: Provider, lengths: Mapping[str, int], config: DataConfig, c
                 for example in itertools.islice(examples_of(part, lengths, documents, SEED), count)
             ]
             if sizes:
-                found.append(f"{part.name}: {truncation_report(sizes, lengths)}")
+                is_any_cut = any(size > lengths[name] for each in sizes for name, size in each.items())
+                found[f"{part.name}: {truncation_report(sizes, lengths)}"] = is_any_cut
     return found
 
 

@@ -269,9 +269,9 @@ def outcome(config: RunConfig) -> str:
         seconds = float(np.diff(train.steps, prepend=0) @ train["seconds_per_step"])
         parts.append(f"Loss {loss[0]:.3f} to {loss[-1]:.3f} in {train.steps[-1]:,.0f} steps, {duration(seconds)}")
     if len(evaluated):
-        loss, last = evaluated["loss"], _record(evaluated, -1)
-        bits = f", {last['bits_per_byte']:.3f} bits per byte" if "bits_per_byte" in last else ""
-        parts.append(f"validation {loss[0]:.3f} to {loss[-1]:.3f}{bits}")
+        loss = evaluated["loss"]
+        since = f"{loss[0]:.3f} to " if len(loss) > 1 else ""
+        parts.append(f"validation {since}{loss[-1]:.3f}")
     return "; ".join(parts) or "The run had no step to take."
 
 

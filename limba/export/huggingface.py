@@ -34,7 +34,7 @@ from limba.inference.source import Source
 from limba.model import Network
 from limba.sharding.mesh import leaf_name
 from limba.storage import lease, manifest
-from limba.storage.files import write_whole
+from limba.storage.files import as_typed_here, write_whole
 from limba.training.checkpoints import arrays
 from limba.training.checkpoints.directory import position_item
 from limba.training.checkpoints.initial import stacked
@@ -101,7 +101,7 @@ def export(source: Source, out: Path, steps: Sequence[int], choices: Choices) ->
     wanted = [step for step in steps if not is_made_of(kept[step], source.directory.name, choices, folders[step])]
     for step in steps:
         if step not in wanted:
-            print(f"step {step:,}: done before, {folders[step]}", flush=True)
+            print(f"step {step:,}: done before, {as_typed_here(str(folders[step]))}", flush=True)
     if not wanted:
         return folders
     tokenizer = vocabulary_of(source, choices)
@@ -222,7 +222,7 @@ def _convert(
     if final.exists():
         shutil.rmtree(final)  # was made with other choices
     writing.rename(final)
-    print(f"step {step:,}: {final}", flush=True)
+    print(f"step {step:,}: {as_typed_here(str(final))}", flush=True)
 
 
 def _about(source: Source, choices: Choices, task: Provider | None) -> CardConfig:

@@ -142,14 +142,14 @@ def open_folder(directory: str | Path, config: ModelConfig, flax: bool | None = 
     about = _about(folder)
     kind = _kind_of(about, config)
     if flax or (flax is None and not config.is_decoder_only and weights_form(folder) == "flax"):
-        check_weights(folder)
+        check_weights(folder, is_chosen=flax is not None)
         stored = open_flax(folder / FLAX_FILE)
         head = stored_head(folder, None, config.emb_dim)
         places = {row.t5x: (flax_name(row), row.t5x.endswith("rel_embedding")) for row in rows(config)}
         copies = [name for name in stored if re.fullmatch(r"(en|de)coder/embed_tokens/\w+", name)]
         extra = [name for name in stored if not _is_passed_over_in_flax(name, kind, config)]
     else:
-        stored = _pytorch_arrays(folder, kind)
+        stored = _pytorch_arrays(folder, kind, is_chosen=flax is not None)
         head = stored_head(folder, stored, config.emb_dim)
         if config.has_logits:
             _check_tied(config, head, folder)
@@ -238,17 +238,18 @@ def _is_passed_over_in_flax(name: str, kind: str, config: ModelConfig) -> bool:
     return is_passed_over(pytorch, kind, is_encoder=not config.has_logits)
 
 
-def _pytorch_arrays(folder: Path, kind: str) -> Arrays:
+def _pytorch_arrays(folder: Path, kind: str, is_chosen: bool = False) -> Arrays:
     """Returns the arrays of a folder by PyTorch's names, each as the class with a language head calls it."""
-    return renamed(open_pytorch(folder), kind, str(folder))
+    return renamed(open_pytorch(folder, is_chosen), kind, str(folder))
 
 
-def open_pytorch(folder: Path) -> Arrays:
+def open_pytorch(folder: Path, is_chosen: bool = False) -> Arrays:
     """Returns the arrays of a folder by the names in its files.
 
     They are those of the file that transformers would read; a .bin is read as safetensors, which Limba's tools write.
+    `is_chosen`: see `check_weights`.
     """
-    check_weights(folder)
+    check_weights(folder, is_chosen)
     directory = folder
     if any((folder / name).exists() for name in (BIN, BIN_INDEX)):
         migrate = toolbox.find("migrate")

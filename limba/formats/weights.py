@@ -100,8 +100,8 @@ def _names_in(path: str | Path) -> list[str]:
     return [entry.name for entry in Path(path).iterdir()] if Path(path).is_dir() else []
 
 
-def check_weights(folder: Path) -> None:
-    """Says in the log which set of weights is read, where a folder holds several.
+def check_weights(folder: Path, is_chosen: bool = False) -> None:
+    """Says in the log which set of weights is read, where a folder holds several and none `is_chosen` by the caller.
 
     Raises InputError for the folder of an adapter, whose weights are changes of another model's.
     """
@@ -114,7 +114,7 @@ def check_weights(folder: Path) -> None:
     sets = [file.name for file in weights_files(names)]
     if SAFETENSORS in sets and made_from(folder / SAFETENSORS):
         sets = [name for name in sets if name not in (BIN, BIN_INDEX)]  # Limba's own copy of these
-    if len(sets) > 1:
+    if len(sets) > 1 and not is_chosen:
         say_once(
             f"{folder} holds {len(sets)} sets of weights, {', '.join(sets)}: {sets[0]} is read, as transformers does;"
             " remove the others if they are older."

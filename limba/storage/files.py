@@ -134,6 +134,15 @@ def make_folder(folder: epath.Path | Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
 
+def as_typed_here(path: str) -> str:
+    """Returns a path as one types it in the working directory: relative where it lies below.
+
+    >>> as_typed_here(os.path.join(os.getcwd(), "runs", "a")), as_typed_here("gs://bucket/run")
+    ('runs/a', 'gs://bucket/run')
+    """
+    return path.removeprefix(os.path.join(os.getcwd(), ""))
+
+
 def try_to_write(path: str | os.PathLike[str], data: bytes | str) -> bool:
     """As `write_whole`, for a file that no run should end for: returns whether it succeeds, else with a warning."""
     try:

@@ -88,9 +88,9 @@ def test_two_commands_lead_to_a_training_run(place: Path, ran: Callable[..., str
     assert os.access("launch/nb.sh", os.X_OK)
     small = [f"--gin.config.ModelConfig.{name}=1" for name in ("num_encoder_layers", "num_decoder_layers", "num_heads")]
     written = ran("bash", "launch/nb.sh", "TRAIN_STEPS=4", "--gin.BATCH_SIZE=16", "--gin.EVAL_STEPS=1", *small)
-    assert "There is no vocabulary at" in written and "runs/nb_tiny/vocabulary.model" in written
+    assert "Training the vocabulary runs/nb_tiny/vocabulary.model" in written
     assert "step 4 saved in" in written
-    losses = r"\nLoss [\d.]+ to [\d.]+ in 4 steps, .*; validation [\d.]+ to [\d.]+, [\d.]+ bits per byte\n"
+    losses = r"\nLoss [\d.]+ to [\d.]+ in 4 steps, .*; validation [\d.]+\n"
     assert re.search(losses, written)
     assert re.search(r"\nstep 4 sample: .*\[", written) and "<extra_id" not in written
     assert "Next: limba report " in written and "runs/nb_tiny" in written
@@ -134,7 +134,7 @@ def test_two_commands_lead_to_an_encoder_that_fills_masks(place: Path, ran: Call
     steps = ("TRAIN_STEPS=2", "--gin.BATCH_SIZE=16", "--gin.EVAL_STEPS=1")
     written = ran("bash", "launch/bert.sh", *steps, *small)
     run = f"runs/{gin.stem}"
-    assert "There is no vocabulary at" in written and "step 2 saved in" in written
+    assert "Training the vocabulary runs/" in written and "step 2 saved in" in written
     assert (place / run / "checkpoints" / "2" / "manifest.json").is_file()
     config = json.loads((place / run / "config.json").read_text())
     assert "bert_masked_lm" in json.dumps(config)

@@ -289,6 +289,13 @@ def check_scales(page: Page) -> None:
     assert page.evaluate(scales) == ["LinearScale", "LinearScale"] and page.evaluate(drawn) == raw
 
 
+# The charts whose button does not stand in the row of their title.
+BELOW_ITS_TITLE = """[...document.querySelectorAll("figcaption")].filter(each => {
+  const [title, button] = ["h3", ".svg"].map(name => each.querySelector(name).getBoundingClientRect());
+  return button.width > 0 && button.top >= title.bottom;
+}).map(each => each.innerText)"""
+
+
 @pytest.mark.night
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 360)])
 def test_the_page_in_a_browser(scheme: Literal["light", "dark"], width: int, tmp_path: Path) -> None:
@@ -305,6 +312,7 @@ def test_the_page_in_a_browser(scheme: Literal["light", "dark"], width: int, tmp
         assert page.evaluate("document.documentElement.dataset.scheme") == scheme
         wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert wide <= 0, "the page is wider than the screen"
+        assert page.evaluate(BELOW_ITS_TITLE) == []
         # The slider moves through the steps, by the keyboard.
         slider = page.get_by_role("slider", name="Step")
         assert page.locator("#sample-step").text_content() == "step 300"

@@ -78,6 +78,9 @@ def test_another_name_is_one_sentence(written: str, said: str) -> None:
         ("NVIDIA H100 80GB HBM3", 8, "h100-8"),
         ("NVIDIA H100 PCIe", 1, "h100-pcie-1"),
         ("NVIDIA GH200 480GB", 1, "gh200-1"),
+        ("NVIDIA H200", 8, "h200-8"),
+        ("NVIDIA H200 NVL", 2, "h200-nvl-2"),
+        ("NVIDIA GB200", 4, "gb200-4"),
         ("NVIDIA A100-SXM4-40GB", 1, "a100-40-1"),
         ("NVIDIA L40S", 1, "l40s-1"),
         ("Tesla V100-SXM2-16GB", 4, "v100-4"),
@@ -130,10 +133,11 @@ def test_the_table_holds_together() -> None:
 @pytest.mark.parametrize(
     ("name", "tflops", "gigabytes_a_second"),
     [
-        # NVIDIA's white papers: dense, float16 or bfloat16 with sums in float32
+        # NVIDIA's white papers and data sheets: dense, float16 or bfloat16 with sums in float32
         ("t4", 65, 320), ("rtx2080ti", 53.8, 616), ("v100", 125, 900), ("a100", 312, 2039), ("rtx3090", 71, 936),
         ("a6000", 154.8, 768), ("rtx4090", 165.2, 1008), ("l4", 121, 300), ("l40s", 362, 864), ("h100", 989, 3350),
-        ("h200", 989, 4800), ("rtx5090", 209.5, 1792),
+        ("h200", 989, 4800), ("h200-nvl", 1671 / 2, 4800), ("gb200", 10_000 / 2 / 2, 8000), ("rtx5090", 209.5, 1792),
+        ("rtx4000ada", 327.6 / 4, 360), ("rtx5000ada", 1044.4 / 4, 576), ("rtx6000ada", 1457 / 4, 960),
     ],
 )  # fmt: skip
 def test_peaks_are_those_of_white_papers(name: str, tflops: float, gigabytes_a_second: float) -> None:

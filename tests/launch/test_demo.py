@@ -4,9 +4,13 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+from benchmarks import readme
+from tests.terminal import shown_on
 
 ROOT = Path(__file__).resolve().parents[2]
 # Stands for Python: writes each call to the file `calls`, and ends the first training as the file `status` says.
@@ -73,8 +77,24 @@ def test_started_again_it_says_that_it_is_done_unless_it_is_asked_for_more(place
     assert again.returncode == 0 and again.stdout.startswith("The demo is done: runs/demo\n")
     assert "limba report" in again.stdout and not (place / "calls").exists()
     assert demo(place, "--gin.DTYPE=bfloat16", STEPS="40").returncode == 0
-    (trained,) = [call for call in calls(place) if "demo_gaps.gin" in call]
-    assert trained.endswith("--gin.TRAIN_STEPS=40 --gin.DTYPE=bfloat16")
+    gaps, spaces = [call for call in calls(place) if "limba train" in call]
+    assert gaps.endswith("--gin.TRAIN_STEPS=40 --gin.DTYPE=bfloat16") and "demo_gaps.gin" in gaps
+    assert spaces.endswith("--gin.TRAIN_STEPS=40") and "demo_spaces.gin" in spaces
+
+
+@pytest.mark.parametrize(
+    ("arguments", "steps", "says"),
+    [
+        (["--gin.MODEL_DIR=a"], "", "--gin.MODEL_DIR=a names what both trainings share; write MODEL_DIR=… before"),
+        (["--gin.CORPUS=a"], "", "--gin.CORPUS=a names what both trainings share; write CORPUS=… before"),
+        (["--gin.TRAIN_STEPS=3"], "20", "STEPS and --gin.TRAIN_STEPS=3 both say how many steps; give one of them."),
+        (["--steps=3"], "", "the argument --steps=3 is not known; give --gin.NAME=VALUE, or see --help."),
+    ],
+)
+def test_a_flag_that_means_no_one_thing_is_refused(arguments: list[str], steps: str, says: str, place: Path) -> None:
+    done = demo(place, *arguments, STEPS=steps)
+    assert done.returncode == 2 and done.stderr.startswith(f"launch/demo.sh: {says}") and not (place / "calls").exists()
+    assert done.stderr.count("\n") == 1 and done.stdout == ""
 
 
 @pytest.mark.parametrize(("status", "starts", "ends"), [(75, 2, 0), (2, 1, 2), (130, 1, 130)])
@@ -104,7 +124,27 @@ def test_a_bucket_is_refused(place: Path) -> None:
     )
 
 
-def test_help_names_the_variables(place: Path) -> None:
+def test_help_names_the_variables_and_what_flags_are_for(place: Path) -> None:
     shown = demo(place, "--help").stdout
+    assert "--gin.NAME=VALUE is for the training on gaps alone" in shown and shown.endswith("it is done.\n")
     assert all(name in shown for name in ("CORPUS", "STEPS", "MODEL_DIR", "bash launch/demo.sh"))
     assert not (place / "calls").exists()
+
+
+@pytest.mark.night
+def test_a_terminal_shows_25_rows_and_one_line_of_progress(tmp_path: Path) -> None:
+    """Of real trainings: as many steps as the recipe's rate is known for, on few rows."""
+    shutil.copytree(ROOT / "launch", tmp_path / "launch")
+    (tmp_path / "launch" / "setup.sh").write_text("exit 0\n")
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    kept = {name: value for name, value in os.environ.items() if name not in ("MODEL_DIR", "CORPUS")}
+    environment = {**kept, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "STEPS": "300"}
+    command = ["bash", "launch/demo.sh", "--gin.BATCH_SIZE=8", "--gin.EVAL_PERIOD=150"]
+    status, drawn, rows = shown_on(command, tmp_path, environment, columns=readme.COLUMNS)
+    assert status == 0, rows
+    assert re.search(r"\rtraining [^\r\n]*300/300", drawn) and not any("tokens/s" in row for row in rows)
+    assert len(rows) <= readme.MOST_ROWS, rows
+    assert [row[:5] for row in rows[-5:]] == ["Next:", *["  lim"] * 4]

@@ -28,7 +28,7 @@ from limba.data.vocabulary.text_sample import Progress, Texts
 from limba.data.vocabulary.tokenizer_json import tokenizer_json
 from limba.storage import lease, servers
 from limba.storage.failures import kind_of
-from limba.storage.files import write_whole
+from limba.storage.files import as_typed_here, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -135,11 +135,14 @@ class NewVocabulary:
         self._check_json()
         # The byte vocabulary stands in for the missing one; nothing is encoded with it.
         task = resolve_task(dataclasses.replace(config, vocabulary="byte", new_vocabulary_size=None))
-        print(f"There is no vocabulary at {self.path}: reading text to train one of {size:,} ids.", flush=True)
+        place = as_typed_here(str(self.path))
+        print(f"Training the vocabulary {place}, of at most {size:,} ids.", flush=True)
         documents, _ = self.sample(task, config.train_split, config.new_vocabulary_bytes)
-        count = self.train(documents, size - config.extra_ids, masks, character_coverage=config.new_vocabulary_coverage)
-        read = f"{len(documents):,} documents, {sum(map(len, documents)):,} bytes"
-        print(f"{self.path}: {count:,} pieces, trained on {read}.", flush=True)
+        most = size - config.extra_ids
+        count = self.train(documents, most, masks, character_coverage=config.new_vocabulary_coverage)
+        if count < most:
+            read = f"{len(documents):,} documents, {sum(map(len, documents)):,} bytes"
+            print(f"{place}: the text ({read}) has no more than {count:,} pieces.", flush=True)
 
 
 def ensure_vocabulary(config: DataConfig, trains: bool) -> None:

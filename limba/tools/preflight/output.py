@@ -10,7 +10,7 @@ from limba.tools.preflight.checks.compiler import TITLE as COMPILED
 from limba.tools.preflight.checks.cost import TITLE as COSTS
 from limba.tools.preflight.checks.data import TITLE as DATA
 from limba.tools.preflight.checks.estimate import TITLE as ESTIMATE
-from limba.tools.preflight.checks.verdict import FAILS, Section, as_json, exit_status, lines_of, verdict
+from limba.tools.preflight.checks.verdict import FAILS, Section, as_json, judged, lines_of, verdict
 from limba.tools.preflight.compiled.memory import device_bytes
 
 
@@ -20,7 +20,7 @@ def glance(sections: Sequence[Section]) -> dict[str, str]:
     estimated = data.get(ESTIMATE, {})
     compiled = data.get(COMPILED, {})
     costs = data.get(COSTS, {})
-    if exit_status(sections) == FAILS:
+    if judged(sections) == FAILS:
         unknown = "not known: the errors come first"
     elif estimated:
         unknown = "not known: --all says why"

@@ -26,8 +26,8 @@ is.
     limba preflight gin/demo.gin --gin.CORPUS='data/*.jsonl' --gin.VOCABULARY=byte --gin.VOCAB_SIZE=384 \\
       --gin.MODEL_DIR=runs/first
 
-Ends with 0 (go), 1 (will fail; also for wrong flags) or 2 (works, but wasteful): elsewhere 2 is a wrong input, here it
-is a run that goes. Each line that is wrong names the gin line that fixes it.
+Ends with 0 (go, or works but wasteful, as the first line says) or 1 (will fail; also for wrong flags). Each line that
+is wrong names the gin line that fixes it.
 --environment looks at this machine alone, without a run: packages, devices, memory, disk, tokens (only whether they
 are there) and the clock, which it compares with the hub's.
 
@@ -53,10 +53,10 @@ def add_flags(parser: Parser) -> None:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Prints the verdict; returns 0 (go), 1 (will fail) or 2 (works, but wasteful)."""
+    """Prints the verdict; returns 0, or 1 for a run that will fail."""
     try:
         return _run(argv)
-    except InputError as error:  # 2 would say that the run works
+    except InputError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return 1
 

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from limba.config import without_credentials
 
 SECONDS_BETWEEN = 10.0  # of rows of progress where there is no terminal
-WIDTH = 100  # columns of a row at most; fewer where the terminal is narrower
+WIDTH = 80  # columns of a row at most; fewer where the terminal is narrower
 GAP = re.compile(r"<extra_id_\d+>|<mask>")
 PROGRESS = "training {bar} {n_fmt}/{total_fmt}{postfix}"
 PROGRESS_WITHOUT_END = "training, step {n_fmt}{postfix}"  # of a run that ends with its corpus
@@ -50,7 +50,13 @@ class Console:
             return
         if self._bar is None:
             form = PROGRESS if self._train_steps else PROGRESS_WITHOUT_END
-            self._bar = tqdm(total=self._train_steps, initial=self._start, dynamic_ncols=True, bar_format=form)
+            self._bar = tqdm(
+                total=self._train_steps,
+                initial=self._start,
+                dynamic_ncols=True,
+                bar_format=form,
+                leave=False,
+            )
         self._bar.update(step - self._bar.n)
 
     def progress(self, step: int, figures: str) -> None:
@@ -76,7 +82,7 @@ class Console:
             self.say(f"step {step:,} saved in {place}")
 
     def close(self) -> None:
-        """Shows the last progress."""
+        """Shows the last progress; the line of a terminal goes, since the rows after it say how the run has ended."""
         self._say_pending()
         if self._bar is not None:
             self._bar.close()

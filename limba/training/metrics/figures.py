@@ -5,6 +5,7 @@ import io
 import math
 import os
 import platform
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from limba.config.optimizer import AUTO, AUTO_STEPS
 from limba.model.kernels.choose import unfit
 from limba.sharding.agreement import installed
 from limba.sharding.watchdog import OTHERS
-from limba.storage.files import write_whole
+from limba.storage.files import as_typed_here, write_whole
 from limba.training.metrics.flops import flops_per_sequence, peak_flops_per_device
 from limba.training.metrics.logging import Metrics
 from limba.training.metrics.records import LOG, duration
@@ -140,26 +141,22 @@ def facts(config: RunConfig, num_parameters: int, lengths: Mapping[str, int], nu
     }
 
 
-def introduction(config: RunConfig, num_parameters: int, lengths: Mapping[str, int], start: int) -> Iterator[str]:
+def introduction(config: RunConfig, num_parameters: int, start: int) -> Iterator[str]:
     """Yields the sentences that introduce a run on the console before its first step."""
     devices = jax.devices()
-    inputs, targets = sides(config, lengths)
-    tokens = f"{inputs} inputs and {targets} targets" if inputs else f"{targets} tokens"
-    predicted = config.data.num_predicted
-    of_them = f", {config.data.batch_size * predicted:,} predicted at most" if predicted else ""
+    where = f"resumes at step {start:,}" if start else "starts"
+    end = f"up to step {config.train_steps:,}" if config.train_steps else f"for {config.data.num_epochs} epochs"
     processes = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
-    yield (
-        f"{num_parameters:,} parameters on {len(devices)} x {devices[0].device_kind}{processes};"
-        f" {config.data.batch_size} rows of {tokens} a step{of_them}"
-    )
+    place = as_typed_here(config.model_dir)
+    on = f"{len(devices)} x {devices[0].device_kind}{processes}"
+    yield f"{place} {where}, {end}: {num_parameters:,} parameters on {on}"
+    if sys.stdout.isatty():  # elsewhere the rows themselves are kept in a log
+        yield f"all lines go to {place}/{LOG}"
     if sentence := unfit(config.model, devices[0]):
         yield sentence
     limit, check = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit"), toolbox.find("check")
     if limit and check:  # the devices of a CPU have none
         yield from check.of_memory(config, devices, limit)
-    where = f"resumes at step {start:,}" if start else "starts"
-    end = f"up to step {config.train_steps:,}" if config.train_steps else f"for {config.data.num_epochs} epochs"
-    yield f"{config.model_dir} {where}, {end}; all lines go to {LOG} in it"
     if (schedule := config.optimizer.schedule).base_learning_rate == AUTO:
         steps = schedule.planned_steps or config.train_steps or 1
         least, most = AUTO_STEPS
@@ -171,8 +168,13 @@ def introduction(config: RunConfig, num_parameters: int, lengths: Mapping[str, i
             )
 
 
-def details(config: RunConfig, start: int) -> Iterator[str]:
+def details(config: RunConfig, lengths: Mapping[str, int], start: int) -> Iterator[str]:
     """Yields what the log has beside the introduction."""
+    inputs, targets = sides(config, lengths)
+    tokens = f"{inputs} inputs and {targets} targets" if inputs else f"{targets} tokens"
+    predicted = config.data.num_predicted
+    of_them = f", {config.data.batch_size * predicted:,} predicted at most" if predicted else ""
+    yield f"A step has {config.data.batch_size} rows of {tokens}{of_them}."
     yield f"The text is read in {config.data.num_data_shards} data shards."
     if (schedule := config.optimizer.schedule).base_learning_rate == AUTO:
         steps = schedule.planned_steps or config.train_steps or 1

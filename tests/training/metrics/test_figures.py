@@ -7,6 +7,7 @@ import re
 import time
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -67,17 +68,26 @@ def test_a_decoder_only_run_says_one_length(config: RunConfig) -> None:
     data = dataclasses.replace(config.data, task_feature_lengths={"targets": 256})
     config = dataclasses.replace(config, model=tiny.LANGUAGE_MODEL, data=data)
     assert sides(config, {"targets": 256}) == (0, 256)
-    sentences = list(introduction(config, 1_000_000, {"targets": 256}, start=20))
-    assert "8 rows of 256 tokens a step" in sentences[0]
-    assert "resumes at step 20, up to step 100; all lines go to logs/train.log in it" in sentences[1]
+    assert "A step has 8 rows of 256 tokens." in list(details(config, {"targets": 256}, 0))
+
+
+def test_a_run_introduces_itself_in_a_row_and_names_its_log_on_a_terminal(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = dataclasses.replace(config, model_dir=f"{tmp_path}/runs/a")
+    (row,) = introduction(config, 1_000_000, 20)
+    assert row == f"runs/a resumes at step 20, up to step 100: 1,000,000 parameters on {len(jax.devices())} x cpu"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert list(introduction(config, 1_000_000, 0))[1:] == ["all lines go to runs/a/logs/train.log"]
 
 
 @pytest.mark.parametrize(("steps", "said"), [(400, "is 0.11, by 'auto'"), (40_000, "is 0.011, by 'auto'")])
 def test_a_run_says_the_rate_that_auto_is(config: RunConfig, steps: int, said: str) -> None:
     optimizer = OptimizerConfig("muon", ScheduleConfig(base_learning_rate="auto"), muon_by_parameter_scale=True)
     config = dataclasses.replace(config, optimizer=optimizer, train_steps=steps)
-    assert any(said in line for line in details(config, 0))
-    warned = [each for each in introduction(config, 1, {"inputs": 8, "targets": 4}, 0) if "'auto'" in each]
+    assert any(said in line for line in details(config, {"inputs": 8, "targets": 4}, 0))
+    warned = [each for each in introduction(config, 1, 0) if "'auto'" in each]
     assert len(warned) == (steps > 12_000) and all("unproven here" in sentence for sentence in warned)
 
 
@@ -90,7 +100,7 @@ def test_cards_without_the_kernels_are_named_once(config: RunConfig, monkeypatch
 
     def said(card: Card) -> list[str]:
         monkeypatch.setattr(figures.jax, "devices", lambda: [card] * 8)
-        sentences = introduction(config, 1_000, {"inputs": 8, "targets": 4}, start=0)
+        sentences = introduction(config, 1_000, start=0)
         return [sentence for sentence in sentences if "einsum" in sentence]
 
     for card in (Card("Tesla V100-SXM2-16GB", "7.0"), Card("AMD Instinct MI250X", "gfx90a")):

@@ -14,7 +14,7 @@ from limba.tools.preflight.checks import compiler, cost, data, estimate, objecti
 from limba.tools.preflight.checks.environment import environment
 from limba.tools.preflight.checks.findings import after_changes, error_line, logged, reached_by
 from limba.tools.preflight.checks.storage import storage
-from limba.tools.preflight.checks.verdict import FAILS, Line, Section, exit_status
+from limba.tools.preflight.checks.verdict import FAILS, Line, Section, judged
 from limba.tools.preflight.compiled.topologies import Topology
 
 LEARNED_BYTES = 1_000_000  # of text, for a vocabulary that stands for the one that the first start trains
@@ -122,13 +122,13 @@ def sections(
         yield made[-1]
     if compiles:
         assert chips is not None
-        if exit_status(made) == FAILS:
+        if judged(made) == FAILS:
             made.append(Section(compiler.TITLE, [Line("ok", "Not compiled: the errors come first.")]))
         else:
             made.append(compiler.compiled(config, chips))
         yield made[-1]
     last = cost.time_and_cost(config, chips, made, terms)
-    if chips is None and here is not None and exit_status(made) != FAILS:
+    if chips is None and here is not None and judged(made) != FAILS:
         figures = estimate.on_this_cpu(config, here)
         if figures is not None:
             made.append(figures)

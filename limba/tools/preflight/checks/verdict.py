@@ -13,8 +13,7 @@ from typing import Any
 
 from limba.config import Fix, environment, errors
 
-GO, FAILS, WASTEFUL = 0, 1, 2  # exit statuses
-WORDS = {GO: "go", FAILS: "will fail", WASTEFUL: "works, but wasteful"}
+GO, FAILS, WASTEFUL = "go", "will fail", "works, but wasteful"
 FORMAT = 1  # of the JSON document
 MARKS = {"ok": "ok", "warning": "warning", "error": "ERROR"}
 COLOURS = {"ok": "32", "warning": "33", "error": "31"}
@@ -64,14 +63,25 @@ class Section:
         return dataclasses.replace(self, lines=lines)
 
 
-def exit_status(made: Sequence[Section]) -> int:
-    """Returns 0 (go), 1 (will fail) or 2 (works, but wasteful).
+def judged(made: Sequence[Section]) -> str:
+    """Returns GO, FAILS or WASTEFUL.
 
-    >>> exit_status([Section("a", [Line("ok", "x"), Line("warning", "y")])]), exit_status([])
-    (2, 0)
+    >>> judged([Section("a", [Line("ok", "x"), Line("warning", "y")])]), judged([])
+    ('works, but wasteful', 'go')
     """
     levels = {line.level for section in made for line in section.lines}
-    return FAILS if "error" in levels else WASTEFUL if "warning" in levels else GO
+    if "error" in levels:
+        return FAILS
+    return WASTEFUL if "warning" in levels else GO
+
+
+def exit_status(made: Sequence[Section]) -> int:
+    """Returns 1 for a run that will fail, else 0: a warning keeps no script from starting a run that works.
+
+    >>> [exit_status([Section("a", [Line(level, "x")])]) for level in ("ok", "warning", "error")]
+    [0, 0, 1]
+    """
+    return 1 if judged(made) == FAILS else 0
 
 
 def text_of(section: Section) -> str:
@@ -107,7 +117,7 @@ def verdict(sections: Sequence[Section]) -> str:
     ('Verdict: works, but wasteful (1 warning).', 'Verdict: go.')
     """
     found = counted(sections)
-    return f"Verdict: {WORDS[exit_status(sections)]}{f' ({found})' if found else ''}."
+    return f"Verdict: {judged(sections)}{f' ({found})' if found else ''}."
 
 
 def counted(sections: Sequence[Section]) -> str:
@@ -123,7 +133,6 @@ def counted(sections: Sequence[Section]) -> str:
 
 def as_json(sections: Sequence[Section], about: Mapping[str, object]) -> str:
     """Returns the whole as JSON: what was looked at, the verdict, and each section with its lines and figures."""
-    status = exit_status(sections)
     plain = [
         {
             "title": section.title,
@@ -135,7 +144,7 @@ def as_json(sections: Sequence[Section], about: Mapping[str, object]) -> str:
         }
         for section in sections
     ]
-    made = {"format": FORMAT, **about, "verdict": WORDS[status], "exit_status": status}
+    made = {"format": FORMAT, **about, "verdict": judged(sections), "exit_status": exit_status(sections)}
     return json.dumps({**made, "sections": plain}, indent=1, ensure_ascii=False, default=_of_numpy)
 
 
