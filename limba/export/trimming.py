@@ -122,6 +122,27 @@ class Trimmed:
     note: str = ""  # what else there is to know
 
     @property
+    def text(self) -> str:
+        """What has become of the model, in lines."""
+        found = self.coverage
+        lines = [
+            f"{self.output}: {self.rows:,} of {self.rows_before:,} rows ({self.needed:,} are needed; the others fill"
+            f" up to a multiple of {ROWS_MULTIPLE}), {self.parameters:,} of {self.parameters_before:,} parameters",
+            f"{self.same:,} documents with kept pieces alone: cut into the same pieces as before",
+        ]
+        if found.tokens:
+            lines.append(
+                f"held-out text: {found.documents:,} documents, {found.kept_share:.3%} of {found.tokens:,} tokens are"
+                f" kept pieces; {found.tokens_now:,} tokens now, {found.fell:,} of which fell to single bytes or unknown"
+            )
+            lines += [f"    {example}" for example in found.examples]
+        else:
+            lines.append("no text was held out, so nothing is known of other text: give more documents")
+        if self.note:
+            lines.append(self.note)
+        return "\n".join(lines)
+
+    @property
     def warning(self) -> str:
         """A sentence about a text that the model's vocabulary was not made for; "" for another one."""
         found = self.coverage
@@ -144,30 +165,34 @@ def check_output(out: str) -> Path:
     return place
 
 
-def opened(path: str, vocabulary: VocabularyName | None = None) -> tuple[Source, Vocabulary]:
-    """Returns a model and its vocabulary; of a folder for transformers no weights are read.
+def opened(path: str, vocabulary: VocabularyName | None = None) -> Source:
+    """Returns the model at a path, with this vocabulary; of a folder for transformers no weights are read.
 
-    Raises InputError for two sets of weights, and for a model without a vocabulary.
+    Raises InputError for another vocabulary than that of a folder for transformers.
     """
     place = resolved(path)
     is_of_ours = limba_checkpoint.is_own(place) or limba_checkpoint.checkpoints_of(place)
     if is_of_ours or t5x.is_t5x(place) or t5x.checkpoints_of(place):
-        source = sources.find(path, vocabulary=vocabulary)
-    else:
-        folder = epath.Path(sources.local_folder(path))
-        if vocabulary is not None:
-            raise InputError(
-                f"{path} is a folder for transformers with a tokenizer of its own, and {vocabulary.path} is another"
-                " vocabulary; leave that out."
-            )
-        _check_one_set(Path(folder))
-        model = huggingface.model_config(Path(folder) / "config.json")
-        own = sources.vocabulary_beside(folder, None)
-        source = Source(path, folder, {0: folder}, HUGGING_FACE, model, None, own)
+        return sources.find(path, vocabulary=vocabulary)
+    folder = epath.Path(sources.local_folder(path))
+    if vocabulary is not None:
+        raise InputError(
+            f"{path} is a folder for transformers with a tokenizer of its own, and {vocabulary.path} is another"
+            " vocabulary; leave that out."
+        )
+    model = huggingface.model_config(Path(folder) / "config.json")
+    own = sources.vocabulary_beside(folder, None)
+    return Source(path, folder, {0: folder}, HUGGING_FACE, model, None, own)
+
+
+def vocabulary_of(source: Source) -> Vocabulary:
+    """Returns a model's vocabulary; InputError for a model without one."""
     found = sources.open_vocabulary(source)
     if found is None:
-        raise InputError(f"{path} has no vocabulary beside it, so its rows have no names; give its vocabulary too.")
-    return source, found[1]
+        raise InputError(
+            f"{source.path} has no vocabulary beside it, so its rows have no names; give its vocabulary too."
+        )
+    return found[1]
 
 
 def _check_one_set(folder: Path) -> None:
@@ -183,7 +208,7 @@ def _check_one_set(folder: Path) -> None:
 
 
 def trim(
-    path: str,
+    model: str | Source,
     texts: Sequence[bytes],
     held_out: Sequence[bytes],
     output: str,
@@ -195,8 +220,8 @@ def trim(
 ) -> Trimmed:
     """Writes a model with the rows that UTF-8 texts need to a new folder, whole or not at all; returns what it did.
 
-    `path` is what `limba.load` takes; of a run `step` chooses a checkpoint, the newest if it is None. `vocabulary` is
-    that of a checkpoint of T5X that names none. The pieces kept are the most frequent ones that make up the share
+    `model` is what `limba.load` takes; of a run `step` chooses a checkpoint, its best or its newest one if it is None.
+    `vocabulary` is that of a checkpoint of T5X that names none. The pieces kept are the most frequent ones that make up the share
     `coverage` of the texts' tokens, with what these are made of, single bytes and special tokens; more stay up to a
     multiple of 128 rows. `held_out` is text that is not counted and is reported on. Raises InputError for a vocabulary
     of bytes, a T5 without sentinels, a tokenizer that does not fit the model's rows, and a result that cuts a text
@@ -207,7 +232,10 @@ def trim(
     if not texts:
         raise InputError("There is no text whose pieces could be kept; give documents.")
     out = check_output(output)
-    source, known = opened(path, vocabulary)
+    source = opened(model, vocabulary) if isinstance(model, str) else model
+    if source.kind == HUGGING_FACE:
+        _check_one_set(Path(source.directory))
+    known = vocabulary_of(source)
     pieces = Pieces(known)
     stored = _stored(source, step)
     num_rows = _num_rows(source, stored)
@@ -247,14 +275,14 @@ def trim(
                 if folder != Path(source.directory):
                     arrays, *_ = _cut(huggingface.open_pytorch(folder), source, kept, num_rows)
                 _write_weights(place, arrays)
-            _write_card(Path(source.directory), writing, path, result)
-            _write_record(writing, path, kept, num_rows)
+            _write_card(Path(source.directory), writing, source.path, result)
+            _write_record(writing, source.path, kept, num_rows)
             if out.exists():
                 out.rmdir()
             writing.rename(out)
             return result
-        model = dataclasses.replace(source.model, vocab_size=kept.num_rows(num_rows))
-        write_start(writing, arrays, model, out)
+        network = dataclasses.replace(source.model, vocab_size=kept.num_rows(num_rows))
+        write_start(writing, arrays, network, out)
         shutil.rmtree(writing)
     return result
 
@@ -262,7 +290,8 @@ def trim(
 def _stored(source: Source, step: int | None) -> Arrays:
     """Returns a model's arrays, each read on access: of a folder as they are stored, by their names in its files."""
     if source.kind != HUGGING_FACE:
-        return source.arrays(source.step_of(step))
+        is_best = step is None and source.best is not None
+        return source.arrays(None if is_best else source.step_of(step))
     return huggingface.open_pytorch(Path(source.directory))
 
 
