@@ -133,7 +133,7 @@ class Trimmed:
         if found.tokens:
             lines.append(
                 f"held-out text: {found.documents:,} documents, {found.kept_share:.3%} of {found.tokens:,} tokens are"
-                f" kept pieces; {found.tokens_now:,} tokens now, {found.fell:,} of which fell to single bytes or unknown"
+                f" kept pieces; {found.tokens_now:,} now, of which {found.fell:,} fell to single bytes or unknown"
             )
             lines += [f"    {example}" for example in found.examples]
         else:
@@ -221,11 +221,11 @@ def trim(
     """Writes a model with the rows that UTF-8 texts need to a new folder, whole or not at all; returns what it did.
 
     `model` is what `limba.load` takes; of a run `step` chooses a checkpoint, its best or its newest one if it is None.
-    `vocabulary` is that of a checkpoint of T5X that names none. The pieces kept are the most frequent ones that make up the share
-    `coverage` of the texts' tokens, with what these are made of, single bytes and special tokens; more stay up to a
-    multiple of 128 rows. `held_out` is text that is not counted and is reported on. Raises InputError for a vocabulary
-    of bytes, a T5 without sentinels, a tokenizer that does not fit the model's rows, and a result that cuts a text
-    otherwise than before.
+    `vocabulary` is that of a checkpoint of T5X that names none. The pieces kept are the most frequent ones that make
+    up the share `coverage` of the texts' tokens, with what these are made of, single bytes and special tokens; more
+    stay up to a multiple of 128 rows. `held_out` is text that is not counted and is reported on. `progress` is called
+    with the bytes that were cut. Raises InputError for a vocabulary of bytes, a T5 without sentinels, a tokenizer that
+    does not fit the model's rows, and a result that cuts a text otherwise than before.
     """
     if not 0 < coverage <= 1:
         raise InputError(f"The coverage is {coverage}; give a share of the text's tokens above 0, 1 at most.")

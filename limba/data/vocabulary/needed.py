@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from limba.config import InputError
-from limba.data.vocabulary.load import SENTINEL, address_of, encoder
+from limba.data.vocabulary.load import SENTINEL, address_of, encoder, first_byte
 from limba.data.vocabulary.published import PublishedVocabulary
 from limba.data.vocabulary.tokenizers import BYTE, TokenizersVocabulary, byte_of_letter
-from limba.data.vocabulary.vocabularies import SentencePieceVocabulary, Vocabulary, parse_model
+from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVocabulary, Vocabulary, parse_model
 
 AT_ONCE = 256  # documents that are cut before the progress is told
 Rank = Callable[[str, str], "tuple[float, str] | None"]  # of two pieces side by side: (the lowest first, their merge)
@@ -204,6 +204,9 @@ def spells_bytes(vocabulary: Vocabulary) -> np.ndarray:
         size = vocabulary.vocab_size
         return np.array([vocabulary.tokenizer.IsByte(number) for number in range(size)], bool)
     marks = np.zeros([vocabulary.vocab_size], bool)
+    if isinstance(vocabulary, ByteVocabulary):
+        first = first_byte(vocabulary)
+        marks[first + 0x80 : first + 0x100] = True
     if isinstance(vocabulary, TokenizersVocabulary):
         special = vocabulary.tokenizer.get_added_tokens_decoder()
         names = vocabulary.tokenizer.get_vocab(with_added_tokens=True).items()
