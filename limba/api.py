@@ -50,8 +50,10 @@ Runs and models
 `described`         the network and the vocabulary of a model that is not opened
 `trim`              writes a model with the rows of its vocabulary that texts need
 `check_trim_output`  refuses a place where a trimmed model cannot be written
-`opened_source`     a model whose weights are not read
+`Source`            a model whose weights are not read
+`opened_source`     the same at a path
 `vocabulary_of`     the vocabulary of such a model
+`num_tables`        how many matrices it has with a row for each id
 `VocabularyName`    where a vocabulary is, and its sentinels
 `Deadline`          the end of the time for an answer
 `TimeIsOverError`   raised after it
@@ -92,6 +94,7 @@ if TYPE_CHECKING:
     from limba.evaluation.status import curve as text_curve  # noqa: F401
     from limba.export.at_end import unexportable as unexportable
     from limba.export.trimming import check_output as check_trim_output  # noqa: F401
+    from limba.export.trimming import num_tables as num_tables
     from limba.export.trimming import opened as opened_source  # noqa: F401
     from limba.export.trimming import trim as trim
     from limba.export.trimming import vocabulary_of as vocabulary_of
@@ -100,6 +103,7 @@ if TYPE_CHECKING:
     from limba.inference.line_files import Progress as Progress
     from limba.inference.load import TrainedModel as TrainedModel
     from limba.inference.load import load as load
+    from limba.inference.source import Source as Source
     from limba.inference.source import VocabularyName as VocabularyName
     from limba.inference.source import described as described
     from limba.planned import PlannedRun as PlannedRun
@@ -132,11 +136,11 @@ _NAMES = {  # module: its names; another name here is written before a "="
     "limba.evaluation.standing": "Standing",
     "limba.evaluation.status": "RunDirectory text_curve=curve",
     "limba.export.at_end": "unexportable",
-    "limba.export.trimming": "check_trim_output=check_output opened_source=opened trim vocabulary_of",
+    "limba.export.trimming": "check_trim_output=check_output num_tables opened_source=opened trim vocabulary_of",
     "limba.inference.generate": "Deadline TimeIsOverError",
     "limba.inference.line_files": "Progress",
     "limba.inference.load": "TrainedModel load",
-    "limba.inference.source": "VocabularyName described",
+    "limba.inference.source": "Source VocabularyName described",
     "limba.planned": "PlannedRun",
     "limba.sharding.joining": "listener",
     "limba.storage.files": "write_whole",

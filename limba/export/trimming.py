@@ -195,6 +195,16 @@ def vocabulary_of(source: Source) -> Vocabulary:
     return found[1]
 
 
+def num_tables(source: Source) -> int:
+    """Returns how many matrices a model stores with a row for each id: one if its output layer is the embedding."""
+    if source.kind != HUGGING_FACE:
+        return 1 if source.model.logits_via_embedding else 2
+    kind = _kind(source)
+    found = {canonical(name, kind) for name in huggingface.open_pytorch(Path(source.directory))}
+    has_embedding = bool(found & set(NAMES[kind].embedding))
+    return max(1, has_embedding + (NAMES[kind].output in found))
+
+
 def _check_one_set(folder: Path) -> None:
     names = [entry.name for entry in folder.iterdir()]
     sets = [file.name for file in weights_files(names)]

@@ -37,6 +37,7 @@ STYLES = (  # a tokenizer's style, whether padding is added as its last id, and 
     ("roberta", False, "eurobert"),
     ("gemma", False, "llama"),
 )
+RARER_PIECES_GO = ("roberta", "llama")
 AT_NIGHT = (
     *(("unigram", False, "umt5"), ("unigram", False, "mt5"), ("unigram", False, "t5_encoder")),
     *(("llama", False, "llama"), ("roberta", False, "gpt2"), ("gemma", False, "eurobert")),
@@ -140,8 +141,8 @@ def check_model(before, after: Path, kind: str, texts: list[str], source: Path) 
     now = aligned(type(before).from_pretrained(after).eval())
     before = aligned(before)
     assert now.get_input_embeddings().weight.shape[0] == len(kept) < before.get_input_embeddings().weight.shape[0]
-    rows = [ids[:40] for ids in folders.ids_of(source, tuple(texts)) if new.keys() >= set(ids)][:4]
-    assert len(rows) == 4
+    rows = [ids[:40] for ids in folders.ids_of(source, tuple(texts)) if new.keys() >= set(ids)][:2]
+    assert len(rows) == 2
     for ids in rows:
         old, trimmed = outputs(before, kind, ids), outputs(now, kind, [new[number] for number in ids])
         states = hidden_states(old)
@@ -175,6 +176,8 @@ def check_style(style: tuple[str, bool, str], tmp_path: Path, english: list[str]
     same = check_ids(tmp_path / "before", tmp_path / "after", texts)
     assert DOCUMENTS <= same < len(texts)  # all of the text that was kept, and not all of the other
     check_model(before, tmp_path / "after", kind, english, tmp_path / "before")
+    if name not in RARER_PIECES_GO:
+        return
     # A rarer piece that goes is cut into others; whatever has only kept pieces is cut as before.
     shutil.rmtree(tmp_path / "after")
     fewer = trimmed(tmp_path / "before", tmp_path / "after", english, others, coverage=0.9)

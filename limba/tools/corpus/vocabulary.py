@@ -23,8 +23,8 @@ ABOUT = """Trains a vocabulary on a uniform sample of a task's text, writes its 
 On several hosts (PROCESS_ID set, or started by srun or mpirun) host 0 trains, and the others wait for its files."""
 
 VERBS = {  # what is done with vocabularies that are there, in place of FILES: its module
-    "trim": "limba.tools.vocabulary.trim",
-    "compare": "limba.tools.vocabulary.compare",
+    "trim": "limba.tools.corpus.trim",
+    "compare": "limba.tools.corpus.compare",
 }
 SENTINELS = 100  # ids of T5's layout, among those of --size
 

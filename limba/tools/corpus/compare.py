@@ -109,7 +109,7 @@ class _Opened:
 
 def _opened(path: str, emb_dim: int) -> _Opened:
     """Returns the vocabulary at a path, with its model if it has one; InputError if it cannot be read."""
-    from limba.api import PieceTable, opened_source, vocabulary_of
+    from limba.api import PieceTable, num_tables, opened_source, vocabulary_of
 
     is_file = os.path.isfile(os.path.expanduser(path)) or path.endswith((".model", ".json"))
     if path == "byte" or is_file:
@@ -118,8 +118,7 @@ def _opened(path: str, emb_dim: int) -> _Opened:
         return _Opened(path, pieces.vocabulary, pieces.fitting_rows, emb_dim, 2)
     source = opened_source(path)
     model = source.model
-    matrices = 1 if model.logits_via_embedding or model.is_t5_encoder else 2
-    return _Opened(path, vocabulary_of(source), model.vocab_size, model.emb_dim, matrices)
+    return _Opened(path, vocabulary_of(source), model.vocab_size, model.emb_dim, num_tables(source))
 
 
 def _figures(opened: _Opened, documents: Sequence[bytes], step_tokens: int) -> Figures:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Sequence
 
-from limba.api import Parser
+from limba.api import Parser, Source
 from limba.config import InputError, environment, named
 from limba.tools.corpus import task_flags
+
+logger = logging.getLogger(__name__)
 
 ABOUT = """Writes a model with the rows of its vocabulary that your text needs: embedding, output layer, ids, tokenizer.
 
@@ -18,6 +21,7 @@ A folder for transformers stays one. A run, and a checkpoint of T5X, becomes a c
 pieces are all kept is cut as before, and has the same hidden states."""
 SAMPLE_BYTES = 100_000_000
 HELD_OUT_BYTES = 2_000_000
+HELD_OUT_EVERY = 50  # of texts in memory one in so many is not counted
 NAMES = {
     "DataConfig.data_files": "--keep",
     "DataConfig.column": "--column",
@@ -72,6 +76,20 @@ def run(argv: Sequence[str]) -> None:
     print(made.text)
     if made.warning:
         print(f"WARNING: {made.warning}", file=sys.stderr)
+
+
+def of_loaded(source: Source, step: int | None, texts: Sequence[str], folder: str, coverage: float) -> str:
+    """Returns the folder in which an opened model is trimmed; what was done is logged."""
+    from limba.api import trim
+
+    encoded = [text.encode() for text in texts]
+    counted = [text for number, text in enumerate(encoded, 1) if number % HELD_OUT_EVERY]
+    held_out = encoded[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
+    made = trim(source, counted, held_out, folder, coverage=coverage, step=step)
+    logger.info("%s", made.text)
+    if made.warning:
+        logger.warning("%s: %s", folder, made.warning)
+    return made.output
 
 
 def _texts(
