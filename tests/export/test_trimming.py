@@ -259,7 +259,8 @@ def test_the_command_says_what_is_left(t5, tmp_path, english, others, capsys) ->
     assert main(["vocabulary", "compare", str(t5), str(out), "byte", f"--corpus={tmp_path}/en.txt", "--json"]) == 0
     old, new, of_bytes = json.loads(capsys.readouterr().out)["vocabularies"]
     assert old["rows"] == 2_176 and new["rows"] == len(old_ids_of(out)) and of_bytes["rows"] == 384
-    assert old["parameters"] == 2 * 32 * 2_176 and old["step_flops"] == 6 * 65_536 * 32 * 2_176
+    assert old["parameters"] == 32 * 2_176  # transformers 5 ties each T5
+    assert old["step_flops"] == 6 * 65_536 * 32 * 2_176
     assert new["unused_rows"] < old["unused_rows"] and new["bytes_per_token"] == pytest.approx(
         old["bytes_per_token"], rel=1e-2
     )
