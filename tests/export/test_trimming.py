@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.numpy import load_file, save_file
 
 import limba
 from limba.cli.main import main
@@ -208,6 +209,20 @@ def test_a_sentencepiece_model_is_cut_with_its_sentinels(t5, spiece, tmp_path, e
     before = transformers.T5ForConditionalGeneration.from_pretrained(t5).eval()
     check_model(before, tmp_path / "after", "t5", english, t5)
     assert result.coverage.kept < result.coverage.tokens and result.coverage.examples
+
+
+def test_an_output_layer_of_its_own_is_cut_too(t5, tmp_path, english) -> None:
+    folder = Path(shutil.copytree(t5, tmp_path / "before"))
+    before = load_file(folder / "model.safetensors")
+    before["lm_head.weight"] = np.random.default_rng(0).normal(size=(2_176, 32)).astype(np.float16)
+    save_file(before, folder / "model.safetensors", {"format": "pt"})
+    result = trimmed(folder, tmp_path / "after", english, [])
+    after, kept = load_file(tmp_path / "after" / "model.safetensors"), old_ids_of(tmp_path / "after")
+    assert after.keys() == before.keys() and result.coverage.tokens == 0
+    for name, array in before.items():
+        wanted = array[kept] if name in ("lm_head.weight", "shared.weight") else array
+        assert after[name].dtype == array.dtype
+        np.testing.assert_array_equal(after[name], wanted)
 
 
 def piece(model: limba.TrainedModel, number: int) -> str:

@@ -45,9 +45,9 @@ def run(argv: Sequence[str]) -> None:
     parser.add_argument("--vocabulary", metavar="PATH", help="that of a checkpoint of T5X that names none")
     parser.add_argument("--extra_ids", type=int, metavar="100", help="number of sentinels above --vocabulary's pieces")
     given = parser.parse(argv)
-    for name, value in (("the model", given.model), ("--keep", given.keep), ("--output", given.output)):
+    for name, value in (("MODEL", given.model), ("--keep", given.keep), ("--output", given.output)):
         if not value:
-            raise InputError(f"Missing: {name}; write limba vocabulary trim MODEL --keep='data/*.jsonl' --output=DIR.")
+            raise InputError(f"{name} is missing; write limba vocabulary trim MODEL --keep='data/*.jsonl' --output=DIR.")
     if not 0 < given.coverage <= 1:
         raise InputError(f"--coverage is {given.coverage}; give a share above 0, 1 at most.")
     if given.sample_bytes < 1:
