@@ -28,6 +28,7 @@ Data
 `PieceTable`        what the ids of a vocabulary stand for
 `rules_of`          a SentencePiece model's rules for characters
 `unexportable`      why a vocabulary cannot be written for transformers
+`spells_bytes`      which ids of a vocabulary are single bytes of letters
 
 Files
 `RunDirectory`      a run's directory: its configuration, records, checkpoints, and who trains in it
@@ -47,6 +48,13 @@ Runs and models
 `load`              opens a trained model, as `limba.load`
 `TrainedModel`      what `load` returns
 `described`         the network and the vocabulary of a model that is not opened
+`trim`              writes a model with the rows of its vocabulary that texts need
+`check_trim_output`  refuses a place where a trimmed model cannot be written
+`Source`            a model whose weights are not read
+`opened_source`     the same at a path
+`vocabulary_of`     the vocabulary of such a model
+`num_tables`        how many matrices it has with a row for each id
+`VocabularyName`    where a vocabulary is, and its sentinels
 `Deadline`          the end of the time for an answer
 `TimeIsOverError`   raised after it
 `listener`          which program listens at a port
@@ -75,6 +83,7 @@ if TYPE_CHECKING:
     from limba.data.tasks import source_of_files as source_of_files
     from limba.data.vocabulary.character_map import rules_of as rules_of
     from limba.data.vocabulary.load import PieceTable as PieceTable
+    from limba.data.vocabulary.needed import spells_bytes as spells_bytes
     from limba.data.vocabulary.text_sample import Texts as Texts
     from limba.data.vocabulary.train import NewVocabulary as NewVocabulary
     from limba.data.vocabulary.vocabularies import Vocabulary as Vocabulary
@@ -84,11 +93,18 @@ if TYPE_CHECKING:
     from limba.evaluation.status import RunDirectory as RunDirectory
     from limba.evaluation.status import curve as text_curve  # noqa: F401
     from limba.export.at_end import unexportable as unexportable
+    from limba.export.trimming import check_output as check_trim_output  # noqa: F401
+    from limba.export.trimming import num_tables as num_tables
+    from limba.export.trimming import opened as opened_source  # noqa: F401
+    from limba.export.trimming import trim as trim
+    from limba.export.trimming import vocabulary_of as vocabulary_of
     from limba.inference.generate import Deadline as Deadline
     from limba.inference.generate import TimeIsOverError as TimeIsOverError
     from limba.inference.line_files import Progress as Progress
     from limba.inference.load import TrainedModel as TrainedModel
     from limba.inference.load import load as load
+    from limba.inference.source import Source as Source
+    from limba.inference.source import VocabularyName as VocabularyName
     from limba.inference.source import described as described
     from limba.planned import PlannedRun as PlannedRun
     from limba.sharding.joining import listener as listener
@@ -112,6 +128,7 @@ _NAMES = {  # module: its names; another name here is written before a "="
     "limba.data.registry": "Mixture Task",
     "limba.data.vocabulary.character_map": "rules_of",
     "limba.data.vocabulary.load": "PieceTable",
+    "limba.data.vocabulary.needed": "spells_bytes",
     "limba.data.vocabulary.text_sample": "Texts",
     "limba.data.vocabulary.train": "NewVocabulary",
     "limba.evaluation.history": "evenly kept",
@@ -119,10 +136,11 @@ _NAMES = {  # module: its names; another name here is written before a "="
     "limba.evaluation.standing": "Standing",
     "limba.evaluation.status": "RunDirectory text_curve=curve",
     "limba.export.at_end": "unexportable",
+    "limba.export.trimming": "check_trim_output=check_output num_tables opened_source=opened trim vocabulary_of",
     "limba.inference.generate": "Deadline TimeIsOverError",
     "limba.inference.line_files": "Progress",
     "limba.inference.load": "TrainedModel load",
-    "limba.inference.source": "described",
+    "limba.inference.source": "Source VocabularyName described",
     "limba.planned": "PlannedRun",
     "limba.sharding.joining": "listener",
     "limba.storage.files": "write_whole",

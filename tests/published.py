@@ -111,7 +111,9 @@ def unigram() -> tuple[Tokenizer, dict[str, str]]:
     made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), spaces])
     made.decoder = decoders.Metaspace(SPACE, "always")
     special = ["<pad>", "</s>", "<unk>"]
-    made.train_from_iterator(CORPUS, trainers.UnigramTrainer(vocab_size=300, special_tokens=special, unk_token="<unk>"))
+    made.train_from_iterator(
+        CORPUS, trainers.UnigramTrainer(vocab_size=SIZE - 120, special_tokens=special, unk_token="<unk>")
+    )
     state = json.loads(made.to_str())
     state["model"]["vocab"] += [[f"<extra_id_{number}>", 0.0] for number in reversed(range(10))]
     made = Tokenizer.from_str(json.dumps(state))

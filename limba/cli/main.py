@@ -26,7 +26,10 @@ COMMANDS = {  # name: (module, or module:function where that is not `run`; what 
     "skipped": ("limba.cli.skipped", "find the documents in the batches that a run has dropped"),
     "merge": ("limba.cli.branch:merge", "average the checkpoints of a run"),
     "inspect": ("limba.tools.corpus.inspect", "show the documents and examples of a task"),
-    "vocabulary": ("limba.tools.corpus.vocabulary", "train a SentencePiece vocabulary"),
+    "vocabulary": (
+        "limba.tools.corpus.vocabulary",
+        "train a SentencePiece vocabulary, trim a model's, or compare",
+    ),
     "convert": ("limba.cli.convert", "convert models between Limba, T5X and Hugging Face, or T5X's --gin files"),
     "completion": ("limba.cli.completion", "print a script with which a shell completes limba's commands"),
 }

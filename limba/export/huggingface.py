@@ -342,10 +342,11 @@ def import_folder(source: str | Path, out: Path) -> str:
     of_folder(epath.Path(folder), None, model).check_trained(model, str(source))
     found = sources.open_folder(folder, model)
     with lease.held(str(out), "imports to", beside=True):
-        return _import(folder, found, model, out)
+        return write_start(folder, found, model, out)
 
 
-def _import(folder: Path, found: Mapping[str, np.ndarray], model: ModelConfig, out: Path) -> str:
+def write_start(folder: Path, found: Mapping[str, np.ndarray], model: ModelConfig, out: Path) -> str:
+    """Writes what `import_folder` does, from arrays by T5X's names and the vocabulary in `folder`."""
     writing = out.with_name(out.name + ".importing")
     shutil.rmtree(writing, ignore_errors=True)
     writing.mkdir(parents=True)

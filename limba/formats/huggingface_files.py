@@ -248,8 +248,13 @@ def write_pytorch(
     file_bytes: int = FILE_BYTES,
 ) -> None:
     """Writes model.safetensors, or several files of at most `file_bytes` and their index."""
+    write_weights(directory, _written(arrays, config, dtype, head_scale), file_bytes)
+
+
+def write_weights(directory: Path, arrays: Mapping[str, Stored], file_bytes: int = FILE_BYTES) -> None:
+    """Writes arrays by PyTorch's names as `write_pytorch` does, each in its own dtype."""
     files: list[dict[str, Stored]] = [{}]
-    for name, stored in _written(arrays, config, dtype, head_scale).items():
+    for name, stored in arrays.items():
         if files[-1] and sum(map(size_of, files[-1].values())) + size_of(stored) > file_bytes:
             files.append({})
         files[-1][name] = stored
@@ -257,7 +262,7 @@ def write_pytorch(
     names = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
     for name, part in zip(names if count > 1 else ["model.safetensors"], files, strict=True):
         with (directory / name).open("wb") as file:
-            write_safetensors(file, part, dtype)
+            write_safetensors(file, part)
     if count > 1:
         index = {name: file for file, part in zip(names, files, strict=True) for name in part}
         total = sum(size_of(stored) for part in files for stored in part.values())

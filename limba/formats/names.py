@@ -25,7 +25,10 @@ LIMIT_OF_HEADER = 1 << 26  # bytes of a safetensors file's header
 # The files of transformers' weights: one, or the index of several.
 SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"
 BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
-_LETTERS = {"float32": "F32", "bfloat16": "BF16"}  # of safetensors
+_LETTERS = {  # of safetensors
+    **{"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"},
+    **{"int64": "I64", "int32": "I32"},
+}
 _STACKED = re.compile(r"(^|/)layers/")
 
 
@@ -82,13 +85,13 @@ def blocks_of(stored: Stored) -> Iterator[memoryview]:
         yield block.reshape(-1).view(np.uint8).data
 
 
-def write_safetensors(file: IO[bytes], part: Mapping[str, Stored], dtype: str, **about: str) -> None:
+def write_safetensors(file: IO[bytes], part: Mapping[str, Stored], **about: str) -> None:
     """Writes one file of safetensors, its arrays one after the other; `about` goes into its metadata."""
     header: Json = {"__metadata__": {"format": "pt", **about}}
     start = 0
     for name, stored in part.items():
         end = start + size_of(stored)
-        header[name] = {"dtype": _LETTERS[dtype], "shape": stored.shape, "data_offsets": [start, end]}
+        header[name] = {"dtype": _LETTERS[stored.dtype.name], "shape": stored.shape, "data_offsets": [start, end]}
         start = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)

@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
+from limba import toolbox
 from limba.config import OBJECTIVES, GenerationConfig, InputError, MeshConfig, ModelConfig, RunConfig
 from limba.config.environment import quiet_imports
 from limba.config.generation import GenerationFields
@@ -610,6 +611,23 @@ class TrainedModel:
                 file.replace(folder / file.name)  # config.json last: until then the folder is no model
             writing.rmdir()
         return folder
+
+    def trim(self, texts: Sequence[str], folder: str | Path, coverage: float = 0.9999) -> TrainedModel:
+        """Writes the model with the rows of its vocabulary that texts need to a new folder; returns it from there.
+
+        The rows are those of the pieces that make up the share `coverage` of the texts' tokens, see
+        `limba.export.trimming`. Every fiftieth text is not counted: what the others leave of it is logged. Raises
+        InputError for a model that was opened with another vocabulary than its own, for one of bytes, and for a folder
+        that is not empty.
+        """
+        own = sources.open_vocabulary(self.source)
+        if self.tokenizer is not None and (own is None or own[0].path != self.tokenizer[0].path):
+            raise InputError(f"{self.path} was opened with another vocabulary than its own; open it without that.")
+        tool = toolbox.find("trim")
+        if tool is None:
+            raise InputError("Limba's tools, which trim a vocabulary, are not installed; install all of limba/.")
+        step = None if self.path.endswith("/best") else self.step
+        return load(tool.of_loaded(self.source, step, texts, str(folder), coverage))
 
     def rows(self, num: int) -> int:
         """Returns the smallest number of rows, at least this one, that the mesh divides."""

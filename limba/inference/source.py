@@ -157,7 +157,7 @@ def find(
     run = config if isinstance(config, RunConfig) else None
     model = config.model if isinstance(config, RunConfig) else config
     assert model is not None, "T5X's arrays and both kinds of folders tell the network"
-    vocabulary = vocabulary or _vocabulary_beside(directory, run)
+    vocabulary = vocabulary or vocabulary_beside(directory, run)
     newest_best = best[max(best)] if best else None
     length = _length_beside(directory, model) if kind == HUGGING_FACE else None
     return Source(path, directory, steps, kind, model, run, vocabulary, newest_best, tuple(allowed), length)
@@ -197,7 +197,7 @@ def described(path: str) -> tuple[ModelConfig, VocabularyName | None]:
     """
     if is_hub_id(path):
         folder = hub_models.download(path, weights=False)
-        return huggingface.model_config(folder), _vocabulary_beside(epath.Path(folder), None)
+        return huggingface.model_config(folder), vocabulary_beside(epath.Path(folder), None)
     source = find(path)
     return source.model, source.vocabulary
 
@@ -255,7 +255,7 @@ def _instead(path: str) -> str:
     return "is not a model" if place.exists() else "does not exist"
 
 
-def _vocabulary_beside(directory: epath.Path, run: RunConfig | None) -> VocabularyName | None:
+def vocabulary_beside(directory: epath.Path, run: RunConfig | None) -> VocabularyName | None:
     """Returns the vocabulary that a run names, or the one in a folder."""
     if run is not None:
         data = run.data

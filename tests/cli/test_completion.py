@@ -23,6 +23,7 @@ TYPED = [
     ("limba convert --to=t", {"t5x"}),
     ("limba convert --to=t5x --st", {"--step="}),  # a flag of this form alone
     ("limba vocabulary --normalization ", {"identity", "nfkc", "nmt_nfkc"}),
+    ("limba vocabulary trim --ke", {"--keep="}),
     ("limba train --gin.TRAIN_S", {"--gin.TRAIN_STEPS="}),
     ("limba train gin/ro_t5x_b", {"gin/ro_t5x_base.gin"}),  # of Limba, also from another folder
     ("limba train my", {"my run.gin"}),

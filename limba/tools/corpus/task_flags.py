@@ -120,13 +120,13 @@ def recipe(arguments: argparse.Namespace, inputs: int = 512) -> TaskRecipe:
 
 
 @contextlib.contextmanager
-def reading() -> Iterator[Callable[..., None]]:
+def reading(what: str = "reading") -> Iterator[Callable[..., None]]:
     """Yields a function of the bytes that are read so far, and shows them: on a terminal as a bar."""
     from tqdm import tqdm
 
     with (
-        waiting("reading", shows=not sys.stderr.isatty()),
-        tqdm(desc="reading", unit="B", unit_scale=True, dynamic_ncols=True, disable=None, leave=False) as bar,
+        waiting(what, shows=not sys.stderr.isatty()),
+        tqdm(desc=what, unit="B", unit_scale=True, dynamic_ncols=True, disable=None, leave=False) as bar,
     ):
 
         def update(done: int, *_: int) -> None:

@@ -1,8 +1,9 @@
-"""`limba vocabulary`: trains a SentencePiece vocabulary in T5's layout on a task's text."""
+"""`limba vocabulary`: trains a SentencePiece vocabulary in T5's layout on a task's text, trims and compares others."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
 
@@ -16,8 +17,15 @@ ABOUT = """Trains a vocabulary on a uniform sample of a task's text, writes its 
     limba vocabulary 'data/*.txt' --size=32000 --masks --output=vocabulary/my.model
     limba vocabulary --task=rlm_span_corruption_stream --size=64000 --output=ro/ro.model --compare_files=fr=fr.jsonl
 
+    limba vocabulary trim MODEL --help       # a model with the rows that your text needs
+    limba vocabulary compare A B --help      # vocabularies side by side
+
 On several hosts (PROCESS_ID set, or started by srun or mpirun) host 0 trains, and the others wait for its files."""
 
+VERBS = {  # what is done with vocabularies that are there, in place of FILES: its module
+    "trim": "limba.tools.corpus.trim",
+    "compare": "limba.tools.corpus.compare",
+}
 SENTINELS = 100  # ids of T5's layout, among those of --size
 
 
@@ -46,8 +54,16 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
-@named(task_flags.NAMES)
 def run(argv: Sequence[str]) -> None:
+    """Trims or compares vocabularies, or trains one; raises InputError."""
+    if argv and argv[0] in VERBS:
+        importlib.import_module(VERBS[argv[0]]).run(argv[1:])
+    else:
+        train(argv)
+
+
+@named(task_flags.NAMES)
+def train(argv: Sequence[str]) -> None:
     """Trains and reports, or waits for host 0; raises InputError."""
     arguments = _arguments(argv)
     host = environment.process_number()

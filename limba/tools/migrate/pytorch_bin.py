@@ -113,7 +113,7 @@ def _names(folder: Path) -> list[str]:
 def _write(folder: Path, arrays: Arrays, mark: str) -> None:
     """Writes all arrays, one after the other; the file has its name when it is whole."""
     with replacing(folder / SAFETENSORS) as file:
-        write_safetensors(file, arrays.stored, "float32", made_from=mark)
+        write_safetensors(file, arrays.stored, made_from=mark)
 
 
 def open_bin(folder: Path) -> Arrays:

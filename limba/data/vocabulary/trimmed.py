@@ -1,0 +1,205 @@
+"""The files of a vocabulary with fewer ids: SentencePiece's model, tokenizer.json, and what stands beside them.
+
+The ids that stay keep their order; an id's new number is its place among them. Nothing else of a file changes: the
+normalizer, the pre-tokenizer, scores and the order of merges are those of the old file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from limba.config import InputError
+from limba.data.vocabulary.files import content
+from limba.data.vocabulary.load import SENTINEL
+from limba.data.vocabulary.published import read_json
+from limba.data.vocabulary.vocabularies import parse_model
+
+Json = dict[str, Any]
+MODELS = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
+# Keys whose value is one id, or several, end so; the others are those of generation_config.json.
+_OF_IDS = "_token_id"
+_LISTS = ("suppress_tokens", "begin_suppress_tokens")
+_LISTS_OF_LISTS = ("bad_words_ids", "forced_decoder_ids")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The ids that stay, in order, and the names of those that have one."""
+
+    ids: Sequence[int]
+    names: Mapping[int, str]
+
+    @cached_property
+    def new(self) -> dict[int, int]:
+        """Each old id's new number."""
+        return {number: place for place, number in enumerate(self.ids)}
+
+    @cached_property
+    def pieces(self) -> frozenset[str]:
+        """The names of the ids that stay."""
+        return frozenset(self.names[number] for number in self.ids if number in self.names)
+
+    def num_rows(self, before: int) -> int:
+        """Returns how many rows a matrix has that had `before`: ids beyond it have none."""
+        return sum(number < before for number in self.ids)
+
+
+def sentencepiece_model(data: bytes, kept: Kept) -> bytes:
+    """Returns a SentencePiece model with the pieces that stay; those that are not of a text all do."""
+    model = parse_model(data)
+    kinds = model.SentencePiece
+    stays = [
+        piece.type != kinds.NORMAL or piece.piece in kept.pieces or SENTINEL.fullmatch(piece.piece) is not None
+        for piece in model.pieces
+    ]
+    new = {old: place for place, old in enumerate(number for number, is_kept in enumerate(stays) if is_kept)}
+    pieces = [piece for piece, is_kept in zip(model.pieces, stays, strict=True) if is_kept]
+    made = type(model)()
+    made.CopyFrom(model)
+    del made.pieces[:]
+    made.pieces.extend(pieces)
+    made.trainer_spec.vocab_size = len(pieces)
+    for field in ("unk_id", "bos_id", "eos_id", "pad_id"):
+        number = getattr(made.trainer_spec, field)
+        if number >= 0:
+            setattr(made.trainer_spec, field, new.get(number, number))
+    # A model may hold texts by which SentencePiece tests itself when it opens the file: they have the old pieces.
+    made.DiscardUnknownFields()
+    return made.SerializeToString()
+
+
+def tokenizer_state(state: Json, kept: Kept) -> Json:
+    """Returns what a tokenizer.json holds with the ids that stay; InputError for a kind of model that is not known."""
+    made = json.loads(json.dumps(state))
+    model = made["model"]
+    kind = model.get("type") or ("Unigram" if isinstance(model.get("vocab"), list) else "BPE")
+    if kind == "Unigram":
+        model["vocab"] = [row for number, row in enumerate(model["vocab"]) if number in kept.new]
+        if model.get("unk_id") is not None:
+            model["unk_id"] = kept.new[model["unk_id"]]
+    elif kind in ("BPE", "WordPiece", "WordLevel"):
+        model["vocab"] = _renumbered(model["vocab"], kept)
+    else:
+        raise InputError(f"tokenizer.json holds a model of type {kind}; only Unigram, BPE and WordPiece are trimmed.")
+    if kind == "BPE":
+        model["merges"] = [merge for merge in model["merges"] if _stays(merge, model["vocab"])]
+    for token in made.get("added_tokens") or ():
+        token["id"] = kept.new[token["id"]]
+    if made.get("padding"):
+        made["padding"]["pad_id"] = kept.new.get(made["padding"]["pad_id"], 0)
+    _renumber_processor(made.get("post_processor"), kept)
+    return made
+
+
+def _renumbered(vocabulary: Mapping[str, int], kept: Kept) -> dict[str, int]:
+    pairs = sorted(vocabulary.items(), key=lambda pair: pair[1])
+    return {name: kept.new[number] for name, number in pairs if number in kept.new}
+
+
+def _stays(merge: str | Sequence[str], vocabulary: Mapping[str, int]) -> bool:
+    """Returns whether both pieces of a merge stay, and what they make."""
+    left, right = merge.split(" ") if isinstance(merge, str) else merge
+    return left in vocabulary and right in vocabulary and left + right in vocabulary
+
+
+def _renumber_processor(processor: Json | None, kept: Kept) -> None:
+    """Changes the ids of the tokens that a post-processor puts around a text."""
+    if not processor:
+        return
+    for inner in processor.get("processors") or ():
+        _renumber_processor(inner, kept)
+    for token in (processor.get("special_tokens") or {}).values():  # of a template
+        token["ids"] = [kept.new[number] for number in token["ids"]]
+    for role in ("sep", "cls"):  # of BERT's and RoBERTa's
+        if isinstance(processor.get(role), list):
+            name, number = processor[role]
+            processor[role] = [name, kept.new[number]]
+
+
+def with_new_ids(about: Json, kept: Kept, defaults: Mapping[str, int] | None = None) -> Json:
+    """Returns a config.json's or generation_config.json's content with the new number of each id that it names.
+
+    `defaults` are the ids of its class that are not written, and have to be now. An id that stays without a row keeps
+    its number, and one of a list that is gone leaves it.
+    """
+
+    def one(number: Any) -> Any:
+        is_id = isinstance(number, int) and not isinstance(number, bool)
+        return kept.new.get(number, number) if is_id else number
+
+    def several(numbers: Sequence[Any]) -> list[Any]:
+        return [kept.new[number] for number in numbers if number in kept.new]
+
+    written = {key: number for key, number in (defaults or {}).items() if key not in about and number in kept.new}
+    made = {}
+    for key, value in {**about, **written}.items():
+        if key.endswith(_OF_IDS):
+            made[key] = [one(number) for number in value] if isinstance(value, list) else one(value)
+        elif key in _LISTS and isinstance(value, list):
+            made[key] = several(value)
+        elif key in _LISTS_OF_LISTS and isinstance(value, list):
+            lists = [several(numbers) for numbers in value if set(numbers) <= kept.new.keys()]
+            made[key] = lists or None
+        else:
+            made[key] = value
+    return made
+
+
+def write_tokenizer_files(folder: Path, out: Path, kept: Kept) -> list[str]:
+    """Writes the files of a folder that hold ids or pieces, with those that stay; returns their names."""
+    makers: Mapping[str, Callable[[Path], bytes]] = {
+        **dict.fromkeys(MODELS, lambda file: sentencepiece_model(content(str(file)), kept)),
+        "tokenizer.json": lambda file: _json(tokenizer_state(_object(file), kept)),
+        "tokenizer_config.json": lambda file: _json(_about(_object(file), kept)),
+        "added_tokens.json": lambda file: _json(_renumbered(_object(file), kept)),
+        "vocab.json": lambda file: _json(_renumbered(_object(file), kept)),
+        "vocab.txt": lambda file: _lines_of_ids(file, kept),
+        "merges.txt": lambda file: _lines_of_merges(file, kept),
+    }
+    written = []
+    for name, make in makers.items():
+        if (folder / name).is_file():
+            (out / name).write_bytes(make(folder / name))
+            written.append(name)
+    return written
+
+
+def _about(about: Json, kept: Kept) -> Json:
+    """Returns tokenizer_config.json's content with new ids."""
+    made = with_new_ids(about, kept)
+    added = made.get("added_tokens_decoder")
+    if isinstance(added, dict):
+        pairs = ((kept.new.get(int(number)), token) for number, token in added.items())
+        made["added_tokens_decoder"] = {str(number): token for number, token in pairs if number is not None}
+    return made
+
+
+def _lines_of_ids(file: Path, kept: Kept) -> bytes:
+    """Returns BERT's vocab.txt, whose lines are the pieces in the order of their ids."""
+    lines = content(str(file)).decode().splitlines()
+    return "".join(f"{line}\n" for number, line in enumerate(lines) if number in kept.new).encode()
+
+
+def _lines_of_merges(file: Path, kept: Kept) -> bytes:
+    """Returns GPT-2's merges.txt; its first line may be a comment."""
+    lines = content(str(file)).decode().split("\n")
+    pieces = dict.fromkeys(kept.pieces, 0)
+    stays = [line.startswith("#version") or (line.count(" ") == 1 and _stays(line, pieces)) for line in lines]
+    return "".join(f"{line}\n" for line, is_kept in zip(lines, stays, strict=True) if is_kept).encode()
+
+
+def _object(file: Path) -> Json:
+    from etils import epath
+
+    found = read_json(epath.Path(file.parent), file.name)
+    assert found is not None, f"{file} is there"
+    return found
+
+
+def _json(made: Json) -> bytes:
+    return (json.dumps(made, ensure_ascii=False, indent=2) + "\n").encode()

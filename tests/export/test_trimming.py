@@ -1,0 +1,363 @@
+"""Models with the rows that a text needs: the same pieces, hidden states and text as before, or one sentence.
+
+Tokenizers are trained on Limba's own pages in English, Japanese and Romanian, and trimmed for the English ones.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.numpy import load_file, save_file
+
+import limba
+from limba.cli.main import main
+from limba.config import InputError
+from limba.data.vocabulary.load import load_vocabulary
+from limba.data.vocabulary.needed import Pieces
+from limba.data.vocabulary.train import train_vocabulary
+from limba.export.huggingface import import_folder
+from limba.export.trimming import RECORD, Trimmed, trim
+from limba.inference.source import VocabularyName
+from tests import published as folders
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = 1_000
+SIZE, ROWS = 2_000, 2_304
+STYLES = (  # a tokenizer's style, whether padding is added as its last id, and a class of model that has it
+    ("unigram", False, "t5"),
+    ("endoftext", True, "gpt2"),
+    ("bert", False, "modernbert"),
+    ("roberta", False, "eurobert"),
+    ("gemma", False, "llama"),
+)
+RARER_PIECES_GO = ("roberta", "llama")
+AT_NIGHT = (
+    *(("unigram", False, "umt5"), ("unigram", False, "mt5"), ("unigram", False, "t5_encoder")),
+    *(("llama", False, "llama"), ("roberta", False, "gpt2"), ("gemma", False, "eurobert")),
+    *(("endoftext", True, "llama"), ("endoftext", True, "modernbert"), ("llama", False, "t5")),
+)
+
+
+def lines(*pages: Path) -> list[str]:
+    found = [line.strip() for page in pages for line in page.read_text().splitlines()]
+    return [line for line in found if len(line) >= 30 or (not line.isascii() and len(line) >= 15)]
+
+
+@pytest.fixture(scope="module")
+def english() -> list[str]:
+    pages = [page for page in sorted((ROOT / "docs").glob("*.md")) if "ja" not in page.stem and ".ro" not in page.stem]
+    return lines(*pages)[:DOCUMENTS]
+
+
+@pytest.fixture(scope="module")
+def others() -> list[str]:
+    return lines(*(ROOT / "docs" / name for name in ("start.ja.md", "gcp.ja.md", "start.ro.md")))
+
+
+@pytest.fixture
+def styles(monkeypatch: pytest.MonkeyPatch, english: list[str], others: list[str]) -> None:
+    """The styles of tests/published.py, trained on the pages."""
+    monkeypatch.setattr(folders, "CORPUS", [*english, *others])
+    monkeypatch.setattr(folders, "SIZE", SIZE)
+    monkeypatch.setattr(folders, "ROWS", ROWS)
+
+
+@pytest.fixture(scope="module")
+def spiece(english: list[str], others: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SentencePiece model of pieces and bytes in T5's layout."""
+    path = tmp_path_factory.mktemp("vocabulary") / "spiece.model"
+    train_vocabulary([*english, *others], SIZE, str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def t5(spiece: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A T5 1.1 of transformers whose tokenizer is that SentencePiece model alone."""
+    folder = tmp_path_factory.mktemp("model") / "t5"
+    config = transformers.T5Config(
+        **{"vocab_size": 2_176, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4},
+        **{"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "decoder_start_token_id": 0},
+    )
+    torch.manual_seed(0)
+    transformers.T5ForConditionalGeneration(config).save_pretrained(folder)
+    shutil.copyfile(spiece, folder / "spiece.model")
+    about = {"tokenizer_class": "T5Tokenizer", "extra_ids": 100, "model_max_length": 512}
+    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+    return folder
+
+
+def encoded(texts: list[str]) -> list[bytes]:
+    return [text.encode() for text in texts]
+
+
+def old_ids_of(folder: Path) -> list[int]:
+    return json.loads((folder / RECORD).read_text())["old_ids"]
+
+
+def check_ids(before: Path, after: Path, texts: list[str]) -> int:
+    """Compares AutoTokenizer's ids of texts, mapped one to one; returns for how many all pieces are kept."""
+    kept = old_ids_of(after)
+    new = {old: number for number, old in enumerate(kept)}
+    same = 0
+    pairs = zip(folders.ids_of(before, tuple(texts)), folders.ids_of(after, tuple(texts)), texts, strict=True)
+    for old, now, text in pairs:
+        if new.keys() >= set(old):
+            assert [new[number] for number in old] == now, text
+            same += 1
+    return same
+
+
+def aligned(model):
+    """Returns a model whose arrays torch has allocated: where a file's array begins decides how CPUs add up."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+    return model
+
+
+def outputs(model, kind: str, ids: list[int]):
+    given = {"input_ids": torch.tensor([ids])}
+    if kind in ("t5", "umt5", "mt5"):
+        given["decoder_input_ids"] = torch.tensor([ids[:8]])
+    with torch.no_grad():
+        return model(**given, output_hidden_states=True)
+
+
+def hidden_states(found) -> list[torch.Tensor]:
+    names = ("hidden_states", "encoder_hidden_states", "decoder_hidden_states")
+    return [state for name in names for state in getattr(found, name, None) or ()]
+
+
+def check_model(before, after: Path, kind: str, texts: list[str], source: Path) -> None:
+    """Hidden states are the same bits, kept logits equal, and text is generated as by the model before."""
+    kept = old_ids_of(after)
+    new = {old: number for number, old in enumerate(kept)}
+    now = aligned(type(before).from_pretrained(after).eval())
+    before = aligned(before)
+    assert now.get_input_embeddings().weight.shape[0] == len(kept) < before.get_input_embeddings().weight.shape[0]
+    rows = [ids[:40] for ids in folders.ids_of(source, tuple(texts)) if new.keys() >= set(ids)][:2]
+    assert len(rows) == 2
+    for ids in rows:
+        old, trimmed = outputs(before, kind, ids), outputs(now, kind, [new[number] for number in ids])
+        states = hidden_states(old)
+        assert len(states) >= 3
+        assert all(torch.equal(*pair) for pair in zip(states, hidden_states(trimmed), strict=True))
+        if kind == "t5_encoder":
+            continue
+        assert (old.logits[..., kept] - trimmed.logits).abs().max() <= 1e-6 * old.logits.abs().max()
+        if not before.can_generate():
+            continue
+        gone = sorted(set(range(old.logits.shape[-1])) - set(kept))
+        choices = {"max_new_tokens": 12, "do_sample": False}
+        wanted = before.generate(torch.tensor([ids]), suppress_tokens=gone, **choices)[0].tolist()
+        found = now.generate(torch.tensor([[new[number] for number in ids]]), **choices)[0].tolist()
+        assert found == [new[number] for number in wanted]
+
+
+def trimmed(folder: Path, out: Path, english: list[str], others: list[str], coverage: float = 1.0) -> Trimmed:
+    return trim(str(folder), encoded(english), encoded(others), str(out), coverage=coverage)
+
+
+def check_style(style: tuple[str, bool, str], tmp_path: Path, english: list[str], others: list[str]) -> None:
+    name, pads_last, kind = style
+    tokenizer = folders.real(name)
+    if pads_last:
+        tokenizer.add_special_tokens({"pad_token": "<last>"})
+    before = folders.saved(tmp_path / "before", kind, tokenizer)
+    result = trimmed(tmp_path / "before", tmp_path / "after", english, others)
+    assert result.rows % 128 == 0 and result.rows <= 0.9 * ROWS
+    texts = [*english, *others, *folders.TEXTS]
+    same = check_ids(tmp_path / "before", tmp_path / "after", texts)
+    assert DOCUMENTS <= same < len(texts)  # all of the text that was kept, and not all of the other
+    check_model(before, tmp_path / "after", kind, english, tmp_path / "before")
+    if name not in RARER_PIECES_GO:
+        return
+    # A rarer piece that goes is cut into others; whatever has only kept pieces is cut as before.
+    shutil.rmtree(tmp_path / "after")
+    fewer = trimmed(tmp_path / "before", tmp_path / "after", english, others, coverage=0.9)
+    assert fewer.needed < result.needed
+    assert check_ids(tmp_path / "before", tmp_path / "after", texts) > 50
+
+
+@pytest.mark.usefixtures("styles")
+@pytest.mark.parametrize("style", STYLES)
+def test_a_folder_gives_the_same_ids_states_and_text(style, tmp_path, english, others) -> None:
+    check_style(style, tmp_path, english, others)
+
+
+@pytest.mark.night
+@pytest.mark.usefixtures("styles")
+@pytest.mark.parametrize("style", AT_NIGHT)
+def test_other_folders_do_so_too(style, tmp_path, english, others) -> None:
+    check_style(style, tmp_path, english, others)
+
+
+def test_a_sentencepiece_model_is_cut_with_its_sentinels(t5, spiece, tmp_path, english, others) -> None:
+    result = trimmed(t5, tmp_path / "after", english, others)
+    assert check_ids(t5, tmp_path / "after", [*english, *others]) >= DOCUMENTS
+    pieces, old = (load_vocabulary(str(path / "spiece.model"), 100) for path in (tmp_path / "after", t5))
+    assert pieces.vocab_size < old.vocab_size and pieces.encode("<0xE3>") and result.rows >= pieces.vocab_size
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "after")
+    assert tokenizer.convert_tokens_to_ids("<extra_id_0>") == pieces.vocab_size - 1
+    before = transformers.T5ForConditionalGeneration.from_pretrained(t5).eval()
+    check_model(before, tmp_path / "after", "t5", english, t5)
+    assert result.coverage.kept < result.coverage.tokens and result.coverage.examples
+
+
+def test_an_output_layer_of_its_own_is_cut_too(t5, tmp_path, english) -> None:
+    folder = Path(shutil.copytree(t5, tmp_path / "before"))
+    before = load_file(folder / "model.safetensors")
+    before["lm_head.weight"] = np.random.default_rng(0).normal(size=(2_176, 32)).astype(np.float16)
+    save_file(before, folder / "model.safetensors", {"format": "pt"})
+    result = trimmed(folder, tmp_path / "after", english, [])
+    after, kept = load_file(tmp_path / "after" / "model.safetensors"), old_ids_of(tmp_path / "after")
+    assert after.keys() == before.keys() and result.coverage.tokens == 0
+    for name, array in before.items():
+        wanted = array[kept] if name in ("lm_head.weight", "shared.weight") else array
+        assert after[name].dtype == array.dtype
+        np.testing.assert_array_equal(after[name], wanted)
+
+
+def piece(model: limba.TrainedModel, number: int) -> str:
+    return model.vocabulary.tokenizer.IdToPiece(int(number))
+
+
+def test_a_run_and_a_t5x_checkpoint_become_a_start(t5, spiece, tmp_path, english, others) -> None:
+    import_folder(t5, tmp_path / "run")
+    result = trimmed(tmp_path / "run", tmp_path / "smaller", english, others)
+    assert "the optimizer begins anew" in result.text
+    before, now = limba.load(tmp_path / "run"), limba.load(tmp_path / "smaller")
+    old, new = before.tokenize(english[0]), now.tokenize(english[0])
+    assert [piece(before, number) for number in old] == [piece(now, number) for number in new]
+    pair = (english[0], english[1])
+    wanted, found = before.logits([pair])[0], now.logits([pair])[0]
+    ids = range(now.vocabulary.vocab_size)
+    kept = [before.vocabulary.tokenizer.PieceToId(piece(now, number)) for number in ids]
+    np.testing.assert_allclose(found[:, ids], wanted[:, kept], rtol=0, atol=1e-6 * np.abs(wanted).max())
+    checkpoint = before.save(tmp_path / "t5x", format="t5x")
+    with pytest.raises(InputError, match="has no vocabulary beside it"):
+        trim(str(checkpoint), encoded(english), [], str(tmp_path / "of_t5x"))
+    name = VocabularyName(str(spiece), 100)
+    trim(str(checkpoint), encoded(english), [], str(tmp_path / "of_t5x"), coverage=1.0, vocabulary=name)
+    again = limba.load(tmp_path / "of_t5x").logits([pair])[0]
+    np.testing.assert_array_equal(again, found)
+
+
+def test_a_loaded_model_is_trimmed_to_another(t5, tmp_path, english) -> None:
+    model = limba.load(t5)
+    smaller = model.trim(english, tmp_path / "smaller", coverage=1.0)
+    assert smaller.source.model.vocab_size < model.source.model.vocab_size
+    assert smaller.generate([english[0]], max_tokens=4)
+    with pytest.raises(InputError, match="another vocabulary than its own"):
+        limba.load(t5, vocabulary="byte").trim(english, tmp_path / "other")
+
+
+def test_the_command_says_what_is_left(t5, tmp_path, english, others, capsys) -> None:
+    (tmp_path / "en.txt").write_text("\n".join(english))
+    (tmp_path / "others.txt").write_text("\n".join(others))
+    out = tmp_path / "after"
+    argv = ["vocabulary", "trim", str(t5), f"--keep={tmp_path}/en.txt", f"--output={out}"]
+    assert main([*argv, f"--held_out={tmp_path}/others.txt"]) == 0
+    said = capsys.readouterr()
+    assert "rows" in said.out and "are kept pieces" in said.out and "WARNING: only" in said.err
+    assert "Trimmed vocabulary" in (out / "README.md").read_text()
+    assert json.loads((out / "config.json").read_text())["vocab_size"] == len(old_ids_of(out))
+    assert main(argv) == InputError.exit_status
+    assert "is not empty" in capsys.readouterr().err
+    assert main(["vocabulary", "compare", str(t5), str(out), "byte", f"--corpus={tmp_path}/en.txt", "--json"]) == 0
+    old, new, of_bytes = json.loads(capsys.readouterr().out)["vocabularies"]
+    assert old["rows"] == 2_176 and new["rows"] == len(old_ids_of(out)) and of_bytes["rows"] == 384
+    assert old["parameters"] == 32 * 2_176  # transformers 5 ties each T5
+    assert old["step_flops"] == 6 * 65_536 * 32 * 2_176
+    assert new["unused_rows"] < old["unused_rows"] and new["bytes_per_token"] == pytest.approx(
+        old["bytes_per_token"], rel=1e-2
+    )
+    assert of_bytes["coverage"] + of_bytes["single_bytes"] == pytest.approx(1)
+    assert main(["vocabulary", "compare", str(t5), f"--corpus={tmp_path}/en.txt"]) == 0
+    assert "rows never" in capsys.readouterr().out
+
+
+KILLED = """
+import os, signal, sys
+from limba.export import trimming
+
+def killed(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+trimming._write_card = killed  # after the weights, before the folder has its name
+trimming.trim(sys.argv[1], [b"a few words of text"], [], sys.argv[2])
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_trim_leaves_no_folder_and_can_be_repeated(t5, tmp_path, english, others) -> None:
+    out = tmp_path / "after"
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(t5), str(out)], cwd=ROOT, capture_output=True, env=dict(os.environ)
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
+    assert not out.exists() and (tmp_path / "after.trimming" / "model.safetensors").exists()
+    trimmed(t5, out, english, others)
+    assert check_ids(t5, out, english) == DOCUMENTS
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["after"]
+
+
+def test_what_cannot_be_trimmed_is_refused(t5, spiece, tmp_path, english) -> None:
+    def refused(folder: Path, sentence: str) -> None:
+        with pytest.raises(InputError, match=sentence):
+            trim(str(folder), encoded(english), [], str(tmp_path / "after"))
+        assert not (tmp_path / "after").exists()
+
+    def copy(name: str) -> Path:
+        return Path(shutil.copytree(t5, tmp_path / name))
+
+    two = copy("two")
+    torch.save({}, two / "pytorch_model.bin")
+    refused(two, r"2 sets of weights, model.safetensors and pytorch_model.bin")
+    rows = copy("rows")
+    train_vocabulary(english, 400, str(tmp_path / "other.model"))
+    about = json.loads((rows / "config.json").read_text())
+    (rows / "config.json").write_text(json.dumps({**about, "vocab_size": 2_304}))
+    refused(rows, r"2,176 rows in \S+ and 2,304 in vocab_size")
+    byte = copy("byte")
+    (byte / "spiece.model").unlink()
+    (byte / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "ByT5Tokenizer"}))
+    refused(byte, "nothing to trim")
+    none = copy("none")
+    (none / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "T5Tokenizer", "extra_ids": 0}))
+    refused(none, r"no sentinel")
+    with pytest.raises(InputError, match="is a folder for transformers with a tokenizer of its own"):
+        trim(str(t5), encoded(english), [], str(tmp_path / "x"), vocabulary=VocabularyName(str(spiece), 100))
+    for texts, coverage, sentence in (([], 1.0, "no text"), (encoded(english), 1.5, "coverage is 1.5")):
+        with pytest.raises(InputError, match=sentence):
+            trim(str(t5), texts, [], str(tmp_path / "x"), coverage=coverage)
+
+
+def test_pieces_beyond_the_rows_are_of_another_model(tmp_path, english) -> None:
+    folder = tmp_path / "model"
+    tokenizer = folders.real("llama")
+    folders.saved(folder, "llama", tokenizer)
+    state = json.loads((folder / "tokenizer.json").read_text())
+    state["model"]["vocab"] |= {f"piece{number}": 600 + number for number in range(5)}
+    (folder / "tokenizer.json").write_text(json.dumps(state))
+    with pytest.raises(InputError, match=r"605 ids and the model 512 rows, so 5 pieces have none"):
+        trim(str(folder), encoded(english), [], str(tmp_path / "after"))
+
+
+def test_bpe_needs_the_pieces_on_the_way(tmp_path) -> None:
+    """Merges ab, abc and bc: 'abc' is made by way of 'ab', so 'bc' is not needed."""
+    tokenizers = pytest.importorskip("tokenizers")
+    vocab = {name: number for number, name in enumerate(["</s>", "a", "b", "c", "ab", "bc", "abc"])}
+    merges = [("a", "b"), ("b", "c"), ("ab", "c"), ("a", "bc")]
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, merges))
+    made.save(str(tmp_path / "tokenizer.json"))
+    pieces = Pieces(load_vocabulary(str(tmp_path / "tokenizer.json")))
+    assert pieces.with_parts(vocab["abc"]) == {vocab[name] for name in ("a", "b", "c", "ab", "abc")}
+    assert pieces.kept({vocab["abc"]: 9, vocab["bc"]: 1}, coverage=0.9) == [1, 2, 3, 4, 6]
