@@ -1,6 +1,5 @@
 """Models that score texts: the same figures by Limba and by transformers, and figures of foreign models by hand."""
 
-import dataclasses
 import json
 import math
 from pathlib import Path
@@ -13,12 +12,15 @@ import torch
 import transformers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+import limba
+from limba.cli import main
 from limba.config import InputError
+from limba.data.vocabulary.train import NewVocabulary
 from limba.tools.results import foreign_scorer, scoring
-from limba.tools.results.kinds.bits import BitsPerByte, with_gaps
+from limba.tools.results.kinds.bits import NAMES, BitsPerByte, with_gaps
 from limba.tools.results.kinds.pairs import Pair, gap, likelihoods
 from tests import tiny
-from tests.export.runs import folder_of
+from tests.export.runs import folder_of, write_run
 from tests.results.test_pairs import ENCODERS, LANGUAGE_MODELS, SMALL, T5
 
 TEXTS = [
@@ -43,7 +45,8 @@ def saved_by_transformers(name: str, vocabulary: Path, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", ["t5", "llama", "eurobert", *(pytest.param(each, marks=pytest.mark.night) for each in ("gpt2", "modernbert"))]
+    "name",
+    ["t5", "llama", "eurobert", *(pytest.param(each, marks=pytest.mark.night) for each in ("gpt2", "modernbert"))],
 )
 def test_limba_and_transformers_score_a_folder_alike(name, vocabulary, tmp_path) -> None:
     folder = saved_by_transformers(name, vocabulary, tmp_path)
@@ -206,7 +209,14 @@ def test_a_t5_of_another_family_fills_gaps(tmp_path, vocabulary) -> None:
     """LongT5, which Limba does not read."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder_of(T5, vocabulary, tmp_path / "t5"))
     config: Any = transformers.LongT5Config(
-        vocab_size=1_024, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, local_radius=8, decoder_start_token_id=0
+        vocab_size=1_024,
+        d_model=32,
+        d_kv=16,
+        d_ff=64,
+        num_layers=2,
+        num_heads=2,
+        local_radius=8,
+        decoder_start_token_id=0,
     )
     torch.manual_seed(0)
     transformers.LongT5ForConditionalGeneration(config).save_pretrained(tmp_path / "model")
@@ -288,3 +298,68 @@ def test_a_text_that_is_too_long_for_learned_positions_is_refused(tmp_path) -> N
         scorer.log_likelihoods(["a" * 2, "It is there " * 60])
 
 
+@pytest.fixture(scope="module")
+def hybrid(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a hybrid, with its vocabulary."""
+    folder = tmp_path_factory.mktemp("hybrid")
+    new = NewVocabulary(str(folder / "pieces.model"))
+    new.train(corpus.read_bytes().splitlines(), 512, masks=True)
+    write_run(folder / "run", tiny.language_model(attention_mask="hybrid", vocab_size=512, max_length=96))
+    (folder / "run" / "spiece.model").write_bytes(Path(new.path).read_bytes())
+    return folder / "run"
+
+
+def test_one_command_gives_both_figures_of_a_hybrid(hybrid, tmp_path, monkeypatch, capsys) -> None:
+    """As GPT-BERT's authors report them: a causal and a masked one, each in the row of its measure."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "held.txt").write_text("It has a line, and another one.\nWho sees him?\n")
+    (tmp_path / "pairs.tsv").write_text("good\tbad\nWho sees him?\tWho see him?\nIt is there.\tIt are there.\n")
+    (tmp_path / "suite.gin").write_text("text/BitsPerByte.texts = 'held.txt'\na/MinimalPairs.file = 'pairs.tsv'\n")
+    assert main.main(["results", str(hybrid), "--suite=./suite.gin", "--output=out"]) == 0, capsys.readouterr().err
+    written = json.loads((tmp_path / "out" / "results.json").read_text())
+    cells = {
+        (each["figure"], each["column"]): each["mean"] for each in written["cells"] if "random" not in each["column"]
+    }
+    assert cells.keys() == {
+        ("pseudo bits per byte", "run, masked"),
+        ("bits per byte", "run, causal"),
+        *(("accuracy", column) for column in ("run, masked", "run, causal", "chance")),
+    }
+    assert any("run, masked: pseudo log likelihood" in note for note in written["notes"])
+    assert any("run, causal: log likelihood from left to right" in note for note in written["notes"])
+    trained = limba.load(hybrid)
+    texts = [("", line) for line in (tmp_path / "held.txt").read_text().splitlines()]
+    size = sum(len(text.encode()) for _, text in texts)
+    causal = -sum(trained.decoder.log_likelihoods(texts, ends=False)) / math.log(2) / size
+    masked = -sum(trained.log_likelihoods(texts)) / math.log(2) / size
+    assert cells["bits per byte", "run, causal"] == pytest.approx(causal, rel=1e-6)
+    assert cells["pseudo bits per byte", "run, masked"] == pytest.approx(masked, rel=1e-6) != causal
+    assert scoring.open_scorer(str(hybrid), scoring.CAUSAL).way == scoring.CAUSAL
+    with pytest.raises(InputError, match="scores texts as masked and as causal, and not as gaps"):
+        scoring.open_scorer(str(hybrid), scoring.GAPS)
+
+
+def test_models_of_four_families_stand_beside_ours_in_one_table(vocabulary, tmp_path, monkeypatch, capsys) -> None:
+    """Each of the three measures has a row of its own, and the notes say how each model was scored."""
+    monkeypatch.chdir(tmp_path)
+    for kind in ("bert", "xlm-r", "qwen"):
+        saved(kind, tmp_path / kind)
+    folder_of(T5, vocabulary, tmp_path / "ours")
+    (tmp_path / "held.txt").write_text("The module opens the file and reads 12 lines.\n")
+    (tmp_path / "pairs.tsv").write_text("good\tbad\nWho sees him?\tWho see him?\nIt is there.\tIt are there.\n")
+    (tmp_path / "suite.gin").write_text("text/BitsPerByte.texts = 'held.txt'\na/MinimalPairs.file = 'pairs.tsv'\n")
+    command = ["results", "ours", "bert", "xlm-r", "qwen", "--suite=./suite.gin", "--output=out"]
+    assert main.main(command) == 0, capsys.readouterr().err
+    assert "16 outcomes computed" in capsys.readouterr().out
+    cells = json.loads((tmp_path / "out" / "results.json").read_text())["cells"]
+    rows = {figure: {each["column"] for each in cells if each["figure"] == figure} for figure in NAMES.values()}
+    beside = lambda *names: {column for name in names for column in (name, f"{name}, random weights")}
+    assert rows["bits per byte"] == beside("qwen")
+    assert rows["pseudo bits per byte"] == beside("bert", "xlm-r")
+    assert rows["bits per hidden byte"] == beside("ours")
+    assert {each["column"] for each in cells if each["figure"] == "accuracy"} >= {"ours", "bert", "xlm-r", "qwen"}
+    assert (
+        "text, a, qwen: log likelihood from left to right; the model has no start token"
+        in (tmp_path / "out" / "results.txt").read_text()
+    )
+    assert main.main(command) == 0 and "0 outcomes computed" in capsys.readouterr().out

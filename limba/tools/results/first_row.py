@@ -73,7 +73,7 @@ def _validation_text(model: str, imports: list[str], size: int) -> tuple[RunConf
     parts = [part for part in data.parts if not RunData(run.data, part).has_pairs]
     if not parts:
         raise InputError(
-            f"{model} has learned pairs of inputs and targets, so its validation split holds no running text; {INSTEAD}."
+            f"{model} has learned pairs of inputs and targets, so its validation split has no running text; {INSTEAD}."
         )
     split, documents = run.data.validation_split, []
     for part in parts:

@@ -157,7 +157,9 @@ def _way(name: str, config: Any) -> str:
     is_causal = kind in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     is_masked = kind in transformers.MODEL_FOR_MASKED_LM_MAPPING
     if not (is_causal or is_masked):
-        raise InputError(f"{name} is a {config.model_type}, for which transformers has no language model; give another.")
+        raise InputError(
+            f"{name} is a {config.model_type}, for which transformers has no language model; give another."
+        )
     if is_causal and is_masked:  # a BERT may be either
         says_causal = any(each.endswith(("ForCausalLM", "LMHeadModel")) for each in classes)
         is_causal = says_causal or bool(getattr(config, "is_decoder", False))
@@ -242,7 +244,16 @@ class ForeignScorer:
         return int(positions)
 
     def _ids(self, text: str) -> list[int]:
-        return self.tokenizer(_whole_letters(text), add_special_tokens=False).input_ids
+        return self._checked(self.tokenizer(_whole_letters(text), add_special_tokens=False).input_ids)
+
+    def _checked(self, ids: list[int]) -> list[int]:
+        """Returns the ids of a text; InputError for one that was added to the tokenizer, and that the model lacks."""
+        if max(ids, default=0) >= self._num_rows:
+            raise InputError(
+                f"The tokenizer of {self.name} gives a text the id {max(ids)}, and the model has {self._num_rows:,}"
+                " rows; resize its embedding in transformers."
+            )
+        return ids
 
     def _num_sentinels(self, text: str) -> int:
         names = {self.tokenizer.convert_tokens_to_ids(name) for name in SENTINEL.findall(text)}
@@ -326,11 +337,12 @@ class ForeignScorer:
         begins = []
         last = 0  # where the pieces before this one end
         for (start, end), (following, _) in zip(places, places[1:], strict=False):
-            follows_space = start == 0 or text[last : start + 1] != text[last : start + 1].lstrip()
+            follows_space = any(map(str.isspace, text[last : start + 1]))
             is_whole = last <= start < min(end, following)
-            begins.append(follows_space or (is_whole and UNSPACED.match(text, start) is not None))
+            starts_letter = is_whole and UNSPACED.match(text, start) is not None
+            begins.append(not begins or follows_space or starts_letter)
             last = max(last, end)
-        return found.input_ids, np.array(begins, bool)
+        return self._checked(found.input_ids), np.array(begins, bool)
 
     def in_gaps(self, pairs: Sequence[tuple[str, str]]) -> Float[np.ndarray, " N"]:
         before, after = self.template
@@ -358,7 +370,9 @@ class ForeignScorer:
         return found
 
     def _decoder_start(self) -> int:
-        named = [getattr(each, "decoder_start_token_id", None) for each in (self.model.config, self.model.generation_config)]
+        named = [
+            getattr(each, "decoder_start_token_id", None) for each in (self.model.config, self.model.generation_config)
+        ]
         found = [each for each in [*named, self.tokenizer.pad_token_id] if isinstance(each, int)]
         if not found:
             raise InputError(f"{self.name} has no decoder_start_token_id in its config.json; write one there.")

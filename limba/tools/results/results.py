@@ -90,7 +90,9 @@ def run(argv: Sequence[str]) -> None:
 def _given(argv: Sequence[str]) -> argparse.Namespace:
     parser = Parser("results", ABOUT)
     parser.add_object("model", "MODEL", "runs, checkpoints, Hugging Face folders or hub ids", takes_several=True)
-    parser.add_argument("--suite", metavar="NAME|FILE", help="the tasks: a name of gin/suites/, or a gin file; default: none")
+    parser.add_argument(
+        "--suite", metavar="NAME|FILE", help="the tasks: a name of gin/suites/, or a gin file; default: none"
+    )
     parser.add_argument("--tasks", metavar="NAME,NAME", help="of the suite; default: all")
     parser.add_argument("--data", default=".", metavar="FOLDER", help="of tasks' files, or hub:user/name; default: .")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each fine-tuning task; default: 3")

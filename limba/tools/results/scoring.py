@@ -24,6 +24,7 @@ HOW = {
     GAPS: "log likelihood of the words that stand in gaps, of which the rest of the text is read",
 }
 NO_VOCABULARY = "{} has no vocabulary beside it, without which no text is read; copy it there."
+OF_TOKENIZERS = ("tokenizer.json", "vocab.*", "*.model")  # files of transformers' tokenizers
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[\w./-]+)?")
 
 
@@ -102,10 +103,13 @@ def open_scorers(name: str, imports: Sequence[str] = ()) -> tuple[Scorer, ...]:
     except InputError as error:
         return (_foreign(name, error),)
     network = trained.network.config
+    if trained.tokenizer is None:
+        absent = InputError(NO_VOCABULARY.format(name))
+        if not _has_vocabulary(name):
+            raise absent
+        return (_foreign(name, absent),)
     if network.is_decoder_only and not network.is_encoder and _has_no_start(trained):
         return (_foreign(name, None),)
-    if trained.tokenizer is None and trained.source.run is None:
-        return (_foreign(name, InputError(NO_VOCABULARY.format(name))),)
     trained.log_likelihoods([])  # raises the sentence about a network without an output layer
     return tuple(LimbaScorer(name, trained.decoder if way == CAUSAL else trained, way) for way in _ways(network))
 
@@ -140,9 +144,22 @@ def ways_of(name: str) -> tuple[str, ...]:
             raise error from None
     if network.is_t5_encoder:
         raise InputError(f"{name} is the encoder of a T5 alone, which scores no texts; give the whole T5.")
-    if vocabulary is None and run_of(name) is None and not _may_be_foreign(name):  # the task of a run has one
+    if vocabulary is None and not _has_vocabulary(name):
         raise InputError(NO_VOCABULARY.format(name))
     return _ways(network)
+
+
+def _has_vocabulary(name: str) -> bool:
+    """Returns whether a model that names no vocabulary may have one: a run its task's, a folder transformers' files."""
+    from limba.api import RunDirectory
+
+    home = run_of(name)
+    if home is not None:
+        return RunDirectory(str(home)).run() is not None
+    folder = Path(name).expanduser()
+    if folder.exists():
+        return any(path.is_file() for pattern in OF_TOKENIZERS for path in folder.glob(pattern))
+    return True  # of the hub: it is seen where it is opened
 
 
 def run_of(name: str) -> Path | None:
