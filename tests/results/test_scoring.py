@@ -21,7 +21,7 @@ from limba.tools.results.kinds.bits import NAMES, BitsPerByte, with_gaps
 from limba.tools.results.kinds.pairs import Pair, gap, likelihoods
 from tests import tiny
 from tests.export.runs import folder_of, write_run
-from tests.results.test_pairs import ENCODERS, LANGUAGE_MODELS, SMALL, T5
+from tests.results.test_pairs import ENCODERS, LANGUAGE_MODELS, T5
 
 TEXTS = [
     "The module opens the file, and it reads 1948 lines.",

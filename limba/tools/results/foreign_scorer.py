@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import logging
 import re
@@ -336,7 +337,7 @@ class ForeignScorer:
         places = [*found.offset_mapping, (len(text), len(text))]
         begins = []
         last = 0  # where the pieces before this one end
-        for (start, end), (following, _) in zip(places, places[1:], strict=False):
+        for (start, end), (following, _) in itertools.pairwise(places):
             follows_space = any(map(str.isspace, text[last : start + 1]))
             is_whole = last <= start < min(end, following)
             starts_letter = is_whole and UNSPACED.match(text, start) is not None
