@@ -363,3 +363,13 @@ def test_models_of_four_families_stand_beside_ours_in_one_table(vocabulary, tmp_
         in (tmp_path / "out" / "results.txt").read_text()
     )
     assert main.main(command) == 0 and "0 outcomes computed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("kind", "name"), [("AutoModel", "eurobert"), ("T5EncoderModel", "t5")])
+def test_a_model_of_ours_without_an_output_layer_scores_no_texts(kind, name, vocabulary, tmp_path) -> None:
+    own = folder_of(BOTH[name], vocabulary, tmp_path / "own")
+    getattr(transformers, kind).from_pretrained(own).save_pretrained(tmp_path / "model")
+    transformers.AutoTokenizer.from_pretrained(own).save_pretrained(tmp_path / "model")
+    with pytest.raises(InputError, match="model is (an|the) encoder.* scores no text"):
+        scoring.ways_of(str(tmp_path / "model"))
+        scoring.open_scorers(str(tmp_path / "model"))

@@ -9,16 +9,16 @@ from __future__ import annotations
 import argparse
 import hashlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from limba.api import RunData, Texts, UnitSource, load, write_whole
-from limba.config import ConfigError, InputError, RunConfig
+from limba.api import RunData, Task, Texts, UnitSource, load, write_whole
+from limba.config import ConfigError, InputError, RunConfig, UntrustedModuleError
 from limba.tools.results import files
 from limba.tools.results.kinds.bits import BitsPerByte
 from limba.tools.results.kinds.pairs import MinimalPairs
 from limba.tools.results.scoring import MASKED, run_of, ways_of
-from limba.tools.results.suites import Suite, Task
+from limba.tools.results.suites import Suite
 
 NAME = "first_row"
 TEXT_BYTES = 100_000  # of the validation text that is scored …
@@ -55,7 +55,7 @@ def suite_of(given: argparse.Namespace) -> Suite:
     file = folder / f"validation-{digest}.txt"
     if not file.exists():
         write_whole(str(file), text)
-    tasks: list[Task] = [BitsPerByte("validation_text", (str(file),))]
+    tasks: list[BitsPerByte | MinimalPairs] = [BitsPerByte("validation_text", (str(file),))]
     pairs = _pairs(run, given.data)
     if pairs is not None:
         tasks.append(MinimalPairs("agreement", pairs))
@@ -67,36 +67,42 @@ def _validation_text(model: str, imports: list[str], size: int) -> tuple[RunConf
     """Returns a run's configuration, and about so many bytes of its validation text, the same ones each time."""
     trained = load(model, imports=imports)
     run = trained.source.run
-    if run is None or trained.task is None:
+    if run is None:
         raise InputError(f"{model} does not say what text it was trained on; {INSTEAD}.")
-    data = RunData(run.data, trained.task)
-    parts = [part for part in data.parts if not RunData(run.data, part).has_pairs]
+    split = run.data.validation_split
+    try:
+        data = RunData(run.data, trained.task)
+        parts = [part for part in data.parts if not RunData(run.data, part).has_pairs]
+        documents = [document for part in parts for document in _documents(data, part, split, size // len(parts))]
+    except UntrustedModuleError:
+        raise
+    except (InputError, ConfigError) as error:
+        raise InputError(f"{model} gives no validation text: {str(error).rstrip('.')}. Or {INSTEAD}.") from error
     if not parts:
         raise InputError(
             f"{model} has learned pairs of inputs and targets, so its validation split has no running text; {INSTEAD}."
         )
-    split, documents = run.data.validation_split, []
-    for part in parts:
-        try:
-            if isinstance(part.source, UnitSource):
-                texts = Texts.of_task(part)
-                texts.check_not_empty(split)
-                documents += texts.in_columns(texts.sample(split, size // len(parts))[0])
-            else:
-                documents += _of_seqio(data, part, split, size // len(parts))
-        except (InputError, ConfigError) as error:
-            raise InputError(f"{model} gives no validation text: {str(error).rstrip('.')}. Or {INSTEAD}.") from error
     text = "\n".join(document.decode("utf-8", "replace") for document in documents)
-    cut = text.encode()[:size].decode("utf-8", "ignore")  # a document alone may be longer
-    if not cut.strip():
+    text = text.encode()[:size].decode("utf-8", "ignore")  # one document may be longer
+    if not text.strip():
         raise InputError(f"{model} has no text in its split {split!r}; {INSTEAD}.")
-    return run, cut
+    return run, text
 
 
-def _of_seqio(data: RunData, part: object, split: str, size: int) -> Iterator[bytes]:
+def _documents(data: RunData, part: Task, split: str, size: int) -> Iterable[bytes]:
+    """Returns documents of a part's split, of about so many bytes."""
+    if not isinstance(part.source, UnitSource):
+        return _of_seqio(data, part, split, size)
+    texts = Texts.of_task(part)
+    texts.check_not_empty(split)
+    documents, _ = texts.sample(split, size)
+    return texts.in_columns(documents)
+
+
+def _of_seqio(data: RunData, part: Task, split: str, size: int) -> Iterator[bytes]:
     """Yields the texts of a part that another library reads, up to so many bytes."""
     left = size
-    for example in data.elements(part, split):  # pyright: ignore[reportArgumentType]
+    for example in data.elements(part, split):
         texts = example if isinstance(example, Mapping) else {"text": example}  # some functions give the text alone
         text = next((texts[key] for key in ("text", "targets") if isinstance(texts.get(key), bytes)), None)
         if text is None:
