@@ -60,10 +60,12 @@ class MinimalPairs:
         """Returns the pairs; InputError for a file of another layout."""
         path = files.place_of(folder, self.file)
         _, first = next(files.rows(path, ()), ("", {}))
+        if not first:
+            raise InputError(f"{path} has no row, so it holds no pairs; copy it again, or name another file.")
         layout = next((each for each in LAYOUTS.values() if set(each[0]) <= set(first)), None)
         if layout is None:
             raise InputError(
-                f"{path} line 1 has the columns {', '.join(map(str, first)) or 'none'}; give sen and wrong_sen"
+                f"{path} line 1 has the columns {', '.join(map(str, first))}; give sen and wrong_sen"
                 " (MultiBLiMP), sentence_good and sentence_bad (BLiMP), good_sentence and bad_sentence (JBLiMP), or"
                 " good and bad."
             )
