@@ -180,7 +180,7 @@ class Measured:
         """Adds the columns of a model, and of random weights of its shape."""
         from limba.api import Progress, load
         from limba.tools.results.finetuning import FineTuning
-        from limba.tools.results.kept import checksum_of_model
+        from limba.tools.results.scoring import checksum_of_model
         from limba.tools.results.kinds.learned import Learned
 
         self._add_scored(model, label)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from limba.config import InputError, ModelConfig
+from limba.tools.results.files import checksum
 
 if TYPE_CHECKING:
     from limba.api import TrainedModel
@@ -31,9 +33,20 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[\w./-]+)?")
 class Scorer(Protocol):
     """A model that scores texts, in one of the three ways."""
 
-    name: str  # the folder, run or hub id
-    way: str  # CAUSAL, MASKED or GAPS
-    how: str  # the same in words, for a table's notes
+    @property
+    def name(self) -> str:
+        """The folder, run or hub id."""
+        ...
+
+    @property
+    def way(self) -> str:
+        """CAUSAL, MASKED or GAPS."""
+        ...
+
+    @property
+    def how(self) -> str:
+        """The same in words, for a table's notes."""
+        ...
 
     def log_likelihoods(self, texts: Sequence[str]) -> Float[np.ndarray, " N"]:
         """Returns the log likelihood of each text (CAUSAL), or its pseudo log likelihood (MASKED), in nats."""
@@ -78,8 +91,6 @@ class LimbaScorer:
         return 0
 
     def checksum(self, is_random: bool) -> str:
-        from limba.tools.results.kept import checksum_of_model
-
         return checksum_of_model(self.trained, is_random)
 
     def with_random_weights(self) -> LimbaScorer:
@@ -88,6 +99,19 @@ class LimbaScorer:
         drawn = self.trained.network.init(jax.random.key(0))
         placed = jax.tree.map(lambda old, new: jax.device_put(new, old.sharding), self.trained.params, drawn)
         return dataclasses.replace(self, trained=dataclasses.replace(self.trained, params=placed))
+
+
+def checksum_of_model(trained: TrainedModel, is_random: bool = False) -> str:
+    """Returns a checksum of a model: its network, its vocabulary and, unless these are drawn, its parameters."""
+    found = hashlib.sha256(repr(dataclasses.asdict(trained.network.config)).encode())
+    for name, array in () if is_random else sorted(trained.arrays().items()):
+        found.update(f"{name}{array.shape}{array.dtype}".encode())
+        found.update(array.tobytes())
+    if trained.tokenizer is not None:
+        path = Path(trained.tokenizer[0].path)
+        found.update((checksum(path) if path.is_file() else str(path)).encode())
+        found.update(str(trained.tokenizer[0].extra_ids).encode())
+    return found.hexdigest()
 
 
 def open_scorers(name: str, imports: Sequence[str] = ()) -> tuple[Scorer, ...]:
