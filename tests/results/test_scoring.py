@@ -16,7 +16,7 @@ import limba
 from limba.cli import main
 from limba.config import InputError
 from limba.data.vocabulary.train import NewVocabulary
-from limba.tools.results import foreign_scorer, scoring
+from limba.tools.results import foreign_scorer, scoring, ways
 from limba.tools.results.kinds.bits import NAMES, BitsPerByte, with_gaps
 from limba.tools.results.kinds.pairs import Pair, gap, likelihoods
 from tests import tiny
@@ -53,7 +53,7 @@ def test_limba_and_transformers_score_a_folder_alike(name, vocabulary, tmp_path)
     ours = scoring.open_scorer(str(folder))
     theirs = foreign_scorer.open_folder(str(folder))
     assert isinstance(ours, scoring.LimbaScorer) and ours.way == theirs.way and ours.how == theirs.how
-    if ours.way == scoring.GAPS:
+    if ours.way == ways.GAPS:
         pairs = [(row.read, row.written) for row in map(with_gaps, TEXTS) if row.hidden_bytes]
         assert len(pairs) == 2
         found, expected = ours.in_gaps(pairs), theirs.in_gaps(pairs)
@@ -144,7 +144,7 @@ def test_a_masked_model_of_another_family_is_scored_word_by_word(tmp_path) -> No
     """XLM-R's shape: its positions begin after the padding, and texts of several lengths stand in one batch."""
     folder = saved("xlm-r", tmp_path / "model")
     scorer = scoring.open_scorer(str(folder))
-    assert isinstance(scorer, foreign_scorer.ForeignScorer) and scorer.way == scoring.MASKED and scorer.longest == 128
+    assert isinstance(scorer, foreign_scorer.ForeignScorer) and scorer.way == ways.MASKED and scorer.longest == 128
     texts = [text for text in TEXTS if text.isascii()]
     found = scorer.log_likelihoods(texts)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -187,7 +187,7 @@ def test_a_causal_model_of_another_family_counts_a_start_token_once(kind, tmp_pa
     folder = saved(kind, tmp_path / "model")
     scorer = scoring.open_scorer(str(folder))
     starts = [0] if kind == "gpt-neox" else []
-    assert scorer.way == scoring.CAUSAL and ("has no start token" in scorer.how) == (not starts)
+    assert scorer.way == ways.CAUSAL and ("has no start token" in scorer.how) == (not starts)
     found = scorer.log_likelihoods(TEXTS)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
@@ -222,7 +222,7 @@ def test_a_t5_of_another_family_fills_gaps(tmp_path, vocabulary) -> None:
     transformers.LongT5ForConditionalGeneration(config).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     scorer = scoring.open_scorer(str(tmp_path / "model"))
-    assert isinstance(scorer, foreign_scorer.ForeignScorer) and scorer.way == scoring.GAPS
+    assert isinstance(scorer, foreign_scorer.ForeignScorer) and scorer.way == ways.GAPS
     pairs = [Pair("Who sees him?", "Who see him?", "a"), Pair("It is there", "It are there", "a")]
     good, bad = likelihoods(scorer, pairs)
     model = transformers.LongT5ForConditionalGeneration.from_pretrained(tmp_path / "model").eval()
@@ -334,9 +334,9 @@ def test_one_command_gives_both_figures_of_a_hybrid(hybrid, tmp_path, monkeypatc
     masked = -sum(trained.log_likelihoods(texts)) / math.log(2) / size
     assert cells["bits per byte", "run, causal"] == pytest.approx(causal, rel=1e-6)
     assert cells["pseudo bits per byte", "run, masked"] == pytest.approx(masked, rel=1e-6) != causal
-    assert scoring.open_scorer(str(hybrid), scoring.CAUSAL).way == scoring.CAUSAL
+    assert scoring.open_scorer(str(hybrid), ways.CAUSAL).way == ways.CAUSAL
     with pytest.raises(InputError, match="scores texts as masked and as causal, and not as gaps"):
-        scoring.open_scorer(str(hybrid), scoring.GAPS)
+        scoring.open_scorer(str(hybrid), ways.GAPS)
 
 
 def test_models_of_four_families_stand_beside_ours_in_one_table(vocabulary, tmp_path, monkeypatch, capsys) -> None:

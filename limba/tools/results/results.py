@@ -180,8 +180,8 @@ class Measured:
         """Adds the columns of a model, and of random weights of its shape."""
         from limba.api import Progress, load
         from limba.tools.results.finetuning import FineTuning
-        from limba.tools.results.scoring import checksum_of_model
         from limba.tools.results.kinds.learned import Learned
+        from limba.tools.results.scoring import checksum_of_model
 
         self._add_scored(model, label)
         if all(read.measure is not None for read in self.tasks):

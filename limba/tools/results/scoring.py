@@ -14,17 +14,11 @@ from jaxtyping import Float
 
 from limba.config import InputError, ModelConfig
 from limba.tools.results.files import checksum
+from limba.tools.results.ways import CAUSAL, GAPS, HOW, MASKED
 
 if TYPE_CHECKING:
     from limba.api import TrainedModel
 
-# How a model scores a text. The three are different measures: figures of one are not compared with those of another.
-CAUSAL, MASKED, GAPS = "causal", "masked", "gaps"
-HOW = {
-    CAUSAL: "log likelihood from left to right, after the start token",
-    MASKED: "pseudo log likelihood: each token is predicted with itself and the later tokens of its word masked",
-    GAPS: "log likelihood of the words that stand in gaps, of which the rest of the text is read",
-}
 NO_VOCABULARY = "{} has no vocabulary beside it, without which no text is read; copy it there."
 OF_TOKENIZERS = ("tokenizer.json", "vocab.*", "*.model")  # files of transformers' tokenizers
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[\w./-]+)?")
