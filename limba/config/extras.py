@@ -14,6 +14,7 @@ EXTRAS = {  # module: pyproject.toml's extra
     "lm_eval": "results",
     "rouge_score": "rouge",
     "tensorflow_datasets": "tfds",
+    **dict.fromkeys(("torch", "transformers", "accelerate"), "results"),
 }
 # The package t5 and what only it needs. It is no extra: with its requirements it overwrites seqio.
 T5 = ("t5", "babel", "sklearn")

@@ -27,6 +27,7 @@ from limba.config import ConfigError, InputError, ModelConfig, RunConfig, reason
 from limba.data.stream.processes import LARGE_PAGES, NO_DEVICES
 from limba.data.vocabulary.vocabularies import Vocabulary
 from limba.formats import limba_checkpoint
+from limba.formats.huggingface import RECORD
 from limba.formats.names import Json
 from limba.sharding.agreement import is_first, of_first
 from limba.storage import manifest, servers
@@ -38,7 +39,6 @@ ATTEMPTS = 3
 PAUSES = (10.0, 60.0)  # seconds between them
 HOURS_WAITED = 12  # by the other processes of the run
 HOURS_TO_WRITE = 3  # and prove a folder, once
-RECORD = "conversion.json"  # of an exported folder
 PROGRAM = """
 from limba.config import environment
 environment.set_variables()

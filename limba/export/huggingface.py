@@ -27,7 +27,7 @@ from limba.export import proof
 from limba.export.card import write_card
 from limba.export.merging import write_step
 from limba.formats import huggingface
-from limba.formats.huggingface import head_scale
+from limba.formats.huggingface import ONLY_FILLS_GAPS, RECORD, head_scale
 from limba.formats.huggingface_files import ENCODER, Form, write_folder
 from limba.inference import source as sources
 from limba.inference.source import Source
@@ -42,7 +42,6 @@ from limba.training.optimizer import make_optimizer
 from limba.training.state import abstract_state
 
 FORMATS = ("pytorch", "flax")
-RECORD = "conversion.json"  # in a finished folder: its source, and the results of the proof
 NONE = "none"  # as a vocabulary name: write no tokenizer
 GIN = "from __gin__ import dynamic_registration\nfrom limba import config\n\n"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -181,6 +180,7 @@ def _convert(
         source = dataclasses.replace(source, model=dataclasses.replace(source.model, num_decoder_layers=0))
     vocabulary = tokenizer[1] if tokenizer else None
     task = _task(source)
+    only_fills_gaps = sources.only_fills_gaps(source) and not choices.encoder_only
     model = dataclasses.replace(source.model, dropout_rate=choices.dropout)
     special = sources.special_ids_of(source, vocabulary)
     form = Form(
@@ -216,6 +216,8 @@ def _convert(
     record = {"step": step, "source": source.directory.name, "kind": source.kind, "dtype": choices.dtype}
     record |= {"formats": choices.formats, "checked": choices.checks, "findings": findings}
     record |= {} if choices.average else {"average": False}
+    # Not in config.json, which transformers writes into the folder of whatever is fine-tuned from this one.
+    record |= {ONLY_FILLS_GAPS: True} if only_fills_gaps and source.model.num_encoder_layers else {}
     record |= {"encoder_only": True} if choices.encoder_only else {}
     record |= {"transformers": choices.transformers} if head_scale(source.model) != 1 else {}
     write_whole(writing / RECORD, json.dumps(record, indent=2) + "\n")

@@ -24,7 +24,7 @@ PATH_BEGINS = (".", "/", "~")  # of what no hub id is
 SECONDS = 8.0  # for the hub's first answer
 _BUCKETS = ("gs://", "s3://", "az://")
 _BESIDE = ("config.json", "generation_config.json", "spiece.model", "tokenizer.json", "tokenizer_config.json")
-_BESIDE += ("special_tokens_map.json", "added_tokens.json")
+_BESIDE += ("special_tokens_map.json", "added_tokens.json", "conversion.json")
 
 
 def is_id(text: str) -> bool:

@@ -42,6 +42,8 @@ from limba.formats.weights import (
 )
 from limba.formats.weights import is_huggingface as is_huggingface
 
+RECORD = "conversion.json"  # in a folder of ours: its source, the results of the proof, and what a T5 has learned
+ONLY_FILLS_GAPS = "only_fills_gaps"  # there: the T5 has learned to fill gaps, and to write no running text
 # The entry of config.json that says by what the output layer is multiplied in the file; see `head_scale`.
 HEAD_SCALE = "limba_lm_head_scale"
 

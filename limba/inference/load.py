@@ -49,7 +49,7 @@ FORMATS = ("huggingface", "flax", "t5x")
 POOLINGS = ("mean", "first", "last", "max", "mean_sqrt_len", "weighted_mean")  # of hidden states, for `encode`
 INTERNAL = (  # what commands use of a model, and no tab completion shows
     *("source", "network", "mesh", "tokenizer", "task", "reads_prefix", "rows", "written", "segment_writer"),
-    *("logits_of_ids", "pair_ids", "num_cut"),
+    *("logits_of_ids", "pair_ids", "num_cut", "only_fills_gaps"),
 )
 
 logger = logging.getLogger(__name__)
@@ -237,6 +237,11 @@ class TrainedModel:
         from limba.data.objectives.choice import reads_prefix
 
         return task is not None and reads_prefix(task, run.data.task_feature_lengths)
+
+    @functools.cached_property
+    def only_fills_gaps(self) -> bool:
+        """Whether it is known that the model fills gaps and writes no running text; see `source.only_fills_gaps`."""
+        return sources.only_fills_gaps(self.source)
 
     @property
     def generation(self) -> GenerationConfig:

@@ -63,6 +63,7 @@ class Source:
     best: epath.Path | None = None  # the best checkpoint, in a directory of its own
     imports: tuple[str, ...] = ()  # modules that may be imported beside Limba's and those of tasks/
     length: int | None = None  # of a folder: the longest text that its files say it was trained with, in tokens
+    fills_gaps: bool = False  # of a folder: its record says that the T5 has learned to fill gaps, and nothing else
     average: bool = True  # False: the weights as they were trained, also where the run evaluates their average
 
     def step_of(self, step: int | None) -> int:
@@ -159,8 +160,11 @@ def find(
     assert model is not None, "T5X's arrays and both kinds of folders tell the network"
     vocabulary = vocabulary or vocabulary_beside(directory, run)
     newest_best = best[max(best)] if best else None
-    length = _length_beside(directory, model) if kind == HUGGING_FACE else None
-    return Source(path, directory, steps, kind, model, run, vocabulary, newest_best, tuple(allowed), length)
+    length, fills_gaps = None, False
+    if kind == HUGGING_FACE:
+        length = _length_beside(directory, model)
+        fills_gaps = _json_of(directory / huggingface.RECORD).get(huggingface.ONLY_FILLS_GAPS) is True
+    return Source(path, directory, steps, kind, model, run, vocabulary, newest_best, tuple(allowed), length, fills_gaps)
 
 
 def trained_length(source: Source) -> int | None:
@@ -364,15 +368,18 @@ def task_of(source: Source) -> Provider:
 def only_fills_gaps(source: Source) -> bool:
     """Returns whether a model is known to fill gaps and to write no running text.
 
-    An encoder does, if it is no hybrid; so does the T5 of a run whose task has spans hidden, and no other objective. Of
-    a T5 without a run, and of a run whose task cannot be imported here, it is not known.
+    An encoder does, if it is no hybrid; so does the T5 of a run whose task has spans hidden, and no other objective,
+    and the folder that is exported from it. Of any other T5 without a run, and of a run whose task cannot be imported
+    here, it is not known.
     """
     model = source.model
     if not model.has_logits:
         return False
     if model.is_encoder:
         return not model.predicts_next
-    if model.is_decoder_only or source.run is None or source.run.data.stages:
+    if source.run is None:
+        return source.fills_gaps and not model.is_decoder_only
+    if model.is_decoder_only or source.run.data.stages:
         return False
     try:
         task = task_of(source)

@@ -14,7 +14,9 @@ import transformers
 
 import limba
 from limba.config import InputError
+from limba.tools.results.kinds.bits import BitsPerByte
 from limba.tools.results.kinds.pairs import MinimalPairs, Pair, gap, likelihoods, outcome
+from limba.tools.results.scoring import open_scorer
 from tests import tiny
 from tests.export.runs import folder_of
 from tests.formats.test_decoder_only import GPT2
@@ -43,7 +45,7 @@ def given(corpus: Path) -> list[Pair]:
 @pytest.mark.slow
 def test_a_t5_finds_the_words_in_the_gap_as_likely_as_transformers(given, vocabulary, tmp_path) -> None:
     folder = folder_of(T5, vocabulary, tmp_path)
-    good, bad = likelihoods(limba.load(folder), given)
+    good, bad = likelihoods(open_scorer(str(folder)), given)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     network = transformers.T5ForConditionalGeneration.from_pretrained(folder).eval()
     for number, pair in enumerate(given):
@@ -68,7 +70,7 @@ LANGUAGE_MODELS = {
 @pytest.mark.parametrize("name", ["llama", pytest.param("gpt2", marks=pytest.mark.night)])
 def test_a_language_model_finds_sentences_as_likely_as_transformers(name, given, vocabulary, tmp_path) -> None:
     folder = folder_of(LANGUAGE_MODELS[name], vocabulary, tmp_path)
-    found = likelihoods(limba.load(folder), given)
+    found = likelihoods(open_scorer(str(folder)), given)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     network = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     for side, ours in enumerate(found):
@@ -88,7 +90,7 @@ ENCODERS["modernbert"] = dataclasses.replace(MODERN, **SMALL)
 def test_an_encoder_finds_sentences_as_likely_as_transformers_word_by_word(name, given, vocabulary, tmp_path) -> None:
     folder = folder_of(ENCODERS[name], vocabulary, tmp_path)
     pairs = given[:20]
-    found = likelihoods(limba.load(folder), pairs)
+    found = likelihoods(open_scorer(str(folder)), pairs)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     network = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
     assert "Bert" in type(network).__name__
@@ -181,3 +183,45 @@ def test_another_layout_is_said_by_line_and_column(text, says, tmp_path) -> None
     (tmp_path / "pairs.tsv").write_text(text)
     with pytest.raises(InputError, match=re.escape(says)):
         MinimalPairs("pairs", "pairs.tsv").read(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        (
+            "p.jsonl",
+            '{"good": "A b", "bad": NaN}',
+            "line 1: the column bad holds nan, of type float, and no text",
+        ),
+        ("p.jsonl", '{"good": "A \\ud800", "bad": "A ?"}', "p.jsonl line 1: the columns good and bad hold no two sen"),
+        (
+            "p.jsonl",
+            '{"good": "A", "bad": "B", "phenomenon": null}',
+            "line 1: the column phenomenon holds null",
+        ),
+        ("p.jsonl", "[" * 100_000, "p.jsonl line 1 is not JSON (it is nested too deeply)"),
+        ("p.tsv", "good\tbad\n", "p.tsv has no row, so it holds no pairs"),
+        ("p.jsonl", "", "p.jsonl has no row, so it holds no pairs"),
+    ],
+)
+def test_damaged_pairs_are_one_sentence_before_anything_is_measured(name, content, says, tmp_path) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InputError) as caught:
+        MinimalPairs("pairs", name).read(str(tmp_path))
+    assert says in str(caught.value) and "\n" not in str(caught.value), caught.value
+
+
+def test_odd_letters_and_long_cells_are_read_and_can_be_written(tmp_path) -> None:
+    """Half a letter becomes a question mark; a cell may be longer than Python's own reader of tables allows."""
+    (tmp_path / "p.jsonl").write_text('{"good": "A b", "bad": "A c", "phenomenon": "x\\ud800"}\n')
+    (pair,) = MinimalPairs("pairs", "p.jsonl").read(str(tmp_path))
+    assert pair.phenomenon.encode() == b"x?"
+    long = "x " * 100_000
+    (tmp_path / "p.tsv").write_text(f"good\tbad\n{long}a\t{long}b\n")
+    assert MinimalPairs("pairs", "p.tsv").read(str(tmp_path)) == [Pair(f"{long}a", f"{long}b", "all")]
+
+
+@pytest.mark.parametrize("texts", [5, (), (5,), ("",), None])
+def test_texts_that_are_no_names_of_files_are_refused(texts) -> None:
+    with pytest.raises(InputError, match=r"BitsPerByte\.texts is "):
+        BitsPerByte("text", texts)

@@ -34,6 +34,7 @@ from limba.tools.results.kinds.learned import (
 from limba.tools.results.outcome import jackknife
 from limba.tools.results.protocol import PROTOCOL, QUICK
 from limba.tools.results.results import TABLES
+from limba.tools.results.scoring import open_scorer
 from limba.tools.results.suites import read_suite, read_task
 from tests import tiny
 from tests.export.runs import folder_of, write_run
@@ -292,13 +293,13 @@ def test_an_interval_of_a_mean_is_that_of_its_standard_error() -> None:
 def test_bits_per_byte_are_those_of_each_file_and_script(place, vocabulary) -> None:
     (place / "other.txt").write_text("Здесь один.\nOne is here.\n1 + 1\n")
     task = BitsPerByte("text", ("held.txt", "other.txt"))
-    trained = limba.load(folder_of(tiny.language_model(vocab_size=1_024), vocabulary, place / "model"))
-    found = task.measure(trained, task.read(str(place)))
+    scorer = open_scorer(str(folder_of(tiny.language_model(vocab_size=1_024), vocabulary, place / "model")))
+    found = task.measure(scorer, task.read(str(place)))
     assert set(found.parts) == {"held.txt", "other.txt", "latin script", "cyrillic script", "no script"}
     alone = dataclasses.replace(task, texts=("other.txt",))
-    assert alone.measure(trained, alone.read(str(place))).figures["bits per byte"] == found.parts["other.txt"]
+    assert alone.measure(scorer, alone.read(str(place))).figures["bits per byte"] == found.parts["other.txt"]
     lines = ("Здесь один.", "One is here.", "1 + 1")
-    nats, cyrillic = -trained.log_likelihoods([("", line) for line in lines], ends=False), len(lines[0].encode())
+    nats, cyrillic = -scorer.log_likelihoods(lines), len(lines[0].encode())
     assert found.parts["cyrillic script"] == pytest.approx(nats[0] / np.log(2) / cyrillic, rel=1e-5)
 
 

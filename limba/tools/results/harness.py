@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -14,8 +15,10 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from limba.api import PieceTable, RunData, load
+from limba.api import PieceTable, load
 from limba.config import InputError
+
+logger = logging.getLogger(__name__)
 
 LONGEST = 1_024  # tokens that a model without learned positions reads at once
 Scored = tuple[tuple[str, str], list[int], list[int]]  # the harness's texts, ids of the context and of what is scored
@@ -25,21 +28,40 @@ Scored = tuple[tuple[str, str], list[int], list[int]]  # the harness's texts, id
 class LimbaLM(TemplateLM):
     """A model by its path: `--model limba --model_args pretrained=runs/ro`.
 
-    A language model's context and continuation are one sequence after the start id. A T5 reads the context and writes
-    the continuation; with `sentinels` it reads `CONTEXT <extra_id_0>` and writes `<extra_id_0> CONTINUATION`, as one
-    that has only learned to fill gaps does. The default is what its run has learned, and False where none is known. Of
-    an empty context a T5 reads only the gap, or nothing but the end of sequence. Sentinels and ends are not scored.
+    A language model's context and continuation are one sequence after the start id, which is read once and never
+    scored. A T5 reads the context and writes the continuation; with `sentinels` it reads `CONTEXT <extra_id_0>` and
+    writes `<extra_id_0> CONTINUATION`, as one that has only learned to fill gaps does. Without the argument it does so
+    where the run, or the record in the folder that was exported from it, says that it has learned nothing else. Of an
+    empty context a T5 reads only the gap, or nothing but the end of sequence. Sentinels and ends are not scored.
     """
 
     def __init__(self, pretrained: str, batch_size: int | str = 8, sentinels: bool | None = None, **options: object):
         super().__init__()
         self.trained = load(pretrained)
-        self.backend = "causal" if self.trained.network.config.is_decoder_only else "seq2seq"
+        network = self.trained.network.config
+        if network.is_encoder and not network.predicts_next:
+            raise InputError(
+                f"{pretrained} is an encoder, which writes no text and which lm-evaluation-harness has no way to score;"
+                " limba results measures minimal pairs and pseudo bits per byte of it."
+            )
+        self.trained = self.trained.decoder  # of a hybrid
+        self.backend = "causal" if network.is_decoder_only else "seq2seq"
         self._vocabulary, self._special = self.trained.vocabulary, self.trained.special_ids
         self._rows = self.trained.rows(int(batch_size) if str(batch_size).isdecimal() else 8)
-        run = self.trained.source.run
-        learned = run is not None and self.trained.task is not None and RunData(run.data, self.trained.task).fills_gaps
-        self.sentinels = self.backend == "seq2seq" and (learned if sentinels is None else sentinels)
+        self.sentinels = self.backend == "seq2seq" and (self._fills_gaps() if sentinels is None else sentinels)
+
+    def _fills_gaps(self) -> bool:
+        """Returns whether the T5 is scored with sentinels, and says it: the same model has other figures without."""
+        fills, path = self.trained.only_fills_gaps, self.trained.path
+        how, other = "with sentinels, as a gap is filled", "without"
+        reason = "it has learned to fill gaps, and to write no other text"
+        if not fills:
+            how, other = "without sentinels, as a text is written", "with"
+            reason = "neither a run nor a record of its export says that it has only learned to fill gaps"
+        logger.warning(
+            "%s is scored %s: %s. sentinels=%s in --model_args scores it %s.", path, how, reason, not fills, other
+        )
+        return fills
 
     @property
     def eot_token_id(self) -> int:

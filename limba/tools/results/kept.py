@@ -16,7 +16,7 @@ from limba.tools.results.files import checksum, place_of
 from limba.tools.results.outcome import Outcome
 
 if TYPE_CHECKING:
-    from limba.api import Progress, TrainedModel
+    from limba.api import Progress
     from limba.tools.results.protocol import Protocol
     from limba.tools.results.suites import Task
 
@@ -26,19 +26,6 @@ PACKAGES = ("jax", "jaxlib", "numpy", "optax", "sentencepiece", "limba")  # whos
 def digest(value: object) -> str:
     """Returns the SHA-256 of what JSON writes of a value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def checksum_of_model(trained: TrainedModel, is_random: bool = False) -> str:
-    """Returns a checksum of a model: its network, its vocabulary and, unless these are drawn, its parameters."""
-    found = hashlib.sha256(repr(dataclasses.asdict(trained.network.config)).encode())
-    for name, array in () if is_random else sorted(trained.arrays().items()):
-        found.update(f"{name}{array.shape}{array.dtype}".encode())
-        found.update(array.tobytes())
-    if trained.tokenizer is not None:
-        path = Path(trained.tokenizer[0].path)
-        found.update((checksum(path) if path.is_file() else str(path)).encode())
-        found.update(str(trained.tokenizer[0].extra_ids).encode())
-    return found.hexdigest()
 
 
 class Kept:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import json
 import re
@@ -15,12 +14,13 @@ from limba.api import Parser, add_import_flag
 from limba.config import InputError, environment, extras, kinds
 
 if TYPE_CHECKING:
-    from limba.api import Progress, TrainedModel
+    from limba.api import Progress
     from limba.config import RunConfig
     from limba.tools.results.finetuning import FineTuning
     from limba.tools.results.kept import Kept
     from limba.tools.results.outcome import Outcome
     from limba.tools.results.protocol import Protocol
+    from limba.tools.results.scoring import Scorer
     from limba.tools.results.suites import Read, Suite
     from limba.tools.results.table import Table
 
@@ -28,10 +28,13 @@ ABOUT = """Measures models on the tasks of a suite, and writes one table of them
 LaTeX and JSON. What is computed once is kept: the same command goes on where it was stopped, and computes nothing
 twice.
 
+    limba results runs/ro
     limba results runs/ro google/mt5-small --suite=ro --data=data/ro --seeds=3
     limba results lm-eval run --model limba --model_args pretrained=runs/ro --tasks belebele_ron_Latn
 
-A suite is a gin file: gin/suites/NAME.gin, or your own. docs/results.md says how each kind of task is measured."""
+A suite is a gin file: gin/suites/NAME.gin, or your own. Without one a run is measured by what needs no labels: bits per
+byte of its validation text, and the minimal pairs of its language where their file lies in the folder of --data.
+docs/results.md says how each kind of task is measured."""
 TABLES = ("results.txt", "results.md", "results.tex", "results.json", "results.svg")
 CHECKPOINT = re.compile(r"([^/]+)/checkpoints/(\d+)$")
 ALL_LANGUAGES = ("multilingual", "mul")  # as a card may say
@@ -49,22 +52,26 @@ def run(argv: Sequence[str]) -> None:
     given = _given(argv)
     with environment.quiet_imports():
         from limba.api import RunDirectory, described, held
-        from limba.tools.results import card
+        from limba.tools.results import card, first_row, scoring
         from limba.tools.results.outcome import Outcome
         from limba.tools.results.protocol import PROTOCOL, QUICK
+        from limba.tools.results.scoring import run_of
         from limba.tools.results.suites import check_model, read_suite, read_task
-    suite = _chosen(read_suite(given.suite), given.tasks)
+    whole = read_suite(given.suite) if given.suite else first_row.suite_of(given)
+    suite = _chosen(whole, given.tasks)
     protocol = QUICK if given.quick else PROTOCOL
     tasks = [read_task(task, given.data, protocol) for task in suite.tasks]
     for model in given.model:
         if given.card:
             card.read(_card_of(model))
-        network, vocabulary = described(model)
-        run = None if (home := _run_of(model)) is None else RunDirectory(str(home)).run()
-        if vocabulary is None and run is None:  # a run may have its task's
-            raise InputError(f"{model} has no vocabulary beside it, without which no text is read; copy it there.")
-        check_model(model, network, tasks)
-        folder = (vocabulary and vocabulary.place) or model  # of the hub's too
+        run = None if (home := run_of(model)) is None else RunDirectory(str(home)).run()
+        folder = model
+        if any(read.measure is not None for read in tasks):
+            scoring.ways_of(model)
+        if any(read.measure is None for read in tasks):
+            network, vocabulary = described(model)
+            check_model(model, network, tasks)
+            folder = (vocabulary and vocabulary.place) or model  # of the hub's too
         _check_language(model, card.languages(Path(folder).expanduser() / "README.md"), run, suite)
     folder = Path(given.output or f"results/{suite.name}").expanduser()
     labels = _labels(given.model)
@@ -84,7 +91,9 @@ def run(argv: Sequence[str]) -> None:
 def _given(argv: Sequence[str]) -> argparse.Namespace:
     parser = Parser("results", ABOUT)
     parser.add_object("model", "MODEL", "runs, checkpoints, Hugging Face folders or hub ids", takes_several=True)
-    parser.add_argument("--suite", metavar="NAME|FILE", help="the tasks: a name of gin/suites/, or a gin file")
+    parser.add_argument(
+        "--suite", metavar="NAME|FILE", help="the tasks: a name of gin/suites/, or a gin file; default: none"
+    )
     parser.add_argument("--tasks", metavar="NAME,NAME", help="of the suite; default: all")
     parser.add_argument("--data", default=".", metavar="FOLDER", help="of tasks' files, or hub:user/name; default: .")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each fine-tuning task; default: 3")
@@ -93,8 +102,8 @@ def _given(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fine-tunes on few examples: a first look on two cores")
     add_import_flag(parser)
     given = parser.parse(argv)
-    if not given.suite or not given.model:
-        raise InputError("No model or no suite is given; write limba results MODEL --suite=NAME.")
+    if not given.model:
+        raise InputError("No model is given; write limba results MODEL, or limba results MODEL --suite=NAME.")
     if given.seeds < 1:
         raise InputError(f"--seeds is {given.seeds}; give 1 or more.")
     kinds.check_local(given.data, "--data")
@@ -171,26 +180,45 @@ class Measured:
         """Adds the columns of a model, and of random weights of its shape."""
         from limba.api import Progress, load
         from limba.tools.results.finetuning import FineTuning
-        from limba.tools.results.kept import checksum_of_model
         from limba.tools.results.kinds.learned import Learned
+        from limba.tools.results.scoring import checksum_of_model
 
+        self._add_scored(model, label)
+        if all(read.measure is not None for read in self.tasks):
+            return
         trained = load(model, imports=self.given.imports)
         checksums = {is_random: checksum_of_model(trained, is_random) for is_random in (False, True)}
-        scored = [(read.task.name, read.measure) for read in self.tasks if read.measure is not None]
         runs = [
             FineTuning(trained, read.task, read.parts, self.protocol)
             for read in self.tasks
             if isinstance(read.task, Learned) and read.parts is not None
         ]
-        total = 2 * len(scored) + len(runs) * (len(self.protocol.learning_rates) + self.given.seeds + 1)
+        total = len(runs) * (len(self.protocol.learning_rates) + self.given.seeds + 1)
         with Progress(total, 0, unit="outcome", what=label) as progress:
-            for name, measure in scored:
-                for weights, column in (("trained", label), ("random", f"{label}, random weights")):
-                    facts = {**self.facts[name], "model": checksums[weights == "random"], "weights": weights}
-                    compute = functools.partial(_score, measure, trained, weights == "random")
-                    self.table.add(name, column, [self.kept.get(name, facts, compute, progress)])
             for each in runs:
                 self._learn(each, label, checksums, progress)
+
+    def _add_scored(self, model: str, label: str) -> None:
+        """Adds the figures of a model as it is, and of random weights; a hybrid has columns for each of its ways."""
+        from limba.api import Progress
+        from limba.tools.results.scoring import open_scorers
+
+        tasks = [(read.task.name, read.measure) for read in self.tasks if read.measure is not None]
+        if not tasks:
+            return
+        scorers = open_scorers(model, self.given.imports)
+        with Progress(2 * len(tasks) * len(scorers), 0, unit="outcome", what=label) as progress:
+            for scorer in scorers:
+                column = label if len(scorers) == 1 else f"{label}, {scorer.way}"
+                self.notes.append(f"{', '.join(name for name, _ in tasks)}, {column}: {scorer.how}")
+                checksums = {is_random: scorer.checksum(is_random) for is_random in (False, True)}
+                for name, measure in tasks:
+                    for is_random in (False, True):
+                        weights = "random" if is_random else "trained"
+                        facts = {**self.facts[name], "model": checksums[is_random], "weights": weights}
+                        compute = functools.partial(_score, measure, scorer, is_random)
+                        outcome = self.kept.get(name, facts, compute, progress)
+                        self.table.add(name, f"{column}, random weights" if is_random else column, [outcome])
 
     def _learn(self, runs: FineTuning, label: str, checksums: Mapping[bool, str], progress: Progress) -> None:
         """Adds a fine-tuning task: the rate that is best on the development part, and the test part for each seed.
@@ -226,27 +254,15 @@ class Measured:
         )
 
 
-def _score(measure: Callable[[TrainedModel], Outcome], trained: TrainedModel, is_random: bool) -> Outcome:
+def _score(measure: Callable[[Scorer], Outcome], scorer: Scorer, is_random: bool) -> Outcome:
     """Returns the outcome of a model, or of random weights of its shape."""
-    import jax
-
-    if is_random:
-        made = trained.network.init(jax.random.key(0))
-        placed = jax.tree.map(lambda old, new: jax.device_put(new, old.sharding), trained.params, made)
-        trained = dataclasses.replace(trained, params=placed)
-    return measure(trained)
-
-
-def _run_of(model: str) -> Path | None:
-    """Returns the directory of a run here, or of one of its checkpoints, in which `limba report` looks for results."""
-    folder = Path(model).expanduser()
-    folder = folder.parent.parent if folder.parent.name == "checkpoints" else folder
-    return folder if (folder / "checkpoints").is_dir() else None
+    return measure(scorer.with_random_weights() if is_random else scorer)
 
 
 def _write(folder: Path, measured: Measured, suite: Suite, models: Sequence[str]) -> None:
     from limba.api import write_whole
     from limba.tools.results import chart
+    from limba.tools.results.scoring import run_of
 
     table, kept, notes = measured.table, measured.kept, measured.notes
     lines = "".join(f"\n* {note}" for note in notes)
@@ -260,7 +276,7 @@ def _write(folder: Path, measured: Measured, suite: Suite, models: Sequence[str]
     )
     for name, text in zip(TABLES, texts, strict=True):
         write_whole(str(folder / name), text)
-    for run in dict.fromkeys(map(_run_of, models)):
+    for run in dict.fromkeys(map(run_of, models)):
         for name in (TABLES[0], TABLES[-1]) if run else ():
             write_whole(f"{run}/results/{suite.name}{Path(name).suffix}", texts[TABLES.index(name)])
     print(texts[0])

@@ -18,7 +18,7 @@ from limba.tools.results.outcome import Figures, Outcome
 from limba.tools.results.protocol import PROTOCOL, Protocol
 
 if TYPE_CHECKING:
-    from limba.api import TrainedModel
+    from limba.tools.results.scoring import Scorer
 
 Task = MinimalPairs | BitsPerByte | learned.Learned
 OF_MODELS = (MinimalPairs, BitsPerByte)  # that models are scored on as they are
@@ -32,7 +32,7 @@ class Read(NamedTuple):
 
     task: Task
     floors: Callable[[], Mapping[str, Figures]]  # the baselines that need no model, by their columns
-    measure: Callable[[TrainedModel], Outcome] | None  # of a model as it is; None: it is fine-tuned first
+    measure: Callable[[Scorer], Outcome] | None  # of a model as it is; None: it is fine-tuned first
     parts: learned.Parts | None
 
 

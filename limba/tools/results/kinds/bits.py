@@ -7,19 +7,30 @@ import math
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from limba.config import InputError, kinds, require
 from limba.tools.results import files
 from limba.tools.results.outcome import Figures, Outcome
 from limba.tools.results.protocol import PROTOCOL
+from limba.tools.results.ways import CAUSAL, GAPS, MASKED
 
 if TYPE_CHECKING:
-    from limba.api import TrainedModel
+    from limba.tools.results.scoring import Scorer
 
 Windows = Mapping[str, Sequence[str]]  # of each file
 Found = tuple[str, str, float, int]  # a window's file and text; the nats of what is predicted, and its bytes
-HIDDEN, PSEUDO = "bits per hidden byte", "pseudo bits per byte"
+# Three measures, each with its name: figures of one are not compared with those of another, nor do they share a row.
+NAMES = {CAUSAL: "bits per byte", MASKED: "pseudo bits per byte", GAPS: "bits per hidden byte"}
+
+
+class Gapped(NamedTuple):
+    """A window as a T5 reads it and writes it, and how many bytes the hidden words have."""
+
+    read: str
+    written: str
+    hidden_bytes: int
 
 
 @dataclass(frozen=True)
@@ -34,7 +45,7 @@ class BitsPerByte:
     texts: tuple[str, ...]  # .txt, CoNLL-U, or .jsonl or .parquet with the column `column`
     column: str = "text"
 
-    main = "bits per byte"
+    main = NAMES[CAUSAL]
 
     def __post_init__(self) -> None:
         if isinstance(self.texts, str):
@@ -54,18 +65,26 @@ class BitsPerByte:
                 raise InputError(f"{name} of the task {self.name} holds no text; name another file.")
         return found
 
-    def measure(self, trained: TrainedModel, data: Windows) -> Outcome:
+    def measure(self, scorer: Scorer, data: Windows) -> Outcome:
         """Returns the bits per byte of a model."""
-        network, found = trained.network.config, list[Found]()
-        is_decoder = network.is_decoder_only
+        found: list[Found] = []
         for name, texts in data.items():
-            rows = [("", text, len(text.encode())) for text in texts] if is_decoder else list(map(with_gaps, texts))
-            shown = [(row, text) for row, text in zip(rows, texts, strict=True) if row[2]]
-            if not shown:
-                raise InputError(f"{name} of the task {self.name} has no line of more than 6 words; give longer texts.")
-            nats = -trained.log_likelihoods([row[:2] for row, _ in shown], ends=not is_decoder)
-            found += [(name, text, float(n), row[2]) for (row, text), n in zip(shown, nats, strict=True)]
-        return _outcome(PSEUDO if network.is_encoder else self.main if is_decoder else HIDDEN, found)
+            if scorer.way == GAPS:
+                rows = [(with_gaps(text), text) for text in texts]
+                shown = [(row, text) for row, text in rows if row.hidden_bytes]
+                if not shown:
+                    raise InputError(
+                        f"{name} of the task {self.name} has no line of more than 6 words; give longer texts."
+                    )
+                nats = -scorer.in_gaps([(row.read, row.written) for row, _ in shown])
+                sizes = [row.hidden_bytes for row, _ in shown]
+                texts = [text for _, text in shown]
+            else:
+                nats = -scorer.log_likelihoods(texts)
+                sizes = [len(text.encode()) - scorer.num_unscored_bytes(text) for text in texts]
+            file = Path(name).name if len({Path(each).name for each in data}) == len(data) else name
+            found += [(file, *each) for each in zip(texts, nats.tolist(), sizes, strict=True)]
+        return _outcome(NAMES[scorer.way], found)
 
     def floors(self, data: Windows) -> Mapping[str, Figures]:
         """Returns no figures: the column of random weights is the floor."""
@@ -74,7 +93,8 @@ class BitsPerByte:
 
 def _outcome(name: str, found: Sequence[Found]) -> Outcome:
     """Returns the bits per byte of all windows, and as parts of each file and of each script."""
-    nats, size = collections.defaultdict[str, float](float), collections.Counter[str]()
+    nats = collections.defaultdict[str, float](float)
+    size = collections.Counter[str]()
     for file, text, value, count in found:
         for group in ("", file, f"{script_of(text)} script"):
             nats[group] += value
@@ -119,8 +139,8 @@ def _words(text: str) -> tuple[list[str], str]:
     return (text.split(), " ") if " " in text.strip() else (list(text.strip()), "")
 
 
-def with_gaps(text: str) -> tuple[str, str, int]:
-    """Returns (inputs, targets, bytes of the hidden words) of a window; no bytes where it is too short.
+def with_gaps(text: str) -> Gapped:
+    """Returns a window with some of its words hidden; there are no hidden bytes where it is too short.
 
     As T5 hides spans, the last 3 of each 20 words are hidden, and of a rest of more than 6.
 
@@ -138,4 +158,4 @@ def with_gaps(text: str) -> tuple[str, str, int]:
         read += [joint.join(block[: -PROTOCOL.gap_words]), sentinel]
         hidden.append(f"{sentinel} {inside}")
         size += len(inside.encode())
-    return " ".join(read), " ".join([*hidden, f"<extra_id_{len(hidden)}>"]), size
+    return Gapped(" ".join(read), " ".join([*hidden, f"<extra_id_{len(hidden)}>"]), size)

@@ -14,9 +14,10 @@ from limba.config.kinds import PositiveInt
 from limba.tools.results import files
 from limba.tools.results.outcome import Figures, Outcome, bootstrap
 from limba.tools.results.protocol import PROTOCOL
+from limba.tools.results.ways import GAPS
 
 if TYPE_CHECKING:
-    from limba.api import TrainedModel
+    from limba.tools.results.scoring import Scorer
 
 LAYOUTS = {  # name: columns of the right and the wrong sentence; columns of the phenomenon, the first that is there
     "MultiBLiMP": (("sen", "wrong_sen"), ("phenomenon", "grammatical_feature", "feature_vals")),
@@ -59,10 +60,12 @@ class MinimalPairs:
         """Returns the pairs; InputError for a file of another layout."""
         path = files.place_of(folder, self.file)
         _, first = next(files.rows(path, ()), ("", {}))
+        if not first:
+            raise InputError(f"{path} has no row, so it holds no pairs; copy it again, or name another file.")
         layout = next((each for each in LAYOUTS.values() if set(each[0]) <= set(first)), None)
         if layout is None:
             raise InputError(
-                f"{path} line 1 has the columns {', '.join(map(str, first)) or 'none'}; give sen and wrong_sen"
+                f"{path} line 1 has the columns {', '.join(map(str, first))}; give sen and wrong_sen"
                 " (MultiBLiMP), sentence_good and sentence_bad (BLiMP), good_sentence and bad_sentence (JBLiMP), or"
                 " good and bad."
             )
@@ -79,9 +82,10 @@ class MinimalPairs:
             found.append(pair)
         return found[: self.most]
 
-    def measure(self, trained: TrainedModel, pairs: Sequence[Pair]) -> Outcome:
+    def measure(self, scorer: Scorer, pairs: Sequence[Pair]) -> Outcome:
         """Returns the shares of pairs that a model finds right."""
-        return outcome(pairs, *likelihoods(trained, pairs))
+        good, bad = likelihoods(scorer, pairs)
+        return outcome(pairs, good, bad)
 
     def floors(self, pairs: Sequence[Pair]) -> Mapping[str, Figures]:
         """Returns the figures of chance."""
@@ -107,18 +111,17 @@ def gap(good: str, bad: str) -> tuple[str, tuple[str, str]]:
     return f"{before.strip()} {FIRST} {after.strip()}".strip(), (words(first).strip(), words(second).strip())
 
 
-def likelihoods(trained: TrainedModel, pairs: Sequence[Pair]) -> tuple[np.ndarray, np.ndarray]:
+def likelihoods(scorer: Scorer, pairs: Sequence[Pair]) -> tuple[np.ndarray, np.ndarray]:
     """Returns the log likelihoods, [N] each, of the right and of the wrong sentences.
 
     A T5 reads the sentence with the words that differ as a gap, and its targets are `<extra_id_0> words <extra_id_1>`
-    (HPLT's evaluation of MultiBLiMP); a language model's is the sum over the tokens of the sentence, without an end.
+    (HPLT's evaluation of MultiBLiMP). Any other model scores the whole sentences.
     """
-    if trained.network.config.is_decoder_only:
-        texts, ends = [(("", pair.good), ("", pair.bad)) for pair in pairs], False
-    else:
+    if scorer.way == GAPS:
         gaps = [gap(pair.good, pair.bad) for pair in pairs]
-        texts, ends = [tuple((read, f"{FIRST} {each} {LAST}") for each in words) for read, words in gaps], True
-    found = trained.log_likelihoods([each for both in texts for each in both], ends)
+        found = scorer.in_gaps([(read, f"{FIRST} {each} {LAST}") for read, words in gaps for each in words])
+    else:
+        found = scorer.log_likelihoods([text for pair in pairs for text in (pair.good, pair.bad)])
     return found[::2], found[1::2]
 
 

@@ -1,0 +1,87 @@
+"""`limba results RUN` without a suite: what needs no labels, and a sentence where there is nothing to measure."""
+
+import dataclasses
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+
+import limba
+from limba.cli import main
+from limba.config import CardConfig, RunConfig, plain
+from limba.tools.results.kinds.bits import windows, with_gaps
+from tests import tiny
+from tests.export.runs import folder_of, write_run
+
+
+@pytest.fixture
+def write(place: Path, corpus: Path, vocabulary: Path):
+    """A function that writes a run with random weights, of the corpus, in English."""
+
+    def write(data: object = None, language: str | None = "en", name: str = "run", **changes: object) -> Path:
+        model = tiny.model(vocab_size=1_024, emb_dim=32, num_heads=2, head_dim=16, mlp_dim=32)
+        own = dataclasses.replace(tiny.demo_data(corpus, vocabulary), task_modules=("tasks.demo",), **changes)
+        write_run(place / name, model)
+        run = RunConfig(model, own, str(place / name), train_steps=5, card=CardConfig(language=language))
+        (place / name / plain.FILE).write_text(plain.to_text(run))
+        return place / name
+
+    return write
+
+
+def test_a_run_is_measured_on_its_validation_text_and_the_pairs_of_its_language(place, write, capsys) -> None:
+    write()
+    (place / "data" / "eng").mkdir(parents=True)
+    shutil.copy(place / "pairs.tsv", place / "data" / "eng" / "data.tsv")
+    assert main.main(["results", "run", "--data=data"]) == 0, capsys.readouterr().err
+    assert "4 outcomes computed" in capsys.readouterr().out
+    folder = place / "results" / "first_row"
+    cells = {
+        (each["task"], each["column"]): each for each in json.loads((folder / "results.json").read_text())["cells"]
+    }
+    assert set(cells) == {
+        *((task, column) for task in ("validation_text", "agreement") for column in ("run", "run, random weights")),
+        ("agreement", "chance"),
+    }
+    (text,) = folder.glob("validation-*.txt")
+    rows = [row for row in map(with_gaps, windows(text.read_text())) if row.hidden_bytes]
+    likelihoods = limba.load("run").log_likelihoods([(row.read, row.written) for row in rows])
+    bits = -likelihoods.sum(dtype=float) / math.log(2) / sum(row.hidden_bytes for row in rows)
+    found = cells["validation_text", "run"]
+    assert found["figure"] == "bits per hidden byte" and found["mean"] == pytest.approx(bits, rel=1e-6)
+    assert (place / "run" / "results" / "first_row.txt").read_text() == (folder / "results.txt").read_text()
+    left = text.read_text()
+    for document in sorted(limba.load("run").task.source.texts("validation"), key=len, reverse=True):
+        left = left.replace(document, "")
+    assert len(left) < 0.2 * len(text.read_text()), "all but the document that is cut is of the validation split"
+    assert main.main(["results", "run", "--data=data"]) == 0 and "0 outcomes computed" in capsys.readouterr().out
+
+
+def test_without_a_file_of_pairs_the_command_says_where_they_are(place, write, capsys) -> None:
+    write(language="ro")
+    (place / "pairs.tsv").unlink()
+    assert main.main(["results", "run", "--tasks=validation_text"]) == 0
+    said = capsys.readouterr().err
+    assert "No minimal pairs are in .: hf download jumelet/multiblimp ron/data.tsv --repo-type=dataset" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("folder", "folder is no run, whose validation text could be measured without a suite; write some text into"),
+        ("bare", "bare does not say what text it was trained on; write some text into held_out.txt in a folder FOLDER"),
+        ("moved", "moved gives no validation text: "),
+        ("absent", "absent is no run, whose validation text"),
+    ],
+)
+def test_what_to_give_where_there_is_no_validation_text(name, says, place, write, vocabulary, capsys) -> None:
+    folder_of(tiny.model(vocab_size=1_024), vocabulary, place / "folder")
+    write_run(place / "bare", tiny.model(vocab_size=1_024))
+    shutil.copy(vocabulary, place / "bare" / "spiece.model")
+    write(name="moved", data_files=str(place / "gone.txt"))
+    assert main.main(["results", name]) == 2
+    error = capsys.readouterr().err
+    assert says in error and "--suite=any" in error and error.count("\n") == 1, error
+    assert not (place / "results").exists()
