@@ -49,8 +49,8 @@ WALLS = {  # library or folder: where it may be imported
     "seqio": ("limba/data/", "limba/evaluation/", "limba/tools/", "tasks/", *EVERYWHERE),
     "tensorflow": ("limba/data/", "limba/evaluation/", "limba/tools/", "tasks/", *EVERYWHERE),
     "gin": ("limba/cli/", "limba/tools/migrate/", "tests/"),
-    "torch": ("limba/export/", *EVERYWHERE),
-    "transformers": ("limba/export/", *EVERYWHERE),
+    "torch": ("limba/export/", "limba/tools/results/", *EVERYWHERE),
+    "transformers": ("limba/export/", "limba/tools/results/", *EVERYWHERE),
     "benchmarks": EVERYWHERE,  # neither is installed with the package
     "tests": EVERYWHERE,  # benchmarks/ runs the tests, and compares with their tiny models
 }

@@ -45,6 +45,7 @@ class MinimalPairs:
     name: str
     file: str  # in the layout of MultiBLiMP, BLiMP or JBLiMP, or a TSV with the columns good, bad and phenomenon
     most: PositiveInt | None = None  # pairs that are read; None: all
+    address: str | None = None  # where it is published
 
     main = "accuracy"  # the figure that counts
 
