@@ -24,6 +24,7 @@ from limba.tools.results.files import checksum
 HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(\w[\w./-]*))?")
 WEIGHTS = ("*.safetensors", "*.bin")
 OTHER_FILES = ("config.json", "tokenizer*", "vocab*", "merges.txt", "*.model", "*_map.json", "added_tokens.json")
+ENCODER = "encoder"  # the folder of a hybrid's export that is for fine-tuning
 UNKNOWN_LENGTH = 10**9  # a tokenizer's, where its files do not say the longest text
 
 
@@ -33,6 +34,8 @@ class OpenModel:
     def __init__(self, name: str, place: str, revision: str | None = None):
         """`name` is as the user gave it, `place` a folder or a name on the hub."""
         self.name, self._place = name, place
+        transformers.logging.set_verbosity_error()  # what is missing or cut is said by sentences of ours
+        transformers.logging.disable_progress_bar()
         self._options: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": False}
         with self._reading():
             about, _ = transformers.PreTrainedConfig.get_config_dict(place, revision=revision or "main")
@@ -166,15 +169,18 @@ def _class_for(is_tagged: bool) -> tuple[Any, str]:
 def open_model(name: str, exports: Path, imports: Sequence[str] = ()) -> OpenModel:
     """Returns a model of transformers: a folder, a hub id, or a run or checkpoint of Limba's, which is exported first.
 
-    An export is kept in `exports` under the checksum of its weights. InputError for what is none of these.
+    An export is kept in `exports` under the checksum of its weights. Of a hybrid's the encoder is taken, which is in a
+    folder of its own. InputError for what is none of these.
     """
     folder = Path(name).expanduser()
-    if _is_for_transformers(folder):
-        return OpenModel(name, str(folder))
     match = HUB_ID.fullmatch(name)
     if match and not folder.exists():
         return OpenModel(name, match[1], match[2])
-    return OpenModel(name, str(_exported(name, exports, imports)))
+    if not _is_for_transformers(folder):
+        folder = _exported(name, exports, imports)
+    if _is_for_transformers(folder / ENCODER):
+        folder = folder / ENCODER
+    return OpenModel(name, str(folder))
 
 
 def _is_for_transformers(folder: Path) -> bool:

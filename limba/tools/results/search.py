@@ -39,11 +39,17 @@ def learned(runs: FineTuning, label: str, is_random: bool, seeds: Sequence[int],
     for seed in seeds:
         compute = lambda seed=seed: runs.outcome(best, seed, True, is_random)
         outcomes.append(get("test", best, seed, compute))
-    return Found(outcomes, _notes(runs, label, best, tried[best], outcomes, protocol))
+    return Found(outcomes, _notes(runs, label, is_random, best, tried[best], outcomes, protocol))
 
 
 def _notes(
-    runs: FineTuning, label: str, best: Setting, searched: Outcome, outcomes: Sequence[Outcome], protocol: Protocol
+    runs: FineTuning,
+    label: str,
+    is_random: bool,
+    best: Setting,
+    searched: Outcome,
+    outcomes: Sequence[Outcome],
+    protocol: Protocol,
 ) -> list[str]:
     task, parts = runs.task, runs.parts
     what = f"{task.name}, {label}"
@@ -66,6 +72,7 @@ def _notes(
             f"{what}: no better than the majority on the development part with seed {', '.join(failed)}; nothing was"
             " learned there"
         )
-    if cut := int(outcomes[0].notes.get("cut", 0)):
+    cut = int(outcomes[0].notes.get("cut", 0))
+    if cut and not is_random:
         notes.append(f"{what}: {cut:,} of {len(parts.test):,} test examples are longer than the model reads, and cut")
     return notes
