@@ -13,7 +13,7 @@ from tests import tiny
 from tests.export.runs import folder_of
 from tests.results.test_pairs import LANGUAGE_MODELS
 
-pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed: pip install -e '.[results]'")
+pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed: pip install -e '.[harness]'")
 TASK = """task: {name}
 dataset_path: json
 dataset_kwargs: {{data_files: {{test: "{file}"}}}}

@@ -129,7 +129,7 @@ class Learned:
 
     def judge(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> Figures:
         """Returns the figures of some predictions."""
-        once = np.ones((1, len(examples)))
+        once = np.ones((1, len(examples)), np.int64)
         return {name: float(each[0]) for name, each in self.figures(examples, predictions, once).items()}
 
     def constant(self, parts: Parts, examples: Sequence[Example]) -> list[Prediction]:
