@@ -9,12 +9,16 @@ from pathlib import Path
 import pytest
 import transformers
 
+from tests import tiny
 from tests.export.runs import folder_of
-from tests.results.test_encoders import ENCODER
 from tests.test_blocks import ROOT
 from tests.test_blocks import python_with as python_with
 
 pytestmark = pytest.mark.night
+ENCODER = tiny.language_model(
+    vocab_size=1_024, attention_mask="bidirectional", emb_dim=32, num_heads=2, num_kv_heads=2, head_dim=16, mlp_dim=64,
+    num_decoder_layers=1,
+)  # fmt: skip
 KINDS = {"good": "yes", "bad": "no"}  # a word, and the label of a text or word that has it
 FILLERS = ["here", "one", "of", "them", "is", "the", "module"]
 
