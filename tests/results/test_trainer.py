@@ -78,7 +78,7 @@ def test_a_berts_folder_learns_tags(data, capsys) -> None:
     assert (data / "out" / "results.json").read_text() == table and not (data / "out" / "training").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_families_and_a_run_of_ours_stand_in_one_table(data, vocabulary, monkeypatch, capsys) -> None:
     monkeypatch.setattr(protocol, "PROTOCOL", dataclasses.replace(PROTOCOL, **{**SMALL, "epochs": (5,)}))
     models = [
@@ -182,7 +182,7 @@ def test_weights_that_a_class_needs_and_does_not_find_are_one_sentence(data, cap
         opened.network(False, ("no", "yes"), 0, False)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_training_that_was_killed_gives_the_table_of_an_unbroken_one(data, capsys) -> None:
     folders.bert(data / "bert")
     command = ["results", "bert", "--suite=./suite.gin", "--tasks=tags", "--seeds=1", "--quick"]

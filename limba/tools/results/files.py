@@ -36,6 +36,12 @@ class HubFile(NamedTuple):
     revision: str | None
     path: str
 
+    @property
+    def download(self) -> str:
+        """The command that brings it to this machine."""
+        revision = f" --revision={self.revision}" if self.revision else ""
+        return f"hf download {self.name} {self.path} --repo-type=dataset{revision}"
+
 
 class Sentence(NamedTuple):
     """A sentence of a treebank: where it begins, the wanted columns of its tokens, and its document."""
@@ -76,11 +82,7 @@ def place_of(folder: str, name: str) -> Path:
     if path := found_at(folder, name):
         return path
     if file := on_hub(folder, name):
-        revision = f" --revision={file.revision}" if file.revision else ""
-        raise InputError(
-            f"{file.address} is not on this machine yet; run hf download {file.name} {file.path} --repo-type=dataset"
-            f"{revision}."
-        )
+        raise InputError(f"{file.address} is not on this machine yet; run {file.download}.")
     raise InputError(f"{Path(folder, name)} does not exist; name the folder of the suite's files as --data=FOLDER.")
 
 

@@ -106,13 +106,20 @@ def with_files(suite: Suite, folder: str) -> tuple[Suite, list[str]]:
         if not missing:
             there.append(task)
             continue
-        address = f"; it is published at {task.address}" if task.address else ""
-        left_out.append(f"{task.name} is left out: {missing[0]} is not in {folder}{address}")
+        left_out.append(f"{task.name} is left out: {_missing(task, folder, missing[0])}")
     if not there:
         first = suite.tasks[0]
         for name in first.files:
             files.place_of(folder, name)
     return suite._replace(tasks=tuple(there)), left_out
+
+
+def _missing(task: Task, folder: str, name: str) -> str:
+    """Returns where a task's file is not, and where it can be had."""
+    if file := files.on_hub(folder, name):
+        return f"{file.address} is not on this machine yet; run {file.download}"
+    address = f"; it is published at {task.address}" if task.address else ""
+    return f"{name} is not in {folder}{address}"
 
 
 def check_packages(suite: Suite) -> None:
