@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,16 @@ from tests.waiting import wait_until
 
 SMALL = {"learning_rates": (5e-3,), "epochs": (3,), "batch_size": 8}
 NARROW = {"emb_dim": 32, "num_heads": 2, "head_dim": 16, "mlp_dim": 64}
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Several threads wait for each other longer than such small networks compute."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # of programs
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -80,23 +91,24 @@ def test_a_berts_folder_learns_tags(data, capsys) -> None:
 
 @pytest.mark.night
 def test_families_and_a_run_of_ours_stand_in_one_table(data, vocabulary, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(protocol, "PROTOCOL", dataclasses.replace(PROTOCOL, **{**SMALL, "epochs": (5,)}))
+    monkeypatch.setattr(protocol, "PROTOCOL", dataclasses.replace(PROTOCOL, **{**SMALL, "epochs": (4,)}))
     models = [
         made(data / made.__name__).name for made in (folders.bert, folders.xlm_roberta, folders.mt5, folders.llama)
     ]
     network = tiny.model(vocab_size=1_024, num_encoder_layers=1, num_decoder_layers=1, **NARROW)
     write_run(data / "ours", network)
     (data / "ours" / "spiece.model").write_bytes(vocabulary.read_bytes())
-    command = ["results", *models, "ours", "--suite=./suite.gin", "--output=out", "--seeds=1"]
+    chosen = ("kind", "names")
+    command = ["results", *models, "ours", "--suite=./suite.gin", f"--tasks={','.join(chosen)}", "--seeds=1"]
     assert main.main(command) == 0, capsys.readouterr().err
-    cells = cells_of(data / "out")
-    for task in ("kind", "sts", "tags", "names"):
+    cells = cells_of(data / "results" / "suite")
+    for task in chosen:
         for model in (*models, "ours"):
             own, majority = cells[task, model], cells[task, "majority"]
             assert own["protocol"] == majority["protocol"], (task, model)
             assert own["mean"] > majority["mean"], (task, model, own, majority)
         assert max(cells[task, each]["mean"] for each in models) > 85, task
-    assert len(list((data / "out" / "exported").iterdir())) == 1, "a run is exported once"
+    assert len(list((data / "results" / "suite" / "exported").iterdir())) == 1, "a run is exported once"
 
 
 @pytest.mark.night
@@ -180,6 +192,14 @@ def test_weights_that_a_class_needs_and_does_not_find_are_one_sentence(data, cap
     assert opened.network(True, ("O", "B-X"), 0, False) is not None, "tags need the encoder alone"
     with pytest.raises(InputError, match="weights that it does not have, such as transformer.decoder"):
         opened.network(False, ("no", "yes"), 0, False)
+
+
+@pytest.mark.night
+def test_a_similarity_is_learned(data, capsys) -> None:
+    folders.bert(data / "bert")
+    command = ["results", "bert", "--suite=./suite.gin", "--tasks=sts", "--output=out", "--seeds=1"]
+    assert main.main(command) == 0, capsys.readouterr().err
+    assert cells_of(data / "out")["sts", "bert"]["mean"] > 50
 
 
 @pytest.mark.night

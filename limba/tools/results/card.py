@@ -55,6 +55,7 @@ def put(card: Path, model: str, table: Table, suite: Suite, notes: Sequence[str]
             name.replace(" ", "_"),
             round(cells[model].mean, 2),
             metric_name=name,
+            dataset_args={"protocol": cells[model].protocol} if cells[model].protocol else None,
         )
         for (task, name), cells in table.cells.items()
         if model in cells

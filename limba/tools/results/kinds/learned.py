@@ -39,8 +39,9 @@ class Example(NamedTuple):
 
     @property
     def letters(self) -> str:
-        """What it reads without spaces, however it is cut into words."""
-        return files.letters("".join(self.texts))
+        """What it reads without spaces, a sentence however it is cut into words."""
+        joint = "" if isinstance(self.answer, tuple) else "|"
+        return files.letters(joint.join(self.texts))
 
 
 class Parts(NamedTuple):
