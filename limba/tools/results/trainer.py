@@ -52,7 +52,7 @@ class FineTuning:
         shutil.rmtree(self._folder, ignore_errors=True)  # of a training that was stopped
 
         def figure(evaluation: transformers.EvalPrediction) -> dict[str, float]:
-            given = self._predictions(self.parts.dev, dev, evaluation.predictions)
+            given = self._predictions(self.parts.dev, dev, np.asarray(evaluation.predictions))
             return {"figure": self.task.judge(self.parts.dev, given)[self.task.main]}
 
         trainer = transformers.Trainer(
@@ -77,7 +77,7 @@ class FineTuning:
             test = self._read(self.parts.test)
             trainer.compute_metrics = None  # of the development part
             found = trainer.predict([each.feature for each in test])  # pyright: ignore[reportArgumentType]
-            predictions = self._predictions(self.parts.test, test, found.predictions)
+            predictions = self._predictions(self.parts.test, test, np.asarray(found.predictions))
             figures = self.task.judge(self.parts.test, predictions)
             notes["cut"] = sum(each.is_cut for each in test)
         shutil.rmtree(self._folder, ignore_errors=True)
