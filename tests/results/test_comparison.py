@@ -47,7 +47,7 @@ def test_the_best_is_marked_only_where_pairs_decide() -> None:
         drawn = {}
         for name in chosen:
             given = wrong_at(rows[name])
-            made.add(TASK.name, name, [Outcome(TASK.judge(EXAMPLES, given))])
+            made.add(TASK.name, name, [Outcome(TASK.judge(EXAMPLES, given), predictions=given)])
             drawn[name] = comparison.draws(TASK, EXAMPLES, [given], counts)
         made.compare(TASK.name, drawn, PROTOCOL)
         cells = made.cells["kind", "accuracy"]
@@ -72,6 +72,18 @@ def test_a_pairs_figures_are_those_of_both_models_in_the_same_resamples() -> Non
     by_hand = 100 * counts @ (hits["a"] - hits["b"]) / len(EXAMPLES)
     assert found.difference == 10 and found.interval == pytest.approx(percentiles(by_hand, 0.95), abs=1e-9)
     assert found.p == pytest.approx(2 * (min((by_hand <= 0).sum(), (by_hand >= 0).sum()) + 1) / 1_001, abs=1e-9)
+
+
+def test_pairs_are_compared_by_the_share_that_is_right() -> None:
+    shares = {"a": [[100.0] * 90 + [0.0] * 10], "b": [[100.0] * 60 + [0.0] * 40]}
+    made = table.Table()
+    for name, seeds in shares.items():
+        made.add("pairs", name, [Outcome({"accuracy": float(np.mean(seeds))}, predictions=[*seeds[0]])])
+    made.add("pairs", "chance", [Outcome({"accuracy": 50.0})])
+    made.compare("pairs", comparison.draws_of_shares("accuracy", made.predictions["pairs"], PROTOCOL), PROTOCOL)
+    (found,) = made.comparisons["pairs"]
+    assert found.difference == pytest.approx(30) and found.p < 0.01 and made.cells["pairs", "accuracy"]["a"].is_best
+    assert made.cells["pairs", "accuracy"]["chance"].over_examples is None
 
 
 def test_an_interval_over_seeds_is_students() -> None:

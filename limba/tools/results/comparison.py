@@ -44,6 +44,18 @@ def draws(
     return {name: np.mean([each[name] for each in found], 0) for name in found[0]}
 
 
+def draws_of_shares(
+    figure: str, predictions: Mapping[str, Sequence[Sequence[Prediction]]], protocol: Protocol
+) -> dict[str, Draws]:
+    """Returns the mean of numbers, one for each example of a task that is not learned, in each resample."""
+    length = len(next(iter(predictions.values()))[0])
+    counts = resamples([str(place) for place in range(length)], protocol)
+    return {
+        model: {figure: np.mean([counts @ np.array(each, np.float64) / length for each in seeds], 0)}
+        for model, seeds in predictions.items()
+    }
+
+
 def compared(
     means: Mapping[str, Mapping[str, float]], drawn: Mapping[str, Draws], protocol: Protocol
 ) -> list[Comparison]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from limba.api import Progress, TrainedModel
     from limba.config import RunConfig
     from limba.tools.results.kept import Kept
-    from limba.tools.results.outcome import Outcome, Prediction
+    from limba.tools.results.outcome import Outcome
     from limba.tools.results.protocol import Protocol
     from limba.tools.results.suites import Read, Suite
     from limba.tools.results.table import Table
@@ -165,8 +165,6 @@ class Measured:
         self.kept: Kept = Kept(folder)
         self.rules = {read.task.name: self.kept.rules(read.task, given.data, protocol) for read in tasks}
         self.hashes = {name: digest(rules)[:8] for name, rules in self.rules.items()}
-        # Of each fine-tuned task: what each model predicts of the test part, once for each seed.
-        self.predictions: dict[str, dict[str, list[list[Prediction]]]] = {}
         self.notes: list[str] = []
         if protocol.most_test is not None:
             self.notes.append(
@@ -245,7 +243,6 @@ class Measured:
 
         found = learned(runs, label, is_random, self._seeds(runs), self.protocol, get)
         self.table.add(name, label, found.outcomes, self.hashes[name])
-        self.predictions.setdefault(name, {})[label] = [each.predictions for each in found.outcomes]
         self.notes += found.notes
 
     def add_floors(self) -> None:
@@ -267,9 +264,8 @@ class Measured:
                 + f"; {read.parts.left_out:,} training examples were left out, since another part has them too"
             )
             for column, predictions in read.task.floors(read.parts).items():
-                outcome = Outcome(read.task.judge(read.parts.test, predictions))
+                outcome = Outcome(read.task.judge(read.parts.test, predictions), predictions=predictions)
                 self.table.add(name, column, [outcome], self.hashes[name])
-                self.predictions.setdefault(name, {})[column] = [predictions]
 
     def compare(self) -> None:
         """Adds intervals over test examples, and the comparisons of models in pairs, which say what is the best."""
@@ -278,17 +274,20 @@ class Measured:
 
         for read in self.tasks:
             task, parts = read.task, read.parts
-            if not isinstance(task, Learned) or parts is None:
+            predictions = self.table.predictions.get(task.name)
+            if predictions is None:  # bits per byte, whose texts are few and long
                 continue
-            counts = comparison.resamples([each.document for each in parts.test], self.protocol)
-            predictions = self.predictions[task.name]
-            drawn = {each: comparison.draws(task, parts.test, seeds, counts) for each, seeds in predictions.items()}
+            if isinstance(task, Learned) and parts is not None:
+                counts = comparison.resamples([each.document for each in parts.test], self.protocol)
+                drawn = {each: comparison.draws(task, parts.test, seeds, counts) for each, seeds in predictions.items()}
+            else:
+                drawn = comparison.draws_of_shares(task.main, predictions, self.protocol)
             self.table.compare(task.name, drawn, self.protocol)
-        if self.predictions:
+        if self.table.comparisons:
             self.notes.append(
-                f"intervals over examples: bootstrap of the test examples, by documents where they have them,"
-                f" {self.protocol.resamples:,} samples; over seeds: Student's; best (*): better than each other row"
-                " of its figure by the paired bootstrap (p < 0.05 of each pair, in results.json)"
+                "intervals over examples: bootstrap of the test examples, by documents where they have them,"
+                f" {self.protocol.resamples:,} samples; over seeds: Student's; best (*): better than each other model"
+                " and rule by the paired bootstrap (p < 0.05 of each pair, in results.json)"
             )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from limba.tools.results.comparison import Comparison, best_of, compared
-from limba.tools.results.outcome import Outcome, percentiles
+from limba.tools.results.outcome import Outcome, Prediction, percentiles
 from limba.tools.results.protocol import PROTOCOL, Protocol
 from limba.tools.results.scores import Draws
 
@@ -34,6 +34,7 @@ class Table:
 
     def __init__(self) -> None:
         self.cells: dict[Block, dict[str, Cell]] = {}
+        self.predictions: dict[str, dict[str, list[list[Prediction]]]] = {}  # by task and model, of each seed
         self.comparisons: dict[str, list[Comparison]] = {}  # by task
 
     def add(
@@ -48,6 +49,8 @@ class Table:
             part: {"mean": mean, "interval": outcomes[0].intervals.get(part)}
             for part, mean in outcomes[0].parts.items()  # only tasks with one outcome and one figure have them
         }
+        if outcomes[0].predictions:
+            self.predictions.setdefault(task, {})[model] = [each.predictions for each in outcomes]
         for name in outcomes[0].figures:
             values = [each.figures[name] for each in outcomes]
             cell = Cell(
@@ -64,18 +67,20 @@ class Table:
     def compare(self, task: str, drawn: Mapping[str, Draws], protocol: Protocol) -> None:
         """Gives each cell of a task its interval over examples, and marks what is better than each other one.
 
-        `drawn` has the figures of each model in the same resamples of the examples.
+        `drawn` has the figures of each model in the same resamples of the examples; what it lacks, such as chance, is
+        not compared.
         """
-        means = dict[str, dict[str, float]]()
-        for (name, figure), cells in self.cells.items():
-            for model, cell in cells.items() if name == task else ():
-                means.setdefault(model, {})[figure] = cell.mean
-                cells[model] = cell._replace(over_examples=percentiles(drawn[model][figure], protocol.confidence))
+        means: dict[str, dict[str, float]] = {model: {} for model in drawn}
+        blocks = {figure: cells for (name, figure), cells in self.cells.items() if name == task}
+        for figure, cells in blocks.items():
+            for model in drawn:
+                cell = cells[model]
+                means[model][figure] = cell.mean
+                interval = cell.over_examples or percentiles(drawn[model][figure], protocol.confidence)
+                cells[model] = cell._replace(over_examples=interval)
         self.comparisons[task] = compared(means, drawn, protocol)
-        for (name, figure), cells in self.cells.items():
-            if name != task:
-                continue
-            of_figure = {model: cell.mean for model, cell in cells.items()}
+        for figure, cells in blocks.items():
+            of_figure = {model: means[model][figure] for model in drawn}
             best = best_of(figure, of_figure, self.comparisons[task], protocol)
             if best is not None:
                 cells[best] = cells[best]._replace(is_best=True)

@@ -135,4 +135,5 @@ def outcome(pairs: Sequence[Pair], good: np.ndarray, bad: np.ndarray) -> Outcome
         },
         {name: float(each.mean()) for name, each in of_names.items()},
         {"pairs": len(pairs)},
+        predictions=right.tolist(),
     )
