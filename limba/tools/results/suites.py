@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -125,8 +124,9 @@ def _missing(task: Task, folder: str, name: str) -> str:
 def check_packages(suite: Suite) -> None:
     """Imports what a suite needs beside Limba's own packages; ModuleNotFoundError for what is not installed."""
     if any(isinstance(task, learned.Learned) for task in suite.tasks):
-        for name in ("torch", "accelerate", "transformers"):
-            importlib.import_module(name)
+        import accelerate  # noqa: F401
+        import torch  # noqa: F401
+        import transformers  # noqa: F401
 
 
 def _made(fields: dict[str, tuple[str, dict[str, object], str]]) -> Iterator[Task]:
