@@ -152,6 +152,7 @@ def test_setup_installs_from_the_locks_by_their_hashes(tree: Path) -> None:
         "tree",
         "lock-cuda13.txt",
         "lock-t5.txt",
+        "requirements-results.txt",
         "requirements-test.txt",
     ]
     for arguments in first[0], first[1], first[3], first[4]:

@@ -214,9 +214,9 @@ def test_a_training_that_was_killed_gives_the_table_of_an_unbroken_one(data, cap
         wait_until(lambda: kept() or killed.poll() is not None)
         killed.kill()
     before = kept()
-    assert 0 < len(before) < 6 and not (data / "out" / "results.json").exists()
+    assert 0 < len(before) < 8 and not (data / "out" / "results.json").exists()
     assert main.main([*command, "--output=out"]) == 0, capsys.readouterr().err
-    assert f"{6 - len(before)} outcomes computed" in capsys.readouterr().out
+    assert f"{8 - len(before)} outcomes computed" in capsys.readouterr().out
     assert before.items() <= kept().items()
     tables = [json.loads((data / name / "results.json").read_text()) for name in ("whole", "out")]
     assert tables[0] == tables[1]

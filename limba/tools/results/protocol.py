@@ -44,7 +44,7 @@ PROTOCOL = Protocol()
 # `--quick`: a first look on two cores; figures of it are compared with each other only
 QUICK = dataclasses.replace(
     PROTOCOL,
-    learning_rates=(1e-4, 1e-3),
+    learning_rates=(1e-4, 1e-3, 3e-3),  # a tiny model needs the last
     epochs=(5,),
     most_tokens=128,
     seeds_of_few=3,
