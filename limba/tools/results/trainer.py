@@ -146,7 +146,7 @@ class FineTuning:
         """Returns the classes, the scores or the tags of some examples; a word that was cut off has an empty tag."""
         labels = self.parts.labels
         if not labels:
-            return [float(each) for each in np.nan_to_num(given)]  # of a training that diverged
+            return [float(each) for each in np.nan_to_num(given, posinf=0.0, neginf=0.0)]  # of one that diverged
         if not self.task.is_tagged:
             return [labels[each] for each in given]
         found = list[Prediction]()
