@@ -157,7 +157,7 @@ def test_setup_installs_from_the_locks_by_their_hashes(tree: Path) -> None:
     ]
     for arguments in first[0], first[1], first[3], first[4]:
         assert "--require-hashes" in arguments and "--no-build-isolation" in arguments
-    assert ["--no-deps" in arguments for arguments in first] == [False, False, True, False, True, False]
+    assert ["--no-deps" in arguments for arguments in first] == [False, False, True, False, True, False, False]
     assert asked_by_setup(tree, "cuda", "tests") == []
 
     pinned = tree / "requirements.txt"
