@@ -5,7 +5,7 @@
 
 The first: T5 1.1 `small`, random weights, float32, a batch of 8, 64 new tokens (the end of sequence forbidden), each
 in a separate process, in turn; ratios are taken round by round. The second: a Hugging Face folder with a
-tokenizer, read by both, greedy and by beams. Both need requirements-test.txt.
+tokenizer, read by both, greedy and by beams. Both need requirements-results.txt.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
 
 T5 1.1, random tokens, Adafactor, dropout off, each in a process of its own: ours, then each peer, then
 ours again, … A shared machine drifts, so the ratios are taken round by round. Of T5X its network and loss run
-(`examples/t5/network.py`, `losses.py` of a checkout), under optax's Adafactor; torch needs requirements-test.txt, and
-on a GPU a torch for CUDA. transformers' attention is torch's scaled_dot_product_attention.
+(`examples/t5/network.py`, `losses.py` of a checkout), under optax's Adafactor; torch needs requirements-results.txt,
+and on a GPU a torch for CUDA. transformers' attention is torch's scaled_dot_product_attention.
 """
 
 from __future__ import annotations

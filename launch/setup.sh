@@ -8,7 +8,8 @@
 #   bash launch/setup.sh rocm          adds the wheels for AMD GPUs (ROCm 7, which must be installed; Python 3.11)
 #   bash launch/setup.sh t5            adds the package t5, which tasks written for T5X import, without what it asks for:
 #                                      that would overwrite seqio
-#   bash launch/setup.sh tests         adds what tests/run.sh needs, t5 too
+#   bash launch/setup.sh results       adds what fine-tuning in limba results needs: torch, transformers, accelerate
+#   bash launch/setup.sh tests         adds what tests/run.sh needs, t5 and results too
 #
 #   --wheelhouse=DIR   for machines without internet: puts all files into DIR, where they are not there yet, and
 #                      installs from DIR alone; run it once where there is internet, with the same arguments
@@ -31,13 +32,13 @@ say() { echo "setup: $1"; }
 
 for argument in "$@"; do
   case $argument in
-    tpu | cuda | cuda12 | cuda13 | t5) parts+=("$argument") ;;
-    tests) parts+=(t5 tests) ;;
+    tpu | cuda | cuda12 | cuda13 | t5 | results) parts+=("$argument") ;;
+    tests) parts+=(t5 results tests) ;;
     rocm) parts+=(rocm) pythons=(3.11) ;; # jax has no wheels for ROCm on 3.12 at the pinned version
     cpu) ;;
     --wheelhouse=?*) mkdir -p "${argument#*=}" && wheelhouse=$(cd "${argument#*=}" && pwd) ;;
-    -h | --help) sed -n '2,25s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
-    *) fail "the argument $argument is not known; give tpu, cuda, cuda12, rocm, t5, tests or --wheelhouse=DIR, or none." ;;
+    -h | --help) sed -n '2,26s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    *) fail "the argument $argument is not known; give tpu, cuda, cuda12, rocm, t5, results, tests or --wheelhouse=DIR, or none." ;;
   esac
 done
 
@@ -133,12 +134,17 @@ lock_of() {
   sed "s|^-r .*|-r $base|" "$lock" >"$stamps/$(basename "$lock")" && echo "$stamps/$(basename "$lock")"
 }
 
+# Prints the file that pins the packages of a part without hashes.
+pinned_for() {
+  if [ "$1" = tests ]; then echo "$root/requirements-test.txt"; else echo "$root/requirements-$1.txt"; fi
+}
+
 # What a part was installed from: the interpreter and the files that decide it, for Limba itself also its folder.
 fingerprint() {
   local files=("$root/requirements/lock-build.txt" "$base") folder=
   case $1 in
     core) ;;
-    tests) files+=("$root/requirements-test.txt") ;;
+    results | tests) files+=("$(pinned_for "$1")") ;;
     limba) files=("$root/pyproject.toml" "$root/setup.py") folder=$root ;;
     *) files+=("$(lock_of "$1")") ;;
   esac
@@ -252,10 +258,10 @@ add_part() {
   rm -f "$stamps/$1"
   say "adding the packages for: $1"
   case $1 in
-    tests)
-      download "$venv/bin/python" "$root/requirements-test.txt" || fail "$not_downloaded"
+    results | tests)
+      download "$venv/bin/python" "$(pinned_for "$1")" || fail "$not_downloaded"
       # By pip: its settings may name a place with a small torch.
-      install --constraint "$root/requirements.txt" --requirement "$root/requirements-test.txt" ;;
+      install --constraint "$root/requirements.txt" --requirement "$(pinned_for "$1")" ;;
     t5) install_lock "$(lock_of t5)" --no-deps ;; # the lock has all but what would overwrite seqio
     *) install_lock "$(lock_of "$1")" ;;
   esac

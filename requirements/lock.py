@@ -123,7 +123,8 @@ def write(uv: Path, folder: Path) -> None:
         whole = resolved(uv, folder, wanted_for(extra, pins, PYTHONS.get(lock, ALL_PYTHONS)))
         assert whole.items() >= locks["cpu"].items(), f"{lock} changes what requirements.txt pins"
         locks[lock] = {package: lines for package, lines in whole.items() if package not in locks["cpu"]}
-    with_t5 = of_t5(uv, folder, pins, all_pins("requirements-test.txt"))
+    beside = [*all_pins("requirements-results.txt"), *all_pins("requirements-test.txt")]
+    with_t5 = of_t5(uv, folder, pins, beside)
     assert with_t5.items() >= locks["cpu"].items(), "t5 changes what requirements.txt pins"
     locks["t5"] = {package: lines for package, lines in with_t5.items() if package not in locks["cpu"]}
     for lock, packages in locks.items():

@@ -36,7 +36,7 @@ git ls-files -z --cached --others --exclude-standard -- ':!.venv' | tar -c --nul
 cd "$copy"
 git init -q && git add -A # some tests ask which files belong to the project
 LEAN=$lean PYTHON=$python bash launch/setup.sh || not_tested "its packages could not be installed (the message is above)."
-grep -v '^torch==' requirements-test.txt >.venv/tests.txt
+grep -hEv '^(torch|accelerate)==' requirements-results.txt requirements-test.txt >.venv/tests.txt
 if ! cmp -s .venv/tests.txt .venv/installed.txt; then
   .venv/bin/python -m pip install --quiet --disable-pip-version-check -r .venv/tests.txt ||
     not_tested "the tests' packages could not be installed (the message is above)."

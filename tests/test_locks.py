@@ -35,6 +35,13 @@ def pins(path: Path, python: str = "3.12") -> dict[str, str]:
     return found
 
 
+def of_tests() -> dict[str, str]:
+    """Returns what the tests need beside requirements.txt; no package is in both files."""
+    results, tests = pins(ROOT / "requirements-results.txt"), pins(ROOT / "requirements-test.txt")
+    assert not set(results) & set(tests)
+    return results | tests
+
+
 def fits(marker: str, where: dict[str, str]) -> bool:
     return not marker or Marker(marker.strip()).evaluate(where)
 
@@ -62,7 +69,7 @@ def test_a_chip_s_lock_adds_to_the_cpu_s(lock: str, package: str, python: str) -
 
 def test_the_lock_of_t5_has_nothing_that_overwrites_seqio() -> None:
     assert "\n-r lock-cpu.txt\n" in LOCKS["t5"].read_text()
-    tests = pins(ROOT / "requirements-test.txt")
+    tests = of_tests()
     for python in PYTHONS:
         found, cpu = pins(LOCKS["t5"], python), pins(LOCKS["cpu"], python)
         assert {"t5", "babel", "scikit-learn"} <= set(found) and not set(found) & set(cpu)
@@ -82,12 +89,14 @@ def test_every_package_has_hashes_and_nothing_says_where_it_was_found(lock: str)
 
 def test_ranges_pins_and_the_tests_packages_agree() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    pinned, tests = pins(ROOT / "requirements.txt"), pins(ROOT / "requirements-test.txt")
+    pinned, tests = pins(ROOT / "requirements.txt"), of_tests()
     for python, requirement in itertools.product(LEAN_PYTHONS, map(Requirement, project["dependencies"])):
         version = pins(ROOT / "requirements.txt", python)[canonicalize_name(requirement.name)]
         assert version in requirement.specifier, f"{requirement} and {version} of requirements.txt"
-    for requirement in map(Requirement, project["optional-dependencies"]["proof"]):
-        assert tests[canonicalize_name(requirement.name)] in requirement.specifier, requirement
+    extras = project["optional-dependencies"]
+    for requirement in map(Requirement, [*extras["proof"], *extras["results"]]):
+        name = canonicalize_name(requirement.name)
+        assert (tests | pinned)[name] in requirement.specifier, requirement
     assert {name: version for name, version in tests.items() if pinned.get(name, version) != version} == {}
     assert "3.11" in project["requires-python"] and "<3.15" in project["requires-python"]  # as requirements/lock.py
 
@@ -114,7 +123,9 @@ def tree(tmp_path: Path) -> Path:
     tree = tmp_path / "tree"
     shutil.copytree(ROOT / "requirements", tree / "requirements")
     (tree / "launch").mkdir()
-    for name in ("launch/setup.sh", "requirements.txt", "requirements-test.txt", "pyproject.toml", "setup.py"):
+    for name in ("launch/setup.sh", "requirements.txt", "pyproject.toml", "setup.py"):
+        shutil.copy(ROOT / name, tree / name)
+    for name in ("requirements-results.txt", "requirements-test.txt"):
         shutil.copy(ROOT / name, tree / name)
     (tmp_path / "python").write_text(FAKE)
     (tmp_path / "python").chmod(0o755)
@@ -141,11 +152,12 @@ def test_setup_installs_from_the_locks_by_their_hashes(tree: Path) -> None:
         "tree",
         "lock-cuda13.txt",
         "lock-t5.txt",
+        "requirements-results.txt",
         "requirements-test.txt",
     ]
     for arguments in first[0], first[1], first[3], first[4]:
         assert "--require-hashes" in arguments and "--no-build-isolation" in arguments
-    assert ["--no-deps" in arguments for arguments in first] == [False, False, True, False, True, False]
+    assert ["--no-deps" in arguments for arguments in first] == [False, False, True, False, True, False, False]
     assert asked_by_setup(tree, "cuda", "tests") == []
 
     pinned = tree / "requirements.txt"

@@ -11,7 +11,7 @@ EXTRAS = {  # module: pyproject.toml's extra
     **dict.fromkeys(("seqio", "tensorflow", "tensorflow_text"), "seqio"),
     "bokeh": "report",
     "gcsfs": "gcs",
-    "lm_eval": "results",
+    "lm_eval": "harness",
     "rouge_score": "rouge",
     "tensorflow_datasets": "tfds",
     **dict.fromkeys(("torch", "transformers", "accelerate"), "results"),
@@ -42,6 +42,8 @@ def _command_for(module: str) -> str | None:
         return f"pip install 'limba[{extra}]'"
     if extra == "seqio":  # the whole environment; for the others a small package suffices
         return f"LEAN=0 bash {script}"
+    if extra == "results":  # whose packages are locked
+        return f"bash {script} results"
     return f"pip install -e '.[{extra}]'"  # without -e, a copy of today's files would take the checkout's place
 
 

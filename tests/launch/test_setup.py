@@ -52,7 +52,9 @@ def machine(tmp_path: Path) -> Path:
     shutil.copytree(ROOT / "requirements", tree / "requirements")
     (tree / "launch").mkdir()
     tools.mkdir()
-    for name in ("launch/setup.sh", "requirements.txt", "requirements-test.txt", "pyproject.toml", "setup.py"):
+    for name in ("launch/setup.sh", "requirements.txt", "pyproject.toml", "setup.py"):
+        shutil.copy(ROOT / name, tree / name)
+    for name in ("requirements-results.txt", "requirements-test.txt"):
         shutil.copy(ROOT / name, tree / name)
     words = (
         "bash sed sort xargs echo mkdir cat cmp cp ln rm readlink basename dirname touch flock ls tr pwd sh env uname"

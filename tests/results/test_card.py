@@ -71,4 +71,4 @@ def test_the_harness_is_installed_by_its_own_extra(monkeypatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     monkeypatch.delitem(sys.modules, "limba.tools.results.harness", raising=False)
     assert main.main(["results", "lm-eval", "ls"]) == 2
-    assert capsys.readouterr().err.endswith(", which is not installed; run pip install -e '.[results]'.\n")
+    assert capsys.readouterr().err.endswith(", which is not installed; run pip install -e '.[harness]'.\n")

@@ -4,6 +4,8 @@ import dataclasses
 import gzip
 import json
 import re
+import struct
+import zipfile
 from pathlib import Path
 
 import pyarrow
@@ -12,7 +14,7 @@ import pytest
 
 from limba.config import InputError
 from limba.tools.results import files
-from limba.tools.results.kinds.learned import Classification, Learned, NamedEntities, PartOfSpeech
+from limba.tools.results.kinds.learned import Classification, Learned, NamedEntities, PartOfSpeech, Similarity
 
 TEXTS = Classification("task", "train.jsonl", "test.jsonl")
 TABLE = Classification("task", "train.tsv", "test.tsv")
@@ -106,9 +108,70 @@ def test_prose_is_that_of_sentences_columns_or_the_file(name: str, content: str,
 def test_tokens_of_wikiann_begin_with_their_language_and_tags_may_be_numbers(tmp_path: Path) -> None:
     (tmp_path / "train.tsv").write_text("ro:Ana\tB-PER\nro:din\tO\nro:Cluj\tB-LOC\n\nro:a:b\tO\n")
     names = NamedEntities("ner", "train.tsv", "train.tsv", tokens=0, tags=1)
-    assert [each.inputs for each in names.examples(tmp_path / "train.tsv")] == ["Ana din Cluj", "a:b"]
+    assert [each.texts for each in names.examples(tmp_path / "train.tsv")] == [("Ana", "din", "Cluj"), ("a:b",)]
     (tmp_path / "train.jsonl").write_text('{"tokens": ["Ana", "din"], "ner_tags": [1, 0]}\n')
     numbered = dataclasses.replace(names, names=("O", "B-PER"))
-    assert [each.targets for each in numbered.examples(tmp_path / "train.jsonl")] == ["PER Ana"]
+    assert [list(each.tags) for each in numbered.examples(tmp_path / "train.jsonl")] == [["B-PER", "O"]]
     with pytest.raises(InputError, match=re.escape("line 1 has the tag 1, and the task ner 0 names; add them")):
         list(names.examples(tmp_path / "train.jsonl"))
+
+
+DEEP = "[" * 200_000
+HALF = '{"text": "a \\ud800", "label": "yes"}'
+SCORES = Similarity("task", "train.tsv", "test.tsv")
+
+
+@pytest.mark.parametrize(
+    ("task", "content", "says"),
+    [
+        (TEXTS, DEEP, "train.jsonl line 1 "),
+        (TEXTS, f'{{"text": {DEEP}', "train.jsonl line 1 "),
+        (dataclasses.replace(TEXTS, train="train.json"), DEEP, "train.json"),
+        (SCORES, "sentence1\tsentence2\tlabel\na\tb\tNaN\n", "train.tsv line 2: the column label is no number"),
+        (SCORES, "sentence1\tsentence2\tlabel\na\tb\t1e999\n", "train.tsv line 2: the column label is no number"),
+        (TEXTS, '{"text": null, "label": "yes"}', "train.jsonl line 1: the column text holds null, and no text"),
+        (TEXTS, '{"text": "a", "label": 0.5}', "train.jsonl line 1: the column label holds 0.5"),
+    ],
+)
+def test_a_damaged_file_is_one_sentence_with_its_row(task: Learned, content: str, says: str, tmp_path: Path) -> None:
+    for name in task.files:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(InputError, match=re.escape(says)) as found:
+        task.read(str(tmp_path))
+    assert "\n" not in str(found.value)
+
+
+def test_a_long_cell_is_read_and_half_a_letter_is_a_question_mark(tmp_path: Path) -> None:
+    (tmp_path / "long.tsv").write_text(f"text\tlabel\n{'a' * 200_000}\tyes\n")
+    (example,) = TABLE.examples(tmp_path / "long.tsv")
+    assert example.texts == ("a" * 200_000,) and example.answer == "yes"
+    (tmp_path / "half.jsonl").write_text(HALF)
+    (example,) = TEXTS.examples(tmp_path / "half.jsonl")
+    assert example.texts == ("a ?",)
+
+
+def test_an_archive_that_cannot_be_unpacked_is_one_sentence(tmp_path: Path) -> None:
+    for flag, compression in ((1, 0), (0, 97)):  # a password, and a method that no library knows
+        with zipfile.ZipFile(tmp_path / "train.jsonl.zip", "w") as archive:
+            archive.writestr("train.jsonl", ROW)
+        packed = bytearray((tmp_path / "train.jsonl.zip").read_bytes())
+        for mark, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+            begin = packed.index(mark) + offset
+            packed[begin : begin + 4] = struct.pack("<HH", flag, compression)
+        (tmp_path / "train.jsonl.zip").write_bytes(packed)
+        with pytest.raises(InputError, match=re.escape("train.jsonl.zip cannot be read (")) as found:
+            Classification("task", "train.jsonl.zip", "train.jsonl.zip").read(str(tmp_path))
+        assert "\n" not in str(found.value)
+
+
+def test_rows_and_sentences_belong_to_their_documents(tmp_path: Path) -> None:
+    (tmp_path / "a.conllu").write_text(
+        "1\tz\t_\tX\n\n# newdoc id = b\n1\ta\t_\tX\n\n1\tb\t_\tX\n\n#newdoc\n1\tc\t_\tX\n"
+    )
+    documents = [each.document for each in TAGS.examples(tmp_path / "a.conllu")]
+    assert len(documents) == 4 and documents[1] == documents[2] and len(set(documents)) == 3
+    rows = [{"text": f"{n}", "label": "x", "document": n // 2} for n in range(4)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert [each.document for each in TEXTS.examples(tmp_path / "a.jsonl")] == ["0", "0", "1", "1"]
+    (tmp_path / "b.tsv").write_text("text\tlabel\na\tx\nb\tx\n")
+    assert len({each.document for each in TABLE.examples(tmp_path / "b.tsv")}) == 2

@@ -17,7 +17,7 @@ from tests import tiny
 from tests.export.runs import folder_of, write_run
 from tests.results.test_pairs import ENCODERS, LANGUAGE_MODELS
 
-pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed: pip install -e '.[results]'")
+pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed: pip install -e '.[harness]'")
 TASK = """task: {name}
 dataset_path: json
 dataset_kwargs: {{data_files: {{test: "{file}"}}}}

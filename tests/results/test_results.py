@@ -1,10 +1,8 @@
 """`limba results`: a table that is computed once, tasks as files have them, and errors before time is spent."""
 
 import dataclasses
-import gzip
 import json
 import os
-import random
 import re
 import shutil
 import subprocess
@@ -18,21 +16,10 @@ import pytest
 
 import limba
 from limba.cli import main
-from limba.config import InputError
-from limba.tools.results import protocol, scores
-from limba.tools.results.finetuning import FineTuning
+from limba.config import ConfigError, InputError
 from limba.tools.results.kinds.bits import BitsPerByte
-from limba.tools.results.kinds.learned import (
-    Classification,
-    Example,
-    NamedEntities,
-    PartOfSpeech,
-    Similarity,
-    parsed,
-    written,
-)
-from limba.tools.results.outcome import jackknife
-from limba.tools.results.protocol import PROTOCOL, QUICK
+from limba.tools.results.kinds.learned import Classification, Example, NamedEntities, PartOfSpeech, Similarity
+from limba.tools.results.protocol import QUICK
 from limba.tools.results.results import TABLES
 from limba.tools.results.scoring import open_scorer
 from limba.tools.results.suites import read_suite, read_task
@@ -40,7 +27,6 @@ from tests import tiny
 from tests.export.runs import folder_of, write_run
 from tests.waiting import wait_until
 
-NARROW = {"emb_dim": 16, "num_heads": 2, "head_dim": 8, "mlp_dim": 16, "num_decoder_layers": 1}
 # Two sentences of RONEC (MIT licence).
 RONEC = """# global.columns = ID FORM LEMMA UPOS XPOS FEATS HEAD DEPREL DEPS MISC RONEC:CLASS
 # sent_id = 3045
@@ -66,15 +52,21 @@ def test_a_second_call_computes_nothing_and_a_changed_file_is_seen(place, vocabu
     assert "4 outcomes computed" in capsys.readouterr().out
     assert set(TABLES) <= {path.name for path in (place / "out").iterdir()}
     table = (place / "out" / "results.json").read_text()
-    cells = {(each["task"], each["column"]): each for each in json.loads(table)["cells"]}
+    cells = {(each["task"], each["model"]): each for each in json.loads(table)["cells"]}
     assert cells["agreement", "chance"]["mean"] == 50 and ("text", "chance") not in cells
-    assert cells["text", "model, random weights"]["mean"] > 1 and cells["agreement", "model"]["interval"]
+    assert cells["text", "model, random weights"]["mean"] > 1 and cells["agreement", "model"]["over_examples"]
     verb, held = cells["agreement", "model"]["parts"]["verb"], cells["text", "model"]["parts"]["held.txt"]
-    assert verb == {name: cells["agreement", "model"][name] for name in ("mean", "interval")}
+    assert verb == {
+        "mean": cells["agreement", "model"]["mean"],
+        "interval": cells["agreement", "model"]["over_examples"],
+    }
     assert held == {"mean": cells["text", "model"]["mean"], "interval": None}
     markdown, tex = ((place / "out" / f"results.{each}").read_text() for each in ("md", "tex"))
-    assert markdown.startswith("| task | figure | model | model, random weights | chance |\n| --- |")
-    assert tex.startswith("\\begin{tabular}{llrrr}\n\\toprule") and " \\\\\n\\bottomrule" in tex
+    assert markdown.startswith(
+        "| task | figure | model | mean | 95% over examples | 95% over seeds | seeds | protocol |"
+    )
+    assert "\n|  |  | model, random weights | " in markdown and "\n|  |  | chance | 50.00 |" in markdown
+    assert tex.startswith("\\begin{tabular}{lllrrrrl}\n\\toprule") and " \\\\\n\\bottomrule" in tex
 
     picture = ElementTree.fromstring((place / "out" / "results.svg").read_text())
     bars = [each for each in picture.iter() if each.tag.endswith("rect")]
@@ -107,29 +99,8 @@ def test_checkpoints_of_a_run_are_columns_by_their_paths(place, vocabulary, caps
     command = ["results", *steps, "--suite=./suite.gin", "--tasks=agreement", "--output=out"]
     assert main.main(command) == 0, capsys.readouterr().err
     found = json.loads((place / "out" / "results.json").read_text())["cells"]
-    assert {"run, step 5", "run, step 10"} <= {each["column"] for each in found}
+    assert {"run, step 5", "run, step 10"} <= {each["model"] for each in found}
     assert (place / "run" / "results" / "suite.svg").read_text() == (place / "out" / "results.svg").read_text()
-
-
-@pytest.mark.night
-def test_a_task_is_learned(place, vocabulary, capsys) -> None:
-    folder_of(tiny.model(vocab_size=1_024, num_decoder_layers=2), vocabulary, place / "model")
-    chosen = random.Random(0)
-    for name, count in (("train", 400), ("test", 60)):
-        rows = [(label := chosen.choice(["yes", "no"]), f"{chosen.random():.6f} {label}") for _ in range(count)]
-        lines = [json.dumps({"text": text, "label": label}) for label, text in rows]
-        with gzip.open(place / f"{name}.jsonl.gz", "wt") as file:
-            file.write("\n".join(lines))
-    (place / "suite.gin").write_text(
-        "answer/Classification.train = 'train.jsonl.gz'\nanswer/Classification.test = 'test.jsonl.gz'\n"
-    )
-    command = ["results", "model", "--suite=./suite.gin", "--output=out", "--seeds=2"]
-    assert main.main(command) == 0, capsys.readouterr().err
-    assert "6 outcomes computed" in capsys.readouterr().out
-    found = json.loads((place / "out" / "results.json").read_text())
-    cells = {(each["figure"], each["column"]): each for each in found["cells"]}
-    assert cells["accuracy", "model"]["mean"] > cells["accuracy", "majority"]["mean"] + 10, cells
-    assert cells["accuracy", "model"]["seeds"] == 2 and cells["accuracy", "model"]["deviation"] is not None
 
 
 @pytest.mark.parametrize(
@@ -159,10 +130,24 @@ def test_some_tasks_of_a_suite_are_chosen(place, vocabulary, capsys) -> None:
     assert main.main([*command, "--tasks=agreement,tekst"]) == 2
     said = "--tasks names tekst, and the suite suite has the tasks agreement, text; give some of them with commas."
     assert said in capsys.readouterr().err
-    (place / "held.txt").unlink()
     assert main.main([*command, "--tasks=agreement"]) == 0, capsys.readouterr().err
     found = json.loads((place / "out" / "results.json").read_text())
     assert {each["task"] for each in found["cells"]} == {"agreement"}
+
+
+def test_a_task_without_its_files_is_left_out_with_their_address(place, vocabulary, capsys) -> None:
+    folder_of(tiny.model(vocab_size=1_024), vocabulary, place / "model")
+    with (place / "suite.gin").open("a") as suite:
+        suite.write(
+            "tags/PartOfSpeech:\n  train = 'a.conllu'\n  test = 'b.conllu'\n  address = 'https://one.example/x'\n"
+        )
+    (place / "held.txt").unlink()
+    assert main.main(["results", "model", "--suite=./suite.gin", "--output=out"]) == 0, capsys.readouterr().err
+    printed = capsys.readouterr()
+    says = "tags is left out: a.conllu is not in .; it is published at https://one.example/x"
+    assert f"limba results: {says}\n" in printed.err and f"* {says}\n" in printed.out
+    assert "text is left out: held.txt is not in .\n" in printed.err
+    assert says in (place / "out" / "results.json").read_text()
 
 
 SHIPPED = sorted(path.stem for path in (Path(limba.__file__).parents[1] / "gin" / "suites").glob("*.gin"))
@@ -190,42 +175,6 @@ def test_the_suite_of_any_language_reads_two_files(place) -> None:
         read_task(read_suite("wikiann").tasks[0], str(place))
 
 
-def test_names_are_read_and_written_again() -> None:
-    chosen = random.Random(1)
-    for _ in range(300):
-        tokens = [chosen.choice(["a", "b", "|", "#2", "#", "\\x", "none", "X"]) for _ in range(12)]
-        cuts = sorted(chosen.sample(range(13), 4))
-        spans = [("X", cuts[0], cuts[1]), ("NAT_REL", cuts[2], cuts[3])]
-        assert parsed(written(tokens, spans), tokens, {"X", "NAT_REL"}) == (spans, False)
-    tokens = ["Ana", "din", "Cluj"]
-    assert written(tokens, []) == "none" and parsed("none", tokens, {"X"}) == ([], False)
-    assert parsed("X Ana | Y Cluj | X Ana #2 | | X", tokens, {"X"}) == ([("X", 0, 1)], True)
-
-
-@pytest.mark.parametrize(
-    ("tags", "spans"),
-    [
-        (["O", "I-A", "I-A", "B-A"], [("A", 1, 3), ("A", 3, 4)]),
-        (["B-A", "I-B", "I-B"], [("A", 0, 1), ("B", 1, 3)]),
-        (["I-A", "O", "I-A"], [("A", 0, 1), ("A", 2, 3)]),
-    ],
-)
-def test_spans_follow_seqeval(tags, spans) -> None:
-    assert scores.spans_of(tags) == spans
-
-
-def test_correlations_equal_scipys() -> None:
-    from scipy import stats
-
-    chosen = random.Random(0)
-    first = [chosen.randint(0, 5) for _ in range(50)]
-    second = [value + chosen.random() * 3 for value in first]
-    assert scores.pearson(first, second) == pytest.approx(100 * np.corrcoef(first, second)[0, 1])
-    ranks = [stats.rankdata(each) for each in (first, second)]
-    assert scores.spearman(first, second) == pytest.approx(100 * np.corrcoef(*ranks)[0, 1])
-    assert scores.pearson([1, 2], [3, 3]) == 0
-
-
 def test_named_entities_of_two_layouts_share_no_sentence(tmp_path) -> None:
     (tmp_path / "train.conllup").write_text(RONEC.replace("\tO\n", "\tSpaceAfter=No|name=O\n"))  # NorNE's way too
     test = [
@@ -237,8 +186,14 @@ def test_named_entities_of_two_layouts_share_no_sentence(tmp_path) -> None:
         "ner", "train.conllup", "test.json", dev="test.json", rename={"ORGANIZATION": "ORG"}, tags="RONEC:CLASS"
     )
     parts = task.read(str(tmp_path))
-    assert [each.targets for each in parts.train] == ["PERSON Președintele Ion Iliescu", "ORG Vardar Skopje"]
-    assert task.judge(parts.test, ["ORG Vardar- Skopje", "GPE Iliescu"], parts).notes == {"malformed": 1}
+    tags = ["B-PERSON", "I-PERSON", "I-PERSON", "O", "O"]
+    assert [list(each.tags) for each in parts.train] == [tags, ["B-ORG", "I-ORG"]]
+    assert parts.labels == ("O", "B-ORG", "I-ORG", "B-PERSON", "I-PERSON")
+    assert task.judge(parts.test, [["B-ORG", "I-ORG"], ["O"]]) == pytest.approx(
+        {"span F1": 200 / 3, "precision": 100.0, "recall": 50.0}
+    )
+    known = task.floors(parts)["names of the training part"]
+    assert known == [["O", "O"], ["O"]] and task.judge(parts.test, known)["span F1"] == 0
     (tmp_path / "test.json").write_text(json.dumps([{"tokens": ["Vardar", "Skopje"], "ner_tags": ["B-ORG", "I-ORG"]}]))
     with pytest.raises(InputError, match=re.escape("test.json entry 1 has the label ORG, which no example of train")):
         task.read(str(tmp_path))
@@ -251,43 +206,26 @@ def test_figures_of_each_kind(tmp_path) -> None:
         (tmp_path / f"{name}.conllu").write_text("1\ta\t_\tX\t_\t_\t0\troot\t_\t_\n")
     sts = Similarity("sts", "train.tsv", "test.tsv", dev="test.tsv", score=0, first=1, second=2)
     parts = sts.read(str(tmp_path))
-    assert [each.targets for each in parts.test] == ["5.0", "0.4", "2.2"] and parts.left_out == 0
+    assert [each.answer for each in parts.test] == [5.0, 0.4, 2.2] and parts.left_out == 0
+    assert parts.test[0].texts == ("A b c", "A b") and parts.labels == ()
     quick = read_task(sts, str(tmp_path), dataclasses.replace(QUICK, most_test=2))
     assert quick.parts and quick.parts.test == [parts.test[0], parts.test[1]]
-    letters = [(0.0, "彼が行く | 雨です"), (2.0, "彼が行く | 彼は来た"), (4.0, "彼が行く | 彼が行く")]
-    without_spaces = parts._replace(test=[Example(text, "", "", value=value) for value, text in letters])
-    assert sts.floors(without_spaces)["word overlap"]["Spearman"] == pytest.approx(100)
-    judged = sts.judge(parts.test, ["4.8", "x", "2,0"], parts)
-    assert judged.notes == {"malformed": 1} and judged.figures["Pearson"] > 60
+    letters = [(0.0, "彼が行く", "雨です"), (2.0, "彼が行く", "彼は来た"), (4.0, "彼が行く", "彼が行く")]
+    others = [Example("", texts, value, str(value)) for value, *texts in letters]
+    without_spaces = parts._replace(test=others)
+    floors = sts.floors(without_spaces)
+    assert sts.judge(others, floors["word overlap"])["Spearman"] == pytest.approx(100)
+    assert sts.judge(others, floors["majority"]) == {"Pearson": 0, "Spearman": 0}
     with pytest.raises(InputError, match="Each example of test.tsv is in another part of sts too"):
         Similarity("sts", "test.tsv", "test.tsv", dev="test.tsv", score=0, first=1, second=2).read(str(tmp_path))
     with pytest.raises(InputError, match=re.escape("test.tsv line 1: the column 1 is no number")):
         Similarity("sts", "test.tsv", "test.tsv", score=1, first=1, second=2).read(str(tmp_path))
     with pytest.raises(InputError, match=re.escape("test.tsv line 1 has no column 7; it has 0, 1, 2")):
         Classification("c", "test.tsv", "test.tsv", columns=(7,), label=1).read(str(tmp_path))
+    with pytest.raises(ConfigError, match="Classification.columns names no text and no pair; give 1 or 2"):
+        Classification("c", "test.tsv", "test.tsv", columns=(1, 2, 0), label=1)
     with pytest.raises(InputError, match="conllu line 1 has 10 columns and no column 30"):
         PartOfSpeech("pos", "test.conllu", "test.conllu", tags=30).read(str(tmp_path))
-
-
-def test_quick_rows_are_as_long_as_most_examples(tmp_path, vocabulary) -> None:
-    rows = [f"{'one ' * (1 + 60 * (n % 20 == 19))}{n}\tyes" for n in range(40)]
-    for name in ("train", "dev", "test"):
-        (tmp_path / f"{name}.tsv").write_text("\n".join(f"{name} {row}" for row in rows) + "\n")
-    task = Classification("c", "train.tsv", "test.tsv", dev="dev.tsv", columns=(0,), label=1)
-    trained = limba.load(folder_of(tiny.model(vocab_size=1_024, **NARROW), vocabulary, tmp_path / "model"))
-    longest = []
-    for chosen in (PROTOCOL, QUICK):
-        pairs = FineTuning(trained, task, task.read(str(tmp_path)), chosen).pairs
-        assert all(read[-1] == 1 for read, _ in pairs["test"]), "each ends, cut or not"
-        longest.append(max(len(read) for read, _ in pairs["test"]))
-    assert longest[0] > longest[1] == 16
-
-
-def test_an_interval_of_a_mean_is_that_of_its_standard_error() -> None:
-    values = np.random.default_rng(0).normal(50, 10, 40)
-    low, high = jackknife(lambda places: {"x": float(values[list(places)].mean())}, 40, 50, 0.95)["x"]
-    assert (low + high) / 2 == pytest.approx(values.mean())
-    assert (high - low) / 2 == pytest.approx(1.959964 * values.std(ddof=1) / 40**0.5)
 
 
 def test_bits_per_byte_are_those_of_each_file_and_script(place, vocabulary) -> None:
@@ -350,88 +288,3 @@ def test_what_had_ended_before_a_kill_is_not_repeated(place, vocabulary, capsys)
     assert main.main(command) == 0, capsys.readouterr().err
     assert f"{4 - len(before)} outcomes computed" in capsys.readouterr().out
     assert before.items() <= kept().items() and len(kept()) == 4
-
-
-def write_names(folder: Path, test: int) -> None:
-    """A suite of similarities and named entities, whose files name some words."""
-    chosen = random.Random(0)
-    names = ["Ion", "Ana", "Cluj", "Vardar"]
-    for name, count in (("train", 40), ("test", test)):
-        pairs = [(chosen.choice(names), chosen.random()) for _ in range(count)]
-        rows = [f"{5 * share:.1f}\t{word} {share:.3f}\t{word} este" for word, share in pairs]
-        (folder / f"{name}.tsv").write_text("\n".join(rows) + "\n")
-        sentences = [f"1\t{word}{share:.3f}\tB-PERSON\n2\teste\tO\n" for word, share in pairs]
-        (folder / f"{name}.conllu").write_text("\n".join(sentences))
-    (folder / "suite.gin").write_text(
-        "sts/Similarity:\n  train = 'train.tsv'\n  test = 'test.tsv'\n  score = 0\n  first = 1\n  second = 2\n"
-        "ronec/NamedEntities:\n  train = 'train.conllu'\n  test = 'test.conllu'\n"
-    )
-
-
-@pytest.mark.night
-def test_a_fine_tuning_that_was_killed_gives_the_table_of_an_unbroken_one(place, vocabulary, capsys) -> None:
-    folder_of(tiny.model(vocab_size=1_024, **NARROW), vocabulary, place / "model")
-    write_names(place, test=520)
-    command = ["results", "model", "--suite=./suite.gin", "--tasks=ronec", "--seeds=2", "--quick"]
-    assert main.main([*command, "--output=whole"]) == 0, capsys.readouterr().err
-    table = (place / "whole" / "results.json").read_text()
-    found = json.loads(table)
-    assert "and 500 test examples" in found["notes"][0] and "malformed outputs of 500:" in found["notes"][1]
-    cells = [each for each in found["cells"] if each["column"].startswith("model")]
-    assert all(each["interval"][0] <= each["mean"] <= each["interval"][1] for each in cells)
-
-    program = [sys.executable, "-m", "limba", *command, "--output=out"]
-    total = len(list((place / "whole" / "outcomes").glob("*.json")))
-    kept = lambda: {path: path.stat().st_mtime_ns for path in (place / "out" / "outcomes").glob("*.json")}
-    environment = {**os.environ, "PYTHONPATH": str(Path(limba.__file__).parent.parent)}
-    for count in (1, 2):  # the first seed has to be trained again, then the second one's training is broken off
-        with subprocess.Popen(program, env=environment) as killed:
-            wait_until(lambda: len(kept()) >= count or killed.poll() is not None)  # noqa: B023
-            killed.kill()
-        before = kept()
-        assert count <= len(before) < total and not (place / "out" / "results.json").exists()
-    assert main.main([*command, "--output=out"]) == 0, capsys.readouterr().err
-    assert f"{total - len(before)} outcomes computed" in capsys.readouterr().out
-    assert before.items() <= kept().items() and len(kept()) == total
-    assert (place / "out" / "results.json").read_text() == table
-
-
-def small(monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
-    """A protocol of one rate and few epochs."""
-    fast = dataclasses.replace(PROTOCOL, learning_rates=(1e-3,), most_train=48, most_dev=16, **changes)
-    monkeypatch.setattr(protocol, "PROTOCOL", fast)
-
-
-@pytest.mark.slow
-def test_a_run_and_its_converted_model_have_the_same_table_of_two_tasks(place, vocabulary, monkeypatch, capsys) -> None:
-    small(monkeypatch, epochs=2)
-    write_names(place, test=40)
-    write_run(place / "a" / "model", tiny.model(vocab_size=1_024, **NARROW))
-    shutil.copy(vocabulary, place / "a" / "model" / "spiece.model")
-    limba.load(place / "a" / "model").save(place / "b" / "model")
-    tables = []
-    for number, path in enumerate(("a/model", "b/model")):
-        command = ["results", path, "--suite=./suite.gin", f"--output=out{number}", "--seeds=2"]
-        assert main.main(command) == 0, capsys.readouterr().err
-        tables.append((place / f"out{number}" / "results.json").read_text())
-    assert tables[0] == tables[1], "each fine-tuned its own model"
-
-
-@pytest.mark.night
-def test_shuffled_labels_give_chance(place, vocabulary, monkeypatch, capsys) -> None:
-    small(monkeypatch, epochs=3)
-    folder_of(tiny.model(vocab_size=1_024, **NARROW), vocabulary, place / "model")
-    chosen = random.Random(0)
-    for name, count in (("train", 64), ("test", 200)):
-        word = lambda: chosen.choice(["yes", "no"])
-        rows = [(word(), f"{chosen.random():.4f} {word()}") for _ in range(count)]
-        (place / f"{name}.jsonl").write_text("\n".join(json.dumps({"text": t, "label": label}) for label, t in rows))
-    (place / "suite.gin").write_text(
-        "answer/Classification.train = 'train.jsonl'\nanswer/Classification.test = 'test.jsonl'\n"
-    )
-    assert main.main(["results", "model", "--suite=./suite.gin", "--output=out", "--seeds=1"]) == 0
-    cells = json.loads((place / "out" / "results.json").read_text())["cells"]
-    found = {each["column"]: each for each in cells if each["figure"] == "accuracy"}
-    chance = 50 + 2.58 * 100 * (0.25 / 200) ** 0.5  # 99 % of what chance gives of 200 examples
-    assert found["model"]["mean"] < chance and found["model, random weights"]["mean"] < chance, found
-    assert found["model, random weights"]["deviation"] is None

@@ -41,8 +41,8 @@ def languages(card: Path) -> list[str]:
     return ["no" if each is False else str(each) for each in codes]  # YAML's `no` is False, here Norwegian
 
 
-def put(card: Path, column: str, table: Table, suite: Suite, notes: Sequence[str]) -> None:
-    """Writes the figures of a column into a card, in the place of those that the suite had there before."""
+def put(card: Path, model: str, table: Table, suite: Suite, notes: Sequence[str]) -> None:
+    """Writes the figures of a model into a card, in the place of those that the suite had there before."""
     found = read(card)
     data = found.data
     assert isinstance(data, huggingface_hub.ModelCardData), "what ModelCard reads"
@@ -53,11 +53,12 @@ def put(card: Path, column: str, table: Table, suite: Suite, notes: Sequence[str
             f"{suite.name}/{task}",
             f"{task} of the suite {suite.name}",
             name.replace(" ", "_"),
-            round(cells[column].mean, 2),
+            round(cells[model].mean, 2),
             metric_name=name,
+            dataset_args={"protocol": cells[model].protocol} if cells[model].protocol else None,
         )
         for (task, name), cells in table.cells.items()
-        if column in cells
+        if model in cells
     ]
     others = [each for each in data.eval_results or [] if not each.dataset_type.startswith(f"{suite.name}/")]
     data.eval_results = [*others, *own]

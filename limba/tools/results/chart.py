@@ -15,15 +15,15 @@ STYLE = (
 
 
 def svg(table: Table, models: Sequence[str]) -> str:
-    """Returns the picture; columns of `models` have the first colour, baselines are grey."""
+    """Returns the picture; rows of `models` have the first colour, baselines are grey."""
     top = 24
     parts: list[str] = []
     for (task, name), cells in table.cells.items():
         parts.append(_text(0, top, f"{task}: {name}", ' class="t"'))
         top += 8
         most = max(max(map(_reach, cells.values())), 1e-9)
-        for column, cell in cells.items():
-            parts += _bar(column, cell, top, (WIDTH - LEFT - RIGHT) / most, "b" if column in models else "o")
+        for model, cell in cells.items():
+            parts += _bar(model, cell, top, (WIDTH - LEFT - RIGHT) / most, "b" if model in models else "o")
             top += LINE
         top += 28
     body = "\n".join(parts)
@@ -38,19 +38,20 @@ def _text(x: float, y: float, text: str, more: str = "") -> str:
 
 
 def _ends(cell: Cell) -> tuple[float, float]:
-    """Returns the interval of a figure, or its mean less and more the deviation."""
+    """Returns the interval of a figure over examples, or its mean less and more the seeds' deviation."""
     spread = cell.deviation or 0.0
-    return cell.interval or (cell.mean - spread, cell.mean + spread)
+    low, high = cell.over_examples or (cell.mean - spread, cell.mean + spread)
+    return low, high
 
 
 def _reach(cell: Cell) -> float:
     return max(cell.mean, _ends(cell)[1])
 
 
-def _bar(column: str, cell: Cell, top: float, scale: float, kind: str) -> Iterator[str]:
+def _bar(model: str, cell: Cell, top: float, scale: float, kind: str) -> Iterator[str]:
     low, high = (LEFT + scale * max(0.0, each) for each in _ends(cell))
     middle = top + LINE / 2
-    yield _text(LEFT - 8, middle + 4, column, ' text-anchor="end"')
+    yield _text(LEFT - 8, middle + 4, model, ' text-anchor="end"')
     width = scale * max(0.0, cell.mean)
     yield f'<rect class="{kind}" x="{LEFT}" y="{top + 3}" width="{width:.1f}" height="{LINE - 6}"/>'
     if high > low:

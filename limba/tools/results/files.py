@@ -19,6 +19,7 @@ from limba.api import records, text_lines
 from limba.config import InputError, foreign, kinds
 
 Row = tuple[str, Mapping[str, object]]  # where it stands, and its columns
+DOCUMENT = "document"  # the column that says which rows belong together
 TABLES = (".tsv", ".csv")
 OBJECTS = (".json", ".parquet")  # how the layouts begin whose rows are objects
 LAYOUTS = (".json", ".jsonl", ".parquet", *TABLES)
@@ -34,6 +35,20 @@ class HubFile(NamedTuple):
     name: str
     revision: str | None
     path: str
+
+    @property
+    def download(self) -> str:
+        """The command that brings it to this machine."""
+        revision = f" --revision={self.revision}" if self.revision else ""
+        return f"hf download {self.name} {self.path} --repo-type=dataset{revision}"
+
+
+class Sentence(NamedTuple):
+    """A sentence of a treebank: where it begins, the wanted columns of its tokens, and its document."""
+
+    where: str
+    cells: list[list[str]]
+    document: str
 
 
 def on_hub(folder: str, name: str) -> HubFile | None:
@@ -67,11 +82,7 @@ def place_of(folder: str, name: str) -> Path:
     if path := found_at(folder, name):
         return path
     if file := on_hub(folder, name):
-        revision = f" --revision={file.revision}" if file.revision else ""
-        raise InputError(
-            f"{file.address} is not on this machine yet; run hf download {file.name} {file.path} --repo-type=dataset"
-            f"{revision}."
-        )
+        raise InputError(f"{file.address} is not on this machine yet; run {file.download}.")
     raise InputError(f"{Path(folder, name)} does not exist; name the folder of the suite's files as --data=FOLDER.")
 
 
@@ -125,7 +136,7 @@ def prose_of(path: Path, column: str = "text") -> str:
         return "\n".join(text_in(where, row, column) for where, row in rows(path, [column]))
     if layout in (".conllu", ".conllup"):
         said = [line.partition("=")[2].strip() for line in lines_of(path) if line.startswith("# text =")]
-        return "\n".join(said or (" ".join(each[0] for each in cells) for _, cells in sentences(path, 1)))
+        return "\n".join(said or (" ".join(each[0] for each in sentence.cells) for sentence in sentences(path, 1)))
     return "\n".join(lines_of(path))
 
 
@@ -153,6 +164,15 @@ def rows(path: Path, columns: Sequence[str | int]) -> Iterator[Row]:
     with foreign.reading(path, COPY):
         for where, row in records(name, names, has_header=has_header, content=content):
             yield _checked(where, row, names)
+
+
+def documents(path: Path, columns: Sequence[str | int]) -> Iterator[tuple[str, Mapping[str, object], str]]:
+    """Yields (where, row, document) as `rows`; the document is in the column `document`, else a row is one."""
+    has_names = layout_of(path) not in TABLES or not any(isinstance(each, int) for each in columns)
+    first = next(rows(path, ()), ("", {}))[1] if has_names else {}
+    wanted = [*columns, DOCUMENT] if DOCUMENT in first else columns
+    for where, row in rows(path, wanted):
+        yield where, row, label_in(where, row, DOCUMENT) if DOCUMENT in first else where
 
 
 def _checked(where: str, row: Mapping[str, object], columns: Sequence[str]) -> Row:
@@ -198,23 +218,26 @@ def number_in(where: str, row: Mapping[str, object], column: str | int) -> float
     return number
 
 
-def sentences(path: Path, *columns: str | int) -> Iterator[tuple[str, list[list[str]]]]:
-    """Yields (where, its tokens' columns) of each sentence of a CoNLL-U file or a relative of it.
+def sentences(path: Path, *columns: str | int) -> Iterator[Sentence]:
+    """Yields the sentences of a CoNLL-U file or a relative of it.
 
     A column is its number from 0 (-1: the last), or its name in the line `# global.columns`. Empty nodes and the
-    ranges of multiword tokens are left out. InputError for a line that lacks a column.
+    ranges of multiword tokens are left out. A document begins at a line `# newdoc`; without one, each sentence is one.
+    InputError for a line that lacks a column.
     """
     names: list[str] = []
     found: list[list[str]] = []
-    begins = 1
+    begins, document = 1, ""
     for number, line in enumerate([*lines_of(path), ""], 1):
         if line.startswith("# global.columns"):
             names = line.partition("=")[2].split()
         elif line.startswith("#") and "\t" not in line:
-            continue
+            if line.removeprefix("#").split()[:1] == ["newdoc"]:
+                document = f"{path} line {number}"
         elif not line.strip():
             if found:
-                yield f"{path} line {begins}", found
+                where = f"{path} line {begins}"
+                yield Sentence(where, found, document or where)
             found = []
         else:
             begins = begins if found else number

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from limba.tools.results.protocol import Protocol
     from limba.tools.results.suites import Task
 
-PACKAGES = ("jax", "jaxlib", "numpy", "optax", "sentencepiece", "limba")  # whose versions decide a figure
+# Whose versions decide a figure: of a model as it is, and of one that is fine-tuned.
+PACKAGES = ("jax", "jaxlib", "numpy", "optax", "sentencepiece", "limba")
+OF_TRAINING = ("accelerate", "limba", "numpy", "tokenizers", "torch", "transformers")
 
 
 def digest(value: object) -> str:
@@ -33,18 +35,23 @@ class Kept:
 
     def __init__(self, folder: Path):
         self.folder = folder / "outcomes"
-        self.versions = {name: _version(name) for name in PACKAGES}
+        self.versions = {name: _version(name) for name in sorted({*PACKAGES, *OF_TRAINING})}
         self.num_computed = 0
 
-    def facts(self, task: Task, data: str, protocol: Protocol) -> Mapping[str, object]:
-        """Returns what decides a task's outcomes beside the model: fields, files, the protocol, the versions."""
+    def rules(self, task: Task, data: str, protocol: Protocol) -> Mapping[str, object]:
+        """Returns what two figures must share to be compared: the task's fields, its files and the protocol."""
+        fields = dataclasses.asdict(task)
+        del fields["address"]
         return {
             "kind": type(task).__name__,
-            "task": dataclasses.asdict(task),
+            "task": fields,
             "files": {name: checksum(place_of(data, name)) for name in task.files},
             "protocol": dataclasses.asdict(protocol),
-            "versions": self.versions,
         }
+
+    def facts(self, rules: Mapping[str, object], packages: Sequence[str] = PACKAGES) -> Mapping[str, object]:
+        """Returns what decides a task's outcomes beside the model: the rules, and the versions of packages."""
+        return {**rules, "versions": {name: self.versions[name] for name in packages}}
 
     def get(
         self, name: str, facts: Mapping[str, object], compute: Callable[[], Outcome], progress: Progress
@@ -70,6 +77,7 @@ def _read(path: Path) -> Outcome:
         found = Outcome(**json.loads(foreign.text_of(path))["outcome"])
         numbers = [*found.figures.values(), *found.parts.values(), *found.notes.values()]
         numbers += [end for ends in found.intervals.values() for end in ends]
+        numbers += [number for entry in found.curve for number in entry.values()]
         if not found.figures or not all(isinstance(each, int | float) and math.isfinite(each) for each in numbers):
             raise ValueError("a figure is missing or no finite number")
         return found
@@ -79,4 +87,4 @@ def _version(package: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return "clone"
+        return "none"

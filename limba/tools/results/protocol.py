@@ -10,23 +10,24 @@ from dataclasses import dataclass
 class Protocol:
     """The choices of all tasks. docs/results.md has their sources."""
 
-    version: int = 6
-    # fine-tuning: each rate is tried with the first seed, the rest of the seeds train with the best one
-    learning_rates: tuple[float, ...] = (1e-4, 3e-4, 1e-3)
-    epochs: int = 10  # at most
-    patience: int = 2  # epochs without a lower loss on the development part
-    batch_size: int = 32
-    dropout: float = 0.1
+    version: int = 7
+    # Fine-tuning. The search tries each rate with each number of epochs, with one seed, and is judged by the
+    # development part alone.
+    learning_rates: tuple[float, ...] = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3)
+    epochs: tuple[int, ...] = (3, 10)  # over which the rate falls to 0
+    patience: int = 5  # epochs without a better figure on the development part, after which a training ends
+    warmup_share: float = 0.1  # of the steps
+    batch_size: int = 16
+    weight_decay: float = 0.01
+    most_tokens: int = 512  # of a text; longer ones are cut
+    few_examples: int = 2_500  # fewer training examples than these have `seeds_of_few` seeds
+    seeds_of_few: int = 5
+    seeds: int = 3
     most_train: int | None = None  # examples of each task, evenly from its training part; None: all
     most_dev: int | None = None
-    most_test: int | None = None  # figures have the interval that follows; None: all
-    test_groups: int = 50  # that the interval leaves out in turn
+    most_test: int | None = None
     dev_share: int = 10  # without a development part, one example in so many of the training part becomes it
-    most_tokens: tuple[int, int] = (512, 256)  # of inputs and targets; longer ones are cut
-    whole_percent: float = 100.0  # of a task's examples are so short that they are not cut
-    between_texts: str = " | "  # that are read together
-    no_names: str = "none"  # what is written of a sentence without names
-    # minimal pairs
+    # intervals and comparisons
     resamples: int = 1_000  # of the bootstrap
     confidence: float = 0.95
     # bits per byte
@@ -34,9 +35,20 @@ class Protocol:
     gap_every: int = 20  # words; a T5's gap hides the last `gap_words` of so many
     gap_words: int = 3
 
+    def num_seeds(self, num_train: int) -> int:
+        """Returns how many seeds a task with so many training examples has."""
+        return self.seeds_of_few if num_train < self.few_examples else self.seeds
+
 
 PROTOCOL = Protocol()
 # `--quick`: a first look on two cores; figures of it are compared with each other only
 QUICK = dataclasses.replace(
-    PROTOCOL, learning_rates=(1e-3, 1e-2), epochs=6, most_train=300, most_dev=150, most_test=500, whole_percent=95.0
+    PROTOCOL,
+    learning_rates=(1e-4, 1e-3, 3e-3),  # a tiny model needs the last
+    epochs=(5,),
+    most_tokens=128,
+    seeds_of_few=3,
+    most_train=300,
+    most_dev=150,
+    most_test=500,
 )

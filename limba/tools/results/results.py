@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,20 +18,20 @@ from limba.config import InputError, environment, extras, kinds
 if TYPE_CHECKING:
     from limba.api import Progress
     from limba.config import RunConfig
-    from limba.tools.results.finetuning import FineTuning
     from limba.tools.results.kept import Kept
     from limba.tools.results.outcome import Outcome
     from limba.tools.results.protocol import Protocol
     from limba.tools.results.scoring import Scorer
     from limba.tools.results.suites import Read, Suite
     from limba.tools.results.table import Table
+    from limba.tools.results.trainer import FineTuning, Setting
 
 ABOUT = """Measures models on the tasks of a suite, and writes one table of them, with baselines, as text, Markdown,
 LaTeX and JSON. What is computed once is kept: the same command goes on where it was stopped, and computes nothing
 twice.
 
     limba results runs/ro
-    limba results runs/ro google/mt5-small --suite=ro --data=data/ro --seeds=3
+    limba results runs/ro google/mt5-small FacebookAI/xlm-roberta-base --suite=ro --data=data/ro
     limba results lm-eval run --model limba --model_args pretrained=runs/ro --tasks belebele_ron_Latn
 
 A suite is a gin file: gin/suites/NAME.gin, or your own. Without one a run is measured by what needs no labels: bits per
@@ -53,35 +55,41 @@ def run(argv: Sequence[str]) -> None:
     with environment.quiet_imports():
         from limba.api import RunDirectory, described, held
         from limba.tools.results import card, first_row, scoring
-        from limba.tools.results.outcome import Outcome
         from limba.tools.results.protocol import PROTOCOL, QUICK
         from limba.tools.results.scoring import run_of
-        from limba.tools.results.suites import check_model, read_suite, read_task
+        from limba.tools.results.suites import check_packages, read_suite, read_task, with_files
     whole = read_suite(given.suite) if given.suite else first_row.suite_of(given)
     suite = _chosen(whole, given.tasks)
     protocol = QUICK if given.quick else PROTOCOL
+    suite, left_out = with_files(suite, given.data)
+    for note in left_out:
+        print(f"limba results: {note}", file=sys.stderr, flush=True)
+    with extras.needed_by("A task that is fine-tuned"):
+        check_packages(suite)
     tasks = [read_task(task, given.data, protocol) for task in suite.tasks]
     for model in given.model:
         if given.card:
             card.read(_card_of(model))
         run = None if (home := run_of(model)) is None else RunDirectory(str(home)).run()
-        folder = model
         if any(read.measure is not None for read in tasks):
             scoring.ways_of(model)
-        if any(read.measure is None for read in tasks):
-            network, vocabulary = described(model)
-            check_model(model, network, tasks)
+        try:
+            _, vocabulary = described(model)
+        except InputError:  # transformers opens it, or refuses it, below
+            folder = model
+        else:
             folder = (vocabulary and vocabulary.place) or model  # of the hub's too
         _check_language(model, card.languages(Path(folder).expanduser() / "README.md"), run, suite)
     folder = Path(given.output or f"results/{suite.name}").expanduser()
     labels = _labels(given.model)
     with held(str(folder), "writes results to"):
         measured = Measured(tasks, given, folder, protocol)
-        for model, label in zip(given.model, labels, strict=True):
-            measured.add(model, label)
-        for read in tasks:
-            for column, figures in read.floors().items():
-                measured.table.add(read.task.name, column, [Outcome(dict(figures))])
+        measured.notes += left_out
+        opened = [measured.open(model) for model in given.model]
+        for model, label, runs in zip(given.model, labels, opened, strict=True):
+            measured.add(model, label, runs)
+        measured.add_floors()
+        measured.compare()
         _write(folder, measured, suite, given.model)
         if given.card:
             for model, label in zip(given.model, labels, strict=True):
@@ -96,7 +104,7 @@ def _given(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--tasks", metavar="NAME,NAME", help="of the suite; default: all")
     parser.add_argument("--data", default=".", metavar="FOLDER", help="of tasks' files, or hub:user/name; default: .")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each fine-tuning task; default: 3")
+    parser.add_argument("--seeds", type=int, help="trainings of a fine-tuned task; default: 5 of few examples, else 3")
     parser.add_argument("--output", metavar="FOLDER", help="of the tables and of what is kept; default: results/SUITE")
     parser.add_argument("--card", action="store_true", help="puts the results into README.md of each model's folder")
     parser.add_argument("--quick", action="store_true", help="fine-tunes on few examples: a first look on two cores")
@@ -104,7 +112,7 @@ def _given(argv: Sequence[str]) -> argparse.Namespace:
     given = parser.parse(argv)
     if not given.model:
         raise InputError("No model is given; write limba results MODEL, or limba results MODEL --suite=NAME.")
-    if given.seeds < 1:
+    if given.seeds is not None and given.seeds < 1:
         raise InputError(f"--seeds is {given.seeds}; give 1 or more.")
     kinds.check_local(given.data, "--data")
     kinds.check_local(given.output or "", "--output")
@@ -159,99 +167,142 @@ class Measured:
     """A table that is filled model by model."""
 
     def __init__(self, tasks: Sequence[Read], given: argparse.Namespace, folder: Path, protocol: Protocol):
-        from limba.tools.results.kept import Kept
+        from limba.tools.results.kept import Kept, digest
         from limba.tools.results.table import Table
 
         self.tasks, self.given, self.folder, self.protocol = tasks, given, folder, protocol
         self.table: Table = Table()
         self.kept: Kept = Kept(folder)
-        self.facts = {read.task.name: self.kept.facts(read.task, given.data, protocol) for read in tasks}
+        self.rules = {read.task.name: self.kept.rules(read.task, given.data, protocol) for read in tasks}
+        self.hashes = {name: digest(rules)[:8] for name, rules in self.rules.items()}
         self.notes: list[str] = []
         if protocol.most_test is not None:
             self.notes.append(
                 f"quick: at most {protocol.most_train:,} training, {protocol.most_dev:,} development and"
-                f" {protocol.most_test:,} test examples of a fine-tuned task (in brackets the {protocol.confidence:.0%}"
-                f" interval that follows), {protocol.epochs} epochs at the best of"
-                f" {len(protocol.learning_rates)} rates, rows as long as {protocol.whole_percent:g} % of the examples;"
-                " compare with other quick figures only"
+                f" {protocol.most_test:,} test examples of a fine-tuned task, {max(protocol.epochs)} epochs at the best"
+                f" of {len(protocol.learning_rates)} rates, texts of at most {protocol.most_tokens} tokens; compare"
+                " with other quick figures only"
             )
 
-    def add(self, model: str, label: str) -> None:
-        """Adds the columns of a model, and of random weights of its shape."""
-        from limba.api import Progress, load
-        from limba.tools.results.finetuning import FineTuning
+    def open(self, model: str) -> list[FineTuning]:
+        """Returns the trainings of a model, whose weights are not read yet; InputError for what it cannot learn."""
         from limba.tools.results.kinds.learned import Learned
-        from limba.tools.results.scoring import checksum_of_model
 
+        tasks = [(read.task, read.parts) for read in self.tasks if isinstance(read.task, Learned)]
+        if not tasks:
+            return []
+        from limba.tools.results.foreign_models import open_model
+        from limba.tools.results.trainer import FineTuning
+
+        opened = open_model(model, self.folder / "exported", self.given.imports)
+        folder = self.folder / "training"
+        return [FineTuning(opened, task, parts, self.protocol, folder) for task, parts in tasks if parts is not None]
+
+    def add(self, model: str, label: str, runs: Sequence[FineTuning]) -> None:
+        """Adds the figures of a model, and of random weights of its shape."""
         self._add_scored(model, label)
-        if all(read.measure is not None for read in self.tasks):
+        if not runs:
             return
-        trained = load(model, imports=self.given.imports)
-        checksums = {is_random: checksum_of_model(trained, is_random) for is_random in (False, True)}
-        runs = [
-            FineTuning(trained, read.task, read.parts, self.protocol)
-            for read in self.tasks
-            if isinstance(read.task, Learned) and read.parts is not None
-        ]
-        total = len(runs) * (len(self.protocol.learning_rates) + self.given.seeds + 1)
-        with Progress(total, 0, unit="outcome", what=label) as progress:
+        from limba.api import Progress
+        from limba.tools.results.search import settings
+
+        per_task = 2 * len(settings(self.protocol))
+        total = sum(per_task + 2 * len(self._seeds(each)) for each in runs)
+        with Progress(total, 0, unit="training", what=label) as progress:
             for each in runs:
-                self._learn(each, label, checksums, progress)
+                self._learn(each, label, False, progress)
+                self._learn(each, f"{label}, random weights", True, progress)
 
     def _add_scored(self, model: str, label: str) -> None:
         """Adds the figures of a model as it is, and of random weights; a hybrid has columns for each of its ways."""
         from limba.api import Progress
         from limba.tools.results.scoring import open_scorers
 
-        tasks = [(read.task.name, read.measure) for read in self.tasks if read.measure is not None]
-        if not tasks:
+        scored = [(read.task.name, read.measure) for read in self.tasks if read.measure is not None]
+        if not scored:
             return
         scorers = open_scorers(model, self.given.imports)
-        with Progress(2 * len(tasks) * len(scorers), 0, unit="outcome", what=label) as progress:
+        with Progress(2 * len(scored) * len(scorers), 0, unit="outcome", what=label) as progress:
             for scorer in scorers:
-                column = label if len(scorers) == 1 else f"{label}, {scorer.way}"
-                self.notes.append(f"{', '.join(name for name, _ in tasks)}, {column}: {scorer.how}")
-                checksums = {is_random: scorer.checksum(is_random) for is_random in (False, True)}
-                for name, measure in tasks:
-                    for is_random in (False, True):
-                        weights = "random" if is_random else "trained"
-                        facts = {**self.facts[name], "model": checksums[is_random], "weights": weights}
+                of_way = label if len(scorers) == 1 else f"{label}, {scorer.way}"
+                self.notes.append(f"{', '.join(name for name, _ in scored)}, {of_way}: {scorer.how}")
+                for weights, column in (("trained", of_way), ("random", f"{of_way}, random weights")):
+                    is_random = weights == "random"
+                    checksum = scorer.checksum(is_random)
+                    for name, measure in scored:
+                        facts = {**self.kept.facts(self.rules[name]), "model": checksum, "weights": weights}
                         compute = functools.partial(_score, measure, scorer, is_random)
                         outcome = self.kept.get(name, facts, compute, progress)
-                        self.table.add(name, f"{column}, random weights" if is_random else column, [outcome])
+                        self.table.add(name, column, [outcome], self.hashes[name])
 
-    def _learn(self, runs: FineTuning, label: str, checksums: Mapping[bool, str], progress: Progress) -> None:
-        """Adds a fine-tuning task: the rate that is best on the development part, and the test part for each seed.
+    def _seeds(self, runs: FineTuning) -> range:
+        """Returns the seeds of a task, all but the search's."""
+        return range(1, 1 + (self.given.seeds or self.protocol.num_seeds(len(runs.parts.train))))
 
-        Random weights learn it at that rate with one seed.
-        """
-        task = runs.task
+    def _learn(self, runs: FineTuning, label: str, is_random: bool, progress: Progress) -> None:
+        """Adds the figures of a fine-tuned task."""
+        from limba.tools.results.kept import OF_TRAINING
+        from limba.tools.results.search import learned
 
-        def kept(part: str, rate: float, seed: int, is_random: bool = False) -> Outcome:
-            model = checksums[is_random]
-            facts = {**self.facts[task.name], "model": model, "part": part, "rate": rate, "seed": seed}
-            facts |= {"weights": "random"} if is_random else {}
-            compute = functools.partial(runs.outcome, rate, seed, part == "test", is_random)
-            return self.kept.get(task.name, facts, compute, progress)
+        name = runs.task.name
+        facts = {
+            **self.kept.facts(self.rules[name], OF_TRAINING),
+            "model": runs.model.identity(is_random),
+            "weights": "random" if is_random else "trained",
+        }
 
-        dev: dict[float, float] = {}
-        for rate in self.protocol.learning_rates:
-            dev[rate] = kept("dev", rate, 0).figures[task.main]
-            if max(dev, key=lambda each: dev[each]) == rate:
-                runs.hold()
-        rate = max(dev, key=lambda each: dev[each])
-        outcomes = [kept("test", rate, seed) for seed in range(self.given.seeds)]
-        self.table.add(task.name, label, outcomes)
-        self.table.add(task.name, f"{label}, random weights", [kept("test", rate, 0, is_random=True)])
-        malformed = [each.notes["malformed"] for each in outcomes]
-        epochs = [f"{each.notes['epoch']:.0f}" for each in outcomes]
-        self.notes.append(
-            f"{task.name}, {label}: {len(runs.parts.train):,} training examples, rate {rate:g} (development part:"
-            f" {dev[rate]:.2f}; random weights learn at it too, with one seed), epochs {', '.join(epochs)}; malformed"
-            f" outputs of {len(runs.parts.test):,}:"
-            f" {', '.join(f'{each:.0f}' for each in malformed)}; {runs.parts.left_out:,} training examples were left"
-            " out, since another part has them too"
-        )
+        def get(part: str, setting: Setting, seed: int, compute: Callable[[], Outcome]) -> Outcome:
+            own = {"part": part, "rate": setting.rate, "epochs": setting.epochs, "seed": seed}
+            return self.kept.get(name, {**facts, **own}, compute, progress)
+
+        found = learned(runs, label, is_random, self._seeds(runs), self.protocol, get)
+        self.table.add(name, label, found.outcomes, self.hashes[name])
+        self.notes += found.notes
+
+    def add_floors(self) -> None:
+        """Adds the baselines that need no model."""
+        from limba.tools.results.kinds.learned import Learned
+        from limba.tools.results.outcome import Outcome
+
+        for read in self.tasks:
+            name = read.task.name
+            if not isinstance(read.task, Learned) or read.parts is None:
+                for column, figures in read.floors().items():
+                    self.table.add(name, column, [Outcome(dict(figures))], self.hashes[name])
+                continue
+            train, test = len(read.parts.train), len(read.parts.test)
+            documents = len({each.document for each in read.parts.test})
+            self.notes.append(
+                f"{name}: {train:,} training, {len(read.parts.dev):,} development and {test:,} test examples"
+                + (f" of {documents:,} documents" if documents < test else "")
+                + f"; {read.parts.left_out:,} training examples were left out, since another part has them too"
+            )
+            for column, predictions in read.task.floors(read.parts).items():
+                outcome = Outcome(read.task.judge(read.parts.test, predictions), predictions=predictions)
+                self.table.add(name, column, [outcome], self.hashes[name])
+
+    def compare(self) -> None:
+        """Adds intervals over test examples, and the comparisons of models in pairs, which say what is the best."""
+        from limba.tools.results import comparison
+        from limba.tools.results.kinds.learned import Learned
+
+        for read in self.tasks:
+            task, parts = read.task, read.parts
+            predictions = self.table.predictions.get(task.name)
+            if predictions is None:  # bits per byte, whose texts are few and long
+                continue
+            if isinstance(task, Learned) and parts is not None:
+                counts = comparison.resamples([each.document for each in parts.test], self.protocol)
+                drawn = {each: comparison.draws(task, parts.test, seeds, counts) for each, seeds in predictions.items()}
+            else:
+                drawn = comparison.draws_of_shares(task.main, predictions, self.protocol)
+            self.table.compare(task.name, drawn, self.protocol)
+        if self.table.comparisons:
+            self.notes.append(
+                "intervals over examples: bootstrap of the test examples, by documents where they have them,"
+                f" {self.protocol.resamples:,} samples; over seeds: Student's; best (*): better than each other model"
+                " and rule by the paired bootstrap (p < 0.05 of each pair, in results.json)"
+            )
 
 
 def _score(measure: Callable[[Scorer], Outcome], scorer: Scorer, is_random: bool) -> Outcome:
@@ -267,11 +318,12 @@ def _write(folder: Path, measured: Measured, suite: Suite, models: Sequence[str]
     table, kept, notes = measured.table, measured.kept, measured.notes
     lines = "".join(f"\n* {note}" for note in notes)
     about = {"suite": suite.name, "language": suite.language, "versions": kept.versions, "notes": notes}
+    about |= {"protocol": dataclasses.asdict(measured.protocol)}
     texts = (
         f"{table.text()}\n{lines}\n",
         f"{table.markdown()}\n{lines}\n",
         f"{table.latex()}\n",
-        json.dumps({**about, "cells": table.json()}, indent=1, ensure_ascii=False) + "\n",
+        json.dumps({**about, "cells": table.json(), "comparisons": table.pairs()}, indent=1, ensure_ascii=False) + "\n",
         chart.svg(table, _labels(models)),
     )
     for name, text in zip(TABLES, texts, strict=True):

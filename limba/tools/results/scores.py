@@ -1,4 +1,8 @@
-"""Figures of predictions: in percent, correlations too."""
+"""Figures of predictions, in percent, correlations too; each for many resamples of the examples at once.
+
+`counts`, [R, N], says how often each of N examples stands in each of R resamples: ones alone are the examples as they
+are. The figures equal scikit-learn's, SciPy's and seqeval's (tests/results/test_scores.py).
+"""
 
 from __future__ import annotations
 
@@ -7,42 +11,62 @@ from collections.abc import Sequence
 import numpy as np
 
 Span = tuple[str, int, int]  # label, first token, the token after the last
+Draws = dict[str, np.ndarray]  # figure -> its value in each resample, [R]
 
 
-def accuracy(targets: Sequence[object], predictions: Sequence[object]) -> float:
-    """Returns the share of right ones."""
-    return 100 * float(np.mean([t == p for t, p in zip(targets, predictions, strict=True)]))
+def share(counts: np.ndarray, hits: Sequence[float], totals: Sequence[float]) -> np.ndarray:
+    """Returns the hits in percent of the totals, [R]; 0 where there is nothing to hit.
 
-
-def macro_f1(targets: Sequence[str], predictions: Sequence[str | None]) -> float:
-    """Returns F1 of each class of the targets, averaged.
-
-    >>> round(macro_f1(["a", "b"], ["a", "a"]), 1)
-    33.3
+    >>> share(np.array([[1, 1], [2, 0]]), [1, 0], [1, 1]).tolist()
+    [50.0, 100.0]
     """
+    return 100 * _ratio(counts @ np.asarray(hits, np.float64), counts @ np.asarray(totals, np.float64))
+
+
+def macro_f1(counts: np.ndarray, targets: Sequence[str], predictions: Sequence[str]) -> np.ndarray:
+    """Returns F1 of each class that is a target or a prediction, averaged, [R]."""
+    sums = np.zeros(len(counts))
+    classes = np.zeros(len(counts))
+    for label in sorted({*targets, *predictions}):
+        is_target = np.array([each == label for each in targets], np.float64)
+        is_prediction = np.array([each == label for each in predictions], np.float64)
+        either = counts @ (is_target + is_prediction)
+        sums += _ratio(200 * (counts @ (is_target * is_prediction)), either)
+        classes += either > 0
+    return _ratio(sums, classes)
+
+
+def pearson(counts: np.ndarray, targets: Sequence[float], predictions: Sequence[float]) -> np.ndarray:
+    """Returns Pearson's correlation times 100, [R]; 0 where one side is constant."""
+    weights = counts / counts.sum(1, keepdims=True)
+    first = _centred(weights, targets)
+    second = _centred(weights, predictions)
+    scale = np.sqrt((weights * first**2).sum(1) * (weights * second**2).sum(1))
+    return 100 * _ratio((weights * first * second).sum(1), np.where(scale > 1e-12, scale, 0.0))
+
+
+def spearman(counts: np.ndarray, targets: Sequence[float], predictions: Sequence[float]) -> np.ndarray:
+    """Returns Spearman's correlation times 100, [R]: Pearson's of the ranks, equal values sharing theirs."""
     found = []
-    for label in sorted(set(targets)):
-        hits = sum(t == p == label for t, p in zip(targets, predictions, strict=True))
-        found.append(200 * hits / (list(targets).count(label) + list(predictions).count(label)))
-    return float(np.mean(found))
+    for row in counts:
+        once = np.ones((1, int(row.sum())))
+        found.append(pearson(once, *(_ranks(np.repeat(each, row)) for each in (targets, predictions)))[0])
+    return np.array(found)
 
 
-def pearson(targets: Sequence[float], predictions: Sequence[float]) -> float:
-    """Returns Pearson's correlation times 100; 0 where one side is constant."""
-    first, second = (np.asarray(each, np.float64) - np.mean(each) for each in (targets, predictions))
-    scale = float(np.sqrt((first**2).sum() * (second**2).sum()))
-    return 100 * float((first * second).sum()) / scale if scale > 1e-12 else 0.0
-
-
-def spearman(targets: Sequence[float], predictions: Sequence[float]) -> float:
-    """Returns Spearman's correlation times 100: Pearson's of the ranks, equal values sharing theirs."""
-    return pearson(*(_ranks(each) for each in (targets, predictions)))
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    return (ends - (counts - 1) / 2)[places].tolist()
+def span_f1(
+    counts: np.ndarray, targets: Sequence[Sequence[Span]], predictions: Sequence[Sequence[Span]]
+) -> dict[str, np.ndarray]:
+    """Returns F1, precision and recall of spans over all sentences (micro), as seqeval, each [R]."""
+    hits = [len(set(t) & set(p)) for t, p in zip(targets, predictions, strict=True)]
+    of_targets = [len(set(each)) for each in targets]
+    of_predictions = [len(set(each)) for each in predictions]
+    both = np.add(of_targets, of_predictions).tolist()
+    return {
+        "span F1": 2 * share(counts, hits, both),
+        "precision": share(counts, hits, of_predictions),
+        "recall": share(counts, hits, of_targets),
+    }
 
 
 def spans_of(tags: Sequence[str]) -> list[Span]:
@@ -63,12 +87,17 @@ def spans_of(tags: Sequence[str]) -> list[Span]:
     return found
 
 
-def span_f1(targets: Sequence[Sequence[Span]], predictions: Sequence[Sequence[Span]]) -> dict[str, float]:
-    """Returns precision, recall and F1 of spans over all sentences (micro), as seqeval."""
-    hits = sum(len(set(t) & set(p)) for t, p in zip(targets, predictions, strict=True))
-    of_targets, of_predictions = (sum(len(set(each)) for each in spans) for spans in (targets, predictions))
-    return {
-        "span F1": 200 * hits / max(1, of_targets + of_predictions),
-        "precision": 100 * hits / max(1, of_predictions),
-        "recall": 100 * hits / max(1, of_targets),
-    }
+def _ratio(over: np.ndarray, under: np.ndarray) -> np.ndarray:
+    return np.divide(over, under, out=np.zeros(np.shape(over)), where=under != 0)
+
+
+def _centred(weights: np.ndarray, values: Sequence[float]) -> np.ndarray:
+    """Returns values less their mean in each resample, [R, N]."""
+    array = np.asarray(values, np.float64)
+    return array[None, :] - (weights @ array)[:, None]
+
+
+def _ranks(values: np.ndarray) -> list[float]:
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return (ends - (counts - 1) / 2)[places].tolist()

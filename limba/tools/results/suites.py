@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from limba.cli.gin.statements import Macro, read
-from limba.config import ConfigError, InputError, ModelConfig
+from limba.config import ConfigError, InputError
 from limba.config.errors import did_you_mean
+from limba.tools.results import files
 from limba.tools.results.kinds import learned
 from limba.tools.results.kinds.bits import BitsPerByte
 from limba.tools.results.kinds.pairs import MinimalPairs
@@ -31,7 +32,7 @@ class Read(NamedTuple):
     """A task with its data."""
 
     task: Task
-    floors: Callable[[], Mapping[str, Figures]]  # the baselines that need no model, by their columns
+    floors: Callable[[], Mapping[str, Figures]]  # the baselines that need no model, of a task that is not learned
     measure: Callable[[Scorer], Outcome] | None  # of a model as it is; None: it is fine-tuned first
     parts: learned.Parts | None
 
@@ -90,28 +91,42 @@ def read_task(task: Task, folder: str, protocol: Protocol = PROTOCOL) -> Read:
         measure = functools.partial(task.measure, data=data)
         floors = functools.partial(task.floors, data)
         return Read(task, floors, measure, None)
-    parts = task.read(folder, protocol)
-    floors = functools.partial(task.floors, parts)
-    return Read(task, floors, None, parts)
+    return Read(task, dict, None, task.read(folder, protocol))
 
 
-def check_model(model: str, network: ModelConfig, tasks: Sequence[Read]) -> None:
-    """Raises InputError for a task that an encoder cannot do: score texts without its output layer, or learn a head."""
-    if not learned.has_no_decoder(network):
-        return
-    for each in tasks:
-        task, parts = each.task, each.parts
-        if isinstance(task, learned.Learned) and parts is not None:
-            kind, *labels = task.of_head(parts)
-            try:
-                dataclasses.replace(network, head=kind, labels=tuple(labels))
-            except ConfigError as error:
-                raise InputError(f"{model} cannot learn the task {task.name} by a head: {error}") from None
-        elif network.is_t5_encoder or network.has_own_head:
-            raise InputError(
-                f"{model} has no output layer for its vocabulary, by which the task {task.name} scores texts; give"
-                " the model that it comes from, or --tasks without it."
-            )
+def with_files(suite: Suite, folder: str) -> tuple[Suite, list[str]]:
+    """Returns the tasks whose files are in a folder, and a sentence for each other one.
+
+    Raises InputError where no task has its files.
+    """
+    there, left_out = list[Task](), list[str]()
+    for task in suite.tasks:
+        missing = [name for name in task.files if files.found_at(folder, name) is None]
+        if not missing:
+            there.append(task)
+            continue
+        left_out.append(f"{task.name} is left out: {_missing(task, folder, missing[0])}")
+    if not there:
+        first = suite.tasks[0]
+        for name in first.files:
+            files.place_of(folder, name)
+    return suite._replace(tasks=tuple(there)), left_out
+
+
+def _missing(task: Task, folder: str, name: str) -> str:
+    """Returns where a task's file is not, and where it can be had."""
+    if file := files.on_hub(folder, name):
+        return f"{file.address} is not on this machine yet; run {file.download}"
+    address = f"; it is published at {task.address}" if task.address else ""
+    return f"{name} is not in {folder}{address}"
+
+
+def check_packages(suite: Suite) -> None:
+    """Imports what a suite needs beside Limba's own packages; ModuleNotFoundError for what is not installed."""
+    if any(isinstance(task, learned.Learned) for task in suite.tasks):
+        import accelerate  # noqa: F401
+        import torch  # noqa: F401
+        import transformers  # noqa: F401
 
 
 def _made(fields: dict[str, tuple[str, dict[str, object], str]]) -> Iterator[Task]:

@@ -1,67 +1,108 @@
-"""The table of a paper: tasks by models, as text, Markdown, LaTeX and JSON."""
+"""The table of a paper: a row for each model and figure, as text, Markdown, LaTeX and JSON."""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from limba.tools.results.outcome import Outcome
+from limba.tools.results.comparison import Comparison, best_of, compared
+from limba.tools.results.outcome import Outcome, Prediction, percentiles
+from limba.tools.results.protocol import PROTOCOL, Protocol
+from limba.tools.results.scores import Draws
 
-Row = tuple[str, str]  # a task and a figure of it
+Block = tuple[str, str]  # a task and a figure of it
+Interval = Sequence[float]  # from, to
 
 
 class Cell(NamedTuple):
-    """A figure over seeds: its mean, its deviation, and how many there were; the interval where it has one.
-
-    An interval is that of the test examples, the mean of the seeds' intervals.
-    """
+    """A figure over seeds: its mean, and its intervals over test examples and over seeds, where it has them."""
 
     mean: float
-    deviation: float | None
     seeds: int
-    interval: tuple[float, float] | None = None
+    deviation: float | None = None  # of the seeds' sample
+    over_examples: Interval | None = None
+    over_seeds: Interval | None = None
+    protocol: str = ""  # a short hash of all that two figures must share to be compared
+    is_best: bool = False  # better than each other one, decided by comparisons in pairs
     parts: Mapping[str, object] | None = None  # such as the mean and the interval of each phenomenon; in JSON alone
-
-    def text(self, plus: str = " ± ") -> str:
-        """Returns it with two decimals.
-
-        >>> Cell(71.0, 0.5, 3).text(), Cell(50.0, None, 1, (48.0, 52.0)).text()
-        ('71.00 ± 0.50', '50.00 [48.00, 52.00]')
-        """
-        spread = "" if self.deviation is None else f"{plus}{self.deviation:.2f}"
-        ends = f" [{self.interval[0]:.2f}, {self.interval[1]:.2f}]" if self.interval else ""
-        return f"{self.mean:.2f}{spread}{ends}"
 
 
 class Table:
-    """Cells by row and column, in the order in which they were added."""
+    """Cells by task, figure and model, in the order in which they were added."""
 
     def __init__(self) -> None:
-        self.cells: dict[Row, dict[str, Cell]] = {}
-        self.columns: dict[str, None] = {}
+        self.cells: dict[Block, dict[str, Cell]] = {}
+        self.predictions: dict[str, dict[str, list[list[Prediction]]]] = {}  # by task and model, of each seed
+        self.comparisons: dict[str, list[Comparison]] = {}  # by task
 
-    def add(self, task: str, column: str, outcomes: Sequence[Outcome]) -> None:
+    def add(
+        self,
+        task: str,
+        model: str,
+        outcomes: Sequence[Outcome],
+        protocol: str = "",
+    ) -> None:
         """Adds the figures of a task for a model, or for a baseline, of one outcome for each seed."""
-        self.columns.setdefault(column)
+        parts = {
+            part: {"mean": mean, "interval": outcomes[0].intervals.get(part)}
+            for part, mean in outcomes[0].parts.items()  # only tasks with one outcome and one figure have them
+        }
+        if outcomes[0].predictions:
+            self.predictions.setdefault(task, {})[model] = [each.predictions for each in outcomes]
         for name in outcomes[0].figures:
             values = [each.figures[name] for each in outcomes]
-            deviation = statistics.stdev(values) if len(values) > 1 else None
-            ends = [each.intervals[name] for each in outcomes if name in each.intervals]
-            low, high = (statistics.fmean(each) for each in zip(*ends, strict=True)) if ends else (0.0, 0.0)
-            within = outcomes[0].intervals.get  # only tasks with one outcome and one figure have parts
-            parts = {part: {"mean": mean, "interval": within(part)} for part, mean in outcomes[0].parts.items()}
-            cell = Cell(statistics.fmean(values), deviation, len(values), (low, high) if ends else None, parts or None)
-            self.cells.setdefault((task, name), {})[column] = cell
+            cell = Cell(
+                mean=statistics.fmean(values),
+                seeds=len(values),
+                deviation=statistics.stdev(values) if len(values) > 1 else None,
+                over_examples=outcomes[0].intervals.get(name),  # of a single outcome; `compare` has the seeds'
+                over_seeds=over_seeds(values),
+                protocol=protocol,
+                parts=parts or None,
+            )
+            self.cells.setdefault((task, name), {})[model] = cell
 
-    def _lines(self, plus: str) -> Iterable[list[str]]:
-        yield ["task", "figure", *self.columns]
-        for (task, name), cells in self.cells.items():
-            yield [task, name, *(cells[each].text(plus) if each in cells else "" for each in self.columns)]
+    def compare(self, task: str, drawn: Mapping[str, Draws], protocol: Protocol) -> None:
+        """Gives each cell of a task its interval over examples, and marks what is better than each other one.
+
+        `drawn` has the figures of each model in the same resamples of the examples; what it lacks, such as chance, is
+        not compared.
+        """
+        means: dict[str, dict[str, float]] = {model: {} for model in drawn}
+        blocks = {figure: cells for (name, figure), cells in self.cells.items() if name == task}
+        for figure, cells in blocks.items():
+            for model in drawn:
+                cell = cells[model]
+                means[model][figure] = cell.mean
+                interval = cell.over_examples or percentiles(drawn[model][figure], protocol.confidence)
+                cells[model] = cell._replace(over_examples=interval)
+        self.comparisons[task] = compared(means, drawn, protocol)
+        for figure, cells in blocks.items():
+            of_figure = {model: means[model][figure] for model in drawn}
+            best = best_of(figure, of_figure, self.comparisons[task], protocol)
+            if best is not None:
+                cells[best] = cells[best]._replace(is_best=True)
+
+    def _lines(self, bold: tuple[str, str]) -> Iterator[list[str]]:
+        """Yields the head, and a line for each cell; a task and a figure stand in the first of their lines only."""
+        share = f"{100 * PROTOCOL.confidence:g}%"
+        yield ["task", "figure", "model", "mean", f"{share} over examples", f"{share} over seeds", "seeds", "protocol"]
+        before = ("", "")
+        for (task, figure), cells in self.cells.items():
+            for model, cell in cells.items():
+                mean = f"{cell.mean:.2f}"
+                names = ["" if task == before[0] else task, "" if (task, figure) == before else figure]
+                before = (task, figure)
+                mean = f"{bold[0]}{mean}{bold[1]}" if cell.is_best else mean
+                ends = [_ends(cell.over_examples), _ends(cell.over_seeds)]
+                seeds = str(cell.seeds) if cell.over_seeds else ""
+                yield [*names, model, mean, *ends, seeds, cell.protocol]
 
     def text(self) -> str:
-        """Returns the table for a terminal."""
-        lines = list(self._lines(" ± "))
+        """Returns the table for a terminal; the best has a star."""
+        lines = list(self._lines(("", "*")))
         widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
         return "\n".join(
             "  ".join(f"{cell:<{w}}" for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines
@@ -69,34 +110,72 @@ class Table:
 
     def markdown(self) -> str:
         """Returns the table in Markdown."""
-        head, *rest = self._lines(" ± ")
-        rule = ["---", "---", *(["---:"] * len(self.columns))]
-        return "\n".join(
-            f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in (head, rule, *rest)
-        )
+        head, *rest = self._lines(("**", "**"))
+        rule = ["---", "---", "---", "---:", "---:", "---:", "---:", "---"]
+        return "\n".join(f"| {' | '.join(_markdown(cell) for cell in line)} |" for line in (head, rule, *rest))
 
     def latex(self) -> str:
         """Returns the table as a tabular of booktabs."""
-        head, *rest = ([_escaped(cell) for cell in line] for line in self._lines(" $\\pm$ "))
-        rows = [" & ".join(line) + r" \\" for line in rest]
-        begin = rf"\begin{{tabular}}{{ll{'r' * len(self.columns)}}}"
-        return "\n".join(
-            [begin, r"\toprule", " & ".join(head) + r" \\", r"\midrule", *rows, r"\bottomrule", r"\end{tabular}"]
-        )
+        head, *rest = self._lines(("", ""))
+        best = [cell.is_best for cells in self.cells.values() for cell in cells.values()]
+        rows = list[str]()
+        for line, is_best in zip(rest, best, strict=True):
+            cells = [_escaped(cell) for cell in line]
+            cells[3] = rf"\textbf{{{cells[3]}}}" if is_best else cells[3]
+            rows += [r"\midrule"] if line[1] and rows else []
+            rows.append(" & ".join(cells) + r" \\")
+        begin = r"\begin{tabular}{lllrrrrl}"
+        top = " & ".join(map(_escaped, head)) + r" \\"
+        return "\n".join([begin, r"\toprule", top, r"\midrule", *rows, r"\bottomrule", r"\end{tabular}"])
 
     def json(self) -> list[dict[str, object]]:
         """Returns the cells, one object each."""
         return [
-            {"task": task, "figure": name, "column": column, **cell._asdict()}
+            {"task": task, "figure": name, "model": model, **cell._asdict()}
             for (task, name), cells in self.cells.items()
-            for column, cell in cells.items()
+            for model, cell in cells.items()
         ]
+
+    def pairs(self) -> list[dict[str, object]]:
+        """Returns the comparisons, one object each."""
+        return [{"task": task, **each._asdict()} for task, found in self.comparisons.items() for each in found]
+
+
+def over_seeds(values: Sequence[float]) -> Interval | None:
+    """Returns Student's interval of a mean over seeds; None of one seed.
+
+    >>> [round(each, 2) for each in over_seeds([70.0, 71.0, 72.0])]
+    [68.52, 73.48]
+    """
+    if len(values) < 2:
+        return None
+    from scipy import stats
+
+    mean = statistics.fmean(values)
+    quantile = float(stats.t.ppf((1 + PROTOCOL.confidence) / 2, len(values) - 1))
+    half = quantile * statistics.stdev(values) / math.sqrt(len(values))
+    return [mean - half, mean + half]
+
+
+def _ends(interval: Interval | None) -> str:
+    return f"[{interval[0]:.2f}, {interval[1]:.2f}]" if interval else ""
+
+
+def _markdown(text: str) -> str:
+    """Returns a text that stays in its cell.
+
+    >>> _markdown("a|b")
+    'a\\\\|b'
+    """
+    return " ".join(text.replace("|", "\\|").split())
 
 
 def _escaped(text: str) -> str:
-    """Returns a text with LaTeX's signs escaped, but for its own plus-minus.
+    """Returns a text with the signs escaped that LaTeX reads otherwise.
 
-    >>> _escaped("a_b & 5%")
-    'a\\\\_b \\\\& 5\\\\%'
+    >>> _escaped("a_b & 5% ~x")
+    'a\\\\_b \\\\& 5\\\\% \\\\textasciitilde{}x'
     """
-    return "".join(f"\\{letter}" if letter in "_&%#{}" else letter for letter in text)
+    words = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}"}
+    words |= {">": r"\textgreater{}", "|": r"\textbar{}"}
+    return "".join(f"\\{letter}" if letter in "_&%#{}$" else words.get(letter, letter) for letter in text)

@@ -44,6 +44,7 @@ class BitsPerByte:
     name: str
     texts: tuple[str, ...]  # .txt, CoNLL-U, or .jsonl or .parquet with the column `column`
     column: str = "text"
+    address: str | None = None  # where they are published
 
     main = NAMES[CAUSAL]
 

@@ -1,39 +1,47 @@
-"""The kinds of tasks that a model is fine-tuned on: how they are read, written as text, and judged."""
+"""The kinds of tasks that a model is fine-tuned on: how they are read, what a model learns, and how it is judged."""
 
 from __future__ import annotations
 
 import collections
-import functools
 import re
 import statistics
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from limba.config import InputError, ModelConfig, kinds
+import numpy as np
+
+from limba.config import InputError, kinds, require
 from limba.config.kinds import PositiveInt
 from limba.tools.results import files, scores
-from limba.tools.results.outcome import Figures, Outcome, jackknife
+from limba.tools.results.outcome import Figures, Prediction
 from limba.tools.results.protocol import PROTOCOL, Protocol
 
 NAME_IN_MISC = re.compile(r"(?:.*\|)?name=([^|]*).*")  # how NorNE writes a tag into CoNLL-U's last column
 LANGUAGE = re.compile(r"[a-z-]{2,12}:(?=.)")  # before each token of WikiANN's own files
-SECOND, NOTHING = PROTOCOL.between_texts, PROTOCOL.no_names
-LONGEST_NAME = 8  # tokens, of those that the floor looks up
+LONGEST_NAME = 8  # tokens, of those that a baseline looks up
+MAJORITY = "majority"
 
 
 class Example(NamedTuple):
-    """What a model reads and writes, and what is compared."""
+    """What a model reads and should answer; a tagged sentence has its words, others a text or two."""
 
-    inputs: str
-    targets: str
     where: str
-    tokens: tuple[str, ...] = ()
-    tags: tuple[str, ...] = ()  # of the tokens
-    spans: tuple[scores.Span, ...] = ()
-    value: float = 0.0
+    texts: tuple[str, ...]
+    answer: str | float | tuple[str, ...]  # the class, the score, or a tag of each word
+    document: str  # examples of one document are resampled together
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        assert isinstance(self.answer, tuple), "of a tagged sentence"
+        return self.answer
+
+    @property
+    def letters(self) -> str:
+        """What it reads without spaces, a sentence however it is cut into words."""
+        joint = "" if isinstance(self.answer, tuple) else "|"
+        return files.letters(joint.join(self.texts))
 
 
 class Parts(NamedTuple):
@@ -43,12 +51,7 @@ class Parts(NamedTuple):
     dev: list[Example]
     test: list[Example]
     left_out: int
-    labels: tuple[str, ...] = ()
-
-
-def has_no_decoder(network: ModelConfig) -> bool:
-    """Returns whether a network writes no text, and learns a task by a head of its own."""
-    return network.is_encoder or network.is_t5_encoder
+    labels: tuple[str, ...]  # that a model chooses from, in the order of their letters; () for a score
 
 
 @dataclass(frozen=True)
@@ -60,9 +63,10 @@ class Learned:
     test: str
     dev: str | None = None  # None: one in ten examples of `train`
     most: PositiveInt | None = None  # training examples; None: all
+    address: str | None = None  # where the files are published
 
-    main: ClassVar[str]  # the figure by which a rate is chosen
-    head: ClassVar[str]  # of an encoder that learns it
+    main: ClassVar[str]  # the figure by which a rate and a number of epochs are chosen
+    is_tagged: ClassVar[bool] = False  # whether each word has a label
 
     def __post_init__(self) -> None:
         kinds.check(self)
@@ -76,20 +80,9 @@ class Learned:
         raise NotImplementedError
 
     def labels(self, example: Example) -> set[str]:
-        """Returns the classes that an example has."""
-        return {example.targets}
-
-    def of_head(self, parts: Parts) -> tuple[str, ...]:
-        """Returns the kind of an encoder's head and its labels, in the order of their letters."""
-        return (self.head, *parts.labels)
-
-    def labeled(self, example: Example, parts: Parts) -> tuple[str, str]:
-        """Returns the text and the label that a head learns: of words the tags, with a space between two."""
-        return example.inputs, example.targets
-
-    def as_text(self, example: Example, label: str) -> str:
-        """Returns a head's label, or the tags of the words, as the text that `judge` reads."""
-        return label
+        """Returns the labels that an example has."""
+        assert isinstance(example.answer, str), "a class"
+        return {example.answer}
 
     def read(self, folder: str, protocol: Protocol = PROTOCOL) -> Parts:
         """Returns the parts. A training example that is read in another part too is left out."""
@@ -98,14 +91,15 @@ class Learned:
             if not given:
                 raise InputError(f"{name} of the task {self.name} holds no examples; name another file.")
         test = found[self.test]
-        share = PROTOCOL.dev_share
         if self.dev is None:
+            share = protocol.dev_share
             whole = found[self.train]
-            train, dev = [each for i, each in enumerate(whole) if i % share], whole[::share]
+            train = [each for place, each in enumerate(whole) if place % share]
+            dev = whole[::share]
         else:
             train, dev = found[self.train], found[self.dev]
-        others = {files.letters(each.inputs) for each in (*dev, *test)}
-        kept = [each for each in train if files.letters(each.inputs) not in others]
+        others = {each.letters for each in (*dev, *test)}
+        kept = [each for each in train if each.letters not in others]
         if not kept:
             raise InputError(f"Each example of {self.train} is in another part of {self.name} too; name other files.")
         known = set[str]().union(*(self.labels(each) for each in kept))
@@ -121,30 +115,31 @@ class Learned:
             dev=evenly(dev, protocol.most_dev or len(dev)),
             test=evenly(test, protocol.most_test or len(test)),
             left_out=len(train) - len(kept),
-            labels=tuple(sorted(known)),
+            labels=self.choices(known),
         )
 
-    def judge(self, examples: Sequence[Example], predictions: Sequence[str], parts: Parts) -> Outcome:
-        """Returns the figures of what a model has written."""
+    def choices(self, known: set[str]) -> tuple[str, ...]:
+        """Returns what a model chooses from, where examples have these labels."""
+        return tuple(sorted(known))
+
+    def figures(
+        self, examples: Sequence[Example], predictions: Sequence[Prediction], counts: np.ndarray
+    ) -> scores.Draws:
+        """Returns the figures of some predictions in each resample of the examples, whose `counts`, [R, N], say it."""
         raise NotImplementedError
 
-    def on_test(
-        self, examples: Sequence[Example], predictions: Sequence[str], parts: Parts, protocol: Protocol
-    ) -> Outcome:
-        """Returns `judge`'s figures, with intervals where the protocol reads some of the test examples only."""
+    def judge(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> Figures:
+        """Returns the figures of some predictions."""
+        once = np.ones((1, len(examples)), np.int64)
+        return {name: float(each[0]) for name, each in self.figures(examples, predictions, once).items()}
 
-        def judge(places: Sequence[int]) -> Figures:
-            taken = [examples[place] for place in places]
-            return self.judge(taken, [predictions[place] for place in places], parts).figures
-
-        found = self.judge(examples, predictions, parts)
-        if protocol.most_test and len(examples) > 1:
-            found.intervals.update(jackknife(judge, len(examples), protocol.test_groups, protocol.confidence))
-        return found
-
-    def floors(self, parts: Parts) -> Mapping[str, Figures]:
-        """Returns the figures of a simple rule."""
+    def constant(self, parts: Parts, examples: Sequence[Example]) -> list[Prediction]:
+        """Returns the one answer that is right most often in the training part, for each example."""
         raise NotImplementedError
+
+    def floors(self, parts: Parts) -> Mapping[str, list[Prediction]]:
+        """Returns what simple rules predict of the test part, by their names."""
+        return {MAJORITY: self.constant(parts, parts.test)}
 
 
 def evenly(examples: list[Example], most: int) -> list[Example]:
@@ -155,121 +150,111 @@ def evenly(examples: list[Example], most: int) -> list[Example]:
 
 @dataclass(frozen=True)
 class Classification(Learned):
-    """A class of a text, or of several; the target is the name of the class."""
+    """The class of a text, or of two texts that are read together."""
 
     columns: tuple[str | int, ...] = ("text",)  # that are read, such as a premise and a hypothesis
     label: str | int = "label"
 
     main: ClassVar[str] = "accuracy"
-    head: ClassVar[str] = "classes"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(len(self.columns) in (1, 2), "Classification.columns", "names no text and no pair; give 1 or 2.")
 
     def examples(self, path: Path) -> Iterator[Example]:
-        for where, row in files.rows(path, (*self.columns, self.label)):
-            label = files.label_in(where, row, self.label)
-            yield Example(joined(where, row, *self.columns), label, where)
+        for where, row, document in files.documents(path, (*self.columns, self.label)):
+            texts = tuple(files.text_in(where, row, each) for each in self.columns)
+            yield Example(where, texts, files.label_in(where, row, self.label), document)
 
-    def judge(self, examples: Sequence[Example], predictions: Sequence[str], parts: Parts) -> Outcome:
-        known = set(parts.labels)
-        given = [each.strip() if each.strip() in known else None for each in predictions]
-        targets = [each.targets for each in examples]
-        figures = {"accuracy": scores.accuracy(targets, given), "macro F1": scores.macro_f1(targets, given)}
-        return Outcome(figures, notes={"malformed": given.count(None)})
+    def figures(
+        self, examples: Sequence[Example], predictions: Sequence[Prediction], counts: np.ndarray
+    ) -> scores.Draws:
+        targets = [str(each.answer) for each in examples]
+        given = [str(each) for each in predictions]
+        hits = [t == p for t, p in zip(targets, given, strict=True)]
+        accuracy = scores.share(counts, hits, [1] * len(targets))
+        return {"accuracy": accuracy, "macro F1": scores.macro_f1(counts, targets, given)}
 
-    def floors(self, parts: Parts) -> Mapping[str, Figures]:
-        most = collections.Counter(each.targets for each in parts.train).most_common(1)[0][0]
-        return {"majority": self.judge(parts.test, [most] * len(parts.test), parts).figures}
+    def constant(self, parts: Parts, examples: Sequence[Example]) -> list[Prediction]:
+        most = collections.Counter(str(each.answer) for each in parts.train).most_common(1)[0][0]
+        return [most] * len(examples)
 
 
 @dataclass(frozen=True)
 class Similarity(Learned):
-    """How alike two sentences are; the target is the number, rounded to fifths as T5 writes STS-B."""
+    """How alike two sentences are, a number that a model learns by its squared error."""
 
     first: str | int = "sentence1"
     second: str | int = "sentence2"
     score: str | int = "label"
 
     main: ClassVar[str] = "Pearson"
-    head: ClassVar[str] = "score"
 
     def labels(self, example: Example) -> set[str]:
         return set()
 
-    def labeled(self, example: Example, parts: Parts) -> tuple[str, str]:
-        """Returns the text and its number in deviations from the training part's mean, which no correlation notices."""
-        mean, deviation = _moments(tuple(each.value for each in parts.train))
-        return example.inputs, str((example.value - mean) / (deviation or 1.0))
-
     def examples(self, path: Path) -> Iterator[Example]:
-        for where, row in files.rows(path, (self.first, self.second, self.score)):
-            value = files.number_in(where, row, self.score)
-            yield Example(
-                joined(where, row, self.first, self.second), f"{round(value * 5) / 5:.1f}", where, value=value
-            )
+        for where, row, document in files.documents(path, (self.first, self.second, self.score)):
+            texts = files.text_in(where, row, self.first), files.text_in(where, row, self.second)
+            yield Example(where, texts, files.number_in(where, row, self.score), document)
 
-    def judge(self, examples: Sequence[Example], predictions: Sequence[str], parts: Parts) -> Outcome:
-        mean = sum(each.value for each in parts.train) / len(parts.train)
-        given = [_number(each) for each in predictions]
-        filled = [mean if each is None else each for each in given]
-        return Outcome(_correlations(examples, filled), notes={"malformed": given.count(None)})
+    def figures(
+        self, examples: Sequence[Example], predictions: Sequence[Prediction], counts: np.ndarray
+    ) -> scores.Draws:
+        targets, given = _numbers([each.answer for each in examples]), _numbers(predictions)
+        return {
+            "Pearson": scores.pearson(counts, targets, given),
+            "Spearman": scores.spearman(counts, targets, given),
+        }
 
-    def floors(self, parts: Parts) -> Mapping[str, Figures]:
-        pairs = [each.inputs.lower().partition(SECOND)[::2] for each in parts.test]
-        words = [[set(text.split() if " " in "".join(pair) else text) for text in pair] for pair in pairs]
-        return {"word overlap": _correlations(parts.test, [len(a & b) / max(1, len(a | b)) for a, b in words])}
+    def constant(self, parts: Parts, examples: Sequence[Example]) -> list[Prediction]:
+        return [statistics.fmean(_numbers([each.answer for each in parts.train]))] * len(examples)
 
-
-def _correlations(examples: Sequence[Example], given: Sequence[float]) -> Figures:
-    targets = [each.value for each in examples]
-    return {"Pearson": scores.pearson(targets, given), "Spearman": scores.spearman(targets, given)}
-
-
-@functools.lru_cache(1)
-def _moments(values: tuple[float, ...]) -> tuple[float, float]:
-    return statistics.fmean(values), statistics.pstdev(values)
+    def floors(self, parts: Parts) -> Mapping[str, list[Prediction]]:
+        shares = list[Prediction]()
+        for example in parts.test:
+            lower = [text.lower() for text in example.texts]
+            has_words = " " in "".join(lower)
+            first, second = (set(text.split() if has_words else text) for text in lower)
+            shares.append(len(first & second) / max(1, len(first | second)))
+        return {**super().floors(parts), "word overlap": shares}
 
 
-def joined(where: str, row: Mapping[str, object], *columns: str | int) -> str:
-    """Returns the texts of some columns of a row as one input."""
-    return SECOND.join(" ".join(files.text_in(where, row, each).split()) for each in columns)
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text.strip().replace(",", "."))
-    except ValueError:
-        return None
-    return value if abs(value) < 1e6 else None
+def _numbers(values: Sequence[object]) -> list[float]:
+    return [float(each) for each in values if isinstance(each, int | float)]
 
 
 @dataclass(frozen=True)
 class Tagged(Learned):
-    """A tag of each token, from CoNLL-U, a relative of it, or JSON or parquet with lists."""
+    """A tag of each word, from CoNLL-U, a relative of it, or JSON or parquet with lists."""
 
     tags: str | int = -1  # its column
     tokens: str | int = 1
     names: tuple[str, ...] = ()  # of tags that stand as numbers
 
     usual: ClassVar[str] = "ner_tags"  # the column of lists of tags, unless it is named
+    is_tagged: ClassVar[bool] = True
 
-    def tagged(self, path: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-        """Yields (where, tokens, tags) of each sentence."""
+    def tagged(self, path: Path) -> Iterator[tuple[str, list[str], list[str], str]]:
+        """Yields (where, words, tags, document) of each sentence."""
         if files.layout_of(path).startswith(files.OBJECTS):
             first = next(files.rows(path, ()), ("", {}))[1]
             is_other = lambda given: isinstance(given, int) or (given not in first and isinstance(self, NamedEntities))
             given = ((self.tokens, "tokens"), (self.tags, self.usual))
             columns = [usual if is_other(name) else str(name) for name, usual in given]
-            for where, row in files.rows(path, columns):
+            for where, row, document in files.documents(path, columns):
                 tokens, tags = map(row.get, columns)
                 if not isinstance(tokens, list) or not isinstance(tags, list) or len(tokens) != len(tags):
                     raise InputError(f"{where}: {' and '.join(columns)} are no lists of one length; correct them.")
                 words = [files.text(where, each, f"a token of {columns[0]}") for each in tokens]
-                yield where, words, [self._named(each, where) for each in tags]
+                yield where, words, [self._named(each, where) for each in tags], document
             return
-        for where, cells in files.sentences(path, self.tokens, self.tags):
-            tokens = [each[0] for each in cells]
+        for sentence in files.sentences(path, self.tokens, self.tags):
+            tokens = [each[0] for each in sentence.cells]
             if all(map(LANGUAGE.match, tokens)):
                 tokens = [LANGUAGE.sub("", each, count=1) for each in tokens]
-            yield where, tokens, [NAME_IN_MISC.sub(r"\1", each[1]) for each in cells]
+            tags = [NAME_IN_MISC.sub(r"\1", each[1]) for each in sentence.cells]
+            yield sentence.where, tokens, tags, sentence.document
 
     def _named(self, tag: object, where: str) -> str:
         if not isinstance(tag, int) or isinstance(tag, bool):
@@ -281,162 +266,108 @@ class Tagged(Learned):
 
 @dataclass(frozen=True)
 class PartOfSpeech(Tagged):
-    """The part of speech of each token; the target is the tags in their order."""
+    """The part of speech of each word."""
 
     tags: str | int = 3
 
     usual: ClassVar[str] = "upos"
     main: ClassVar[str] = "accuracy"
-    head: ClassVar[str] = "tags"
 
     def labels(self, example: Example) -> set[str]:
         return set(example.tags)
 
-    def labeled(self, example: Example, parts: Parts) -> tuple[str, str]:
-        return " ".join(map(_plain, example.tokens)), example.targets
-
     def examples(self, path: Path) -> Iterator[Example]:
-        for where, tokens, tags in self.tagged(path):
-            tags = list(map(_plain, tags))
-            yield Example(" ".join(tokens), " ".join(tags), where, tuple(tokens), tuple(tags))
+        for where, words, tags, document in self.tagged(path):
+            yield Example(where, tuple(words), tuple(tags), document)
 
-    def judge(self, examples: Sequence[Example], predictions: Sequence[str], parts: Parts) -> Outcome:
-        known = set(parts.labels)
-        right, total, malformed = 0, 0, 0
-        for example, prediction in zip(examples, predictions, strict=True):
-            given = prediction.split()
-            right += sum(t == p for t, p in zip(example.tags, given, strict=False))
-            total += len(example.tags)
-            malformed += len(given) != len(example.tags) or not known.issuperset(given)
-        return Outcome({"accuracy": 100 * right / total}, notes={"malformed": malformed})
+    def figures(
+        self, examples: Sequence[Example], predictions: Sequence[Prediction], counts: np.ndarray
+    ) -> scores.Draws:
+        hits = [
+            sum(t == p for t, p in zip(e.tags, _tags(p), strict=True))
+            for e, p in zip(examples, predictions, strict=True)
+        ]
+        return {"accuracy": scores.share(counts, hits, [len(each.tags) for each in examples])}
 
-    def floors(self, parts: Parts) -> Mapping[str, Figures]:
+    def constant(self, parts: Parts, examples: Sequence[Example]) -> list[Prediction]:
+        most = collections.Counter(tag for each in parts.train for tag in each.tags).most_common(1)[0][0]
+        return [[most] * len(each.tags) for each in examples]
+
+    def floors(self, parts: Parts) -> Mapping[str, list[Prediction]]:
         of_words: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
         for each in parts.train:
-            for token, tag in zip(each.tokens, each.tags, strict=True):
-                of_words[token][tag] += 1
-        most = sum(of_words.values(), collections.Counter()).most_common(1)[0][0]
-        tag = lambda token: of_words[token].most_common(1)[0][0] if token in of_words else most
-        written = [" ".join(map(tag, each.tokens)) for each in parts.test]
-        return {"majority": self.judge(parts.test, written, parts).figures}
+            for word, tag in zip(each.texts, each.tags, strict=True):
+                of_words[word][tag] += 1
+        usual = {word: tags.most_common(1)[0][0] for word, tags in of_words.items()}
+        found = super().floors(parts)
+        given = list[Prediction]()
+        for example, constant in zip(parts.test, found[MAJORITY], strict=True):
+            given.append([usual.get(word, most) for word, most in zip(example.texts, _tags(constant), strict=True)])
+        return {**found, "each word's usual tag": given}
+
+
+def _tags(prediction: Prediction) -> list[str]:
+    assert isinstance(prediction, list), "of a tagged sentence"
+    return prediction
 
 
 @dataclass(frozen=True)
 class NamedEntities(Tagged):
-    """The names in a sentence, from IOB2 tags; F1 of whole spans, by seqeval's rules.
-
-    The target is the names in their order, `PERSON Ion Popescu | GPE Cluj`; the second `Cluj` of a sentence is
-    `GPE Cluj #2`, and a token that begins with `|`, `#` or a backslash has a backslash before it.
-    """
+    """The names in a sentence, from IOB2 tags; F1 of whole spans, by seqeval's rules."""
 
     rename: Mapping[str, str] = field(default_factory=dict)  # labels of the training part to those of the others
     drop: tuple[str, ...] = ()  # labels whose sentences are left out
 
     main: ClassVar[str] = "span F1"
-    head: ClassVar[str] = "tags"
 
     def labels(self, example: Example) -> set[str]:
-        return {label for label, _, _ in example.spans}
+        return {label for label, _, _ in scores.spans_of(example.tags)}
 
-    def of_head(self, parts: Parts) -> tuple[str, ...]:
-        kind, *labels = super().of_head(parts)
-        return (kind, "O", *(f"{place}-{label}" for label in labels for place in "BI"))
-
-    def labeled(self, example: Example, parts: Parts) -> tuple[str, str]:
-        tags = ["O"] * len(example.tokens)
-        for label, begin, end in example.spans:
-            tags[begin:end] = [f"B-{label}", *[f"I-{label}"] * (end - begin - 1)]
-        return " ".join(map(_plain, example.tokens)), " ".join(tags)
-
-    def as_text(self, example: Example, label: str) -> str:
-        return written(example.tokens, scores.spans_of(label.split()))
+    def choices(self, known: set[str]) -> tuple[str, ...]:
+        return ("O", *(f"{place}-{label}" for label in sorted(known) for place in "BI"))
 
     def examples(self, path: Path) -> Iterator[Example]:
-        for where, tokens, tags in self.tagged(path):
+        for where, words, tags, document in self.tagged(path):
             if wrong := [tag for tag in tags if tag != "O" and tag[:2] not in ("B-", "I-")]:
                 raise InputError(f"{where}: {wrong[0]} is no tag of IOB2 (O, B-PERSON, I-PERSON); name another column.")
-            spans = [(self.rename.get(label, label), a, b) for label, a, b in scores.spans_of(tags)]
+            spans = [(self.rename.get(label, label), begin, end) for label, begin, end in scores.spans_of(tags)]
             if not any(label in self.drop for label, _, _ in spans):
-                yield Example(" ".join(tokens), written(tokens, spans), where, tuple(tokens), spans=tuple(spans))
+                yield Example(where, tuple(words), tuple(tags_of(spans, len(words))), document)
 
-    def judge(self, examples: Sequence[Example], predictions: Sequence[str], parts: Parts) -> Outcome:
-        known = set(parts.labels)
-        found = [parsed(text, each.tokens, known) for each, text in zip(examples, predictions, strict=True)]
-        figures = scores.span_f1([each.spans for each in examples], [spans for spans, _ in found])
-        return Outcome(figures, notes={"malformed": sum(wrong for _, wrong in found)})
+    def figures(
+        self, examples: Sequence[Example], predictions: Sequence[Prediction], counts: np.ndarray
+    ) -> scores.Draws:
+        targets = [scores.spans_of(each.tags) for each in examples]
+        return scores.span_f1(counts, targets, [scores.spans_of(_tags(each)) for each in predictions])
 
-    def floors(self, parts: Parts) -> Mapping[str, Figures]:
+    def constant(self, parts: Parts, examples: Sequence[Example]) -> list[Prediction]:
+        return [["O"] * len(each.tags) for each in examples]
+
+    def floors(self, parts: Parts) -> Mapping[str, list[Prediction]]:
         names: dict[tuple[str, ...], collections.Counter[str]] = collections.defaultdict(collections.Counter)
         for each in parts.train:
-            for label, begin, end in each.spans:
-                names[each.tokens[begin:end]][label] += 1
-        texts = []
-        for tokens in (each.tokens for each in parts.test):
-            spans, place = [], 0
-            while place < len(tokens):
-                sizes = range(min(LONGEST_NAME, len(tokens) - place), 0, -1)
-                size = next((size for size in sizes if tokens[place : place + size] in names), 0)
+            for label, begin, end in scores.spans_of(each.tags):
+                names[each.texts[begin:end]][label] += 1
+        given = list[Prediction]()
+        for words in (each.texts for each in parts.test):
+            spans, place = list[scores.Span](), 0
+            while place < len(words):
+                sizes = range(min(LONGEST_NAME, len(words) - place), 0, -1)
+                size = next((size for size in sizes if words[place : place + size] in names), 0)
                 if size:
-                    spans.append((names[tokens[place : place + size]].most_common(1)[0][0], place, place + size))
+                    spans.append((names[words[place : place + size]].most_common(1)[0][0], place, place + size))
                 place += max(1, size)
-            texts.append(written(tokens, spans))
-        return {"majority": self.judge(parts.test, texts, parts).figures}
+            given.append(tags_of(spans, len(words)))
+        return {**super().floors(parts), "names of the training part": given}
 
 
-def written(tokens: Sequence[str], spans: Sequence[scores.Span]) -> str:
-    """Returns spans as text, which `parsed` reads again.
+def tags_of(spans: Sequence[scores.Span], length: int) -> list[str]:
+    """Returns the IOB2 tags of some spans.
 
-    >>> written(["Cluj", "|", "Cluj"], [("GPE", 2, 3), ("X", 1, 2)])
-    'GPE Cluj #2 | X \\\\|'
+    >>> tags_of([("GPE", 1, 3)], 4)
+    ['O', 'B-GPE', 'I-GPE', 'O']
     """
-    names = []
+    tags = ["O"] * length
     for label, begin, end in spans:
-        words = list(map(_plain, tokens[begin:end]))
-        number = _places(list(map(_plain, tokens)), words).index(begin) + 1
-        names.append(" ".join([label, *map(_escaped, words), *([f"#{number}"] if number > 1 else [])]))
-    return " | ".join(names) or NOTHING
-
-
-def parsed(text: str, tokens: Sequence[str], labels: set[str]) -> tuple[list[scores.Span], bool]:
-    """Returns the spans that a text names, and whether a part of it names none."""
-    spans, is_wrong = [], False
-    if text.strip() == NOTHING:
-        return spans, is_wrong
-    plain = list(map(_plain, tokens))
-    for name in _split(text.split()):
-        label, words = (name[0], name[1:]) if name else ("", [])
-        number = 1
-        if words and words[-1].startswith("#") and words[-1][1:].isdecimal():
-            number, words = int(words[-1][1:]), words[:-1]
-        words = [word.removeprefix("\\") for word in words]
-        places = _places(plain, words) if words and label in labels else []
-        if 1 <= number <= len(places):
-            spans.append((label, places[number - 1], places[number - 1] + len(words)))
-        else:
-            is_wrong = True
-    return spans, is_wrong
-
-
-def _plain(token: str) -> str:
-    """Returns a token as vocabularies write it: NFKC, without spaces."""
-    return "".join(unicodedata.normalize("NFKC", token).split()) or "_"
-
-
-def _escaped(word: str) -> str:
-    return f"\\{word}" if word.startswith(("|", "#", "\\")) else word
-
-
-def _split(words: Sequence[str]) -> list[list[str]]:
-    names: list[list[str]] = [[]]
-    for word in words:
-        if word == "|":
-            names.append([])
-        else:
-            names[-1].append(word)
-    return names
-
-
-def _places(tokens: Sequence[str], words: Sequence[str]) -> list[int]:
-    """Returns where a sequence of words begins in the tokens."""
-    places, size = range(len(tokens) - len(words) + 1), len(words)
-    return [place for place in places if list(tokens[place : place + size]) == list(words)]
+        tags[begin:end] = [f"B-{label}", *[f"I-{label}"] * (end - begin - 1)]
+    return tags

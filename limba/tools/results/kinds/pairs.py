@@ -46,6 +46,7 @@ class MinimalPairs:
     name: str
     file: str  # in the layout of MultiBLiMP, BLiMP or JBLiMP, or a TSV with the columns good, bad and phenomenon
     most: PositiveInt | None = None  # pairs that are read; None: all
+    address: str | None = None  # where it is published
 
     main = "accuracy"  # the figure that counts
 
@@ -137,4 +138,5 @@ def outcome(pairs: Sequence[Pair], good: np.ndarray, bad: np.ndarray) -> Outcome
         },
         {name: float(each.mean()) for name, each in of_names.items()},
         {"pairs": len(pairs)},
+        predictions=right.tolist(),
     )

@@ -1,0 +1,84 @@
+"""Intervals over test examples, and models compared in pairs on the same resamples of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from limba.tools.results.kinds.learned import Example, Learned
+from limba.tools.results.outcome import Prediction, percentiles
+from limba.tools.results.protocol import Protocol
+from limba.tools.results.scores import Draws
+
+
+class Comparison(NamedTuple):
+    """The difference of two models in a figure, first less second."""
+
+    figure: str
+    first: str
+    second: str
+    difference: float
+    interval: list[float]
+    p: float
+
+
+def resamples(documents: Sequence[str], protocol: Protocol) -> np.ndarray:
+    """Returns how often each example stands in each resample, [R, N]: documents are drawn, with all their examples.
+
+    Efron & Tibshirani 1993, chapter 8; the seed is fixed, so that all models have the same resamples.
+    """
+    names = {name: number for number, name in enumerate(dict.fromkeys(documents))}
+    random = np.random.default_rng(0)
+    drawn = random.multinomial(len(names), np.full(len(names), 1 / len(names)), protocol.resamples)
+    return drawn[:, [names[each] for each in documents]]
+
+
+def draws(
+    task: Learned, examples: Sequence[Example], seeds: Sequence[Sequence[Prediction]], counts: np.ndarray
+) -> Draws:
+    """Returns the figures of a model in each resample, [R], the mean over its seeds."""
+    found = [task.figures(examples, each, counts) for each in seeds]
+    return {name: np.mean([each[name] for each in found], 0) for name in found[0]}
+
+
+def draws_of_shares(
+    figure: str, predictions: Mapping[str, Sequence[Sequence[Prediction]]], protocol: Protocol
+) -> dict[str, Draws]:
+    """Returns the mean of numbers, one for each example of a task that is not learned, in each resample."""
+    length = len(next(iter(predictions.values()))[0])
+    counts = resamples([str(place) for place in range(length)], protocol)
+    return {
+        model: {figure: np.mean([counts @ np.array(each, np.float64) / length for each in seeds], 0)}
+        for model, seeds in predictions.items()
+    }
+
+
+def compared(
+    means: Mapping[str, Mapping[str, float]], drawn: Mapping[str, Draws], protocol: Protocol
+) -> list[Comparison]:
+    """Returns each pair of models in each figure, by the paired bootstrap.
+
+    p is two-sided: how often a resample has the difference at 0 or on the other side (Efron & Tibshirani 1993, chapter
+    16; Berg-Kirkpatrick, Burkett & Klein 2012), each count with one more, so that it is never 0.
+    """
+    found = []
+    for first, second in itertools.combinations(means, 2):
+        for figure in means[first]:
+            differences = drawn[first][figure] - drawn[second][figure]
+            sides = (differences <= 0).sum(), (differences >= 0).sum()
+            p = min(1.0, 2 * (min(sides) + 1) / (len(differences) + 1))
+            difference = means[first][figure] - means[second][figure]
+            interval = percentiles(differences, protocol.confidence)
+            found.append(Comparison(figure, first, second, difference, interval, float(p)))
+    return found
+
+
+def best_of(figure: str, means: Mapping[str, float], pairs: Sequence[Comparison], protocol: Protocol) -> str | None:
+    """Returns the model that is better than each other one in a figure, decided by the pairs; None if none is."""
+    best = max(means, key=lambda each: means[each])
+    own = [each for each in pairs if each.figure == figure and best in (each.first, each.second)]
+    is_decided = own and all(each.p < 1 - protocol.confidence for each in own)
+    return best if is_decided else None

@@ -1,0 +1,205 @@
+"""Models as transformers' own classes open them: a folder, a hub id, or what Limba exports for them.
+
+Code that lies beside a model is never run. torch and transformers are an extra: this module is imported where a suite
+has a task to fine-tune on.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from limba.config import InputError, foreign
+from limba.tools.results.files import checksum
+
+HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(\w[\w./-]*))?")
+WEIGHTS = ("*.safetensors", "*.bin")
+OTHER_FILES = ("config.json", "tokenizer*", "vocab*", "merges.txt", "*.model", "*_map.json", "added_tokens.json")
+ENCODER = "encoder"  # the folder of a hybrid's export that is for fine-tuning
+UNKNOWN_LENGTH = 10**9  # a tokenizer's, where its files do not say the longest text
+
+
+class OpenModel:
+    """A model whose configuration and tokenizer are open; its network is opened anew for each training."""
+
+    def __init__(self, name: str, place: str, revision: str | None = None):
+        """`name` is as the user gave it, `place` a folder or a name on the hub."""
+        self.name, self._place = name, place
+        transformers.logging.set_verbosity_error()  # what is missing or cut is said by sentences of ours
+        transformers.logging.disable_progress_bar()
+        self._options: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": False}
+        with self._reading():
+            about, _ = transformers.PreTrainedConfig.get_config_dict(place, revision=revision or "main")
+        kind = about.get("model_type")
+        if kind not in transformers.CONFIG_MAPPING:
+            code = "needs code of its own, which is never run" if "auto_map" in about else "is of no kind that it has"
+            raise InputError(
+                f"{name} cannot be fine-tuned: its config.json has the model_type {kind!r}, which transformers"
+                f" {transformers.__version__} does not have, so it {code}; give a model of transformers' own classes."
+            )
+        with self._reading():
+            self.config = transformers.AutoConfig.from_pretrained(place, **self._options)
+            self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(place, **self._options)
+        self.tokenizer.padding_side = self.tokenizer.truncation_side = "right"
+        if self.tokenizer.pad_token is None:
+            if self.tokenizer.eos_token is None:
+                raise InputError(f"{name} has neither a padding nor an end token; add pad_token to its tokenizer.")
+            self.tokenizer.pad_token = self.tokenizer.eos_token
+
+    def _reading(self) -> Any:
+        return foreign.reading(self.name, "give a model that transformers' own classes open")
+
+    def check(self, is_tagged: bool) -> int:
+        """Returns the longest text that the model reads, in tokens; InputError if it has no class for a task."""
+        auto, task = _class_for(is_tagged)
+        try:
+            with torch.device("meta"):
+                network = auto.from_config(self.config)
+        except ValueError:
+            raise InputError(
+                f"{self.name} cannot be fine-tuned: transformers {transformers.__version__} has no class of"
+                f" {self.config.model_type} for {task}; give another model, or --tasks without it."
+            ) from None
+        found = [self.tokenizer.model_max_length, getattr(self.config, "max_position_embeddings", UNKNOWN_LENGTH)]
+        for path, module in network.named_modules():
+            if isinstance(module, torch.nn.Embedding) and path.endswith("position_embeddings"):
+                # RoBERTa counts positions from the one after padding's.
+                before = 0 if module.padding_idx is None else module.padding_idx + 1
+                found.append(module.num_embeddings - before)
+        return min(int(each) for each in found if each)
+
+    def network(self, is_tagged: bool, labels: Sequence[str], seed: int, is_random: bool) -> Any:
+        """Returns the network with a new head for some labels, or for a score without any; the seed draws it.
+
+        InputError for weights that the class does not find in the files, but for the head's.
+        """
+        auto, task = _class_for(is_tagged)
+        config = copy.deepcopy(self.config)
+        config.num_labels = max(1, len(labels))
+        config.id2label = dict(enumerate(labels or ["score"]))
+        config.label2id = {label: number for number, label in config.id2label.items()}
+        config.problem_type = "single_label_classification" if labels else "regression"
+        if config.pad_token_id is None:
+            config.pad_token_id = self.tokenizer.pad_token_id
+        transformers.set_seed(seed)
+        if is_random:
+            return auto.from_config(config, dtype=torch.float32)
+        with self._reading():
+            network, about = auto.from_pretrained(
+                self._place,
+                config=config,
+                dtype=torch.float32,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # a head for other labels
+                **self._options,
+            )
+        lacking = [*about["missing_keys"], *(each[0] for each in about["mismatched_keys"])]
+        body = [each for each in sorted(lacking) if each.startswith(f"{network.base_model_prefix}.")]
+        body = [each for each in body if ".pooler." not in each]  # a head's, which is not pretrained everywhere
+        if body:
+            raise InputError(
+                f"{self.name} cannot be fine-tuned for {task}: {type(network).__name__} needs {len(body)} weights that"
+                f" it does not have, such as {body[0]}; give another model, or --tasks without it."
+            )
+        return network
+
+    def words(self, words: Sequence[str], longest: int) -> tuple[dict[str, list[int]], list[int | None]]:
+        """Returns the ids of words with spaces between them, and the place of each one's first token.
+
+        The place is None for a word that was cut off, or for which the tokenizer writes nothing.
+        """
+        if not self.tokenizer.is_fast:
+            return self._pieces(words, longest)
+        ids = self.tokenizer(" ".join(words), truncation=True, max_length=longest, return_offsets_mapping=True)
+        offsets = ids.pop("offset_mapping")
+        places = list[int | None]()
+        token, begin = 0, 0
+        for word in words:
+            end = begin + len(word)
+            while token < len(offsets) and offsets[token][1] <= begin:  # special tokens have no letters
+                token += 1
+            is_there = token < len(offsets) and offsets[token][0] < end
+            places.append(token if is_there else None)
+            begin = end + 1
+        return dict(ids), places
+
+    def _pieces(self, words: Sequence[str], longest: int) -> tuple[dict[str, list[int]], list[int | None]]:
+        """Returns `words` of a tokenizer written in Python, which does not say where its tokens stand."""
+        encode = lambda text: self.tokenizer.encode(text, add_special_tokens=False)
+        pieces, firsts = list[int](), list[int | None]()
+        for number, word in enumerate(words):
+            pieces += encode(" ") if number else []
+            own = encode(word)
+            firsts.append(len(pieces) if own else None)
+            pieces += own
+        room = longest - self.tokenizer.num_special_tokens_to_add()
+        ids = self.tokenizer.build_inputs_with_special_tokens(pieces[:room])
+        mask = self.tokenizer.get_special_tokens_mask(ids, already_has_special_tokens=True)
+        begin = mask.index(0) if 0 in mask else 0
+        places = [begin + each if each is not None and each < room else None for each in firsts]
+        return {"input_ids": ids, "attention_mask": [1] * len(ids)}, places
+
+    def identity(self, is_random: bool) -> str:
+        """Returns what decides the model: a checksum of its files, or the hub's commit; random weights need none."""
+        commit = getattr(self.config, "_commit_hash", None)
+        if commit:
+            return f"{self._place}@{commit}"
+        digest = hashlib.sha256()
+        for pattern in OTHER_FILES if is_random else (*OTHER_FILES, *WEIGHTS):
+            for path in sorted(Path(self._place).glob(pattern)):
+                digest.update(f"{path.name} {checksum(path)}\n".encode())
+        return digest.hexdigest()
+
+
+def _class_for(is_tagged: bool) -> tuple[Any, str]:
+    if is_tagged:
+        return transformers.AutoModelForTokenClassification, "the classification of tokens"
+    return transformers.AutoModelForSequenceClassification, "the classification of texts"
+
+
+def open_model(name: str, exports: Path, imports: Sequence[str] = ()) -> OpenModel:
+    """Returns a model of transformers: a folder, a hub id, or a run or checkpoint of Limba's, which is exported first.
+
+    An export is kept in `exports` under the checksum of its weights. Of a hybrid's the encoder is taken, which is in a
+    folder of its own. InputError for what is none of these.
+    """
+    folder = Path(name).expanduser()
+    match = HUB_ID.fullmatch(name)
+    if match and not folder.exists():
+        return OpenModel(name, match[1], match[2])
+    if not _is_for_transformers(folder):
+        folder = _exported(name, exports, imports)
+    if _is_for_transformers(folder / ENCODER):
+        folder = folder / ENCODER
+    return OpenModel(name, str(folder))
+
+
+def _is_for_transformers(folder: Path) -> bool:
+    """Returns whether a folder has the config.json of transformers; that of a run names no model_type."""
+    file = folder / "config.json"
+    if not foreign.is_regular(file):
+        return False
+    with foreign.reading(file):
+        about = json.loads(foreign.text_of(file))
+    return isinstance(about, dict) and "model_type" in about
+
+
+def _exported(name: str, exports: Path, imports: Sequence[str]) -> Path:
+    from limba.api import load
+    from limba.tools.results.scoring import checksum_of_model
+
+    trained = load(name, imports=imports)
+    folder = exports / checksum_of_model(trained)[:16]
+    if not (folder / "config.json").exists():  # which is written last
+        shutil.rmtree(folder, ignore_errors=True)
+        trained.save(folder)
+    return folder

@@ -1,0 +1,78 @@
+"""The search of a fine-tuned task: each rate with each number of epochs, then the best of them with fresh seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from limba.tools.results.outcome import Outcome
+from limba.tools.results.protocol import Protocol
+from limba.tools.results.trainer import FineTuning, Setting
+
+Compute = Callable[[], Outcome]
+Get = Callable[[str, Setting, int, Compute], Outcome]  # the part, the setting, the seed
+
+
+class Found(NamedTuple):
+    """The outcomes of the seeds, and the sentences that stand beside their figures."""
+
+    outcomes: list[Outcome]
+    notes: list[str]
+
+
+def settings(protocol: Protocol) -> list[Setting]:
+    """Returns all that a search tries; it is the same for every model."""
+    return [Setting(rate, epochs) for rate in protocol.learning_rates for epochs in protocol.epochs]
+
+
+def learned(runs: FineTuning, label: str, is_random: bool, seeds: Sequence[int], protocol: Protocol, get: Get) -> Found:
+    """Returns the test figures of each seed at the setting with the best figure on the development part.
+
+    The search has the seed 0, which is none of `seeds`; it never sees the test part.
+    """
+    tried = dict[Setting, Outcome]()
+    for setting in settings(protocol):
+        compute = lambda setting=setting: runs.outcome(setting, 0, False, is_random)
+        tried[setting] = get("development", setting, 0, compute)
+    best = max(tried, key=lambda each: tried[each].notes["development"])
+    outcomes = []
+    for seed in seeds:
+        compute = lambda seed=seed: runs.outcome(best, seed, True, is_random)
+        outcomes.append(get("test", best, seed, compute))
+    return Found(outcomes, _notes(runs, label, is_random, best, tried[best], outcomes, protocol))
+
+
+def _notes(
+    runs: FineTuning,
+    label: str,
+    is_random: bool,
+    best: Setting,
+    searched: Outcome,
+    outcomes: Sequence[Outcome],
+    protocol: Protocol,
+) -> list[str]:
+    task, parts = runs.task, runs.parts
+    what = f"{task.name}, {label}"
+    of_development = ", ".join(f"{each.notes['development']:.2f}" for each in outcomes)
+    of_epochs = ", ".join(f"{each.notes['epoch']:.0f}" for each in outcomes)
+    notes = [
+        f"{what}: rate {best.rate:g}, {best.epochs} epochs ({task.main} on the development part"
+        f" {searched.notes['development']:.2f} in the search, {of_development} with the seeds; best epochs {of_epochs})"
+    ]
+    rates = protocol.learning_rates
+    if best.rate in (min(rates), max(rates)) and len(rates) > 1:
+        side, other = ("lowest", "lower") if best.rate == min(rates) else ("highest", "higher")
+        notes.append(f"{what}: the best rate is the {side} that was tried; a {other} one may give more")
+    if best.epochs == max(protocol.epochs) and searched.notes["epoch"] == best.epochs:
+        notes.append(f"{what}: the best epoch is the last of the most that were tried; more may give more")
+    constant = task.judge(parts.dev, task.constant(parts, parts.dev))[task.main]
+    failed = [str(seed) for seed, each in enumerate(outcomes, 1) if each.notes["development"] <= constant + 1e-9]
+    if failed:
+        notes.append(
+            f"{what}: no better than the majority on the development part with seed {', '.join(failed)}; nothing was"
+            " learned there"
+        )
+    cut = int(outcomes[0].notes.get("cut", 0))
+    if cut and not is_random:
+        notes.append(f"{what}: {cut:,} of {len(parts.test):,} test examples are longer than the model reads, and cut")
+    return notes

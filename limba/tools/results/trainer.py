@@ -1,0 +1,179 @@
+"""Fine-tunes a model of transformers on a task by transformers' own classes and Trainer; no code of a model is run.
+
+torch and transformers are an extra: this module is imported where a suite has a task to fine-tune on.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import transformers
+
+from limba.tools.results.foreign_models import OpenModel
+from limba.tools.results.kinds.learned import Example, Learned, Parts, Similarity
+from limba.tools.results.outcome import Outcome, Prediction
+from limba.tools.results.protocol import Protocol
+
+IGNORED = -100  # a label that no loss counts
+Feature = dict[str, list[int] | int | float]
+
+
+class Setting(NamedTuple):
+    """What a search chooses: the highest rate, and the epochs over which it falls to 0."""
+
+    rate: float
+    epochs: int
+
+
+class FineTuning:
+    """A task as a model reads it, and its trainings."""
+
+    def __init__(self, model: OpenModel, task: Learned, parts: Parts, protocol: Protocol, folder: Path):
+        self.model, self.task, self.parts, self._protocol = model, task, parts, protocol
+        self._folder = folder  # of a training's checkpoints; it is removed again
+        self._length = min(protocol.most_tokens, model.check(task.is_tagged))  # of a text, in tokens
+        values = [each.answer for each in parts.train] if isinstance(task, Similarity) else [0.0]
+        self._mean = float(np.mean(np.array(values, np.float64)))
+        self._deviation = float(np.std(np.array(values, np.float64))) or 1.0
+
+    def outcome(self, setting: Setting, seed: int, on_test: bool, is_random: bool) -> Outcome:
+        """Returns the figures of one training on the development part, or its predictions of the test part too.
+
+        `is_random`: it begins with random weights of the model's shape.
+        """
+        model = self.model.network(self.task.is_tagged, self.parts.labels, seed, is_random)
+        train, dev = self._read(self.parts.train), self._read(self.parts.dev)
+        shutil.rmtree(self._folder, ignore_errors=True)  # of a training that was stopped
+
+        def figure(evaluation: transformers.EvalPrediction) -> dict[str, float]:
+            given = self._predictions(self.parts.dev, dev, np.asarray(evaluation.predictions))
+            return {"figure": self.task.judge(self.parts.dev, given)[self.task.main]}
+
+        trainer = transformers.Trainer(
+            model=model,
+            args=self._arguments(setting, seed),
+            train_dataset=[each.feature for each in train],  # pyright: ignore[reportArgumentType]
+            eval_dataset=[each.feature for each in dev],  # pyright: ignore[reportArgumentType]
+            data_collator=self._collator(),
+            compute_metrics=figure,
+            preprocess_logits_for_metrics=_chosen,
+            callbacks=[transformers.EarlyStoppingCallback(self._protocol.patience)],
+        )
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.train()
+        curve = _curve(trainer.state.log_history)
+        best = max(range(len(curve)), key=lambda place: (curve[place]["development"], -place))
+        development = curve[best]["development"]
+        notes = {"development": development, "epoch": best + 1, "epochs": len(curve)}
+        predictions = list[Prediction]()
+        figures = {self.task.main: development}
+        if on_test:
+            test = self._read(self.parts.test)
+            trainer.compute_metrics = None  # of the development part
+            found = trainer.predict([each.feature for each in test])  # pyright: ignore[reportArgumentType]
+            predictions = self._predictions(self.parts.test, test, np.asarray(found.predictions))
+            figures = self.task.judge(self.parts.test, predictions)
+            notes["cut"] = sum(each.is_cut for each in test)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return Outcome(figures, notes=notes, curve=curve, predictions=predictions)
+
+    def _arguments(self, setting: Setting, seed: int) -> transformers.TrainingArguments:
+        batch = self._protocol.batch_size
+        steps = math.ceil(len(self.parts.train) / batch) * setting.epochs
+        return transformers.TrainingArguments(
+            output_dir=str(self._folder),
+            per_device_train_batch_size=batch,
+            per_device_eval_batch_size=2 * batch,
+            learning_rate=setting.rate,
+            num_train_epochs=setting.epochs,
+            lr_scheduler_type="linear",
+            warmup_steps=math.ceil(self._protocol.warmup_share * steps),
+            weight_decay=self._protocol.weight_decay,
+            optim="adamw_torch",
+            eval_strategy="epoch",
+            logging_strategy="epoch",
+            save_strategy="best",
+            save_total_limit=1,
+            save_only_model=True,
+            load_best_model_at_end=True,
+            metric_for_best_model="figure",
+            greater_is_better=True,
+            seed=seed,
+            report_to="none",
+            disable_tqdm=True,
+            dataloader_pin_memory=torch.cuda.is_available(),
+        )
+
+    def _collator(self) -> Any:
+        tokenizer = self.model.tokenizer
+        if self.task.is_tagged:
+            return transformers.DataCollatorForTokenClassification(tokenizer)
+        return transformers.DataCollatorWithPadding(tokenizer)
+
+    def _read(self, examples: Sequence[Example]) -> list[Read]:
+        if self.task.is_tagged:
+            return [self._sentence(each) for each in examples]
+        return [self._text(each) for each in examples]
+
+    def _text(self, example: Example) -> Read:
+        """Returns the ids of a text or of two, with the number of the class or the score in deviations."""
+        ids = self.model.tokenizer(*example.texts, truncation=True, max_length=self._length)
+        whole = self.model.tokenizer(*example.texts, verbose=False)
+        answer = example.answer
+        if isinstance(answer, str):
+            label = self.parts.labels.index(answer) if answer in self.parts.labels else IGNORED
+        else:
+            assert isinstance(answer, float), "a score"
+            label = (answer - self._mean) / self._deviation
+        return Read({**ids, "labels": label}, (), len(whole["input_ids"]) > len(ids["input_ids"]))
+
+    def _sentence(self, example: Example) -> Read:
+        """Returns the ids of a sentence's words with spaces between them; a word's label is at its first token."""
+        ids, places = self.model.words(example.texts, self._length)
+        labels = [IGNORED] * len(ids["input_ids"])
+        for place, tag in zip(places, example.tags, strict=True):
+            if place is not None and labels[place] == IGNORED:
+                labels[place] = self.parts.labels.index(tag)
+        return Read({**ids, "labels": labels}, tuple(places), None in places)
+
+    def _predictions(self, examples: Sequence[Example], read: Sequence[Read], given: np.ndarray) -> list[Prediction]:
+        """Returns the classes, the scores or the tags of some examples; a word that was cut off has an empty tag."""
+        labels = self.parts.labels
+        if not labels:
+            return [float(each) for each in np.nan_to_num(given, posinf=0.0, neginf=0.0)]  # of one that diverged
+        if not self.task.is_tagged:
+            return [labels[each] for each in given]
+        found = list[Prediction]()
+        for row, each in zip(given, read, strict=True):
+            found.append(["" if place is None else labels[row[place]] for place in each.places])
+        return found
+
+
+class Read(NamedTuple):
+    """An example as a model reads it."""
+
+    feature: Feature
+    places: Sequence[int | None]  # of each word's first token; None: it was cut off
+    is_cut: bool
+
+
+def _chosen(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:
+    """Returns the most likely label, or the score: what is kept of the logits."""
+    logits = logits[0] if isinstance(logits, tuple) else logits
+    return logits.squeeze(-1) if logits.shape[-1] == 1 else logits.argmax(-1)
+
+
+def _curve(history: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
+    """Returns the loss and the development part's figure of each epoch."""
+    losses = {round(each["epoch"]): each["loss"] for each in history if "loss" in each}
+    return [
+        {"epoch": each["epoch"], "loss": losses[round(each["epoch"])], "development": each["eval_figure"]}
+        for each in history
+        if "eval_figure" in each
+    ]

@@ -1,0 +1,229 @@
+"""Tasks fine-tuned by transformers' own classes: several families and ours in one table, and the search for rates."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from sklearn import metrics
+
+import limba
+from limba.cli import main
+from limba.config import InputError
+from limba.tools.results import protocol
+from limba.tools.results.foreign_models import open_model
+from limba.tools.results.protocol import PROTOCOL
+from limba.tools.results.suites import read_suite, read_task
+from tests import tiny
+from tests.export.runs import write_run
+from tests.results import folders
+from tests.waiting import wait_until
+
+SMALL = {"learning_rates": (5e-3,), "epochs": (3,), "batch_size": 8}
+NARROW = {"emb_dim": 32, "num_heads": 2, "head_dim": 16, "mlp_dim": 64}
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Several threads wait for each other longer than such small networks compute."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # of programs
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folders.write_data(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(protocol, "PROTOCOL", dataclasses.replace(PROTOCOL, **SMALL))
+    return tmp_path
+
+
+def cells_of(folder: Path) -> dict[tuple[str, str], dict]:
+    """The cells of a table's main figures, by task and model."""
+    found = json.loads((folder / "results.json").read_text())["cells"]
+    return {
+        (each["task"], each["model"]): each for each in found if each["figure"] in ("accuracy", "span F1", "Pearson")
+    }
+
+
+def test_a_berts_folder_learns_tags(data, capsys) -> None:
+    folders.bert(data / "bert")
+    command = ["results", "bert", "--suite=./suite.gin", "--tasks=tags", "--output=out", "--seeds=2"]
+    assert main.main(command) == 0, capsys.readouterr().err
+    printed = capsys.readouterr().out
+    assert "6 outcomes computed" in printed, "a search and two seeds, also of random weights"
+    cells = cells_of(data / "out")
+    assert cells["tags", "bert"]["mean"] > cells["tags", "majority"]["mean"] + 10
+    rows = {"bert", "bert, random weights", "majority", "each word's usual tag"}
+    assert {model for _, model in cells} == rows and cells["tags", "bert"]["seeds"] == 2
+    low, high = cells["tags", "bert"]["over_examples"]
+    assert low <= cells["tags", "bert"]["mean"] <= high and len(cells["tags", "bert"]["protocol"]) == 8
+    # Each figure is that of its kept predictions, by scikit-learn.
+    task = read_suite("./suite.gin").tasks[2]
+    parts = read_task(task, ".").parts
+    assert parts is not None
+    means = []
+    for path in (data / "out" / "outcomes").glob("*.json"):
+        kept = json.loads(path.read_text())
+        outcome = kept["outcome"]
+        assert len(outcome["curve"]) == 3 and outcome["curve"][0]["loss"] > outcome["curve"][2]["loss"]
+        if kept["facts"]["part"] == "test":
+            targets = [tag for each in parts.test for tag in each.tags]
+            given = [tag for tags in outcome["predictions"] for tag in tags]
+            accuracy = 100 * metrics.accuracy_score(targets, given)
+            assert outcome["figures"]["accuracy"] == pytest.approx(accuracy, abs=1e-9)
+            means += [accuracy] if kept["facts"]["weights"] == "trained" else []
+    assert sum(means) / 2 == pytest.approx(cells["tags", "bert"]["mean"], abs=1e-9)
+    assert "40 test examples of 20 documents" in printed
+    table = (data / "out" / "results.json").read_text()
+    assert main.main(command) == 0 and "0 outcomes computed" in capsys.readouterr().out
+    assert (data / "out" / "results.json").read_text() == table and not (data / "out" / "training").exists()
+
+
+@pytest.mark.night
+def test_families_and_a_run_of_ours_stand_in_one_table(data, vocabulary, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(protocol, "PROTOCOL", dataclasses.replace(PROTOCOL, **{**SMALL, "epochs": (4,)}))
+    models = [
+        made(data / made.__name__).name for made in (folders.bert, folders.xlm_roberta, folders.mt5, folders.llama)
+    ]
+    network = tiny.model(vocab_size=1_024, num_encoder_layers=1, num_decoder_layers=1, **NARROW)
+    write_run(data / "ours", network)
+    (data / "ours" / "spiece.model").write_bytes(vocabulary.read_bytes())
+    chosen = ("kind", "names")
+    command = ["results", *models, "ours", "--suite=./suite.gin", f"--tasks={','.join(chosen)}", "--seeds=1"]
+    assert main.main(command) == 0, capsys.readouterr().err
+    cells = cells_of(data / "results" / "suite")
+    for task in chosen:
+        for model in (*models, "ours"):
+            own, majority = cells[task, model], cells[task, "majority"]
+            assert own["protocol"] == majority["protocol"], (task, model)
+            assert own["mean"] > majority["mean"], (task, model, own, majority)
+        assert max(cells[task, each]["mean"] for each in models) > 85, task
+    assert len(list((data / "results" / "suite" / "exported").iterdir())) == 1, "a run is exported once"
+
+
+@pytest.mark.night
+def test_what_a_trainer_gives_is_what_the_class_gives(data, capsys) -> None:
+    """The trained weights, computed again without our code: the same predictions of the test part."""
+    folders.bert(data / "bert")
+    opened = open_model("bert", data / "exported")
+    from limba.tools.results.trainer import FineTuning, Setting
+
+    task = read_suite("./suite.gin").tasks[0]
+    parts = read_task(task, ".").parts
+    assert parts is not None
+    rules = dataclasses.replace(PROTOCOL, **SMALL)
+    kept = []
+    train = transformers.Trainer.train
+
+    def keep(trainer, *arguments, **names):
+        found = train(trainer, *arguments, **names)
+        kept.append(trainer.model)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transformers.Trainer, "train", keep)
+        outcome = FineTuning(opened, task, parts, rules, data / "training").outcome(Setting(5e-3, 3), 1, True, False)
+    (network,) = kept
+    network.eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained("bert")
+    with torch.no_grad():
+        for example, prediction in zip(parts.test, outcome.predictions, strict=True):
+            logits = network(**tokenizer(example.texts[0], return_tensors="pt")).logits[0]
+            assert network.config.id2label[int(logits.argmax())] == prediction
+
+
+def test_first_tokens_of_words_are_found(tmp_path) -> None:
+    folders.bert(tmp_path / "bert")
+    opened = open_model(str(tmp_path / "bert"), tmp_path)
+    words = ["Ana", "Pop", "0.55", "", "Cluj"]
+    ids, places = opened.words(words, 32)
+    own = opened.tokenizer(words, is_split_into_words=True)
+    first = [own.word_ids().index(number) if number in own.word_ids() else None for number in range(5)]
+    assert ids["input_ids"] == own["input_ids"] and places == first and places[3] is None
+    assert opened.words(words, 5)[1][2:] == [3, None, None], "the rest is cut off"
+    tokenizer = transformers.ByT5Tokenizer()
+    opened.tokenizer = tokenizer
+    ids, places = opened.words(["aă", "b"], 32)
+    assert ids["input_ids"] == tokenizer("aă b")["input_ids"] and places == [0, 4]
+
+
+def test_positions_that_begin_after_paddings_are_not_counted(tmp_path) -> None:
+    assert open_model(str(folders.xlm_roberta(tmp_path / "x")), tmp_path).check(is_tagged=True) == 17
+    assert open_model(str(folders.bert(tmp_path / "b")), tmp_path).check(is_tagged=False) == 32
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            {"model_type": "of_my_own", "auto_map": {"AutoModel": "m.M"}},
+            "so it needs code of its own, which is never run",
+        ),
+        ({"model_type": "of_my_own"}, "has the model_type 'of_my_own', which transformers"),
+        ({"model_type": "vit"}, "has no class of vit for the classification of tokens; give another model"),
+    ],
+)
+def test_what_transformers_has_no_class_for_is_one_sentence(change, says, data, capsys) -> None:
+    folders.bert(data / "bert")
+    about = json.loads((data / "bert" / "config.json").read_text())
+    (data / "bert" / "config.json").write_text(json.dumps(about | change))
+    (data / "bert" / "m.py").write_text("raise SystemExit('foreign code runs')")
+    assert main.main(["results", "bert", "--suite=./suite.gin", "--tasks=tags", "--output=out"]) == 2
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 1, error
+
+
+def test_weights_that_a_class_needs_and_does_not_find_are_one_sentence(data, capsys) -> None:
+    folders.mt5(data / "whole")
+    whole = transformers.MT5ForConditionalGeneration.from_pretrained(data / "whole")
+    encoder = transformers.MT5EncoderModel(whole.config)
+    folders.saved(encoder, data / "encoder", {"pad_token": "[PAD]", "eos_token": "[SEP]"})
+    opened = open_model("encoder", data)
+    assert opened.network(True, ("O", "B-X"), 0, False) is not None, "tags need the encoder alone"
+    with pytest.raises(InputError, match="weights that it does not have, such as transformer.decoder"):
+        opened.network(False, ("no", "yes"), 0, False)
+
+
+@pytest.mark.night
+def test_a_similarity_is_learned(data, capsys) -> None:
+    folders.bert(data / "bert")
+    command = ["results", "bert", "--suite=./suite.gin", "--tasks=sts", "--output=out", "--seeds=1"]
+    assert main.main(command) == 0, capsys.readouterr().err
+    assert cells_of(data / "out")["sts", "bert"]["mean"] > 50
+
+
+@pytest.mark.night
+def test_a_training_that_was_killed_gives_the_table_of_an_unbroken_one(data, capsys) -> None:
+    folders.bert(data / "bert")
+    command = ["results", "bert", "--suite=./suite.gin", "--tasks=tags", "--seeds=1", "--quick"]
+    assert main.main([*command, "--output=whole"]) == 0, capsys.readouterr().err
+    assert "compare with other quick figures only" in capsys.readouterr().out
+    kept = lambda: {path: path.stat().st_mtime_ns for path in (data / "out" / "outcomes").glob("*.json")}
+    environment = {**os.environ, "PYTHONPATH": str(Path(limba.__file__).parent.parent)}
+    with subprocess.Popen([sys.executable, "-m", "limba", *command, "--output=out"], env=environment) as killed:
+        wait_until(lambda: kept() or killed.poll() is not None)
+        killed.kill()
+    before = kept()
+    assert 0 < len(before) < 8 and not (data / "out" / "results.json").exists()
+    assert main.main([*command, "--output=out"]) == 0, capsys.readouterr().err
+    assert f"{8 - len(before)} outcomes computed" in capsys.readouterr().out
+    assert before.items() <= kept().items()
+    tables = [json.loads((data / name / "results.json").read_text()) for name in ("whole", "out")]
+    assert tables[0] == tables[1]
+
+
+def test_a_missing_package_is_said_with_the_command_that_installs_it(data, monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    assert main.main(["results", "bert", "--suite=./suite.gin"]) == 2
+    says = "A task that is fine-tuned needs accelerate, which is not installed; run bash launch/setup.sh results.\n"
+    assert capsys.readouterr().err.endswith(says)
