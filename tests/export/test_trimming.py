@@ -42,7 +42,7 @@ RARER_PIECES_GO = ("roberta", "llama")
 AT_NIGHT = (
     *(("unigram", False, "umt5"), ("unigram", False, "mt5"), ("unigram", False, "t5_encoder")),
     *(("llama", False, "llama"), ("roberta", False, "gpt2"), ("gemma", False, "eurobert")),
-    *(("endoftext", True, "llama"), ("endoftext", True, "modernbert"), ("llama", False, "t5")),
+    *(("endoftext", True, "llama"), ("endoftext", True, "modernbert")),
 )
 
 

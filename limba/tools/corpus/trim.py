@@ -47,9 +47,8 @@ def run(argv: Sequence[str]) -> None:
     given = parser.parse(argv)
     for name, value in (("MODEL", given.model), ("--keep", given.keep), ("--output", given.output)):
         if not value:
-            raise InputError(
-                f"{name} is missing; write limba vocabulary trim MODEL --keep='data/*.jsonl' --output=DIR."
-            )
+            example = "limba vocabulary trim MODEL --keep='data/*.jsonl' --output=DIR"
+            raise InputError(f"{name} is missing; write {example}.")
     if not 0 < given.coverage <= 1:
         raise InputError(f"--coverage is {given.coverage}; give a share above 0, 1 at most.")
     if given.sample_bytes < 1:
