@@ -176,7 +176,7 @@ def test_a_file_of_multiblimp_is_read_as_it_is_published(tmp_path) -> None:
         ("good\tx\nA\tB\n", "line 1 has the columns good, x; give sen and wrong_sen"),
         ("good\tbad\nA\n", "line 2 has 1 fields and the header 2"),
         ("good\tbad\nA\tA\n", "line 2: the columns good and bad hold no two sentences that differ"),
-        ("", "line 1 has the columns none"),
+        ("", "has no row, so it holds no pairs"),
     ],
 )
 def test_another_layout_is_said_by_line_and_column(text, says, tmp_path) -> None:

@@ -318,7 +318,7 @@ def test_one_command_gives_both_figures_of_a_hybrid(hybrid, tmp_path, monkeypatc
     assert main.main(["results", str(hybrid), "--suite=./suite.gin", "--output=out"]) == 0, capsys.readouterr().err
     written = json.loads((tmp_path / "out" / "results.json").read_text())
     cells = {
-        (each["figure"], each["column"]): each["mean"] for each in written["cells"] if "random" not in each["column"]
+        (each["figure"], each["model"]): each["mean"] for each in written["cells"] if "random" not in each["model"]
     }
     assert cells.keys() == {
         ("pseudo bits per byte", "run, masked"),
@@ -352,12 +352,12 @@ def test_models_of_four_families_stand_beside_ours_in_one_table(vocabulary, tmp_
     assert main.main(command) == 0, capsys.readouterr().err
     assert "16 outcomes computed" in capsys.readouterr().out
     cells = json.loads((tmp_path / "out" / "results.json").read_text())["cells"]
-    rows = {figure: {each["column"] for each in cells if each["figure"] == figure} for figure in NAMES.values()}
+    rows = {figure: {each["model"] for each in cells if each["figure"] == figure} for figure in NAMES.values()}
     beside = lambda *names: {column for name in names for column in (name, f"{name}, random weights")}
     assert rows["bits per byte"] == beside("qwen")
     assert rows["pseudo bits per byte"] == beside("bert", "xlm-r")
     assert rows["bits per hidden byte"] == beside("ours")
-    assert {each["column"] for each in cells if each["figure"] == "accuracy"} >= {"ours", "bert", "xlm-r", "qwen"}
+    assert {each["model"] for each in cells if each["figure"] == "accuracy"} >= {"ours", "bert", "xlm-r", "qwen"}
     assert (
         "text, a, qwen: log likelihood from left to right; the model has no start token"
         in (tmp_path / "out" / "results.txt").read_text()
