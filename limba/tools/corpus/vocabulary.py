@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 from collections.abc import Sequence
 
@@ -21,11 +20,6 @@ ABOUT = """Trains a vocabulary on a uniform sample of a task's text, writes its 
     limba vocabulary compare A B --help      # vocabularies side by side
 
 On several hosts (PROCESS_ID set, or started by srun or mpirun) host 0 trains, and the others wait for its files."""
-
-VERBS = {  # what is done with vocabularies that are there, in place of FILES: its module
-    "trim": "limba.tools.corpus.trim",
-    "compare": "limba.tools.corpus.compare",
-}
 SENTINELS = 100  # ids of T5's layout, among those of --size
 
 
@@ -56,8 +50,15 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 def run(argv: Sequence[str]) -> None:
     """Trims or compares vocabularies, or trains one; raises InputError."""
-    if argv and argv[0] in VERBS:
-        importlib.import_module(VERBS[argv[0]]).run(argv[1:])
+    verb = argv[0] if argv else None
+    if verb == "trim":
+        from limba.tools.corpus import trim
+
+        trim.run(argv[1:])
+    elif verb == "compare":
+        from limba.tools.corpus import compare
+
+        compare.run(argv[1:])
     else:
         train(argv)
 
