@@ -21,7 +21,7 @@ from limba.tools.results.outcome import Outcome, Prediction
 from limba.tools.results.protocol import Protocol
 
 IGNORED = -100  # a label that no loss counts
-Feature = dict[str, list[int] | int | float]
+Feature = dict[str, Any]  # lists of ids, and a label, a score or a list of labels
 
 
 class Setting(NamedTuple):
@@ -86,7 +86,7 @@ class FineTuning:
     def _arguments(self, setting: Setting, seed: int) -> transformers.TrainingArguments:
         batch = self._protocol.batch_size
         steps = math.ceil(len(self.parts.train) / batch) * setting.epochs
-        return transformers.TrainingArguments(
+        arguments = transformers.TrainingArguments(
             output_dir=str(self._folder),
             per_device_train_batch_size=batch,
             per_device_eval_batch_size=2 * batch,
@@ -109,6 +109,9 @@ class FineTuning:
             disable_tqdm=True,
             dataloader_pin_memory=torch.cuda.is_available(),
         )
+        # Else the Trainer takes a batch for each GPU that it sees, and the protocol is another one there.
+        arguments._n_gpu = min(arguments.n_gpu, 1)
+        return arguments
 
     def _collator(self) -> Any:
         tokenizer = self.model.tokenizer
@@ -117,9 +120,10 @@ class FineTuning:
         return transformers.DataCollatorWithPadding(tokenizer)
 
     def _read(self, examples: Sequence[Example]) -> list[Read]:
-        if self.task.is_tagged:
-            return [self._sentence(each) for each in examples]
-        return [self._text(each) for each in examples]
+        read = self._sentence if self.task.is_tagged else self._text
+        found = [read(each) for each in examples]
+        self.model.check_ids(max(max(each.feature["input_ids"], default=0) for each in found))
+        return found
 
     def _text(self, example: Example) -> Read:
         """Returns the ids of a text or of two, with the number of the class or the score in deviations."""
@@ -127,7 +131,7 @@ class FineTuning:
         whole = self.model.tokenizer(*example.texts, verbose=False)
         answer = example.answer
         if isinstance(answer, str):
-            label = self.parts.labels.index(answer) if answer in self.parts.labels else IGNORED
+            label = self.parts.labels.index(answer)
         else:
             assert isinstance(answer, float), "a score"
             label = (answer - self._mean) / self._deviation
