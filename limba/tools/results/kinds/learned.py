@@ -102,7 +102,8 @@ class Learned:
         kept = [each for each in train if each.letters not in others]
         if not kept:
             raise InputError(f"Each example of {self.train} is in another part of {self.name} too; name other files.")
-        known = set[str]().union(*(self.labels(each) for each in found[self.train]))
+        of_training = kept if self.dev else [*kept, *dev]  # a rare label may stand in the tenth that was drawn
+        known = set[str]().union(*(self.labels(each) for each in of_training))
         for each in (*test, *dev):
             if new := sorted(self.labels(each) - known):
                 raise InputError(
