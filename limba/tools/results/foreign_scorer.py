@@ -28,7 +28,6 @@ from limba.tools.results.ways import CAUSAL, GAPS, HOW, MASKED
 
 MOST_LOGITS = 1 << 26  # numbers of a batch's logits: 256 MiB in float32
 MOST_ROWS = 32  # texts of a batch
-UNKNOWN_LENGTH = 10**9  # model_max_length of a tokenizer that has none is above it
 SENTINEL = re.compile(r"<extra_id_\d+>")
 UNSPACED = re.compile(  # letters of scripts without spaces: Han, kana, Thai, Lao, Burmese, Khmer
     r"[\u3041-\u309f\u30a1-\u30fa\u30fc\u3400-\u4dbf\u4e00-\u9fff\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]"
@@ -475,6 +474,8 @@ class ForeignScorer:
         with torch.random.fork_rng(), _quiet():
             torch.manual_seed(0)
             model = _class_of(self.way).from_config(copy.deepcopy(self.model.config), dtype=torch.float32)
+        if self.model.can_generate():
+            model.generation_config = self.model.generation_config  # which may name the start of a text
         return dataclasses.replace(self, model=model.eval().to(self.model.device))
 
 

@@ -132,16 +132,6 @@ def open_scorers(name: str, imports: Sequence[str] = ()) -> tuple[Scorer, ...]:
     return tuple(LimbaScorer(name, trained.decoder if way == CAUSAL else trained, way) for way in _ways(network))
 
 
-def open_scorer(name: str, way: str | None = None, imports: Sequence[str] = ()) -> Scorer:
-    """Returns `open_scorers`' one, or the one that scores in this way; of a hybrid the default is its encoder."""
-    found = {scorer.way: scorer for scorer in open_scorers(name, imports)}
-    if way is None:
-        return next(iter(found.values()))
-    if way not in found:
-        raise InputError(f"{name} scores texts as {' and as '.join(found)}, and not as {way}; choose one of these.")
-    return found[way]
-
-
 def ways_of(name: str) -> tuple[str, ...]:
     """Returns how a model would score texts, by its configuration alone: no weights are read.
 
