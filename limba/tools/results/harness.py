@@ -1,7 +1,7 @@
 """lm-evaluation-harness's tasks for any model that `limba.load` opens: `limba results lm-eval run --model limba …`."""
 
 # pyright: reportMissingImports=false
-# (lm_eval comes with the extra `results`)
+# (lm_eval comes with the extra `harness`)
 
 from __future__ import annotations
 
