@@ -256,6 +256,19 @@ def test_random_weights_begin_as_the_model_does(tmp_path) -> None:
     assert scorer.with_random_weights().starts == scorer.starts == [5]
 
 
+def test_a_checksum_knows_what_stands_before_a_text(vocabulary, tmp_path) -> None:
+    """A start that is named in another file than the weights and the pieces changes each figure of a causal model."""
+    folders = (folder_of(BOTH["llama"], vocabulary, tmp_path / "ours"), saved("qwen", tmp_path / "foreign"))
+    for folder in folders:
+        found = []
+        for start in (3, 4):
+            about = json.loads((folder / "generation_config.json").read_text())
+            (folder / "generation_config.json").write_text(json.dumps(about | {"bos_token_id": start}))
+            (scorer,) = scoring.open_scorers(str(folder))
+            found.append(scorer.checksum(is_random=False))
+        assert found[0] != found[1], folder
+
+
 def changed(folder: Path, **entries: object) -> None:
     file = folder / "config.json"
     about = {**json.loads(file.read_text()), **entries}

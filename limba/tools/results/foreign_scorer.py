@@ -461,6 +461,7 @@ class ForeignScorer:
 
         about = {key: value for key, value in self.model.config.to_dict().items() if not key.startswith("_")}
         texts = [json.dumps(about, sort_keys=True, default=str), self.way, torch.__version__, transformers.__version__]
+        texts.append(f"{self.template} {self.starts if self.way == CAUSAL else self._end}")
         texts.append(self.tokenizer.backend_tokenizer.to_str() if self.tokenizer.is_fast else repr(self.tokenizer))
         found = hashlib.sha256("\n".join(texts).encode())
         for name, tensor in () if is_random else sorted(self.model.state_dict().items()):

@@ -104,7 +104,7 @@ def checksum_of_model(trained: TrainedModel, is_random: bool = False) -> str:
     if trained.tokenizer is not None:
         path = Path(trained.tokenizer[0].path)
         found.update((checksum(path) if path.is_file() else str(path)).encode())
-        found.update(str(trained.tokenizer[0].extra_ids).encode())
+        found.update(f"{trained.tokenizer[0].extra_ids} {trained.special_ids}".encode())
     return found.hexdigest()
 
 
