@@ -135,7 +135,8 @@ class OpenModel:
         ids = self.tokenizer(" ".join(words), truncation=True, max_length=longest, return_offsets_mapping=True)
         offsets = ids.pop("offset_mapping")
         places = list[int | None]()
-        token, begin = 0, 0
+        token = 0
+        begin = 0
         for word in words:
             end = begin + len(word)
             while token < len(offsets) and offsets[token][1] <= begin:  # special tokens have no letters
@@ -148,7 +149,8 @@ class OpenModel:
     def _pieces(self, words: Sequence[str], longest: int) -> tuple[dict[str, list[int]], list[int | None]]:
         """Returns `words` of a tokenizer written in Python, which does not say where its tokens stand."""
         encode = lambda text: self.tokenizer.encode(text, add_special_tokens=False)
-        pieces, firsts = list[int](), list[int | None]()
+        pieces = list[int]()
+        firsts = list[int | None]()
         for number, word in enumerate(words):
             pieces += encode(" ") if number else []
             own = encode(word)

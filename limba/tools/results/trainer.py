@@ -35,7 +35,10 @@ class FineTuning:
     """A task as a model reads it, and its trainings."""
 
     def __init__(self, model: OpenModel, task: Learned, parts: Parts, protocol: Protocol, folder: Path):
-        self.model, self.task, self.parts, self._protocol = model, task, parts, protocol
+        self.model = model
+        self.task = task
+        self.parts = parts
+        self._protocol = protocol
         self._folder = folder  # of a training's checkpoints; it is removed again
         self._length = min(protocol.most_tokens, model.check(task.is_tagged))  # of a text, in tokens
         values = [each.answer for each in parts.train] if isinstance(task, Similarity) else [0.0]
@@ -48,7 +51,8 @@ class FineTuning:
         `is_random`: it begins with random weights of the model's shape.
         """
         model = self.model.network(self.task.is_tagged, self.parts.labels, seed, is_random)
-        train, dev = self._read(self.parts.train), self._read(self.parts.dev)
+        train = self._read(self.parts.train)
+        dev = self._read(self.parts.dev)
         shutil.rmtree(self._folder, ignore_errors=True)  # of a training that was stopped
 
         def figure(evaluation: transformers.EvalPrediction) -> dict[str, float]:
