@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from jaxlib import xla_client
 from sklearn import metrics
 
 import limba
@@ -180,6 +181,14 @@ def test_a_model_that_pads_with_its_end_finds_the_last_token_before_it(data) -> 
     padded = opened.tokenizer(["Ana", "Ana Pop Cluj Ion"], padding=True, return_tensors="pt")
     with torch.no_grad():
         assert network(**padded).logits[0] == pytest.approx(network(**alone).logits[0], abs=1e-5)
+
+
+def test_jax_leaves_a_gpus_memory_to_torch(data, monkeypatch) -> None:
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "")
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE")
+    assert "preallocate" not in xla_client.generate_pjrt_gpu_plugin_options()
+    assert main.main(["results", "absent", "--suite=./suite.gin"]) == 2
+    assert xla_client.generate_pjrt_gpu_plugin_options()["preallocate"] is False
 
 
 def test_an_id_without_a_row_is_one_sentence(data, capsys) -> None:

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import functools
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -52,6 +53,7 @@ def run(argv: Sequence[str]) -> None:
         harness.run(argv[1:])
         return
     given = _given(argv)
+    os.environ.setdefault(*environment.GPU_IS_SHARED)  # read when jax first computes; torch fine-tunes
     with environment.quiet_imports():
         from limba.api import RunDirectory, described, held
         from limba.tools.results import card, first_row, scoring
