@@ -84,6 +84,8 @@ GPU_XLA_FLAG = "--xla_gpu_enable_latency_hiding_scheduler"
 # jax's own 0.75 leaves 20 GB of an H100 unused; 0.9 leaves room for NCCL:
 # docs.nvidia.com/jax-toolbox/performance-profiling/gpu-performance
 GPU_MEMORY = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
+# Else jax takes that share of a GPU at once, and torch in the same process finds the rest.
+GPU_IS_SHARED = ("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 # TensorFlow's notes that no variable silences.
 CHATTER = re.compile(rb"^(I0000 |W0000 .*cuda|WARNING: All log messages before absl::InitializeLog)")
 

@@ -251,10 +251,15 @@ def test_a_run_and_a_t5x_checkpoint_become_a_start(t5, spiece, tmp_path, english
 
 
 def test_a_loaded_model_is_trimmed_to_another(t5, tmp_path, english) -> None:
-    model = limba.load(t5)
-    smaller = model.trim(english, tmp_path / "smaller", coverage=1.0)
+    folder = Path(shutil.copytree(t5, tmp_path / "before"))
+    (folder / "conversion.json").write_text('{"step": 5, "only_fills_gaps": true}')
+    model = limba.load(folder)
+    smaller = model.trim([*english, "half a letter: \ud800"], tmp_path / "smaller", coverage=1.0)
+    assert model.only_fills_gaps and smaller.only_fills_gaps, "both are scored in the same way"
     assert smaller.source.model.vocab_size < model.source.model.vocab_size
     assert smaller.generate([english[0]], max_tokens=4)
+    with pytest.raises(InputError, match="A single text is given instead of a list"):
+        model.trim(english[0], tmp_path / "other")
     with pytest.raises(InputError, match="another vocabulary than its own"):
         limba.load(t5, vocabulary="byte").trim(english, tmp_path / "other")
 

@@ -175,3 +175,18 @@ def test_rows_and_sentences_belong_to_their_documents(tmp_path: Path) -> None:
     assert [each.document for each in TEXTS.examples(tmp_path / "a.jsonl")] == ["0", "0", "1", "1"]
     (tmp_path / "b.tsv").write_text("text\tlabel\na\tx\nb\tx\n")
     assert len({each.document for each in TABLE.examples(tmp_path / "b.tsv")}) == 2
+
+
+def test_a_tag_that_only_the_tenth_example_has_is_of_the_training_part_too(tmp_path: Path) -> None:
+    tags = ["X", *["NOUN"] * 29]  # the first of each ten becomes the development part
+    (tmp_path / "train.conllu").write_text("".join(f"1\tword{n}\t_\t{tag}\n\n" for n, tag in enumerate(tags)))
+    (tmp_path / "test.conllu").write_text("1\ta\t_\tX\n\n")
+    parts = TAGS.read(str(tmp_path))
+    assert parts.labels == ("NOUN", "X") and parts.dev[0].tags == ("X",) and len(parts.train) == 27
+
+
+def test_one_label_alone_is_nothing_to_learn(tmp_path: Path) -> None:
+    for name in TAGS.files:
+        (tmp_path / name).write_text("".join(f"1\t{name}{n}\t_\tNOUN\n\n" for n in range(20)))
+    with pytest.raises(InputError, match="train.conllu of the task task has no label but NOUN; name another file"):
+        TAGS.read(str(tmp_path))

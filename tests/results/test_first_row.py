@@ -11,7 +11,9 @@ import pytest
 import limba
 from limba.cli import main
 from limba.config import CardConfig, RunConfig, plain
-from limba.tools.results.kinds.bits import windows, with_gaps
+from limba.tools.results.kept import Kept, digest
+from limba.tools.results.kinds.bits import BitsPerByte, windows, with_gaps
+from limba.tools.results.protocol import PROTOCOL
 from tests import tiny
 from tests.export.runs import folder_of, write_run
 
@@ -55,10 +57,16 @@ def test_a_run_is_measured_on_its_validation_text_and_the_pairs_of_its_language(
         left = left.replace(document, "")
     assert len(left) < 0.2 * len(text.read_text()), "all but the document that is cut is of the validation split"
     assert main.main(["results", "run", "--data=data"]) == 0 and "0 outcomes computed" in capsys.readouterr().out
+    hashes = []
+    for name in ("here", "there"):
+        (place / name).mkdir()
+        copied = shutil.copy(text, place / name)
+        hashes.append(digest(Kept(place).rules(BitsPerByte("validation_text", (str(copied),)), ".", PROTOCOL)))
+    assert hashes[0] == hashes[1] and hashes[0].startswith(found["protocol"]), "the same text in another folder"
 
 
 def test_without_a_file_of_pairs_the_command_says_where_they_are(place, write, capsys) -> None:
-    write(language="ro")
+    write(language="ro-MD")  # a card may name a country too
     (place / "pairs.tsv").unlink()
     assert main.main(["results", "run", "--tasks=validation_text"]) == 0
     said = capsys.readouterr().err

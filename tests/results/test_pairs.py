@@ -16,7 +16,7 @@ import limba
 from limba.config import InputError
 from limba.tools.results.kinds.bits import BitsPerByte
 from limba.tools.results.kinds.pairs import MinimalPairs, Pair, gap, likelihoods, outcome
-from limba.tools.results.scoring import open_scorer
+from limba.tools.results.scoring import open_scorers
 from tests import tiny
 from tests.export.runs import folder_of
 from tests.formats.test_decoder_only import GPT2
@@ -45,7 +45,7 @@ def given(corpus: Path) -> list[Pair]:
 @pytest.mark.slow
 def test_a_t5_finds_the_words_in_the_gap_as_likely_as_transformers(given, vocabulary, tmp_path) -> None:
     folder = folder_of(T5, vocabulary, tmp_path)
-    good, bad = likelihoods(open_scorer(str(folder)), given)
+    good, bad = likelihoods(open_scorers(str(folder))[0], given)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     network = transformers.T5ForConditionalGeneration.from_pretrained(folder).eval()
     for number, pair in enumerate(given):
@@ -70,7 +70,7 @@ LANGUAGE_MODELS = {
 @pytest.mark.parametrize("name", ["llama", pytest.param("gpt2", marks=pytest.mark.night)])
 def test_a_language_model_finds_sentences_as_likely_as_transformers(name, given, vocabulary, tmp_path) -> None:
     folder = folder_of(LANGUAGE_MODELS[name], vocabulary, tmp_path)
-    found = likelihoods(open_scorer(str(folder)), given)
+    found = likelihoods(open_scorers(str(folder))[0], given)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     network = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     for side, ours in enumerate(found):
@@ -90,7 +90,7 @@ ENCODERS["modernbert"] = dataclasses.replace(MODERN, **SMALL)
 def test_an_encoder_finds_sentences_as_likely_as_transformers_word_by_word(name, given, vocabulary, tmp_path) -> None:
     folder = folder_of(ENCODERS[name], vocabulary, tmp_path)
     pairs = given[:20]
-    found = likelihoods(open_scorer(str(folder)), pairs)
+    found = likelihoods(open_scorers(str(folder))[0], pairs)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     network = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
     assert "Bert" in type(network).__name__

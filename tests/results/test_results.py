@@ -21,7 +21,7 @@ from limba.tools.results.kinds.bits import BitsPerByte
 from limba.tools.results.kinds.learned import Classification, Example, NamedEntities, PartOfSpeech, Similarity
 from limba.tools.results.protocol import QUICK
 from limba.tools.results.results import TABLES
-from limba.tools.results.scoring import open_scorer
+from limba.tools.results.scoring import open_scorers
 from limba.tools.results.suites import read_suite, read_task
 from tests import tiny
 from tests.export.runs import folder_of, write_run
@@ -231,7 +231,7 @@ def test_figures_of_each_kind(tmp_path) -> None:
 def test_bits_per_byte_are_those_of_each_file_and_script(place, vocabulary) -> None:
     (place / "other.txt").write_text("Здесь один.\nOne is here.\n1 + 1\n")
     task = BitsPerByte("text", ("held.txt", "other.txt"))
-    scorer = open_scorer(str(folder_of(tiny.language_model(vocab_size=1_024), vocabulary, place / "model")))
+    (scorer,) = open_scorers(str(folder_of(tiny.language_model(vocab_size=1_024), vocabulary, place / "model")))
     found = task.measure(scorer, task.read(str(place)))
     assert set(found.parts) == {"held.txt", "other.txt", "latin script", "cyrillic script", "no script"}
     alone = dataclasses.replace(task, texts=("other.txt",))

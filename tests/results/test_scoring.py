@@ -4,6 +4,7 @@ import json
 import math
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -50,7 +51,7 @@ def saved_by_transformers(name: str, vocabulary: Path, folder: Path) -> Path:
 )
 def test_limba_and_transformers_score_a_folder_alike(name, vocabulary, tmp_path) -> None:
     folder = saved_by_transformers(name, vocabulary, tmp_path)
-    ours = scoring.open_scorer(str(folder))
+    ours = scoring.open_scorers(str(folder))[0]
     theirs = foreign_scorer.open_folder(str(folder))
     assert isinstance(ours, scoring.LimbaScorer) and ours.way == theirs.way and ours.how == theirs.how
     if ours.way == ways.GAPS:
@@ -143,7 +144,7 @@ def words_by_hand(tokenizer: Any, ids: list[int]) -> list[int]:
 def test_a_masked_model_of_another_family_is_scored_word_by_word(tmp_path) -> None:
     """XLM-R's shape: its positions begin after the padding, and texts of several lengths stand in one batch."""
     folder = saved("xlm-r", tmp_path / "model")
-    scorer = scoring.open_scorer(str(folder))
+    scorer = scoring.open_scorers(str(folder))[0]
     assert isinstance(scorer, foreign_scorer.ForeignScorer) and scorer.way == ways.MASKED and scorer.longest == 128
     texts = [text for text in TEXTS if text.isascii()]
     found = scorer.log_likelihoods(texts)
@@ -185,7 +186,7 @@ def test_words_of_bert_stand_between_spaces(tmp_path) -> None:
 def test_a_causal_model_of_another_family_counts_a_start_token_once(kind, tmp_path) -> None:
     """Without one, the first token of a text is read and not scored, and its bytes do not count."""
     folder = saved(kind, tmp_path / "model")
-    scorer = scoring.open_scorer(str(folder))
+    scorer = scoring.open_scorers(str(folder))[0]
     starts = [0] if kind == "gpt-neox" else []
     assert scorer.way == ways.CAUSAL and ("has no start token" in scorer.how) == (not starts)
     found = scorer.log_likelihoods(TEXTS)
@@ -221,7 +222,7 @@ def test_a_t5_of_another_family_fills_gaps(tmp_path, vocabulary) -> None:
     torch.manual_seed(0)
     transformers.LongT5ForConditionalGeneration(config).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    scorer = scoring.open_scorer(str(tmp_path / "model"))
+    scorer = scoring.open_scorers(str(tmp_path / "model"))[0]
     assert isinstance(scorer, foreign_scorer.ForeignScorer) and scorer.way == ways.GAPS
     pairs = [Pair("Who sees him?", "Who see him?", "a"), Pair("It is there", "It are there", "a")]
     good, bad = likelihoods(scorer, pairs)
@@ -246,6 +247,26 @@ def test_random_weights_and_checksums_are_the_same_each_time(tmp_path) -> None:
         next(second.model.parameters())[3, 3] += 1e-3
     assert first.checksum(is_random=False) != second.checksum(is_random=False)
     assert first.checksum(is_random=True) == second.checksum(is_random=True)
+
+
+def test_random_weights_begin_as_the_model_does(tmp_path) -> None:
+    """generation_config.json may name a start of texts that config.json does not."""
+    scorer = foreign_scorer.open_folder(str(saved("qwen", tmp_path / "model")))
+    scorer.model.generation_config.bos_token_id = 5
+    assert scorer.with_random_weights().starts == scorer.starts == [5]
+
+
+def test_a_checksum_knows_what_stands_before_a_text(vocabulary, tmp_path) -> None:
+    """A start that is named in another file than the weights and the pieces changes each figure of a causal model."""
+    folders = (folder_of(BOTH["llama"], vocabulary, tmp_path / "ours"), saved("qwen", tmp_path / "foreign"))
+    for folder in folders:
+        found = []
+        for start in (3, 4):
+            about = json.loads((folder / "generation_config.json").read_text())
+            (folder / "generation_config.json").write_text(json.dumps(about | {"bos_token_id": start}))
+            (scorer,) = scoring.open_scorers(str(folder))
+            found.append(scorer.checksum(is_random=False))
+        assert found[0] != found[1], folder
 
 
 def changed(folder: Path, **entries: object) -> None:
@@ -293,7 +314,7 @@ def test_what_cannot_be_scored_is_one_sentence(damage, says, tmp_path) -> None:
 
 
 def test_a_text_that_is_too_long_for_learned_positions_is_refused(tmp_path) -> None:
-    scorer = scoring.open_scorer(str(saved("xlm-r", tmp_path / "model")))
+    scorer = scoring.open_scorers(str(saved("xlm-r", tmp_path / "model")))[0]
     with pytest.raises(InputError, match=r"model reads at most 128 tokens, and a text has \d+; give shorter texts"):
         scorer.log_likelihoods(["a" * 2, "It is there " * 60])
 
@@ -334,9 +355,9 @@ def test_one_command_gives_both_figures_of_a_hybrid(hybrid, tmp_path, monkeypatc
     masked = -sum(trained.log_likelihoods(texts)) / math.log(2) / size
     assert cells["bits per byte", "run, causal"] == pytest.approx(causal, rel=1e-6)
     assert cells["pseudo bits per byte", "run, masked"] == pytest.approx(masked, rel=1e-6) != causal
-    assert scoring.open_scorer(str(hybrid), ways.CAUSAL).way == ways.CAUSAL
-    with pytest.raises(InputError, match="scores texts as masked and as causal, and not as gaps"):
-        scoring.open_scorer(str(hybrid), ways.GAPS)
+    picture = ElementTree.fromstring((tmp_path / "out" / "results.svg").read_text())
+    bars = [each.get("class") for each in picture.iter() if each.tag.endswith("rect")]
+    assert bars.count("b") == 4, "both columns are the model's, in each task"
 
 
 def test_models_of_four_families_stand_beside_ours_in_one_table(vocabulary, tmp_path, monkeypatch, capsys) -> None:

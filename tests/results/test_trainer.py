@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from jaxlib import xla_client
 from sklearn import metrics
 
 import limba
@@ -155,6 +156,50 @@ def test_first_tokens_of_words_are_found(tmp_path) -> None:
     opened.tokenizer = tokenizer
     ids, places = opened.words(["aă", "b"], 32)
     assert ids["input_ids"] == tokenizer("aă b")["input_ids"] and places == [0, 4]
+
+
+def test_a_batch_is_the_protocols_however_many_gpus_there_are(data, monkeypatch) -> None:
+    folders.bert(data / "bert")
+    task = read_suite("./suite.gin").tasks[0]
+    parts = read_task(task, ".").parts
+    assert parts is not None
+    from limba.tools.results.trainer import FineTuning, Setting
+
+    runs = FineTuning(open_model("bert", data), task, parts, PROTOCOL, data / "training")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    arguments = runs._arguments(Setting(1e-3, 3), 0)
+    assert arguments.train_batch_size == 16 and arguments.eval_batch_size == 32
+
+
+def test_a_model_that_pads_with_its_end_finds_the_last_token_before_it(data) -> None:
+    folders.llama(data / "llama")
+    about = json.loads((data / "llama" / "config.json").read_text())
+    (data / "llama" / "config.json").write_text(json.dumps(about | {"pad_token_id": 0}))
+    opened = open_model("llama", data)
+    network = opened.network(False, ("no", "yes"), 0, False).eval()
+    alone = opened.tokenizer(["Ana"], return_tensors="pt")
+    padded = opened.tokenizer(["Ana", "Ana Pop Cluj Ion"], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        assert network(**padded).logits[0] == pytest.approx(network(**alone).logits[0], abs=1e-5)
+
+
+def test_jax_leaves_a_gpus_memory_to_torch(data, monkeypatch) -> None:
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "")
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE")
+    assert "preallocate" not in xla_client.generate_pjrt_gpu_plugin_options()
+    assert main.main(["results", "absent", "--suite=./suite.gin"]) == 2
+    assert xla_client.generate_pjrt_gpu_plugin_options()["preallocate"] is False
+
+
+def test_an_id_without_a_row_is_one_sentence(data, capsys) -> None:
+    folders.bert(data / "bert")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(data / "bert")
+    tokenizer.add_tokens([f"new{number}" for number in range(200)])
+    tokenizer.add_special_tokens({"pad_token": "[PADDING]"})
+    tokenizer.save_pretrained(data / "bert")
+    assert main.main(["results", "bert", "--suite=./suite.gin", "--tasks=tags", "--seeds=1"]) == 2
+    error = capsys.readouterr().err
+    assert "The tokenizer of bert gives the id " in error and "and the model has 200 rows; resize its" in error
 
 
 def test_positions_that_begin_after_paddings_are_not_counted(tmp_path) -> None:

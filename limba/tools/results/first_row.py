@@ -60,7 +60,7 @@ def suite_of(given: argparse.Namespace) -> Suite:
     pairs = _pairs(run, given.data)
     if pairs is not None:
         tasks.append(MinimalPairs("agreement", pairs))
-    language = run.card.language[0] if run.card.language else None
+    language = run.card.language[0].partition("-")[0] if run.card.language else None
     return Suite(NAME, language, tuple(tasks))
 
 

@@ -50,7 +50,8 @@ class OpenModel:
             self.config = transformers.AutoConfig.from_pretrained(place, **self._options)
             self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(place, **self._options)
         self.tokenizer.padding_side = self.tokenizer.truncation_side = "right"
-        if self.tokenizer.pad_token is None:
+        self._pads_with_end = self.tokenizer.pad_token is None
+        if self._pads_with_end:
             if self.tokenizer.eos_token is None:
                 raise InputError(f"{name} has neither a padding nor an end token; add pad_token to its tokenizer.")
             self.tokenizer.pad_token = self.tokenizer.eos_token
@@ -77,6 +78,16 @@ class OpenModel:
                 found.append(module.num_embeddings - before)
         return min(int(each) for each in found if each)
 
+    def check_ids(self, largest: int) -> None:
+        """Raises InputError if the model has no row for the largest id of some texts, or for padding."""
+        num_rows = getattr(self.config.get_text_config(), "vocab_size", None)
+        found = max(largest, self.tokenizer.pad_token_id)
+        if num_rows is not None and found >= num_rows:
+            raise InputError(
+                f"The tokenizer of {self.name} gives the id {found}, and the model has {num_rows:,} rows; resize its"
+                " embedding in transformers."
+            )
+
     def network(self, is_tagged: bool, labels: Sequence[str], seed: int, is_random: bool) -> Any:
         """Returns the network with a new head for some labels, or for a score without any; the seed draws it.
 
@@ -88,8 +99,10 @@ class OpenModel:
         config.id2label = dict(enumerate(labels or ["score"]))
         config.label2id = {label: number for number, label in config.id2label.items()}
         config.problem_type = "single_label_classification" if labels else "regression"
-        if config.pad_token_id is None:
-            config.pad_token_id = self.tokenizer.pad_token_id
+        for each in (config, config.get_text_config()):  # the same one, but of a model that reads pictures too
+            # A language model's class looks here for the last token of a text.
+            if self._pads_with_end or getattr(each, "pad_token_id", None) is None:
+                each.pad_token_id = self.tokenizer.pad_token_id
         transformers.set_seed(seed)
         if is_random:
             return auto.from_config(config, dtype=torch.float32)
@@ -122,7 +135,8 @@ class OpenModel:
         ids = self.tokenizer(" ".join(words), truncation=True, max_length=longest, return_offsets_mapping=True)
         offsets = ids.pop("offset_mapping")
         places = list[int | None]()
-        token, begin = 0, 0
+        token = 0
+        begin = 0
         for word in words:
             end = begin + len(word)
             while token < len(offsets) and offsets[token][1] <= begin:  # special tokens have no letters
@@ -135,7 +149,8 @@ class OpenModel:
     def _pieces(self, words: Sequence[str], longest: int) -> tuple[dict[str, list[int]], list[int | None]]:
         """Returns `words` of a tokenizer written in Python, which does not say where its tokens stand."""
         encode = lambda text: self.tokenizer.encode(text, add_special_tokens=False)
-        pieces, firsts = list[int](), list[int | None]()
+        pieces = list[int]()
+        firsts = list[int | None]()
         for number, word in enumerate(words):
             pieces += encode(" ") if number else []
             own = encode(word)

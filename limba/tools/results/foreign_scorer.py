@@ -28,7 +28,6 @@ from limba.tools.results.ways import CAUSAL, GAPS, HOW, MASKED
 
 MOST_LOGITS = 1 << 26  # numbers of a batch's logits: 256 MiB in float32
 MOST_ROWS = 32  # texts of a batch
-UNKNOWN_LENGTH = 10**9  # model_max_length of a tokenizer that has none is above it
 SENTINEL = re.compile(r"<extra_id_\d+>")
 UNSPACED = re.compile(  # letters of scripts without spaces: Han, kana, Thai, Lao, Burmese, Khmer
     r"[\u3041-\u309f\u30a1-\u30fa\u30fc\u3400-\u4dbf\u4e00-\u9fff\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]"
@@ -462,6 +461,7 @@ class ForeignScorer:
 
         about = {key: value for key, value in self.model.config.to_dict().items() if not key.startswith("_")}
         texts = [json.dumps(about, sort_keys=True, default=str), self.way, torch.__version__, transformers.__version__]
+        texts.append(f"{self.template} {self.starts if self.way == CAUSAL else self._end}")
         texts.append(self.tokenizer.backend_tokenizer.to_str() if self.tokenizer.is_fast else repr(self.tokenizer))
         found = hashlib.sha256("\n".join(texts).encode())
         for name, tensor in () if is_random else sorted(self.model.state_dict().items()):
@@ -475,6 +475,8 @@ class ForeignScorer:
         with torch.random.fork_rng(), _quiet():
             torch.manual_seed(0)
             model = _class_of(self.way).from_config(copy.deepcopy(self.model.config), dtype=torch.float32)
+        if self.model.can_generate():
+            model.generation_config = self.model.generation_config  # which may name the start of a text
         return dataclasses.replace(self, model=model.eval().to(self.model.device))
 
 

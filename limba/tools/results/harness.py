@@ -1,7 +1,7 @@
 """lm-evaluation-harness's tasks for any model that `limba.load` opens: `limba results lm-eval run --model limba …`."""
 
 # pyright: reportMissingImports=false
-# (lm_eval comes with the extra `results`)
+# (lm_eval comes with the extra `harness`)
 
 from __future__ import annotations
 
@@ -52,16 +52,19 @@ class LimbaLM(TemplateLM):
 
     def _fills_gaps(self) -> bool:
         """Returns whether the T5 is scored with sentinels, and says it: the same model has other figures without."""
-        fills, path = self.trained.only_fills_gaps, self.trained.path
-        how, other = "with sentinels, as a gap is filled", "without"
-        reason = "it has learned to fill gaps, and to write no other text"
-        if not fills:
-            how, other = "without sentinels, as a text is written", "with"
-            reason = "neither a run nor a record of its export says that it has only learned to fill gaps"
+        if self.trained.only_fills_gaps:
+            logger.warning(
+                "%s is scored with sentinels, as a gap is filled: it has learned to fill gaps, and to write no other"
+                " text. sentinels=False in --model_args scores it without.",
+                self.trained.path,
+            )
+            return True
         logger.warning(
-            "%s is scored %s: %s. sentinels=%s in --model_args scores it %s.", path, how, reason, not fills, other
+            "%s is scored without sentinels, as a text is written: neither a run nor a record of its export says that"
+            " it has only learned to fill gaps. sentinels=True in --model_args scores it with.",
+            self.trained.path,
         )
-        return fills
+        return False
 
     @property
     def eot_token_id(self) -> int:

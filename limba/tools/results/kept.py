@@ -40,12 +40,12 @@ class Kept:
 
     def rules(self, task: Task, data: str, protocol: Protocol) -> Mapping[str, object]:
         """Returns what two figures must share to be compared: the task's fields, its files and the protocol."""
-        fields = dataclasses.asdict(task)
-        del fields["address"]
+        names = {name: _without_folder(name) for name in task.files}
+        fields = {key: _renamed(value, names) for key, value in dataclasses.asdict(task).items() if key != "address"}
         return {
             "kind": type(task).__name__,
             "task": fields,
-            "files": {name: checksum(place_of(data, name)) for name in task.files},
+            "files": [[new, checksum(place_of(data, name))] for name, new in names.items()],
             "protocol": dataclasses.asdict(protocol),
         }
 
@@ -81,6 +81,21 @@ def _read(path: Path) -> Outcome:
         if not found.figures or not all(isinstance(each, int | float) and math.isfinite(each) for each in numbers):
             raise ValueError("a figure is missing or no finite number")
         return found
+
+
+def _without_folder(name: str) -> str:
+    """Returns a file's name; without its folder where that is this machine's alone, as a first row's is."""
+    path = Path(name)
+    return path.name if path.is_absolute() else name
+
+
+def _renamed(value: object, names: Mapping[str, str]) -> object:
+    """Returns a field's value with other names of files."""
+    if isinstance(value, str):
+        return names.get(value, value)
+    if isinstance(value, tuple):
+        return tuple(_renamed(each, names) for each in value)
+    return value
 
 
 def _version(package: str) -> str:

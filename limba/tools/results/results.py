@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import functools
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -52,6 +53,7 @@ def run(argv: Sequence[str]) -> None:
         harness.run(argv[1:])
         return
     given = _given(argv)
+    os.environ.setdefault(*environment.GPU_IS_SHARED)  # read when jax first computes; torch fine-tunes
     with environment.quiet_imports():
         from limba.api import RunDirectory, described, held
         from limba.tools.results import card, first_row, scoring
@@ -70,7 +72,8 @@ def run(argv: Sequence[str]) -> None:
     for model in given.model:
         if given.card:
             card.read(_card_of(model))
-        run = None if (home := run_of(model)) is None else RunDirectory(str(home)).run()
+        home = run_of(model)
+        run = None if home is None else RunDirectory(str(home)).run()
         if any(read.measure is not None for read in tasks):
             scoring.ways_of(model)
         try:
@@ -170,8 +173,12 @@ class Measured:
         from limba.tools.results.kept import Kept, digest
         from limba.tools.results.table import Table
 
-        self.tasks, self.given, self.folder, self.protocol = tasks, given, folder, protocol
+        self.tasks = tasks
+        self.given = given
+        self.folder = folder
+        self.protocol = protocol
         self.table: Table = Table()
+        self.own: list[str] = []  # the columns of the models themselves
         self.kept: Kept = Kept(folder)
         self.rules = {read.task.name: self.kept.rules(read.task, given.data, protocol) for read in tasks}
         self.hashes = {name: digest(rules)[:8] for name, rules in self.rules.items()}
@@ -203,6 +210,7 @@ class Measured:
         self._add_scored(model, label)
         if not runs:
             return
+        self.own.append(label)
         from limba.api import Progress
         from limba.tools.results.search import settings
 
@@ -225,6 +233,7 @@ class Measured:
         with Progress(2 * len(scored) * len(scorers), 0, unit="outcome", what=label) as progress:
             for scorer in scorers:
                 of_way = label if len(scorers) == 1 else f"{label}, {scorer.way}"
+                self.own.append(of_way)
                 self.notes.append(f"{', '.join(name for name, _ in scored)}, {of_way}: {scorer.how}")
                 for weights, column in (("trained", of_way), ("random", f"{of_way}, random weights")):
                     is_random = weights == "random"
@@ -324,12 +333,14 @@ def _write(folder: Path, measured: Measured, suite: Suite, models: Sequence[str]
         f"{table.markdown()}\n{lines}\n",
         f"{table.latex()}\n",
         json.dumps({**about, "cells": table.json(), "comparisons": table.pairs()}, indent=1, ensure_ascii=False) + "\n",
-        chart.svg(table, _labels(models)),
+        chart.svg(table, measured.own),
     )
-    for name, text in zip(TABLES, texts, strict=True):
+    written = dict(zip(TABLES, texts, strict=True))
+    for name, text in written.items():
         write_whole(str(folder / name), text)
-    for run in dict.fromkeys(map(run_of, models)):
-        for name in (TABLES[0], TABLES[-1]) if run else ():
-            write_whole(f"{run}/results/{suite.name}{Path(name).suffix}", texts[TABLES.index(name)])
-    print(texts[0])
-    print(f"{kept.num_computed} outcomes computed; tables: {folder / TABLES[0]}, .md, .tex, .json, .svg", flush=True)
+    for run in {home for home in map(run_of, models) if home is not None}:
+        for name in ("results.txt", "results.svg"):
+            write_whole(f"{run}/results/{suite.name}{Path(name).suffix}", written[name])
+    print(written["results.txt"])
+    tables = f"{folder / 'results.txt'}, .md, .tex, .json, .svg"
+    print(f"{kept.num_computed} outcomes computed; tables: {tables}", flush=True)

@@ -104,7 +104,7 @@ def checksum_of_model(trained: TrainedModel, is_random: bool = False) -> str:
     if trained.tokenizer is not None:
         path = Path(trained.tokenizer[0].path)
         found.update((checksum(path) if path.is_file() else str(path)).encode())
-        found.update(str(trained.tokenizer[0].extra_ids).encode())
+        found.update(f"{trained.tokenizer[0].extra_ids} {trained.special_ids}".encode())
     return found.hexdigest()
 
 
@@ -130,16 +130,6 @@ def open_scorers(name: str, imports: Sequence[str] = ()) -> tuple[Scorer, ...]:
         return (_foreign(name, None),)
     trained.log_likelihoods([])  # raises the sentence about a network without an output layer
     return tuple(LimbaScorer(name, trained.decoder if way == CAUSAL else trained, way) for way in _ways(network))
-
-
-def open_scorer(name: str, way: str | None = None, imports: Sequence[str] = ()) -> Scorer:
-    """Returns `open_scorers`' one, or the one that scores in this way; of a hybrid the default is its encoder."""
-    found = {scorer.way: scorer for scorer in open_scorers(name, imports)}
-    if way is None:
-        return next(iter(found.values()))
-    if way not in found:
-        raise InputError(f"{name} scores texts as {' and as '.join(found)}, and not as {way}; choose one of these.")
-    return found[way]
 
 
 def ways_of(name: str) -> tuple[str, ...]:

@@ -60,9 +60,10 @@ def _notes(
         f" {searched.notes['development']:.2f} in the search, {of_development} with the seeds; best epochs {of_epochs})"
     ]
     rates = protocol.learning_rates
-    if best.rate in (min(rates), max(rates)) and len(rates) > 1:
-        side, other = ("lowest", "lower") if best.rate == min(rates) else ("highest", "higher")
-        notes.append(f"{what}: the best rate is the {side} that was tried; a {other} one may give more")
+    if best.rate == min(rates) < max(rates):
+        notes.append(f"{what}: the best rate is the lowest that was tried; a lower one may give more")
+    if best.rate == max(rates) > min(rates):
+        notes.append(f"{what}: the best rate is the highest that was tried; a higher one may give more")
     if best.epochs == max(protocol.epochs) and searched.notes["epoch"] == best.epochs:
         notes.append(f"{what}: the best epoch is the last of the most that were tried; more may give more")
     constant = task.judge(parts.dev, task.constant(parts, parts.dev))[task.main]

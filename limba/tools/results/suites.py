@@ -99,7 +99,8 @@ def with_files(suite: Suite, folder: str) -> tuple[Suite, list[str]]:
 
     Raises InputError where no task has its files.
     """
-    there, left_out = list[Task](), list[str]()
+    there = list[Task]()
+    left_out = list[str]()
     for task in suite.tasks:
         missing = [name for name in task.files if files.found_at(folder, name) is None]
         if not missing:

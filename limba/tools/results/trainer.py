@@ -21,7 +21,7 @@ from limba.tools.results.outcome import Outcome, Prediction
 from limba.tools.results.protocol import Protocol
 
 IGNORED = -100  # a label that no loss counts
-Feature = dict[str, list[int] | int | float]
+Feature = dict[str, Any]  # lists of ids, and a label, a score or a list of labels
 
 
 class Setting(NamedTuple):
@@ -35,7 +35,10 @@ class FineTuning:
     """A task as a model reads it, and its trainings."""
 
     def __init__(self, model: OpenModel, task: Learned, parts: Parts, protocol: Protocol, folder: Path):
-        self.model, self.task, self.parts, self._protocol = model, task, parts, protocol
+        self.model = model
+        self.task = task
+        self.parts = parts
+        self._protocol = protocol
         self._folder = folder  # of a training's checkpoints; it is removed again
         self._length = min(protocol.most_tokens, model.check(task.is_tagged))  # of a text, in tokens
         values = [each.answer for each in parts.train] if isinstance(task, Similarity) else [0.0]
@@ -48,7 +51,8 @@ class FineTuning:
         `is_random`: it begins with random weights of the model's shape.
         """
         model = self.model.network(self.task.is_tagged, self.parts.labels, seed, is_random)
-        train, dev = self._read(self.parts.train), self._read(self.parts.dev)
+        train = self._read(self.parts.train)
+        dev = self._read(self.parts.dev)
         shutil.rmtree(self._folder, ignore_errors=True)  # of a training that was stopped
 
         def figure(evaluation: transformers.EvalPrediction) -> dict[str, float]:
@@ -86,7 +90,7 @@ class FineTuning:
     def _arguments(self, setting: Setting, seed: int) -> transformers.TrainingArguments:
         batch = self._protocol.batch_size
         steps = math.ceil(len(self.parts.train) / batch) * setting.epochs
-        return transformers.TrainingArguments(
+        arguments = transformers.TrainingArguments(
             output_dir=str(self._folder),
             per_device_train_batch_size=batch,
             per_device_eval_batch_size=2 * batch,
@@ -109,6 +113,9 @@ class FineTuning:
             disable_tqdm=True,
             dataloader_pin_memory=torch.cuda.is_available(),
         )
+        # Else the Trainer takes a batch for each GPU that it sees, and the protocol is another one there.
+        arguments._n_gpu = min(arguments.n_gpu, 1)
+        return arguments
 
     def _collator(self) -> Any:
         tokenizer = self.model.tokenizer
@@ -117,9 +124,10 @@ class FineTuning:
         return transformers.DataCollatorWithPadding(tokenizer)
 
     def _read(self, examples: Sequence[Example]) -> list[Read]:
-        if self.task.is_tagged:
-            return [self._sentence(each) for each in examples]
-        return [self._text(each) for each in examples]
+        read = self._sentence if self.task.is_tagged else self._text
+        found = [read(each) for each in examples]
+        self.model.check_ids(max(max(each.feature["input_ids"], default=0) for each in found))
+        return found
 
     def _text(self, example: Example) -> Read:
         """Returns the ids of a text or of two, with the number of the class or the score in deviations."""
@@ -127,7 +135,7 @@ class FineTuning:
         whole = self.model.tokenizer(*example.texts, verbose=False)
         answer = example.answer
         if isinstance(answer, str):
-            label = self.parts.labels.index(answer) if answer in self.parts.labels else IGNORED
+            label = self.parts.labels.index(answer)
         else:
             assert isinstance(answer, float), "a score"
             label = (answer - self._mean) / self._deviation

@@ -102,20 +102,24 @@ class Learned:
         kept = [each for each in train if each.letters not in others]
         if not kept:
             raise InputError(f"Each example of {self.train} is in another part of {self.name} too; name other files.")
-        known = set[str]().union(*(self.labels(each) for each in kept))
+        of_training = kept if self.dev else [*kept, *dev]  # a rare label may stand in the tenth that was drawn
+        known = set[str]().union(*(self.labels(each) for each in of_training))
         for each in (*test, *dev):
             if new := sorted(self.labels(each) - known):
                 raise InputError(
                     f"{each.where} has the label {new[0]}, which no example of {self.train} has; it has"
                     f" {', '.join(sorted(known)[:20]) or 'none'}: correct the file, or rename labels."
                 )
+        labels = self.choices(known)
+        if len(labels) == 1:
+            raise InputError(f"{self.train} of the task {self.name} has no label but {labels[0]}; name another file.")
         most = min(self.most or len(kept), protocol.most_train or len(kept))
         return Parts(
             train=evenly(kept, most),
             dev=evenly(dev, protocol.most_dev or len(dev)),
             test=evenly(test, protocol.most_test or len(test)),
             left_out=len(train) - len(kept),
-            labels=self.choices(known),
+            labels=labels,
         )
 
     def choices(self, known: set[str]) -> tuple[str, ...]:
