@@ -8,13 +8,14 @@ hidden states are the same bits. The softmax runs over fewer rows.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -50,6 +51,7 @@ from limba.formats.architectures import EMBEDDING, HEAD
 from limba.formats.huggingface_files import ENCODER, write_weights
 from limba.formats.huggingface_names import NAMES, canonical, is_passed_over
 from limba.formats.names import BIN, BIN_INDEX, SAFETENSORS, Arrays, Stored, made_from
+from limba.formats.sentence_modules import FILES as MODULE_FILES
 from limba.formats.weights import DTYPES, WEIGHT_DTYPES, weights_files
 from limba.inference import source as sources
 from limba.inference.source import HUGGING_FACE, Source, VocabularyName
@@ -254,10 +256,7 @@ def trim(
     always = _always(source, num_rows)
     needed = sorted({*pieces.kept(counts, coverage), *always})
     kept = Kept(pieces.filled(needed, counts, num_rows, ROWS_MULTIPLE), pieces.names)
-    with lease.held(str(out), "trims to", beside=True):
-        writing = out.with_name(out.name + ".trimming")
-        shutil.rmtree(writing, ignore_errors=True)
-        writing.mkdir(parents=True)
+    with lease.held(str(out), "trims to", beside=True), _new_folder(out.with_name(out.name + ".trimming")) as writing:
         note = ""
         if source.kind == HUGGING_FACE:
             for folder, place in _folders(source, writing):
@@ -293,8 +292,18 @@ def trim(
             return result
         network = dataclasses.replace(source.model, vocab_size=kept.num_rows(num_rows))
         write_start(writing, arrays, network, out)
-        shutil.rmtree(writing)
     return result
+
+
+@contextlib.contextmanager
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """Yields an empty folder in place of what a killed process has left there; what is there at the end goes."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _stored(source: Source, step: int | None) -> Arrays:
@@ -426,10 +435,16 @@ def _write_folder(folder: Path, out: Path, kept: Kept, num_rows: int) -> None:
     for name in COPIED:
         if name not in written and (folder / name).is_file():
             (out / name).write_bytes(foreign.bytes_of(folder / name))
-    pooling = folder / "1_Pooling" / "config.json"
-    if pooling.is_file():
-        (out / "1_Pooling").mkdir()
-        (out / "1_Pooling" / "config.json").write_bytes(foreign.bytes_of(pooling))
+    # Of sentence-transformers: the poolings, and the layers after them.
+    for file in sorted(folder.glob("*_*/*")):
+        name = file.relative_to(folder).as_posix()
+        if MODULE_FILES.fullmatch(name):
+            (out / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, out / name)
+    record = read_json(source, huggingface.RECORD) or {}
+    if record.get(huggingface.ONLY_FILLS_GAPS) is True:
+        kept_of_record = {huggingface.ONLY_FILLS_GAPS: True}  # the proof in it is of the old rows
+        (out / huggingface.RECORD).write_text(json.dumps(kept_of_record) + "\n")
 
 
 def _write_vocabulary(vocabulary: Vocabulary, kept: Kept, folder: Path) -> Vocabulary:

@@ -23,6 +23,7 @@ from limba.config import InputError
 from limba.data.vocabulary.load import load_vocabulary
 from limba.data.vocabulary.needed import Pieces
 from limba.data.vocabulary.train import train_vocabulary
+from limba.data.vocabulary.trimmed import Kept, tokenizer_state, write_tokenizer_files
 from limba.export.huggingface import import_folder
 from limba.export.trimming import RECORD, Trimmed, trim
 from limba.inference.source import VocabularyName
@@ -216,7 +217,15 @@ def test_an_output_layer_of_its_own_is_cut_too(t5, tmp_path, english) -> None:
     before = load_file(folder / "model.safetensors")
     before["lm_head.weight"] = np.random.default_rng(0).normal(size=(2_176, 32)).astype(np.float16)
     save_file(before, folder / "model.safetensors", {"format": "pt"})
+    for name in ("1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors", "9_other/notes.txt"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(f"the content of {name}")
+    (folder / "conversion.json").write_text('{"only_fills_gaps": true, "findings": ["of the old rows"]}')
     result = trimmed(folder, tmp_path / "after", english, [])
+    modules = sorted(path.relative_to(tmp_path / "after").as_posix() for path in (tmp_path / "after").glob("*_*/*"))
+    assert modules == ["1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"]
+    assert all((tmp_path / "after" / name).read_bytes() == (folder / name).read_bytes() for name in modules)
+    assert json.loads((tmp_path / "after" / "conversion.json").read_text()) == {"only_fills_gaps": True}
     after, kept = load_file(tmp_path / "after" / "model.safetensors"), old_ids_of(tmp_path / "after")
     assert after.keys() == before.keys() and result.coverage.tokens == 0
     for name, array in before.items():
@@ -313,7 +322,7 @@ def test_what_cannot_be_trimmed_is_refused(t5, spiece, tmp_path, english) -> Non
     def refused(folder: Path, sentence: str) -> None:
         with pytest.raises(InputError, match=sentence):
             trim(str(folder), encoded(english), [], str(tmp_path / "after"))
-        assert not (tmp_path / "after").exists()
+        assert not list(tmp_path.glob("after*"))
 
     def copy(name: str) -> Path:
         return Path(shutil.copytree(t5, tmp_path / name))
@@ -360,4 +369,19 @@ def test_bpe_needs_the_pieces_on_the_way(tmp_path) -> None:
     made.save(str(tmp_path / "tokenizer.json"))
     pieces = Pieces(load_vocabulary(str(tmp_path / "tokenizer.json")))
     assert pieces.with_parts(vocab["abc"]) == {vocab[name] for name in ("a", "b", "c", "ab", "abc")}
-    assert pieces.kept({vocab["abc"]: 9, vocab["bc"]: 1}, coverage=0.9) == [1, 2, 3, 4, 6]
+    assert pieces.kept({vocab["abc"]: 9, vocab["bc"]: 1}, coverage=0.9) == [0, 1, 2, 3, 4, 6]  # and its end
+
+
+def test_each_line_of_a_vocab_txt_keeps_its_number(tmp_path) -> None:
+    """A piece may be a character that Python takes for the end of a line."""
+    (tmp_path / "vocab.txt").write_text("[PAD]\na\n\u2028\nb\nc\n")
+    (tmp_path / "out").mkdir()
+    write_tokenizer_files(tmp_path, tmp_path / "out", Kept([0, 2, 4], {}))
+    assert (tmp_path / "out" / "vocab.txt").read_text() == "[PAD]\n\u2028\nc\n"
+
+
+def test_a_token_that_no_class_adds_may_be_gone() -> None:
+    added = [{"id": 1, "content": "a"}, {"id": 2, "content": "b"}]
+    state = {"model": {"type": "WordPiece", "vocab": {"[UNK]": 0, "a": 1, "b": 2}}, "added_tokens": added}
+    made = tokenizer_state(state, Kept([0, 2], {0: "[UNK]", 1: "a", 2: "b"}))
+    assert made["model"]["vocab"] == {"[UNK]": 0, "b": 1} and made["added_tokens"] == [{"id": 1, "content": "b"}]
