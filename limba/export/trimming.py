@@ -311,6 +311,7 @@ def _stored(source: Source, step: int | None) -> Arrays:
     if source.kind != HUGGING_FACE:
         is_best = step is None and source.best is not None
         return source.arrays(None if is_best else source.step_of(step))
+    source.step_of(step)  # which says that a folder has no steps
     return huggingface.open_pytorch(Path(source.directory))
 
 

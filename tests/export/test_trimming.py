@@ -347,6 +347,16 @@ def test_what_cannot_be_trimmed_is_refused(t5, spiece, tmp_path, english) -> Non
     for texts, coverage, sentence in (([], 1.0, "no text"), (encoded(english), 1.5, "coverage is 1.5")):
         with pytest.raises(InputError, match=sentence):
             trim(str(t5), texts, [], str(tmp_path / "x"), coverage=coverage)
+    with pytest.raises(InputError, match=r"There is no checkpoint at step 5 in .*; choose from \[0\]"):
+        trim(str(t5), encoded(english), [], str(tmp_path / "x"), step=5)
+
+
+def test_sentinels_without_their_vocabulary_are_refused(tmp_path, capsys) -> None:
+    argv = ["vocabulary", "trim", "model", "--keep=a.txt", f"--output={tmp_path}/x"]
+    assert main([*argv, "--extra_ids=10"]) == InputError.exit_status
+    assert "--extra_ids=10 come above the pieces of --vocabulary" in capsys.readouterr().err
+    assert main([*argv, "--vocabulary=a.model", "--extra_ids=-1"]) == InputError.exit_status
+    assert "--extra_ids is -1; give a number of sentinels" in capsys.readouterr().err
 
 
 def test_pieces_beyond_the_rows_are_of_another_model(tmp_path, english) -> None:
