@@ -66,7 +66,8 @@ NUM_COMPARED = 1_000  # documents whose ids are compared before and after
 # Ids that a class of transformers 5.23 has where config.json names none: they have to be written once they change.
 _T5 = {"pad_token_id": 0, "eos_token_id": 1}
 DEFAULT_IDS: Mapping[str, Mapping[str, int]] = {
-    **dict.fromkeys(("t5", "mt5"), _T5),
+    "t5": _T5,
+    "mt5": {**_T5, "decoder_start_token_id": 0},
     "umt5": {**_T5, "decoder_start_token_id": 0},
     "llama": {"bos_token_id": 1, "eos_token_id": 2},
     "gpt2": {"bos_token_id": 50256, "eos_token_id": 50256},

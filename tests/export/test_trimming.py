@@ -25,7 +25,8 @@ from limba.data.vocabulary.needed import Pieces
 from limba.data.vocabulary.train import train_vocabulary
 from limba.data.vocabulary.trimmed import Kept, tokenizer_state, write_tokenizer_files
 from limba.export.huggingface import import_folder
-from limba.export.trimming import RECORD, Trimmed, trim
+from limba.export.trimming import COPIED, DEFAULT_IDS, RECORD, Trimmed, trim
+from limba.formats.hub_models import wanted_files
 from limba.inference.source import VocabularyName
 from tests import published as folders
 
@@ -395,3 +396,17 @@ def test_a_token_that_no_class_adds_may_be_gone() -> None:
     state = {"model": {"type": "WordPiece", "vocab": {"[UNK]": 0, "a": 1, "b": 2}}, "added_tokens": added}
     made = tokenizer_state(state, Kept([0, 2], {0: "[UNK]", 1: "a", 2: "b"}))
     assert made["model"]["vocab"] == {"[UNK]": 0, "b": 1} and made["added_tokens"] == [{"id": 1, "content": "b"}]
+
+
+@pytest.mark.parametrize("kind", DEFAULT_IDS)
+def test_the_ids_that_a_class_has_by_itself_are_transformers(kind: str) -> None:
+    about = transformers.AutoConfig.for_model(kind)
+    found = {name: getattr(about, name, None) for name in dir(about) if name.endswith("_token_id")}
+    assert {name: number for name, number in found.items() if number is not None} == DEFAULT_IDS[kind]
+
+
+def test_what_a_trimmed_folder_copies_is_downloaded() -> None:
+    """Of a model of the hub the card says under which licence it may be changed."""
+    copied = ["README.md", "2_Dense/config.json", *COPIED]
+    found = wanted_files([*copied, "model.safetensors", "onnx/model.onnx"])
+    assert sorted(found) == sorted([*copied, "model.safetensors"])

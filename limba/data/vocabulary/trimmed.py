@@ -24,7 +24,7 @@ MODELS = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
 # Keys whose value is one id, or several, end so; the others are those of generation_config.json.
 _OF_IDS = "_token_id"
 _LISTS = ("suppress_tokens", "begin_suppress_tokens")
-_LISTS_OF_LISTS = ("bad_words_ids", "forced_decoder_ids")
+_LISTS_OF_LISTS = ("bad_words_ids",)
 
 
 @dataclass(frozen=True)
