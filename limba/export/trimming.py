@@ -468,7 +468,8 @@ def _write_vocabulary(vocabulary: Vocabulary, kept: Kept, folder: Path) -> Vocab
 def _check_same(before: Vocabulary, now: Vocabulary, kept: Kept, texts: Sequence[bytes]) -> int:
     """Returns how many texts have only kept pieces; InputError if one of them has other ids than before.
 
-    What stands around a text, and the ids with a role, are compared too.
+    What stands around a text, and the ids with a role, are compared too. A word that WordPiece did not know as a whole
+    may be cut now, so a text with one is not compared.
     """
     if isinstance(before, PublishedVocabulary) and isinstance(now, PublishedVocabulary):
         sides = [tuple(kept.new[number] for number in side) for side in before.template]
@@ -479,9 +480,12 @@ def _check_same(before: Vocabulary, now: Vocabulary, kept: Kept, texts: Sequence
                 f" {roles}; keep this vocabulary whole."
             )
     same = 0
+    needed = kept.new.keys()
+    if isinstance(before, TokenizersVocabulary) and type(before.tokenizer.model).__name__ == "WordPiece":
+        needed = needed - {before.unk_id}
     for text in texts:
         ids = before.encode(text.decode())
-        if not kept.new.keys() >= set(ids):
+        if not needed >= set(ids):
             continue
         wanted = [kept.new[number] for number in ids]
         if list(now.encode(text.decode())) != wanted:

@@ -24,6 +24,7 @@ from limba.data.vocabulary.load import load_vocabulary
 from limba.data.vocabulary.needed import Pieces
 from limba.data.vocabulary.train import train_vocabulary
 from limba.data.vocabulary.trimmed import Kept, tokenizer_state, write_tokenizer_files
+from limba.export import trimming
 from limba.export.huggingface import import_folder
 from limba.export.trimming import COPIED, DEFAULT_IDS, RECORD, Trimmed, trim
 from limba.formats.hub_models import wanted_files
@@ -381,6 +382,26 @@ def test_bpe_needs_the_pieces_on_the_way(tmp_path) -> None:
     pieces = Pieces(load_vocabulary(str(tmp_path / "tokenizer.json")))
     assert pieces.with_parts(vocab["abc"]) == {vocab[name] for name in ("a", "b", "c", "ab", "abc")}
     assert pieces.kept({vocab["abc"]: 9, vocab["bc"]: 1}, coverage=0.9) == [0, 1, 2, 3, 4, 6]  # and its end
+
+
+def test_a_word_that_wordpiece_did_not_know_may_be_cut_now(tmp_path) -> None:
+    """Of xyz the longest piece is xy, after which nothing fits; without that piece it is x and ##yz."""
+    tokenizers = pytest.importorskip("tokenizers")
+    names = ["[PAD]", "[UNK]", "[SEP]", "x", "xy", "##yz", "b"]
+    vocab = {name: number for number, name in enumerate(names)}
+    made = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocab, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "before.json"))
+    kept = Kept([0, 1, 2, 3, 5, 6], dict(enumerate(names)))
+    state = tokenizer_state(json.loads((tmp_path / "before.json").read_text()), kept)
+    (tmp_path / "after.json").write_text(json.dumps(state))
+    before, after = (load_vocabulary(str(tmp_path / f"{name}.json")) for name in ("before", "after"))
+    assert before.encode("xyz b") == [1, 6] and after.encode("xyz b") == [3, 4, 5]
+    assert trimming._check_same(before, after, kept, [b"xyz b", b"b x"]) == 1
+    state["model"]["vocab"] |= {"x": 5, "b": 3}
+    (tmp_path / "wrong.json").write_text(json.dumps(state))
+    with pytest.raises(InputError, match="'b x' would be cut into other pieces"):
+        trimming._check_same(before, load_vocabulary(str(tmp_path / "wrong.json")), kept, [b"b x"])
 
 
 def test_each_line_of_a_vocab_txt_keeps_its_number(tmp_path) -> None:
