@@ -382,22 +382,30 @@ def _always(source: Source, num_rows: int) -> set[int]:
 
 
 def _cut(stored: Arrays, source: Source, kept: Kept, num_rows: int) -> tuple[Arrays, int, int]:
-    """Returns the arrays with the rows that stay, read on access, and the parameters before and after."""
+    """Returns the arrays with the rows that stay, read on access, and the parameters before and after.
+
+    An embedding that a folder holds under several names is counted once.
+    """
     kind = _kind(source) if source.kind == HUGGING_FACE else None
     rows = np.array([number for number in kept.ids if number < num_rows])
+    embeddings: list[str] = []
+    if kind is not None:
+        embeddings = [name for name in stored if canonical(name, kind) in NAMES[kind].embedding]
+    copies = embeddings[1:]
     found: dict[str, Stored] = {}
     before = 0
     for name, array in stored.stored.items():
         if kind is not None and is_passed_over(canonical(name, kind), kind):
             continue
-        before += math.prod(array.shape)
+        before += 0 if name in copies else math.prod(array.shape)
         axis = _of_vocabulary(name, kind)
         if axis is None:
             found[name] = array
             continue
         shape = (*array.shape[:axis], len(rows), *array.shape[axis + 1 :])
         found[name] = Stored(shape, array.dtype, partial(_taken, array, rows, axis))
-    return Arrays(found), before, sum(math.prod(array.shape) for array in found.values())
+    after = sum(math.prod(array.shape) for name, array in found.items() if name not in copies)
+    return Arrays(found), before, after
 
 
 def _taken(array: Stored, rows: np.ndarray, axis: int) -> np.ndarray:

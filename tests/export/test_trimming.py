@@ -218,6 +218,7 @@ def test_an_output_layer_of_its_own_is_cut_too(t5, tmp_path, english) -> None:
     folder = Path(shutil.copytree(t5, tmp_path / "before"))
     before = load_file(folder / "model.safetensors")
     before["lm_head.weight"] = np.random.default_rng(0).normal(size=(2_176, 32)).astype(np.float16)
+    before["encoder.embed_tokens.weight"] = before["shared.weight"].copy()  # as published T5s have it
     save_file(before, folder / "model.safetensors", {"format": "pt"})
     for name in ("1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors", "9_other/notes.txt"):
         (folder / name).parent.mkdir(exist_ok=True)
@@ -231,9 +232,13 @@ def test_an_output_layer_of_its_own_is_cut_too(t5, tmp_path, english) -> None:
     after, kept = load_file(tmp_path / "after" / "model.safetensors"), old_ids_of(tmp_path / "after")
     assert after.keys() == before.keys() and result.coverage.tokens == 0
     for name, array in before.items():
-        wanted = array[kept] if name in ("lm_head.weight", "shared.weight") else array
+        is_table = name in ("lm_head.weight", "shared.weight", "encoder.embed_tokens.weight")
+        wanted = array[kept] if is_table else array
         assert after[name].dtype == array.dtype
         np.testing.assert_array_equal(after[name], wanted)
+    copy = "encoder.embed_tokens.weight"  # of one matrix
+    assert result.parameters_before == sum(array.size for name, array in before.items() if name != copy)
+    assert result.parameters == sum(array.size for name, array in after.items() if name != copy)
 
 
 def piece(model: limba.TrainedModel, number: int) -> str:
