@@ -271,6 +271,8 @@ def test_a_loaded_model_is_trimmed_to_another(t5, tmp_path, english) -> None:
     smaller = model.trim(english, tmp_path / "smaller", coverage=1.0)
     assert smaller.source.model.vocab_size < model.source.model.vocab_size
     assert smaller.generate([english[0]], max_tokens=4)
+    with pytest.raises(InputError, match="A single text is given instead of a list"):
+        model.trim(english[0], tmp_path / "other")
     with pytest.raises(InputError, match="another vocabulary than its own"):
         limba.load(t5, vocabulary="byte").trim(english, tmp_path / "other")
 
