@@ -46,6 +46,7 @@ class Patience:
     def __init__(self, most_seconds: float) -> None:
         self.most_seconds = most_seconds
         self._running: tuple[float, list[str]] | None = None  # when the time of a test is over, and what was ended then
+        self._lock = threading.Lock()  # so that no program of the next test is ended for this one
         self._thread = threading.Thread(target=self._look, daemon=True, name="patience")
 
     @contextlib.contextmanager
@@ -62,7 +63,8 @@ class Patience:
                 error.add_note(self._sentence(ended))
             raise
         finally:
-            self._running = None
+            with self._lock:
+                self._running = None
         assert not ended, self._sentence(ended)
 
     def _sentence(self, ended: list[str]) -> str:
@@ -71,17 +73,18 @@ class Patience:
     def _look(self) -> None:
         while True:
             time.sleep(min(1.0, self.most_seconds))
-            running = self._running
-            if running is not None and time.monotonic() > running[0]:
-                self._running = None
-                running[1].extend(end_children())
+            with self._lock:
+                running = self._running
+                if running is not None and time.monotonic() > running[0]:
+                    self._running = None
+                    running[1].extend(end_children())
 
 
 def end_children() -> list[str]:
     """Kills all programs that this process has started, and those that they have; returns the command of each."""
     ended = []
     for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
             ended.append(" ".join(child.cmdline())[:300])
             child.kill()
     return ended

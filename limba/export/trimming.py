@@ -8,13 +8,14 @@ hidden states are the same bits. The softmax runs over fewer rows.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -50,6 +51,7 @@ from limba.formats.architectures import EMBEDDING, HEAD
 from limba.formats.huggingface_files import ENCODER, write_weights
 from limba.formats.huggingface_names import NAMES, canonical, is_passed_over
 from limba.formats.names import BIN, BIN_INDEX, SAFETENSORS, Arrays, Stored, made_from
+from limba.formats.sentence_modules import FILES as MODULE_FILES
 from limba.formats.weights import DTYPES, WEIGHT_DTYPES, weights_files
 from limba.inference import source as sources
 from limba.inference.source import HUGGING_FACE, Source, VocabularyName
@@ -64,7 +66,8 @@ NUM_COMPARED = 1_000  # documents whose ids are compared before and after
 # Ids that a class of transformers 5.23 has where config.json names none: they have to be written once they change.
 _T5 = {"pad_token_id": 0, "eos_token_id": 1}
 DEFAULT_IDS: Mapping[str, Mapping[str, int]] = {
-    **dict.fromkeys(("t5", "mt5"), _T5),
+    "t5": _T5,
+    "mt5": {**_T5, "decoder_start_token_id": 0},
     "umt5": {**_T5, "decoder_start_token_id": 0},
     "llama": {"bos_token_id": 1, "eos_token_id": 2},
     "gpt2": {"bos_token_id": 50256, "eos_token_id": 50256},
@@ -254,10 +257,7 @@ def trim(
     always = _always(source, num_rows)
     needed = sorted({*pieces.kept(counts, coverage), *always})
     kept = Kept(pieces.filled(needed, counts, num_rows, ROWS_MULTIPLE), pieces.names)
-    with lease.held(str(out), "trims to", beside=True):
-        writing = out.with_name(out.name + ".trimming")
-        shutil.rmtree(writing, ignore_errors=True)
-        writing.mkdir(parents=True)
+    with lease.held(str(out), "trims to", beside=True), _new_folder(out.with_name(out.name + ".trimming")) as writing:
         note = ""
         if source.kind == HUGGING_FACE:
             for folder, place in _folders(source, writing):
@@ -294,8 +294,18 @@ def trim(
             return result
         network = dataclasses.replace(source.model, vocab_size=kept.num_rows(num_rows))
         write_start(writing, arrays, network, out)
-        shutil.rmtree(writing)
     return result
+
+
+@contextlib.contextmanager
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """Yields an empty folder in place of what a killed process has left there; what is there at the end goes."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _stored(source: Source, step: int | None) -> Arrays:
@@ -303,6 +313,7 @@ def _stored(source: Source, step: int | None) -> Arrays:
     if source.kind != HUGGING_FACE:
         is_best = step is None and source.best is not None
         return source.arrays(None if is_best else source.step_of(step))
+    source.step_of(step)  # which says that a folder has no steps
     return huggingface.open_pytorch(Path(source.directory))
 
 
@@ -372,22 +383,30 @@ def _always(source: Source, num_rows: int) -> set[int]:
 
 
 def _cut(stored: Arrays, source: Source, kept: Kept, num_rows: int) -> tuple[Arrays, int, int]:
-    """Returns the arrays with the rows that stay, read on access, and the parameters before and after."""
+    """Returns the arrays with the rows that stay, read on access, and the parameters before and after.
+
+    An embedding that a folder holds under several names is counted once.
+    """
     kind = _kind(source) if source.kind == HUGGING_FACE else None
     rows = np.array([number for number in kept.ids if number < num_rows])
+    embeddings: list[str] = []
+    if kind is not None:
+        embeddings = [name for name in stored if canonical(name, kind) in NAMES[kind].embedding]
+    copies = embeddings[1:]
     found: dict[str, Stored] = {}
     before = 0
     for name, array in stored.stored.items():
         if kind is not None and is_passed_over(canonical(name, kind), kind):
             continue
-        before += math.prod(array.shape)
+        before += 0 if name in copies else math.prod(array.shape)
         axis = _of_vocabulary(name, kind)
         if axis is None:
             found[name] = array
             continue
         shape = (*array.shape[:axis], len(rows), *array.shape[axis + 1 :])
         found[name] = Stored(shape, array.dtype, partial(_taken, array, rows, axis))
-    return Arrays(found), before, sum(math.prod(array.shape) for array in found.values())
+    after = sum(math.prod(array.shape) for name, array in found.items() if name not in copies)
+    return Arrays(found), before, after
 
 
 def _taken(array: Stored, rows: np.ndarray, axis: int) -> np.ndarray:
@@ -427,10 +446,16 @@ def _write_folder(folder: Path, out: Path, kept: Kept, num_rows: int) -> None:
     for name in COPIED:
         if name not in written and (folder / name).is_file():
             (out / name).write_bytes(foreign.bytes_of(folder / name))
-    pooling = folder / "1_Pooling" / "config.json"
-    if pooling.is_file():
-        (out / "1_Pooling").mkdir()
-        (out / "1_Pooling" / "config.json").write_bytes(foreign.bytes_of(pooling))
+    # Of sentence-transformers: the poolings, and the layers after them.
+    for file in sorted(folder.glob("*_*/*")):
+        name = file.relative_to(folder).as_posix()
+        if MODULE_FILES.fullmatch(name):
+            (out / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, out / name)
+    record = read_json(source, huggingface.RECORD) or {}
+    if record.get(huggingface.ONLY_FILLS_GAPS) is True:
+        kept_of_record = {huggingface.ONLY_FILLS_GAPS: True}  # the proof in it is of the old rows
+        (out / huggingface.RECORD).write_text(json.dumps(kept_of_record) + "\n")
 
 
 def _write_vocabulary(vocabulary: Vocabulary, kept: Kept, folder: Path) -> Vocabulary:
@@ -452,7 +477,8 @@ def _write_vocabulary(vocabulary: Vocabulary, kept: Kept, folder: Path) -> Vocab
 def _check_same(before: Vocabulary, now: Vocabulary, kept: Kept, texts: Sequence[bytes]) -> int:
     """Returns how many texts have only kept pieces; InputError if one of them has other ids than before.
 
-    What stands around a text, and the ids with a role, are compared too.
+    What stands around a text, and the ids with a role, are compared too. A word that WordPiece did not know as a whole
+    may be cut now, so a text with one is not compared.
     """
     if isinstance(before, PublishedVocabulary) and isinstance(now, PublishedVocabulary):
         sides = [tuple(kept.new[number] for number in side) for side in before.template]
@@ -463,9 +489,12 @@ def _check_same(before: Vocabulary, now: Vocabulary, kept: Kept, texts: Sequence
                 f" {roles}; keep this vocabulary whole."
             )
     same = 0
+    needed = kept.new.keys()
+    if isinstance(before, TokenizersVocabulary) and type(before.tokenizer.model).__name__ == "WordPiece":
+        needed = needed - {before.unk_id}
     for text in texts:
         ids = before.encode(text.decode())
-        if not kept.new.keys() >= set(ids):
+        if not needed >= set(ids):
             continue
         wanted = [kept.new[number] for number in ids]
         if list(now.encode(text.decode())) != wanted:

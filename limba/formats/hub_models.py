@@ -24,7 +24,8 @@ PATH_BEGINS = (".", "/", "~")  # of what no hub id is
 SECONDS = 8.0  # for the hub's first answer
 _BUCKETS = ("gs://", "s3://", "az://")
 _BESIDE = ("config.json", "generation_config.json", "spiece.model", "tokenizer.json", "tokenizer_config.json")
-_BESIDE += ("special_tokens_map.json", "added_tokens.json", "conversion.json")
+_BESIDE += ("special_tokens_map.json", "added_tokens.json", "conversion.json", "chat_template.jinja")
+_BESIDE += ("README.md", "LICENSE", "LICENSE.md", "LICENSE.txt", "NOTICE")  # go with a model that is made of it
 
 
 def is_id(text: str) -> bool:
@@ -41,9 +42,9 @@ def download(text: str, weights: bool = True) -> Path:
     """Returns the local folder of a model of the hub, downloaded with the token in HF_TOKEN if there is one.
 
     A name without an owner is the model that the hub redirects it to. Without `weights` only the configuration, the
-    tokenizer and the card are downloaded. If the hub cannot be reached, the cached copy is used. Raises InputError for
-    a name or a revision that the hub does not have, a model that needs a token, a model without supported weights, and
-    a network failure.
+    tokenizer, the card and the licence are downloaded. If the hub cannot be reached, the cached copy is used. Raises
+    InputError for a name or a revision that the hub does not have, a model that needs a token, a model without
+    supported weights, and a network failure.
     """
     import huggingface_hub
     from huggingface_hub import errors
@@ -60,7 +61,7 @@ def download(text: str, weights: bool = True) -> Path:
             servers.check_hub()
             about = huggingface_hub.HfApi(token=token).model_info(name, revision=revision, timeout=SECONDS)
             names = [entry.rfilename for entry in about.siblings or ()]
-            wanted = wanted_files(names) if weights else [*_BESIDE, "README.md"]
+            wanted = wanted_files(names) if weights else [*_BESIDE]
             if not wanted:
                 raise InputError(
                     f"The hub's {text} has no model.safetensors, flax_model.msgpack or pytorch_model.bin; give another"

@@ -632,8 +632,8 @@ class TrainedModel:
         if tool is None:
             raise InputError("Limba's tools, which trim a vocabulary, are not installed; install all of limba/.")
         step = None if self.path.endswith("/best") else self.step
-        given = list(map(whole_letters, listed(texts)))
-        return load(tool.of_loaded(self.source, step, given, str(folder), coverage))
+        read = [whole_letters(text) for text in listed(texts)]
+        return load(tool.of_loaded(self.source, step, read, str(folder), coverage))
 
     def rows(self, num: int) -> int:
         """Returns the smallest number of rows, at least this one, that the mesh divides."""

@@ -198,7 +198,7 @@ DATA_COMMANDS = {
     "vocabulary corpus.jsonl --output=a.model --compare_files=none.txt": "none.txt",
     "vocabulary none.txt --output=a.model": "none.txt",
     "vocabulary corpus.jsonl --output=in.txt/a.model": "in.txt",
-    "results": "No model or no suite is given",
+    "results": "No model is given",
     "results hf --suite=none": "suites/none.gin does not exist",
     "results hf --suite=ro --data=empty": "empty/ron/data.tsv does not exist; name the folder",
     "results hf --suite=ro --seeds=0": "--seeds is 0; give 1 or more",

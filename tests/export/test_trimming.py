@@ -23,8 +23,11 @@ from limba.config import InputError
 from limba.data.vocabulary.load import load_vocabulary
 from limba.data.vocabulary.needed import Pieces
 from limba.data.vocabulary.train import train_vocabulary
+from limba.data.vocabulary.trimmed import Kept, tokenizer_state, write_tokenizer_files
+from limba.export import trimming
 from limba.export.huggingface import import_folder
-from limba.export.trimming import RECORD, Trimmed, trim
+from limba.export.trimming import COPIED, DEFAULT_IDS, RECORD, Trimmed, trim
+from limba.formats.hub_models import wanted_files
 from limba.inference.source import VocabularyName
 from tests import published as folders
 
@@ -215,14 +218,27 @@ def test_an_output_layer_of_its_own_is_cut_too(t5, tmp_path, english) -> None:
     folder = Path(shutil.copytree(t5, tmp_path / "before"))
     before = load_file(folder / "model.safetensors")
     before["lm_head.weight"] = np.random.default_rng(0).normal(size=(2_176, 32)).astype(np.float16)
+    before["encoder.embed_tokens.weight"] = before["shared.weight"].copy()  # as published T5s have it
     save_file(before, folder / "model.safetensors", {"format": "pt"})
+    for name in ("1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors", "9_other/notes.txt"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(f"the content of {name}")
+    (folder / "conversion.json").write_text('{"only_fills_gaps": true, "findings": ["of the old rows"]}')
     result = trimmed(folder, tmp_path / "after", english, [])
+    modules = sorted(path.relative_to(tmp_path / "after").as_posix() for path in (tmp_path / "after").glob("*_*/*"))
+    assert modules == ["1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"]
+    assert all((tmp_path / "after" / name).read_bytes() == (folder / name).read_bytes() for name in modules)
+    assert json.loads((tmp_path / "after" / "conversion.json").read_text()) == {"only_fills_gaps": True}
     after, kept = load_file(tmp_path / "after" / "model.safetensors"), old_ids_of(tmp_path / "after")
     assert after.keys() == before.keys() and result.coverage.tokens == 0
     for name, array in before.items():
-        wanted = array[kept] if name in ("lm_head.weight", "shared.weight") else array
+        is_table = name in ("lm_head.weight", "shared.weight", "encoder.embed_tokens.weight")
+        wanted = array[kept] if is_table else array
         assert after[name].dtype == array.dtype
         np.testing.assert_array_equal(after[name], wanted)
+    copy = "encoder.embed_tokens.weight"  # of one matrix
+    assert result.parameters_before == sum(array.size for name, array in before.items() if name != copy)
+    assert result.parameters == sum(array.size for name, array in after.items() if name != copy)
 
 
 def piece(model: limba.TrainedModel, number: int) -> str:
@@ -318,7 +334,7 @@ def test_what_cannot_be_trimmed_is_refused(t5, spiece, tmp_path, english) -> Non
     def refused(folder: Path, sentence: str) -> None:
         with pytest.raises(InputError, match=sentence):
             trim(str(folder), encoded(english), [], str(tmp_path / "after"))
-        assert not (tmp_path / "after").exists()
+        assert not list(tmp_path.glob("after*"))
 
     def copy(name: str) -> Path:
         return Path(shutil.copytree(t5, tmp_path / name))
@@ -343,6 +359,16 @@ def test_what_cannot_be_trimmed_is_refused(t5, spiece, tmp_path, english) -> Non
     for texts, coverage, sentence in (([], 1.0, "no text"), (encoded(english), 1.5, "coverage is 1.5")):
         with pytest.raises(InputError, match=sentence):
             trim(str(t5), texts, [], str(tmp_path / "x"), coverage=coverage)
+    with pytest.raises(InputError, match=r"There is no checkpoint at step 5 in .*; choose from \[0\]"):
+        trim(str(t5), encoded(english), [], str(tmp_path / "x"), step=5)
+
+
+def test_sentinels_without_their_vocabulary_are_refused(tmp_path, capsys) -> None:
+    argv = ["vocabulary", "trim", "model", "--keep=a.txt", f"--output={tmp_path}/x"]
+    assert main([*argv, "--extra_ids=10"]) == InputError.exit_status
+    assert "--extra_ids=10 come above the pieces of --vocabulary" in capsys.readouterr().err
+    assert main([*argv, "--vocabulary=a.model", "--extra_ids=-1"]) == InputError.exit_status
+    assert "--extra_ids is -1; give a number of sentinels" in capsys.readouterr().err
 
 
 def test_pieces_beyond_the_rows_are_of_another_model(tmp_path, english) -> None:
@@ -365,4 +391,53 @@ def test_bpe_needs_the_pieces_on_the_way(tmp_path) -> None:
     made.save(str(tmp_path / "tokenizer.json"))
     pieces = Pieces(load_vocabulary(str(tmp_path / "tokenizer.json")))
     assert pieces.with_parts(vocab["abc"]) == {vocab[name] for name in ("a", "b", "c", "ab", "abc")}
-    assert pieces.kept({vocab["abc"]: 9, vocab["bc"]: 1}, coverage=0.9) == [1, 2, 3, 4, 6]
+    assert pieces.kept({vocab["abc"]: 9, vocab["bc"]: 1}, coverage=0.9) == [0, 1, 2, 3, 4, 6]  # and its end
+
+
+def test_a_word_that_wordpiece_did_not_know_may_be_cut_now(tmp_path) -> None:
+    """Of xyz the longest piece is xy, after which nothing fits; without that piece it is x and ##yz."""
+    tokenizers = pytest.importorskip("tokenizers")
+    names = ["[PAD]", "[UNK]", "[SEP]", "x", "xy", "##yz", "b"]
+    vocab = {name: number for number, name in enumerate(names)}
+    made = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocab, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "before.json"))
+    kept = Kept([0, 1, 2, 3, 5, 6], dict(enumerate(names)))
+    state = tokenizer_state(json.loads((tmp_path / "before.json").read_text()), kept)
+    (tmp_path / "after.json").write_text(json.dumps(state))
+    before, after = (load_vocabulary(str(tmp_path / f"{name}.json")) for name in ("before", "after"))
+    assert before.encode("xyz b") == [1, 6] and after.encode("xyz b") == [3, 4, 5]
+    assert trimming._check_same(before, after, kept, [b"xyz b", b"b x"]) == 1
+    state["model"]["vocab"] |= {"x": 5, "b": 3}
+    (tmp_path / "wrong.json").write_text(json.dumps(state))
+    with pytest.raises(InputError, match="'b x' would be cut into other pieces"):
+        trimming._check_same(before, load_vocabulary(str(tmp_path / "wrong.json")), kept, [b"b x"])
+
+
+def test_each_line_of_a_vocab_txt_keeps_its_number(tmp_path) -> None:
+    """A piece may be a character that Python takes for the end of a line."""
+    (tmp_path / "vocab.txt").write_text("[PAD]\na\n\u2028\nb\nc\n")
+    (tmp_path / "out").mkdir()
+    write_tokenizer_files(tmp_path, tmp_path / "out", Kept([0, 2, 4], {}))
+    assert (tmp_path / "out" / "vocab.txt").read_text() == "[PAD]\n\u2028\nc\n"
+
+
+def test_a_token_that_no_class_adds_may_be_gone() -> None:
+    added = [{"id": 1, "content": "a"}, {"id": 2, "content": "b"}]
+    state = {"model": {"type": "WordPiece", "vocab": {"[UNK]": 0, "a": 1, "b": 2}}, "added_tokens": added}
+    made = tokenizer_state(state, Kept([0, 2], {0: "[UNK]", 1: "a", 2: "b"}))
+    assert made["model"]["vocab"] == {"[UNK]": 0, "b": 1} and made["added_tokens"] == [{"id": 1, "content": "b"}]
+
+
+@pytest.mark.parametrize("kind", DEFAULT_IDS)
+def test_the_ids_that_a_class_has_by_itself_are_transformers(kind: str) -> None:
+    about = transformers.AutoConfig.for_model(kind)
+    found = {name: getattr(about, name, None) for name in dir(about) if name.endswith("_token_id")}
+    assert {name: number for name, number in found.items() if number is not None} == DEFAULT_IDS[kind]
+
+
+def test_what_a_trimmed_folder_copies_is_downloaded() -> None:
+    """Of a model of the hub the card says under which licence it may be changed."""
+    copied = ["README.md", "2_Dense/config.json", *COPIED]
+    found = wanted_files([*copied, "model.safetensors", "onnx/model.onnx"])
+    assert sorted(found) == sorted([*copied, "model.safetensors"])

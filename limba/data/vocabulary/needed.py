@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 
 from limba.config import InputError
-from limba.data.vocabulary.load import SENTINEL, address_of, encoder, first_byte
+from limba.data.vocabulary.load import MASKS, SENTINEL, address_of, encoder, first_byte
 from limba.data.vocabulary.published import PublishedVocabulary
-from limba.data.vocabulary.tokenizers import BYTE, TokenizersVocabulary, byte_of_letter
+from limba.data.vocabulary.tokenizers import BYTE, ENDS, UNKNOWN, TokenizersVocabulary, byte_of_letter
 from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVocabulary, Vocabulary, parse_model
 
 AT_ONCE = 256  # documents that are cut before the progress is told
+WITH_A_ROLE = (*ENDS, *UNKNOWN, *MASKS, "<cls>", "[CLS]")  # pieces that a run finds by their names
 Rank = Callable[[str, str], "tuple[float, str] | None"]  # of two pieces side by side: (the lowest first, their merge)
 
 
@@ -136,10 +137,10 @@ def _of_sentencepiece(vocabulary: SentencePieceVocabulary) -> tuple[dict[int, st
         for number, piece in enumerate(model.pieces)
         if piece.type != kinds.NORMAL or SENTINEL.fullmatch(piece.piece)
     }
-    scores = {number: piece.score for number, piece in enumerate(model.pieces) if number not in always}
-    if scores:
-        always |= {min(scores, key=scores.__getitem__), max(scores, key=scores.__getitem__)}
     if model.trainer_spec.model_type != model.trainer_spec.BPE:
+        scores = {number: piece.score for number, piece in enumerate(model.pieces) if number not in always}
+        if scores:
+            always |= {min(scores, key=scores.__getitem__), max(scores, key=scores.__getitem__)}
         return names, always, None
     by_name = {piece.piece: piece.score for piece in model.pieces if piece.type in (kinds.NORMAL, kinds.USER_DEFINED)}
 
@@ -157,6 +158,7 @@ def _of_tokenizers(vocabulary: TokenizersVocabulary) -> tuple[dict[int, str], se
     names = {number: name for name, number in tokenizer.get_vocab(with_added_tokens=True).items()}
     always = set(tokenizer.get_added_tokens_decoder())
     always |= {number for number, name in names.items() if BYTE.fullmatch(name) or SENTINEL.fullmatch(name)}
+    always |= {number for number, name in names.items() if name in WITH_A_ROLE}
     if isinstance(vocabulary, PublishedVocabulary):
         before, after = vocabulary.template
         always |= {*vocabulary.ids.values(), *before, *after}

@@ -24,7 +24,7 @@ MODELS = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
 # Keys whose value is one id, or several, end so; the others are those of generation_config.json.
 _OF_IDS = "_token_id"
 _LISTS = ("suppress_tokens", "begin_suppress_tokens")
-_LISTS_OF_LISTS = ("bad_words_ids", "forced_decoder_ids")
+_LISTS_OF_LISTS = ("bad_words_ids",)
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,9 @@ def tokenizer_state(state: Json, kept: Kept) -> Json:
         raise InputError(f"tokenizer.json holds a model of type {kind}; only Unigram, BPE and WordPiece are trimmed.")
     if kind == "BPE":
         model["merges"] = [merge for merge in model["merges"] if _stays(merge, model["vocab"])]
-    for token in made.get("added_tokens") or ():
-        token["id"] = kept.new[token["id"]]
+    # A token that transformers' class does not add is a piece, or nothing, to it, and may be gone.
+    added = [token for token in made.get("added_tokens") or () if token["id"] in kept.new]
+    made["added_tokens"] = [{**token, "id": kept.new[token["id"]]} for token in added]
     if made.get("padding"):
         made["padding"]["pad_id"] = kept.new.get(made["padding"]["pad_id"], 0)
     _renumber_processor(made.get("post_processor"), kept)
@@ -181,7 +182,7 @@ def _about(about: Json, kept: Kept) -> Json:
 
 def _lines_of_ids(file: Path, kept: Kept) -> bytes:
     """Returns BERT's vocab.txt, whose lines are the pieces in the order of their ids."""
-    lines = content(str(file)).decode().splitlines()
+    lines = content(str(file)).decode().removesuffix("\n").split("\n")  # a piece may be another end of a line
     return "".join(f"{line}\n" for number, line in enumerate(lines) if number in kept.new).encode()
 
 

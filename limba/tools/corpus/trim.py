@@ -53,6 +53,10 @@ def run(argv: Sequence[str]) -> None:
         raise InputError(f"--coverage is {given.coverage}; give a share above 0, 1 at most.")
     if given.sample_bytes < 1:
         raise InputError(f"--sample_bytes is {given.sample_bytes}; give a number of bytes above 0.")
+    if given.extra_ids is not None and not given.vocabulary:
+        raise InputError(f"--extra_ids={given.extra_ids} come above the pieces of --vocabulary; give --vocabulary too.")
+    if given.extra_ids is not None and given.extra_ids < 0:
+        raise InputError(f"--extra_ids is {given.extra_ids}; give a number of sentinels, 0 or more.")
     with environment.quiet_imports():
         from limba.api import VocabularyName, check_trim_output, opened_source, trim, vocabulary_of
 
