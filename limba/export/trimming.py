@@ -287,7 +287,6 @@ def trim(
                 _write_weights(place, arrays)
             _write_card(Path(source.directory), writing, source.path, result)
             _write_record(writing, source.path, kept, num_rows)
-            _write_what_was_learned(source, writing)
             if out.exists():
                 out.rmdir()
             writing.rename(out)
@@ -559,13 +558,6 @@ def _write_card(folder: Path, out: Path, name: str, result: Trimmed) -> None:
         f" kept has the same pieces and hidden states as before. `{RECORD}` has the old id of each row.\n"
     )
     (out / "README.md").write_text(before + section)
-
-
-def _write_what_was_learned(source: Source, out: Path) -> None:
-    """Writes the one line of an export's record that is true of the trimmed folder too; the proof is of the other."""
-    record = read_json(source.directory, huggingface.RECORD) or {}
-    if record.get(huggingface.ONLY_FILLS_GAPS) is True:
-        (out / huggingface.RECORD).write_text(json.dumps({huggingface.ONLY_FILLS_GAPS: True}) + "\n")
 
 
 def _write_record(out: Path, name: str, kept: Kept, num_rows: int) -> None:
