@@ -27,6 +27,12 @@ FLAGS: dict[str, object] = {
     "tools/corpus/inspect.py FILES": BUCKET,
     "tools/corpus/task_flags.py --vocabulary": BUCKET,
     "tools/corpus/task_flags.py FILES": BUCKET,
+    "tools/corpus/compare.py --corpus": BUCKET,
+    "tools/corpus/trim.py --held_out": BUCKET,
+    "tools/corpus/trim.py --keep": BUCKET,
+    "tools/corpus/trim.py --output": ["vocabulary", "trim", "m", "--keep=text.txt", "--output=gs://bucket/out"],
+    "tools/corpus/trim.py --vocabulary": BUCKET,
+    "tools/corpus/trim.py MODEL": BUCKET,
     "tools/corpus/vocabulary.py --compare_files": BUCKET,
     "tools/corpus/vocabulary.py --compare_vocabulary": BUCKET,
     "tools/corpus/vocabulary.py --output": BUCKET,
@@ -109,6 +115,7 @@ def test_the_list_has_all_flags_that_take_a_path() -> None:
     others = {
         "cli/arguments.py MODEL_DIR", "cli/convert.py --vocabulary", "cli/convert.py --push",
         "tools/corpus/task_flags.py --column", "tools/corpus/task_flags.py --validation_percent",
+        "tools/corpus/compare.py --column", "tools/corpus/trim.py --column",
         "cli/convert.py --transformers",
         "cli/line_flags.py --prompt", "cli/flags.py GIN_FILE",
     }  # fmt: skip

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -30,6 +31,7 @@ from limba.export.trimming import COPIED, DEFAULT_IDS, RECORD, Trimmed, trim
 from limba.formats.hub_models import wanted_files
 from limba.inference.source import VocabularyName
 from tests import published as folders
+from tests.bucket_server import emulated
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = 1_000
@@ -303,6 +305,28 @@ def test_the_command_says_what_is_left(t5, tmp_path, english, others, capsys) ->
     assert of_bytes["coverage"] + of_bytes["single_bytes"] == pytest.approx(1)
     assert main(["vocabulary", "compare", str(t5), f"--corpus={tmp_path}/en.txt"]) == 0
     assert "rows never" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_text_and_models_of_a_bucket_are_those_of_a_disk(t5, tmp_path, english, monkeypatch, capsys) -> None:
+    (tmp_path / "en.txt").write_text("\n".join(english))
+    here, there = tmp_path / "here", tmp_path / "there"
+    assert main(["vocabulary", "trim", str(t5), f"--keep={tmp_path}/en.txt", f"--output={here}"]) == 0
+    with emulated(monkeypatch):
+        bucket = fsspec.filesystem("gs")
+        bucket.put(str(t5), "gs://bucket/t5", recursive=True)
+        bucket.put(str(tmp_path / "en.txt"), "gs://bucket/text/en.txt")
+        keep = "--keep=gs://bucket/text/*.txt"
+        assert main(["vocabulary", "trim", "gs://bucket/t5", keep, f"--output={there}"]) == 0
+        capsys.readouterr()
+        corpus = "--corpus=gs://bucket/text/en.txt"
+        assert main(["vocabulary", "compare", "gs://bucket/t5", str(here), corpus, "--json"]) == 0
+        old, new = json.loads(capsys.readouterr().out)["vocabularies"]
+    assert old["rows"] == 2_176 and new["rows"] == len(old_ids_of(here))
+    names = sorted(path.name for path in here.iterdir())
+    assert sorted(path.name for path in there.iterdir()) == names
+    for name in set(names) - {"README.md", RECORD}:  # which name the model
+        assert (there / name).read_bytes() == (here / name).read_bytes()
 
 
 KILLED = """
