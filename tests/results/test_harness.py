@@ -158,7 +158,8 @@ def test_a_run_and_its_export_have_the_same_figures(objective, sentinels, place,
             {name: value for name, value in expected.items() if "stderr" not in name}, nan_ok=True
         ), task
         if task == "written":
-            assert [up_to_odd_bytes(text) for (text,) in found] == [up_to_odd_bytes(text) for (text,) in of_export]
+            parts = [up_to_odd_bytes(text) for (text,) in of_export]
+            assert any(parts) and all(text.startswith(part) for (text,), part in zip(found, parts, strict=True))
         else:
             assert np.allclose(found, of_export, rtol=1e-6), task
 
