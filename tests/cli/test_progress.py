@@ -1,18 +1,16 @@
 """What takes long shows how far it is: on a terminal in a line that changes, in a file in plain lines or not at all."""
 
-import contextlib
 import json
 import os
-import pty
 import re
 import subprocess
 import sys
-import termios
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+
+from tests.terminal import shown_on
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,14 +46,10 @@ def commands(corpus: Path, to: Path) -> dict[str, tuple[list[str], str]]:
     }
 
 
-def written_by(commands: Mapping[str, Sequence[str]], output: int) -> None:
-    """Runs the commands in a process that writes both its streams to a file descriptor; closes that here."""
+def program_of(commands: Mapping[str, Sequence[str]]) -> tuple[list[str], dict[str, str]]:
+    """Returns a program that runs the commands one after another, and its environment."""
     environment = os.environ | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # else a command starts the process again
-    arguments = [sys.executable, "-c", PROGRAM, json.dumps(commands)]
-    process = subprocess.Popen(arguments, stdin=output, stdout=output, stderr=output, cwd=ROOT, env=environment)
-    os.close(output)
-    process.wait()
-    assert process.returncode == 0
+    return [sys.executable, "-c", PROGRAM, json.dumps(commands)], environment
 
 
 def by_command(written: str) -> dict[str, str]:
@@ -64,25 +58,11 @@ def by_command(written: str) -> dict[str, str]:
 
 
 def on_a_terminal(commands: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Returns what each command writes to a terminal of its own, which is read while it runs."""
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, 100))
-    parts: list[bytes] = []
-
-    def read() -> None:
-        with contextlib.suppress(OSError):  # at the end, when nobody has the other side open
-            while part := os.read(ours, 65_536):
-                parts.append(part)
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    try:
-        written_by(commands, theirs)
-    except AssertionError as error:
-        raise AssertionError(b"".join(parts).decode(errors="replace")) from error
-    reader.join(10)
-    os.close(ours)
-    return by_command(b"".join(parts).decode())
+    """Returns what each command writes to a terminal of its own."""
+    program, environment = program_of(commands)
+    status, drawn, _ = shown_on(program, ROOT, environment, columns=100)
+    assert status == 0, drawn
+    return by_command(drawn)
 
 
 @pytest.mark.night
@@ -96,9 +76,9 @@ def test_long_work_shows_how_far_it_is(corpus: Path, tmp_path: Path) -> None:
     in_a_file = commands(corpus, tmp_path / "file")
     log = tmp_path / "log"
     quickest = {what: in_a_file[what][0] for what in ("vocabulary", "compile")}
-    try:
-        written_by(quickest, os.open(log, os.O_RDWR | os.O_CREAT))
-    except AssertionError as error:
-        raise AssertionError(log.read_text()) from error
+    program, environment = program_of(quickest)
+    with log.open("wb") as file:
+        ended = subprocess.run(program, stdout=file, stderr=file, cwd=ROOT, env=environment, check=False)
+    assert ended.returncode == 0, log.read_text()
     for what, text in by_command(log.read_text()).items():
         assert text and not re.search(r"[\r\x1b]", text), (what, text)
