@@ -183,6 +183,12 @@ def opened(path: str, vocabulary: VocabularyName | None = None) -> Source:
             f"{path} is a folder for transformers with a tokenizer of its own, and {vocabulary.path} is another"
             " vocabulary; leave that out."
         )
+    is_part = (folder.parent / "modules.json").exists() and Path(os.path.expanduser(path)).resolve() != Path(folder)
+    if is_part:  # what stands beside the part would be lost, and its vectors would be others
+        raise InputError(
+            f"{path} has its network in the folder {folder.name}, as early versions of sentence-transformers saved it;"
+            " open it with sentence-transformers, save it again, and trim that."
+        )
     model = huggingface.model_config(Path(folder) / "config.json")
     own = sources.vocabulary_beside(folder, None)
     return Source(path, folder, {0: folder}, HUGGING_FACE, model, None, own)

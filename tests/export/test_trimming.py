@@ -387,6 +387,16 @@ def test_what_cannot_be_trimmed_is_refused(t5, spiece, tmp_path, english) -> Non
         trim(str(t5), encoded(english), [], str(tmp_path / "x"), step=5)
 
 
+def test_a_part_of_an_old_folder_of_sentence_transformers_is_refused(t5, tmp_path, english) -> None:
+    """Its pooling and what follows it stand beside the network's folder."""
+    shutil.copytree(t5, tmp_path / "0_Transformer")
+    modules = [{"idx": 0, "name": "0", "path": "0_Transformer", "type": "sentence_transformers.models.Transformer"}]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(InputError, match="has its network in the folder 0_Transformer, as early versions"):
+        trimming.opened(str(tmp_path))
+    assert trimming.opened(str(tmp_path / "0_Transformer")).directory
+
+
 def test_sentinels_without_their_vocabulary_are_refused(tmp_path, capsys) -> None:
     argv = ["vocabulary", "trim", "model", "--keep=a.txt", f"--output={tmp_path}/x"]
     assert main([*argv, "--extra_ids=10"]) == InputError.exit_status
