@@ -32,7 +32,8 @@ BLOCK = re.compile(r"(?<=```text\n).*?(?=```)", re.DOTALL)
 RECORD = ROOT / "benchmarks" / "readme.json"
 CUT = "…"  # stands alone where lines are left out, and at the end of a line that is cut
 NUMBER = re.compile(r"\d[\d.,]*(?:e[+-]\d+)?|\bnan\b")
-COLUMNS, MOST_ROWS = 80, 25  # of what the demo prints, beside the rows of progress
+COLUMNS = 80
+MOST_ROWS = 25  # of what the demo prints, beside the rows of progress
 SECOND = "Another one learns"  # with which the demo says that its second training begins
 HITS = re.compile(r"the hidden word is among its five likeliest in ([\d.]+)% of (\d+) gaps")
 SEEDS = re.compile(r"\d+ seeds: [\d.]+ to [\d.]+ %")

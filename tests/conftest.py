@@ -48,7 +48,6 @@ from tests.waiting import Patience
 CHECKED = [
     "limba.model",
     "limba.training.losses",
-    "limba.training.losses",
     "limba.training.step",
     "limba.evaluation.validation",
     "limba.inference.generate",

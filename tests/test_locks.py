@@ -37,7 +37,8 @@ def pins(path: Path, python: str = "3.12") -> dict[str, str]:
 
 def of_tests() -> dict[str, str]:
     """Returns what the tests need beside requirements.txt; no package is in both files."""
-    results, tests = pins(ROOT / "requirements-results.txt"), pins(ROOT / "requirements-test.txt")
+    results = pins(ROOT / "requirements-results.txt")
+    tests = pins(ROOT / "requirements-test.txt")
     assert not set(results) & set(tests)
     return results | tests
 
@@ -89,7 +90,8 @@ def test_every_package_has_hashes_and_nothing_says_where_it_was_found(lock: str)
 
 def test_ranges_pins_and_the_tests_packages_agree() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    pinned, tests = pins(ROOT / "requirements.txt"), of_tests()
+    pinned = pins(ROOT / "requirements.txt")
+    tests = of_tests()
     for python, requirement in itertools.product(LEAN_PYTHONS, map(Requirement, project["dependencies"])):
         version = pins(ROOT / "requirements.txt", python)[canonicalize_name(requirement.name)]
         assert version in requirement.specifier, f"{requirement} and {version} of requirements.txt"

@@ -129,7 +129,8 @@ def truncation(task: Provider, lengths: Mapping[str, int], config: DataConfig, c
                 for example in itertools.islice(examples_of(part, lengths, documents, SEED), count)
             ]
             if sizes:
-                is_any_cut = any(size > lengths[name] for each in sizes for name, size in each.items())
+                longest = {name: max(each[name] for each in sizes) for name in vocabularies}
+                is_any_cut = any(size > lengths[name] for name, size in longest.items())
                 found[f"{part.name}: {truncation_report(sizes, lengths)}"] = is_any_cut
     return found
 

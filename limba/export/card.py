@@ -156,7 +156,8 @@ def _training(source: Source, step: int, hardware: str | None, records: Iterable
     data, lengths = run.data, run.data.task_feature_lengths
     last = next((record for record in reversed([*records]) if record["kind"] == "validation"), None)
     average = run.evaluation.average if source.averages else None
-    stages, bits = data.stages_before(step), last and last.get("bits_per_byte")  # there are none of some vocabularies
+    stages = data.stages_before(step)
+    bits = last and last.get("bits_per_byte")  # there are none of some vocabularies
     return entries | {
         "task": ", ".join(f"from step {begins:,} on `{name}`" if begins else f"`{name}`" for begins, name in stages),
         "data": None if data.data_files is None else f"`{_names(data.data_files)}`",
@@ -211,7 +212,8 @@ def _usage(model: ModelConfig, form: Form) -> str:
     notes = f"For transformers {versions}; weights are {form.dtype}."
     if not model.has_logits:
         kind = "The encoder of a T5 alone" if model.is_t5_encoder else "An encoder without an output layer"
-        code, notes = STATES, f"{kind}, which gives hidden states. {notes}"
+        code = STATES
+        notes = f"{kind}, which gives hidden states. {notes}"
     elif model.is_encoder:
         text, auto, code = 'f"A text with one {tokenizer.mask_token} hidden."', "AutoModelForMaskedLM", FILL
         notes = f"`AutoModel` gives the hidden states. {notes}"

@@ -151,7 +151,12 @@ class Proof:
         self._special = special or of_run(vocabulary, config)
         params = place_parameters(arrays, self._network)
         if config.is_encoder or not config.has_logits:
-            make = masked_of if config.has_logits else batch_of if config.is_t5_encoder else texts_of
+            if config.has_logits:
+                make = masked_of
+            elif config.is_t5_encoder:
+                make = batch_of
+            else:
+                make = texts_of
             length = max(ROW, SHORTEST * config.local_attention[0]) if config.local_attention else ROW
             self._batch, self._banned = make(vocabulary, config.vocab_size, length), list[int]()
             self._all, self._first = self._batch, 1

@@ -330,7 +330,8 @@ def _of_vocabulary(name: str, kind: str | None) -> int | None:
     """Returns on which axis an array has a row for each id; None for another array. `kind` None: by T5X's names."""
     if kind is None:
         return {EMBEDDING: 0, HEAD: 1, HEAD.replace("kernel", "bias"): 0}.get(name)
-    names, own = NAMES[kind], canonical(name, kind)
+    names = NAMES[kind]
+    own = canonical(name, kind)
     places = (*names.embedding, names.output, names.output.replace("weight", "bias"))
     return 0 if own in places else None
 
@@ -355,7 +356,8 @@ def _num_rows(source: Source, stored: Arrays) -> int:
 
 def _check(source: Source, pieces: Pieces, num_rows: int) -> None:
     """Raises InputError for pieces without a row, and for a T5 whose vocabulary has no sentinels."""
-    vocabulary, model = pieces.vocabulary, source.model
+    vocabulary = pieces.vocabulary
+    model = source.model
     added = set()
     if isinstance(vocabulary, TokenizersVocabulary):
         added = set(vocabulary.tokenizer.get_added_tokens_decoder())
@@ -518,11 +520,14 @@ def _coverage(pieces: Pieces, now: Vocabulary, kept: Kept, texts: Sequence[bytes
     of_bytes = {number for number, is_byte in enumerate(marks) if is_byte}
     if before.unk_id is not None:
         of_bytes.add(before.unk_id)
-    found, gone, lost = Coverage(), Counter[int](), Counter[int]()
+    found = Coverage()
+    gone = Counter[int]()
+    lost = Counter[int]()
     new_lost = {kept.new[number] for number in of_bytes if number in kept.new}
     for start in range(0, len(texts), AT_ONCE):
         for text in texts[start : start + AT_ONCE]:
-            ids, new_ids = before.encode(text.decode()), now.encode(text.decode())
+            ids = before.encode(text.decode())
+            new_ids = now.encode(text.decode())
             found.documents += 1
             found.tokens += len(ids)
             found.tokens_now += len(new_ids)
@@ -540,7 +545,8 @@ def _coverage(pieces: Pieces, now: Vocabulary, kept: Kept, texts: Sequence[bytes
 def _examples(before: Vocabulary, now: Vocabulary, gone: Counter[int], lost: Counter[int]) -> list[str]:
     """Returns the most frequent pieces that are gone, each with what it is cut into now, and those that say no text."""
     spelled = piece_texts(before, before.vocab_size)
-    table, old = PieceTable(now), PieceTable(before)
+    table = PieceTable(now)
+    old = PieceTable(before)
     found = []
     for number, count in gone.most_common(NUM_EXAMPLES):
         text = spelled[number].decode(errors="replace")

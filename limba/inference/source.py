@@ -160,7 +160,8 @@ def find(
     assert model is not None, "T5X's arrays and both kinds of folders tell the network"
     vocabulary = vocabulary or vocabulary_beside(directory, run)
     newest_best = best[max(best)] if best else None
-    length, fills_gaps = None, False
+    length = None
+    fills_gaps = False
     if kind == HUGGING_FACE:
         length = _length_beside(directory, model)
         fills_gaps = _json_of(directory / huggingface.RECORD).get(huggingface.ONLY_FILLS_GAPS) is True

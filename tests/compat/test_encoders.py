@@ -64,7 +64,8 @@ def place(tmp_path_factory: pytest.TempPathFactory, vocabulary: Path) -> Path:
     ids = np.random.default_rng(0).integers(2, 800, (3, 40)).astype(np.int32)
     ids[0, 33:], ids[2, 9:] = 0, 0
     for name, shape in SHAPES.items():
-        config, run = dataclasses.replace(shape, vocab_size=1024), place / "runs" / name
+        config = dataclasses.replace(shape, vocab_size=1024)
+        run = place / "runs" / name
         params = unflatten(stack_layers(write_run(run, config)[5]))
         with contextlib.redirect_stdout(io.StringIO()):
             flags = [f"--vocabulary={vocabulary}", "--extra_ids=1", "--no_check"]

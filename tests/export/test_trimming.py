@@ -35,7 +35,8 @@ from tests.bucket_server import emulated
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = 1_000
-SIZE, ROWS = 2_000, 2_304
+SIZE = 2_000
+ROWS = 2_304
 STYLES = (  # a tokenizer's style, whether padding is added as its last id, and a class of model that has it
     ("unigram", False, "t5"),
     ("endoftext", True, "gpt2"),
@@ -150,7 +151,8 @@ def check_model(before, after: Path, kind: str, texts: list[str], source: Path) 
     rows = [ids[:40] for ids in folders.ids_of(source, tuple(texts)) if new.keys() >= set(ids)][:2]
     assert len(rows) == 2
     for ids in rows:
-        old, trimmed = outputs(before, kind, ids), outputs(now, kind, [new[number] for number in ids])
+        old = outputs(before, kind, ids)
+        trimmed = outputs(now, kind, [new[number] for number in ids])
         states = hidden_states(old)
         assert len(states) >= 3
         assert all(torch.equal(*pair) for pair in zip(states, hidden_states(trimmed), strict=True))
@@ -231,7 +233,8 @@ def test_an_output_layer_of_its_own_is_cut_too(t5, tmp_path, english) -> None:
     assert modules == ["1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"]
     assert all((tmp_path / "after" / name).read_bytes() == (folder / name).read_bytes() for name in modules)
     assert json.loads((tmp_path / "after" / "conversion.json").read_text()) == {"only_fills_gaps": True}
-    after, kept = load_file(tmp_path / "after" / "model.safetensors"), old_ids_of(tmp_path / "after")
+    after = load_file(tmp_path / "after" / "model.safetensors")
+    kept = old_ids_of(tmp_path / "after")
     assert after.keys() == before.keys() and result.coverage.tokens == 0
     for name, array in before.items():
         is_table = name in ("lm_head.weight", "shared.weight", "encoder.embed_tokens.weight")
@@ -251,11 +254,14 @@ def test_a_run_and_a_t5x_checkpoint_become_a_start(t5, spiece, tmp_path, english
     import_folder(t5, tmp_path / "run")
     result = trimmed(tmp_path / "run", tmp_path / "smaller", english, others)
     assert "the optimizer begins anew" in result.text
-    before, now = limba.load(tmp_path / "run"), limba.load(tmp_path / "smaller")
-    old, new = before.tokenize(english[0]), now.tokenize(english[0])
+    before = limba.load(tmp_path / "run")
+    now = limba.load(tmp_path / "smaller")
+    old = before.tokenize(english[0])
+    new = now.tokenize(english[0])
     assert [piece(before, number) for number in old] == [piece(now, number) for number in new]
     pair = (english[0], english[1])
-    wanted, found = before.logits([pair])[0], now.logits([pair])[0]
+    wanted = before.logits([pair])[0]
+    found = now.logits([pair])[0]
     ids = range(now.vocabulary.vocab_size)
     kept = [before.vocabulary.tokenizer.PieceToId(piece(now, number)) for number in ids]
     np.testing.assert_allclose(found[:, ids], wanted[:, kept], rtol=0, atol=1e-6 * np.abs(wanted).max())
@@ -310,7 +316,8 @@ def test_the_command_says_what_is_left(t5, tmp_path, english, others, capsys) ->
 @pytest.mark.slow
 def test_text_and_models_of_a_bucket_are_those_of_a_disk(t5, tmp_path, english, monkeypatch, capsys) -> None:
     (tmp_path / "en.txt").write_text("\n".join(english))
-    here, there = tmp_path / "here", tmp_path / "there"
+    here = tmp_path / "here"
+    there = tmp_path / "there"
     assert main(["vocabulary", "trim", str(t5), f"--keep={tmp_path}/en.txt", f"--output={here}"]) == 0
     with emulated(monkeypatch):
         bucket = fsspec.filesystem("gs")

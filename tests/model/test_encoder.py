@@ -363,7 +363,8 @@ def test_relative_positions_are_refused():
 def test_without_logits_an_encoder_has_the_same_states_and_no_output_layer(shape):
     whole = SHAPES[shape]
     alone = dataclasses.replace(whole, has_logits=False)
-    features, parameters = masked_batch(), noisy_parameters(whole)
+    features = masked_batch()
+    parameters = noisy_parameters(whole)
     names = flatten(jax.eval_shape(Network(alone).init, jax.random.key(0)))
     zeros = {name: np.zeros(leaf.shape, np.float32) for name, leaf in names.items()}
     assert {name for name in flatten(parameters) if "logits_dense" in name or "head_" in name} == set(

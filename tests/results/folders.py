@@ -30,9 +30,11 @@ def write_data(folder: Path, num_train: int = 96, num_test: int = 40) -> None:
     """Sentences of a number and a name, whose labels follow from the name; two sentences are a document."""
     chosen = random.Random(0)
     for part, count in (("train", num_train), ("test", num_test)):
-        rows, sentences = [], []
+        rows = []
+        sentences = []
         for sentence in range(count):
-            name, number = chosen.choice(list(NAMES)), f"{chosen.random():.4f}"
+            name = chosen.choice(list(NAMES))
+            number = f"{chosen.random():.4f}"
             label = NAMES[name]
             row = {"text": f"{number} {name}", "other": f"{name} {number}", "label": label}
             rows.append(json.dumps(row | {"score": 4.5 if label == "GPE" else 1.0}))

@@ -59,7 +59,8 @@ def test_classes_equal_scikit_learns() -> None:
     given = [chosen.choice("abcde") if chosen.random() < 0.5 else each for each in targets]
     counts = np.random.default_rng(0).multinomial(60, np.full(60, 1 / 60), 20)
     hits = [t == p for t, p in zip(targets, given, strict=True)]
-    accuracy, macro = scores.share(counts, hits, [1] * 60), scores.macro_f1(counts, targets, given)
+    accuracy = scores.share(counts, hits, [1] * 60)
+    macro = scores.macro_f1(counts, targets, given)
     for row, one, other in zip(counts, accuracy, macro, strict=True):
         pair = resampled(row, targets), resampled(row, given)
         assert one == pytest.approx(100 * metrics.accuracy_score(*pair), abs=1e-9)
@@ -71,7 +72,8 @@ def test_correlations_equal_scipys() -> None:
     targets = [float(chosen.randint(0, 5)) for _ in range(60)]
     given = [value + chosen.random() * 3 for value in targets]
     counts = np.random.default_rng(0).multinomial(60, np.full(60, 1 / 60), 20)
-    pearson, spearman = scores.pearson(counts, targets, given), scores.spearman(counts, targets, given)
+    pearson = scores.pearson(counts, targets, given)
+    spearman = scores.spearman(counts, targets, given)
     for row, one, other in zip(counts, pearson, spearman, strict=True):
         pair = resampled(row, targets), resampled(row, given)
         assert one == pytest.approx(100 * stats.pearsonr(*pair).statistic, abs=1e-9)

@@ -57,9 +57,11 @@ def test_limba_and_transformers_score_a_folder_alike(name, vocabulary, tmp_path)
     if ours.way == ways.GAPS:
         pairs = [(row.read, row.written) for row in map(with_gaps, TEXTS) if row.hidden_bytes]
         assert len(pairs) == 2
-        found, expected = ours.in_gaps(pairs), theirs.in_gaps(pairs)
+        found = ours.in_gaps(pairs)
+        expected = theirs.in_gaps(pairs)
     else:
-        found, expected = ours.log_likelihoods(TEXTS), theirs.log_likelihoods(TEXTS)
+        found = ours.log_likelihoods(TEXTS)
+        expected = theirs.log_likelihoods(TEXTS)
     assert found == pytest.approx(expected, rel=1e-5) and (found < 0).all()
 
 
@@ -192,7 +194,8 @@ def test_a_causal_model_of_another_family_counts_a_start_token_once(kind, tmp_pa
     found = scorer.log_likelihoods(TEXTS)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-    expected, sizes = [], []
+    expected = []
+    sizes = []
     for text in TEXTS:
         read = tokenizer(text, return_offsets_mapping=True)
         ids = torch.tensor([[*starts, *read.input_ids]])

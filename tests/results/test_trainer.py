@@ -105,7 +105,8 @@ def test_families_and_a_run_of_ours_stand_in_one_table(data, vocabulary, monkeyp
     cells = cells_of(data / "results" / "suite")
     for task in chosen:
         for model in (*models, "ours"):
-            own, majority = cells[task, model], cells[task, "majority"]
+            own = cells[task, model]
+            majority = cells[task, "majority"]
             assert own["protocol"] == majority["protocol"], (task, model)
             assert own["mean"] > majority["mean"], (task, model, own, majority)
         assert max(cells[task, each]["mean"] for each in models) > 85, task
@@ -189,6 +190,17 @@ def test_jax_leaves_a_gpus_memory_to_torch(data, monkeypatch) -> None:
     assert "preallocate" not in xla_client.generate_pjrt_gpu_plugin_options()
     assert main.main(["results", "absent", "--suite=./suite.gin"]) == 2
     assert xla_client.generate_pjrt_gpu_plugin_options()["preallocate"] is False
+
+
+def test_a_gpu_that_is_too_small_is_one_sentence(data, monkeypatch, capsys) -> None:
+    def out_of_memory(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    folders.bert(data / "bert")
+    monkeypatch.setattr(transformers.Trainer, "train", out_of_memory)
+    assert main.main(["results", "bert", "--suite=./suite.gin", "--tasks=tags"]) == InputError.exit_status
+    said = capsys.readouterr().err
+    assert "bert does not fit into the GPU's memory on the task tags, with 8 texts" in said and "Traceback" not in said
 
 
 def test_an_id_without_a_row_is_one_sentence(data, capsys) -> None:

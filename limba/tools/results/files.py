@@ -227,7 +227,8 @@ def sentences(path: Path, *columns: str | int) -> Iterator[Sentence]:
     """
     names: list[str] = []
     found: list[list[str]] = []
-    begins, document = 1, ""
+    begins = 1
+    document = ""
     for number, line in enumerate([*lines_of(path), ""], 1):
         if line.startswith("# global.columns"):
             names = line.partition("=")[2].split()

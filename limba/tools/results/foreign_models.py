@@ -33,7 +33,8 @@ class OpenModel:
 
     def __init__(self, name: str, place: str, revision: str | None = None):
         """`name` is as the user gave it, `place` a folder or a name on the hub."""
-        self.name, self._place = name, place
+        self.name = name
+        self._place = place
         transformers.logging.set_verbosity_error()  # what is missing or cut is said by sentences of ours
         transformers.logging.disable_progress_bar()
         self._options: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": False}

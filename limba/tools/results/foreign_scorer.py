@@ -350,7 +350,8 @@ class ForeignScorer:
             after_written = [*after, self._end]
         else:
             after_written = after
-        read, written = [], []
+        read = []
+        written = []
         for inputs, targets in pairs:
             for text in (inputs, targets):
                 if self._num_sentinels(text) != len(SENTINEL.findall(text)):

@@ -279,7 +279,8 @@ class Measured:
                 for column, figures in read.floors().items():
                     self.table.add(name, column, [Outcome(dict(figures))], self.hashes[name])
                 continue
-            train, test = len(read.parts.train), len(read.parts.test)
+            train = len(read.parts.train)
+            test = len(read.parts.test)
             documents = len({each.document for each in read.parts.test})
             self.notes.append(
                 f"{name}: {train:,} training, {len(read.parts.dev):,} development and {test:,} test examples"
@@ -296,7 +297,8 @@ class Measured:
         from limba.tools.results.kinds.learned import Learned
 
         for read in self.tasks:
-            task, parts = read.task, read.parts
+            task = read.task
+            parts = read.parts
             predictions = self.table.predictions.get(task.name)
             if predictions is None:  # bits per byte, whose texts are few and long
                 continue

@@ -51,7 +51,8 @@ def _notes(
     outcomes: Sequence[Outcome],
     protocol: Protocol,
 ) -> list[str]:
-    task, parts = runs.task, runs.parts
+    task = runs.task
+    parts = runs.parts
     what = f"{task.name}, {label}"
     of_development = ", ".join(f"{each.notes['development']:.2f}" for each in outcomes)
     of_epochs = ", ".join(f"{each.notes['epoch']:.0f}" for each in outcomes)

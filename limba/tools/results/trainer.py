@@ -5,9 +5,10 @@ torch and transformers are an extra: this module is imported where a suite has a
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 import transformers
 
+from limba.config import InputError
 from limba.tools.results.foreign_models import OpenModel
 from limba.tools.results.kinds.learned import Example, Learned, Parts, Similarity
 from limba.tools.results.outcome import Outcome, Prediction
@@ -70,7 +72,8 @@ class FineTuning:
             callbacks=[transformers.EarlyStoppingCallback(self._protocol.patience)],
         )
         trainer.remove_callback(transformers.PrinterCallback)
-        trainer.train()
+        with self._fitting():
+            trainer.train()
         curve = _curve(trainer.state.log_history)
         best = max(range(len(curve)), key=lambda place: (curve[place]["development"], -place))
         development = curve[best]["development"]
@@ -80,12 +83,25 @@ class FineTuning:
         if on_test:
             test = self._read(self.parts.test)
             trainer.compute_metrics = None  # of the development part
-            found = trainer.predict([each.feature for each in test])  # pyright: ignore[reportArgumentType]
+            with self._fitting():
+                found = trainer.predict([each.feature for each in test])  # pyright: ignore[reportArgumentType]
             predictions = self._predictions(self.parts.test, test, np.asarray(found.predictions))
             figures = self.task.judge(self.parts.test, predictions)
             notes["cut"] = sum(each.is_cut for each in test)
         shutil.rmtree(self._folder, ignore_errors=True)
         return Outcome(figures, notes=notes, curve=curve, predictions=predictions)
+
+    @contextlib.contextmanager
+    def _fitting(self) -> Iterator[None]:
+        """Raises InputError where a GPU's memory does not hold the model with a batch."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise InputError(
+                f"{self.model.name} does not fit into the GPU's memory on the task {self.task.name}, with"
+                f" {self._protocol.batch_size} texts of at most {self._length} tokens at once; take a larger GPU, or"
+                " the CPU with CUDA_VISIBLE_DEVICES=, or --tasks without it."
+            ) from error
 
     def _arguments(self, setting: Setting, seed: int) -> transformers.TrainingArguments:
         batch = self._protocol.batch_size

@@ -1,7 +1,9 @@
 """The ways in which models score texts."""
 
 # How a model scores a text. The three are different measures: figures of one are not compared with those of another.
-CAUSAL, MASKED, GAPS = "causal", "masked", "gaps"
+CAUSAL = "causal"
+MASKED = "masked"
+GAPS = "gaps"
 HOW = {
     CAUSAL: "log likelihood from left to right, after the start token",
     MASKED: "pseudo log likelihood: each token is predicted with itself and the later tokens of its word masked",

@@ -13,7 +13,9 @@ from typing import Any
 
 from limba.config import Fix, environment, errors
 
-GO, FAILS, WASTEFUL = "go", "will fail", "works, but wasteful"
+GO = "go"
+FAILS = "will fail"
+WASTEFUL = "works, but wasteful"
 FORMAT = 1  # of the JSON document
 MARKS = {"ok": "ok", "warning": "warning", "error": "ERROR"}
 COLOURS = {"ok": "32", "warning": "33", "error": "31"}

@@ -205,7 +205,8 @@ class Similarity(Learned):
     def figures(
         self, examples: Sequence[Example], predictions: Sequence[Prediction], counts: np.ndarray
     ) -> scores.Draws:
-        targets, given = _numbers([each.answer for each in examples]), _numbers(predictions)
+        targets = _numbers([each.answer for each in examples])
+        given = _numbers(predictions)
         return {
             "Pearson": scores.pearson(counts, targets, given),
             "Spearman": scores.spearman(counts, targets, given),
@@ -354,7 +355,8 @@ class NamedEntities(Tagged):
                 names[each.texts[begin:end]][label] += 1
         given = list[Prediction]()
         for words in (each.texts for each in parts.test):
-            spans, place = list[scores.Span](), 0
+            spans = list[scores.Span]()
+            place = 0
             while place < len(words):
                 sizes = range(min(LONGEST_NAME, len(words) - place), 0, -1)
                 size = next((size for size in sizes if words[place : place + size] in names), 0)
