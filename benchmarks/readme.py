@@ -36,6 +36,7 @@ COLUMNS = 80
 MOST_ROWS = 25  # of what the demo prints, beside the rows of progress
 SECOND = "Another one learns"  # with which the demo says that its second training begins
 HITS = re.compile(r"the hidden word is among its five likeliest in ([\d.]+)% of (\d+) gaps")
+FLOOR = re.compile(r"commonest words .*in ([\d.]+)%")
 SEEDS = re.compile(r"\d+ seeds: [\d.]+ to [\d.]+ %")
 # Millions of parameters, hours and dollars, each from the least to the most, as README.md says them.
 PROPOSAL = re.compile(r"(\d+) million parameters:\s([\d.]+)\sto\s([\d.]+)\shours,\s\$([\d.]+)\sto\s\$([\d.]+)")
@@ -135,6 +136,12 @@ def hits(printed: Sequence[str]) -> float:
     return float(found[0])
 
 
+def floor(printed: Sequence[str]) -> float:
+    """Returns the percentage of those gaps whose hidden word is one of the five commonest words of the text."""
+    (found,) = FLOOR.findall("\n".join(printed))
+    return float(found)
+
+
 def num_rows(printed: Sequence[str]) -> int:
     """Returns how many rows of COLUMNS columns these lines are.
 
@@ -214,8 +221,9 @@ def _try_seeds(seeds: Sequence[str]) -> int:
     by_seed = record()["hits"]
     for seed in seeds:
         with tempfile.TemporaryDirectory() as folder:
-            by_seed[seed] = hits(demo(Path(folder), f"--gin.RANDOM_SEED={seed}"))
-        print(f"seed {seed}: {by_seed[seed]} % of the gaps", flush=True)
+            printed = demo(Path(folder), f"--gin.RANDOM_SEED={seed}")
+        by_seed[seed] = hits(printed)
+        print(f"seed {seed}: {by_seed[seed]} % of the gaps, {floor(printed)} % by the five commonest words", flush=True)
     _write_hits(by_seed)
     return 0
 

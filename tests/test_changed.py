@@ -33,7 +33,7 @@ def test_nearly_every_module_of_the_product_brings_some() -> None:
 
 def test_the_core_is_always_there() -> None:
     always, _ = chosen_files()
-    assert {"tests/training/test_rules.py", "tests/test_floors.py"} <= {place_of(path) for path in always}
+    assert {"tests/training/test_optimizer.py", "tests/test_floors.py"} <= {place_of(path) for path in always}
 
 
 @pytest.mark.parametrize("script", ["other_python.sh", "run.sh"])

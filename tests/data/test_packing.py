@@ -19,8 +19,8 @@ from limba.data.tasks import resolve_task
 from limba.model import Network
 from limba.training.step import loss_sums
 from tests import tiny
-from tests.data.sources.test_readers import write
 from tests.data.test_streams import opened, taken
+from tests.data.text_files import write
 
 LENGTHS = {"inputs": 48, "targets": 24}
 
@@ -171,19 +171,27 @@ def test_long_examples_are_cut_and_empty_ones_left_out():
 
 
 @pytest.mark.core
-def test_features_shift_inside_each_segment():
-    rows = {
-        "inputs": np.array([[5, 1, 6, 1, 0]]),
-        "inputs_segment_ids": np.array([[1, 1, 2, 2, 0]]),
-        "targets": np.array([[7, 8, 1, 9, 1, 0]]),
-        "targets_segment_ids": np.array([[1, 1, 1, 2, 2, 0]]),
+def test_features_shift_in_a_row_or_inside_each_segment_and_weigh_no_padding():
+    alone = model_features({"inputs": np.array([[5, 1, 0]]), "targets": np.array([[7, 8, 1, 0]])})
+    assert {name: each.tolist() for name, each in alone.items()} == {
+        "encoder_input_tokens": [[5, 1, 0]],
+        "decoder_target_tokens": [[7, 8, 1, 0]],
+        "decoder_input_tokens": [[0, 7, 8, 1]],
+        "decoder_loss_weights": [[1, 1, 1, 0]],
     }
-    features = model_features(rows)
-    assert features["decoder_input_tokens"].tolist() == [[0, 7, 8, 0, 9, 0]]
-    assert features["decoder_loss_weights"].tolist() == [[1, 1, 1, 1, 1, 0]]
-    assert features["encoder_segment_ids"].tolist() == [[1, 1, 2, 2, 0]]
-    assert features["decoder_segment_ids"].tolist() == [[1, 1, 1, 2, 2, 0]]
-    assert {value.dtype for value in features.values()} == {np.dtype(np.int32)}
+    packed = model_features(
+        {
+            "inputs": np.array([[5, 1, 6, 1, 0]]),
+            "inputs_segment_ids": np.array([[1, 1, 2, 2, 0]]),
+            "targets": np.array([[7, 8, 1, 9, 1, 0]]),
+            "targets_segment_ids": np.array([[1, 1, 1, 2, 2, 0]]),
+        }
+    )
+    assert packed["decoder_input_tokens"].tolist() == [[0, 7, 8, 0, 9, 0]]
+    assert packed["decoder_loss_weights"].tolist() == [[1, 1, 1, 1, 1, 0]]
+    assert packed["encoder_segment_ids"].tolist() == [[1, 1, 2, 2, 0]]
+    assert packed["decoder_segment_ids"].tolist() == [[1, 1, 1, 2, 2, 0]]
+    assert {value.dtype for value in (*alone.values(), *packed.values())} == {np.dtype(np.int32)}
 
 
 @pytest.mark.parametrize("attention", ["einsum", "memory_efficient"])

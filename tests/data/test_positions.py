@@ -3,24 +3,19 @@
 import contextlib
 import dataclasses
 import functools
-import gzip
 import io
 import json
 import os
 import shutil
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import pytest
 import seqio
 import tensorflow as tf
-import zstandard
-from array_record.python.array_record_module import ArrayRecordWriter
 from fsspec import get_filesystem_class
 
 import tasks.demo  # noqa: F401  registers demo_span_corruption
@@ -33,31 +28,15 @@ from limba.data.stream.positions import PositionError, advanced
 from limba.data.stream.processes import ReaderProcesses, Recipe
 from limba.data.tasks import resolve_task
 from tests.bucket_server import emulated
+from tests.data import text_files
 
 TEXTS = [f"{number} " + "old words " * 8 for number in range(300)]
 CONFIG = DataConfig("demo_span_corruption", {"inputs": 32}, batch_size=4, num_data_shards=2, vocabulary="byte", seed=3)
 CHECKPOINT_STEP = 3
 
 
-def write(path: Path, texts: list[str] = TEXTS) -> Path:
-    """Writes the texts in the format that the suffix names."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    name = path.name
-    if name.endswith(".parquet"):
-        pyarrow.parquet.write_table(pyarrow.table({"text": texts}), path, row_group_size=50)
-    elif name.endswith(".array_record"):
-        writer = ArrayRecordWriter(str(path), "group_size:1")
-        for text in texts:
-            feature = tf.train.Feature(bytes_list=tf.train.BytesList(value=[text.encode()]))
-            example = tf.train.Example(features=tf.train.Features(feature={"text": feature}))
-            writer.write(example.SerializeToString())
-        writer.close()
-    else:
-        lines = [json.dumps({"text": text}) if ".json" in name else text for text in texts]
-        content = "\n".join(["text", *lines] if ".csv" in name else lines).encode() + b"\n"
-        packs: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".zst": zstandard.compress}
-        path.write_bytes(packs.get(path.suffix, bytes)(content))
-    return path
+def write(path: Path, texts: Sequence[str] = TEXTS) -> Path:
+    return text_files.write(path, texts)
 
 
 @contextlib.contextmanager
@@ -82,10 +61,7 @@ def saved(files: object, **changes: Any) -> tuple[dict[int, bytes], np.ndarray]:
         return stream.positions(), taken(stream, 4)
 
 
-FORMATS = ("a.txt", "a.jsonl", "a.csv", "a.parquet", "a.jsonl.gz", "a.txt.zst", "a.csv.gz", "a.array_record")
-
-
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", text_files.FORMATS)
 def test_another_text_in_a_file_of_any_format_is_named(name: str, tmp_path: Path) -> None:
     path = write(tmp_path / name)
     before, rest = saved(path)

@@ -30,7 +30,7 @@ from limba.data.sources import ArrayRecordSource, FileSource, readers
 from limba.data.stream import streams
 from limba.data.tasks import resolve_task
 from limba.data.vocabulary.load import load_vocabulary
-from tests.data.test_positions import write
+from tests.data.text_files import write
 
 # Each poisoned document consists of a byte of its own, so that each of its tokens says where it is from.
 POISONS = [byte for byte in range(1, 32) if byte not in b"\t\n\v\f\r\x1c\x1d\x1e\x1f"]

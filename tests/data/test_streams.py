@@ -19,12 +19,11 @@ import tasks.demo  # noqa: F401  registers demo_span_corruption
 from limba.config import DataConfig, InputError
 from limba.data import run_data as validation
 from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents
-from limba.data.packing import model_features
 from limba.data.sources import FileSource, HubSource, readers
 from limba.data.stream import placement, streams
 from limba.data.stream.stages import open_stream
 from limba.data.tasks import check_sources, pinned, resolve_task, revisions
-from tests.data.sources.test_readers import write
+from tests.data.text_files import write
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -181,16 +180,6 @@ def test_a_batch_is_the_same_on_any_number_of_hosts(config, hosts, num_shards):
         assert batch["encoder_input_tokens"].sharding == sharding
     for stream in (whole, *parts):
         stream.close()
-
-
-def test_model_features_shift_right_and_weigh_no_padding():
-    rows = {"inputs": np.array([[5, 1, 0]]), "targets": np.array([[7, 8, 1, 0]])}
-    features = model_features(rows)
-    assert features["encoder_input_tokens"].tolist() == [[5, 1, 0]]
-    assert features["decoder_target_tokens"].tolist() == [[7, 8, 1, 0]]
-    assert features["decoder_input_tokens"].tolist() == [[0, 7, 8, 1]]
-    assert features["decoder_loss_weights"].tolist() == [[1, 1, 1, 0]]
-    assert {value.dtype for value in features.values()} == {np.dtype(np.int32)}
 
 
 class Sharded:

@@ -155,8 +155,9 @@ class Project:
         wanted = losses(Path(local, "metrics.jsonl").read_bytes())
         assert len(wanted) == NUM_STEPS
         assert losses(server.data("run/metrics.jsonl")) == wanted, "the resumed run is not the undisturbed one"
-        left = (".lease", "lease.json", ".tail", "uploading.json")
-        assert not [name for name in server.names() if name.endswith(left)]
+        unfinished = (".lease", "lease.json", ".tail", "uploading.json")
+        left = [name for name in server.names() if name.endswith(unfinished)]
+        assert not left, left
         assert not (ROOT / "gs:").exists(), "a bucket's path was written to the local disk"
 
 

@@ -2,13 +2,12 @@
 
 import dataclasses
 import gzip
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import tasks.demo  # noqa: F401  registers the task
-from limba.config import CheckpointConfig, ConfigError, DataConfig, EvaluationConfig, InputError, MeshConfig, RunConfig
+from limba.config import CheckpointConfig, DataConfig, EvaluationConfig, InputError, MeshConfig, RunConfig
 from limba.run import train
 from limba.training.start import write_config
 from tests import tiny
@@ -60,20 +59,6 @@ def test_a_changed_corpus_is_refused_or_begins_a_new_pass(config: RunConfig, tmp
     caplog.clear()
     train(with_data(config, 6))  # since step 4 nothing has changed
     assert sorted(losses_of(config)) == [1, 2, 3, 4, 5, 6] and "new pass" not in caplog.text
-
-
-def test_fewer_documents_than_shards_are_found_before_anything_is_compiled(
-    config: RunConfig, tmp_path: Path, monkeypatch
-) -> None:
-    (tmp_path / "few.txt").write_text("one\ntwo\nthree\n")
-
-    def compiled(*_: object) -> Callable:
-        raise AssertionError("a step is compiled")
-
-    monkeypatch.setattr("limba.run.jit_train_step", compiled)
-    with pytest.raises(InputError, match="few.txt holds 3 document.* none for data shard 3 of 4") as refusal:
-        train(with_data(config, 2, data_files=str(tmp_path / "few.txt"), validation_percent=0.0))
-    assert not isinstance(refusal.value, ConfigError)
 
 
 def test_config_files_have_no_credentials(config: RunConfig, tmp_path: Path) -> None:

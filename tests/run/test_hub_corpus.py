@@ -35,11 +35,11 @@ from limba.data.tasks import hub_datasets, resolve_task, source_of_files
 from limba.formats import hub_models as models
 from limba.run import train
 from limba.tools.corpus import new
-from limba.training.metrics.logging import read_metrics
 from limba.training.start import plan_of_run
 from tests import tiny
 from tests.http_server import DataHubHandler, FileServer, Handler, as_hub, serving, status
 from tests.hub_server import CONVERTED, HubHandler, write_data_set
+from tests.run.logged import losses_of
 
 
 def write_set(folder: Path, words: str) -> None:
@@ -206,11 +206,7 @@ def test_a_resumed_run_reads_the_commit_that_it_began_with(hub: FileServer, tmp_
     fsspec.get_filesystem_class("hf").clear_instance_cache()
     assert first_texts("me/set@main")[0].startswith("other")
     train(parted)
-    losses = [
-        {record["step"]: record["loss"] for record in read_metrics(each.model_dir) if record["kind"] == "train"}
-        for each in (run, parted)
-    ]
-    assert losses[0] == losses[1] and len(losses[0]) == 6
+    assert losses_of(run) == losses_of(parted) and len(losses_of(run)) == 6
 
 
 def test_limba_new_takes_a_data_set_of_the_hub(

@@ -14,6 +14,7 @@ from limba.config import (
     ConfigError,
     EvaluationConfig,
     InputError,
+    MeshConfig,
     NonFiniteError,
     RunConfig,
 )
@@ -23,6 +24,7 @@ from limba.training import checks, start
 from limba.training.checkpoints import initial
 from limba.training.metrics.logging import read_metrics
 from tests import tiny
+from tests.run.logged import losses_of
 
 SMALL = tiny.model(vocab_size=1024, emb_dim=32, num_heads=2, head_dim=8, mlp_dim=32, num_encoder_layers=1)
 
@@ -58,6 +60,14 @@ def test_names_and_documents_are_checked_before_the_compile(config: RunConfig, c
         with pytest.raises(InputError, match=match):
             train(changed(config, data=data_config, checkpoint=checkpoint or config.checkpoint))
 
+    fails("is 'demo_span', and no task or mixture", mixture_or_task_name="demo_span")
+    fails("nothing.txt", data_files=str(tmp_path / "nothing.txt"))
+    fails("nothing.model", vocabulary=str(tmp_path / "nothing.model"))
+    fails("column", column="texte")
+    fails("targets", task_feature_lengths={"inputs": 32, "targets": 3})
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    fails("empty.jsonl", data_files=str(empty))
     misspelt = CheckpointConfig(best_metric="chrfff")
     fails("best_metric is 'chrfff', and the evaluation gives accuracy, bits_per_byte, .*num_examples", misspelt)
     fails("is 'loss', and there is no validation text", CheckpointConfig(best_metric="loss"), validation_percent=0.0)
@@ -72,6 +82,28 @@ def test_names_and_documents_are_checked_before_the_compile(config: RunConfig, c
     # An ended corpus may leave shards without text.
     with pytest.raises(pytest.fail.Exception, match="it came to the state"):
         train(changed(config, data=dataclasses.replace(config.data, data_files=str(few), num_epochs=1)))
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+def test_what_does_not_fit_together_ends_before_the_compile(config: RunConfig, tmp_path: Path) -> None:
+    """The model and its vocabulary, the batch and the devices; and a directory that cannot be."""
+    six = dataclasses.replace(config.data, batch_size=6, num_data_shards=2)
+    mesh = MeshConfig(2, 2, 2)
+    file = tmp_path / "file"
+    file.write_text("{}")
+    for match, changes in (
+        ("ids.* 512 rows", {"model": dataclasses.replace(config.model, vocab_size=512)}),
+        ("does not divide", {"data": six, "mesh": MeshConfig(8)}),
+        ("RunConfig.num_microbatches 8 parts over 4 groups", {"num_microbatches": 8, "mesh": mesh}),
+        ("does not fit 8 devices", {"mesh": MeshConfig(3, 1, 1)}),
+        (
+            "gradient_reduce_dtype is 'bfloat16'.* MeshConfig.fsdp is 2",
+            {"gradient_reduce_dtype": "bfloat16", "mesh": mesh},
+        ),
+        ("cannot be written", {"model_dir": str(file / "run")}),
+    ):
+        with pytest.raises(InputError, match=match):
+            train(changed(config, **changes))
 
 
 @pytest.mark.night
@@ -146,10 +178,7 @@ def test_what_was_trained_is_saved_before_an_evaluation_ends_the_run(
                 train(again)
         assert steps(again) == ([] if isinstance(wrong, NonFiniteError) else ["2"])
     # The saved step is the step itself: the mended command goes on bit for bit.
-    losses = [
-        {r["step"]: r["loss"] for r in read_metrics(c.model_dir) if r["kind"] == "train"} for c in (config, whole)
-    ]
-    assert losses[0] == losses[1] and len(losses[0]) == 6
+    assert losses_of(config) == losses_of(whole) and len(losses_of(whole)) == 6
 
 
 def test_memory_that_does_not_suffice_says_what_to_lower(config: RunConfig) -> None:

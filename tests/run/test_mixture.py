@@ -15,7 +15,7 @@ from limba.run import train
 from limba.tools.pages.page.page import page_of
 from limba.training.metrics.logging import read_metrics
 from tests import tiny
-from tests.data.test_positions import write
+from tests.data.text_files import write
 from tests.evaluation.report_runs import opened
 
 

@@ -168,7 +168,7 @@ def test_the_figures_beside_others_stand_with_their_commands() -> None:
     table = readme.README.read_text().partition("## Beside others\n")[2].partition("\n\n[")[0]
     figures = re.findall(r"(?<= )\d+\.\d+(?= )|(?<= )\d{3,}(?= )", table.replace("T5 1.1", ""))
     proof = (ROOT / "docs" / "proof.md").read_text() + (ROOT / "benchmarks" / "README.md").read_text()
-    assert len(figures) == 4 and not [figure for figure in figures if figure not in proof]
+    assert len(figures) > 2 and not [figure for figure in figures if figure not in proof]
 
 
 def test_a_line_has_its_counterpart_by_its_form() -> None:
@@ -215,8 +215,7 @@ def test_readme_runs_as_pasted_from_a_clone(tmp_path: Path) -> None:
             is_percentage = f"{shown}%" in line
             tolerance = POINTS if is_percentage else LOSSES * float(shown)
             assert float(found) == pytest.approx(float(shown), abs=tolerance), (line, other)
-    model, floor = readme.hits(lines), re.findall(r"commonest words .*in ([\d.]+)%", printed)[0]
-    assert model > float(floor) + 8
+    assert readme.hits(lines) > readme.floor(lines) + 8
     assert len(list(place.glob("runs/mine_*/huggingface/step_20/model.safetensors"))) == 1
     assert (place / "folder" / "model.safetensors").is_file()
 

@@ -1,7 +1,6 @@
 """Whole runs: the loss falls, a resumed run equals one that never stopped, bad checkpoints are handled."""
 
 import dataclasses
-import json
 import math
 import os
 import re
@@ -130,11 +129,6 @@ def test_a_resumed_run_equals_one_that_never_stopped(config: RunConfig, tmp_path
     assert (tmp_path / "loss.png").read_bytes() == (run / "loss.png").read_bytes()
 
 
-def test_other_meshes_than_pure_data_parallelism_reduce_in_their_own_dtype(config: RunConfig) -> None:
-    with pytest.raises(InputError, match="gradient_reduce_dtype is 'bfloat16'.* MeshConfig.fsdp is 2"):
-        train(changed(config, gradient_reduce_dtype="bfloat16"))
-
-
 @pytest.mark.slow
 def test_sigterm_saves_and_the_run_resumes(config: RunConfig) -> None:
     config = changed(config, train_steps=100_000, evaluation=EvaluationConfig(every_steps=100_000), profile_steps=1)
@@ -210,37 +204,6 @@ def test_a_loss_that_is_no_number_stops_the_run(config: RunConfig, monkeypatch: 
     (written,) = Path(config.model_dir).glob("non_finite_step_*.npz")
     assert str(written) in str(caught.value)
     assert np.load(written)["inputs/0"].shape == (4, 48)
-
-
-def test_bad_choices_end_before_compiling(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jax, "jit", lambda *_, **__: pytest.fail("compiled"))
-
-    def fails(match: str, **data: object) -> None:
-        with pytest.raises(InputError, match=match):
-            train(changed(config, data=dataclasses.replace(config.data, **data)))
-
-    fails("is 'demo_span', and no task or mixture", mixture_or_task_name="demo_span")
-    fails("nothing.txt", data_files=str(tmp_path / "nothing.txt"))
-    fails("nothing.model", vocabulary=str(tmp_path / "nothing.model"))
-    fails("column", column="texte")
-    fails("targets", task_feature_lengths={"inputs": 48, "targets": 3})
-    empty = tmp_path / "empty.jsonl"
-    empty.write_text("")
-    fails("empty.jsonl", data_files=str(empty))
-    with pytest.raises(InputError, match="ids.* 512 rows"):
-        train(changed(config, model=dataclasses.replace(config.model, vocab_size=512)))
-    with pytest.raises(InputError, match="does not divide"):
-        train(
-            changed(config, data=dataclasses.replace(config.data, batch_size=6, num_data_shards=2), mesh=MeshConfig(8))
-        )
-    with pytest.raises(InputError, match="RunConfig.num_microbatches 8 parts over 4 groups"):
-        train(changed(config, num_microbatches=8))
-    with pytest.raises(InputError, match="does not fit 8 devices"):
-        train(changed(config, mesh=MeshConfig(3, 1, 1)))
-    file = tmp_path / "file"
-    file.write_text(json.dumps({}))
-    with pytest.raises(InputError, match="cannot be written"):
-        train(changed(config, model_dir=str(file / "run")))
 
 
 @pytest.mark.night

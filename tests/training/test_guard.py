@@ -1,7 +1,6 @@
-"""The guard's limits, what a step drops, which rows stand out, and the ledger."""
+"""The guard beside recorded runs and in compiled steps: no false alarm, what a step drops, rows' losses, the ledger."""
 
 import dataclasses
-import json
 import math
 from pathlib import Path
 
@@ -17,13 +16,12 @@ from limba.config import (
     LossConfig,
     MeshConfig,
     ModelConfig,
-    NonFiniteError,
     OptimizerConfig,
     RunConfig,
     ScheduleConfig,
 )
 from limba.model import Network
-from limba.training.guard import LAG, MAX_IN_A_ROW, MAX_REWINDS, MIN_STEPS, Guard, Window, jit_row_losses
+from limba.training.guard import Guard, jit_row_losses
 from limba.training.ledger import Ledger, entries_of
 from limba.training.metrics.figures import RecentSteps
 from limba.training.metrics.logging import Metrics
@@ -36,37 +34,6 @@ from tests import tiny
 GOLDEN = Path(__file__).parent.parent / "golden"
 SMALL = tiny.model(emb_dim=64, num_encoder_layers=1, num_decoder_layers=1)
 NO_LIMITS = np.full(2, np.inf, np.float32)
-
-
-def window(num_steps: int, config: GuardConfig | None = None) -> Window:
-    made, random = Window(config or GuardConfig()), np.random.default_rng(0)
-    for step in range(1, num_steps + 1):
-        made.add(step, 3.0 + 0.1 * random.standard_normal(), math.exp(0.3 * random.standard_normal()))
-    return made
-
-
-@pytest.mark.core
-def test_limits_begin_late_and_come_from_steps_that_are_long_done() -> None:
-    made = window(100)
-    assert MIN_STEPS == 20 and LAG == 8 and np.isinf(made.limits(31)).all()
-    loss, norm = made.limits(32)  # of the steps up to 24
-    assert 3.4 < loss < 4.5 and 3.0 < norm < 30.0 and made.limits(9).dtype == np.float32
-    before = made.limits(100 + LAG).tolist()
-    for step in range(101, 101 + LAG):
-        made.add(step, 50.0, 50.0)
-        assert made.limits(100 + LAG).tolist() == before
-    restored = Window(GuardConfig())
-    restored.restore(json.loads(json.dumps(made.notes())))
-    for step in range(108, 120):
-        assert restored.limits(step).tolist() == made.limits(step).tolist()
-
-
-@pytest.mark.core
-def test_a_window_of_equal_numbers_does_not_make_every_change_a_spike() -> None:
-    made = Window(GuardConfig())
-    for step in range(100):
-        made.add(step, 2.0, 1.0)
-    assert made.limits(100 + LAG).tolist() == pytest.approx([2.32, math.exp(1.6)])
 
 
 def ordinary() -> dict[str, np.ndarray]:
@@ -126,44 +93,6 @@ def test_one_sentence_is_said_about_the_spikes_of_a_line(guarded: Guarded) -> No
     guard.warn(spikes)  # step 55 ends the run
     (sentence,) = guarded.said
     assert sentence.startswith("Step 50 spikes: its loss 9 is above") and "2 more up to step 53" in sentence
-
-
-def test_a_lasting_new_level_is_no_spike_any_more(guarded: Guarded) -> None:
-    guard = guarded("warn")
-    found = []
-    for step in range(1, 201):
-        guard.after(step, {}, metrics(3.0 if step < 100 else 6.0, 1.0), ())
-        found += [spike.step for spike in guard.spikes(step)]
-    assert found == list(range(100, 100 + MAX_IN_A_ROW))
-
-
-def test_steps_dropped_one_after_another_end_the_run(guarded: Guarded) -> None:
-    guard, params = guarded("skip"), tiny.parameters(SMALL)
-    state, guard._place = TrainState(np.int32(0), params, ()), lambda rows: tiny.batch()
-    for step in range(1, MAX_IN_A_ROW + 1):
-        guard.after(step, {}, metrics(math.nan, 1.0), (NO_LIMITS,))
-    spikes = guard.spikes(MAX_IN_A_ROW)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(NonFiniteError, match="20 steps in a row up to step 20"):
-        patch.setattr("limba.training.guard.gather_parameters", lambda model, params: params)
-        for spike in spikes:
-            guard.drop(spike, state)
-    entries = entries_of(guard.ledger.path.read_text(), "ledger")
-    assert [entry["batch"] for entry in entries] == list(range(1, MAX_IN_A_ROW + 1))
-    assert entries[0]["loss"] is None and entries[0]["reason"] == "its loss is nan"
-    assert guarded.said[0].startswith("Step 1 is dropped: its loss is nan. No row of its batch stands out.")
-
-
-def test_a_run_returns_to_a_checkpoint_before_the_spike_a_few_times(guarded: Guarded) -> None:
-    guard = guarded("rewind", batches_around=2)
-    guard.after(30, {}, metrics(math.inf, 1.0), ())
-    (spike,) = guard.spikes(30)
-    assert guard.target(spike, [10, 20, 27, 28, 40]) == 27  # the batches 28 to 32 are passed over
-    assert guard.target(spike, [28, 29]) == 28  # better than to begin again
-    assert guard.target(spike, [30, 40]) is None
-    for _ in range(MAX_REWINDS - 1):
-        assert guard.target(spike, [27]) == 27
-    with pytest.raises(NonFiniteError, match=r"Step 30 spikes, its loss is inf, and the run has returned to step 27 3"):
-        guard.target(spike, [27])
 
 
 # The model, its optimizer, the mesh and the number of micro-batches.

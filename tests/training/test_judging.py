@@ -57,6 +57,10 @@ def test_limits_are_the_formula_of_the_window_before(size: int) -> None:
         assert made.typical_loss(number) == pytest.approx(typical)
         made.add(number, loss, norm)
     assert len(made.notes()) == min(120, size + 16) and made.notes()[-1] == [149, *made.notes()[-1][1:]]
+    restored = Window(GuardConfig(window=size, threshold=5.0))
+    restored.restore(json.loads(json.dumps(made.notes())))
+    for number in range(149, 160):
+        assert restored.limits(number).tolist() == made.limits(number).tolist()
 
 
 def test_the_twentieth_good_step_gives_limits() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from limba.config import ScheduleConfig
+from limba.config.optimizer import SCHEDULE_FACTORS
 from limba.training.schedule import make_schedule
 
 pytestmark = pytest.mark.core
@@ -29,7 +30,7 @@ def rates(config: ScheduleConfig, train_steps: int | None, steps: np.ndarray) ->
 
 
 @pytest.mark.parametrize("offset", [0, 3])
-@pytest.mark.parametrize("factors", [*FACTORS, "constant * linear_warmup * cosine_decay"])
+@pytest.mark.parametrize("factors", [*SCHEDULE_FACTORS, "constant * linear_warmup * cosine_decay"])
 def test_rates_of_thirty_steps_are_those_of_the_formula(factors: str, offset: int) -> None:
     least = 1e-3
     config = ScheduleConfig(
@@ -110,10 +111,17 @@ def test_a_branch_falls_to_zero_from_the_rate_where_it_begins(kind: str) -> None
     np.testing.assert_array_equal(rates(goes_on, start + length, steps), rates(config, RUN, steps))
 
 
-def test_rates_are_never_below_zero() -> None:
-    """1 - n x (1 / n), as compilers divide, may be."""
-    found = jax.jit(jax.vmap(make_schedule(ScheduleConfig("linear", 1e-3, "constant", 3), 63)))(np.arange(60, 70))
-    assert (np.asarray(found) >= 0).all() and found[-1] == 0
+@pytest.mark.parametrize("name", ["factors", "linear", "cosine", "warmup_stable_decay"])
+def test_rates_are_never_below_zero(name: str) -> None:
+    """As after the planned end of a run whose rows were estimated; 1 - 63 x (1 / 63), as compilers divide, is below."""
+    config = ScheduleConfig(name, 1e-3, "constant * linear_decay", 3, decay_factor=1 / 60)
+    found = np.asarray(jax.jit(jax.vmap(make_schedule(config, 63)))(np.arange(60, 80)))
+    assert (found >= 0).all() and found[-1] == pytest.approx(0, abs=2e-8)
+
+
+def test_the_published_schedule_is_flat_then_falls_with_the_root_of_the_steps() -> None:
+    found = rates(ScheduleConfig(), 2_000_000, np.array([0, 9_999, 1_000_000]))
+    np.testing.assert_allclose(found, [0.01, 0.01, 0.001], rtol=1e-6)
 
 
 @pytest.mark.parametrize(("steps", "rate"), [(20, 0.14), (400, 0.11), (10_000, 0.022), (1_000_000, 0.0022)])

@@ -97,13 +97,6 @@ def test_stream_is_t5s():
             assert {name: value.tolist() for name, value in example.items()} == expected
 
 
-@pytest.mark.parametrize(
-    ("inputs", "raw", "targets"), [(512, 568, 114), (256, 284, 58), (128, 141, 29), (1024, 1137, 229)]
-)
-def test_published_lengths(inputs, raw, targets):
-    assert span_corruption.raw_and_targets(inputs) == (raw, targets)
-
-
 def test_graph_gives_the_derived_lengths_for_all_inputs():
     for inputs in range(16, 2049):
         raw, targets = span_corruption.raw_and_targets(inputs)
@@ -169,17 +162,6 @@ def test_targets_follow_from_the_tasks_objective(caplog):
     with pytest.raises(InputError, match="add 'targets'"):
         objectives.derive_lengths(task(), {"inputs": 512})
     assert objectives.derive_lengths(task(), {"inputs": 8, "targets": 9}) == {"inputs": 8, "targets": 9}
-
-
-@pytest.mark.parametrize("kind", ["byte", "sentencepiece"])
-def test_tokens_are_the_vocabularys(kind, vocabulary):
-    loaded = load_vocabulary("byte" if kind == "byte" else str(vocabulary), 100)
-    texts = [f"Document {number}, naïve ☃" for number in range(70)]
-    dataset = tf.data.Dataset.from_tensor_slices({"text": texts})
-    vectors = list(objectives.tokenize_documents(dataset, features(loaded)).as_numpy_iterator())
-    assert len(vectors) == 3
-    expected = [token for text in texts for token in loaded.encode(text)]
-    assert np.concatenate([vector["targets"] for vector in vectors]).tolist() == expected
 
 
 def test_the_objective_is_chosen_by_name():
@@ -253,4 +235,5 @@ def test_documents_can_come_tokenized_and_end(kind, vocabulary):
             dataset = tf.data.Dataset.from_tensor_slices({name: values})
             vectors = objectives.tokenize_documents(dataset, features(loaded), append_eos=append_eos)
             assert vectors.element_spec == {"targets": tf.TensorSpec([None], tf.int32)}
-            assert np.concatenate([one["targets"] for one in vectors.as_numpy_iterator()]).tolist() == expected
+            found = [one["targets"] for one in vectors.as_numpy_iterator()]
+            assert len(found) == 3 and np.concatenate(found).tolist() == expected

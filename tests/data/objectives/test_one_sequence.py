@@ -17,7 +17,6 @@ from limba.data import run_data as validation
 from limba.data.objectives import derive_lengths
 from limba.data.objectives.choice import reads_prefix
 from limba.data.objectives.language_modeling import causal_lm, lm_adaptation_lengths, prefix_lm, prefix_lm_lengths
-from limba.data.packing import model_features
 from limba.data.seqio_tasks import as_seqio
 from limba.data.sources import HubSource
 from limba.data.stream import streams
@@ -58,25 +57,6 @@ def test_a_prefix_and_what_follows_fill_the_sequence():
 def test_it_is_known_whether_a_model_s_rows_have_inputs(task, objective, expected):
     config = DataConfig(task, {"targets": 16}, 8, "byte", objective=objective, data_files="corpus.jsonl")
     assert reads_prefix(resolve_task(config), config.task_feature_lengths) is expected
-
-
-def test_joined_features_of_a_packed_row():
-    rows = {
-        "inputs": np.array([[11, 12, 21, 0]]),
-        "inputs_segment_ids": np.array([[1, 1, 2, 0]]),
-        "targets": np.array([[13, 1, 22, 23, 1, 0]]),
-        "targets_segment_ids": np.array([[1, 1, 2, 2, 2, 0]]),
-    }
-    features = {name: value[0].tolist() for name, value in model_features(rows, 10).items()}
-    assert features == {
-        "decoder_target_tokens": [11, 12, 13, 1, 21, 22, 23, 1, 0, 0],
-        "decoder_input_tokens": [0, 11, 12, 13, 0, 21, 22, 23, 0, 0],
-        "decoder_loss_weights": [0, 0, 1, 1, 0, 1, 1, 1, 0, 0],
-        "decoder_segment_ids": [1, 1, 1, 1, 2, 2, 2, 2, 0, 0],
-        "decoder_causal_attention": [1, 1, 1, 0, 1, 1, 0, 0, 0, 0],
-    }
-    alone = {name: value for name, value in rows.items() if "segment" not in name}
-    assert "decoder_segment_ids" not in model_features(alone, 10)
 
 
 def test_a_packed_stream_ends_every_document_and_keeps_all_of_it(corpus):

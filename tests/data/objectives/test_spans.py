@@ -50,7 +50,8 @@ def test_lengths_are_those_of_trying(density: float) -> None:
             assert spans.raw_and_targets(inputs, density, mean) == wanted
             assert spans.span_corruption_lengths({"inputs": inputs}, density, mean)["targets"] == wanted[1]
     assert known > 40
-    assert spans.raw_and_targets(512) == (568, 114)
+    published = {128: (141, 29), 256: (284, 58), 512: (568, 114), 1024: (1137, 229)}
+    assert {inputs: spans.raw_and_targets(inputs) for inputs in published} == published
     assert spans.raw_and_targets(10**15)[0] > 10**15  # of a mistyped length, at once
     assert spans.span_corruption_lengths({"inputs": 512}) == {"inputs": 512, "targets": 114}
 

@@ -10,7 +10,6 @@ import pytest
 import seqio
 import tensorflow as tf
 import tensorflow_datasets as tfds
-from array_record.python.array_record_module import ArrayRecordWriter
 
 import tasks.cc100
 import tasks.lm1b
@@ -23,26 +22,14 @@ from limba.data.sources.splits import PIECE_BYTES
 from limba.data.stream import streams
 from limba.data.tasks import resolve_task
 from limba.data.vocabulary.load import load_vocabulary
-from tests.data.sources.test_readers import TEXTS, write
+from tests.data.text_files import TEXTS, write, write_records, write_three_records
 
 NO_VALIDATION = 0.0
 
 
-def write_records(path, values, feature="text"):
-    writer = ArrayRecordWriter(str(path), "group_size:1")
-    for value in values:
-        features = {feature: tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))}
-        writer.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
-    writer.close()
-    return path
-
-
 @pytest.fixture
 def records(tmp_path):
-    for number, share in enumerate(np.array_split(np.array(TEXTS, object), 3)):
-        write_records(tmp_path / f"train-{number:05}-of-00003.array_record", [text.encode() for text in share])
-    write_records(tmp_path / "train-empty.array_record", [])
-    return ArrayRecordSource(f"{tmp_path}/*.array_record", validation_percent=NO_VALIDATION)
+    return ArrayRecordSource(f"{write_three_records(tmp_path)}/*.array_record", validation_percent=NO_VALIDATION)
 
 
 def texts(dataset, count=None):
@@ -57,28 +44,11 @@ def test_permuted_is_a_permutation_that_the_key_chooses(size):
     assert permuted(np.array([size - 1]), size, 3, 1)[0] == orders[1][-1]  # a place does not need the others
 
 
-@pytest.mark.parametrize("num_shards", [1, 4, 7])
-def test_shards_part_the_records_in_every_epoch(records, num_shards):
-    seen = Counter()
-    for shard in range(num_shards):
-        seen.update(texts(records.documents("train", shard=shard, num_shards=num_shards, seed=3, num_epochs=2)))
-    assert seen == Counter(dict.fromkeys(TEXTS, 2))
-
-
 def test_order_is_drawn_over_all_files(records):
     order = texts(records.documents("train", seed=1, num_epochs=1))
     places = np.array([TEXTS.index(text) for text in order])
     assert np.abs(np.diff(places)).mean() > 0.8 * len(TEXTS) / 3
     assert texts(records.documents("train", shuffle=False, num_epochs=1)) == TEXTS == list(records.texts("train"))
-
-
-def test_position_in_records_is_restored(records):
-    for taken in (0, 5, 149, 151, 400):
-        documents, again = (records.documents("train", shard=1, num_shards=2, seed=5) for _ in range(2))
-        for _ in range(taken):
-            next(documents)
-        again.restore(documents.state())
-        assert texts(again, 200) == texts(documents, 200)
 
 
 def test_records_train_as_a_corpus_and_tokens_are_taken_as_they_are(tmp_path, vocabulary):

@@ -17,7 +17,7 @@ from limba.config import DataConfig, InputError, StorageError
 from limba.data.sources import FileSource, readers, remote
 from limba.data.sources.remote import ReadPolicy
 from limba.data.sources.splits import ChunkReader
-from tests.data.sources.test_readers import TEXTS, write
+from tests.data.text_files import TEXTS, write
 from tests.http_server import (
     BucketHandler,
     HubHandler,

@@ -1,6 +1,5 @@
 """Each document of a file is read once, by exactly one unit, in chunks that do not depend on what was read before."""
 
-import csv
 import gzip
 import json
 import subprocess
@@ -15,27 +14,7 @@ import zstandard
 from limba.config import InputError
 from limba.data.sources import FileSource, json_documents, readers
 from limba.data.sources.splits import ChunkReader
-
-TEXTS = [f"Document {number}: " + "șirul de cuvinte, " * (number % 17) for number in range(300)]
-
-
-def write(path: Path, texts: list[str] = TEXTS, column: str = "text") -> Path:
-    """Writes the texts in the format of the path's suffix."""
-    opened = {".gz": gzip.open, ".zst": zstandard.open}.get(path.suffix, open)
-    name = path.name.removesuffix(".gz").removesuffix(".zst")
-    if name.endswith(".parquet"):
-        pyarrow.parquet.write_table(pyarrow.table({"id": range(len(texts)), column: texts}), path, row_group_size=70)
-        return path
-    with opened(path, "wt", encoding="utf-8", newline="") as file:
-        if name.endswith(".txt"):
-            file.write("".join(f"{text}\n" for text in texts))
-        elif name.endswith(".csv"):
-            rows = csv.writer(file)
-            rows.writerow(["id", column])
-            rows.writerows(enumerate(texts))
-        else:
-            file.write("".join(json.dumps({"id": i, column: text}) + "\n" for i, text in enumerate(texts)))
-    return path
+from tests.data.text_files import TEXTS, write
 
 
 def read_all(units: list[readers.Unit], column: str = "text") -> list[str]:

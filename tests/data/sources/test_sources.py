@@ -15,16 +15,19 @@ import seqio
 
 from limba.config import InputError
 from limba.data.dataset import Dataset
-from limba.data.sources import FileSource, HubSource, readers, splits
-from tests.data.sources.test_readers import TEXTS, write
+from limba.data.sources import ArrayRecordSource, FileSource, HubSource, readers, splits
+from tests.data.text_files import TEXTS, write, write_three_records
 
 NO_VALIDATION = 0.0
 
 
-@pytest.fixture(params=[0, 1, 2, 7, 13], ids="{}_units".format)
+@pytest.fixture(params=[0, 1, 2, 7, 13, "records"], ids="{}_units".format)
 def source(request, tmp_path, monkeypatch):
-    """A corpus of about that many units, an empty file among them where there are several."""
+    """A corpus of about that many units, an empty file among them where there are several; or of ArrayRecord."""
     monkeypatch.setattr(readers, "CHUNK_BYTES", 500)
+    if request.param == "records":
+        files = f"{write_three_records(tmp_path)}/*.array_record"
+        return ArrayRecordSource(files, validation_percent=NO_VALIDATION)
     if request.param == 0:
         path = write(tmp_path / "c.csv.gz", TEXTS)
     elif request.param == 1:

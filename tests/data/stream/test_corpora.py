@@ -20,7 +20,7 @@ from limba.data.registry import Mixture
 from limba.data.sources import FileSource
 from limba.data.stream.streams import TrainStream
 from limba.data.tasks import resolve_task
-from tests.data.test_positions import write
+from tests.data.text_files import write
 
 LETTERS = "ab"  # of the two corpora: all text of one is a's, of the other b's
 CONFIG = DataConfig(

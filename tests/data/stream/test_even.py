@@ -23,7 +23,7 @@ from limba.data.objectives import SUPERVISED, derive_lengths
 from limba.data.sources.order import Reading, shares
 from limba.data.stream.stages import open_stream
 from limba.data.tasks import resolve_task, source_of_files
-from tests.data.test_positions import FORMATS, write
+from tests.data.text_files import FORMATS, write
 
 CONFIG = DataConfig(
     "text_to_text",
@@ -87,12 +87,6 @@ def test_an_epoch_of_3072_pairs_is_96_full_steps(pairs: Path, num_shards: int) -
     first, second = (sum(batches[part : part + 96], []) for part in (0, 96))
     assert sorted(first) == sorted(second) == list(range(3072))
     assert first != second and first != sorted(first)
-
-
-def test_before_shards_had_very_different_numbers_of_them(pairs: Path) -> None:
-    with opened(files_of(pairs), num_data_shards=16, deal=Deal()) as stream:
-        batches = [numbers(rows) for rows in stream]
-    assert len(batches) > 110 and sum(map(len, batches)) == 3072
 
 
 def test_two_hosts_read_the_same_batches_as_one(pairs: Path) -> None:
