@@ -199,6 +199,21 @@ def test_named_entities_of_two_layouts_share_no_sentence(tmp_path) -> None:
         task.read(str(tmp_path))
 
 
+def test_a_development_part_that_is_drawn_has_whole_documents_and_nothing_of_the_test_part(tmp_path) -> None:
+    row = lambda number: {"text": f"Text {number}.", "label": "ab"[number % 2], "document": f"d{number // 2}"}
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row(number)) + "\n" for number in range(60)))
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row(number)) + "\n" for number in (0, 2, 80)))
+    parts = Classification("c", "train.jsonl", "test.jsonl").read(str(tmp_path))
+    drawn = [example.texts[0] for example in parts.dev]
+    assert drawn == [f"Text {number}." for number in (1, 20, 21, 40, 41)], "one document in ten, less what is tested"
+    assert not {each.document for each in parts.dev} & {each.document for each in parts.train}
+    assert len(parts.train) == 53 and parts.left_out == 1
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row(number)) + "\n" for number in (0, 1)))
+    with pytest.raises(InputError, match="each of these is in test.jsonl too; name a file as its dev"):
+        Classification("c", "train.jsonl", "test.jsonl").read(str(tmp_path))
+
+
 def test_figures_of_each_kind(tmp_path) -> None:
     rows = "5.0\tA b c\tA b\n0.4\tD\tE\n2.2\tF g\tF\n"
     for name in ("train", "test"):
@@ -215,7 +230,7 @@ def test_figures_of_each_kind(tmp_path) -> None:
     without_spaces = parts._replace(test=others)
     floors = sts.floors(without_spaces)
     assert sts.judge(others, floors["word overlap"])["Spearman"] == pytest.approx(100)
-    assert sts.judge(others, floors["majority"]) == {"Pearson": 0, "Spearman": 0}
+    assert sts.judge(others, floors["mean"]) == {"Pearson": 0, "Spearman": 0}
     with pytest.raises(InputError, match="Each example of test.tsv is in another part of sts too"):
         Similarity("sts", "test.tsv", "test.tsv", dev="test.tsv", score=0, first=1, second=2).read(str(tmp_path))
     with pytest.raises(InputError, match=re.escape("test.tsv line 1: the column 1 is no number")):

@@ -25,6 +25,7 @@ OBJECTS = (".json", ".parquet")  # how the layouts begin whose rows are objects
 LAYOUTS = (".json", ".jsonl", ".parquet", *TABLES)
 COPY = "copy it again"
 MOST_UNPACKED = 1 << 32  # bytes of a file in an archive, which is held in memory
+HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@(\w[\w./-]*))?")  # of a model
 HUB = re.compile(r"(hub:([\w.-]+/[\w.-]+)(?:@((?:refs/\w+/)?[\w.-]+))?/(.+))")
 
 
@@ -49,6 +50,16 @@ class Sentence(NamedTuple):
     where: str
     cells: list[list[str]]
     document: str
+
+
+def hub_id(name: str) -> tuple[str, str | None] | None:
+    """Returns the id and the revision of a name that may be a model of the hub's; None for any other.
+
+    >>> hub_id("google/mt5-small@v1"), hub_id("gpt2"), hub_id("runs/ro/export")
+    (('google/mt5-small', 'v1'), ('gpt2', None), None)
+    """
+    match = HUB_ID.fullmatch(name)
+    return None if match is None else (match[1], match[2])
 
 
 def on_hub(folder: str, name: str) -> HubFile | None:

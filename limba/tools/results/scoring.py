@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -13,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from limba.config import InputError, ModelConfig
-from limba.tools.results.files import checksum
+from limba.tools.results.files import checksum, hub_id
 from limba.tools.results.ways import CAUSAL, GAPS, HOW, MASKED
 
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 NO_VOCABULARY = "{} has no vocabulary beside it, without which no text is read; copy it there."
 OF_TOKENIZERS = ("tokenizer.json", "vocab.*", "*.model")  # files of transformers' tokenizers
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[\w./-]+)?")
 
 
 class Scorer(Protocol):
@@ -196,7 +194,7 @@ def _may_be_foreign(name: str) -> bool:
     folder = Path(name).expanduser()
     if folder.exists():
         return (folder / "config.json").is_file() and not (folder / "checkpoints").exists()
-    return HUB_ID.fullmatch(name) is not None
+    return hub_id(name) is not None
 
 
 def _foreign(name: str, error: InputError | None) -> Scorer:

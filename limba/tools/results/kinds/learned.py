@@ -22,6 +22,7 @@ NAME_IN_MISC = re.compile(r"(?:.*\|)?name=([^|]*).*")  # how NorNE writes a tag 
 LANGUAGE = re.compile(r"[a-z-]{2,12}:(?=.)")  # before each token of WikiANN's own files
 LONGEST_NAME = 8  # tokens, of those that a baseline looks up
 MAJORITY = "majority"
+MEAN = "mean"
 
 
 class Example(NamedTuple):
@@ -61,11 +62,12 @@ class Learned:
     name: str
     train: str
     test: str
-    dev: str | None = None  # None: one in ten examples of `train`
+    dev: str | None = None  # None: one in ten documents of `train`
     most: PositiveInt | None = None  # training examples; None: all
     address: str | None = None  # where the files are published
 
     main: ClassVar[str]  # the figure by which a rate and a number of epochs are chosen
+    constant_name: ClassVar[str] = MAJORITY  # the rule that always gives the same answer
     is_tagged: ClassVar[bool] = False  # whether each word has a label
 
     def __post_init__(self) -> None:
@@ -92,10 +94,14 @@ class Learned:
                 raise InputError(f"{name} of the task {self.name} holds no examples; name another file.")
         test = found[self.test]
         if self.dev is None:
-            share = protocol.dev_share
-            whole = found[self.train]
-            train = [each for place, each in enumerate(whole) if place % share]
-            dev = whole[::share]
+            train, dev = drawn_development(found[self.train], protocol.dev_share)
+            of_test = {each.letters for each in test}
+            dev = [each for each in dev if each.letters not in of_test]  # else rates would be chosen on the test part
+            if not dev:
+                raise InputError(
+                    f"One in {protocol.dev_share} examples of {self.train} would be the development part of"
+                    f" {self.name}, and each of these is in {self.test} too; name a file as its dev."
+                )
         else:
             train, dev = found[self.train], found[self.dev]
         others = {each.letters for each in (*dev, *test)}
@@ -143,7 +149,22 @@ class Learned:
 
     def floors(self, parts: Parts) -> Mapping[str, list[Prediction]]:
         """Returns what simple rules predict of the test part, by their names."""
-        return {MAJORITY: self.constant(parts, parts.test)}
+        return {self.constant_name: self.constant(parts, parts.test)}
+
+
+def drawn_development(examples: Sequence[Example], share: int) -> tuple[list[Example], list[Example]]:
+    """Returns the training examples, and one in `share` documents for development; no document is in both.
+
+    >>> examples = [Example("", ("text",), "a", document) for document in ["x", "x", "y", "z"]]
+    >>> train, dev = drawn_development(examples, 2)
+    >>> [each.document for each in train], [each.document for each in dev]
+    (['y'], ['x', 'x', 'z'])
+    """
+    documents = list(dict.fromkeys(each.document for each in examples))
+    of_dev = set(documents[::share])
+    train = [each for each in examples if each.document not in of_dev]
+    dev = [each for each in examples if each.document in of_dev]
+    return train, dev
 
 
 def evenly(examples: list[Example], most: int) -> list[Example]:
@@ -193,6 +214,7 @@ class Similarity(Learned):
     score: str | int = "label"
 
     main: ClassVar[str] = "Pearson"
+    constant_name: ClassVar[str] = MEAN
 
     def labels(self, example: Example) -> set[str]:
         return set()
