@@ -106,7 +106,7 @@ def test_checkpoints_of_a_run_are_columns_by_their_paths(place, vocabulary, caps
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("a/Pairs.file = 'b'", "suite.gin line 1: Pairs is no kind of task"),
+        ("a/Pairs.file = 'b'", "suite.gin line 1: Pairs is not a kind of task"),
         ("a/MinimalPairs.fil = 'b'", "line 1: MinimalPairs has no fil; did you mean file?"),
         ("MinimalPairs.file = 'b'", "line 1 names no task; write NAME/MinimalPairs.file = …"),
         ("a/MinimalPairs.most = 5", "the task a has no file; add a/MinimalPairs.file = …"),
@@ -233,11 +233,11 @@ def test_figures_of_each_kind(tmp_path) -> None:
     assert sts.judge(others, floors["mean"]) == {"Pearson": 0, "Spearman": 0}
     with pytest.raises(InputError, match="Each example of test.tsv is in another part of sts too"):
         Similarity("sts", "test.tsv", "test.tsv", dev="test.tsv", score=0, first=1, second=2).read(str(tmp_path))
-    with pytest.raises(InputError, match=re.escape("test.tsv line 1: the column 1 is no number")):
+    with pytest.raises(InputError, match=re.escape("test.tsv line 1: the column 1 is not a finite number")):
         Similarity("sts", "test.tsv", "test.tsv", score=1, first=1, second=2).read(str(tmp_path))
     with pytest.raises(InputError, match=re.escape("test.tsv line 1 has no column 7; it has 0, 1, 2")):
         Classification("c", "test.tsv", "test.tsv", columns=(7,), label=1).read(str(tmp_path))
-    with pytest.raises(ConfigError, match="Classification.columns names no text and no pair; give 1 or 2"):
+    with pytest.raises(ConfigError, match="Classification.columns needs the column of a text, or of two"):
         Classification("c", "test.tsv", "test.tsv", columns=(1, 2, 0), label=1)
     with pytest.raises(InputError, match="conllu line 1 has 10 columns and no column 30"):
         PartOfSpeech("pos", "test.conllu", "test.conllu", tags=30).read(str(tmp_path))

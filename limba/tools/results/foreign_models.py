@@ -35,7 +35,7 @@ class OpenModel:
         """`name` is as the user gave it, `place` a folder or a name on the hub."""
         self.name = name
         self._place = place
-        transformers.logging.set_verbosity_error()  # what is missing or cut is said by sentences of ours
+        transformers.logging.set_verbosity_error()  # our own messages name what is missing or cut
         transformers.logging.disable_progress_bar()
         self._options: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": False}
         with self._reading():
@@ -188,7 +188,7 @@ def open_model(name: str, exports: Path, imports: Sequence[str] = ()) -> OpenMod
     """Returns a model of transformers: a folder, a hub id, or a run or checkpoint of Limba's, which is exported first.
 
     An export is kept in `exports` under the checksum of its weights. Of a hybrid's the encoder is taken, which is in a
-    folder of its own. InputError for what is none of these.
+    folder of its own. InputError for anything else.
     """
     folder = Path(name).expanduser()
     of_hub = hub_id(name)

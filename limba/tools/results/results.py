@@ -331,7 +331,9 @@ def _write(folder: Path, measured: Measured, suite: Suite, models: Sequence[str]
     from limba.tools.results import chart
     from limba.tools.results.scoring import run_of
 
-    table, kept, notes = measured.table, measured.kept, measured.notes
+    table = measured.table
+    kept = measured.kept
+    notes = measured.notes
     lines = "".join(f"\n* {note}" for note in notes)
     about = {"suite": suite.name, "language": suite.language, "versions": kept.versions, "notes": notes}
     about |= {"protocol": dataclasses.asdict(measured.protocol)}

@@ -169,7 +169,7 @@ def _has_vocabulary(name: str) -> bool:
 
 
 def run_of(name: str) -> Path | None:
-    """Returns the directory of a run here, or that of one of its checkpoints; None for any other model."""
+    """Returns the directory of a local run, also from one of its checkpoints; None for any other model."""
     folder = Path(name).expanduser()
     if folder.parent.name == "checkpoints":
         folder = folder.parent.parent
@@ -190,7 +190,7 @@ def _has_no_start(trained: TrainedModel) -> bool:
 
 
 def _may_be_foreign(name: str) -> bool:
-    """Returns whether a name is that of a folder for transformers, or may be a model of the hub."""
+    """Returns whether a name is a folder for transformers, or may be a model on the hub."""
     folder = Path(name).expanduser()
     if folder.exists():
         return (folder / "config.json").is_file() and not (folder / "checkpoints").exists()

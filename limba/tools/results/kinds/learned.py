@@ -91,7 +91,7 @@ class Learned:
         found = {name: list(self.examples(files.place_of(folder, name))) for name in self.files}
         for name, given in found.items():
             if not given:
-                raise InputError(f"{name} of the task {self.name} holds no examples; name another file.")
+                raise InputError(f"{name} of the task {self.name} has no examples; name another file.")
         test = found[self.test]
         if self.dev is None:
             train, dev = drawn_development(found[self.train], protocol.dev_share)
@@ -103,7 +103,8 @@ class Learned:
                     f" {self.name}, and each of these is in {self.test} too; name a file as its dev."
                 )
         else:
-            train, dev = found[self.train], found[self.dev]
+            train = found[self.train]
+            dev = found[self.dev]
         others = {each.letters for each in (*dev, *test)}
         kept = [each for each in train if each.letters not in others]
         if not kept:
@@ -184,7 +185,8 @@ class Classification(Learned):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(len(self.columns) in (1, 2), "Classification.columns", "names no text and no pair; give 1 or 2.")
+        advice = "needs the column of a text, or of two that are read together; give 1 or 2."
+        require(len(self.columns) in (1, 2), "Classification.columns", advice)
 
     def examples(self, path: Path) -> Iterator[Example]:
         for where, row, document in files.documents(path, (*self.columns, self.label)):
@@ -272,7 +274,8 @@ class Tagged(Learned):
             for where, row, document in files.documents(path, columns):
                 tokens, tags = map(row.get, columns)
                 if not isinstance(tokens, list) or not isinstance(tags, list) or len(tokens) != len(tags):
-                    raise InputError(f"{where}: {' and '.join(columns)} are no lists of one length; correct them.")
+                    names = " and ".join(columns)
+                    raise InputError(f"{where}: {names} are not two lists of the same length; correct them.")
                 words = [files.text(where, each, f"a token of {columns[0]}") for each in tokens]
                 yield where, words, [self._named(each, where) for each in tags], document
             return
@@ -342,7 +345,7 @@ def _tags(prediction: Prediction) -> list[str]:
 class NamedEntities(Tagged):
     """The names in a sentence, from IOB2 tags; F1 of whole spans, by seqeval's rules."""
 
-    rename: Mapping[str, str] = field(default_factory=dict)  # labels of the training part to those of the others
+    rename: Mapping[str, str] = field(default_factory=dict)  # the training part's labels -> the other parts'
     drop: tuple[str, ...] = ()  # labels whose sentences are left out
 
     main: ClassVar[str] = "span F1"
@@ -356,7 +359,9 @@ class NamedEntities(Tagged):
     def examples(self, path: Path) -> Iterator[Example]:
         for where, words, tags, document in self.tagged(path):
             if wrong := [tag for tag in tags if tag != "O" and tag[:2] not in ("B-", "I-")]:
-                raise InputError(f"{where}: {wrong[0]} is no tag of IOB2 (O, B-PERSON, I-PERSON); name another column.")
+                raise InputError(
+                    f"{where}: {wrong[0]} is not an IOB2 tag (O, B-PERSON, I-PERSON); name another column."
+                )
             spans = [(self.rename.get(label, label), begin, end) for label, begin, end in scores.spans_of(tags)]
             if not any(label in self.drop for label, _, _ in spans):
                 yield Example(where, tuple(words), tuple(tags_of(spans, len(words))), document)
