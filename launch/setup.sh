@@ -10,6 +10,8 @@
 #                                      that would overwrite seqio
 #   bash launch/setup.sh results       adds what fine-tuning in limba results needs: torch, transformers, accelerate
 #   bash launch/setup.sh tests         adds what tests/run.sh needs, t5 and results too
+#   bash launch/setup.sh --remove      removes what it made: .venv, and ~/.cache/limba with uv, uv's downloads and
+#                                      compiled programs; not the runs, nor a cache of your own uv
 #
 #   --wheelhouse=DIR   for machines without internet: puts all files into DIR, where they are not there yet, and
 #                      installs from DIR alone; run it once where there is internet, with the same arguments
@@ -25,7 +27,7 @@
 # what to change; with 75 where the network or the package index failed, and the same command may help.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-wheelhouse='' parts=() pythons=(3.12 3.11 3.13) # 3.12 and 3.13 have a newer jax; 3.13 is the least tried
+wheelhouse='' parts=() remove='' pythons=(3.12 3.11 3.13) # 3.12 and 3.13 have a newer jax; 3.13 is the least tried
 
 fail() { echo "launch/setup.sh: $1" >&2; exit "${2:-2}"; }
 say() { echo "setup: $1"; }
@@ -36,9 +38,10 @@ for argument in "$@"; do
     tests) parts+=(t5 results tests) ;;
     rocm) parts+=(rocm) pythons=(3.11) ;; # jax has no wheels for ROCm on 3.12 at the pinned version
     cpu) ;;
+    --remove) remove=yes ;;
     --wheelhouse=?*) mkdir -p "${argument#*=}" && wheelhouse=$(cd "${argument#*=}" && pwd) ;;
-    -h | --help) sed -n '2,26s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
-    *) fail "the argument $argument is not known; give tpu, cuda, cuda12, rocm, t5, results, tests or --wheelhouse=DIR, or none." ;;
+    -h | --help) sed -n '2,28s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    *) fail "the argument $argument is not known; give tpu, cuda, cuda12, rocm, t5, results, tests, --wheelhouse=DIR or --remove, or none." ;;
   esac
 done
 
@@ -56,6 +59,7 @@ if [ -n "${VENV:-}" ]; then
   if [ ! "$VENV" -ef "$root/.venv" ]; then venv=$VENV; fi
 fi
 stamps=$venv/.limba
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/limba
 lean=${LEAN:-0} base=$root/requirements/lock-cpu.txt
 if [ -z "${LEAN:-}" ] && [ -f "$stamps/lean" ]; then lean=1; fi
 if [ "$lean" != 0 ]; then
@@ -65,6 +69,24 @@ if [ "$lean" != 0 ]; then
   base=$root/requirements/lock-lean.txt
   if [ ${#pythons[@]} -gt 1 ]; then pythons+=(3.14) versions='3.11, 3.12, 3.13 or 3.14'; fi # TensorFlow has no wheel
 fi
+
+# Removes what this script made and what the commands keep beside it; a folder that it did not make is left.
+remove_all() {
+  local path
+  if [ -e "$venv" ] && [ ! -d "$stamps" ]; then
+    fail "$venv exists and launch/setup.sh did not make it, so it is not removed; remove it yourself."
+  fi
+  for path in "$venv" "$root/.venv" "$cache" "$root/.venv.lock"; do
+    if [ -e "$path" ] || [ -L "$path" ]; then
+      rm -rf "$path"
+      say "removed $path"
+    fi
+  done
+  path=${UV_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/uv}
+  if [ -d "$path" ]; then
+    say "$path stays, since your uv keeps there what other projects use too; uv cache clean empties it"
+  fi
+}
 
 # Prints X.Y of an interpreter that runs, has venv and is of a version among `pythons`; fails for any other.
 version_of() {
@@ -92,7 +114,7 @@ advice() {
 
 # Prints the path of a uv that runs: one that is there, or the one of requirements/lock-uv.txt, by any Python's pip.
 find_uv() {
-  local python folder=${XDG_CACHE_HOME:-$HOME/.cache}/limba/uv lock=$root/requirements/lock-uv.txt
+  local python folder=$cache/uv lock=$root/requirements/lock-uv.txt
   if uv --version >/dev/null 2>&1; then command -v uv; return; fi
   for python in "$venv/bin/python" python3 python; do
     if "$folder/bin/uv" --version >/dev/null 2>&1 && cmp -s "$lock" "$folder/lock"; then break; fi
@@ -281,7 +303,16 @@ all_right() {
   for part in core limba ${parts[@]+"${parts[@]}"}; do is_right "$part" || return 1; done
 }
 
+if [ -n "$remove" ]; then
+  exec 9>"$root/.venv.lock"
+  if command -v flock >/dev/null && ! flock -n 9; then fail "another launch/setup.sh is running; wait for it to end."; fi
+  remove_all
+  exit 0
+fi
 if all_right; then exit 0; fi # without the lock
+if ! uv --version >/dev/null 2>&1; then # a uv of ours keeps its files where --remove finds them
+  export UV_CACHE_DIR=${UV_CACHE_DIR:-$cache/uv-downloads} UV_PYTHON_INSTALL_DIR=${UV_PYTHON_INSTALL_DIR:-$cache/python}
+fi
 exec 9>"$root/.venv.lock"
 if command -v flock >/dev/null && ! flock -n 9; then
   say "waiting for another launch/setup.sh to end"

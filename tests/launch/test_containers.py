@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted(path for folder in ("launch", "convert", "tests") for path in (ROOT / folder).rglob("*.sh"))
+SCRIPTS += [ROOT / ".ci" / name for name in ("package", "run")]
 
 
 def linter(name: str) -> str:

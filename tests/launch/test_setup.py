@@ -212,6 +212,45 @@ sys.meta_path.append(_EditableFinder)
 """
 
 
+def test_all_that_was_made_is_removed_and_nothing_else(machine: Path) -> None:
+    write(machine / "bin" / "python3.12", PYTHON)
+    here = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    script = machine / "tree" / "launch" / "setup.sh"
+    script.write_text(script.read_text().replace("pythons=(3.12 3.11 3.13)", f"pythons=({here})"))
+    tree = machine / "tree"
+    (tree / ".venv" / "own").mkdir(parents=True)
+    code, _, errors, _ = setup(machine, "--remove")
+    assert code == 2 and "launch/setup.sh did not make it, so it is not removed" in errors and (tree / ".venv").exists()
+    shutil.rmtree(tree / ".venv")
+    environment = machine / "elsewhere" / "venv"
+    code, _, errors, _ = setup(machine, LIMBA_PIP="yes", PYTHON=str(machine / "bin/python3.12"), VENV=str(environment))
+    assert code == 0 and environment.is_dir() and (tree / ".venv").is_symlink(), errors
+    (tree / "runs").mkdir()
+    caches = machine / "home" / ".cache"
+    for name in ("limba/xla", "uv"):
+        (caches / name).mkdir(parents=True)
+    code, printed, errors, asked = setup(machine, "--remove")
+    assert code == 0 and not asked, errors
+    assert not environment.exists() and not os.path.lexists(tree / ".venv") and not (tree / ".venv.lock").exists()
+    assert [path.name for path in caches.iterdir()] == ["uv"] and "uv cache clean empties it" in printed
+    assert (tree / "runs").is_dir() and (tree / "requirements").is_dir()
+    assert setup(machine, "--remove")[0] == 0, "there is nothing left to remove"
+
+
+def test_a_uv_that_the_script_brings_keeps_its_files_where_they_are_removed(machine: Path) -> None:
+    write(machine / "bin" / "python3.12", PYTHON)
+    here = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    script = machine / "tree" / "launch" / "setup.sh"
+    script.write_text(script.read_text().replace("pythons=(3.12 3.11 3.13)", f"pythons=({here})"))
+    cache = machine / "home" / ".cache" / "limba"
+    (cache / "uv" / "bin").mkdir(parents=True)
+    shutil.copy(machine / "tree" / "requirements" / "lock-uv.txt", cache / "uv" / "lock")
+    write(cache / "uv" / "bin" / "uv", UV.replace('echo "$@" >>', 'echo "$@" "$UV_CACHE_DIR" >>'))
+    code, _, errors, asked = setup(machine, PYTHON=str(machine / "bin" / "python3.12"))
+    by_uv = [line for line in asked if line.startswith("pip install --quiet --python")]
+    assert code == 0 and by_uv and all(line.endswith(f" {cache}/uv-downloads") for line in by_uv), errors
+
+
 def test_limba_is_found_in_the_folder_above_the_checkout(machine: Path) -> None:
     """With setuptools' own finder, which it puts last: Python then takes the folder `limba` for a package."""
     write(machine / "python", PYTHON)

@@ -53,6 +53,12 @@ def test_the_best_is_marked_only_where_pairs_decide() -> None:
         cells = made.cells["kind", "accuracy"]
         assert [name for name, cell in cells.items() if cell.is_best] == ([best] if best else [])
         assert f"\\textbf{{{90:.2f}}}" in made.latex() or best is None
+        made = table.Table()
+        for name in chosen:
+            given = wrong_at(rows[name])
+            made.add(TASK.name, name, [Outcome(TASK.judge(EXAMPLES, given), predictions=given)])
+        made.compare(TASK.name, drawn, PROTOCOL, marks_best=False)
+        assert not any(cell.is_best for cells in made.cells.values() for cell in cells.values())
     pairs = {(each.first, each.second): each for each in made.comparisons["kind"]}
     assert pairs == {}
 

@@ -76,10 +76,10 @@ def test_without_a_file_of_pairs_the_command_says_where_they_are(place, write, c
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("folder", "folder is no run, whose validation text could be measured without a suite; write some text into"),
+        ("folder", "folder is not a run, so it has no validation text to measure without a suite; write"),
         ("bare", "bare does not say what text it was trained on; write some text into held_out.txt in a folder FOLDER"),
         ("moved", "moved gives no validation text: "),
-        ("absent", "absent is no run, whose validation text"),
+        ("absent", "absent is not a run, so it has no validation text"),
     ],
 )
 def test_what_to_give_where_there_is_no_validation_text(name, says, place, write, vocabulary, capsys) -> None:

@@ -125,5 +125,5 @@ def test_a_revision_of_a_data_set_is_a_file_of_its_own(hub, tmp_path) -> None:
     (task,) = read_suite("./suite.gin").tasks
     assert task.read(".") == {"hub:me/data@v1/t.txt": ["old text"], "hub:me/data/t.txt": ["new text"]}
     (tmp_path / "suite.gin").write_text("a/BitsPerByte.texts = ('hub:data/t.txt',)\n")
-    with pytest.raises(InputError, match="hub:data/t.txt is no file of a data set; write hub:user/name/path, or"):
+    with pytest.raises(InputError, match="hub:data/t.txt is not a file of a data set; write hub:user/name/path, or"):
         read_task(read_suite("./suite.gin").tasks[0], ".")

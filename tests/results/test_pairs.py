@@ -175,8 +175,8 @@ def test_a_file_of_multiblimp_is_read_as_it_is_published(tmp_path) -> None:
     [
         ("good\tx\nA\tB\n", "line 1 has the columns good, x; give sen and wrong_sen"),
         ("good\tbad\nA\n", "line 2 has 1 fields and the header 2"),
-        ("good\tbad\nA\tA\n", "line 2: the columns good and bad hold no two sentences that differ"),
-        ("", "has no row, so it holds no pairs"),
+        ("good\tbad\nA\tA\n", "line 2: the columns good and bad need two sentences that differ"),
+        ("", "has no rows; copy it again"),
     ],
 )
 def test_another_layout_is_said_by_line_and_column(text, says, tmp_path) -> None:
@@ -191,17 +191,17 @@ def test_another_layout_is_said_by_line_and_column(text, says, tmp_path) -> None
         (
             "p.jsonl",
             '{"good": "A b", "bad": NaN}',
-            "line 1: the column bad holds nan, of type float, and no text",
+            "line 1: the column bad holds nan, of type float, and not a text",
         ),
-        ("p.jsonl", '{"good": "A \\ud800", "bad": "A ?"}', "p.jsonl line 1: the columns good and bad hold no two sen"),
+        ("p.jsonl", '{"good": "A \\ud800", "bad": "A ?"}', "p.jsonl line 1: the columns good and bad need two sen"),
         (
             "p.jsonl",
             '{"good": "A", "bad": "B", "phenomenon": null}',
             "line 1: the column phenomenon holds null",
         ),
         ("p.jsonl", "[" * 100_000, "p.jsonl line 1 is not JSON (it is nested too deeply)"),
-        ("p.tsv", "good\tbad\n", "p.tsv has no row, so it holds no pairs"),
-        ("p.jsonl", "", "p.jsonl has no row, so it holds no pairs"),
+        ("p.tsv", "good\tbad\n", "p.tsv has no rows; copy it again"),
+        ("p.jsonl", "", "p.jsonl has no rows; copy it again"),
     ],
 )
 def test_damaged_pairs_are_one_sentence_before_anything_is_measured(name, content, says, tmp_path) -> None:

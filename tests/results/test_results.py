@@ -106,7 +106,7 @@ def test_checkpoints_of_a_run_are_columns_by_their_paths(place, vocabulary, caps
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("a/Pairs.file = 'b'", "suite.gin line 1: Pairs is no kind of task"),
+        ("a/Pairs.file = 'b'", "suite.gin line 1: Pairs is not a kind of task"),
         ("a/MinimalPairs.fil = 'b'", "line 1: MinimalPairs has no fil; did you mean file?"),
         ("MinimalPairs.file = 'b'", "line 1 names no task; write NAME/MinimalPairs.file = …"),
         ("a/MinimalPairs.most = 5", "the task a has no file; add a/MinimalPairs.file = …"),
@@ -199,6 +199,21 @@ def test_named_entities_of_two_layouts_share_no_sentence(tmp_path) -> None:
         task.read(str(tmp_path))
 
 
+def test_a_development_part_that_is_drawn_has_whole_documents_and_nothing_of_the_test_part(tmp_path) -> None:
+    row = lambda number: {"text": f"Text {number}.", "label": "ab"[number % 2], "document": f"d{number // 2}"}
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row(number)) + "\n" for number in range(60)))
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row(number)) + "\n" for number in (0, 2, 80)))
+    parts = Classification("c", "train.jsonl", "test.jsonl").read(str(tmp_path))
+    drawn = [example.texts[0] for example in parts.dev]
+    assert drawn == [f"Text {number}." for number in (1, 20, 21, 40, 41)], "one document in ten, less what is tested"
+    assert not {each.document for each in parts.dev} & {each.document for each in parts.train}
+    assert len(parts.train) == 53 and parts.left_out == 1
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row(number)) + "\n" for number in (0, 1)))
+    with pytest.raises(InputError, match="each of these is in test.jsonl too; name a file as its dev"):
+        Classification("c", "train.jsonl", "test.jsonl").read(str(tmp_path))
+
+
 def test_figures_of_each_kind(tmp_path) -> None:
     rows = "5.0\tA b c\tA b\n0.4\tD\tE\n2.2\tF g\tF\n"
     for name in ("train", "test"):
@@ -215,14 +230,14 @@ def test_figures_of_each_kind(tmp_path) -> None:
     without_spaces = parts._replace(test=others)
     floors = sts.floors(without_spaces)
     assert sts.judge(others, floors["word overlap"])["Spearman"] == pytest.approx(100)
-    assert sts.judge(others, floors["majority"]) == {"Pearson": 0, "Spearman": 0}
+    assert sts.judge(others, floors["mean"]) == {"Pearson": 0, "Spearman": 0}
     with pytest.raises(InputError, match="Each example of test.tsv is in another part of sts too"):
         Similarity("sts", "test.tsv", "test.tsv", dev="test.tsv", score=0, first=1, second=2).read(str(tmp_path))
-    with pytest.raises(InputError, match=re.escape("test.tsv line 1: the column 1 is no number")):
+    with pytest.raises(InputError, match=re.escape("test.tsv line 1: the column 1 is not a finite number")):
         Similarity("sts", "test.tsv", "test.tsv", score=1, first=1, second=2).read(str(tmp_path))
     with pytest.raises(InputError, match=re.escape("test.tsv line 1 has no column 7; it has 0, 1, 2")):
         Classification("c", "test.tsv", "test.tsv", columns=(7,), label=1).read(str(tmp_path))
-    with pytest.raises(ConfigError, match="Classification.columns names no text and no pair; give 1 or 2"):
+    with pytest.raises(ConfigError, match="Classification.columns needs the column of a text, or of two"):
         Classification("c", "test.tsv", "test.tsv", columns=(1, 2, 0), label=1)
     with pytest.raises(InputError, match="conllu line 1 has 10 columns and no column 30"):
         PartOfSpeech("pos", "test.conllu", "test.conllu", tags=30).read(str(tmp_path))

@@ -148,15 +148,18 @@ def test_first_tokens_of_words_are_found(tmp_path) -> None:
     folders.bert(tmp_path / "bert")
     opened = open_model(str(tmp_path / "bert"), tmp_path)
     words = ["Ana", "Pop", "0.55", "", "Cluj"]
-    ids, places = opened.words(words, 32)
+    ids, places, is_cut = opened.words(words, 32)
+    assert not is_cut, "the empty word has no token, and nothing is cut"
     own = opened.tokenizer(words, is_split_into_words=True)
     first = [own.word_ids().index(number) if number in own.word_ids() else None for number in range(5)]
     assert ids["input_ids"] == own["input_ids"] and places == first and places[3] is None
-    assert opened.words(words, 5)[1][2:] == [3, None, None], "the rest is cut off"
+    _, places, is_cut = opened.words(words, 5)
+    assert places[2:] == [3, None, None] and is_cut, "the rest is cut off"
     tokenizer = transformers.ByT5Tokenizer()
     opened.tokenizer = tokenizer
-    ids, places = opened.words(["aă", "b"], 32)
-    assert ids["input_ids"] == tokenizer("aă b")["input_ids"] and places == [0, 4]
+    ids, places, is_cut = opened.words(["aă", "b"], 32)
+    assert ids["input_ids"] == tokenizer("aă b")["input_ids"] and places == [0, 4] and not is_cut
+    assert opened.words(["aă", "b"], 4)[2]
 
 
 def test_a_batch_is_the_protocols_however_many_gpus_there_are(data, monkeypatch) -> None:

@@ -22,7 +22,8 @@ TASKS = {  # the hub's names of what each kind is
     "NamedEntities": "token-classification",
     "PartOfSpeech": "token-classification",
 }
-BEGIN, END = "<!-- limba results {} -->", "<!-- end of limba results {} -->"
+BEGIN = "<!-- limba results {} -->"
+END = "<!-- end of limba results {} -->"
 
 
 def read(card: Path) -> huggingface_hub.ModelCard:
@@ -63,7 +64,8 @@ def put(card: Path, model: str, table: Table, suite: Suite, notes: Sequence[str]
     others = [each for each in data.eval_results or [] if not each.dataset_type.startswith(f"{suite.name}/")]
     data.eval_results = [*others, *own]
     data.model_name = data.get("model_name") or card.parent.resolve().name
-    begin, end = BEGIN.format(suite.name), END.format(suite.name)
+    begin = BEGIN.format(suite.name)
+    end = END.format(suite.name)
     lines = "\n".join(f"* {note}" for note in notes)
     section = f"{begin}\n## Results: {suite.name}\n\n{table.markdown()}\n\n{lines}\n{end}\n"
     text = re.sub(rf"\n*{re.escape(begin)}.*?{re.escape(end)}\n?", "\n", found.text, flags=re.DOTALL)

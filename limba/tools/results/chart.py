@@ -7,7 +7,10 @@ from html import escape
 
 from limba.tools.results.table import Cell, Table
 
-WIDTH, LEFT, RIGHT, LINE = 760, 260, 90, 20  # pixels
+WIDTH = 760
+LEFT = 260
+RIGHT = 90
+LINE = 20  # pixels
 STYLE = (
     "svg{background:#fff}text{font:13px system-ui,sans-serif;fill:#222}.t{font-weight:600}.b{fill:#4c78a8}"
     ".o{fill:#b9b9b9}.w{stroke:#222;stroke-width:1.5;fill:none}"

@@ -25,6 +25,7 @@ OBJECTS = (".json", ".parquet")  # how the layouts begin whose rows are objects
 LAYOUTS = (".json", ".jsonl", ".parquet", *TABLES)
 COPY = "copy it again"
 MOST_UNPACKED = 1 << 32  # bytes of a file in an archive, which is held in memory
+HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@(\w[\w./-]*))?")  # of a model
 HUB = re.compile(r"(hub:([\w.-]+/[\w.-]+)(?:@((?:refs/\w+/)?[\w.-]+))?/(.+))")
 
 
@@ -51,6 +52,16 @@ class Sentence(NamedTuple):
     document: str
 
 
+def hub_id(name: str) -> tuple[str, str | None] | None:
+    """Returns the id and the revision of a name that may be a model of the hub's; None for any other.
+
+    >>> hub_id("google/mt5-small@v1"), hub_id("gpt2"), hub_id("runs/ro/export")
+    (('google/mt5-small', 'v1'), ('gpt2', None), None)
+    """
+    match = HUB_ID.fullmatch(name)
+    return None if match is None else (match[1], match[2])
+
+
 def on_hub(folder: str, name: str) -> HubFile | None:
     """Returns the hub's file of a name, or of a local name in a data set; None if it is local.
 
@@ -60,7 +71,9 @@ def on_hub(folder: str, name: str) -> HubFile | None:
     whole = f"{folder}/{name}" if folder.startswith("hub:") and not name.startswith(("hub:", "/", "~")) else name
     found = HUB.fullmatch(whole)
     if found is None and whole.startswith("hub:"):
-        raise InputError(f"{whole} is no file of a data set; write hub:user/name/path, or hub:user/name@revision/path.")
+        raise InputError(
+            f"{whole} is not a file of a data set; write hub:user/name/path, or hub:user/name@revision/path."
+        )
     return found and HubFile(*found.groups())
 
 
@@ -94,7 +107,10 @@ def checksum(path: Path) -> str:
 
 
 def bytes_of(path: Path) -> bytes:
-    """Returns the content of a file, unpacked from .gz, or from .zip as its first file; InputError if it is none."""
+    """Returns the content of a file, unpacked from .gz, or from .zip as its first file.
+
+    Raises InputError for a damaged archive.
+    """
     with foreign.reading(path, COPY):
         packed = foreign.bytes_of(path)
         if path.suffix == ".gz":
@@ -153,12 +169,14 @@ def rows(path: Path, columns: Sequence[str | int]) -> Iterator[Row]:
     """
     layout = layout_of(path)
     if layout not in LAYOUTS:
-        raise InputError(f"{path} is no {', '.join(LAYOUTS)}; name a file of one of these layouts.")
+        raise InputError(f"{path} has an unsupported file type; give one of {', '.join(LAYOUTS)}.")
     has_header = layout not in TABLES or not any(isinstance(each, int) for each in columns)
     names = [str(each) for each in columns]
-    name, content = str(path), None
+    name = str(path)
+    content = None
     if path.suffix == ".zip":
-        name, content = name.removesuffix(".zip"), bytes_of(path)
+        name = name.removesuffix(".zip")
+        content = bytes_of(path)
     if content is None:
         foreign.check_regular(path)
     with foreign.reading(path, COPY):
@@ -183,7 +201,7 @@ def _checked(where: str, row: Mapping[str, object], columns: Sequence[str]) -> R
 
 
 def text_in(where: str, row: Mapping[str, object], column: str | int) -> str:
-    """Returns the text of a column of a row; InputError for what is none, such as null and a number."""
+    """Returns the text in a column of a row; InputError for null, a number and other types."""
     return text(where, row[str(column)], f"the column {column}")
 
 
@@ -191,12 +209,12 @@ def text(where: str, value: object, what: str) -> str:
     """Returns a value if it is a text, with a question mark for half a letter, which JSON can hold and UTF-8 cannot."""
     if not isinstance(value, str):
         found = "null" if value is None else f"{value!r}, of type {type(value).__name__}"
-        raise InputError(f"{where}: {what} holds {found[:200]}, and no text; correct it.")
+        raise InputError(f"{where}: {what} holds {found[:200]}, and not a text; correct it.")
     return value.encode("utf-8", "replace").decode()
 
 
 def label_in(where: str, row: Mapping[str, object], column: str | int) -> str:
-    """Returns the label in a column of a row, a text or a whole number; InputError for what is none."""
+    """Returns the label in a column of a row, a text or a whole number; InputError for anything else."""
     value = row[str(column)]
     if isinstance(value, int):  # True and False too
         return str(value)
@@ -207,14 +225,14 @@ def label_in(where: str, row: Mapping[str, object], column: str | int) -> str:
 
 
 def number_in(where: str, row: Mapping[str, object], column: str | int) -> float:
-    """Returns the finite number in a column of a row; InputError for what is none, such as null and NaN."""
+    """Returns the finite number in a column of a row; InputError for anything else, such as null and NaN."""
     value = row[str(column)]
     try:
         number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
     except (ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise InputError(f"{where}: the column {column} is no number; correct it.")
+        raise InputError(f"{where}: the column {column} is not a finite number; correct it.")
     return number
 
 

@@ -25,7 +25,7 @@ NAME = "first_row"
 TEXT_BYTES = 100_000  # of the validation text that is scored …
 MASKED_BYTES = 10_000  # … and where a model is an encoder, which reads a row for each token
 INSTEAD = "write some text into held_out.txt in a folder FOLDER, and add --suite=any --data=FOLDER --tasks=text"
-# MultiBLiMP names a language by its code in ISO 639-3, a card by that of two letters, where there is one.
+# MultiBLiMP names a language by its code in ISO 639-3, a card by its two-letter code, where it has one.
 CODES = {
     **{"ab": "abk", "am": "amh", "ar": "arb", "be": "bel", "bg": "bul", "bn": "ben", "br": "bre", "bs": "hbs"},
     **{"ca": "cat", "cs": "ces", "cy": "cym", "da": "dan", "de": "deu", "el": "ell", "en": "eng", "es": "spa"},
@@ -46,8 +46,8 @@ def suite_of(given: argparse.Namespace) -> Suite:
     runs = [model for model in given.model if run_of(model) is not None]
     if not runs:
         raise InputError(
-            f"{given.model[0]} is no run, whose validation text could be measured without a suite; {INSTEAD}, or give"
-            " another --suite."
+            f"{given.model[0]} is not a run, so it has no validation text to measure without a suite; {INSTEAD}, or"
+            " give another --suite."
         )
     is_masked = any(MASKED in ways_of(model) for model in given.model)
     run, text = _validation_text(runs[0], given.imports, MASKED_BYTES if is_masked else TEXT_BYTES)
@@ -124,8 +124,8 @@ def _pairs(run: RunConfig, folder: str) -> str | None:
             return name
     if codes:
         said = (
-            f"hf download jumelet/multiblimp {codes[0]}/data.tsv --repo-type=dataset --local-dir {folder} gets those of"
-            " MultiBLiMP, if it has the language"
+            f"hf download jumelet/multiblimp {codes[0]}/data.tsv --repo-type=dataset --local-dir {folder} gets them"
+            " from MultiBLiMP, if it has the language"
         )
     else:
         said = "the run names no language (CardConfig.language); pairs.tsv is looked for"

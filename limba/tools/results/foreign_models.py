@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,12 +18,13 @@ import torch
 import transformers
 
 from limba.config import InputError, foreign
-from limba.tools.results.files import checksum
+from limba.tools.results.files import checksum, hub_id
 
-HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(\w[\w./-]*))?")
 WEIGHTS = ("*.safetensors", "*.bin")
 OTHER_FILES = ("config.json", "tokenizer*", "vocab*", "merges.txt", "*.model", "*_map.json", "added_tokens.json")
-ENCODER = "encoder"  # the folder of a hybrid's export that is for fine-tuning
+# A hybrid's export: a language model, with an encoder for fine-tuning in a folder of its own.
+ENCODER = "encoder"
+HYBRID = ("llama", "eurobert")  # model_type of the one and of the other
 UNKNOWN_LENGTH = 10**9  # a tokenizer's, where its files do not say the longest text
 
 
@@ -35,7 +35,7 @@ class OpenModel:
         """`name` is as the user gave it, `place` a folder or a name on the hub."""
         self.name = name
         self._place = place
-        transformers.logging.set_verbosity_error()  # what is missing or cut is said by sentences of ours
+        transformers.logging.set_verbosity_error()  # our own messages name what is missing or cut
         transformers.logging.disable_progress_bar()
         self._options: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": False}
         with self._reading():
@@ -126,15 +126,17 @@ class OpenModel:
             )
         return network
 
-    def words(self, words: Sequence[str], longest: int) -> tuple[dict[str, list[int]], list[int | None]]:
-        """Returns the ids of words with spaces between them, and the place of each one's first token.
+    def words(self, words: Sequence[str], longest: int) -> tuple[dict[str, list[int]], list[int | None], bool]:
+        """Returns the ids of words with spaces between them, the place of each one's first token, and if any was cut.
 
-        The place is None for a word that was cut off, or for which the tokenizer writes nothing.
+        The place is None for a word that was cut off, and for one for which the tokenizer writes nothing.
         """
         if not self.tokenizer.is_fast:
             return self._pieces(words, longest)
-        ids = self.tokenizer(" ".join(words), truncation=True, max_length=longest, return_offsets_mapping=True)
+        text = " ".join(words)
+        ids = self.tokenizer(text, truncation=True, max_length=longest, return_offsets_mapping=True)
         offsets = ids.pop("offset_mapping")
+        is_cut = len(ids["input_ids"]) == longest < len(self.tokenizer(text, verbose=False)["input_ids"])
         places = list[int | None]()
         token = 0
         begin = 0
@@ -145,9 +147,9 @@ class OpenModel:
             is_there = token < len(offsets) and offsets[token][0] < end
             places.append(token if is_there else None)
             begin = end + 1
-        return dict(ids), places
+        return dict(ids), places, is_cut
 
-    def _pieces(self, words: Sequence[str], longest: int) -> tuple[dict[str, list[int]], list[int | None]]:
+    def _pieces(self, words: Sequence[str], longest: int) -> tuple[dict[str, list[int]], list[int | None], bool]:
         """Returns `words` of a tokenizer written in Python, which does not say where its tokens stand."""
         encode = lambda text: self.tokenizer.encode(text, add_special_tokens=False)
         pieces = list[int]()
@@ -162,7 +164,7 @@ class OpenModel:
         mask = self.tokenizer.get_special_tokens_mask(ids, already_has_special_tokens=True)
         begin = mask.index(0) if 0 in mask else 0
         places = [begin + each if each is not None and each < room else None for each in firsts]
-        return {"input_ids": ids, "attention_mask": [1] * len(ids)}, places
+        return {"input_ids": ids, "attention_mask": [1] * len(ids)}, places, len(pieces) > room
 
     def identity(self, is_random: bool) -> str:
         """Returns what decides the model: a checksum of its files, or the hub's commit; random weights need none."""
@@ -186,27 +188,28 @@ def open_model(name: str, exports: Path, imports: Sequence[str] = ()) -> OpenMod
     """Returns a model of transformers: a folder, a hub id, or a run or checkpoint of Limba's, which is exported first.
 
     An export is kept in `exports` under the checksum of its weights. Of a hybrid's the encoder is taken, which is in a
-    folder of its own. InputError for what is none of these.
+    folder of its own. InputError for anything else.
     """
     folder = Path(name).expanduser()
-    match = HUB_ID.fullmatch(name)
-    if match and not folder.exists():
-        return OpenModel(name, match[1], match[2])
-    if not _is_for_transformers(folder):
+    of_hub = hub_id(name)
+    if of_hub is not None and not folder.exists():
+        return OpenModel(name, *of_hub)
+    if _model_type(folder) is None:
         folder = _exported(name, exports, imports)
-    if _is_for_transformers(folder / ENCODER):
+    if (_model_type(folder), _model_type(folder / ENCODER)) == HYBRID:
         folder = folder / ENCODER
     return OpenModel(name, str(folder))
 
 
-def _is_for_transformers(folder: Path) -> bool:
-    """Returns whether a folder has the config.json of transformers; that of a run names no model_type."""
+def _model_type(folder: Path) -> str | None:
+    """Returns the model_type in transformers' config.json; None without one, as in the config.json of a run."""
     file = folder / "config.json"
     if not foreign.is_regular(file):
-        return False
+        return None
     with foreign.reading(file):
         about = json.loads(foreign.text_of(file))
-    return isinstance(about, dict) and "model_type" in about
+    found = about.get("model_type") if isinstance(about, dict) else None
+    return None if found is None else str(found)
 
 
 def _exported(name: str, exports: Path, imports: Sequence[str]) -> Path:

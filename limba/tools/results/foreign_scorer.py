@@ -93,7 +93,7 @@ def _libraries() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hides what transformers logs while it opens a model: what is missing is said by an error."""
+    """Hides what transformers logs while it opens a model: an error of ours names what is missing."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
@@ -126,7 +126,7 @@ def _config(name: str) -> Any:
         with _quiet():
             about, _ = transformers.PreTrainedConfig.get_config_dict(place, revision=revision)
     except OSError as error:
-        raise NotThereError(f"{name} is no model of the hub, and no folder here; correct the name.") from error
+        raise NotThereError(f"{name} is neither a folder here nor a model on the hub; correct the name.") from error
     except Exception as error:
         raise InputError(f"{name}: its config.json cannot be read; copy the folder again.") from error
     kind = about.get("model_type")

@@ -46,7 +46,8 @@ class LimbaLM(TemplateLM):
             )
         self.trained = self.trained.decoder  # of a hybrid
         self.backend = "causal" if network.is_decoder_only else "seq2seq"
-        self._vocabulary, self._special = self.trained.vocabulary, self.trained.special_ids
+        self._vocabulary = self.trained.vocabulary
+        self._special = self.trained.special_ids
         self._rows = self.trained.rows(int(batch_size) if str(batch_size).isdecimal() else 8)
         self.sentinels = self.backend == "seq2seq" and (self._fills_gaps() if sentinels is None else sentinels)
 
@@ -86,10 +87,12 @@ class LimbaLM(TemplateLM):
         if context and context[0] == start:  # as the harness begins a text, or a window of it
             context = context[1:]
         if self.backend == "causal":
-            read, write = self._special.framed(context, ends=False) or [start], [*scored]
+            read = self._special.framed(context, ends=False) or [start]
+            write = [*scored]
         else:
             gap = PieceTable(self._vocabulary).sentinels[:1] if self.sentinels else []
-            read, write = self._special.framed([*context, *gap]), [*gap, *scored]
+            read = self._special.framed([*context, *gap])
+            write = [*gap, *scored]
         return np.asarray(read, np.int32), np.asarray(write, np.int32)
 
     def _loglikelihood_tokens(self, requests: Sequence[Scored], **options: object) -> list[tuple[float, bool]]:
@@ -117,7 +120,8 @@ class LimbaLM(TemplateLM):
         ]
 
     def _windows(self, text: str) -> Iterator[tuple[list[int], list[int]]]:
-        ids, longest = self.tok_encode(text), self.trained.network.config.max_length or LONGEST
+        ids = self.tok_encode(text)
+        longest = self.trained.network.config.max_length or LONGEST
         for window in get_rolling_token_windows(ids, self.prefix_token_id, longest, 1):
             yield make_disjoint_window(window)
 

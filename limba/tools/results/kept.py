@@ -79,7 +79,7 @@ def _read(path: Path) -> Outcome:
         numbers += [end for ends in found.intervals.values() for end in ends]
         numbers += [number for entry in found.curve for number in entry.values()]
         if not found.figures or not all(isinstance(each, int | float) and math.isfinite(each) for each in numbers):
-            raise ValueError("a figure is missing or no finite number")
+            raise ValueError("a figure is missing or not finite")
         return found
 
 

@@ -31,7 +31,8 @@ def bootstrap(values: Sequence[float], resamples: int, confidence: float) -> lis
     >>> bootstrap([1.0, 1.0], 10, 0.95)
     [1.0, 1.0]
     """
-    given, random = np.asarray(values, np.float64), np.random.default_rng(0)
+    given = np.asarray(values, np.float64)
+    random = np.random.default_rng(0)
     means = [float(given[random.integers(0, len(given), len(given))].mean()) for _ in range(resamples)]
     return percentiles(np.array(means), confidence)
 

@@ -179,6 +179,7 @@ class Measured:
         self.protocol = protocol
         self.table: Table = Table()
         self.own: list[str] = []  # the columns of the models themselves
+        self.ways: dict[str, str] = {}  # how the columns of tasks without labels were scored
         self.kept: Kept = Kept(folder)
         self.rules = {read.task.name: self.kept.rules(read.task, given.data, protocol) for read in tasks}
         self.hashes = {name: digest(rules)[:8] for name, rules in self.rules.items()}
@@ -243,6 +244,7 @@ class Measured:
                         compute = functools.partial(_score, measure, scorer, is_random)
                         outcome = self.kept.get(name, facts, compute, progress)
                         self.table.add(name, column, [outcome], self.hashes[name])
+                    self.ways[column] = scorer.way
 
     def _seeds(self, runs: FineTuning) -> range:
         """Returns the seeds of a task, all but the search's."""
@@ -307,7 +309,10 @@ class Measured:
                 drawn = {each: comparison.draws(task, parts.test, seeds, counts) for each, seeds in predictions.items()}
             else:
                 drawn = comparison.draws_of_shares(task.main, predictions, self.protocol)
-            self.table.compare(task.name, drawn, self.protocol)
+            is_one_measure = isinstance(task, Learned) or len({self.ways[each] for each in drawn}) == 1
+            self.table.compare(task.name, drawn, self.protocol, marks_best=is_one_measure)
+            if not is_one_measure:
+                self.notes.append(f"{task.name}: the models score texts in different ways, so no best is marked")
         if self.table.comparisons:
             self.notes.append(
                 "intervals over examples: bootstrap of the test examples, by documents where they have them,"
@@ -326,7 +331,9 @@ def _write(folder: Path, measured: Measured, suite: Suite, models: Sequence[str]
     from limba.tools.results import chart
     from limba.tools.results.scoring import run_of
 
-    table, kept, notes = measured.table, measured.kept, measured.notes
+    table = measured.table
+    kept = measured.kept
+    notes = measured.notes
     lines = "".join(f"\n* {note}" for note in notes)
     about = {"suite": suite.name, "language": suite.language, "versions": kept.versions, "notes": notes}
     about |= {"protocol": dataclasses.asdict(measured.protocol)}

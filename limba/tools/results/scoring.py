@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -13,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from limba.config import InputError, ModelConfig
-from limba.tools.results.files import checksum
+from limba.tools.results.files import checksum, hub_id
 from limba.tools.results.ways import CAUSAL, GAPS, HOW, MASKED
 
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 NO_VOCABULARY = "{} has no vocabulary beside it, without which no text is read; copy it there."
 OF_TOKENIZERS = ("tokenizer.json", "vocab.*", "*.model")  # files of transformers' tokenizers
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[\w./-]+)?")
 
 
 class Scorer(Protocol):
@@ -171,7 +169,7 @@ def _has_vocabulary(name: str) -> bool:
 
 
 def run_of(name: str) -> Path | None:
-    """Returns the directory of a run here, or that of one of its checkpoints; None for any other model."""
+    """Returns the directory of a local run, also from one of its checkpoints; None for any other model."""
     folder = Path(name).expanduser()
     if folder.parent.name == "checkpoints":
         folder = folder.parent.parent
@@ -192,11 +190,11 @@ def _has_no_start(trained: TrainedModel) -> bool:
 
 
 def _may_be_foreign(name: str) -> bool:
-    """Returns whether a name is that of a folder for transformers, or may be a model of the hub."""
+    """Returns whether a name is a folder for transformers, or may be a model on the hub."""
     folder = Path(name).expanduser()
     if folder.exists():
         return (folder / "config.json").is_file() and not (folder / "checkpoints").exists()
-    return HUB_ID.fullmatch(name) is not None
+    return hub_id(name) is not None
 
 
 def _foreign(name: str, error: InputError | None) -> Scorer:

@@ -71,8 +71,8 @@ def _notes(
     failed = [str(seed) for seed, each in enumerate(outcomes, 1) if each.notes["development"] <= constant + 1e-9]
     if failed:
         notes.append(
-            f"{what}: no better than the majority on the development part with seed {', '.join(failed)}; nothing was"
-            " learned there"
+            f"{what}: no better than the rule '{task.constant_name}' on the development part with seed"
+            f" {', '.join(failed)}; nothing was learned there"
         )
     cut = int(outcomes[0].notes.get("cut", 0))
     if cut and not is_random:

@@ -46,7 +46,7 @@ class Suite(NamedTuple):
 
 
 def read_suite(name: str) -> Suite:
-    """Returns the suite of a gin file, or the one of gin/suites/ with this name; InputError if it is none."""
+    """Returns the suite of a gin file, or the one of gin/suites/ with this name; InputError if there is neither."""
     file = name if name.endswith(".gin") or "/" in name else f"suites/{name}.gin"
     language = None
     fields: dict[str, tuple[str, dict[str, object], str]] = {}
@@ -63,7 +63,8 @@ def read_suite(name: str) -> Suite:
             continue
         if each.owner not in KINDS:
             near = did_you_mean(each.owner, KINDS)
-            raise InputError(f"{each.place}: {each.owner} is no kind of task{near} There are {', '.join(KINDS)}.")
+            known = ", ".join(KINDS)
+            raise InputError(f"{each.place}: {each.owner} is not a kind of task{near} The kinds are {known}.")
         if not each.scope:
             raise InputError(f"{each.place} names no task; write NAME/{each.owner}.{each.field} = …")
         names = [entry.name for entry in dataclasses.fields(KINDS[each.owner]) if entry.name != "name"]
@@ -123,7 +124,7 @@ def _missing(task: Task, folder: str, name: str) -> str:
 
 
 def check_packages(suite: Suite) -> None:
-    """Imports what a suite needs beside Limba's own packages; ModuleNotFoundError for what is not installed."""
+    """Imports what a suite needs beside Limba's own packages; ModuleNotFoundError where one is missing."""
     if any(isinstance(task, learned.Learned) for task in suite.tasks):
         import accelerate  # noqa: F401
         import torch  # noqa: F401

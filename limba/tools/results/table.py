@@ -64,11 +64,11 @@ class Table:
             )
             self.cells.setdefault((task, name), {})[model] = cell
 
-    def compare(self, task: str, drawn: Mapping[str, Draws], protocol: Protocol) -> None:
+    def compare(self, task: str, drawn: Mapping[str, Draws], protocol: Protocol, marks_best: bool = True) -> None:
         """Gives each cell of a task its interval over examples, and marks what is better than each other one.
 
         `drawn` has the figures of each model in the same resamples of the examples; what it lacks, such as chance, is
-        not compared.
+        not compared. Without `marks_best` nothing is marked: the figures are of different measures.
         """
         means: dict[str, dict[str, float]] = {model: {} for model in drawn}
         blocks = {figure: cells for (name, figure), cells in self.cells.items() if name == task}
@@ -82,7 +82,7 @@ class Table:
         for figure, cells in blocks.items():
             of_figure = {model: means[model][figure] for model in drawn}
             best = best_of(figure, of_figure, self.comparisons[task], protocol)
-            if best is not None:
+            if best is not None and marks_best:
                 cells[best] = cells[best]._replace(is_best=True)
 
     def _lines(self, bold: tuple[str, str]) -> Iterator[list[str]]:

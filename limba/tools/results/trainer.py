@@ -159,15 +159,15 @@ class FineTuning:
 
     def _sentence(self, example: Example) -> Read:
         """Returns the ids of a sentence's words with spaces between them; a word's label is at its first token."""
-        ids, places = self.model.words(example.texts, self._length)
+        ids, places, is_cut = self.model.words(example.texts, self._length)
         labels = [IGNORED] * len(ids["input_ids"])
         for place, tag in zip(places, example.tags, strict=True):
             if place is not None and labels[place] == IGNORED:
                 labels[place] = self.parts.labels.index(tag)
-        return Read({**ids, "labels": labels}, tuple(places), None in places)
+        return Read({**ids, "labels": labels}, tuple(places), is_cut)
 
     def _predictions(self, examples: Sequence[Example], read: Sequence[Read], given: np.ndarray) -> list[Prediction]:
-        """Returns the classes, the scores or the tags of some examples; a word that was cut off has an empty tag."""
+        """Returns the classes, the scores or the tags of some examples; a word without a token has an empty tag."""
         labels = self.parts.labels
         if not labels:
             return [float(each) for each in np.nan_to_num(given, posinf=0.0, neginf=0.0)]  # of one that diverged
@@ -183,7 +183,7 @@ class Read(NamedTuple):
     """An example as a model reads it."""
 
     feature: Feature
-    places: Sequence[int | None]  # of each word's first token; None: it was cut off
+    places: Sequence[int | None]  # of each word's first token; None: it has none, or was cut off
     is_cut: bool
 
 

@@ -1,6 +1,6 @@
 """The ways in which models score texts."""
 
-# How a model scores a text. The three are different measures: figures of one are not compared with those of another.
+# How a model scores a text. The three are different measures, whose figures are not compared with each other.
 CAUSAL = "causal"
 MASKED = "masked"
 GAPS = "gaps"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Windows = Mapping[str, Sequence[str]]  # of each file
 Found = tuple[str, str, float, int]  # a window's file and text; the nats of what is predicted, and its bytes
-# Three measures, each with its name: figures of one are not compared with those of another, nor do they share a row.
+# Three measures, each with its name: they are not compared with each other, nor do they share a row.
 NAMES = {CAUSAL: "bits per byte", MASKED: "pseudo bits per byte", GAPS: "bits per hidden byte"}
 
 
@@ -38,7 +38,7 @@ class BitsPerByte:
     """A task: the bits that a model needs for a byte of UTF-8, of each file, each script and all; fewer are better.
 
     A language model reads each window of a text from left to right; a T5 fills gaps of whole words in it, and the bytes
-    are those of these words; an encoder sees all words but the hidden one. So the kinds cannot be compared.
+    are counted over these words; an encoder sees all words but the hidden one. So the kinds cannot be compared.
     """
 
     name: str
@@ -63,7 +63,7 @@ class BitsPerByte:
         found = {name: list(windows(files.prose_of(files.place_of(folder, name), self.column))) for name in self.texts}
         for name, given in found.items():
             if not given:
-                raise InputError(f"{name} of the task {self.name} holds no text; name another file.")
+                raise InputError(f"{name} of the task {self.name} has no text; name another file.")
         return found
 
     def measure(self, scorer: Scorer, data: Windows) -> Outcome:
@@ -129,7 +129,8 @@ def windows(text: str) -> Iterator[str]:
             more = len(word.encode()) + len(joint)
             if taken and size + more > PROTOCOL.window_bytes:
                 yield joint.join(taken)
-                taken, size = [], 0
+                taken = []
+                size = 0
             taken.append(word)
             size += more
         yield joint.join(taken)
@@ -149,13 +150,16 @@ def with_gaps(text: str) -> Gapped:
     ('a b c d e f g h i j k l m n o p q <extra_id_0> u v', '<extra_id_0> r s t <extra_id_1>')
     """
     words, joint = _words(text)
-    read, hidden, size = [], [], 0
+    read = []
+    hidden = []
+    size = 0
     for start in range(0, len(words), PROTOCOL.gap_every):
         block = words[start : start + PROTOCOL.gap_every]
         if len(block) <= 2 * PROTOCOL.gap_words:
             read.append(joint.join(block))
             continue
-        sentinel, inside = f"<extra_id_{len(hidden)}>", joint.join(block[-PROTOCOL.gap_words :])
+        sentinel = f"<extra_id_{len(hidden)}>"
+        inside = joint.join(block[-PROTOCOL.gap_words :])
         read += [joint.join(block[: -PROTOCOL.gap_words]), sentinel]
         hidden.append(f"{sentinel} {inside}")
         size += len(inside.encode())

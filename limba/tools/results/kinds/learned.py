@@ -22,6 +22,7 @@ NAME_IN_MISC = re.compile(r"(?:.*\|)?name=([^|]*).*")  # how NorNE writes a tag 
 LANGUAGE = re.compile(r"[a-z-]{2,12}:(?=.)")  # before each token of WikiANN's own files
 LONGEST_NAME = 8  # tokens, of those that a baseline looks up
 MAJORITY = "majority"
+MEAN = "mean"
 
 
 class Example(NamedTuple):
@@ -61,11 +62,12 @@ class Learned:
     name: str
     train: str
     test: str
-    dev: str | None = None  # None: one in ten examples of `train`
+    dev: str | None = None  # None: one in ten documents of `train`
     most: PositiveInt | None = None  # training examples; None: all
     address: str | None = None  # where the files are published
 
     main: ClassVar[str]  # the figure by which a rate and a number of epochs are chosen
+    constant_name: ClassVar[str] = MAJORITY  # the rule that always gives the same answer
     is_tagged: ClassVar[bool] = False  # whether each word has a label
 
     def __post_init__(self) -> None:
@@ -89,15 +91,20 @@ class Learned:
         found = {name: list(self.examples(files.place_of(folder, name))) for name in self.files}
         for name, given in found.items():
             if not given:
-                raise InputError(f"{name} of the task {self.name} holds no examples; name another file.")
+                raise InputError(f"{name} of the task {self.name} has no examples; name another file.")
         test = found[self.test]
         if self.dev is None:
-            share = protocol.dev_share
-            whole = found[self.train]
-            train = [each for place, each in enumerate(whole) if place % share]
-            dev = whole[::share]
+            train, dev = drawn_development(found[self.train], protocol.dev_share)
+            of_test = {each.letters for each in test}
+            dev = [each for each in dev if each.letters not in of_test]  # else rates would be chosen on the test part
+            if not dev:
+                raise InputError(
+                    f"One in {protocol.dev_share} examples of {self.train} would be the development part of"
+                    f" {self.name}, and each of these is in {self.test} too; name a file as its dev."
+                )
         else:
-            train, dev = found[self.train], found[self.dev]
+            train = found[self.train]
+            dev = found[self.dev]
         others = {each.letters for each in (*dev, *test)}
         kept = [each for each in train if each.letters not in others]
         if not kept:
@@ -143,7 +150,22 @@ class Learned:
 
     def floors(self, parts: Parts) -> Mapping[str, list[Prediction]]:
         """Returns what simple rules predict of the test part, by their names."""
-        return {MAJORITY: self.constant(parts, parts.test)}
+        return {self.constant_name: self.constant(parts, parts.test)}
+
+
+def drawn_development(examples: Sequence[Example], share: int) -> tuple[list[Example], list[Example]]:
+    """Returns the training examples, and one in `share` documents for development; no document is in both.
+
+    >>> examples = [Example("", ("text",), "a", document) for document in ["x", "x", "y", "z"]]
+    >>> train, dev = drawn_development(examples, 2)
+    >>> [each.document for each in train], [each.document for each in dev]
+    (['y'], ['x', 'x', 'z'])
+    """
+    documents = list(dict.fromkeys(each.document for each in examples))
+    of_dev = set(documents[::share])
+    train = [each for each in examples if each.document not in of_dev]
+    dev = [each for each in examples if each.document in of_dev]
+    return train, dev
 
 
 def evenly(examples: list[Example], most: int) -> list[Example]:
@@ -163,7 +185,8 @@ class Classification(Learned):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(len(self.columns) in (1, 2), "Classification.columns", "names no text and no pair; give 1 or 2.")
+        advice = "needs the column of a text, or of two that are read together; give 1 or 2."
+        require(len(self.columns) in (1, 2), "Classification.columns", advice)
 
     def examples(self, path: Path) -> Iterator[Example]:
         for where, row, document in files.documents(path, (*self.columns, self.label)):
@@ -193,6 +216,7 @@ class Similarity(Learned):
     score: str | int = "label"
 
     main: ClassVar[str] = "Pearson"
+    constant_name: ClassVar[str] = MEAN
 
     def labels(self, example: Example) -> set[str]:
         return set()
@@ -250,7 +274,8 @@ class Tagged(Learned):
             for where, row, document in files.documents(path, columns):
                 tokens, tags = map(row.get, columns)
                 if not isinstance(tokens, list) or not isinstance(tags, list) or len(tokens) != len(tags):
-                    raise InputError(f"{where}: {' and '.join(columns)} are no lists of one length; correct them.")
+                    names = " and ".join(columns)
+                    raise InputError(f"{where}: {names} are not two lists of the same length; correct them.")
                 words = [files.text(where, each, f"a token of {columns[0]}") for each in tokens]
                 yield where, words, [self._named(each, where) for each in tags], document
             return
@@ -320,7 +345,7 @@ def _tags(prediction: Prediction) -> list[str]:
 class NamedEntities(Tagged):
     """The names in a sentence, from IOB2 tags; F1 of whole spans, by seqeval's rules."""
 
-    rename: Mapping[str, str] = field(default_factory=dict)  # labels of the training part to those of the others
+    rename: Mapping[str, str] = field(default_factory=dict)  # the training part's labels -> the other parts'
     drop: tuple[str, ...] = ()  # labels whose sentences are left out
 
     main: ClassVar[str] = "span F1"
@@ -334,7 +359,9 @@ class NamedEntities(Tagged):
     def examples(self, path: Path) -> Iterator[Example]:
         for where, words, tags, document in self.tagged(path):
             if wrong := [tag for tag in tags if tag != "O" and tag[:2] not in ("B-", "I-")]:
-                raise InputError(f"{where}: {wrong[0]} is no tag of IOB2 (O, B-PERSON, I-PERSON); name another column.")
+                raise InputError(
+                    f"{where}: {wrong[0]} is not an IOB2 tag (O, B-PERSON, I-PERSON); name another column."
+                )
             spans = [(self.rename.get(label, label), begin, end) for label, begin, end in scores.spans_of(tags)]
             if not any(label in self.drop for label, _, _ in spans):
                 yield Example(where, tuple(words), tuple(tags_of(spans, len(words))), document)

@@ -25,7 +25,8 @@ LAYOUTS = {  # name: columns of the right and the wrong sentence; columns of the
     "JBLiMP": (("good_sentence", "bad_sentence"), ("phenomenon", "paradigm", "type")),
     "own": (("good", "bad"), ("phenomenon",)),
 }
-FIRST, LAST = "<extra_id_0>", "<extra_id_1>"
+FIRST = "<extra_id_0>"
+LAST = "<extra_id_1>"
 # A word with its marks, a sign or a space; where words are not separated, a letter with its marks.
 WITHOUT_SPACES = r"\u3040-\u30ff\u3400-\u9fff\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
 PIECE = regex.compile(rf"[{WITHOUT_SPACES}]\p{{M}}*|(?:(?![{WITHOUT_SPACES}])[\w\p{{M}}\u200c\u200d])+|\s+|[^\w\s]")
@@ -62,7 +63,7 @@ class MinimalPairs:
         path = files.place_of(folder, self.file)
         _, first = next(files.rows(path, ()), ("", {}))
         if not first:
-            raise InputError(f"{path} has no row, so it holds no pairs; copy it again, or name another file.")
+            raise InputError(f"{path} has no rows; copy it again, or name another file.")
         layout = next((each for each in LAYOUTS.values() if set(each[0]) <= set(first)), None)
         if layout is None:
             raise InputError(
@@ -74,12 +75,11 @@ class MinimalPairs:
         phenomenon = next((each for each in names if each in first), None)
         found = []
         for where, row in files.rows(path, [good, bad, *([phenomenon] if phenomenon else [])]):
-            right, wrong = files.text_in(where, row, good).strip(), files.text_in(where, row, bad).strip()
+            right = files.text_in(where, row, good).strip()
+            wrong = files.text_in(where, row, bad).strip()
             pair = Pair(right, wrong, files.label_in(where, row, phenomenon) if phenomenon else "all")
             if not pair.good or not pair.bad or pair.good == pair.bad:
-                raise InputError(
-                    f"{where}: the columns {good} and {bad} hold no two sentences that differ; correct it."
-                )
+                raise InputError(f"{where}: the columns {good} and {bad} need two sentences that differ; correct it.")
             found.append(pair)
         return found[: self.most]
 
@@ -101,14 +101,16 @@ def gap(good: str, bad: str) -> tuple[str, tuple[str, str]]:
     >>> gap("a venit el", "a venit")
     ('a <extra_id_0>', ('venit el', 'venit'))
     """
-    first, second = PIECE.findall(good), PIECE.findall(bad)
+    first = PIECE.findall(good)
+    second = PIECE.findall(bad)
     shorter = min(len(first), len(second))
     begin = next((i for i in range(shorter) if first[i] != second[i]), shorter)
     end = next((i for i in range(shorter - begin) if first[-1 - i] != second[-1 - i]), shorter - begin)
     words = lambda pieces: "".join(pieces[begin : len(pieces) - end])
     while not (words(first).strip() and words(second).strip()):  # a word is missing in one of them
         begin, end = (begin - 1, end) if begin else (begin, end - 1)
-    before, after = "".join(first[:begin]), "".join(first[len(first) - end :])
+    before = "".join(first[:begin])
+    after = "".join(first[len(first) - end :])
     return f"{before.strip()} {FIRST} {after.strip()}".strip(), (words(first).strip(), words(second).strip())
 
 
