@@ -35,6 +35,8 @@ from limba.storage.files import read_text, write_whole
 
 logger = logging.getLogger(__name__)
 
+REPLAY = "_replay"  # ends the name of a task on the text of DataConfig.replay_files
+
 
 def advice_on(task: Task) -> str:
     """Returns what to do where the code of a task fails: for some sources also another one."""
@@ -61,9 +63,16 @@ def resolve_task(config: DataConfig, directory: str | None = None) -> Provider:
     config = config.of_stages[0]
     name = config.mixture_or_task_name
     if name in TaskRegistry.names():
-        return _replaced(TaskRegistry.get(name), config, directory)
+        task = _replaced(TaskRegistry.get(name), config, directory)
+        return task if config.replay_files is None else _with_replay(task, config)
     if name in MixtureRegistry.names():
         mixture = MixtureRegistry.get(name)
+        if config.replay_files is not None:
+            raise ConfigError(
+                "DataConfig.replay_files",
+                f"is mixed into the text of one task, and {name} is a mixture of several; register a mixture with that"
+                " text too, or name a task in DataConfig.mixture_or_task_name.",
+            )
         # Tasks that read different columns may share a corpus, such as the two directions of a translation.
         have_columns = all(isinstance(getattr(task.source, "column", None), Mapping) for task in mixture.tasks)
         if config.data_files is not None and not (have_columns and config.column == "text"):
@@ -151,6 +160,16 @@ def _replaced(task: Task, config: DataConfig, directory: str | None) -> Task:
     for source in unit_sources(task).values():
         source.read_by(ReadPolicy(config.read_timeout_seconds, config.read_attempts, config.on_read_failure))
     return task
+
+
+def _with_replay(task: Task, config: DataConfig) -> Mixture:
+    """Returns the mixture of a task with itself on the other text of `replay_files`, each with its share of the rows."""
+    assert config.replay_files is not None
+    column = _column_of(task, config)
+    source = source_of_files(config.replay_files, column, config.validation_percent)
+    source.read_by(ReadPolicy(config.read_timeout_seconds, config.read_attempts, config.on_read_failure))
+    replayed = task.replace(name=f"{task.name}{REPLAY}", source=source)
+    return Mixture(f"{task.name}_with{REPLAY}", [(task, 1 - config.replay_share), (replayed, config.replay_share)])
 
 
 def _column_of(task: Task, config: DataConfig) -> Column:
