@@ -163,7 +163,7 @@ def _replaced(task: Task, config: DataConfig, directory: str | None) -> Task:
 
 
 def _with_replay(task: Task, config: DataConfig) -> Mixture:
-    """Returns the mixture of a task with itself on the other text of `replay_files`, each with its share of the rows."""
+    """Returns the mixture of a task and the same on the other text of `replay_files`, each with its share of rows."""
     assert config.replay_files is not None
     column = _column_of(task, config)
     source = source_of_files(config.replay_files, column, config.validation_percent)

@@ -19,6 +19,7 @@ from limba.config.data import CAUSAL
 from limba.config.environment import quiet_imports
 
 if TYPE_CHECKING:
+    from limba.data.run_data import RunData
     from limba.data.vocabulary.load import Vocabulary
     from limba.inference.source import Source as Model
 
@@ -29,6 +30,7 @@ T5, ENCODER, LANGUAGE_MODEL = FAMILIES = ("t5", "encoder", "lm")  # as in the na
 NAMES = {T5: "an encoder-decoder", ENCODER: "an encoder", LANGUAGE_MODEL: "a decoder-only model"}
 # How a run computes, which is its own choice, and not the model's.
 OF_RUN = ("dropout_rate", "dtype", "scan_layers", "remat", "attention")
+SAMPLE_BYTES = 200_000  # of the text, of which it is looked whether the vocabulary has its pieces
 # What a run of Limba has learned, beside its lengths.
 OF_OBJECTIVE = ("objective", "noise_density", "mean_noise_span_length", "mask_share", "causal_share")
 
@@ -205,7 +207,9 @@ def lines(found: Continued, config: RunConfig) -> Iterator[str]:
     before = " ".join(_names_of(vocabulary, ids.before))
     after = " ".join(_names_of(vocabulary, ids.after))
     framed = " ".join(part for part in (before, "text", after) if part)
-    mask = "" if ids.mask is None else f"; the mask is {_names_of(vocabulary, (ids.mask,))[0]}"
+    mask = ""
+    if found.family == ENCODER and ids.mask is not None:
+        mask = f"; the mask is {_names_of(vocabulary, (ids.mask,))[0]}"
     yield f"Vocabulary: {data.vocabulary}, {vocabulary.vocab_size:,} ids; a text is read as {framed}{mask}."
     rows = ", ".join(f"{length:,} {name}" for name, length in RunData(data, task).lengths().items())
     hidden = "" if data.noise_density is None else f", {data.noise_density:.0%} of the tokens hidden"
@@ -213,6 +217,29 @@ def lines(found: Continued, config: RunConfig) -> Iterator[str]:
     if data.replay_files is not None:
         yield f"Replay: {data.replay_share:.0%} of the rows are of {data.replay_files}."
     yield f"Learning rate: {_rate(config)}."
+    yield from _lacking(RunData(data, task))
+
+
+def _lacking(run: RunData) -> Iterator[str]:
+    """Yields a warning where the vocabulary has no pieces for much of the text: that of another language."""
+    from limba.data.sources.units import UnitSource
+    from limba.data.vocabulary.coverage import LEAST, coverage
+    from limba.data.vocabulary.text_sample import Texts
+
+    for part in run.parts:
+        if not isinstance(part.source, UnitSource):
+            continue
+        texts = Texts.of_task(part)
+        documents, _ = texts.sample(run.config.train_split, SAMPLE_BYTES)
+        vocabulary = part.output_features["targets"].vocabulary
+        counted = coverage(vocabulary, [text.decode("utf-8", "replace") for text in texts.in_columns(documents)])
+        if counted.share < LEAST:
+            yield (
+                f"Warning: {part.source.name} may be of a language that the model has not learned: of the"
+                f" {counted.tokens:,} tokens of a sample {counted.share:.0%} are pieces of the vocabulary,"
+                f" {counted.unknown:,} are unknown and {counted.single_bytes:,} are single bytes, as in"
+                f" {', '.join(map(repr, counted.examples))}; look for a model with pieces for this text."
+            )
 
 
 def _names_of(vocabulary: Vocabulary, ids: Sequence[int]) -> list[str]:
