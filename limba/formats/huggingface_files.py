@@ -36,10 +36,6 @@ FILE_BYTES = 5 * 10**9  # a larger model is cut into files of at most this size,
 LAST_BYTE = 258  # the id of 0xFF
 NEVER_TRAINED = 1e-9  # of the highest row's squared gradients: Adafactor adds 1e-30 to a row's that has none
 ENCODER = "encoder"  # the folder inside that of a hybrid's language model
-TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
-    *("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt"),
-)
 UNKNOWN_LENGTH = 10**9  # model_max_length of a folder that does not know it
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
 _EMBEDDING = "state/param_states/token_embedder/embedding/v_col"  # T5X's factor with one value a row
