@@ -34,7 +34,8 @@ from limba.data.tasks import (
     resolve_task,
     unit_sources,
 )
-from limba.data.vocabulary.stream import row_ids_of
+from limba.data.vocabulary.load import sentinel_table
+from limba.data.vocabulary.stream import offset_of, row_ids_of
 
 logger = logging.getLogger(__name__)
 
@@ -175,8 +176,16 @@ class RunData:
             if isinstance(part.source, UnitSource):
                 has_row_per_document(part, lengths)
 
+    @property
+    def sentinels(self) -> list[int]:
+        """The ids of <extra_id_0>, <extra_id_1>, …, in `rows`."""
+        return sentinel_table(self.task.output_features["targets"].vocabulary)
+
     def rows(self, lengths: Mapping[str, int]) -> Iterator[Mapping[str, np.ndarray]]:
-        """Yields the first data shard's rows as training reads them, some at once; InputError as its source raises."""
+        """Yields the first data shard's rows as training reads them, some at once; InputError as its source raises.
+
+        Their ids are the stream's, in which 0 is padding.
+        """
         memory.check_stream(self.config, lengths, num_shards=1)
         yield from Pipeline(self.task, lengths, self.config).dataset(0)
 
@@ -186,7 +195,7 @@ class RunData:
         """Yields the ids of a task's examples of these documents; of all documents where its source is another's.
 
         Masked inputs are as the network reads them, without the mark of the tokens that it predicts. The ids are those
-        of `PieceTable`: a published vocabulary's own.
+        of `PieceTable`, a published vocabulary's own, and without padding.
         """
         (part,) = self.parts
         if isinstance(part.source, UnitSource):
@@ -195,11 +204,8 @@ class RunData:
         else:
             dataset = _of_seqio(part, lengths, split, seed)
         names = [name for name in FEATURES if name in dataset.spec]
-        rows = ({name: example[name] % CAUSAL for name in names} for example in dataset)
-        vocabulary = part.output_features["targets"].vocabulary
-        if row_ids_of(vocabulary) is None:
-            return rows
-        return ({name: tokens[tokens != 0] - 1 for name, tokens in row.items()} for row in rows)
+        offset = offset_of(part.output_features["targets"].vocabulary)
+        return ({name: np.trim_zeros(example[name] % CAUSAL, "b") - offset for name in names} for example in dataset)
 
     def elements(self, part: Task, split: str) -> Iterator[Any]:
         """Yields what the source of a part that is not ours gives, once and in order: a text, or {feature: value}.

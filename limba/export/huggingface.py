@@ -189,6 +189,7 @@ def _convert(
         choices.transformers,
         length=sources.trained_length(source),
         special=special if special.is_published else None,
+        published=sources.published_folder(source),
     )
     # What the card and the proof are about: of a hybrid the language model, and beside it the encoder.
     hybrid = source.model if source.model.predicts_next else None

@@ -7,6 +7,7 @@ and gradient are computed here again, example by example, in torch by transforme
 import dataclasses
 import itertools
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from limba.config import (
     DataConfig,
     EvaluationConfig,
     LossConfig,
-    ModelConfig,
     OptimizerConfig,
     RunConfig,
     ScheduleConfig,
@@ -33,9 +33,11 @@ from limba.data.packing import model_features
 from limba.data.stream.streams import TrainStream
 from limba.data.tasks import resolve_task
 from limba.data.vocabulary.stream import StreamVocabulary, row_ids_of
+from limba.export.huggingface import Choices, export
 from limba.formats import huggingface
 from limba.training.step import Gradient, gradients
 from tests import published as folders
+from tests.inference.test_published import compare_texts, compare_vectors
 
 SENTINELS = [f"<extra_id_{number}>" for number in range(24)]
 KINDS = ("t5", "t5_1_1", "mt5", "umt5", "llama", "gpt2", "eurobert", "modernbert")
@@ -45,6 +47,7 @@ LANDING = (
     *(("eurobert", "padding_is_end"), ("gpt2", "no_padding"), ("llama", "llama")),
     *(("modernbert", "padding_last"), ("t5", "roberta")),
 )
+EXPORTED = (("llama", "llama"), ("t5", "roberta"))  # whole runs, before a change lands
 OTHERS = sorted({*itertools.product(KINDS, STYLES), *itertools.product(KINDS, ODD)} - set(LANDING))
 
 
@@ -196,9 +199,134 @@ def check_ids(config: RunConfig, folder: Path) -> None:
     assert not read & roles, "a corpus must not be able to end a document"
 
 
+def compare_first_batch(kind: str, style: str, directory: Path) -> tuple[RunConfig, Any]:
+    """Saves a folder, and compares the ids, the loss and the gradient of a run that goes on from it."""
+    model = saved(directory / "folder", kind, style)
+    config = run_of(directory / "folder", kind, directory)
+    check_ids(config, directory / "folder")
+    check_first_batch(config, model)
+    return config, model
+
+
+def compare_run(config: RunConfig, kind: str, directory: Path) -> None:
+    """Trains 20 steps; compares the run, opened by Limba, and its export with transformers, and the export's files."""
+    before = directory / "folder"
+    result = limba.train(config)
+    assert result["step"] == 20 and np.isfinite(result["validation"]["loss"])
+    run = limba.load(config.model_dir)
+    choices = Choices(formats=("pytorch",))
+    folder = export(run.source, directory / "exported", [20], choices)[20]
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"):
+        assert (before / name).exists() == (folder / name).exists(), name
+        if (before / name).exists():
+            assert (before / name).read_bytes() == (folder / name).read_bytes(), name
+    published, written = (json.loads((place / "config.json").read_text()) for place in (before, folder))
+    assert _ids_of(published) == _ids_of(written) and written["vocab_size"] == published["vocab_size"]
+    assert folders.ids_of(before) == folders.ids_of(folder)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    model = getattr(transformers, published["architectures"][0]).from_pretrained(folder).eval()
+    if run.network.config.is_encoder:
+        compare_vectors(run, model, theirs)
+    else:
+        compare_texts(run, model, theirs)
+
+
+def _ids_of(about: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in about.items() if key.endswith("_token_id")}
+
+
 @pytest.mark.parametrize(("kind", "style"), LANDING)
 def test_loss_and_gradient_of_published_ids_are_those_of_transformers(kind: str, style: str, tmp_path: Path) -> None:
-    model = saved(tmp_path / "folder", kind, style)
+    compare_first_batch(kind, style, tmp_path)
+
+
+@pytest.mark.night
+@pytest.mark.parametrize(("kind", "style"), OTHERS)
+def test_a_run_from_any_folder_is_exported_with_its_ids(kind: str, style: str, tmp_path: Path) -> None:
+    config, _ = compare_first_batch(kind, style, tmp_path)
+    compare_run(config, kind, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "style"), EXPORTED)
+def test_a_run_is_exported_with_the_ids_and_files_that_were_published(kind: str, style: str, tmp_path: Path) -> None:
+    saved(tmp_path / "folder", kind, style)
+    compare_run(run_of(tmp_path / "folder", kind, tmp_path), kind, tmp_path)
+
+
+@pytest.mark.night
+@pytest.mark.parametrize(("kind", "style"), sorted(set(LANDING) - set(EXPORTED)))
+def test_the_other_runs_of_a_landing_are_exported_with_their_ids(kind: str, style: str, tmp_path: Path) -> None:
+    saved(tmp_path / "folder", kind, style)
+    compare_run(run_of(tmp_path / "folder", kind, tmp_path), kind, tmp_path)
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("kind", ["t5", "llama", "eurobert"])
+def test_packed_and_unpacked_rows_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
+    """The other way of packing than `run_of` chooses."""
+    model = saved(tmp_path / "folder", kind, "padding_is_end")
     config = run_of(tmp_path / "folder", kind, tmp_path)
-    check_first_batch(config, model)
-    check_ids(config, tmp_path / "folder")
+    changed = dataclasses.replace(config.data, pack=not config.data.pack)
+    check_first_batch(dataclasses.replace(config, data=changed), model)
+
+
+def test_an_end_with_the_id_of_padding_has_its_weight(tmp_path: Path) -> None:
+    model = saved(tmp_path / "folder", "llama", "padding_is_end")
+    config = run_of(tmp_path / "folder", "llama", tmp_path)
+    end = model.config.eos_token_id
+    assert end == model.config.pad_token_id
+    batch = first_batch(config)
+    is_end = (batch["decoder_target_tokens"] == end) & (batch["decoder_is_read"] > 0)
+    is_padding = (batch["decoder_target_tokens"] == end) & (batch["decoder_is_read"] == 0)
+    assert is_end.any() and is_padding.any()
+    assert batch["decoder_loss_weights"][is_end].all() and not batch["decoder_loss_weights"][is_padding].any()
+    trained = limba.load(tmp_path / "folder")
+
+    def gradient_of(weights: np.ndarray) -> np.ndarray:
+        alone = {**batch, "decoder_loss_weights": weights.astype(np.int32)}
+        grads, _ = gradients(Gradient(trained.network, config.loss), trained.params, alone, None)
+        return np.asarray(grads["decoder"]["logits_dense"]["kernel"])[:, end]
+
+    assert np.abs(gradient_of(is_end)).max() > 1e-3  # of the ends alone
+    assert not gradient_of(is_padding & False).any()
+
+
+def test_a_run_with_published_ids_resumes_bit_for_bit(tmp_path: Path) -> None:
+    saved(tmp_path / "folder", "gpt2", "no_padding")
+    config = run_of(tmp_path / "folder", "gpt2", tmp_path)
+    whole = dataclasses.replace(config, model_dir=str(tmp_path / "whole"))
+    limba.train(whole)
+    limba.train(dataclasses.replace(config, train_steps=10))
+    shutil.rmtree(tmp_path / "folder")  # its own copy is enough to go on
+    limba.train(config)
+    first, second = (limba.load(each.model_dir) for each in (whole, config))
+    assert first.step == second.step == 20
+    for one, other in zip(jax.tree.leaves(first.params), jax.tree.leaves(second.params), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert first.generate(["Line 7 of"], max_tokens=5) == second.generate(["Line 7 of"], max_tokens=5)
+
+
+def test_what_cannot_be_trained_with_published_ids_is_said_in_one_sentence(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    tokenizer = folders.generic("gemma")
+    folders.saved(folder, "t5", tokenizer)
+    config = run_of(folder, "t5", tmp_path)
+    with pytest.raises(InputError, match=r"has 0 sentinels among its \d+ ids, and the task's objective needs"):
+        limba.train(config)
+    few = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=128))
+    with pytest.raises(InputError, match=r"has \d+ ids, and the model 128 rows"):
+        limba.train(few)
+    saved(tmp_path / "decoder", "llama", "llama")
+    other = dataclasses.replace(config, data=dataclasses.replace(config.data, vocabulary=str(tmp_path / "decoder")))
+    with pytest.raises(InputError, match="the folder of a language model, and the run trains an encoder-decoder"):
+        limba.train(other)
+    causal = run_of(tmp_path / "decoder", "llama", tmp_path, objective="span_corruption")
+    with pytest.raises(InputError, match="the objective of task t5_mlm is span_corruption, whose inputs an encoder"):
+        limba.train(causal)
+    plain = run_of(tmp_path / "decoder", "llama", tmp_path, vocabulary=str(tmp_path / "decoder" / "tokenizer.json"))
+    with pytest.raises(InputError, match=r"has ids of its own \(pad_token_id none, eos_token_id 2, bos_token_id 1\)"):
+        limba.train(plain)
+    (tmp_path / "decoder" / "config.json").unlink()
+    with pytest.raises(InputError, match=r"is a folder without config\.json"):
+        limba.train(other)

@@ -122,6 +122,10 @@ def require_sentinels(
             f"gives rows so long that {what} needs {needed:,} sentinels, and a model has at most {MOST_EXTRA_IDS:,};"
             f" give shorter rows, or take {otherwise}.",
         )
+    elif needed > available and isinstance(vocabulary, StreamVocabulary):
+        raise InputError(
+            f"{what} needs {needed} sentinels and the vocabulary {vocabulary.address} has {available}; take {otherwise}."
+        )
     elif needed > available:
         raise InputError(
             f"{what} needs {needed} sentinels and the vocabulary has {available}; set DataConfig.extra_ids to {needed},"

@@ -20,12 +20,12 @@ from limba.storage import hub, servers
 from limba.storage.files import resolved, write_whole
 
 CONFIG = "config.json"  # a folder for transformers has it
-# What such a folder has beside its weights that says how text is read and written.
-OF_FOLDER = (
-    *(CONFIG, "generation_config.json"),
+OF_TOKENIZER = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
     *("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt"),
 )
+# What such a folder has beside its weights that says how text is read and written.
+OF_FOLDER = (CONFIG, "generation_config.json", *OF_TOKENIZER)
 _COPY = re.compile(r"vocabulary-[0-9a-f]{8}(?:\.model|\.json)?")
 _FILES = (".model", ".json")  # a vocabulary whose name ends so is no folder and no hub id
 

@@ -107,7 +107,7 @@ def check_vocabulary(vocabulary: Vocabulary, num_rows: int, needs_sentinels: boo
     if isinstance(vocabulary, SentencePieceVocabulary):
         read_model(where)
         _check_layout(vocabulary, where)
-    if isinstance(vocabulary, TokenizersVocabulary):
+    if isinstance(vocabulary, TokenizersVocabulary) and not isinstance(vocabulary, PublishedVocabulary):
         _check_padding(vocabulary)
     check_rows(vocabulary, num_rows)
     if needs_sentinels and not num_sentinels(vocabulary):
@@ -294,6 +294,8 @@ def known_mask_id(vocabulary: Vocabulary) -> int | None:
     """Returns `mask_id`; None for a vocabulary that has none."""
     if isinstance(vocabulary, StreamVocabulary):
         return vocabulary.mask_id
+    if isinstance(vocabulary, PublishedVocabulary) and "mask_token" in vocabulary.ids:
+        return vocabulary.ids["mask_token"]
     if isinstance(vocabulary, SentencePieceVocabulary | TokenizersVocabulary):
         table = PieceTable(vocabulary)
         for piece in MASKS:
@@ -492,7 +494,7 @@ class PieceTable:
         return lambda text: encode([text])[0]
 
     @functools.cached_property
-    def _unspoken(self) -> tuple[int, ...]:
+    def unspoken(self) -> tuple[int, ...]:
         """Ids that a row has and that are no text: padding and the end."""
         if not isinstance(self.vocabulary, PublishedVocabulary):
             return (0, self.eos_id)
@@ -591,7 +593,7 @@ class PieceTable:
         for token in map(int, targets):
             if token in gaps:
                 current = spans.setdefault(gaps[token], [])
-            elif token not in self._unspoken and current is not None:
+            elif token not in self.unspoken and current is not None:
                 current.append(token)
         return self._with_gaps(inputs, lambda gap: f"[{self.vocabulary.decode(spans.get(gap, []))}]")
 
@@ -602,7 +604,7 @@ class PieceTable:
             if token in gaps:
                 text += [self.vocabulary.decode(plain), shown(gaps[token])]
                 plain = []
-            elif token not in self._unspoken:
+            elif token not in self.unspoken:
                 plain.append(token)
         return " ".join(part for part in [*text, self.vocabulary.decode(plain)] if part)
 

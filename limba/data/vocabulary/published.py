@@ -114,6 +114,10 @@ class PublishedVocabulary(TokenizersVocabulary):
             )
 
     @property
+    def pad_id(self) -> int | None:  # type: ignore[override]
+        return self.ids.get("pad_token")
+
+    @property
     def eos_id(self) -> int | None:  # type: ignore[override]
         return self.ids.get("eos_token")
 
