@@ -126,8 +126,11 @@ def finetune(
             " path or 'byte', and give that."
         )
     name, vocabulary = opened
-    if source.kind == sources.HUGGING_FACE:
-        sources.special_ids_of(source, vocabulary).check_trained(source.model, source.path)
+    special = sources.special_ids_of(source, vocabulary)
+    if not special.has_t5_layout(source.model):
+        # Its ids stand in the files of its folder, whose tokenizer the run reads as transformers does.
+        name = name._replace(path=os.path.dirname(name.path) if os.path.isfile(name.path) else name.path)
+    elif source.kind == sources.HUGGING_FACE:
         with quiet_imports():
             from limba.data.vocabulary.load import NUM_SENTINELS, load_vocabulary
         # The run reads its text as a trainer does, not as transformers.
@@ -142,7 +145,7 @@ def finetune(
         "INITIAL_CHECKPOINT_PATH": place,
         "VOCABULARY": name.path,
         "EXTRA_IDS": name.extra_ids,
-        "TASK_FEATURE_LENGTHS": _lengths(rows, vocabulary, source.model.is_decoder_only),
+        "TASK_FEATURE_LENGTHS": _lengths(rows, vocabulary, source.model.is_decoder_only, len(special.before)),
         "MODEL_DIR": _directory(given, "finetune", rows, place, like, names),
     }
     if source.run is not None and source.run.data.prefix is not None:
@@ -195,9 +198,13 @@ def _is_young(run: RunConfig) -> bool:
     return run.initial_checkpoint_path is None and (run.train_steps or YOUNG_STEPS) < YOUNG_STEPS
 
 
-def _lengths(rows: Rows, vocabulary: Vocabulary, is_decoder_only: bool) -> dict[str, int]:
-    """Returns the tokens of the longest input and target with their end, as a multiple of 8."""
-    sizes = {name: max(len(vocabulary.encode(row[name])) for row in rows.rows) + 1 for name in LENGTHS}
+def _lengths(rows: Rows, vocabulary: Vocabulary, is_decoder_only: bool, num_before: int) -> dict[str, int]:
+    """Returns the tokens of the longest input and target with what stands around them, as a multiple of 8.
+
+    Before a T5's text stand `num_before`.
+    """
+    around = 1 if is_decoder_only else 1 + num_before
+    sizes = {name: max(len(vocabulary.encode(row[name])) for row in rows.rows) + around for name in LENGTHS}
     lengths = {name: min(-(-size // 8) * 8, LENGTHS[name]) for name, size in sizes.items()}
     return {"targets": sum(lengths.values()), "prefix": lengths["inputs"]} if is_decoder_only else lengths
 

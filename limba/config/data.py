@@ -74,7 +74,7 @@ class DataConfig:
     mixture_or_task_name: str  # name of a seqio task or mixture that the run imports
     task_feature_lengths: Mapping[str, int]  # tokens per example, such as {'inputs': 512}; what is missing is derived
     batch_size: PositiveInt  # examples per optimizer step, over all devices
-    vocabulary: str | None = None  # a SentencePiece model's path, 'byte', or None: the task's own
+    vocabulary: str | None = None  # path of a file, folder or hub id of a published model, 'byte'; None: the task's own
     extra_ids: NonNegativeInt = 100  # sentinels above `vocabulary`'s pieces; 0 with 'byte': the last bytes, as ByT5's
     new_vocabulary_size: PositiveInt | None = None  # ids, with sentinels, of one to train if the file is missing
     new_vocabulary_bytes: PositiveInt = 400_000_000  # maximum bytes of training text to train it on

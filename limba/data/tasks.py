@@ -28,8 +28,10 @@ from limba.data.sources.hub_data import HubSource, hub_corpus
 from limba.data.sources.remote import ReadPolicy
 from limba.data.sources.splits import Column
 from limba.data.sources.units import DataFiles, FileSource, UnitSource, patterns_of
-from limba.data.vocabulary.files import content, directory_of, keep, place_of
+from limba.data.vocabulary.files import check_there, directory_of, keep, place_of
 from limba.data.vocabulary.load import address_of, load_vocabulary, of_run
+from limba.data.vocabulary.special_ids import as_stream
+from limba.data.vocabulary.stream import StreamVocabulary
 from limba.sharding.agreement import is_first, together
 from limba.storage.files import read_text, write_whole
 
@@ -111,7 +113,7 @@ def resolve_task_of_run(config: DataConfig, model_dir: str) -> Provider:
     try:
         task = resolve_task(config)
         for address in addresses_of(task):
-            content(address)  # an error, if it is gone
+            check_there(address)
         return task
     except (InputError, StorageError) as error:
         task = resolve_task(config, model_dir)
@@ -126,7 +128,13 @@ def _replaced(task: Task, config: DataConfig, directory: str | None) -> Task:
     migrate = None if is_plain and config.cache_dir is None else toolbox.find("migrate")
     written = task
     path = config.vocabulary and place_of(config.vocabulary, directory)
-    given = None if path is None else load_vocabulary(path, config.extra_ids)
+    given = None if path is None else as_stream(load_vocabulary(path, config.extra_ids))
+    if config.cache_dir is not None and isinstance(given, StreamVocabulary):
+        raise ConfigError(
+            "DataConfig.cache_dir",
+            f"is {config.cache_dir}, whose ids are those of the task's own vocabulary, and DataConfig.vocabulary is"
+            f" {config.vocabulary}, a folder with ids of its own; leave DataConfig.cache_dir out.",
+        )
     features = {
         name: dataclasses.replace(feature, vocabulary=given or of_run(feature.vocabulary, directory))
         for name, feature in task.output_features.items()

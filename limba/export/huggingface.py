@@ -22,7 +22,7 @@ from limba.config import CardConfig, DataConfig, InputError, ModelConfig, Optimi
 from limba.config.waiting import waiting
 from limba.data.tasks import Provider, hub_datasets, needs_sentinels
 from limba.data.vocabulary.load import Vocabulary, num_sentinels, sentinel_ids
-from limba.data.vocabulary.special_ids import SpecialIds, of_folder
+from limba.data.vocabulary.special_ids import SpecialIds
 from limba.export import proof
 from limba.export.card import write_card
 from limba.export.merging import write_step
@@ -189,6 +189,7 @@ def _convert(
         choices.transformers,
         length=sources.trained_length(source),
         special=special if special.is_published else None,
+        published=sources.published_folder(source),
     )
     # What the card and the proof are about: of a hybrid the language model, and beside it the encoder.
     hybrid = source.model if source.model.predicts_next else None
@@ -341,7 +342,6 @@ def import_folder(source: str | Path, out: Path) -> str:
         raise InputError(f"{out} is not empty; name a new directory.")
     folder = sources.local_folder(str(source))
     model = huggingface.model_config(folder)
-    of_folder(epath.Path(folder), None, model).check_trained(model, str(source))
     found = sources.open_folder(folder, model)
     with lease.held(str(out), "imports to", beside=True):
         return write_start(folder, found, model, out)

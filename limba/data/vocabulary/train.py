@@ -152,7 +152,10 @@ def ensure_vocabulary(config: DataConfig, trains: bool) -> None:
     `new_vocabulary_size` ids, or fewer if the text has too few pieces. Raises InputError as sampling and training do.
     """
     path, size = config.vocabulary, config.new_vocabulary_size
-    if path is None or size is None or (new := NewVocabulary(path)).exists:
+    if path is None or size is None or is_folder(path):
+        return
+    new = NewVocabulary(path)
+    if new.exists:
         return
     if not trains:
         new.wait(HOURS_WAITED * 3600)
