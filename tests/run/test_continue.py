@@ -98,11 +98,11 @@ def test_one_command_continues_a_t5(
     whole = arguments(tmp_path, "t5", tmp_path / "whole", ROWS, f"CORPUS={place}/text.jsonl")
     train.run(whole)
     said = capfd.readouterr().out.splitlines()
-    rows = len(json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"])
+    num_ids = len(json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]) + 1  # "<nl>" was added
     assert said[:4] == [
         f"Continues from {folder}: an encoder-decoder of 2 + 2 layers, width 32, 512 rows.",
-        f"Vocabulary: {folder}/tokenizer.json, {rows + 1} ids; a text is read as text </s>.",
-        "Objective: span_corruption; 8 rows of 48 inputs, 12 targets.",
+        f"Vocabulary: {folder}, {num_ids} ids; a text is read as text </s>.",
+        "Objective: span_corruption; 8 rows of 48 inputs and 12 targets.",
         "Learning rate: adafactor, 0.001.",
     ]
     losses = losses_of(tmp_path / "whole")
@@ -117,6 +117,60 @@ def test_one_command_continues_a_t5(
     assert f"with which {tmp_path}/again began" in caplog.text
     first, second = (LimbaCheckpoint(tmp_path / name / "checkpoints" / "4") for name in ("whole", "again"))
     assert set(first) == set(second) and all(np.array_equal(first[name], second[name]) for name in first)
+
+
+LINES = {  # family, layout of the text and the objective, as they are printed
+    ("eurobert", "roberta"): ("an encoder of 2 layers", "<s> text </s>; the mask is <mask>", "masked_lm, 30% of"),
+    ("modernbert", "bert"): ("an encoder of 3 layers", "[CLS] text [SEP]; the mask is [MASK]", "masked_lm, 30% of"),
+    ("llama", "llama"): ("a decoder-only model of 2 layers", "<s> text </s>", "causal_lm"),
+    ("gpt2", "endoftext"): ("a decoder-only model of 2 layers", "text <|endoftext|>", "causal_lm"),
+}
+
+
+@pytest.mark.parametrize(("kind", "style"), LINES)
+def test_encoders_and_decoders_are_known_by_their_folder(kind: str, style: str, place: Path, tmp_path: Path) -> None:
+    """Also where padding is missing, or id 0 is a piece; rows are as long as the model's positions, 128."""
+    published.saved(tmp_path / "model", kind, published.generic(style))
+    file, *values = arguments(tmp_path, "model", tmp_path / "run", f"CORPUS={place}/text.jsonl")
+    run = read_run([file], [each.removeprefix("--gin.") for each in values])
+    assert run.continued is not None
+    about, layout, objective = LINES[kind, style]
+    first, second, third, *_ = continued.lines(run.continued, run.config)
+    assert first == f"Continues from {tmp_path}/model: {about}, width 32, 512 rows."
+    assert second.startswith(f"Vocabulary: {tmp_path}/model, ") and second.endswith(f"a text is read as {layout}.")
+    assert third.startswith(f"Objective: {objective}") and third.endswith("8 rows of 128 tokens.")
+    assert run.config.optimizer.name == "adamw" and run.config.data.pack
+
+
+@pytest.mark.night
+@pytest.mark.parametrize(("kind", "style"), LINES)
+def test_encoders_and_decoders_train_and_resume_by_one_command(
+    kind: str, style: str, place: Path, tmp_path: Path
+) -> None:
+    published.saved(tmp_path / "model", kind, published.generic(style))
+    more = (f"CORPUS={place}/text.jsonl", "TASK_FEATURE_LENGTHS={'targets': 64}")
+    if kind in ("llama", "gpt2"):  # a run that is told to end earlier has the same rates
+        more = (*more, "config.ScheduleConfig.decay_steps=4")
+    train.run(arguments(tmp_path, "model", tmp_path / "whole", *more))
+    for steps in (2, 4):
+        train.run(arguments(tmp_path, "model", tmp_path / "again", *more, f"TRAIN_STEPS={steps}"))
+    whole, again = (LimbaCheckpoint(tmp_path / name / "checkpoints" / "4") for name in ("whole", "again"))
+    assert set(whole) == set(again) and all(np.array_equal(whole[name], again[name]) for name in whole)
+    assert limba.load(tmp_path / "whole").network.config.vocab_size == published.ROWS
+
+
+@pytest.mark.night
+def test_a_second_stage_has_longer_rows_and_another_base(place: Path, tmp_path: Path) -> None:
+    """It continues from the first one's run by gin/recipes/longer_rows.gin, and reads that run's own vocabulary."""
+    published.saved(tmp_path / "model", "eurobert", published.generic("roberta"))
+    more = (f"CORPUS={place}/text.jsonl", "TASK_FEATURE_LENGTHS={'targets': 64}")
+    train.run(arguments(tmp_path, "model", tmp_path / "first", *more))
+    _, *values = arguments(tmp_path, "first", tmp_path / "longer", *more[:1], "TASK_FEATURE_LENGTHS={'targets': 256}")
+    train.run(["gin/continue.gin", "gin/recipes/longer_rows.gin", *values])
+    second = limba.load(tmp_path / "longer")
+    assert isinstance(second.config, RunConfig)
+    assert second.config.model.rotary_base == 160_000.0 and second.config.data.sequence_length == 256
+    assert second.config.optimizer.schedule.base_learning_rate == 0.0003 and second.step == 4
 
 
 @pytest.mark.night
@@ -170,7 +224,7 @@ def test_a_tokenizer_with_more_ids_than_rows_is_refused(place: Path, tmp_path: P
     state["model"]["vocab"] += [[f"piece{number}", -9.0] for number in range(published.ROWS)]
     (folder / "tokenizer.json").write_text(json.dumps(state))
     config = config_of(tmp_path, "small", tmp_path / "run", ROWS, f"CORPUS={place}/text.jsonl")
-    with pytest.raises(InputError, match=r"has 579 ids, sentinels included, and the model 512 rows"):
+    with pytest.raises(InputError, match=r"The tokenizer of .*small has 579 ids, and the model 512 rows"):
         limba.train(config)
 
 

@@ -39,8 +39,7 @@ OF_OBJECTIVE = ("objective", "noise_density", "mean_noise_span_length", "mask_sh
 class Continued:
     """The model that a run continues from."""
 
-    model: Model
-    vocabulary: Vocabulary | None  # None: it names none, and the gin files must
+    model: Model  # with its vocabulary, as a run names it; None: it has none, and the gin files must name one
 
     @property
     def path(self) -> str:
@@ -62,6 +61,23 @@ class Continued:
         if not network.is_decoder_only:
             layers = f"{network.num_encoder_layers} + {network.num_decoder_layers} layers"
         return f"{NAMES[self.family]} of {layers}, width {network.emb_dim:,}"
+
+    @property
+    def longest_row(self) -> int | None:
+        """The most tokens that the model reads at once; None where it does not say, and for a T5, which has no limit."""
+        from limba.data.vocabulary.published import read_json
+
+        network = self.model.model
+        if not network.is_decoder_only:
+            return None
+        limits = [] if self.model.length is None else [self.model.length]
+        if network.is_encoder or network.positions == "learned":
+            limits.append(network.max_length)
+        elif self.model.run is None:  # rotary positions have no end; a Llama's folder says how far it was trained
+            about = read_json(self.model.directory, "config.json") or {}
+            said = about.get("max_position_embeddings")
+            limits += [said] if isinstance(said, int) and said > 0 else []
+        return min(limits, default=None)
 
     @property
     def objectives(self) -> list[str]:
@@ -142,12 +158,14 @@ def _opened(path: str) -> Continued:
         from limba.inference import source as models
         from limba.training.checkpoints.initial import check_initial
     found = models.find(path)
-    check_initial(path)
+    check_initial(path, reads_folder=True)
     opened = models.open_vocabulary(found)
     if opened is None:
-        return Continued(found, None)
-    name, vocabulary = opened
-    return Continued(dataclasses.replace(found, vocabulary=name), vocabulary)
+        return Continued(found)
+    name, _ = opened
+    if found.kind == models.HUGGING_FACE and name.path != "byte":
+        name = models.VocabularyName(path)  # the folder: its tokenizer and its own ids, as transformers reads them
+    return Continued(dataclasses.replace(found, vocabulary=name))
 
 
 def _set_by(found: Continued) -> Iterator[tuple[str, object]]:
@@ -183,35 +201,36 @@ def _binding(source: Source, found: Continued, field: str, value: object) -> Bin
 
 def _rows_that_fit(source: Source, found: Continued) -> Sequence[Binding]:
     """Returns the statement of shorter rows, where those of the recipe are longer than the model's own."""
-    network = found.model.model
     lengths = [each.value for each in source.bindings if each.name == "TASK_FEATURE_LENGTHS"]
-    has_limit = network.is_encoder or network.positions == "learned" or found.model.length is not None
-    limit = network.max_length if found.model.length is None else found.model.length
-    if not (lengths and isinstance(lengths[-1], dict) and network.is_decoder_only and has_limit):
+    longest = found.longest_row
+    if longest is None or not lengths or not isinstance(lengths[-1], dict):
         return []
-    if lengths[-1].get("targets", 0) <= limit:
+    if lengths[-1].get("targets", 0) <= longest:
         return []
-    return [_binding(source, found, "DataConfig.task_feature_lengths", {"targets": limit})]
+    return [_binding(source, found, "DataConfig.task_feature_lengths", {"targets": longest})]
 
 
 def lines(found: Continued, config: RunConfig) -> Iterator[str]:
     """Yields what a run has from the model that it continues from, and what else it begins with."""
     from limba.data.run_data import RunData
+    from limba.data.vocabulary.stream import published_of
     from limba.inference.source import special_ids_of
 
     data = config.data
     yield f"Continues from {found.path}: {found.about}, {found.model.model.vocab_size:,} rows."
     task = RunData(data).task
-    vocabulary = task.output_features["targets"].vocabulary
+    vocabulary = published_of(task.output_features["targets"].vocabulary)
     ids = special_ids_of(found.model, vocabulary)
-    before = " ".join(_names_of(vocabulary, ids.before))
-    after = " ".join(_names_of(vocabulary, ids.after))
-    framed = " ".join(part for part in (before, "text", after) if part)
+    after = ids.after if found.family != LANGUAGE_MODEL else ids.target([])[len(ids.before) :]
+    framed = " ".join([*_names_of(vocabulary, ids.before), "text", *_names_of(vocabulary, after)])
     mask = ""
     if found.family == ENCODER and ids.mask is not None:
         mask = f"; the mask is {_names_of(vocabulary, (ids.mask,))[0]}"
     yield f"Vocabulary: {data.vocabulary}, {vocabulary.vocab_size:,} ids; a text is read as {framed}{mask}."
-    rows = ", ".join(f"{length:,} {name}" for name, length in RunData(data, task).lengths().items())
+    if data.sequence_length is None:
+        rows = " and ".join(f"{length:,} {name}" for name, length in RunData(data, task).lengths().items())
+    else:
+        rows = f"{data.sequence_length:,} tokens"
     hidden = "" if data.noise_density is None else f", {data.noise_density:.0%} of the tokens hidden"
     yield f"Objective: {data.objective}{hidden}; {data.batch_size:,} rows of {rows}."
     if data.replay_files is not None:
@@ -224,6 +243,7 @@ def _lacking(run: RunData) -> Iterator[str]:
     """Yields a warning where the vocabulary has no pieces for much of the text: that of another language."""
     from limba.data.sources.units import UnitSource
     from limba.data.vocabulary.coverage import LEAST, coverage
+    from limba.data.vocabulary.stream import published_of
     from limba.data.vocabulary.text_sample import Texts
 
     for part in run.parts:
@@ -231,7 +251,7 @@ def _lacking(run: RunData) -> Iterator[str]:
             continue
         texts = Texts.of_task(part)
         documents, _ = texts.sample(run.config.train_split, SAMPLE_BYTES)
-        vocabulary = part.output_features["targets"].vocabulary
+        vocabulary = published_of(part.output_features["targets"].vocabulary)
         counted = coverage(vocabulary, [text.decode("utf-8", "replace") for text in texts.in_columns(documents)])
         if counted.share < LEAST:
             yield (
