@@ -198,7 +198,7 @@ def _convert(
     with waiting(f"step {step:,}: writing the folder"):
         write_folder(writing, weights, model, form, tokenizer, sentinels)
     with waiting(f"step {step:,}: proving it"):
-        passed, findings = prove(writing, weights, source.model, choices, vocabulary)
+        passed, findings = prove(writing, weights, source.model, choices, vocabulary, form.special)
         for is_equal, finding in _proofs_of_tokenizer_and_encoder(
             writing, weights, hybrid, choices, vocabulary, special
         ):
@@ -252,16 +252,24 @@ def _unused_sentinels(task: Provider | None, source: Source, vocabulary: Vocabul
 
 
 def prove(
-    folder: Path, weights: Mapping[str, np.ndarray], model: ModelConfig, choices: Choices, vocabulary: Vocabulary | None
+    folder: Path,
+    weights: Mapping[str, np.ndarray],
+    model: ModelConfig,
+    choices: Choices,
+    vocabulary: Vocabulary | None,
+    special: SpecialIds | None = None,
 ) -> tuple[bool, list[str]]:
-    """Returns whether a written folder gives the source's numbers, and the findings as sentences."""
+    """Returns whether a written folder gives the source's numbers, and the findings as sentences.
+
+    `special` are the ids with a role, by default those of a run with this vocabulary.
+    """
     if not choices.checks:
         return True, ["NOT CHECKED: written without the proof, nothing shows that it gives the source's numbers"]
     proof.quiet_libraries()
     generation = folder / "generation_config.json"  # an encoder has none
     suppressed = json.loads(generation.read_text()).get("suppress_tokens", ()) if generation.exists() else ()
     kind = proof.Proof if model.has_logits else proof.StatesProof
-    source = kind(weights, model, vocabulary, suppressed)
+    source = kind(weights, model, vocabulary, suppressed, special)
     figures = [source.check_own(folder, choices.dtype, form == "flax") for form in choices.formats]
     findings = [] if vocabulary is not None else ["no vocabulary is known: compared on random ids"]
     if "pytorch" in choices.formats and head_scale(model) != 1 and proof.version() not in (0, choices.transformers):

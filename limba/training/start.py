@@ -84,8 +84,8 @@ def _checked(task: Provider, config: RunConfig) -> dict[str, int]:
     lengths = derive_lengths(task, config.data.task_feature_lengths)
     fills_gaps = data_tasks.needs_sentinels(task) and not config.model.is_decoder_only
     vocabulary = task.output_features["targets"].vocabulary
-    check_vocabulary(vocabulary, config.model.vocab_size, needs_sentinels=fills_gaps)
     check_family(vocabulary, config.model)
+    check_vocabulary(vocabulary, config.model.vocab_size, needs_sentinels=fills_gaps)
     path = None if isinstance(vocabulary, StreamVocabulary) else address_of(vocabulary)
     other = None if path is None else text_read_otherwise(path, vocabulary.encode)
     if other is not None:

@@ -124,7 +124,8 @@ def require_sentinels(
         )
     elif needed > available and isinstance(vocabulary, StreamVocabulary):
         raise InputError(
-            f"{what} needs {needed} sentinels and the vocabulary {vocabulary.address} has {available}; take {otherwise}."
+            f"{what} needs {needed} sentinels, and the vocabulary {vocabulary.address} has {available}; take"
+            f" {otherwise}."
         )
     elif needed > available:
         raise InputError(
