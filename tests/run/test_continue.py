@@ -292,3 +292,16 @@ def test_python_continues_and_resumes_by_the_same_call(place: Path, tmp_path: Pa
     model = limba.pretrain(texts, start=str(place / "t5"), steps=3, **choices)
     assert set(losses_of(tmp_path / "run")) == {1, 2, 3} and model.step == 3
     assert isinstance(model.config, RunConfig) and model.config.model.vocab_size == published.ROWS
+
+
+def test_a_t5x_checkpoint_names_no_vocabulary(place: Path, tmp_path: Path) -> None:
+    """Its arrays tell the network; the vocabulary is asked for in one sentence."""
+    limba.load(place / "t5").save(tmp_path / "t5x", format="t5x")
+    (checkpoint,) = (tmp_path / "t5x").glob("checkpoint_*")
+    given = [f"INITIAL_CHECKPOINT_PATH={checkpoint}", f"CORPUS={place}/text.jsonl", f"MODEL_DIR={tmp_path}/run"]
+    with pytest.raises(InputError, match=r"VOCABULARY is not set: .* names none; give the path of its file, or 'byte'"):
+        read_run(["gin/continue.gin"], given)
+    config = read_run(["gin/continue.gin"], [*given, f"VOCABULARY={place}/t5/tokenizer.json"]).config
+    network = config_of(place, "t5", tmp_path / "run").model
+    assert config.data.objective == "span_corruption"
+    assert dataclasses.replace(config.model, dtype="float32") == network
