@@ -218,6 +218,16 @@ def test_an_objective_of_another_family_is_one_sentence(place: Path, tmp_path: P
     )
 
 
+def test_of_two_sets_of_weights_it_is_said_which_is_read(
+    place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = shutil.copytree(place / "t5", tmp_path / "twice")
+    (folder / "flax_model.msgpack").write_bytes(b"another one")
+    config_of(tmp_path, "twice", tmp_path / "run", ROWS, f"CORPUS={place}/text.jsonl")
+    said = "holds 2 sets of weights, model.safetensors, flax_model.msgpack: model.safetensors is read"
+    assert f"{folder} {said}" in caplog.text
+
+
 def test_a_tokenizer_with_more_ids_than_rows_is_refused(place: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(place / "t5", tmp_path / "small")
     state = json.loads((folder / "tokenizer.json").read_text())

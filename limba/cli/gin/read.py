@@ -192,8 +192,9 @@ def run_of(source: Source, flag: str = "--gin.", written_as: Mapping[str, str] |
     names = {name.removeprefix("config."): wrote for name, wrote in written_as.items() if "." in name}
     names |= {field: written_as.get(name, name) for field, name in tree.names().items()}
     with named(names):
-        if found is not None:
-            found.check_objective(tree.top.values["data"].values.get("objective"))
+        data_node = tree.top.values.get("data")
+        if found is not None and isinstance(data_node, Node):
+            found.check_objective(data_node.values.get("objective"))
         config: RunConfig = tree.top.make()
         tree.check_overrides_are_read(config)  # of values that are valid
         data = dataclasses.replace(config.data, task_modules=modules)
