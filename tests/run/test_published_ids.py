@@ -91,12 +91,13 @@ def run_of(folder: Path, kind: str, directory: Path, **changes: Any) -> RunConfi
     """Returns a tiny run that goes on from a folder, over texts of several lengths."""
     corpus = directory / "corpus.jsonl"
     directory.mkdir(parents=True, exist_ok=True)
-    texts = [" ".join(folders.CORPUS[n % 60 : n % 60 + 1 + n % 4])[: 30 + 37 * (n % 7)] for n in range(400)]
+    texts = [folders.CORPUS[n % 60][n % 9 : 20 + 13 * (n % 7)] for n in range(600)]
     texts += ["ends </s> inside <|endoftext|> of <pad> a text"] * 5
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     model = huggingface.model_config(folder, dropout_rate=0.0)
     is_t5 = not model.is_decoder_only
     objective = "span_corruption" if is_t5 else "masked_lm" if model.is_encoder else "causal_lm"
+    gap = "<extra_id_0>" if is_t5 else "<mask>" if model.is_encoder else "7"
     data = DataConfig(
         "t5_mlm",
         {"inputs": 40} if is_t5 else {"targets": 60},
@@ -118,7 +119,7 @@ def run_of(folder: Path, kind: str, directory: Path, **changes: Any) -> RunConfi
         optimizer=OptimizerConfig("adamw", schedule=ScheduleConfig(base_learning_rate=1e-3, warmup_steps=2)),
         loss=LossConfig(z_loss=0.0),
         checkpoint=CheckpointConfig(every_steps=10),
-        evaluation=EvaluationConfig(every_steps=10, num_batches=2),
+        evaluation=EvaluationConfig(every_steps=10, num_batches=2, prompts=(f"Line {gap} of a small text",)),
         initial_checkpoint_path=str(folder),
         log_every_steps=5,
         report_to="none",
@@ -322,6 +323,24 @@ def test_pairs_are_those_of_transformers(kind: str, style: str, tmp_path: Path) 
         assert written == special.target(theirs(wanted, add_special_tokens=False).input_ids, follows=not is_t5)
 
 
+@pytest.mark.night
+@pytest.mark.parametrize(("kind", "style"), [("t5", "roberta"), ("llama", "llama")])
+def test_a_folder_with_ids_of_its_own_is_fine_tuned_and_its_texts_are_judged(
+    kind: str, style: str, tmp_path: Path
+) -> None:
+    saved(tmp_path / "folder", kind, style)
+    pairs = [(f"Line {n} of a small text", f"told {n} times") for n in range(200)]
+    tuned = limba.finetune(
+        str(tmp_path / "folder"), pairs, steps=4, model_dir=str(tmp_path / "run"), BATCH_SIZE=8, EVAL_PERIOD=4
+    )
+    assert tuned.special_ids.is_published and len(tuned.generate(["Line 7"], max_tokens=4)) == 1
+    (judged,) = (tmp_path / "run" / "evaluations").glob("*-4.jsonl")
+    _, *lines = map(json.loads, judged.read_text().splitlines())
+    assert lines and {(line["input"], line["target"]) for line in lines} <= set(pairs)
+    again = limba.finetune(tuned, pairs, steps=2, model_dir=str(tmp_path / "again"), BATCH_SIZE=8)
+    assert again.special_ids == tuned.special_ids
+
+
 def test_an_end_with_the_id_of_padding_has_its_weight(tmp_path: Path) -> None:
     model = saved(tmp_path / "folder", "llama", "padding_is_end")
     config = run_of(tmp_path / "folder", "llama", tmp_path)
@@ -370,9 +389,8 @@ def test_what_cannot_be_trained_with_published_ids_is_said_in_one_sentence(tmp_p
     other = dataclasses.replace(config, data=dataclasses.replace(config.data, vocabulary=str(tmp_path / "decoder")))
     with pytest.raises(InputError, match="the folder of a language model, and the run trains an encoder-decoder"):
         limba.train(other)
-    causal = run_of(tmp_path / "decoder", "llama", tmp_path, objective="span_corruption")
-    with pytest.raises(InputError, match="the objective of task t5_mlm is span_corruption, whose inputs an encoder"):
-        limba.train(causal)
+    with pytest.raises(InputError, match="is 'span_corruption' and .*, without inputs; choose one of prefix_lm"):
+        run_of(tmp_path / "decoder", "llama", tmp_path, objective="span_corruption")
     plain = run_of(tmp_path / "decoder", "llama", tmp_path, vocabulary=str(tmp_path / "decoder" / "tokenizer.json"))
     with pytest.raises(InputError, match=r"has ids of its own \(pad_token_id none, eos_token_id 2, bos_token_id 1\)"):
         limba.train(plain)
