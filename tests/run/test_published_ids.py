@@ -38,6 +38,8 @@ from limba.data.vocabulary.stream import StreamVocabulary, row_ids_of
 from limba.export.huggingface import Choices, export
 from limba.formats import huggingface
 from limba.model import Network
+from limba.tools.corpus.inspection import inspect_task
+from limba.tools.preflight.checks.vocabulary import vocabulary
 from limba.training.step import Gradient, gradients
 from tasks import t5_mlm, text_to_text  # noqa: F401  register the tasks
 from tests import published as folders
@@ -385,6 +387,21 @@ def test_a_run_with_published_ids_resumes_bit_for_bit(tmp_path: Path) -> None:
     for one, other in zip(jax.tree.leaves(first.params), jax.tree.leaves(second.params), strict=True):
         np.testing.assert_array_equal(one, other)
     assert first.generate(["Line 7 of"], max_tokens=5) == second.generate(["Line 7 of"], max_tokens=5)
+
+
+def test_preflight_and_inspect_show_published_ids(tmp_path: Path) -> None:
+    saved(tmp_path / "folder", "llama", "llama")
+    config = run_of(tmp_path / "folder", "llama", tmp_path)
+    task = resolve_task(config.data)
+    section = vocabulary(config, task, derive_lengths(task, config.data.task_feature_lengths))
+    assert {line.level for line in section.lines} == {"ok"}
+    assert section.data["special_ids"] == {"pad": None, "eos": 2, "unk": 0}
+    found = inspect_task(task, "train", 60, 4_000, is_sequence=True)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "folder")
+    text = found.documents[0].decode()
+    ids = theirs(text, add_special_tokens=False).input_ids
+    assert found.document_tokens[0] == len(ids)
+    assert found.examples[0]["targets"].tolist() == [*ids, 2][:60]  # after the start that the model reads
 
 
 def test_what_cannot_be_trained_with_published_ids_is_said_in_one_sentence(tmp_path: Path) -> None:
