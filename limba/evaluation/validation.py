@@ -74,19 +74,17 @@ def loss_evaluation(
     reason = _reason_without_bytes(task, config.model.vocab_size)
     if reason is not None:
         logger.warning("The validation has no bits per byte: %s", reason)
-    of_stream = [stream_targets(batch) for batch in batches]
-    character_sets, starts, num_bytes = spelling(config, task, batches, of_stream)
+    character_sets, starts, num_bytes = spelling(config, task, batches)
     sums_of = jit_evaluation(model, config.loss, config.num_microbatches if size is None else 1)
     sums_of = compiled_together(sums_of, "the evaluation", config.step_timeout_seconds)
 
-    def place(batch: Mapping[str, np.ndarray], targets: np.ndarray, begun: np.ndarray) -> Batch:
-        counts = character_sets.counts(targets, begun)
+    def place(batch: Mapping[str, np.ndarray], begun: np.ndarray) -> Batch:
+        counts = character_sets.counts(stream_targets(batch), begun)
         return place_batch({**batch, "character_counts": counts}, sharding)
 
     def evaluate(params: Parameters) -> Figures:
         began = time.monotonic()
-        placed = (place(*each) for each in zip(batches, of_stream, starts, strict=True))
-        sums = jax.device_get([sums_of(params, batch) for batch in placed])
+        sums = jax.device_get([sums_of(params, place(*each)) for each in zip(batches, starts, strict=True)])
         total = jax.tree.map(lambda *parts: np.sum(parts, axis=0, dtype=np.float64), *sums)
         by_set = zip(SETS, total.pop("nats_by_set"), num_bytes, strict=True)
         total = {name: float(value) for name, value in total.items()}
@@ -122,15 +120,15 @@ def _reason_without_bytes(task: Provider, num_rows: int) -> str | None:
 
 
 def spelling(
-    config: RunConfig, task: Provider, batches: list[dict[str, np.ndarray]], of_stream: list[np.ndarray]
+    config: RunConfig, task: Provider, batches: list[dict[str, np.ndarray]]
 ) -> tuple[CharacterSets, list[np.ndarray], np.ndarray]:
     """Returns the character sets of the vocabulary's tokens, where documents begin in each batch, and bytes by set.
 
-    `of_stream` are the targets as the stream has them: the tokens are its own, so that 0 is padding.
+    The tokens are the stream's, so that 0 is padding.
     """
     vocabulary = task.output_features["targets"].vocabulary
     pieces = piece_texts(vocabulary, config.model.vocab_size + offset_of(vocabulary))
-    batches = [{**batch, "decoder_target_tokens": targets} for batch, targets in zip(batches, of_stream, strict=True)]
+    batches = [{**batch, "decoder_target_tokens": stream_targets(batch)} for batch in batches]
     is_pair = all(is_supervised(part) for part in parts_of(task))
     is_one_sequence = config.data.sequence_length is not None
     is_shifted = isinstance(vocabulary, StreamVocabulary)

@@ -23,6 +23,7 @@ from limba.config import (
     CheckpointConfig,
     DataConfig,
     EvaluationConfig,
+    GenerationConfig,
     InputError,
     LossConfig,
     OptimizerConfig,
@@ -37,6 +38,8 @@ from limba.data.vocabulary.stream import StreamVocabulary, row_ids_of
 from limba.export.huggingface import Choices, export
 from limba.formats import huggingface
 from limba.model import Network
+from limba.tools.corpus.inspection import inspect_task
+from limba.tools.preflight.checks.vocabulary import vocabulary
 from limba.training.step import Gradient, gradients
 from tasks import t5_mlm, text_to_text  # noqa: F401  register the tasks
 from tests import published as folders
@@ -91,15 +94,16 @@ def run_of(folder: Path, kind: str, directory: Path, **changes: Any) -> RunConfi
     """Returns a tiny run that goes on from a folder, over texts of several lengths."""
     corpus = directory / "corpus.jsonl"
     directory.mkdir(parents=True, exist_ok=True)
-    texts = [" ".join(folders.CORPUS[n % 60 : n % 60 + 1 + n % 4])[: 30 + 37 * (n % 7)] for n in range(400)]
+    texts = [folders.CORPUS[n % 60][n % 9 : 20 + 13 * (n % 7)] for n in range(600)]
     texts += ["ends </s> inside <|endoftext|> of <pad> a text"] * 5
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     model = huggingface.model_config(folder, dropout_rate=0.0)
     is_t5 = not model.is_decoder_only
     objective = "span_corruption" if is_t5 else "masked_lm" if model.is_encoder else "causal_lm"
+    gap = "<extra_id_0>" if is_t5 else "<mask>" if model.is_encoder else "7"
     data = DataConfig(
         "t5_mlm",
-        {"inputs": 40} if is_t5 else {"targets": 60},
+        {"inputs": 128} if is_t5 else {"targets": 60},
         batch_size=8,
         vocabulary=str(folder),
         data_files=str(corpus),
@@ -118,7 +122,8 @@ def run_of(folder: Path, kind: str, directory: Path, **changes: Any) -> RunConfi
         optimizer=OptimizerConfig("adamw", schedule=ScheduleConfig(base_learning_rate=1e-3, warmup_steps=2)),
         loss=LossConfig(z_loss=0.0),
         checkpoint=CheckpointConfig(every_steps=10),
-        evaluation=EvaluationConfig(every_steps=10, num_batches=2),
+        evaluation=EvaluationConfig(every_steps=10, num_batches=2, prompts=(f"Line {gap} of a small text",)),
+        generation=GenerationConfig(ban_sentinels=False),  # as in transformers
         initial_checkpoint_path=str(folder),
         log_every_steps=5,
         report_to="none",
@@ -161,7 +166,9 @@ def in_torch(model: Any, batch: Mapping[str, np.ndarray]) -> tuple[float, float,
 
     torch leaves out the gradient of the row of padding_idx, which here may be an end: text.
     """
-    model.get_input_embeddings().padding_idx = None
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):
+            module.padding_idx = None
     model.zero_grad()
     total, weight = torch.zeros(()), 0.0
     for example in examples_of(batch):
@@ -190,10 +197,12 @@ def check_first_batch(config: RunConfig, model: Any) -> dict[str, np.ndarray]:
     grads, sums = compute(trained.params, batch)
     total, weight, of_embedding = in_torch(model, batch)
     assert float(sums["weights"]) == weight > 50
-    if config.data.pack:
-        assert (batch["decoder_is_read"] == 0).any(), "no padding is compared"
     assert float(sums["loss"]) == pytest.approx(total, rel=1e-4)
     ours = np.asarray(grads["token_embedder"]["embedding"])
+    is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    if is_tied and "logits_dense" in grads["decoder"]:
+        # transformers 5 ties an mT5's output layer without a T5's scale, which is a layer of its own here.
+        ours = ours + np.asarray(grads["decoder"]["logits_dense"]["kernel"]).T
     assert np.abs(ours - of_embedding).max() <= 1e-4 * np.abs(of_embedding).max()
     return batch
 
@@ -289,7 +298,10 @@ def test_packed_and_unpacked_rows_are_those_of_transformers(kind: str, tmp_path:
 @pytest.mark.night
 @pytest.mark.parametrize(("kind", "style"), [("t5", "roberta"), ("llama", "llama"), ("gpt2", "no_padding")])
 def test_pairs_are_those_of_transformers(kind: str, style: str, tmp_path: Path) -> None:
-    """Inputs and targets are framed as the tokenizer frames them, and a language model reads them as one text."""
+    """Inputs and targets are framed as the tokenizer frames them, and a language model reads them as one text.
+
+    As everywhere, its inputs have an end too.
+    """
     folder = tmp_path / "folder"
     model = saved(folder, kind, style)
     is_t5 = kind == "t5"
@@ -305,7 +317,8 @@ def test_pairs_are_those_of_transformers(kind: str, style: str, tmp_path: Path) 
     )
     pairs = [{"inputs": f"Line {n} of a small text", "targets": f"told {n} times"} for n in range(200)]
     Path(str(config.data.data_files)).write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, prefix_attention="causal"))
+    if not is_t5:
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, prefix_attention="causal"))
     batch = check_first_batch(config, model)
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     special = limba.load(folder).special_ids
@@ -318,8 +331,28 @@ def test_pairs_are_those_of_transformers(kind: str, style: str, tmp_path: Path) 
         given, wanted = (theirs.decode(ids, skip_special_tokens=True).strip() for ids in (read, written))
         assert given.startswith("Line ") and wanted == f"told {given.split()[1]} times"
         framed = theirs(given).input_ids
-        assert read == framed or (not is_t5 and read == [special.first, *framed])
+        if not is_t5:
+            framed = [*([] if special.before else [special.first]), *framed, special.end]
+        assert read == framed
         assert written == special.target(theirs(wanted, add_special_tokens=False).input_ids, follows=not is_t5)
+
+
+@pytest.mark.night
+@pytest.mark.parametrize(("kind", "style"), [("t5", "roberta"), ("llama", "llama")])
+def test_a_folder_with_ids_of_its_own_is_fine_tuned_and_its_texts_are_judged(
+    kind: str, style: str, tmp_path: Path
+) -> None:
+    saved(tmp_path / "folder", kind, style)
+    pairs = [(f"Line {n} of a small text", f"told {n} times") for n in range(200)]
+    tuned = limba.finetune(
+        str(tmp_path / "folder"), pairs, steps=4, model_dir=str(tmp_path / "run"), BATCH_SIZE=8, EVAL_PERIOD=4
+    )
+    assert tuned.special_ids.is_published and len(tuned.generate(["Line 7"], max_tokens=4)) == 1
+    (judged,) = (tmp_path / "run" / "evaluations").glob("*-4.jsonl")
+    _, *lines = map(json.loads, judged.read_text().splitlines())
+    assert lines and {(line["input"], line["target"]) for line in lines} <= set(pairs)
+    again = limba.finetune(tuned, pairs, steps=2, model_dir=str(tmp_path / "again"), BATCH_SIZE=8)
+    assert again.special_ids == tuned.special_ids
 
 
 def test_an_end_with_the_id_of_padding_has_its_weight(tmp_path: Path) -> None:
@@ -356,6 +389,21 @@ def test_a_run_with_published_ids_resumes_bit_for_bit(tmp_path: Path) -> None:
     assert first.generate(["Line 7 of"], max_tokens=5) == second.generate(["Line 7 of"], max_tokens=5)
 
 
+def test_preflight_and_inspect_show_published_ids(tmp_path: Path) -> None:
+    saved(tmp_path / "folder", "llama", "llama")
+    config = run_of(tmp_path / "folder", "llama", tmp_path)
+    task = resolve_task(config.data)
+    section = vocabulary(config, task, derive_lengths(task, config.data.task_feature_lengths))
+    assert {line.level for line in section.lines} == {"ok"}
+    assert section.data["special_ids"] == {"pad": None, "eos": 2, "unk": 0}
+    found = inspect_task(task, "train", 60, 4_000, is_sequence=True)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "folder")
+    text = found.documents[0].decode()
+    ids = theirs(text, add_special_tokens=False).input_ids
+    assert found.document_tokens[0] == len(ids)
+    assert found.examples[0]["targets"].tolist() == [*ids, 2][:60]  # after the start that the model reads
+
+
 def test_what_cannot_be_trained_with_published_ids_is_said_in_one_sentence(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     tokenizer = folders.generic("gemma")
@@ -370,9 +418,8 @@ def test_what_cannot_be_trained_with_published_ids_is_said_in_one_sentence(tmp_p
     other = dataclasses.replace(config, data=dataclasses.replace(config.data, vocabulary=str(tmp_path / "decoder")))
     with pytest.raises(InputError, match="the folder of a language model, and the run trains an encoder-decoder"):
         limba.train(other)
-    causal = run_of(tmp_path / "decoder", "llama", tmp_path, objective="span_corruption")
-    with pytest.raises(InputError, match="the objective of task t5_mlm is span_corruption, whose inputs an encoder"):
-        limba.train(causal)
+    with pytest.raises(InputError, match="is 'span_corruption' and .*, without inputs; choose one of prefix_lm"):
+        run_of(tmp_path / "decoder", "llama", tmp_path, objective="span_corruption")
     plain = run_of(tmp_path / "decoder", "llama", tmp_path, vocabulary=str(tmp_path / "decoder" / "tokenizer.json"))
     with pytest.raises(InputError, match=r"has ids of its own \(pad_token_id none, eos_token_id 2, bos_token_id 1\)"):
         limba.train(plain)

@@ -66,6 +66,10 @@ class StreamVocabulary(Vocabulary):
         self.ends = tuple(number + offset for number in ends)
         self.start = start
         self.is_one_sequence = is_one_sequence
+        roles = (number for role, number in published.ids.items() if role != "unk_token")
+        self._controls = {*roles, *special.around}
+        unknown = published.unk_id
+        self._in_place = () if unknown is None or unknown in self._controls else (unknown,)
 
     @property
     def row_ids(self) -> RowIds | None:
@@ -94,7 +98,15 @@ class StreamVocabulary(Vocabulary):
         return self.published.vocab_size + self.offset
 
     def encode(self, s: str) -> Sequence[int]:
-        return [number + self.offset for number in self._trained.encode(s)]
+        """Returns the ids of a text, in which no token has a role.
+
+        A model of pieces may have the name of a role, such as </s>, as a piece like any other: it is unknown here.
+        """
+        ids = self._trained.encode(s)
+        if not self._controls.isdisjoint(ids):
+            parts = (self._in_place if number in self._controls else (number,) for number in ids)
+            ids = [number for part in parts for number in part]
+        return [number + self.offset for number in ids]
 
     def _decode(self, ids: list[int]) -> str:
         return self.published.text_of([number - self.offset for number in ids if number >= self.offset])

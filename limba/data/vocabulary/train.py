@@ -23,6 +23,7 @@ from limba.config import ConfigError, DataConfig, InputError, extras, reason_of
 from limba.config.waiting import waiting
 from limba.data.registry import Mixture, Task
 from limba.data.tasks import parts_of, resolve_task
+from limba.data.vocabulary.files import is_folder
 from limba.data.vocabulary.load import NUM_SENTINELS, parse_model
 from limba.data.vocabulary.text_sample import Progress, Texts
 from limba.data.vocabulary.tokenizer_json import tokenizer_json

@@ -95,6 +95,7 @@ def test_the_layout_of_t5_is_read_as_it_is(tmp_path: Path) -> None:
     assert stream.encode(TEXT) == published.encode(TEXT) and stream.eos_id == 1
     assert sentinel_table(stream) == sentinel_table(published) and len(sentinel_table(stream)) == 10
     check_vocabulary(stream, folders.ROWS)
+    assert 1 in published.encode("a </s> b") and not {0, 1} & set(stream.encode("a </s> <pad> b")), "pieces by name"
     other = as_stream(load_vocabulary(str(written(tmp_path / "t5", "unigram", "t5", decoder_start_token_id=2))))
     assert row_ids_of(other) == RowIds(start=2, filling=0)
     assert sentinel_table(other) == [number + 1 for number in sentinel_table(published)]
