@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Protocol, cast
 import jax
 from etils import epath
 
-from limba.cli.gin import read_gin
+from limba.cli.gin import continued, read_gin, read_gin_run
+from limba.cli.gin.continued import Continued
 from limba.config import InputError, RunConfig, did_you_mean, plain
 from limba.config.environment import quiet_imports
 from limba.inference import source as sources
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 PROBE_SECONDS = 10.0  # of steps, whose time says how many fit
 USED = 0.9  # share of the minutes that steps get; evaluations and saves have the rest
 LEAST_ROWS = 8  # for each data shard
-ON_PAIRS = "gin/runs/finetune_pairs.gin"
+FROM_SCRATCH, ON_FROM, ON_PAIRS = "gin/demo_fast.gin", "gin/continue.gin", "gin/runs/finetune_pairs.gin"
 # A model of minutes hardly moves at T5's rate for fine-tuning, 0.001, which is one for models of weeks.
 YOUNG_STEPS, YOUNG_RATE = 5_000, 0.02
 SHORT = 20  # letters of a text without a space that may still be a sentence, as in Japanese
@@ -53,29 +54,43 @@ class Options:
 def pretrain(
     texts: object,
     *,
-    like: str | os.PathLike[str] = "gin/demo_fast.gin",
+    like: str | os.PathLike[str] | None = None,
+    start: TrainedModel | str | os.PathLike[str] | None = None,
     text: str = "text",
     vocabulary: str | None = None,
     **options: object,
 ) -> TrainedModel:
-    """Returns a new model, trained on texts: a list, a DataFrame or a `datasets.Dataset` with the column `text`.
+    """Returns a model, trained on texts: a list, a DataFrame or a `datasets.Dataset` with the column `text`.
 
-    `like` is the gin file of a run, which says the network and everything else. `vocabulary` is a path or 'byte'; None
-    trains one on the texts. `options` are those of `Options`, and names of the gin file. It trains for five minutes
-    unless `steps` or `minutes` says otherwise. The same call resumes the run. Raises InputError, one sentence.
+    It is a new one, or with `start`, what `load` returns or takes, that one, pretrained further: its network,
+    vocabulary and objective are kept (gin/continue.gin). `like` is the gin file of a run, which says everything else,
+    and the network of a new model; None: gin/demo_fast.gin, or gin/continue.gin with `start`. `vocabulary` is a path or
+    'byte'; None trains one on the texts. `options` are those of `Options`, and names of the gin file. It trains for
+    five minutes unless `steps` or `minutes` says otherwise. The same call resumes the run. Raises InputError, one
+    sentence.
     """
     given, names = _options(options)
     rows = Rows(texts, {"text": text})
-    directory = _directory(given, "pretrain", rows, like, vocabulary, names)
+    if like is None:
+        like = FROM_SCRATCH if start is None else ON_FROM
+    if start is None:
+        directory = _directory(given, "pretrain", rows, like, vocabulary, names)
+    else:
+        place = _place(start.source, start.step) if isinstance(start, TrainedModel) else os.fspath(start)
+        directory = _directory(given, "pretrain", rows, like, place, vocabulary, names)
+        # The texts are written into the directory once it is known that the model can be trained.
+        names = {"INITIAL_CHECKPOINT_PATH": place, "CORPUS": directory, **names}
     if vocabulary is not None:
-        names = {"VOCABULARY": vocabulary, **({"VOCAB_SIZE": 384} if vocabulary == "byte" else {}), **names}
-    config = read_gin(like, MODEL_DIR=directory, **names)
+        rows_of_bytes = {"VOCAB_SIZE": 384} if vocabulary == "byte" and start is None else {}
+        names = {"VOCABULARY": vocabulary, **rows_of_bytes, **names}
+    run = read_gin_run(like, {"MODEL_DIR": directory, **names})
+    config = run.config
     if config.data.vocabulary is None:
         data = dataclasses.replace(config.data, new_vocabulary_size=config.model.vocab_size)
         config = dataclasses.replace(config, data=data)
     if given.steps is None and given.minutes is None and not names.keys() & {"TRAIN_STEPS", "NUM_EPOCHS"}:
         given = dataclasses.replace(given, minutes=5.0)
-    return _trained(config, rows, given)
+    return _trained(config, rows, given, run.continued)
 
 
 def finetune(
@@ -111,8 +126,11 @@ def finetune(
             " path or 'byte', and give that."
         )
     name, vocabulary = opened
-    if source.kind == sources.HUGGING_FACE:
-        sources.special_ids_of(source, vocabulary).check_trained(source.model, source.path)
+    special = sources.special_ids_of(source, vocabulary)
+    if not special.has_t5_layout(source.model):
+        # Its ids stand in the files of its folder, whose tokenizer the run reads as transformers does.
+        name = name._replace(path=os.path.dirname(name.path) if os.path.isfile(name.path) else name.path)
+    elif source.kind == sources.HUGGING_FACE:
         with quiet_imports():
             from limba.data.vocabulary.load import NUM_SENTINELS, load_vocabulary
         # The run reads its text as a trainer does, not as transformers.
@@ -127,7 +145,7 @@ def finetune(
         "INITIAL_CHECKPOINT_PATH": place,
         "VOCABULARY": name.path,
         "EXTRA_IDS": name.extra_ids,
-        "TASK_FEATURE_LENGTHS": _lengths(rows, vocabulary, source.model.is_decoder_only),
+        "TASK_FEATURE_LENGTHS": _lengths(rows, vocabulary, source.model.is_decoder_only, len(special.before)),
         "MODEL_DIR": _directory(given, "finetune", rows, place, like, names),
     }
     if source.run is not None and source.run.data.prefix is not None:
@@ -180,14 +198,18 @@ def _is_young(run: RunConfig) -> bool:
     return run.initial_checkpoint_path is None and (run.train_steps or YOUNG_STEPS) < YOUNG_STEPS
 
 
-def _lengths(rows: Rows, vocabulary: Vocabulary, is_decoder_only: bool) -> dict[str, int]:
-    """Returns the tokens of the longest input and target with their end, as a multiple of 8."""
-    sizes = {name: max(len(vocabulary.encode(row[name])) for row in rows.rows) + 1 for name in LENGTHS}
+def _lengths(rows: Rows, vocabulary: Vocabulary, is_decoder_only: bool, num_before: int) -> dict[str, int]:
+    """Returns the tokens of the longest input and target with what stands around them, as a multiple of 8.
+
+    Before a T5's text stand `num_before`.
+    """
+    around = 1 if is_decoder_only else 1 + num_before
+    sizes = {name: max(len(vocabulary.encode(row[name])) for row in rows.rows) + around for name in LENGTHS}
     lengths = {name: min(-(-size // 8) * 8, LENGTHS[name]) for name, size in sizes.items()}
     return {"targets": sum(lengths.values()), "prefix": lengths["inputs"]} if is_decoder_only else lengths
 
 
-def _trained(config: RunConfig, rows: Rows, options: Options) -> TrainedModel:
+def _trained(config: RunConfig, rows: Rows, options: Options, start: Continued | None = None) -> TrainedModel:
     file = rows.write(config.model_dir)
     column = "text" if rows.what == "texts" else {"inputs": "inputs", "targets": "targets"}
     data = dataclasses.replace(config.data, data_files=file, column=column)
@@ -209,6 +231,8 @@ def _trained(config: RunConfig, rows: Rows, options: Options) -> TrainedModel:
     if jax.process_index() == 0:
         count = f"{len(rows.rows):,} {rows.what}, of which {num_held_out:,} are held out for validation"
         print(f"{count}, in {file}", flush=True)
+        for line in () if start is None else continued.lines(start, config):
+            print(line, flush=True)
     _train(config, options.on_log, options.on_evaluation)
     return load(config.model_dir, imports=config.data.task_modules)
 

@@ -12,6 +12,7 @@ from etils import epath
 
 from limba.config import ModelConfig, OptimizerConfig, RunConfig
 from limba.data.objectives.spans import raw_and_targets
+from limba.data.vocabulary.files import is_folder
 from limba.export import at_end
 from limba.formats import hub_models, limba_checkpoint
 from limba.model import Network
@@ -91,7 +92,8 @@ class PlannedRun:
         """Returns whether the checkpoint that a new run begins from is here, not on the hub; InputError for neither."""
         if "://" not in path and not resolved(path).exists() and hub_models.is_id(path):
             return False
-        check_initial(path)
+        vocabulary = self.config.data.vocabulary
+        check_initial(path, reads_folder=vocabulary is not None and is_folder(vocabulary))
         return True
 
     def check_destinations(self) -> list[str]:

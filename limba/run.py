@@ -18,6 +18,7 @@ from limba.data import run_data
 from limba.data.objectives.choice import reads_prefix
 from limba.data.stream import placement
 from limba.data.stream.stages import open_stages
+from limba.data.vocabulary.stream import row_ids_of
 from limba.evaluation import hidden_words
 from limba.evaluation.text import TextEvaluation, sampler
 from limba.evaluation.validation import loss_evaluation
@@ -153,7 +154,9 @@ def _train(
             recent = RecentSteps(config, lengths, mesh.size, metrics)
             # The time of the first step begins when it is compiled.
             train_step = compiled_together(train_step, "the training step", config.step_timeout_seconds, recent.restart)
-            place = functools.partial(placement.global_batch, sharding=sharding, config=config.data)
+            place = functools.partial(
+                placement.global_batch, sharding=sharding, config=config.data, row_ids=row_ids_of(targets)
+            )
             key = jax.random.key(config.random_seed + 1, impl=config.random_bits)
 
             def update(state: TrainState, rows: ShardRows, limits: Limits) -> tuple[TrainState, StepMetrics]:

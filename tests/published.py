@@ -147,11 +147,11 @@ STYLES: Mapping[str, Callable[[], tuple[Tokenizer, dict[str, str]]]] = {
 
 
 def generic(style: str, **more: Any) -> Any:
-    """Returns a style as PreTrainedTokenizerFast, with a token that a user added."""
+    """Returns a style as PreTrainedTokenizerFast, with a token that a user added; `more` are its roles and choices."""
     from transformers import PreTrainedTokenizerFast
 
     made, roles = STYLES[style]()
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=made, **roles, **more)
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=made, **{**roles, **more})
     wrapped.add_tokens(["<nl>"])
     return wrapped
 

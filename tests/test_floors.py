@@ -31,8 +31,8 @@ FLOORS = {
 IN_DATA = {  # the floors inside of limba/data/; the longest name that fits a module counts
     **{"philox": -3, "dataset": -2, "vocabulary.files": -2, "vocabulary.vocabularies": -1, "user_code": -1},
     **dict.fromkeys(("sources", "task_modules", "registry"), 0),
-    **dict.fromkeys(("packing", "vocabulary", "seqio_tasks", "shared_graph"), 1),
-    **{"bridge": 2, "undivided": 3, "objectives": 3},
+    **dict.fromkeys(("vocabulary", "seqio_tasks", "shared_graph"), 1),
+    **{"packing": 2, "bridge": 2, "undivided": 3, "objectives": 3},
     **{"words": -1, "metrics": 4, "tasks": 5},
     **dict.fromkeys(("deal", "vocabulary.train"), 6),
     "stream": 7,

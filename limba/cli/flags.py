@@ -9,7 +9,7 @@ from typing import Any
 
 from limba import toolbox
 from limba.cli.arguments import Parser
-from limba.cli.gin import GinRun, read_run
+from limba.cli.gin import GinRun, continued, read_run
 from limba.cli.gin.read import hidden_macros
 from limba.cli.gin.statements import REQUIRED, read
 from limba.config import InputError, kinds
@@ -50,6 +50,7 @@ def _names_in(files: Sequence[str], overrides: Sequence[str], search_paths: Sequ
     """Returns the part of --help that lists the names in gin files, and the gin files."""
     files = files or ["gin/models/t5_1_1/base.gin", "gin/runs/pretrain.gin"]
     source = read(files, overrides, search_paths)
+    continued.complete(source)
     macros = [b for b in source.bindings if not b.field]
     hidden = hidden_macros(source)
     about = {binding.name: binding.comment for binding in reversed(macros)}

@@ -35,6 +35,7 @@ def to_end(given: GinRun) -> None:
 
     with watchdog.ending_together(), named(given.names):
         joining.join_hosts(given.config)
+        say_what_it_continues(given)
         say_what_is_wrong(given)
         result = train(given.config, given.text)
         if not result["interrupted"]:
@@ -62,6 +63,16 @@ def _say_outcome(config: RunConfig) -> None:
         return
     place = shlex.quote(as_typed_here(config.model_dir))
     print(f"Next: limba report {place}   limba play {place}   limba evaluate {place}", flush=True)
+
+
+def say_what_it_continues(given: GinRun) -> None:
+    """Prints, in the first process, what a run has from the model that it continues from."""
+    from limba.cli.gin import continued
+    from limba.sharding.agreement import is_first
+
+    if given.continued is not None and is_first():
+        for line in continued.lines(given.continued, given.config):
+            print(line, flush=True)
 
 
 def say_what_is_wrong(given: GinRun) -> None:

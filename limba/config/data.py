@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 
 from limba.config import kinds
 from limba.config.errors import require
-from limba.config.kinds import ClosedShare, Limit, NonNegativeInt, PositiveFloat, PositiveInt, choice
+from limba.config.kinds import ClosedShare, Limit, NonNegativeInt, OpenShare, PositiveFloat, PositiveInt, choice
 
 
 class Objective(NamedTuple):
@@ -74,7 +74,7 @@ class DataConfig:
     mixture_or_task_name: str  # name of a seqio task or mixture that the run imports
     task_feature_lengths: Mapping[str, int]  # tokens per example, such as {'inputs': 512}; what is missing is derived
     batch_size: PositiveInt  # examples per optimizer step, over all devices
-    vocabulary: str | None = None  # a SentencePiece model's path, 'byte', or None: the task's own
+    vocabulary: str | None = None  # path of a file, folder or hub id of a published model, 'byte'; None: the task's own
     extra_ids: NonNegativeInt = 100  # sentinels above `vocabulary`'s pieces; 0 with 'byte': the last bytes, as ByT5's
     new_vocabulary_size: PositiveInt | None = None  # ids, with sentinels, of one to train if the file is missing
     new_vocabulary_bytes: PositiveInt = 400_000_000  # maximum bytes of training text to train it on
@@ -87,6 +87,9 @@ class DataConfig:
     pack: bool = False  # several short examples in a row, separated by segment ids
     data_files: str | tuple[str, ...] | Mapping[str, str] | None = None  # read instead of the task's source
     column: str | Mapping[str, str] = "text"  # column of data_files, or {'inputs': 'en', 'targets': 'ms'}
+    # other text, given as data_files is, that is mixed into the training text against forgetting; None: none
+    replay_files: str | tuple[str, ...] | Mapping[str, str] | None = None
+    replay_share: OpenShare = 0.05  # of the rows that are those of replay_files
     prefix: str | None = None  # added before each input of a supervised task; None: the task's
     validation_percent: Percent = 1.0  # of data_files without a validation split; chosen by document hash
     read_timeout_seconds: PositiveFloat = 60.0  # time limit of one request for part of a remote file
@@ -179,11 +182,13 @@ class DataConfig:
             "DataConfig.column",
             f"is {self.column!r}, and DataConfig.data_files, whose column it is, is not set; set that too.",
         )
-        require(
-            self.data_files is None or isinstance(self.data_files, os.PathLike) or len(self.data_files) > 0,
-            "DataConfig.data_files",
-            f"is {self.data_files!r}; give the path of a file, a pattern such as 'data/*.jsonl', or None.",
-        )
+        for name in ("data_files", "replay_files"):
+            files = getattr(self, name)
+            require(
+                files is None or isinstance(files, os.PathLike) or len(files) > 0,
+                f"DataConfig.{name}",
+                f"is {files!r}; give the path of a file, a pattern such as 'data/*.jsonl', or None.",
+            )
 
     def _check_stages(self) -> None:
         stages = self.stages

@@ -1,7 +1,10 @@
 """Packs short examples into full rows, and turns rows, packed or not, into the features that the model reads.
 
-A packed row holds several examples, distinguished by segment ids. Attention stays inside a segment, so
-an example has the same loss as in a row of its own (Raffel et al. 2020, arXiv:1910.10683, section 3.1.2).
+In rows of the stream 0 is padding and nothing else. A model that is published with other ids gets its own here, and
+`*_is_read` says what is text (`RowIds`): the network masks by that, whatever id stands at padding.
+
+A packed row holds several examples, distinguished by segment ids. Attention stays inside a segment, so an example has
+the same loss as in a row of its own (Raffel et al. 2020, arXiv:1910.10683, section 3.1.2).
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import numpy as np
 
 from limba.config import InputError
 from limba.data.dataset import Dataset, Derived, Spec, State
+from limba.data.vocabulary.stream import RowIds
 
 FEATURES = ("inputs", "targets")
 PREDICTED = 1 << 23  # added to an id of masked inputs whose target is trained
@@ -113,7 +117,10 @@ class _Packed(Derived):
 
 
 def model_features(
-    rows: Mapping[str, np.ndarray], sequence_length: int | None = None, num_predicted: int | None = None
+    rows: Mapping[str, np.ndarray],
+    sequence_length: int | None = None,
+    num_predicted: int | None = None,
+    row_ids: RowIds | None = None,
 ) -> dict[str, np.ndarray]:
     """Returns the model features, int32 [B, L], with the names of seqio's feature converters.
 
@@ -122,11 +129,19 @@ def model_features(
     `num_predicted`, for an encoder, its inputs are the inputs, and only targets that they hide have a weight: the first
     `num_predicted` of a row, whose places, and after them others without a weight, are `decoder_predicted_positions`.
     With as many as a row has, `decoder_causal_attention` is given instead: 1, or 0 in a text that is read causally.
+    With `row_ids` the rows are of a published vocabulary, and the features have its own ids, see `_published`.
 
     >>> features = model_features({"targets": np.array([[7, 8, 1, 0]])})
     >>> features["decoder_input_tokens"].tolist(), features["decoder_loss_weights"].tolist()
     ([[0, 7, 8, 1]], [[1, 1, 1, 0]])
     """
+    features = _features(rows, sequence_length, num_predicted)
+    return features if row_ids is None else _published(features, row_ids, is_masked=num_predicted is not None)
+
+
+def _features(
+    rows: Mapping[str, np.ndarray], sequence_length: int | None, num_predicted: int | None
+) -> dict[str, np.ndarray]:
     if num_predicted is not None:
         inputs = np.asarray(rows["inputs"], np.int32)
         features = _decoder_features(np.asarray(rows["targets"], np.int32), rows.get("targets_segment_ids"))
@@ -156,6 +171,54 @@ def _decoder_features(targets: np.ndarray, segments: np.ndarray | None) -> dict[
         features["decoder_segment_ids"] = np.asarray(segments, np.int32)
         features["decoder_input_tokens"] = np.where(_continues(segments), shifted, 0)
     return features
+
+
+def _published(features: Mapping[str, np.ndarray], row_ids: RowIds, is_masked: bool) -> dict[str, np.ndarray]:
+    """Returns features of the stream, whose ids are higher by one, with published ids.
+
+    `decoder_is_read`, and for an encoder-decoder `encoder_is_read`, are 1 at text and 0 at padding, where an id stands
+    that is never read. A decoder begins with its own start. An encoder, `is_masked`, that reads rows causally gets them
+    shifted too, as `decoder_previous_tokens`.
+
+    >>> features = _published(_decoder_features(np.array([[8, 9, 2, 0]]), None), RowIds(start=5, filling=1), False)
+    >>> [features[f"decoder_{name}"].tolist() for name in ("input_tokens", "target_tokens", "is_read")]
+    [[[5, 7, 8, 1]], [[7, 8, 1, 1]], [[1, 1, 1, 0]]]
+    """
+    found = dict(features)
+    targets = features["decoder_target_tokens"]
+    is_read = targets != 0
+    found["decoder_is_read"] = is_read.astype(np.int32)
+    found["decoder_target_tokens"] = _as_published(targets, row_ids)
+    segments = features.get("decoder_segment_ids", found["decoder_is_read"])
+    if is_masked:
+        found["decoder_input_tokens"] = _as_published(features["decoder_input_tokens"], row_ids)
+    else:
+        found["decoder_input_tokens"] = _shifted(found["decoder_target_tokens"], segments, row_ids)
+    if is_masked and "decoder_causal_attention" in features:
+        found["decoder_previous_tokens"] = _shifted(found["decoder_input_tokens"], segments, row_ids)
+    if "encoder_input_tokens" in features:
+        inputs = features["encoder_input_tokens"]
+        found["encoder_is_read"] = (inputs != 0).astype(np.int32)
+        found["encoder_input_tokens"] = _as_published(inputs, row_ids)
+    return found
+
+
+def stream_targets(features: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Returns the targets of model features as the stream has them, int32 [B, L]: 0 is padding alone."""
+    targets = features["decoder_target_tokens"]
+    if "decoder_is_read" not in features:
+        return targets
+    return np.where(features["decoder_is_read"] > 0, targets + 1, 0).astype(np.int32)
+
+
+def _as_published(tokens: np.ndarray, row_ids: RowIds) -> np.ndarray:
+    return np.where(tokens != 0, tokens - 1, row_ids.filling).astype(np.int32)
+
+
+def _shifted(tokens: np.ndarray, segments: np.ndarray, row_ids: RowIds) -> np.ndarray:
+    """Returns tokens shifted right, after the start, in each segment."""
+    before = np.pad(tokens[:, :-1], [(0, 0), (1, 0)], constant_values=row_ids.start)
+    return np.where(_continues(segments), before, row_ids.start).astype(np.int32)
 
 
 def _continues(segments: np.ndarray) -> np.ndarray:

@@ -36,6 +36,7 @@ from limba.data.stream.positions import DataPositions
 from limba.data.stream.shard import Follow, Pipeline
 from limba.data.tasks import Provider
 from limba.data.user_code import UserCodeError
+from limba.data.vocabulary.stream import published_of
 from limba.data.vocabulary.vocabularies import Vocabulary
 
 LARGEST = np.iinfo(np.int32).max
@@ -221,7 +222,7 @@ def _followed(names: _Names, place: int, part: Task, step: Step) -> Step:
     @preprocessor
     def tokenize(dataset: Dataset, output_features: Features) -> Dataset:
         _require_number(dataset)
-        name, tokens_of = token_blocks.tokenizer_of(dataset, output_features, choices.get("append_eos", False))
+        name, tokens_of = token_blocks.tokenizer_of(dataset, output_features, **choices)
 
         def marked(example: Mapping[str, Any]) -> np.ndarray:
             tokens = tokens_of([example[name]])
@@ -331,7 +332,7 @@ def _documents(split: str, names: _Names, numbers: Sequence[tuple[int, int]], is
 
 def _text(source: UnitSource, document: bytes, vocabulary: Vocabulary) -> str:
     if source.keys == (TOKENS,):
-        return vocabulary.decode(np.frombuffer(document, "<i4").tolist())
+        return published_of(vocabulary).decode(np.frombuffer(document, "<i4").tolist())
     return document.replace(FIELD_SEPARATOR, b"\t").decode(errors="replace")
 
 

@@ -34,6 +34,8 @@ from limba.data.tasks import (
     resolve_task,
     unit_sources,
 )
+from limba.data.vocabulary.load import sentinel_table
+from limba.data.vocabulary.stream import offset_of, row_ids_of
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +56,7 @@ def validation_batches(
         tasks = [with_noise(part, causal_share=0.0) for part in tasks]
     parts = [_examples(part, lengths, config) for part in tasks]
     batches = []
+    row_ids = row_ids_of(task.output_features["targets"].vocabulary)
     field = "DataConfig.batch_size" if num_rows is None else "EvaluationConfig.batch_size"
     left, num_rows = num_batches, num_rows or config.batch_size
     memory.check_rows(field, num_rows, lengths)
@@ -61,7 +64,7 @@ def validation_batches(
         share = None if left is None else -(-left // (len(parts) - number))
         taken = itertools.islice(batched(part, lengths, num_rows, whole=False, packed=config.pack), share)
         rows = [padded_rows(batch, num_rows) for batch in taken]
-        batches += [model_features(batch, config.sequence_length, config.num_predicted) for batch in rows]
+        batches += [model_features(batch, config.sequence_length, config.num_predicted, row_ids) for batch in rows]
         left = None if left is None else left - len(rows)
     if not batches:
         split, advice = config.validation_split, "Check its files."
@@ -173,8 +176,16 @@ class RunData:
             if isinstance(part.source, UnitSource):
                 has_row_per_document(part, lengths)
 
+    @property
+    def sentinels(self) -> list[int]:
+        """The ids of <extra_id_0>, <extra_id_1>, …, in `rows`."""
+        return sentinel_table(self.task.output_features["targets"].vocabulary)
+
     def rows(self, lengths: Mapping[str, int]) -> Iterator[Mapping[str, np.ndarray]]:
-        """Yields the first data shard's rows as training reads them, some at once; InputError as its source raises."""
+        """Yields the first data shard's rows as training reads them, some at once; InputError as its source raises.
+
+        Their ids are the stream's, in which 0 is padding.
+        """
         memory.check_stream(self.config, lengths, num_shards=1)
         yield from Pipeline(self.task, lengths, self.config).dataset(0)
 
@@ -183,7 +194,8 @@ class RunData:
     ) -> Iterator[Mapping[str, np.ndarray]]:
         """Yields the ids of a task's examples of these documents; of all documents where its source is another's.
 
-        Masked inputs are as the network reads them, without the mark of the tokens that it predicts.
+        Masked inputs are as the network reads them, without the mark of the tokens that it predicts. The ids are those
+        of `PieceTable`, a published vocabulary's own, and without padding.
         """
         (part,) = self.parts
         if isinstance(part.source, UnitSource):
@@ -192,7 +204,8 @@ class RunData:
         else:
             dataset = _of_seqio(part, lengths, split, seed)
         names = [name for name in FEATURES if name in dataset.spec]
-        return ({name: example[name] % CAUSAL for name in names} for example in dataset)
+        offset = offset_of(part.output_features["targets"].vocabulary)
+        return ({name: np.trim_zeros(example[name] % CAUSAL, "b") - offset for name in names} for example in dataset)
 
     def elements(self, part: Task, split: str) -> Iterator[Any]:
         """Yields what the source of a part that is not ours gives, once and in order: a text, or {feature: value}.

@@ -28,12 +28,16 @@ from limba.data.sources.hub_data import HubSource, hub_corpus
 from limba.data.sources.remote import ReadPolicy
 from limba.data.sources.splits import Column
 from limba.data.sources.units import DataFiles, FileSource, UnitSource, patterns_of
-from limba.data.vocabulary.files import content, directory_of, keep, place_of
+from limba.data.vocabulary.files import check_there, directory_of, keep, place_of
 from limba.data.vocabulary.load import address_of, load_vocabulary, of_run
+from limba.data.vocabulary.special_ids import as_stream
+from limba.data.vocabulary.stream import StreamVocabulary
 from limba.sharding.agreement import is_first, together
 from limba.storage.files import read_text, write_whole
 
 logger = logging.getLogger(__name__)
+
+REPLAY = "_replay"  # ends the name of a task on the text of DataConfig.replay_files
 
 
 def advice_on(task: Task) -> str:
@@ -61,9 +65,16 @@ def resolve_task(config: DataConfig, directory: str | None = None) -> Provider:
     config = config.of_stages[0]
     name = config.mixture_or_task_name
     if name in TaskRegistry.names():
-        return _replaced(TaskRegistry.get(name), config, directory)
+        task = _replaced(TaskRegistry.get(name), config, directory)
+        return task if config.replay_files is None else _with_replay(task, config)
     if name in MixtureRegistry.names():
         mixture = MixtureRegistry.get(name)
+        if config.replay_files is not None:
+            raise ConfigError(
+                "DataConfig.replay_files",
+                f"is mixed into the text of one task, and {name} is a mixture of several; register a mixture with that"
+                " text too, or name a task in DataConfig.mixture_or_task_name.",
+            )
         # Tasks that read different columns may share a corpus, such as the two directions of a translation.
         have_columns = all(isinstance(getattr(task.source, "column", None), Mapping) for task in mixture.tasks)
         if config.data_files is not None and not (have_columns and config.column == "text"):
@@ -102,7 +113,7 @@ def resolve_task_of_run(config: DataConfig, model_dir: str) -> Provider:
     try:
         task = resolve_task(config)
         for address in addresses_of(task):
-            content(address)  # an error, if it is gone
+            check_there(address)
         return task
     except (InputError, StorageError) as error:
         task = resolve_task(config, model_dir)
@@ -117,7 +128,13 @@ def _replaced(task: Task, config: DataConfig, directory: str | None) -> Task:
     migrate = None if is_plain and config.cache_dir is None else toolbox.find("migrate")
     written = task
     path = config.vocabulary and place_of(config.vocabulary, directory)
-    given = None if path is None else load_vocabulary(path, config.extra_ids)
+    given = None if path is None else as_stream(load_vocabulary(path, config.extra_ids))
+    if config.cache_dir is not None and isinstance(given, StreamVocabulary):
+        raise ConfigError(
+            "DataConfig.cache_dir",
+            f"is {config.cache_dir}, whose ids are those of the task's own vocabulary, and DataConfig.vocabulary is"
+            f" {config.vocabulary}, a folder with ids of its own; leave DataConfig.cache_dir out.",
+        )
     features = {
         name: dataclasses.replace(feature, vocabulary=given or of_run(feature.vocabulary, directory))
         for name, feature in task.output_features.items()
@@ -151,6 +168,16 @@ def _replaced(task: Task, config: DataConfig, directory: str | None) -> Task:
     for source in unit_sources(task).values():
         source.read_by(ReadPolicy(config.read_timeout_seconds, config.read_attempts, config.on_read_failure))
     return task
+
+
+def _with_replay(task: Task, config: DataConfig) -> Mixture:
+    """Returns the mixture of a task and the same on the other text of `replay_files`, each with its share of rows."""
+    assert config.replay_files is not None
+    column = _column_of(task, config)
+    source = source_of_files(config.replay_files, column, config.validation_percent)
+    source.read_by(ReadPolicy(config.read_timeout_seconds, config.read_attempts, config.on_read_failure))
+    replayed = task.replace(name=f"{task.name}{REPLAY}", source=source)
+    return Mixture(f"{task.name}_with{REPLAY}", [(task, 1 - config.replay_share), (replayed, config.replay_share)])
 
 
 def _column_of(task: Task, config: DataConfig) -> Column:

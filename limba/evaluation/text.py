@@ -31,6 +31,7 @@ from limba.data.registry import Task
 from limba.data.tasks import Provider, parts_of
 from limba.data.vocabulary.load import PieceTable, Vocabulary
 from limba.data.vocabulary.special_ids import of_run
+from limba.data.vocabulary.stream import offset_of, published_of
 from limba.evaluation.validation import Figures, loss_evaluation
 from limba.inference import gaps
 from limba.inference.generate import Writer, Written, input_ids, log_likelihoods, padded, prompt_ids
@@ -112,16 +113,18 @@ class TextEvaluation:
                 raise InputError(
                     f"Task {part.name} has a metric of a model's intermediates; give metrics of predictions or scores."
                 )
-        self._examples = {
+        examples = {
             part.name: run_data.validation_examples(part, lengths, config.data, config.evaluation.num_examples)
             for part in parts
         }
-        self.tasks: list[Task] = [part for part in parts if self._examples[part.name]]
+        self._examples = {part.name: [_as_published(part, each) for each in examples[part.name]] for part in parts}
+        self.tasks: list[Task] = [_with_published(part) for part in parts if examples[part.name]]
         self._directory = epath.Path(config.model_dir) / "evaluations"
         self._model, self._mesh, self._name = model, mesh, name
         self._metrics_of = functools.partial(metrics_of, config=config)
         if self.tasks:
-            vocabulary = task.output_features["targets"].vocabulary
+            vocabulary = published_of(task.output_features["targets"].vocabulary)
+            self._special = of_run(vocabulary, model.config)
             size = config.evaluation.batch_size or config.data.batch_size
             self._writer = Writer(
                 model, mesh, vocabulary, config.generation, size, model.config.is_decoder_only, with_prompt=False
@@ -135,12 +138,15 @@ class TextEvaluation:
 
     def _read(self, example: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the ids that the model reads: in a language model's rows a start precedes the inputs."""
-        return np.pad(example["inputs"], (1, 0)) if self._model.config.is_decoder_only else example["inputs"]
+        if not self._model.config.is_decoder_only:
+            return example["inputs"]
+        return np.pad(example["inputs"], (1, 0), constant_values=self._special.first)
 
     def _of_targets(self, part: Task) -> Figures:
         """Returns a task's figures of the targets themselves; those that are not finite too."""
         examples = self._examples[part.name]
-        ids = list(padded([example["targets"] for example in examples], len(examples)))  # all of one length, as written
+        targets = [example["targets"] for example in examples]
+        ids = list(padded(targets, len(examples), filling=self._special.filling))  # all of one length, as written
         scores = [0.0] * len(examples)
         outputs = {PREDICTION: ids, SCORE: scores, WITH_AUX: (ids, {"scores": scores})}
         return figures_of(part, self._metrics_of(part), examples, outputs, only_finite=False)
@@ -179,7 +185,9 @@ class TextEvaluation:
         if SCORE in kinds:
             pairs = [(read, example["targets"]) for read, example in zip(inputs, examples, strict=True)]
             is_prefix, rows = self._model.config.is_decoder_only, self._writer.num_rows
-            outputs[SCORE] = log_likelihoods(self._model, params, self._mesh, pairs, rows, is_prefix)
+            outputs[SCORE] = log_likelihoods(
+                self._model, params, self._mesh, pairs, rows, is_prefix, special=self._special
+            )
         figures = figures_of(part, self._metrics_of(part), examples, outputs)
         if jax.process_index() == 0:
             self._write(part, step, figures, [samples[0].text for samples in written])
@@ -195,6 +203,26 @@ class TextEvaluation:
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         path = self._directory / f"{part.name}-{step}.jsonl"
         write_whole(unused(self._directory, f"{path.stem}-{self._name}", ".jsonl") if self._name else path, text)
+
+
+def _with_published(part: Task) -> Task:
+    """Returns a task whose vocabularies have the model's ids, as what the model writes has them."""
+    features = {
+        name: dataclasses.replace(feature, vocabulary=published_of(feature.vocabulary))
+        for name, feature in part.output_features.items()
+    }
+    is_same = all(feature.vocabulary is features[name].vocabulary for name, feature in part.output_features.items())
+    return part if is_same else part.replace(output_features=features)
+
+
+def _as_published(part: Task, example: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns an example with the model's ids."""
+    found = dict(example)
+    for name in FEATURES:
+        offset = offset_of(part.output_features[name].vocabulary)
+        if offset and name in found:
+            found[name] = found[name] - offset
+    return found
 
 
 def unused(directory: epath.Path, name: str, *endings: str) -> epath.Path:
@@ -284,6 +312,7 @@ def sampler(
     prompts, continues = config.prompts, network.config.is_decoder_only
     if not prompts:
         return None
+    vocabulary = published_of(vocabulary)
     if network.config.is_encoder:
         return gaps.mask_sampler(network, mesh, vocabulary, prompts)
     groups = num_batch_groups(mesh)

@@ -15,12 +15,14 @@ from jaxtyping import Array
 
 from limba.config import InputError, LossConfig, RunConfig, require
 from limba.data.objectives.supervised import is_supervised
+from limba.data.packing import stream_targets
 from limba.data.run_data import validation_batches
 from limba.data.stream.placement import place_batch
 from limba.data.tasks import Provider, parts_of
 from limba.data.vocabulary.character_sets import SETS, CharacterSets, document_starts
 from limba.data.vocabulary.load import begin_id, has_dummy_space, piece_bytes, piece_texts
 from limba.data.vocabulary.special_ids import of_run
+from limba.data.vocabulary.stream import StreamVocabulary, offset_of
 from limba.model import Batch, Network
 from limba.model.trees import Parameters
 from limba.sharding.agreement import compiled_together
@@ -77,7 +79,7 @@ def loss_evaluation(
     sums_of = compiled_together(sums_of, "the evaluation", config.step_timeout_seconds)
 
     def place(batch: Mapping[str, np.ndarray], begun: np.ndarray) -> Batch:
-        counts = character_sets.counts(batch["decoder_target_tokens"], begun)
+        counts = character_sets.counts(stream_targets(batch), begun)
         return place_batch({**batch, "character_counts": counts}, sharding)
 
     def evaluate(params: Parameters) -> Figures:
@@ -110,7 +112,8 @@ def loss_evaluation(
 def _reason_without_bytes(task: Provider, num_rows: int) -> str | None:
     """Returns why the targets' pieces do not say how many bytes they are; None if they do."""
     try:
-        piece_bytes(task.output_features["targets"].vocabulary, num_rows)
+        vocabulary = task.output_features["targets"].vocabulary
+        piece_bytes(vocabulary, num_rows + offset_of(vocabulary))
     except InputError as error:
         return str(error)
     return None
@@ -119,12 +122,17 @@ def _reason_without_bytes(task: Provider, num_rows: int) -> str | None:
 def spelling(
     config: RunConfig, task: Provider, batches: list[dict[str, np.ndarray]]
 ) -> tuple[CharacterSets, list[np.ndarray], np.ndarray]:
-    """Returns the character sets of the vocabulary's tokens, where documents begin in each batch, and bytes by set."""
+    """Returns the character sets of the vocabulary's tokens, where documents begin in each batch, and bytes by set.
+
+    The tokens are the stream's, so that 0 is padding.
+    """
     vocabulary = task.output_features["targets"].vocabulary
-    pieces = piece_texts(vocabulary, config.model.vocab_size)
+    pieces = piece_texts(vocabulary, config.model.vocab_size + offset_of(vocabulary))
+    batches = [{**batch, "decoder_target_tokens": stream_targets(batch)} for batch in batches]
     is_pair = all(is_supervised(part) for part in parts_of(task))
     is_one_sequence = config.data.sequence_length is not None
-    end = of_run(vocabulary, config.model).ends[0]
+    is_shifted = isinstance(vocabulary, StreamVocabulary)
+    end = vocabulary.ends[-1] if is_shifted else of_run(vocabulary, config.model).ends[0]
     starts = document_starts(batches, end, is_pair, is_one_sequence, begin_id(vocabulary))
     sets = CharacterSets(pieces, has_dummy_space(vocabulary, pieces))
     num_bytes = [

@@ -219,10 +219,14 @@ def check_vocabulary(config: RunConfig, vocabulary: Vocabulary) -> None:
 def unexportable(model: ModelConfig, vocabulary: Vocabulary) -> str | None:
     """Returns why no tokenizer.json gives the ids of this vocabulary; None if one does."""
     from limba.data.vocabulary.load import address_of, content_name
+    from limba.data.vocabulary.published import PublishedVocabulary
+    from limba.data.vocabulary.stream import published_of
     from limba.data.vocabulary.vocabularies import plain
     from limba.formats.huggingface_files import reason_against
 
-    vocabulary = plain(vocabulary)
+    vocabulary = published_of(plain(vocabulary))
+    if isinstance(vocabulary, PublishedVocabulary):
+        return None  # its files are copied
     path = address_of(vocabulary)
     if path is None:
         return None

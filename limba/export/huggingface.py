@@ -22,7 +22,7 @@ from limba.config import CardConfig, DataConfig, InputError, ModelConfig, Optimi
 from limba.config.waiting import waiting
 from limba.data.tasks import Provider, hub_datasets, needs_sentinels
 from limba.data.vocabulary.load import Vocabulary, num_sentinels, sentinel_ids
-from limba.data.vocabulary.special_ids import SpecialIds, of_folder
+from limba.data.vocabulary.special_ids import SpecialIds
 from limba.export import proof
 from limba.export.card import write_card
 from limba.export.merging import write_step
@@ -189,6 +189,7 @@ def _convert(
         choices.transformers,
         length=sources.trained_length(source),
         special=special if special.is_published else None,
+        published=sources.published_folder(source),
     )
     # What the card and the proof are about: of a hybrid the language model, and beside it the encoder.
     hybrid = source.model if source.model.predicts_next else None
@@ -197,7 +198,7 @@ def _convert(
     with waiting(f"step {step:,}: writing the folder"):
         write_folder(writing, weights, model, form, tokenizer, sentinels)
     with waiting(f"step {step:,}: proving it"):
-        passed, findings = prove(writing, weights, source.model, choices, vocabulary)
+        passed, findings = prove(writing, weights, source.model, choices, vocabulary, form.special)
         for is_equal, finding in _proofs_of_tokenizer_and_encoder(
             writing, weights, hybrid, choices, vocabulary, special
         ):
@@ -251,16 +252,24 @@ def _unused_sentinels(task: Provider | None, source: Source, vocabulary: Vocabul
 
 
 def prove(
-    folder: Path, weights: Mapping[str, np.ndarray], model: ModelConfig, choices: Choices, vocabulary: Vocabulary | None
+    folder: Path,
+    weights: Mapping[str, np.ndarray],
+    model: ModelConfig,
+    choices: Choices,
+    vocabulary: Vocabulary | None,
+    special: SpecialIds | None = None,
 ) -> tuple[bool, list[str]]:
-    """Returns whether a written folder gives the source's numbers, and the findings as sentences."""
+    """Returns whether a written folder gives the source's numbers, and the findings as sentences.
+
+    `special` are the ids with a role, by default those of a run with this vocabulary.
+    """
     if not choices.checks:
         return True, ["NOT CHECKED: written without the proof, nothing shows that it gives the source's numbers"]
     proof.quiet_libraries()
     generation = folder / "generation_config.json"  # an encoder has none
     suppressed = json.loads(generation.read_text()).get("suppress_tokens", ()) if generation.exists() else ()
     kind = proof.Proof if model.has_logits else proof.StatesProof
-    source = kind(weights, model, vocabulary, suppressed)
+    source = kind(weights, model, vocabulary, suppressed, special)
     figures = [source.check_own(folder, choices.dtype, form == "flax") for form in choices.formats]
     findings = [] if vocabulary is not None else ["no vocabulary is known: compared on random ids"]
     if "pytorch" in choices.formats and head_scale(model) != 1 and proof.version() not in (0, choices.transformers):
@@ -341,7 +350,6 @@ def import_folder(source: str | Path, out: Path) -> str:
         raise InputError(f"{out} is not empty; name a new directory.")
     folder = sources.local_folder(str(source))
     model = huggingface.model_config(folder)
-    of_folder(epath.Path(folder), None, model).check_trained(model, str(source))
     found = sources.open_folder(folder, model)
     with lease.held(str(out), "imports to", beside=True):
         return write_start(folder, found, model, out)

@@ -26,6 +26,7 @@ from jaxtyping import PyTree
 from limba.config import ModelConfig
 from limba.data.vocabulary import exported
 from limba.data.vocabulary.load import Vocabulary, mask_id
+from limba.data.vocabulary.published import PublishedVocabulary
 from limba.data.vocabulary.special_ids import END, START, SpecialIds, of_run
 from limba.formats.huggingface import open_folder
 from limba.formats.huggingface_files import as_encoder
@@ -118,7 +119,8 @@ def _ids(vocabulary: Vocabulary | None, num_rows: int, most: int, length: int) -
         if vocabulary is None:
             yield [*random.integers(2, num_rows, length - 8 * row).tolist()[:most], END]
         else:
-            ids = list(vocabulary.encode(text))
+            # 0 is padding in these rows, also where a published vocabulary has a piece there.
+            ids = [number for number in vocabulary.encode(text) if number != START]
             ids = ids if length == ROW else np.resize(ids, length - 8 * row).tolist()
             yield [*ids[:most], END if vocabulary.eos_id is None else int(vocabulary.eos_id)]
 
@@ -177,7 +179,8 @@ class Proof:
         tokens = greedy(self._network, params, self._prompts, NUM_TOKENS, rows, self._special, self._banned)
         self._tokens = np.asarray(tokens)
         width = self._batch["decoder_target_tokens"].shape[1] - self._first - NUM_TOKENS
-        following = _shifted(np.pad(np.concatenate([before, self._tokens], axis=1), ((0, 0), (0, width))))
+        start = START if config.is_decoder_only else self._special.generation_start
+        following = _shifted(np.pad(np.concatenate([before, self._tokens], axis=1), ((0, 0), (0, width))), start)
         following = {"encoder_input_tokens": self._prompts, **following}
         self._all = {name: np.concatenate([rows, following[name]]) for name, rows in self._batch.items()}
         self._logits, self._followed = self._run(params)
@@ -259,9 +262,25 @@ class Proof:
             inputs = read["encoder_input_tokens"]
             given = {"input_ids": inputs, "attention_mask": (inputs > 0).long()}
             given["decoder_input_ids"], mask = read["decoder_input_tokens"], (prompts > 0).long()
+        if self._special.is_published:
+            model.generation_config = self._plain_search()
         logits = model(**given).logits.float().numpy()
         tokens = model.generate(input_ids=prompts, attention_mask=mask, **length).numpy()[:, self._first + 1 :]
-        return logits, np.pad(tokens, ((0, 0), (0, NUM_TOKENS - tokens.shape[1])))
+        tokens = np.pad(tokens, ((0, 0), (0, NUM_TOKENS - tokens.shape[1])))
+        ends = np.isin(tokens, self._special.ends)
+        return logits, np.where(np.cumsum(ends, axis=1) - ends > 0, 0, tokens)
+
+    def _plain_search(self) -> Any:
+        """Returns transformers' choices of a search with a published model's ids, and without its file's own rules."""
+        import transformers
+
+        special = self._special
+        return transformers.GenerationConfig(
+            eos_token_id=list(special.ends) or None,
+            pad_token_id=special.filling,
+            decoder_start_token_id=None if self._config.is_decoder_only else special.generation_start,
+            suppress_tokens=self._banned or None,
+        )
 
 
 class StatesProof(Proof):
@@ -303,9 +322,10 @@ def check_tokenizer(directory: Path, vocabulary: Vocabulary, template: tuple[lis
     more is compared than `write_tokenizer` has compared.
     """
     about = json.loads((directory / TOKENIZER_CONFIG).read_text())
-    is_language_model = "bos_token" in about
-    gaps = [] if is_language_model else exported.sentinels_of(vocabulary)
-    if "mask_token" in about:
+    # What a published tokenizer reads in a gap is its own choice, which the copy of its files keeps.
+    has_gaps = "bos_token" not in about and not isinstance(vocabulary, PublishedVocabulary)
+    gaps = exported.sentinels_of(vocabulary) if has_gaps else []
+    if "mask_token" in about and not isinstance(vocabulary, PublishedVocabulary):
         gaps = [(about["mask_token"], mask_id(vocabulary))] * 2
     count = exported.num_texts(vocabulary, gaps)
     if not has_transformers():

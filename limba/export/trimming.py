@@ -54,7 +54,7 @@ from limba.formats.names import BIN, BIN_INDEX, SAFETENSORS, Arrays, Stored, mad
 from limba.formats.sentence_modules import FILES as MODULE_FILES
 from limba.formats.weights import DTYPES, WEIGHT_DTYPES, weights_files
 from limba.inference import source as sources
-from limba.inference.source import HUGGING_FACE, Source, VocabularyName
+from limba.inference.source import HUGGING_FACE, Source, VocabularyName, published_folder
 from limba.storage import lease
 from limba.storage.files import resolved
 
@@ -254,6 +254,11 @@ def trim(
     source = opened(model, vocabulary) if isinstance(model, str) else model
     if source.kind == HUGGING_FACE:
         _check_one_set(Path(source.directory))
+    elif published_folder(source) is not None:
+        raise InputError(
+            f"{source.path} is a run with the tokenizer of a published model, which is trimmed with its folder; convert"
+            " the run, and trim that folder."
+        )
     known = vocabulary_of(source)
     pieces = Pieces(known)
     stored = _stored(source, step)

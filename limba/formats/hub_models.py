@@ -7,35 +7,17 @@ downloads nothing, and an interrupted download is resumed.
 
 from __future__ import annotations
 
-import logging
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from limba.config import InputError, reason_of
+from limba.config import InputError
 from limba.formats.sentence_modules import FILES
 from limba.formats.weights import files_to_download
-from limba.storage import manifest, servers
+from limba.storage import hub, manifest
+from limba.storage.hub import BESIDE
+from limba.storage.hub import is_id as is_id
 
-logger = logging.getLogger(__name__)
-
-_ID = re.compile(r"(?P<name>(?P<owner>[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*)(?:@(?P<revision>\w[\w./-]*))?")
-PATH_BEGINS = (".", "/", "~")  # of what no hub id is
-SECONDS = 8.0  # for the hub's first answer
 _BUCKETS = ("gs://", "s3://", "az://")
-_BESIDE = ("config.json", "generation_config.json", "spiece.model", "tokenizer.json", "tokenizer_config.json")
-_BESIDE += ("special_tokens_map.json", "added_tokens.json", "conversion.json", "chat_template.jinja")
-_BESIDE += ("README.md", "LICENSE", "LICENSE.md", "LICENSE.txt", "NOTICE")  # go with a model that is made of it
-
-
-def is_id(text: str) -> bool:
-    """True for user/name, user/name@revision, and a name without an owner that is in the table of `servers`.
-
-    >>> is_id("me/t5@v1"), is_id("t5-small"), is_id("folder")
-    (True, True, False)
-    """
-    match = _ID.fullmatch(text)
-    return match is not None and (match["owner"] is not None or servers.is_known(match["name"], "model"))
 
 
 def download(text: str, weights: bool = True) -> Path:
@@ -46,39 +28,17 @@ def download(text: str, weights: bool = True) -> Path:
     InputError for a name or a revision that the hub does not have, a model that needs a token, a model without
     supported weights, and a network failure.
     """
-    import huggingface_hub
-    from huggingface_hub import errors
-    from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage]
 
-    match = _ID.fullmatch(text)
-    if match is None:
-        if text.startswith(PATH_BEGINS):
-            raise InputError(f"There is no file or folder {text}; correct the path, or give a hub id, user/name.")
-        raise InputError(f"{text} is not a hub id; give user/name or user/name@revision.")
-    name, revision, token = servers.full_name(match["name"], "model"), match["revision"], servers.token()
-    try:
-        try:
-            servers.check_hub()
-            about = huggingface_hub.HfApi(token=token).model_info(name, revision=revision, timeout=SECONDS)
-            names = [entry.rfilename for entry in about.siblings or ()]
-            wanted = wanted_files(names) if weights else [*_BESIDE]
-            if not wanted:
-                raise InputError(
-                    f"The hub's {text} has no model.safetensors, flax_model.msgpack or pytorch_model.bin; give another"
-                    " model, or one of its revisions, as user/name@revision."
-                )
-            folder = huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=wanted, token=token)
-        except (errors.GatedRepoError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
-            raise
-        except (HTTPError, OSError) as error:
-            options = {"allow_patterns": _BESIDE[0], "local_files_only": True}
-            folder = huggingface_hub.snapshot_download(name, revision=revision, **options)
-            logger.warning("The hub cannot be reached for %s (%s): using the copy %s.", name, reason_of(error), folder)
-    except (errors.HFValidationError, HTTPError, OSError) as error:
-        cause = error.__context__ if isinstance(error, errors.LocalEntryNotFoundError) else None
-        reason, advice = servers.refusal(cause or error, "model", text, revision)
-        raise InputError(f"{text} cannot be opened ({reason}; asked {servers.asked_as()}); {advice}.") from error
-    return Path(folder)
+    def wanted(names: Sequence[str]) -> list[str]:
+        found = wanted_files(names)
+        if not found:
+            raise InputError(
+                f"The hub's {text} has no model.safetensors, flax_model.msgpack or pytorch_model.bin; give another"
+                " model, or one of its revisions, as user/name@revision."
+            )
+        return found
+
+    return hub.download(text, wanted if weights else lambda names: BESIDE)
 
 
 def from_bucket(address: str) -> Path | None:
@@ -94,5 +54,5 @@ def from_bucket(address: str) -> Path | None:
 def wanted_files(names: Sequence[str]) -> list[str]:
     """Returns which files of a folder for transformers to download: the weights that it reads; [] without any."""
     weights = files_to_download(names)
-    beside = [name for name in names if name in _BESIDE or FILES.fullmatch(name)]
+    beside = [name for name in names if name in BESIDE or FILES.fullmatch(name)]
     return [*beside, *weights] if weights else []

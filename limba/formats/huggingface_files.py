@@ -36,11 +36,8 @@ FILE_BYTES = 5 * 10**9  # a larger model is cut into files of at most this size,
 LAST_BYTE = 258  # the id of 0xFF
 NEVER_TRAINED = 1e-9  # of the highest row's squared gradients: Adafactor adds 1e-30 to a row's that has none
 ENCODER = "encoder"  # the folder inside that of a hybrid's language model
-TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
-    *("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt"),
-)
 UNKNOWN_LENGTH = 10**9  # model_max_length of a folder that does not know it
+_ID_OF_ROLE = re.compile(r"\w+_token_id")
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
 _EMBEDDING = "state/param_states/token_embedder/embedding/v_col"  # T5X's factor with one value a row
 
@@ -54,6 +51,7 @@ class Form(NamedTuple):
     length: int | None = None  # the longest text that the model was trained with; None: it is not known
     begins: bool = False  # of a language model: its texts begin with <cls> after the start, as a hybrid's do
     special: Any = None  # SpecialIds of a folder for transformers, whose tokenizer files are copied; None: T5's layout
+    published: epath.Path | None = None  # of a run with such a folder as vocabulary: the other files have its ids too
 
 
 def write_folder(
@@ -91,7 +89,9 @@ def write_folder(
     padding = () if vocabulary is None else range(vocabulary.vocab_size, model.vocab_size)
     scale = head_scale(model) if form.transformers >= 5 else 1.0
     write_configs(folder, model, form.dtype, eos_id, [*padding, *suppressed], scale, mask)
-    if special is not None:
+    if form.published is not None:
+        _keep_special_ids(folder, form.published)
+    elif special is not None:
         _write_special_ids(folder, special, model)
     if "pytorch" in form.formats:
         write_pytorch(folder, arrays, model, form.dtype, scale)
@@ -168,9 +168,24 @@ def _write_special_ids(folder: Path, special: Any, model: ModelConfig) -> None:
             file.write_text(json.dumps(json.loads(file.read_text()) | own, indent=2) + "\n")
 
 
+def _keep_special_ids(folder: Path, published: epath.Path) -> None:
+    """Puts the ids of a published folder in their places, and its generation_config.json as it is."""
+    about = json.loads((folder / "config.json").read_text())
+    own = json.loads(read_text(published / "config.json"))
+    about = {key: value for key, value in about.items() if not _ID_OF_ROLE.fullmatch(key)}
+    about |= {key: value for key, value in own.items() if _ID_OF_ROLE.fullmatch(key)}
+    (folder / "config.json").write_text(json.dumps(about, indent=2) + "\n")
+    name = "generation_config.json"
+    (folder / name).unlink(missing_ok=True)
+    if (published / name).exists():
+        (folder / name).write_bytes((published / name).read_bytes())
+
+
 def _copy_tokenizer(source: epath.Path, folder: Path) -> None:
     """Copies the tokenizer's files of a folder for transformers as they are."""
-    for name in TOKENIZER_FILES:
+    from limba.data.vocabulary.files import OF_TOKENIZER
+
+    for name in OF_TOKENIZER:
         if (source / name).exists():
             (folder / name).write_bytes((source / name).read_bytes())
 

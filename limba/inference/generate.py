@@ -286,10 +286,12 @@ class Writer:
         return text.strip()
 
 
-def padded(rows: Sequence[np.ndarray], num_rows: int, step: int = INPUT_STEP) -> Int[np.ndarray, "B L"]:
-    """Returns rows of ids, zero-padded to the longest and up to a multiple of `step`."""
+def padded(
+    rows: Sequence[np.ndarray], num_rows: int, step: int = INPUT_STEP, filling: int = 0
+) -> Int[np.ndarray, "B L"]:
+    """Returns rows of ids, padded with `filling` to the longest and up to a multiple of `step`."""
     width = -(-max(1, *map(len, rows)) // step) * step
-    found = np.zeros((num_rows, width), np.int32)
+    found = np.full((num_rows, width), filling, np.int32)
     for row, ids in enumerate(rows):
         found[row, : len(ids)] = ids
     return found

@@ -610,6 +610,7 @@ class TrainedModel:
                 dtype,
                 length=sources.trained_length(self.source),
                 special=self.special_ids if self.special_ids.is_published else None,
+                published=sources.published_folder(self.source),
             )
             write_folder(writing, arrays, self.network.config, form, self.tokenizer)
             for file in sorted(writing.iterdir(), key=lambda file: file.name == "config.json"):

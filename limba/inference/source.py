@@ -30,6 +30,7 @@ from limba.storage.files import read_text, resolved
 if TYPE_CHECKING:
     from limba.data.tasks import Provider
     from limba.data.vocabulary.load import Vocabulary
+    from limba.data.vocabulary.published import PublishedVocabulary
     from limba.data.vocabulary.special_ids import SpecialIds
 
 LIMBA, T5X, HUGGING_FACE = "Limba", "T5X", "Hugging Face"
@@ -349,7 +350,25 @@ def special_ids_of(source: Source, vocabulary: Vocabulary | None) -> SpecialIds:
 
     if source.kind == HUGGING_FACE:
         return of_folder(source.directory, vocabulary, source.model)
-    return of_run(vocabulary, source.model)
+    return of_run(published_of_run(source) or vocabulary, source.model)
+
+
+def published_of_run(source: Source) -> PublishedVocabulary | None:
+    """Returns the vocabulary of a run that is a folder for transformers, from the run's own copy; None for others."""
+    name = source.vocabulary
+    if source.run is None or name is None:
+        return None
+    with quiet_imports():
+        from limba.data.vocabulary.files import is_folder, place_of
+        from limba.data.vocabulary.published import open_address
+    place = place_of(name.path, str(source.directory))
+    return open_address(place) if is_folder(place) else None
+
+
+def published_folder(source: Source) -> epath.Path | None:
+    """Returns the folder for transformers that is the vocabulary of a run; None for others."""
+    published = published_of_run(source)
+    return None if published is None else published.folder
 
 
 def task_of(source: Source) -> Provider:

@@ -367,8 +367,9 @@ class LanguageModel(nn.Module):
     segment beginning at position 0, and a prefix LM's `decoder_causal_attention`, 1 where the prefix is read. An
     encoder's inputs are the targets with some of them masked, at the same positions; where its batch has
     `decoder_causal_attention`, that says which mask each row has: all 1 in a bidirectional one, 0 in a causal one,
-    which it reads shifted by one place. A hybrid reads all rows so. With `decoder_predicted_positions`
-    [B, P] only these positions pass through the head.
+    which it reads shifted by one place, after 0 or as `decoder_previous_tokens`. A hybrid reads all rows so. With
+    `decoder_predicted_positions` [B, P] only these positions pass through the head. Where token 0 may be text,
+    `decoder_is_read` is 0 at padding.
     """
 
     config: ModelConfig
@@ -385,7 +386,7 @@ class LanguageModel(nn.Module):
         """
         config = self.config
         as_states = as_states or not config.has_logits
-        targets = batch["decoder_target_tokens"]
+        targets = batch.get("decoder_is_read", batch["decoder_target_tokens"])
         segments = batch.get("decoder_segment_ids", jnp.ones_like(targets))
         ids = ids_of(targets, segments)
         positions = positions_in_segments(segments)
@@ -400,7 +401,9 @@ class LanguageModel(nn.Module):
         inputs = batch["decoder_input_tokens"]
         if config.is_encoder and (says_own_mask or config.predicts_next):
             # Where the next token is predicted, the token before is read.
-            before = jnp.where(positions > 0, jnp.roll(inputs, 1, axis=1), 0)
+            before = batch.get("decoder_previous_tokens")
+            if before is None:
+                before = jnp.where(positions > 0, jnp.roll(inputs, 1, axis=1), 0)
             reads_own = not config.predicts_next and batch["decoder_causal_attention"] > 0
             inputs = jnp.where(reads_own, inputs, before)
 

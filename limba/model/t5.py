@@ -98,7 +98,8 @@ class Transformer(nn.Module):
 
     `encoder_input_tokens` [B, K], `decoder_input_tokens` and `decoder_target_tokens` [B, Q]; packed
     batches also have `encoder_segment_ids` and `decoder_segment_ids` of the same shapes. Where token 0 may be text,
-    `encoder_is_read` [B, K] is 0 at the inputs' padding, and `decoder_target_tokens` at that of the targets.
+    `encoder_is_read` [B, K] is 0 at the inputs' padding, and `decoder_is_read` [B, Q], else `decoder_target_tokens`, at
+    that of the targets.
     """
 
     config: ModelConfig
@@ -140,7 +141,7 @@ class Transformer(nn.Module):
         as_states: bool,
     ) -> Float[Array, "B Q DorV"]:
         inputs = batch.get("encoder_is_read", batch["encoder_input_tokens"])
-        targets = batch["decoder_target_tokens"]
+        targets = batch.get("decoder_is_read", batch["decoder_target_tokens"])
         ids = ids_of(targets, batch.get("decoder_segment_ids"))
         mask = Mask(ids, ids, causal=True)
         cross_mask = Mask(ids, ids_of(inputs, batch.get("encoder_segment_ids")))

@@ -378,9 +378,10 @@ class Best:
                 record["since"] = record.get("since", 0) + 1
             record["last_step"] = step
             if jax.process_index() == 0:
-                for file in (self._run / each for each in (*COPIED_TO_BEST, *copies_in(self._run))):
+                for name in (*COPIED_TO_BEST, *copies_in(self._run)):
+                    file = self._run / name
                     if file.exists():
-                        write_whole(self.directory / file.name, file.read_bytes())
+                        write_whole(self.directory / name, file.read_bytes())
                 write_whole(self._path, json.dumps(record, indent=1) + "\n")
         if patience is not None and record.get("since", 0) >= patience:
             if "value" not in record:

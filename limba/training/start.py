@@ -27,6 +27,8 @@ from limba.data.stream.stages import Stage, check_rows_of_stage, task_of_stage
 from limba.data.tasks import Provider
 from limba.data.vocabulary.load import address_of, byte_extra_ids, check_vocabulary
 from limba.data.vocabulary.published import text_read_otherwise
+from limba.data.vocabulary.special_ids import check_family
+from limba.data.vocabulary.stream import StreamVocabulary
 from limba.data.vocabulary.train import HOURS_WAITED, ensure_vocabulary
 from limba.formats import limba_checkpoint
 from limba.model import Network
@@ -69,7 +71,9 @@ def task_of_run(config: RunConfig) -> tuple[Provider, dict[str, int]]:
             if not limba_checkpoint.checkpoints_of(resolved(config.model_dir)):
                 vocabulary = task.output_features["targets"].vocabulary
                 learns_gaps = data_tasks.needs_sentinels(task) and not config.model.is_decoder_only
-                check_initial(config.initial_checkpoint_path, byte_extra_ids(vocabulary) if learns_gaps else None)
+                extra_ids = byte_extra_ids(vocabulary) if learns_gaps else None
+                reads_folder = isinstance(vocabulary, StreamVocabulary)
+                check_initial(config.initial_checkpoint_path, extra_ids, reads_folder)
                 check_length(config)
     check_alike(lambda: facts_of_data(task, data))
     return task, lengths
@@ -80,8 +84,9 @@ def _checked(task: Provider, config: RunConfig) -> dict[str, int]:
     lengths = derive_lengths(task, config.data.task_feature_lengths)
     fills_gaps = data_tasks.needs_sentinels(task) and not config.model.is_decoder_only
     vocabulary = task.output_features["targets"].vocabulary
+    check_family(vocabulary, config.model)
     check_vocabulary(vocabulary, config.model.vocab_size, needs_sentinels=fills_gaps)
-    path = address_of(vocabulary)
+    path = None if isinstance(vocabulary, StreamVocabulary) else address_of(vocabulary)
     other = None if path is None else text_read_otherwise(path, vocabulary.encode)
     if other is not None:
         logger.warning(

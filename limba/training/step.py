@@ -218,6 +218,7 @@ def _in_chunks(model: Network, loss: LossConfig, targets: Array) -> bool:
 def _count_inputs(batch: Batch) -> Float[Array, ""]:
     """Returns the number of real tokens that are read and not predicted: the encoder's, or a decoder's prefix."""
     if "encoder_input_tokens" in batch:
-        return jnp.sum(batch["encoder_input_tokens"] > 0).astype(jnp.float32)
-    is_prefix = (batch["decoder_target_tokens"] > 0) & (batch["decoder_loss_weights"] == 0)
+        return jnp.sum(batch.get("encoder_is_read", batch["encoder_input_tokens"]) > 0).astype(jnp.float32)
+    is_read = batch.get("decoder_is_read", batch["decoder_target_tokens"])
+    is_prefix = (is_read > 0) & (batch["decoder_loss_weights"] == 0)
     return jnp.sum(is_prefix).astype(jnp.float32)

@@ -326,7 +326,7 @@ def test_roles_of_generation_are_those_of_its_file(tmp_path: Path, caplog: pytes
     compare_texts(limba.load(tmp_path), again, tokenizer)
     ours = limba.load(tmp_path)
     assert (ours.special_ids.decoder_start, ours.special_ids.generation_start) == (5, 7)
-    with pytest.raises(InputError, match="begins its decoder with id 5"):
+    with pytest.raises(InputError, match=r"has ids of its own .*decoder_start_token_id 5"):
         check_initial(str(tmp_path))
     place.write_text(json.dumps({**about, "forced_bos_token_id": 9}))
     with pytest.raises(InputError, match="has forced_bos_token_id, which Limba's search does not have"):
@@ -374,26 +374,26 @@ def test_a_vocabulary_in_another_file_is_made_by_transformers(tmp_path: Path) ->
     assert limba.load(tmp_path).tokenize("a few words").tolist() == folders.ids_of(tmp_path, ("a few words",))[0]
 
 
-def test_what_can_be_used_and_not_trained_is_said_before(tmp_path: Path) -> None:
-    for kind, style, reason in (
-        ("gpt2", "endoftext", "has no padding token"),
-        ("llama", "llama", "has no padding token"),
-        ("t5", "roberta", "has its padding at id 1"),
+def test_a_run_with_another_vocabulary_is_told_of_a_models_own_ids(tmp_path: Path) -> None:
+    for kind, style, ids in (
+        ("gpt2", "endoftext", "pad_token_id none, eos_token_id 0, bos_token_id 0"),
+        ("llama", "llama", "pad_token_id none, eos_token_id 2, bos_token_id 1"),
+        ("t5", "roberta", "pad_token_id 1, eos_token_id 2, decoder_start_token_id 1"),
     ):
         folder = tmp_path / f"{kind}-{style}"
         folders.saved(folder, kind, folders.generic(style))
-        with pytest.raises(InputError, match=f"{reason}.*generates, scores, encodes and converts with it"):
+        with pytest.raises(InputError, match=rf"has ids of its own \({ids}\).*; set it to {folder}\.") as refused:
             check_initial(str(folder))
-        with pytest.raises(InputError, match=reason):
-            limba.finetune(str(folder), [("a", "b")])
+        assert refused.value.fix == ("DataConfig.vocabulary", str(folder))
+        check_initial(str(folder), reads_folder=True)
     name, _ = open_vocabulary(find(str(tmp_path / "gpt2-endoftext")))
     trained = load_vocabulary(name.path)
     with pytest.raises(InputError, match=r"'<\|endoftext\|>' at id 0, padding's, as its end of sequence"):
         check_vocabulary(trained, folders.ROWS, needs_sentinels=False)
     assert trained.encode("<|endoftext|>") != [0], "a corpus must not be able to end a document"
-    same = SpecialIds(padding=1, ends=(1,))
-    with pytest.raises(InputError, match="has one id, 1, for padding and for the end of a text"):
-        same.check_trained(find(str(tmp_path / "gpt2-endoftext")).model, "x")
+    model = find(str(tmp_path / "gpt2-endoftext")).model
+    assert SpecialIds(padding=0, ends=(1,)).has_t5_layout(model)
+    assert not SpecialIds(padding=0, ends=(0,)).has_t5_layout(model)
 
 
 def test_sentinels_are_found_wherever_they_are(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from limba import config, toolbox
-from limba.cli.gin import statements
+from limba.cli.gin import continued, statements
+from limba.cli.gin.continued import Continued
 from limba.cli.gin.statements import REQUIRED, Binding, Macro, Reference, Source, leaves
 from limba.cli.gin.unread import unread_choices
 from limba.config import InputError, ModelConfig, Open, RunConfig, did_you_mean, kinds, named, nearest
@@ -40,6 +41,7 @@ class GinRun(NamedTuple):
     text: str  # what MODEL_DIR/config.gin will hold
     names: Mapping[str, str]  # canonical field -> the macro that sets it: "DataConfig.batch_size" -> "BATCH_SIZE"
     evaluation: tuple[str, ...] = ()  # arguments of `limba evaluate`, for a configuration that only evaluates
+    continued: Continued | None = None  # the model that it continues from, where its files ask what that is
 
 
 def read_run(
@@ -134,8 +136,13 @@ def read_gin(file: str | os.PathLike[str], **overrides: object) -> RunConfig:
     >>> run.train_steps, run.data.batch_size, run.model.emb_dim
     (100, 32, 128)
     """
+    return read_gin_run(file, overrides).config
+
+
+def read_gin_run(file: str | os.PathLike[str], overrides: Mapping[str, object]) -> GinRun:
+    """Returns `read_gin` with what else is known of the run."""
     values = [f"{name}={value!r}" for name, value in overrides.items()]
-    return _checked_run(statements.read([os.fspath(file)], values, flag=""), flag="").config
+    return _checked_run(statements.read([os.fspath(file)], values, flag=""), flag="")
 
 
 def read_model(file: str, overrides: Sequence[str] = ()) -> ModelConfig:
@@ -176,7 +183,8 @@ def _checked_run(
 
 
 def run_of(source: Source, flag: str = "--gin.", written_as: Mapping[str, str] | None = None) -> GinRun:
-    """Returns the run that the statements describe; imports no task module."""
+    """Returns the run that the statements describe; imports no task module, but those of a run that it continues."""
+    found = continued.complete(source)
     tree = Tree(source, RUN, flag)
     tree.check()
     written_as = written_as or {}
@@ -184,10 +192,13 @@ def run_of(source: Source, flag: str = "--gin.", written_as: Mapping[str, str] |
     names = {name.removeprefix("config."): wrote for name, wrote in written_as.items() if "." in name}
     names |= {field: written_as.get(name, name) for field, name in tree.names().items()}
     with named(names):
+        data_node = tree.top.values.get("data")
+        if found is not None and isinstance(data_node, Node):
+            found.check_objective(data_node.values.get("objective"))
         config: RunConfig = tree.top.make()
         tree.check_overrides_are_read(config)  # of values that are valid
         data = dataclasses.replace(config.data, task_modules=modules)
-        return GinRun(dataclasses.replace(config, data=data), text_of(tree, modules), names)
+        return GinRun(dataclasses.replace(config, data=data), text_of(tree, modules), names, continued=found)
 
 
 def hidden_macros(source: Source) -> dict[str, Binding]:

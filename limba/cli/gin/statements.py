@@ -21,6 +21,7 @@ from limba.data.task_modules import ROOT
 
 OWN_FILE = "config.gin"  # in a run's MODEL_DIR
 MOST_FILES, MOST_LETTERS = 100, 2_000_000  # of one run; a file counts each time it is included
+FAMILY = "{family}"  # in the name of an included file: the family of the model that the run continues from
 
 
 @dataclass(frozen=True)
@@ -83,11 +84,21 @@ class Size:
             )
 
 
+@dataclass(frozen=True)
+class FileOfFamily:
+    """An included file whose name has FAMILY: it is read when the model that the run continues from is known."""
+
+    place: str  # of the include
+    num_before: int  # bindings that stand before it
+    read: Callable[[str], None]  # adds the statements of the file of a family
+
+
 @dataclass
 class Source:
     """All statements read. Of two bindings of one name the later one is used."""
 
     bindings: list[Binding] = field(default_factory=list)
+    of_family: FileOfFamily | None = None
     modules: list[tuple[str, str]] = field(default_factory=list)  # (dotted name, place) of imported task modules
     size: Size = field(default_factory=Size)
 
@@ -177,11 +188,28 @@ def read_text(source: Source, text: str, name: str, include: Callable[..., None]
         elif isinstance(statement, config_parser.IncludeStatement):
             if include is None:
                 raise InputError(f"{place} includes {statement.filename}; write its lines there instead.")
-            include(statement.filename, asked_by=place)
+            if FAMILY in statement.filename:
+                _read_later(source, statement.filename, place, include)
+            else:
+                include(statement.filename, asked_by=place)
         elif isinstance(statement, config_parser.ImportStatement):
             is_config = statement.module == "limba.config" and statement.bound_name() == "config"
             if not is_config and not statement.module.startswith("__gin__."):
                 source.modules.append((statement.module, place))
+
+
+def _read_later(source: Source, name: str, place: str, include: Callable[..., None]) -> None:
+    """Keeps an included file whose name has FAMILY for when the family is known."""
+    if source.of_family is not None:
+        raise InputError(
+            f"{place} includes {name}, and {source.of_family.place} has included a file by the family of a model"
+            " already; leave one of them out."
+        )
+
+    def read_of(family: str) -> None:
+        include(name.replace(FAMILY, family), asked_by=place)
+
+    source.of_family = FileOfFamily(place, len(source.bindings), read_of)
 
 
 def read_with_includes(source: Source, text: str, name: str) -> None:

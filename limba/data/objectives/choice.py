@@ -20,8 +20,10 @@ from limba.data.objectives.language_modeling import as_one_sequence, lm_adaptati
 from limba.data.objectives.supervised import is_supervised, own
 from limba.data.objectives.token_blocks import check_targets, tokenize_documents, unwrapped
 from limba.data.registry import Mixture, Task, parts_of
+from limba.data.vocabulary.stream import StreamVocabulary
 
 PADDED = 0.05  # share of the targets that is padding in every row, from which on it is said
+CAUSAL_LM = "causal_lm"
 SEEDS_OF_A_STEP = 42  # that seqio leaves to each step before the place of a cache
 
 
@@ -135,8 +137,14 @@ def with_noise(task: Task, **choices: float | None) -> Task:
 
 
 def of_one_sequence(task: Task, packed: bool, is_masked: bool = False) -> Task:
-    """Returns the task for a decoder-only model or, `is_masked`, an encoder; ConfigError for others' objectives."""
+    """Returns the task for a decoder-only model or, `is_masked`, an encoder; ConfigError for others' objectives.
+
+    A language model reads a start before each example. Where an example is a document, the template of a folder for
+    transformers gives it no other one.
+    """
     steps, names = [], [name for name, each in OBJECTIVES.items() if each.for_decoder]
+    begins = is_masked or isinstance(task.output_features["targets"].vocabulary, StreamVocabulary)
+    is_document = packed and not is_masked and CAUSAL_LM in map(objective_of, task.preprocessors)
     for step in task.preprocessors:
         objective = objective_of(step)
         if objective and objective not in names:
@@ -153,7 +161,7 @@ def of_one_sequence(task: Task, packed: bool, is_masked: bool = False) -> Task:
                 ("DataConfig.objective", objective),
             )
         if unwrapped(step) is tokenize_documents:
-            step = functools.partial(step, append_eos=True, begins=is_masked)
+            step = functools.partial(step, append_eos=True, begins=begins, follows_start=is_document)
         steps.append(as_one_sequence(step, packed))
     return task.replace(preprocessors=steps)
 

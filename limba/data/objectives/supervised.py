@@ -19,6 +19,7 @@ from limba.data.objectives.token_blocks import Features, unwrapped
 from limba.data.packing import FEATURES
 from limba.data.registry import Feature, Mixture, Task
 from limba.data.vocabulary.load import encoder
+from limba.data.vocabulary.stream import StreamVocabulary
 from limba.data.vocabulary.vocabularies import Vocabulary
 
 
@@ -34,12 +35,16 @@ def tokenize(
     names = [name for name in dataset.spec if name in output_features]
     features = {name: output_features[name] for name in names}
     encoders = {name: encoder(feature.vocabulary) for name, feature in features.items()}
+    first = next((name for name in FEATURES if name in names), None)
+    begins = {name: _begin(feature.vocabulary, name == first) for name, feature in features.items()}
     ends = {name: _end(feature) for name, feature in features.items() if with_eos and feature.add_eos}
 
     def tokenized(example: Mapping[str, Any]) -> dict[str, Any]:
         found = dict(example)
         for name in names:
             (found[name],) = encoders[name]([example[name]])
+            if len(begins[name]):
+                found[name] = np.concatenate([begins[name], found[name]])
             if name in ends:
                 found[name] = np.append(found[name], ends[name])
             if copy_pretokenized:
@@ -76,6 +81,19 @@ def append_eos_after_trim(
         return {**example, **parts}
 
     return dataset.map(ended, {**dataset.spec, **dict.fromkeys(ends, TOKENS)})
+
+
+def _begin(vocabulary: Vocabulary, is_first: bool) -> np.ndarray:
+    """Returns what the template of a folder for transformers puts before a feature's text, the first one or another.
+
+    What a language model reads begins once, before the first one, with a start that is no part of it.
+    """
+    if not isinstance(vocabulary, StreamVocabulary):
+        return np.array([], np.int32)
+    begins = vocabulary.begins
+    if vocabulary.is_one_sequence:
+        begins = begins[1:] if is_first else ()
+    return np.array(begins, np.int32)
 
 
 def _end(feature: Feature) -> np.ndarray:

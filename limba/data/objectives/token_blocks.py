@@ -24,6 +24,7 @@ from limba.data.vocabulary.load import (
     sentinel_table,
     warn_of_byte_sentinels,
 )
+from limba.data.vocabulary.stream import StreamVocabulary, offset_of
 from limba.data.vocabulary.vocabularies import Vocabulary
 
 Features = Mapping[str, Feature]
@@ -121,6 +122,11 @@ def require_sentinels(
             f"gives rows so long that {what} needs {needed:,} sentinels, and a model has at most {MOST_EXTRA_IDS:,};"
             f" give shorter rows, or take {otherwise}.",
         )
+    elif needed > available and isinstance(vocabulary, StreamVocabulary):
+        raise InputError(
+            f"{what} needs {needed} sentinels, and the vocabulary {vocabulary.address} has {available}; take"
+            f" {otherwise}."
+        )
     elif needed > available:
         raise InputError(
             f"{what} needs {needed} sentinels and the vocabulary has {available}; set DataConfig.extra_ids to {needed},"
@@ -165,29 +171,42 @@ Tokenize = Callable[[Sequence[bytes]], np.ndarray]  # from documents to all thei
 
 @preprocessor
 def tokenize_documents(
-    dataset: Dataset, output_features: Features, append_eos: bool = False, begins: bool = False
+    dataset: Dataset,
+    output_features: Features,
+    append_eos: bool = False,
+    begins: bool = False,
+    follows_start: bool = False,
 ) -> Dataset:
     """Returns {"targets": int32 [n]}, the tokens of 32 documents in a row, of {"text"} or {"tokens"}, bytes.
 
     "tokens" are the ids of documents tokenized beforehand, as little-endian int32 bytes. As in t5, nothing separates
     documents. With `append_eos` each one ends with the end-of-sequence id, as causal language modeling needs it; with
-    `begins`, for an encoder, it begins with that of <cls>, if the vocabulary has it.
+    `begins`, for an encoder, it begins with that of <cls>, if the vocabulary has it. A vocabulary of a folder for
+    transformers has its own template for both; with `follows_start` the start that the template begins with is left
+    out, since a language model reads it before each example.
     Empty documents give no token.
     """
-    name, tokenize = tokenizer_of(dataset, output_features, append_eos, begins)
+    name, tokenize = tokenizer_of(dataset, output_features, append_eos, begins, follows_start)
     batches = dataset.batch(DOCUMENTS_PER_BATCH)
     return batches.map(lambda batch: {"targets": tokenize([document[name] for document in batch])}, {"targets": TOKENS})
 
 
 def tokenizer_of(
-    dataset: Dataset, output_features: Features, append_eos: bool, begins: bool = False
+    dataset: Dataset,
+    output_features: Features,
+    append_eos: bool = False,
+    begins: bool = False,
+    follows_start: bool = False,
 ) -> tuple[str, Tokenize]:
     """Returns the name of the documents' feature, and the function from many of them to all their tokens."""
     vocabulary = output_features["targets"].vocabulary
-    first, last = begin_id(vocabulary) if begins else None, vocabulary.eos_id if append_eos else None
-    begin, end = (np.array([] if each is None else [each], np.int32) for each in (first, last))
+    begin = np.array(_before(vocabulary, follows_start) if begins else (), np.int32)
+    end = np.array(_after(vocabulary) if append_eos else (), np.int32)
+    offset = np.int32(offset_of(vocabulary))
     name = "tokens" if "tokens" in dataset.spec else "text"
-    vectors = encoder(vocabulary) if name == "text" else lambda ids: [np.frombuffer(each, "<i4") for each in ids]
+    vectors = encoder(vocabulary)
+    if name == "tokens":
+        vectors = lambda ids: [np.frombuffer(each, "<i4") + offset for each in ids]
 
     def tokens(documents: Sequence[bytes]) -> np.ndarray:
         found = vectors(documents)
@@ -196,3 +215,20 @@ def tokenizer_of(
         return np.concatenate(found).astype(np.int32, copy=False)
 
     return name, tokens
+
+
+def _before(vocabulary: Vocabulary, follows_start: bool) -> tuple[int, ...]:
+    """Returns what a document begins with."""
+    if not isinstance(vocabulary, StreamVocabulary):
+        begin = begin_id(vocabulary)
+        return () if begin is None else (begin,)
+    begins = vocabulary.begins
+    starts = begins[:1] == (vocabulary.shifted(vocabulary.start),)
+    return begins[1:] if follows_start and starts else begins
+
+
+def _after(vocabulary: Vocabulary) -> tuple[int, ...]:
+    """Returns what a document ends with."""
+    if isinstance(vocabulary, StreamVocabulary):
+        return vocabulary.ends
+    return () if vocabulary.eos_id is None else (vocabulary.eos_id,)

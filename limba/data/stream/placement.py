@@ -9,6 +9,7 @@ import numpy as np
 
 from limba.config import ConfigError, DataConfig
 from limba.data.packing import model_features
+from limba.data.vocabulary.stream import RowIds
 
 Slices = tuple[slice, ...]
 
@@ -43,16 +44,21 @@ def _local_rows(sharding: jax.sharding.Sharding, num_rows: int) -> list[int]:
 
 
 def global_batch(
-    rows_by_shard: Mapping[int, Mapping[str, np.ndarray]], sharding: jax.sharding.Sharding, config: DataConfig
+    rows_by_shard: Mapping[int, Mapping[str, np.ndarray]],
+    sharding: jax.sharding.Sharding,
+    config: DataConfig,
+    row_ids: RowIds | None = None,
 ) -> dict[str, jax.Array]:
     """Returns the model features int32 [batch_size, L] as global arrays, from this host's shards.
 
-    Row r belongs to shard r // rows_per_shard, so the batch does not depend on how many hosts made it.
+    `row_ids` are those of the task's vocabulary. Row r belongs to shard r // rows_per_shard, so the batch does not
+    depend on how many hosts made it.
     """
     rows_per_shard, shards = config.rows_per_shard, sorted(rows_by_shard)
     first_row = np.zeros([config.batch_size // rows_per_shard], np.int64)  # of each shard, in the local rows
     first_row[shards] = rows_per_shard * np.arange(len(shards))
-    features = [model_features(rows_by_shard[shard], config.sequence_length, config.num_predicted) for shard in shards]
+    choices = (config.sequence_length, config.num_predicted, row_ids)
+    features = [model_features(rows_by_shard[shard], *choices) for shard in shards]
 
     def place(name: str) -> jax.Array:
         local = np.concatenate([rows[name] for rows in features])

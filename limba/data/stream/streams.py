@@ -22,6 +22,7 @@ from limba.data.stream.memory import check_stream
 from limba.data.stream.positions import DataPositions, Resumption
 from limba.data.stream.shard import Pipeline, Rows, Shard, Stream, num_threads, row_shapes
 from limba.data.tasks import Provider
+from limba.data.vocabulary.stream import row_ids_of
 
 logger = logging.getLogger(__name__)
 
@@ -144,5 +145,6 @@ def feature_shapes(task: Provider, lengths: Mapping[str, int], config: DataConfi
     """Returns the shapes of a global batch's model features; no text is read."""
     shapes = row_shapes(Pipeline(task, lengths, config).dataset(0))
     row = {name: np.zeros([1, *shape], np.int32) for name, shape in shapes.items()}
-    features = model_features(row, config.sequence_length, config.num_predicted)
+    row_ids = row_ids_of(task.output_features["targets"].vocabulary)
+    features = model_features(row, config.sequence_length, config.num_predicted, row_ids)
     return {name: (config.batch_size, value.shape[1]) for name, value in features.items()}

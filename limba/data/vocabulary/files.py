@@ -1,7 +1,8 @@
-"""The bytes of vocabularies, wherever they are, and the copies of them that a run keeps in its directory.
+"""The files of vocabularies, wherever they are, and the copies of them that a run keeps in its directory.
 
-A copy's name follows from the address that the run, or its task, gives. So what is done with the run later finds the
-copy first, whatever has become of the address, and a directory that was moved or copied has its vocabularies with it.
+A vocabulary is one file, or what stands in a folder for transformers beside the weights. A copy's name follows from the
+address that the run, or its task, gives. So what is done with the run later finds the copy first, whatever has become
+of the address, and a directory that was moved or copied has its vocabularies with it.
 """
 
 from __future__ import annotations
@@ -15,10 +16,53 @@ import fsspec
 from etils import epath
 
 from limba.config import InputError, foreign, reason_of, without_credentials
-from limba.storage import servers
-from limba.storage.files import write_whole
+from limba.storage import hub, servers
+from limba.storage.files import resolved, write_whole
 
-_COPY = re.compile(r"vocabulary-[0-9a-f]{8}\.(?:model|json)")
+CONFIG = "config.json"  # a folder for transformers has it
+OF_TOKENIZER = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
+    *("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt"),
+)
+# What such a folder has beside its weights that says how text is read and written.
+OF_FOLDER = (CONFIG, "generation_config.json", *OF_TOKENIZER)
+_COPY = re.compile(r"vocabulary-[0-9a-f]{8}(?:\.model|\.json)?")
+_FILES = (".model", ".json")  # a vocabulary whose name ends so is no folder and no hub id
+
+
+def is_folder(address: str) -> bool:
+    """Returns whether a vocabulary is a folder for transformers, or a hub id, and not a file."""
+    if address == "byte" or address.endswith(_FILES):
+        return False
+    place = resolved(address)
+    if place.is_dir():
+        return True
+    return "://" not in address and not place.exists() and hub.is_id(address)
+
+
+def folder_at(address: str) -> epath.Path:
+    """Returns the folder of a vocabulary for which `is_folder` holds; that of a hub id is downloaded.
+
+    Raises InputError for a folder that has no config.json, and what `hub.download` raises.
+    """
+    place = resolved(address)
+    if not place.is_dir():
+        place = epath.Path(hub.download(address, lambda names: [*hub.BESIDE, *OF_FOLDER]))
+    if not (place / CONFIG).exists():
+        raise InputError(
+            f"The vocabulary {address} is a folder without config.json, which says the ids with a role; give a folder"
+            " as transformers saves it, or the path of its tokenizer.json.",
+            field="DataConfig.vocabulary",
+        )
+    return place
+
+
+def check_there(address: str) -> None:
+    """Raises InputError, and StorageError for a bucket, if a vocabulary is missing or cannot be read."""
+    if is_folder(address):
+        folder_at(address)
+    else:
+        content(address)
 
 
 def content(path: str) -> bytes:
@@ -47,9 +91,11 @@ def content(path: str) -> bytes:
         ) from error
 
 
-def _name(address: str) -> str:
+def _names(address: str) -> tuple[str, str]:
+    """Returns the name of a copy: of a file, and of a folder."""
     digest = hashlib.blake2b(without_credentials(address).encode(), digest_size=4).hexdigest()
-    return f"vocabulary-{digest}{'.json' if address.endswith('.json') else '.model'}"
+    name = f"vocabulary-{digest}"
+    return f"{name}{'.json' if address.endswith('.json') else '.model'}", name
 
 
 def place_of(address: str, directory: str | None) -> str:
@@ -57,8 +103,10 @@ def place_of(address: str, directory: str | None) -> str:
 
     With None for the directory there are no copies.
     """
-    place = f"{directory}/{_name(address)}"
-    return place if directory is not None and epath.Path(place).exists() else address
+    if directory is None:
+        return address
+    places = (f"{directory}/{name}" for name in _names(address))
+    return next((place for place in places if epath.Path(place).exists()), address)
 
 
 def directory_of(address: str) -> str | None:
@@ -68,14 +116,38 @@ def directory_of(address: str) -> str | None:
 
 
 def keep(addresses: Iterable[str], directory: str) -> None:
-    """Writes a copy of each vocabulary into a run's directory, unless the file itself lies there."""
+    """Writes a copy of each vocabulary into a run's directory, unless the vocabulary itself lies there."""
     for address in dict.fromkeys(addresses):
-        if os.path.dirname(address) != directory.rstrip("/"):
-            copy, data = epath.Path(directory) / _name(address), content(address)
-            if not copy.exists() or copy.read_bytes() != data:
-                write_whole(copy, data)
+        if os.path.dirname(address) == directory.rstrip("/"):
+            continue
+        of_file, of_folder = (epath.Path(directory) / name for name in _names(address))
+        if is_folder(address):
+            _keep_folder(folder_at(address), of_folder)
+        else:
+            _write(of_file, content(address))
+
+
+def _keep_folder(folder: epath.Path, copy: epath.Path) -> None:
+    """Copies what says how text is read and written; config.json last: until then the copy is none."""
+    copy.mkdir(parents=True, exist_ok=True)
+    for name in reversed(OF_FOLDER):
+        if (folder / name).exists():
+            _write(copy / name, (folder / name).read_bytes())
+
+
+def _write(place: epath.Path, data: bytes) -> None:
+    if not place.exists() or place.read_bytes() != data:
+        write_whole(place, data)
 
 
 def copies_in(directory: epath.Path) -> list[str]:
-    """Returns the names of the copies in a run's directory."""
-    return [place.name for place in directory.glob("vocabulary-*") if _COPY.fullmatch(place.name)]
+    """Returns the paths, below a run's directory, of the files of its copies."""
+    found = []
+    for place in directory.glob("vocabulary-*"):
+        if not _COPY.fullmatch(place.name):
+            continue
+        if place.is_dir():
+            found += [f"{place.name}/{name}" for name in OF_FOLDER if (place / name).exists()]
+        else:
+            found.append(place.name)
+    return found

@@ -20,7 +20,9 @@ import numpy as np
 import sentencepiece
 
 from limba.config import InputError, require
-from limba.data.vocabulary.files import content, place_of
+from limba.data.vocabulary.files import content, is_folder, place_of
+from limba.data.vocabulary.published import PublishedVocabulary, open_address
+from limba.data.vocabulary.stream import StreamVocabulary, published_of
 from limba.data.vocabulary.tokenizers import BYTE, TokenizersVocabulary
 from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVocabulary, parse_model, plain
 from limba.data.vocabulary.vocabularies import Vocabulary as Vocabulary
@@ -38,7 +40,9 @@ SENTINEL = re.compile(rf"{SPACE}?<extra_id_(\d+)>")
 
 
 def address_of(vocabulary: object) -> str | None:
-    """Returns the path or address of a vocabulary's file; None for one without a file, as of bytes."""
+    """Returns the path or address of a vocabulary's file or folder; None for one without a file, as of bytes."""
+    if isinstance(vocabulary, StreamVocabulary | PublishedVocabulary):
+        return vocabulary.address
     if isinstance(vocabulary, TokenizersVocabulary):
         return vocabulary.path
     return vocabulary.sentencepiece_model_file if isinstance(vocabulary, SentencePieceVocabulary) else None
@@ -50,6 +54,8 @@ def of_run(vocabulary: Vocabulary, directory: str | None) -> Vocabulary:
     Of seqio's own at an address it is ours, which can read it.
     """
     ours = plain(vocabulary)
+    if isinstance(ours, StreamVocabulary):
+        return ours
     address = address_of(ours)
     place = address and place_of(address, directory)
     if isinstance(ours, TokenizersVocabulary):
@@ -62,8 +68,9 @@ def of_run(vocabulary: Vocabulary, directory: str | None) -> Vocabulary:
 def load_vocabulary(path_or_byte: str, extra_ids: int = NUM_SENTINELS) -> Vocabulary:
     """Returns ByT5's byte vocabulary for 'byte', else the SentencePiece model, or tokenizer.json, at a path or address.
 
-    A model that has sentinels gets no others. Raises InputError for a file that is missing, unreadable, or not a
-    SentencePiece model with pad 0 and an end-of-sequence piece.
+    Of a folder for transformers, or a hub id, it is what transformers reads there. A model that has sentinels gets no
+    others. Raises InputError for a file that is missing, unreadable, or not a SentencePiece model with pad 0 and an
+    end-of-sequence piece.
 
     >>> load_vocabulary("byte").encode("ă"), load_vocabulary("byte").vocab_size
     ([199, 134], 359)
@@ -75,6 +82,8 @@ def load_vocabulary(path_or_byte: str, extra_ids: int = NUM_SENTINELS) -> Vocabu
     )
     if path_or_byte == "byte":
         return ByteVocabulary(extra_ids=extra_ids)
+    if is_folder(path_or_byte):
+        return open_address(path_or_byte)
     if path_or_byte.endswith(".json"):
         vocabulary = TokenizersVocabulary(path_or_byte)
         vocabulary.tokenizer  # noqa: B018  finds a wrong file now
@@ -98,10 +107,16 @@ def check_vocabulary(vocabulary: Vocabulary, num_rows: int, needs_sentinels: boo
     if isinstance(vocabulary, SentencePieceVocabulary):
         read_model(where)
         _check_layout(vocabulary, where)
-    if isinstance(vocabulary, TokenizersVocabulary):
+    if isinstance(vocabulary, TokenizersVocabulary) and not isinstance(vocabulary, PublishedVocabulary):
         _check_padding(vocabulary)
     check_rows(vocabulary, num_rows)
     if needs_sentinels and not num_sentinels(vocabulary):
+        if isinstance(vocabulary, StreamVocabulary):
+            raise InputError(
+                f"The vocabulary {where} has 0 sentinels among its {published_of(vocabulary).vocab_size:,} ids, and the"
+                " task's objective needs <extra_id_0>, <extra_id_1>, …; set DataConfig.objective to prefix_lm or"
+                " lm_adaptation, or give a folder whose tokenizer has sentinels."
+            )
         raise InputError(
             f"The vocabulary {where} has no sentinels (<extra_id_0>, …); set DataConfig.vocabulary to its path with"
             f" DataConfig.extra_ids {NUM_SENTINELS}, or give the task's own vocabulary extra_ids={NUM_SENTINELS}.",
@@ -128,6 +143,12 @@ def _check_padding(vocabulary: TokenizersVocabulary) -> None:
 def check_rows(vocabulary: Vocabulary, num_rows: int) -> None:
     """Raises InputError if the ids exceed the model's embedding rows."""
     where = address_of(vocabulary) or "'byte'"
+    vocabulary = published_of(vocabulary)
+    if vocabulary.vocab_size > num_rows and isinstance(vocabulary, PublishedVocabulary):
+        raise InputError(
+            f"The tokenizer of {where} has {vocabulary.vocab_size:,} ids, and the model {num_rows:,} rows; resize the"
+            " model's embedding in transformers, or take the tokens without a row out of the tokenizer."
+        )
     if vocabulary.vocab_size > num_rows:
         fitting = PieceTable(vocabulary).fitting_rows
         raise InputError(
@@ -146,6 +167,8 @@ def sentinel_table(vocabulary: Vocabulary) -> list[int]:
     >>> sentinel_table(ByteVocabulary(extra_ids=2)), len(sentinel_table(ByteVocabulary()))
     ([260, 259], 11)
     """
+    if isinstance(vocabulary, StreamVocabulary):
+        return [number + vocabulary.offset for number in sentinel_table(vocabulary.published)]
     last = vocabulary.vocab_size - 1
     if has_byte_sentinels(vocabulary):
         return [last - number for number in range(BYTE_SENTINELS)]
@@ -254,6 +277,11 @@ def mask_id(vocabulary: Vocabulary) -> int:
     """
     found = known_mask_id(vocabulary)
     if found is None:
+        if isinstance(vocabulary, StreamVocabulary):
+            raise InputError(
+                f"The vocabulary {vocabulary.address} names no mask (mask_token) among its"
+                f" {vocabulary.published.vocab_size:,} ids to hide tokens with; give a model that has one."
+            )
         raise InputError(
             f"The vocabulary {address_of(vocabulary) or repr('byte')} has no <mask> and no <extra_id_0> to hide tokens"
             " with; set DataConfig.extra_ids to 1.",
@@ -264,6 +292,10 @@ def mask_id(vocabulary: Vocabulary) -> int:
 
 def known_mask_id(vocabulary: Vocabulary) -> int | None:
     """Returns `mask_id`; None for a vocabulary that has none."""
+    if isinstance(vocabulary, StreamVocabulary):
+        return vocabulary.mask_id
+    if isinstance(vocabulary, PublishedVocabulary) and "mask_token" in vocabulary.ids:
+        return vocabulary.ids["mask_token"]
     if isinstance(vocabulary, SentencePieceVocabulary | TokenizersVocabulary):
         table = PieceTable(vocabulary)
         for piece in MASKS:
@@ -275,7 +307,12 @@ def known_mask_id(vocabulary: Vocabulary) -> int | None:
 
 
 def begin_id(vocabulary: Vocabulary) -> int | None:
-    """Returns the id that each document begins with: the piece <cls> or [CLS]; None for a vocabulary without it."""
+    """Returns the id that each document begins with: the piece <cls> or [CLS]; None for a vocabulary without it.
+
+    A document of a folder for transformers may begin with several: it is the last one.
+    """
+    if isinstance(vocabulary, StreamVocabulary):
+        return vocabulary.begins[-1] if vocabulary.begins else None
     table = PieceTable(vocabulary)
     if table.kind == "bytes":
         return None
@@ -285,6 +322,9 @@ def begin_id(vocabulary: Vocabulary) -> int | None:
 
 def content_name(vocabulary: Vocabulary) -> str:
     """Returns a name that depends on a vocabulary's content, not on its path or added sentinels."""
+    if isinstance(vocabulary, StreamVocabulary):
+        around = f"{vocabulary.offset} {vocabulary.begins} {vocabulary.ends} {vocabulary.start} {vocabulary.mask_id}"
+        return f"{content_name(vocabulary.published)} {around}"
     if isinstance(vocabulary, SentencePieceVocabulary):
         model = hashlib.blake2b(vocabulary.tokenizer.serialized_model_proto(), digest_size=16).hexdigest()
         return f"sentencepiece {model}"
@@ -330,6 +370,8 @@ def first_byte(vocabulary: ByteVocabulary) -> int:
 def is_byte_piece(vocabulary: Vocabulary) -> np.ndarray:
     """Returns bool [ids]: True at the pieces of a single byte, such as <0xE3>; False for a vocabulary without them."""
     marks = np.zeros([vocabulary.vocab_size], bool)
+    if isinstance(vocabulary, StreamVocabulary):
+        marks[vocabulary.offset :] = is_byte_piece(vocabulary.published)
     if isinstance(vocabulary, TokenizersVocabulary):
         for piece, number in vocabulary.tokenizer.get_vocab(with_added_tokens=False).items():
             marks[number] = BYTE.fullmatch(piece) is not None
@@ -391,6 +433,7 @@ def _reason_against_bytes(vocabulary: Vocabulary) -> str | None:
 
 def _normalized(vocabulary: Vocabulary, text: str) -> str:
     """Returns a text as it is before it is cut."""
+    vocabulary = published_of(vocabulary)
     if isinstance(vocabulary, SentencePieceVocabulary):
         return vocabulary.tokenizer.Normalize(text).replace(SPACE, " ").strip(" ")
     if isinstance(vocabulary, TokenizersVocabulary) and vocabulary.tokenizer.normalizer is not None:
@@ -405,6 +448,12 @@ def piece_texts(vocabulary: Vocabulary, num_rows: int) -> list[bytes]:
     are b"". The unknown piece is b"" too: its text is lost, so bits per byte come out too high.
     """
     found = [b""] * num_rows
+    if isinstance(vocabulary, StreamVocabulary):
+        known = piece_texts(vocabulary.published, num_rows - vocabulary.offset)
+        for number in (*vocabulary.published.ids.values(), *vocabulary.special.around):
+            if number < len(known):
+                known[number] = b""  # it has a role, and is no text
+        return [b""] * vocabulary.offset + known
     if isinstance(vocabulary, ByteVocabulary):
         first = first_byte(vocabulary)
         count = 256 - BYTE_SENTINELS * has_byte_sentinels(vocabulary)
@@ -430,7 +479,8 @@ class PieceTable:
     """What the ids of a vocabulary stand for, whatever its kind. Its file is read when it is first needed."""
 
     def __init__(self, vocabulary: Vocabulary):
-        self.vocabulary = vocabulary
+        # Of a stream's vocabulary the table has the published ids, which users know.
+        self.vocabulary = published_of(vocabulary)
 
     @classmethod
     def at(cls, path_or_byte: str, extra_ids: int = NUM_SENTINELS) -> PieceTable:
@@ -442,6 +492,14 @@ class PieceTable:
         """Returns a document's ids, int32 [n], without an end of sequence."""
         encode = encoder(self.vocabulary)
         return lambda text: encode([text])[0]
+
+    @functools.cached_property
+    def unspoken(self) -> tuple[int, ...]:
+        """Ids that a row has and that are no text: padding and the end."""
+        if not isinstance(self.vocabulary, PublishedVocabulary):
+            return (0, self.eos_id)
+        roles = self.vocabulary.ids
+        return tuple(roles[role] for role in ("pad_token", "eos_token") if role in roles)
 
     @functools.cached_property
     def num_sentinels(self) -> int:
@@ -535,7 +593,7 @@ class PieceTable:
         for token in map(int, targets):
             if token in gaps:
                 current = spans.setdefault(gaps[token], [])
-            elif token not in (0, self.eos_id) and current is not None:
+            elif token not in self.unspoken and current is not None:
                 current.append(token)
         return self._with_gaps(inputs, lambda gap: f"[{self.vocabulary.decode(spans.get(gap, []))}]")
 
@@ -546,7 +604,7 @@ class PieceTable:
             if token in gaps:
                 text += [self.vocabulary.decode(plain), shown(gaps[token])]
                 plain = []
-            elif token not in (0, self.eos_id):
+            elif token not in self.unspoken:
                 plain.append(token)
         return " ".join(part for part in [*text, self.vocabulary.decode(plain)] if part)
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from etils import epath
 
 from limba.config import InputError, reason_of
-from limba.data.vocabulary.files import content
+from limba.data.vocabulary.files import content, folder_at
 from limba.data.vocabulary.tokenizers import TokenizersVocabulary
 from limba.data.vocabulary.vocabularies import parse_model
 from limba.storage.files import read_text
@@ -75,10 +75,13 @@ class PublishedVocabulary(TokenizersVocabulary):
     """What AutoTokenizer gives for a folder; `encode` gives its ids without the template.
 
     `ids` has the ids of ROLES, of those that the files name; `template` is what stands before and after a text.
+    `address` is how a configuration names the folder, by default its path.
     """
 
     def __init__(self, path: str, made: Made):
         super().__init__(path)
+        self.folder = epath.Path(path).parent
+        self.address = str(self.folder)
         self.tokenizer = made.tokenizer  # in place of the cached property, which reads the file as a trainer does
         ids = {role: made.tokenizer.token_to_id(name) for role, name in made.names.items()}
         self.ids = {role: number for role, number in ids.items() if number is not None}
@@ -109,6 +112,10 @@ class PublishedVocabulary(TokenizersVocabulary):
                 f" and the model has {self.num_rows} rows: this token was added and never trained. Take it out of the"
                 " text, or resize the model's embedding in transformers."
             )
+
+    @property
+    def pad_id(self) -> int | None:  # type: ignore[override]
+        return self.ids.get("pad_token")
 
     @property
     def eos_id(self) -> int | None:  # type: ignore[override]
@@ -307,6 +314,20 @@ def open_folder(folder: epath.Path) -> PublishedVocabulary:
         raise
     except Exception as error:  # `tokenizers` has no error of its own, and a damaged file may break any rule
         raise InputError(f"{path} cannot be read as a {name} ({reason_of(error)}); copy the folder again.") from error
+
+
+def open_address(address: str) -> PublishedVocabulary:
+    """Returns the vocabulary of a folder at a path or address, or of a model of the hub; its errors are of both."""
+    folder = folder_at(address)
+    if str(Files.of(folder).about.get("tokenizer_class")).startswith("ByT5"):
+        raise InputError(
+            f"The vocabulary {address} is one of bytes; set DataConfig.vocabulary to 'byte', and for the published ByT5"
+            " DataConfig.extra_ids to 0.",
+            field="DataConfig.vocabulary",
+        )
+    opened = open_folder(folder)
+    opened.address = address
+    return opened
 
 
 def text_read_otherwise(path: str, encode: Callable[[str], Sequence[int]]) -> str | None:

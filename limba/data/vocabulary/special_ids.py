@@ -1,7 +1,8 @@
 """The ids with a role in a model: padding, start, ends, mask, the decoder's start, and what stands around a text.
 
 A run of Limba, and one of T5X, has those of T5's layout: `of_run`. A folder for transformers says them in its files,
-which `of_folder` reads in transformers' own order of precedence.
+which `of_folder` reads in transformers' own order of precedence; a run whose vocabulary is such a folder has these, and
+`as_stream` gives its data stream a padding of its own.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from etils import epath
 
-from limba.config import InputError, ModelConfig
+from limba.config import ConfigError, InputError, ModelConfig
 from limba.data.vocabulary.load import Vocabulary, begin_id, known_mask_id
-from limba.data.vocabulary.published import PublishedVocabulary, read_json
+from limba.data.vocabulary.published import PublishedVocabulary, open_folder, read_json
+from limba.data.vocabulary.stream import StreamVocabulary, published_of
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +43,33 @@ _PASSED_OVER: Mapping[str, tuple[object, ...]] = {
     **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), (None, 0)),
     **dict.fromkeys(("min_length", "min_new_tokens"), (None, 0)),
 }
+
+
+ENCODER_DECODERS, LANGUAGE_MODELS = ("t5", "mt5", "umt5"), ("llama", "gpt2")
+ENCODERS = ("eurobert", "modernbert")
+_ENCODER_OF_T5 = "EncoderModel"  # the end of its class's name
+
+
+class Family(Protocol):
+    """What the ids with a role depend on beside the files; a ModelConfig has it, and so has `Named`."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def is_decoder_only(self) -> bool: ...
+    @property
+    def is_encoder(self) -> bool: ...
+    @property
+    def is_t5_encoder(self) -> bool: ...
+
+
+class Named(NamedTuple):
+    """The family of a model as its config.json names it."""
+
+    vocab_size: int
+    is_decoder_only: bool = False  # one stack, as `ModelConfig.is_decoder_only`
+    is_encoder: bool = False
+    is_t5_encoder: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,29 +101,31 @@ class SpecialIds:
         return self.ends[0] if self.ends else None
 
     @property
+    def first(self) -> int:
+        """What a language model reads before the first token of a row: its template's first id, else start or end."""
+        found = (*self.before, self.start, self.end, self.filling)
+        return next(number for number in found if number is not None)
+
+    @property
     def filling(self) -> int:
         """The id that stands behind the end of a written text, as in transformers: padding, else the end."""
         if self.padding is not None:
             return self.padding
         return self.ends[0] if self.ends else PADDING
 
-    def check_trained(self, model: ModelConfig, place: str) -> None:
-        """Raises InputError for a model that Limba can use and not train: its padding or its start is not T5's 0."""
-        has_decoder = not (model.is_decoder_only or model.is_t5_encoder)
-        reason = None
-        if self.padding is None:
-            reason = "has no padding token (pad_token_id)"
-        elif self.padding in self.ends:
-            reason = f"has one id, {self.padding}, for padding and for the end of a text"
-        elif self.padding != PADDING:
-            reason = f"has its padding at id {self.padding}, and an ordinary piece at 0"
-        elif has_decoder and self.decoder_start != START:
-            reason = f"begins its decoder with id {self.decoder_start} (decoder_start_token_id)"
-        if reason is not None:
-            raise InputError(
-                f"{place} {reason}, so Limba generates, scores, encodes and converts with it and does not train it:"
-                " training has padding and the decoder's start at 0. Train another model, or this one in transformers."
-            )
+    @property
+    def around(self) -> tuple[int, ...]:
+        """The ids that stand around a text or in its place, and are none: template, ends, separator, mask."""
+        single = (number for number in (self.separator, self.mask) if number is not None)
+        return (*self.before, *self.after, *self.ends, *single)
+
+    def has_t5_layout(self, family: Family) -> bool:
+        """Returns whether id 0 is padding and nothing else, and a decoder begins with it."""
+        if self.padding != PADDING or PADDING in self.ends:
+            return False
+        if family.is_decoder_only:
+            return family.is_encoder or self.start in (None, START)
+        return family.is_t5_encoder or self.decoder_start == START
 
     def framed(self, ids: Sequence[int], length: int | None = None, ends: bool = True) -> list[int]:
         """Returns a text's ids in the template, the text cut so that they are at most `length`.
@@ -128,7 +159,13 @@ class SpecialIds:
 
 
 def of_run(vocabulary: Vocabulary | None, model: ModelConfig) -> SpecialIds:
-    """Returns the ids of a model that Limba or T5X trained with this vocabulary."""
+    """Returns the ids of a model that Limba or T5X trained with this vocabulary.
+
+    Of a run whose vocabulary is a folder for transformers they are the folder's.
+    """
+    published = None if vocabulary is None else published_of(vocabulary)
+    if isinstance(published, PublishedVocabulary):
+        return of_folder(published.folder, published, model)
     if model.is_encoder:
         return of_encoder(vocabulary)
     end = _end_of(vocabulary)
@@ -153,7 +190,7 @@ def _end_of(vocabulary: Vocabulary | None) -> int:
     return END if vocabulary is None or vocabulary.eos_id is None else int(vocabulary.eos_id)
 
 
-def of_folder(folder: epath.Path, vocabulary: Vocabulary | None, model: ModelConfig) -> SpecialIds:
+def of_folder(folder: epath.Path, vocabulary: Vocabulary | None, model: ModelConfig | Named) -> SpecialIds:
     """Returns the ids of a folder for transformers; `vocabulary` is its own, another that was given, or None.
 
     What is written, and where it begins and ends, is generation_config.json's, or config.json's where that file is
@@ -187,7 +224,7 @@ def of_folder(folder: epath.Path, vocabulary: Vocabulary | None, model: ModelCon
     if isinstance(vocabulary, PublishedVocabulary):
         before, after = vocabulary.template
         roles = {role: number for role, number in vocabulary.ids.items() if number < model.vocab_size}
-    elif vocabulary is not None:
+    elif vocabulary is not None and isinstance(model, ModelConfig):
         own = of_run(vocabulary, model)
         before, after = own.before, own.after
         if before == (START,) and start is not None:
@@ -219,6 +256,96 @@ def of_folder(folder: epath.Path, vocabulary: Vocabulary | None, model: ModelCon
         passed_over=tuple(f"{key} {rules[key]}" for key, same in _PASSED_OVER.items() if rules.get(key) not in same),
         is_published=True,
     )
+
+
+def family_of(folder: epath.Path) -> Named:
+    """Returns the family that a folder's config.json names; InputError for one that Limba does not train."""
+    config = read_json(folder, "config.json") or {}
+    kind = str(config.get("model_type"))
+    num_rows = config.get("vocab_size")
+    if kind not in (*ENCODER_DECODERS, *LANGUAGE_MODELS, *ENCODERS) or not isinstance(num_rows, int):
+        known = ", ".join((*ENCODER_DECODERS, *LANGUAGE_MODELS, *ENCODERS))
+        raise InputError(
+            f"{folder}/config.json describes a {kind!r} of {num_rows!r} ids, and the vocabulary of a run is a folder of"
+            f" {known}; give the path of its tokenizer.json.",
+            field="DataConfig.vocabulary",
+        )
+    if kind in ENCODER_DECODERS:
+        classes = config.get("architectures") or ()
+        return Named(num_rows, is_t5_encoder=any(str(name).endswith(_ENCODER_OF_T5) for name in classes))
+    return Named(num_rows, is_decoder_only=True, is_encoder=kind in ENCODERS)
+
+
+def as_stream(vocabulary: Vocabulary) -> Vocabulary:
+    """Returns a vocabulary as the data stream reads it: one of a folder with 0 as padding alone, others as they are.
+
+    A corpus must not be able to end a document, so the stream reads the name of a special token as plain text.
+    """
+    if not isinstance(vocabulary, PublishedVocabulary):
+        return vocabulary
+    family = family_of(vocabulary.folder)
+    special = of_folder(vocabulary.folder, vocabulary, family)
+    trained = open_folder(vocabulary.folder)
+    trained.tokenizer.encode_special_tokens = True
+    end = () if special.end is None else (special.end,)
+    begins, ends = special.before, special.after or end
+    start = special.decoder_start
+    if family.is_decoder_only:
+        start = special.first
+        if not family.is_encoder:
+            ends = tuple(special.target([])[len(special.before) :])
+    elif end:
+        ends = end  # of the inputs and of what the model writes
+    offset = 0 if _is_padding_alone(vocabulary, special, family, start) else 1
+    if not offset and family.is_decoder_only and not family.is_encoder:
+        begins = ()  # a row's start is its padding
+    return StreamVocabulary(
+        published=vocabulary,
+        trained=trained,
+        special=special,
+        address=vocabulary.address,
+        offset=offset,
+        begins=begins,
+        ends=ends,
+        start=start,
+        is_one_sequence=family.is_decoder_only,
+    )
+
+
+def _is_padding_alone(vocabulary: PublishedVocabulary, special: SpecialIds, family: Family, start: int) -> bool:
+    """Returns whether id 0 is a padding token that no row has as text: T5's layout."""
+    added = vocabulary.tokenizer.get_added_tokens_decoder()
+    if not special.has_t5_layout(family) or PADDING not in added or not added[PADDING].special:
+        return False
+    text = {*special.ends, *special.after, special.unknown, special.mask}
+    if family.is_encoder:
+        return PADDING not in (*text, *special.before)
+    return PADDING not in text and start == START and special.before in ((), (START,))
+
+
+def check_family(vocabulary: Vocabulary, model: ModelConfig) -> None:
+    """Raises InputError for a run whose vocabulary is the folder of another family, or has no end of a text."""
+    if not isinstance(vocabulary, StreamVocabulary):
+        return
+    published = vocabulary.published
+    family = family_of(published.folder)
+    if (family.is_decoder_only, family.is_encoder) != (model.is_decoder_only, model.is_encoder):
+        raise ConfigError(
+            "DataConfig.vocabulary",
+            f"is {vocabulary.address}, the folder of {_named(family)}, and the run trains {_named(model)}; give the"
+            " path of its tokenizer.json, or set ModelConfig to that network.",
+        )
+    if vocabulary.eos_id is None:
+        raise InputError(
+            f"The vocabulary {vocabulary.address} names no end of a text (eos_token) among its"
+            f" {published.vocab_size:,} ids, with which training ends each; name one in its tokenizer_config.json."
+        )
+
+
+def _named(family: Family) -> str:
+    if not family.is_decoder_only:
+        return "an encoder-decoder"
+    return "an encoder" if family.is_encoder else "a language model"
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from limba.config import ConfigError, DataConfig, InputError, extras, reason_of
 from limba.config.waiting import waiting
 from limba.data.registry import Mixture, Task
 from limba.data.tasks import parts_of, resolve_task
+from limba.data.vocabulary.files import is_folder
 from limba.data.vocabulary.load import NUM_SENTINELS, parse_model
 from limba.data.vocabulary.text_sample import Progress, Texts
 from limba.data.vocabulary.tokenizer_json import tokenizer_json
@@ -152,7 +153,10 @@ def ensure_vocabulary(config: DataConfig, trains: bool) -> None:
     `new_vocabulary_size` ids, or fewer if the text has too few pieces. Raises InputError as sampling and training do.
     """
     path, size = config.vocabulary, config.new_vocabulary_size
-    if path is None or size is None or (new := NewVocabulary(path)).exists:
+    if path is None or size is None or is_folder(path):
+        return
+    new = NewVocabulary(path)
+    if new.exists:
         return
     if not trains:
         new.wait(HOURS_WAITED * 3600)

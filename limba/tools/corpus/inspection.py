@@ -83,8 +83,8 @@ def inspect_task(
         name = getattr(task.source, "name", f"Task {task.name}")
         raise InputError(f"{name} holds no document in split {split!r}; give files with text in them.")
     lengths = _lengths(task, inputs_length, is_sequence)
-    vocabulary = task.output_features["targets"].vocabulary
-    encode = PieceTable(vocabulary).encode
+    pieces = PieceTable(task.output_features["targets"].vocabulary)
+    vocabulary, encode = pieces.vocabulary, pieces.encode
     examples = _examples(task, split, documents, lengths, seed)
     if isinstance(task.source, UnitSource):
         documents = Texts(task.source).in_columns(documents)
@@ -138,10 +138,7 @@ def _examples(
     task: Task, split: str, documents: Sequence[bytes], lengths: Mapping[str, int], seed: int
 ) -> list[Mapping[str, np.ndarray]]:
     data = RunData(DataConfig(task.name, lengths, 1), task)
-    rows = itertools.islice(data.examples(documents, lengths, split, seed), EXAMPLES_COUNTED)
-    return [
-        {name: np.trim_zeros(tokens, "b") for name, tokens in row.items()} for row in rows
-    ]  # some are padded already
+    return list(itertools.islice(data.examples(documents, lengths, split, seed), EXAMPLES_COUNTED))
 
 
 def show(found: Inspection, console: rich.console.Console, num: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import textwrap
@@ -13,7 +12,7 @@ from limba.tools.corpus.counting import SENTINELS
 from limba.tools.corpus.hardware import Hardware
 from limba.tools.corpus.plans import Plan
 from limba.tools.corpus.reasons import short, times
-from limba.tools.corpus.sizes import FILES, FREE_EPOCHS, model_of
+from limba.tools.corpus.sizes import FILES, FREE_EPOCHS
 from limba.tools.corpus.survey import Survey
 
 TASK = '''"""{objective} of {name_of_corpus}.
@@ -81,21 +80,16 @@ EVAL_PERIOD = {evaluations}
 EVAL_STEPS = {eval_steps}  # batches of an evaluation, at most
 LOG_PERIOD = {log}
 {repeated}
-VOCAB_SIZE = {rows}  # not below the number of ids
-{vocabulary}
-config.DataConfig.num_data_shards = {shards}  # fixed for the run; at least the number of hosts
+{vocabulary}config.DataConfig.num_data_shards = {shards}  # fixed for the run; at least the number of hosts
 config.DataConfig.validation_percent = {percent}
 {prompts}{mesh}"""
 FROM_SCRATCH = """include '{file}'
 include 'gin/runs/{run}.gin'{recipe}"""
 RECIPE = "\ninclude 'gin/recipes/fast.gin'"
-# Sizes of a published model that differ from those of T5 1.1 base.
-FROM_PUBLISHED = """include 'gin/models/t5_1_1/base.gin'
-include 'gin/runs/{run}.gin'
+FROM_PUBLISHED = """include 'gin/continue.gin'
 
-{fields}
-INITIAL_CHECKPOINT_PATH = {start}
-RESET_STEP = True  # steps are counted from 0"""
+INITIAL_CHECKPOINT_PATH = {start}  # its network and its vocabulary are kept
+CORPUS = None  # the task's own"""
 RATE = """# 'auto' is 2.2 / sqrt(TRAIN_STEPS), found for 300 to 4,800 steps of small T5s; longer runs follow it
 # unproven. Warm-up and decay are shares of the run.
 LEARNING_RATE = 'auto'"""
@@ -112,13 +106,13 @@ LEARNING_RATE = {value}
 WARMUP_STEPS = 0.02
 config.ScheduleConfig.name = 'warmup_stable_decay'
 config.ScheduleConfig.decay_steps = 0.7"""
-SET_ABOVE = ("vocab_size", "dropout_rate", "dtype", "scan_layers", "remat", "attention")  # of a published model
 RATES_ON = {
     "t5": ("T5's", "0.0003", "0.003", "0.001"),
     "lm": ("AdamW's", "0.00003", "0.0003", "0.0001"),
     "encoder": ("AdamW's", "0.00003", "0.0003", "0.0001"),
 }  # whose, range, value
-NEW_VOCABULARY = """# The run trains this vocabulary on its text first, MODEL_DIR/vocabulary.model. For one that exists:
+NEW_VOCABULARY = """VOCAB_SIZE = {rows}  # not below the number of ids
+# The run trains this vocabulary on its text first, MODEL_DIR/vocabulary.model. For one that exists:
 # VOCABULARY = 'PATH.model', and {name} = None.
 {name} = {vocabulary}  # ids, sentinels included"""
 NEW_SIZES = {
@@ -283,17 +277,10 @@ def _attention(machine: Hardware) -> str:
 
 
 def _model(plan: Plan) -> str:
-    run = RUNS[plan.kind]
     if plan.start is None:
         recipe = "" if plan.kind == "encoder" else RECIPE
-        return FROM_SCRATCH.format(file=FILES[plan.kind].format(plan.size), run=run, recipe=recipe)
-    base = model_of("t5", "base", plan.rows)
-    fields = [
-        f"config.ModelConfig.{field.name} = {value!r}\n"
-        for field in dataclasses.fields(plan.config)
-        if (value := getattr(plan.config, field.name)) != getattr(base, field.name) and field.name not in SET_ABOVE
-    ]
-    return FROM_PUBLISHED.format(run=run, fields="".join(fields), start=_python(plan.start.name))
+        return FROM_SCRATCH.format(file=FILES[plan.kind].format(plan.size), run=RUNS[plan.kind], recipe=recipe)
+    return FROM_PUBLISHED.format(start=_python(plan.start.name))
 
 
 def _rate(plan: Plan) -> str:
@@ -306,13 +293,14 @@ def _rate(plan: Plan) -> str:
 
 
 def _vocabulary(plan: Plan, has_spaces: bool) -> str:
-    if plan.start is None:
-        written = NEW_VOCABULARY.format(name=NEW_SIZES[plan.kind], vocabulary=plan.vocabulary)
+    """Returns the lines about a new vocabulary; none for a published model, which has its own."""
+    if plan.start is not None:
+        return ""
+    written = NEW_VOCABULARY.format(name=NEW_SIZES[plan.kind], vocabulary=plan.vocabulary, rows=plan.rows)
+    if not has_spaces:
         bytes_ = "NEW_VOCABULARY_BYTES" if plan.kind == "lm" else "config.DataConfig.new_vocabulary_bytes"
-        return written if has_spaces else written + UNSPACED.format(name=bytes_)
-    extra = "" if plan.start.extra_ids is None else f"\nEXTRA_IDS = {plan.start.extra_ids}"
-    has_own = "\nNEW_VOCABULARY_SIZE = None" * (plan.kind != "t5")
-    return f"VOCABULARY = {_python(plan.start.vocabulary)}{extra}{has_own}"
+        written += UNSPACED.format(name=bytes_)
+    return f"{written}\n"
 
 
 def script(name: str, plan: Plan, machine: Hardware) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from etils import epath
 
 from limba.config import ConfigError, InputError, ModelConfig, RunConfig, plain
-from limba.data.vocabulary.special_ids import of_folder
+from limba.data.vocabulary.special_ids import SpecialIds, of_folder
 from limba.formats import hub_models, huggingface, limba_checkpoint, t5x
 from limba.formats.huggingface_files import LAST_BYTE, extra_ids_at
 from limba.formats.names import Arrays
@@ -72,11 +72,11 @@ def load_initial(
     return _filled(fresh, abstract, stored, {name: name for name in stored}, path)
 
 
-def check_initial(path: str, byte_extra_ids: int | None = None) -> None:
+def check_initial(path: str, byte_extra_ids: int | None = None, reads_folder: bool = False) -> None:
     """Raises InputError, before anything is compiled, if `load_initial` would find no checkpoint at the path.
 
-    So it does for a folder for transformers that Limba cannot train: one whose padding or start is not T5's 0, and an
-    encoder without logits.
+    So it does for a folder for transformers that is an encoder without logits, and for one whose padding or start is
+    not T5's 0, unless the run `reads_folder`: its vocabulary is such a folder, which has ids of its own.
     With `byte_extra_ids`, for a run over bytes whose objective has sentinels: also if the checkpoint was trained with
     others, which this run would have to learn again.
     """
@@ -96,7 +96,25 @@ def check_initial(path: str, byte_extra_ids: int | None = None) -> None:
                 f"is {path}, an encoder without an output layer for the vocabulary, from which no objective can go on;"
                 " give a model whose class ends in ForMaskedLM, or in ForConditionalGeneration.",
             )
-        of_folder(root, None, model).check_trained(model, path)
+        special = of_folder(root, None, model)
+        if not reads_folder and not special.has_t5_layout(model):
+            raise _other_layout(path, special, model)
+
+
+def _other_layout(path: str, special: SpecialIds, model: ModelConfig) -> ConfigError:
+    """Returns the error for a run in T5's layout that goes on from a model with other ids."""
+    ids = {"pad_token_id": special.padding, "eos_token_id": special.end}
+    if not model.is_decoder_only:
+        ids["decoder_start_token_id"] = special.decoder_start
+    elif not model.is_encoder:
+        ids["bos_token_id"] = special.start
+    named = ", ".join(f"{name} {'none' if number is None else number}" for name, number in ids.items())
+    return ConfigError(
+        "DataConfig.vocabulary",
+        f"is no folder of a model, and {path} has ids of its own ({named}) where other runs have padding and the"
+        f" decoder's start at 0; set it to {path}.",
+        ("DataConfig.vocabulary", path),
+    )
 
 
 def check_length(config: RunConfig) -> None:

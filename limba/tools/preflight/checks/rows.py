@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from limba.api import PieceTable, RunData, flops_per_sequence
+from limba.api import RunData, flops_per_sequence
 from limba.config import RunConfig
 from limba.config.speed import LEAST_STEP_SECONDS
 from limba.tools.preflight.checks.findings import logged, shorter
@@ -93,8 +93,7 @@ def _text_share(config: RunConfig, run: RunData, lengths: Mapping[str, int]) -> 
         return 1.0
     with logged():
         batch = next(run.rows(lengths))
-    sentinels = PieceTable(run.task.output_features["targets"].vocabulary).sentinels
-    marks = sum(np.count_nonzero(np.isin(batch[name], sentinels)) for name in lengths)
+    marks = sum(np.count_nonzero(np.isin(batch[name], run.sentinels)) for name in lengths)
     return 1 - marks / sum(np.count_nonzero(batch[name]) for name in lengths)
 
 

@@ -125,7 +125,7 @@ def of_cuts(config: RunConfig, part: Task, rows: Sequence[str], lengths: Mapping
 
     def sizes(lengths: Mapping[str, int]) -> dict[str, np.ndarray]:
         examples = list(run.examples(documents, lengths, config.data.train_split, config.data.seed))
-        return {name: np.array([np.count_nonzero(example[name]) for example in examples]) for name in lengths}
+        return {name: np.array([len(example[name]) for example in examples]) for name in lengths}
 
     whole = sizes(dict.fromkeys(lengths, WHOLE))
     shares = {name: (size > lengths[name]).mean() for name, size in whole.items()}
@@ -236,11 +236,11 @@ def of_example(config: RunConfig, part: Task, found: Any, data: Data) -> Iterato
     row, words, pieces = found.examples[0], found.vocabulary, PieceTable(found.vocabulary)
     is_pair = not RunData(config.data, part).fills_gaps
     if is_pair or "inputs" not in row or not pieces.num_sentinels:
-        shown = [f"{name}: {_cut(str(words.decode(_ids(ids))))}" for name, ids in row.items()]
+        shown = [f"{name}: {_cut(str(words.decode(ids.tolist())))}" for name, ids in row.items()]
         yield Line("ok", "An example:\n" + "\n".join(shown))
         return
     inputs, targets = (pieces.masked(row[name].tolist()) for name in ("inputs", "targets"))
-    joined = joined_tokens(row, set(pieces.sentinels), pieces.eos_id)
+    joined = joined_tokens(row, set(pieces.sentinels), pieces.unspoken)
     data["example"] = {"inputs": inputs, "targets": targets}
     stream = np.concatenate([pieces.encode(text) for text in found.documents[:64]])
     shown = f"An example:\ninputs: {_cut(inputs)}\ntargets: {_cut(targets)}\njoined: {_cut(str(words.decode(joined)))}"
@@ -252,20 +252,16 @@ def of_example(config: RunConfig, part: Task, found: Any, data: Data) -> Iterato
         )
 
 
-def _ids(ids: np.ndarray) -> list[int]:
-    return [number for number in ids.tolist() if number > 0]
-
-
 def _cut(text: str) -> str:
     text = " ".join(text.split())
     return text if len(text) <= EXAMPLE_LETTERS else f"{text[:EXAMPLE_LETTERS]} …"
 
 
-def joined_tokens(row: Mapping[str, np.ndarray], sentinels: set[int], eos: int) -> list[int]:
-    """Returns the inputs with each sentinel replaced by its span of the targets.
+def joined_tokens(row: Mapping[str, np.ndarray], sentinels: set[int], unspoken: Sequence[int]) -> list[int]:
+    """Returns the inputs with each sentinel replaced by its span of the targets, without ids that are no text.
 
     >>> row = {"inputs": np.array([5, 99, 6, 98, 1]), "targets": np.array([99, 7, 8, 98, 9, 1])}
-    >>> joined_tokens(row, {98, 99}, 1)
+    >>> joined_tokens(row, {98, 99}, [0, 1])
     [5, 7, 8, 6, 9]
     """
     spans: dict[int, list[int]] = {}
@@ -273,11 +269,14 @@ def joined_tokens(row: Mapping[str, np.ndarray], sentinels: set[int], eos: int) 
     for token in row["targets"].tolist():
         if token in sentinels:
             current = spans.setdefault(token, [])
-        elif token not in (0, eos):
+        elif token not in unspoken:
             current.append(token)
     joined = []
     for token in row["inputs"].tolist():
-        joined += spans.get(token, []) if token in sentinels else [token] if token not in (0, eos) else []
+        if token in sentinels:
+            joined += spans.get(token, [])
+        elif token not in unspoken:
+            joined.append(token)
     return joined
 
 

@@ -25,8 +25,8 @@ NUM_SENTINELS = 100  # of T5
 def vocabulary(config: RunConfig, task: Task | Mixture, lengths: dict[str, int] | None) -> Section:
     """Returns the section about the vocabulary of a task; `lengths` are a row's, None if they are not known."""
     run = RunData(config.data, task)
-    found = task.output_features["targets"].vocabulary
-    pieces = PieceTable(found)
+    pieces = PieceTable(task.output_features["targets"].vocabulary)
+    found = pieces.vocabulary
     fills = run.fills_gaps and not config.model.is_decoder_only
 
     def layout(data: Data) -> Iterator[Line]:
@@ -101,8 +101,8 @@ def unused_share(config: RunConfig, fitting: int, lengths: dict[str, int] | None
 
 def without_sentinels(config: RunConfig, task: Task | Mixture) -> Line | None:
     """Returns the error of a vocabulary without the sentinels that the task's gaps need; None if there is none."""
-    found = task.output_features["targets"].vocabulary
-    pieces = PieceTable(found)
+    pieces = PieceTable(task.output_features["targets"].vocabulary)
+    found = pieces.vocabulary
     if pieces.num_sentinels or config.model.is_decoder_only or not RunData(config.data, task).fills_gaps:
         return None
     names = [pieces.name(found.vocab_size - 1 - number) for number in range(SHOWN)]

@@ -1,0 +1,278 @@
+"""A run that continues from a published model: what its gin files leave to that model, and the lines that say it.
+
+`include 'gin/recipes/continue_{family}.gin'` is such a file (gin/continue.gin). When all files and overrides are read,
+the model at INITIAL_CHECKPOINT_PATH is looked at once: its family names the file, and its network, its vocabulary and,
+of a run of Limba, its objective are set behind that. Whatever stands behind the include sets them otherwise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from limba.cli.gin.statements import REQUIRED, Binding, Macro, Source
+from limba.config import OBJECTIVES, ConfigError, InputError, ModelConfig, RunConfig
+from limba.config.data import CAUSAL
+from limba.config.environment import quiet_imports
+
+if TYPE_CHECKING:
+    from limba.data.run_data import RunData
+    from limba.data.vocabulary.load import Vocabulary
+    from limba.inference.source import Source as Model
+
+logger = logging.getLogger(__name__)
+
+PATH = "INITIAL_CHECKPOINT_PATH"
+T5, ENCODER, LANGUAGE_MODEL = FAMILIES = ("t5", "encoder", "lm")  # as in the names of gin/recipes/continue_*.gin
+NAMES = {T5: "an encoder-decoder", ENCODER: "an encoder", LANGUAGE_MODEL: "a decoder-only model"}
+# How a run computes, which is its own choice, and not the model's.
+OF_RUN = ("dropout_rate", "dtype", "scan_layers", "remat", "attention")
+SAMPLE_BYTES = 200_000  # of the text, of which it is looked whether the vocabulary has its pieces
+# What a run of Limba has learned, beside its lengths.
+OF_OBJECTIVE = ("objective", "noise_density", "mean_noise_span_length", "mask_share", "causal_share")
+
+
+@dataclass(frozen=True)
+class Continued:
+    """The model that a run continues from."""
+
+    model: Model  # with its vocabulary, as a run names it; None: it has none, and the gin files must name one
+
+    @property
+    def path(self) -> str:
+        return self.model.path
+
+    @property
+    def family(self) -> str:
+        """One of FAMILIES."""
+        network = self.model.model
+        if network.is_encoder:
+            return ENCODER
+        return LANGUAGE_MODEL if network.is_decoder_only else T5
+
+    @property
+    def about(self) -> str:
+        """What the model is: its family, layers and width."""
+        network = self.model.model
+        layers = f"{network.num_decoder_layers} layers"
+        if not network.is_decoder_only:
+            layers = f"{network.num_encoder_layers} + {network.num_decoder_layers} layers"
+        return f"{NAMES[self.family]} of {layers}, width {network.emb_dim:,}"
+
+    @property
+    def longest_row(self) -> int | None:
+        """The most tokens that the model reads at once; None where it does not say, and for a T5, without a limit."""
+        from limba.data.vocabulary.published import read_json
+
+        network = self.model.model
+        if not network.is_decoder_only:
+            return None
+        limits = [] if self.model.length is None else [self.model.length]
+        if network.is_encoder or network.positions == "learned":
+            limits.append(network.max_length)
+        elif self.model.run is None:  # rotary positions have no end; a Llama's folder says how far it was trained
+            about = read_json(self.model.directory, "config.json") or {}
+            said = about.get("max_position_embeddings")
+            limits += [said] if isinstance(said, int) and said > 0 else []
+        return min(limits, default=None)
+
+    @property
+    def objectives(self) -> list[str]:
+        """The objectives that its family can learn."""
+        if self.family == T5:
+            return [name for name, each in OBJECTIVES.items() if each.has_inputs]
+        if self.family == ENCODER:
+            return [name for name, each in OBJECTIVES.items() if each.is_masked]
+        return [name for name, each in OBJECTIVES.items() if each.for_decoder and not each.is_masked]
+
+    def check_objective(self, objective: object) -> None:
+        """Raises ConfigError for an objective that the model's family cannot learn; other values are checked later."""
+        in_a_stage = self.family == ENCODER and objective == CAUSAL  # before masked text
+        if objective not in OBJECTIVES or objective in self.objectives or in_a_stage:
+            return
+        raise ConfigError(
+            "DataConfig.objective",
+            f"is {objective!r}, and {self.path} is {self.about}, which learns {len(self.objectives)} of the"
+            f" {len(OBJECTIVES)} objectives: choose {', '.join(self.objectives)}.",
+            ("DataConfig.objective", self.objectives[0]),
+        )
+
+
+def complete(source: Source) -> Continued | None:
+    """Reads the file that an include leaves to the model's family, and sets what the model says behind it.
+
+    Returns the model; None where no file asks for one, or where its path is not given yet. Raises InputError for a path
+    without a model, and for a model that cannot be trained.
+    """
+    include, source.of_family = source.of_family, None
+    if include is None:
+        return None
+    path = _path_in(source)
+    found = None if path is None else _of_run_or_path(source, path)
+    behind = source.bindings[include.num_before :]
+    del source.bindings[include.num_before :]
+    # Without a path the names of one family are as good as those of another: what is missing is said next.
+    include.read(T5 if found is None else found.family)
+    if found is not None:
+        source.bindings += [_binding(source, found, name, value) for name, value in _set_by(found)]
+        source.bindings += _rows_that_fit(source, found)
+    source.bindings += behind
+    return found
+
+
+def _path_in(source: Source) -> str | None:
+    """Returns the path of the model, None where it is not given; ConfigError for a value that is no path."""
+    values = [each.value for each in source.bindings if each.name in (PATH, "config.RunConfig.initial_checkpoint_path")]
+    if not values or values[-1] == REQUIRED:
+        return None
+    if not isinstance(values[-1], str) or not values[-1]:
+        raise ConfigError(
+            "RunConfig.initial_checkpoint_path",
+            f"is {values[-1]!r}, and the run continues from a model; give a hub id such as google/umt5-base, a folder"
+            " for transformers, or a run.",
+        )
+    return values[-1]
+
+
+def _of_run_or_path(source: Source, path: str) -> Continued:
+    """Returns the model at a path; where it is gone, and the run has begun, what the run itself says of it."""
+    try:
+        return _opened(path)
+    except InputError as error:
+        directories = [each.value for each in source.bindings if each.name == "MODEL_DIR"]
+        with quiet_imports():
+            from limba.formats import limba_checkpoint
+            from limba.storage.files import resolved
+        directory = directories[-1] if directories else None
+        if not isinstance(directory, str) or not limba_checkpoint.checkpoints_of(resolved(directory)):
+            raise
+        logger.warning("%s The network and the vocabulary are those with which %s began.", error, directory)
+        return _opened(directory)
+
+
+def _opened(path: str) -> Continued:
+    with quiet_imports():
+        from limba.inference import source as models
+        from limba.training.checkpoints.initial import check_initial
+    found = models.find(path)
+    check_initial(path, reads_folder=True)
+    opened = models.open_vocabulary(found)
+    if opened is None:
+        return Continued(found)
+    name, _ = opened
+    if found.kind == models.HUGGING_FACE and name.path != "byte":
+        name = models.VocabularyName(path)  # the folder: its tokenizer and its own ids, as transformers reads them
+    return Continued(dataclasses.replace(found, vocabulary=name))
+
+
+def _set_by(found: Continued) -> Iterator[tuple[str, object]]:
+    """Yields the fields that the model decides, with their values."""
+    network = found.model.model
+    for field in dataclasses.fields(ModelConfig):
+        value = getattr(network, field.name)
+        if field.name not in OF_RUN and value != field.default:
+            yield f"ModelConfig.{field.name}", value
+    name = found.model.vocabulary
+    yield "DataConfig.vocabulary", REQUIRED if name is None else name.path
+    if name is not None and name.extra_ids is not None:
+        yield "DataConfig.extra_ids", name.extra_ids
+    run = found.model.run
+    if run is not None and not run.data.stages:
+        yield "DataConfig.task_feature_lengths", dict(run.data.task_feature_lengths)
+        for field_name in OF_OBJECTIVE:
+            value = getattr(run.data, field_name)
+            if value is not None:
+                yield f"DataConfig.{field_name}", value
+
+
+def _binding(source: Source, found: Continued, field: str, value: object) -> Binding:
+    """Returns the statement that sets a field: its macro, where the files have given it one, so that users can too."""
+    owner, _, name = f"config.{field}".rpartition(".")
+    given = [each.value for each in source.bindings if (each.owner, each.field) == (owner, name)]
+    place = f"the model {found.path}"
+    comment = f"{found.path} names none; give the path of its file, or 'byte'" if value == REQUIRED else ""
+    if given and isinstance(given[-1], Macro) and given[-1] != REQUIRED:
+        return Binding("", given[-1].name, "", value, place, comment)
+    return Binding("", owner, name, value, place, comment)
+
+
+def _rows_that_fit(source: Source, found: Continued) -> Sequence[Binding]:
+    """Returns the statement of shorter rows, where those of the recipe are longer than the model's own."""
+    lengths = [each.value for each in source.bindings if each.name == "TASK_FEATURE_LENGTHS"]
+    longest = found.longest_row
+    if longest is None or not lengths or not isinstance(lengths[-1], dict):
+        return []
+    if lengths[-1].get("targets", 0) <= longest:
+        return []
+    return [_binding(source, found, "DataConfig.task_feature_lengths", {"targets": longest})]
+
+
+def lines(found: Continued, config: RunConfig) -> Iterator[str]:
+    """Yields what a run has from the model that it continues from, and what else it begins with."""
+    from limba.data.run_data import RunData
+    from limba.data.vocabulary.stream import published_of
+    from limba.inference.source import special_ids_of
+
+    data = config.data
+    yield f"Continues from {found.path}: {found.about}, {found.model.model.vocab_size:,} rows."
+    task = RunData(data).task
+    vocabulary = published_of(task.output_features["targets"].vocabulary)
+    ids = special_ids_of(found.model, vocabulary)
+    after = ids.after if found.family != LANGUAGE_MODEL else ids.target([])[len(ids.before) :]
+    framed = " ".join([*_names_of(vocabulary, ids.before), "text", *_names_of(vocabulary, after)])
+    mask = ""
+    if found.family == ENCODER and ids.mask is not None:
+        mask = f"; the mask is {_names_of(vocabulary, (ids.mask,))[0]}"
+    yield f"Vocabulary: {data.vocabulary}, {vocabulary.vocab_size:,} ids; a text is read as {framed}{mask}."
+    if data.sequence_length is None:
+        rows = " and ".join(f"{length:,} {name}" for name, length in RunData(data, task).lengths().items())
+    else:
+        rows = f"{data.sequence_length:,} tokens"
+    hidden = "" if data.noise_density is None else f", {data.noise_density:.0%} of the tokens hidden"
+    yield f"Objective: {data.objective}{hidden}; {data.batch_size:,} rows of {rows}."
+    if data.replay_files is not None:
+        yield f"Replay: {data.replay_share:.0%} of the rows are of {data.replay_files}."
+    yield f"Learning rate: {_rate(config)}."
+    yield from _lacking(RunData(data, task))
+
+
+def _lacking(run: RunData) -> Iterator[str]:
+    """Yields a warning where the vocabulary has no pieces for much of the text: that of another language."""
+    from limba.data.sources.units import UnitSource
+    from limba.data.vocabulary.coverage import LEAST, coverage
+    from limba.data.vocabulary.stream import published_of
+    from limba.data.vocabulary.text_sample import Texts
+
+    for part in run.parts:
+        if not isinstance(part.source, UnitSource):
+            continue
+        texts = Texts.of_task(part)
+        documents, _ = texts.sample(run.config.train_split, SAMPLE_BYTES)
+        vocabulary = published_of(part.output_features["targets"].vocabulary)
+        counted = coverage(vocabulary, [text.decode("utf-8", "replace") for text in texts.in_columns(documents)])
+        if counted.share < LEAST:
+            yield (
+                f"Warning: {part.source.name} may be of a language that the model has not learned: of the"
+                f" {counted.tokens:,} tokens of a sample {counted.share:.0%} are pieces of the vocabulary,"
+                f" {counted.unknown:,} are unknown and {counted.single_bytes:,} are single bytes, as in"
+                f" {', '.join(map(repr, counted.examples))}; look for a model with pieces for this text."
+            )
+
+
+def _names_of(vocabulary: Vocabulary, ids: Sequence[int]) -> list[str]:
+    from limba.data.vocabulary.load import PieceTable
+
+    return [PieceTable(vocabulary).name(number) for number in ids]
+
+
+def _rate(config: RunConfig) -> str:
+    """Returns the optimizer, its highest rate, and how the rate goes."""
+    schedule = config.optimizer.schedule
+    if config.train_steps is not None:
+        schedule = schedule.in_steps(config.train_steps)
+    warmup = f", reached after {schedule.warmup_steps:,} steps" if schedule.warmup_steps else ""
+    falls = "" if schedule.name == "factors" else f", {schedule.name.replace('_', ' ')}"
+    return f"{config.optimizer.name}, {schedule.base_learning_rate:g}{warmup}{falls}"

@@ -1,0 +1,133 @@
+"""A published vocabulary as the data stream reads it: its ids are higher by one, so that 0 is padding and nothing else.
+
+Packing, objectives and the marks of the stream rely on that 0. `limba.data.packing.model_features` gives the model the
+published ids, so nothing behind it knows of the shift.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from limba.data.vocabulary.published import PublishedVocabulary
+from limba.data.vocabulary.vocabularies import Vocabulary
+
+
+class Roles(Protocol):
+    """What the stream asks of the special ids of a model; `special_ids.SpecialIds` are they."""
+
+    @property
+    def mask(self) -> int | None: ...
+
+    @property
+    def filling(self) -> int: ...
+
+    @property
+    def around(self) -> tuple[int, ...]: ...
+
+
+class RowIds(NamedTuple):
+    """The published ids that rows of a model have beside those of the stream."""
+
+    start: int  # the first input of a decoder
+    filling: int  # stands where the stream has padding, and is never read
+
+
+class StreamVocabulary(Vocabulary):
+    """The vocabulary of a folder for transformers, whose ids the stream reads higher by `offset`.
+
+    The offset is 0 for T5's layout, in which 0 is a padding token already, and 1 for every other one. A document begins
+    with `begins` and ends with `ends`, ids of the stream: the folder's own template, and for a language model the end
+    that it writes. `address` is how the configuration names the folder.
+    """
+
+    def __init__(
+        self,
+        published: PublishedVocabulary,
+        trained: PublishedVocabulary,
+        special: Roles,
+        address: str,
+        offset: int,
+        begins: Sequence[int],
+        ends: Sequence[int],
+        start: int,
+        is_one_sequence: bool,
+    ):
+        """`trained` is the same vocabulary, which reads the name of a special token in a text as plain text.
+
+        `begins`, `ends` and `start` are published ids; `start` is the first input of a decoder. `is_one_sequence`: the
+        model has one stack, which reads inputs and targets as one row.
+        """
+        super().__init__(extra_ids=0)
+        self.published, self.special, self.address = published, special, address
+        self._trained = trained
+        self.offset = offset
+        self.begins = tuple(number + offset for number in begins)
+        self.ends = tuple(number + offset for number in ends)
+        self.start = start
+        self.is_one_sequence = is_one_sequence
+        roles = (number for role, number in published.ids.items() if role != "unk_token")
+        self._controls = {*roles, *special.around}
+        unknown = published.unk_id
+        self._in_place = () if unknown is None or unknown in self._controls else (unknown,)
+
+    @property
+    def row_ids(self) -> RowIds | None:
+        """What turns rows of the stream into the model's; None where they are the model's already."""
+        return RowIds(self.start, self.special.filling) if self.offset else None
+
+    @property
+    def eos_id(self) -> int | None:  # type: ignore[override]
+        return self.ends[-1] if self.ends else None
+
+    @property
+    def unk_id(self) -> int | None:  # type: ignore[override]
+        return self.shifted(self.published.unk_id)
+
+    @property
+    def mask_id(self) -> int | None:
+        """What stands for a hidden token; None for a vocabulary without a mask."""
+        return self.shifted(self.special.mask)
+
+    def shifted(self, number: int | None) -> int | None:
+        """Returns a published id as the stream has it."""
+        return None if number is None else number + self.offset
+
+    @property
+    def _base_vocab_size(self) -> int:
+        return self.published.vocab_size + self.offset
+
+    def encode(self, s: str) -> Sequence[int]:
+        """Returns the ids of a text, in which no token has a role.
+
+        A model of pieces may have the name of a role, such as </s>, as a piece like any other: it is unknown here.
+        """
+        ids = self._trained.encode(s)
+        if not self._controls.isdisjoint(ids):
+            parts = (self._in_place if number in self._controls else (number,) for number in ids)
+            ids = [number for part in parts for number in part]
+        return [number + self.offset for number in ids]
+
+    def _decode(self, ids: list[int]) -> str:
+        return self.published.text_of([number - self.offset for number in ids if number >= self.offset])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StreamVocabulary) and self.address == other.address
+
+    def __hash__(self) -> int:
+        return hash(self.address)
+
+
+def published_of(vocabulary: Vocabulary) -> Vocabulary:
+    """Returns the vocabulary with the model's own ids: of a stream's the published one, any other as it is."""
+    return vocabulary.published if isinstance(vocabulary, StreamVocabulary) else vocabulary
+
+
+def offset_of(vocabulary: Vocabulary) -> int:
+    """Returns how much higher than the model's the ids of the stream are."""
+    return vocabulary.offset if isinstance(vocabulary, StreamVocabulary) else 0
+
+
+def row_ids_of(vocabulary: Vocabulary) -> RowIds | None:
+    """Returns what turns rows of the stream into the model's; None where they are the model's already."""
+    return vocabulary.row_ids if isinstance(vocabulary, StreamVocabulary) else None

@@ -1,0 +1,67 @@
+"""Files of a model of the Hugging Face hub as a local folder: `user/name`, `user/name@revision`, or `t5-small`."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from limba.config import InputError, reason_of
+from limba.storage import servers
+
+logger = logging.getLogger(__name__)
+
+_ID = re.compile(r"(?P<name>(?P<owner>[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*)(?:@(?P<revision>\w[\w./-]*))?")
+PATH_BEGINS = (".", "/", "~")  # of what no hub id is
+SECONDS = 8.0  # for the hub's first answer
+# What goes with the weights: the configuration, the tokenizer, the card and the licence.
+BESIDE = ("config.json", "generation_config.json", "spiece.model", "tokenizer.json", "tokenizer_config.json")
+BESIDE += ("special_tokens_map.json", "added_tokens.json", "conversion.json", "chat_template.jinja")
+BESIDE += ("README.md", "LICENSE", "LICENSE.md", "LICENSE.txt", "NOTICE")  # go with a model that is made of it
+
+
+def is_id(text: str) -> bool:
+    """True for user/name, user/name@revision, and a name without an owner that is in the table of `servers`.
+
+    >>> is_id("me/t5@v1"), is_id("t5-small"), is_id("folder")
+    (True, True, False)
+    """
+    match = _ID.fullmatch(text)
+    return match is not None and (match["owner"] is not None or servers.is_known(match["name"], "model"))
+
+
+def download(text: str, wanted: Callable[[Sequence[str]], Sequence[str]]) -> Path:
+    """Returns the local folder of a model of the hub with the files that `wanted` chooses of the names there.
+
+    If the hub cannot be reached, the cached copy is used. Raises InputError for a name or a revision that the hub does
+    not have, a model that needs a token, and a network failure, and what `wanted` raises.
+    """
+    import huggingface_hub
+    from huggingface_hub import errors
+    from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage]
+
+    match = _ID.fullmatch(text)
+    if match is None:
+        if text.startswith(PATH_BEGINS):
+            raise InputError(f"There is no file or folder {text}; correct the path, or give a hub id, user/name.")
+        raise InputError(f"{text} is not a hub id; give user/name or user/name@revision.")
+    name, revision, token = servers.full_name(match["name"], "model"), match["revision"], servers.token()
+    try:
+        try:
+            servers.check_hub()
+            about = huggingface_hub.HfApi(token=token).model_info(name, revision=revision, timeout=SECONDS)
+            names = [entry.rfilename for entry in about.siblings or ()]
+            chosen = list(wanted(names))
+            folder = huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=chosen, token=token)
+        except (errors.GatedRepoError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
+            raise
+        except (HTTPError, OSError) as error:
+            options = {"allow_patterns": BESIDE[0], "local_files_only": True}
+            folder = huggingface_hub.snapshot_download(name, revision=revision, **options)
+            logger.warning("The hub cannot be reached for %s (%s): using the copy %s.", name, reason_of(error), folder)
+    except (errors.HFValidationError, HTTPError, OSError) as error:
+        cause = error.__context__ if isinstance(error, errors.LocalEntryNotFoundError) else None
+        reason, advice = servers.refusal(cause or error, "model", text, revision)
+        raise InputError(f"{text} cannot be opened ({reason}; asked {servers.asked_as()}); {advice}.") from error
+    return Path(folder)
