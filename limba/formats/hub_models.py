@@ -23,9 +23,31 @@ _ID = re.compile(r"(?P<name>(?P<owner>[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*)(?
 PATH_BEGINS = (".", "/", "~")  # of what no hub id is
 SECONDS = 8.0  # for the hub's first answer
 _BUCKETS = ("gs://", "s3://", "az://")
-_BESIDE = ("config.json", "generation_config.json", "spiece.model", "tokenizer.json", "tokenizer_config.json")
-_BESIDE += ("special_tokens_map.json", "added_tokens.json", "conversion.json", "chat_template.jinja")
-_BESIDE += ("README.md", "LICENSE", "LICENSE.md", "LICENSE.txt", "NOTICE")  # go with a model that is made of it
+# What is downloaded beside the weights.
+_BESIDE = (
+    "config.json",  # the first: by it a copy in the hub's cache is found
+    "generation_config.json",
+    "conversion.json",
+    # The tokenizer: a model of SentencePiece by its three names, tokenizer.json, what transformers makes one of where
+    # there is none, and which tokens are special.
+    "spiece.model",
+    "tokenizer.model",
+    "sentencepiece.bpe.model",
+    "tokenizer.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    # These go with a model that is made of it.
+    "README.md",
+    "LICENSE",
+    "LICENSE.md",
+    "LICENSE.txt",
+    "NOTICE",
+)
 
 
 def is_id(text: str) -> bool:

@@ -27,7 +27,8 @@ from limba.data.vocabulary.train import train_vocabulary
 from limba.data.vocabulary.trimmed import Kept, tokenizer_state, write_tokenizer_files
 from limba.export import trimming
 from limba.export.huggingface import import_folder
-from limba.export.trimming import COPIED, DEFAULT_IDS, RECORD, Trimmed, trim
+from limba.export.trimming import COPIED, DEFAULT_IDS, RECORD, trim
+from limba.export.trimming_report import Trimmed
 from limba.formats.hub_models import wanted_files
 from limba.inference.source import VocabularyName
 from tests import published as folders
