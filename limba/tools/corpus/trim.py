@@ -38,9 +38,7 @@ def run(argv: Sequence[str]) -> None:
     parser.add_object("model", "MODEL", "a folder for transformers, a hub id, a run, or a checkpoint")
     parser.add_argument("--keep", metavar="FILES", help="text whose pieces are kept: a path or a pattern, or hf://…")
     parser.add_argument("--output", metavar="DIR", help="a new folder for the model")
-    parser.add_argument(
-        "--coverage", type=float, default=0.9999, help="share of the text's tokens that stay pieces"
-    )
+    parser.add_argument("--coverage", type=float, default=0.9999, help="share of the text's tokens that stay pieces")
     parser.add_argument("--column", default="text", help="column or key of FILES with the text")
     parser.add_argument("--held_out", metavar="FILES", help="text to report on; default: a part of --keep, not counted")
     parser.add_argument("--sample_bytes", type=int, default=SAMPLE_BYTES, help="bytes of text that are cut and counted")
