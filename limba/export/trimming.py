@@ -123,7 +123,8 @@ class Part:
 
     def num_parameters(self, arrays: Mapping[str, Stored]) -> int:
         """Returns how many numbers some of the arrays have; an embedding with several names is counted once."""
-        return sum(math.prod(array.shape) for name, array in arrays.items() if name not in self.copies)
+        copies = self.copies
+        return sum(math.prod(array.shape) for name, array in arrays.items() if name not in copies)
 
     @property
     def of_the_model(self) -> dict[str, Stored]:
