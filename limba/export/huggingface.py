@@ -357,30 +357,51 @@ def import_folder(source: str | Path, out: Path) -> str:
 
 def write_start(folder: Path, found: Mapping[str, np.ndarray], model: ModelConfig, out: Path) -> str:
     """Writes what `import_folder` does, from arrays by T5X's names and the vocabulary in `folder`."""
-    writing = out.with_name(out.name + ".importing")
-    shutil.rmtree(writing, ignore_errors=True)
-    writing.mkdir(parents=True)
     devices = jax.local_devices(backend="cpu")[:1]  # only a name; nothing is placed there
     mesh = jax.make_mesh((1, 1, 1), ("data", "fsdp", "model"), (AxisType.Auto,) * 3, devices=devices)
     abstract = abstract_state(Network(model), make_optimizer(OptimizerConfig(), 1), mesh)
 
     def host_arrays() -> Iterator[arrays.HostArray]:
         for place, leaf in jax.tree.leaves_with_path(abstract):
-            path, shape = leaf_name(place), tuple(leaf.shape)
-            name, is_parameter = path.removeprefix("params/"), path.startswith("params/")
-            whole = stacked(name, shape[0], found.__getitem__) if is_parameter else np.zeros(shape, leaf.dtype)
+            path = leaf_name(place)
+            shape = tuple(leaf.shape)
+            if path.startswith("params/"):
+                whole = stacked(path.removeprefix("params/"), shape[0], found.__getitem__)
+            else:
+                whole = np.zeros(shape, leaf.dtype)
             part = ((tuple(slice(0, size) for size in shape), np.asarray(whole, leaf.dtype)),)
             chunk = tuple(max(1, size) for size in shape)
             yield arrays.HostArray(path.replace("/", "."), shape, np.dtype(leaf.dtype), chunk, part)
 
-    needed, data = arrays.num_bytes(abstract), position_item(DataConfig("imported", {"inputs": 1}, 1), {})
+    needed = arrays.num_bytes(abstract)
     describe = functools.partial(arrays.write_tree_metadata, tree=abstract)
-    write_step(epath.Path(writing / "checkpoints"), 0, needed, host_arrays(), describe, data)
+    return write_checkpoint(folder, model, out, 0, needed, host_arrays(), describe)
+
+
+def write_checkpoint(
+    folder: Path,
+    model: ModelConfig,
+    out: Path,
+    step: int,
+    needed: int,
+    host_arrays: Iterable[arrays.HostArray],
+    describe: Callable[[epath.Path], object],
+) -> str:
+    """Writes OUT/checkpoints/<step>, with its network and the vocabulary in `folder`; returns a sentence about them.
+
+    `needed` and `describe` are `write_step`'s. OUT has its name when it is complete.
+    """
+    writing = out.with_name(out.name + ".importing")
+    shutil.rmtree(writing, ignore_errors=True)
+    writing.mkdir(parents=True)
+    data = position_item(DataConfig("imported", {"inputs": 1}, 1), {})  # no corpus has been read yet
+    write_step(epath.Path(writing / "checkpoints"), step, needed, host_arrays, describe, data)
     (writing / "config.gin").write_text(network_gin(model))
     (writing / plain.FILE).write_text(plain.to_text(model))
-    sentence = f"{out}/checkpoints/0, with its network in {out}/config.gin"
+    sentence = f"{out}/checkpoints/{step}, with its network in {out}/config.gin"
     vocabulary = next((name for name in sources.VOCABULARIES if (folder / name).is_file()), None)
-    sentence += f" and its vocabulary in {out}/{vocabulary}" if vocabulary else ""
+    if vocabulary is not None:
+        sentence += f" and its vocabulary in {out}/{vocabulary}"
     for name in (vocabulary, TOKENIZER_CONFIG):  # the latter has its class and number of sentinels
         if name and (folder / name).is_file():
             shutil.copyfile(folder / name, writing / name)

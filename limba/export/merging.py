@@ -243,7 +243,7 @@ def _written(
         write_whole(directory / name, text)
     place, metadata = directory / "checkpoints", (newest.path / "state" / "_METADATA").read_text()
     needed = sum(math.prod(store.shape) * store.dtype.numpy_dtype.itemsize for store in stores[-1].values())
-    blocks = [(name, block) for name, store in stores[-1].items() for block in _blocks(store)]
+    blocks = [(name, block) for name, store in stores[-1].items() for block in blocks_of(store)]
     with Progress(len(blocks), 0, unit="block", what="merging") as progress:
 
         def merged() -> Iterator[arrays.HostArray]:
@@ -292,8 +292,17 @@ def _merged(
         part = average([opened[name][block].read().result() for opened in stores], weights)
     else:
         part = np.asarray(store[block].read().result())
-    place = store.spec().to_json()["kvstore"]["path"].rstrip("/")
-    return arrays.HostArray(place, tuple(store.shape), part.dtype, _chunk(store), ((block, part),))
+    return block_to_write(store, block, part)
+
+
+def block_to_write(store: ts.TensorStore, block: tuple[slice, ...], part: np.ndarray) -> arrays.HostArray:
+    """Returns a block as it is written to a new array of the name, the shape and the chunks of a stored one."""
+    return arrays.HostArray(name_in_store(store), tuple(store.shape), part.dtype, _chunk(store), ((block, part),))
+
+
+def name_in_store(store: ts.TensorStore) -> str:
+    """Returns Orbax's name of an array."""
+    return store.spec().to_json()["kvstore"]["path"].rstrip("/")
 
 
 def average(blocks: Sequence[np.ndarray], weights: Sequence[float] | None) -> np.ndarray:
@@ -312,7 +321,7 @@ def _chunk(store: ts.TensorStore) -> tuple[int, ...]:
     return tuple(size or 1 for size in store.chunk_layout.read_chunk.shape or ())
 
 
-def _blocks(store: ts.TensorStore) -> Iterator[tuple[slice, ...]]:
+def blocks_of(store: ts.TensorStore) -> Iterator[tuple[slice, ...]]:
     """Yields the blocks of an array: whole chunks of rows of axis 0, of about BLOCK_BYTES in float32 together."""
     shape, chunk = tuple(store.shape), _chunk(store)
     if not shape or not math.prod(shape):

@@ -46,6 +46,7 @@ RECORD = "conversion.json"  # in a folder of ours: its source, the results of th
 ONLY_FILLS_GAPS = "only_fills_gaps"  # there: the T5 has learned to fill gaps, and to write no running text
 # The entry of config.json that says by what the output layer is multiplied in the file; see `head_scale`.
 HEAD_SCALE = "limba_lm_head_scale"
+ROWS_COMPARED = 4_096  # of two matrices at a time
 
 
 def head_scale(config: ModelConfig) -> float:
@@ -67,7 +68,7 @@ class StoredHead(NamedTuple):
     scale: float = 1.0  # by what that array is divided
 
 
-def stored_head(folder: Path, stored: Mapping[str, np.ndarray] | None, emb_dim: int = 1) -> StoredHead:
+def stored_head(folder: Path, stored: Arrays | None, emb_dim: int = 1) -> StoredHead:
     """Returns the output layer of a folder with these arrays, as its writer has it; None: as config.json says.
 
     transformers 5 says `tie_word_embeddings` of every T5, also beside an `lm_head.weight` of its own. So the bytes
@@ -84,7 +85,7 @@ def stored_head(folder: Path, stored: Mapping[str, np.ndarray] | None, emb_dim: 
     embedding, is_own = "", False
     if stored and kind in NAMES:
         embedding = embedding_of(stored, kind)
-        is_own = place in stored and not (said and _is_copy(stored[place], stored[embedding]))
+        is_own = place in stored and not (said and _is_copy(stored.stored[place], stored.stored[embedding]))
     is_scaled = said and not is_own
     if by_5 or not version:  # Limba's own folders, t5 and umt5, name no version and have the keys of both
         is_of_5 = not by_5 and "scale_decoder_outputs" not in about  # of nobody who says: as the newest reads it
@@ -113,17 +114,22 @@ def _about(folder: Path) -> Json:
     return about if isinstance(about, dict) else {}
 
 
-def _is_copy(head: np.ndarray, embedding: np.ndarray) -> bool:
-    """Returns whether one of two matrices is the other one, perhaps rounded to a shorter dtype."""
+def _is_copy(head: Stored, embedding: Stored) -> bool:
+    """Returns whether one of two matrices is the other one, perhaps rounded to a shorter dtype.
 
-    def same(one: np.ndarray, other: np.ndarray, dtype: np.dtype) -> bool:
-        rows = (slice(start, start + 4096) for start in range(0, len(one), 4096))
+    They are read some rows at a time: each may have gigabytes.
+    """
+    if head.shape != embedding.shape:
+        return False
+
+    def is_rounded(one: Stored, other: Stored, dtype: np.dtype) -> bool:
+        pairs = zip(one.blocks(ROWS_COMPARED), other.blocks(ROWS_COMPARED), strict=True)
         with np.errstate(over="ignore"):
-            return all(np.array_equal(one[each], other[each].astype(dtype).astype(one.dtype)) for each in rows)
+            return all(np.array_equal(left, right.astype(dtype).astype(left.dtype)) for left, right in pairs)
 
     types = [ts.dtype(name).numpy_dtype for name in ("float32", "bfloat16", "float16")]
     pairs = ((head, embedding), (embedding, head))
-    return head.shape == embedding.shape and any(same(*pair, dtype) for pair in pairs for dtype in types)
+    return any(is_rounded(*pair, dtype) for pair in pairs for dtype in types)
 
 
 def flax_name(row: Row) -> str:
@@ -226,7 +232,7 @@ def _copies_of_embedding(stored: Arrays, kind: str, folder: Path) -> list[str]:
     first = embedding_of(stored, kind)
     copies = [name for name in NAMES[kind].embedding if name in stored and name != first]
     for name in copies:
-        if not _is_copy(stored[name], stored[first]):
+        if not _is_copy(stored.stored[name], stored.stored[first]):
             raise InputError(
                 f"{folder} holds {name} and {first}, two different matrices; Limba's networks have one embedding for"
                 " both sides: use this model in transformers."

@@ -39,6 +39,26 @@ class Stored:
     shape: tuple[int, ...]
     dtype: np.dtype
     read: Callable[[], np.ndarray]
+    read_rows: Callable[[int, int], np.ndarray] | None = None  # rows [start, stop) alone, where the file allows that
+
+    def blocks(self, count: int | None = None) -> Iterator[np.ndarray]:
+        """Yields the array `count` rows at a time, None: about BLOCK_BYTES of them.
+
+        No more than these are in memory, where the file allows to read them alone.
+        """
+        if not self.shape:
+            yield self.read()
+            return
+        num_rows = self.shape[0]
+        if count is None:
+            row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+            count = max(1, BLOCK_BYTES // max(1, row_bytes))
+        read_rows = self.read_rows
+        if read_rows is None:
+            whole = self.read()
+            read_rows = lambda start, stop: whole[start:stop]
+        for start in range(0, num_rows, count):
+            yield read_rows(start, min(start + count, num_rows))
 
     @property
     def T(self) -> Stored:  # noqa: N802  numpy's name
@@ -78,11 +98,25 @@ def size_of(stored: Stored) -> int:
 
 def blocks_of(stored: Stored) -> Iterator[memoryview]:
     """Yields an array's bytes in C order, some rows at a time."""
-    array = np.atleast_1d(stored.read())
-    count = max(1, BLOCK_BYTES // max(1, array[:1].size * stored.dtype.itemsize))
-    for start in range(0, len(array), count):
-        block = np.ascontiguousarray(array[start : start + count].astype(stored.dtype, copy=False))
+    for rows in stored.blocks():
+        block = np.ascontiguousarray(rows.astype(stored.dtype, copy=False))
         yield block.reshape(-1).view(np.uint8).data
+
+
+def taken(stored: Stored, places: np.ndarray, axis: int) -> np.ndarray:
+    """Returns the slices of an array at `places`, in ascending order, of an axis; it is read some rows at a time."""
+    shape = (*stored.shape[:axis], len(places), *stored.shape[axis + 1 :])
+    found = np.empty(shape, stored.dtype)
+    start = 0
+    for block in stored.blocks():
+        stop = start + len(block)
+        if axis:
+            found[start:stop] = block.take(places, axis)
+        else:
+            first, last = np.searchsorted(places, (start, stop))
+            found[first:last] = block[places[first:last] - start]
+        start = stop
+    return found
 
 
 def write_safetensors(file: IO[bytes], part: Mapping[str, Stored], **about: str) -> None:

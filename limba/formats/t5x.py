@@ -51,11 +51,18 @@ class StoredTree(Arrays):
         if isinstance(leaf, np.ndarray):
             return Stored(leaf.shape, leaf.dtype, lambda: leaf)
         store = self._stores[name]
-        return Stored(tuple(store.shape), store.dtype.numpy_dtype, partial(self._read, name))
+        read_rows = partial(self._read_rows, name) if store.shape else None
+        return Stored(tuple(store.shape), store.dtype.numpy_dtype, partial(self._read, name), read_rows)
 
     def _read(self, name: str) -> np.ndarray:
         try:
             return np.asarray(self._stores[name].read().result())
+        except (ValueError, OSError) as error:
+            raise self._unreadable(name, error) from error
+
+    def _read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        try:
+            return np.asarray(self._stores[name][start:stop].read().result())
         except (ValueError, OSError) as error:
             raise self._unreadable(name, error) from error
 

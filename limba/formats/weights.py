@@ -172,10 +172,13 @@ def _entries(path: Path) -> dict[str, Stored]:
         if letters in DTYPES and last - first != math.prod(shape) * dtype.itemsize:
             raise InputError(f"{path} has {last - first} bytes of {name}, not its shape's; copy it again.")
         if letters in WEIGHT_DTYPES:
-            read = partial(_read_array, path, 8 + length + first, last - first, dtype, shape)
+            begin = 8 + length + first
+            read = partial(_read_array, path, begin, last - first, dtype, shape)
+            read_rows = partial(_read_rows, path, begin, dtype, shape[1:]) if shape else None
         else:
             read = partial(_refuse, path, name, letters)
-        entries[name] = Stored(shape, dtype, read)
+            read_rows = None
+        entries[name] = Stored(shape, dtype, read, read_rows)
     return entries
 
 
@@ -185,6 +188,13 @@ def _refuse(path: Path, name: str, letters: str) -> np.ndarray:
 
 def _read_array(path: Path, start: int, size: int, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
     return np.frombuffer(_read(path, start, size), dtype).reshape(shape)
+
+
+def _read_rows(path: Path, begin: int, dtype: np.dtype, row: tuple[int, ...], start: int, stop: int) -> np.ndarray:
+    """Returns rows of an array whose bytes begin at `begin`; each row has the shape `row`."""
+    row_bytes = math.prod(row) * dtype.itemsize
+    found = _read(path, begin + start * row_bytes, (stop - start) * row_bytes)
+    return np.frombuffer(found, dtype).reshape(stop - start, *row)
 
 
 def _read(path: Path, start: int, size: int) -> bytes:

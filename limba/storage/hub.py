@@ -15,10 +15,31 @@ logger = logging.getLogger(__name__)
 _ID = re.compile(r"(?P<name>(?P<owner>[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*)(?:@(?P<revision>\w[\w./-]*))?")
 PATH_BEGINS = (".", "/", "~")  # of what no hub id is
 SECONDS = 8.0  # for the hub's first answer
-# What goes with the weights: the configuration, the tokenizer, the card and the licence.
-BESIDE = ("config.json", "generation_config.json", "spiece.model", "tokenizer.json", "tokenizer_config.json")
-BESIDE += ("special_tokens_map.json", "added_tokens.json", "conversion.json", "chat_template.jinja")
-BESIDE += ("README.md", "LICENSE", "LICENSE.md", "LICENSE.txt", "NOTICE")  # go with a model that is made of it
+# What is downloaded beside the weights.
+BESIDE = (
+    "config.json",  # the first: by it a copy in the hub's cache is found
+    "generation_config.json",
+    "conversion.json",
+    # The tokenizer: a model of SentencePiece by its three names, tokenizer.json, what transformers makes one of where
+    # there is none, and which tokens are special.
+    "spiece.model",
+    "tokenizer.model",
+    "sentencepiece.bpe.model",
+    "tokenizer.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    # These go with a model that is made of it.
+    "README.md",
+    "LICENSE",
+    "LICENSE.md",
+    "LICENSE.txt",
+    "NOTICE",
+)
 
 
 def is_id(text: str) -> bool:

@@ -88,10 +88,10 @@ def test_the_average_is_that_of_float64(
 def test_blocks_are_small_and_cover_an_array(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merging, "BLOCK_BYTES", 1500)
     stores = arrays.opened(epath.Path(saved) / "checkpoints" / "40" / "state")
-    blocks = list(merging._blocks(stores["params/encoder/layers/kernel"]))  # [4, 16, 48], a chunk of two layers
+    blocks = list(merging.blocks_of(stores["params/encoder/layers/kernel"]))  # [4, 16, 48], a chunk of two layers
     assert blocks == [(slice(0, 2),), (slice(2, 4),)]
-    assert sum(each[0].stop - each[0].start for each in merging._blocks(stores["params/embedding"])) == 64
-    assert list(merging._blocks(stores["step"])) == [()]
+    assert sum(each[0].stop - each[0].start for each in merging.blocks_of(stores["params/embedding"])) == 64
+    assert list(merging.blocks_of(stores["step"])) == [()]
 
 
 def test_bfloat16_parameters_are_averaged_in_float32(tmp_path: Path) -> None:
@@ -197,11 +197,11 @@ def test_blocks_are_whole_chunks_of_rows(monkeypatch: pytest.MonkeyPatch) -> Non
         (13, 9, [9, 4]),
         (12, 6, [6, 6]),
     ):
-        blocks = list(merging._blocks(Store((rows, 10), (chunk, 10))))
+        blocks = list(merging.blocks_of(Store((rows, 10), (chunk, 10))))
         assert [block[0].stop - block[0].start for block in blocks] == wanted
         assert [block[0].start for block in blocks] == np.cumsum([0, *wanted[:-1]]).tolist()
-    assert [len(list(merging._blocks(Store(shape, shape)))) for shape in ((), (0, 3), (3, 1000))] == [1, 1, 1]
-    assert list(merging._blocks(Store((2, 1000), (1, 1000)))) == [(slice(0, 1),), (slice(1, 2),)]
+    assert [len(list(merging.blocks_of(Store(shape, shape)))) for shape in ((), (0, 3), (3, 1000))] == [1, 1, 1]
+    assert list(merging.blocks_of(Store((2, 1000), (1, 1000)))) == [(slice(0, 1),), (slice(1, 2),)]
 
 
 def run_command(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:

@@ -17,6 +17,7 @@ import pytest
 import torch
 import transformers
 from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import limba
 from limba.cli.main import main
@@ -24,14 +25,16 @@ from limba.config import InputError
 from limba.data.vocabulary.load import load_vocabulary
 from limba.data.vocabulary.needed import Pieces
 from limba.data.vocabulary.train import train_vocabulary
-from limba.data.vocabulary.trimmed import Kept, tokenizer_state, write_tokenizer_files
+from limba.data.vocabulary.trimmed import MODELS, Kept, tokenizer_state, write_tokenizer_files
 from limba.export import trimming
 from limba.export.huggingface import import_folder
-from limba.export.trimming import COPIED, DEFAULT_IDS, RECORD, Trimmed, trim
+from limba.export.trimming import COPIED, DEFAULT_IDS, RECORD, trim
+from limba.export.trimming_report import Trimmed
 from limba.formats.hub_models import wanted_files
 from limba.inference.source import VocabularyName
 from tests import published as folders
 from tests.bucket_server import emulated
+from tests.hub_server import hub
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = 1_000
@@ -404,6 +407,89 @@ def test_a_part_of_an_old_folder_of_sentence_transformers_is_refused(t5, tmp_pat
     assert trimming.opened(str(tmp_path / "0_Transformer")).directory
 
 
+def test_folders_that_trimming_does_not_know_are_one_sentence(t5, tmp_path, english) -> None:
+    def refused(folder: Path, sentence: str) -> None:
+        with pytest.raises(InputError, match=sentence):
+            trim(str(folder), encoded(english), [], str(tmp_path / "after"))
+        assert not list(tmp_path.glob("after*"))
+
+    flax = Path(shutil.copytree(t5, tmp_path / "flax"))
+    (flax / "model.safetensors").unlink()
+    (flax / "flax_model.msgpack").write_bytes(b"")
+    refused(flax, "holds its weights as flax_model.msgpack alone")
+    folders.saved(tmp_path / "bpe", "gpt2", folders.real("endoftext"))
+    (tmp_path / "bpe/tokenizer.json").rename(tmp_path / "kept.json")
+    made = json.loads((tmp_path / "kept.json").read_text())["model"]
+    (tmp_path / "bpe/vocab.json").write_text(json.dumps(made["vocab"]))
+    refused(tmp_path / "bpe", r"has its vocabulary as vocab.json, from which transformers makes a tokenizer.json")
+    ends = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
+    ends.pre_tokenizer = pre_tokenizers.Whitespace()
+    ends.train_from_iterator(
+        english, trainers.BpeTrainer(vocab_size=300, end_of_word_suffix="</w>", special_tokens=["<unk>", "</s>"])
+    )
+    folders.saved(
+        tmp_path / "ends",
+        "llama",
+        transformers.PreTrainedTokenizerFast(tokenizer_object=ends, unk_token="<unk>", eos_token="</s>"),
+    )
+    refused(tmp_path / "ends", "marks the inside or the end of words in its merges")
+
+
+def test_the_encoder_of_a_hybrid_is_cut_by_its_own_names_and_checked(tmp_path, english) -> None:
+    """A hybrid's folder is a Llama with a EuroBert beside it, whose arrays and ids have other names."""
+    tokenizer = folders.real("roberta")
+    folders.saved(tmp_path / "before", "llama", tokenizer)
+    folders.saved(tmp_path / "before/encoder", "eurobert", tokenizer)
+    texts = encoded(["Line 7 of a small text"])
+    result = trim(str(tmp_path / "before"), texts, [], str(tmp_path / "after"))
+    kept = old_ids_of(tmp_path / "after")
+    assert len(kept) == result.rows < folders.ROWS
+    for part in (".", "encoder"):
+        before = load_file(tmp_path / "before" / part / "model.safetensors")
+        after = load_file(tmp_path / "after" / part / "model.safetensors")
+        assert before.keys() == after.keys()
+        for name, array in before.items():
+            wanted = array[kept] if "embed_tokens" in name or "lm_head" in name else array
+            np.testing.assert_array_equal(after[name], wanted)
+        config = json.loads((tmp_path / "after" / part / "config.json").read_text())
+        assert config["vocab_size"] == result.rows
+    about = json.loads((tmp_path / "before/encoder/config.json").read_text())
+    (tmp_path / "before/encoder/config.json").write_text(json.dumps({**about, "vocab_size": 640}))
+    with pytest.raises(InputError, match=r"512 rows in \S+ and 640 in vocab_size in encoder/config.json"):
+        trim(str(tmp_path / "before"), texts, [], str(tmp_path / "other"))
+
+
+def test_each_file_of_a_tokenizer_is_compared_by_its_own_library(spiece, tmp_path, english, others) -> None:
+    """AutoTokenizer reads one file of a folder, and SentencePiece another one."""
+    vocabulary = load_vocabulary(str(spiece), 100)
+    pieces = Pieces(vocabulary)
+    counts = pieces.counted(encoded(english))
+    kept = Kept(pieces.kept(counts, 1.0), pieces.names)
+    assert len(kept.ids) < len(pieces.names)
+    for name in ("before", "after"):
+        (tmp_path / name).mkdir()
+    shutil.copyfile(spiece, tmp_path / "before/tokenizer.model")
+    write_tokenizer_files(tmp_path / "before", tmp_path / "after", kept)
+    texts = encoded([*english[:50], *others])
+    trimming._check_files(tmp_path / "before", tmp_path / "after", kept, texts)
+    train_vocabulary([*english, *others], 700, str(tmp_path / "after/tokenizer.model"))
+    with pytest.raises(InputError, match=r"tokenizer.model cannot be trimmed: .* would be cut into other pieces"):
+        trimming._check_files(tmp_path / "before", tmp_path / "after", kept, texts)
+
+
+def test_a_model_of_the_hub_is_compared_without_its_weights(t5, tmp_path, english) -> None:
+    (tmp_path / "en.txt").write_text("\n".join(english))
+    shutil.copytree(t5, tmp_path / "served/me/t5/main")
+    command = [sys.executable, "-m", "limba", "vocabulary", "compare", "me/t5", f"--corpus={tmp_path}/en.txt", "--json"]
+    with hub(tmp_path / "served") as (_, environment):
+        done = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["vocabularies"]
+    assert row["rows"] == 2_176 and row["parameters"] == 32 * 2_176
+    downloaded = {path.name for path in (tmp_path / "hf_home").rglob("snapshots/*/*")}
+    assert downloaded == {"config.json", "generation_config.json", "spiece.model", "tokenizer_config.json"}
+
+
 def test_sentinels_without_their_vocabulary_are_refused(tmp_path, capsys) -> None:
     argv = ["vocabulary", "trim", "model", "--keep=a.txt", f"--output={tmp_path}/x"]
     assert main([*argv, "--extra_ids=10"]) == InputError.exit_status
@@ -425,10 +511,9 @@ def test_pieces_beyond_the_rows_are_of_another_model(tmp_path, english) -> None:
 
 def test_bpe_needs_the_pieces_on_the_way(tmp_path) -> None:
     """Merges ab, abc and bc: 'abc' is made by way of 'ab', so 'bc' is not needed."""
-    tokenizers = pytest.importorskip("tokenizers")
     vocab = {name: number for number, name in enumerate(["</s>", "a", "b", "c", "ab", "bc", "abc"])}
     merges = [("a", "b"), ("b", "c"), ("ab", "c"), ("a", "bc")]
-    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, merges))
+    made = Tokenizer(models.BPE(vocab, merges))
     made.save(str(tmp_path / "tokenizer.json"))
     pieces = Pieces(load_vocabulary(str(tmp_path / "tokenizer.json")))
     assert pieces.with_parts(vocab["abc"]) == {vocab[name] for name in ("a", "b", "c", "ab", "abc")}
@@ -437,11 +522,10 @@ def test_bpe_needs_the_pieces_on_the_way(tmp_path) -> None:
 
 def test_a_word_that_wordpiece_did_not_know_may_be_cut_now(tmp_path) -> None:
     """Of xyz the longest piece is xy, after which nothing fits; without that piece it is x and ##yz."""
-    tokenizers = pytest.importorskip("tokenizers")
     names = ["[PAD]", "[UNK]", "[SEP]", "x", "xy", "##yz", "b"]
     vocab = {name: number for number, name in enumerate(names)}
-    made = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocab, unk_token="[UNK]"))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
     made.save(str(tmp_path / "before.json"))
     kept = Kept([0, 1, 2, 3, 5, 6], dict(enumerate(names)))
     state = tokenizer_state(json.loads((tmp_path / "before.json").read_text()), kept)
@@ -480,5 +564,6 @@ def test_the_ids_that_a_class_has_by_itself_are_transformers(kind: str) -> None:
 def test_what_a_trimmed_folder_copies_is_downloaded() -> None:
     """Of a model of the hub the card says under which licence it may be changed."""
     copied = ["README.md", "2_Dense/config.json", *COPIED]
-    found = wanted_files([*copied, "model.safetensors", "onnx/model.onnx"])
-    assert sorted(found) == sorted([*copied, "model.safetensors"])
+    tokenizer = [*MODELS, "tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "added_tokens.json"]
+    found = wanted_files([*copied, *tokenizer, "model.safetensors", "onnx/model.onnx"])
+    assert sorted(found) == sorted([*copied, *tokenizer, "model.safetensors"])

@@ -26,7 +26,8 @@ from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVoca
 
 AT_ONCE = 256  # documents that are cut before the progress is told
 WITH_A_ROLE = (*ENDS, *UNKNOWN, *MASKS, "<cls>", "[CLS]")  # pieces that a run finds by their names
-Rank = Callable[[str, str], "tuple[float, str] | None"]  # of two pieces side by side: (the lowest first, their merge)
+# Of two pieces side by side: (the merge's priority, of which the lowest goes first, and the piece that it makes).
+Rank = Callable[[str, str], "tuple[float, str] | None"]
 
 
 class Pieces:
@@ -38,14 +39,16 @@ class Pieces:
     def __init__(self, vocabulary: Vocabulary):
         self.vocabulary = vocabulary
         if isinstance(vocabulary, SentencePieceVocabulary):
-            found = _of_sentencepiece(vocabulary)
+            names, always, rank = _of_sentencepiece(vocabulary)
         elif isinstance(vocabulary, TokenizersVocabulary):
-            found = _of_tokenizers(vocabulary)
+            names, always, rank = _of_tokenizers(vocabulary)
         else:
             raise InputError(
                 "The vocabulary is UTF-8's bytes, whose 256 rows any text may need: there is nothing to trim."
             )
-        self.names, self.always, self._rank = found
+        self.names = names  # by id
+        self.always = always  # ids that stay whatever the text is
+        self._rank = rank  # None: pieces are not made by merges
         self._ids = {name: number for number, name in self.names.items()}
 
     @property
@@ -66,7 +69,7 @@ class Pieces:
         return Counter({int(number): int(counts[number]) for number in np.flatnonzero(counts)})
 
     def with_parts(self, number: int) -> set[int]:
-        """Returns an id and those of the pieces that its merges make on the way."""
+        """Returns an id, and the ids of the pieces that merges make on the way to its piece."""
         if self._rank is None or number in self.always:
             return {number}
         made = merged(self.names[number], self._rank)
@@ -74,16 +77,18 @@ class Pieces:
 
     def kept(self, counts: Mapping[int, int], coverage: float) -> list[int]:
         """Returns the ids that stay: those that always do, and the most frequent up to `coverage` of all tokens."""
-        found = set(self.always)
+        kept = set(self.always)
         total = sum(counts.values())
         covered = sum(counts.get(number, 0) for number in self.always)
-        for number, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])):
+        most_frequent_first = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+        for number, count in most_frequent_first:
             if covered >= coverage * total:
                 break
-            if number not in self.always:  # a part of another piece is counted when its turn comes
+            # A piece that was kept as a part of another one is counted here, when its turn comes.
+            if number not in self.always:
                 covered += count
-            found |= self.with_parts(number)
-        return sorted(found)
+            kept |= self.with_parts(number)
+        return sorted(kept)
 
     def filled(self, kept: Sequence[int], counts: Mapping[int, int], num_rows: int, multiple: int) -> list[int]:
         """Returns the kept ids with others up to a multiple of rows, which hardware reads faster.
@@ -91,19 +96,20 @@ class Pieces:
         They are the text's next frequent pieces, then those with the lowest ids, then rows without a piece at the end.
         Ids from `num_rows` on have no row.
         """
-        found = set(kept)
-        missing = -sum(number < num_rows for number in found) % multiple
+        filled = set(kept)
+        missing = -sum(number < num_rows for number in filled) % multiple
         by_count = sorted(counts, key=lambda number: (-counts[number], number))
         for number in [*by_count, *sorted(self.names), *range(self.num_ids, num_rows)]:
             if not missing:
                 break
-            if number in found or number >= num_rows:
+            if number in filled or number >= num_rows:
                 continue
-            if number in self.names and not self.with_parts(number) - {number} <= found:
+            # One more row may be taken, so a piece whose parts are not all kept cannot be: no merge would make it.
+            if number in self.names and not self.with_parts(number) - {number} <= filled:
                 continue
-            found.add(number)
+            filled.add(number)
             missing -= 1
-        return sorted(found)
+        return sorted(filled)
 
 
 def merged(piece: str, rank: Rank) -> Iterator[str]:
@@ -116,28 +122,31 @@ def merged(piece: str, rank: Rank) -> Iterator[str]:
     symbols = list(piece)
     yield from symbols
     while True:
-        best: tuple[float, int, str] | None = None
-        for place in range(len(symbols) - 1):
-            found = rank(symbols[place], symbols[place + 1])
-            if found is not None and (best is None or found[0] < best[0]):
-                best = (found[0], place, found[1])
+        best: tuple[float, int, str] | None = None  # (priority, index of the left symbol, the piece that is made)
+        for index in range(len(symbols) - 1):
+            merge = rank(symbols[index], symbols[index + 1])
+            if merge is None:
+                continue
+            priority, made = merge
+            if best is None or priority < best[0]:  # of equal ones the leftmost
+                best = (priority, index, made)
         if best is None:
             return
-        _, place, result = best
-        symbols[place : place + 2] = [result]
-        yield result
+        _, index, made = best
+        symbols[index : index + 2] = [made]
+        yield made
 
 
 def _of_sentencepiece(vocabulary: SentencePieceVocabulary) -> tuple[dict[int, str], set[int], Rank | None]:
     model = parse_model(vocabulary.tokenizer.serialized_model_proto())
     kinds = model.SentencePiece
     names = {number: piece.piece for number, piece in enumerate(model.pieces)}
-    always = {
-        number
-        for number, piece in enumerate(model.pieces)
-        if piece.type != kinds.NORMAL or SENTINEL.fullmatch(piece.piece)
-    }
+    always: set[int] = set()
+    for number, piece in enumerate(model.pieces):
+        if piece.type != kinds.NORMAL or SENTINEL.fullmatch(piece.piece):
+            always.add(number)
     if model.trainer_spec.model_type != model.trainer_spec.BPE:
+        # An unknown letter's score follows from the lowest one, a user-defined symbol's from the highest.
         scores = {number: piece.score for number, piece in enumerate(model.pieces) if number not in always}
         if scores:
             always |= {min(scores, key=scores.__getitem__), max(scores, key=scores.__getitem__)}
@@ -157,8 +166,9 @@ def _of_tokenizers(vocabulary: TokenizersVocabulary) -> tuple[dict[int, str], se
     model = state["model"]
     names = {number: name for name, number in tokenizer.get_vocab(with_added_tokens=True).items()}
     always = set(tokenizer.get_added_tokens_decoder())
-    always |= {number for number, name in names.items() if BYTE.fullmatch(name) or SENTINEL.fullmatch(name)}
-    always |= {number for number, name in names.items() if name in WITH_A_ROLE}
+    for number, name in names.items():
+        if BYTE.fullmatch(name) or SENTINEL.fullmatch(name) or name in WITH_A_ROLE:
+            always.add(number)
     if isinstance(vocabulary, PublishedVocabulary):
         before, after = vocabulary.template
         always |= {*vocabulary.ids.values(), *before, *after}
@@ -176,12 +186,14 @@ def _of_tokenizers(vocabulary: TokenizersVocabulary) -> tuple[dict[int, str], se
             f"The vocabulary {address_of(vocabulary)} marks the inside or the end of words in its merges, which"
             " trimming does not know; trim a byte-level, Gemma's or Llama's vocabulary, or keep this one whole."
         )
-    pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
-    ranks = {(left, right): place for place, (left, right) in enumerate(pairs)}
+    priorities: dict[tuple[str, str], int] = {}
+    for priority, merge in enumerate(model["merges"]):
+        left, right = merge.split(" ") if isinstance(merge, str) else merge  # older files have one string
+        priorities[left, right] = priority
 
     def rank(left: str, right: str) -> tuple[float, str] | None:
-        place = ranks.get((left, right))
-        return None if place is None else (place, left + right)
+        priority = priorities.get((left, right))
+        return None if priority is None else (priority, left + right)
 
     return names, always, rank
 
@@ -192,9 +204,11 @@ def _of_unigram(model: Mapping[str, Any]) -> set[int]:
     Classes of transformers look for the unknown piece at a place of their own, so all ids up to it stay.
     """
     scores = [score for _, score in model["vocab"]]
-    places = range(len(scores))
-    found = {min(places, key=scores.__getitem__), max(places, key=scores.__getitem__)}
-    return found | set(range((model["unk_id"] or 0) + 1))
+    ids = range(len(scores))
+    lowest = min(ids, key=scores.__getitem__)
+    highest = max(ids, key=scores.__getitem__)
+    up_to_unknown = range((model["unk_id"] or 0) + 1)
+    return {lowest, highest, *up_to_unknown}
 
 
 def spells_bytes(vocabulary: Vocabulary) -> np.ndarray:

@@ -6,6 +6,7 @@ normalizer, the pre-tokenizer, scores and the order of merges are those of the o
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ _LISTS_OF_LISTS = ("bad_words_ids",)
 
 @dataclass(frozen=True)
 class Kept:
-    """The ids that stay, in order, and the names of those that have one."""
+    """The ids that stay, in ascending order, and the name of each old id that has one."""
 
     ids: Sequence[int]
     names: Mapping[int, str]
@@ -37,7 +38,7 @@ class Kept:
     @cached_property
     def new(self) -> dict[int, int]:
         """Each old id's new number."""
-        return {number: place for place, number in enumerate(self.ids)}
+        return {old: new for new, old in enumerate(self.ids)}
 
     @cached_property
     def pieces(self) -> frozenset[str]:
@@ -50,15 +51,17 @@ class Kept:
 
 
 def sentencepiece_model(data: bytes, kept: Kept) -> bytes:
-    """Returns a SentencePiece model with the pieces that stay; those that are not of a text all do."""
+    """Returns a SentencePiece model with the pieces that stay: of bytes, sentinels and special tokens all do."""
     model = parse_model(data)
     kinds = model.SentencePiece
-    stays = [
-        piece.type != kinds.NORMAL or piece.piece in kept.pieces or SENTINEL.fullmatch(piece.piece) is not None
-        for piece in model.pieces
-    ]
-    new = {old: place for place, old in enumerate(number for number, is_kept in enumerate(stays) if is_kept)}
-    pieces = [piece for piece, is_kept in zip(model.pieces, stays, strict=True) if is_kept]
+    pieces = []
+    new_ids: dict[int, int] = {}
+    for number, piece in enumerate(model.pieces):
+        is_of_text = piece.type == kinds.NORMAL and not SENTINEL.fullmatch(piece.piece)
+        if is_of_text and piece.piece not in kept.pieces:
+            continue
+        new_ids[number] = len(pieces)
+        pieces.append(piece)
     made = type(model)()
     made.CopyFrom(model)
     del made.pieces[:]
@@ -66,8 +69,8 @@ def sentencepiece_model(data: bytes, kept: Kept) -> bytes:
     made.trainer_spec.vocab_size = len(pieces)
     for field in ("unk_id", "bos_id", "eos_id", "pad_id"):
         number = getattr(made.trainer_spec, field)
-        if number >= 0:
-            setattr(made.trainer_spec, field, new.get(number, number))
+        if number >= 0:  # -1: there is none
+            setattr(made.trainer_spec, field, new_ids.get(number, number))
     # A model may hold texts by which SentencePiece tests itself when it opens the file: they have the old pieces.
     made.DiscardUnknownFields()
     return made.SerializeToString()
@@ -75,7 +78,7 @@ def sentencepiece_model(data: bytes, kept: Kept) -> bytes:
 
 def tokenizer_state(state: Json, kept: Kept) -> Json:
     """Returns what a tokenizer.json holds with the ids that stay; InputError for a kind of model that is not known."""
-    made = json.loads(json.dumps(state))
+    made = copy.deepcopy(state)
     model = made["model"]
     kind = model.get("type") or ("Unigram" if isinstance(model.get("vocab"), list) else "BPE")
     if kind == "Unigram":
@@ -87,7 +90,7 @@ def tokenizer_state(state: Json, kept: Kept) -> Json:
     else:
         raise InputError(f"tokenizer.json holds a model of type {kind}; only Unigram, BPE and WordPiece are trimmed.")
     if kind == "BPE":
-        model["merges"] = [merge for merge in model["merges"] if _stays(merge, model["vocab"])]
+        model["merges"] = [merge for merge in model["merges"] if _is_possible(merge, model["vocab"])]
     # A token that transformers' class does not add is a piece, or nothing, to it, and may be gone.
     added = [token for token in made.get("added_tokens") or () if token["id"] in kept.new]
     made["added_tokens"] = [{**token, "id": kept.new[token["id"]]} for token in added]
@@ -102,8 +105,8 @@ def _renumbered(vocabulary: Mapping[str, int], kept: Kept) -> dict[str, int]:
     return {name: kept.new[number] for name, number in pairs if number in kept.new}
 
 
-def _stays(merge: str | Sequence[str], vocabulary: Mapping[str, int]) -> bool:
-    """Returns whether both pieces of a merge stay, and what they make."""
+def _is_possible(merge: str | Sequence[str], vocabulary: Mapping[str, int]) -> bool:
+    """Returns whether both pieces of a merge stay, and the piece that they make."""
     left, right = merge.split(" ") if isinstance(merge, str) else merge
     return left in vocabulary and right in vocabulary and left + right in vocabulary
 
@@ -136,9 +139,12 @@ def with_new_ids(about: Json, kept: Kept, defaults: Mapping[str, int] | None = N
     def several(numbers: Sequence[Any]) -> list[Any]:
         return [kept.new[number] for number in numbers if number in kept.new]
 
-    written = {key: number for key, number in (defaults or {}).items() if key not in about and number in kept.new}
-    made = {}
-    for key, value in {**about, **written}.items():
+    whole = dict(about)
+    for key, number in (defaults or {}).items():
+        if key not in about and number in kept.new:
+            whole[key] = number
+    made: Json = {}
+    for key, value in whole.items():
         if key.endswith(_OF_IDS):
             made[key] = [one(number) for number in value] if isinstance(value, list) else one(value)
         elif key in _LISTS and isinstance(value, list):
@@ -174,9 +180,14 @@ def _about(about: Json, kept: Kept) -> Json:
     """Returns tokenizer_config.json's content with new ids."""
     made = with_new_ids(about, kept)
     added = made.get("added_tokens_decoder")
-    if isinstance(added, dict):
-        pairs = ((kept.new.get(int(number)), token) for number, token in added.items())
-        made["added_tokens_decoder"] = {str(number): token for number, token in pairs if number is not None}
+    if not isinstance(added, dict):
+        return made
+    new_added: Json = {}
+    for number, token in added.items():
+        new = kept.new.get(int(number))
+        if new is not None:
+            new_added[str(new)] = token
+    made["added_tokens_decoder"] = new_added
     return made
 
 
@@ -188,10 +199,13 @@ def _lines_of_ids(file: Path, kept: Kept) -> bytes:
 
 def _lines_of_merges(file: Path, kept: Kept) -> bytes:
     """Returns GPT-2's merges.txt; its first line may be a comment."""
-    lines = content(str(file)).decode().split("\n")
     pieces = dict.fromkeys(kept.pieces, 0)
-    stays = [line.startswith("#version") or (line.count(" ") == 1 and _stays(line, pieces)) for line in lines]
-    return "".join(f"{line}\n" for line, is_kept in zip(lines, stays, strict=True) if is_kept).encode()
+    kept_lines = []
+    for line in content(str(file)).decode().split("\n"):
+        is_merge = line.count(" ") == 1
+        if line.startswith("#version") or (is_merge and _is_possible(line, pieces)):
+            kept_lines.append(line)
+    return "".join(f"{line}\n" for line in kept_lines).encode()
 
 
 def _object(file: Path) -> Json:

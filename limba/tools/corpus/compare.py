@@ -53,11 +53,19 @@ class Figures:
 
     @property
     def cells(self) -> list[str]:
-        """The figures as a table has them."""
-        shares = (f"{share:.3%}" for share in (self.single_bytes, self.unknown, self.coverage))
-        per = f"{self.tokens_per_word:.3f}", f"{self.bytes_per_token:.3f}"
-        costs = f"{self.unused_rows:,}", f"{self.parameters:,}", f"{self.step_flops / 1e12:,.2f}"
-        return [self.vocabulary, f"{self.rows:,}", *per, *shares, *costs]
+        """The figures as the table shows them, in the order of HEADINGS."""
+        return [
+            self.vocabulary,
+            f"{self.rows:,}",
+            f"{self.tokens_per_word:.3f}",
+            f"{self.bytes_per_token:.3f}",
+            f"{self.single_bytes:.3%}",
+            f"{self.unknown:.3%}",
+            f"{self.coverage:.3%}",
+            f"{self.unused_rows:,}",
+            f"{self.parameters:,}",
+            f"{self.step_flops / 1e12:,.2f}",
+        ]
 
 
 @named(NAMES)
@@ -75,8 +83,9 @@ def run(argv: Sequence[str]) -> None:
     if not given.vocabularies or not given.corpus:
         raise InputError("Something is missing; write limba vocabulary compare A B --corpus='data/*.jsonl'.")
     for name in ("sample_bytes", "tokens", "emb_dim"):
-        if getattr(given, name) < 1:
-            raise InputError(f"--{name} is {getattr(given, name)}; give a number above 0.")
+        number = getattr(given, name)
+        if number < 1:
+            raise InputError(f"--{name} is {number}; give a number above 0.")
     with environment.quiet_imports():
         from limba.api import Texts, source_of_files
 
@@ -87,18 +96,23 @@ def run(argv: Sequence[str]) -> None:
     if not documents:
         raise InputError(f"{given.corpus} holds no text; give files with documents.")
     with task_flags.reading("cutting into pieces"):
-        found = [_figures(each, documents, given.tokens) for each in opened]
-    if given.json:
-        size = sum(map(len, documents))
-        about = {"corpus": given.corpus, "documents": len(documents), "bytes": size, "step_tokens": given.tokens}
-        print(json.dumps({**about, "vocabularies": [asdict(each) for each in found]}, indent=2))
-    else:
-        _print(found)
+        figures = [_figures(vocabulary, documents, given.tokens) for vocabulary in opened]
+    if not given.json:
+        _print(figures)
+        return
+    document = {
+        "corpus": given.corpus,
+        "documents": len(documents),
+        "bytes": sum(map(len, documents)),
+        "step_tokens": given.tokens,
+        "vocabularies": [asdict(row) for row in figures],
+    }
+    print(json.dumps(document, indent=2))
 
 
 @dataclass(frozen=True)
 class _Opened:
-    """A vocabulary, with the rows and matrices that a model has for it."""
+    """A vocabulary, and the matrices that a model has for it."""
 
     name: str
     vocabulary: object
@@ -108,15 +122,18 @@ class _Opened:
 
 
 def _opened(path: str, emb_dim: int) -> _Opened:
-    """Returns the vocabulary at a path, with its model if it has one; InputError if it cannot be read."""
+    """Returns the vocabulary at a path, with the sizes of its model if it has one; InputError if it cannot be read.
+
+    Without a model it is counted at `emb_dim`, with two matrices. Weights are neither read nor downloaded.
+    """
     from limba.api import PieceTable, num_tables, opened_source, vocabulary_of
 
     is_file = os.path.isfile(os.path.expanduser(path)) or path.endswith((".model", ".json"))
     if path == "byte" or is_file:
         pieces = PieceTable.at(path)
-        pieces.read()
+        pieces.read()  # finds a wrong file now
         return _Opened(path, pieces.vocabulary, pieces.fitting_rows, emb_dim, 2)
-    source = opened_source(path)
+    source = opened_source(path, weights=False)
     model = source.model
     return _Opened(path, vocabulary_of(source), model.vocab_size, model.emb_dim, num_tables(source))
 
@@ -134,9 +151,11 @@ def _figures(opened: _Opened, documents: Sequence[bytes], step_tokens: int) -> F
         np.add.at(counts, np.asarray(table.encode(document)), 1)
         words += len(document.decode().split())
     tokens = max(1, int(counts.sum()))
-    marks = spells_bytes(vocabulary)
-    single = int(counts[: len(marks)][marks].sum()) / tokens
-    unknown = 0.0 if vocabulary.unk_id is None else int(counts[vocabulary.unk_id]) / tokens
+    is_byte = spells_bytes(vocabulary)  # by id
+    single = int(counts[: len(is_byte)][is_byte].sum()) / tokens
+    unknown = 0.0
+    if vocabulary.unk_id is not None:
+        unknown = int(counts[vocabulary.unk_id]) / tokens
     size = opened.rows * opened.emb_dim
     return Figures(
         vocabulary=opened.name,
@@ -163,8 +182,8 @@ def _print(figures: Sequence[Figures]) -> None:
     for name in HEADINGS.values():
         is_name = name == "vocabulary"
         table.add_column(name, overflow="fold", no_wrap=not is_name, justify="left" if is_name else "right")
-    for each in figures:
-        table.add_row(*each.cells)
+    for row in figures:
+        table.add_row(*row.cells)
     console = rich.console.Console(highlight=False)
     if not console.is_terminal:
         console.width = 160  # rich's 80 columns of a file would break the names

@@ -17,11 +17,12 @@ ABOUT = """Writes a model with the rows of its vocabulary that your text needs: 
     limba vocabulary trim google/mt5-base --keep='data/*.jsonl' --output=mt5-base-ro
     limba vocabulary trim runs/mine --keep='data/*.txt' --coverage=0.999 --output=runs/smaller
 
-A folder for transformers stays one. A run, and a checkpoint of T5X, becomes a checkpoint to start from. Text whose
-pieces are all kept is cut as before, and has the same hidden states."""
+A folder for transformers stays one. A run, and a checkpoint of T5X, becomes a checkpoint to start from; the averages of
+a run's optimizer are trimmed too where that can be done exactly. Text whose pieces are all kept is cut as before, and
+has the same hidden states."""
 SAMPLE_BYTES = 100_000_000
 HELD_OUT_BYTES = 2_000_000
-HELD_OUT_EVERY = 50  # of texts in memory one in so many is not counted
+HELD_OUT_EVERY = 50  # of texts given from Python every fiftieth is not counted
 NAMES = {
     "DataConfig.data_files": "--keep",
     "DataConfig.column": "--column",
@@ -42,7 +43,7 @@ def run(argv: Sequence[str]) -> None:
     parser.add_argument("--held_out", metavar="FILES", help="text to report on; default: a part of --keep, not counted")
     parser.add_argument("--sample_bytes", type=int, default=SAMPLE_BYTES, help="bytes of text that are cut and counted")
     parser.add_argument("--step", type=int, help="checkpoint of a run; default: its best or newest one")
-    parser.add_argument("--vocabulary", metavar="PATH", help="that of a checkpoint of T5X that names none")
+    parser.add_argument("--vocabulary", metavar="PATH", help="vocabulary of a T5X checkpoint that names none")
     parser.add_argument("--extra_ids", type=int, metavar="100", help="number of sentinels above --vocabulary's pieces")
     given = parser.parse(argv)
     for name, value in (("MODEL", given.model), ("--keep", given.keep), ("--output", given.output)):
@@ -65,10 +66,10 @@ def run(argv: Sequence[str]) -> None:
     source = opened_source(given.model, vocabulary)
     vocabulary_of(source)  # a model without one is refused before the text is read
     with task_flags.reading() as progress:
-        keep, others = _texts(given.keep, given.column, given.sample_bytes, HELD_OUT_BYTES, progress)
+        keep, held_out = _texts(given.keep, given.column, given.sample_bytes, HELD_OUT_BYTES, progress)
         if given.held_out:
-            keep += others
-            others, _ = _texts(given.held_out, given.column, HELD_OUT_BYTES, 0, progress)
+            keep += held_out  # nothing of it needs to be held out then
+            held_out, _ = _texts(given.held_out, given.column, HELD_OUT_BYTES, 0, progress)
     done = 0
     with task_flags.reading("cutting into pieces") as progress:
 
@@ -77,30 +78,30 @@ def run(argv: Sequence[str]) -> None:
             done += num_bytes
             progress(done)
 
-        made = trim(source, keep, others, given.output, coverage=given.coverage, step=given.step, progress=cut)
-    print(made.text)
-    if made.warning:
-        print(f"WARNING: {made.warning}", file=sys.stderr)
+        result = trim(source, keep, held_out, given.output, coverage=given.coverage, step=given.step, progress=cut)
+    print(result.text)
+    if result.warning:
+        print(f"WARNING: {result.warning}", file=sys.stderr)
 
 
 def of_loaded(source: Source, step: int | None, texts: Sequence[str], folder: str, coverage: float) -> str:
-    """Returns the folder in which an opened model is trimmed; what was done is logged."""
+    """Trims an opened model, and returns the folder with the result; the report is logged."""
     from limba.api import trim
 
     encoded = [text.encode() for text in texts]
     counted = [text for number, text in enumerate(encoded, 1) if number % HELD_OUT_EVERY]
     held_out = encoded[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
-    made = trim(source, counted, held_out, folder, coverage=coverage, step=step)
-    logger.info("%s", made.text)
-    if made.warning:
-        logger.warning("%s: %s", folder, made.warning)
-    return made.output
+    result = trim(source, counted, held_out, folder, coverage=coverage, step=step)
+    logger.info("%s", result.text)
+    if result.warning:
+        logger.warning("%s: %s", folder, result.warning)
+    return result.output
 
 
 def _texts(
     files: str, column: str, sample_bytes: int, others_bytes: int, progress: Callable[..., None]
 ) -> tuple[list[bytes], list[bytes]]:
-    """Returns documents of files, all equally likely, and others; InputError if there are none."""
+    """Returns a uniform sample of the files' documents, and others to hold out; InputError if there are none."""
     from limba.api import Texts, source_of_files
 
     texts = Texts(source_of_files(files, column))
