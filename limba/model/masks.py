@@ -12,7 +12,7 @@ EVERYWHERE = 1 << 30  # keys to each side, more than any row has
 
 
 class Rule(NamedTuple):
-    """What a mask is beside the ids of examples, known when a program is made; its fields are those of `Mask`."""
+    """The fields of a `Mask` that are known when a program is compiled, unlike the ids of examples."""
 
     causal: bool = False
     by_token: bool = False  # whether it has `both_ways`

@@ -103,7 +103,8 @@ def _backward(saved: PyTree, gradient: Float[Array, "B Q H C"]) -> tuple[Array, 
             to_scores = jnp.where(mask[None], to_scores, 0.0)
         if bias_gradient is not None:
             bias_gradient = bias_gradient + to_scores
-        to_scores, weights = to_scores.astype(query.dtype), weights.astype(value.dtype)
+        to_scores = to_scores.astype(query.dtype)
+        weights = weights.astype(value.dtype)
         to_query = jnp.einsum("hqk,khc->qhc", to_scores, key)
         to_key = jnp.einsum("hqk,qhc->khc", to_scores, query)
         to_value = jnp.einsum("hqk,qhc->khc", weights, gradient)
