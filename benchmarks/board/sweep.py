@@ -36,7 +36,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def sweep(trials: Sequence[Trial], text: Text, board: Path) -> Iterator[dict[str, Any]]:
-    """Yields the result of each trial: the known ones, then those of the others, which are run together.
+    """Yields the result of each trial: the known ones, then the others, whose trials are run together.
 
     Trials are of one recipe, depth and length, and differ in their seed and in settings of OWN; each seed has each of
     these. Raises InputError for other ones. `seconds_per_step` is a replica's share of the step of all.
@@ -87,13 +87,15 @@ class _Replicas:
         from limba.training.state import TrainState
         from limba.training.step import Gradient, loss_sums, train_step
 
-        self.configs, first = configs, configs[0][0]
+        self.configs = configs
+        first = configs[0][0]
         self.steps = first.train_steps or 0
         # Attention kernels are not made for replicas.
         self.model = model = Network(dataclasses.replace(first.model, attention="einsum"))
         self.schedules = [make_schedule(config.optimizer.schedule, self.steps) for config in configs[0]]
         constant = dataclasses.replace(first.optimizer, schedule=ScheduleConfig("factors", 1.0, "constant"))
-        unit, gradient = make_optimizer(constant, self.steps), Gradient(model, first.loss)
+        unit = make_optimizer(constant, self.steps)
+        gradient = Gradient(model, first.loss)
 
         def of_rate(rate: jax.Array) -> optax.GradientTransformation:
             return optax.chain(unit, optax.scale(rate))
@@ -117,18 +119,22 @@ class _Replicas:
         copies = jax.vmap(lambda seed: jax.tree.map(lambda x: jnp.stack([x] * len(configs[0])), start(seed)))
         self.state = jax.jit(copies)(seeds)
         self.task, self.lengths = task_of_run(first)
-        data, evaluation = first.data, first.evaluation
+        data = first.data
+        evaluation = first.evaluation
         of_split = validation_batches(self.task, self.lengths, data, evaluation.num_batches, evaluation.batch_size)
         self.validation = {name: jnp.asarray(np.stack([each[name] for each in of_split])) for name in of_split[0]}
         self.bytes = int(spelling(first, self.task, of_split)[2].sum())
 
     def run(self) -> list[list[dict[str, Any]]]:
-        """Returns what is measured of each replica, [S][R]."""
+        """Returns the measured figures of each replica, [S][R]."""
         import jax
 
-        evaluated, norms, every = [], [], max(1, self.steps // EVALUATIONS)
+        evaluated = []
+        norms = []
+        every = max(1, self.steps // EVALUATIONS)
         rates = np.stack([np.asarray(of(np.arange(self.steps)), np.float32) for of in self.schedules], axis=1)
-        first, evaluating = time.monotonic(), 0.0
+        first = time.monotonic()
+        evaluating = 0.0
         with ThreadPoolExecutor() as pool, contextlib.ExitStack() as stack:
             streams = [stack.enter_context(contextlib.closing(self._stream(row[0]))) for row in self.configs]
             coming = [list(pool.map(_rows, streams, (row[0] for row in self.configs)))]

@@ -2,7 +2,7 @@
 
 Radford et al. 2019 (GPT-2), Touvron et al. 2023 (Llama, arXiv:2302.13971), Boizard et al. 2025 (EuroBERT,
 arXiv:2503.05500: a Llama without the causal mask), Warner et al. 2024 (ModernBERT, arXiv:2412.13663; its norm of the
-embeddings is that of the first layer here). Parameter names are T5X's for a decoder. Scores are divided by sqrt(C); a
+embeddings is the first layer's norm here). Parameter names are T5X's for a decoder. Scores are divided by sqrt(C); a
 T5, and so T5X's decoder-only network (`ModelConfig.is_t5_decoder`), has that factor in its initial values.
 """
 
@@ -55,12 +55,14 @@ class _Network:
     """The network's parts with their parameters; the cache has `length` positions."""
 
     def __init__(self, config: ModelConfig, params: Parameters, length: int):
-        self._config, self._params, self._length = config, params, length
+        self._config = config
+        self._params = params
+        self._length = length
         self._run_layers = decode_runner(config, config.num_decoder_layers, params["decoder"]["layers"])
         self._table = params["decoder"]["relpos_bias"]["rel_embedding"] if config.is_t5_decoder else None
 
     def read(self, tokens: Int[Array, "B P"], skipped: Int[Array, " B"], is_full: bool) -> Cache:
-        """Returns the cache with the keys and values of the prompts' ids; the places after them are empty."""
+        """Returns the cache with the keys and values of the prompts' ids; the positions after them are empty."""
         config = self._config
         rows, length = tokens.shape
         shape = (config.num_decoder_layers, rows, config.kv_heads, self._length, config.head_dim)
@@ -413,7 +415,7 @@ class LanguageModel(nn.Module):
         ids = ids_of(targets, segments)
         positions = positions_in_segments(segments)
 
-        # Which tokens see those after them: an encoder's all, a prefix's, or those of which the batch says so.
+        # Which tokens see those after them: all of an encoder, a prefix, or the ones that the batch marks.
         says_own_mask = "decoder_causal_attention" in batch
         both_ways = None
         if says_own_mask and config.prefix_attention == "full":

@@ -54,7 +54,8 @@ class Mask:
 
         By a token's own rule ids are twice as large, and odd for tokens that see each other in both directions.
         """
-        query_ids, key_ids = self.query_ids, self.key_ids
+        query_ids = self.query_ids
+        key_ids = self.key_ids
         if self.both_ways is not None:
             query_ids, key_ids = (jnp.where(each > 0, 2 * each + self.both_ways, 0) for each in (query_ids, key_ids))
         reach = None if self.reach is None else jnp.where(self.everywhere, EVERYWHERE, self.reach)[None]

@@ -19,10 +19,10 @@ import pytest
 from scipy import stats
 
 from benchmarks import speedrun
-from benchmarks.board import aozora, corpora, proof, tables
-from benchmarks.board.dial import size_of
+from benchmarks.board import aozora, corpora, paragraphs, proof, tables
 from benchmarks.board.recipes import RECIPES, optimizer_of, own_settings, recipe_of
 from benchmarks.board.runs import Trial, config_of, results
+from benchmarks.board.sizes import size_of
 from benchmarks.board.text import Text, divided, part_of
 from limba.config import InputError
 from limba.model import Network
@@ -70,7 +70,7 @@ def test_the_dial_gives_two_sizes(depth: int, least: float, most: float) -> None
         ("table --board=/nope", "/nope has no results"),
         ("corpus --language=xx", "--language is xx; choose from"),
         ("corpus --aozora=/nope --percent=0", "--percent is 0; give a whole number from 1 to 100"),
-        ("corpus --aozora=/nope", "--aozora is /nope, where cards/*/files/*/*.txt are no works"),
+        ("corpus --aozora=/nope", "--aozora is /nope, without works in cards/*/files/*/*.txt"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(flags: str, message: str) -> None:
@@ -202,8 +202,8 @@ def test_without_apt_a_sentence_says_so(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_files_that_are_no_text_for_people_are_left_out() -> None:
     for path in ("a/de/_sources/x.txt", "doc/de/copyright", "de/changelog.gz", "de/page.css", "de/picture.png"):
-        assert corpora.reader_of(path) is None, path
-    assert corpora.of_catalogue(b"no catalogue") == []
+        assert paragraphs.reader_of(path) is None, path
+    assert paragraphs.of_catalogue(b"no catalogue") == []
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,8 @@
 """Attention by XLA: all scores as one array, or saving none, one example after another, recomputed for the gradient.
 
 The second is Rabe & Staats 2021 (arXiv:2112.05682), with the softmax's normalizer saved as in FlashAttention (Dao et
-al. 2022, arXiv:2205.14135, appendix B.2). On a CPU the scores of one example stay in the cache; those of a whole batch
-are written to memory and read again several times.
+al. 2022, arXiv:2205.14135, appendix B.2). On a CPU the scores of one example stay in the cache; the scores of a whole
+batch are written to memory and read again several times.
 """
 
 from __future__ import annotations

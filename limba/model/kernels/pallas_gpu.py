@@ -2,8 +2,8 @@
 
 FlashAttention-2's blocks (Dao 2023, arXiv:2307.08691), lowered by Triton. The bias is equal along each diagonal, so a
 program reads the diagonals, [H, Q + K], which stay in its cache; reading an array [H, Q, K] from the L2 cache would
-take longer than the attention itself. In the backward pass one kernel computes the gradient of the query, one that of
-key and value, one that of the bias: a tile of one head, accumulated in registers over the examples. There are no atomic
+take longer than the attention itself. In the backward pass one kernel computes the gradient of the query, one of
+key and value, one of the bias: a tile of one head, accumulated in registers over the examples. There are no atomic
 additions: the kernels repeat bit for bit. `to_x` is the gradient of x.
 """
 

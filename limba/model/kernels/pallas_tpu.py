@@ -295,7 +295,7 @@ def _scores(
     bias: Float[Array, "K Q"] | None,
     ids: tuple[Int[Array, "1 Q"], Int[Array, "1 K"]],
 ) -> Float[Array, "K Q"]:
-    """Returns the scores of a program; those of hidden keys are HIDDEN_SCORE."""
+    """Returns the scores of a program; hidden keys have HIDDEN_SCORE."""
     scores = _product(key, query, 0, 0)
     if bias is not None:
         scores = scores + bias
@@ -326,7 +326,7 @@ def _as_column(row: Int[Array, "1 K"]) -> Int[Array, "K 1"]:
 
 
 class Inputs(NamedTuple):
-    """The arrays of a program; those of keys are one for each of the plan's `steps`."""
+    """The arrays of a program; keys and values have one for each of the plan's `steps`."""
 
     query_ids: Ref
     key_ids: Sequence[Ref]

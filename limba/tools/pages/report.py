@@ -30,7 +30,7 @@ others too, and asks for a token."""
 PAGE = "report.html"
 COMPARED = "compared.html"
 MOST_RUNS = 8
-READ = 4_096  # bytes of a file by which a page of ours is known
+READ = 4_096  # bytes of a file, in which the mark of our pages is looked for
 
 
 def run(argv: Sequence[str]) -> None:

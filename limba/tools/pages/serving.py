@@ -110,11 +110,11 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
         super().handle_one_request()
 
     def get(self, path: str) -> tuple[str, bytes]:
-        """Returns what is at a path; this one has nothing."""
+        """Returns the content at a path; this base class has nothing."""
         raise RefusedError(http.HTTPStatus.NOT_FOUND, f"There is nothing at {path}; open /.")
 
     def post(self, path: str) -> tuple[str, bytes]:
-        """Returns the answer to what is sent to a path; this one takes nothing."""
+        """Returns the answer to a request's body; this base class takes none."""
         raise RefusedError(http.HTTPStatus.NOT_FOUND, f"There is nothing at {path}; open /.")
 
     def log_message(self, *_: object) -> None:

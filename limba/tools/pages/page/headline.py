@@ -34,7 +34,7 @@ def headline(runs: Sequence[Run]) -> str:
 
 
 def sentences(run: Run) -> Iterator[str]:
-    """Yields the best loss first, then what is known of its trend, of the remaining time and of the cost."""
+    """Yields the best loss first, then its trend, the remaining time and the cost, if they are known."""
     table = run.history.tables["validation"]
     name = "validation loss"
     has_validation_loss = len(table) and "loss" in table and np.isfinite(table["loss"]).any()

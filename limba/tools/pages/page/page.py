@@ -19,7 +19,7 @@ from limba.tools.pages.page.runs import Run
 MOST_BYTES = 2_000_000  # of a page with its data
 POINTS = 600  # of a line
 LEAST_POINTS = 24
-MARK = '<meta name="generator" content="Limba, report of runs">'  # by which a page of ours is known
+MARK = '<meta name="generator" content="Limba, report of runs">'  # by which `limba report` knows its own pages
 # Nothing is loaded from anywhere: the browser itself refuses it.
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src {}"
 AXIS_TITLES = {"step": "step", "tokens": "tokens", "hours": "hours in steps", "flop": "FLOP"}
