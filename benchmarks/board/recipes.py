@@ -24,7 +24,7 @@ class Recipe:
     about: str
     optimizer: Settings  # fields of OptimizerConfig
     schedule: str  # ScheduleConfig.name
-    learning_rate: float  # at dial.REFERENCE_DEPTH
+    learning_rate: float  # at sizes.REFERENCE_DEPTH
     exponent: float  # of the learning rate's fall with depth: 1 for steps of one size, 0 for relative ones
     warmup: float = 0.05  # share of the steps; T5X's rule: the steps themselves
     decay: float = 0.2  # share of the steps at the end, by warmup_stable_decay

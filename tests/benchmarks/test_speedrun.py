@@ -35,7 +35,7 @@ LINES = [f"Satz {number} von vielen." for number in range(600)]
 
 
 @pytest.mark.parametrize(("depth", "least", "most"), [(2, 1.5e6, 2.5e6), (4, 8e6, 15e6)])
-def test_the_dial_gives_two_sizes(depth: int, least: float, most: float) -> None:
+def test_the_depth_gives_two_sizes(depth: int, least: float, most: float) -> None:
     config = size_of(depth).model()
     shapes = jax.eval_shape(Network(config).init, jax.random.key(0))
     assert least <= sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)) <= most
