@@ -48,8 +48,13 @@ class Trial:
         'de-d2-600-adafactor-54e6cbc6-s0-final'
         """
         digest = hashlib.blake2b(json.dumps(dict(self.settings), sort_keys=True).encode(), digest_size=4).hexdigest()
-        parts = [self.corpus, f"d{self.depth}", str(self.steps), self.recipe, *([digest] if self.settings else [])]
-        return "-".join([*parts, f"s{self.seed}", *(["final"] if self.final else [])])
+        parts = [self.corpus, f"d{self.depth}", str(self.steps), self.recipe]
+        if self.settings:
+            parts.append(digest)
+        parts.append(f"s{self.seed}")
+        if self.final:
+            parts.append("final")
+        return "-".join(parts)
 
 
 def config_of(trial: Trial, text: Text, board: Path) -> RunConfig:
@@ -98,15 +103,17 @@ def config_of(trial: Trial, text: Text, board: Path) -> RunConfig:
 
 def results(board: Path) -> dict[str, dict[str, Any]]:
     """Returns the results of the board by their runs' keys, without a line that a killed process left incomplete."""
-    found = {}
     path = board / RESULTS
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+    if not path.exists():
+        return {}
+    by_key = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
         try:
             result = json.loads(line)
-            found[result["key"]] = result
+            by_key[result["key"]] = result
         except (ValueError, KeyError, TypeError):
             continue
-    return found
+    return by_key
 
 
 def run(trial: Trial, text: Text, board: Path) -> dict[str, Any]:
@@ -115,7 +122,8 @@ def run(trial: Trial, text: Text, board: Path) -> dict[str, Any]:
     Raises RestartError if the run was asked to stop; the errors of `limba.train`. A run whose loss is not finite has a
     result too: `status` is then 'diverged'.
     """
-    if known := results(board).get(trial.key):
+    known = results(board).get(trial.key)
+    if known:
         return known
     config = config_of(trial, text, board)
     import jax
@@ -134,8 +142,8 @@ def run(trial: Trial, text: Text, board: Path) -> dict[str, Any]:
 
 
 def record(result: dict[str, Any], board: Path) -> dict[str, Any]:
-    """Returns the result, which it has written to the board."""
-    with open(board / RESULTS, "a+b") as file:  # begins a line, also after one that was cut
+    """Appends a result to the board; returns it."""
+    with open(board / RESULTS, "a+b") as file:  # begins a new line, also after one that was cut
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))
         start = b"" if file.read(1) in (b"\n", b"") else b"\n"

@@ -122,7 +122,7 @@ class _Replicas:
         data = first.data
         evaluation = first.evaluation
         of_split = validation_batches(self.task, self.lengths, data, evaluation.num_batches, evaluation.batch_size)
-        self.validation = {name: jnp.asarray(np.stack([each[name] for each in of_split])) for name in of_split[0]}
+        self.validation = {name: jnp.asarray(np.stack([batch[name] for batch in of_split])) for name in of_split[0]}
         self.bytes = int(spelling(first, self.task, of_split)[2].sum())
 
     def run(self) -> list[list[dict[str, Any]]]:
@@ -137,11 +137,12 @@ class _Replicas:
         evaluating = 0.0
         with ThreadPoolExecutor() as pool, contextlib.ExitStack() as stack:
             streams = [stack.enter_context(contextlib.closing(self._stream(row[0]))) for row in self.configs]
-            coming = [list(pool.map(_rows, streams, (row[0] for row in self.configs)))]
+            rows_of_seeds = list(pool.map(_rows, streams, (row[0] for row in self.configs)))
             for number in range(self.steps):
-                batch = {name: np.stack([rows[name] for rows in coming[0]]) for name in coming[0][0]}
+                batch = {name: np.stack([rows[name] for rows in rows_of_seeds]) for name in rows_of_seeds[0]}
                 self.state, metrics = self.step(self.state, rates[number], batch)
-                coming = [list(pool.map(_rows, streams, (row[0] for row in self.configs)))]  # while the device computes
+                # While the device computes.
+                rows_of_seeds = list(pool.map(_rows, streams, (row[0] for row in self.configs)))
                 if number == 0:
                     norms.append(jax.device_get(metrics["parameter_norm"]))
                     first = time.monotonic()
@@ -153,10 +154,10 @@ class _Replicas:
                     evaluating += time.monotonic() - stopped
             norms.append(jax.device_get(metrics["parameter_norm"]))
         seconds = evaluated[-1][2] / max(1, self.steps - 1)  # without evaluations, and without the first step
-        return [[self._measured(place, evaluated, norms, seconds) for place in row] for row in self._places()]
-
-    def _places(self) -> list[list[tuple[int, int]]]:
-        return [[(s, r) for r in range(len(row))] for s, row in enumerate(self.configs)]
+        figures = []
+        for s, row in enumerate(self.configs):
+            figures.append([self._measured((s, r), evaluated, norms, seconds) for r in range(len(row))])
+        return figures
 
     def _stream(self, config: RunConfig) -> Stream:
         from limba.data.stream.stages import open_stages
@@ -165,15 +166,20 @@ class _Replicas:
         plan = plan_of_run(config, self.task, self.lengths)
         return open_stages(plan.stages, self.lengths, range(config.data.num_data_shards or 1))
 
-    def _measured(self, place: tuple[int, int], evaluated: Sequence, norms: Sequence, seconds: float) -> dict[str, Any]:
+    def _measured(
+        self, replica: tuple[int, int], evaluated: Sequence, norms: Sequence, seconds: float
+    ) -> dict[str, Any]:
+        """Returns the figures of the replica [S, R], as `measured` of `runs.py` gives a run's."""
         import jax
 
         from limba.training.metrics.figures import flops_per_row
         from limba.training.state import count_parameters
 
-        config = self.configs[place[0]][place[1]]
+        config = self.configs[replica[0]][replica[1]]
         replicas = len(self.configs) * len(self.configs[0])
-        sums = [{name: float(each[name][place]) for name in ("loss", "nats", "tokens")} for _, each, _ in evaluated]
+        curve = []
+        for _, sums, _ in evaluated:
+            curve.append({name: float(sums[name][replica]) for name in ("loss", "nats", "tokens")})
         device = jax.devices()[0].device_kind
         return {
             "parameters": count_parameters(self.state.params) // replicas,
@@ -181,13 +187,13 @@ class _Replicas:
             "rows": config.data.batch_size,
             "seconds_per_step": round(seconds / replicas, 6),
             "passes": None,
-            "parameter_norm": [round(float(each[place]), 2) for each in norms],
+            "parameter_norm": [round(float(norm[replica]), 2) for norm in norms],
             "devices": f"1 x {device}, {replicas} runs side by side",
             "curve": {
                 "steps": [step for step, _, _ in evaluated],
-                "loss": [round(each["loss"] / each["tokens"], 5) for each in sums],
-                "bits_per_byte": [round(each["nats"] / math.log(2) / self.bytes, 5) for each in sums],
-                "seconds": [round(each / replicas, 2) for _, _, each in evaluated],
+                "loss": [round(sums["loss"] / sums["tokens"], 5) for sums in curve],
+                "bits_per_byte": [round(sums["nats"] / math.log(2) / self.bytes, 5) for sums in curve],
+                "seconds": [round(passed / replicas, 2) for _, _, passed in evaluated],
             },
         }
 
