@@ -23,12 +23,14 @@ from limba.config import (
     ScheduleConfig,
 )
 from limba.model import Network
-from limba.training.guard import LAG, MAX_IN_A_ROW, MAX_REWINDS, MIN_STEPS, Guard, Window, jit_row_losses
+from limba.training.guard import MAX_IN_A_ROW, MAX_REWINDS, Guard
 from limba.training.ledger import Ledger, entries_of
 from limba.training.metrics.figures import RecentSteps
 from limba.training.metrics.logging import Metrics
 from limba.training.optimizer import make_optimizer
+from limba.training.row_losses import jit_row_losses
 from limba.training.schedule import make_schedule
+from limba.training.spikes import LAG, MIN_STEPS, Window
 from limba.training.state import TrainState, state_shardings
 from limba.training.step import Gradient, jit_train_step, without_update
 from tests import tiny
