@@ -44,7 +44,7 @@ class Guard:
         self._config = config
         self._recent = recent
         self._metrics = recent.metrics
-        self._place_batch = place
+        self._place = place
         self._model = model
         self._window = Window(config.guard)
         self._pending = deque[Pending]()
@@ -228,7 +228,7 @@ class Guard:
         if self._row_losses is None:
             self._row_losses = jit_row_losses(self._model, self._config.loss)
         params = gather_parameters(self._model, state.params)
-        losses = np.asarray(self._row_losses(params, self._place_batch(spike.rows)))
+        losses = np.asarray(self._row_losses(params, self._place(spike.rows)))
         size = self._config.data.rows_per_shard
         return [
             {"shard": int(row) // size, "row": int(row) % size, "loss": _number(losses[row])}

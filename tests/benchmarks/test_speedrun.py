@@ -58,7 +58,7 @@ def test_the_depth_gives_two_sizes(depth: int, least: float, most: float) -> Non
         ("--recipe=muon_wsd --corpus=/nope --set=decay=0.99", "give shares of the steps, together at most 1"),
         ("--recipe=muon_wsd --corpus=/nope --set=muon_rms=0", "OptimizerConfig.muon_rms is 0"),
         ("sweep --recipe=adafactor --corpus=/nope --rates=x", "--set=learning_rate=x gives no number"),
-        ("sweep --recipe=masked --corpus=/nope --rates=0.1", "masked is an encoder's: run its rates one by one"),
+        ("sweep --recipe=masked --corpus=/nope --rates=0.1", "masked trains an encoder: run its rates one by one"),
         ("--recipe=adafactor --corpus=/nope --set=rows=12", "--set=rows=12: rows are a multiple of 8"),
         ("law --recipe=fast --corpus=de --board=/nope", "A law needs the best rates of two lengths of runs"),
         ("sweeps", "sweeps is none of sweep, law, table, proof, corpus; did you mean sweep?"),
@@ -190,13 +190,13 @@ def test_a_corpus_is_made_of_packages_once_in_each_paragraph(tmp_path: Path) -> 
     assert corpora.make("de", tmp_path / "again", [package]) == said  # the same text, to the byte
     with pytest.raises(InputError, match="is there already"):
         corpora.make("de", tmp_path / "made", [package])
-    with pytest.raises(InputError, match="hold no text of ja"):
+    with pytest.raises(InputError, match="have no text in ja"):
         corpora.make("ja", tmp_path / "made", [package])
 
 
 def test_without_apt_a_sentence_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(InputError, match="There is no apt-get"):
+    with pytest.raises(InputError, match="apt-get or dpkg-deb is missing"):
         corpora.make("de", tmp_path)
 
 
