@@ -3,7 +3,7 @@
     python -m benchmarks.attention_blocks                                # a base encoder's: 64 rows of 512, T5's bias
     python -m benchmarks.attention_blocks --batch=8 --length=2048 --width=128 --causal --no-bias
 
-One kernel at a time has other blocks; the time is that of output and gradients together, the best of three, in
+One kernel at a time has other blocks; the time is of output and gradients together, the best of three, in
 bfloat16. What a card cannot hold, or what computes something else, is left out. `now`: as limba/model/kernels has it.
 """
 
@@ -39,7 +39,7 @@ def seconds(run: Callable[[], object], calls: int) -> float:
 
 
 def fastest(args: argparse.Namespace) -> None:
-    """Prints, for each kernel, the blocks with the shortest times and those of now."""
+    """Prints, for each kernel, the blocks with the shortest times and the present ones."""
     import jax
     import jax.numpy as jnp
 
@@ -47,7 +47,9 @@ def fastest(args: argparse.Namespace) -> None:
     from limba.model.kernels.choose import compute_capability
     from limba.model.masks import Mask
 
-    device, (batch, length) = jax.devices()[0], (args.batch, args.length)
+    device = jax.devices()[0]
+    batch = args.batch
+    length = args.length
     if device.platform != "gpu" and not args.interpret:
         raise InputError("jax sees no GPU here; --interpret tries the program without one, in small sizes.")
     has_wgmma = args.interpret or 9 <= compute_capability(device) < 10
@@ -56,7 +58,8 @@ def fastest(args: argparse.Namespace) -> None:
     arrays = *heads, jax.random.normal(of_bias, (args.heads, 2 * length)) if args.bias else None
     ids = jnp.ones((batch, length), jnp.int32)
     mask = Mask(ids, ids, args.causal)
-    own, call = pallas_gpu.Call.blocks, pallas_gpu.Call(length, length, mask.rule, has_wgmma, args.interpret)
+    own = pallas_gpu.Call.blocks
+    call = pallas_gpu.Call(length, length, mask.rule, has_wgmma, args.interpret)
 
     def lowered(kernel: str, blocks: pallas_gpu.Blocks) -> jax.stages.Lowered:
         def run(query, key, value, direction, diagonals):
@@ -76,7 +79,8 @@ def fastest(args: argparse.Namespace) -> None:
             now = own(call, kernel, heads[0])
             programs = [(blocks, lowered(kernel, blocks)) for blocks in dict.fromkeys([now, *sizes])]
             waiting = [(blocks, pool.submit(each.compile)) for blocks, each in programs]
-            wanted, times = None, {}
+            wanted = None
+            times = {}
             for blocks, compiling in waiting:
                 try:
                     run = compiling.result()

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.board.dial import INPUTS, size_of
+from benchmarks.board.sizes import INPUTS, size_of
 from limba.cli import program
 from limba.cli.arguments import Parser
 from limba.config import InputError, did_you_mean, environment
@@ -121,7 +121,8 @@ def _torch(card: Card) -> Commands:
 
 
 def _fast(card: Card) -> Commands:
-    depth, letters = (1 if card.is_tiny else 2), card.corpus.stat().st_size
+    depth = 1 if card.is_tiny else 2
+    letters = card.corpus.stat().st_size
     steps = 3 if card.is_tiny else max(3, int(4 * letters / LETTERS / INPUTS / size_of(depth).rows))
     flags = [f"--corpus={card.corpus}", f"--board={card.folder / 'board'}", "--recipe=adafactor,fast", "--json"]
     return {f"{steps} steps": card.program("speedrun", *flags, seeds=1, steps=steps, depth=depth)}
@@ -142,43 +143,48 @@ PARTS: dict[str, Callable[[Card], Commands]] = {
 
 
 def ran(command: Sequence[str], seconds: float, is_tiny: bool) -> dict[str, Any]:
-    """Returns what became of a command: seconds, exit code, figures, the end of its output, and what was `wrong`."""
+    """Runs a command; returns its seconds, exit code, figures, the end of its output, and what was `wrong`."""
     variables = os.environ | ({"JAX_PLATFORMS": "cpu"} if is_tiny else {})
-    began, over, out, said = time.monotonic(), False, "", ""
+    began = time.monotonic()
+    is_over = False
+    out = ""
+    errors = ""
     started = subprocess.Popen(
         command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
     )  # fmt: skip
     try:
-        out, said = started.communicate(timeout=max(0.0, seconds))
+        out, errors = started.communicate(timeout=max(0.0, seconds))
     except subprocess.TimeoutExpired:
-        over = True
+        is_over = True
     finally:
         if started.returncode is None:
             os.killpg(started.pid, signal.SIGKILL)  # with all that it has started
-            out, said = started.communicate()
-    code, wrong = started.returncode, ""
-    if over:
+            out, errors = started.communicate()
+    code = started.returncode
+    wrong = ""
+    if is_over:
         wrong = f"over the part's {SECONDS:g} s"
     elif code != 0:
-        wrong = f"ended with {code}: {_last(said) or _last(out)}"
+        wrong = f"ended with {code}: {_last(errors) or _last(out)}"
     result = {"command": command, "seconds": time.monotonic() - began, "exit_code": code, "wrong": wrong}
-    return {**result, "figures": _figures(out), "output": (out + said)[-4000:]}
+    return {**result, "figures": _figures(out), "output": (out + errors)[-4000:]}
 
 
 def _last(text: str) -> str:
-    return next(reversed(text.strip().splitlines()), "")
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else ""
 
 
 def _figures(out: str) -> dict[str, Any]:
     """Returns the JSON that a program has printed, in all or as its last line; else that line."""
     for text in (out, _last(out)):
         try:
-            found = json.loads(text)
+            figures = json.loads(text)
         except ValueError:
             continue
-        if isinstance(found, dict):
-            return found
+        if isinstance(figures, dict):
+            return figures
     return {"says": _last(out)}
 
 
@@ -204,14 +210,16 @@ def _done(folder: Path, part: str) -> dict[str, Any]:
 
 
 def table(folder: Path) -> str:
-    """Returns what the parts' files say, as a Markdown table."""
+    """Returns the figures of the parts' files as a Markdown table."""
     lines = ["| part | device | what | seconds | figures |", "| --- | --- | --- | --- | --- |"]
     for part in PARTS:
         done = _done(folder, part)
         for what, run in done["runs"].items():
-            said = f"**failed**: {run['wrong']}" if run["wrong"] else "; ".join(shown(run["figures"]))
-            place = f"{done['device']}, jax {done['jax']}"
-            lines.append(f"| {part} | {place} | {what} | {run['seconds']:.0f} | {said.replace('|', '/')} |")
+            figures = "; ".join(shown(run["figures"]))
+            if run["wrong"]:
+                figures = f"**failed**: {run['wrong']}"
+            device = f"{done['device']}, jax {done['jax']}"
+            lines.append(f"| {part} | {device} | {what} | {run['seconds']:.0f} | {figures.replace('|', '/')} |")
         if not done["runs"]:
             lines.append(f"| {part} | | not run | | |")
     return "\n".join(lines)
@@ -219,7 +227,9 @@ def table(folder: Path) -> str:
 
 def _run(card: Card, part: str, device: Mapping[str, str]) -> None:
     """Runs a part's commands, and writes its file and the table."""
-    commands, runs, began = PARTS[part](card), {}, time.monotonic()
+    commands = PARTS[part](card)
+    runs = {}
+    began = time.monotonic()
     if card.is_tiny:  # the first of each program is enough
         commands = dict({pair[1][2]: pair for pair in reversed(commands.items())}.values())
     for what, command in commands.items():
@@ -242,10 +252,11 @@ def main(argv: Sequence[str]) -> int:
     for part in parts:
         if part not in PARTS:
             raise InputError(f"--parts has {part}{did_you_mean(part, PARTS)[:-1]}; the parts are {', '.join(PARTS)}.")
-    found = ran([sys.executable, "-c", DEVICE], SECONDS, args.dry_run)  # jax keeps the memory while its process lives
-    device = found["figures"]
-    if found["wrong"] or (device["platform"] != "gpu" and not args.dry_run):
-        raise InputError(f"jax sees no GPU here ({found['wrong'] or device['device']}); --dry_run tries the commands.")
+    # In a process of its own: jax keeps a card's memory while its process lives.
+    probe = ran([sys.executable, "-c", DEVICE], SECONDS, args.dry_run)
+    device = probe["figures"]
+    if probe["wrong"] or (device["platform"] != "gpu" and not args.dry_run):
+        raise InputError(f"jax sees no GPU here ({probe['wrong'] or device['device']}); --dry_run tries the commands.")
     args.output.mkdir(parents=True, exist_ok=True)
     folder = args.output.resolve()
     if args.corpus is None:

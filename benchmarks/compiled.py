@@ -194,7 +194,7 @@ def figures_of_step(args: argparse.Namespace, dump: str) -> dict[str, Any]:
 def kernel_cycles(calls: Counter[str], argv: Sequence[str], flops_per_cycle: float) -> dict[str, dict[str, Any]]:
     """Returns {kernel: calls, cycles of all of them, counted_from}, each kernel compiled alone in a process of its own.
 
-    (libtpu reads where to write schedules when it starts, and would write those of every fusion.)
+    (libtpu reads where to write schedules when it starts, and would write one for every fusion.)
     """
     if not calls:
         return {}

@@ -4,7 +4,7 @@
     python -m benchmarks.data_pipeline --files='corpus/*.jsonl' --vocabulary=my.model
     python -m benchmarks.data_pipeline --t5=CHECKOUT --undivided    # a source that cannot be divided
 
-Tokens are the text's tokens before corruption. CPU seconds are those of all threads of a process that
+Tokens are the text's tokens before corruption. CPU seconds are of all threads of a process that
 does nothing else. `--t5=CHECKOUT` (and `pip install babel`) times t5's own span corruption on seqio too.
 
 With `--undivided` a task as users of T5X write it is timed: a seqio.FunctionDataSource of a generator, and t5's own
@@ -42,7 +42,8 @@ def _write_corpus(directory: Path, megabytes: float) -> str:
 
     pydoc_corpus(directory / "demo.jsonl")
     lines = (directory / "demo.jsonl").read_bytes().splitlines(keepends=True)
-    random, left = np.random.default_rng(0), megabytes * 1e6
+    random = np.random.default_rng(0)
+    left = megabytes * 1e6
     for number in range(16):
         with open(directory / f"part-{number:02}.jsonl", "wb") as file:
             while file.tell() < left / 16:
@@ -181,11 +182,14 @@ def measure(
     def cpu_seconds() -> float:
         return sum(process.cpu_times().user + process.cpu_times().system for process in processes)
 
-    wanted, tokens = megabytes * 1e6 / 4, 0  # about four bytes a token
-    wall, cpu = time.perf_counter(), cpu_seconds()
+    wanted = megabytes * 1e6 / 4  # about four bytes a token
+    tokens = 0
+    wall = time.perf_counter()
+    cpu = cpu_seconds()
     while tokens < wanted:
         tokens += next(batches)
-    wall, cpu = time.perf_counter() - wall, cpu_seconds() - cpu
+    wall = time.perf_counter() - wall
+    cpu = cpu_seconds() - cpu
     memory = sum(process.memory_info().rss for process in processes) / 2**20
     batches.close()
     return {
@@ -270,7 +274,8 @@ def _compare(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
         "limba, 16 shards, 2 cores, 2 processes": limba(16, 2, 2),
         "limba, 32 shards, 2 cores": limba(32, 2),
     }
-    one, two = figures["limba, 16 shards, 1 core"], figures["limba, 16 shards, 2 cores"]
+    one = figures["limba, 16 shards, 1 core"]
+    two = figures["limba, 16 shards, 2 cores"]
     apart = figures["limba, 16 shards, 2 cores, 2 processes"]
     if args.t5:
         plain = _in_fresh_process([*common, "--only=seqio", f"--t5={args.t5}"], cores=1)

@@ -50,7 +50,8 @@ def time_limba(args: argparse.Namespace) -> float:
     model = Network(ModelConfig(**sizes, **layers, dtype="float32"))
     params = jax.jit(model.init)(jax.random.key(0))
     banned = jnp.asarray(banned_mask(SMALL["vocab_size"], SMALL["vocab_size"], [EOS]))
-    inputs, config = jnp.asarray(_inputs(args)), GenerationConfig(max_tokens=args.tokens, num_beams=args.beams)
+    inputs = jnp.asarray(_inputs(args))
+    config = GenerationConfig(max_tokens=args.tokens, num_beams=args.beams)
     return median_seconds(
         lambda: jax.block_until_ready(generate(Plan(model, config), params, Given(inputs, banned))), args.repeats
     )

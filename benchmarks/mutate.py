@@ -3,7 +3,7 @@
     python -m benchmarks.mutate --seed=1
     python -m benchmarks.mutate --seed=1 --modules=schedule,optimizer --least=90
 
-The modules, their tests and the faults that are no faults are listed in benchmarks/mutate.toml. A fault is a changed
+The modules, their tests and the faults that change nothing are listed in benchmarks/mutate.toml. A fault is a changed
 comparison, sign, constant or operand, a removed statement, or two swapped arguments. Each is tried in a copy of the
 checkout by tests/trials.py; the tests but the slow ones must pass there before, and at least one must fail then.
 """
@@ -110,15 +110,16 @@ def broken(text: str, fault: Fault) -> str:
     node = fault.node
     assert node.end_lineno is not None and node.end_col_offset is not None
     starts = [0, *itertools.accumulate(map(len, lines))]
-    first, last = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
+    first = starts[node.lineno - 1] + node.col_offset
+    last = starts[node.end_lineno - 1] + node.end_col_offset
     content = text.encode()
     return (content[:first] + fault.instead.encode() + content[last:]).decode()
 
 
-def chosen(found: Sequence[Fault], number: int, chance: random.Random) -> list[Fault]:
-    """Returns so many faults, of each kind in turn."""
+def chosen(candidates: Sequence[Fault], number: int, chance: random.Random) -> list[Fault]:
+    """Returns `number` of the faults, drawn at random, of each kind in turn."""
     by_kind: dict[str, list[Fault]] = {}
-    for fault in chance.sample(found, len(found)):
+    for fault in chance.sample(candidates, len(candidates)):
         by_kind.setdefault(fault.kind, []).append(fault)
     turns = itertools.zip_longest(*(by_kind[kind] for kind in sorted(by_kind)))
     return [fault for fault in itertools.chain.from_iterable(turns) if fault is not None][:number]
@@ -142,16 +143,16 @@ def copied() -> Iterator[Path]:
 
 
 def survivors(
-    place: Path, module: str, tests: Sequence[str], number: int, seed: int, marks: str = LANDING
+    folder: Path, module: str, tests: Sequence[str], number: int, seed: int, marks: str = LANDING
 ) -> tuple[int, list[str]]:
     """Returns how many faults of a module were tried, and those that no test found, as "FILE:LINE: was -> is"."""
-    text = (place / module).read_text()
+    text = (folder / module).read_text()
     tried = chosen(faults(text), number, random.Random(f"{seed} {module}"))
     job = {"module": module, "tests": tests, "marks": marks, "texts": [broken(text, fault) for fault in tried]}
     kept = os.environ.get("LIMBA_TEST_CACHE", str(ROOT / ".pytest_cache" / "compiled"))
-    variables = {**os.environ, "LIMBA_TEST_CACHE": kept, "PYTHONPATH": f"{place}:{ROOT}"}
+    variables = {**os.environ, "LIMBA_TEST_CACHE": kept, "PYTHONPATH": f"{folder}:{ROOT}"}
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.trials"], cwd=place, env=variables, input=json.dumps(job), check=False,
+        [sys.executable, "-m", "tests.trials"], cwd=folder, env=variables, input=json.dumps(job), check=False,
         capture_output=True, text=True,
     )  # fmt: skip
     passed, *failed = [json.loads(line) for line in ended.stdout.splitlines()] or [False]
@@ -182,15 +183,18 @@ def main(argv: Sequence[str]) -> int:
     }
     if not modules or args.number < 1:
         raise InputError(f"--modules={args.modules} --number={args.number}: nothing is tried; {LIST} has the modules.")
-    total, found = 0, 0
-    with copied() as place:
+    total = 0
+    num_found = 0
+    with copied() as folder:
         for module, tests in modules.items():
-            number, missed = survivors(place, module, tests, args.number, args.seed, args.marks)
-            missed = [each for each in missed if re.sub(r":\d+:", ":", each, count=1) not in listed["equivalent"]]
-            total, found = total + number, found + number - len(missed)
+            number, missed = survivors(folder, module, tests, args.number, args.seed, args.marks)
+            # The list of faults that change nothing has no line numbers, which move.
+            missed = [fault for fault in missed if re.sub(r":\d+:", ":", fault, count=1) not in listed["equivalent"]]
+            total += number
+            num_found += number - len(missed)
             print(f"{number - len(missed):4d} of {number:2d} found  {module}", *missed, sep="\n      ", flush=True)
-    share = 100 * found / max(total, 1)
-    print(f"{found:4d} of {total:2d} found, {share:.0f} %; seed {args.seed}")
+    share = 100 * num_found / max(total, 1)
+    print(f"{num_found:4d} of {total:2d} found, {share:.0f} %; seed {args.seed}")
     return 0 if share >= args.least else 1
 
 

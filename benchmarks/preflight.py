@@ -1,6 +1,6 @@
 """Figures of docs/preflight.md: which models fit which chips, as their compilers say, and what a start takes.
 
-    python -m benchmarks.preflight table --out=DIR    # all models on all topologies; again, what is missing
+    python -m benchmarks.preflight table --out=DIR    # all models on all topologies; again, only the missing ones
     python -m benchmarks.preflight table --out=DIR --models=base,large --topologies=v4-8,h100-8
     python -m benchmarks.preflight start              # to the first step, without and with kept programs
     python -m benchmarks.preflight verdict            # the whole command with its compile: seconds of base on v4-8
@@ -57,7 +57,7 @@ def run_of(name: str) -> RunConfig:
 
 
 def table(args: argparse.Namespace) -> None:
-    """Compiles what is missing, and prints the table."""
+    """Compiles the missing programs, and prints the table."""
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     for place in args.topologies.split(","):
@@ -96,11 +96,12 @@ def cell(out: Path, name: str, place: str) -> str:
 def start_figures(folder: Path, gin: Sequence[str] = ()) -> list[dict[str, float]]:
     """Returns what two starts of the demo's run take: seconds to the first step, and processor seconds of the process.
 
-    Also the number of kept programs after each. The first start finds no kept programs, the second those of the first.
+    Also the number of kept programs after each. The first start finds none, the second the first one's.
     """
     from tasks.demo import pydoc_corpus
 
-    corpus, figures = folder / "corpus.jsonl", []
+    corpus = folder / "corpus.jsonl"
+    figures = []
     pydoc_corpus(corpus)
     values = {"CORPUS": corpus, "VOCABULARY": "byte", "VOCAB_SIZE": 384, "TRAIN_STEPS": 1, "LOG_PERIOD": 1}
     values |= {"EVAL_PERIOD": 1_000_000, "CHECKPOINT_PERIOD": 1_000_000}
@@ -110,7 +111,8 @@ def start_figures(folder: Path, gin: Sequence[str] = ()) -> list[dict[str, float
         command = [sys.executable, "-m", "limba", "train", "gin/demo.gin", *flags, *gin]
         variables = {k: v for k, v in os.environ.items() if k not in ("JAX_COMPILATION_CACHE_DIR", "XLA_FLAGS")}
         variables |= {"COMPILE_CACHE": str(folder / "compiled"), "JAX_PLATFORMS": "cpu"}
-        before, began = _child_seconds(), time.perf_counter()
+        before = _child_seconds()
+        began = time.perf_counter()
         process = subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         first = None
         while process.poll() is None:
@@ -148,7 +150,8 @@ def verdict(args: argparse.Namespace) -> None:
         values = {"CORPUS": f"{folder}/corpus.jsonl", "VOCABULARY": "byte", "MODEL_DIR": f"{folder}/run"}
         command = [sys.executable, "-m", "limba", "preflight", MODELS["base"][0], "--topology=v4-8", "--json"]
         command += [f"--gin.{name}={value}" for name, value in values.items()]
-        before, began = _child_seconds(), time.perf_counter()
+        before = _child_seconds()
+        began = time.perf_counter()
         done = subprocess.run(command, capture_output=True, text=True)
         took = {"seconds": time.perf_counter() - began, "cpu_seconds": _child_seconds() - before}
     sections = {each["title"]: each for each in json.loads(done.stdout)["sections"]}

@@ -2,7 +2,7 @@
 
     python -m benchmarks.readme               # the demo: a part of its output, and pictures of its pages
     python -m benchmarks.readme --seeds=1,2   # the demo with other seeds: in how many gaps it finds the hidden word
-    python -m benchmarks.readme --proposal    # what limba new says of 10 GB of text and one H100
+    python -m benchmarks.readme --proposal    # what limba new proposes for 10 GB of text and one H100
 
 The part is chosen by the lines that README.md has now: each takes the numbers of the run's own line, `…` stays.
 What was measured is kept in benchmarks/readme.json. `tests/run/test_readme.py` compares README.md with it, and at night
@@ -152,7 +152,7 @@ def num_rows(printed: Sequence[str]) -> int:
 
 
 def range_of_seeds(by_seed: Mapping[str, float]) -> str:
-    """Returns what README.md says of all seeds.
+    """Returns the text of README.md about all seeds.
 
     >>> range_of_seeds({"0": 40.5, "1": 31.8})
     '2 seeds: 31.8 to 40.5 %'
@@ -246,7 +246,7 @@ def _run_demo() -> int:
         _write(printed=[line for line in printed if " | ETA " not in line])
         _write_hits({**record()["hits"], "0": hits(printed)})
         subprocess.run([sys.executable, "docs/site/screenshots.py", f"{folder}/runs/demo"], cwd=ROOT, check=True)
-    print(f"{len(lines)} lines of README.md and the pictures are those of this run.")
+    print(f"{len(lines)} lines of README.md and the pictures are from this run.")
     return 0
 
 

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.board import aozora, corpora, proof, recipes, tables
-from benchmarks.board.dial import size_of
 from benchmarks.board.runs import Trial, results, run
+from benchmarks.board.sizes import size_of
 from benchmarks.board.text import divided
 from limba.cli import program
 from limba.cli.arguments import Parser
@@ -37,8 +37,8 @@ from limba.config import InputError, did_you_mean, environment
 HOME = Path("~/.cache/limba").expanduser()
 
 
-def _folder(given: str) -> Path:
-    return Path(given).expanduser()
+def _folder(text: str) -> Path:
+    return Path(text).expanduser()
 
 
 def _parser(command: str) -> Parser:
@@ -60,18 +60,21 @@ def _add_run_flags(parser: Parser) -> None:
 
 
 def _checked(given: argparse.Namespace) -> tuple[list[str], int, dict[str, Any]]:
-    """Returns the recipes, the depth and the settings; InputError for what cannot be, before anything is read."""
+    """Returns the recipes, the depth and the settings; InputError for impossible ones, before anything is read."""
     for name, count in {"steps": given.steps, "seeds": given.seeds}.items():
         if count < 1:
             raise InputError(f"--{name} is {count}; give a whole number above 0.")
-    names, settings, size = given.recipe.split(","), recipes.settings_of(given.set), size_of(given.depth)
+    names = given.recipe.split(",")
+    settings = recipes.settings_of(given.set)
+    size = size_of(given.depth)
     for name in names:
         recipes.optimizer_of(recipes.recipe_of(name), settings, size, given.steps)
     return names, size.depth, settings
 
 
-def _said(result: Mapping[str, Any]) -> str:
-    loss, bits = tables.last(result, "loss"), tables.last(result, "bits_per_byte")
+def _in_words(result: Mapping[str, Any]) -> str:
+    loss = tables.last(result, "loss")
+    bits = tables.last(result, "bits_per_byte")
     figures = f"loss {loss:.4f}, {bits:.4f} bits per byte" if result["status"] == "finished" else "diverged"
     return f"{result['key']}: {figures}, {result['seconds_per_step']:.3f} s/step {dict(result['settings']) or ''}"
 
@@ -92,7 +95,7 @@ def _run(argv: Sequence[str]) -> None:
             result = run(trial, text, given.board)
             losses = {figure: tables.last(result, figure) for figure in ("loss", "bits_per_byte")}
             ended[trial.key] = {**losses, **{figure: result[figure] for figure in ("seconds_per_step", "passes")}}
-            print(_said(result), flush=True)
+            print(_in_words(result), flush=True)
     if given.json:
         print(json.dumps(ended))
     else:
@@ -108,8 +111,9 @@ def _sweep(argv: Sequence[str]) -> None:
     given = parser.parse(argv)
     names, depth, settings = _checked(given)
     rates = [recipes.settings_of([f"learning_rate={each}"]) for each in given.rates.split(",")]
-    if encoders := [name for name in names if recipes.recipe_of(name).is_encoder]:
-        raise InputError(f"--recipe: {encoders[0]} is an encoder's: run its rates one by one.")
+    for name in names:
+        if recipes.recipe_of(name).is_encoder:
+            raise InputError(f"--recipe: {name} trains an encoder: run its rates one by one.")
     with environment.quiet_imports():
         text = divided(given.corpus, given.board)
     for name in names:
@@ -118,12 +122,12 @@ def _sweep(argv: Sequence[str]) -> None:
         grid = itertools.product(range(given.seeds), each)
         trials = [Trial(name, text.name, depth, given.steps, seed, own, given.final) for seed, own in grid]
         for result in sweep(trials, text, given.board):
-            print(_said(result), flush=True)
+            print(_in_words(result), flush=True)
 
 
 def _show(board: Path, baseline: str) -> None:
-    for each, groups in tables.boards(results(board).values()).items():
-        print(f"\n{tables.markdown(each, groups, baseline)}\n\npicture: {tables.draw(each, groups, board)}")
+    for table, groups in tables.boards(results(board).values()).items():
+        print(f"\n{tables.markdown(table, groups, baseline)}\n\npicture: {tables.draw(table, groups, board)}")
 
 
 def _table(argv: Sequence[str]) -> None:
@@ -147,20 +151,23 @@ def _proof(argv: Sequence[str]) -> None:
     parser.add_argument("--final", action="store_true", help="on the final-evaluation part of the text")
     parser.add_argument("--board", type=_folder, default=HOME / "board", help="the board's folder")
     given = parser.parse(argv)
-    names, depth = [given.recipe, *given.against.split(",")], size_of(given.depth).depth
-    steps = [int(each) if each.isdigit() else 0 for each in given.steps.split(",")]
+    names = [given.recipe, *given.against.split(",")]
+    depth = size_of(given.depth).depth
+    steps = [int(number) if number.isdigit() else 0 for number in given.steps.split(",")]  # 0 is refused below
     if len(steps) != len(names) or min(steps) < 1:
         raise InputError(f"--steps is {given.steps}; give {len(names)} whole numbers above 0, of {', '.join(names)}.")
     board = tables.Board(given.corpus, depth, given.final, recipes.recipe_of(given.recipe).is_encoder)
     groups = tables.boards(results(given.board).values()).get(board, [])
-    best = {(each.recipe, each.steps): each for each in tables.best_of_each(groups)}
+    best = {(group.recipe, group.steps): group for group in tables.best_of_each(groups)}
     for name in names:
         recipes.recipe_of(name)
     wanted = list(zip(names, steps, strict=True))
-    if missing := [f"{name}, {number:,} steps" for name, number in wanted if (name, number) not in best]:
+    missing = [f"{name}, {number:,} steps" for name, number in wanted if (name, number) not in best]
+    if missing:
         raise InputError(f"The board has no runs of {'; '.join(missing)} at depth {depth} of {given.corpus}.")
-    own, *others = (best[each] for each in wanted)
-    print("\n".join(proof.verdict(own, other, len(others), depth) for other in others))
+    group, *others = (best[key] for key in wanted)
+    for other in others:
+        print(proof.verdict(group, other, len(others), depth))
 
 
 def _law(argv: Sequence[str]) -> None:

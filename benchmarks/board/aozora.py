@@ -62,7 +62,7 @@ def held(index: Path) -> set[str]:
         rows = csv.DictReader(file)
         if not {"作品ID", "作品著作権フラグ", "人物著作権フラグ"} <= set(rows.fieldnames or ()):
             raise InputError(
-                f"--index is {index}, which lacks the columns 作品ID and 作品著作権フラグ; give that of Aozora."
+                f"--index is {index}, which lacks the columns 作品ID and 作品著作権フラグ; give Aozora's own."
             )
         flags = ("作品著作権フラグ", "人物著作権フラグ")
         return {row["作品ID"].lstrip("0") for row in rows if any(row[flag] == "あり" for flag in flags)}
@@ -86,7 +86,9 @@ def make(folder: Path, index: Path | None, to: Path, percent: int = 100) -> Mapp
     if (to / f"{NAME}.jsonl").exists():
         raise InputError(f"{to / NAME}.jsonl is there already; give another folder, or delete it.")
     under = held(index) if index else set[str]()
-    documents, letters, left_out = [], 0, 0
+    documents = []
+    letters = 0
+    left_out = 0
     for number, path in _works(folder):
         text = None if number in under else plain(path.read_bytes().decode("cp932", "replace"))
         if text is None or len(text) < SMALLEST or part_of(text)[0] // 1_000 % 100 >= percent:
@@ -95,6 +97,6 @@ def make(folder: Path, index: Path | None, to: Path, percent: int = 100) -> Mapp
         letters += len(text)
         documents.append({"text": text, "author": path.parts[-4], "file": str(path.relative_to(folder))})
     if not documents:
-        raise InputError(f"--aozora is {folder}, where cards/*/files/*/*.txt are no works; give a clone of the texts.")
+        raise InputError(f"--aozora is {folder}, without works in cards/*/files/*/*.txt; give a clone of the texts.")
     said = {"language": "ja", "left_out": left_out, "letters": letters, "index": str(index)}
     return write_corpus(to, NAME, documents, said)

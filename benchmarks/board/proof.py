@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.board import tables
-from benchmarks.board.dial import size_of
 from benchmarks.board.recipes import optimizer_of, recipe_of
+from benchmarks.board.sizes import size_of
 from benchmarks.board.tables import Group
 from limba.config import InputError
 
-PAIRS, LEVEL = 6, 0.01
+PAIRS = 6
+LEVEL = 0.01
 POWER = 0.9  # with which the seeds that are asked for would show the difference that was seen
 
 
@@ -80,14 +81,15 @@ class Comparison:
 
 
 def paired(group: Group, other: Group, compared: int) -> Comparison:
-    """Returns the comparison of two groups of runs; InputError for fewer than two seeds that both have, or another."""
-    losses = [{run["seed"]: tables.last(run, "loss") for run in each.runs} for each in (group, other)]
-    if losses[0].keys() != losses[1].keys() or len(losses[0]) < 2:
-        seeds = " and ".join(
-            f"{sorted(each)} of {one.recipe}" for each, one in zip(losses, (group, other), strict=True)
+    """Returns the comparison of two groups of runs; InputError for different seeds, or fewer than two."""
+    losses = {run["seed"]: tables.last(run, "loss") for run in group.runs}
+    others = {run["seed"]: tables.last(run, "loss") for run in other.runs}
+    if losses.keys() != others.keys() or len(losses) < 2:
+        raise InputError(
+            f"Pairs need the same seeds, two at least, and the board has {sorted(losses)} of {group.recipe} and"
+            f" {sorted(others)} of {other.recipe}; run the others first."
         )
-        raise InputError(f"Pairs need the same seeds, two at least, and the board has {seeds}; run the others first.")
-    differences = tuple(losses[0][seed] - losses[1][seed] for seed in sorted(losses[0]))
+    differences = tuple(losses[seed] - others[seed] for seed in sorted(losses))
     if not all(map(math.isfinite, differences)):
         raise InputError(f"A run of {group.recipe} or {other.recipe} diverged: there is no difference to judge.")
     return Comparison(differences, compared)
@@ -96,7 +98,7 @@ def paired(group: Group, other: Group, compared: int) -> Comparison:
 def newton_schulz_flops(shapes: Sequence[tuple[int, int]], iterations: int = 5) -> float:
     """Returns the FLOPs by which Muon makes matrices [n, m] orthogonal, n the longer side.
 
-    An iteration has y^T y (2 n m^2), the square of that (2 m^3), and y times the sum (2 n m^2).
+    An iteration has y^T y (2 n m^2), its square (2 m^3), and y times the sum (2 n m^2).
 
     >>> newton_schulz_flops([(4, 2)], 1)
     80.0
@@ -106,13 +108,14 @@ def newton_schulz_flops(shapes: Sequence[tuple[int, int]], iterations: int = 5) 
 
 
 def flops_of_step(group: Group, depth: int) -> float:
-    """Returns the FLOPs of a step: the network's matrix products, and those of the optimizer."""
+    """Returns the FLOPs of a step: the matrix products of the network and of the optimizer."""
     import jax
 
     from limba.model import Network
     from limba.sharding.mesh import named_leaves
 
-    run, size = group.runs[0], size_of(depth)
+    run = group.runs[0]
+    size = size_of(depth)
     optimizer = optimizer_of(recipe_of(group.recipe), run["settings"], size, group.steps)
     if optimizer.name != "muon":
         return float(run["flops_per_step"])
@@ -123,18 +126,28 @@ def flops_of_step(group: Group, depth: int) -> float:
 
 
 def verdict(recipe: Group, other: Group, compared: int, depth: int) -> str:
-    """Returns what the pairs say of a recipe beside another one: a winner, or what a winner lacks."""
-    found, pairs = paired(recipe, other, compared), len(recipe.runs)
-    flops = [flops_of_step(each, depth) * each.steps for each in (recipe, other)]
-    seconds = [each.steps * statistics.median(run["seconds_per_step"] for run in each.runs) for each in (recipe, other)]
-    said = (
-        f"{recipe.recipe}, {recipe.steps:,} steps, less {other.recipe}, {other.steps:,} steps: {found.mean:+.4f} nats"
+    """Returns the result of the pairs of two recipes in words: a winner, or what is missing for one."""
+    comparison = paired(recipe, other, compared)
+    pairs = len(recipe.runs)
+    flops = _flops(recipe, depth) / _flops(other, depth)
+    seconds = _seconds(recipe) / _seconds(other)
+    result = (
+        f"{recipe.recipe}, {recipe.steps:,} steps, less {other.recipe}, {other.steps:,} steps: {comparison.mean:+.4f}"
+        f" nats ± {comparison.interval:.4f} (99 %), deviation {comparison.deviation:.4f}, {pairs} pairs, p"
+        f" {comparison.p:.2g}; {flops:.0%} of the FLOPs, the optimizer's included, {seconds:.0%} of the seconds."
     )
-    said += f" ± {found.interval:.4f} (99 %), deviation {found.deviation:.4f}, {pairs} pairs, p {found.p:.2g}"
-    said += f"; {flops[0] / flops[1]:.0%} of the FLOPs, the optimizer's included, {seconds[0] / seconds[1]:.0%} of the"
-    said += " seconds. "
-    if found.wins:
-        return f"{said}{recipe.recipe} is lower."
+    if comparison.wins:
+        return f"{result} {recipe.recipe} is lower."
     if pairs < PAIRS:
-        return f"{said}No winner: {PAIRS} pairs are the least, and by this deviation {found.wanted} would show it."
-    return f"{said}No winner: p must be below {LEVEL:g} and the difference below 0."
+        return (
+            f"{result} No winner: {PAIRS} pairs are the least, and by this deviation {comparison.wanted} would show it."
+        )
+    return f"{result} No winner: p must be below {LEVEL:g} and the difference below 0."
+
+
+def _flops(group: Group, depth: int) -> float:
+    return flops_of_step(group, depth) * group.steps
+
+
+def _seconds(group: Group) -> float:
+    return group.steps * statistics.median(run["seconds_per_step"] for run in group.runs)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.board.dial import ROWS_MULTIPLE, Size
+from benchmarks.board.sizes import ROWS_MULTIPLE, Size
 from limba.config import InputError, OptimizerConfig, ScheduleConfig, did_you_mean
 from limba.config.optimizer import fields_of
 
@@ -24,7 +24,7 @@ class Recipe:
     about: str
     optimizer: Settings  # fields of OptimizerConfig
     schedule: str  # ScheduleConfig.name
-    learning_rate: float  # at dial.REFERENCE_DEPTH
+    learning_rate: float  # at sizes.REFERENCE_DEPTH
     exponent: float  # of the learning rate's fall with depth: 1 for steps of one size, 0 for relative ones
     warmup: float = 0.05  # share of the steps; T5X's rule: the steps themselves
     decay: float = 0.2  # share of the steps at the end, by warmup_stable_decay
@@ -142,7 +142,8 @@ def optimizer_of(recipe: Recipe, settings: Settings, size: Size, steps: int) -> 
             raise InputError(
                 f"warmup is {own['warmup']:g} and decay {own['decay']:g}; give shares of the steps, together at most 1."
             )
-        warmup, decay = round(own["warmup"] * steps), max(1, round(own["decay"] * steps))
+        warmup = round(own["warmup"] * steps)
+        decay = max(1, round(own["decay"] * steps))
         is_stable = recipe.schedule == "warmup_stable_decay"
         schedule = ScheduleConfig(
             recipe.schedule, rate, warmup_steps=warmup, decay_steps=min(decay, steps - warmup) if is_stable else None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.board import dial, recipes
+from benchmarks.board import recipes, sizes
 from benchmarks.board.text import Text
 from limba.config import InputError, NonFiniteError, RestartError
 
@@ -24,7 +24,7 @@ RESULTS = "results.jsonl"
 EVALUATIONS = 20  # in a run, evenly
 EVALUATED_ROWS = 32  # of a batch of evaluation, for all sizes
 EVALUATED_BATCHES = 12
-SHARDS = dial.ROWS_MULTIPLE  # which fill a batch in turn
+SHARDS = sizes.ROWS_MULTIPLE  # which fill a batch in turn
 SAVES = 4  # in a run, evenly: what a killed run loses at most is a part of this many
 
 
@@ -48,8 +48,13 @@ class Trial:
         'de-d2-600-adafactor-54e6cbc6-s0-final'
         """
         digest = hashlib.blake2b(json.dumps(dict(self.settings), sort_keys=True).encode(), digest_size=4).hexdigest()
-        parts = [self.corpus, f"d{self.depth}", str(self.steps), self.recipe, *([digest] if self.settings else [])]
-        return "-".join([*parts, f"s{self.seed}", *(["final"] if self.final else [])])
+        parts = [self.corpus, f"d{self.depth}", str(self.steps), self.recipe]
+        if self.settings:
+            parts.append(digest)
+        parts.append(f"s{self.seed}")
+        if self.final:
+            parts.append("final")
+        return "-".join(parts)
 
 
 def config_of(trial: Trial, text: Text, board: Path) -> RunConfig:
@@ -57,10 +62,14 @@ def config_of(trial: Trial, text: Text, board: Path) -> RunConfig:
     import tasks.demo  # noqa: F401  pyright: ignore[reportUnusedImport]  registers the task
     from limba.config import CheckpointConfig, DataConfig, EvaluationConfig, LossConfig, RunConfig
 
-    size, recipe = dial.size_of(trial.depth), recipes.recipe_of(trial.recipe)
-    model, lengths, own = size.model(), {"inputs": dial.INPUTS}, {}
+    size = sizes.size_of(trial.depth)
+    recipe = recipes.recipe_of(trial.recipe)
+    model = size.model()
+    lengths = {"inputs": sizes.INPUTS}
+    own = {}
     if recipe.is_encoder:
-        model, lengths = size.encoder("bidirectional" if recipe.hybrid is None else "hybrid"), {"targets": dial.INPUTS}
+        model = size.encoder("bidirectional" if recipe.hybrid is None else "hybrid")
+        lengths = {"targets": sizes.INPUTS}
         own = {"objective": "masked_lm", "noise_density": 0.3, "causal_share": recipe.hybrid}
         if recipe.causal is not None:
             border = round(recipe.causal * trial.steps)
@@ -94,24 +103,27 @@ def config_of(trial: Trial, text: Text, board: Path) -> RunConfig:
 
 def results(board: Path) -> dict[str, dict[str, Any]]:
     """Returns the results of the board by their runs' keys, without a line that a killed process left incomplete."""
-    found = {}
     path = board / RESULTS
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+    if not path.exists():
+        return {}
+    by_key = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
         try:
             result = json.loads(line)
-            found[result["key"]] = result
+            by_key[result["key"]] = result
         except (ValueError, KeyError, TypeError):
             continue
-    return found
+    return by_key
 
 
 def run(trial: Trial, text: Text, board: Path) -> dict[str, Any]:
-    """Returns the result of a trial: the known one, or that of its run, which is resumed or started.
+    """Returns the result of a trial: the known one, or the result of its run, which is resumed or started.
 
     Raises RestartError if the run was asked to stop; the errors of `limba.train`. A run whose loss is not finite has a
     result too: `status` is then 'diverged'.
     """
-    if known := results(board).get(trial.key):
+    known = results(board).get(trial.key)
+    if known:
         return known
     config = config_of(trial, text, board)
     import jax
@@ -130,8 +142,8 @@ def run(trial: Trial, text: Text, board: Path) -> dict[str, Any]:
 
 
 def record(result: dict[str, Any], board: Path) -> dict[str, Any]:
-    """Returns the result, which it has written to the board."""
-    with open(board / RESULTS, "a+b") as file:  # begins a line, also after one that was cut
+    """Appends a result to the board; returns it."""
+    with open(board / RESULTS, "a+b") as file:  # begins a new line, also after one that was cut
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))
         start = b"" if file.read(1) in (b"\n", b"") else b"\n"
@@ -140,7 +152,7 @@ def record(result: dict[str, Any], board: Path) -> dict[str, Any]:
 
 
 def said_of(trial: Trial) -> dict[str, Any]:
-    """Returns what a result says of its trial, and the time."""
+    """Returns the part of a result that names its trial, and the time."""
     return {
         "recipe": trial.recipe, "corpus": trial.corpus, "depth": trial.depth, "steps": trial.steps,
         "seed": trial.seed, "settings": dict(trial.settings), "final": trial.final,
@@ -151,16 +163,18 @@ def said_of(trial: Trial) -> dict[str, Any]:
 def measured(config: RunConfig) -> dict[str, Any]:
     """Returns what a run has recorded: its sizes, and validation loss and bits per byte with the seconds until then.
 
-    The seconds are those of the steps: without evaluations, and without a start's first step, which is compiled.
+    The seconds are spent in steps: without evaluations, and without a start's first step, which is compiled.
     """
     from limba.evaluation.history import history_of
 
     history = history_of(config)
     start = next((note for note in history.notes if note["kind"] == "start"), {})
-    train, evaluated = history.tables["train"], history.tables["validation"]
+    train = history.tables["train"]
+    evaluated = history.tables["validation"]
     if not len(train):
         raise InputError(f"{config.model_dir} has recorded no step; delete it, and the same command starts it again.")
-    spans, per_step = np.diff(train.steps, prepend=0), train["seconds_per_step"]
+    spans = np.diff(train.steps, prepend=0)
+    per_step = train["seconds_per_step"]
     median = float(np.median(per_step[1:] if len(train) > 1 else per_step))
     passed = np.cumsum(spans * np.where(spans == 1, np.minimum(per_step, median), per_step))
     has_curve = len(evaluated) > 0

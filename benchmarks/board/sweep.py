@@ -36,7 +36,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def sweep(trials: Sequence[Trial], text: Text, board: Path) -> Iterator[dict[str, Any]]:
-    """Yields the result of each trial: the known ones, then those of the others, which are run together.
+    """Yields the result of each trial: the known ones, then the others, whose trials are run together.
 
     Trials are of one recipe, depth and length, and differ in their seed and in settings of OWN; each seed has each of
     these. Raises InputError for other ones. `seconds_per_step` is a replica's share of the step of all.
@@ -87,13 +87,15 @@ class _Replicas:
         from limba.training.state import TrainState
         from limba.training.step import Gradient, loss_sums, train_step
 
-        self.configs, first = configs, configs[0][0]
+        self.configs = configs
+        first = configs[0][0]
         self.steps = first.train_steps or 0
         # Attention kernels are not made for replicas.
         self.model = model = Network(dataclasses.replace(first.model, attention="einsum"))
         self.schedules = [make_schedule(config.optimizer.schedule, self.steps) for config in configs[0]]
         constant = dataclasses.replace(first.optimizer, schedule=ScheduleConfig("factors", 1.0, "constant"))
-        unit, gradient = make_optimizer(constant, self.steps), Gradient(model, first.loss)
+        unit = make_optimizer(constant, self.steps)
+        gradient = Gradient(model, first.loss)
 
         def of_rate(rate: jax.Array) -> optax.GradientTransformation:
             return optax.chain(unit, optax.scale(rate))
@@ -117,25 +119,30 @@ class _Replicas:
         copies = jax.vmap(lambda seed: jax.tree.map(lambda x: jnp.stack([x] * len(configs[0])), start(seed)))
         self.state = jax.jit(copies)(seeds)
         self.task, self.lengths = task_of_run(first)
-        data, evaluation = first.data, first.evaluation
+        data = first.data
+        evaluation = first.evaluation
         of_split = validation_batches(self.task, self.lengths, data, evaluation.num_batches, evaluation.batch_size)
-        self.validation = {name: jnp.asarray(np.stack([each[name] for each in of_split])) for name in of_split[0]}
+        self.validation = {name: jnp.asarray(np.stack([batch[name] for batch in of_split])) for name in of_split[0]}
         self.bytes = int(spelling(first, self.task, of_split)[2].sum())
 
     def run(self) -> list[list[dict[str, Any]]]:
-        """Returns what is measured of each replica, [S][R]."""
+        """Returns the measured figures of each replica, [S][R]."""
         import jax
 
-        evaluated, norms, every = [], [], max(1, self.steps // EVALUATIONS)
+        evaluated = []
+        norms = []
+        every = max(1, self.steps // EVALUATIONS)
         rates = np.stack([np.asarray(of(np.arange(self.steps)), np.float32) for of in self.schedules], axis=1)
-        first, evaluating = time.monotonic(), 0.0
+        first = time.monotonic()
+        evaluating = 0.0
         with ThreadPoolExecutor() as pool, contextlib.ExitStack() as stack:
             streams = [stack.enter_context(contextlib.closing(self._stream(row[0]))) for row in self.configs]
-            coming = [list(pool.map(_rows, streams, (row[0] for row in self.configs)))]
+            rows_of_seeds = list(pool.map(_rows, streams, (row[0] for row in self.configs)))
             for number in range(self.steps):
-                batch = {name: np.stack([rows[name] for rows in coming[0]]) for name in coming[0][0]}
+                batch = {name: np.stack([rows[name] for rows in rows_of_seeds]) for name in rows_of_seeds[0]}
                 self.state, metrics = self.step(self.state, rates[number], batch)
-                coming = [list(pool.map(_rows, streams, (row[0] for row in self.configs)))]  # while the device computes
+                # While the device computes.
+                rows_of_seeds = list(pool.map(_rows, streams, (row[0] for row in self.configs)))
                 if number == 0:
                     norms.append(jax.device_get(metrics["parameter_norm"]))
                     first = time.monotonic()
@@ -147,10 +154,10 @@ class _Replicas:
                     evaluating += time.monotonic() - stopped
             norms.append(jax.device_get(metrics["parameter_norm"]))
         seconds = evaluated[-1][2] / max(1, self.steps - 1)  # without evaluations, and without the first step
-        return [[self._measured(place, evaluated, norms, seconds) for place in row] for row in self._places()]
-
-    def _places(self) -> list[list[tuple[int, int]]]:
-        return [[(s, r) for r in range(len(row))] for s, row in enumerate(self.configs)]
+        figures = []
+        for s, row in enumerate(self.configs):
+            figures.append([self._measured((s, r), evaluated, norms, seconds) for r in range(len(row))])
+        return figures
 
     def _stream(self, config: RunConfig) -> Stream:
         from limba.data.stream.stages import open_stages
@@ -159,15 +166,20 @@ class _Replicas:
         plan = plan_of_run(config, self.task, self.lengths)
         return open_stages(plan.stages, self.lengths, range(config.data.num_data_shards or 1))
 
-    def _measured(self, place: tuple[int, int], evaluated: Sequence, norms: Sequence, seconds: float) -> dict[str, Any]:
+    def _measured(
+        self, replica: tuple[int, int], evaluated: Sequence, norms: Sequence, seconds: float
+    ) -> dict[str, Any]:
+        """Returns the figures of the replica [S, R], as `measured` of `runs.py` gives a run's."""
         import jax
 
         from limba.training.metrics.figures import flops_per_row
         from limba.training.state import count_parameters
 
-        config = self.configs[place[0]][place[1]]
+        config = self.configs[replica[0]][replica[1]]
         replicas = len(self.configs) * len(self.configs[0])
-        sums = [{name: float(each[name][place]) for name in ("loss", "nats", "tokens")} for _, each, _ in evaluated]
+        curve = []
+        for _, sums, _ in evaluated:
+            curve.append({name: float(sums[name][replica]) for name in ("loss", "nats", "tokens")})
         device = jax.devices()[0].device_kind
         return {
             "parameters": count_parameters(self.state.params) // replicas,
@@ -175,13 +187,13 @@ class _Replicas:
             "rows": config.data.batch_size,
             "seconds_per_step": round(seconds / replicas, 6),
             "passes": None,
-            "parameter_norm": [round(float(each[place]), 2) for each in norms],
+            "parameter_norm": [round(float(norm[replica]), 2) for norm in norms],
             "devices": f"1 x {device}, {replicas} runs side by side",
             "curve": {
                 "steps": [step for step, _, _ in evaluated],
-                "loss": [round(each["loss"] / each["tokens"], 5) for each in sums],
-                "bits_per_byte": [round(each["nats"] / math.log(2) / self.bytes, 5) for each in sums],
-                "seconds": [round(each / replicas, 2) for _, _, each in evaluated],
+                "loss": [round(sums["loss"] / sums["tokens"], 5) for sums in curve],
+                "bits_per_byte": [round(sums["nats"] / math.log(2) / self.bytes, 5) for sums in curve],
+                "seconds": [round(passed / replicas, 2) for _, _, passed in evaluated],
             },
         }
 

@@ -18,7 +18,8 @@ from benchmarks.board.recipes import Recipe, recipe_of
 from limba.config import InputError
 
 Result = Mapping[str, Any]
-BASELINE, BASELINE_ENCODER = "adafactor", "masked"
+BASELINE = "adafactor"
+BASELINE_ENCODER = "masked"
 HEAD = (
     "recipe", "set", "seeds", "steps", "loss", "bits per byte", "steps to the baseline's loss", "share",
     "s/step", "TFLOP", "passes", "date",
@@ -74,12 +75,14 @@ def steps_to(steps: Sequence[float], losses: Sequence[float], target: float) -> 
     >>> steps_to([100, 200, 300], [5.0, 4.0, 3.0], 3.5), steps_to([100, 200], [5.0, 4.0], 3.5)
     (250.0, None)
     """
-    for place, loss in enumerate(losses):
-        if loss <= target:
-            if place == 0:
-                return float(steps[0])
-            before, step = losses[place - 1], steps[place - 1]
-            return float(step + (steps[place] - step) * (before - target) / (before - loss))
+    for i, loss in enumerate(losses):
+        if loss > target:
+            continue
+        if i == 0:
+            return float(steps[0])
+        before = losses[i - 1]
+        step = steps[i - 1]
+        return float(step + (steps[i] - step) * (before - target) / (before - loss))
     return None
 
 
@@ -102,9 +105,10 @@ def boards(results: Iterable[Result]) -> dict[Board, list[Group]]:
 
 
 def baseline_of(groups: Sequence[Group], name: str = BASELINE) -> Group | None:
-    """Returns the baseline's group: of those with the most steps and seeds, the best. None if there is no run of it."""
-    own = [group for group in groups if group.recipe in ((name, BASELINE_ENCODER) if name == BASELINE else (name,))]
-    return max(own, key=lambda group: (group.steps, len(group.runs), -group.loss), default=None)
+    """Returns the baseline's group: the best of the groups with the most steps and seeds. None if it has no run."""
+    names = (name, BASELINE_ENCODER) if name == BASELINE else (name,)
+    candidates = [group for group in groups if group.recipe in names]
+    return max(candidates, key=lambda group: (group.steps, len(group.runs), -group.loss), default=None)
 
 
 def _spread(values: Sequence[float], digits: int) -> str:
@@ -145,9 +149,10 @@ def _row(group: Group, baseline: Group | None) -> list[str]:
 
 def markdown(board: Board, groups: Sequence[Group], name: str = BASELINE) -> str:
     """Returns the board's table in Markdown, with every group, the losing ones too."""
-    baseline, first = baseline_of(groups, name), groups[0].runs[0]
+    baseline = baseline_of(groups, name)
+    first = groups[0].runs[0]
     part = "final-evaluation" if board.final else "search-evaluation"
-    about = f"`{board.corpus}`, depth {board.depth}: {first['parameters']:,} parameters, {first['rows']} rows a step"
+    models = f"`{board.corpus}`, depth {board.depth}: {first['parameters']:,} parameters, {first['rows']} rows a step"
     target = "" if baseline is None else f"; the baseline's loss is {baseline.loss:.3f} after {baseline.steps:,} steps"
     lines = [HEAD, ["---"] * len(HEAD), *(_row(group, baseline) for group in groups)]
     command = (
@@ -155,17 +160,17 @@ def markdown(board: Board, groups: Sequence[Group], name: str = BASELINE) -> str
         f" --corpus={board.corpus}.jsonl{' --final' if board.final else ''}"
     )
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"{about}, {part} part{target}. On {first['devices']}; each row is `{command}`\n\n{table}"
+    return f"{models}, {part} part{target}. On {first['devices']}; each row is `{command}`\n\n{table}"
 
 
 def best_of_each(groups: Sequence[Group]) -> list[Group]:
-    """Returns the best group of each recipe and number of steps, of those with the most seeds."""
-    found: dict[tuple[str, int], Group] = {}
+    """Returns the best group of each recipe and number of steps among the groups with the most seeds."""
+    best: dict[tuple[str, int], Group] = {}
     for group in groups:
-        known = found.get((group.recipe, group.steps))
+        known = best.get((group.recipe, group.steps))
         if known is None or len(group.runs) > len(known.runs):  # the groups come best first
-            found[group.recipe, group.steps] = group
-    return list(found.values())
+            best[group.recipe, group.steps] = group
+    return list(best.values())
 
 
 def draw(board: Board, groups: Sequence[Group], folder: Path) -> Path:
@@ -175,10 +180,10 @@ def draw(board: Board, groups: Sequence[Group], folder: Path) -> Path:
     figure = Figure(figsize=(13, 4.2), dpi=110, layout="constrained")
     axes = figure.subplots(1, 3, sharey=True)
     for number, group in enumerate(best_of_each(groups)):
-        for place, run in enumerate(group.runs):
+        for i, run in enumerate(group.runs):
             curve = run["curve"]
             steps = np.array(curve["steps"], float)
-            label = f"{group.recipe}, {group.steps:,} steps" if place == 0 else None
+            label = f"{group.recipe}, {group.steps:,} steps" if i == 0 else None
             for plot, x in zip(axes, (steps, steps * run["flops_per_step"] / 1e12, curve["seconds"]), strict=True):
                 style = ("-", "--", "-.", ":")[number // 10 % 4]
                 plot.plot(x, curve["bits_per_byte"], style, color=f"C{number % 10}", lw=1.2, alpha=0.8, label=label)
@@ -197,14 +202,15 @@ Losses = dict[tuple[int, int], dict[float, list[float]]]  # (depth, steps) -> ra
 
 def losses_by_rate(results: Iterable[Mapping[str, Any]], name: str, corpus: str, recipe: Recipe) -> Losses:
     """Returns the last losses of a recipe's runs that differ in nothing but rate and seed."""
-    found: Losses = {}
-    for each in results:
-        settings = dict(each["settings"])
+    by_size: Losses = {}
+    for run in results:
+        settings = dict(run["settings"])
         rate = settings.pop("learning_rate", recipe.learning_rate)
-        if (each["recipe"], each["corpus"], each["final"]) == (name, corpus, False) and not settings:
-            losses = found.setdefault((each["depth"], each["steps"]), {}).setdefault(rate, [])
-            losses.append(last(each, "loss"))
-    return dict(sorted(found.items()))
+        is_of_recipe = (run["recipe"], run["corpus"], run["final"]) == (name, corpus, False)
+        if is_of_recipe and not settings:
+            by_rate = by_size.setdefault((run["depth"], run["steps"]), {})
+            by_rate.setdefault(rate, []).append(last(run, "loss"))
+    return dict(sorted(by_size.items()))
 
 
 def best_rate(losses: Mapping[float, list[float]]) -> float | None:
@@ -215,10 +221,13 @@ def best_rate(losses: Mapping[float, list[float]]) -> float | None:
     """
     rates = sorted(losses)
     means = [statistics.fmean(losses[rate]) for rate in rates]
-    at = means.index(min(means))
-    if not 0 < at < len(rates) - 1 or not all(map(math.isfinite, means[at - 1 : at + 2])):
+    lowest = means.index(min(means))
+    if not 0 < lowest < len(rates) - 1:
         return None
-    square, slope, _ = np.polyfit(np.log(rates[at - 1 : at + 2]), means[at - 1 : at + 2], 2)
+    near = slice(lowest - 1, lowest + 2)
+    if not all(map(math.isfinite, means[near])):
+        return None
+    square, slope, _ = np.polyfit(np.log(rates[near]), means[near], 2)
     return round(math.exp(-slope / (2 * square)), 4)
 
 
@@ -234,13 +243,14 @@ def law_of(best: Mapping[tuple[int, int], float]) -> tuple[float, float]:
     return round(math.exp(start), 3), round(-float(slope), 3)
 
 
-def rates_markdown(found: Losses) -> str:
+def rates_markdown(by_size: Losses) -> str:
     """Returns a row for each depth and length: each rate's mean loss, with the seeds' deviation, and the best rate."""
-    rates = sorted({rate for each in found.values() for rate in each})
+    rates = sorted({rate for by_rate in by_size.values() for rate in by_rate})
     lines = [f"| depth | steps | seeds | {' | '.join(f'{rate:g}' for rate in rates)} | best |"]
     lines.append("| --- " * (len(rates) + 4) + "|")
-    for (depth, steps), losses in found.items():
-        best, seeds = best_rate(losses), max(map(len, losses.values()))
+    for (depth, steps), losses in by_size.items():
+        best = best_rate(losses)
+        seeds = max(map(len, losses.values()))
         cells = [_cell(losses.get(rate, [])) for rate in rates]
         lines.append(
             f"| {depth} | {steps:,} | {seeds} | {' | '.join(cells)} | {'at the edge' if best is None else best} |"

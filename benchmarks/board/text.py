@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.board.dial import VOCABULARY
+from benchmarks.board.sizes import VOCABULARY
 from limba.config import InputError
 from limba.storage.files import write_whole
 
@@ -64,7 +64,7 @@ def part_of(text: str) -> tuple[int, str]:
 def write_corpus(
     to: Path, name: str, documents: Sequence[Mapping[str, str]], about: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Writes to/NAME.jsonl, and to/NAME.json with what is said of it; returns the latter."""
+    """Writes to/NAME.jsonl, and to/NAME.json with facts about it; returns the latter."""
     content = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in documents).encode()
     digest = hashlib.sha256(content).hexdigest()
     said = {**about, "documents": len(documents), "bytes": len(content), "sha256": digest}
@@ -86,7 +86,7 @@ def divided(patterns: str, board: Path) -> Text:
     """Returns the divided text of a corpus, which is divided, and its vocabulary trained, at the first call.
 
     Later calls read neither the corpus nor the parts. Raises InputError for files that do not exist, that have too few
-    documents, or that are not those of the first call.
+    documents, or that differ from the first call.
     """
     files = _files(patterns)
     name = re.sub(r"[^\w-]+", "_", Path(files[0]).name.split(".")[0])

@@ -75,7 +75,7 @@ def export(given: argparse.Namespace) -> None:
     if given.dry_run and not given.push:
         raise InputError("--dry_run shows what --push would upload; add --push=user/name.")
     if given.push:
-        from limba.export.at_end import check_target, push
+        from limba.export.destinations import check_target, push
 
         check_target(given.push, given.dry_run)
     with environment.quiet_imports():

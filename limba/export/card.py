@@ -44,140 +44,6 @@ BYTE_SENTINELS = (
     "As in Google's ByT5, the sentinels are the ids 258, 257, …, 248, of bytes that no text has. The tokenizer of this"
     " folder writes `<extra_id_0>` as 258; Google's own writes 259, a row of the embedding that was never trained."
 )
-
-
-def write_card(
-    directory: Path, source: Source, step: int, form: Form, findings: Sequence[str], about: CardConfig
-) -> None:
-    """Writes README.md and, where the run has metrics, loss.png beside it."""
-    records = [] if source.run is None else read_metrics(str(source.directory))
-    has_picture = source.run is not None and any(record["kind"] == "train" for record in records)
-    if source.run is not None and has_picture:
-        plot_loss(source.run, directory)
-    records = [record for record in records if record["step"] <= step]
-    sections = [
-        f"---\n{_front_matter(source, about, _results(records)).to_yaml()}\n---",
-        f"# {source.directory.name}, step {step:,}",
-        f"Pretrained with {source.kind}, converted by Limba.",
-        "No licence has been chosen yet: `license` above says `other`." if about.licence is None else "",
-        _table("Architecture", _architecture(source.model)),
-        _table("Training", _training(source, step, about.hardware, records)),
-        "![loss](loss.png)" if has_picture else "",
-        "## Conversion\n\n" + "\n".join(f"* {line}" for line in findings),
-        _usage(source.model, form),
-        BYTE_SENTINELS if extra_ids_in(epath.Path(directory)) == 0 else "",
-        f"## Acknowledgement\n\n{TPU_RESEARCH_CLOUD}" if about.thank_trc else "",
-    ]
-    (directory / "README.md").write_text("\n\n".join(part for part in sections if part) + "\n", encoding="utf-8")
-
-
-def _front_matter(source: Source, about: CardConfig, results: Mapping[str, float]) -> huggingface_hub.ModelCardData:
-    """Returns that by which the hub lists the model: language, data sets, licence, results."""
-    kind, name_of_text = ("", "") if source.run is None else _text_of(source.run.data)
-    return huggingface_hub.ModelCardData(
-        license=about.licence or "other",
-        library_name="transformers",
-        # transformers 5 has no pipeline for encoder-decoders
-        pipeline_tag=_pipeline_of(source.model),
-        tags=[architectures.kind(source.model)],
-        language=[*about.language] if about.language else None,
-        datasets=[*about.datasets] if about.datasets else None,
-        model_name=source.directory.name if results else None,
-        eval_results=[
-            huggingface_hub.EvalResult("text-generation", kind, name_of_text, name, round(value, 4))
-            for name, value in results.items()
-        ]
-        or None,
-    )
-
-
-def _text_of(data: DataConfig) -> tuple[str, str]:
-    """Returns the type and the name of what a run is evaluated on: its task, or the corpus that replaces the task's.
-
-    >>> _text_of(DataConfig("t5_mlm", {"inputs": 64}, 8, data_files="texts/nb-*.jsonl"))
-    ('text', 'nb-*.jsonl')
-    """
-    files = data.data_files
-    if files is None:
-        return data.mixture_or_task_name, data.mixture_or_task_name
-    if isinstance(files, Mapping):
-        files = files.get(data.validation_split) or next(iter(files.values()))
-    files = files if isinstance(files, str) else ",".join(files)
-    if (of_hub := hub_name(files)) is not None:
-        return of_hub.path, of_hub.path
-    return "text", ", ".join(path.strip().rpartition("/")[2] for path in files.split(","))
-
-
-def _pipeline_of(model: ModelConfig) -> str | None:
-    if not (model.is_decoder_only and model.has_logits):
-        return None
-    return PIPELINES[model.exported.attention_mask]
-
-
-def _results(records: Iterable[Json]) -> dict[str, float]:
-    """Returns the last figures of the validation split: loss, bits per byte, metrics of text."""
-    found: dict[str, float] = {}
-    for record in records:
-        if record["kind"] == "validation":
-            found |= {name: record[name] for name in ("loss", "bits_per_byte") if name in record}
-        elif record["kind"] == "text":
-            found |= {name: value for name, value in record.items() if name not in NO_METRICS and "/" not in name}
-    return found
-
-
-def _table(heading: str, entries: Mapping[str, object]) -> str:
-    rows = "\n".join(f"| {name} | {value} |" for name, value in entries.items() if value is not None)
-    return f"## {heading}\n\n| | |\n| --- | --- |\n{rows}"
-
-
-def _architecture(model: ModelConfig) -> dict[str, object]:
-    is_alone, name = model.is_decoder_only, "encoder and decoder layers"
-    name = "layers" if model.is_encoder else "decoder layers" if is_alone else name
-    layers, heads = f"{model.num_encoder_layers} and {model.num_decoder_layers}", f"{model.num_heads} of width"
-    tied, per_layer = "the embedding" if is_alone else "the embedding, scaled", model.relative_bias_per_layer
-    output_layer = tied if model.logits_via_embedding else "of its own"
-    return {
-        name: model.num_decoder_layers if is_alone else layers,
-        "width": model.emb_dim,
-        "heads": f"{heads} {model.head_dim}" + (f", {model.kv_heads} of keys and values" if is_alone else ""),
-        "MLP": f"{model.mlp_dim}, {' x '.join(model.mlp_activations)}",
-        "rows of the embedding": f"{model.vocab_size:,}",
-        "output layer": output_layer if model.has_logits else "none",
-        "positions": model.positions if is_alone else None,
-        "relative position bias": None if is_alone else "one in every layer" if per_layer else "one per stack",
-    }
-
-
-def _training(source: Source, step: int, hardware: str | None, records: Iterable[Json] = ()) -> dict[str, object]:
-    entries: dict[str, object] = {"steps": f"{step:,}", "hardware": hardware}
-    run = source.run
-    if run is None:
-        return entries
-    data, lengths = run.data, run.data.task_feature_lengths
-    last = next((record for record in reversed([*records]) if record["kind"] == "validation"), None)
-    average = run.evaluation.average if source.averages else None
-    stages = data.stages_before(step)
-    bits = last and last.get("bits_per_byte")  # there are none of some vocabularies
-    return entries | {
-        "task": ", ".join(f"from step {begins:,} on `{name}`" if begins else f"`{name}`" for begins, name in stages),
-        "data": None if data.data_files is None else f"`{_names(data.data_files)}`",
-        "objective": data.objective,
-        "lengths": ", ".join(f"{name} {length}" for name, length in lengths.items()),
-        "examples per step": data.batch_size,
-        "input tokens at most": f"{step * data.batch_size * (data.sequence_length or lengths['inputs']):,}",
-        "optimizer": f"{run.optimizer.name}, {run.optimizer.schedule.name}",
-        "weights": None if average is None else f"their moving average, decay {average}, which is evaluated too",
-        "validation loss": last and f"{last['loss']:.3f} at step {last['step']:,}",
-        "bits per byte": bits and f"{bits:.3f} on validation text",
-    }
-
-
-def _names(files: str | Sequence[str] | Mapping[str, str]) -> str:
-    """Returns file names without their directories, since these are private, and names of the hub's data sets whole."""
-    parts = files.values() if isinstance(files, Mapping) else [files] if isinstance(files, str) else files
-    return ", ".join(str(part) if hub_name(str(part)) else str(part).rpartition("/")[2] for part in parts)
-
-
 USE = """\
 ## Use
 
@@ -205,23 +71,187 @@ print(tokenizer.convert_ids_to_tokens(logits[0].topk(5).indices))"""
 STATES = "print(model(**inputs).last_hidden_state)"
 
 
+def write_card(
+    directory: Path, source: Source, step: int, form: Form, findings: Sequence[str], card: CardConfig
+) -> None:
+    """Writes README.md and, where the run has metrics, loss.png beside it."""
+    records = [] if source.run is None else read_metrics(str(source.directory))
+    has_picture = source.run is not None and any(record["kind"] == "train" for record in records)
+    if source.run is not None and has_picture:
+        plot_loss(source.run, directory)
+    records = [record for record in records if record["step"] <= step]
+    sections = [
+        f"---\n{_front_matter(source, card, _results(records)).to_yaml()}\n---",
+        f"# {source.directory.name}, step {step:,}",
+        f"Pretrained with {source.kind}, converted by Limba.",
+        "No licence has been chosen yet: `license` above says `other`." if card.licence is None else "",
+        _table("Architecture", _architecture(source.model)),
+        _table("Training", _training(source, step, card.hardware, records)),
+        "![loss](loss.png)" if has_picture else "",
+        "## Conversion\n\n" + "\n".join(f"* {line}" for line in findings),
+        _usage(source.model, form),
+        BYTE_SENTINELS if extra_ids_in(epath.Path(directory)) == 0 else "",
+        f"## Acknowledgement\n\n{TPU_RESEARCH_CLOUD}" if card.thank_trc else "",
+    ]
+    (directory / "README.md").write_text("\n\n".join(part for part in sections if part) + "\n", encoding="utf-8")
+
+
+def _front_matter(source: Source, card: CardConfig, results: Mapping[str, float]) -> huggingface_hub.ModelCardData:
+    """Returns the data by which the hub lists the model: language, data sets, licence, results."""
+    data_set = ("", "")
+    if source.run is not None:
+        data_set = _text_of(source.run.data)
+    evaluated = []
+    for name, value in results.items():
+        evaluated.append(huggingface_hub.EvalResult("text-generation", *data_set, name, round(value, 4)))
+    return huggingface_hub.ModelCardData(
+        license=card.licence or "other",
+        library_name="transformers",
+        pipeline_tag=_pipeline_of(source.model),
+        tags=[architectures.kind(source.model)],
+        language=[*card.language] if card.language else None,
+        datasets=[*card.datasets] if card.datasets else None,
+        model_name=source.directory.name if results else None,
+        eval_results=evaluated or None,
+    )
+
+
+def _text_of(data: DataConfig) -> tuple[str, str]:
+    """Returns the type and the name of a run's evaluation data: its task, or the corpus that replaces the task's.
+
+    >>> _text_of(DataConfig("t5_mlm", {"inputs": 64}, 8, data_files="texts/nb-*.jsonl"))
+    ('text', 'nb-*.jsonl')
+    """
+    files = data.data_files
+    if files is None:
+        return data.mixture_or_task_name, data.mixture_or_task_name
+    if isinstance(files, Mapping):
+        files = files.get(data.validation_split) or next(iter(files.values()))
+    if not isinstance(files, str):
+        files = ",".join(files)
+    data_set = hub_name(files)
+    if data_set is not None:
+        return data_set.path, data_set.path
+    return "text", ", ".join(path.strip().rpartition("/")[2] for path in files.split(","))
+
+
+def _pipeline_of(model: ModelConfig) -> str | None:
+    if not (model.is_decoder_only and model.has_logits):  # transformers 5 has no pipeline for encoder-decoders
+        return None
+    return PIPELINES[model.exported.attention_mask]
+
+
+def _results(records: Iterable[Json]) -> dict[str, float]:
+    """Returns the last figures of the validation split: loss, bits per byte, metrics of text."""
+    results: dict[str, float] = {}
+    for record in records:
+        if record["kind"] == "validation":
+            results |= {name: record[name] for name in ("loss", "bits_per_byte") if name in record}
+        elif record["kind"] == "text":
+            results |= {name: value for name, value in record.items() if name not in NO_METRICS and "/" not in name}
+    return results
+
+
+def _table(heading: str, entries: Mapping[str, object]) -> str:
+    rows = "\n".join(f"| {name} | {value} |" for name, value in entries.items() if value is not None)
+    return f"## {heading}\n\n| | |\n| --- | --- |\n{rows}"
+
+
+def _architecture(model: ModelConfig) -> dict[str, object]:
+    if model.is_decoder_only:
+        layers = {"layers" if model.is_encoder else "decoder layers": model.num_decoder_layers}
+        heads = f"{model.num_heads} of width {model.head_dim}, {model.kv_heads} of keys and values"
+        tied = "the embedding"
+        positions = model.positions
+        bias = None
+    else:
+        layers = {"encoder and decoder layers": f"{model.num_encoder_layers} and {model.num_decoder_layers}"}
+        if model.is_encoder:
+            layers = {"layers": f"{model.num_encoder_layers} and {model.num_decoder_layers}"}
+        heads = f"{model.num_heads} of width {model.head_dim}"
+        tied = "the embedding, scaled"
+        positions = None
+        bias = "one in every layer" if model.relative_bias_per_layer else "one per stack"
+    output_layer = "none"
+    if model.has_logits:
+        output_layer = tied if model.logits_via_embedding else "of its own"
+    return {
+        **layers,
+        "width": model.emb_dim,
+        "heads": heads,
+        "MLP": f"{model.mlp_dim}, {' x '.join(model.mlp_activations)}",
+        "rows of the embedding": f"{model.vocab_size:,}",
+        "output layer": output_layer,
+        "positions": positions,
+        "relative position bias": bias,
+    }
+
+
+def _training(source: Source, step: int, hardware: str | None, records: Iterable[Json] = ()) -> dict[str, object]:
+    entries: dict[str, object] = {"steps": f"{step:,}", "hardware": hardware}
+    run = source.run
+    if run is None:
+        return entries
+    data = run.data
+    lengths = data.task_feature_lengths
+    tasks = []
+    for begins, name in data.stages_before(step):
+        tasks.append(f"from step {begins:,} on `{name}`" if begins else f"`{name}`")
+    entries |= {
+        "task": ", ".join(tasks),
+        "data": None if data.data_files is None else f"`{_names(data.data_files)}`",
+        "objective": data.objective,
+        "lengths": ", ".join(f"{name} {length}" for name, length in lengths.items()),
+        "examples per step": data.batch_size,
+        "input tokens at most": f"{step * data.batch_size * (data.sequence_length or lengths['inputs']):,}",
+        "optimizer": f"{run.optimizer.name}, {run.optimizer.schedule.name}",
+    }
+    if source.averages and run.evaluation.average is not None:
+        entries["weights"] = f"their moving average, decay {run.evaluation.average}, which is evaluated too"
+    last = next((record for record in reversed([*records]) if record["kind"] == "validation"), None)
+    if last is not None:
+        entries["validation loss"] = f"{last['loss']:.3f} at step {last['step']:,}"
+        if last.get("bits_per_byte"):  # the pieces of some vocabularies do not say their bytes
+            entries["bits per byte"] = f"{last['bits_per_byte']:.3f} on validation text"
+    return entries
+
+
+def _names(files: str | Sequence[str] | Mapping[str, str]) -> str:
+    """Returns file names without their directories, since these are private, and names of the hub's data sets whole."""
+    if isinstance(files, str):
+        files = [files]
+    elif isinstance(files, Mapping):
+        files = list(files.values())
+    names = []
+    for path in map(str, files):
+        names.append(path if hub_name(path) else path.rpartition("/")[2])
+    return ", ".join(names)
+
+
 def _usage(model: ModelConfig, form: Form) -> str:
     """Returns the section of the card that shows how the model is used."""
     versions = "5" if architectures.kind(model) == "eurobert" else "4.57 and 5"  # that have an encoder's class
-    text, auto = '"A text"', architectures.class_of(model)
+    text = '"A text"'
+    auto = architectures.class_of(model)
     notes = f"For transformers {versions}; weights are {form.dtype}."
     if not model.has_logits:
         kind = "The encoder of a T5 alone" if model.is_t5_encoder else "An encoder without an output layer"
         code = STATES
         notes = f"{kind}, which gives hidden states. {notes}"
     elif model.is_encoder:
-        text, auto, code = 'f"A text with one {tokenizer.mask_token} hidden."', "AutoModelForMaskedLM", FILL
+        text = 'f"A text with one {tokenizer.mask_token} hidden."'
+        auto = "AutoModelForMaskedLM"
+        code = FILL
         notes = f"`AutoModel` gives the hidden states. {notes}"
     elif model.is_decoder_only:
-        text, auto, code = '"A text that"', "AutoModelForCausalLM", CONTINUE
+        text = '"A text that"'
+        auto = "AutoModelForCausalLM"
+        code = CONTINUE
         notes = f"A text begins with the padding token, which the tokenizer puts there; weights are {form.dtype}."
     else:
-        text, auto, code = '"A text with <extra_id_0> gap."', "AutoModelForSeq2SeqLM", GENERATE
+        text = '"A text with <extra_id_0> gap."'
+        auto = "AutoModelForSeq2SeqLM"
+        code = GENERATE
         notes = " ".join(_notes(model, form))
     if "pytorch" not in form.formats:
         return f"## Use\n\n{notes}"
@@ -229,7 +259,7 @@ def _usage(model: ModelConfig, form: Form) -> str:
 
 
 def _notes(model: ModelConfig, form: Form) -> Iterator[str]:
-    """Yields what is said of an encoder-decoder."""
+    """Yields the notes on an encoder-decoder."""
     is_scaled = head_scale(model) != 1
     yield f"For transformers {'4.57 and 5' if not is_scaled else form.transformers}; weights are {form.dtype}."
     if "flax" in form.formats:

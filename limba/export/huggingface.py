@@ -124,7 +124,9 @@ def check_out(out: Path) -> None:
 def possible(model: ModelConfig, choices: Choices) -> Choices:
     """Returns the choices without what transformers lacks for this network; says so."""
     if choices.encoder_only and (model.is_decoder_only or model.is_t5_encoder):
-        raise InputError("The model is no encoder-decoder, whose encoder alone could be written; convert it whole.")
+        raise InputError(
+            "The model is not an encoder-decoder, so it has no encoder that could be written alone; convert it whole."
+        )
     if not (model.is_decoder_only or choices.encoder_only or model.is_t5_encoder) or "flax" not in choices.formats:
         return choices
     print("transformers has no Flax class of this network: no flax_model.msgpack is written.", flush=True)
@@ -136,16 +138,20 @@ def is_made_of(record: bytes | None, name: str, choices: Choices, folder: object
     if record is None:
         return False
     try:
-        about = json.loads(record)
-        source, same = about["source"], about["dtype"] == choices.dtype
+        written = json.loads(record)
+        source = written["source"]
+        # A folder with more formats than are asked for is good, and one that was proved where no proof is asked for.
+        has_formats = set(written["formats"]) >= set(choices.formats)
+        is_checked = written["checked"] or not choices.checks
+        is_same = has_formats and is_checked and written["dtype"] == choices.dtype
         defaults = {"transformers": choices.transformers, "average": True, "encoder_only": False}
-        same = same and all(about.get(name, default) == getattr(choices, name) for name, default in defaults.items())
-        same = same and set(about["formats"]) >= set(choices.formats) and (about["checked"] or not choices.checks)
+        for name, default in defaults.items():
+            is_same = is_same and written.get(name, default) == getattr(choices, name)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise InputError(f"{folder} has a {RECORD} that is no export's; give another directory.") from None
+        raise InputError(f"{folder} has a {RECORD} that no export has written; give another directory.") from None
     if source != name:
         raise InputError(f"{folder} was made from another run, {source}; give another directory.")
-    return bool(same)
+    return bool(is_same)
 
 
 def vocabulary_of(source: Source, choices: Choices) -> tuple[sources.VocabularyName, Vocabulary] | None:
@@ -229,11 +235,12 @@ def _convert(
 
 
 def _about(source: Source, choices: Choices, task: Provider | None) -> CardConfig:
-    """Returns what the card says: the choices, and where they say nothing the run's own."""
-    given, own = choices.card, CardConfig() if source.run is None else source.run.card
-    said = {name: value or getattr(own, name) for name, value in vars(given).items()}
-    said["datasets"] = said["datasets"] or (task and tuple(hub_datasets(task)))
-    return CardConfig(**said)
+    """Returns the card of a folder: the fields that are chosen, and for the others the run's own card."""
+    of_run = CardConfig() if source.run is None else source.run.card
+    fields = {name: value or getattr(of_run, name) for name, value in vars(choices.card).items()}
+    if not fields["datasets"] and task is not None:
+        fields["datasets"] = tuple(hub_datasets(task))
+    return CardConfig(**fields)
 
 
 def _task(source: Source) -> Provider | None:
@@ -292,12 +299,14 @@ def _proofs_of_tokenizer_and_encoder(
     vocabulary: Vocabulary | None,
     special: SpecialIds,
 ) -> Iterator[tuple[bool, str]]:
-    """Yields whether the written tokenizer gives the ids of the training, and a hybrid's encoder its hidden states."""
+    """Yields findings, and whether they are good: on the written tokenizer's ids, and a hybrid's encoder's states."""
     if not choices.checks:
         return
-    before, after = [*special.before], [*special.after]
+    before = [*special.before]
+    after = [*special.after]
     if hybrid is not None:
-        before, after = [special.decoder_start, *before], []
+        before = [special.decoder_start, *before]
+        after = []
     if vocabulary is not None and (folder / TOKENIZER_CONFIG).is_file():
         yield proof.check_tokenizer(folder, vocabulary, (before, after))
     if hybrid is not None:
@@ -344,7 +353,7 @@ def import_folder(source: str | Path, out: Path) -> str:
 
     Arrays are read and written a few at a time; the optimizer state is a new Adafactor's. OUT is renamed to its final
     name when it is complete. Raises InputError for an invalid folder, another architecture, arrays that do not fit,
-    special ids that a checkpoint of ours does not have, and an OUT that is not empty.
+    special ids that Limba's checkpoints do not have, and an OUT that is not empty.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} is not empty; name a new directory.")
@@ -362,12 +371,12 @@ def write_start(folder: Path, found: Mapping[str, np.ndarray], model: ModelConfi
     abstract = abstract_state(Network(model), make_optimizer(OptimizerConfig(), 1), mesh)
 
     def host_arrays() -> Iterator[arrays.HostArray]:
-        for place, leaf in jax.tree.leaves_with_path(abstract):
-            path = leaf_name(place)
+        for tree_path, leaf in jax.tree.leaves_with_path(abstract):
+            path = leaf_name(tree_path)
             shape = tuple(leaf.shape)
             if path.startswith("params/"):
                 whole = stacked(path.removeprefix("params/"), shape[0], found.__getitem__)
-            else:
+            else:  # the optimizer begins anew
                 whole = np.zeros(shape, leaf.dtype)
             part = ((tuple(slice(0, size) for size in shape), np.asarray(whole, leaf.dtype)),)
             chunk = tuple(max(1, size) for size in shape)

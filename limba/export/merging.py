@@ -44,7 +44,7 @@ class Weighting:
     """How much each part counts: all the same, an exponential moving average, or as after a decay of the rate."""
 
     name: str = "uniform"  # one of WEIGHTS
-    ema_decay: float = 0.8  # ema: what is kept of the average at each part, from the oldest to the newest
+    ema_decay: float = 0.8  # ema: the share of the average that each newer part leaves
     shape: str = "1-sqrt"  # wsm: the form of the decay, one of SHAPES
 
     def __post_init__(self) -> None:
@@ -65,7 +65,7 @@ class Weighting:
 
         >>> Weighting("wsm", shape="linear").weights([10, 20, 30, 40])
         [0.25, 0.25, 0.25, 0.25]
-        >>> [round(each, 3) for each in Weighting("wsm", shape="1-sqrt").weights([10, 20, 30, 40])]
+        >>> [round(weight, 3) for weight in Weighting("wsm", shape="1-sqrt").weights([10, 20, 30, 40])]
         [0.5, 0.207, 0.159, 0.134]
         >>> Weighting("ema", ema_decay=0.5).weights([1, 2, 3])
         [0.25, 0.25, 0.5]
@@ -82,14 +82,16 @@ class Weighting:
 
 
 def decayed(shape: str, part: float) -> float:
-    """Returns what a decay to 0 leaves of the learning rate after a part of it, from 0 to 1.
+    """Returns the learning rate after a part of its decay to 0, as a share of the rate before; `part` is 0 to 1.
 
     >>> [decayed(shape, 0.25) for shape in ("linear", "1-sqrt")], round(decayed("cosine", 0.25), 3)
     ([0.75, 0.5], 0.854)
     """
     if shape == "cosine":
         return 0.5 * (1 + math.cos(math.pi * part))
-    return 1 - (part if shape == "linear" else math.sqrt(part))
+    if shape == "linear":
+        return 1 - part
+    return 1 - math.sqrt(part)
 
 
 class Part(NamedTuple):
@@ -104,33 +106,37 @@ class Part(NamedTuple):
 
 
 def parts_of(sources: Sequence[Source], last: int | None = None, steps: Sequence[int] = ()) -> list[Part]:
-    """Returns what is merged, the oldest first: of one run the last steps, the named ones, or all that it keeps.
+    """Returns the parts, the oldest first: the last steps of a run, the named ones, or all that it keeps.
 
-    Of several runs it is the newest step of each, in their order. Raises InputError if that is one checkpoint only, and
-    for steps that are not there.
+    Of several runs it is the newest step of each, in their order. Raises InputError for a single checkpoint, and for
+    steps that do not exist.
     """
     for source in sources:
         if source.kind != LIMBA:
             raise InputError(
-                f"{source.path} is a checkpoint of {source.kind}, and only those of Limba's runs are merged; start a"
-                " run from it, or convert it first."
+                f"{source.path} is a checkpoint of {source.kind}, and only checkpoints of Limba's runs are merged;"
+                " start a run from it, or convert it first."
             )
     if len(sources) > 1:
         if last is not None or steps:
             raise InputError("Several runs are named, of which the newest steps are merged; leave out `last`, `steps`.")
         return [Part(source, max(source.steps)) for source in sources]
     (source,) = sources
-    there = sorted(source.steps)
-    keeps = "" if source.run is None else f" (it keeps {source.run.checkpoint.keep or 'all'}: CheckpointConfig.keep)"
-    has = f"{source.path} has {', '.join(map(str, there))}{keeps}"
-    if missing := sorted(set(steps) - set(there)):
+    saved = sorted(source.steps)
+    keeps = ""
+    if source.run is not None:
+        keeps = f" (it keeps {source.run.checkpoint.keep or 'all'}: CheckpointConfig.keep)"
+    has = f"{source.path} has {', '.join(map(str, saved))}{keeps}"
+    missing = sorted(set(steps) - set(saved))
+    if missing:
         raise InputError(f"There is no checkpoint at step {missing[0]}; {has}.")
-    if last is not None and (steps or last < 2):
-        advice = "leave one of them out" if steps else "give 2 or more"
-        raise InputError(f"`last` is {last}{', and `steps` is given too' if steps else ''}; {advice}.")
-    number = len(there) if last is None else last
-    chosen = sorted(set(steps)) if steps else there[-number:]
-    if len(chosen) < 2 or number > len(there):
+    if last is not None and steps:
+        raise InputError(f"`last` is {last}, and `steps` is given too; leave one of them out.")
+    if last is not None and last < 2:
+        raise InputError(f"`last` is {last}; give 2 or more.")
+    number = len(saved) if last is None else last
+    chosen = sorted(set(steps)) if steps else saved[-number:]
+    if len(chosen) < 2 or number > len(saved):
         raise InputError(f"An average needs two checkpoints or more, and `last` no more than there are; {has}.")
     return [Part(source, step) for step in chosen]
 
@@ -140,8 +146,8 @@ def merge(parts: Sequence[Part], weighting: Weighting, out: str, texts: Mapping[
 
     `texts` are further files of OUT. Everything is checked before anything is written: the files of the parts against
     their manifests, their shapes against each other, and that OUT is free. An interrupted merge is repeated; where
-    the same merge is complete already, nothing is done. Raises InputError for what does not fit, StorageError if the
-    storage fails.
+    the same merge is complete already, nothing is done. Raises InputError for parts and folders that do not fit,
+    StorageError if the storage fails.
     """
     if weighting.name != "uniform" and len({part.source.directory for part in parts}) > 1:
         raise InputError(f"`weights` is {weighting.name!r}, which needs the steps of one run; give uniform.")
@@ -160,7 +166,8 @@ def merge(parts: Sequence[Part], weighting: Weighting, out: str, texts: Mapping[
         with lease.held(str(directory), "merges into"):
             if _is_there(directory, record):  # by another process, in the meantime
                 return f"{directory} has this average already."
-            return _written(parts, stores, weights if weighting.name != "uniform" else None, directory, record, texts)
+            weights_or_none = None if weighting.name == "uniform" else weights
+            return _written(parts, stores, weights_or_none, directory, record, texts)
     except (InputError, StorageError):
         raise
     except Exception as error:
@@ -175,8 +182,9 @@ def merge(parts: Sequence[Part], weighting: Weighting, out: str, texts: Mapping[
 
 def _record(parts: Sequence[Part], weighting: Weighting, weights: Sequence[float]) -> Json:
     def described(part: Part, weight: float) -> Json:
-        has_manifest = manifest.exists(part.path)
-        digest = manifest.entry(part.path / manifest.FILE)[1] if has_manifest else None
+        digest = None
+        if manifest.exists(part.path):
+            _, digest = manifest.entry(part.path / manifest.FILE)
         run = without_credentials(str(part.source.directory))
         return {"run": run, "step": part.step, "weight": weight, "manifest_crc32c": digest}
 
@@ -191,11 +199,13 @@ def _record(parts: Sequence[Part], weighting: Weighting, weights: Sequence[float
 
 def _is_there(directory: epath.Path, record: Mapping[str, object]) -> bool:
     """Returns whether a directory has this average; InputError if it has anything else."""
-    names = {child.name for child in directory.iterdir()} if directory.exists() else set()
+    if not directory.exists():
+        return False
+    names = {child.name for child in directory.iterdir()}
     if not names - {lease.FILE}:
         return False
-    text = (directory / FILE).read_text() if FILE in names else ""
-    if text != _text(record):
+    is_same = FILE in names and (directory / FILE).read_text() == _text(record)
+    if not is_same:
         raise InputError(f"{directory} is not empty, and nothing is overwritten; name a new directory.")
     return bool(limba_checkpoint.checkpoints_of(directory))  # if not, that merge was interrupted
 
@@ -213,14 +223,15 @@ def _check_same(parts: Sequence[Part], stores: Sequence[arrays.Stores]) -> None:
         named = {f"ModelConfig.{name}": repr(value) for name, value in fields.items()}
         return {**{name.removeprefix(PARAMETERS): shape for name, shape in shapes.items()}, **named}
 
-    first, wanted = parts[0], described(parts[0], stores[0])
+    first = parts[0]
+    of_first = described(first, stores[0])
     for part, opened in zip(parts[1:], stores[1:], strict=True):
-        found = described(part, opened)
-        for name in [*found, *wanted]:
-            if found.get(name) != wanted.get(name):
+        of_part = described(part, opened)
+        for name in [*of_part, *of_first]:
+            if of_part.get(name) != of_first.get(name):
                 raise InputError(
-                    f"Only checkpoints of one network can be merged: {name} is {wanted.get(name, 'absent')} in"
-                    f" {first.path} and {found.get(name, 'absent')} in {part.path}."
+                    f"Only checkpoints of one network can be merged: {name} is {of_first.get(name, 'absent')} in"
+                    f" {first.path} and {of_part.get(name, 'absent')} in {part.path}."
                 )
 
 
@@ -232,13 +243,16 @@ def _written(
     record: Json,
     texts: Mapping[str, str] | None,
 ) -> str:
-    newest, step = parts[-1], parts[-1].step
+    newest = parts[-1]
+    step = newest.step
     write_whole(directory / FILE, _text(record))
     for name in (*COPIED, *copies_in(newest.source.directory)):
-        if (newest.source.directory / name).exists():
-            write_whole(directory / name, (newest.source.directory / name).read_bytes())
+        path = newest.source.directory / name
+        if path.exists():
+            write_whole(directory / name, path.read_bytes())
     config = newest.source.run or newest.source.model
-    config = config if isinstance(config, ModelConfig) else plain.moved(config, str(directory))
+    if not isinstance(config, ModelConfig):
+        config = plain.moved(config, str(directory))
     for name, text in {plain.FILE: plain.to_text(config), **(texts or {})}.items():
         write_whole(directory / name, text)
     place, metadata = directory / "checkpoints", (newest.path / "state" / "_METADATA").read_text()
@@ -253,7 +267,7 @@ def _written(
 
         data = limba_checkpoint.read_data(newest.path)
         write_step(place, step, needed, merged(), lambda state: (state / "_METADATA").write_text(metadata), data)
-    counts = ", ".join(f"{each['step']:,} ({each['weight']:.3g})" for each in record["parts"])
+    counts = ", ".join(f"{part['step']:,} ({part['weight']:.3g})" for part in record["parts"])
     return f"{place / str(step)}: the average of steps {counts}; {directory / FILE} says so."
 
 
@@ -271,10 +285,11 @@ def write_step(
     of that name.
     """
     save.open_step(directory, step, needed)
-    state, held = save.working_directory(directory, step) / "state", list[arrays.HostArray]()
+    state = save.working_directory(directory, step) / "state"
+    held = list[arrays.HostArray]()
     for part in parts:
         held.append(part)
-        if sum(each.parts[0][1].nbytes for each in held) >= BLOCK_BYTES:
+        if sum(array.parts[0][1].nbytes for array in held) >= BLOCK_BYTES:
             arrays.write_arrays(state, arrays.Snapshot(tuple(held), None, 0))
             held = []
     arrays.write_arrays(state, arrays.Snapshot(tuple(held), None, 0))
@@ -286,7 +301,7 @@ def write_step(
 def _merged(
     name: str, block: tuple[slice, ...], stores: Sequence[arrays.Stores], weights: Sequence[float] | None
 ) -> arrays.HostArray:
-    """Returns a block of an array of the newest part, that of a parameter averaged."""
+    """Returns a block of an array of the newest part; a block of a parameter is averaged over all parts."""
     store = stores[-1][name]
     if AVERAGED.match(name) and all(name in opened for opened in stores):
         part = average([opened[name][block].read().result() for opened in stores], weights)
@@ -313,8 +328,11 @@ def average(blocks: Sequence[np.ndarray], weights: Sequence[float] | None) -> np
     """
     total = np.zeros(np.shape(blocks[0]), np.float64)
     for i, block in enumerate(blocks):
-        total += np.asarray(block).astype(np.float64) * (1.0 if weights is None else weights[i])
-    return np.asarray(total / len(blocks) if weights is None else total, np.float32)
+        weight = 1.0 if weights is None else weights[i]
+        total += np.asarray(block).astype(np.float64) * weight
+    if weights is None:
+        total = total / len(blocks)
+    return np.asarray(total, np.float32)
 
 
 def _chunk(store: ts.TensorStore) -> tuple[int, ...]:

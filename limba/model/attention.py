@@ -17,7 +17,7 @@ from limba.model.masks import Mask
 
 
 def query_init(head_dim: int) -> Initializer:
-    """Returns the initializer of a query's matrix: that of the others, divided by sqrt(C)."""
+    """Returns the initializer of a query's matrix: the values of `attention_init`, divided by sqrt(C)."""
     return lambda *choices: attention_init(*choices) / math.sqrt(head_dim)
 
 
@@ -40,16 +40,20 @@ class Attention(nn.Module):
         mask: Mask,
         deterministic: bool,
     ) -> Float[Array, "B Q D"]:
-        config, dtype = self.config, jnp.dtype(self.config.dtype)
-        width, joined = x.shape[-1], config.num_heads * config.head_dim
+        config = self.config
+        dtype = jnp.dtype(config.dtype)
+        width = x.shape[-1]
+        joined = config.num_heads * config.head_dim
         into_heads = functools.partial(Kernel, (width, joined), ("embed", "joined_kv"), dtype)
         query = into_heads(query_init(config.head_dim), name="query")()
-        key, value = (into_heads(attention_init, name=name)() for name in ("key", "value"))
+        key = into_heads(attention_init, name="key")()
+        value = into_heads(attention_init, name="value")()
         out = Kernel((joined, width), ("joined_kv", "embed"), dtype, attention_init, name="out")()
         heads = attend.project(x, memory, (query, key, value))
         if config.dropout_rate > 0 and not deterministic:
             # T5 shares the dropout of attention weights over the queries of a head, which equals dropout of values.
-            keep_rate, shape = 1 - config.dropout_rate, (*memory.shape[:2], config.num_heads, 1)
+            keep_rate = 1 - config.dropout_rate
+            shape = (*memory.shape[:2], config.num_heads, 1)  # one number for all C entries of a value
             kept = jax.random.bernoulli(self.make_rng("dropout"), keep_rate, shape)
             heads = attend.drop_values(heads, kept, keep_rate)
         return attend.join(attend(heads, bias, mask), out)

@@ -2,7 +2,7 @@
 
 Radford et al. 2019 (GPT-2), Touvron et al. 2023 (Llama, arXiv:2302.13971), Boizard et al. 2025 (EuroBERT,
 arXiv:2503.05500: a Llama without the causal mask), Warner et al. 2024 (ModernBERT, arXiv:2412.13663; its norm of the
-embeddings is that of the first layer here). Parameter names are T5X's for a decoder. Scores are divided by sqrt(C); a
+embeddings is the first layer's norm here). Parameter names are T5X's for a decoder. Scores are divided by sqrt(C); a
 T5, and so T5X's decoder-only network (`ModelConfig.is_t5_decoder`), has that factor in its initial values.
 """
 
@@ -27,6 +27,8 @@ from limba.model.relative_bias import BiasTable, RelativeBias, bias_by_distance,
 from limba.model.stack import apply_module, decode_runner, run_layers
 from limba.model.trees import Batch, Cache, DecodeStep, Parameters
 
+SINUSOID_SCALE = 10_000.0  # Vaswani et al. 2017 (arXiv:1706.03762), section 3.5
+
 
 def cached_language_model(
     config: ModelConfig, params: Parameters, prompt: Int[Array, "B P"], max_tokens: int, is_prefix: bool = False
@@ -35,8 +37,8 @@ def cached_language_model(
 
     Prompts begin with the start id 0; shorter ones are padded with -1 on the left. The cache has all but the last id of
     each, which the first decode step, at `position` 0, reads. It is "key" and "value" [N, B, G, L, C], and "skipped"
-    [1, B], the number of places before a prompt. With `is_prefix` and `prefix_attention = 'full'` the ids of a prompt
-    attend to all of it, so that the last one is read with the others, and again by the first decode step.
+    [1, B], the number of positions before a prompt. With `is_prefix` and `prefix_attention = 'full'` the ids of a
+    prompt attend to all of it, so that the last one is read with the others, and again by the first decode step.
     """
     is_full = is_prefix and config.prefix_attention == "full"
     network = _Network(config, params, prompt.shape[1] - 1 + max_tokens)
@@ -53,13 +55,16 @@ class _Network:
     """The network's parts with their parameters; the cache has `length` positions."""
 
     def __init__(self, config: ModelConfig, params: Parameters, length: int):
-        self._config, self._params, self._length = config, params, length
+        self._config = config
+        self._params = params
+        self._length = length
         self._run_layers = decode_runner(config, config.num_decoder_layers, params["decoder"]["layers"])
         self._table = params["decoder"]["relpos_bias"]["rel_embedding"] if config.is_t5_decoder else None
 
     def read(self, tokens: Int[Array, "B P"], skipped: Int[Array, " B"], is_full: bool) -> Cache:
-        """Returns the cache with the keys and values of the prompts' ids; the places after them are empty."""
-        config, (rows, length) = self._config, tokens.shape
+        """Returns the cache with the keys and values of the prompts' ids; the positions after them are empty."""
+        config = self._config
+        rows, length = tokens.shape
         shape = (config.num_decoder_layers, rows, config.kv_heads, self._length, config.head_dim)
         empty = jnp.zeros(shape, jnp.dtype(config.dtype))
         cache = {"key": empty, "value": empty, "skipped": skipped[None]}
@@ -69,12 +74,14 @@ class _Network:
         x = self._embedded(jnp.maximum(tokens, 0), positions)
         seen = jnp.ones((1, 1, 1), bool) if is_full else causal_mask(length)
         mask = seen & jnp.broadcast_to((tokens >= 0)[:, None, :], (rows, length, length))
-        table = None if self._table is None else BiasTable(self._table, False, config.relpos_max_distance)
-        bias = None if table is None else table.pairs(length, length)
+        bias = None
+        if self._table is not None:
+            bias = BiasTable(self._table, False, config.relpos_max_distance).pairs(length, length)
 
         def one_layer(x: Array, layer: Parameters) -> tuple[Array, tuple[Array, Array]]:
             query, key, value = self._apply(layer, "project", x, positions)
-            keys, values = (every_head(each, config.num_heads) for each in (key, value))
+            keys = every_head(key, config.num_heads)
+            values = every_head(value, config.num_heads)
             attended = dot_product_attention(query, keys, values, bias, mask)
             x = self._apply(layer, "finish", x, attended, True)
             return x, (jnp.swapaxes(key, 1, 2), jnp.swapaxes(value, 1, 2))
@@ -87,7 +94,7 @@ class _Network:
         }
 
     def step(self, cache: Cache, last: Int[Array, " R"], place: Int[Array, ""]) -> tuple[Float[Array, "R V"], Cache]:
-        """Returns the logits of the ids after `place`, and the cache with the last ids at `place`."""
+        """Returns the logits of the ids after `place` of the cache, and the cache with the last ids there."""
         skipped = cache["skipped"][0]
         positions = (place - skipped)[:, None]
         places = jnp.arange(self._length)
@@ -124,8 +131,10 @@ class _Network:
         return self._stack("add_positions", self._embed("__call__", ids), positions)
 
     def _logits(self, x: Float[Array, "R 1 D"]) -> Float[Array, "R 1 V"]:
-        x, config = self._stack("finish", x), self._config
-        return self._embed("attend", x) * config.tied_logits_scale if config.logits_via_embedding else x
+        x = self._stack("finish", x)
+        if self._config.logits_via_embedding:
+            return self._embed("attend", x) * self._config.tied_logits_scale
+        return x
 
 
 def _attend(
@@ -142,9 +151,6 @@ def _attend(
     return cached_attention(grouped, key, value, bias, visible).reshape(query.shape)
 
 
-SINUSOID_SCALE = 10_000.0  # Vaswani et al. 2017 (arXiv:1706.03762), section 3.5
-
-
 def positions_in_segments(segments: Int[Array, "B L"]) -> Int[Array, "B L"]:
     """Returns each token's position in its own packed example, from 0.
 
@@ -158,12 +164,16 @@ def positions_in_segments(segments: Int[Array, "B L"]) -> Int[Array, "B L"]:
 
 def rotary_frequencies(config: ModelConfig, layer: Array | int) -> Float[Array, " halfC"] | np.ndarray:
     """Returns the angles of one position in a layer (Su et al. 2021, arXiv:2104.09864)."""
-    half = config.head_dim // 2
-    everywhere, nearby = (
-        (base ** (-np.arange(half) / half)).astype(np.float32)
-        for base in (config.rotary_base, config.local_attention[2] if config.local_attention else 1.0)
-    )
-    return jnp.where(sees_all(config, layer), everywhere, nearby) if config.local_attention else everywhere
+    everywhere = _frequencies(config.rotary_base, config.head_dim)
+    if config.local_attention is None:
+        return everywhere
+    *_, nearby_base = config.local_attention  # ModernBERT: layers with a window have a base of their own
+    return jnp.where(sees_all(config, layer), everywhere, _frequencies(nearby_base, config.head_dim))
+
+
+def _frequencies(base: float, head_dim: int) -> np.ndarray:
+    half = head_dim // 2
+    return (base ** (-np.arange(half) / half)).astype(np.float32)
 
 
 def sees_all(config: ModelConfig, layer: Array | int) -> Array | bool:
@@ -197,7 +207,8 @@ class SelfAttention(nn.Module):
     config: ModelConfig
 
     def setup(self) -> None:
-        config, dtype = self.config, jnp.dtype(self.config.dtype)
+        config = self.config
+        dtype = jnp.dtype(config.dtype)
         has_bias = "attention" in config.biases
 
         def into_heads(heads: int, init: layers.Initializer = layers.attention_init) -> layers.Dense:
@@ -206,21 +217,28 @@ class SelfAttention(nn.Module):
 
         init = query_init(config.head_dim) if config.is_t5_decoder else layers.attention_init
         self.query = into_heads(config.num_heads, init)
-        self.key, self.value = into_heads(config.kv_heads), into_heads(config.kv_heads)
+        self.key = into_heads(config.kv_heads)
+        self.value = into_heads(config.kv_heads)
         self.out = layers.Dense(config.emb_dim, ("joined_kv", "embed"), dtype, layers.attention_init, has_bias=has_bias)
 
     def project(
         self, x: Float[Array, "B L D"], positions: Int[Array, "B L"], layer: Array | int = 0
     ) -> tuple[Float[Array, "B L H C"], Float[Array, "B L G C"], Float[Array, "B L G C"]]:
-        """Returns queries, divided by sqrt(C) but for T5X's, and the keys and values of the G key-value heads."""
+        """Returns queries, divided by sqrt(C), and the keys and values of the G key-value heads.
+
+        Queries of T5X's decoder are not divided: their initial values are.
+        """
         config = self.config
         query, key, value = (
             flat.reshape(*flat.shape[:-1], -1, config.head_dim) for flat in (self.query(x), self.key(x), self.value(x))
         )
         if config.positions == "rotary":
             frequencies = rotary_frequencies(config, layer)
-            query, key = (rotated(each, positions, frequencies) for each in (query, key))
-        return query if config.is_t5_decoder else query * config.head_dim**-0.5, key, value
+            query = rotated(query, positions, frequencies)
+            key = rotated(key, positions, frequencies)
+        if not config.is_t5_decoder:
+            query = query * config.head_dim**-0.5
+        return query, key, value
 
     def join(self, attended: Float[Array, "B L H C"]) -> Float[Array, "B L D"]:
         """Returns the heads' values, projected back to the model width."""
@@ -269,15 +287,19 @@ class LanguageModelLayer(nn.Module):
         layer: Array | int,
         deterministic: bool,
     ) -> Float[Array, "B L D"]:
-        config, normed = self.config, self.pre_self_attention_layer_norm(x)
+        config = self.config
+        normed = self.pre_self_attention_layer_norm(x)
         if config.local_attention is not None:
             x = jnp.where(layer == 0, normed, x)  # the norm of the embeddings
         query, key, value = self.self_attention.project(normed, positions, layer)
         if config.dropout_rate > 0 and not deterministic:
             # As in T5, dropout of weights is shared over the queries of a head, which equals dropout of values.
-            keep_rate, shape = 1 - config.dropout_rate, (*value.shape[:-1], 1)
-            value = jnp.where(jax.random.bernoulli(self.make_rng("dropout"), keep_rate, shape), value / keep_rate, 0)
-        key, value = (every_head(each, config.num_heads) for each in (key, value))
+            keep_rate = 1 - config.dropout_rate
+            shape = (*value.shape[:-1], 1)
+            kept = jax.random.bernoulli(self.make_rng("dropout"), keep_rate, shape)
+            value = jnp.where(kept, value / keep_rate, 0)
+        key = every_head(key, config.num_heads)
+        value = every_head(value, config.num_heads)
         if config.local_attention is not None:
             mask = dataclasses.replace(mask, reach=config.local_attention[0] // 2, everywhere=sees_all(config, layer))
         attended = attend(attend.arrange((query, key, value)), bias, mask)
@@ -293,7 +315,8 @@ class Stack(nn.Module):
     def setup(self) -> None:
         config = self.config
         if config.positions == "learned":
-            init, shape = nn.initializers.normal(0.02), (config.max_length, config.emb_dim)
+            init = nn.initializers.normal(0.02)
+            shape = (config.max_length, config.emb_dim)
             self.position_embedding = layers.parameter(self, "position_embedding", init, ("length", "embed"), shape)
         if config.is_t5_decoder:
             self.relpos_bias = RelativeBias(config, bidirectional=False)
@@ -350,13 +373,15 @@ class Stack(nn.Module):
         as_states: bool = False,
         predicted: Int[Array, "B P"] | None = None,
     ) -> Float[Array, "B LorP DorV"]:
-        config, (batch, length, _) = self.config, x.shape
+        config = self.config
+        batch, length, _ = x.shape
         attend = choose(config, self.mesh, batch, length, length)
         x = layers.Dropout(config.dropout_rate)(self.add_positions(x, positions), deterministic)
         bias = attend.bias(self.relpos_bias()) if config.is_t5_decoder else None
         inputs = (attend, bias, positions, mask)
         x = run_layers(self, LanguageModelLayer, config.num_decoder_layers, x, inputs, deterministic, numbered=True)
-        x = x if predicted is None else jnp.take_along_axis(x, predicted[..., None], axis=1)
+        if predicted is not None:
+            x = jnp.take_along_axis(x, predicted[..., None], axis=1)
         return self.finish(x, as_states, deterministic)
 
 
@@ -391,7 +416,7 @@ class LanguageModel(nn.Module):
         ids = ids_of(targets, segments)
         positions = positions_in_segments(segments)
 
-        # Which tokens see those after them: an encoder's all, a prefix's, or those of which the batch says so.
+        # Which tokens see those after them: all of an encoder, a prefix, or the ones that the batch marks.
         says_own_mask = "decoder_causal_attention" in batch
         both_ways = None
         if says_own_mask and config.prefix_attention == "full":

@@ -24,8 +24,10 @@ Initializer = Callable[..., Array]  # (key, shape, dtype) -> initial values
 kernel_init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 attention_init = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
 
-# Names of the arrays for a layer's backward pass that are the most expensive to recompute.
-DENSE, ATTENDED = "dense", "attended"
+# Names of the arrays for a layer's backward pass that are the most expensive to recompute: `remat = 'minimal'` saves
+# them.
+DENSE = "dense"
+ATTENDED = "attended"
 
 ACTIVATION_FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "relu": nn.relu,
@@ -60,7 +62,8 @@ def _matmul_backward(output_dtype: jnp.dtype, saved: tuple[Array, Array], gradie
     x, kernel = saved
     # The gradient of float32 logits is rounded, as in the chunked loss: a GPU multiplies float32 at best half as fast.
     gradient = gradient.astype(x.dtype)
-    last, rows = gradient.ndim - 1, tuple(range(x.ndim - 1))
+    last = gradient.ndim - 1
+    rows = tuple(range(x.ndim - 1))
     to_x = jax.lax.dot_general(gradient, kernel, (((last,), (1,)), ((), ())), preferred_element_type=output_dtype)
     to_kernel = jax.lax.dot_general(x, gradient, ((rows, rows), ((), ())), preferred_element_type=output_dtype)
     return to_x.astype(x.dtype), to_kernel.astype(kernel.dtype)
@@ -120,7 +123,8 @@ def _gather_both_forward(table: Array, first: Array, second: Array, dtype: jnp.d
 
 def _gather_both_backward(dtype: jnp.dtype, saved: tuple, gradients: tuple[Array, Array]) -> tuple[Array, None, None]:
     table, first, second = saved
-    ids, rows = jnp.concatenate([first, second], axis=1), jnp.concatenate(gradients, axis=1)
+    ids = jnp.concatenate([first, second], axis=1)
+    rows = jnp.concatenate(gradients, axis=1)
     return jnp.zeros_like(table).at[ids].add(rows.astype(table.dtype)), None, None
 
 
@@ -130,7 +134,8 @@ _gather_both.defvjp(_gather_both_forward, _gather_both_backward)
 class Embed(nn.Module):
     """Token embeddings, gathered: a one-hot product costs 14-74 % of a base step.
 
-    They start as N(0, 1); those of a decoder-only network with a tied head that is not scaled, as N(0, 1/D).
+    They start as N(0, 1), which T5's tied head undoes by its scale D^-1/2. A decoder-only network whose tied head is
+    not scaled starts with N(0, 1/D), so that its first logits are as large.
     """
 
     config: ModelConfig
@@ -139,7 +144,8 @@ class Embed(nn.Module):
         config = self.config
         is_unscaled = config.logits_via_embedding and config.tied_logits_scale == 1.0
         deviation = config.emb_dim**-0.5 if is_unscaled else 1.0
-        init, shape = nn.initializers.normal(deviation), (config.vocab_size, config.emb_dim)
+        init = nn.initializers.normal(deviation)
+        shape = (config.vocab_size, config.emb_dim)
         self.embedding = parameter(self, "embedding", init, ("vocab", "embed"), shape)
 
     def __call__(self, ids: Int[Array, "B L"]) -> Float[Array, "B L D"]:
@@ -193,8 +199,14 @@ class Dense(nn.Module):
 
 def logits_dense(config: ModelConfig, name: str | None = None) -> Dense:
     """Returns the head from hidden states to float32 logits, if it is not tied to the embedding."""
-    dtype, logits_dtype, has_bias = jnp.dtype(config.dtype), jnp.dtype("float32"), "logits" in config.biases
-    return Dense(config.vocab_size, ("embed", "vocab"), dtype, output_dtype=logits_dtype, has_bias=has_bias, name=name)
+    return Dense(
+        config.vocab_size,
+        ("embed", "vocab"),
+        jnp.dtype(config.dtype),
+        output_dtype=jnp.dtype("float32"),
+        has_bias="logits" in config.biases,
+        name=name,
+    )
 
 
 class LogitsBias(nn.Module):
@@ -262,8 +274,10 @@ class MlpBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B L D"], deterministic: bool) -> Float[Array, "B L D"]:
-        config, dtype, has_bias = self.config, jnp.dtype(self.config.dtype), "mlp" in self.config.biases
-        names = ("wi",) if len(config.mlp_activations) == 1 else ("wi_0", "wi_1")
+        config = self.config
+        dtype = jnp.dtype(config.dtype)
+        has_bias = "mlp" in config.biases
+        names = ("wi",) if len(config.mlp_activations) == 1 else ("wi_0", "wi_1")  # T5X's
         branches = tuple(
             Dense(config.mlp_dim, ("embed", "mlp"), dtype, has_bias=has_bias, name=name)(x) for name in names
         )

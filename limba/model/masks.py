@@ -12,7 +12,7 @@ EVERYWHERE = 1 << 30  # keys to each side, more than any row has
 
 
 class Rule(NamedTuple):
-    """What a mask is beside the ids of examples, known when a program is made; its fields are those of `Mask`."""
+    """The fields of a `Mask` that are known when a program is compiled, unlike the ids of examples."""
 
     causal: bool = False
     by_token: bool = False  # whether it has `both_ways`
@@ -54,7 +54,8 @@ class Mask:
 
         By a token's own rule ids are twice as large, and odd for tokens that see each other in both directions.
         """
-        query_ids, key_ids = self.query_ids, self.key_ids
+        query_ids = self.query_ids
+        key_ids = self.key_ids
         if self.both_ways is not None:
             query_ids, key_ids = (jnp.where(each > 0, 2 * each + self.both_ways, 0) for each in (query_ids, key_ids))
         reach = None if self.reach is None else jnp.where(self.everywhere, EVERYWHERE, self.reach)[None]

@@ -29,16 +29,19 @@ class Network:
 
     def __init__(self, config: ModelConfig, mesh: Mesh | None = None):
         """`mesh` is where it will run, on which the attention kernel depends. None: this machine's devices."""
-        self.config, self.mesh = config, mesh
-        self._module = (LanguageModel if config.is_decoder_only else Transformer)(config, mesh)
+        self.config = config
+        self.mesh = mesh
+        module = LanguageModel if config.is_decoder_only else Transformer
+        self._module = module(config, mesh)
         # jax keeps what it has traced, and a start asks several times. Inlined: programs are as without it.
         self._boxed = jax.jit(self._new_boxed, inline=True)
 
     def _new_boxed(self, key: Array) -> Parameters:
         # The parameters' shapes do not depend on the batch, so the smallest batch is used.
         ones = jnp.ones((1, 1), jnp.int32)
-        names = ("decoder_input_tokens", "decoder_target_tokens")
-        names += () if self.config.is_decoder_only else ("encoder_input_tokens",)
+        names = ["decoder_input_tokens", "decoder_target_tokens"]
+        if not self.config.is_decoder_only:
+            names.append("encoder_input_tokens")
         return self._module.init(key, dict.fromkeys(names, ones), True)["params"]
 
     def init(self, key: Array) -> Parameters:
@@ -68,7 +71,7 @@ class Network:
     def encode(
         self, parameters: Parameters, inputs: Int[Array, "B K"], is_read: Int[Array, "B K"] | None = None
     ) -> Float[Array, "B K D"]:
-        """Returns the encoder's states, without dropout; padding is 0, or where `is_read` is 0."""
+        """Returns the encoder's states, without dropout; padding is where `is_read`, or else `inputs`, is 0."""
         batch = {"encoder_input_tokens": inputs}
         if is_read is not None:
             batch["encoder_is_read"] = is_read
@@ -90,8 +93,11 @@ class Network:
 
         The inputs are encoded, unless `encoded`, what `encode` returns for them, is given. Padding is as for `encode`.
         """
-        encoded = self.encode(parameters, inputs, is_read) if encoded is None else encoded
-        return cached_decoder(self.config, parameters, encoded, inputs if is_read is None else is_read, max_tokens)
+        if encoded is None:
+            encoded = self.encode(parameters, inputs, is_read)
+        if is_read is None:
+            is_read = inputs
+        return cached_decoder(self.config, parameters, encoded, is_read, max_tokens)
 
     def cached_language_model(
         self, parameters: Parameters, prompt: Int[Array, "B P"], max_tokens: int, is_prefix: bool = False

@@ -68,8 +68,8 @@ class BiasTable:
         rolled by r: reading them repeatedly, in rows one shorter than their number, rolls them.
         """
         period = rows + columns
-        places = np.arange(period)
-        distances = np.where(places < columns, places, places - period)  # column minus row, modulo `period`
+        numbers = np.arange(period)
+        distances = np.where(numbers < columns, numbers, numbers - period)  # column minus row, modulo `period`
         diagonals = self.at(-distances if keys_first else distances)
         heads = diagonals.shape[0]
         repeated = jnp.broadcast_to(diagonals[:, None], (heads, rows, period)).reshape(heads, -1)

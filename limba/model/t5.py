@@ -45,7 +45,8 @@ class Layer(nn.Module):
         deterministic: bool,
     ) -> Float[Array, "B L D"]:
         config = self.config
-        drop, name = Dropout(config.dropout_rate), "attention" if cross is None else "self_attention"
+        drop = Dropout(config.dropout_rate)
+        name = "attention" if cross is None else "self_attention"  # T5X's, of the encoder and the decoder
         if config.relative_bias_per_layer:
             bias = _relative_bias(config, cross is None, attend)
         y = norm(config, f"pre_{name}_layer_norm")(x)
@@ -79,18 +80,25 @@ class Stack(nn.Module):
         cross: tuple[Float[Array, "B K D"], Mask] | None = None,
         as_states: bool = False,
     ) -> Float[Array, "B L DorV"]:
-        config, (batch, length, _) = self.config, x.shape
+        config = self.config
+        batch, length, _ = x.shape
         num_layers = config.num_encoder_layers if cross is None else config.num_decoder_layers
-        attend, across = choose(config, self.mesh, batch, length, length), None
+        attend = choose(config, self.mesh, batch, length, length)
+        across = None
         if cross is not None:
-            across = cross[0], choose(config, self.mesh, batch, length, cross[0].shape[1]), cross[1]
-        bias = None if config.relative_bias_per_layer else _relative_bias(config, cross is None, attend)
+            encoded, cross_mask = cross
+            across = encoded, choose(config, self.mesh, batch, length, encoded.shape[1]), cross_mask
+        bias = None
+        if not config.relative_bias_per_layer:  # one for all layers
+            bias = _relative_bias(config, cross is None, attend)
         x = Dropout(config.dropout_rate)(x, deterministic)
         x = run_layers(self, Layer, num_layers, x, (attend, bias, mask, across), deterministic)
         x = norm(config, "encoder_norm" if cross is None else "decoder_norm")(x)
         x = Dropout(config.dropout_rate)(x, deterministic)
-        is_whole = cross is None or as_states or config.logits_via_embedding
-        return x if is_whole else logits_dense(config, "logits_dense")(x)
+        has_head = cross is not None and not config.logits_via_embedding
+        if has_head and not as_states:
+            return logits_dense(config, "logits_dense")(x)
+        return x
 
 
 class Transformer(nn.Module):

@@ -1,7 +1,7 @@
 """A T5's decoder, one decode step at a time, with a KV cache: same parameters and numbers as the `Stack` of `t5.py`.
 
-The cache holds the keys and values of self-attention; a search copies and reorders it. Those of the encoder's output
-are computed once, the same for all continuations of an input.
+The cache holds the keys and values of self-attention; a search copies and reorders it. The keys and values of the
+encoder's output are computed once, the same for all continuations of an input.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ def cached_decoder(
 ) -> tuple[DecodeStep, Cache]:
     """Returns the decode step (cache, last ids, position) -> (logits, cache), and an empty cache of one row per input.
 
-    Of the inputs only their padding is read, which is 0.
-    From the second call on an input may have several adjacent rows: R is a multiple of B.
+    Of `inputs` only the padding is read, which is 0. From the second call on an input may have several adjacent rows: R
+    is a multiple of B.
     """
     decoder = params["decoder"]
-    num_layers, dtype = config.num_decoder_layers, jnp.dtype(config.dtype)
+    num_layers = config.num_decoder_layers
+    dtype = jnp.dtype(config.dtype)
     memory = jax.vmap(lambda layer: _memory(config, layer, encoded))(decoder["layers"])
     stacked = {"layer": decoder["layers"], "memory": memory}
     if config.relative_bias_per_layer:
@@ -99,7 +100,7 @@ def _self_attention(
 def _cross_attention(
     config: ModelConfig, layer: Parameters, x: Float[Array, "R 1 D"], memory: Cache, visible: Bool[Array, "B K"]
 ) -> Float[Array, "R 1 D"]:
-    """The rows of an input attend together, as that many queries."""
+    """Returns the attention to the encoder's output. The rows of an input attend together, as that many queries."""
     y = apply_module(norm(config), layer["pre_cross_attention_layer_norm"], x)
     attention = layer["encoder_decoder_attention"]
     query = _dense(config, attention["query"], y.reshape(visible.shape[0], -1, y.shape[-1]))

@@ -35,19 +35,13 @@ def check_run(config: RunConfig, mesh: Mesh) -> None:
     _check_memory(config)
     if is_first():
         weights_and_biases.check(config.reports)
+    _check_prompts(config)
     model = config.model
-    mark = "<mask>" if model.is_encoder else "" if model.is_decoder_only else "<extra_id_0>"
-    if lacking := [prompt for prompt in config.evaluation.prompts if mark not in prompt]:
-        raise ConfigError(
-            "EvaluationConfig.prompts",
-            f"holds {lacking[0]!r}, and the model {'is' if model.is_encoder else 'has'} an encoder, which continues"
-            f" none; write {mark} in the place of a word.",
-        )
     length = config.data.sequence_length or 0
     if model.is_encoder and length > model.max_length and not _has_checkpoints(config):
         raise ConfigError(
             "DataConfig.task_feature_lengths",
-            f"gives rows of {length:,} tokens, and the encoder is said to read {model.max_length:,}; give shorter rows,"
+            f"gives rows of {length:,} tokens, and the encoder reads at most {model.max_length:,}; give shorter rows,"
             " or raise ModelConfig.max_length.",
             ("ModelConfig.max_length", length),
         )
@@ -58,6 +52,24 @@ def check_run(config: RunConfig, mesh: Mesh) -> None:
             f" {mesh.shape['fsdp']} and MeshConfig.model {mesh.shape['model']}; set it to 'auto', or both of these"
             " to 1.",
         )
+
+
+def _check_prompts(config: RunConfig) -> None:
+    """Raises ConfigError for a prompt without a gap, which a model with an encoder cannot continue."""
+    model = config.model
+    if model.is_encoder:
+        mark = "<mask>"
+    elif model.is_decoder_only:
+        return
+    else:
+        mark = "<extra_id_0>"
+    for prompt in config.evaluation.prompts:
+        if mark not in prompt:
+            raise ConfigError(
+                "EvaluationConfig.prompts",
+                f"has {prompt!r}, and the model {'is' if model.is_encoder else 'has'} an encoder, which does not"
+                f" continue a prompt; write {mark} in the place of a word.",
+            )
 
 
 def _has_checkpoints(config: RunConfig) -> bool:
@@ -119,18 +131,20 @@ def facts_of_data(task: Provider, config: DataConfig) -> dict[str, str]:
 
 
 def check_best_metric(config: RunConfig, names: Iterable[str]) -> None:
-    """Raises ConfigError for a best_metric that is none of `names`, the figures of the run's evaluations."""
-    wanted, known = config.checkpoint.best_metric, sorted(names)
+    """Raises ConfigError for a best_metric that is not one of `names`, the figures of the run's evaluations."""
+    wanted = config.checkpoint.best_metric
+    known = sorted(names)
     if wanted is None or wanted in known:
         return
     if known:
         advice = f"the evaluation gives {', '.join(known)}; name one of them"
-        own = [name for name in known if name.startswith(f"{wanted}-")]
-        if wanted.rpartition("/")[2] == "bleu" and own:  # another tokenizer's, by the script of the references
+        # BLEU with another tokenizer, which was chosen by the script of the references.
+        others = [name for name in known if name.startswith(f"{wanted}-")]
+        if wanted.rpartition("/")[2] == "bleu" and others:
             raise ConfigError(
                 "CheckpointConfig.best_metric",
-                f"is {wanted!r}, BLEU with the words of tokenizer 13a, and the evaluation gives {own[0]!r}; name that"
-                " one, or set EvaluationConfig.bleu_tokenizer to '13a', as in a run that was begun with it.",
+                f"is {wanted!r}, BLEU with the words of tokenizer 13a, and the evaluation gives {others[0]!r}; name"
+                " that one, or set EvaluationConfig.bleu_tokenizer to '13a', as in a run that was begun with it.",
                 ("EvaluationConfig.bleu_tokenizer", "13a"),
             )
         if not config.evaluation.num_examples:
@@ -157,7 +171,7 @@ def check_steps(config: RunConfig, saved_step: int, is_new: bool = False) -> Non
 
 @contextlib.contextmanager
 def memory_advice(config: RunConfig) -> Iterator[None]:
-    """Raises InputError, which says what to lower, in place of an error that says that memory ran out."""
+    """Raises InputError that says what to lower, in place of an out-of-memory error."""
     try:
         yield
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
@@ -168,9 +182,13 @@ def memory_advice(config: RunConfig) -> Iterator[None]:
 
 def memory_sentence(config: RunConfig, error: BaseException) -> str:
     """Returns what to change if a step does not fit the memory."""
-    remat = "" if config.model.remat != "none" else "set ModelConfig.remat to 'minimal' or 'full', "
+    remat = ""
+    if config.model.remat == "none":
+        remat = "set ModelConfig.remat to 'minimal' or 'full', "
     devices = jax.device_count()
-    shared = f", or set MeshConfig.fsdp to {devices}, which shards the parameters" if devices > 1 else ""
+    shared = ""
+    if devices > 1:
+        shared = f", or set MeshConfig.fsdp to {devices}, which shards the parameters"
     return (
         f"A step does not fit the memory ({reason_of(error, 160)}). Raise RunConfig.num_microbatches, now"
         f" {config.num_microbatches}, which keeps the numbers; {remat}lower DataConfig.batch_size, now"
@@ -180,15 +198,17 @@ def memory_sentence(config: RunConfig, error: BaseException) -> str:
 
 def _check_memory(config: RunConfig) -> None:
     """Raises ConfigError if one layer's activations, or the batch itself, exceed the memory for certain."""
-    data, groups = config.data, jax.device_count()
+    data = config.data
     tokens = data.batch_size * (data.sequence_length or sum(data.task_feature_lengths.values()))
     device = jax.local_devices()[0]
     host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = (device.memory_stats() or {}).get("bytes_limit") or host
     width = 4 if config.model.dtype == "float32" else 2
-    parts = groups if limit != host else jax.process_count()  # the devices of a CPU share its memory
+    # The devices of a CPU share its memory.
+    parts = jax.process_count() if limit == host else jax.device_count()
     of_layer = tokens * config.model.emb_dim * width // (config.num_microbatches * parts)
-    for needed, has in ((4 * tokens // jax.process_count(), host), (of_layer, limit)):
+    of_batch = 4 * tokens // jax.process_count()  # int32 ids
+    for needed, has in ((of_batch, host), (of_layer, limit)):
         if needed > has:
             raise ConfigError(
                 "DataConfig.batch_size",
@@ -198,7 +218,8 @@ def _check_memory(config: RunConfig) -> None:
 
 
 def _check_microbatches(config: RunConfig, num_groups: int) -> None:
-    rows, parts = config.data.batch_size, config.num_microbatches
+    rows = config.data.batch_size
+    parts = config.num_microbatches
     if rows % (num_groups * parts):
         raise ConfigError(
             "DataConfig.batch_size",

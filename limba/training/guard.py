@@ -10,157 +10,58 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
-from limba.config import GuardConfig, LossConfig, NonFiniteError, RunConfig
+from limba.config import NonFiniteError, RunConfig
 from limba.formats.limba_checkpoint import GuardNotes, Notes
 from limba.model import Batch, Network
 from limba.model.trees import Parameters
-from limba.sharding.mesh import num_batch_groups
 from limba.training.ledger import Entry, Ledger, RowEntry
-from limba.training.losses import at_predicted, cross_entropy
 from limba.training.metrics.figures import RecentSteps
 from limba.training.reading import RowReader, ShardRows
+from limba.training.row_losses import jit_row_losses, rows_standing_out
+from limba.training.spikes import CHECKED, LAG, Spike, Window
 from limba.training.state import TrainState, gather_parameters
-from limba.training.step import Limits, microbatches
+from limba.training.step import Limits
 
-LAG = 8  # a step's limits come from steps at least this many before it, so that devices need not wait for the host
-MIN_STEPS = 20  # good steps before anything but a number that is not finite is a spike
-MAX_IN_A_ROW = 20  # spiking steps in a row: then it is no spike, but a new level
+MAX_IN_A_ROW = 20  # spiking steps in a row: then it is not a spike, but a new level
 MAX_REWINDS = 3  # to one checkpoint
-# The least deviations that count: those of a window can be near zero. Of the loss as a share of its median; of the
-# log gradient norm, which in ordinary runs rises by a factor of 3 within a window.
-LEAST_OF_LOSS, LEAST_OF_LOG_NORM = 0.02, 0.2
-LEAST_OF_ROWS = 0.05  # as LEAST_OF_LOSS, of single rows of a batch
-Place = Callable[[ShardRows], Batch]  # from one process's rows of a batch to the global batch
-CHECKED = ("loss", "gradient_norm", "update_norm")
-
-
-def upper_limit(values: Sequence[float], threshold: float, least: float) -> float:
-    """Returns median + threshold x max(1.4826 x MAD, least); MAD is the median absolute deviation from the median.
-
-    A value above it has a robust z-score above `threshold` (Iglewicz & Hoaglin 1993, "How to Detect and Handle
-    Outliers"; Rousseeuw & Croux 1993). Spikes hardly change a median; a mean and a standard deviation they would.
-    For values of a normal distribution 1.4826 x MAD is the standard deviation.
-
-    >>> round(upper_limit([1.0, 2.0, 3.0, 4.0, 500.0], threshold=2.0, least=0.0), 4)
-    5.9652
-    """
-    median = float(np.median(values))
-    deviation = 1.4826 * float(np.median(np.abs(np.asarray(values) - median)))
-    return median + threshold * max(deviation, least)
-
-
-class Window:
-    """The loss and the log gradient norm of recent good steps, and the limits that they give for a later step.
-
-    The limits change every LAG steps. They depend on the good steps up to the last change but one, and on nothing
-    else, so a resumed run has the same ones. Before there are MIN_STEPS of them the limits are infinite.
-    """
-
-    def __init__(self, config: GuardConfig):
-        self._config = config
-        self._steps: deque[tuple[int, float, float]] = deque(maxlen=config.window + 2 * LAG)
-        self._last: tuple[int, np.ndarray] = (-1, np.zeros(2))  # a bound on the known steps, and its limits
-
-    def add(self, step: int, loss: float, gradient_norm: float) -> None:
-        """Adds a good step."""
-        self._steps.append((step, loss, math.log(max(gradient_norm, 1e-30))))
-
-    def limits(self, step: int) -> np.ndarray:
-        """Returns the largest ordinary loss and gradient norm of a step, float32 [2]."""
-        if self._last[0] != (bound := _bound(step)):
-            self._last = bound, self._computed(step)
-        return self._last[1]
-
-    def _computed(self, step: int) -> np.ndarray:
-        threshold, known = self._config.threshold, self._known(step)
-        if len(known) < min(MIN_STEPS, self._config.window):
-            return np.full(2, np.inf, np.float32)
-        losses, norms = np.transpose(known)
-        loss = upper_limit(losses, threshold, LEAST_OF_LOSS * abs(float(np.median(losses))))
-        norm = upper_limit(norms, threshold, LEAST_OF_LOG_NORM)
-        return np.array([loss, math.exp(min(norm, 80.0))], np.float32)  # exp(80) is finite in float32
-
-    def typical_loss(self, step: int) -> float:
-        """Returns the median loss of the steps that the limits come from; infinite if there is none."""
-        known = self._known(step)
-        return float(np.median([loss for loss, _ in known])) if known else math.inf
-
-    def _known(self, step: int) -> list[list[float]]:
-        return [values for number, *values in self._steps if number <= _bound(step)][-self._config.window :]
-
-    def notes(self) -> list[list[float]]:
-        """Returns the steps as JSON can hold them; `restore` takes them."""
-        return [list(values) for values in self._steps]
-
-    def restore(self, notes: Sequence[Sequence[float]]) -> None:
-        self._steps.clear()
-        self._last = (-1, np.zeros(2))
-        self._steps.extend((int(step), loss, norm) for step, loss, norm in notes)
-
-
-def _bound(step: int) -> int:
-    """Returns the last step that a step's limits may come from.
-
-    >>> [_bound(step) for step in (15, 16, 23, 24)]
-    [0, 8, 8, 16]
-    """
-    return (step // LAG - 1) * LAG
-
-
-class Spike(NamedTuple):
-    """A step that is not finite or above its limits."""
-
-    step: int
-    rows: ShardRows  # this process's rows of its batch
-    values: Mapping[str, float]  # loss, gradient_norm, update_norm
-    reason: str  # begins with "its"
-    typical_loss: float = math.inf  # the median of the good steps before it
-    number: int = 1  # of the spikes in a row
-
-    @classmethod
-    def of(cls, step: int, rows: ShardRows, values: Mapping[str, float], limits: np.ndarray) -> Spike | None:
-        """Returns the spike, or None for a good step; `jit_train_step` drops by the same comparison."""
-        broken = [name for name in CHECKED if not math.isfinite(values[name])]
-        over = [(name, limit) for name, limit in zip(CHECKED, limits.tolist(), strict=False) if values[name] > limit]
-        if broken:
-            reason = f"its {broken[0].replace('_', ' ')} is {values[broken[0]]}"
-        elif over:
-            name, limit = over[0]
-            reason = f"its {name.replace('_', ' ')} {values[name]:.4g} is above {limit:.4g}, the limit"
-            reason += " that the good steps before it give"
-        else:
-            return None
-        return cls(step, rows, values, reason)
+# From one process's rows of a batch to the global batch.
+PlaceBatch = Callable[[ShardRows], Batch]
+# A step that may still be computing: its number, rows, metrics, and the limits that the devices compared them with.
+Pending = tuple[int, ShardRows, Mapping[str, Array], np.ndarray | None]
 
 
 class Guard:
-    """Judges the steps of one run, lagging behind the devices, and says and writes what it does about a spike."""
+    """Judges the steps of one run, lagging behind the devices, and reports what it does about a spike."""
 
-    def __init__(self, config: RunConfig, model: Network, ledger: Ledger, recent: RecentSteps, place: Place):
-        self.action, self.ledger, self._config = config.guard.action, ledger, config
-        self._recent, self._metrics, self._place = recent, recent.metrics, place
-        self._model, self._window = model, Window(config.guard)
-        self._pending: deque[tuple[int, ShardRows, Mapping[str, Array], np.ndarray | None]] = deque()
-        self._in_a_row, self._rewinds, self._data_start = 0, dict[int | None, int](), 0
+    def __init__(self, config: RunConfig, model: Network, ledger: Ledger, recent: RecentSteps, place: PlaceBatch):
+        self.action = config.guard.action
+        self.ledger = ledger
+        self._config = config
+        self._recent = recent
+        self._metrics = recent.metrics
+        self._place = place
+        self._model = model
+        self._window = Window(config.guard)
+        self._pending = deque[Pending]()
+        self._in_a_row = 0  # spikes
+        self._rewinds = dict[int | None, int]()  # by the step of the checkpoint; None: the start of the run
+        self._data_start = 0  # the step at which the data were read from their beginning
         self._row_losses: Callable[[Parameters, Batch], Array] | None = None
 
     def begin(self, start: int, notes: Notes | None) -> None:
-        """Starts with what a checkpoint at step `start` has kept; None: the data are read from their beginning."""
+        """Starts with the notes of a checkpoint at step `start`; None: the data are read from their beginning."""
         self._pending.clear()
         kept: GuardNotes = {"data_start": start} if notes is None else notes.get("guard", {})
         self._data_start = kept.get("data_start", 0)
         self._window.restore(kept.get("window", ()))
 
     def notes(self) -> Notes:
-        """Returns what a checkpoint keeps for `begin`; all steps so far must have been judged."""
+        """Returns the notes that a checkpoint keeps for `begin`; all steps so far must have been judged."""
         self.ledger.write()
         return {"guard": {"data_start": self._data_start, "window": self._window.notes()}}
 
@@ -184,7 +85,8 @@ class Guard:
         if self.action == "skip":  # these are fetched at every step, LAG steps later
             for name in CHECKED:
                 metrics[name].copy_to_host_async()
-        self._pending.append((step, rows, {name: metrics[name] for name in CHECKED}, limits[0] if limits else None))
+        checked = {name: metrics[name] for name in CHECKED}
+        self._pending.append((step, rows, checked, limits[0] if limits else None))
 
     def judge(self, upto: int, state: TrainState) -> Spike | None:
         """Judges the steps up to `upto`, the step of `state`; returns a spike for which the run must rewind."""
@@ -205,32 +107,38 @@ class Guard:
 
     def spikes(self, upto: int) -> list[Spike]:
         """Waits for the devices, and returns the spikes among the steps up to `upto` that have not been judged."""
-        spikes = []
         ready = []
         while self._pending and self._pending[0][0] <= upto:
             ready.append(self._pending.popleft())
         fetched = jax.device_get([metrics for _, _, metrics, _ in ready])
+        spikes = []
         for (step, rows, _, limits), values in zip(ready, fetched, strict=True):
             values = {name: float(value) for name, value in values.items()}
-            spike = Spike.of(step, rows, values, self._window.limits(step) if limits is None else limits)
-            self._in_a_row = self._in_a_row + 1 if spike else 0
+            if limits is None:
+                limits = self._window.limits(step)
+            spike = Spike.of(step, rows, values, limits)
             if spike is None:
+                self._in_a_row = 0
                 self._window.add(step, values["loss"], values["gradient_norm"])
-            else:
-                typical = self._window.typical_loss(step)
-                spikes.append(spike._replace(typical_loss=typical, number=self._in_a_row))
-                if self._in_a_row == MAX_IN_A_ROW and self.action == "warn":
-                    self._window.restore(())
+                continue
+            self._in_a_row += 1
+            typical = self._window.typical_loss(step)
+            spikes.append(spike._replace(typical_loss=typical, number=self._in_a_row))
+            if self._in_a_row == MAX_IN_A_ROW and self.action == "warn":
+                self._window.restore(())  # the new level is learned; other actions end or return
         return spikes
 
     def warn(self, spikes: Sequence[Spike]) -> None:
-        """Says one sentence about the spikes since the last logged line, and writes an event for each."""
-        found = [spike for spike in spikes if all(map(math.isfinite, spike.values.values()))]  # others end the run
-        for spike in found:
+        """Prints one sentence about the spikes since the last logged line, and writes an event for each."""
+        finite = [spike for spike in spikes if all(map(math.isfinite, spike.values.values()))]  # others end the run
+        if not finite:
+            return
+        for spike in finite:
             self._event(spike, "warn")
-        if found:
-            more = f"; {len(found) - 1} more up to step {found[-1].step:,}" if len(found) > 1 else ""
-            self._metrics.say(f"Step {found[0].step:,} spikes: {found[0].reason}{more}. Nothing is done about it.")
+        more = ""
+        if len(finite) > 1:
+            more = f"; {len(finite) - 1} more up to step {finite[-1].step:,}"
+        self._metrics.say(f"Step {finite[0].step:,} spikes: {finite[0].reason}{more}. Nothing is done about it.")
 
     def _write_dropped(self, upto: int, state: TrainState) -> None:
         """Leaves the steps whose updates were dropped out of the figures, and writes them down."""
@@ -246,9 +154,8 @@ class Guard:
         rows = self._rows_that_stand_out(spike, state)
         self.ledger.append([self._entry(spike.step, "skip", spike.reason, spike, rows)])
         self._event(spike, "skip")
-        named = _in_words(rows)
         self._metrics.say(
-            f"Step {spike.step:,} is dropped: {spike.reason}. {named} {self.ledger.path} lists its batch."
+            f"Step {spike.step:,} is dropped: {spike.reason}. {_in_words(rows)} {self.ledger.path} lists its batch."
         )
         if spike.number >= MAX_IN_A_ROW:
             raise NonFiniteError(
@@ -266,8 +173,8 @@ class Guard:
         earlier = [step for step in steps if step < spike.step]
         before = [step for step in earlier if step < spike.step - self._config.guard.batches_around]
         target = max(before) if before else min(earlier, default=None)
-        number = self._rewinds[target] = self._rewinds.get(target, 0) + 1
-        if number > MAX_REWINDS:
+        self._rewinds[target] = self._rewinds.get(target, 0) + 1
+        if self._rewinds[target] > MAX_REWINDS:
             where = "the start" if target is None else f"step {target:,}"
             raise NonFiniteError(
                 f"Step {spike.step:,} spikes, {spike.reason}, and the run has returned to {where} {MAX_REWINDS} times:"
@@ -278,16 +185,21 @@ class Guard:
 
     def _write_rewound(self, spike: Spike, state: TrainState) -> None:
         """Writes down the batches around a spike; `state` is the one that the run has returned to."""
-        here, around = int(state.step), self._config.guard.batches_around
-        first, last = max(here + 1, spike.step - around), spike.step + around
+        here = int(state.step)
+        around = self._config.guard.batches_around
+        first = max(here + 1, spike.step - around)  # batches up to `here` are trained already
+        last = spike.step + around
         rows = self._rows_that_stand_out(spike, state)
-        entries = [
-            self._entry(batch, "rewind", spike.reason, spike, rows)
-            if batch == spike.step
-            else self._entry(batch, "rewind", f"it is beside batch {spike.step}, which spikes", None, [])
-            for batch in range(first, last + 1)
-        ]
-        self.ledger.append([entry for entry in entries if entry["batch"] not in self.ledger])
+        entries = []
+        for batch in range(first, last + 1):
+            if batch in self.ledger:
+                continue
+            if batch == spike.step:
+                entries.append(self._entry(batch, "rewind", spike.reason, spike, rows))
+            else:
+                reason = f"it is beside batch {spike.step}, which spikes"
+                entries.append(self._entry(batch, "rewind", reason, None, []))
+        self.ledger.append(entries)
         self._event(spike, "rewind", returned_to=here)
         which = f"batches {first:,} to {last:,}" if around else f"batch {first:,}"
         self._metrics.say(
@@ -296,17 +208,21 @@ class Guard:
         )
 
     def _event(self, spike: Spike, action: str, **more: int) -> None:
-        values = {**{name: _number(spike.values[name]) for name in ("loss", "gradient_norm")}, **more}
-        self._metrics.record("event", spike.step, {"action": action, "reason": spike.reason, **values})
+        values = {name: _number(spike.values[name]) for name in ("loss", "gradient_norm")}
+        self._metrics.record("event", spike.step, {"action": action, "reason": spike.reason, **values, **more})
 
     def _entry(self, batch: int, action: str, reason: str, spike: Spike | None, rows: list[RowEntry]) -> Entry:
         """Returns a batch's line of the ledger; `data_batch` counts batches from the beginning of the data."""
         values = {} if spike is None else spike.values
         return {
-            "batch": batch, "data_batch": batch - self._data_start, "action": action, "reason": reason,
+            "batch": batch,
+            "data_batch": batch - self._data_start,
+            "action": action,
+            "reason": reason,
             "loss": _number(values.get("loss", math.nan)),
-            "gradient_norm": _number(values.get("gradient_norm", math.nan)), "rows": rows,
-        }  # fmt: skip
+            "gradient_norm": _number(values.get("gradient_norm", math.nan)),
+            "rows": rows,
+        }
 
     def _rows_that_stand_out(self, spike: Spike, state: TrainState) -> list[RowEntry]:
         if self._row_losses is None:
@@ -320,51 +236,6 @@ class Guard:
         ]
 
 
-def rows_standing_out(losses: np.ndarray, threshold: float, typical: float) -> list[int]:
-    """Returns the rows of a batch whose loss is not finite, or far above an ordinary row's; -inf is a row without text.
-
-    An ordinary row is one below the batch's median and `typical`, the median loss of good steps: so the rows that
-    stand out may be most of the batch.
-
-    >>> rows_standing_out(np.array([3.0, 3.1, 9.0, np.inf, 2.9]), threshold=8.0, typical=3.2)
-    [2, 3]
-    >>> rows_standing_out(np.array([9.0, 9.1, 8.8, 3.0]), threshold=8.0, typical=3.2)
-    [0, 1, 2]
-    """
-    finite = losses[np.isfinite(losses)]
-    limit = -np.inf
-    if finite.size:
-        center = min(float(np.median(finite)), typical)
-        below = finite[finite <= center]
-        deviation = 1.4826 * float(np.median(center - below)) if below.size > 2 else 0.0
-        limit = center + threshold * max(deviation, LEAST_OF_ROWS * abs(center))
-    return [row for row, loss in enumerate(losses.tolist()) if not loss <= limit]
-
-
-def jit_row_losses(model: Network, loss: LossConfig) -> Callable[[Parameters, Batch], Float[Array, " B"]]:
-    """Returns a jitted function from parameters and a batch to the mean loss of each row's tokens, without dropout.
-
-    Each group of devices computes one row at a time, since a training step has no room for all logits either. Rows
-    without target tokens have loss -inf.
-    """
-    groups = 1 if model.mesh is None else num_batch_groups(model.mesh)
-
-    def one_part(params: Parameters, part: Batch) -> Float[Array, " R"]:
-        targets, weights = part["decoder_target_tokens"], part["decoder_loss_weights"].astype(jnp.float32)
-        targets, weights = at_predicted(part, targets, weights)
-        trained, _, _ = cross_entropy(model.apply(params, part, None), targets, loss)
-        sums, tokens = jnp.sum(jnp.where(weights > 0, trained * weights, 0.0), 1), jnp.sum(weights, 1)
-        return jnp.where(tokens > 0, sums / jnp.maximum(tokens, 1.0), -jnp.inf)
-
-    def row_losses(params: Parameters, batch: Batch) -> Float[Array, " B"]:
-        parts = microbatches(batch, len(batch["decoder_target_tokens"]) // groups)
-        by_part = jax.lax.map(lambda part: one_part(params, part), parts)
-        return jnp.swapaxes(by_part, 0, 1).reshape(-1)
-
-    whole = None if model.mesh is None else NamedSharding(model.mesh, PartitionSpec())
-    return jax.jit(row_losses, out_shardings=whole)
-
-
 def _number(value: float) -> float | None:
     """Returns a number as JSON can hold it; None if it is not finite."""
     return float(value) if math.isfinite(value) else None
@@ -376,11 +247,15 @@ def _in_words(rows: Sequence[RowEntry]) -> str:
     >>> _in_words([{"shard": 1, "row": 0}, {"shard": 1, "row": 3}, {"shard": 4, "row": 2}])
     'What stands out: rows 0, 3 of shard 1; row 2 of shard 4.'
     """
+    if not rows:
+        return "No row of its batch stands out."
     by_shard: dict[int, list[str]] = {}
-    for each in rows:
-        by_shard.setdefault(each["shard"], []).append(str(each["row"]))
-    named = [
-        f"row{'s' * (len(numbers) > 1)} {', '.join(numbers)} of shard {shard}" for shard, numbers in by_shard.items()
-    ]
-    more = [f"rows of {len(named) - 3} more shards"] if len(named) > 3 else []
-    return f"What stands out: {'; '.join([*named[:3], *more])}." if rows else "No row of its batch stands out."
+    for row in rows:
+        by_shard.setdefault(row["shard"], []).append(str(row["row"]))
+    parts = []
+    for shard, numbers in by_shard.items():
+        noun = "row" if len(numbers) == 1 else "rows"
+        parts.append(f"{noun} {', '.join(numbers)} of shard {shard}")
+    if len(parts) > 3:
+        parts[3:] = [f"rows of {len(parts) - 3} more shards"]
+    return f"What stands out: {'; '.join(parts)}."

@@ -1,7 +1,7 @@
 """The ledger of a run: the batches whose text it does not train on, and their rows that stood out.
 
 model_dir/skipped_batches.jsonl has one object a line: {"batch", "data_batch", "action", "reason", "loss",
-"gradient_norm", "rows": [{"shard", "row", "loss"}, …]}. Batch n is that of step n, and `data_batch` the same batch
+"gradient_norm", "rows": [{"shard", "row", "loss"}, …]}. Batch n is the batch of step n, and `data_batch` the same batch
 counted from the beginning of the data. Numbers that are not finite are null.
 """
 
@@ -41,9 +41,10 @@ class Entry(TypedDict):
 
 
 class Ledger:
-    """The batches that a run passes over: those of its own ledger, and those of `DataConfig.skip`.
+    """The batches that a run passes over, by its own ledger and by `DataConfig.skip`.
 
-    All processes make it together, and have what the first one reads. Raises InputError if a ledger cannot be read.
+    All processes make it together, and have the content that the first one reads. Raises InputError if a ledger cannot
+    be read.
     """
 
     def __init__(self, config: RunConfig):
@@ -65,13 +66,13 @@ class Ledger:
         self.write()
 
     def write(self) -> None:
-        """Writes what could not be written before, as on a full disk; called at each save, too."""
+        """Writes the file if the last attempt has failed, as on a full disk; called at each save, too."""
         if jax.process_index() == 0 and not self._is_written:
             self._is_written = try_to_write(str(self.path), self._lines)
 
 
 def entries_of(text: str, path: str) -> list[Entry]:
-    """Returns the entries of a ledger's text; InputError names a line that is none."""
+    """Returns the entries of a ledger's text; InputError names a line that is not an entry."""
     entries = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
@@ -88,23 +89,24 @@ def entries_of(text: str, path: str) -> list[Entry]:
 
 
 def _of_other_run(config: RunConfig) -> list[Entry]:
-    given, data = str(config.data.skip), config.data
+    data = config.data
+    path = str(data.skip)
 
     def read() -> str:
         try:
-            return resolved(given).read_text()
+            return resolved(path).read_text()
         except Exception as error:  # a bucket's client has errors of its own
             raise ConfigError(
-                "DataConfig.skip", f"is {given}, which cannot be read ({reason_of(error)}); give the {FILE} of a run."
+                "DataConfig.skip", f"is {path}, which cannot be read ({reason_of(error)}); give the {FILE} of a run."
             ) from error
 
-    entries = entries_of(_from_first_process(read), given)
+    entries = entries_of(_from_first_process(read), path)
     for entry in entries:
         for row in entry["rows"]:
             if row["shard"] >= (data.num_data_shards or 1) or row["row"] >= data.rows_per_shard:
                 raise ConfigError(
                     "DataConfig.skip",
-                    f"is {given}, whose batch {entry['batch']} has row {row['row']} of shard {row['shard']}, and this"
+                    f"is {path}, whose batch {entry['batch']} has row {row['row']} of shard {row['shard']}, and this"
                     f" run has {data.num_data_shards} shards of {data.rows_per_shard} rows: it is the ledger of other"
                     " batches; set DataConfig.batch_size and DataConfig.num_data_shards as in that run.",
                 )

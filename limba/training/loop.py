@@ -1,31 +1,24 @@
 """The training loop: steps, and at intervals a logged line, an evaluation and a checkpoint."""
 
-import dataclasses
 import json
-import math
-import tempfile
-import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 from etils import epath
 
-from limba.config import InputError, NonFiniteError, RestartError, RunConfig, StorageError, plain
+from limba.config import InputError, NonFiniteError, RestartError, RunConfig, StorageError
 from limba.config.errors import NOT_WRITABLE, reason_of
-from limba.data.vocabulary.files import copies_in
 from limba.model import Network
 from limba.model.trees import Parameters
 from limba.sharding import watchdog
 from limba.sharding.agreement import together
 from limba.sharding.preemption import stop_requests
-from limba.storage import manifest
-from limba.storage.files import read_text, try_to_write, write_whole
-from limba.training.checkpoints.directory import Checkpoints, Positions
+from limba.storage.files import try_to_write
+from limba.training.ahead import Ahead
+from limba.training.best import Best
 from limba.training.checks import is_out_of_memory, memory_sentence
 from limba.training.guard import Guard, Spike
 from limba.training.metrics.figures import RecentSteps, advice_on
@@ -34,15 +27,11 @@ from limba.training.reading import RowReader, ShardRows
 from limba.training.start import Plan, is_due
 from limba.training.state import TrainState, gather_parameters
 from limba.training.step import Limits, StepMetrics, without_update
+from limba.training.trace import Trace
 
 Figures = Mapping[str, float]
 # From the state, this process's rows of the batch and the guard's limits to the next state and the step's metrics.
 Update = Callable[[TrainState, ShardRows, Limits], tuple[TrainState, StepMetrics]]
-
-COPIED_TO_BEST = ("config.gin", plain.FILE, "vocabulary.model")  # model_dir/best is then read like a run
-FIRST_TRACED = 3  # of a start's steps: the first compiles, the second may still wait for data
-SECONDS_AHEAD = 1.0  # of steps that have begun and not ended: a stop is carried out after them
-FEWEST, MOST = 2, 32  # steps; with two the devices need not wait for the host
 
 
 @dataclass(frozen=True)
@@ -52,7 +41,7 @@ class Evaluations:
     loss: Callable[[Parameters], Figures] | None  # on the validation split
     samples: Callable[[Parameters], Mapping[str, Sequence[str]]] | None  # the texts generated for each prompt
     text: Callable[[Parameters, int], Figures] | None  # metrics of text generated for validation examples, at a step
-    hidden: Mapping[str, Sequence[str]]  # the words that stood in the gaps of a prompt, of those of validation text
+    hidden: Mapping[str, Sequence[str]]  # for prompts from validation text: the words that were in their gaps
     copied: Figures  # the metrics of inputs that are copied, which generated text has to beat
 
 
@@ -77,7 +66,9 @@ class Events:
     """
 
     def __init__(self, config: RunConfig, plan: Plan, start: int):
-        self._config, self._plan, self._start = config, plan, start
+        self._config = config
+        self._plan = plan
+        self._start = start
         self.saved = start  # the step that was saved or restored last
 
     def after(self, step: int, has_ended: bool, stops: bool) -> Due:
@@ -117,9 +108,17 @@ class Loop:
         recent: RecentSteps,
         guard: Guard,
     ):
-        self.config, self.plan, self.model, self.reader, self.evaluations = config, plan, model, reader, evaluations
-        self.recent, self.guard, self.metrics, self.checkpoints = recent, guard, recent.metrics, reader.checkpoints
-        self.best, self.ahead = Best(config) if config.checkpoint.best_metric else None, Ahead()
+        self.config = config
+        self.plan = plan
+        self.model = model
+        self.reader = reader
+        self.evaluations = evaluations
+        self.recent = recent
+        self.guard = guard
+        self.metrics = recent.metrics
+        self.checkpoints = reader.checkpoints
+        self.best = Best(config) if config.checkpoint.best_metric else None
+        self.ahead = Ahead()
         self.turn = 0  # passes of the loop; a rewind changes only the step
         self.figures: dict[Literal["train", "validation", "text"], Figures] = {"train": {}, "validation": {}}
         self.has_advised = False
@@ -138,7 +137,8 @@ class Loop:
                 with self.recent.waiting():
                     rows = self.reader.next_rows()
                 if rows is not None:
-                    step, self.turn = step + 1, self.turn + 1
+                    step += 1
+                    self.turn += 1
                     trace.before(self.turn)
                     state = self._update(step, rows, state, update)
                 stops = self.reader.must_stop(rows, lambda: stop_requested(self.turn) or self.metrics.must_stop)
@@ -208,7 +208,7 @@ class Loop:
 
     @watchdog.phase("An evaluation")
     def _evaluate(self, step: int, state: TrainState) -> str:
-        """Evaluates; returns the reason to end the run, or "". What was trained is saved before an error of it."""
+        """Evaluates; returns the reason to end the run, or "". An error is raised after what was trained is saved."""
         try:
             with together():
                 return self._evaluated(step, state)
@@ -222,6 +222,7 @@ class Loop:
             raise InputError(f"{self._reason(error)} What was trained, up to step {step:,}, is saved.") from error
 
     def _reason(self, error: Exception) -> str:
+        """Returns one sentence for an error of an evaluation, which may be the error of a metric of the user."""
         if isinstance(error, InputError):
             return str(error)
         if is_out_of_memory(error):
@@ -235,21 +236,23 @@ class Loop:
     def _evaluated(self, step: int, state: TrainState) -> str:
         """Evaluates, and saves the best step; returns the reason to end the run, or ""."""
         params = gather_parameters(self.model, evaluated_weights(state.params, state.opt_state))
-        evaluations, metrics, found = self.evaluations, self.metrics, self.figures
+        evaluations = self.evaluations
+        metrics = self.metrics
         if evaluations.loss is not None:
-            found["validation"] = evaluations.loss(params)
-            metrics.validation_line(step, found["validation"])
+            self.figures["validation"] = evaluations.loss(params)
+            metrics.validation_line(step, self.figures["validation"])
         if evaluations.samples is not None:
             metrics.samples(step, evaluations.samples(params), evaluations.hidden)
         if evaluations.text is not None:
-            found["text"] = evaluations.text(params, step)
-            metrics.text_line(step, found["text"], evaluations.copied)
-        ending, figures = "", {**found["validation"], **found.get("text", {})}
+            self.figures["text"] = evaluations.text(params, step)
+            metrics.text_line(step, self.figures["text"], evaluations.copied)
+        figures = {**self.figures["validation"], **self.figures.get("text", {})}
         metrics.evaluated(step, figures)
+        reason_to_end = ""
         if self.best is not None:
-            ending = self.best.judge(step, figures, state, self.reader.stream.positions)
-        self.recent.restart()
-        return ending
+            reason_to_end = self.best.judge(step, figures, state, self.reader.stream.positions)
+        self.recent.restart()  # an evaluation's time must not count as a step's
+        return reason_to_end
 
     @watchdog.phase("The saving of a checkpoint")
     def _save(self, step: int, state: TrainState) -> None:
@@ -268,153 +271,3 @@ class Loop:
             self.checkpoints.wait()
         for step in self.checkpoints.poll():
             self.metrics.saved(step, self.checkpoints.place(step))
-
-
-class Ahead:
-    """Holds the host back while more than a second's steps have begun and not ended, at least two.
-
-    jax returns from a step before it is computed, and lets a program begin 32: with steps of two seconds a request to
-    stop would be carried out a minute later, when a preempted machine is gone.
-    """
-
-    def __init__(self) -> None:
-        self._begun: deque[Any] = deque()  # an array of each step that may not have ended
-        self._seconds = deque([math.inf] * 4, maxlen=4)  # of the last steps waited for; the longest counts
-        self._waited: float | None = None  # until when, for the step that began before the oldest one
-
-    def add(self, result: Any) -> None:
-        """Takes an array with which the step that has just begun ends; returns when another step may begin."""
-        self._begun.append(result)
-        most = min(max(FEWEST, int(SECONDS_AHEAD / max(*self._seconds, 1e-6))), MOST)
-        while self._begun and (self._begun[0].is_ready() or len(self._begun) > most):
-            oldest = self._begun.popleft()
-            if oldest.is_ready():
-                self._waited = None
-                continue
-            jax.block_until_ready(oldest)
-            now = time.monotonic()
-            if self._waited is not None:
-                self._seconds.append(now - self._waited)
-            self._waited = now
-
-
-class Trace:
-    """Traces `RunConfig.profile_steps` steps of a start into model_dir/profile; `say` prints the result."""
-
-    def __init__(self, config: RunConfig, start: int, say: Callable[[str], None]):
-        self._directory = self._local = f"{config.model_dir.rstrip('/')}/profile"
-        if config.profile_steps and "://" in self._directory:  # jax writes only to local folders
-            self._local = tempfile.mkdtemp(prefix="limba-profile-")
-        self._num_steps, self._say = config.profile_steps, say
-        self._first = start + FIRST_TRACED
-        self._is_running = False
-
-    def _succeeds(self, call: Callable[[], object]) -> bool:
-        """Calls a function of the profiler; says what fails, as on a full disk: a trace is not worth a run."""
-        try:
-            call()
-        except Exception as error:  # noqa: BLE001
-            self._say(f"The steps are not traced: {self._local} cannot be written ({reason_of(error)}).")
-            return False
-        return True
-
-    def _upload(self) -> bool:
-        try:
-            for files in sorted(Path(self._local).glob("plugins/profile/*")) if self._local != self._directory else ():
-                manifest.upload(files, f"{self._directory}/{files.relative_to(self._local)}")
-        except (InputError, StorageError) as error:
-            self._say(f"The trace stays in {self._local}: {error}")
-            return False
-        return True
-
-    def before(self, step: int) -> None:
-        """Starts the trace before its first step."""
-        if self._num_steps and step == self._first:
-            self._is_running = self._succeeds(lambda: jax.profiler.start_trace(self._local))
-
-    def after(self, step: int, state: TrainState, is_last: bool) -> None:
-        """Ends the trace after its last step, or the run's; waits for the devices first."""
-        if self._is_running and (is_last or step == self._first + self._num_steps - 1):
-            jax.block_until_ready(state)
-            self._is_running = False
-            if self._succeeds(jax.profiler.stop_trace) and self._upload():
-                self._say(f"Traced {step - self._first + 1} step(s) into {self._directory}")
-
-    def close(self, step: int, state: TrainState) -> None:
-        """Ends the trace if the run ends before it; reports if nothing was traced."""
-        self.after(step, state, is_last=True)
-        if self._num_steps and step < self._first:
-            self._say(f"Nothing was traced: tracing starts at step {self._first}, and the run ended at step {step}.")
-
-
-class Best:
-    """model_dir/best: a checkpoint, and best.json with the record, which a resumed run continues."""
-
-    def __init__(self, config: RunConfig):
-        self._config, self._run = config, epath.Path(config.model_dir)
-        self.directory = self._run / "best"
-        self._path = self.directory / "best.json"
-        self._checkpoints: Checkpoints | None = None
-        self._record = _record_of(self._path) if self._path.exists() else {}
-
-    def judge(
-        self, step: int, figures: Mapping[str, float], state: TrainState, positions: Callable[[], Positions]
-    ) -> str:
-        """Saves the state if its `best_metric` has improved; returns the reason to end the run, or "".
-
-        `positions` returns the data position, which is saved with the state. A figure that is missing, or not finite,
-        is no improvement.
-        """
-        name, patience = self._config.checkpoint.best_metric, self._config.evaluation.patience
-        if name is None or not figures:
-            return ""
-        value, record = figures.get(name, math.nan), self._record
-        sign = 1 if self._config.checkpoint.best_mode == "max" else -1
-        if step > record.get("last_step", 0):
-            if math.isfinite(value) and ("value" not in record or sign * value > sign * record["value"]):
-                self._save(step, state, positions())
-                record |= {"metric": name, "value": value, "step": step, "figures": dict(figures), "since": 0}
-            else:
-                record["since"] = record.get("since", 0) + 1
-            record["last_step"] = step
-            if jax.process_index() == 0:
-                for name in (*COPIED_TO_BEST, *copies_in(self._run)):
-                    file = self._run / name
-                    if file.exists():
-                        write_whole(self.directory / name, file.read_bytes())
-                write_whole(self._path, json.dumps(record, indent=1) + "\n")
-        if patience is not None and record.get("since", 0) >= patience:
-            if "value" not in record:
-                return f"{name} has not been a finite number for {record['since']} evaluations: the run ends here."
-            return (
-                f"{name} has not been better than {record['value']:.4g} of step {record['step']:,} for"
-                f" {record['since']} evaluations: the run ends here, and its best step is in {self.directory}."
-            )
-        return ""
-
-    def _save(self, step: int, state: TrainState, positions: Positions) -> None:
-        """Saves the state, and waits for the commit: the record names only steps that are there."""
-        if self._checkpoints is None:
-            config = dataclasses.replace(self._config.checkpoint, keep=1)
-            self._checkpoints = Checkpoints(str(self.directory), config, self._config.data)
-        self._checkpoints.save(step, state, positions)
-        self._checkpoints.wait()
-        self._checkpoints.poll()
-
-
-def _record_of(path: epath.Path) -> dict[str, Any]:
-    """Returns the record; InputError, before anything is compiled, if it is damaged."""
-    try:
-        record = json.loads(read_text(path))
-        numbers = {name: record[name] for name in ("last_step", "since") if name in record}
-        if "value" in record:
-            numbers |= {"value": record["value"], "step": record["step"]}
-        if isinstance(record, dict) and all(isinstance(number, int | float) for number in numbers.values()):
-            return record
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        if isinstance(error, InputError):
-            raise
-    raise InputError(
-        f"{path} is not the record of a best step; restore it from a copy, or move {path.parent} away, and the best"
-        " step is looked for again."
-    )

@@ -23,6 +23,10 @@ from limba.model import Batch
 from limba.sharding.mesh import LOGICAL_AXIS_RULES, num_batch_groups
 
 Sums = dict[str, Float[Array, ""]]
+SumsOfChunk = tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]  # trained nats, plain nats, correct
+
+WHOLE_LOGITS_BYTES = 2 << 30  # per device; above it 'auto' computes in chunks
+CHUNK_BYTES = 1 << 30  # of one chunk's float32 logits; each chunk reads and writes the head's whole gradient
 
 
 class Smoothing(NamedTuple):
@@ -44,7 +48,8 @@ class Smoothing(NamedTuple):
     def of(cls, smoothing: float, vocab_size: int) -> Smoothing:
         if not smoothing:
             return cls()
-        share, off = 1.0 - smoothing, smoothing / (vocab_size - 1)
+        share = 1.0 - smoothing
+        off = smoothing / (vocab_size - 1)
         entropy = -(share * math.log(share) + (vocab_size - 1) * off * math.log(off))
         return cls(share - off, off, entropy)
 
@@ -81,7 +86,7 @@ def cross_entropy(
 
 
 def weighted_sums(per_token: tuple[Array, Array, Array], weights: Float[Array, "B Q"]) -> Sums:
-    """Returns the sums of what `cross_entropy` returns: `loss`, `nats`, `correct`; and `tokens`, that of the weights.
+    """Returns the weighted sums of what `cross_entropy` returns: `loss`, `nats`, `correct`; `tokens` sums the weights.
 
     >>> one = jnp.ones((1, 2))
     >>> {name: float(value) for name, value in weighted_sums((3 * one, 2 * one, one), jnp.array([[1.0, 0.0]])).items()}
@@ -93,11 +98,11 @@ def weighted_sums(per_token: tuple[Array, Array, Array], weights: Float[Array, "
 
 def at_predicted(batch: Batch, *arrays: Array) -> tuple[Array, ...]:
     """Returns arrays [B, L, …] at the positions with logits: the batch's `decoder_predicted_positions`, or all."""
-    places = batch.get("decoder_predicted_positions")
-    if places is None:
+    positions = batch.get("decoder_predicted_positions")
+    if positions is None:
         return arrays
-    at = {number: places.reshape(*places.shape, *(1,) * (number - 2)) for number in (2, 3)}
-    return tuple(jnp.take_along_axis(each, at[each.ndim], axis=1) for each in arrays)
+    indices = {ndim: positions.reshape(*positions.shape, *(1,) * (ndim - 2)) for ndim in (2, 3)}
+    return tuple(jnp.take_along_axis(array, indices[array.ndim], axis=1) for array in arrays)
 
 
 def token_weights(config: LossConfig, batch: Batch) -> Float[Array, "B Q"]:
@@ -138,12 +143,6 @@ def divisor(config: LossConfig, sums: Sums, targets: Int[Array, "B Q"]) -> Float
     return jnp.float32(1.0 if config.normalize_by is None else config.normalize_by)
 
 
-SumsOfChunk = tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]
-
-WHOLE_LOGITS_BYTES = 2 << 30  # per device; above it 'auto' computes in chunks
-CHUNK_BYTES = 1 << 30  # of one chunk's float32 logits; each chunk reads and writes the head's whole gradient
-
-
 class _Plan(NamedTuple):
     config: LossConfig
     scale: float
@@ -174,9 +173,11 @@ def chunked_cross_entropy(
     rows, length, _ = states.shape
     matrix, scale = head
     vocab_size = matrix.shape[1]
-    groups, parts = num_batch_groups(mesh), _vocab_parts(mesh, vocab_size)
-    if rows % groups:
-        mesh, groups = None, 1  # a validation's few rows, on any device
+    groups = num_batch_groups(mesh)
+    parts = _vocab_parts(mesh, vocab_size)
+    if rows % groups:  # a validation's few rows, on any device
+        mesh = None
+        groups = 1
     if num_chunks is None:
         num_chunks = math.ceil(logits_bytes(rows, length, vocab_size, mesh) / CHUNK_BYTES)
     own_rows = rows // groups
@@ -218,7 +219,8 @@ def _on_devices(
     if mesh is None:
         return _through_chunks(plan, with_gradient, (), *arrays)
     batch = LOGICAL_AXIS_RULES["batch"]
-    by_row, by_entry = PartitionSpec(batch), PartitionSpec(None, plan.vocab_axis)
+    by_row = PartitionSpec(batch)
+    by_entry = PartitionSpec(None, plan.vocab_axis)
     gradient = (by_row, by_entry) if with_gradient else None
     run = jax.shard_map(
         functools.partial(_through_chunks, plan, with_gradient, batch),
@@ -269,8 +271,9 @@ def _through_chunks(
 
 
 def _of_chunk(plan: _Plan, states: Array, head: Array, targets: Array, weights: Array) -> tuple[SumsOfChunk, Array]:
-    """Returns the sums over a chunk, and the gradient of the trained one to this device's part of the logits."""
-    config, axis = plan.config, plan.vocab_axis
+    """Returns the sums over a chunk, and the trained sum's gradient to this device's part of the logits."""
+    config = plan.config
+    axis = plan.vocab_axis
 
     def everywhere(x: Array, reduce: str = "psum") -> Array:
         return x if axis is None else getattr(jax.lax, reduce)(x, axis)
@@ -288,7 +291,7 @@ def _of_chunk(plan: _Plan, states: Array, head: Array, targets: Array, weights: 
     trained = trained_nats(config, plan.vocab_size, plain, log_z, lambda: everywhere(jnp.sum(logits, axis=-1)))
     correct = (target_logit >= highest).astype(jnp.float32)
     sums = jnp.sum(trained * weights), jnp.sum(plain * weights), jnp.sum(correct * weights)
-    # The gradient of log Z in `trained` times the softmax, then that of the target's logit, then smoothing's.
+    # The gradient of log Z in `trained` times the softmax, then the target's logit, then smoothing.
     of_log_z = weights * (on + off * plan.vocab_size + 2 * config.z_loss * log_z)
     to_logits = exponentials * (of_log_z / total)[..., None]
     to_logits = to_logits - jnp.where(is_target, (on * weights)[..., None], 0.0)

@@ -31,12 +31,12 @@ def matrices_by_muon(
     """Returns Muon's rule for the kernels of layers, and `others` for embeddings, head, norms, biases and positions.
 
     Each matrix of a stack is its own, and so are query, key and value, and the branches of an MLP: their kernels are
-    separate parameters. `shardings` are those of the parameters in training; None: there is one device.
+    separate parameters. `shardings` are the parameters' shardings in training; None: there is one device.
     """
 
     def orthogonal(updates: PyTree, _: PyTree) -> PyTree:
-        found = orthogonalized_by_shares(named_leaves(updates), STEPS, config.muon_dtype, shardings)
-        return jax.tree.structure(updates).unflatten([sized(x, config.muon_rms) for x in found.values()])
+        by_name = orthogonalized_by_shares(named_leaves(updates), STEPS, config.muon_dtype, shardings)
+        return jax.tree.structure(updates).unflatten([sized(x, config.muon_rms) for x in by_name.values()])
 
     matrices = optax.chain(optax.trace(config.muon_beta, nesterov=True), optax.stateless(orthogonal))
     return optax.partition({"matrices": matrices, "others": others}, _kinds)
@@ -44,8 +44,11 @@ def matrices_by_muon(
 
 def _kinds(params: PyTree) -> PyTree:
     """Returns for each parameter which of the two rules it has."""
-    matrices = [name.endswith("/kernel") and "layers" in name for name in named_leaves(params)]
-    return jax.tree.structure(params).unflatten(["matrices" if matrix else "others" for matrix in matrices])
+    kinds = []
+    for name in named_leaves(params):
+        is_matrix_of_layer = name.endswith("/kernel") and "layers" in name
+        kinds.append("matrices" if is_matrix_of_layer else "others")
+    return jax.tree.structure(params).unflatten(kinds)
 
 
 def orthogonalized_by_shares(
@@ -58,13 +61,13 @@ def orthogonalized_by_shares(
     back its part of the results. No matrix is gathered on all devices. Results are float32.
     """
     by_name = {} if shardings is None else named_leaves(shardings)
-    found: dict[str, Array] = {}
+    results: dict[str, Array] = {}
     for names, sharding in _groups(stacks, by_name, jnp.dtype(dtype).itemsize):
         group = [stacks[name].astype(dtype).reshape(-1, *stacks[name].shape[-2:]) for name in names]
-        results = _by_shares(group, lambda x: orthogonalized(x, steps), sharding)
-        for name, result in zip(names, results, strict=True):
-            found[name] = result.reshape(stacks[name].shape).astype(jnp.float32)
-    return {name: found[name] for name in stacks}
+        of_group = _by_shares(group, lambda x: orthogonalized(x, steps), sharding)
+        for name, result in zip(names, of_group, strict=True):
+            results[name] = result.reshape(stacks[name].shape).astype(jnp.float32)
+    return {name: results[name] for name in stacks}  # in the order of the stacks again
 
 
 def _groups(
@@ -77,12 +80,14 @@ def _groups(
     for (shape, sharding), names in groups.items():
         parts = 1 if sharding is None else math.prod(sharding.mesh.shape[axis] for axis in sharding.spec if axis)
         most = max(1, MOST_BYTES * parts // (itemsize * math.prod(shape)))  # matrices
-        chunk, total = list[str](), 0
+        chunk = list[str]()
+        total = 0
         for name in names:
             number = math.prod(stacks[name].shape[:-2])
             if chunk and total + number > most:
                 yield chunk, sharding
-                chunk, total = [], 0
+                chunk = []
+                total = 0
             chunk.append(name)
             total += number
         yield chunk, sharding
@@ -92,7 +97,8 @@ def _by_shares(stacks: list[Array], function: Callable[[Array], Array], sharding
     """Returns `function` of the matrices of stacks [N, n, m] of one sharding, each device computing its share."""
     if sharding is None or sharding.mesh.size == 1:
         return _split(function(jnp.concatenate(stacks)), stacks)
-    mesh, spec = sharding.mesh, (*sharding.spec, None, None, None)[:3]
+    mesh = sharding.mesh
+    spec = (*sharding.spec, None, None, None)[:3]
     # The axes of the mesh that do not divide layers, each with the axis of the matrices that it divides, or None.
     exchanged = [
         (name, spec.index(name) if name in spec else None)
@@ -131,11 +137,12 @@ def _split(x: Array, stacks: PyTree) -> list[Array]:
 def orthogonalized(x: Float[Array, "N n m"], steps: int = 5) -> Float[Array, "N n m"]:
     """Returns about U V^T of each matrix's singular value decomposition U S V^T, in the dtype of `x`.
 
-    After 5 steps the singular values of the result are between 0.5 and 1.5 or so, and not 1: the coefficients are those
-    that bring small ones up the fastest.
+    After 5 steps the singular values of the result are between 0.5 and 1.5 or so, and not 1: these coefficients bring
+    small ones up the fastest.
     """
     a, b, c = COEFFICIENTS
-    is_wide, dtype = x.shape[1] < x.shape[2], x.dtype
+    dtype = x.dtype
+    is_wide = x.shape[1] < x.shape[2]  # G is smaller for a tall matrix
     y = (x.swapaxes(1, 2) if is_wide else x).astype(jnp.float32)
     y = (y / (jnp.linalg.norm(y, axis=(1, 2), keepdims=True) + EPSILON)).astype(dtype)
     identity = jnp.broadcast_to(jnp.eye(y.shape[2]), (len(y), y.shape[2], y.shape[2]))

@@ -1,5 +1,6 @@
 """The rows of each step: where a run begins to read, and what it does when its corpus cannot be read any more."""
 
+import functools
 from collections.abc import Callable, Mapping
 
 import jax
@@ -18,9 +19,9 @@ ShardRows = Mapping[int, Rows]  # a process's rows of a batch, by their shard
 class RowReader:
     """The rows of each step, from the beginning of the data or where a checkpoint has stopped reading.
 
-    `failure` is the error for which the run must end; what was trained is saved before. With several processes all
-    must save after the same step, which the stop signals settle. So a process that sees that its rows will end asks
-    all to stop while it still has prefetched ones. Use it with `contextlib.closing`.
+    `failure` is the error for which the run must end, after a save. With several processes all must save after the
+    same step, which the stop signals settle. So a process that sees that its rows will end asks all to stop while it
+    still has prefetched ones. Use it with `contextlib.closing`.
     """
 
     def __init__(
@@ -31,8 +32,11 @@ class RowReader:
         new_state: Callable[[], TrainState],
         has_epochs: bool,
     ):
-        self.checkpoints, self._abstract, self._has_epochs = checkpoints, abstract, has_epochs
-        self._open, self._new_state = open_stream, new_state
+        self.checkpoints = checkpoints
+        self._abstract = abstract
+        self._has_epochs = has_epochs
+        self._open = open_stream
+        self._new_state = new_state
         self._opened: Stream | None = None
         self.failure: BaseException | None = None
 
@@ -47,10 +51,12 @@ class RowReader:
             self._opened.close()
 
     def begin(self, restore: Callable[..., Restored | None]) -> tuple[TrainState, Notes | None]:
-        """Returns the state that `restore` gives and its checkpoint's notes, or a new state; the stream is there."""
+        """Returns the restored state and its checkpoint's notes, or a new state; the stream is at the same step."""
         self.close()
-        stream = self._opened = self._open()
-        if (restored := restore(self._abstract, stream.check)) is None:
+        stream = self._open()
+        self._opened = stream
+        restored = restore(self._abstract, stream.check)
+        if restored is None:
             state = self._new_state()
             stream.begin(int(state.step))
             return state, None
@@ -59,8 +65,9 @@ class RowReader:
 
     def go_back(self, step: int | None) -> tuple[TrainState, Notes | None]:
         """Begins at a saved step; None: at the start of the run. Later checkpoints are set aside."""
-        restore = lambda *arguments: None if step is None else self.checkpoints.restore_step(step, *arguments)
-        return self.begin(restore)
+        if step is None:
+            return self.begin(lambda *_: None)
+        return self.begin(functools.partial(self.checkpoints.restore_step, step))
 
     def next_rows(self) -> ShardRows | None:
         """Returns this process's rows, or None if the corpus of every process has ended or this one has failed."""
@@ -75,7 +82,9 @@ class RowReader:
             return None
         if self._has_epochs and not any_process(rows is not None):
             return None
-        return self.stream.empty() if rows is None else rows
+        if rows is None:  # other processes still have rows
+            return self.stream.empty()
+        return rows
 
     def must_stop(self, rows: ShardRows | None, is_asked: Callable[[], bool]) -> bool:
         """Returns whether the run must stop after the step of `rows`: asked by a signal, or unable to read on."""
@@ -83,13 +92,14 @@ class RowReader:
             return self.failure is not None
         if is_asked():
             return True
-        if self.failure is None and (failure := self.stream.failure()) is not None:
-            self.failure = failure
-            stop_all()  # the others too, after a step that jax names
+        if self.failure is None:
+            self.failure = self.stream.failure()
+            if self.failure is not None:
+                stop_all()  # the others too, after a step that jax names
         return self.failure is not None and jax.process_count() == 1
 
     def positions(self) -> Mapping[int, bytes]:
-        """Returns the stream's data positions; after a failure an error of it says which step is kept."""
+        """Returns the stream's data positions; if a failed stream has none, the error names the last saved step."""
         try:
             return self.stream.positions()
         except (InputError, RestartError) as error:
@@ -103,11 +113,12 @@ class RowReader:
     def end(self, step: int, has_trained: bool) -> None:
         """Raises the failure, in all processes alike; call it in all of them when the step is saved."""
         with together():
-            if self.failure is not None and not has_trained:
+            if self.failure is None:
+                return
+            if not has_trained:
                 raise self.failure
-            if self.failure is not None:
-                saved = f"What was trained, up to step {step:,}, is saved."
-                raise _kind(self.failure)(f"{_sentence(self.failure)} {saved}") from self.failure
+            saved = f"What was trained, up to step {step:,}, is saved."
+            raise _kind(self.failure)(f"{_sentence(self.failure)} {saved}") from self.failure
 
 
 def _kind(error: BaseException) -> type[InputError | RestartError]:

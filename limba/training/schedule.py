@@ -26,7 +26,9 @@ def make_schedule(config: ScheduleConfig, train_steps: int | None) -> optax.Sche
     rate = _unbranched(config, config.planned_steps or train_steps or 2**31 - 1)  # not known: none goes by it
     # 1 - n x (1 / n), as compilers divide, may be below 0.
     before = rate if config.name == "factors" else lambda count: jnp.maximum(rate(count), 0.0)
-    start, length, shape = config.branch_step, config.branch_steps, config.branch_shape
+    start = config.branch_step
+    length = config.branch_steps
+    shape = config.branch_shape
     if start is None or length is None or shape == "constant":
         return before
 
@@ -40,8 +42,11 @@ def make_schedule(config: ScheduleConfig, train_steps: int | None) -> optax.Sche
 
 def _unbranched(config: ScheduleConfig, train_steps: int) -> optax.Schedule:
     config = config.in_steps(train_steps)
-    peak, final = float(config.base_learning_rate), config.final_learning_rate
-    warmup, decay, line = int(config.warmup_steps), int(config.decay_steps or 0), optax.linear_schedule
+    peak = float(config.base_learning_rate)
+    final = config.final_learning_rate
+    warmup = int(config.warmup_steps)
+    decay = int(config.decay_steps or 0)
+    line = optax.linear_schedule
     if config.name == "factors":
         return lambda count: _factors(config, jnp.asarray(count, jnp.float32))
     if config.name == "warmup_stable_decay":
@@ -56,7 +61,8 @@ def _unbranched(config: ScheduleConfig, train_steps: int) -> optax.Schedule:
 
 def _factors(config: ScheduleConfig, step: jax.Array) -> jax.Array:
     step = jnp.maximum(0.0, step - config.step_offset)
-    base, warmup = float(config.base_learning_rate), float(config.warmup_steps)
+    base = float(config.base_learning_rate)
+    warmup = float(config.warmup_steps)
     after_warmup = jnp.maximum(step, max(warmup, 1.0))
     values = {
         "constant": lambda: base,

@@ -101,7 +101,7 @@ def tasks_of_stages(config: RunConfig, task: Provider, lengths: Mapping[str, int
     """Returns the task of each stage by its first batch: `task` for the first one, which is checked already.
 
     Raises InputError, in all processes alike, for a stage whose task or corpus cannot be used, and for one whose rows
-    are not like those of the first.
+    are not like the first one's.
     """
     found = {0: task}
     for begins, *_ in config.data.stages:
@@ -119,9 +119,9 @@ def tasks_of_stages(config: RunConfig, task: Provider, lengths: Mapping[str, int
 class Plan:
     """How a run goes over its corpora.
 
-    `planned` is its configuration with the step at which it ends as far as that is known: what the schedule of the
-    learning rate and the log go by; `stages` are those of its data, in most runs only one. The periods are in steps; a
-    fraction where an epoch is no whole number of them.
+    `planned` is its configuration with the step at which it ends, as far as that is known, by which the schedule of the
+    learning rate and the log go. `stages` are the stages of its data, in most runs only one. The periods are in steps;
+    a fraction where an epoch is not a whole number of them.
     """
 
     stages: Sequence[Stage]
@@ -168,7 +168,7 @@ def _said_of_stages(config: RunConfig) -> Iterator[str]:
     for step, name in config.data.named_stages[1:]:
         never = config.train_steps is not None and step >= config.train_steps
         last = f": after the run's last step, {config.train_steps:,}, so it is never read" if never else ""
-        yield f"From step {step:,} on the text is that of {name}{last}."
+        yield f"From step {step:,} on the text is read from {name}{last}."
 
 
 def deal_of_run(config: RunConfig, task: Provider, lengths: Mapping[str, int], begins: int = 0) -> Deal:
@@ -251,7 +251,7 @@ def _most_steps(config: RunConfig, deal: Deal, end: int | None) -> int:
 
 
 def _end(config: RunConfig, deal: Deal) -> tuple[int | None, list[str]]:
-    """Returns (the step at which the run ends as far as known, what is to be said of it)."""
+    """Returns (the step at which the run ends as far as known, what to print about it)."""
     epochs, given, schedule = config.data.num_epochs, config.train_steps, config.optimizer.schedule
     if epochs is None:
         return given, []

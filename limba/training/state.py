@@ -107,11 +107,13 @@ def create_state(
 
 
 def gather_parameters(model: Network, params: PyTree) -> PyTree:
-    """Returns the parameters sharded as evaluation and inference need them: what `shard_update` sharded is gathered."""
+    """Returns the parameters sharded as evaluation needs them: gathered where `shard_update` sharded them."""
     assert model.mesh is not None
     shardings = parameter_shardings(model.mesh, model.logical_axes(), params)
     equal = jax.tree.map(lambda leaf, wanted: leaf.sharding.is_equivalent_to(wanted, leaf.ndim), params, shardings)
-    return params if all(jax.tree.leaves(equal)) else jax.jit(lambda x: x, out_shardings=shardings)(params)
+    if all(jax.tree.leaves(equal)):
+        return params
+    return jax.jit(lambda x: x, out_shardings=shardings)(params)
 
 
 def count_parameters(params: PyTree) -> int:

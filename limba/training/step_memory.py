@@ -28,14 +28,18 @@ def abstract_step(
     model = Network(config.model, mesh)
     optimizer = optimizer_of(config, model)
     schedule = make_schedule(config.optimizer.schedule, config.train_steps)
-    state, rows = abstract_state(model, optimizer, mesh, config.mesh.shard_update), batch_sharding(mesh)
+    state = abstract_state(model, optimizer, mesh, config.mesh.shard_update)
+    rows = batch_sharding(mesh)
     shardings = state_shardings(model, optimizer, mesh, config.mesh.shard_update)
     batch = {name: jax.ShapeDtypeStruct(shape, np.int32, sharding=rows) for name, shape in feature_shapes.items()}
     key = jax.eval_shape(lambda: jax.random.key(0, impl=config.random_bits))
     drops = config.guard.action == "skip"
     gradient = Gradient(model, config.loss, config.num_microbatches, config.gradient_reduce_dtype)
     step = jit_train_step(gradient, optimizer, schedule, shardings, drops)
-    return step, (state, batch, key, *((jax.ShapeDtypeStruct((2,), np.float32),) if drops else ()))
+    arguments = (state, batch, key)
+    if drops:
+        arguments += (jax.ShapeDtypeStruct((2,), np.float32),)  # the guard's limits
+    return step, arguments
 
 
 def live_bytes(compiled: jax.stages.Compiled) -> int:

@@ -1,4 +1,4 @@
-"""The time of a run's training step on devices that are here, on random tokens, before the run starts."""
+"""The time of a run's training step on this machine's devices, on random tokens, before the run starts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ LEAST_TIMINGS = 3
 def seconds_of_step(config: RunConfig, mesh: Mesh, lengths: tuple[int, int], limit: float) -> float:
     """Returns the median seconds of a step on the mesh's devices, which are timed for about `limit` seconds.
 
-    `lengths` are those of the encoder's and the decoder's rows. Compiling and the first step are not counted.
+    `lengths` are the lengths of the encoder's and the decoder's rows, in tokens. Compiling and the first step are not
+    counted.
     """
     model = Network(config.model, mesh)
     optimizer = optimizer_of(config, model)

@@ -19,10 +19,10 @@ import pytest
 from scipy import stats
 
 from benchmarks import speedrun
-from benchmarks.board import aozora, corpora, proof, tables
-from benchmarks.board.dial import size_of
+from benchmarks.board import aozora, corpora, paragraphs, proof, tables
 from benchmarks.board.recipes import RECIPES, optimizer_of, own_settings, recipe_of
 from benchmarks.board.runs import Trial, config_of, results
+from benchmarks.board.sizes import size_of
 from benchmarks.board.text import Text, divided, part_of
 from limba.config import InputError
 from limba.model import Network
@@ -35,7 +35,7 @@ LINES = [f"Satz {number} von vielen." for number in range(600)]
 
 
 @pytest.mark.parametrize(("depth", "least", "most"), [(2, 1.5e6, 2.5e6), (4, 8e6, 15e6)])
-def test_the_dial_gives_two_sizes(depth: int, least: float, most: float) -> None:
+def test_the_depth_gives_two_sizes(depth: int, least: float, most: float) -> None:
     config = size_of(depth).model()
     shapes = jax.eval_shape(Network(config).init, jax.random.key(0))
     assert least <= sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)) <= most
@@ -58,7 +58,7 @@ def test_the_dial_gives_two_sizes(depth: int, least: float, most: float) -> None
         ("--recipe=muon_wsd --corpus=/nope --set=decay=0.99", "give shares of the steps, together at most 1"),
         ("--recipe=muon_wsd --corpus=/nope --set=muon_rms=0", "OptimizerConfig.muon_rms is 0"),
         ("sweep --recipe=adafactor --corpus=/nope --rates=x", "--set=learning_rate=x gives no number"),
-        ("sweep --recipe=masked --corpus=/nope --rates=0.1", "masked is an encoder's: run its rates one by one"),
+        ("sweep --recipe=masked --corpus=/nope --rates=0.1", "masked trains an encoder: run its rates one by one"),
         ("--recipe=adafactor --corpus=/nope --set=rows=12", "--set=rows=12: rows are a multiple of 8"),
         ("law --recipe=fast --corpus=de --board=/nope", "A law needs the best rates of two lengths of runs"),
         ("sweeps", "sweeps is none of sweep, law, table, proof, corpus; did you mean sweep?"),
@@ -70,7 +70,7 @@ def test_the_dial_gives_two_sizes(depth: int, least: float, most: float) -> None
         ("table --board=/nope", "/nope has no results"),
         ("corpus --language=xx", "--language is xx; choose from"),
         ("corpus --aozora=/nope --percent=0", "--percent is 0; give a whole number from 1 to 100"),
-        ("corpus --aozora=/nope", "--aozora is /nope, where cards/*/files/*/*.txt are no works"),
+        ("corpus --aozora=/nope", "--aozora is /nope, without works in cards/*/files/*/*.txt"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(flags: str, message: str) -> None:
@@ -190,20 +190,20 @@ def test_a_corpus_is_made_of_packages_once_in_each_paragraph(tmp_path: Path) -> 
     assert corpora.make("de", tmp_path / "again", [package]) == said  # the same text, to the byte
     with pytest.raises(InputError, match="is there already"):
         corpora.make("de", tmp_path / "made", [package])
-    with pytest.raises(InputError, match="hold no text of ja"):
+    with pytest.raises(InputError, match="have no text in ja"):
         corpora.make("ja", tmp_path / "made", [package])
 
 
 def test_without_apt_a_sentence_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(InputError, match="There is no apt-get"):
+    with pytest.raises(InputError, match="apt-get or dpkg-deb is missing"):
         corpora.make("de", tmp_path)
 
 
 def test_files_that_are_no_text_for_people_are_left_out() -> None:
     for path in ("a/de/_sources/x.txt", "doc/de/copyright", "de/changelog.gz", "de/page.css", "de/picture.png"):
-        assert corpora.reader_of(path) is None, path
-    assert corpora.of_catalogue(b"no catalogue") == []
+        assert paragraphs.reader_of(path) is None, path
+    assert paragraphs.of_catalogue(b"no catalogue") == []
 
 
 @pytest.fixture(scope="module")

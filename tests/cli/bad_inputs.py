@@ -234,7 +234,7 @@ SETTINGS = {
     "config.DataConfig.train_split=tarin": "tarin",
     "config.DataConfig.cache_dir=cache": "leave out one of them",
     "config.DataConfig.validation_split=dev": "dev",
-    "config.EvaluationConfig.prompts=('Once',)": "the model has an encoder, which continues none",
+    "config.EvaluationConfig.prompts=('Once',)": "the model has an encoder, which does not continue a prompt",
     "config.MeshConfig.shard_update=yes": "True or False",
     # names
     "TRAIN_STEP=5": "did you mean TRAIN_STEPS?",

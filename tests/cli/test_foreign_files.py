@@ -24,7 +24,7 @@ from limba.inference.texts import whole_letters
 from limba.storage import manifest
 from limba.tools.migrate.huggingface.values import read_values
 from limba.tools.migrate.t5x import read as t5x_gin
-from limba.tools.pages.page.page import _results
+from limba.tools.pages.page.results import results_of
 from limba.tools.results import card, kept
 from limba.tools.results.kinds.bits import BitsPerByte
 from limba.tools.results.kinds.learned import Classification, NamedEntities, PartOfSpeech, Similarity
@@ -118,7 +118,7 @@ def status(path: Path) -> None:
 def page(path: Path) -> None:
     folder = path.parent if path.parent.name.startswith("seed") else path.parent.parent
     (run,) = opened(folder)
-    found = [run.evaluations(), run.skipped(), run.skipped_documents(), run.problems, list(_results(run))]
+    found = [run.evaluations(), run.skipped(), run.skipped_documents(), run.problems, list(results_of(run))]
     json.dumps(found, ensure_ascii=False, default=str)
 
 
@@ -263,11 +263,11 @@ def test_a_link_of_a_foreign_run_is_not_on_its_page(tmp_path: Path) -> None:
     (run / "evaluations").mkdir(exist_ok=True)
     (run / "evaluations" / "t-10.jsonl").symlink_to(tmp_path / "secret.jsonl")
     (opened_run,) = opened(run)
-    assert [(name, text) for name, _, text in _results(opened_run)] == [("a", "")]
+    assert [(name, text) for name, _, text in results_of(opened_run)] == [("a", "")]
     assert "a key" not in json.dumps(opened_run.evaluations())
     (run / "results" / "a.txt").unlink()
     (run / "results" / "a.txt").write_bytes(b"a table" + b"\xff")
-    assert [(name, text) for name, _, text in _results(opened_run)] == [("a", "a table\ufffd")]
+    assert [(name, text) for name, _, text in results_of(opened_run)] == [("a", "a table\ufffd")]
 
 
 def test_a_guard_says_what_a_parser_raises(tmp_path: Path) -> None:

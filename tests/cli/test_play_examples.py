@@ -10,7 +10,8 @@ import limba
 from limba import read_gin
 from limba.inference.generate import Deadline, TimeIsOverError
 from limba.inference.source import VocabularyName
-from limba.tools.pages.play.answers import Player, examples_of
+from limba.tools.pages.play.answers import Player
+from limba.tools.pages.play.examples import examples_of
 from tests import tiny
 from tests.cli.test_play import asked, serving
 from tests.export.runs import write_run
@@ -59,7 +60,7 @@ def test_a_language_model_continues_its_prompt(tmp_path: Path) -> None:
         (whole,) = limba.load(tmp_path / "lm", vocabulary="byte").samples(["Once"], max_tokens=10)
         status, answer = asked(server, "/api/texts", {"model": "lm", "text": "Once", "max_tokens": 10})
         assert answer["texts"][0]["text"] == whole[0].text
-        assert status == 200 and answer["texts"][0]["text"].startswith("Once") and player.about()["continues"]
+        assert status == 200 and answer["texts"][0]["text"].startswith("Once") and player.facts()["continues"]
         assert 1 <= len(answer["texts"][0]["pieces"]) <= 10 and "filled" not in answer["texts"][0]
 
 
@@ -67,5 +68,5 @@ def test_a_t5_of_pairs_writes_and_fills_no_gaps(corpus: Path, tmp_path: Path) ->
     names = {"MODEL_DIR": str(tmp_path / "run"), "CORPUS": str(corpus), "VOCABULARY": "byte"}
     config = read_gin("gin/fr_capitals_tiny.gin", **names)
     write_run(tmp_path / "run", config.model, steps=(3,))
-    about = Player("capitals", limba.load(tmp_path / "run", config=config)).about()
+    about = Player("capitals", limba.load(tmp_path / "run", config=config)).facts()
     assert about["writes"] and not about["fills"] and not about["continues"] and about["examples"] == []

@@ -22,9 +22,10 @@ from playwright.sync_api import Error, Page
 
 from limba.cli import flags, main
 from limba.evaluation.status import RunDirectory
-from limba.tools.pages.page.page import MARK, MOST_BYTES, ReportServer
+from limba.tools.pages.page.page import MARK, MOST_BYTES
 from limba.tools.pages.page.runs import Run
-from limba.training.metrics.logging import Uploads
+from limba.tools.pages.page.server import ReportServer
+from limba.training.metrics.uploads import Uploads
 from tests import browser
 from tests.bucket_server import emulated
 from tests.evaluation import report_runs
@@ -95,11 +96,11 @@ def test_bad_input_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture
         ([], "write limba report MODEL_DIR"),
         ([str(tmp_path / "none")], "is not a folder"),
         ([str(tmp_path / "notes.txt")], "is not a folder"),
-        ([str(tmp_path / "empty")], "holds no run, or one that has not begun"),
+        ([str(tmp_path / "empty")], "it is not a run, or one that has not begun"),
         ([str(begun)], "compiles its step"),
         ([str(newer)], "reads format 2"),
         ([str(run), str(newer)], "reads format 2"),
-        ([str(run), f"--output={tmp_path}/notes.txt"], "is no report"),
+        ([str(run), f"--output={tmp_path}/notes.txt"], "is not a report"),
         ([str(run), f"--output={tmp_path}"], "a folder"),
         ([f"{run}/{number}" for number in range(9)], "give at most 8"),
         ([str(run), "--serve=70000"], "--serve is 70000"),

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.board.dial import size_of
 from benchmarks.board.recipes import RECIPES, optimizer_of
+from benchmarks.board.sizes import size_of
 from limba import config
 from limba.cli import flags
 from limba.config import hardware

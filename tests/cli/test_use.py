@@ -176,7 +176,7 @@ def test_a_run_without_config_json_is_said(place: Path, capsys: pytest.CaptureFi
     (place / "run" / "config.json").unlink()
     sentence = error_of(capsys, "generate", "run", "--score", "--input=pairs.jsonl")
     assert "has no config.json; copy it there, or give --gin_file" in sentence
-    assert "has no config.json: it holds no run, or one that has not begun" in error_of(capsys, "report", "run")
+    assert "has no config.json: it is not a run, or one that has not begun" in error_of(capsys, "report", "run")
     assert "did you mean generate?" in error_of(capsys, "infer", "run", "--input=in.txt")
 
 

@@ -16,7 +16,7 @@ import pytest
 from limba.evaluation import history as of_history
 from limba.evaluation.history import History
 from limba.storage.files import resolved
-from limba.tools.pages.page import charts, runs, tables
+from limba.tools.pages.page import charts, events, headline, samples, tables
 from limba.tools.pages.page.page import MARK, MOST_BYTES, POINTS, content_of, page_of
 from limba.training.metrics.records import read_metrics
 from tests.evaluation import report_runs
@@ -86,7 +86,7 @@ def test_a_growing_file_is_read_on_and_a_resumed_run_replaces_what_it_repeats(tm
     assert read.update() and read.train.steps.tolist()[-3:] == [200, 201, 205]
     assert read.history.tables["validation"].steps[-1] == 200
     assert read.history.num_damaged == 1 and "1 line of metrics.jsonl" in read.problems[0]
-    assert [each.kind for each in runs.events_of(read)].count(runs.RESTART) == 1
+    assert [each.kind for each in events.events_of(read)].count(events.RESTART) == 1
     # The guard has returned to step 100; then another file is put in its place.
     append(run, {"kind": "event", "step": 206, "action": "rewind", "reason": "a spike", "returned_to": 100})
     assert read.update() and read.train.steps[-1] == 100
@@ -161,7 +161,7 @@ def test_axes_are_steps_tokens_hours_and_flops(tmp_path: Path) -> None:
 
 
 def headline_of(run: Path) -> str:
-    return " ".join(tables.sentences(*opened(run)))
+    return " ".join(headline.sentences(*opened(run)))
 
 
 def test_the_headline_says_how_good_a_run_is_and_what_is_left(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_the_headline_says_how_good_a_run_is_and_what_is_left(tmp_path: Path) ->
         "Best validation loss: 4.39 at step 300. The validation loss still falls: −3.0% from one quarter of the steps"
         " to the last. 6 min 34 s in steps on 1 x cpu."
     )
-    assert "<p><strong>DONE</strong> all 300 steps are trained.</p>" in tables.headline(opened(run))
+    assert "<p><strong>DONE</strong> all 300 steps are trained.</p>" in headline.headline(opened(run))
     start, *records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][:-2]
     start["environment"]["devices"] = "8 x TPU v4"
     records = [each for each in records if each["step"] <= 150]
@@ -191,18 +191,18 @@ def test_the_headline_says_how_good_a_run_is_and_what_is_left(tmp_path: Path) ->
     read.train.forget_from(0)
     append(run, train_record(1, loss=float("nan")))
     read.update()
-    assert next(tables.sentences(read)) == "No finite training loss yet."
+    assert next(headline.sentences(read)) == "No finite training loss yet."
     hostile = opened(recorded(tmp_path, 1, "<b>"), recorded(tmp_path, 0, "other"))
-    assert "<b>&lt;b&gt;</b>: <strong>Best" in tables.headline(hostile)
+    assert "<b>&lt;b&gt;</b>: <strong>Best" in headline.headline(hostile)
 
 
 def test_each_run_has_samples_of_its_own(tmp_path: Path) -> None:
     runs = [recorded(tmp_path, 0), recorded(tmp_path, 1)]
     for name, run in zip("ab", runs, strict=True):
-        texts = {f"{name} {number}": ["x"] for number in range(2 * tables.MOST_PROMPTS)}
+        texts = {f"{name} {number}": ["x"] for number in range(2 * samples.MOST_PROMPTS)}
         append(run, {"kind": "samples", "step": 300, "texts": texts})
-    shown = tables.samples_of(opened(*runs))
-    assert [[each["runs"][0]["run"] for each in shown].count(number) for number in (0, 1)] == [tables.MOST_PROMPTS] * 2
+    shown = samples.samples_of(opened(*runs))
+    assert [[each["runs"][0]["run"] for each in shown].count(number) for number in (0, 1)] == [samples.MOST_PROMPTS] * 2
 
 
 def test_runs_stand_side_by_side(tmp_path: Path) -> None:
@@ -224,13 +224,13 @@ def test_runs_stand_side_by_side(tmp_path: Path) -> None:
 
 def test_events_are_in_order_and_say_what_happened(tmp_path: Path) -> None:
     (run,) = opened(rich(tmp_path))
-    found = runs.events_of(run)
+    found = events.events_of(run)
     assert [each.step for each in found] == sorted(each.step for each in found)
     assert {each.kind for each in found} == {"start", "restart", "save", "spike", "fault", "skipped", "end"}
     assert "NonFiniteError" in tables.happened([run])
-    many = [runs.Event(step, "", runs.SAVE, "") for step in range(10_000)] + found
-    thin = runs.thinned(many, 100)
-    assert len(thin) < 120 and sum(each.kind == runs.FAULT for each in thin) == 1
+    many = [events.Event(step, "", events.SAVE, "") for step in range(10_000)] + found
+    thin = events.thinned(many, 100)
+    assert len(thin) < 120 and sum(each.kind == events.FAULT for each in thin) == 1
 
 
 def test_a_skipped_batch_names_its_first_document(tmp_path: Path) -> None:
@@ -240,21 +240,21 @@ def test_a_skipped_batch_names_its_first_document(tmp_path: Path) -> None:
     lines = [json.dumps({**of_batch, "unit": unit, "document": row}) for unit, row in places]
     (directory / "skipped_documents.jsonl").write_text("\n".join([*lines, "{broken", "5"]))
     (run,) = opened(directory)
-    (event,) = [each for each in runs.events_of(run) if each.kind == runs.SKIPPED]
-    assert event.said.endswith("stands out; document: ro, data/<a>.jsonl, row 41,007, and 1 more")
+    (event,) = [each for each in events.events_of(run) if each.kind == events.SKIPPED]
+    assert event.sentence.endswith("stands out; document: ro, data/<a>.jsonl, row 41,007, and 1 more")
     assert "data/&lt;a&gt;.jsonl, row 41,007" in tables.happened([run])
 
 
 def test_samples_are_cut_and_have_their_language(tmp_path: Path) -> None:
     (run,) = opened(rich(tmp_path))
-    panels = {panel["given"]: panel for panel in tables.samples_of([run])}
+    panels = {panel["given"]: panel for panel in samples.samples_of([run])}
     assert panels["The <extra_id_0> is"]["title"] == "Filled gaps"
     assert panels["The <extra_id_0> is"]["runs"][0]["at"] == [[s, [f"The [gap {s}] is"]] for s in (100, 200, 300)]
     assert panels[report_runs.HEBREW]["target"] == "hi" and panels[report_runs.JAPANESE]["lang"] == "ja"
-    assert len(panels["x"]["runs"][0]["at"][0][1][0]) == tables.MOST_LETTERS
-    assert [at[0] for at in tables.samples_of([run])[0]["runs"][0]["at"]] == [100, 200, 300]
-    small = {panel["given"]: panel for panel in tables.samples_of([run], 2_000)}
-    assert len(small["x"]["runs"][0]["at"][0][1][0]) == tables.LEAST_LETTERS
+    assert len(panels["x"]["runs"][0]["at"][0][1][0]) == samples.MOST_LETTERS
+    assert [at[0] for at in samples.samples_of([run])[0]["runs"][0]["at"]] == [100, 200, 300]
+    small = {panel["given"]: panel for panel in samples.samples_of([run], 2_000)}
+    assert len(small["x"]["runs"][0]["at"][0][1][0]) == samples.LEAST_LETTERS
 
 
 def write_long(directory: Path, steps: int, every: int) -> Path:

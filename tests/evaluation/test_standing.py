@@ -9,7 +9,7 @@ from limba.cli.main import main
 from limba.evaluation.standing import SILENT, standing
 from limba.evaluation.status import Status
 from limba.storage import lease
-from limba.tools.pages.page import tables
+from limba.tools.pages.page import headline
 from tests.evaluation.report_runs import append, opened, recorded
 
 START = {"kind": "start", "step": 0}
@@ -47,6 +47,6 @@ def test_a_run_that_failed_says_so_first(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["report", str(run)]) == 0
     assert capsys.readouterr().out.startswith(f"FAILED {said}\n")
     (first, *_) = opened(run)
-    page = tables.headline([first])
+    page = headline.headline([first])
     assert page.startswith(f'<p class="wrong"><strong>FAILED</strong> {said}</p>')
     assert "still falls" not in page  # the trend of a run that failed is no news

@@ -11,7 +11,7 @@ import pytest
 import limba
 import tasks.demo  # noqa: F401  registers the task
 from limba.config import CheckpointConfig, DataConfig, EvaluationConfig, InputError, MeshConfig, RunConfig
-from limba.export import at_end
+from limba.export import at_end, destinations
 from limba.storage import manifest
 from tests import tiny
 from tests.bucket_server import emulated, serving_buckets
@@ -122,7 +122,7 @@ def test_a_bucket_gets_the_folder_whole_and_once(tmp_path: Path, monkeypatch: py
     folder = tmp_path / "step_2"
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(bytes(range(256)) * 1000)
-    (folder / at_end.RECORD).write_text(json.dumps({"source": "run"}))
+    (folder / destinations.RECORD).write_text(json.dumps({"source": "run"}))
     (folder / "README.md").write_text("one")
     with emulated(monkeypatch) as server:
         place = at_end.FolderDestination("gs://bucket/out")
@@ -133,7 +133,7 @@ def test_a_bucket_gets_the_folder_whole_and_once(tmp_path: Path, monkeypatch: py
         assert place.deliver(folder, 2) == "gs://bucket/out/step_2"
         assert server.data("out/step_2/README.md") == b"another" and not manifest.check("gs://bucket/out/step_2")
         assert server.received["out/step_2/model.safetensors"] == sent
-        (folder / at_end.RECORD).write_text(json.dumps({"source": "other"}))
+        (folder / destinations.RECORD).write_text(json.dumps({"source": "other"}))
         with pytest.raises(InputError, match="gs://bucket/out/step_2"):
             place.deliver(folder, 2)
         left = {name.partition("/")[0] for name in server.names()}

@@ -59,7 +59,7 @@ def test_transformers_gives_the_states_and_the_vectors(shape, vocabulary, tmp_pa
 
 def test_only_a_t5_has_an_encoder_to_write(tmp_path, vocabulary):
     write_run(tmp_path / "run", tiny.language_model(**SIZES | {"num_kv_heads": 2}))
-    with pytest.raises(InputError, match="is no encoder-decoder, whose encoder alone could be written"):
+    with pytest.raises(InputError, match="is not an encoder-decoder, so it has no encoder that could be written alone"):
         convert.run([str(tmp_path / "run"), f"--vocabulary={vocabulary}", "--encoder_only"])
     with pytest.raises(InputError, match=r"is 0, and so is ModelConfig\.num_encoder_layers"):
         tiny.model(num_encoder_layers=0, num_decoder_layers=0)

@@ -14,7 +14,7 @@ from huggingface_hub import constants
 
 from limba.cli import convert, program
 from limba.config import CheckpointConfig, DataConfig, InputError, MeshConfig, OptimizerConfig
-from limba.export import at_end
+from limba.export import destinations
 from limba.export.huggingface import import_folder
 from limba.formats import hub_models
 from limba.formats import huggingface_files as files
@@ -235,14 +235,14 @@ def test_uploads_resume_where_they_were_interrupted(hub_server, folder, tmp_path
         (folders[step] / "README.md").write_text(f"step {step}")
     monkeypatch.setenv("HF_TOKEN", "bad")
     with pytest.raises(InputError, match="does not accept this upload .asked with the token in HF_TOKEN: HTTP 401"):
-        at_end.check_target("me/new", dry_run=False)
+        destinations.check_target("me/new", dry_run=False)
     monkeypatch.setenv("HF_TOKEN", "good")
-    at_end.check_target("me/new", dry_run=False)
+    destinations.check_target("me/new", dry_run=False)
     hub_server.fail("/api/models/me/new/commit/step_10", status(400), methods=("POST",))
     with pytest.raises(InputError, match="The upload to me/new failed .*run the command again"):
-        at_end.push("me/new", folders, dry_run=False)
+        destinations.push("me/new", folders, dry_run=False)
     first = hub_server.bytes_sent["commit", "step_9"]
-    at_end.push("me/new", folders, dry_run=False)
+    destinations.push("me/new", folders, dry_run=False)
     assert hub_server.bytes_sent["commit", "step_9"] == first  # nothing is sent twice
     assert capsys.readouterr().out.count("uploaded to me/new, revision step_9") == 2
     for revision, step in (("step_9", 9), ("step_10", 10), ("main", 10)):

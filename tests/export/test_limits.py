@@ -40,7 +40,7 @@ def test_an_upload_that_stands_still_is_left(
         pass
     standing.set()
     assert [each.getMessage() for each in caplog.records] == [
-        "The upload to me/model has not ended after 0 s, and is left."
+        "The upload to me/model has not ended after 0 s, and is abandoned."
     ]
 
 

@@ -14,7 +14,7 @@ from huggingface_hub import constants
 from limba.cli import flags
 from limba.config import InputError, RunConfig
 from limba.export import at_end
-from limba.export.at_end import HubDestination
+from limba.export.destinations import HubDestination
 from tests.http_server import FileServer, status
 from tests.hub_server import hub
 from tests.waiting import wait_until
@@ -103,7 +103,7 @@ def test_a_token_that_is_missing_or_refused_is_said_before_the_training(server, 
 
 @pytest.mark.night
 def test_each_save_is_uploaded_beside_the_training(server, tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(at_end, "SECONDS", 0.2)
+    monkeypatch.setattr(at_end, "LOOK_SECONDS", 0.2)
     run = tmp_path / "run"
     shutil.copytree(GOLDEN, run)
     checkpoints = run / "checkpoints"

@@ -12,8 +12,8 @@ from limba.cli.main import main
 from limba.config import CheckpointConfig, DataConfig, InputError, RunConfig
 from limba.data import tasks
 from limba.export import huggingface
+from limba.training.best import Best
 from limba.training.ledger import FILE, Ledger, entries_of
-from limba.training.loop import Best
 from tests import tiny
 
 JUNK = {
@@ -89,5 +89,5 @@ def test_the_configuration(junk: bytes, tmp_path: Path, capfd: pytest.CaptureFix
 
 def test_the_record_of_an_export(junk: bytes, tmp_path: Path) -> None:
     choices = huggingface.Choices()
-    with pytest.raises(InputError, match=r"has a conversion\.json that is no export's; give another directory"):
+    with pytest.raises(InputError, match=r"has a conversion\.json that no export has written; give another directory"):
         huggingface.is_made_of(junk, "run", choices, tmp_path)

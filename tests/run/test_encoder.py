@@ -186,9 +186,9 @@ def test_what_an_encoder_s_run_cannot_do_is_said_before_it_starts(
     run = arguments(tmp_path, corpus, f"--gin.VOCABULARY={vocabulary}", "--gin.VOCAB_SIZE=1024")
     with pytest.raises(InputError, match="has no <mask> and no <extra_id_0> to hide tokens with"):
         train(flags.parse_args([*run, "--gin.EXTRA_IDS=0"]).config)
-    with pytest.raises(ConfigError, match="is an encoder, which continues none; write <mask>"):
+    with pytest.raises(ConfigError, match="is an encoder, which does not continue a prompt; write <mask>"):
         train(flags.parse_args([*run, "--gin.PROMPTS=('A text',)"]).config)
-    with pytest.raises(ConfigError, match="gives rows of 8,200 tokens, and the encoder is said to read 8,192; give"):
+    with pytest.raises(ConfigError, match="gives rows of 8,200 tokens, and the encoder reads at most 8,192; give"):
         train(flags.parse_args([*run, "--gin.TASK_FEATURE_LENGTHS={'targets': 8200}", "--gin.PACK=True"]).config)
     with pytest.raises(ConfigError, match="an encoder, which is 'bidirectional', learns masked_lm or"):
         flags.parse_args([*run, "--gin.OBJECTIVE='causal_lm'"])

@@ -33,8 +33,8 @@ from limba.inference.search import banned_mask
 from limba.model import Network
 from limba.run import train
 from limba.sharding.mesh import batch_sharding
+from limba.training.best import Best
 from limba.training.checks import check_best_metric
-from limba.training.loop import Best
 from limba.training.step import Gradient, gradients
 from tests import tiny
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from limba.training.loop import MOST, Ahead
+from limba.training.ahead import MOST, Ahead
 
 
 def step_of(seconds: float) -> Callable[[jax.Array], jax.Array]:

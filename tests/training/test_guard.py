@@ -21,11 +21,12 @@ from limba.config import (
     ScheduleConfig,
 )
 from limba.model import Network
-from limba.training.guard import Guard, jit_row_losses
+from limba.training.guard import Guard
 from limba.training.ledger import Ledger, entries_of
 from limba.training.metrics.figures import RecentSteps
 from limba.training.metrics.logging import Metrics
 from limba.training.optimizer import make_optimizer
+from limba.training.row_losses import jit_row_losses
 from limba.training.schedule import make_schedule
 from limba.training.state import TrainState, state_shardings
 from limba.training.step import Gradient, jit_train_step, without_update

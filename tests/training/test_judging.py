@@ -14,11 +14,13 @@ import pytest
 from limba.config import DataConfig, GuardConfig, LossConfig, NonFiniteError, RunConfig
 from limba.model import Network
 from limba.training import guard as judging
-from limba.training.guard import Guard, Spike, Window, jit_row_losses, rows_standing_out
+from limba.training.guard import Guard
 from limba.training.ledger import Ledger, entries_of
 from limba.training.losses import cross_entropy
 from limba.training.metrics.figures import RecentSteps
 from limba.training.metrics.logging import Metrics
+from limba.training.row_losses import jit_row_losses, rows_standing_out
+from limba.training.spikes import Spike, Window
 from limba.training.state import TrainState
 from tests import tiny
 

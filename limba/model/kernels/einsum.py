@@ -1,8 +1,8 @@
 """Attention by XLA: all scores as one array, or saving none, one example after another, recomputed for the gradient.
 
 The second is Rabe & Staats 2021 (arXiv:2112.05682), with the softmax's normalizer saved as in FlashAttention (Dao et
-al. 2022, arXiv:2205.14135, appendix B.2). On a CPU the scores of one example stay in the cache; those of a whole batch
-are written to memory and read again several times.
+al. 2022, arXiv:2205.14135, appendix B.2). On a CPU the scores of one example stay in the cache; the scores of a whole
+batch are written to memory and read again several times.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ def _backward(saved: PyTree, gradient: Float[Array, "B Q H C"]) -> tuple[Array, 
             to_scores = jnp.where(mask[None], to_scores, 0.0)
         if bias_gradient is not None:
             bias_gradient = bias_gradient + to_scores
-        to_scores, weights = to_scores.astype(query.dtype), weights.astype(value.dtype)
+        to_scores = to_scores.astype(query.dtype)
+        weights = weights.astype(value.dtype)
         to_query = jnp.einsum("hqk,khc->qhc", to_scores, key)
         to_key = jnp.einsum("hqk,qhc->khc", to_scores, query)
         to_value = jnp.einsum("hqk,qhc->khc", weights, gradient)

@@ -37,7 +37,8 @@ def local_attention(
     Scores and softmax are in float32, products in the inputs' dtype. A query that sees no key gives a mean of values
     nearby.
     """
-    batch, length, size = *query.shape[:2], window // 2
+    batch, length = query.shape[:2]
+    size = window // 2  # of a block: its queries see keys of the block and of its two neighbours
     num = -(-length // size)
     more = num * size - length
     query, key, value = (jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, 0))) for x in (query, key, value))
@@ -61,7 +62,7 @@ def _banded(mask: Bool[Array, "B L L"], num: int, size: int) -> Bool[Array, "B N
     more = num * size - mask.shape[1]
     pairs = jnp.pad(mask, ((0, 0), (0, more), (0, more))).reshape(-1, num, size, num, size)
     blocks = np.arange(num)[:, None] + np.arange(-1, 2)
-    found = pairs[:, np.arange(num)[:, None], :, blocks.clip(0, num - 1), :]  # [N, 3, B, S, S]
-    found &= ((blocks >= 0) & (blocks < num))[..., None, None, None]
+    seen = pairs[:, np.arange(num)[:, None], :, blocks.clip(0, num - 1), :]  # [N, 3, B, S, S]
+    seen &= ((blocks >= 0) & (blocks < num))[..., None, None, None]
     distance = np.arange(3 * size) - size - np.arange(size)[:, None]
-    return found.transpose(2, 0, 3, 1, 4).reshape(-1, num, size, 3 * size) & (np.abs(distance) <= size)[None, None]
+    return seen.transpose(2, 0, 3, 1, 4).reshape(-1, num, size, 3 * size) & (np.abs(distance) <= size)[None, None]

@@ -2,8 +2,8 @@
 
 FlashAttention-2's blocks (Dao 2023, arXiv:2307.08691), lowered by Triton. The bias is equal along each diagonal, so a
 program reads the diagonals, [H, Q + K], which stay in its cache; reading an array [H, Q, K] from the L2 cache would
-take longer than the attention itself. In the backward pass one kernel computes the gradient of the query, one that of
-key and value, one that of the bias: a tile of one head, accumulated in registers over the examples. There are no atomic
+take longer than the attention itself. In the backward pass one kernel computes the gradient of the query, one of
+key and value, one of the bias: a tile of one head, accumulated in registers over the examples. There are no atomic
 additions: the kernels repeat bit for bit. `to_x` is the gradient of x.
 """
 
@@ -132,19 +132,24 @@ def _sums_of_diagonals(bias: Float[Array, "H Q K"]) -> Float[Array, "H P"]:
 def _run(kernel: str, call: Call, arrays: dict[str, Array], results: list[str]) -> dict[str, Array]:
     """Returns the results of a kernel, run over (blocks of a row, heads, examples).
 
-    That of the bias's gradient runs over (tiles, heads, groups of examples).
+    The kernel of the bias's gradient runs over (tiles, heads, groups of examples).
     """
     query = arrays["query"]
-    (batch, queries, heads, width), keys = query.shape, call.keys
+    batch, queries, heads, width = query.shape
+    keys = call.keys
     blocks = call.blocks(kernel, query)
-    query_blocks, key_blocks = pl.cdiv(queries, blocks.queries), pl.cdiv(keys, blocks.keys)
-    programs, group = key_blocks if kernel == "to_key" else query_blocks, 1
+    query_blocks = pl.cdiv(queries, blocks.queries)
+    key_blocks = pl.cdiv(keys, blocks.keys)
+    programs = key_blocks if kernel == "to_key" else query_blocks
+    group = 1
     if kernel == "to_bias":
-        programs, group = query_blocks * key_blocks, batch
+        # A program adds up all examples of its group; smaller groups where the card would not be full.
+        programs = query_blocks * key_blocks
+        group = batch
         while group % 2 == 0 and programs * heads * (batch // group) < PROGRAMS:
             group //= 2
 
-    def place(name: str) -> tuple[tuple[int, ...], DTypeLike, pl.BlockSpec]:
+    def part_of(name: str) -> tuple[tuple[int, ...], DTypeLike, pl.BlockSpec]:
         """Returns an array's shape, its dtype and a program's part of it."""
         if name == "diagonals":
             return (heads, queries + keys), jnp.float32, pl.BlockSpec((None, queries + keys), lambda i, h, b: (h, 0))
@@ -172,9 +177,9 @@ def _run(kernel: str, call: Call, arrays: dict[str, Array], results: list[str]) 
     outputs = pl.pallas_call(
         body,
         grid=(programs, heads, batch // group),
-        in_specs=[place(name)[2] for name in arrays],
-        out_specs=[place(name)[2] for name in results],
-        out_shape=[jax.ShapeDtypeStruct(*place(name)[:2]) for name in results],
+        in_specs=[part_of(name)[2] for name in arrays],
+        out_specs=[part_of(name)[2] for name in results],
+        out_shape=[jax.ShapeDtypeStruct(*part_of(name)[:2]) for name in results],
         compiler_params=plgpu.CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages),
         interpret=call.interpret,
         name="_".join([f"attention_{kernel}_{queries}x{keys}", *(mark for mark in marks if marks[mark])]),
@@ -238,7 +243,8 @@ class Tile(NamedTuple):
     def bias(self, refs: dict[str, Ref]) -> Array | None:
         if "diagonals" not in refs:
             return None
-        query_places, key_places = self.of_query(self.queries.places), self.of_key(self.keys.places)
+        query_places = self.of_query(self.queries.places)
+        key_places = self.of_key(self.keys.places)
         diagonals = refs["diagonals"].at[key_places - query_places + self.queries.length]
         if not (self.queries.is_ragged or self.keys.is_ragged):
             return plgpu.load(diagonals)
@@ -248,12 +254,15 @@ class Tile(NamedTuple):
     def scores(
         self, refs: dict[str, Ref], pair: tuple[Array, Array], ids: tuple[Array, Array], bias: Array | None
     ) -> tuple[Array, Array]:
-        """Returns the scores of queries and keys, and True where they are visible; of keys past the end -infinity."""
-        (causal, by_token, _), (of_query, of_key) = self.call.rule, ids
-        scores, of_query = self.product(*pair), jnp.where(of_query == 0, NO_ID, of_query)
+        """Returns the scores of queries and keys, and True where they are visible; keys past the end have -infinity."""
+        causal, by_token, _ = self.call.rule
+        of_query, of_key = ids
+        scores = self.product(*pair)
+        of_query = jnp.where(of_query == 0, NO_ID, of_query)
         if bias is not None:
             scores = scores + bias
-        query_places, key_places = self.of_query(self.queries.places), self.of_key(self.keys.places)
+        query_places = self.of_query(self.queries.places)
+        key_places = self.of_key(self.keys.places)
         ids = (of_query >> 1, of_key >> 1) if by_token else (of_query, of_key)
         visible = self.of_query(ids[0]) == self.of_key(ids[1])
         if causal:
@@ -264,7 +273,9 @@ class Tile(NamedTuple):
         if "reach" in refs:
             visible &= jnp.abs(key_places - query_places) <= refs["reach"][0]
         scores = jnp.where(visible, scores, HIDDEN_SCORE)
-        return jnp.where(key_places < self.keys.length, scores, -jnp.inf) if self.keys.is_ragged else scores, visible
+        if self.keys.is_ragged:
+            scores = jnp.where(key_places < self.keys.length, scores, -jnp.inf)
+        return scores, visible
 
 
 def _product(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:
@@ -315,7 +326,8 @@ def _forward_kernel(call: Call, blocks: Blocks, group: int, refs: dict[str, Ref]
         key, value, key_ids = tile.keys.load(refs, 0, "key", "value", "key_ids")
         scores, _ = tile.scores(refs, (query, key), (query_ids, key_ids), tile.bias(refs))
         higher = jnp.maximum(highest, jnp.max(scores, axis=1))
-        weights, shrunk = _exp(scores - higher[:, None]), _exp(highest - higher)
+        weights = _exp(scores - higher[:, None])
+        shrunk = _exp(highest - higher)
         sums = sums * shrunk[:, None] + _product(weights.astype(value.dtype), value, 1, 0)
         return sums, higher, total * shrunk + jnp.sum(weights, axis=1)
 

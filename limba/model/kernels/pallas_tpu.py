@@ -63,7 +63,7 @@ class Plan(NamedTuple):
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The blocks of keys of a program, as counted from that of its queries; (0,) if it has all."""
+        """The blocks of keys of a program, counted from the block of its queries; (0,) if it reads all keys."""
         return (-1, 0, 1) if self.is_near else (0,)
 
 
@@ -73,7 +73,7 @@ def _rows(batch: int, scores: int) -> int:
 
 
 def _near_block(reach: int) -> int:
-    return LANES * max(1, -(-reach // LANES))
+    return LANES * max(1, -(-reach // LANES))  # the smallest that reach covers: a block sees its two neighbours
 
 
 def fits(keys: int, reach: int | None) -> bool:
@@ -82,7 +82,10 @@ def fits(keys: int, reach: int | None) -> bool:
     >>> fits(2048, None), fits(2049, None), fits(2048, 256), fits(2048, 257)
     (True, False, True, False)
     """
-    return max(LANES * keys, 0 if reach is None else 3 * _near_block(reach) ** 2) <= SCORES_IN_VMEM
+    scores = LANES * keys
+    if reach is not None:
+        scores = max(scores, 3 * _near_block(reach) ** 2)
+    return scores <= SCORES_IN_VMEM
 
 
 def pallas_attention(
@@ -99,11 +102,15 @@ def pallas_attention(
     keys, or 0 where only blocks near it are read. ValueError for more than 2,048 keys (see `fits`).
     """
     query_ids, key_ids, reach = mask
-    (batch, queries), keys = query_ids.shape, key_ids.shape[-1]
+    batch, queries = query_ids.shape
+    keys = key_ids.shape[-1]
     plans = (Plan.of(batch, queries, keys, rule, interpret),)
     if rule.reach is not None:
         is_short = keys <= SHORT_ROW * _near_block(rule.reach)
-        plans += (plans[0]._replace(rule=rule) if is_short else Plan.near(batch, rule, rule.reach, interpret),)
+        if is_short:
+            plans += (plans[0]._replace(rule=rule),)
+        else:
+            plans += (Plan.near(batch, rule, rule.reach, interpret),)
     # No key has the id -1.
     ids = (jnp.where(query_ids == 0, -1, query_ids)[:, None], key_ids[:, None])
     return _attend(plans, projections, bias, ids, reach)
@@ -135,7 +142,7 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 
 def _either(run: Callable[..., PyTree], plans: tuple[Plan, ...], reach: Array | None, *arrays: PyTree) -> PyTree:
-    """Returns what `run` gives by the plan of this layer: of all keys, or of those that its reach has."""
+    """Returns what `run` gives by the plan of this layer: over all keys, or over the keys within its reach."""
     if reach is None:
         return run(plans[0], *arrays)
     everywhere, near = (functools.partial(run, plan) for plan in plans)
@@ -175,8 +182,9 @@ def _backward(
     of_backward = (_padded(each, short) for each in (statistics, gradient))
     results = _call(plan, *_whole_blocks(plan, projections, bias, ids), *of_backward)
     to_bias = None if bias is None else results.pop()[..., :queries]
-    if len(results) == 2:  # the gradient of the query, and that of keys and values from each block of queries
-        to_query, summed = results[0][..., :queries], _summed(plan, results[1])[..., :keys]
+    if len(results) == 2:  # the gradient of the query; and of keys and values, a part from each block of queries
+        to_query = results[0][..., :queries]
+        summed = _summed(plan, results[1])[..., :keys]
         results = [to_query, summed] if len(projections) > 1 else [jnp.concatenate([to_query, summed], axis=1)]
         if len(projections) == 3:
             results[1:] = summed[:, :1], summed[:, 1:]
@@ -186,7 +194,9 @@ def _backward(
 def _summed(plan: Plan, parts: Float[Array, "I B 2 H C J"]) -> Float[Array, "B 2 H C K"]:
     """Returns the sum over the programs of each block of queries; with a reach J is three blocks of the keys."""
     if not plan.is_near:
-        return parts[0] if len(parts) == 1 else jnp.sum(parts, axis=0, dtype=jnp.float32).astype(parts.dtype)
+        if len(parts) == 1:
+            return parts[0]
+        return jnp.sum(parts, axis=0, dtype=jnp.float32).astype(parts.dtype)
     before, own, after = (jnp.float32(each) for each in jnp.split(parts, 3, axis=-1))
     nothing = jnp.zeros_like(own[:1])
     own += jnp.concatenate([before[1:], nothing]) + jnp.concatenate([nothing, after[:-1]])
@@ -197,16 +207,23 @@ def _call(
     plan: Plan, projections: tuple[Array, ...], bias: Array | None, ids: tuple[Array, Array], *of_backward: Array
 ) -> list[Array]:
     """Returns the results of the kernel, run over (heads, blocks of queries, groups of examples)."""
-    (batch, _, heads, width, queries), dtype = projections[0].shape, projections[0].dtype
-    keys, block, rows = ids[1].shape[-1], plan.query_block, plan.rows
-    num_blocks, is_fused, steps = queries // block, len(projections) == 1, plan.steps
+    batch, _, heads, width, queries = projections[0].shape
+    dtype = projections[0].dtype
+    keys = ids[1].shape[-1]
+    block = plan.query_block
+    rows = plan.rows
+    steps = plan.steps
+    num_blocks = queries // block
+    is_fused = len(projections) == 1
     size = block if plan.is_near else keys  # of a block of keys
 
     def at_query(i: Array) -> Array:
         return i
 
     def at_key(step: int) -> Callable[[Array], Array | int]:
-        return (lambda i: jnp.clip(i + step, 0, num_blocks - 1)) if plan.is_near else (lambda i: 0)
+        if plan.is_near:
+            return lambda i: jnp.clip(i + step, 0, num_blocks - 1)
+        return lambda i: 0
 
     def projected(part: int, length: int, at: Callable[[Array], Array | int], count: int = 1) -> pl.BlockSpec:
         return pl.BlockSpec((rows, count, 1, width, length), lambda h, i, b: (b, part, h, 0, at(i)))
@@ -214,7 +231,7 @@ def _call(
     def of_ids(length: int, at: Callable[[Array], Array | int]) -> pl.BlockSpec:
         return pl.BlockSpec((rows, 1, length), lambda h, i, b: (b, 0, at(i)))
 
-    of_key, of_value = {1: (1, 2), 2: (0, 1), 3: (0, 0)}[len(projections)]  # their places along N
+    of_key, of_value = {1: (1, 2), 2: (0, 1), 3: (0, 0)}[len(projections)]  # their indices along N
     at_keys = [at_key(step) for step in steps]
     query, key, value = projections * 3 if is_fused else (*projections[:2], projections[-1])
     arrays = [ids[0], *[ids[1]] * len(steps), query, *[key] * len(steps), *[value] * len(steps)]
@@ -226,9 +243,11 @@ def _call(
     shapes = [jax.ShapeDtypeStruct(shape, kind) for shape, kind in zip(shapes, (dtype, jnp.float32), strict=True)]
     out_specs = [of_head, of_statistics]
     if of_backward:
-        arrays, in_specs = [*arrays, *of_backward], [*in_specs, of_statistics, of_head]
+        arrays += of_backward
+        in_specs += [of_statistics, of_head]
         if is_fused and num_blocks == 1:
-            shapes, out_specs = [jax.ShapeDtypeStruct(projections[0].shape, dtype)], [projected(0, keys, at_query, 3)]
+            shapes = [jax.ShapeDtypeStruct(projections[0].shape, dtype)]
+            out_specs = [projected(0, keys, at_query, 3)]
         else:
             # Programs of different queries have gradients for the same keys: each writes its own part.
             to_query = jax.ShapeDtypeStruct((batch, 1, heads, width, queries), dtype)
@@ -238,10 +257,13 @@ def _call(
             out_specs = [projected(0, block, at_query), part]
     if bias is not None:
         of_bias = pl.BlockSpec((1, keys, block), lambda h, i, b: (h, 0, i))
-        arrays, in_specs = [*arrays, bias], [*in_specs, of_bias]
+        arrays.append(bias)
+        in_specs.append(of_bias)
         if of_backward:
-            shapes, out_specs = [*shapes, jax.ShapeDtypeStruct(bias.shape, jnp.float32)], [*out_specs, of_bias]
-    rule, scores = plan.rule, batch * heads * queries * len(steps) * size
+            shapes.append(jax.ShapeDtypeStruct(bias.shape, jnp.float32))
+            out_specs.append(of_bias)
+    rule = plan.rule
+    scores = batch * heads * queries * len(steps) * size
     marks = {"causal": rule.causal, "mixed": rule.by_token, "near": rule.reach is not None, "bias": bias is not None}
     name = ["attention", "backward" if of_backward else "forward", f"{queries}x{keys}"]
     results = pl.pallas_call(
@@ -273,16 +295,17 @@ def _scores(
     bias: Float[Array, "K Q"] | None,
     ids: tuple[Int[Array, "1 Q"], Int[Array, "1 K"]],
 ) -> Float[Array, "K Q"]:
-    """Returns the scores of a program; those of hidden keys are HIDDEN_SCORE."""
+    """Returns the scores of a program; hidden keys have HIDDEN_SCORE."""
     scores = _product(key, query, 0, 0)
     if bias is not None:
         scores = scores + bias
-    (causal, by_token, reach), (query_ids, key_ids) = plan.rule, ids
+    causal, by_token, reach = plan.rule
+    query_ids, key_ids = ids
     if by_token:
         visible = _as_column(key_ids >> 1) == query_ids >> 1
     else:
         visible = _as_column(key_ids) == query_ids
-    if causal or reach is not None:  # how many places after the query a key is
+    if causal or reach is not None:  # how many positions after the query a key is
         blocks = 1 if plan.is_near else pl.program_id(1)
         after = _iota(scores, 0) - _iota(scores, 1) - blocks * plan.query_block
     if causal:
@@ -303,7 +326,7 @@ def _as_column(row: Int[Array, "1 K"]) -> Int[Array, "K 1"]:
 
 
 class Inputs(NamedTuple):
-    """The arrays of a program; those of keys are one for each of the plan's `steps`."""
+    """The arrays of a program; keys and values have one for each of the plan's `steps`."""
 
     query_ids: Ref
     key_ids: Sequence[Ref]
@@ -313,18 +336,29 @@ class Inputs(NamedTuple):
 
     @classmethod
     def of(cls, plan: Plan, refs: Sequence[Ref]) -> tuple[Inputs, list[Ref]]:
-        """Returns them, and the other arrays."""
+        """Returns the inputs, and the other arrays."""
         n = len(plan.steps)
-        query_ids, key_ids, query, key, value = refs[0], refs[1 : 1 + n], refs[1 + n], refs[2 + n :], refs[2 + 2 * n :]
-        return cls(query_ids, key_ids, query, key[:n], value[:n]), list(refs[2 + 3 * n :])
+        inputs = cls(
+            query_ids=refs[0],
+            key_ids=refs[1 : 1 + n],
+            query=refs[1 + n],
+            key=refs[2 + n : 2 + 2 * n],
+            value=refs[2 + 2 * n : 2 + 3 * n],
+        )
+        return inputs, list(refs[2 + 3 * n :])
 
     def read(self, plan: Plan, row: int) -> tuple[Array, Array, Array, tuple[Array, Array]]:
         """Returns query, key and value [C, L] of an example, and the ids."""
-        ids = [each[row] for each in self.key_ids]
-        if plan.is_near:  # the first block has none before it, the last one none after it: their place has another one
-            place, last = pl.program_id(1), pl.num_programs(1) - 1
-            ids[0], ids[2] = jnp.where(place > 0, ids[0], -4), jnp.where(place < last, ids[2], -4)
-        key, value = (_joined([each[row, 0, 0] for each in of]) for of in (self.key, self.value))
+        ids = [ref[row] for ref in self.key_ids]
+        if plan.is_near:
+            # The first block has none before it, and the last one none after it. Another block is read instead (see
+            # `at_key`), whose keys must not be seen: no query has the id -4, nor its half.
+            block = pl.program_id(1)
+            last = pl.num_programs(1) - 1
+            ids[0] = jnp.where(block > 0, ids[0], -4)
+            ids[2] = jnp.where(block < last, ids[2], -4)
+        key = _joined([ref[row, 0, 0] for ref in self.key])
+        value = _joined([ref[row, 0, 0] for ref in self.value])
         return self.query[row, 0, 0], key, value, (self.query_ids[row], _joined(ids))
 
 
@@ -345,7 +379,8 @@ def _forward_kernel(plan: Plan, has_bias: bool, *refs: Ref) -> None:
             share = jnp.where(highest > HIDDEN_SCORE / 2, share, 0)
         sums = _product(value, weights.astype(value.dtype), 1, 0)
         attended[row, 0] = (sums * share).astype(attended.dtype)
-        statistics[row, 0, 0:1], statistics[row, 0, 1:2] = highest, share
+        statistics[row, 0, 0:1] = highest
+        statistics[row, 0, 1:2] = share
 
 
 def _backward_kernel(plan: Plan, has_bias: bool, *refs: Ref) -> None:
@@ -361,7 +396,8 @@ def _backward_kernel(plan: Plan, has_bias: bool, *refs: Ref) -> None:
     for row in range(plan.rows):
         q, k, v, ids = inputs.read(plan, row)
         scores = _scores(plan, q, k, None if bias is None else bias[0], ids)
-        highest, share = statistics[row, 0, 0:1], statistics[row, 0, 1:2]
+        highest = statistics[row, 0, 0:1]
+        share = statistics[row, 0, 1:2]
         weights = jnp.exp(scores - highest)
         # The softmax's division goes to the gradient, [C, Q], instead of to the weights, [K, Q].
         g = gradient[row, 0].astype(jnp.float32) * share
@@ -375,10 +411,11 @@ def _backward_kernel(plan: Plan, has_bias: bool, *refs: Ref) -> None:
         if has_bias:
             to_bias[0] += to_scores
         to_scores = to_scores.astype(q.dtype)
-        to_key, to_query = _product(q, to_scores, 1, 1), _product(k, to_scores, 1, 0)
+        to_key = _product(q, to_scores, 1, 1)
+        to_query = _product(k, to_scores, 1, 0)
         if len(outputs) == 1:
-            places = [(outputs[0], (row, part, 0)) for part in range(3)]
+            targets = [(outputs[0], (row, part, 0)) for part in range(3)]
         else:
-            places = [(outputs[0], (row, 0, 0)), (outputs[1], (0, row, 0, 0)), (outputs[1], (0, row, 1, 0))]
-        for (output, place), result in zip(places, (to_query, to_key, to_value), strict=True):
-            output[place] = result.astype(output.dtype)
+            targets = [(outputs[0], (row, 0, 0)), (outputs[1], (0, row, 0, 0)), (outputs[1], (0, row, 1, 0))]
+        for (output, index), result in zip(targets, (to_query, to_key, to_value), strict=True):
+            output[index] = result.astype(output.dtype)

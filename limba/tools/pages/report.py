@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,42 +27,35 @@ shown side by side, in the first one's compared.html.
 
 With --serve nothing is written: the page is served on this machine and follows the run. With --host it is served to
 others too, and asks for a token."""
-PAGE, COMPARED = "report.html", "compared.html"
+PAGE = "report.html"
+COMPARED = "compared.html"
 MOST_RUNS = 8
-READ = 4_096  # bytes of a file by which a page of ours is known
+READ = 4_096  # bytes of a file, in which the mark of our pages is looked for
 
 
 def run(argv: Sequence[str]) -> None:
     """Prints the report of the runs that the flags name and writes or serves their page; raises InputError."""
-    given = _given(argv)
-    token = serving.checked(given.host, given.port, given.token, "--serve")
-    with environment.quiet_imports():
-        from limba.api import RunDirectory
-        from limba.tools.pages.page.runs import Run
-    if given.gin_file:
-        config = GinFlags.run_of(given).config
-        found = [(RunDirectory(config.model_dir), config)]
-    else:
-        found = [(directory := RunDirectory(name), _config(name, directory)) for name in given.model]
-    labels = _labels([config.model_dir for _, config in found])
-    runs = [Run(label, *each) for label, each in zip(labels, found, strict=True)]
+    flags = _flags(argv)
+    token = serving.checked(flags.host, flags.port, flags.token, "--serve")
+    runs = _runs(flags)
     for each in runs:
         each.update()
-    if given.serves:
-        _serve(runs, given, token)
+    if flags.serves:
+        _serve(runs, flags, token)
         return
     if not any(len(each.train) for each in runs):
         raise InputError(
-            f"{runs[0].directory} holds no figures of training yet: its run starts, compiles its step, or ended before"
+            f"{runs[0].directory} has no figures of training yet: its run starts, compiles its step, or ended before"
             " the first line; ask again later, or give --serve, which waits for them."
         )
-    _check_output(given.output)
+    _check_output(flags.output)
     for each in runs:
-        _print(each, given.output, is_only=len(runs) == 1)
-    print(f"report              {_write(runs, given.output)}")
+        _print(each, flags.output, is_only=len(runs) == 1)
+    print(f"report              {_write(runs, flags.output)}")
 
 
-def _given(argv: Sequence[str]) -> argparse.Namespace:
+def _flags(argv: Sequence[str]) -> argparse.Namespace:
+    """Returns the flags, with `serves` and `port` for the two meanings of --serve; InputError if they do not fit."""
     parser = Parser("report", ABOUT)
     parser.add_object("model", "MODEL_DIR", "directories of runs, local or gs://…", takes_several=True)
     parser.add_argument(
@@ -71,36 +65,55 @@ def _given(argv: Sequence[str]) -> argparse.Namespace:
     serving.add_flags(parser)
     parser.add_argument("--output", metavar="FILE", help=f"the page's file; default: MODEL_DIR/{PAGE}")
     GinFlags(parser, "MODEL_DIR")
-    given = parser.parse(argv)
-    if given.gin and not given.gin_file:
-        raise InputError(f"--gin.{given.gin[0]} goes with --gin_file; add that, or leave it out.")
-    given.model, given.serves, given.port = given.model or [], given.serve is not None, None
-    if given.serve and given.serve.lstrip("-").isdecimal():
-        given.port = int(given.serve)
-    elif given.serve:  # limba report --serve MODEL_DIR
-        given.model.append(given.serve)
-    if not given.model and not given.gin_file:
+    flags = parser.parse(argv)
+    if flags.gin and not flags.gin_file:
+        raise InputError(f"--gin.{flags.gin[0]} goes with --gin_file; add that, or leave it out.")
+    flags.model = flags.model or []
+    flags.serves = flags.serve is not None
+    flags.port = None
+    if flags.serve and flags.serve.lstrip("-").isdecimal():
+        flags.port = int(flags.serve)
+    elif flags.serve:  # limba report --serve MODEL_DIR, which argparse reads as the port
+        flags.model.append(flags.serve)
+    if not flags.model and not flags.gin_file:
         raise InputError("No run is given; write limba report MODEL_DIR.")
-    if given.gin_file and given.model:
-        raise InputError(f"Both {given.model[0]} and --gin_file are given; give one.")
-    given.model = list(dict.fromkeys(given.model))
-    if len(given.model) > MOST_RUNS:
-        raise InputError(f"{len(given.model)} runs are given; give at most {MOST_RUNS}, which still can be told apart.")
-    if not given.serves and (given.token is not None or given.host != serving.HERE):
+    if flags.gin_file and flags.model:
+        raise InputError(f"Both {flags.model[0]} and --gin_file are given; give one.")
+    flags.model = list(dict.fromkeys(flags.model))
+    if len(flags.model) > MOST_RUNS:
+        raise InputError(f"{len(flags.model)} runs are given; give at most {MOST_RUNS}, which can still be told apart.")
+    if not flags.serves and (flags.token is not None or flags.host != serving.HERE):
         raise InputError("--host and --token go with --serve; add that, or leave them out.")
-    if given.serves and given.output is not None:
+    if flags.serves and flags.output is not None:
         raise InputError("--output goes without --serve, which writes nothing; leave one out.")
-    return given
+    return flags
+
+
+def _runs(flags: argparse.Namespace) -> list[Run]:
+    with environment.quiet_imports():
+        from limba.api import RunDirectory
+        from limba.tools.pages.page.runs import Run
+    directories = []
+    configs = []
+    if flags.gin_file:
+        configs.append(GinFlags.run_of(flags).config)
+        directories.append(RunDirectory(configs[0].model_dir))
+    for name in flags.model:
+        directory = RunDirectory(name)
+        directories.append(directory)
+        configs.append(_config(name, directory))
+    labels = _labels([config.model_dir for config in configs])
+    return [Run(*parts) for parts in zip(labels, directories, configs, strict=True)]
 
 
 def _config(name: str, directory: RunDirectory) -> RunConfig:
-    """Returns the configuration of a run; InputError if the directory holds none."""
+    """Returns the configuration of a run; InputError if the directory is not the directory of a run."""
     if not directory.path.is_dir():
         raise InputError(f"{name} is not a folder; name the MODEL_DIR of a run.")
     config = directory.config()
     if config is None:
         raise InputError(
-            f"{directory.path} has no config.json: it holds no run, or one that has not begun; name the MODEL_DIR of a"
+            f"{directory.path} has no config.json: it is not a run, or one that has not begun; name the MODEL_DIR of a"
             " run."
         )
     if not isinstance(config, RunConfig):
@@ -115,16 +128,22 @@ def _labels(directories: Sequence[str]) -> list[str]:
     (['ro'], ['x/ro', 'y/ro'], ['a', 'a (2)'])
     """
     parts = [[part for part in directory.split("/") if part] or [directory] for directory in directories]
-    for count in range(1, max(map(len, parts), default=1) + 1):
-        labels = ["/".join(each[-count:]) for each in parts]
+    most_folders = max(map(len, parts), default=1)
+    for count in range(1, most_folders + 1):
+        labels = ["/".join(names[-count:]) for names in parts]
         if len(set(labels)) == len(labels):
             return labels
-    return [f"{label} ({labels[:i].count(label) + 1})" if label in labels[:i] else label
-            for i, label in enumerate("/".join(each[-1:]) for each in parts)]  # fmt: skip
+    # The same directory is given twice, in two spellings: its labels are numbered.
+    labels = []
+    times = Counter[str]()
+    for names in parts:
+        times[names[-1]] += 1
+        labels.append(names[-1] if times[names[-1]] == 1 else f"{names[-1]} ({times[names[-1]]})")
+    return labels
 
 
 def _check_output(output: str | None) -> None:
-    """Raises InputError for a file that is there and is no page of ours."""
+    """Raises InputError for a file that exists and is not a report: it would be overwritten."""
     from limba.tools.pages.page.page import MARK
 
     if output is None or "://" in output:
@@ -132,44 +151,51 @@ def _check_output(output: str | None) -> None:
     path = Path(output).expanduser()
     if path.is_dir():
         raise InputError(f"--output is {output}, a folder; name a file in it, such as {path / PAGE}.")
-    if path.exists() and not (foreign.is_regular(path) and MARK.encode() in foreign.bytes_of(path, READ)):
-        raise InputError(f"--output is {output}, which exists and is no report; name another file.")
-
-
-def _print(each: Run, output: str | None, is_only: bool) -> None:
-    """Prints a run's summary, and draws its loss into its directory, or beside the page where that is named."""
-    if not len(each.train):
-        print(f"run                 {each.directory}: no figures yet\n")
+    if not path.exists():
         return
-    text = each.found.summary(each.config)
-    if each.standing is not None:
-        print(each.standing.text)
+    is_report = foreign.is_regular(path) and MARK.encode() in foreign.bytes_of(path, READ)
+    if not is_report:
+        raise InputError(f"--output is {output}, which exists and is not a report; name another file.")
+
+
+def _print(run: Run, output: str | None, is_only: bool) -> None:
+    """Prints a run's summary, and draws its loss into its directory, unless the page goes elsewhere."""
+    if not len(run.train):
+        print(f"run                 {run.directory}: no figures yet\n")
+        return
+    summary = run.run_directory.summary(run.config)
+    if run.standing is not None:
+        print(run.standing.text)
     if not is_only:
-        print(f"run                 {each.directory}")
-    print(text)
-    for problem in each.problems:
+        print(f"run                 {run.directory}")
+    print(summary)
+    for problem in run.problems:
         print(f"note                {problem}")
     if output is None:
-        print(f"picture             {each.found.plot_loss(each.config)}" + ("" if is_only else "\n"))
+        print(f"picture             {run.run_directory.plot_loss(run.config)}")
+        if not is_only:
+            print()
 
 
 def _write(runs: Sequence[Run], output: str | None) -> str:
+    """Writes the page; returns its path."""
     from limba.api import write_whole
     from limba.tools.pages.page.page import page_of
 
-    place = str(runs[0].directory / (PAGE if len(runs) == 1 else COMPARED))
-    if output is not None:
+    if output is None:
+        path = str(runs[0].directory / (PAGE if len(runs) == 1 else COMPARED))
+    else:
         kinds.check_address(output, "The path")
-        place = output if "://" in output else str(Path(output).expanduser().resolve())
-    write_whole(place, page_of(runs))
-    return place
+        path = output if "://" in output else str(Path(output).expanduser().resolve())
+    write_whole(path, page_of(runs))
+    return path
 
 
-def _serve(runs: Sequence[Run], given: argparse.Namespace, token: str | None) -> None:
-    from limba.tools.pages.page.page import ReportServer
+def _serve(runs: Sequence[Run], flags: argparse.Namespace, token: str | None) -> None:
+    from limba.tools.pages.page.server import ReportServer
 
     def make(port: int) -> ReportServer:
-        return ReportServer(given.host, port, runs, token)
+        return ReportServer(flags.host, port, runs, token)
 
-    with serving.listening(make, given.host, given.port, "--serve") as server:
+    with serving.listening(make, flags.host, flags.port, "--serve") as server:
         serving.serve(server)

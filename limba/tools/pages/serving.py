@@ -25,11 +25,12 @@ from limba.api import Parser
 from limba.config import InputError, reason_of
 
 HERE = "127.0.0.1"
-FIRST_PORT, PORTS = 8000, 20  # that are tried if none is given
+FIRST_PORT = 8000  # of those that are tried if no port is given
+PORTS = 20
 MOST_BYTES = 200_000  # of a request
-MOST_READ = 100_000_000  # bytes that are read of a longer one, so that a browser has sent it and sees the answer
+MOST_READ = 100_000_000  # bytes of a longer request that are read: a browser sees no answer before it has sent all
 LONGEST_SILENCE = 30.0  # seconds for which a connection may send nothing
-LONGEST_REQUEST = 60.0  # seconds until all of a request must be there, from the end of the one before
+LONGEST_REQUEST = 60.0  # seconds from the end of one request until all of the next must be there
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 
 ServerT = TypeVar("ServerT", bound="PageServer")
@@ -40,13 +41,16 @@ class RefusedError(Exception):
 
     def __init__(self, status: http.HTTPStatus, sentence: str):
         super().__init__(sentence)
-        self.status, self.sentence = status, sentence
+        self.status = status
+        self.sentence = sentence
 
 
 class PageServer(http.server.ThreadingHTTPServer):
     """Serves a page. OSError if the port cannot be had. `token` is asked of every request."""
 
-    daemon_threads = True  # its `allow_reuse_address` takes a port that was just left, on Linux none that is in use
+    daemon_threads = (
+        True  # with its `allow_reuse_address` a port that was just left can be taken; on Linux never one in use
+    )
     request_queue_size = 1_024  # connections that come at the same moment; beyond it the kernel resets some
 
     def __init__(self, host: str, port: int, handler: type[PageHandler], token: str | None = None):
@@ -58,18 +62,20 @@ class PageServer(http.server.ThreadingHTTPServer):
     def address(self) -> str:
         """The page's address, with the token if there is one."""
         query = f"/?token={self.token}" if self.token else "/"
-        host = f"[{self.server_address[0]}]" if ":" in str(self.server_address[0]) else self.server_address[0]
+        host = str(self.server_address[0])
+        if ":" in host:  # IPv6
+            host = f"[{host}]"
         return f"http://{host}:{self.server_port}{query}"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A browser that went away is no news; anything else is one line, and the server continues."""
+        """Prints one line, and nothing for a browser that went away; the server continues."""
         error = sys.exc_info()[1]
         if not isinstance(error, ConnectionError | TimeoutError):
             print(f"A request failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
 
 class _Limited(socket.SocketIO):
-    """What a connection sends, until `ends`: a client that sends a byte now and then must not keep its thread."""
+    """A connection that is read until `ends`: a client that sends a byte now and then must not keep its thread."""
 
     ends = math.inf
 
@@ -88,7 +94,8 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
     """Answers one request with what `get` or `post` returns: a type of content and its bytes."""
 
     server: PageServer
-    server_version, sys_version = "limba", ""
+    server_version = "limba"
+    sys_version = ""  # Python's version is nobody's business
     timeout = LONGEST_SILENCE
     protocol_version = "HTTP/1.1"
     clock = staticmethod(time.monotonic)
@@ -103,15 +110,15 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
         super().handle_one_request()
 
     def get(self, path: str) -> tuple[str, bytes]:
-        """Returns what is at a path; this one has nothing."""
+        """Returns the content at a path; this base class has nothing."""
         raise RefusedError(http.HTTPStatus.NOT_FOUND, f"There is nothing at {path}; open /.")
 
     def post(self, path: str) -> tuple[str, bytes]:
-        """Returns the answer to what is sent to a path; this one takes nothing."""
+        """Returns the answer to a request's body; this base class takes none."""
         raise RefusedError(http.HTTPStatus.NOT_FOUND, f"There is nothing at {path}; open /.")
 
     def log_message(self, *_: object) -> None:
-        """Says nothing: the console belongs to the one who started the server."""
+        """Prints nothing: the console belongs to the person who started the server."""
 
     def do_GET(self) -> None:
         self._answer(self.get)
@@ -125,31 +132,32 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
             self._check()
             kind, body = make(urllib.parse.urlsplit(self.path).path)
         except RefusedError as error:
-            status, kind, body = error.status, *as_json({"error": error.sentence})
+            status = error.status
+            kind, body = as_json({"error": error.sentence})
         except InputError as error:
-            status, kind, body = http.HTTPStatus.BAD_REQUEST, *as_json({"error": str(error)})
-        self.close_connection = status != http.HTTPStatus.OK  # what was not read must not become the next request
+            status = http.HTTPStatus.BAD_REQUEST
+            kind, body = as_json({"error": str(error)})
+        # After an error the rest of the request may be unread, and must not become the next request.
+        self.close_connection = status != http.HTTPStatus.OK
         self.send_response(status)
-        for name, value in {
-            "Content-Type": kind,
-            "Content-Length": str(len(body)),
-            "Cache-Control": "no-store",
-            "Content-Security-Policy": POLICY,
-            "X-Content-Type-Options": "nosniff",
-            "Referrer-Policy": "no-referrer",
-        }.items():
-            self.send_header(name, value)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Content-Security-Policy", POLICY)
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Referrer-Policy", "no-referrer")  # the address has the token
         if self.close_connection:
             self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(body)
 
     def _check(self) -> None:
+        """Raises RefusedError for a request without the token, or without one for a Host that is not this server."""
         server = self.server
         if server.token is not None:
             query = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)
-            given = self.headers.get("X-Token") or query.get("token", [""])[0]
-            if not hmac.compare_digest(given.encode(), server.token.encode()):
+            token = self.headers.get("X-Token") or query.get("token", [""])[0]
+            if not hmac.compare_digest(token.encode(), server.token.encode()):  # in the same time for any token
                 raise RefusedError(http.HTTPStatus.FORBIDDEN, "Open the address that the command has printed, whole.")
         elif self.headers.get("Host") not in server.names:
             raise RefusedError(http.HTTPStatus.FORBIDDEN, f"Open {server.address}: this is not its name.")
@@ -162,9 +170,8 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
         if not length.isdecimal():
             raise RefusedError(http.HTTPStatus.LENGTH_REQUIRED, "Send Content-Length.")
         if int(length) > MOST_BYTES:
-            left = int(length) if int(length) <= MOST_READ else 0
-            while left and (chunk := self.rfile.read(min(left, 1 << 20))):
-                left -= len(chunk)
+            if int(length) <= MOST_READ:
+                self._discard(int(length))
             raise RefusedError(
                 http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
                 f"The request has {int(length):,} bytes; send at most {MOST_BYTES:,}.",
@@ -177,6 +184,13 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
             raise InputError("The request is not a JSON object; send one.")
         return asked
 
+    def _discard(self, num_bytes: int) -> None:
+        while num_bytes:
+            chunk = self.rfile.read(min(num_bytes, 1 << 20))
+            if not chunk:  # the client has closed the connection
+                return
+            num_bytes -= len(chunk)
+
 
 def as_json(value: object) -> tuple[str, bytes]:
     """Returns an answer in JSON."""
@@ -184,27 +198,34 @@ def as_json(value: object) -> tuple[str, bytes]:
 
 
 def add_flags(parser: Parser) -> None:
-    """Adds the flags of where a page is served."""
+    """Adds the flags that say where a page is served."""
     parser.add_argument("--host", default=HERE, help=f"address to listen on; default: {HERE}, for this machine alone")
     parser.add_argument("--token", help="with --host: what the page's address must hold; default: one is made")
 
 
 def checked(host: str, port: int | None, token: str | None, name: str) -> str | None:
-    """Returns the token of a page, None for one of this machine alone; InputError for what cannot be. `name`: --port"""
+    """Returns the token of a page, None for a page of this machine alone; `name` is the flag of the port.
+
+    Raises InputError for a port outside of 0 to 65535, and a token that would guard nothing.
+    """
     if port is not None and not 0 <= port < 65536:
         raise InputError(f"{name} is {port}; give a number from 0 to 65535, where 0 is any free port.")
     if token is not None and host == HERE:
         raise InputError("--token is given without --host; it guards a page that others can open.")
-    return None if host == HERE else token or secrets.token_urlsafe(16)
+    if host == HERE:
+        return None
+    return token or secrets.token_urlsafe(16)
 
 
 def listening(make: Callable[[int], ServerT], host: str, port: int | None, name: str) -> ServerT:
     """Returns the server that `make` starts on this port, or on the first free one; InputError if it cannot be had."""
-    for chosen in range(FIRST_PORT, FIRST_PORT + PORTS) if port is None else [port]:
+    ports = range(FIRST_PORT, FIRST_PORT + PORTS) if port is None else [port]
+    for chosen in ports:
         try:
             return make(chosen)
         except OSError as error:
-            if error.errno != errno.EADDRINUSE or port is not None:
+            tries_next = port is None and error.errno == errno.EADDRINUSE
+            if not tries_next:
                 raise InputError(
                     f"Port {chosen} of {host} {_why(error, chosen)}; give another {name}, or none."
                 ) from None

@@ -1,4 +1,4 @@
-"""What a run shows of itself: few short rows on the console, and every line in a file of the run."""
+"""The console of a run: few short rows, and one line of progress on a terminal."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ PROGRESS_WITHOUT_END = "training, step {n_fmt}{postfix}"  # of a run that ends w
 
 
 class Console:
-    """The console of a run's first process. One that is gone or full ends no run.
+    """The console of a run's first process. The run goes on if the console is gone or full.
 
     `start` is the step that the run begins at, `train_steps` its last one, if that is known. On a terminal the progress
     is one line that is drawn again; elsewhere it is a row every SECONDS_BETWEEN, the first and the last among them.
     """
 
     def __init__(self, start: int, train_steps: int | None):
-        self._start, self._train_steps = start, train_steps
+        self._start = start
+        self._train_steps = train_steps
         self._is_terminal = sys.stderr.isatty()
-        self._progress_due, self._pending = 0.0, ""
+        self._progress_due = 0.0  # when the next row of progress is shown, where there is no terminal
+        self._pending = ""  # the newest row of progress, not shown yet
         self._bar: tqdm | None = None
 
     def say(self, row: str) -> None:
@@ -76,7 +78,7 @@ class Console:
         self._progress_due = time.monotonic() + SECONDS_BETWEEN
 
     def saved(self, step: int, place: object) -> None:
-        """Shows that a step is saved: on a terminal the file of the run says so."""
+        """Shows that a step is saved; a terminal shows only progress, and the log has this."""
         if not self._is_terminal:
             self._say_pending()
             self.say(f"step {step:,} saved in {place}")
@@ -89,14 +91,15 @@ class Console:
 
 
 class Warnings(logging.Handler):
-    """Hands warnings, which the console shows, to the log of a run too; but those of `writer`, which writes the log."""
+    """Copies warnings, which the console shows, to the log of a run, except from `writer`, which writes the log."""
 
     def __init__(self, append: Callable[[str], None], writer: logging.Logger):
         super().__init__(logging.WARNING)
-        self._append, self._writer = append, writer.name
+        self._append = append
+        self._writer = writer.name
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.name != self._writer:  # whose warning is that the log cannot be written
+        if record.name != self._writer:  # it warns that the log cannot be written
             self._append(record.getMessage())
 
 

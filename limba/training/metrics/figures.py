@@ -43,16 +43,22 @@ class RecentSteps:
     """
 
     def __init__(self, config: RunConfig, lengths: Mapping[str, int], num_devices: int, metrics: Metrics):
-        self._config, self._num_devices, self.metrics = config, num_devices, metrics
-        self._row_lengths, self._num_lines = dict[str, Counter[int]](), 0
-        flops, peak = flops_per_row(config, lengths), peak_flops_per_device()
-        self._seconds_at_peak = flops * config.data.batch_size / (peak * num_devices) if peak else None
+        self._config = config
+        self._num_devices = num_devices
+        self.metrics = metrics
+        self._row_lengths = dict[str, Counter[int]]()  # by side: how many rows have how many tokens
+        self._num_lines = 0
+        self._seconds_at_peak: float | None = None  # of a step, if the devices reached their peak: for MFU
+        peak = peak_flops_per_device()
+        if peak:
+            self._seconds_at_peak = flops_per_row(config, lengths) * config.data.batch_size / (peak * num_devices)
         self.restart()
 
     def restart(self) -> None:
         """Forgets the steps and starts the clock again."""
         self._steps: list[tuple[int, ShardRows, StepMetrics]] = []
-        self._waited, self._began = 0.0, time.monotonic()
+        self._waited = 0.0  # seconds for data
+        self._began = time.monotonic()
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -69,7 +75,7 @@ class RecentSteps:
 
     def forget(self, step: int) -> None:
         """Leaves a step out of the figures."""
-        self._steps = [each for each in self._steps if each[0] != step]
+        self._steps = [entry for entry in self._steps if entry[0] != step]
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -79,16 +85,18 @@ class RecentSteps:
     ) -> dict[str, float]:
         """Waits for the devices and returns the figures of the steps; NonFiniteError if one is not finite.
 
-        `epochs` are those of each task so far, nan or 0 where they are not known, `tokens` those of each task of a
-        mixture; `saved_steps` are named in the error.
+        `epochs` has the epochs of each task so far, nan or 0 where they are not known; `tokens` the tokens of each
+        task of a mixture. The error names the newest of `saved_steps`.
         """
         fetched = jax.device_get([metrics for _, _, metrics in self._steps])
-        seconds, number = time.monotonic() - self._began, len(fetched)
+        seconds = time.monotonic() - self._began
+        number = len(fetched)
         for (step, rows, _), values in zip(self._steps, fetched, strict=True):
-            if not all(map(math.isfinite, (values["loss"], values["gradient_norm"], values["update_norm"]))):
+            checked = (values["loss"], values["gradient_norm"], values["update_norm"])
+            if not all(map(math.isfinite, checked)):
                 raise NonFiniteError(_report(self._config.model_dir, step, rows, values, saved_steps))
         targets = np.array([values["target_tokens"] for values in fetched])
-        weights = targets / max(targets.sum(), 1.0)
+        weights = targets / max(targets.sum(), 1.0)  # a mean over tokens, not over steps
         all_tokens = float(targets.sum()) + sum(float(values["input_tokens"]) for values in fetched)
         figures = {
             **{name: float(np.dot([values[name] for values in fetched], weights)) for name in AVERAGED},
@@ -115,13 +123,14 @@ class RecentSteps:
                 if side in part:
                     self._row_lengths.setdefault(side, Counter()).update(np.count_nonzero(part[side], -1).tolist())
         self._num_lines += 1
-        if self._num_lines & (self._num_lines - 1) == 0 or self._num_lines % LINES_PER_COUNT == 0:
-            counts = {side: sorted(found.items()) for side, found in self._row_lengths.items()}
+        is_power_of_2 = self._num_lines & (self._num_lines - 1) == 0
+        if is_power_of_2 or self._num_lines % LINES_PER_COUNT == 0:
+            counts = {side: sorted(lengths.items()) for side, lengths in self._row_lengths.items()}
             self.metrics.record("row_lengths", step, {"rows": counts})
 
 
 def facts(config: RunConfig, num_parameters: int, lengths: Mapping[str, int], num_devices: int) -> dict[str, object]:
-    """Returns what metrics.jsonl says of a start: the sizes of the run, its devices, and the programs it runs on."""
+    """Returns the record of a start in metrics.jsonl: the sizes of the run, its devices, the versions of programs."""
     inputs, targets = sides(config, lengths)
     flops = flops_per_row(config, lengths) * config.data.batch_size
     return {
@@ -147,15 +156,16 @@ def introduction(config: RunConfig, num_parameters: int, start: int) -> Iterator
     where = f"resumes at step {start:,}" if start else "starts"
     end = f"up to step {config.train_steps:,}" if config.train_steps else f"for {config.data.num_epochs} epochs"
     processes = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
-    place = as_typed_here(config.model_dir)
-    on = f"{len(devices)} x {devices[0].device_kind}{processes}"
-    yield f"{place} {where}, {end}: {num_parameters:,} parameters on {on}"
+    directory = as_typed_here(config.model_dir)
+    machine = f"{len(devices)} x {devices[0].device_kind}{processes}"
+    yield f"{directory} {where}, {end}: {num_parameters:,} parameters on {machine}"
     if sys.stdout.isatty():  # elsewhere the rows themselves are kept in a log
-        yield f"all lines go to {place}/{LOG}"
+        yield f"all lines go to {directory}/{LOG}"
     if sentence := unfit(config.model, devices[0]):
         yield sentence
-    limit, check = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit"), toolbox.find("check")
-    if limit and check:  # the devices of a CPU have none
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")  # None for the devices of a CPU
+    check = toolbox.find("check")
+    if limit and check:
         yield from check.of_memory(config, devices, limit)
     if (schedule := config.optimizer.schedule).base_learning_rate == AUTO:
         steps = schedule.planned_steps or config.train_steps or 1
@@ -169,7 +179,7 @@ def introduction(config: RunConfig, num_parameters: int, start: int) -> Iterator
 
 
 def details(config: RunConfig, lengths: Mapping[str, int], start: int) -> Iterator[str]:
-    """Yields what the log has beside the introduction."""
+    """Yields the lines that follow the introduction in the log alone."""
     inputs, targets = sides(config, lengths)
     tokens = f"{inputs} inputs and {targets} targets" if inputs else f"{targets} tokens"
     predicted = config.data.num_predicted
@@ -196,8 +206,9 @@ def flops_per_row(config: RunConfig, lengths: Mapping[str, int]) -> float:
 
 def advice_on(config: RunConfig, num_steps: int, step: int, figures: Mapping[str, float]) -> str:
     """Returns what the figures of `num_steps` steps up to `step` advise; "" if nothing."""
-    waiting = waiting_advice(num_steps, figures["data_wait"], config.data.num_reader_processes)
-    return " ".join(filter(None, (waiting, job_advice(config, num_steps, step, figures["seconds_per_step"]))))
+    on_data = waiting_advice(num_steps, figures["data_wait"], config.data.num_reader_processes)
+    on_job = job_advice(config, num_steps, step, figures["seconds_per_step"])
+    return " ".join(advice for advice in (on_data, on_job) if advice)
 
 
 def waiting_advice(num_steps: int, data_wait: float, num_processes: int) -> str:
@@ -220,13 +231,15 @@ def job_advice(config: RunConfig, num_steps: int, step: int, seconds_per_step: f
 
     The job's variables say when it ends. A job that is told to end saves; one whose node fails does not.
     """
-    end, every = os.environ.get("SLURM_JOB_END_TIME", ""), config.checkpoint.every_steps
+    end = os.environ.get("SLURM_JOB_END_TIME", "")
+    every = config.checkpoint.every_steps
     if num_steps < 10 or not end.isdigit() or isinstance(every, str):  # an epoch, whose steps are not known here
         return ""
     steps = every - step % every
     if config.train_steps is not None:
         steps = min(steps, config.train_steps - step)
-    left, due = int(end) - time.time(), steps * seconds_per_step
+    left = int(end) - time.time()
+    due = steps * seconds_per_step
     if due <= left:
         return ""
     return (

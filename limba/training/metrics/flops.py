@@ -10,7 +10,7 @@ from limba.config import ModelConfig, hardware
 def flops_per_sequence(
     config: ModelConfig, inputs_length: int, targets_length: int, num_predicted: int | None = None
 ) -> float:
-    """Returns the FLOPs of training on one sequence: three times those of the forward pass.
+    """Returns the FLOPs of training on one sequence: three times the forward pass, since the backward one has twice.
 
     All tokens of a decoder-only model's sequence are targets; only `num_predicted` of an encoder's have logits.
 
@@ -18,10 +18,12 @@ def flops_per_sequence(
     >>> round(flops_per_sequence(base, 512, 114) / 1e9)
     425
     """
-    d, inner = config.emb_dim, config.num_heads * config.head_dim
-    matrices = len(config.mlp_activations) + 1
+    d = config.emb_dim
+    inner = config.num_heads * config.head_dim
+    matrices = len(config.mlp_activations) + 1  # a gated MLP has two in, one out
     mlp = matrices * d * config.mlp_dim
-    logits = 2 * (targets_length if num_predicted is None else num_predicted) * d * config.vocab_size
+    num_logits = targets_length if num_predicted is None else num_predicted
+    logits = 2 * num_logits * d * config.vocab_size
     if config.is_decoder_only:
         projections = 2 * d * (inner + config.kv_heads * config.head_dim)
         seen = 4 if config.is_encoder else 2  # a causal mask hides half of the scores
@@ -31,7 +33,7 @@ def flops_per_sequence(
         num_global = -(-layers // every)
         keys = num_global * targets_length + (layers - num_global) * min(width, targets_length)
         if config.is_modernbert:
-            logits += 2 * (targets_length if num_predicted is None else num_predicted) * d * d
+            logits += 2 * num_logits * d * d  # the dense layer of its head
         return 3.0 * (layers * layer + seen * targets_length * keys * inner + logits)
     encoder_token = 2 * (4 * d * inner + mlp)
     encoder = inputs_length * encoder_token + 4 * inputs_length**2 * inner

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -20,141 +19,27 @@ from typing import NamedTuple
 import numpy as np
 from etils import epath
 
-from limba.config import RunConfig, SentenceError, reason_of, without_credentials
+from limba.config import RunConfig, SentenceError, without_credentials
 from limba.config.extras import without
 from limba.sharding.preemption import stop_all
-from limba.storage.files import GrowingFile, LocalFile, make_folder
+from limba.storage.files import make_folder
 from limba.training.metrics.console import Console, Warnings, filled, shortened
 from limba.training.metrics.records import LOG, METRICS, Callback, Callbacks, bits_per_byte_by_set, duration
 from limba.training.metrics.records import read_metrics as read_metrics
+from limba.training.metrics.uploads import LOCAL, EventFiles, Lines
+from limba.training.metrics.uploads import logger as uploads_logger
 from limba.training.metrics.weights_and_biases import WeightsAndBiases
 
-with without("torch", "google.cloud.storage"):  # else their imports cost seconds, for what is not used
+with without("torch", "google.cloud.storage"):  # not used here, and their imports cost seconds
     from tensorboardX import SummaryWriter, record_writer
 
-logger = logging.getLogger(__name__)
-
-FLUSH_SECONDS = 60.0
-LAST_ATTEMPTS = 3  # at the end of a run
-LOCAL = "file://"
-
-
-class Uploads:
-    """Bytes that are collected and appended to a file, local or at gs://…; what fails delays them and ends nothing.
-
-    The three methods are what tensorboardX asks of the file behind its writer. A file fails with one warning while the
-    run goes on, and one at the end if its last lines are lost; a copy (TensorBoard's, of metrics.jsonl) with one.
-    """
-
-    def __init__(self, address: str, is_copy: bool = False):
-        self._is_copy, self._reason = is_copy, ""
-        self._file = GrowingFile(address) if "://" in address else LocalFile(address)
-        self._pending, self._lock = [], threading.Lock()
-        self._sending, self._has_complained, self._is_closing = threading.Lock(), False, False
-        self._num_failed = 0  # attempts in a row
-
-    def write(self, data: bytes) -> None:
-        """Keeps the bytes for the next `flush`."""
-        with self._lock:
-            self._pending.append(data)
-
-    def flush(self) -> bool:
-        """Appends what is kept; returns whether nothing is left. What cannot be sent now is sent with the next."""
-        with self._sending:
-            with self._lock:
-                taken, self._pending = b"".join(self._pending), []
-            try:
-                self._file.append(taken)
-            except Exception as error:  # noqa: BLE001  a bucket's client has errors of its own
-                with self._lock:
-                    self._pending.insert(0, taken)
-                self._reason = reason_of(error)
-                self._num_failed += 1
-                if not self._has_complained and not self._is_closing:
-                    self._has_complained = True
-                    logger.warning(
-                        "%s cannot be written at the moment (%s); it is tried again, and the run goes on.",
-                        self._file.address, self._reason,
-                    )  # fmt: skip
-                return False
-            self._num_failed = 0
-            return True
-
-    def close(self) -> None:
-        """Appends what is left; warns if it is not taken. A bucket that failed before is asked less often."""
-        self._is_closing = True
-        num_attempts = max(1, LAST_ATTEMPTS - self._num_failed)  # each takes a minute where nothing answers
-        if not any(self.flush() for _ in range(num_attempts)):
-            if not (self._is_copy and self._has_complained):
-                logger.warning("The last lines of %s could not be written (%s).", self._file.address, self._reason)
-            self._pending = []
-        if isinstance(self._file, LocalFile):
-            self._file.close()
-
-
-class Lines:
-    """The lines of a file: on a disk at once; at gs://… once a minute, by a thread for which no step waits.
-
-    `is_copy`: of what is written elsewhere too; see `Uploads`.
-    """
-
-    def __init__(self, path: str, is_copy: bool = False):
-        self._uploads, self._due, self._over = Uploads(path, is_copy), threading.Event(), False
-        self._thread = threading.Thread(target=self._send, daemon=True, name="metrics") if "://" in path else None
-        if self._thread is not None:
-            self._thread.start()
-            return
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
-                self._uploads.write(b"\n")  # ends a line that a killed run left incomplete
-
-    def append(self, line: str) -> None:
-        """Writes a line, with its end; in a bucket it is kept for the next upload."""
-        self._uploads.write(line.encode())
-        if self._thread is None:
-            self._uploads.flush()
-
-    def upload(self) -> None:
-        """Has the thread append what is kept now."""
-        self._due.set()
-
-    def _send(self) -> None:
-        while not self._over:
-            self._due.wait(FLUSH_SECONDS)
-            self._due.clear()
-            self._uploads.flush()
-
-    def close(self) -> None:
-        """Writes what is left."""
-        self._over = True
-        self._due.set()
-        if self._thread is not None:
-            self._thread.join()
-        self._uploads.close()
-
-
-class EventFiles:
-    """Opens TensorBoard's event files, file://… or gs://…, as tensorboardX's `register_writer_factory` takes it.
-
-    In its own, an error of the disk ends the thread that writes, and the next figures wait for that thread for ever.
-    """
-
-    def open(self, path: str) -> Uploads:
-        return Uploads(path.removeprefix(LOCAL), is_copy=True)
-
-    def directory_check(self, path: str) -> None:
-        """Makes the folder; a bucket has none."""
-        if path.startswith(LOCAL):
-            os.makedirs(path.removeprefix(LOCAL), exist_ok=True)
-
-
+# tensorboardX's own writer to a bucket uploads the whole file at each flush.
 for _kind in ("gs", "file"):
-    record_writer.register_writer_factory(_kind, EventFiles())  # its own uploads the whole file at each flush
+    record_writer.register_writer_factory(_kind, EventFiles())
 
 
 class Remaining:
-    """The time that is left: up to the run's last step, or to the end of its epochs where they end earlier.
+    """The time up to the run's last step, or to the end of its epochs where they end earlier.
 
     >>> remaining = Remaining(None, 3)
     >>> remaining.seconds(10, 0.5, [0.0]), remaining.seconds(30, 0.5, [0.5])
@@ -165,18 +50,25 @@ class Remaining:
     """
 
     def __init__(self, train_steps: int | None, num_epochs: int | None):
-        self._train_steps, self._num_epochs = train_steps, num_epochs
-        self._before: tuple[int, float] | None = None
+        self._train_steps = train_steps
+        self._num_epochs = num_epochs
+        self._first: tuple[int, float] | None = None  # a step, and the epochs up to it, at the first call
 
     def seconds(self, step: int, seconds_per_step: float, epochs: Sequence[float]) -> float | None:
-        """Returns the seconds left after a step; None if they are not known yet."""
-        found = [] if self._train_steps is None else [float(self._train_steps - step)]
+        """Returns the seconds from a step to the end; None if they are not known yet. `epochs` are each corpus's."""
+        steps = []
+        if self._train_steps is not None:
+            steps.append(float(self._train_steps - step))
         if self._num_epochs is not None and epochs:
-            (first, begun), now = self._before or (step, min(epochs)), min(epochs)
-            self._before = (first, begun)
-            if now > begun:
-                found.append((self._num_epochs - now) / (now - begun) * (step - first))
-        return max(0.0, min(found)) * seconds_per_step if found else None
+            slowest = min(epochs)  # the run ends when all corpora have been read so often
+            if self._first is None:
+                self._first = (step, slowest)
+            first_step, first_epochs = self._first
+            if slowest > first_epochs:
+                steps.append((self._num_epochs - slowest) / (slowest - first_epochs) * (step - first_step))
+        if not steps:
+            return None
+        return max(0.0, min(steps)) * seconds_per_step
 
 
 class _Outputs(NamedTuple):
@@ -194,7 +86,7 @@ class Metrics:
 
     `start` is the step that the run resumes from; `run` says what else gets the figures, by default TensorBoard. Use it
     as a context manager: on exit it flushes all files, and records that the run has ended, unless it `only_adds`
-    figures to those of a run.
+    figures to a run's.
     """
 
     def __init__(
@@ -208,16 +100,18 @@ class Metrics:
         only_adds: bool = False,
     ):
         self._only_adds = only_adds
-        self.train_steps, self.writes = train_steps, writes
+        self.train_steps = train_steps
+        self.writes = writes
         self._remaining = Remaining(train_steps, None if run is None else run.data.num_epochs)
         self._outputs: _Outputs | None = None
         self._step = start
         self._ending = ""
         self._is_stopped = False
-        self._warnings = Warnings(self.detail, logger)
+        self._warnings = Warnings(self.detail, uploads_logger)
         self._validation_loss: float | None = None  # the last one
-        self._callbacks, self._failure = callbacks or Callbacks(), None
-        self.must_stop = False  # as a callback says
+        self._callbacks = callbacks or Callbacks()
+        self._failure: Exception | None = None  # of a callback
+        self.must_stop = False  # because a callback wants it
         if writes:
             directory = epath.Path(model_dir)
             make_folder((directory / LOG).parent)
@@ -303,7 +197,7 @@ class Metrics:
             self._outputs.lines.upload()
 
     def train_line(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes the figures of the steps up to `step`, and shows the loss, the speed and the time that is left."""
+        """Writes the figures of the steps up to `step`, and shows the loss, the speed and the remaining time."""
         self.write("train", step, values)
         parts = [
             f"step {step:,}/{self.train_steps:,}" if self.train_steps else f"step {step:,}",
@@ -351,7 +245,7 @@ class Metrics:
             self.detail(f"step {step:,} bits per byte: {' | '.join(by_set)}")
 
     def text_line(self, step: int, values: Mapping[str, float], copied: Mapping[str, float] | None = None) -> None:
-        """Writes and prints the metrics of generated text, each beside that of the inputs, `copied`."""
+        """Writes and prints the metrics of generated text, each beside `copied`, that metric of the inputs."""
         self.write("text", step, values)
         parts = []
         for name, value in values.items():
@@ -395,11 +289,13 @@ class Metrics:
         if callback is None or not self.writes:
             return
         try:
-            found = callback(step, {name: float(value) for name, value in values.items()})
-            stops = isinstance(found, bool | np.bool) and not found
+            answer = callback(step, {name: float(value) for name, value in values.items()})
+            stops = isinstance(answer, bool | np.bool) and not answer  # None, of a function without return, goes on
         except Exception as error:  # noqa: BLE001  it is the user's, and raised when the step is saved
-            self._failure, stops = error, True
-        self.must_stop = self.must_stop or (stops and stop_all())
+            self._failure = error
+            stops = True
+        if stops and not self.must_stop:
+            self.must_stop = stop_all()
 
     def check_callbacks(self) -> None:
         """Raises the error of a callback, if there was one."""
@@ -412,5 +308,7 @@ def _address(path: epath.Path) -> str:
 
 
 def _in_words(error: BaseException) -> str:
-    said = isinstance(error, SentenceError)
-    return str(error) if said else f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".removesuffix(": ")
+    if isinstance(error, SentenceError):
+        return str(error)
+    words = " ".join(str(error).split())[:300]
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__

@@ -1,7 +1,7 @@
-"""metrics.jsonl, which holds what a run says of itself: its records, and words for them.
+"""Reads metrics.jsonl, the records of a run, and writes its figures in words.
 
 One object a line: {"kind", "step", "time", …}. Kinds with figures: "train", "validation", "text". Others: "samples"
-(`texts`: prompt -> its texts), "event" (of the guard), "start" (what the run is and where it runs), "saved", "end",
+(`texts`: prompt -> its texts), "event" (of the guard), "start" (sizes, devices, versions), "saved", "end",
 "row_lengths" (how many rows have how many tokens). A line that a killed run has left incomplete is passed over.
 """
 
@@ -17,7 +17,7 @@ from etils import epath
 from limba.storage.files import read_bytes
 
 METRICS = "metrics.jsonl"
-LOG = "logs/train.log"  # of a run: every line that it has to say of itself, also those that the console does not show
+LOG = "logs/train.log"  # of a run: all of its lines, also those that the console does not show
 LEDGER = "skipped_batches.jsonl"  # batches that a run has dropped or passed over: training/ledger.py
 DOCUMENTS = "skipped_documents.jsonl"  # the documents in these batches, where somebody has looked for them
 
@@ -60,10 +60,10 @@ def bits_per_byte_by_set(values: Mapping[str, float]) -> list[str]:
     """
     counts = {name.partition("/")[2]: count for name, count in values.items() if name.startswith("bytes/")}
     shares = {name: f"{count / sum(counts.values()):.0%}".replace("%", " %") for name, count in counts.items()}
-    return [
-        f"{name} {values[f'bits_per_byte/{name}']:.3f} ({share}{' of the bytes' if not number else ''})"
-        for number, (name, share) in enumerate(shares.items())
-    ]
+    texts = [f"{name} {values[f'bits_per_byte/{name}']:.3f} ({share})" for name, share in shares.items()]
+    if texts:
+        texts[0] = f"{texts[0].removesuffix(')')} of the bytes)"  # said once
+    return texts
 
 
 def markdown_table(columns: Mapping[str, Mapping[str, float]]) -> str:
@@ -94,13 +94,19 @@ def read_metrics(model_dir: str) -> list[dict]:
     """
     records: dict[tuple[str, int], dict] = {}
     path = epath.Path(model_dir) / METRICS
-    for line in read_bytes(path).splitlines() if path.exists() else ():
-        # Skipped are lines that are empty, incomplete, not text, or no record.
+    if not path.exists():
+        return []
+    for line in read_bytes(path).splitlines():
+        # Skips lines that are empty, incomplete, not text, or not a record.
         with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
             record = json.loads(line)
             if not (isinstance(record["kind"], str) and isinstance(record["step"], int)):
                 continue
             if record["kind"] == "event" and "returned_to" in record:
-                records = {at: r for at, r in records.items() if at[0] == "event" or at[1] <= record["returned_to"]}
+                records = {
+                    (kind, step): earlier
+                    for (kind, step), earlier in records.items()
+                    if kind == "event" or step <= record["returned_to"]
+                }
             records[record["kind"], record["step"]] = record
     return sorted(records.values(), key=lambda record: (record["step"], record["kind"]))

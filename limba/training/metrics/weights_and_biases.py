@@ -2,7 +2,7 @@
 
 The first process reports. The run's name there is kept in model_dir/wandb.json, so that a resumed run continues the
 same one. The library's own variables hold: WANDB_MODE=offline, WANDB_PROJECT, WANDB_ENTITY, WANDB_NAME, WANDB_API_KEY.
-What goes wrong after the start is said once and ends nothing.
+An error after the start gives one warning and ends nothing.
 """
 
 import importlib.util
@@ -44,12 +44,12 @@ def check(reports: Sequence[str]) -> None:
         return
     import wandb  # pyright: ignore[reportMissingImports]
 
+    reason = ""
     try:
         is_known = wandb.login(prompt=False, verify=False)
     except Exception as error:  # noqa: BLE001  its own kinds, which need an import
-        is_known, reason = False, f" ({reason_of(error)})"
-    else:
-        reason = ""
+        is_known = False
+        reason = f" ({reason_of(error)})"
     if not is_known:
         raise ConfigError(
             FIELD,
@@ -59,7 +59,7 @@ def check(reports: Sequence[str]) -> None:
 
 
 class WeightsAndBiases:
-    """One run there; `begin` starts or continues it."""
+    """One run there, which is started or continued."""
 
     def __init__(self, config: RunConfig):
         """Raises InputError if its server does not answer, so that a run does not train unseen."""
@@ -92,8 +92,8 @@ class WeightsAndBiases:
     @property
     def sentence(self) -> str:
         """Where the figures are."""
-        place = self._run.url or f"{self._run.dir}, until wandb sync"
-        return f"Weights & Biases: run {self._run.id} ({place})"
+        address = self._run.url or f"{self._run.dir}, until wandb sync"
+        return f"Weights & Biases: run {self._run.id} ({address})"
 
     def add(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Reports figures of a `kind`: "train", "validation" or "text"."""
@@ -126,9 +126,9 @@ class WeightsAndBiases:
 
 
 def _known(model_dir: str) -> dict[str, str]:
-    """Returns what is kept of a run's name there, or a new name."""
+    """Returns the name, project and owner that a run has there, or a new name."""
     try:
-        found = json.loads((epath.Path(model_dir) / FILE).read_text())
-        return {"id": str(found["id"]), **{name: found.get(name) for name in ("project", "entity")}}
+        kept = json.loads((epath.Path(model_dir) / FILE).read_text())
+        return {"id": str(kept["id"]), "project": kept.get("project"), "entity": kept.get("entity")}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {"id": os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)}

@@ -19,10 +19,10 @@ from limba.config import (
     RunConfig,
     ScheduleConfig,
 )
-from limba.training.loop import Trace
 from limba.training.metrics import figures
 from limba.training.metrics.figures import RecentSteps, details, introduction, sides
 from limba.training.metrics.logging import Metrics
+from limba.training.trace import Trace
 from tests import tiny
 from tests.bucket_server import GoogleHandler, RefusedError, emulated
 

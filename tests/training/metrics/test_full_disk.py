@@ -15,9 +15,9 @@ import pytest
 from limba.config import DataConfig, RunConfig
 from limba.storage.files import LocalFile
 from limba.training.ledger import FILE, Ledger
-from limba.training.loop import Trace
 from limba.training.metrics import figures
-from limba.training.metrics.logging import Uploads
+from limba.training.metrics.uploads import Uploads
+from limba.training.trace import Trace
 from tests import tiny
 
 FIGURES = (

@@ -11,18 +11,22 @@ from typing import NamedTuple
 import numpy as np
 
 from limba.api import kept
-from limba.tools.pages.page.runs import AXES, KINDS, Run, events_of, thinned
+from limba.tools.pages.page.events import KINDS, events_of, thinned
+from limba.tools.pages.page.runs import AXES, Run
 
 NUM_BARS = 32  # of a histogram
 MOST_METRICS = 12  # of generated text
 MOST_EVENTS = 300
 # A loss has diverged where it is FAR spans above what was usual; the few values above the quantile USUAL are not usual.
-LEAST_VALUES, USUAL, FAR = 20, 0.98, 1.0
+LEAST_VALUES = 20
+USUAL = 0.98
+FAR = 1.0
 FLOP_UNITS = ((1e21, "ZFLOP"), (1e18, "EFLOP"), (1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"))
+SHORT_UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
 
 
 class Line(NamedTuple):
-    """A line of a chart: its columns are those of AXES that are known, and `y`. `style` is its colour and dashes."""
+    """A line of a chart. `columns` are `y` and the known AXES, each [points]; `style` is its colour and dashes."""
 
     label: str
     style: int
@@ -40,17 +44,17 @@ class Chart(NamedTuple):
     unit: str
     lines: Sequence[Line]
     kind: str = "lines"
-    places: Sequence[str] = ()  # the names on the y axis of events
+    event_kinds: Sequence[str] = ()  # the names on the y axis of events, from below
 
     @property
     def sentence(self) -> str:
         """The newest figures in words; the page's table has all."""
-        said = [_in_words(self, line) for line in self.lines]
-        ends = dict.fromkeys(end for _, end in said if end)
-        if len(ends) == 1 and len(said) > 1:  # said once
-            sentence = f"{', '.join(words for words, _ in said)}{next(iter(ends))}."
+        figures = [_in_words(self, line) for line in self.lines]
+        wheres = dict.fromkeys(where for _, where in figures if where)
+        if len(wheres) == 1 and len(figures) > 1:  # all are of one step, which is written once
+            sentence = f"{', '.join(words for words, _ in figures)}{next(iter(wheres))}."
         else:
-            sentence = f"{', '.join(words + end for words, end in said)}."
+            sentence = f"{', '.join(words + where for words, where in figures)}."
         if self.top is None:
             return sentence
         return f"{sentence} Points above {short(self.top)} are drawn there."
@@ -60,8 +64,8 @@ class Chart(NamedTuple):
         """Where the axis of a loss that has diverged ends; None where all values are shown."""
         if self.section != "Loss" or self.kind != "lines":
             return None
-        tops = [top for line in self.lines if (top := top_of(line.columns["y"])) is not None]
-        return max(tops, default=None)
+        tops = [top_of(line.columns["y"]) for line in self.lines]
+        return max((top for top in tops if top is not None), default=None)
 
 
 class Figures(NamedTuple):
@@ -76,21 +80,25 @@ class Figures(NamedTuple):
     factor: float = 1.0
 
 
-def _of(**names: str) -> Callable[[Run], dict[str, str]]:
+def _of(**labels: str) -> Callable[[Run], dict[str, str]]:
     """Returns a function that gives the same columns for every run, `column=label`."""
-    return lambda _: {label: column for column, label in names.items()}
+    return lambda _: {label: column for column, label in labels.items()}
 
 
-def _below(kind: str, prefix: str, whole: bool = False, **also: str) -> Callable[[Run], dict[str, str]]:
+def _below(kind: str, prefix: str, is_whole: bool = False, **labels: str) -> Callable[[Run], dict[str, str]]:
     """Returns a function that gives the columns whose names begin so, and others, `column=label`.
 
-    With `whole`, without those of a part, such as one stage's: "tokens/stage_80000/ro".
+    With `is_whole`, without the figures of a part, such as one stage's: "tokens/stage_80000/ro".
     """
 
     def columns(run: Run) -> dict[str, str]:
-        names = [name for name in run.history.tables[kind].names if name.startswith(prefix)]
-        names = [name for name in names if not (whole and "/" in name.removeprefix(prefix))]
-        return {**{label: name for name, label in also.items()}, **{name.removeprefix(prefix): name for name in names}}
+        by_label = {label: column for column, label in labels.items()}
+        for column in run.history.tables[kind].names:
+            label = column.removeprefix(prefix)
+            is_part = is_whole and "/" in label
+            if column.startswith(prefix) and not is_part:
+                by_label[label] = column
+        return by_label
 
     return columns
 
@@ -108,92 +116,92 @@ FIGURES = (
             _of(hbm_peak_gib="device, peak", host_memory_gib="host, first process")),
     Figures("epochs", "Data", "Epochs of each corpus", "epochs", "train", _below("train", "epochs/")),
     Figures("corpus_tokens", "Data", "Tokens of each corpus", "tokens, without padding", "train",
-            _below("train", "tokens/", whole=True)),
+            _below("train", "tokens/", is_whole=True)),
     Figures("bits_per_byte", "Validation", "Bits per byte by character set", "bits per byte", "validation",
             _below("validation", "bits_per_byte/", bits_per_byte="all")),
 )  # fmt: skip
 
 
-def charts_of(runs: Sequence[Run], most: int) -> list[Chart]:
-    """Returns the charts of these runs that have something to show; a line has at most `most` points."""
-    found = [
-        _both(runs, most, "loss", "Loss", "Loss", "nats per target token"),
+def charts_of(runs: Sequence[Run], most_points: int) -> list[Chart]:
+    """Returns the charts of these runs that have something to show; a line has at most `most_points` points."""
+    charts = [
+        _of_both_kinds(runs, most_points, "loss", "Loss", "Loss", "nats per target token"),
         _timeline(runs),
-        _both(runs, most, "accuracy", "Validation", "Token accuracy", "% of the target tokens", 100),
-        *(chart for figures in FIGURES for chart in _charts_of_figures(runs, most, figures)),
-        _from_totals(runs, most),
-        _padding(runs, most),
-        *_histograms(runs),
-        *_texts(runs, most),
+        _of_both_kinds(runs, most_points, "accuracy", "Validation", "Token accuracy", "% of the target tokens", 100),
     ]
-    return [chart for chart in found if chart.lines]
+    for figures in FIGURES:
+        charts += _charts_of_figures(runs, most_points, figures)
+    charts += [_tokens_read(runs, most_points), _padding(runs, most_points), *_histograms(runs)]
+    charts += _metrics_of_text(runs, most_points)
+    return [chart for chart in charts if chart.lines]
 
 
-def _line(run: Run, kind: str, label: str, style: int, values: np.ndarray, most: int, marks: bool = False) -> Line:
-    places = kept(values, most)
-    columns = {name: axis[places] for name, axis in run.axes(kind).items()}
-    return Line(label, style, {**columns, "y": values[places]}, marks)
-
-
-def _named(runs: Sequence[Run], run: Run, label: str) -> str:
-    return f"{run.name}: {label}" if len(runs) > 1 else label
-
-
-def _both(runs: Sequence[Run], most: int, name: str, section: str, title: str, unit: str, factor: float = 1.0) -> Chart:
+def _of_both_kinds(
+    runs: Sequence[Run], most_points: int, name: str, section: str, title: str, unit: str, factor: float = 1.0
+) -> Chart:
     """Returns the chart of the figure `name` of both training and validation."""
     lines = []
     for number, run in enumerate(runs):
         for kind, label in (("train", "training"), ("validation", "validation")):
-            if name in (table := run.history.tables[kind]):
-                is_marked = kind == "validation"
-                style = number if len(runs) > 1 else int(is_marked)
-                values = table[name] * factor
-                lines.append(_line(run, kind, _named(runs, run, label), style, values, most, is_marked))
+            table = run.history.tables[kind]
+            if name not in table:
+                continue
+            is_marked = kind == "validation"
+            style = number
+            if len(runs) == 1:  # then the colour tells the kinds apart, else the runs
+                style = int(is_marked)
+            values = table[name] * factor
+            lines.append(_line(run, kind, _named(runs, run, label), style, values, most_points, is_marked))
     return Chart(name, section, title, unit, lines)
 
 
-def _charts_of_figures(runs: Sequence[Run], most: int, figures: Figures) -> Iterator[Chart]:
-    columns = {label: column for run in runs for label, column in figures.columns(run).items()}
-    marks = figures.kind != "train"
-    single = len(runs) == 1
-    lines = {
-        label: [
-            _line(
-                run, figures.kind, run.name if not single else label, place if single else number,
-                run.history.tables[figures.kind][column] * figures.factor, most, marks,
-            )
-            for number, run in enumerate(runs) if column in run.history.tables[figures.kind]
-        ]
-        for place, (label, column) in enumerate(columns.items())
-    }  # fmt: skip
-    if single:
+def _charts_of_figures(runs: Sequence[Run], most_points: int, figures: Figures) -> Iterator[Chart]:
+    """Yields one chart of all figures of a single run, or one of each figure with a line for each run."""
+    columns = {}
+    for run in runs:
+        columns |= figures.columns(run)
+    is_single = len(runs) == 1
+    lines: dict[str, list[Line]] = {}
+    for style, (label, column) in enumerate(columns.items()):
+        lines[label] = []
+        for number, run in enumerate(runs):
+            table = run.history.tables[figures.kind]
+            if column not in table:
+                continue
+            values = table[column] * figures.factor
+            is_marked = figures.kind != "train"
+            if is_single:
+                line = _line(run, figures.kind, label, style, values, most_points, is_marked)
+            else:
+                line = _line(run, figures.kind, run.name, number, values, most_points, is_marked)
+            lines[label].append(line)
+    if is_single or len(lines) == 1:
         together = [line for several in lines.values() for line in several]
         yield Chart(figures.name, figures.section, figures.title, figures.unit, together)
         return
     for label, several in lines.items():
-        is_only = len(lines) == 1
-        name = figures.name if is_only else f"{figures.name}-{_slug(label)}"
-        yield Chart(name, figures.section, figures.title if is_only else f"{figures.title}: {label}", figures.unit,
-                    several)  # fmt: skip
+        name = f"{figures.name}-{_slug(label)}"
+        yield Chart(name, figures.section, f"{figures.title}: {label}", figures.unit, several)
 
 
-def _from_totals(runs: Sequence[Run], most: int) -> Chart:
+def _tokens_read(runs: Sequence[Run], most_points: int) -> Chart:
     lines = []
     for number, run in enumerate(runs):
-        if (tokens := run.axes().get("tokens")) is not None and len(tokens):
-            corpus = next((name for name in run.train.names if name.startswith("epochs/")), "")
-            several = sum(name.startswith("epochs/") for name in run.train.names) > 1
-            label = "all corpora" if several or not corpus else corpus.removeprefix("epochs/")
-            lines.append(_line(run, "train", _named(runs, run, label), number, tokens, most))
+        tokens = run.axes().get("tokens")
+        if tokens is None or not len(tokens):
+            continue
+        corpora = [name.removeprefix("epochs/") for name in run.train.names if name.startswith("epochs/")]
+        label = corpora[0] if len(corpora) == 1 and corpora[0] else "all corpora"
+        lines.append(_line(run, "train", _named(runs, run, label), number, tokens, most_points))
     return Chart("tokens", "Data", "Tokens read", "tokens, without padding", lines)
 
 
-def _padding(runs: Sequence[Run], most: int) -> Chart:
-    lines = [
-        _line(run, "train", _named(runs, run, "padding"), number, share * 100, most)
-        for number, run in enumerate(runs)
-        if (share := run.padding()) is not None
-    ]
+def _padding(runs: Sequence[Run], most_points: int) -> Chart:
+    lines = []
+    for number, run in enumerate(runs):
+        share = run.padding()
+        if share is not None:
+            lines.append(_line(run, "train", _named(runs, run, "padding"), number, share * 100, most_points))
     return Chart("padding", "Data", "Padding", "% of the places in rows", lines)
 
 
@@ -201,11 +209,11 @@ def _histograms(runs: Sequence[Run]) -> Iterator[Chart]:
     """Yields a chart for each side of the rows that has any tokens: how many rows have how many."""
     sides = dict.fromkeys(side for run in runs for side in run.history.row_lengths)
     for side in sides:
+        counts = [run.history.row_lengths.get(side, ()) for run in runs]  # of each run: pairs (length, rows)
+        longest = max((length for pairs in counts for length, _ in pairs), default=0)
+        edges = np.unique(np.linspace(0, longest + 1, NUM_BARS + 1).astype(int))  # the same for all runs
         lines = []
-        counted = [run.history.row_lengths.get(side, ()) for run in runs]
-        longest = max((length for pairs in counted for length, _ in pairs), default=0)
-        edges = np.unique(np.linspace(0, longest + 1, NUM_BARS + 1).astype(int))
-        for number, (run, pairs) in enumerate(zip(runs, counted, strict=True)):
+        for number, (run, pairs) in enumerate(zip(runs, counts, strict=True)):
             if not longest or not pairs:
                 continue
             lengths, rows = np.asarray(pairs, np.float64).T
@@ -215,34 +223,54 @@ def _histograms(runs: Sequence[Run]) -> Iterator[Chart]:
         yield Chart(f"lengths-{side}", "Data", f"Tokens in a row of {side}", "% of the rows", lines, "bars")
 
 
-def _texts(runs: Sequence[Run], most: int) -> Iterator[Chart]:
-    names = dict.fromkeys(
-        name for run in runs for name in run.history.tables["text"].names if not name.startswith("letter/")
-    )
-    for name in list(names)[:MOST_METRICS]:
+def _metrics_of_text(runs: Sequence[Run], most_points: int) -> Iterator[Chart]:
+    names = dict.fromkeys(name for run in runs for name in run.history.tables["text"].names)
+    names = [name for name in names if not name.startswith("letter/")]
+    for name in names[:MOST_METRICS]:
         figures = Figures(f"text-{_slug(name)}", "Text", name, "metric", "text", _of(**{name: name}))
-        yield from _charts_of_figures(runs, most, figures)
+        yield from _charts_of_figures(runs, most_points, figures)
 
 
 def _timeline(runs: Sequence[Run]) -> Chart:
     """Returns the chart of what happened: a row for each kind of event."""
-    lines, places = [], dict.fromkeys(reversed(KINDS))
-    seen = set[str]()
+    lines = []
+    kinds_seen = set[str]()
     for number, run in enumerate(runs):
-        found = thinned(events_of(run), MOST_EVENTS)
-        if found:
-            seen |= {each.kind for each in found}
-            columns = run.at([each.step for each in found])
-            texts = [f"{each.kind}|{each.said}" for each in found]
-            lines.append(Line(_named(runs, run, "events"), number, columns, True, texts))
-    return Chart("events", "Loss", "Events", "", lines, "events", [kind for kind in places if kind in seen])
+        events = thinned(events_of(run), MOST_EVENTS)
+        if not events:
+            continue
+        kinds_seen |= {event.kind for event in events}
+        columns = run.at([event.step for event in events])
+        texts = [f"{event.kind}|{event.sentence}" for event in events]
+        lines.append(Line(_named(runs, run, "events"), number, columns, True, texts))
+    rows = [kind for kind in reversed(KINDS) if kind in kinds_seen]  # the y axis goes up, and the first kind is on top
+    return Chart("events", "Loss", "Events", "", lines, "events", rows)
+
+
+def _line(
+    run: Run, kind: str, label: str, style: int, values: np.ndarray, most_points: int, is_marked: bool = False
+) -> Line:
+    points = kept(values, most_points)
+    columns = {name: axis[points] for name, axis in run.axes(kind).items()}
+    return Line(label, style, {**columns, "y": values[points]}, is_marked)
+
+
+def _named(runs: Sequence[Run], run: Run, label: str) -> str:
+    """Returns the label of a run's line, with the run's name where there are several."""
+    return f"{run.name}: {label}" if len(runs) > 1 else label
 
 
 def flop_unit(runs: Sequence[Run]) -> tuple[float, str]:
     """Returns the size and the name of the unit in which the FLOPs of these runs are short numbers."""
-    ends = [axis[-1] for run in runs if (axis := run.axes().get("flop")) is not None and len(axis)]
-    most = float(max(ends, default=0.0))
-    return next(((size, name) for size, name in FLOP_UNITS if most >= size), (1.0, "FLOP"))
+    most = 0.0
+    for run in runs:
+        axis = run.axes().get("flop")
+        if axis is not None and len(axis):
+            most = max(most, float(axis[-1]))
+    for size, name in FLOP_UNITS:
+        if most >= size:
+            return size, name
+    return 1.0, "FLOP"
 
 
 def top_of(values: np.ndarray) -> float | None:
@@ -264,7 +292,10 @@ def top_of(values: np.ndarray) -> float | None:
 
 
 def data_of(chart: Chart, unit: float) -> list[dict[str, object]]:
-    """Returns each line as the page's script reads it: its columns but FLOPs, and `flop`, those of a step in `unit`."""
+    """Returns each line as the page's script reads it: its columns, and as `flop` the FLOPs of a step in `unit`.
+
+    A line's FLOPs grow by the same number at each step, so they need no column.
+    """
     return [
         {
             "label": line.label,
@@ -287,8 +318,11 @@ def packed(values: np.ndarray) -> str:
 
 
 def _flops_of_a_step(line: Line) -> float:
-    steps, flops = line.columns.get("step"), line.columns.get("flop")
-    return 0.0 if steps is None or flops is None or not steps.any() else float(flops.max() / steps.max())
+    steps = line.columns.get("step")
+    flops = line.columns.get("flop")
+    if steps is None or flops is None or not steps.any():
+        return 0.0
+    return float(flops.max() / steps.max())
 
 
 def known_axes(charts: Sequence[Chart]) -> list[str]:
@@ -297,7 +331,7 @@ def known_axes(charts: Sequence[Chart]) -> list[str]:
 
 
 def _in_words(chart: Chart, line: Line) -> tuple[str, str]:
-    """Returns a line's newest figure in words, and where it stands."""
+    """Returns a line's newest figure in words, and where it is."""
     if chart.kind == "events":
         return f"{line.label}: {len(line.texts)}", ", all listed below"
     values = line.columns["y"]
@@ -305,11 +339,13 @@ def _in_words(chart: Chart, line: Line) -> tuple[str, str]:
     if not len(finite):
         return f"{line.label}: no finite number", ""
     if chart.kind == "bars":
-        high = finite[np.argmax(values[finite])]
-        left, right = (int(line.columns[name][high]) for name in ("left", "right"))
-        length = f"{left:,}" if right - left <= 1 else f"{left:,} to {right - 1:,}"
-        return f"{line.label}: most rows, {values[high]:.3g} %, have {length} tokens", ""
-    return f"{line.label}: {short(float(values[finite[-1]]))}", f" at step {line.columns['step'][finite[-1]]:,.0f}"
+        highest = finite[np.argmax(values[finite])]
+        first = int(line.columns["left"][highest])
+        last = int(line.columns["right"][highest]) - 1
+        length = f"{first:,}" if last <= first else f"{first:,} to {last:,}"
+        return f"{line.label}: most rows, {values[highest]:.3g} %, have {length} tokens", ""
+    newest = finite[-1]
+    return f"{line.label}: {short(float(values[newest]))}", f" at step {line.columns['step'][newest]:,.0f}"
 
 
 def short(value: float) -> str:
@@ -318,7 +354,7 @@ def short(value: float) -> str:
     >>> short(4.567891), short(6730.12), short(123456.7), short(3_000_000), short(0.0000123), short(0.0)
     ('4.568', '6,730', '123,457', '3 M', '1.23e-05', '0')
     """
-    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+    for size, unit in SHORT_UNITS:
         if size <= abs(value) < 1e15:
             return f"{value / size:.4g} {unit}"
     if value == 0 or not math.isfinite(value):

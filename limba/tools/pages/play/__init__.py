@@ -1,4 +1,4 @@
-"""`limba play`: `answers` asks a model, and has examples for `page.html`; `play` is the command and the server.
+"""`limba play`: `answers` asks a model, `examples` has texts to try; `play` is the command and the server.
 
 Part of `pages`.
 """

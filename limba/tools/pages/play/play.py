@@ -15,8 +15,8 @@ from limba.tools.pages import serving
 from limba.tools.pages.play.answers import MAX_SECONDS, Json, Player, TooLongError
 from limba.tools.pages.serving import PageHandler, PageServer, RefusedError, as_json
 
-MOST_WAITING = 4  # questions at one time, that which is answered included
-LONGEST_WAIT = 60.0  # seconds until a question is refused because others are before it
+MOST_WAITING = 4  # questions at one time, with the one that is being answered
+LONGEST_WAIT = 60.0  # seconds after which a question is refused because others are before it
 
 
 class Server(PageServer):
@@ -47,12 +47,12 @@ class Handler(PageHandler):
     server: Server
 
     def get(self, path: str) -> tuple[str, bytes]:
-        """Returns the page, or what it says of the models."""
+        """Returns the page, the facts of the models, or a text that is being written."""
         if path == "/":
             page = importlib.resources.files("limba.tools.pages.play").joinpath("page.html").read_bytes()
             return "text/html; charset=utf-8", page
         if path == "/api/models":
-            return as_json([player.about() for player in self.server.players.values()])
+            return as_json([player.facts() for player in self.server.players.values()])
         if path == "/api/so_far":
             asked = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
             return as_json(self._player(asked.get("model")).so_far(asked.get("id", "")))
@@ -71,9 +71,11 @@ class Handler(PageHandler):
         asked = self.asked()
         player = self._player(asked.get("model"))
         try:
-            if path == "/api/tokens":
+            if path == "/api/tokens":  # which needs no network, so it does not wait for others
                 return as_json(player.tokens(asked))
-            return as_json(self._in_turn(player.fill if path == "/api/fill" else player.texts, asked))
+            if path == "/api/fill":
+                return as_json(self._in_turn(player.fill, asked))
+            return as_json(self._in_turn(player.texts, asked))
         except TooLongError as error:
             raise RefusedError(http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error)) from None
 
@@ -128,29 +130,32 @@ def run(argv: Sequence[str]) -> None:
     parser.add_argument("--port", type=int, help=f"port; default: the first free one from {serving.FIRST_PORT} on")
     serving.add_flags(parser)
     add_import_flag(parser)
-    given = parser.parse(argv)
-    names = given.model or []
-    if not 1 <= len(names) <= 2 or (len(names) == 2 and len(given.step) > 1) or len(given.step) > 2:
+    flags = parser.parse(argv)
+    names = flags.model or []
+    has_two_of_both = len(names) == 2 and len(flags.step) > 1
+    if not 1 <= len(names) <= 2 or len(flags.step) > 2 or has_two_of_both:
         raise InputError("Give one or two models, limba play MODEL [MODEL], or one and two --step.")
-    if not 0 < given.max_seconds < float("inf"):
-        raise InputError(f"--max_seconds is {given.max_seconds:g}; give a number above 0.")
-    token = serving.checked(given.host, given.port, given.token, "--port")
+    if not 0 < flags.max_seconds < float("inf"):
+        raise InputError(f"--max_seconds is {flags.max_seconds:g}; give a number above 0.")
+    token = serving.checked(flags.host, flags.port, flags.token, "--port")
 
-    def listening(players: Sequence) -> Server:
-        return serving.listening(lambda at: Server(given.host, at, players, token), given.host, given.port, "--port")
+    def listening(players: Sequence[Player]) -> Server:
+        return serving.listening(
+            lambda port: Server(flags.host, port, players, token), flags.host, flags.port, "--port"
+        )
 
     with environment.quiet_imports():
         from limba.api import load
-    listening(()).server_close()  # before minutes are spent on a model
-    steps = given.step or [None]
-    chosen = [(name, step) for name in names for step in steps]
+    listening(()).server_close()  # a port in use is an error before minutes are spent on a model
     players = []
-    for name, step in chosen:
-        with named(NAMES):
-            trained = load(name, step=step, vocabulary=given.vocabulary, imports=given.imports)
-            trained.vocabulary  # noqa: B018  raises if there is none
-        label = f"{Path(name.rstrip('/')).name or name}, step {trained.step:,}"
-        label = label if label not in [each.name for each in players] else f"{label} (2)"
-        players.append(Player(label, trained, given.max_seconds))
+    for name in names:
+        for step in flags.step or [None]:
+            with named(NAMES):
+                trained = load(name, step=step, vocabulary=flags.vocabulary, imports=flags.imports)
+                trained.vocabulary  # noqa: B018  raises if there is none
+            label = f"{Path(name.rstrip('/')).name or name}, step {trained.step:,}"
+            if label in [player.name for player in players]:
+                label = f"{label} (2)"
+            players.append(Player(label, trained, flags.max_seconds))
     with listening(players) as server:
         serving.serve(server)

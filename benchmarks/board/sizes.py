@@ -1,4 +1,4 @@
-"""The sizes of the board's models: one dial, the depth, from which all others follow."""
+"""The sizes of the board's models: all of them follow from one number, the depth."""
 
 from __future__ import annotations
 

@@ -1,0 +1,186 @@
+"""Where an exported folder goes: a folder or bucket, and a model of the hub."""
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from limba.config import ConfigError, InputError, RunConfig, reason_of
+from limba.formats.huggingface import RECORD
+from limba.storage import manifest, servers
+from limba.training.checks import check_writable
+
+logger = logging.getLogger(__name__)
+
+REFUSALS = (400, 401, 403, 404)  # statuses that another attempt does not change
+
+
+@dataclass(frozen=True)
+class FolderDestination:
+    """A local folder or an address such as gs://…, which gets the folder step_<N>."""
+
+    name: str
+
+    @property
+    def is_local(self) -> bool:
+        return "://" not in self.name
+
+    def check(self) -> None:
+        """Raises InputError for a folder that cannot be written, or that has something else in it."""
+        if self.is_local:
+            from limba.export.huggingface import check_out
+
+            check_out(Path(self.name))
+        check_writable(self.name, "RunConfig.export_to", self.name)
+
+    def deliver(self, folder: Path, step: int) -> str:
+        """Copies the folder; returns its address. An existing folder is replaced only by one of the same run."""
+        if folder.parent == Path(self.name):  # it was written there
+            return str(folder)
+        address = f"{self.name.rstrip('/')}/{folder.name}"
+        existing = _source_of(manifest.read_file(address, RECORD))
+        record = folder / RECORD
+        new = _source_of(record.read_bytes() if record.exists() else None)
+        manifest.upload(folder, address, replace=existing == new)
+        return address
+
+
+@dataclass(frozen=True)
+class HubDestination:
+    """A model of the hub, which gets the files of a run's model on its branch `main`.
+
+    `model_id` is user/name, or a name alone for the user of the token. It is made if it does not exist, `private` or
+    not.
+    """
+
+    model_id: str
+    private: bool | None = False  # of a new model; None: as its owner has chosen
+
+    @property
+    def name(self) -> str:
+        return f"the hub's {self.model_id}"
+
+    def check(self) -> None:
+        """Raises InputError for an invalid id, and without a token that the hub accepts.
+
+        A hub that does not answer is only a warning: it may answer when the run ends.
+        """
+        if not re.fullmatch(r"([\w.-]+/)?[\w.-]+", self.model_id):
+            raise ConfigError("RunConfig.hub_model_id", f"is {self.model_id!r}; give user/name.")
+        try:
+            _check_access(", or leave RunConfig.hub_model_id out")
+        except OSError as error:
+            logger.warning(
+                "The hub cannot be reached now (%s); the model is uploaded to %s later.", error, self.model_id
+            )
+
+    def deliver(self, folder: Path, step: int, revision: str = "main") -> str:
+        """Uploads the folder as one commit of a branch, which is made if needed; returns the address.
+
+        Files that the hub has already, from an interrupted upload, are not sent again. InputError if the hub refuses
+        it, OSError for any other failure.
+        """
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage]
+
+        hub = HfApi(token=servers.token())
+        try:
+            target = self.model_id
+            if "/" not in target:
+                target = f"{hub.whoami()['name']}/{target}"
+            hub.create_repo(target, exist_ok=True, private=self.private)
+            if revision != "main":
+                hub.create_branch(target, branch=revision, exist_ok=True)
+            message = f"Step {step}"
+            hub.upload_folder(repo_id=target, folder_path=folder, revision=revision, commit_message=message)
+        except (HTTPError, OSError) as error:
+            if _status(error) in REFUSALS:
+                raise InputError(
+                    f"the hub refuses the upload to {self.model_id} with HTTP {_status(error)}, asked"
+                    f" {servers.asked_as()}: check that its owner is right and that the token may write"
+                ) from error
+            raise OSError(f"the upload to {self.model_id} failed: {reason_of(error)}") from error
+        return f"{hub.endpoint}/{target}"
+
+
+Destination = FolderDestination | HubDestination
+
+
+def destinations(config: RunConfig) -> list[Destination]:
+    """Returns where the run's final model goes, in order."""
+    folders = config.export_to or ()
+    if isinstance(folders, str):
+        folders = (folders,)
+    chosen: list[Destination] = [FolderDestination(folder) for folder in folders]
+    if config.hub_model_id:
+        chosen.append(HubDestination(config.hub_model_id, config.hub_private))
+    return chosen
+
+
+def push(target: str, folders: Mapping[int, Path], dry_run: bool) -> None:
+    """Uploads each step: the newest to `main`; if there are several, each also to a branch step_<N>.
+
+    A step is one commit; files that the hub has already, from an interrupted upload, are not sent again.
+    """
+    plan = []
+    if len(folders) > 1:
+        plan = [(step, f"step_{step}") for step in sorted(folders)]
+    plan.append((max(folders), "main"))
+    if dry_run:
+        for step, revision in plan:
+            for file in sorted(folders[step].iterdir()):
+                print(f"would upload {file.name} ({file.stat().st_size:,} bytes) to {target}, revision {revision}")
+        return
+    try:
+        for step, revision in plan:
+            HubDestination(target, None).deliver(folders[step], step, revision)
+            print(f"step {step:,}: uploaded to {target}, revision {revision}", flush=True)
+    except (InputError, OSError) as error:
+        raise InputError(
+            f"The upload to {target} failed ({reason_of(error)}); run the command again: uploaded files are not"
+            " sent again."
+        ) from error
+
+
+def check_target(target: str, dry_run: bool) -> None:
+    """Raises InputError for an invalid hub id, and without a token that the hub accepts, before any work."""
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", target):
+        raise InputError(f"{target} is not a hub id; give user/name.")
+    try:
+        if not dry_run:
+            _check_access(", or only show what would be uploaded")
+    except OSError as error:
+        raise InputError(f"The hub cannot be reached ({error}); check the network.") from error
+
+
+def _source_of(record: bytes | None) -> str | None:
+    """Returns the run that an exported folder was made from, by its record; None if there is no readable one."""
+    try:
+        return json.loads(record or b"")["source"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _check_access(otherwise: str) -> None:
+    """Raises InputError without a token, and for one that the hub refuses; OSError if the hub does not answer."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage]
+
+    if not servers.token():
+        sentence = f"An upload needs a token: set HF_TOKEN to a token with write access{otherwise}."
+        raise InputError(sentence, fix="export HF_TOKEN=…")
+    try:
+        HfApi(token=servers.token()).whoami()
+    except (HTTPError, OSError) as error:
+        if _status(error) in REFUSALS:
+            raise InputError(
+                f"The hub does not accept this upload (asked {servers.asked_as()}: HTTP {_status(error)}); set"
+                " HF_TOKEN to a token with write access."
+            ) from error
+        raise OSError(reason_of(error)) from error
+
+
+def _status(error: Exception) -> int | None:
+    return getattr(getattr(error, "response", None), "status_code", None)

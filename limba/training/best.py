@@ -1,0 +1,111 @@
+"""The best step of a run by one of its evaluations' figures, kept in a folder of its own."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from etils import epath
+
+from limba.config import InputError, RunConfig, plain
+from limba.data.vocabulary.files import copies_in
+from limba.storage.files import read_text, write_whole
+from limba.training.checkpoints.directory import Checkpoints, Positions
+from limba.training.state import TrainState
+
+COPIED_TO_BEST = ("config.gin", plain.FILE, "vocabulary.model")  # model_dir/best is then read like a run
+
+
+class Best:
+    """model_dir/best: a checkpoint, and best.json with the record, which a resumed run continues."""
+
+    def __init__(self, config: RunConfig):
+        self._config = config
+        self._run = epath.Path(config.model_dir)
+        self.directory = self._run / "best"
+        self._path = self.directory / "best.json"
+        self._checkpoints: Checkpoints | None = None
+        self._record = _record_of(self._path) if self._path.exists() else {}
+
+    def judge(
+        self, step: int, figures: Mapping[str, float], state: TrainState, positions: Callable[[], Positions]
+    ) -> str:
+        """Saves the state if its `best_metric` has improved; returns the reason to end the run, or "".
+
+        `positions` returns the data position, which is saved with the state. A figure that is missing, or not finite,
+        is no improvement.
+        """
+        name = self._config.checkpoint.best_metric
+        if name is None or not figures:
+            return ""
+        record = self._record
+        if step > record.get("last_step", 0):  # else a resumed run repeats a step that was judged before
+            value = figures.get(name, math.nan)
+            if self._is_better(value):
+                self._save(step, state, positions())
+                record |= {"metric": name, "value": value, "step": step, "figures": dict(figures), "since": 0}
+            else:
+                record["since"] = record.get("since", 0) + 1
+            record["last_step"] = step
+            if jax.process_index() == 0:
+                self._write()
+        return self._reason_to_end(name)
+
+    def _is_better(self, value: float) -> bool:
+        if not math.isfinite(value):
+            return False
+        if "value" not in self._record:
+            return True
+        if self._config.checkpoint.best_mode == "max":
+            return value > self._record["value"]
+        return value < self._record["value"]
+
+    def _write(self) -> None:
+        """Writes the record, and the files that let model_dir/best be read like a run."""
+        for name in (*COPIED_TO_BEST, *copies_in(self._run)):
+            path = self._run / name
+            if path.exists():
+                write_whole(self.directory / name, path.read_bytes())
+        write_whole(self._path, json.dumps(self._record, indent=1) + "\n")
+
+    def _reason_to_end(self, name: str) -> str:
+        """Returns the sentence that ends the run if `EvaluationConfig.patience` is over, else ""."""
+        record = self._record
+        patience = self._config.evaluation.patience
+        if patience is None or record.get("since", 0) < patience:
+            return ""
+        if "value" not in record:
+            return f"{name} has not been a finite number for {record['since']} evaluations: the run ends here."
+        return (
+            f"{name} has not been better than {record['value']:.4g} of step {record['step']:,} for"
+            f" {record['since']} evaluations: the run ends here, and its best step is in {self.directory}."
+        )
+
+    def _save(self, step: int, state: TrainState, positions: Positions) -> None:
+        """Saves the state, and waits for the commit: the record must name only steps that are complete."""
+        if self._checkpoints is None:
+            config = dataclasses.replace(self._config.checkpoint, keep=1)
+            self._checkpoints = Checkpoints(str(self.directory), config, self._config.data)
+        self._checkpoints.save(step, state, positions)
+        self._checkpoints.wait()
+        self._checkpoints.poll()
+
+
+def _record_of(path: epath.Path) -> dict[str, Any]:
+    """Returns the record; InputError, before anything is compiled, if it is damaged."""
+    try:
+        record = json.loads(read_text(path))
+        numbers = {name: record[name] for name in ("last_step", "since") if name in record}
+        if "value" in record:
+            numbers |= {"value": record["value"], "step": record["step"]}
+        if isinstance(record, dict) and all(isinstance(number, int | float) for number in numbers.values()):
+            return record
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+    raise InputError(
+        f"{path} is not the record of a best step; restore it from a copy, or move {path.parent} away, and the best"
+        " step is looked for again."
+    )
