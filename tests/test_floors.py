@@ -54,7 +54,6 @@ WALLS = {  # library or folder: where it may be imported
     "benchmarks": EVERYWHERE,  # neither is installed with the package
     "tests": EVERYWHERE,  # benchmarks/ runs the tests, and compares with their tiny models
 }
-OF_OPTIMIZERS = "limba/config/optimizer.py"
 WITHOUT_JAX = tuple(f"limba/data/{room}/" for room in ("sources", "objectives", "vocabulary"))
 ENGINE = [path for module, path in MODULES.items() if re.match(r"limba\.(?!cli\b|tools\b|fit\b|__main__)", module)]
 MACROS = {  # the names that gin files set for users
@@ -131,10 +130,7 @@ def outside_of_walls(path: Path) -> Iterator[str]:
     if "jax" in libraries and place.startswith(WITHOUT_JAX):
         yield f"{place} imports jax"
     if place.startswith("limba/config/"):
-        foreign = libraries - {"limba"} - sys.stdlib_module_names
-        if place == OF_OPTIMIZERS:  # a rule is built with them; it is configured without (tests/config)
-            foreign -= {"jax", "optax"}
-        for name in foreign:
+        for name in libraries - {"limba"} - sys.stdlib_module_names:
             yield f"{place} imports {name}; config/ needs the standard library only"
 
 

@@ -84,6 +84,16 @@ def in_words(hint: Any) -> str:
     return WORDS.get(hint) or hint.__name__
 
 
+def class_name(config: object) -> str:
+    """Returns the class of a configuration as gin files and messages name it.
+
+    >>> from limba.config import optimizer_config
+    >>> class_name(optimizer_config("adamw"))
+    'OptimizerConfig'
+    """
+    return getattr(config, "CLASS_NAME", type(config).__name__)
+
+
 def check(owner: Any, of_64_bits: tuple[str, ...] = (), may_be_empty: tuple[str, ...] = ()) -> None:
     """Raises ConfigError for the first field of a dataclass with an invalid value.
 
@@ -151,7 +161,7 @@ def check_local(path: str, name: str) -> None:
 def _wrong(owner: object, field: str, value: object, give: str, verb: str = "give") -> ConfigError:
     text = without_credentials(repr(value))  # before the cut, after which a password may have no end
     text = text if len(text) <= 200 else f"{text[:200]}…"
-    field = f"{type(owner).__name__}.{field}"
+    field = f"{class_name(owner)}.{field}"
     return ConfigError(field, f"is {text}; {verb} {give}.", (field, Open(give)))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from limba.config.errors import InputError, nearest, reason_of, without_credentials
 from limba.config.kinds import fits, in_words
 from limba.config.model import ModelConfig
-from limba.config.optimizer import fields_of
+from limba.config.optimizer import OptimizerConfig, fields_of, optimizer_config
 from limba.config.run import RunConfig
 
 FILE = "config.json"
@@ -103,7 +103,8 @@ def _built(values: object, owner: Any, place: str) -> Any:
             fields[field] = value
         else:
             raise InputError(f"{place}: {name}.{field} is {value!r}; give {in_words(hints[field])}.")
+    make = optimizer_config if owner is OptimizerConfig else owner
     try:
-        return owner(**fields)
+        return make(**fields)
     except InputError as error:
         raise InputError(f"{place}: {error}") from None

@@ -14,8 +14,9 @@ from limba.config.data import OBJECTIVES, DataConfig
 from limba.config.errors import largest_divisor, require
 from limba.config.generation import GenerationConfig
 from limba.config.kinds import Limit, NonNegativeInt, OpenShare, PositiveFloat, PositiveInt, choice
+from limba.config.loss import LossConfig
 from limba.config.model import ModelConfig
-from limba.config.optimizer import LossConfig, OptimizerConfig
+from limba.config.optimizer import Adafactor, OptimizerConfig
 
 REPORTS = ("tensorboard", "wandb")
 GROUPS = "a whole number above 0, or -1 for all devices that the other axes leave"
@@ -172,7 +173,7 @@ class RunConfig:
     data: DataConfig  # the corpus and its rows
     model_dir: str  # directory, local or gs://, of checkpoints and logs
     train_steps: PositiveInt | None  # at most; None: up to the end of data.num_epochs
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)  # optimizer and learning rate
+    optimizer: OptimizerConfig = field(default_factory=Adafactor)  # optimizer and learning rate
     loss: LossConfig = field(default_factory=LossConfig)  # the training loss
     mesh: MeshConfig = field(default_factory=MeshConfig)  # how devices share the work
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)  # when the state is saved

@@ -8,16 +8,18 @@ import numpy as np
 import optax
 import pytest
 
-from limba.config import ConfigError, DataConfig, EvaluationConfig, OptimizerConfig, RunConfig, ScheduleConfig
-from limba.model import Network
-from limba.training.optimizer import (
-    AverageState,
-    LossScale,
-    make_optimizer,
-    optimizer_of,
-    per_layer,
-    scale_by_parameter_rms,
+from limba.config import (
+    ConfigError,
+    DataConfig,
+    EvaluationConfig,
+    OptimizerConfig,
+    RunConfig,
+    ScheduleConfig,
+    optimizer_config,
 )
+from limba.model import Network
+from limba.training.optimizer import AverageState, LossScale, make_optimizer, optimizer_of
+from limba.training.rules import per_layer, scale_by_parameter_rms
 from tests import tiny
 
 pytestmark = pytest.mark.core
@@ -66,9 +68,9 @@ def adafactor_with_momentum(gradient: np.ndarray, parameter: np.ndarray, kept: d
 @pytest.mark.parametrize(
     ("config", "rule"),
     [
-        (OptimizerConfig("adamw"), adamw),
-        (OptimizerConfig("adafactor", min_dim_size_to_factor=4), adafactor),
-        (OptimizerConfig("adafactor", min_dim_size_to_factor=4, momentum=0.7), adafactor_with_momentum),
+        (optimizer_config("adamw"), adamw),
+        (optimizer_config("adafactor", min_dim_size_to_factor=4), adafactor),
+        (optimizer_config("adafactor", min_dim_size_to_factor=4, momentum=0.7), adafactor_with_momentum),
     ],
     ids=["adamw", "adafactor", "adafactor with momentum"],
 )
@@ -101,7 +103,7 @@ def _is_shape(node: object) -> bool:
 def test_the_optimizer_of_a_run_is_that_of_its_fields() -> None:
     """With its number of steps, its average, and the loss's scale where activations are float16."""
     data = DataConfig("task", {"inputs": 8, "targets": 4}, batch_size=2)
-    config = OptimizerConfig("adamw", ScheduleConfig("linear", 0.01, "constant", 2))
+    config = optimizer_config("adamw", ScheduleConfig("linear", 0.01, "constant", 2))
     evaluation = EvaluationConfig(average=0.9)
     for dtype in ("float32", "float16"):
         model = dataclasses.replace(SMALL, dtype=dtype)
@@ -130,8 +132,8 @@ def test_frozen_names_are_checked() -> None:
     params = {"encoder": {"kernel": np.ones(2)}, "decoder": {"kernel": np.ones(2)}}
     for frozen, words in ((("enc", "other"), "holds 'other', and no parameter"), ((".*",), "nothing would be trained")):
         with pytest.raises(ConfigError, match=words):
-            make_optimizer(OptimizerConfig("adamw", frozen=frozen), 10).init(params)
-    optimizer = make_optimizer(OptimizerConfig("adamw", CONSTANT, frozen=("enc",)), 10)
+            make_optimizer(optimizer_config("adamw", frozen=frozen), 10).init(params)
+    optimizer = make_optimizer(optimizer_config("adamw", CONSTANT, frozen=("enc",)), 10)
     updates, _ = optimizer.update(jax.tree.map(np.ones_like, params), optimizer.init(params), params)
     assert not np.any(updates["encoder"]["kernel"]) and np.all(updates["decoder"]["kernel"])
 

@@ -25,7 +25,7 @@ from limba.cli.gin import statements
 from limba.cli.gin.statements import REQUIRED, Binding, Macro, Reference, Source, leaves
 from limba.cli.gin.unread import unread_choices
 from limba.config import InputError, ModelConfig, Open, RunConfig, did_you_mean, kinds, named, nearest
-from limba.config.optimizer import fields_of, foreign_fields
+from limba.config.optimizer import fields_of, foreign_fields, optimizer_config
 from limba.data import task_modules
 
 HEADER = ("from __gin__ import dynamic_registration", "from limba import config")
@@ -267,7 +267,10 @@ class Node:
 
     def make(self) -> Any:
         """Returns the configuration; raises ConfigError if it is invalid."""
-        return CLASSES[self.owner](**{name: _made(value) for name, value in self.values.items()})
+        fields = {name: _made(value) for name, value in self.values.items()}
+        if self.owner == OPTIMIZER:
+            return optimizer_config(**fields)
+        return CLASSES[self.owner](**fields)
 
 
 def _made(value: object) -> object:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from limba.api import PlannedRun
 from limba.config import Fix, RunConfig, ScheduleConfig
-from limba.config.optimizer import AUTO
+from limba.config.schedule import AUTO
 from limba.tools.preflight.checks.verdict import Line
 
 # The highest rate of a run: lowest usual one, highest, and what a fix gives (docs/optimizers.md).
