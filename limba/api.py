@@ -1,7 +1,7 @@
 """What the tools above the engine use of it, each name imported when it is first used.
 
-A tool imports `limba.config`, these names and itself, nothing else. Each name stands in NAMES, which says what it is and
-where it is defined, and in an import for type checkers. `tests/test_floors.py` compares the two.
+A tool imports `limba.config`, these names and itself, nothing else. Each name stands in NAMES, which says what it is,
+and where it is defined, and in an import for type checkers. `tests/test_floors.py` compares the two.
 """
 
 from __future__ import annotations

@@ -31,7 +31,9 @@ def run(argv: Iterable[str]) -> None:
     """Writes and prints the documents of the run that the flags name; raises InputError."""
     parser = Parser("skipped", ABOUT)
     parser.add_object("model", "MODEL_DIR", "a run directory", is_run=True)
-    parser.add_argument("--all_rows", action="store_true", help="documents of all rows, not only those that stood out")
+    parser.add_argument(
+        "--all_rows", action="store_true", help="the documents of all rows, not only of the rows that stood out"
+    )
     add_import_flag(parser)
     given = parser.parse(list(argv))
     with environment.quiet_imports():

@@ -146,7 +146,9 @@ class HubDestination:
         try:
             _check_access(", or leave RunConfig.hub_model_id out")
         except OSError as error:
-            logger.warning("The hub cannot be reached now (%s); the model goes to %s later.", error, self.model_id)
+            logger.warning(
+                "The hub cannot be reached now (%s); the model is uploaded to %s later.", error, self.model_id
+            )
 
     def deliver(self, folder: Path, step: int, revision: str = "main") -> str:
         """Uploads the folder as one commit of a branch, which is made if needed; returns the address.

@@ -172,7 +172,9 @@ def _speed_lines(config: RunConfig, found: Figures, wanted: Topology) -> tuple[l
         text += f"; {config.train_steps:,} steps take {in_time([24 * each for each in figures['days']])}"
     lines = [Line("ok", f"{text}."), Line("ok", f"Made of {estimate.made}.")]
     if figures["mfu"] and figures["mfu"][1] > 1:
-        lines.append(Line("warning", "The estimate's fast end is above the peak: do not trust it.", code="estimate"))
+        lines.append(
+            Line("warning", "The estimate's fast end is above the chips' peak: do not trust it.", code="estimate")
+        )
     return lines, figures | {"made": estimate.made}
 
 

@@ -201,7 +201,9 @@ def driver_lines(text: str, lock: str) -> Iterator[Line]:
         return
     is_old = int(version[1]) < OLDEST_DRIVERS["cuda12"]
     fix = "install a newer driver" if is_old else f"{SETUP} cuda12"
-    yield Line("error", f"NVIDIA's driver is {version[1]}, and {lock} needs {oldest} or newer.", fix, "driver")
+    yield Line(
+        "error", f"NVIDIA's driver is {version[1]}, and the packages of {lock} need {oldest} or newer.", fix, "driver"
+    )
 
 
 def _holders(own: int | None = None) -> Iterator[Line]:
@@ -341,7 +343,7 @@ def _time_limit(config: RunConfig) -> Iterator[Line]:
         steps = max(1, int(left / speed / 4))
         yield Line("warning", advice, ("CheckpointConfig.every_steps", steps), "time-limit")
     else:
-        yield Line("ok", f"Slurm's job ends in {duration(left)}, after the next checkpoint at {speed:.3g} s a step.")
+        yield Line("ok", f"The Slurm job ends in {duration(left)}, after the next checkpoint at {speed:.3g} s a step.")
 
 
 def _clock(data: Data) -> Iterator[Line]:

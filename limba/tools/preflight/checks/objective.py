@@ -120,7 +120,10 @@ def rate_over_steps(config: RunConfig, data: Data) -> Iterator[Line]:
     """Yields the learning rate as a small drawing, and its values at the first, the highest and the last step."""
     steps = config.train_steps
     if steps is None:
-        yield Line("ok", "The learning rate is not drawn: the run ends with its epochs, whose steps are unknown here.")
+        yield Line(
+            "ok",
+            "The learning rate is not drawn: the run ends with its epochs, whose number of steps is not known here.",
+        )
         return
     sampled = np.unique(np.linspace(0, steps - 1, 4 * POINTS).astype(int)).tolist()
     rates = PlannedRun(config).learning_rates(sampled)

@@ -175,7 +175,9 @@ def _place(model_dir: str, data: Data) -> Iterator[Line]:
     elif is_near(location, zone):
         yield Line("ok", f"gs://{bucket} is in {location}, this machine in {zone}.")
     else:
-        text = f"gs://{bucket} is in {location}, this machine in {zone}: saving and reading are slow, traffic is paid"
+        text = (
+            f"gs://{bucket} is in {location}, this machine in {zone}: saving and reading are slow, and traffic is paid"
+        )
         yield Line("warning", f"{text}.", ("RunConfig.model_dir", Open(f"a bucket in {region_of(zone)}")), "far-bucket")
 
 
