@@ -55,7 +55,10 @@ def stand_in(config: RunConfig, wanted: Topology) -> RunConfig:
 
     A scan compiles in about a minute for a TPU; unrolled layers take several.
     """
-    scans = True if wanted.platform != "gpu" else config.model.scan_layers or None
+    if wanted.platform != "gpu" or config.model.scan_layers:
+        scans = True
+    else:
+        scans = None  # the GPU's own choice, a loop, whether the run asks for it or leaves it open
     return dataclasses.replace(config, model=dataclasses.replace(config.model, scan_layers=scans))
 
 
@@ -117,10 +120,14 @@ def _memory_line(config: RunConfig, found: Figures, wanted: Topology) -> Line:
     fix = changes.that_fits(config, device)
     if fits(found, wanted):
         return Line("warning", f"{text}: evaluation may not fit beside it.", fix, DOES_NOT_FIT)
-    # A run that unrolls its layers was compiled as a scan, and needs less than that on a TPU.
-    may_fit = config.model.scan_layers is False and needed <= MAYBE_UNROLLED * limit and wanted.platform == "tpu"
+    may_fit = _is_unrolled_on_tpu(config, wanted) and needed <= MAYBE_UNROLLED * limit
     level = "warning" if may_fit else "error"
     return Line(level, f"{text}.\n{changes.table(config, device)}", fix, DOES_NOT_FIT)
+
+
+def _is_unrolled_on_tpu(config: RunConfig, wanted: Topology) -> bool:
+    """Returns whether the run unrolls its layers on a TPU, where it was compiled as a scan, which needs more memory."""
+    return config.model.scan_layers is False and wanted.platform == "tpu"
 
 
 def _memory_text(config: RunConfig, found: Figures, wanted: Topology) -> str:
@@ -157,7 +164,7 @@ def _speed_lines(config: RunConfig, found: Figures, wanted: Topology) -> tuple[l
     """Returns the lines of the estimated speed, and its figures."""
     lengths = PlannedRun(config).row_lengths
     estimate = speed.estimate(config, found, lengths, wanted)
-    if config.model.scan_layers is False and wanted.platform == "tpu":
+    if _is_unrolled_on_tpu(config, wanted):
         made = f"{estimate.made}. The fast end takes {UNROLLED[0]:.0%} of that, for unrolled layers ({MEASURED_BY})"
         estimate = dataclasses.replace(estimate, fastest=estimate.fastest * UNROLLED[0], made=made)
     figures = estimate.figures(config, lengths, wanted)
