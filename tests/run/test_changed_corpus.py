@@ -70,7 +70,7 @@ def test_fewer_documents_than_shards_are_found_before_anything_is_compiled(
     def compiled(*_: object) -> Callable:
         raise AssertionError("a step is compiled")
 
-    monkeypatch.setattr("limba.run.jit_train_step", compiled)
+    monkeypatch.setattr("limba.training.update.jit_train_step", compiled)
     with pytest.raises(InputError, match="few.txt holds 3 document.* none for data shard 3 of 4") as refusal:
         train(with_data(config, 2, data_files=str(tmp_path / "few.txt"), validation_percent=0.0))
     assert not isinstance(refusal.value, ConfigError)
