@@ -142,7 +142,8 @@ def run(argv: Sequence[str]) -> None:
         return
     if argv[:1] in (["export"], ["import"]):  # as convert/convert.sh has them
         argv = [*argv[1:], *(["--to=limba"] if argv[0] == "import" else [])]
-    form, parser = Parser("convert", ABOUT, add_help=False), Parser("convert", ABOUT)
+    form = Parser("convert", ABOUT, add_help=False)
+    parser = Parser("convert", ABOUT)
     for each in (form, parser):  # the form decides which other flags there are
         each.add_argument("--to", choices=FORMS, default="huggingface", help="which form is written")
     to = form.parse_known_args(with_two_dashes(argv))[0].to

@@ -239,7 +239,8 @@ class RunConfig:
             "EvaluationConfig.patience",
             "waits for a better CheckpointConfig.best_metric, which is None; set that, such as to 'loss'.",
         )
-        rows, parts = self.data.batch_size, self.num_microbatches
+        rows = self.data.batch_size
+        parts = self.num_microbatches
         require(
             rows % parts == 0,
             "DataConfig.batch_size",
@@ -263,7 +264,8 @@ class RunConfig:
 
     def _check_sides(self) -> None:
         """Raises ConfigError if the rows of the data do not fit the network."""
-        length, model = self.data.sequence_length, self.model
+        length = self.data.sequence_length
+        model = self.model
         require(
             not model.is_t5_encoder,
             "ModelConfig.num_decoder_layers",

@@ -21,7 +21,9 @@ def waiting(what: str, shows: bool = True) -> Iterator[None]:
     if not shows:
         yield
         return
-    is_terminal, began, ended = stream.isatty(), time.monotonic(), threading.Event()
+    is_terminal = stream.isatty()
+    began = time.monotonic()
+    ended = threading.Event()
 
     def say() -> None:
         pause = FIRST_SECONDS if is_terminal else SECONDS_BETWEEN

@@ -29,7 +29,8 @@ from limba.config.optimizer import fields_of, foreign_fields, optimizer_config
 from limba.data import task_modules
 
 HEADER = ("from __gin__ import dynamic_registration", "from limba import config")
-WIDTH, INDENT = 80, 4
+WIDTH = 80
+INDENT = 4
 LINE = "# " + "=" * (WIDTH - 2)
 
 
@@ -106,7 +107,9 @@ def _set_fields(source: Source, values: Mapping[str, object]) -> None:
     """Adds bindings of fields of the run and of its schedule, in the scopes in which the run's objects are made."""
     if not values:
         return
-    scopes, scope, owner = {}, "", RUN
+    scopes = {}
+    scope = ""
+    owner = RUN
     node: Node | None = Tree(source, RUN).top
     for name in (RUN, "config.OptimizerConfig", "config.ScheduleConfig"):
         if name != RUN:
@@ -117,7 +120,8 @@ def _set_fields(source: Source, values: Mapping[str, object]) -> None:
                 source.bindings.append(
                     statements.Binding(scope, owner, field, statements.Reference(scope, name, True), "a branch", "")
                 )
-        scope, owner = (scope if node is None else node.scope), name
+        scope = scope if node is None else node.scope
+        owner = name
         scopes[name] = scope
     for name, value in values.items():
         owner, _, field = f"config.{name}".rpartition(".")
@@ -246,7 +250,9 @@ def _bound(name: str, value: object) -> str:
     return f"{name} = \\\n" + "\n".join(" " * INDENT + line for line in text.split("\n"))
 
 
-RUN, MODEL, OPTIMIZER = "config.RunConfig", "config.ModelConfig", "config.OptimizerConfig"
+RUN = "config.RunConfig"
+MODEL = "config.ModelConfig"
+OPTIMIZER = "config.OptimizerConfig"
 SCHEDULE = "config.ScheduleConfig"
 CLASSES: dict[str, type] = {f"config.{name}": vars(config)[name] for name in config.__all__ if name.endswith("Config")}
 FILES = {RUN: "gin/runs/pretrain.gin", MODEL: "gin/models/t5_1_1/small.gin"}  # that set a class's fields
@@ -286,7 +292,9 @@ class Tree:
 
     def __init__(self, source: Source, root: str, flag: str = "--gin.") -> None:
         _check_names(source)
-        self.root, self.flag, self.ordered = root, flag, source.bindings
+        self.root = root
+        self.flag = flag
+        self.ordered = source.bindings
         self.all_macros = {binding.name: binding for binding in source.bindings if not binding.field}
         self.fields = {(b.scope, b.owner, b.field): b for b in source.bindings if b.field}
         self.nodes: dict[tuple[str, str], Node] = {}
@@ -370,7 +378,8 @@ class Tree:
             hints = fields_of(CLASSES[node.owner])
             for name, value in node.values.items():
                 if not _fits(value, hints[name]):
-                    field, takes = f"{node.owner}.{name}", _in_words(hints[name])
+                    field = f"{node.owner}.{name}"
+                    takes = _in_words(hints[name])
                     sentence = f"{node.places[name]} gives {value!r} for {field}, which takes {takes}."
                     raise InputError(sentence, fix=f"{field} = {Open(takes)!r}")
 

@@ -16,7 +16,8 @@ from limba.tools.preflight.compiled.process import compiled_step
 from limba.tools.preflight.compiled.topologies import Figures, Topology, limit_bytes
 
 TITLE = "Memory and speed"
-NO_KERNEL, DOES_NOT_FIT = "no-kernel", "does-not-fit"
+NO_KERNEL = "no-kernel"
+DOES_NOT_FIT = "does-not-fit"
 TIGHT = 0.95  # of the memory; evaluation and the next batch need some too
 LARGEST_SHOWN = 4
 DECODER: tuple[str, ...] = ("decoder_input_tokens", "decoder_target_tokens", "decoder_loss_weights")

@@ -26,7 +26,9 @@ FREQUENT = 10  # steps: saves that come more often are counted
 MANY_SAVES = 50
 WRITTEN_A_SECOND = 200e6  # bytes that a host writes to a bucket or a disk at once, an assumption
 MOST_SAVING = 0.5  # share of the time
-LEAST_TOKENS, WANTED_TOKENS = 0.1, 5.0  # for each parameter, of a run from scratch
+# Tokens for each parameter, of a run from scratch.
+LEAST_TOKENS = 0.1
+WANTED_TOKENS = 5.0
 LARGE = 10_000_000  # parameters below which a run is cheap enough to be short
 
 

@@ -41,7 +41,9 @@ SHOWN = ("jax", "jaxlib", "libtpu", "flax", "optax", "seqio", "tensorflow")
 DIFFERENCES_SHOWN = 6
 LEAST_FREE = 5 << 30  # bytes on the disks of compiled programs and temporary files
 HUB_SECONDS = 3.0
-OFF_SECONDS, REFUSED_SECONDS = 30.0, 240.0  # a clock's error; Google's tokens are refused from five minutes on
+# The error of a clock; Google's tokens are refused from five minutes on.
+OFF_SECONDS = 30.0
+REFUSED_SECONDS = 240.0
 GOOGLE_FILE = "~/.config/gcloud/application_default_credentials.json"
 TRUE = ("1", "ON", "YES", "TRUE")  # as the hub's library reads its variables
 

@@ -15,7 +15,9 @@ from limba.tools.preflight.checks.verdict import Data, Line, Section
 
 TITLE = "Objective and schedule"
 WASTE = 0.05  # share of the FLOPs from which on it is called wasteful
-POINTS, HEIGHT = 64, 6  # of the curve
+# Of the curve of the learning rate, in characters.
+POINTS = 64
+HEIGHT = 6
 RISING = ("linear_warmup", "linear_decay")  # T5X's factors that begin at 0
 FALLING = ("rsqrt_decay", "rsqrt_normalized_decay")  # those that are constant up to the end of the warm-up
 LONG_WARMUP = 0.5  # share of the run

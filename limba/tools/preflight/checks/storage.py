@@ -18,7 +18,8 @@ from limba.tools.preflight.checks.verdict import Data, Line, Section
 TITLE = "Storage"
 METADATA_SECONDS = 1.0
 MULTI_REGIONS = {"US": ("us-", "northamerica-"), "EU": ("europe-",), "ASIA": ("asia-",)}
-DAMAGED, NO_ROOM = "damaged-checkpoint", "no-room"
+DAMAGED = "damaged-checkpoint"
+NO_ROOM = "no-room"
 VERIFY = "limba status MODEL_DIR --verify  # names the damaged files; restore them from a copy"
 LEASE_SECONDS = 90.0  # a silent holder of a run's directory has ended
 
