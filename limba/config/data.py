@@ -19,7 +19,7 @@ class Objective(NamedTuple):
     """What the rows of an objective are, and its module of `limba/data/objectives/`.
 
     The module has a function with the objective's name, a preprocessor of seqio, and NAME_lengths, from the configured
-    lengths to those of its rows. Nothing else has to know of it.
+    lengths to the lengths of its rows. Nothing else has to know of it.
     """
 
     module: str
@@ -280,7 +280,7 @@ class DataConfig:
         return any(stage.objective == CAUSAL for stage in self._read)
 
     def stage_of(self, batch: int) -> int:
-        """Returns the first batch of the stage that a batch belongs to; batch n, from 0, is that of step n + 1.
+        """Returns the first batch of the stage that a batch belongs to; batch n, from 0, is read in step n + 1.
 
         >>> DataConfig("a", {"inputs": 512}, 8, stages=((10, "b"),)).stage_of(9)
         0
@@ -346,7 +346,7 @@ class DataConfig:
     def predicted(self, train_steps: int) -> list[tuple[int, int, float, float]]:
         """Returns (first batch, steps, masked and causal tokens a step) of each stage; of an encoder's rows alone.
 
-        The tokens are those of full rows, all of which can be hidden.
+        The tokens are counted for full rows, all of whose tokens can be hidden.
 
         >>> DataConfig("a", {"targets": 512}, 8, objective="masked_lm", noise_density=0.25).predicted(10)
         [(0, 10, 1024.0, 0.0)]

@@ -126,7 +126,7 @@ RULES: dict[str, type[OptimizerConfig]] = {
 
 def rule_named(name: object) -> type[OptimizerConfig]:
     """Returns the class of a rule; ConfigError for a name without one."""
-    for known, rule in RULES.items():  # a name of a gin file may be a list, which is no key of a dict
+    for known, rule in RULES.items():  # a gin file may name a list, which cannot be the key of a dict
         if known == name:
             return rule
     raise ConfigError("OptimizerConfig.name", f"is {name!r}; choose one of {', '.join(RULES)}.")

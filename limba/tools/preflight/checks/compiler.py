@@ -102,7 +102,7 @@ def compiled(config: RunConfig, wanted: Topology) -> Section:
 def _not_compiled(config: RunConfig, wanted: Topology, sentence: str, fix: Fix | None = None) -> Section:
     """Returns the section of a step that could not be compiled, which is neither fine nor wrong.
 
-    Memory by arithmetic is said here where it is too much: the section before leaves that to the compiler.
+    It warns if the memory by arithmetic is too much, which the section before leaves to the compiler.
     """
     text = f"{sentence} Memory and speed are only known by arithmetic."
     too_large = [line for line in memory_lines(config, wanted, False, {}) if line.level != "ok"]

@@ -172,7 +172,7 @@ def _lost(run: PlannedRun, seconds: tuple[float, float], cost: float, data: Data
     an_hour = max(1, int(float(f"{3600 / middle:.1g}")))
     if lost > MOST_LOST:
         yield Line("warning", f"{text}.", ("CheckpointConfig.every_steps", an_hour), "period-too-long")
-    elif saving > MOST_SAVING and FREQUENT <= period < steps // FREQUENT:  # more often is said of the periods
+    elif saving > MOST_SAVING and FREQUENT <= period < steps // FREQUENT:  # shorter periods have a warning of their own
         text = f"A checkpoint of {size_text(size)} every {period:,} steps is more than a host writes beside training"
         better = min(steps // FREQUENT, an_hour)
         yield Line("warning", f"{text}.", ("CheckpointConfig.every_steps", better), "saves-too-often")

@@ -76,7 +76,7 @@ def data_of_run(
 def _rows(
     config: RunConfig, run: RunData, lengths: Mapping[str, int], chips: Topology | None, data: Data
 ) -> Iterator[Line]:
-    if data.get("documents") != 0:  # else the text cannot be read, which is said
+    if data.get("documents") != 0:  # otherwise the text cannot be read, and an error says so
         yield from of_rows(config, run, lengths, chips, SECONDS, data)
 
 
@@ -160,13 +160,13 @@ def _equal_files(run: RunData, source: UnitSource) -> Iterator[Line]:
 
 
 def _folder_beside(patterns: Sequence[str]) -> str:
-    """Returns a folder beside that of the first pattern, from which no pattern reads."""
+    """Returns a folder beside the first pattern's, from which no pattern reads."""
     parts = list(itertools.takewhile(lambda part: not glob.has_magic(part), Path(patterns[0]).parts))
     return f"{Path(*parts)}.copies" if parts else "copies"
 
 
 def _blank(config: RunConfig, part: Task, data: Data) -> Iterator[Line]:
-    with contextlib.suppress(InputError):  # which is said of the sample
+    with contextlib.suppress(InputError):  # the check of the sample reports it
         for name, share in part.source.blank_shares(config.data.train_split).items():
             data.setdefault("blank_share", {})[name] = share
             if BLANK <= share < 1:  # else there is no text, an error

@@ -1,4 +1,4 @@
-"""What differs between a configuration and that of the run which its directory holds."""
+"""What a configuration changes of the run that its directory holds."""
 
 from __future__ import annotations
 

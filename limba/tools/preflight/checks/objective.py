@@ -47,7 +47,7 @@ def lengths_of(config: RunConfig, task: Task | Mixture, data: Data) -> Iterator[
     """Yields the lengths of a row, and the share of its FLOPs that is padding by its objective."""
     given = config.data.task_feature_lengths
     run = RunData(config.data, task)
-    with logged():  # what it says of padding is said better below
+    with logged():  # its warning about padding; a line below says more
         lengths = run.lengths()
     data["lengths"] = lengths
     if config.data.sequence_length is not None:

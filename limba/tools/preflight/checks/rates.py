@@ -82,7 +82,7 @@ def _never_falls(config: RunConfig, rates: Sequence[float], wants_course: bool) 
     highest = max(rates)
     if is_flat_on_purpose(config) or rates[-1] <= 0.99 * highest:
         return False
-    if rates[len(rates) // 2] <= 0.99 * highest:  # it only rises, which is said elsewhere
+    if rates[len(rates) // 2] <= 0.99 * highest:  # it only rises, which another check reports
         return False
     return wants_course or schedule.name != "factors" or "rsqrt" not in schedule.factors
 

@@ -76,7 +76,7 @@ def _held(model_dir: str) -> Iterator[Line]:
 
 
 def _checkpoints(run: PlannedRun, data: Data) -> Iterator[Line]:
-    """Yields whether the newest checkpoint is that of this run, and which parameters differ if not."""
+    """Yields whether the newest checkpoint was saved by this run, and which parameters differ if not."""
     found = RunDirectory(run.config.model_dir).checkpoints()
     data["checkpoints"] = list(found)
     if not found:
