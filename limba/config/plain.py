@@ -98,7 +98,7 @@ def _built(values: object, owner: Any, path: str) -> Any:
         has_default = (entry.default, entry.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
         if entry.name not in values and not has_default:
             raise InputError(f"{path}: {name}.{entry.name} is missing; add it.")
-    fields = dict[str, object]()
+    fields = dict[str, Any]()
     for field, value in values.items():
         if dataclasses.is_dataclass(hints[field]):
             fields[field] = _built(value, hints[field], path)

@@ -273,7 +273,7 @@ class Node:
 
     def make(self) -> Any:
         """Returns the configuration; raises ConfigError if it is invalid."""
-        fields = {name: _made(value) for name, value in self.values.items()}
+        fields: dict[str, Any] = {name: _made(value) for name, value in self.values.items()}
         if self.owner == OPTIMIZER:
             return optimizer_config(**fields)
         return CLASSES[self.owner](**fields)
