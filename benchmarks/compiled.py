@@ -43,7 +43,7 @@ from typing import Any
 
 from benchmarks.train_step import add_choices, check_sizes, model_of
 from limba.cli import program
-from limba.config import InputError, ModelConfig, OptimizerConfig, environment
+from limba.config import InputError, ModelConfig, OptimizerConfig, environment, optimizer_config
 from limba.config.optimizer import fields_of
 from limba.tools.preflight.compiled import nvidia, topologies
 
@@ -111,7 +111,7 @@ def trace_step(args: argparse.Namespace, config: Any, devices: Any) -> Any:
             " multiple of their product."
         )
     mesh = Mesh(devices.reshape(sizes), ("data", "fsdp", "model"), axis_types=(AxisType.Auto,) * 3)
-    model, choice = Network(config, mesh), OptimizerConfig(name=args.optimizer, **args.optimizer_fields)
+    model, choice = Network(config, mesh), optimizer_config(name=args.optimizer, **args.optimizer_fields)
     parameters = trained_shardings(model, mesh, args.shard_update)
     optimizer = make_optimizer(choice, 1, shardings=parameters, average=args.average)
     schedule = make_schedule(choice.schedule, 1)

@@ -31,8 +31,9 @@ from limba.config import (
     ScheduleConfig,
     environment,
 )
+from limba.config.loss import LOGITS
 from limba.config.model import ATTENTIONS
-from limba.config.optimizer import LOGITS, Adafactor
+from limba.config.optimizer import Adafactor
 from limba.formats.names import flatten, unflatten, unstack_layers
 from limba.model import Network
 from limba.sharding.mesh import make_mesh

@@ -48,7 +48,7 @@ def time_step(config: ModelConfig, args: argparse.Namespace) -> dict[str, float]
     import jax
     import numpy as np
 
-    from limba.config import LossConfig, MeshConfig, OptimizerConfig
+    from limba.config import LossConfig, MeshConfig, optimizer_config
     from limba.data.packing import model_features
     from limba.data.stream.placement import place_batch
     from limba.model import Network
@@ -61,7 +61,7 @@ def time_step(config: ModelConfig, args: argparse.Namespace) -> dict[str, float]
     from limba.training.step_memory import live_bytes
 
     mesh = make_mesh(MeshConfig())
-    model, choice = Network(config, mesh), OptimizerConfig(name=args.optimizer)
+    model, choice = Network(config, mesh), optimizer_config(name=args.optimizer)
     optimizer, schedule = make_optimizer(choice, args.steps), make_schedule(choice.schedule, args.steps)
     state = create_state(model, optimizer, mesh, seed=0)
     shardings = state_shardings(model, optimizer, mesh)

@@ -12,6 +12,7 @@ process:
 `read_gin`          reads a run from a gin file: `limba.read_gin("gin/demo.gin")`
 `RunConfig`         a run: model, data, optimizer and more
 `ModelConfig`, `DataConfig`, `OptimizerConfig`, `MeshConfig`, `GenerationConfig`
+`optimizer_config`  the OptimizerConfig of a rule: `limba.optimizer_config("adamw", beta2=0.98)`
 `InputError`        the error for invalid input, one sentence
 `ConfigError`       the InputError for a field, which it names
 `__version__`       the version of this package
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from limba.config import ModelConfig as ModelConfig
     from limba.config import OptimizerConfig as OptimizerConfig
     from limba.config import RunConfig as RunConfig
+    from limba.config import optimizer_config as optimizer_config
     from limba.fit import finetune as finetune
     from limba.fit import pretrain as pretrain
     from limba.inference.load import TrainedModel as TrainedModel
@@ -48,8 +50,7 @@ if TYPE_CHECKING:
     from limba.run import train as train
     from limba.training.metrics.records import Callbacks as Callbacks
 
-_CONFIG = "limba.config"
-_PLACES = {
+_MODULES = {  # public name: the module that has it
     "load": "limba.inference.load",
     "TrainedModel": "limba.inference.load",
     "train": "limba.run",
@@ -57,17 +58,24 @@ _PLACES = {
     "finetune": "limba.fit",
     "Callbacks": "limba.training.metrics.records",
     "read_gin": "limba.cli.gin",  # front ends, as limba.fit: gin's macros are none of the engine's
-    **dict.fromkeys(("RunConfig", "ModelConfig", "DataConfig", "OptimizerConfig", "MeshConfig"), _CONFIG),
-    **dict.fromkeys(("GenerationConfig", "InputError", "ConfigError"), _CONFIG),
+    "RunConfig": "limba.config",
+    "ModelConfig": "limba.config",
+    "DataConfig": "limba.config",
+    "OptimizerConfig": "limba.config",
+    "optimizer_config": "limba.config",
+    "MeshConfig": "limba.config",
+    "GenerationConfig": "limba.config",
+    "InputError": "limba.config",
+    "ConfigError": "limba.config",
 }
-__all__ = list(_PLACES)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = list(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> object:
-    if name not in _PLACES:
-        raise AttributeError(f"module 'limba' has no attribute {name!r}; it has {', '.join(_PLACES)}")
-    return getattr(importlib.import_module(_PLACES[name]), name)
+    if name not in _MODULES:
+        raise AttributeError(f"module 'limba' has no attribute {name!r}; it has {', '.join(_MODULES)}")
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return list(_PLACES)
+    return list(_MODULES)

@@ -1,63 +1,7 @@
 """What the tools above the engine use of it, each name imported when it is first used.
 
-A tool imports `limba.config`, these names and itself, nothing else; `tests/test_floors.py` holds that.
-
-Commands
-`Parser`            the flags of a command; its errors are one sentence
-`with_two_dashes`   arguments whose names have two dashes, where one was typed
-`GinFlags`          the flags that name a run by its gin files
-`add_import_flag`   the flag that allows modules of somebody else's run
-`Progress`          says how much of some work is done, on a terminal as a bar
-`read_model`        the network that a gin file describes
-`read_run`          the run that gin files describe
-`import_tasks`      imports one module of tasks/, or all
-`task_modules`      the names of the modules of tasks/
-`find_tool`         another tool, by the engine's table of tools; None without it
-
-Data
-`RunData`           a run's task with what it reads: its parts, lengths, rows, checks
-`UnitSource`        a source of documents in files: its units, and their texts in order
-`records`           the rows of a file of JSON, csv, tsv or parquet, as training reads them
-`text_lines`        the lines of an open file of text, as training reads them
-`source_of_files`   the source of files, or of a data set of the hub
-`Texts`             the texts of a source: a sample, and whether there is any
-`NewVocabulary`     a vocabulary that is to be trained
-`Task`              a task of the registry
-`Mixture`           several tasks with their rates
-`Vocabulary`        from texts to ids and back
-`PieceTable`        what the ids of a vocabulary stand for
-`rules_of`          a SentencePiece model's rules for characters
-`unexportable`      why a vocabulary cannot be written for transformers
-`spells_bytes`      which ids of a vocabulary are single bytes of letters
-
-Files
-`RunDirectory`      a run's directory: its configuration, records, checkpoints, and who trains in it
-`Standing`          whether a run failed, was stopped, stands still or is done, in a sentence
-`held`              the lease of an output that one process writes
-`write_whole`       writes a file whole or not at all, here or in a bucket
-`hub_token`         the token for the hub, None without one
-
-Runs and models
-`PlannedRun`        what can be known of a run before it starts: sizes, checks, its step on any devices
-`flops_per_sequence`  the FLOPs of training on one sequence
-`size_text`         a number of bytes in words
-`duration`          a length of time in words
-`text_curve`        points as a drawing of characters
-`kept`              places of a long line such that nothing that stands out is lost
-`evenly`            places of some of many things, the first and the last among them
-`load`              opens a trained model, as `limba.load`
-`TrainedModel`      what `load` returns
-`described`         the network and the vocabulary of a model that is not opened
-`trim`              writes a model with the rows of its vocabulary that texts need
-`check_trim_output`  refuses a place where a trimmed model cannot be written
-`Source`            a model whose weights are not read
-`opened_source`     the same at a path
-`vocabulary_of`     the vocabulary of such a model
-`num_tables`        how many matrices it has with a row for each id
-`VocabularyName`    where a vocabulary is, and its sentinels
-`Deadline`          the end of the time for an answer
-`TimeIsOverError`   raised after it
-`listener`          which program listens at a port
+A tool imports `limba.config`, these names and itself, nothing else. Each name stands in NAMES, which says what it is,
+and where it is defined, and in an import for type checkers. `tests/test_floors.py` compares the two.
 """
 
 from __future__ import annotations
@@ -116,51 +60,115 @@ if TYPE_CHECKING:
     from limba.training.metrics.flops import flops_per_sequence as flops_per_sequence
     from limba.training.metrics.records import duration as duration
 
-_NAMES = {  # module: its names; another name here is written before a "="
-    "limba.cli.arguments": "Parser with_two_dashes",
-    "limba.cli.gin.read": "read_model read_run",
-    "limba.cli.model": "GinFlags add_import_flag",
-    "limba.data.run_data": "RunData",
-    "limba.data.sources.readers": "records text_lines",
-    "limba.data.sources.units": "UnitSource",
-    "limba.data.task_modules": "task_modules=all_names import_tasks",
-    "limba.data.tasks": "source_of_files",
-    "limba.data.registry": "Mixture Task",
-    "limba.data.vocabulary.character_map": "rules_of",
-    "limba.data.vocabulary.load": "PieceTable",
-    "limba.data.vocabulary.needed": "spells_bytes",
-    "limba.data.vocabulary.text_sample": "Texts",
-    "limba.data.vocabulary.train": "NewVocabulary",
-    "limba.evaluation.history": "evenly kept",
-    "limba.data.vocabulary.vocabularies": "Vocabulary",
-    "limba.evaluation.standing": "Standing",
-    "limba.evaluation.status": "RunDirectory text_curve=curve",
-    "limba.export.at_end": "unexportable",
-    "limba.export.trimming": "check_trim_output=check_output num_tables opened_source=opened trim vocabulary_of",
-    "limba.inference.generate": "Deadline TimeIsOverError",
-    "limba.inference.line_files": "Progress",
-    "limba.inference.load": "TrainedModel load",
-    "limba.inference.source": "Source VocabularyName described",
-    "limba.planned": "PlannedRun",
-    "limba.sharding.joining": "listener",
-    "limba.storage.files": "write_whole",
-    "limba.storage.lease": "held",
-    "limba.storage.servers": "hub_token=token",
-    "limba.toolbox": "find_tool=find",
-    "limba.training.checkpoints.save": "size_text",
-    "limba.training.metrics.flops": "flops_per_sequence",
-    "limba.training.metrics.records": "duration",
+NAMES = {  # name: where it is defined
+    # --- Commands ---
+    # the flags of a command; its errors are one sentence
+    "Parser": "limba.cli.arguments.Parser",
+    # arguments whose names have two dashes, where one was typed
+    "with_two_dashes": "limba.cli.arguments.with_two_dashes",
+    # the flags that name a run by its gin files
+    "GinFlags": "limba.cli.model.GinFlags",
+    # the flag that allows modules of somebody else's run
+    "add_import_flag": "limba.cli.model.add_import_flag",
+    # says how much of some work is done, on a terminal as a bar
+    "Progress": "limba.inference.line_files.Progress",
+    # the network that a gin file describes
+    "read_model": "limba.cli.gin.read.read_model",
+    # the run that gin files describe
+    "read_run": "limba.cli.gin.read.read_run",
+    # imports one module of tasks/, or all
+    "import_tasks": "limba.data.task_modules.import_tasks",
+    # the names of the modules of tasks/
+    "task_modules": "limba.data.task_modules.all_names",
+    # another tool, by the engine's table of tools; None without it
+    "find_tool": "limba.toolbox.find",
+    # --- Data ---
+    # a run's task with what it reads: its parts, lengths, rows, checks
+    "RunData": "limba.data.run_data.RunData",
+    # a source of documents in files: its units, and their texts in order
+    "UnitSource": "limba.data.sources.units.UnitSource",
+    # the rows of a file of JSON, csv, tsv or parquet, as training reads them
+    "records": "limba.data.sources.readers.records",
+    # the lines of an open file of text, as training reads them
+    "text_lines": "limba.data.sources.readers.text_lines",
+    # the source of files, or of a data set of the hub
+    "source_of_files": "limba.data.tasks.source_of_files",
+    # the texts of a source: a sample, and whether there is any
+    "Texts": "limba.data.vocabulary.text_sample.Texts",
+    # a vocabulary that is to be trained
+    "NewVocabulary": "limba.data.vocabulary.train.NewVocabulary",
+    # a task of the registry
+    "Task": "limba.data.registry.Task",
+    # several tasks with their rates
+    "Mixture": "limba.data.registry.Mixture",
+    # from texts to ids and back
+    "Vocabulary": "limba.data.vocabulary.vocabularies.Vocabulary",
+    # what the ids of a vocabulary stand for
+    "PieceTable": "limba.data.vocabulary.load.PieceTable",
+    # a SentencePiece model's rules for characters
+    "rules_of": "limba.data.vocabulary.character_map.rules_of",
+    # why a vocabulary cannot be written for transformers
+    "unexportable": "limba.export.at_end.unexportable",
+    # which ids of a vocabulary are single bytes of letters
+    "spells_bytes": "limba.data.vocabulary.needed.spells_bytes",
+    # --- Files ---
+    # a run's directory: its configuration, records, checkpoints, and who trains in it
+    "RunDirectory": "limba.evaluation.status.RunDirectory",
+    # whether a run failed, was stopped, stands still or is done, in a sentence
+    "Standing": "limba.evaluation.standing.Standing",
+    # the lease of an output that one process writes
+    "held": "limba.storage.lease.held",
+    # writes a file whole or not at all, here or in a bucket
+    "write_whole": "limba.storage.files.write_whole",
+    # the token for the hub, None without one
+    "hub_token": "limba.storage.servers.token",
+    # --- Runs and models ---
+    # what can be known of a run before it starts: sizes, checks, its step on any devices
+    "PlannedRun": "limba.planned.PlannedRun",
+    # the FLOPs of training on one sequence
+    "flops_per_sequence": "limba.training.metrics.flops.flops_per_sequence",
+    # a number of bytes in words
+    "size_text": "limba.training.checkpoints.save.size_text",
+    # a length of time in words
+    "duration": "limba.training.metrics.records.duration",
+    # points as a drawing of characters
+    "text_curve": "limba.evaluation.status.curve",
+    # places of a long line such that nothing that stands out is lost
+    "kept": "limba.evaluation.history.kept",
+    # places of some of many things, the first and the last among them
+    "evenly": "limba.evaluation.history.evenly",
+    # opens a trained model, as `limba.load`
+    "load": "limba.inference.load.load",
+    # what `load` returns
+    "TrainedModel": "limba.inference.load.TrainedModel",
+    # the network and the vocabulary of a model that is not opened
+    "described": "limba.inference.source.described",
+    # writes a model with the rows of its vocabulary that texts need
+    "trim": "limba.export.trimming.trim",
+    # refuses a place where a trimmed model cannot be written
+    "check_trim_output": "limba.export.trimming.check_output",
+    # a model whose weights are not read
+    "Source": "limba.inference.source.Source",
+    # the same at a path
+    "opened_source": "limba.export.trimming.opened",
+    # the vocabulary of such a model
+    "vocabulary_of": "limba.export.trimming.vocabulary_of",
+    # how many matrices it has with a row for each id
+    "num_tables": "limba.export.trimming.num_tables",
+    # where a vocabulary is, and its sentinels
+    "VocabularyName": "limba.inference.source.VocabularyName",
+    # the end of the time for an answer
+    "Deadline": "limba.inference.generate.Deadline",
+    # raised after it
+    "TimeIsOverError": "limba.inference.generate.TimeIsOverError",
+    # which program listens at a port
+    "listener": "limba.sharding.joining.listener",
 }
-_PLACES = {
-    name.partition("=")[0]: (module, name.rpartition("=")[2])
-    for module, names in _NAMES.items()
-    for name in names.split()
-}
-__all__ = list(_PLACES)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = list(NAMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> object:
-    if name not in _PLACES:
-        raise AttributeError(f"module 'limba.api' has no attribute {name!r}; it has {', '.join(_PLACES)}")
-    module, own = _PLACES[name]
-    return getattr(importlib.import_module(module), own)
+    if name not in NAMES:
+        raise AttributeError(f"module 'limba.api' has no attribute {name!r}; it has {', '.join(NAMES)}")
+    module, _, defined_as = NAMES[name].rpartition(".")
+    return getattr(importlib.import_module(module), defined_as)

@@ -54,7 +54,6 @@ WALLS = {  # library or folder: where it may be imported
     "benchmarks": EVERYWHERE,  # neither is installed with the package
     "tests": EVERYWHERE,  # benchmarks/ runs the tests, and compares with their tiny models
 }
-OF_OPTIMIZERS = "limba/config/optimizer.py"
 WITHOUT_JAX = tuple(f"limba/data/{room}/" for room in ("sources", "objectives", "vocabulary"))
 ENGINE = [path for module, path in MODULES.items() if re.match(r"limba\.(?!cli\b|tools\b|fit\b|__main__)", module)]
 MACROS = {  # the names that gin files set for users
@@ -131,10 +130,7 @@ def outside_of_walls(path: Path) -> Iterator[str]:
     if "jax" in libraries and place.startswith(WITHOUT_JAX):
         yield f"{place} imports jax"
     if place.startswith("limba/config/"):
-        foreign = libraries - {"limba"} - sys.stdlib_module_names
-        if place == OF_OPTIMIZERS:  # a rule is built with them; it is configured without (tests/config)
-            foreign -= {"jax", "optax"}
-        for name in foreign:
+        for name in libraries - {"limba"} - sys.stdlib_module_names:
             yield f"{place} imports {name}; config/ needs the standard library only"
 
 
@@ -225,16 +221,29 @@ def test_tools_import_the_names_of_the_api_alone() -> None:
 def test_the_api_is_small_documented_and_there() -> None:
     from limba import api
 
-    names = set(api.__all__)
-    listed = re.findall(r"^`(\w+)`\s+\S", api.__doc__ or "", re.MULTILINE)
-    assert sorted(listed) == sorted(names), "each name has one line in the docstring of limba/api.py"
-    for name in names:
+    lines = MODULES[API].read_text().splitlines()
+    entries = [number for number, line in enumerate(lines) if re.match(r'    "\w+": ', line)]
+    assert len(entries) == len(api.NAMES)
+    undocumented = [lines[number] for number in entries if not re.match("    # [^-]", lines[number - 1])]
+    assert not undocumented, "each name has a comment above it in NAMES of limba/api.py"
+    for name in api.NAMES:
         found = getattr(api, name)
         is_constant = isinstance(found, dict)
         assert is_constant or (callable(found) and found.__doc__ and not isinstance(found, types.ModuleType)), name
-    typed = [node for node in ast.walk(tree_of(MODULES[API])) if isinstance(node, ast.ImportFrom)]
-    seen = {(node.module, alias.name, alias.asname) for node in typed for alias in node.names}
-    assert {(module, own, name) for name, (module, own) in api._PLACES.items()} <= seen  # for type checkers
+
+
+def test_the_api_has_the_same_names_for_type_checkers() -> None:
+    from limba import api
+
+    typed = [node for node in tree_of(MODULES[API]).body if isinstance(node, ast.If)]
+    imported = {
+        alias.asname: f"{node.module}.{alias.name}"
+        for block in typed
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert imported == api.NAMES
 
 
 def test_the_api_imports_nothing_heavy() -> None:

@@ -16,7 +16,15 @@ import numpy as np
 import optax
 from jax.sharding import AxisType, Mesh
 
-from limba.config import DataConfig, LossConfig, MeshConfig, ModelConfig, OptimizerConfig, ScheduleConfig
+from limba.config import (
+    DataConfig,
+    LossConfig,
+    MeshConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    optimizer_config,
+)
 from limba.formats.names import flatten, unflatten
 from limba.model import Network
 from limba.training.optimizer import make_optimizer
@@ -53,7 +61,7 @@ MODERN = dataclasses.replace(
     biases=("logits",),
     logits_via_embedding=True,
 )
-OPTIMIZER = OptimizerConfig(schedule=ScheduleConfig(base_learning_rate=1.0, warmup_steps=10_000))
+OPTIMIZER = optimizer_config(schedule=ScheduleConfig(base_learning_rate=1.0, warmup_steps=10_000))
 
 
 def model(**changes: object) -> ModelConfig:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.board.sizes import ROWS_MULTIPLE, Size
-from limba.config import InputError, OptimizerConfig, ScheduleConfig, did_you_mean
+from limba.config import InputError, OptimizerConfig, ScheduleConfig, did_you_mean, optimizer_config
 from limba.config.optimizer import fields_of
 
 Settings = Mapping[str, Any]
@@ -98,7 +98,7 @@ def recipe_of(name: str) -> Recipe:
 
 def own_settings(recipe: Recipe, settings: Settings) -> dict[str, Any]:
     """Returns the settings that differ from the recipe's, in the order of their names."""
-    defaults = OptimizerConfig(recipe.optimizer["name"])
+    defaults = optimizer_config(recipe.optimizer["name"])
 
     def default(name: str) -> Any:
         return getattr(recipe, name) if name in OWN else recipe.optimizer.get(name, getattr(defaults, name, None))
@@ -149,4 +149,4 @@ def optimizer_of(recipe: Recipe, settings: Settings, size: Size, steps: int) -> 
             recipe.schedule, rate, warmup_steps=warmup, decay_steps=min(decay, steps - warmup) if is_stable else None
         )
     others = {name: value for name, value in settings.items() if name not in (*OWN, ROWS)}
-    return OptimizerConfig(**{**recipe.optimizer, **others}, schedule=schedule)
+    return optimizer_config(**{**recipe.optimizer, **others}, schedule=schedule)

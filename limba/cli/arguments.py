@@ -50,7 +50,9 @@ class Parser(argparse.ArgumentParser):
 
         With `takes_several` it is a list. With `is_run` it is a run, and has to be given.
         """
-        self._object, self._takes_several, self._needs_run = name, takes_several, is_run
+        self._object = name
+        self._takes_several = takes_several
+        self._needs_run = is_run
         help_text = f"{about}; --{name}={metavar} means the same"
         self.add_argument("objects", nargs="*" if takes_several else "?", metavar=metavar, help=help_text)
         self.add_argument(f"--{name}", action="append", metavar=metavar, help=argparse.SUPPRESS)
@@ -107,7 +109,10 @@ class Parser(argparse.ArgumentParser):
         return name if name in macro_names() else ""
 
     def _take_object(self, given: argparse.Namespace) -> None:
-        objects = given.objects if self._takes_several else [given.objects] if given.objects else []
+        if self._takes_several:
+            objects = given.objects
+        else:
+            objects = [given.objects] if given.objects else []
         for argument in objects:
             if re.match(r"[A-Za-z_][\w.]*=", argument) and not os.path.exists(argument):
                 self._refuse(argument)

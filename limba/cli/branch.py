@@ -125,7 +125,8 @@ def _chosen(given: argparse.Namespace) -> Branch:
     from limba.formats.limba_checkpoint import checkpoints_of, is_own
     from limba.training.checkpoints import branches
 
-    place, step = resolved(given.model), given.step
+    place = resolved(given.model)
+    step = given.step
     if is_own(place):  # MODEL_DIR/checkpoints/<step>
         place, step = place.parent.parent, step or int(place.name)
     there = list(checkpoints_of(place))
@@ -139,7 +140,8 @@ def _read(
     from limba.inference.source import import_tasks
     from limba.training.checkpoints.branches import changed
 
-    run, file = source.run, source.directory / OWN_FILE
+    run = source.run
+    file = source.directory / OWN_FILE
     assert run is not None
     if file.exists():
         return read_own(read_text(file), str(file), given.gin, given.imports, before, fixed)

@@ -36,7 +36,9 @@ def add_export_flags(parser: Parser) -> None:
     parser.add_argument("--steps", default="latest", help="latest, all, or numbers such as 1000,2000")
     parser.add_argument("--formats", default="pytorch,flax", help="pytorch, flax, or pytorch,flax")
     parser.add_argument("--dtype", default="float32", help="float32 or bfloat16")
-    parser.add_argument("--config", metavar="FILE.gin", help="network instead of the run's; give --vocabulary too")
+    parser.add_argument(
+        "--config", metavar="FILE.gin", help="network that replaces the run's configuration; give --vocabulary too"
+    )
     parser.add_argument("--vocabulary", help="vocabulary that replaces the run's: a SentencePiece model, byte, or none")
     parser.add_argument("--extra_ids", type=int, help="number of sentinels to add to --vocabulary")
     model.add_import_flag(parser)
@@ -54,7 +56,9 @@ def add_export_flags(parser: Parser) -> None:
         "--transformers", type=int, choices=(4, 5), default=5,
         help="version that will load the folder (default 5); only for an untied umT5 they differ",
     )  # fmt: skip
-    parser.add_argument("--encoder_only", action="store_true", help="a T5's encoder alone, as T5EncoderModel (vectors)")
+    parser.add_argument(
+        "--encoder_only", action="store_true", help="only the encoder of a T5, as T5EncoderModel, for vectors"
+    )
     parser.add_argument("--trc", action="store_true", help="thank the TPU Research Cloud in the model card")
     parser.add_argument("--push", metavar="USER/NAME", help="upload to the hub with the token in HF_TOKEN")
     parser.add_argument("--dry_run", action="store_true", help="with --push: show what would be uploaded")
@@ -138,7 +142,8 @@ def run(argv: Sequence[str]) -> None:
         return
     if argv[:1] in (["export"], ["import"]):  # as convert/convert.sh has them
         argv = [*argv[1:], *(["--to=limba"] if argv[0] == "import" else [])]
-    form, parser = Parser("convert", ABOUT, add_help=False), Parser("convert", ABOUT)
+    form = Parser("convert", ABOUT, add_help=False)
+    parser = Parser("convert", ABOUT)
     for each in (form, parser):  # the form decides which other flags there are
         each.add_argument("--to", choices=FORMS, default="huggingface", help="which form is written")
     to = form.parse_known_args(with_two_dashes(argv))[0].to

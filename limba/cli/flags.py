@@ -95,7 +95,8 @@ def parse_args(
 
     Raises InputError, one sentence, for invalid flags or values. Prints and exits for --help.
     """
-    parser, script = parser_of(command, about, more), script_of(argv)
+    parser = parser_of(command, about, more)
+    script = script_of(argv)
     argv = argv if script is None else script.rest
     given = parser.parse([f"--profile={PROFILE_STEPS}" if flag in ("--profile", "-profile") else flag for flag in argv])
     folders = search_folders(given.gin_search_paths)

@@ -228,7 +228,8 @@ def _write_lines(given: argparse.Namespace, trained: TrainedModel, config: Gener
     from limba.inference.long_inputs import check_all
 
     is_first = jax.process_index() == 0
-    num_rows, source = given.batch_size or trained.batch_size, given.input or "stdin"
+    num_rows = given.batch_size or trained.batch_size
+    source = given.input or "stdin"
     say = _warning if is_first else lambda sentence: None  # the first has said it
     writer = trained.segment_writer(config, num_rows, say=say)
     place = f"{source} line"

@@ -33,7 +33,9 @@ def whole_number(text: str) -> int:
 def add_flags(parser: Parser) -> None:
     """Adds the flags that name a model: MODEL, or the gin files of a run."""
     parser.add_object("model", "MODEL", MODEL)
-    parser.add_argument("--step", type=int, help="of the checkpoint; default: the best if one is kept, else the newest")
+    parser.add_argument(
+        "--step", type=int, help="step of the checkpoint; default: the best one if the run keeps one, else the newest"
+    )
     parser.add_argument("--vocabulary", metavar="PATH|byte", help="vocabulary that replaces the model's")
     GinFlags(parser, "MODEL")
     parser.add_argument(

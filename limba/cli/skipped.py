@@ -31,7 +31,9 @@ def run(argv: Iterable[str]) -> None:
     """Writes and prints the documents of the run that the flags name; raises InputError."""
     parser = Parser("skipped", ABOUT)
     parser.add_object("model", "MODEL_DIR", "a run directory", is_run=True)
-    parser.add_argument("--all_rows", action="store_true", help="documents of all rows, not only those that stood out")
+    parser.add_argument(
+        "--all_rows", action="store_true", help="the documents of all rows, not only of the rows that stood out"
+    )
     add_import_flag(parser)
     given = parser.parse(list(argv))
     with environment.quiet_imports():
@@ -61,7 +63,8 @@ def _documents(run_of: Source, entries: Iterable[Record], all_rows: bool) -> Ite
     from limba.data.provenance import documents_of
 
     assert run_of.run is not None
-    data, (last, positions) = run_of.run.data, _last_positions(run_of.directory)
+    data = run_of.run.data
+    (last, positions) = _last_positions(run_of.directory)
     lengths, stage_of = _stages(run_of)
     for entry in entries:
         # The position of a later stage says nothing of the corpus of an earlier one.
@@ -100,7 +103,8 @@ def _stages(run_of: Source) -> tuple[dict[str, int], Callable[[int], Stage]]:
     from limba.training.start import deal_of_run
 
     assert run_of.run is not None
-    run, data = run_of.run, run_of.run.data
+    run = run_of.run
+    data = run_of.run.data
     first = pinned_for_run(task_of(run_of), run.model_dir)
     lengths = derive_lengths(first, data.task_feature_lengths)
 

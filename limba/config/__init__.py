@@ -1,6 +1,6 @@
 """Every choice of a run, as frozen dataclasses that check themselves. Gin files and `config.json` fill these.
 
-Floor 0: imports the standard library only; `build` of an optimizer imports jax and optax.
+Floor 0: imports the standard library only.
 """
 
 from limba.config.data import OBJECTIVES, DataConfig
@@ -22,13 +22,16 @@ from limba.config.errors import (
     without_credentials,
 )
 from limba.config.generation import GenerationConfig
+from limba.config.loss import LossConfig
 from limba.config.model import ModelConfig
-from limba.config.optimizer import LossConfig, OptimizerConfig, ScheduleConfig
+from limba.config.optimizer import OptimizerConfig, optimizer_config
 from limba.config.run import CardConfig, CheckpointConfig, EvaluationConfig, GuardConfig, MeshConfig, RunConfig
+from limba.config.schedule import ScheduleConfig
 
 __all__ = [
     "OBJECTIVES", "CardConfig", "CheckpointConfig", "ConfigError", "DataConfig", "EvaluationConfig", "Fix",
     "GenerationConfig", "GuardConfig", "InputError", "LossConfig", "MeshConfig", "ModelConfig", "NonFiniteError",
     "Open", "OptimizerConfig", "RestartError", "RunConfig", "ScheduleConfig", "SentenceError", "StorageError",
-    "UntrustedModuleError", "did_you_mean", "named", "nearest", "reason_of", "require", "without_credentials",
+    "UntrustedModuleError", "did_you_mean", "named", "nearest", "optimizer_config", "reason_of", "require",
+    "without_credentials",
 ]  # fmt: skip

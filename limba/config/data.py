@@ -19,7 +19,7 @@ class Objective(NamedTuple):
     """What the rows of an objective are, and its module of `limba/data/objectives/`.
 
     The module has a function with the objective's name, a preprocessor of seqio, and NAME_lengths, from the configured
-    lengths to those of its rows. Nothing else has to know of it.
+    lengths to the lengths of its rows. Nothing else has to know of it.
     """
 
     module: str
@@ -32,6 +32,15 @@ class Objective(NamedTuple):
     def has_prefix(self) -> bool:
         """Whether a decoder-only model reads a part of each row without predicting it."""
         return self.for_decoder and self.has_inputs
+
+
+class ReadStage(NamedTuple):
+    """What is read from one batch on, until the next stage."""
+
+    begins: int  # its first batch; 0 for the first stage
+    name: str  # its task or mixture
+    objective: str | None  # None: the task's own
+    density: float | None  # share of tokens that are hidden; None: the task's own
 
 
 OBJECTIVES = {
@@ -48,6 +57,7 @@ ObjectiveName = Annotated[str, Limit(OBJECTIVES.__contains__, f"one of {', '.joi
 CAUSAL = "causal_lm"  # which encoders learn beside a masked objective
 READ_FAILURES = ("stop", "skip")
 LEAST_DENSITY = 0.001  # T5 tried 0.1 to 0.5 (arXiv:1910.10683, table 6); less hides a token of many rows
+USUAL_DENSITY = 0.15  # of T5 and BERT, where the run leaves it to the task
 DENSITIES = f"a share from {LEAST_DENSITY} to below 1 (usual: 0.1 to 0.5)"
 Density = Annotated[float, Limit(lambda value: LEAST_DENSITY <= value < 1, DENSITIES)]
 SpanLength = Annotated[float, Limit(lambda value: value >= 1, "a mean of 1 or more")]
@@ -63,9 +73,9 @@ class DataConfig:
 
     With `task_feature_lengths={'inputs': 512}` the length of the targets follows from the objective (114 for span
     corruption), so that there is no padding. {'targets': 256} is for a decoder-only model: each row is one sequence of
-    that length; with {'targets': 626, 'prefix': 512} a pair's inputs have 512 of it, not half, and with
+    256 tokens; with {'targets': 626, 'prefix': 512} a pair's inputs have 512 of it, not half, and with
     {'targets': 626, 'prefix': 0} rows have no inputs, whatever the task makes. `vocabulary` and `data_files` replace
-    those of the task.
+    the task's own.
 
     >>> DataConfig("my_task", {"inputs": 512}, batch_size=128).rows_per_shard
     8
@@ -191,28 +201,39 @@ class DataConfig:
             )
 
     def _check_stages(self) -> None:
-        stages = self.stages
-        wrong, first = "", f"DataConfig.mixture_or_task_name, {self.mixture_or_task_name!r}"
-        for (before, *last), (step, *name) in itertools.pairwise(self._read):
+        wrong = self._wrong_stage()
+        require(not wrong, "DataConfig.stages", f"is {self.stages!r}, and {wrong}.")
+
+    def _wrong_stage(self) -> str:
+        """Returns what is wrong with the stages, and what to do; "" if they can be read."""
+        for stage in self._read:
+            if stage.density is not None and not LEAST_DENSITY <= stage.density < 1:
+                return f"{stage.density} is not a share of hidden tokens; give {DENSITIES}"
+        for stage in self._read:
+            if stage.objective is not None and stage.objective not in OBJECTIVES:
+                return f"{stage.objective!r} is not an objective; choose one of {', '.join(OBJECTIVES)}"
+        if self.stages and self.num_epochs is not None:
+            return f"DataConfig.num_epochs {self.num_epochs}: stages end at steps; give RunConfig.train_steps instead"
+        first = f"DataConfig.mixture_or_task_name, {self.mixture_or_task_name!r}"
+        for before, stage in itertools.pairwise(self._read):
+            step = stage.begins
             if step < 1:
-                wrong = f"one begins at step {step:,}: what is read from step 0 on is {first}; let them begin later"
-            elif step == before:
-                wrong = f"two stages overlap: both begin at step {step:,}; leave out one of them, or name a mixture"
-            elif step < before:
-                wrong = f"step {step:,} comes after {before:,}: one stage follows another; order them by their steps"
-            elif name == last:
-                wrong = f"{name[0]!r} follows itself (the first stage is {first}); leave out one of the two"
-        if stages and self.num_epochs is not None:
-            wrong = f"DataConfig.num_epochs {self.num_epochs}: stages end at steps; give RunConfig.train_steps instead"
-        objectives = [objective for *_, objective, _ in self._read]
-        if unknown := [each for each in objectives if each is not None and each not in OBJECTIVES]:
-            wrong = f"{unknown[0]!r} is no objective; choose one of {', '.join(OBJECTIVES)}"
-        if shares := [share for *_, share in self._read if share is not None and not LEAST_DENSITY <= share < 1]:
-            wrong = f"{shares[0]} is no share of tokens that are hidden; give {DENSITIES}"
-        others = [each for each in objectives if each != CAUSAL and not _is_masked(each)]
-        if not wrong and self.is_masked and others:
-            wrong = f"an encoder's stages learn {CAUSAL} or masked tokens, not {others[0]}; name one for each"
-        require(not wrong, "DataConfig.stages", f"is {stages!r}, and {wrong}.")
+                return f"one begins at step {step:,}: what is read from step 0 on is {first}; let them begin later"
+            if step == before.begins:
+                return f"two stages overlap: both begin at step {step:,}; leave out one of them, or name a mixture"
+            if step < before.begins:
+                return (
+                    f"step {step:,} comes after {before.begins:,}: one stage follows another; order them by their steps"
+                )
+            if stage[1:] == before[1:]:
+                return f"{stage.name!r} follows itself (the first stage is {first}); leave out one of the two"
+        if self.is_masked:
+            for stage in self._read:
+                if stage.objective != CAUSAL and not _is_masked(stage.objective):
+                    return (
+                        f"an encoder's stages learn {CAUSAL} or masked tokens, not {stage.objective}; name one for each"
+                    )
+        return ""
 
     @property
     def of_stages(self) -> dict[int, DataConfig]:
@@ -223,41 +244,58 @@ class DataConfig:
         """
         if not self.stages:
             return {0: self}
-        masked = [objective for *_, objective, _ in self._read if _is_masked(objective)]
-        has_causal, found = any(objective == CAUSAL for *_, objective, _ in self._read), {}
-        for (step, name, objective, density), given in zip(self._read, ((), *self.stages), strict=True):
-            share = self.causal_share
-            if masked and has_causal:  # causal rows are those of the masked objective, of which nothing is hidden
-                share = 1.0 if objective == CAUSAL else share or 0.0
-                objective = masked[0] if objective == CAUSAL else objective
-            own = dataclasses.replace(self, seed=self.seed + step, stages=())
-            own = dataclasses.replace(own, objective=objective, causal_share=share, noise_density=density)
-            if step and (len(given) == 2 or name != self.mixture_or_task_name):
-                own = dataclasses.replace(own, mixture_or_task_name=name, data_files=None, column="text")
-            found[step] = own
-        return found
+        masked = [stage.objective for stage in self._read if _is_masked(stage.objective)]
+        mixes_both = bool(masked) and self._has_causal_stage
+        choices: dict[int, DataConfig] = {}
+        for place, stage in enumerate(self._read):
+            objective = stage.objective
+            causal_share = self.causal_share
+            if mixes_both and objective == CAUSAL:  # causal rows are rows of the masked objective with nothing hidden
+                objective = masked[0]
+                causal_share = 1.0
+            elif mixes_both:
+                causal_share = causal_share or 0.0
+            own = dataclasses.replace(
+                self,
+                seed=self.seed + stage.begins,
+                stages=(),
+                objective=objective,
+                causal_share=causal_share,
+                noise_density=stage.density,
+            )
+            is_later = place > 0
+            names_only_a_task = is_later and len(self.stages[place - 1]) == 2
+            if is_later and (names_only_a_task or stage.name != self.mixture_or_task_name):
+                own = dataclasses.replace(own, mixture_or_task_name=stage.name, data_files=None, column="text")
+            choices[stage.begins] = own
+        return choices
 
     @property
-    def _read(self) -> tuple[tuple[int, str, str | None, float | None], ...]:
-        """Returns (first batch, task or mixture, objective, share of hidden tokens) of each stage."""
-        found: list[tuple[int, str, str | None, float | None]] = []
-        for step, name, *own in ((0, self.mixture_or_task_name), *self.stages):
-            objective, density = (*own, *(self.objective, self.noise_density)[len(own) :])
-            found.append((step, name, objective, density))  # pyright: ignore[reportArgumentType]  as `stages` is typed
-        return tuple(found)
+    def _read(self) -> tuple[ReadStage, ...]:
+        """The stages, the first one included, with the run's own objective and density where they have none."""
+        stages = [ReadStage(0, self.mixture_or_task_name, self.objective, self.noise_density)]
+        for begins, name, *own in self.stages:
+            objective = own[0] if own else self.objective
+            density = own[1] if len(own) > 1 else self.noise_density
+            stages.append(ReadStage(begins, name, objective, density))  # pyright: ignore[reportArgumentType]
+        return tuple(stages)
+
+    @property
+    def _has_causal_stage(self) -> bool:
+        return any(stage.objective == CAUSAL for stage in self._read)
 
     def stage_of(self, batch: int) -> int:
-        """Returns the first batch of the stage that a batch belongs to; batch n, from 0, is that of step n + 1.
+        """Returns the first batch of the stage that a batch belongs to; batch n, from 0, is read in step n + 1.
 
         >>> DataConfig("a", {"inputs": 512}, 8, stages=((10, "b"),)).stage_of(9)
         0
         """
-        return max(step for step, *_ in self._read if step <= max(batch, 0))
+        return max(stage.begins for stage in self._read if stage.begins <= max(batch, 0))
 
     def stages_before(self, step: int) -> tuple[tuple[int, str], ...]:
         """Returns (first batch, name) of each stage that is read before a step; always the first one, at 0.
 
-        The name is that of the task or mixture, with the objective and its share where stages have their own.
+        The name is the task's or mixture's, with the objective and its share where stages have their own.
 
         >>> DataConfig("a", {"inputs": 512}, 8, stages=((10, "b"),)).stages_before(11)
         ((0, 'a'), (10, 'b'))
@@ -267,12 +305,18 @@ class DataConfig:
     @property
     def named_stages(self) -> tuple[tuple[int, str], ...]:
         """(first batch, name) of each stage; see `stages_before`."""
-        says = [len({stage[place] for stage in self._read}) > 1 for place in (2, 3)]
-        found = []
-        for step, name, *own in self._read:
-            choice = ", ".join(str(each) for each, said in zip(own, says, strict=True) if said and each is not None)
-            found.append((step, f"{name} ({choice})" if choice else name))
-        return tuple(found)
+        differ_by_objective = len({stage.objective for stage in self._read}) > 1
+        differ_by_density = len({stage.density for stage in self._read}) > 1
+        names: list[tuple[int, str]] = []
+        for stage in self._read:
+            choices: list[str] = []
+            if differ_by_objective and stage.objective is not None:
+                choices.append(stage.objective)
+            if differ_by_density and stage.density is not None:
+                choices.append(str(stage.density))
+            name = f"{stage.name} ({', '.join(choices)})" if choices else stage.name
+            names.append((stage.begins, name))
+        return tuple(names)
 
     @property
     def sequence_length(self) -> int | None:
@@ -281,8 +325,8 @@ class DataConfig:
 
     @property
     def is_masked(self) -> bool:
-        """Whether rows are those of an encoder: targets, and the same with some of them hidden."""
-        return any(_is_masked(objective) for *_, objective, _ in self._read)
+        """Whether rows are for an encoder: targets, and the same with some of them hidden."""
+        return any(_is_masked(stage.objective) for stage in self._read)
 
     @property
     def num_predicted(self) -> int | None:
@@ -297,25 +341,31 @@ class DataConfig:
         """
         if not self.is_masked or self.sequence_length is None:
             return None
-        if self.causal_share is not None or any(objective == CAUSAL for *_, objective, _ in self._read):
+        if self.causal_share is not None or self._has_causal_stage:
             return self.sequence_length
-        share = math.ceil(max(share or 0.15 for *_, share in self._read) * self.sequence_length)
-        return min(-(-share // 8) * 8, self.sequence_length)
+        largest_share = max(stage.density or USUAL_DENSITY for stage in self._read)
+        hidden = math.ceil(largest_share * self.sequence_length)
+        in_eights = -(-hidden // 8) * 8
+        return min(in_eights, self.sequence_length)
 
     def predicted(self, train_steps: int) -> list[tuple[int, int, float, float]]:
         """Returns (first batch, steps, masked and causal tokens a step) of each stage; of an encoder's rows alone.
 
-        The tokens are those of full rows, all of which can be hidden.
+        The tokens are counted for full rows, all of whose tokens can be hidden.
 
         >>> DataConfig("a", {"targets": 512}, 8, objective="masked_lm", noise_density=0.25).predicted(10)
         [(0, 10, 1024.0, 0.0)]
         """
-        stages, found = self.of_stages, list[tuple[int, int, float, float]]()
-        for (begins, own), end in zip(stages.items(), (*list(stages)[1:], train_steps), strict=True):
-            tokens, causal = own.batch_size * (own.sequence_length or 0), own.causal_share or 0.0
-            masked = tokens * (1 - causal) * (own.noise_density or 0.15)
-            found.append((begins, max(min(end, train_steps) - begins, 0), masked, tokens * causal))
-        return found
+        stages = self.of_stages
+        ends = (*list(stages)[1:], train_steps)
+        predicted: list[tuple[int, int, float, float]] = []
+        for (begins, own), end in zip(stages.items(), ends, strict=True):
+            steps = max(min(end, train_steps) - begins, 0)
+            tokens = own.batch_size * (own.sequence_length or 0)
+            causal_share = own.causal_share or 0.0
+            masked = tokens * (1 - causal_share) * (own.noise_density or USUAL_DENSITY)
+            predicted.append((begins, steps, masked, tokens * causal_share))
+        return predicted
 
     @property
     def num_shards(self) -> int:

@@ -250,7 +250,8 @@ def accelerator_without_packages() -> tuple[str, str] | None:
     """
     if os.environ.get("JAX_PLATFORMS") or not _has_accelerator():
         return None
-    has_nvidia, of_nvidia = bool(glob("/dev/nvidia[0-9]*")), ["jax_cuda13_plugin", "jax_cuda12_plugin"]
+    has_nvidia = bool(glob("/dev/nvidia[0-9]*"))
+    of_nvidia = ["jax_cuda13_plugin", "jax_cuda12_plugin"]
     kinds = [
         ("a Cloud TPU", is_tpu_vm(), "tpu", ["libtpu"]),
         ("an NVIDIA GPU", has_nvidia, "cuda", of_nvidia),

@@ -76,20 +76,27 @@ def worded(sentence: str, names: Mapping[str, str]) -> str:
     """
     if not names:
         return sentence
-    choice = lambda found: " or ".join(dict.fromkeys(names.get(name, name) for name in found[0].split(" or ")))
-    return "; ".join(dict.fromkeys(_PLACEHOLDER.sub(choice, sentence).split("; ")))
+
+    def typed(placeholder: re.Match[str]) -> str:
+        """Returns what the user typed for fields joined by "or", each name once."""
+        fields = placeholder[0].split(" or ")
+        return " or ".join(dict.fromkeys(names.get(field, field) for field in fields))
+
+    clauses = _PLACEHOLDER.sub(typed, sentence).split("; ")
+    return "; ".join(dict.fromkeys(clauses))
 
 
 class SentenceError(Exception):
     """An error whose message goes to the console and into files: addresses in it are without their credentials.
 
-    `field` is the full name of the field that it is about, if there is one, and `fix` what makes it right, if that is
-    known. `names` are those of the front end, field -> what its user typed, which the message has.
+    `field` is the full name of the field at fault, if there is one, and `fix` what makes it right, if that is known.
+    `names` are a front end's, field -> what its user typed; the message has these.
     """
 
     def __init__(self, *parts: object, field: str = "", fix: Fix | None = None):
         super().__init__(*(without_credentials(part) if isinstance(part, str) else part for part in parts))
-        self.field, self.fix = field, fix
+        self.field = field
+        self.fix = fix
         self.names: Mapping[str, str] = {}
         self.after_step: int | None = None  # the last step of the run that it has ended
 
@@ -102,7 +109,7 @@ class SentenceError(Exception):
 
 @contextlib.contextmanager
 def named(names: Mapping[str, str]) -> Iterator[None]:
-    """Has the errors raised inside say a front end's names for fields; those of an inner `named` come first."""
+    """Has the errors raised inside say a front end's names for fields; names of an inner `named` come first."""
     try:
         yield
     except SentenceError as error:
@@ -138,7 +145,8 @@ class UntrustedModuleError(InputError):
 
     def __init__(self, fact: str, modules: list[str]):
         super().__init__(fact, modules)
-        self.fact, self.modules = fact, modules
+        self.fact = fact
+        self.modules = modules
 
     def __str__(self) -> str:
         return f"{self.fact}; if you trust who wrote it, give imports={self.modules!r}."
@@ -180,8 +188,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     """
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    of_jax = type(error).__module__.startswith("jax") and re.search("RESOURCE_EXHAUSTED|[Oo]ut of memory", str(error))
-    return bool(of_jax) or isinstance(error, MemoryError) or str(error) == "can't start new thread"  # Python's
+    if isinstance(error, MemoryError) or str(error) == "can't start new thread":  # Python's sentence
+        return True
+    is_of_jax = type(error).__module__.startswith("jax")
+    return is_of_jax and bool(re.search("RESOURCE_EXHAUSTED|[Oo]ut of memory", str(error)))
 
 
 def largest_divisor(whole: int, most: int) -> int:
@@ -200,15 +210,16 @@ def require(condition: bool, field: str, sentence: str, fix: Fix | None = None, 
 
 
 def all_of(field: str, values: Iterable[str], choices: Iterable[str]) -> None:
-    """Raises ConfigError for a field of several values, one of which is none of the choices."""
+    """Raises ConfigError for a field of several values if one of them is not among the choices."""
     for value in values:
         require(value in choices, field, f"holds {value!r}; choose from {', '.join(choices)}.")
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
     """Returns the choice that is most similar, in letters of either case; "" if none is."""
-    upper = {choice.upper(): choice for choice in choices}
-    return next((upper[near] for near in difflib.get_close_matches(name.upper(), list(upper), n=1, cutoff=0.6)), "")
+    by_capitals = {choice.upper(): choice for choice in choices}
+    close = difflib.get_close_matches(name.upper(), list(by_capitals), n=1, cutoff=0.6)
+    return by_capitals[close[0]] if close else ""
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:

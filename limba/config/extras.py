@@ -16,7 +16,7 @@ EXTRAS = {  # module: pyproject.toml's extra
     "tensorflow_datasets": "tfds",
     **dict.fromkeys(("torch", "transformers", "accelerate"), "results"),
 }
-# The package t5 and what only it needs. It is no extra: with its requirements it overwrites seqio.
+# The package t5 and what only it needs. It is not an extra: with its requirements it overwrites seqio.
 T5 = ("t5", "babel", "sklearn")
 _SETUP = Path(__file__).resolve().parents[2] / "launch" / "setup.sh"
 

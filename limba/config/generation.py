@@ -103,7 +103,8 @@ class GenerationConfig:
         for name in given:
             if name not in names:
                 raise InputError(f"GenerationConfig has no field {name!r}{did_you_mean(name, names)}")
-        sample, beams = fields.get("sample"), fields.get("num_beams")
+        sample = fields.get("sample")
+        beams = fields.get("num_beams")
         draws = [name for name in ("temperature", "top_k", "top_p") if given.get(name) is not None]
         if beams is not None and beams > 1 and given.get("top_p") == 1:
             draws.remove("top_p")

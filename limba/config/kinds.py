@@ -13,7 +13,8 @@ from limba.config.errors import ConfigError, InputError, Open, without_credentia
 
 WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "True or False", type(None): "None"}
 # A step is a 32-bit number on the devices. A seed and a number of bytes may have 64 bits.
-MOST, MOST_OF_64_BITS = 2**31 - 1, 2**63 - 1
+MOST = 2**31 - 1
+MOST_OF_64_BITS = 2**63 - 1
 MOST_FLOAT = 3.4e38  # of 32 bits
 ADDRESSES = ("gs", "s3", "az", "hf")  # that can be read
 WRITABLE = ("gs",)  # that checkpoints and logs can be kept at: tensorstore, leases and growing files are tried there
@@ -47,7 +48,8 @@ def fits(value: object, hint: object) -> bool:
     >>> fits([1, 2], tuple[int, ...]), fits(True, int), fits(1, float | None), fits([1, "a"], tuple[int, str])
     (True, False, True, True)
     """
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    arguments = typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, argument) for argument in arguments)
     if origin is typing.Literal:
@@ -70,7 +72,8 @@ def in_words(hint: Any) -> str:
     >>> in_words(float | None), in_words(tuple[str, ...])
     ('a number or None', 'a list, each a string')
     """
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    arguments = typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(in_words(argument) for argument in arguments)
     if origin is typing.Literal:
@@ -84,11 +87,21 @@ def in_words(hint: Any) -> str:
     return WORDS.get(hint) or hint.__name__
 
 
+def class_name(config: object) -> str:
+    """Returns the class of a configuration as gin files and messages name it.
+
+    >>> from limba.config import optimizer_config
+    >>> class_name(optimizer_config("adamw"))
+    'OptimizerConfig'
+    """
+    return getattr(config, "CLASS_NAME", type(config).__name__)
+
+
 def check(owner: Any, of_64_bits: tuple[str, ...] = (), may_be_empty: tuple[str, ...] = ()) -> None:
     """Raises ConfigError for the first field of a dataclass with an invalid value.
 
     That is a value of another type than the field's hint; a number that is not finite; a whole number of more than 32
-    bits, or of 64 for those of `of_64_bits`; a string that is empty, or cannot be written to a file; and a number
+    bits, or 64 for the fields `of_64_bits`; a string that is empty, or cannot be written to a file; and a number
     beyond the limit of its hint. Lists become tuples.
 
     >>> from limba.config import MeshConfig
@@ -98,7 +111,8 @@ def check(owner: Any, of_64_bits: tuple[str, ...] = (), may_be_empty: tuple[str,
     """
     hints = hints_of(type(owner))
     for entry in dataclasses.fields(owner):
-        value, hint = getattr(owner, entry.name), hints[entry.name]
+        value = getattr(owner, entry.name)
+        hint = hints[entry.name]
         if not fits(value, hint):
             raise _wrong(owner, entry.name, value, in_words(hint))
         most = MOST_OF_64_BITS if entry.name in of_64_bits else MOST
@@ -127,7 +141,7 @@ def _tuples(value: object) -> object:
 
 
 def check_address(path: str, name: str, known: tuple[str, ...] = ADDRESSES) -> None:
-    """Raises InputError, which calls the path `name`, for an address of another kind than those of `known`.
+    """Raises InputError, which calls the path `name`, for an address whose kind is not one of `known`.
 
     >>> check_address("gs://bucket/run", "model_dir"), check_address("runs/mine", "model_dir")
     (None, None)
@@ -151,7 +165,7 @@ def check_local(path: str, name: str) -> None:
 def _wrong(owner: object, field: str, value: object, give: str, verb: str = "give") -> ConfigError:
     text = without_credentials(repr(value))  # before the cut, after which a password may have no end
     text = text if len(text) <= 200 else f"{text[:200]}…"
-    field = f"{type(owner).__name__}.{field}"
+    field = f"{class_name(owner)}.{field}"
     return ConfigError(field, f"is {text}; {verb} {give}.", (field, Open(give)))
 
 
@@ -164,11 +178,13 @@ def hints_of(kind: type) -> Mapping[str, Any]:
 @functools.cache
 def _limits(kind: type) -> Mapping[str, list[tuple[type, Limit]]]:
     """Returns the limits of each field, each with the type whose values it holds for: int of PositiveInt | None."""
-    found = {}
+    limits: dict[str, list[tuple[type, Limit]]] = {}
     for name, hint in typing.get_type_hints(kind, include_extras=True).items():
-        limited = [part for part in (hint, *typing.get_args(hint)) if hasattr(part, "__metadata__")]
-        found[name] = [(part.__origin__, limit) for part in limited for limit in part.__metadata__]
-    return found
+        limits[name] = []
+        for part in (hint, *typing.get_args(hint)):  # the hint itself, or one of the types that it unites
+            for limit in getattr(part, "__metadata__", ()):
+                limits[name].append((part.__origin__, limit))
+    return limits
 
 
 def _leaves(value: object) -> Iterator[object]:

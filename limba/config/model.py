@@ -132,7 +132,8 @@ class ModelConfig:
     def _check_decoder_only(self) -> None:
         if not self.is_decoder_only:
             for name in OF_ONE_STACK:
-                value, default = getattr(self, name), ModelConfig.__dataclass_fields__[name].default
+                value = getattr(self, name)
+                default = ModelConfig.__dataclass_fields__[name].default
                 require(
                     value == default,
                     f"ModelConfig.{name}",

@@ -12,7 +12,7 @@ from typing import Any
 from limba.config.errors import InputError, nearest, reason_of, without_credentials
 from limba.config.kinds import fits, in_words
 from limba.config.model import ModelConfig
-from limba.config.optimizer import fields_of
+from limba.config.optimizer import OptimizerConfig, fields_of, optimizer_config
 from limba.config.run import RunConfig
 
 FILE = "config.json"
@@ -32,26 +32,26 @@ def to_text(config: RunConfig | ModelConfig) -> str:
     return json.dumps({"format": FORMAT, kind: as_data(config)}, indent=1, ensure_ascii=False, default=os.fspath) + "\n"
 
 
-def from_text(text: str, place: str) -> RunConfig | ModelConfig:
+def from_text(text: str, path: str) -> RunConfig | ModelConfig:
     """Returns the configuration that `to_text` wrote; a field that the text leaves out has its default.
 
-    `place` is the text's path. Raises InputError, which names the place and the field, for a text that is not JSON,
+    `path` says where the text is from. Raises InputError, which names it and the field, for a text that is not JSON,
     another format, an unknown or missing field, and a value that the field does not take.
     """
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{place} is not JSON ({reason_of(error)}); restore it from a copy.") from None
+        raise InputError(f"{path} is not JSON ({reason_of(error)}); restore it from a copy.") from None
     kinds = [kind for kind in KINDS if isinstance(document, dict) and kind in document]
     if len(kinds) != 1 or not isinstance(document.get("format"), int):
-        raise InputError(f"{place} is not a Limba configuration: it needs 'format', and 'run' or 'model'.")
+        raise InputError(f"{path} is not a Limba configuration: it needs 'format', and 'run' or 'model'.")
     if document["format"] != FORMAT:
         is_newer = document["format"] > FORMAT
         advice = "install a newer version" if is_newer else "use the version that wrote it"
         raise InputError(
-            f"{place} has format {document['format']}, and this version of Limba reads format {FORMAT}; {advice}."
+            f"{path} has format {document['format']}, and this version of Limba reads format {FORMAT}; {advice}."
         )
-    return _built(document[kinds[0]], KINDS[kinds[0]], place)
+    return _built(document[kinds[0]], KINDS[kinds[0]], path)
 
 
 def moved(run: RunConfig, directory: str) -> RunConfig:
@@ -63,11 +63,13 @@ def moved(run: RunConfig, directory: str) -> RunConfig:
     >>> moved(run, "/new/run").data.vocabulary
     '/new/run/vocabulary.model'
     """
-    before, vocabulary = run.model_dir.rstrip("/"), run.data.vocabulary
-    if vocabulary is not None and vocabulary.startswith(f"{before}/"):
-        name = vocabulary.removeprefix(before)
-        here = directory.rstrip("/") + name
-        vocabulary = vocabulary if os.path.exists(vocabulary) and not os.path.exists(here) else here
+    old_directory = run.model_dir.rstrip("/")
+    vocabulary = run.data.vocabulary
+    if vocabulary is not None and vocabulary.startswith(f"{old_directory}/"):
+        copy = directory.rstrip("/") + vocabulary.removeprefix(old_directory)
+        only_the_old_exists = os.path.exists(vocabulary) and not os.path.exists(copy)
+        if not only_the_old_exists:
+            vocabulary = copy
     return dataclasses.replace(run, model_dir=directory, data=dataclasses.replace(run.data, vocabulary=vocabulary))
 
 
@@ -82,28 +84,30 @@ def as_data(value: object) -> Any:
     return [as_data(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _built(values: object, owner: Any, place: str) -> Any:
+def _built(values: object, owner: Any, path: str) -> Any:
     """Returns the dataclass `owner` with these fields."""
-    name, hints = owner.__name__, fields_of(owner)
+    name = owner.__name__
+    hints = fields_of(owner)
     if not isinstance(values, dict):
-        raise InputError(f"{place}: {name} is {values!r}; give its fields.")
+        raise InputError(f"{path}: {name} is {values!r}; give its fields.")
     for unknown in sorted(set(values) - set(hints)):
         near = nearest(unknown, hints)
         advice = f"did you mean {near}?" if near else "remove it."
-        raise InputError(f"{place}: {name} has no field {unknown!r}; {advice}")
+        raise InputError(f"{path}: {name} has no field {unknown!r}; {advice}")
     for entry in dataclasses.fields(owner):
         has_default = (entry.default, entry.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
         if entry.name not in values and not has_default:
-            raise InputError(f"{place}: {name}.{entry.name} is missing; add it.")
-    fields = dict[str, object]()
+            raise InputError(f"{path}: {name}.{entry.name} is missing; add it.")
+    fields = dict[str, Any]()
     for field, value in values.items():
         if dataclasses.is_dataclass(hints[field]):
-            fields[field] = _built(value, hints[field], place)
+            fields[field] = _built(value, hints[field], path)
         elif fits(value, hints[field]):
             fields[field] = value
         else:
-            raise InputError(f"{place}: {name}.{field} is {value!r}; give {in_words(hints[field])}.")
+            raise InputError(f"{path}: {name}.{field} is {value!r}; give {in_words(hints[field])}.")
+    make = optimizer_config if owner is OptimizerConfig else owner
     try:
-        return owner(**fields)
+        return make(**fields)
     except InputError as error:
-        raise InputError(f"{place}: {error}") from None
+        raise InputError(f"{path}: {error}") from None

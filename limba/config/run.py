@@ -14,8 +14,9 @@ from limba.config.data import OBJECTIVES, DataConfig
 from limba.config.errors import largest_divisor, require
 from limba.config.generation import GenerationConfig
 from limba.config.kinds import Limit, NonNegativeInt, OpenShare, PositiveFloat, PositiveInt, choice
+from limba.config.loss import LossConfig
 from limba.config.model import ModelConfig
-from limba.config.optimizer import LossConfig, OptimizerConfig
+from limba.config.optimizer import Adafactor, OptimizerConfig
 
 REPORTS = ("tensorboard", "wandb")
 GROUPS = "a whole number above 0, or -1 for all devices that the other axes leave"
@@ -172,7 +173,7 @@ class RunConfig:
     data: DataConfig  # the corpus and its rows
     model_dir: str  # directory, local or gs://, of checkpoints and logs
     train_steps: PositiveInt | None  # at most; None: up to the end of data.num_epochs
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)  # optimizer and learning rate
+    optimizer: OptimizerConfig = field(default_factory=Adafactor)  # optimizer and learning rate
     loss: LossConfig = field(default_factory=LossConfig)  # the training loss
     mesh: MeshConfig = field(default_factory=MeshConfig)  # how devices share the work
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)  # when the state is saved
@@ -238,7 +239,8 @@ class RunConfig:
             "EvaluationConfig.patience",
             "waits for a better CheckpointConfig.best_metric, which is None; set that, such as to 'loss'.",
         )
-        rows, parts = self.data.batch_size, self.num_microbatches
+        rows = self.data.batch_size
+        parts = self.num_microbatches
         require(
             rows % parts == 0,
             "DataConfig.batch_size",
@@ -262,7 +264,8 @@ class RunConfig:
 
     def _check_sides(self) -> None:
         """Raises ConfigError if the rows of the data do not fit the network."""
-        length, model = self.data.sequence_length, self.model
+        length = self.data.sequence_length
+        model = self.model
         require(
             not model.is_t5_encoder,
             "ModelConfig.num_decoder_layers",

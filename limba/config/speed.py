@@ -77,7 +77,7 @@ def step_seconds(work: Work, speed: Speed) -> tuple[float, float]:
 
 
 def hours_of_run(steps: float, seconds: tuple[float, float]) -> tuple[float, float]:
-    """Returns the shortest and longest time of a run, in hours, by those of a step in seconds.
+    """Returns the shortest and longest time of a run in hours, from the shortest and longest step in seconds.
 
     The longest has room for what is not a step (`BESIDE_STEPS`).
 

@@ -1,4 +1,4 @@
-"""Says what a program does while it does something long that cannot be counted: compiling, restoring, proving."""
+"""Prints a message during long work without a progress bar: compiling, restoring, proving."""
 
 import contextlib
 import sys
@@ -7,21 +7,23 @@ import time
 from collections.abc import Iterator
 
 FIRST_SECONDS = 2.0  # on a terminal; what takes less is not shown
-SECONDS_BETWEEN = 300.0  # of lines where there is no terminal
+SECONDS_BETWEEN = 300.0  # between two lines, where stderr is not a terminal
 
 
 @contextlib.contextmanager
 def waiting(what: str, shows: bool = True) -> Iterator[None]:
     """Shows `what` with the seconds so far on stderr, from FIRST_SECONDS on: one line that changes and then goes.
 
-    Where stderr is no terminal, it is a line every SECONDS_BETWEEN. With `shows=False` nothing is said, as by all
+    Where stderr is not a terminal, it is a line every SECONDS_BETWEEN. With `shows=False` nothing is printed, as by all
     processes but the first. Outputs of the body may come between.
     """
     stream = sys.stderr
     if not shows:
         yield
         return
-    is_terminal, began, ended = stream.isatty(), time.monotonic(), threading.Event()
+    is_terminal = stream.isatty()
+    began = time.monotonic()
+    ended = threading.Event()
 
     def say() -> None:
         pause = FIRST_SECONDS if is_terminal else SECONDS_BETWEEN

@@ -34,7 +34,9 @@ def batched(
     """
     for name in lengths:
         if name not in dataset.spec or len(dataset.spec[name].shape) != 1:
-            raise InputError(f"The task's preprocessors return no tokens {name!r}; add one that makes them.")
+            raise InputError(
+                f"The task's preprocessors return no tokens {name!r}; add the preprocessor that makes them."
+            )
     rows = pack(dataset, lengths) if packed else dataset
     widths = {name: shape[0] or 0 for name, (_, shape) in rows.spec.items()} if packed else lengths
 

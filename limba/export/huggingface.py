@@ -18,7 +18,8 @@ import numpy as np
 from etils import epath
 from jax.sharding import AxisType
 
-from limba.config import CardConfig, DataConfig, InputError, ModelConfig, OptimizerConfig, plain
+from limba.config import CardConfig, DataConfig, InputError, ModelConfig, plain
+from limba.config.optimizer import Adafactor
 from limba.config.waiting import waiting
 from limba.data.tasks import Provider, hub_datasets, needs_sentinels
 from limba.data.vocabulary.load import Vocabulary, num_sentinels, sentinel_ids
@@ -368,7 +369,7 @@ def write_start(folder: Path, found: Mapping[str, np.ndarray], model: ModelConfi
     """Writes what `import_folder` does, from arrays by T5X's names and the vocabulary in `folder`."""
     devices = jax.local_devices(backend="cpu")[:1]  # only a name; nothing is placed there
     mesh = jax.make_mesh((1, 1, 1), ("data", "fsdp", "model"), (AxisType.Auto,) * 3, devices=devices)
-    abstract = abstract_state(Network(model), make_optimizer(OptimizerConfig(), 1), mesh)
+    abstract = abstract_state(Network(model), make_optimizer(Adafactor(), 1), mesh)
 
     def host_arrays() -> Iterator[arrays.HostArray]:
         for tree_path, leaf in jax.tree.leaves_with_path(abstract):

@@ -13,6 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.core import meta
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, PyTree
 
 from limba.config import ModelConfig
@@ -47,7 +48,8 @@ def run_layers(
     where they are `numbered` with its number before the last one. Layer i draws its dropout from the stack's key folded
     with i.
     """
-    config, mesh = owner.config, owner.mesh  # pyright: ignore[reportAttributeAccessIssue]  fields of every stack
+    config: ModelConfig = owner.config  # pyright: ignore[reportAttributeAccessIssue]  a field of every stack
+    mesh: Mesh | None = owner.mesh  # pyright: ignore[reportAttributeAccessIssue]  another one
     layer = layer_type(config, parent=None)  # pyright: ignore[reportCallIssue]  every layer has this field
 
     def init(key: Array) -> Parameters:
@@ -64,7 +66,7 @@ def run_layers(
         number = (index,) if numbered else ()
         return apply_module(layer, parameters, x, *inputs, *number, deterministic, dropout_key=key)
 
-    if config.scan_layers or (config.scan_layers is None and device_of(mesh).platform != "gpu"):
+    if scans_layers(config, mesh):
         stacked = jax.tree.map_with_path(functools.partial(_cast_kernel, jnp.dtype(config.dtype)), stacked)
         step = _rematerialized(step, config.remat, prevent_cse=False)
         x, _ = jax.lax.scan(lambda x, xs: (step(x, *xs), None), x, (stacked, jnp.arange(num_layers)))
@@ -73,6 +75,13 @@ def run_layers(
     for i, parameters in enumerate(_unstack(stacked, num_layers)):
         x = step(x, parameters, i)
     return x
+
+
+def scans_layers(config: ModelConfig, mesh: Mesh | None) -> bool:
+    """Returns whether layers run as a scan. Unless the run chooses, GPUs run them as a loop, whose steps are faster."""
+    if config.scan_layers is None:
+        return device_of(mesh).platform != "gpu"
+    return config.scan_layers
 
 
 def _cast_kernel(dtype: jnp.dtype, path: tuple, array: Array) -> Array:

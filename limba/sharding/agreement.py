@@ -27,6 +27,7 @@ from jax.experimental import multihost_utils
 
 from limba.config import InputError, NonFiniteError, RestartError, RunConfig, StorageError, reason_of
 from limba.config.errors import without_credentials
+from limba.config.kinds import class_name
 from limba.config.waiting import waiting
 
 T = TypeVar("T")
@@ -304,7 +305,7 @@ def fields_of(config: RunConfig) -> dict[str, str]:
         for entry in dataclasses.fields(part):
             value, name = getattr(part, entry.name), f"{prefix}.{entry.name}"
             if dataclasses.is_dataclass(value):
-                owner = type(value).__name__
+                owner = class_name(value)
                 left.append((name if owner in known else owner, value))
                 known.add(owner)
             elif name not in FREE_FIELDS:

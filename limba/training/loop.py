@@ -52,7 +52,8 @@ class Due(NamedTuple):
     evaluate: bool = False
     save: bool = False
     stops: bool = False  # the run was asked to stop, or cannot read on
-    end: str | None = None  # why the run ends here, as a sentence; "": this is its last step; None: it goes on
+    ends: bool = False  # the run ends here
+    reason: str = ""  # why it ends before its last step, as a sentence
 
 
 class Events:
@@ -73,26 +74,35 @@ class Events:
 
     def after(self, step: int, has_ended: bool, stops: bool) -> Due:
         """Returns what is due; `has_ended` is true if there are no more rows, `stops` if the run is to stop."""
-        end = self._end(step, has_ended, stops)
-        save = step != self.saved and (end is not None or is_due(step, self._plan.saving))
-        evaluate = not stops and (is_due(step, self._plan.evaluation) if end is None else save)
-        line = step == self._start + 1 or is_due(step, self._config.log_every_steps)
-        return Due(line or save or evaluate, evaluate, save, stops, end)
+        reason = self._reason(step, has_ended, stops)
+        ends = reason != "" or step == self._plan.most_steps
+        save = step != self.saved and (ends or is_due(step, self._plan.saving))
+        if stops:
+            evaluate = False  # there may be seconds left
+        elif ends:
+            evaluate = save  # a step that was saved before was evaluated too
+        else:
+            evaluate = is_due(step, self._plan.evaluation)
+        is_first = step == self._start + 1
+        log = is_first or save or evaluate or is_due(step, self._config.log_every_steps)
+        return Due(log, evaluate, save, stops, ends, reason)
 
     def rewound(self, step: int, due: Due, saved_steps: Sequence[int]) -> Due:
         """Returns what is due after the guard has returned to a step: a run that is asked to stop does so there."""
         self.saved = step
         if not due.stops:
             return Due()
-        return Due(save=step not in saved_steps, stops=True, end=self._end(step, False, True))
+        reason = self._reason(step, has_ended=False, stops=True)
+        return Due(save=step not in saved_steps, stops=True, ends=True, reason=reason)
 
-    def _end(self, step: int, has_ended: bool, stops: bool) -> str | None:
+    def _reason(self, step: int, has_ended: bool, stops: bool) -> str:
+        """Returns why the run ends at a step that need not be its last one; "" if it does not."""
         if stops:
             return f"Asked to stop: step {step:,} is saved. The same command resumes from it."
         if has_ended:
             passes = self._config.data.num_epochs
             return f"The corpus has been read {passes} time(s): the run ends at step {step:,}."
-        return "" if step == self._plan.most_steps else None
+        return ""
 
 
 class Loop:
@@ -130,10 +140,10 @@ class Loop:
         """
         step = start = self.turn = int(state.step)
         events, trace = Events(self.config, self.plan, start), Trace(self.config, start, self.metrics.say)
-        due = Due(end="" if start >= self.plan.most_steps else None)
+        due = Due(ends=start >= self.plan.most_steps)
         with stop_requests(self.turn) as stop_requested:
             self.recent.restart()
-            while due.end is None:
+            while not due.ends:
                 with self.recent.waiting():
                     rows = self.reader.next_rows()
                 if rows is not None:
@@ -145,22 +155,22 @@ class Loop:
                 due = events.after(step, rows is None, stops)
                 if due.stops:
                     self.checkpoints.stop()
-                trace.after(self.turn, state, is_last=due.end is not None)
+                trace.after(self.turn, state, is_last=due.ends)
                 if due.log and (spike := self._log(step, state)) is not None:
                     del state  # makes room for the one that is restored
                     state = self._rewind(spike)
                     step = int(state.step)
                     due = events.rewound(step, due, self.checkpoints.steps())
                 if due.evaluate and (reason := self._evaluate(step, state)):
-                    due = due._replace(save=True, end=due.end or reason)
+                    due = due._replace(save=True, ends=True, reason=due.reason or reason)
                 if due.save:
                     self._save(step, state)
                     events.saved = step
             if due.stops:
                 self._report_saves(wait=True)
                 self.reader.end(step, step > start)
-            if due.end:
-                self.metrics.end(due.end, due.stops)
+            if due.reason:
+                self.metrics.end(due.reason, due.stops)
         trace.close(self.turn, state)
         self._report_saves(wait=True)
         self.metrics.check_callbacks()

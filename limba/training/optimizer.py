@@ -1,4 +1,4 @@
-"""The optimizer of a run as one optax chain around its rule, which `limba/config/optimizer.py` builds of our parts.
+"""The optimizer of a run as one optax chain around its rule (`limba/training/rules.py`).
 
 What a run's state holds beside the rule's own arrays ends the chain: the average of the weights, and float16's scale.
 """
@@ -6,7 +6,7 @@ What a run's state holds beside the rule's own arrays ends the chain: the averag
 import functools
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,9 @@ import optax
 from jaxtyping import Array, PyTree
 
 from limba.config import ConfigError, OptimizerConfig, RunConfig
-from limba.config.optimizer import Parts
 from limba.model import Network
 from limba.sharding.mesh import named_leaves
-from limba.training.muon import matrices_by_muon
+from limba.training.rules import transformations
 from limba.training.schedule import make_schedule
 from limba.training.state import trained_shardings
 
@@ -82,78 +81,11 @@ def _check_patterns(field: str, patterns: tuple[str, ...], names: Sequence[str])
 
 
 def _unfrozen(config: OptimizerConfig, train_steps: int | None, shardings: PyTree) -> optax.GradientTransformation:
-    clip = [] if config.clip_global_norm is None else [optax.clip_by_global_norm(config.clip_global_norm)]
     rate = optax.scale_by_learning_rate(make_schedule(config.schedule, train_steps))
-    decay = functools.partial(optax.add_decayed_weights, mask=functools.partial(_is_decayed, config.undecayed))
-    parts = Parts(
-        rate,
-        [decay(config.weight_decay), rate] if config.weight_decay else [rate],
-        decay,
-        per_layer,
-        scale_by_parameter_rms,
-        functools.partial(matrices_by_muon, shardings=shardings),
-    )
-    return optax.chain(*clip, *config.build(parts))
-
-
-def scale_by_parameter_rms(min_scale: float) -> optax.GradientTransformation:
-    """Scales each update by its parameter's root mean square, and by `min_scale` at least.
-
-    Numbers and state equal those of `optax.scale_by_param_block_rms`. That one can also be differentiated, and
-    therefore reads all parameters twice: 2 % of a base model's step on a TPU.
-    """
-
-    def scale(update: jax.Array, parameter: jax.Array) -> jax.Array:
-        return update * jnp.maximum(jnp.sqrt(jnp.mean(jnp.square(parameter))), min_scale)
-
-    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
-        return jax.tree.map(scale, updates, params), state
-
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
-
-
-def per_layer(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Applies `inner` to each layer of a stacked parameter as to a separate parameter.
-
-    T5X's rule is per layer; without this, Adafactor would factor, clip and scale a whole stack as one array. The
-    state holds one entry per stack, and one for the parameters outside of stacks; in each, arrays are keyed by the
-    parameter's name.
-    """
-
-    def init(params: PyTree) -> dict[str, PyTree]:
-        groups = _groups(params)
-        return {stack: (jax.vmap(inner.init) if stack else inner.init)(group) for stack, group in groups.items()}
-
-    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
-        groups = _groups(params)
-        names, structure = named_leaves(params), jax.tree.structure(params)
-        flat, new_state = {}, {}
-        for stack, group in _groups(updates).items():
-            step: Callable = jax.vmap(inner.update) if stack else inner.update
-            directions, new_state[stack] = step(group, state[stack], groups[stack])
-            flat.update(directions)
-        return structure.unflatten([flat[name] for name in names]), new_state
-
-    return optax.GradientTransformation(init, update)
-
-
-def _groups(tree: PyTree) -> dict[str, dict[str, jax.Array]]:
-    """Returns {stack: {name: array}}; parameters outside of stacks are the stack ""."""
-    groups: dict[str, dict[str, jax.Array]] = {}
-    for name, leaf in named_leaves(tree).items():
-        stack = name.split("/layers/")[0] if "/layers/" in name else ""
-        groups.setdefault(stack, {})[name] = leaf
-    return groups
-
-
-def _is_decayed(patterns: tuple[str, ...], params: PyTree) -> PyTree:
-    """Returns True at parameters with weight decay: all but scales of norms, biases, and names that patterns begin."""
-
-    def is_decayed(path: tuple[Any, ...], _: object) -> bool:
-        name = "/".join(str(part.key) for part in path)
-        return path[-1].key not in ("scale", "bias") and not any(re.match(pattern, name) for pattern in patterns)
-
-    return jax.tree.map_with_path(is_decayed, params)
+    rule = transformations(config, rate, shardings)
+    if config.clip_global_norm is None:
+        return optax.chain(*rule)
+    return optax.chain(optax.clip_by_global_norm(config.clip_global_norm), *rule)
 
 
 class AverageState(NamedTuple):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 
 from limba.config import ScheduleConfig
-from limba.config.optimizer import LEAST_RATE
+from limba.config.schedule import LEAST_RATE
 
 
 def make_schedule(config: ScheduleConfig, train_steps: int | None) -> optax.Schedule:

@@ -18,7 +18,7 @@ import optax
 from etils import epath
 
 from limba.config import ConfigError, RunConfig, plain, without_credentials
-from limba.config.optimizer import AUTO
+from limba.config.schedule import AUTO
 from limba.data import tasks as data_tasks
 from limba.data.deal import Deal, corpora_of, deal_of, said
 from limba.data.objectives import derive_lengths

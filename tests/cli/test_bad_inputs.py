@@ -16,7 +16,7 @@ from limba.cli import main
 from limba.data.vocabulary.load import load_vocabulary
 from limba.formats.huggingface_files import Form, write_folder
 from limba.inference.source import VocabularyName
-from limba.training import start
+from limba.training import start, update
 from tests import tiny
 from tests.cli import bad_files, bad_inputs, bad_models
 from tests.cli.bad_inputs import Case
@@ -80,7 +80,7 @@ def place(shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     def started(*_: object, **__: object) -> None:
         raise Started
 
-    for module, name in ((limba.run, "jit_train_step"), (limba.run, "Loop"), (start, "create_state")):
+    for module, name in ((update, "jit_train_step"), (limba.run, "Loop"), (start, "create_state")):
         monkeypatch.setattr(module, name, started)
     yield tmp_path
     import tasks

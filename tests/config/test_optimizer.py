@@ -9,7 +9,6 @@ import pickle
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,16 @@ import pytest
 
 from limba.cli.gin import read_run
 from limba.cli.gin.read import read_own
-from limba.config import ConfigError, DataConfig, InputError, OptimizerConfig, RunConfig, ScheduleConfig, plain
+from limba.config import (
+    ConfigError,
+    DataConfig,
+    InputError,
+    OptimizerConfig,
+    RunConfig,
+    ScheduleConfig,
+    optimizer_config,
+    plain,
+)
 from limba.config.optimizer import RULES, fields_of
 from limba.data import task_modules
 from tests import tiny
@@ -38,15 +46,15 @@ def own_fields(rule: type[OptimizerConfig]) -> set[str]:
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_takes_its_fields_and_refuses_those_of_others(name: str) -> None:
-    rule = OptimizerConfig(name)
-    assert type(rule) is RULES[name] and rule.name == name and OptimizerConfig(name, **vars_of(rule)) == rule
+    rule = optimizer_config(name)
+    assert type(rule) is RULES[name] and rule.name == name and optimizer_config(name, **vars_of(rule)) == rule
     foreign = set(fields_of(OptimizerConfig)) - {each.name for each in dataclasses.fields(rule)}
     assert own_fields(RULES[name]) and foreign
     for field in foreign:
         users = [other for other, kind in RULES.items() if field in own_fields(kind)]
-        default = getattr(OptimizerConfig(users[0]), field)
+        default = getattr(optimizer_config(users[0]), field)
         with pytest.raises(ConfigError) as caught:
-            OptimizerConfig(name, **{field: default})
+            optimizer_config(name, **{field: default})
         assert caught.value.field == f"OptimizerConfig.{field}"
         assert f"is a field of {', '.join(users)}, and OptimizerConfig.name is {name!r}; leave it out" in str(
             caught.value
@@ -56,7 +64,7 @@ def test_a_rule_takes_its_fields_and_refuses_those_of_others(name: str) -> None:
 @pytest.mark.parametrize("name", RULES)
 def test_the_rate_auto_is_muons_by_the_parameters_scale_alone(name: str) -> None:
     with pytest.raises(ConfigError, match=f"is 'auto', which is known for Muon with .* and not for {name}; give a num"):
-        OptimizerConfig(name, ScheduleConfig(base_learning_rate="auto"))
+        optimizer_config(name, ScheduleConfig(base_learning_rate="auto"))
     with pytest.raises(ConfigError, match="is 'fast'; give a number or 'auto'"):
         ScheduleConfig(base_learning_rate="fast")
 
@@ -73,7 +81,7 @@ def test_a_field_that_several_rules_have_means_the_same() -> None:
 
 
 def test_a_rule_is_changed_copied_and_pickled_as_itself() -> None:
-    rule = OptimizerConfig("muon", muon_beta=0.5)
+    rule = optimizer_config("muon", muon_beta=0.5)
     changed = dataclasses.replace(rule, schedule=ScheduleConfig("linear"))
     assert type(changed) is type(rule) and changed != rule
     assert dataclasses.replace(changed, schedule=rule.schedule) == rule
@@ -85,7 +93,7 @@ def test_a_rule_is_changed_copied_and_pickled_as_itself() -> None:
 @pytest.mark.parametrize("name", ["sgd", "", None, 3, ["adamw"]])
 def test_a_name_without_a_rule_is_refused(name: Any) -> None:
     with pytest.raises(ConfigError, match=r"OptimizerConfig.name is .*; choose one of adafactor, adamw, "):
-        OptimizerConfig(name)
+        optimizer_config(name)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +115,7 @@ def test_a_name_without_a_rule_is_refused(name: Any) -> None:
 )
 def test_values_beyond_a_limit_are_refused(name: str, fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        OptimizerConfig(name, **fields)
+        optimizer_config(name, **fields)
     assert str(caught.value) == f"OptimizerConfig.{sentence}"
 
 
@@ -117,13 +125,13 @@ def run_with(optimizer: OptimizerConfig) -> RunConfig:
 
 @pytest.mark.parametrize("name", RULES)
 def test_config_json_has_the_rule_s_own_fields(name: str) -> None:
-    text = plain.to_text(run_with(OptimizerConfig(name, weight_decay=0.1)))
+    text = plain.to_text(run_with(optimizer_config(name, weight_decay=0.1)))
     assert set(json.loads(text)["run"]["optimizer"]) == {each.name for each in dataclasses.fields(RULES[name])}
-    assert plain.from_text(text, "config.json") == run_with(OptimizerConfig(name, weight_decay=0.1))
+    assert plain.from_text(text, "config.json") == run_with(optimizer_config(name, weight_decay=0.1))
 
 
 def test_config_json_names_the_rules_that_there_are() -> None:
-    document = json.loads(plain.to_text(run_with(OptimizerConfig())))
+    document = json.loads(plain.to_text(run_with(optimizer_config())))
     document["run"]["optimizer"]["name"] = "sgd"
     with pytest.raises(InputError, match=r"config.json: OptimizerConfig.name is 'sgd'; choose one of adafactor,"):
         plain.from_text(json.dumps(document), "config.json")
@@ -166,35 +174,35 @@ def test_an_included_recipe_s_fields_go_with_its_optimizer(tmp_path: Path) -> No
 
 
 @pytest.fixture
-def made_up() -> Iterator[type[OptimizerConfig]]:
+def made_up(monkeypatch: pytest.MonkeyPatch) -> type[OptimizerConfig]:
     @dataclasses.dataclass(frozen=True)
     class Made(OptimizerConfig):
-        """A rule that a contributor adds: nothing but this class."""
+        """A rule that a contributor adds: this class, and its line in RULES."""
 
         name: str = "made_up"
         sharpness: float = 2.0
 
-    yield Made
-    del RULES["made_up"]
+    monkeypatch.setitem(RULES, "made_up", Made)
+    return Made
 
 
 @pytest.mark.usefixtures("_no_task_modules")
 def test_a_new_rule_is_known_everywhere(made_up: type[OptimizerConfig]) -> None:
-    rule = OptimizerConfig("made_up", sharpness=3.0)
+    rule = optimizer_config("made_up", sharpness=3.0)
     assert isinstance(rule, made_up)
     assert plain.from_text(plain.to_text(run_with(rule)), "config.json") == run_with(rule)
     overrides = ["MODEL_DIR=/runs/a", "config.OptimizerConfig.name=made_up", "config.OptimizerConfig.sharpness=3"]
     assert getattr(read_run(["gin/demo.gin"], overrides).config.optimizer, "sharpness", None) == 3
     with pytest.raises(ConfigError, match="sharpness is a field of made_up, and OptimizerConfig.name is 'adamw'"):
-        OptimizerConfig("adamw", sharpness=3.0)
+        optimizer_config("adamw", sharpness=3.0)
     with pytest.raises(ConfigError, match="beta1 is a field of adamw, "):
-        OptimizerConfig("made_up", beta1=0.9)
+        optimizer_config("made_up", beta1=0.9)
 
 
 def test_every_rule_is_configured_without_jax() -> None:
-    """Only `build` imports jax and optax, which takes a second; a wrong choice is said before."""
+    """jax and optax, whose import takes a second, build the rules; a wrong choice is refused before."""
     program = (
-        "import sys; from limba.config.optimizer import RULES, OptimizerConfig; print(*map(OptimizerConfig, RULES));"
+        "import sys; from limba.config.optimizer import RULES, optimizer_config; print(*map(optimizer_config, RULES));"
         "sys.exit(bool({'jax', 'optax', 'numpy'} & set(sys.modules)))"
     )
     ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)

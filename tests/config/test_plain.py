@@ -16,9 +16,9 @@ from limba.config import (
     InputError,
     MeshConfig,
     ModelConfig,
-    OptimizerConfig,
     RunConfig,
     ScheduleConfig,
+    optimizer_config,
 )
 from limba.config.plain import from_text, moved, to_text
 from tests import tiny
@@ -29,7 +29,7 @@ CONFIGS = {
         data=DataConfig("task", {"inputs": 512, "targets": 114}, 8, data_files=("a.txt", "ț.jsonl.gz")),
         model_dir="run",
         train_steps=10,
-        optimizer=OptimizerConfig(
+        optimizer=optimizer_config(
             schedule=ScheduleConfig("linear", 1e-3), frozen=("encoder", ".*/relpos_bias"), clip_global_norm=1
         ),
         evaluation=EvaluationConfig(num_batches=None, patience=2),

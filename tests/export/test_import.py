@@ -13,7 +13,7 @@ import torch
 from huggingface_hub import constants
 
 from limba.cli import convert, program
-from limba.config import CheckpointConfig, DataConfig, InputError, MeshConfig, OptimizerConfig
+from limba.config import CheckpointConfig, DataConfig, InputError, MeshConfig, optimizer_config
 from limba.export import destinations
 from limba.export.huggingface import import_folder
 from limba.formats import hub_models
@@ -64,7 +64,7 @@ def only(folder, form, to):
 @functools.cache
 def prepared(optimizer="adafactor"):
     """Shapes of a state, and one that is full of ones but for its step."""
-    chain = make_optimizer(OptimizerConfig(name=optimizer), 10)
+    chain = make_optimizer(optimizer_config(name=optimizer), 10)
     abstract = abstract_state(Network(CONFIG), chain, tiny.mesh_of(MeshConfig(), 1))
     ones = jax.tree.map(lambda leaf: jax.device_put(np.ones(leaf.shape, leaf.dtype), leaf.sharding), abstract)
     return abstract, ones.replace(step=ones.step * 0)
@@ -224,7 +224,7 @@ def test_another_optimizer_may_begin_where_the_step_is_reset(folder, arrays, tmp
     jax.tree.map(np.testing.assert_array_equal, reset.opt_state, fresh.opt_state)
     wider = dataclasses.replace(CONFIG, mlp_dim=32)
     with pytest.raises(InputError, match="which has another network"):
-        other = abstract_state(Network(wider), make_optimizer(OptimizerConfig(), 10), tiny.mesh_of(MeshConfig(), 1))
+        other = abstract_state(Network(wider), make_optimizer(optimizer_config(), 10), tiny.mesh_of(MeshConfig(), 1))
         load_initial(str(tmp_path / "run"), other, wider, fresh, True)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from limba.cli import convert as command
 from limba.cli import program
-from limba.config import CheckpointConfig, DataConfig, InputError, MeshConfig, OptimizerConfig
+from limba.config import CheckpointConfig, DataConfig, InputError, MeshConfig, optimizer_config
 from limba.export import t5x as export
 from limba.formats import t5x
 from limba.model import Network
@@ -24,7 +24,7 @@ from tests.formats.test_t5x import CONFIG, GOLDEN
 
 def saved(directory, **optimizer) -> Path:
     """The golden T5X checkpoint as a Limba run."""
-    chain = make_optimizer(OptimizerConfig(**optimizer), 10)
+    chain = make_optimizer(optimizer_config(**optimizer), 10)
     abstract = abstract_state(Network(CONFIG), chain, tiny.mesh_of(MeshConfig(fsdp=2), 2))
     fresh = jax.tree.map(lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype), leaf.sharding), abstract)
     state = load_initial(str(GOLDEN / "t5x_legacy"), abstract, CONFIG, fresh, False)

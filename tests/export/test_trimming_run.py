@@ -18,6 +18,7 @@ from limba.config import (
     OptimizerConfig,
     RunConfig,
     ScheduleConfig,
+    optimizer_config,
     plain,
 )
 from limba.export import trimming_run
@@ -37,13 +38,13 @@ MODEL = tiny.model(vocab_size=1_024, num_encoder_layers=1, num_decoder_layers=1,
 STEP = 3
 SCHEDULE = ScheduleConfig("linear", 0.01, warmup_steps=0, decay_steps=100)
 EXACT = {
-    "adamw": OptimizerConfig("adamw", SCHEDULE, weight_decay=0.1),
-    "muon": OptimizerConfig("muon", SCHEDULE),
-    "adafactor": OptimizerConfig("adafactor", min_dim_size_to_factor=2_000),
+    "adamw": optimizer_config("adamw", SCHEDULE, weight_decay=0.1),
+    "muon": optimizer_config("muon", SCHEDULE),
+    "adafactor": optimizer_config("adafactor", min_dim_size_to_factor=2_000),
 }
 FACTORED = {
-    "adafactor": OptimizerConfig("adafactor"),
-    "muon": OptimizerConfig("muon", SCHEDULE, muon_others="adafactor"),
+    "adafactor": optimizer_config("adafactor"),
+    "muon": optimizer_config("muon", SCHEDULE, muon_others="adafactor"),
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from limba.config import InputError, MeshConfig, OptimizerConfig
+from limba.config import InputError, MeshConfig, optimizer_config
 from limba.formats import huggingface
 from limba.formats.names import flatten, unflatten, unstack_layers
 from limba.model import Network
@@ -23,7 +23,7 @@ from tests.model.test_huggingface import FAMILIES, SIZES, our_config, reference_
 
 @functools.cache
 def prepared(config):
-    model, chain = Network(config), make_optimizer(OptimizerConfig(), 10)
+    model, chain = Network(config), make_optimizer(optimizer_config(), 10)
     mesh = tiny.mesh_of(MeshConfig(fsdp=2), 2)
     return abstract_state(model, chain, mesh), tiny.state(model, chain, mesh, 3)
 

@@ -12,7 +12,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from limba.config import ConfigError, InputError, LossConfig, MeshConfig, ModelConfig, OptimizerConfig
+from limba.config import ConfigError, InputError, LossConfig, MeshConfig, ModelConfig, optimizer_config
 from limba.formats import t5x
 from limba.formats.names import flatten, unflatten, unstack_layers
 from limba.model import Network
@@ -42,7 +42,7 @@ def legacy(tmp_path) -> Path:
 @functools.cache
 def prepared(config, optimizer="adafactor", seed=5) -> tuple[TrainState, TrainState]:
     """Shapes of a state on two devices, and a fresh one."""
-    model, chain = Network(config), make_optimizer(OptimizerConfig(name=optimizer), 10)
+    model, chain = Network(config), make_optimizer(optimizer_config(name=optimizer), 10)
     mesh = tiny.mesh_of(MeshConfig(fsdp=2), 2)
     return abstract_state(model, chain, mesh), tiny.state(model, chain, mesh, seed)
 
@@ -115,7 +115,7 @@ def test_the_optimizer_goes_on_where_it_can(legacy, reference):
 def test_factored_averages_mean_what_optax_means(tmp_path):
     """After one step they are means of the squared gradient, by T5X's definition along the width and across it."""
     config = tiny.model(emb_dim=128, mlp_dim=256, num_heads=4, head_dim=32, vocab_size=256)
-    chain = make_optimizer(OptimizerConfig(), 10)
+    chain = make_optimizer(optimizer_config(), 10)
     abstract, state = prepared(config)
     random = np.random.default_rng(0)
     gradient = jax.tree.map(lambda x: jnp.asarray(random.standard_normal(x.shape), jnp.float32), state.params)

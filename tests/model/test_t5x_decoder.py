@@ -7,7 +7,14 @@ import jax
 import numpy as np
 import pytest
 
-from limba.config import CheckpointConfig, DataConfig, InputError, MeshConfig, ModelConfig, OptimizerConfig
+from limba.config import (
+    CheckpointConfig,
+    DataConfig,
+    InputError,
+    MeshConfig,
+    ModelConfig,
+    optimizer_config,
+)
 from limba.export import t5x as export
 from limba.formats import architectures, t5x
 from limba.formats.names import unflatten
@@ -93,7 +100,7 @@ def test_a_checkpoint_names_its_network(checkpoint):
 
 def test_a_checkpoint_goes_on_bit_for_bit_and_back(checkpoint, tmp_path):
     """Parameters, Adafactor's averages and step, and the same checkpoint again when it is exported."""
-    chain = make_optimizer(OptimizerConfig(), 10)
+    chain = make_optimizer(optimizer_config(), 10)
     abstract = abstract_state(Network(CONFIG), chain, tiny.mesh_of(MeshConfig(), 1))
     fresh = jax.tree.map(lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype), leaf.sharding), abstract)
     state = load_initial(str(checkpoint), abstract, CONFIG, fresh, False)

@@ -19,9 +19,9 @@ from limba.config import (
     EvaluationConfig,
     MeshConfig,
     ModelConfig,
-    OptimizerConfig,
     RunConfig,
     ScheduleConfig,
+    optimizer_config,
     prices,
 )  # fmt: skip
 from limba.config.errors import Open
@@ -51,7 +51,7 @@ LARGE = {"vocab_size": 48_000, "emb_dim": 1024, "num_heads": 16, "mlp_dim": 2816
 
 
 def run_of(model: ModelConfig = BASE, rows: int = 128, lengths: tuple[int, int] = (512, 114), **changes) -> RunConfig:
-    return runs.run(model, rows, lengths, **({"optimizer": OptimizerConfig()} | changes))
+    return runs.run(model, rows, lengths, **({"optimizer": optimizer_config()} | changes))
 
 
 @pytest.mark.parametrize("name", COMPILED)
@@ -67,9 +67,9 @@ def test_memory_by_arithmetic_is_that_of_compilers(name: str) -> None:
         (43.4, "h200-1", {"remat": "none"}, {}),
         (76.4, "h200-1", {"remat": "none", "attention": "einsum"}, {}),
         (42.7, "h200-1", {"dtype": "float32"}, {}),
-        (2.95, "v4-8", {"remat": "full"}, {"rows": 256, "optimizer": OptimizerConfig("adamw")}),
-        (14.47, "v4-8", LARGE, {"rows": 256, "num_microbatches": 4, "optimizer": OptimizerConfig("adamw")}),
-        (6.24, "v4-8", {}, {"mesh": MeshConfig(fsdp=4), "optimizer": OptimizerConfig("adamw")}),
+        (2.95, "v4-8", {"remat": "full"}, {"rows": 256, "optimizer": optimizer_config("adamw")}),
+        (14.47, "v4-8", LARGE, {"rows": 256, "num_microbatches": 4, "optimizer": optimizer_config("adamw")}),
+        (6.24, "v4-8", {}, {"mesh": MeshConfig(fsdp=4), "optimizer": optimizer_config("adamw")}),
     ],
 )
 def test_memory_by_arithmetic_goes_by_the_choices(gib: float, place: str, fields: dict, changes: dict) -> None:
@@ -82,7 +82,7 @@ def language_model_of(objective: str | None, length: int, rows: int, **changes: 
         read_model("gin/models/lm/0.1b.gin", ["DROPOUT_RATE=0.0", "REMAT='minimal'"]), **changes
     )
     data = DataConfig("unused", {"targets": length}, rows, objective=objective)
-    return PlannedRun(RunConfig(model, data, "unused", train_steps=10, optimizer=OptimizerConfig("adamw")))
+    return PlannedRun(RunConfig(model, data, "unused", train_steps=10, optimizer=optimizer_config("adamw")))
 
 
 @pytest.mark.parametrize("objective", [None, "causal_lm"])
@@ -95,7 +95,7 @@ def test_a_language_model_has_no_scores_on_a_tpu_with_a_prefix_either(objective:
 def test_long_rows_with_windows_have_the_scores_of_one_layer_on_a_tpu_alone(gib: float, place: str, rows: int) -> None:
     model = read_model("gin/models/modernbert/base.gin", ["REMAT='minimal'"])
     data = DataConfig("unused", {"targets": 8192}, rows, objective="masked_lm", pack=True)
-    run = PlannedRun(RunConfig(model, data, "unused", train_steps=10, optimizer=OptimizerConfig("adamw")))
+    run = PlannedRun(RunConfig(model, data, "unused", train_steps=10, optimizer=optimizer_config("adamw")))
     assert instant.memory(run, topology(place)).total / GIB == pytest.approx(gib, rel=0.06)  # by their compilers
 
 

@@ -11,8 +11,8 @@ import pytest
 import tasks.demo  # registers the task
 import tasks.ro  # noqa: F401
 from limba.cli.gin import read_gin
-from limba.config import DataConfig, OptimizerConfig, RunConfig, ScheduleConfig, plain
-from limba.config.optimizer import LEAST_RATE
+from limba.config import DataConfig, RunConfig, ScheduleConfig, optimizer_config, plain
+from limba.config.schedule import LEAST_RATE
 from limba.data.tasks import resolve_task
 from limba.planned import PlannedRun
 from limba.tools.preflight import output
@@ -83,17 +83,17 @@ def test_masked_and_causal_tokens_of_each_stage_and_of_the_run_are_said(config: 
     ],
 )
 def test_a_schedule_that_does_not_fit_the_run(config: RunConfig, schedule: ScheduleConfig, says: str) -> None:
-    run = dataclasses.replace(config, optimizer=OptimizerConfig(schedule=schedule))
+    run = dataclasses.replace(config, optimizer=optimizer_config(schedule=schedule))
     (line,) = objective.schedule_warnings(run)
     assert says in line.text and line.level == "warning"
     field, value = line.fix
     better = dataclasses.replace(schedule, **{field.partition(".")[2]: value})
-    assert not list(objective.schedule_warnings(dataclasses.replace(run, optimizer=OptimizerConfig(schedule=better))))
+    assert not list(objective.schedule_warnings(dataclasses.replace(run, optimizer=optimizer_config(schedule=better))))
 
 
 def test_the_factors_of_the_linear_rate_end_where_it_says(config: RunConfig) -> None:
     schedule = ScheduleConfig(factors="linear_decay", warmup_steps=10, decay_factor=0.01)
-    run = dataclasses.replace(config, optimizer=OptimizerConfig(schedule=schedule))
+    run = dataclasses.replace(config, optimizer=optimizer_config(schedule=schedule))
     rates = PlannedRun(run).learning_rates([0, 10, 60, 109, 111])
     least = float(np.float32(LEAST_RATE))
     assert rates[0] == rates[4] == least and rates[1] == 1 and rates[3] > least

@@ -12,9 +12,9 @@ from limba.config import (
     CheckpointConfig,
     EvaluationConfig,
     MeshConfig,
-    OptimizerConfig,
     RunConfig,
     ScheduleConfig,
+    optimizer_config,
 )
 from limba.evaluation.text import evaluate
 from limba.formats.limba_checkpoint import LimbaCheckpoint
@@ -31,7 +31,7 @@ def test_the_average_is_evaluated_resumed_and_is_the_model(tmp_path: Path, corpu
         tiny.demo_data(corpus, vocabulary),
         str(tmp_path / "whole"),
         train_steps=12,
-        optimizer=OptimizerConfig(
+        optimizer=optimizer_config(
             "muon",
             ScheduleConfig("linear", 0.1, warmup_steps=0, decay_steps=100),
             muon_by_parameter_scale=True,

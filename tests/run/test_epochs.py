@@ -13,9 +13,9 @@ from limba.config import (
     DataConfig,
     EvaluationConfig,
     InputError,
-    OptimizerConfig,
     RunConfig,
     ScheduleConfig,
+    optimizer_config,
 )
 from limba.data.objectives import derive_lengths
 from limba.data.tasks import resolve_task
@@ -50,7 +50,7 @@ def config(tmp_path: Path) -> RunConfig:
         data,
         str(tmp_path / "run"),
         train_steps=None,
-        optimizer=OptimizerConfig("adamw", ScheduleConfig("linear", 0.01, warmup_steps=0)),
+        optimizer=optimizer_config("adamw", ScheduleConfig("linear", 0.01, warmup_steps=0)),
         checkpoint=CheckpointConfig(every_steps="epoch"),
         evaluation=EvaluationConfig(every_steps="epoch", num_batches=1),
         log_every_steps=1,
@@ -83,7 +83,7 @@ def test_steps_schedule_saves_and_figures_follow_the_epochs(
 
 @pytest.mark.parametrize("name", ["linear", "cosine", "warmup_stable_decay"])
 def test_each_schedule_falls_to_0_where_the_epochs_end(config: RunConfig, name: str) -> None:
-    optimizer = OptimizerConfig("adamw", ScheduleConfig(name, 0.01, warmup_steps=2))
+    optimizer = optimizer_config("adamw", ScheduleConfig(name, 0.01, warmup_steps=2))
     config, task = dataclasses.replace(config, optimizer=optimizer), resolve_task(config.data)
     planned = plan_of_run(config, task, derive_lengths(task, config.data.task_feature_lengths)).planned
     rate = make_schedule(planned.optimizer.schedule, planned.train_steps)
@@ -97,7 +97,7 @@ def test_steps_are_asked_for_where_rows_are_not_known(config: RunConfig) -> None
     with pytest.raises(ConfigError, match=r"train_steps is None, and the linear schedule needs .* DataConfig.pack"):
         train(packed)
     for schedule in (ScheduleConfig(warmup_steps=0.02), ScheduleConfig("cosine", warmup_steps=0, decay_steps=0.7)):
-        rule = OptimizerConfig("adamw", schedule)
+        rule = optimizer_config("adamw", schedule)
         with pytest.raises(ConfigError, match=r"train_steps is None, and the \w+ schedule needs"):
             train(dataclasses.replace(packed, optimizer=rule))
     with pytest.raises(

@@ -18,9 +18,9 @@ from limba.config import (
     GuardConfig,
     InputError,
     NonFiniteError,
-    OptimizerConfig,
     RunConfig,
     ScheduleConfig,
+    optimizer_config,
 )
 from limba.model import Network
 from limba.run import train
@@ -69,7 +69,7 @@ def config_of(directory: Path, corpus: Path, action: str, **data: object) -> Run
         ),
         model_dir=str(directory),
         train_steps=LAST,
-        optimizer=OptimizerConfig(schedule=ScheduleConfig(warmup_steps=100, base_learning_rate=0.3)),
+        optimizer=optimizer_config(schedule=ScheduleConfig(warmup_steps=100, base_learning_rate=0.3)),
         checkpoint=CheckpointConfig(every_steps=20),
         log_every_steps=1,
         guard=GuardConfig(action, window=40),
@@ -166,10 +166,10 @@ def test_a_run_returns_to_the_checkpoint_before_a_spike(poisoned: Path, tmp_path
 
 @pytest.mark.night
 def test_a_run_in_which_nothing_is_finite_ends(poisoned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("limba.config.optimizer.MOST_RATE", 1e31)
+    monkeypatch.setattr("limba.config.schedule.MOST_RATE", 1e31)
     schedule = ScheduleConfig("linear", base_learning_rate=1e30, warmup_steps=0)
     config = config_of(tmp_path / "run", poisoned, "rewind")
-    config = dataclasses.replace(config, optimizer=OptimizerConfig(schedule=schedule), log_every_steps=50)
+    config = dataclasses.replace(config, optimizer=optimizer_config(schedule=schedule), log_every_steps=50)
     with pytest.raises(NonFiniteError, match="has returned to the start 3 times"):
         train(config)
     entries = ledger_of(config)

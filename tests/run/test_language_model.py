@@ -23,9 +23,9 @@ from limba.config import (
     InputError,
     LossConfig,
     MeshConfig,
-    OptimizerConfig,
     RunConfig,
     ScheduleConfig,
+    optimizer_config,
 )
 from limba.data.objectives import causal_lm, tokenize_documents
 from limba.data.sources import TfdsSource
@@ -86,7 +86,7 @@ def config(tmp_path: Path, articles: str) -> RunConfig:
         data=data,
         model_dir=str(tmp_path / "run"),
         train_steps=20,
-        optimizer=OptimizerConfig(
+        optimizer=optimizer_config(
             "adamw", ScheduleConfig("factors", 5e-3, "constant * linear_warmup", 5), weight_decay=0.1
         ),
         mesh=MeshConfig(4, 2, 1),

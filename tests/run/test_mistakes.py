@@ -18,9 +18,10 @@ from limba.config import (
     NonFiniteError,
     RunConfig,
 )
+from limba.evaluation import evaluations
 from limba.evaluation.validation import LossEvaluation
 from limba.run import train
-from limba.training import checks, start
+from limba.training import checks, start, update
 from limba.training.checkpoints import initial
 from limba.training.metrics.logging import read_metrics
 from tests import tiny
@@ -49,7 +50,7 @@ def changed(config: RunConfig, **changes: object) -> RunConfig:
 @pytest.fixture
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails the test at the first array of the state, which comes before the first compiled step."""
-    for module, name in ((start, "create_state"), (start, "load_initial"), (limba.run, "jit_train_step")):
+    for module, name in ((start, "create_state"), (start, "load_initial"), (update, "jit_train_step")):
         monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("it came to the state"))
 
 
@@ -124,7 +125,7 @@ def test_fewer_steps_than_the_checkpoint_has_are_refused_before_it_is_read(
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: Exception | None, at: int) -> list[LossEvaluation]:
     """Lets the evaluation raise an error, from its call number `at` on; returns the evaluations that are made."""
-    make, made = limba.run.loss_evaluation, []
+    make, made = evaluations.loss_evaluation, []
 
     def loss_evaluation(*arguments: object) -> LossEvaluation:
         real = make(*arguments)
@@ -139,7 +140,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: Exception | None, at: int) -
         made.append(LossEvaluation(real.names, figures))
         return made[-1]
 
-    monkeypatch.setattr(limba.run, "loss_evaluation", loss_evaluation)
+    monkeypatch.setattr(evaluations, "loss_evaluation", loss_evaluation)
     return made
 
 

@@ -8,7 +8,14 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from limba.config import CheckpointConfig, DataConfig, EvaluationConfig, OptimizerConfig, RunConfig, ScheduleConfig
+from limba.config import (
+    CheckpointConfig,
+    DataConfig,
+    EvaluationConfig,
+    RunConfig,
+    ScheduleConfig,
+    optimizer_config,
+)
 from limba.data.objectives import span_corruption, tokenize_documents
 from limba.data.sources import FileSource
 from limba.run import train
@@ -39,7 +46,7 @@ def config(tmp_path: Path) -> RunConfig:
         DataConfig("mixture_both", {"inputs": 32}, batch_size=16, vocabulary="byte", num_data_shards=2),
         str(tmp_path / "whole"),
         train_steps=8,
-        optimizer=OptimizerConfig("adamw", ScheduleConfig("linear", 0.01, warmup_steps=0, decay_steps=8)),
+        optimizer=optimizer_config("adamw", ScheduleConfig("linear", 0.01, warmup_steps=0, decay_steps=8)),
         checkpoint=CheckpointConfig(every_steps=100),
         evaluation=EvaluationConfig(every_steps=100, num_batches=1),
         log_every_steps=1,

@@ -26,9 +26,9 @@ from limba.config import (
     GenerationConfig,
     InputError,
     LossConfig,
-    OptimizerConfig,
     RunConfig,
     ScheduleConfig,
+    optimizer_config,
 )
 from limba.data.objectives import derive_lengths
 from limba.data.packing import model_features
@@ -119,7 +119,7 @@ def run_of(folder: Path, kind: str, directory: Path, **changes: Any) -> RunConfi
         data,
         str(directory / "run"),
         20,
-        optimizer=OptimizerConfig("adamw", schedule=ScheduleConfig(base_learning_rate=1e-3, warmup_steps=2)),
+        optimizer=optimizer_config("adamw", schedule=ScheduleConfig(base_learning_rate=1e-3, warmup_steps=2)),
         loss=LossConfig(z_loss=0.0),
         checkpoint=CheckpointConfig(every_steps=10),
         evaluation=EvaluationConfig(every_steps=10, num_batches=2, prompts=(f"Line {gap} of a small text",)),

@@ -13,9 +13,9 @@ from limba.config import (
     DataConfig,
     EvaluationConfig,
     MeshConfig,
-    OptimizerConfig,
     RunConfig,
     ScheduleConfig,
+    optimizer_config,
     plain,
 )
 from limba.training.metrics.logging import read_metrics
@@ -93,7 +93,7 @@ def write_config(folder: Path, corpus: Path, readers: int) -> str:
         str(folder),
         train_steps=NUM_STEPS,
         mesh=MeshConfig(data=2),
-        optimizer=OptimizerConfig("adamw", ScheduleConfig("factors", 0.01, warmup_steps=0, factors="constant")),
+        optimizer=optimizer_config("adamw", ScheduleConfig("factors", 0.01, warmup_steps=0, factors="constant")),
         checkpoint=CheckpointConfig(every_steps=1000),
         evaluation=EvaluationConfig(every_steps=1000, num_batches=1),
         log_every_steps=1,

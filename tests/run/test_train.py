@@ -23,9 +23,9 @@ from limba.config import (
     InputError,
     MeshConfig,
     NonFiniteError,
-    OptimizerConfig,
     RunConfig,
     ScheduleConfig,
+    optimizer_config,
 )
 from limba.config.plain import from_text, moved
 from limba.evaluation import history as report_page
@@ -47,7 +47,7 @@ def config(tmp_path: Path, corpus: Path, vocabulary: Path) -> RunConfig:
         data=data,
         model_dir=str(tmp_path / "run"),
         train_steps=100,
-        optimizer=OptimizerConfig(schedule=ScheduleConfig(warmup_steps=100, base_learning_rate=0.3)),
+        optimizer=optimizer_config(schedule=ScheduleConfig(warmup_steps=100, base_learning_rate=0.3)),
         mesh=MeshConfig(2, 2, 2),
         checkpoint=CheckpointConfig(every_steps=25, keep=3),
         evaluation=EvaluationConfig(every_steps=50, num_batches=2),
@@ -164,7 +164,7 @@ def test_checkpoints_that_cannot_be_used(config: RunConfig, caplog: pytest.LogCa
     ):
         train(wider)
     with pytest.raises(InputError, match=r"another optimizer: .*absent"):
-        train(changed(config, optimizer=OptimizerConfig("adamw", ScheduleConfig("cosine", 1e-3, warmup_steps=2))))
+        train(changed(config, optimizer=optimizer_config("adamw", ScheduleConfig("cosine", 1e-3, warmup_steps=2))))
     with pytest.raises(InputError, match="RunConfig.train_steps is 3, and the checkpoint is at step 4"):
         train(changed(config, train_steps=3))
     assert sorted(path.name for path in directory.iterdir()) == ["2", "4"]  # all of them good, none renamed
@@ -196,9 +196,9 @@ def test_starts_from_another_run_s_checkpoint(config: RunConfig, tmp_path: Path)
 
 
 def test_a_loss_that_is_no_number_stops_the_run(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("limba.config.optimizer.MOST_RATE", 1e31)
+    monkeypatch.setattr("limba.config.schedule.MOST_RATE", 1e31)
     schedule = ScheduleConfig("linear", base_learning_rate=1e30, warmup_steps=0)
-    config = changed(config, optimizer=OptimizerConfig(schedule=schedule), log_every_steps=10)
+    config = changed(config, optimizer=optimizer_config(schedule=schedule), log_every_steps=10)
     with pytest.raises(NonFiniteError, match=r"Step 1 gave loss 7\..*update norm inf.*nothing was saved") as caught:
         train(config)
     (written,) = Path(config.model_dir).glob("non_finite_step_*.npz")

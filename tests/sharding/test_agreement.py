@@ -22,11 +22,11 @@ from limba.config import (
     GenerationConfig,
     InputError,
     ModelConfig,
-    OptimizerConfig,
     RestartError,
     RunConfig,
     ScheduleConfig,
     StorageError,
+    optimizer_config,
 )
 from limba.sharding import agreement
 from tests.sharding.processes import free_port, xla_flags
@@ -87,7 +87,7 @@ def in_processes(monkeypatch: pytest.MonkeyPatch) -> Callable:
 
 def test_a_field_is_named_with_both_values() -> None:
     schedule = ScheduleConfig(base_learning_rate=0.1)
-    other = dataclasses.replace(RUN, optimizer=OptimizerConfig(schedule=schedule), train_steps=200)
+    other = dataclasses.replace(RUN, optimizer=optimizer_config(schedule=schedule), train_steps=200)
     first, own = (agreement.fields_of(config) for config in (RUN, other))
     found = agreement.differing(own, first)
     assert found == {

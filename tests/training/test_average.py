@@ -18,7 +18,7 @@ from limba.config import (
     InputError,
     LossConfig,
     MeshConfig,
-    OptimizerConfig,
+    optimizer_config,
     plain,
 )
 from limba.formats.limba_checkpoint import LimbaCheckpoint
@@ -45,7 +45,7 @@ class Run:
 
     def __init__(self, optimizer: str = "adafactor", devices: int = 2, average: float | None = 0.9, dtype: str = ""):
         name, _, others = optimizer.partition("+")
-        choice = OptimizerConfig(
+        choice = optimizer_config(
             name, **({"muon_dtype": "float32", "muon_others": others or "adamw"} if name == "muon" else {})
         )
         self.mesh = tiny.mesh_of(MeshConfig(), devices)
@@ -90,7 +90,7 @@ def assert_equal(one: Any, two: Any) -> None:
 @pytest.mark.core
 def test_the_average_is_the_recursion_in_float64() -> None:
     decay, random = 0.97, np.random.default_rng(0)
-    rule = make_optimizer(OptimizerConfig("adamw"), 400, average=decay)
+    rule = make_optimizer(optimizer_config("adamw"), 400, average=decay)
     params = {"kernel": jnp.asarray(random.standard_normal((4, 5)), jnp.float32)}
     state, step = rule.init(params), jax.jit(rule.update)
     assert evaluated_weights(params, state) is state[-1].average  # pyright: ignore[reportIndexIssue]
@@ -104,7 +104,7 @@ def test_the_average_is_the_recursion_in_float64() -> None:
     found = evaluated_weights(params, state)["kernel"]
     np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=1e-7)
     assert np.abs(found - params["kernel"]).max() > 1e-3
-    plain = make_optimizer(OptimizerConfig("adamw"), 400)
+    plain = make_optimizer(optimizer_config("adamw"), 400)
     assert evaluated_weights(params, plain.init(params)) is params
 
 
@@ -112,7 +112,7 @@ def test_the_average_is_the_recursion_in_float64() -> None:
 def test_an_average_has_arrays_of_its_own() -> None:
     """A step donates the parameters and the average: no two arrays may be one."""
     params = {"kernel": jnp.ones((4, 5)), "scale": jnp.ones(5)}
-    state = make_optimizer(OptimizerConfig("adamw"), 1, average=0.9).init(params)
+    state = make_optimizer(optimizer_config("adamw"), 1, average=0.9).init(params)
     for each in (state, restarted(params, state)):
         places = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves((params, evaluated_weights(params, each)))]
         assert len(set(places)) == 4

@@ -13,13 +13,13 @@ from limba.config import (
     ConfigError,
     DataConfig,
     InputError,
-    OptimizerConfig,
     RunConfig,
     ScheduleConfig,
     StorageError,
+    optimizer_config,
     plain,
 )
-from limba.config.optimizer import BRANCH_SHAPES
+from limba.config.schedule import BRANCH_SHAPES
 from limba.storage import manifest
 from limba.training.checkpoints import branches, save
 from limba.training.checkpoints.branches import Branch
@@ -70,7 +70,7 @@ def test_the_fields_are_checked() -> None:
 
 def config_of(directory: Path, schedule: ScheduleConfig | None = None, **data: object) -> RunConfig:
     task = DataConfig("t", {"inputs": 8}, batch_size=4, **data)  # type: ignore[arg-type]
-    optimizer = OptimizerConfig(schedule=schedule or SCHEDULES[1])
+    optimizer = optimizer_config(schedule=schedule or SCHEDULES[1])
     return RunConfig(tiny.MODEL, task, str(directory), train_steps=100, optimizer=optimizer)
 
 

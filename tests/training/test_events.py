@@ -42,15 +42,21 @@ def test_each_event_is_due_at_its_period_and_a_line_with_each() -> None:
     ("step", "has_ended", "stops", "saved", "expected"),
     [
         (29, False, False, 20, Due()),
-        (30, False, False, 20, Due(log=True, evaluate=True, save=True, end="")),  # the last step
-        (30, False, False, 30, Due(end="")),
-        (7, True, False, 0, Due(log=True, evaluate=True, save=True, end=CORPUS.format(7))),
-        (7, True, False, 7, Due(end=CORPUS.format(7))),  # is saved: it has been evaluated too
-        (10, True, False, 10, Due(end=CORPUS.format(10))),
-        (7, False, True, 0, Due(log=True, save=True, stops=True, end=STOPPED.format(7))),  # and not evaluated
-        (10, False, True, 0, Due(log=True, save=True, stops=True, end=STOPPED.format(10))),
-        (7, True, True, 7, Due(stops=True, end=STOPPED.format(7))),  # its rows cannot be read
-        (30, False, True, 0, Due(log=True, save=True, stops=True, end=STOPPED.format(30))),
+        (30, False, False, 20, Due(log=True, evaluate=True, save=True, ends=True)),  # the last step
+        (30, False, False, 30, Due(ends=True)),
+        (7, True, False, 0, Due(log=True, evaluate=True, save=True, ends=True, reason=CORPUS.format(7))),
+        (7, True, False, 7, Due(ends=True, reason=CORPUS.format(7))),  # is saved: it has been evaluated too
+        (10, True, False, 10, Due(ends=True, reason=CORPUS.format(10))),
+        (
+            7,
+            False,
+            True,
+            0,
+            Due(log=True, save=True, stops=True, ends=True, reason=STOPPED.format(7)),
+        ),  # and not evaluated
+        (10, False, True, 0, Due(log=True, save=True, stops=True, ends=True, reason=STOPPED.format(10))),
+        (7, True, True, 7, Due(stops=True, ends=True, reason=STOPPED.format(7))),  # its rows cannot be read
+        (30, False, True, 0, Due(log=True, save=True, stops=True, ends=True, reason=STOPPED.format(30))),
     ],
 )
 def test_the_end_of_a_run_has_its_own_events(
@@ -66,8 +72,8 @@ def test_after_a_rewind_the_run_goes_on_unless_it_is_to_stop() -> None:
     last = made.after(30, has_ended=False, stops=False)
     assert made.rewound(20, last, [10, 20]) == Due() and made.saved == 20
     stopped = made.after(25, has_ended=False, stops=True)
-    assert made.rewound(10, stopped, [10]) == Due(stops=True, end=STOPPED.format(10))
-    assert made.rewound(0, stopped, []) == Due(save=True, stops=True, end=STOPPED.format(0))
+    assert made.rewound(10, stopped, [10]) == Due(stops=True, ends=True, reason=STOPPED.format(10))
+    assert made.rewound(0, stopped, []) == Due(save=True, stops=True, ends=True, reason=STOPPED.format(0))
 
 
 def test_a_run_without_a_known_end_goes_on() -> None:

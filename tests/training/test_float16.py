@@ -8,7 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from limba.config import CheckpointConfig, DataConfig, LossConfig, MeshConfig, OptimizerConfig, ScheduleConfig
+from limba.config import (
+    CheckpointConfig,
+    DataConfig,
+    LossConfig,
+    MeshConfig,
+    ScheduleConfig,
+    optimizer_config,
+)
 from limba.model import Network
 from limba.sharding.mesh import named_leaves
 from limba.training import optimizer as loss_scale
@@ -19,7 +26,7 @@ from limba.training.state import TrainState, state_shardings
 from limba.training.step import Gradient, jit_train_step
 from tests import tiny
 
-ADAM = OptimizerConfig("adamw", ScheduleConfig("linear", 1e-3, warmup_steps=5), clip_global_norm=1.0)
+ADAM = optimizer_config("adamw", ScheduleConfig("linear", 1e-3, warmup_steps=5), clip_global_norm=1.0)
 CONFIG = tiny.model(num_encoder_layers=1, num_decoder_layers=1, emb_dim=64, mlp_dim=64, num_heads=2, head_dim=16)
 
 

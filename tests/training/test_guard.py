@@ -16,9 +16,9 @@ from limba.config import (
     LossConfig,
     MeshConfig,
     ModelConfig,
-    OptimizerConfig,
     RunConfig,
     ScheduleConfig,
+    optimizer_config,
 )
 from limba.model import Network
 from limba.training.guard import Guard
@@ -111,7 +111,7 @@ def leaves(state: TrainState) -> list[np.ndarray]:
 def two_steps(model: ModelConfig, name: str, axes: MeshConfig, parts: int) -> tuple:
     """Returns a state on eight devices, a step that may drop, and one that may not."""
     schedule = ScheduleConfig("linear", base_learning_rate=1e-2, warmup_steps=0)
-    config, mesh = OptimizerConfig(name, schedule), tiny.mesh_of(axes, 8)
+    config, mesh = optimizer_config(name, schedule), tiny.mesh_of(axes, 8)
     network, optimizer = Network(model, mesh), make_optimizer(config, 10)
     shardings = state_shardings(network, optimizer, mesh)
     gradient = Gradient(network, LossConfig(), parts)

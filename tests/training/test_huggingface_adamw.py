@@ -12,7 +12,7 @@ import torch
 from transformers import Trainer
 
 from limba.cli.flags import parse_args
-from limba.config import ConfigError, OptimizerConfig
+from limba.config import ConfigError, OptimizerConfig, optimizer_config
 from limba.formats import huggingface
 from limba.formats.names import flatten, unflatten, unstack_layers
 from limba.training.optimizer import make_optimizer
@@ -80,4 +80,4 @@ def test_adafactor_has_no_such_choice_and_a_wrong_pattern_is_named(tmp_path: Pat
     assert optimizer_of(tmp_path).undecayed == (".*relpos_bias",)
     assert optimizer_of(tmp_path, optim="adafactor").undecayed == ()
     with pytest.raises(ConfigError, match="OptimizerConfig.undecayed holds '\\[', which is not a regular expression"):
-        OptimizerConfig("adamw", undecayed=("[",))
+        optimizer_config("adamw", undecayed=("[",))

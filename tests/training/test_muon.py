@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from optax import contrib
 
-from limba.config import MeshConfig, OptimizerConfig, ScheduleConfig
+from limba.config import MeshConfig, ScheduleConfig, optimizer_config
 from limba.model import Network
 from limba.sharding.mesh import named_leaves
 from limba.tools.preflight.compiled.program import costs_of_program
@@ -37,7 +37,7 @@ def test_the_update_is_optax_s_in_float32() -> None:
         0.5, beta=0.0, nesterov=False, consistent_rms=0.2,
         muon_weight_dimension_numbers=jax.tree.structure(params).unflatten(numbers),
     )  # fmt: skip
-    ours = make_optimizer(OptimizerConfig("muon", CONSTANT, muon_beta=0.0, muon_dtype="float32"), 1)
+    ours = make_optimizer(optimizer_config("muon", CONSTANT, muon_beta=0.0, muon_dtype="float32"), 1)
     states = ours.init(params), theirs.init(params)
     for seed in range(2):
         grads = gradients(params, seed)
@@ -55,7 +55,7 @@ def test_the_update_is_optax_s_in_float32() -> None:
 def test_momentum_is_nesterov_s() -> None:
     shape = (2, 24, 16)
     params = {"decoder": {"layers": {"mlp": {"wo": {"kernel": jnp.zeros(shape)}}}}, "embedding": jnp.zeros((3, 2))}
-    rule = make_optimizer(OptimizerConfig("muon", CONSTANT, muon_dtype="float32"), 1)
+    rule = make_optimizer(optimizer_config("muon", CONSTANT, muon_dtype="float32"), 1)
     state, momentum = rule.init(params), np.zeros(shape)
     for seed in range(3):
         grads = gradients(params, seed)
@@ -108,7 +108,7 @@ def test_matrices_of_one_shape_are_computed_together_up_to_a_size(monkeypatch: p
 def test_a_run_in_bfloat16_iterations_has_the_losses_of_one_in_float32() -> None:
     schedule = ScheduleConfig("linear", base_learning_rate=1e-2, warmup_steps=0)
     losses = [
-        tiny.train(optimizer_config=OptimizerConfig("muon", schedule, muon_dtype=dtype), steps=6)[0]
+        tiny.train(optimizer_config=optimizer_config("muon", schedule, muon_dtype=dtype), steps=6)[0]
         for dtype in ("float32", "bfloat16")
     ]
     np.testing.assert_allclose(losses[1], losses[0], rtol=2e-3)
@@ -134,7 +134,7 @@ def test_each_device_makes_its_share_of_the_matrices_orthogonal(
     stacks = {name: random.standard_normal(shapes[name].shape, np.float32) for name in names}
     placed = {name: jax.device_put(stack, named_leaves(shardings)[name]) for name, stack in stacks.items()}
     outputs = {name: named_leaves(shardings)[name] for name in names}
-    state = state_shardings(model, make_optimizer(OptimizerConfig("muon"), 1), mesh, shard_update)
+    state = state_shardings(model, make_optimizer(optimizer_config("muon"), 1), mesh, shard_update)
     momenta = {name.partition("/trace/")[2]: each for name, each in named_leaves(state.opt_state).items()}
     assert outputs == {name: momenta[name] for name in names}  # each device keeps the momentum of its part
 
@@ -158,7 +158,7 @@ def test_bad_choices_have_a_sentence() -> None:
         ({"name": "muon", "muon_dtype": "float16"}, r"OptimizerConfig.muon_dtype is 'float16'"),
     ):
         with pytest.raises(ValueError, match=match):
-            OptimizerConfig(**choice)  # pyright: ignore[reportArgumentType]
-    everything = make_optimizer(OptimizerConfig("muon", frozen=("encoder", "decoder", "token_embedder")), 1)
+            optimizer_config(**choice)  # pyright: ignore[reportArgumentType]
+    everything = make_optimizer(optimizer_config("muon", frozen=("encoder", "decoder", "token_embedder")), 1)
     with pytest.raises(ValueError, match="nothing would be trained"):
         everything.init(tiny.parameters(tiny.MODEL))

@@ -10,8 +10,16 @@ import numpy as np
 import optax
 import pytest
 
-from limba.config import ConfigError, DataConfig, EvaluationConfig, OptimizerConfig, RunConfig, ScheduleConfig
-from limba.config.optimizer import RULES, Parts
+from limba.config import (
+    ConfigError,
+    DataConfig,
+    EvaluationConfig,
+    OptimizerConfig,
+    RunConfig,
+    ScheduleConfig,
+    optimizer_config,
+)
+from limba.config.optimizer import RULES
 from limba.formats.names import flatten, unflatten, unstack_layers
 from limba.model import Network
 from limba.training.optimizer import (
@@ -19,9 +27,8 @@ from limba.training.optimizer import (
     LossScale,
     make_optimizer,
     optimizer_of,
-    per_layer,
-    scale_by_parameter_rms,
 )
+from limba.training.rules import TRANSFORMATIONS, decay_and_rate, per_layer, scale_by_parameter_rms
 from tests import tiny
 
 SHALLOW = tiny.model(num_encoder_layers=1, num_decoder_layers=1)
@@ -33,7 +40,7 @@ def test_stacked_layers_update_like_single_ones(name: str) -> None:
     rule, _, others = name.partition("+")
     choices = {"muon_dtype": "float32", "muon_by_parameter_scale": True} if rule == "muon" else {}
     choices |= {"muon_others": others} if others else {}
-    config = OptimizerConfig(rule, ScheduleConfig(base_learning_rate=0.5), weight_decay=0.01, **choices)
+    config = optimizer_config(rule, ScheduleConfig(base_learning_rate=0.5), weight_decay=0.01, **choices)
     params = tiny.parameters(STACKED)
     single = unflatten(unstack_layers(flatten(jax.device_get(params))))
     optimizer = make_optimizer(config, 10)
@@ -55,7 +62,7 @@ def test_stacked_layers_update_like_single_ones(name: str) -> None:
 @pytest.mark.core
 def test_adafactor_factors_matrices_from_128_on() -> None:
     state = jax.eval_shape(
-        lambda key: make_optimizer(OptimizerConfig(), 1).init(Network(tiny.MODEL).init(key)), jax.random.key(0)
+        lambda key: make_optimizer(optimizer_config(), 1).init(Network(tiny.MODEL).init(key)), jax.random.key(0)
     )
     shapes = {jax.tree_util.keystr(p, simple=True, separator="/"): s.shape for p, s in jax.tree.leaves_with_path(state)}
     (rows,) = [s for n, s in shapes.items() if "v_row" in n and "encoder/layers/attention/query" in n]
@@ -67,9 +74,9 @@ def test_muon_with_adafactor_has_the_updates_of_both() -> None:
     """Embeddings, head, norms and positions move as under Adafactor alone, the layers' matrices as under Muon."""
     schedule, params = ScheduleConfig("factors", 0.5, "constant", 0), tiny.parameters(tiny.MODEL)
     configs = {
-        "both": OptimizerConfig("muon", schedule, muon_by_parameter_scale=True, muon_others="adafactor"),
-        "muon": OptimizerConfig("muon", schedule, muon_by_parameter_scale=True),
-        "adafactor": OptimizerConfig("adafactor", schedule),
+        "both": optimizer_config("muon", schedule, muon_by_parameter_scale=True, muon_others="adafactor"),
+        "muon": optimizer_config("muon", schedule, muon_by_parameter_scale=True),
+        "adafactor": optimizer_config("adafactor", schedule),
     }
     rules = {name: make_optimizer(config, 1) for name, config in configs.items()}
     states, updates = {name: rule.init(params) for name, rule in rules.items()}, {}
@@ -197,7 +204,7 @@ def test_updates_are_the_formulas(name: str, fields: dict[str, float]) -> None:
     formula, _ = FORMULAS[name]
     schedule = ScheduleConfig("factors", RATE, "constant", warmup_steps=0, planned_steps=4)
     exact: dict[str, Any] = {"muon_dtype": "float32"} if name == "muon" else {}
-    config = OptimizerConfig(name, schedule, DECAY, 2.0, ("decoder/frozen",), **fields, **exact)
+    config = optimizer_config(name, schedule, DECAY, 2.0, ("decoder/frozen",), **fields, **exact)
     rule, random = make_optimizer(config, 6), np.random.default_rng(0)
     params = jax.tree.map(lambda shape: random.standard_normal(shape, np.float32) * 0.3, SHAPES, is_leaf=_is_shape)
     state, step = rule.init(params), jax.jit(rule.update)
@@ -225,7 +232,11 @@ def _is_shape(node: object) -> bool:
     return isinstance(node, tuple)
 
 
-def test_a_new_rule_trains_with_nothing_but_its_class() -> None:
+def test_every_rule_has_transformations() -> None:
+    assert set(TRANSFORMATIONS) == set(RULES)
+
+
+def test_a_new_rule_trains_with_its_class_and_its_transformations(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sign of the gradient, which no rule of Limba has: parameters move by the rate, and shrink by the decay."""
 
     @dataclasses.dataclass(frozen=True)
@@ -233,16 +244,15 @@ def test_a_new_rule_trains_with_nothing_but_its_class() -> None:
         name: str = "sign"
         sharpness: float = 2.0
 
-        def build(self, parts: Parts) -> list[Any]:
-            signs = optax.stateless(lambda updates, _: jax.tree.map(lambda u: self.sharpness * jnp.sign(u), updates))
-            return [parts.per_layer(signs), *parts.decay_and_rate]
+    def sign(config: Sign, rate: optax.GradientTransformation, _: object) -> list[optax.GradientTransformation]:
+        signs = optax.stateless(lambda updates, _: jax.tree.map(lambda u: config.sharpness * jnp.sign(u), updates))
+        return [per_layer(signs), *decay_and_rate(config, rate)]
 
-    try:
-        schedule = ScheduleConfig("factors", 0.01, "constant", warmup_steps=0)
-        config = OptimizerConfig("sign", schedule, weight_decay=0.5, frozen=("token_embedder",), sharpness=3.0)
-        losses, state = tiny.train(SHALLOW, config, steps=1)
-    finally:
-        del RULES["sign"]
+    monkeypatch.setitem(RULES, "sign", Sign)
+    monkeypatch.setitem(TRANSFORMATIONS, "sign", sign)
+    schedule = ScheduleConfig("factors", 0.01, "constant", warmup_steps=0)
+    config = optimizer_config("sign", schedule, weight_decay=0.5, frozen=("token_embedder",), sharpness=3.0)
+    losses, state = tiny.train(SHALLOW, config, steps=1)
     before, after = flatten(jax.device_get(tiny.parameters(SHALLOW))), flatten(jax.device_get(state.params))
     assert np.isfinite(losses).all()
     np.testing.assert_array_equal(after["token_embedder/embedding"], before["token_embedder/embedding"])
@@ -269,7 +279,7 @@ def test_parameter_scale_is_optax_s() -> None:
 def test_the_optimizer_of_a_run_is_that_of_its_fields() -> None:
     """With its number of steps, its average, and the loss's scale where activations are float16."""
     data = DataConfig("task", {"inputs": 8, "targets": 4}, batch_size=2)
-    config = OptimizerConfig("adamw", ScheduleConfig("linear", 0.01, "constant", 2))
+    config = optimizer_config("adamw", ScheduleConfig("linear", 0.01, "constant", 2))
     evaluation = EvaluationConfig(average=0.9)
     for dtype in ("float32", "float16"):
         model = dataclasses.replace(SHALLOW, dtype=dtype)
@@ -300,7 +310,7 @@ def test_frozen_names_are_checked() -> None:
     params = {"encoder": {"kernel": np.ones(2)}, "decoder": {"kernel": np.ones(2)}}
     for frozen, words in ((("enc", "other"), "holds 'other', and no parameter"), ((".*",), "nothing would be trained")):
         with pytest.raises(ConfigError, match=words):
-            make_optimizer(OptimizerConfig("adamw", frozen=frozen), 10).init(params)
-    optimizer = make_optimizer(OptimizerConfig("adamw", CONSTANT, frozen=("enc",)), 10)
+            make_optimizer(optimizer_config("adamw", frozen=frozen), 10).init(params)
+    optimizer = make_optimizer(optimizer_config("adamw", CONSTANT, frozen=("enc",)), 10)
     updates, _ = optimizer.update(jax.tree.map(np.ones_like, params), optimizer.init(params), params)
     assert not np.any(updates["encoder"]["kernel"]) and np.all(updates["decoder"]["kernel"])

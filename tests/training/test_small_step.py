@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from limba.config import LossConfig, ModelConfig, OptimizerConfig, ScheduleConfig
+from limba.config import LossConfig, ModelConfig, OptimizerConfig, ScheduleConfig, optimizer_config
 from limba.model import Network
 from limba.training.step import Gradient, gradients
 from tests import tiny
@@ -14,8 +14,8 @@ pytestmark = pytest.mark.core
 SIZES = {"emb_dim": 16, "num_heads": 2, "head_dim": 8, "mlp_dim": 24, "num_decoder_layers": 1, "scan_layers": False}
 T5 = tiny.model(**SIZES, num_encoder_layers=1)
 DECODER = tiny.language_model(**SIZES, num_kv_heads=1)
-ADAFACTOR = OptimizerConfig(schedule=ScheduleConfig("factors", 0.1, "constant", 0), min_dim_size_to_factor=8)
-ADAM = OptimizerConfig("adamw", ScheduleConfig("linear", 0.01, warmup_steps=2), weight_decay=0.1, clip_global_norm=1.0)
+ADAFACTOR = optimizer_config(schedule=ScheduleConfig("factors", 0.1, "constant", 0), min_dim_size_to_factor=8)
+ADAM = optimizer_config("adamw", ScheduleConfig("linear", 0.01, warmup_steps=2), weight_decay=0.1, clip_global_norm=1.0)
 LOSS = LossConfig(z_loss=1e-2, label_smoothing=0.1)
 
 

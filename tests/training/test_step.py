@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.replay import replay
-from limba.config import LossConfig, MeshConfig, ModelConfig, OptimizerConfig, ScheduleConfig
+from limba.config import LossConfig, MeshConfig, ModelConfig, ScheduleConfig, optimizer_config
 from limba.config.optimizer import RULES, foreign_fields
 from limba.model import Network
 from limba.sharding.mesh import batch_sharding, shard_key
@@ -81,7 +81,7 @@ def test_shares_of_the_update_and_microbatches_do_not_change_it(name: str, count
     schedule = ScheduleConfig("linear", base_learning_rate=1e-2, warmup_steps=0)
     rule, _, others = name.partition("+")
     choices = {"epsilon": 1e-4, "muon_dtype": "float32", "muon_others": others or "adamw"}
-    config = OptimizerConfig(rule, schedule, **{k: v for k, v in choices.items() if not foreign_fields(rule, [k])})
+    config = optimizer_config(rule, schedule, **{k: v for k, v in choices.items() if not foreign_fields(rule, [k])})
     losses, state = tiny.train(
         optimizer_config=config, mesh_config=MeshConfig(2, 1, 1), num_devices=2, shard_update=False
     )
@@ -162,7 +162,7 @@ def steps_on_one_device(num_microbatches: int, config: ModelConfig = DROPPED) ->
     return tiny.train(config, LINEAR, num_microbatches=num_microbatches)
 
 
-LINEAR = OptimizerConfig("adamw", ScheduleConfig("linear", 1e-2, warmup_steps=0), epsilon=1e-4)
+LINEAR = optimizer_config("adamw", ScheduleConfig("linear", 1e-2, warmup_steps=0), epsilon=1e-4)
 
 
 @pytest.mark.slow

@@ -26,11 +26,12 @@ from limba.cli.gin.continued import Continued
 from limba.cli.gin.statements import REQUIRED, Binding, Macro, Reference, Source, leaves
 from limba.cli.gin.unread import unread_choices
 from limba.config import InputError, ModelConfig, Open, RunConfig, did_you_mean, kinds, named, nearest
-from limba.config.optimizer import fields_of, foreign_fields
+from limba.config.optimizer import fields_of, foreign_fields, optimizer_config
 from limba.data import task_modules
 
 HEADER = ("from __gin__ import dynamic_registration", "from limba import config")
-WIDTH, INDENT = 80, 4
+WIDTH = 80
+INDENT = 4
 LINE = "# " + "=" * (WIDTH - 2)
 
 
@@ -108,7 +109,9 @@ def _set_fields(source: Source, values: Mapping[str, object]) -> None:
     """Adds bindings of fields of the run and of its schedule, in the scopes in which the run's objects are made."""
     if not values:
         return
-    scopes, scope, owner = {}, "", RUN
+    scopes = {}
+    scope = ""
+    owner = RUN
     node: Node | None = Tree(source, RUN).top
     for name in (RUN, "config.OptimizerConfig", "config.ScheduleConfig"):
         if name != RUN:
@@ -119,7 +122,8 @@ def _set_fields(source: Source, values: Mapping[str, object]) -> None:
                 source.bindings.append(
                     statements.Binding(scope, owner, field, statements.Reference(scope, name, True), "a branch", "")
                 )
-        scope, owner = (scope if node is None else node.scope), name
+        scope = scope if node is None else node.scope
+        owner = name
         scopes[name] = scope
     for name, value in values.items():
         owner, _, field = f"config.{name}".rpartition(".")
@@ -257,7 +261,9 @@ def _bound(name: str, value: object) -> str:
     return f"{name} = \\\n" + "\n".join(" " * INDENT + line for line in text.split("\n"))
 
 
-RUN, MODEL, OPTIMIZER = "config.RunConfig", "config.ModelConfig", "config.OptimizerConfig"
+RUN = "config.RunConfig"
+MODEL = "config.ModelConfig"
+OPTIMIZER = "config.OptimizerConfig"
 SCHEDULE = "config.ScheduleConfig"
 CLASSES: dict[str, type] = {f"config.{name}": vars(config)[name] for name in config.__all__ if name.endswith("Config")}
 FILES = {RUN: "gin/runs/pretrain.gin", MODEL: "gin/models/t5_1_1/small.gin"}  # that set a class's fields
@@ -278,7 +284,10 @@ class Node:
 
     def make(self) -> Any:
         """Returns the configuration; raises ConfigError if it is invalid."""
-        return CLASSES[self.owner](**{name: _made(value) for name, value in self.values.items()})
+        fields: dict[str, Any] = {name: _made(value) for name, value in self.values.items()}
+        if self.owner == OPTIMIZER:
+            return optimizer_config(**fields)
+        return CLASSES[self.owner](**fields)
 
 
 def _made(value: object) -> object:
@@ -294,7 +303,9 @@ class Tree:
 
     def __init__(self, source: Source, root: str, flag: str = "--gin.") -> None:
         _check_names(source)
-        self.root, self.flag, self.ordered = root, flag, source.bindings
+        self.root = root
+        self.flag = flag
+        self.ordered = source.bindings
         self.all_macros = {binding.name: binding for binding in source.bindings if not binding.field}
         self.fields = {(b.scope, b.owner, b.field): b for b in source.bindings if b.field}
         self.nodes: dict[tuple[str, str], Node] = {}
@@ -378,7 +389,8 @@ class Tree:
             hints = fields_of(CLASSES[node.owner])
             for name, value in node.values.items():
                 if not _fits(value, hints[name]):
-                    field, takes = f"{node.owner}.{name}", _in_words(hints[name])
+                    field = f"{node.owner}.{name}"
+                    takes = _in_words(hints[name])
                     sentence = f"{node.places[name]} gives {value!r} for {field}, which takes {takes}."
                     raise InputError(sentence, fix=f"{field} = {Open(takes)!r}")
 

@@ -20,8 +20,11 @@ from limba.config import InputError, did_you_mean, foreign, kinds, nearest
 from limba.data.task_modules import ROOT
 
 OWN_FILE = "config.gin"  # in a run's MODEL_DIR
-MOST_FILES, MOST_LETTERS = 100, 2_000_000  # of one run; a file counts each time it is included
-FAMILY = "{family}"  # in the name of an included file: the family of the model that the run continues from
+# Of the gin files of one run; a file counts each time it is included.
+MOST_FILES = 100
+MOST_LETTERS = 2_000_000
+# In the name of an included file: the family of the model that the run continues from.
+FAMILY = "{family}"
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,8 @@ class Size:
 
     def add(self, text: str, name: str) -> None:
         """Counts the text of a file; InputError beyond the limits."""
-        self.files, self.letters = self.files + 1, self.letters + len(text)
+        self.files = self.files + 1
+        self.letters = self.letters + len(text)
         if self.files > MOST_FILES or self.letters > MOST_LETTERS:
             raise InputError(
                 f"With {name} the gin files, each counted as often as it is included, are {self.files:,} with"
@@ -110,7 +114,8 @@ class Source:
         is_override: bool = False,
     ) -> None:
         """Appends a binding; `is_own`: of a run's own config.gin."""
-        owner, field_name = statement.selector, statement.arg_name
+        owner = statement.selector
+        field_name = statement.arg_name
         comment = statement.location.line_content.partition("#")[2].strip()
         self.bindings.append(
             Binding(statement.scope, owner, field_name, statement.value, place, comment, is_own, is_override)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from limba.config import ModelConfig, RunConfig, ScheduleConfig
 from limba.config.model import fields_of_other_positions
-from limba.config.optimizer import READ_BY_FACTORS, unread_fields
+from limba.config.schedule import READ_BY_FACTORS, unread_fields
 
 DEFAULTS = {"config.ModelConfig": ModelConfig, "config.ScheduleConfig": ScheduleConfig}
 

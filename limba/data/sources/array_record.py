@@ -277,6 +277,8 @@ class _ShardRecords(Parts):
         rows = [(number, text) for number, text in found if text and source.filtered(reading.split, [text])]
         self._num_empty = 0 if rows else self._num_empty + 1
         if reading.is_endless and self._num_empty > -(-len(all_places) // RECORDS_PER_READ):
-            raise InputError(f"{source.name} holds no document in split {reading.split!r}; give files with text.")
+            raise InputError(
+                f"{source.name} holds no document in split {reading.split!r}; give files with text in them."
+            )
         names = (b"%d" % number for number, _ in rows) if reading.traced else None
         return source.elements((text for _, text in rows), names)

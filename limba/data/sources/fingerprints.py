@@ -96,7 +96,9 @@ def _mark(file: File, end_bytes: int) -> Mark:
         finally:
             os.close(number)
     except OSError as error:
-        raise InputError(f"{file.path} cannot be read ({reason_of(error)}); check it and its permissions.") from error
+        raise InputError(
+            f"{file.path} cannot be read ({reason_of(error)}); check the file and its permissions."
+        ) from error
     if file.size is not None and file.size != status.st_size:
         raise InputError(
             f"{file.path} has changed since it was listed: {file.size:,} bytes then, {status.st_size:,} now; start"

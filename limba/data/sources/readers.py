@@ -120,7 +120,9 @@ def list_files(patterns: Sequence[str], policy: ReadPolicy = PATIENT) -> list[Fi
             advice = advice_on(error, "check the path, and the token if it is private")
             raise InputError(f"The corpus {pattern} cannot be listed ({reason_of(error)}); {advice}.") from error
         if not matches:
-            raise InputError(f"The corpus path {pattern} matches no file; check it, and the directory it starts in.")
+            raise InputError(
+                f"The corpus path {pattern} matches no file; check the path, and the directory that it starts in."
+            )
         found |= {file.path: file for file in matches}
     for path in found:
         file_format(path)
@@ -150,7 +152,9 @@ def _matches(pattern: str, policy: ReadPolicy) -> list[File]:
 
 
 def _is_directory(pattern: str) -> InputError:
-    return InputError(f"The corpus path {pattern} is a directory; give a pattern like {pattern.rstrip('/')}/*.jsonl.")
+    return InputError(
+        f"The corpus path {pattern} is a directory; give a pattern such as {pattern.rstrip('/')}/*.jsonl."
+    )
 
 
 def _remote_matches(pattern: str, system: AbstractFileSystem, path: str, policy: ReadPolicy) -> list[File]:

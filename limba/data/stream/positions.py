@@ -197,7 +197,8 @@ class DataPositions:
                 found.appeared += some.appeared
                 found.vanished += some.vanished
         if found or about["corpus"] != self._layout:
-            return found.sentence(step) or f"The corpus has changed since step {step:,}, with other files or units", []
+            other_units = f"The corpus has changed since step {step:,}: it has other files or units"
+            return found.sentence(step) or other_units, []
         if about["files"] != now.digest:
             notes.append(
                 f"The content of the corpus's files at step {step:,} is not known here: they are taken as unchanged,"

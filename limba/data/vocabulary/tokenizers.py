@@ -60,7 +60,9 @@ class TokenizersVocabulary(Vocabulary):
     def eos_id(self) -> int:
         found = self._first(ENDS)
         if found is None:
-            raise InputError(f"The vocabulary {self.path} has no end of sequence; give one with {' or '.join(ENDS)}.")
+            raise InputError(
+                f"The vocabulary {self.path} has no end of sequence; give one that has {' or '.join(ENDS)}."
+            )
         return found
 
     @functools.cached_property

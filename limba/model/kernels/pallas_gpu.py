@@ -46,11 +46,19 @@ STATISTICS = ("highest", "share", "mean")
 OF_MASK = ("query_ids", "key_ids", "first_beyond", "reach")
 # For two-byte arrays on cards with wgmma (H100, H200), whose products read shared memory: the fastest of 36 that were
 # tried on an H100 (docs/gpus.md), or within a tenth of it. Heads of 128 have two stages.
-WGMMA_BLOCKS: dict[str, Blocks] = dict.fromkeys(("forward", "to_key"), Blocks(64, 64, 4, 3))
-WGMMA_BLOCKS |= {"to_query": Blocks(64, 32, 4, 3), "to_bias": Blocks(128, 64, 4, 2)}
+WGMMA_BLOCKS = {
+    "forward": Blocks(queries=64, keys=64, warps=4, stages=3),
+    "to_query": Blocks(queries=64, keys=32, warps=4, stages=3),
+    "to_key": Blocks(queries=64, keys=64, warps=4, stages=3),
+    "to_bias": Blocks(queries=128, keys=64, warps=4, stages=2),
+}
 # For all else the largest that NVIDIA's compiler keeps in registers without spilling.
-SMALL_BLOCKS = dict.fromkeys(WGMMA_BLOCKS, Blocks(64, 32, 8, 2))
-SMALL_BLOCKS["to_query"] = Blocks(32, 32, 4, 2)
+SMALL_BLOCKS = {
+    "forward": Blocks(queries=64, keys=32, warps=8, stages=2),
+    "to_query": Blocks(queries=32, keys=32, warps=4, stages=2),
+    "to_key": Blocks(queries=64, keys=32, warps=8, stages=2),
+    "to_bias": Blocks(queries=64, keys=32, warps=8, stages=2),
+}
 
 
 class Call(NamedTuple):
@@ -63,8 +71,13 @@ class Call(NamedTuple):
     interpret: bool
 
     def blocks(self, kernel: str, query: Array) -> Blocks:
-        blocks = (WGMMA_BLOCKS if self.has_wgmma and query.dtype.itemsize == 2 else SMALL_BLOCKS)[kernel]
-        return blocks if query.shape[-1] <= 64 else blocks._replace(stages=2)
+        """Returns how one of the four kernels is cut for queries [B, Q, H, C]."""
+        has_two_bytes = query.dtype.itemsize == 2
+        table = WGMMA_BLOCKS if self.has_wgmma and has_two_bytes else SMALL_BLOCKS
+        head_dim = query.shape[-1]
+        if head_dim > 64:
+            return table[kernel]._replace(stages=2)
+        return table[kernel]
 
 
 def pallas_attention(

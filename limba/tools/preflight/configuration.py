@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from limba.cli.gin.statements import REQUIRED, Binding, Source
 from limba.config import InputError, RunConfig, without_credentials
+from limba.config.kinds import class_name
 from limba.tools.preflight.checks.verdict import Data, Line, Section
 
 TITLE = "Config"
@@ -64,7 +65,7 @@ def _value(config: RunConfig, field: str) -> object:
     """Returns the value of a field, as "DataConfig.batch_size"."""
     owner, _, name = field.partition(".")
     parts = [config, *(getattr(config, entry.name) for entry in dataclasses.fields(config))]
-    return next((getattr(part, name) for part in parts if type(part).__name__ == owner), None)
+    return next((getattr(part, name) for part in parts if class_name(part) == owner), None)
 
 
 def replacements(source: Source) -> list[tuple[str, str, str, str]]:

@@ -106,7 +106,9 @@ def _given(argv: Sequence[str]) -> argparse.Namespace:
         "--suite", metavar="NAME|FILE", help="the tasks: a name of gin/suites/, or a gin file; default: none"
     )
     parser.add_argument("--tasks", metavar="NAME,NAME", help="of the suite; default: all")
-    parser.add_argument("--data", default=".", metavar="FOLDER", help="of tasks' files, or hub:user/name; default: .")
+    parser.add_argument(
+        "--data", default=".", metavar="FOLDER", help="of the tasks' files, or hub:user/name; default: ."
+    )
     parser.add_argument("--seeds", type=int, help="trainings of a fine-tuned task; default: 5 of few examples, else 3")
     parser.add_argument("--output", metavar="FOLDER", help="of the tables and of what is kept; default: results/SUITE")
     parser.add_argument("--card", action="store_true", help="puts the results into README.md of each model's folder")

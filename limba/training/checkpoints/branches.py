@@ -14,7 +14,7 @@ import numpy as np
 from etils import epath
 
 from limba.config import ConfigError, InputError, RunConfig, ScheduleConfig, StorageError, plain, without_credentials
-from limba.config.optimizer import LEAST_RATE
+from limba.config.schedule import LEAST_RATE
 from limba.data.vocabulary.files import copies_in
 from limba.formats import limba_checkpoint
 from limba.storage import lease

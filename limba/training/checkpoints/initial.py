@@ -257,7 +257,9 @@ def _with_optimizer(state: TrainState, abstract: TrainState, stored: Arrays, ste
     kept = {name.split("/", 2)[2].rpartition("/")[0] for name in stored if name.startswith("state/param_states/")}
     has_averages = bool(own_averages) and kept >= {name.replace("/layers/", "/layers_0/") for name in own_averages}
     if not has_averages:
-        logger.warning("The checkpoint has no Adafactor state for this run's optimizer, whose averages start at zero.")
+        logger.warning(
+            "The checkpoint has no Adafactor state for this run's optimizer, whose averages start from zero."
+        )
     # Averages that start from zero count their own steps from 0; the schedule's count is the checkpoint's.
     fresh_counts = {f"{re.split(r'/(?:mu|nu|v_row)/', place)[0]}/count" for place in places if not has_averages}
 

@@ -18,7 +18,7 @@ from etils import epath
 
 from limba import toolbox
 from limba.config import NonFiniteError, RunConfig, reason_of
-from limba.config.optimizer import AUTO, AUTO_STEPS
+from limba.config.schedule import AUTO, AUTO_STEPS
 from limba.model.kernels.choose import unfit
 from limba.sharding.agreement import installed
 from limba.sharding.watchdog import OTHERS

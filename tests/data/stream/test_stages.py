@@ -198,7 +198,7 @@ def test_stages_that_cannot_be_are_refused() -> None:
         (((5, "stages_mix"),), "and 'stages_mix' follows itself"),
         ((5, "stages_a"), r"give a list, each \(a whole number, a string\)"),
         (((5, "stages_a", 3),), r"give a list, each \(a whole number, a string\)"),
-        (((5, "stages_a", "masked_lm", 1.5),), r"and 1.5 is no share of tokens that are hidden; give a share from"),
+        (((5, "stages_a", "masked_lm", 1.5),), r"and 1.5 is not a share of hidden tokens; give a share from"),
     ):
         with pytest.raises(ConfigError, match=rf"^DataConfig.stages is .*{sentence}"):
             dataclasses.replace(CONFIG, stages=stages)
@@ -260,7 +260,7 @@ def test_stages_have_objectives_of_their_own_and_an_encoder_s_rows_fit_one_progr
     ]
     assert causal == [0.0] * 8 + [1.0] * 6
     for changes, sentence in (
-        ({"stages": ((4, "stages_a", "masked"),)}, "'masked' is no objective; choose one of"),
+        ({"stages": ((4, "stages_a", "masked"),)}, "'masked' is not an objective; choose one of"),
         ({"objective": None}, "an encoder's stages learn causal_lm or masked tokens, not None; name one for each"),
         ({"stages": ((4, "stages_a", "causal_lm"),)}, "'stages_a' follows itself"),
     ):

@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from limba.config import CheckpointConfig, DataConfig, MeshConfig, OptimizerConfig
+from limba.config import CheckpointConfig, DataConfig, MeshConfig, optimizer_config
 from limba.model import Network
 from limba.training.checkpoints.directory import Checkpoints
 from limba.training.optimizer import make_optimizer
@@ -15,7 +15,7 @@ from tests import tiny
 
 def test_a_checkpoint_is_read_on_any_number_of_devices_and_with_any_sharding_of_the_update(tmp_path: Path) -> None:
     """`(4, False)` is the layout from before the update was sharded."""
-    optimizer, data = make_optimizer(OptimizerConfig(), 1), DataConfig("t", {"inputs": 1}, batch_size=1)
+    optimizer, data = make_optimizer(optimizer_config(), 1), DataConfig("t", {"inputs": 1}, batch_size=1)
 
     def laid_out(devices: int, shard_update: bool) -> TrainState:
         mesh = tiny.mesh_of(MeshConfig(), devices)

@@ -17,7 +17,7 @@ import orbax.checkpoint as ocp
 import pytest
 from etils import epath
 
-from limba.config import CheckpointConfig, OptimizerConfig, StorageError
+from limba.config import CheckpointConfig, StorageError, optimizer_config
 from limba.formats.limba_checkpoint import COMMITTED, fallback_directory
 from limba.sharding import preemption
 from limba.storage import manifest
@@ -137,7 +137,7 @@ def test_orbax_reads_what_is_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rule", ["adafactor", "adamw", "muon"])
 def test_the_tree_is_described_as_by_orbax(tmp_path: Path, rule: str) -> None:
     params = {"encoder": {"layers": {"kernel": jnp.ones((2, 3, 4)), "scale": jnp.ones((2, 3))}}, "bias": jnp.ones(3)}
-    optimizer = make_optimizer(OptimizerConfig(rule, clip_global_norm=1.0), 10, "float16", average=0.9)
+    optimizer = make_optimizer(optimizer_config(rule, clip_global_norm=1.0), 10, "float16", average=0.9)
     state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
     with ocp.PyTreeCheckpointer() as theirs:
         theirs.save(tmp_path / "theirs", state)

@@ -15,9 +15,9 @@ from limba.config import (
     CheckpointConfig,
     DataConfig,
     NonFiniteError,
-    OptimizerConfig,
     RunConfig,
     ScheduleConfig,
+    optimizer_config,
 )
 from limba.training.metrics import figures
 from limba.training.metrics.figures import RecentSteps, details, introduction, sides
@@ -84,7 +84,7 @@ def test_a_run_introduces_itself_in_a_row_and_names_its_log_on_a_terminal(
 
 @pytest.mark.parametrize(("steps", "said"), [(400, "is 0.11, by 'auto'"), (40_000, "is 0.011, by 'auto'")])
 def test_a_run_says_the_rate_that_auto_is(config: RunConfig, steps: int, said: str) -> None:
-    optimizer = OptimizerConfig("muon", ScheduleConfig(base_learning_rate="auto"), muon_by_parameter_scale=True)
+    optimizer = optimizer_config("muon", ScheduleConfig(base_learning_rate="auto"), muon_by_parameter_scale=True)
     config = dataclasses.replace(config, optimizer=optimizer, train_steps=steps)
     assert any(said in line for line in details(config, {"inputs": 8, "targets": 4}, 0))
     warned = [each for each in introduction(config, 1, 0) if "'auto'" in each]

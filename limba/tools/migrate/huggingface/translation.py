@@ -216,7 +216,9 @@ def _vocabulary(translation: Translation, name: str, key: str) -> str:
     for file in ("spiece.model", "tokenizer.json"):
         if (folder / file).is_file():
             return str(folder / file)
-    raise InputError(f"{key} {name} holds neither spiece.model nor tokenizer.json; give a tokenizer's folder or file.")
+    raise InputError(
+        f"{key} {name} holds neither spiece.model nor tokenizer.json; give the tokenizer's folder or file."
+    )
 
 
 def _optimizer(translation: Translation) -> None:

@@ -232,7 +232,9 @@ def translate_devices(t: Translation) -> None:
     for name in ("activation_partitioning_dims", "parameter_partitioning_dims", "additional_rules"):
         found = t.settings.find("standard_logical_axis_rules", name, default=1)
         if found.value != 1:
-            t.differs(found, "config.MeshConfig.fsdp", "another layout, same numbers; set fsdp=N if memory is short")
+            t.differs(
+                found, "config.MeshConfig.fsdp", "another layout, the same numbers; set fsdp=N if memory is short"
+            )
     t.drop("PjitPartitioner", dict.fromkeys(("params_on_devices", "backend"), "jax chooses the devices"))
 
 

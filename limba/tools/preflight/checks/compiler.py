@@ -16,7 +16,8 @@ from limba.tools.preflight.compiled.process import compiled_step
 from limba.tools.preflight.compiled.topologies import Figures, Topology, limit_bytes
 
 TITLE = "Memory and speed"
-NO_KERNEL, DOES_NOT_FIT = "no-kernel", "does-not-fit"
+NO_KERNEL = "no-kernel"
+DOES_NOT_FIT = "does-not-fit"
 TIGHT = 0.95  # of the memory; evaluation and the next batch need some too
 LARGEST_SHOWN = 4
 DECODER: tuple[str, ...] = ("decoder_input_tokens", "decoder_target_tokens", "decoder_loss_weights")
@@ -55,7 +56,10 @@ def stand_in(config: RunConfig, wanted: Topology) -> RunConfig:
 
     A scan compiles in about a minute for a TPU; unrolled layers take several.
     """
-    scans = True if wanted.platform != "gpu" else config.model.scan_layers or None
+    if wanted.platform != "gpu" or config.model.scan_layers:
+        scans = True
+    else:
+        scans = None  # the GPU's own choice, a loop, whether the run asks for it or leaves it open
     return dataclasses.replace(config, model=dataclasses.replace(config.model, scan_layers=scans))
 
 
@@ -98,7 +102,7 @@ def compiled(config: RunConfig, wanted: Topology) -> Section:
 def _not_compiled(config: RunConfig, wanted: Topology, sentence: str, fix: Fix | None = None) -> Section:
     """Returns the section of a step that could not be compiled, which is neither fine nor wrong.
 
-    Memory by arithmetic is said here where it is too much: the section before leaves that to the compiler.
+    It warns if the memory by arithmetic is too much, which the section before leaves to the compiler.
     """
     text = f"{sentence} Memory and speed are only known by arithmetic."
     too_large = [line for line in memory_lines(config, wanted, False, {}) if line.level != "ok"]
@@ -117,10 +121,14 @@ def _memory_line(config: RunConfig, found: Figures, wanted: Topology) -> Line:
     fix = changes.that_fits(config, device)
     if fits(found, wanted):
         return Line("warning", f"{text}: evaluation may not fit beside it.", fix, DOES_NOT_FIT)
-    # A run that unrolls its layers was compiled as a scan, and needs less than that on a TPU.
-    may_fit = config.model.scan_layers is False and needed <= MAYBE_UNROLLED * limit and wanted.platform == "tpu"
+    may_fit = _is_unrolled_on_tpu(config, wanted) and needed <= MAYBE_UNROLLED * limit
     level = "warning" if may_fit else "error"
     return Line(level, f"{text}.\n{changes.table(config, device)}", fix, DOES_NOT_FIT)
+
+
+def _is_unrolled_on_tpu(config: RunConfig, wanted: Topology) -> bool:
+    """Returns whether the run unrolls its layers on a TPU, where it was compiled as a scan, which needs more memory."""
+    return config.model.scan_layers is False and wanted.platform == "tpu"
 
 
 def _memory_text(config: RunConfig, found: Figures, wanted: Topology) -> str:
@@ -157,7 +165,7 @@ def _speed_lines(config: RunConfig, found: Figures, wanted: Topology) -> tuple[l
     """Returns the lines of the estimated speed, and its figures."""
     lengths = PlannedRun(config).row_lengths
     estimate = speed.estimate(config, found, lengths, wanted)
-    if config.model.scan_layers is False and wanted.platform == "tpu":
+    if _is_unrolled_on_tpu(config, wanted):
         made = f"{estimate.made}. The fast end takes {UNROLLED[0]:.0%} of that, for unrolled layers ({MEASURED_BY})"
         estimate = dataclasses.replace(estimate, fastest=estimate.fastest * UNROLLED[0], made=made)
     figures = estimate.figures(config, lengths, wanted)
@@ -172,7 +180,9 @@ def _speed_lines(config: RunConfig, found: Figures, wanted: Topology) -> tuple[l
         text += f"; {config.train_steps:,} steps take {in_time([24 * each for each in figures['days']])}"
     lines = [Line("ok", f"{text}."), Line("ok", f"Made of {estimate.made}.")]
     if figures["mfu"] and figures["mfu"][1] > 1:
-        lines.append(Line("warning", "The estimate's fast end is above the peak: do not trust it.", code="estimate"))
+        lines.append(
+            Line("warning", "The estimate's fast end is above the chips' peak: do not trust it.", code="estimate")
+        )
     return lines, figures | {"made": estimate.made}
 
 

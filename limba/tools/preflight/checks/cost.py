@@ -26,7 +26,9 @@ FREQUENT = 10  # steps: saves that come more often are counted
 MANY_SAVES = 50
 WRITTEN_A_SECOND = 200e6  # bytes that a host writes to a bucket or a disk at once, an assumption
 MOST_SAVING = 0.5  # share of the time
-LEAST_TOKENS, WANTED_TOKENS = 0.1, 5.0  # for each parameter, of a run from scratch
+# Tokens for each parameter, of a run from scratch.
+LEAST_TOKENS = 0.1
+WANTED_TOKENS = 5.0
 LARGE = 10_000_000  # parameters below which a run is cheap enough to be short
 
 
@@ -170,7 +172,7 @@ def _lost(run: PlannedRun, seconds: tuple[float, float], cost: float, data: Data
     an_hour = max(1, int(float(f"{3600 / middle:.1g}")))
     if lost > MOST_LOST:
         yield Line("warning", f"{text}.", ("CheckpointConfig.every_steps", an_hour), "period-too-long")
-    elif saving > MOST_SAVING and FREQUENT <= period < steps // FREQUENT:  # more often is said of the periods
+    elif saving > MOST_SAVING and FREQUENT <= period < steps // FREQUENT:  # shorter periods have a warning of their own
         text = f"A checkpoint of {size_text(size)} every {period:,} steps is more than a host writes beside training"
         better = min(steps // FREQUENT, an_hour)
         yield Line("warning", f"{text}.", ("CheckpointConfig.every_steps", better), "saves-too-often")

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 TITLE = "Data"
 SECONDS = 2.0  # for which reading is timed
-UNITS_MEASURED, BYTES_MEASURED = 3, 1 << 23  # of units whose text is compared with their size
+# Of the units whose text is compared with their size.
+UNITS_MEASURED = 3
+BYTES_MEASURED = 1 << 23
 MOST_COUNTED = 1 << 29  # bytes of local files, beyond which a split that is carved out is not counted
 VALIDATION_BYTES = 1 << 24  # read at most to count the validation split
 LARGER_PERCENT = 5.0  # of the training text, for a validation split that came out empty
@@ -34,7 +36,8 @@ MOST_MOVED = 8  # copies of files that are named one by one
 LARGE = 1 << 28  # bytes, from which on too few units cost time
 BLANK = 0.05  # share of rows without text
 FEW_DOCUMENTS = 8  # of a corpus, whose documents are cut if they are long
-LONG, LEAST_CUT = 1 << 14, 1 << 15  # bytes of a long document on average, and of the few in all
+LONG = 1 << 14  # bytes of a long document, on average
+LEAST_CUT = 1 << 15  # bytes of all documents, from which on a few become more by being cut
 SUFFIXES = (".txt", ".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz", ".zst", ".bz2", ".xz", ".array_record")
 
 
@@ -73,7 +76,7 @@ def data_of_run(
 def _rows(
     config: RunConfig, run: RunData, lengths: Mapping[str, int], chips: Topology | None, data: Data
 ) -> Iterator[Line]:
-    if data.get("documents") != 0:  # else the text cannot be read, which is said
+    if data.get("documents") != 0:  # otherwise the text cannot be read, and an error says so
         yield from of_rows(config, run, lengths, chips, SECONDS, data)
 
 
@@ -157,13 +160,13 @@ def _equal_files(run: RunData, source: UnitSource) -> Iterator[Line]:
 
 
 def _folder_beside(patterns: Sequence[str]) -> str:
-    """Returns a folder beside that of the first pattern, from which no pattern reads."""
+    """Returns a folder beside the first pattern's, from which no pattern reads."""
     parts = list(itertools.takewhile(lambda part: not glob.has_magic(part), Path(patterns[0]).parts))
     return f"{Path(*parts)}.copies" if parts else "copies"
 
 
 def _blank(config: RunConfig, part: Task, data: Data) -> Iterator[Line]:
-    with contextlib.suppress(InputError):  # which is said of the sample
+    with contextlib.suppress(InputError):  # the check of the sample reports it
         for name, share in part.source.blank_shares(config.data.train_split).items():
             data.setdefault("blank_share", {})[name] = share
             if BLANK <= share < 1:  # else there is no text, an error

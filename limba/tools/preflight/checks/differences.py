@@ -1,4 +1,4 @@
-"""What differs between a configuration and that of the run which its directory holds."""
+"""What a configuration changes of the run that its directory holds."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from limba.api import RunDirectory
 from limba.config import InputError, RunConfig, plain
+from limba.config.kinds import class_name
 from limba.tools.preflight.checks.verdict import Data, Line
 
 # Fields by which a resumed run does not learn anything else; all of the classes in the second line are such.
@@ -72,7 +73,7 @@ def _compared(owner: Any, now: dict[str, Any], before: dict[str, Any]) -> Iterat
         if dataclasses.is_dataclass(value):
             yield from _compared(value, now[name], before[name])
         elif now[name] != before.get(name, now[name]):  # another optimizer lacks fields
-            yield Difference(f"{type(owner).__name__}.{name}", before[name], now[name])
+            yield Difference(f"{class_name(owner)}.{name}", before[name], now[name])
 
 
 def with_saved_run(config: RunConfig, data: Data) -> Iterator[Line]:

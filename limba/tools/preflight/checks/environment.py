@@ -41,7 +41,9 @@ SHOWN = ("jax", "jaxlib", "libtpu", "flax", "optax", "seqio", "tensorflow")
 DIFFERENCES_SHOWN = 6
 LEAST_FREE = 5 << 30  # bytes on the disks of compiled programs and temporary files
 HUB_SECONDS = 3.0
-OFF_SECONDS, REFUSED_SECONDS = 30.0, 240.0  # a clock's error; Google's tokens are refused from five minutes on
+# The error of a clock; Google's tokens are refused from five minutes on.
+OFF_SECONDS = 30.0
+REFUSED_SECONDS = 240.0
 GOOGLE_FILE = "~/.config/gcloud/application_default_credentials.json"
 TRUE = ("1", "ON", "YES", "TRUE")  # as the hub's library reads its variables
 
@@ -201,7 +203,9 @@ def driver_lines(text: str, lock: str) -> Iterator[Line]:
         return
     is_old = int(version[1]) < OLDEST_DRIVERS["cuda12"]
     fix = "install a newer driver" if is_old else f"{SETUP} cuda12"
-    yield Line("error", f"NVIDIA's driver is {version[1]}, and {lock} needs {oldest} or newer.", fix, "driver")
+    yield Line(
+        "error", f"NVIDIA's driver is {version[1]}, and the packages of {lock} need {oldest} or newer.", fix, "driver"
+    )
 
 
 def _holders(own: int | None = None) -> Iterator[Line]:
@@ -341,7 +345,7 @@ def _time_limit(config: RunConfig) -> Iterator[Line]:
         steps = max(1, int(left / speed / 4))
         yield Line("warning", advice, ("CheckpointConfig.every_steps", steps), "time-limit")
     else:
-        yield Line("ok", f"Slurm's job ends in {duration(left)}, after the next checkpoint at {speed:.3g} s a step.")
+        yield Line("ok", f"The Slurm job ends in {duration(left)}, after the next checkpoint at {speed:.3g} s a step.")
 
 
 def _clock(data: Data) -> Iterator[Line]:

@@ -53,7 +53,8 @@ def logged() -> Iterator[list[str]]:
 
     logger = logging.getLogger("limba")
     before = logger.handlers, logger.propagate
-    logger.handlers, logger.propagate = [Collecting(logging.WARNING)], False  # also not for a collector around this
+    logger.handlers = [Collecting(logging.WARNING)]
+    logger.propagate = False  # also not for a collector around this
     try:
         yield said
     finally:

@@ -15,7 +15,9 @@ from limba.tools.preflight.checks.verdict import Data, Line, Section
 
 TITLE = "Objective and schedule"
 WASTE = 0.05  # share of the FLOPs from which on it is called wasteful
-POINTS, HEIGHT = 64, 6  # of the curve
+# Of the curve of the learning rate, in characters.
+POINTS = 64
+HEIGHT = 6
 RISING = ("linear_warmup", "linear_decay")  # T5X's factors that begin at 0
 FALLING = ("rsqrt_decay", "rsqrt_normalized_decay")  # those that are constant up to the end of the warm-up
 LONG_WARMUP = 0.5  # share of the run
@@ -45,7 +47,7 @@ def lengths_of(config: RunConfig, task: Task | Mixture, data: Data) -> Iterator[
     """Yields the lengths of a row, and the share of its FLOPs that is padding by its objective."""
     given = config.data.task_feature_lengths
     run = RunData(config.data, task)
-    with logged():  # what it says of padding is said better below
+    with logged():  # its warning about padding; a line below says more
         lengths = run.lengths()
     data["lengths"] = lengths
     if config.data.sequence_length is not None:
@@ -120,7 +122,10 @@ def rate_over_steps(config: RunConfig, data: Data) -> Iterator[Line]:
     """Yields the learning rate as a small drawing, and its values at the first, the highest and the last step."""
     steps = config.train_steps
     if steps is None:
-        yield Line("ok", "The learning rate is not drawn: the run ends with its epochs, whose steps are unknown here.")
+        yield Line(
+            "ok",
+            "The learning rate is not drawn: the run ends with its epochs, whose number of steps is not known here.",
+        )
         return
     sampled = np.unique(np.linspace(0, steps - 1, 4 * POINTS).astype(int)).tolist()
     rates = PlannedRun(config).learning_rates(sampled)

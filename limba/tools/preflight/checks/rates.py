@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from limba.api import PlannedRun
 from limba.config import Fix, RunConfig, ScheduleConfig
-from limba.config.optimizer import AUTO
+from limba.config.schedule import AUTO
 from limba.tools.preflight.checks.verdict import Line
 
 # The highest rate of a run: lowest usual one, highest, and what a fix gives (docs/optimizers.md).
@@ -82,7 +82,7 @@ def _never_falls(config: RunConfig, rates: Sequence[float], wants_course: bool) 
     highest = max(rates)
     if is_flat_on_purpose(config) or rates[-1] <= 0.99 * highest:
         return False
-    if rates[len(rates) // 2] <= 0.99 * highest:  # it only rises, which is said elsewhere
+    if rates[len(rates) // 2] <= 0.99 * highest:  # it only rises, which another check reports
         return False
     return wants_course or schedule.name != "factors" or "rsqrt" not in schedule.factors
 

@@ -20,21 +20,23 @@ from limba.tools.preflight.checks.scripts import FEW_WORDS, SCRIPTS, other_scrip
 from limba.tools.preflight.checks.verdict import Data, Line
 
 SAMPLE_BYTES = 1_500_000
-LOST, UNUSABLE = 0.001, 0.05  # shares of the letters that a vocabulary cannot spell: a warning, an error
+# Shares of the letters that a vocabulary cannot spell.
+LOST = 0.001  # a warning
+UNUSABLE = 0.05  # an error
 IN_BYTES = 0.05  # share of tokens that are single bytes
 FERTILE = 1.2  # times the tokens of a small vocabulary of the same text
-SMALL_VOCABULARY, LEAST_LEARNED, SENTENCE = (
-    2_000,
-    50_000,
-    4_000,
-)  # pieces, bytes it is made of at least, letters of a document
+SMALL_VOCABULARY = 2_000  # pieces
+LEAST_LEARNED = 50_000  # bytes of text, from which on it is made
+SENTENCE = 4_000  # letters of a document that it learns from
 ROUND_TRIPS = 100  # documents that are encoded and decoded again
 EXAMPLE_LETTERS = 300
 MARKUP = 0.05  # share of the texts that are raw HTML
 OTHER_SCRIPT = 0.2  # share of documents
 SEPARATOR = "\0"  # between the texts of a row of several columns
 SHOWN = 40  # letters of an example
-CUT, PAIRS, WHOLE = 0.1, 256, 1 << 13  # share of examples; examples that are looked at; a length that cuts none
+CUT = 0.1  # share of the examples that are cut, from which on it is a warning
+PAIRS = 256  # examples that are looked at
+WHOLE = 1 << 13  # a length that cuts none of them
 
 
 def sampled(config: RunConfig, part: Task) -> Any:
@@ -44,7 +46,8 @@ def sampled(config: RunConfig, part: Task) -> Any:
     """
     if (inspection := find_tool("sample")) is None:
         return None
-    given, length = config.data.task_feature_lengths, config.data.sequence_length
+    given = config.data.task_feature_lengths
+    length = config.data.sequence_length
     return inspection.inspect_task(
         part, config.data.train_split, length or given["inputs"], SAMPLE_BYTES, config.data.seed, length is not None
     )
@@ -175,7 +178,8 @@ def _of_fertility(documents: Sequence[bytes], table: PieceTable, other: list[Fix
         return
     letters = len(set(b"".join(learned).decode()))
     own = table.vocabulary.vocab_size - table.num_sentinels
-    model, pieces = io.BytesIO(), min(max(SMALL_VOCABULARY, 2 * letters), own // 2)
+    model = io.BytesIO()
+    pieces = min(max(SMALL_VOCABULARY, 2 * letters), own // 2)
     if pieces < letters + 50:  # nothing is left for more than letters
         return
     sentencepiece.SentencePieceTrainer.train(
@@ -193,7 +197,10 @@ def _of_fertility(documents: Sequence[bytes], table: PieceTable, other: list[Fix
 
 def _round_trip(found: Any, other: list[Fix], data: Data) -> Iterator[Line]:
     """Yields how many documents come back changed, with the first change; a warning if capitals or marks are lost."""
-    encode, changed, example, folded = PieceTable(found.vocabulary).encode, 0, "", np.zeros([2, 3])
+    encode = PieceTable(found.vocabulary).encode
+    changed = 0
+    example = ""
+    folded = np.zeros([2, 3])
     texts = [" ".join(document.decode().split()) for document in found.documents[:ROUND_TRIPS]]
     for text in texts:
         back = " ".join(str(found.vocabulary.decode(encode(text.encode()).tolist())).split())
@@ -233,7 +240,9 @@ def of_example(config: RunConfig, part: Task, found: Any, data: Data) -> Iterato
     if not found.examples:
         yield Line("error", "The preprocessors make no example of the sampled documents.", "give more text", "no-rows")
         return
-    row, words, pieces = found.examples[0], found.vocabulary, PieceTable(found.vocabulary)
+    row = found.examples[0]
+    words = found.vocabulary
+    pieces = PieceTable(found.vocabulary)
     is_pair = not RunData(config.data, part).fills_gaps
     if is_pair or "inputs" not in row or not pieces.num_sentinels:
         shown = [f"{name}: {_cut(str(words.decode(ids.tolist())))}" for name, ids in row.items()]
@@ -274,7 +283,7 @@ def joined_tokens(row: Mapping[str, np.ndarray], sentinels: set[int], unspoken: 
     joined = []
     for token in row["inputs"].tolist():
         if token in sentinels:
-            joined += spans.get(token, [])
+            joined.extend(spans.get(token, []))
         elif token not in unspoken:
             joined.append(token)
     return joined

@@ -18,7 +18,8 @@ from limba.tools.preflight.checks.verdict import Data, Line, Section
 TITLE = "Storage"
 METADATA_SECONDS = 1.0
 MULTI_REGIONS = {"US": ("us-", "northamerica-"), "EU": ("europe-",), "ASIA": ("asia-",)}
-DAMAGED, NO_ROOM = "damaged-checkpoint", "no-room"
+DAMAGED = "damaged-checkpoint"
+NO_ROOM = "no-room"
 VERIFY = "limba status MODEL_DIR --verify  # names the damaged files; restore them from a copy"
 LEASE_SECONDS = 90.0  # a silent holder of a run's directory has ended
 
@@ -75,7 +76,7 @@ def _held(model_dir: str) -> Iterator[Line]:
 
 
 def _checkpoints(run: PlannedRun, data: Data) -> Iterator[Line]:
-    """Yields whether the newest checkpoint is that of this run, and which parameters differ if not."""
+    """Yields whether the newest checkpoint was saved by this run, and which parameters differ if not."""
     found = RunDirectory(run.config.model_dir).checkpoints()
     data["checkpoints"] = list(found)
     if not found:
@@ -175,7 +176,9 @@ def _place(model_dir: str, data: Data) -> Iterator[Line]:
     elif is_near(location, zone):
         yield Line("ok", f"gs://{bucket} is in {location}, this machine in {zone}.")
     else:
-        text = f"gs://{bucket} is in {location}, this machine in {zone}: saving and reading are slow, traffic is paid"
+        text = (
+            f"gs://{bucket} is in {location}, this machine in {zone}: saving and reading are slow, and traffic is paid"
+        )
         yield Line("warning", f"{text}.", ("RunConfig.model_dir", Open(f"a bucket in {region_of(zone)}")), "far-bucket")
 
 

@@ -16,7 +16,8 @@ from limba.config.speed import MFU as MFU
 from limba.config.speed import Work, step_seconds
 from limba.tools.preflight.compiled.topologies import Topology
 
-WHOLE_LOGITS, CHUNK = 2 << 30, 1 << 30  # bytes of logits above which they come in chunks, and of one chunk
+WHOLE_LOGITS = 2 << 30  # bytes of logits, above which they come in chunks
+CHUNK = 1 << 30  # bytes of one chunk
 MOST_ROWS = 1 << 20  # of a device, beyond which nobody asks
 MOST_KEYS = 2_048  # of a row, in the kernel for TPUs
 WINDOWS_IN_LONG_ROWS = 4  # from which on the einsum computes them in blocks
@@ -118,9 +119,11 @@ def largest_batch(run: PlannedRun, chips: Topology, limit: float) -> int:
     def fits(number: int) -> bool:
         return memory(run, chips, batch_size=number * step).total <= limit
 
-    low, high = 0, 1
+    low = 0
+    high = 1
     while high < MOST_ROWS and fits(high):
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
     while high - low > 1:
         middle = (low + high) // 2
         if fits(middle):
