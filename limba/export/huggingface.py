@@ -23,7 +23,7 @@ from limba.config.optimizer import Adafactor
 from limba.config.waiting import waiting
 from limba.data.tasks import Provider, hub_datasets, needs_sentinels
 from limba.data.vocabulary.load import Vocabulary, num_sentinels, sentinel_ids
-from limba.data.vocabulary.special_ids import SpecialIds
+from limba.data.vocabulary.special_ids import SpecialIds, of_folder
 from limba.export import proof
 from limba.export.card import write_card
 from limba.export.merging import write_step
@@ -360,6 +360,13 @@ def import_folder(source: str | Path, out: Path) -> str:
         raise InputError(f"{out} is not empty; name a new directory.")
     folder = sources.local_folder(str(source))
     model = huggingface.model_config(folder)
+    special = of_folder(epath.Path(folder), None, model)
+    if not special.has_t5_layout(model):
+        raise InputError(
+            f"{source} has padding (pad_token_id {special.padding}) or a start of its own, which a checkpoint of ours"
+            " does not have; start a run from the folder itself: set RunConfig.initial_checkpoint_path and"
+            f" DataConfig.vocabulary to {source}."
+        )
     found = sources.open_folder(folder, model)
     with lease.held(str(out), "imports to", beside=True):
         return write_start(folder, found, model, out)
