@@ -43,8 +43,8 @@ Runs and models
 `size_text`         a number of bytes in words
 `duration`          a length of time in words
 `text_curve`        points as a drawing of characters
-`kept`              places of a long line such that nothing that stands out is lost
-`evenly`            places of some of many things, the first and the last among them
+`keep_extremes`     indices of some points of a long line, its extremes among them
+`evenly`            indices of some of many things, the first and the last among them
 `load`              opens a trained model, as `limba.load`
 `TrainedModel`      what `load` returns
 `described`         the network and the vocabulary of a model that is not opened
@@ -87,11 +87,11 @@ if TYPE_CHECKING:
     from limba.data.vocabulary.text_sample import Texts as Texts
     from limba.data.vocabulary.train import NewVocabulary as NewVocabulary
     from limba.data.vocabulary.vocabularies import Vocabulary as Vocabulary
-    from limba.evaluation.history import evenly as evenly
-    from limba.evaluation.history import kept as kept
+    from limba.evaluation.run_directory import RunDirectory as RunDirectory
     from limba.evaluation.standing import Standing as Standing
-    from limba.evaluation.status import RunDirectory as RunDirectory
-    from limba.evaluation.status import curve as text_curve  # noqa: F401
+    from limba.evaluation.text_curve import text_curve as text_curve
+    from limba.evaluation.thinning import evenly as evenly
+    from limba.evaluation.thinning import keep_extremes as keep_extremes
     from limba.export.at_end import unexportable as unexportable
     from limba.export.trimming import check_output as check_trim_output  # noqa: F401
     from limba.export.trimming import num_tables as num_tables
@@ -100,9 +100,9 @@ if TYPE_CHECKING:
     from limba.export.trimming import vocabulary_of as vocabulary_of
     from limba.inference.generate import Deadline as Deadline
     from limba.inference.generate import TimeIsOverError as TimeIsOverError
-    from limba.inference.line_files import Progress as Progress
     from limba.inference.load import TrainedModel as TrainedModel
     from limba.inference.load import load as load
+    from limba.inference.progress import Progress as Progress
     from limba.inference.source import Source as Source
     from limba.inference.source import VocabularyName as VocabularyName
     from limba.inference.source import described as described
@@ -131,15 +131,16 @@ _NAMES = {  # module: its names; another name here is written before a "="
     "limba.data.vocabulary.needed": "spells_bytes",
     "limba.data.vocabulary.text_sample": "Texts",
     "limba.data.vocabulary.train": "NewVocabulary",
-    "limba.evaluation.history": "evenly kept",
     "limba.data.vocabulary.vocabularies": "Vocabulary",
+    "limba.evaluation.run_directory": "RunDirectory",
     "limba.evaluation.standing": "Standing",
-    "limba.evaluation.status": "RunDirectory text_curve=curve",
+    "limba.evaluation.text_curve": "text_curve",
+    "limba.evaluation.thinning": "evenly keep_extremes",
     "limba.export.at_end": "unexportable",
     "limba.export.trimming": "check_trim_output=check_output num_tables opened_source=opened trim vocabulary_of",
     "limba.inference.generate": "Deadline TimeIsOverError",
-    "limba.inference.line_files": "Progress",
     "limba.inference.load": "TrainedModel load",
+    "limba.inference.progress": "Progress",
     "limba.inference.source": "Source VocabularyName described",
     "limba.planned": "PlannedRun",
     "limba.sharding.joining": "listener",

@@ -27,8 +27,8 @@ from limba.data.tasks import resolve_task
 from limba.evaluation.text import TextEvaluation
 from limba.formats.limba_checkpoint import LimbaCheckpoint, checkpoints_of
 from limba.inference import generate as writing
-from limba.inference.generate import log_likelihoods
 from limba.inference.load import load
+from limba.inference.scoring import log_likelihoods
 from limba.inference.search import banned_mask
 from limba.model import Network
 from limba.run import train

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limba.api import kept
+from limba.api import keep_extremes
 from limba.tools.pages.page.runs import AXES, KINDS, Run, events_of, thinned
 
 NUM_BARS = 32  # of a histogram
@@ -130,7 +130,7 @@ def charts_of(runs: Sequence[Run], most: int) -> list[Chart]:
 
 
 def _line(run: Run, kind: str, label: str, style: int, values: np.ndarray, most: int, marks: bool = False) -> Line:
-    places = kept(values, most)
+    places = keep_extremes(values, most)
     columns = {name: axis[places] for name, axis in run.axes(kind).items()}
     return Line(label, style, {**columns, "y": values[places]}, marks)
 
