@@ -27,7 +27,7 @@ from limba.tools.corpus.sizes import Candidate, model_of, of_limit
 class Proposer:
     """Makes the proposal; `counts` gives the tokens of a byte for a vocabulary of some ids.
 
-    Of a size or a published model that is given only the steps are found.
+    Where a size or a published model is given, only its steps are chosen.
     """
 
     def __init__(self, asked: Asked, counts: Callable[[int], Counted]):
@@ -38,7 +38,7 @@ class Proposer:
         self._memories: dict[str, Memory | None] = {}
 
     def proposal(self) -> Proposal:
-        """Returns the verdict and the choices; InputError where no size, or not the one that is given, fits."""
+        """Returns the verdict and the choices; InputError where no size, or not the given one, fits."""
         safe, passes = self._safe()
         plans = [self._plan("safe", safe, passes)]
         more = self._more(safe, plans[0])
@@ -54,10 +54,15 @@ class Proposer:
         """The sizes in question, from the largest."""
         if self.asked.given is None:
             return tuple(reversed(sizes.SIZES[self.asked.kind]))
-        return (self.asked.given if isinstance(self.asked.given, str) else "from",)
+        if isinstance(self.asked.given, str):
+            return (self.asked.given,)
+        return ("from",)  # a published model
 
     def _safe(self) -> tuple[Candidate, float]:
-        """Returns the size of the safe choice, and how often it may read the text."""
+        """Returns the size of the safe choice, and how often it may read the text.
+
+        The largest size with enough tokens in a few passes, else in many, else the smallest size.
+        """
         for passes in (sizes.FREE_EPOCHS, sizes.MOST_EPOCHS):
             for size in self._sizes:
                 candidate = self._candidate(size)
@@ -86,8 +91,9 @@ class Proposer:
                 candidate = self._candidate(size)
                 if candidate.parameters < safe.parameters or candidate.ratio(sizes.MOST_EPOCHS) < self._least(least):
                     continue
-                is_larger = candidate.size != safe.size or candidate.tokens(sizes.MOST_EPOCHS) > 1.2 * plan.tokens
-                if is_larger and self._memory(candidate) is not None:
+                # The same size again is another choice only if it sees clearly more text.
+                is_more = candidate.size != safe.size or candidate.tokens(sizes.MOST_EPOCHS) > 1.2 * plan.tokens
+                if is_more and self._memory(candidate) is not None:
                     return candidate, sizes.MOST_EPOCHS
         return None
 
@@ -97,46 +103,51 @@ class Proposer:
         return self._candidates[size]
 
     def _made_candidate(self, size: str) -> Candidate:
-        found = self.asked.found
+        """Returns a size with its vocabulary, row lengths and batch, and the tokens that the days allow."""
+        corpus = self.asked.found
         machine = self.machine
-        if self.asked.start is not None:
-            config = self.asked.start.config
-            counted = self.counts(0)
-        else:
-            width = model_of(self.asked.kind, size, 128).emb_dim
-            ids = min(
-                of_limit(sizes.IDS_OF_TEXT, found.bytes, sizes.MOST_IDS),
-                of_limit(sizes.IDS_OF_WIDTH, width, sizes.MOST_IDS),
-            )
-            counted = self.counts(ids)
-            config = model_of(self.asked.kind, size, -(-counted.ids // 128) * 128)
+        config, counted = self._network(size)
         config = dataclasses.replace(config, dtype=machine.dtype)
         if not machine.has_kernels:
             config = dataclasses.replace(config, attention="einsum")
-        unique = max(1.0, found.bytes * counted.tokens_per_byte * (1 - found.validation_percent / 100))
-        lengths = sizes.LENGTHS[self.asked.kind][machine.is_cpu or unique < sizes.LITTLE_TEXT]
-        most = of_limit(sizes.ROWS_OF_WIDTH, config.emb_dim, 1024)
+        unique = max(1.0, corpus.bytes * counted.tokens_per_byte * (1 - corpus.validation_percent / 100))
+        long_rows, short_rows = sizes.LENGTHS[self.asked.kind]
+        lengths = short_rows if machine.is_cpu or unique < sizes.LITTLE_TEXT else long_rows
+        tokens_per_row = lengths[2]
+        most = of_limit(sizes.ROWS_OF_WIDTH, config.emb_dim, sizes.MOST_ROWS)
         least = min(sizes.LEAST_ROWS, most) if machine.is_cpu else max(sizes.LEAST_ROWS, 8 * machine.devices)
         batch = -(-max(most, least) // machine.devices) * machine.devices
-        passes = sizes.FREE_EPOCHS  # of which the batch is halved while they give few steps
         while True:
             seconds = self._step_seconds(size, config, lengths, batch)
             steps_of_days = self.asked.days * 24 / hours_of_run(1, seconds)[1]
-            tokens = min(steps_of_days * batch * lengths[2], passes * unique)
+            tokens_of_days = steps_of_days * batch * tokens_per_row
+            steps = min(tokens_of_days, sizes.FREE_EPOCHS * unique) / (batch * tokens_per_row)
             half = batch // 2
-            if tokens / (batch * lengths[2]) >= sizes.FEW_STEPS or half < least or half % machine.devices:
-                return Candidate(
-                    size, config, counted, lengths, unique, batch, seconds, steps_of_days * batch * lengths[2]
-                )
+            can_halve = half >= least and half % machine.devices == 0
+            if steps >= sizes.FEW_STEPS or not can_halve:
+                return Candidate(size, config, counted, lengths, unique, batch, seconds, tokens_of_days)
             batch = half
+
+    def _network(self, size: str) -> tuple[ModelConfig, Counted]:
+        """Returns the network of a size, or the published model's, and what its vocabulary makes of the text."""
+        if self.asked.start is not None:
+            return self.asked.start.config, self.counts(0)
+        width = model_of(self.asked.kind, size, 128).emb_dim
+        ids = min(
+            of_limit(sizes.IDS_OF_TEXT, self.asked.found.bytes, sizes.MOST_IDS),
+            of_limit(sizes.IDS_OF_WIDTH, width, sizes.MOST_IDS),
+        )
+        counted = self.counts(ids)
+        rows = -(-counted.ids // 128) * 128  # a multiple of 128, as T5's 32,128
+        return model_of(self.asked.kind, size, rows), counted
 
     def _step_seconds(
         self, size: str, config: ModelConfig, lengths: tuple[int, int, int], batch: int
     ) -> tuple[float, float]:
         """Returns the least and the most seconds of a step, which are one number where it was timed."""
         if size in self.asked.measured:
-            each = self.asked.measured[size] * batch  # of a row
-            return each, each
+            seconds_of_row = self.asked.measured[size]
+            return seconds_of_row * batch, seconds_of_row * batch
         predicted = None
         if self.asked.kind == "encoder":
             data = DataConfig("new", {"targets": lengths[1]}, batch, objective="masked_lm", noise_density=sizes.HIDDEN)
@@ -254,14 +265,18 @@ class Proposer:
 
 
 def _arithmetic() -> ModuleType:
-    """Returns the module of memory and seconds by arithmetic, that of preflight."""
-    found = find_tool("arithmetic")
-    assert found is not None  # it is shipped with this one
-    return found
+    """Returns preflight's module that computes memory and seconds by arithmetic."""
+    module = find_tool("arithmetic")
+    assert module is not None  # it is shipped with this one
+    return module
 
 
 def _ways(candidate: Candidate, devices: int) -> Iterator[tuple[str, int, int]]:
-    """Yields (remat, micro-batches, devices that share the parameters), from the fastest to what needs least memory."""
+    """Yields (remat, micro-batches, devices that share the parameters), from the fastest to the one of least memory.
+
+    Stronger remat comes before more micro-batches as long as a device has FEW_ROWS rows at once, and sharing the
+    parameters comes last.
+    """
     first = sizes.POLICIES[0] if candidate.config.emb_dim <= 512 else sizes.POLICIES[1]
     policies = sizes.POLICIES[sizes.POLICIES.index(first) :]
     rows = candidate.batch // devices

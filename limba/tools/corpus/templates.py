@@ -227,6 +227,15 @@ def gin(
 ) -> str:
     """Returns gin/NAME_SIZE.gin; `prompts` are masked sentences, or their beginnings."""
     memory = plan.memory
+    how = "by a step that was timed there" if plan.is_timed else "estimated at that speed and not measured"
+    if plan.start:
+        expected = "a first loss of a few nats, which then falls"
+    else:  # before it learns anything, a model finds each id about equally likely
+        expected = f"a first loss of about ln {plan.rows} + 0.5 = {math.log(plan.rows) + 0.5:.1f}"
+    if plan.dropout:
+        why_dropout = "of a text that is read so often; 0.0 learns faster, and sooner by heart"
+    else:
+        why_dropout = "0.1 if the validation loss rises while that of training falls"
     values = plan._asdict() | {
         "name": name,
         "corpus": corpus,
@@ -235,21 +244,17 @@ def gin(
         "hardware": machine.name,
         "reason": machine.reason,
         "time": in_time(plan.hours),
-        "how": "by a step that was timed there" if plan.is_timed else "estimated at that speed and not measured",
+        "how": how,
         "beside": BESIDE,
         "reasons": "\n".join(wrapped(line, "# * ", "#   ") for line in plan.reasons),
-        "expected": "a first loss of a few nats, which then falls"
-        if plan.start
-        else f"a first loss of about ln {plan.rows} + 0.5 = {math.log(plan.rows) + 0.5:.1f}",
+        "expected": expected,
         "model": _model(plan),
         "lengths": f"{{'inputs': {plan.inputs}}}" if plan.kind == "t5" else f"{{'targets': {plan.targets}}}",
         "tokens": short(plan.tokens),
         "times": times(plan.epochs),
         "microbatches": memory.parts,
         "dropout": plan.dropout,
-        "why_dropout": "of a text that is read so often; 0.0 learns faster, and sooner by heart"
-        if plan.dropout
-        else "0.1 if the validation loss rises while that of training falls",
+        "why_dropout": why_dropout,
         "repeated": REPEATED.format(free=FREE_EPOCHS, patience=plan.patience) if plan.patience else "",
         "dtype": machine.dtype,
         "attention": _attention(machine),
@@ -258,7 +263,7 @@ def gin(
         "rate": _rate(plan),
         "vocabulary": _vocabulary(plan, found.has_spaces),
         "percent": found.validation_percent,
-        "prompts": PROMPTS[plan.kind].format(prompts="".join(map(_pieces, prompts))) * bool(prompts),
+        "prompts": PROMPTS[plan.kind].format(prompts="".join(map(_pieces, prompts))) if prompts else "",
         "mesh": _mesh(plan),
     }
     return GIN.format(**values)
@@ -268,8 +273,8 @@ def _mesh(plan: Plan) -> str:
     """Returns the line by which the devices share the parameters, where the memory of one does not hold them."""
     if plan.memory.fsdp == 1:
         return ""
-    said = "the devices share the parameters; limba preflight prints which meshes fit"
-    return f"config.MeshConfig.fsdp = {plan.memory.fsdp}  # {said}\n"
+    comment = "the devices share the parameters; limba preflight prints which meshes fit"
+    return f"config.MeshConfig.fsdp = {plan.memory.fsdp}  # {comment}\n"
 
 
 def _attention(machine: Hardware) -> str:
@@ -288,11 +293,11 @@ def _model(plan: Plan) -> str:
         recipe = "" if plan.kind == "encoder" else RECIPE
         return FROM_SCRATCH.format(file=FILES[plan.kind].format(plan.size), run=run, recipe=recipe)
     base = model_of("t5", "base", plan.rows)
-    fields = [
-        f"config.ModelConfig.{field.name} = {value!r}\n"
-        for field in dataclasses.fields(plan.config)
-        if (value := getattr(plan.config, field.name)) != getattr(base, field.name) and field.name not in SET_ABOVE
-    ]
+    fields = []
+    for field in dataclasses.fields(plan.config):
+        value = getattr(plan.config, field.name)
+        if value != getattr(base, field.name) and field.name not in SET_ABOVE:
+            fields.append(f"config.ModelConfig.{field.name} = {value!r}\n")
     return FROM_PUBLISHED.format(run=run, fields="".join(fields), start=_python(plan.start.name))
 
 
@@ -300,19 +305,25 @@ def _rate(plan: Plan) -> str:
     if plan.start is None and plan.kind == "encoder":
         return RATE_OF_ENCODER
     if plan.start is None:
-        return RATE + "\nWEIGHT_DECAY = 0.0  # the recipe has none" * (plan.kind != "t5")
+        return RATE if plan.kind == "t5" else f"{RATE}\nWEIGHT_DECAY = 0.0  # the recipe has none"
     whose, low, high, value = RATES_ON[plan.kind]
     return RATE_ON.format(whose=whose, low=low, high=high, value=value)
 
 
 def _vocabulary(plan: Plan, has_spaces: bool) -> str:
+    """Returns the lines of the vocabulary: a new one that the run trains, or the published model's."""
     if plan.start is None:
-        written = NEW_VOCABULARY.format(name=NEW_SIZES[plan.kind], vocabulary=plan.vocabulary)
-        bytes_ = "NEW_VOCABULARY_BYTES" if plan.kind == "lm" else "config.DataConfig.new_vocabulary_bytes"
-        return written if has_spaces else written + UNSPACED.format(name=bytes_)
-    extra = "" if plan.start.extra_ids is None else f"\nEXTRA_IDS = {plan.start.extra_ids}"
-    has_own = "\nNEW_VOCABULARY_SIZE = None" * (plan.kind != "t5")
-    return f"VOCABULARY = {_python(plan.start.vocabulary)}{extra}{has_own}"
+        lines = NEW_VOCABULARY.format(name=NEW_SIZES[plan.kind], vocabulary=plan.vocabulary)
+        if not has_spaces:
+            name = "NEW_VOCABULARY_BYTES" if plan.kind == "lm" else "config.DataConfig.new_vocabulary_bytes"
+            lines += UNSPACED.format(name=name)
+        return lines
+    lines = f"VOCABULARY = {_python(plan.start.vocabulary)}"
+    if plan.start.extra_ids is not None:
+        lines += f"\nEXTRA_IDS = {plan.start.extra_ids}"
+    if plan.kind != "t5":  # the gin file of the run would train one
+        lines += "\nNEW_VOCABULARY_SIZE = None"
+    return lines
 
 
 def script(name: str, plan: Plan, machine: Hardware) -> str:
@@ -322,14 +333,15 @@ def script(name: str, plan: Plan, machine: Hardware) -> str:
 
 def _pieces(prompt: str) -> str:
     """Returns a text as strings that follow one another, in lines of a tuple."""
-    pieces = [prompt[place : place + 100] for place in range(0, len(prompt), 100)]
-    return "".join(f"    {_python(piece)}\n" for piece in pieces[:-1]) + f"    {_python(pieces[-1])},\n"
+    *first, last = [prompt[start : start + 100] for start in range(0, len(prompt), 100)]
+    return "".join(f"    {_python(piece)}\n" for piece in first) + f"    {_python(last)},\n"
 
 
 def wrapped(text: str, first: str, following: str) -> str:
-    """Returns a text in lines of 118 columns, no word broken, with what each begins with."""
+    """Returns a text in lines of 118 columns, without breaking words; `first` and `following` begin the lines."""
     wrapper = textwrap.TextWrapper(118, break_long_words=False, break_on_hyphens=False)
-    wrapper.initial_indent, wrapper.subsequent_indent = first, following
+    wrapper.initial_indent = first
+    wrapper.subsequent_indent = following
     return wrapper.fill(text)
 
 

@@ -75,7 +75,8 @@ def train(argv: Sequence[str]) -> None:
         from limba.api import NewVocabulary, PieceTable
         from limba.tools.corpus import fertility
         from limba.tools.corpus.normalization import ROMANIAN_COMMAS, normalization_tsv
-    new, spells_bytes = NewVocabulary(arguments.output), arguments.byte_fallback == "yes"
+    new = NewVocabulary(arguments.output)
+    spells_bytes = arguments.byte_fallback == "yes"
     if int(host) > 0:
         new.wait(arguments.wait_seconds)
         print(f"Host 0 has written {arguments.output}.")
