@@ -43,7 +43,7 @@ class Gaps(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a compiled program is for. With `is_prefix` a language model reads prompts as the inputs of its rows."""
+    """What a program is compiled for. With `is_prefix` a language model reads prompts as the inputs of its rows."""
 
     network: Network
     config: GenerationConfig
@@ -52,14 +52,14 @@ class Plan(NamedTuple):
     start: int = START  # a T5's decoder begins with it
 
 
-class Given(NamedTuple):
-    """What a program computes with: rows of a T5's inputs, padded with 0, or of prompts, padded with -1 on the left.
+class ProgramInputs(NamedTuple):
+    """The arguments of a compiled program, beside the parameters.
 
-    Sampling needs `keys`, one per row. With `gaps` no gap is left empty. `is_read` says which of a T5's inputs are
-    text, where 0 may be text.
+    `ids` are rows of a T5's inputs, padded with 0, or of prompts, padded with -1 on the left. Sampling needs `keys`,
+    one per row. With `gaps` no gap is left empty. `is_read` says which of a T5's inputs are text, where 0 may be text.
     """
 
-    inputs: Int[Array, "B K"]
+    ids: Int[Array, "B K"]
     banned: Bool[Array | np.ndarray, " V"]
     keys: Key[Array, " B"] | None = None
     gaps: Gaps | None = None
@@ -67,14 +67,14 @@ class Given(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnames=("plan",))
-def generate(plan: Plan, params: PyTree, given: Given) -> search.Generated:
+def generate(plan: Plan, params: PyTree, inputs: ProgramInputs) -> search.Generated:
     """Returns the tokens that follow each row."""
-    step, cache, prompt, rules = searched(plan, params, given)
+    step, cache, prompt, rules = searched(plan, params, inputs)
     return search.generate(step, cache, prompt, rules)
 
 
 def searched(
-    plan: Plan, params: PyTree, given: Given, encoded: Float[Array, "B K D"] | None = None
+    plan: Plan, params: PyTree, inputs: ProgramInputs, encoded: Float[Array, "B K D"] | None = None
 ) -> tuple[search.Step, PyTree, Int[Array, "B P"], search.Rules]:
     """Returns what `search` needs: the step, its cache, the prompts and the rules.
 
@@ -83,17 +83,17 @@ def searched(
     network = plan.network
     max_tokens = plan.config.max_tokens
     if network.config.is_decoder_only:
-        step, cache = network.cached_language_model(params, given.inputs, max_tokens, plan.is_prefix)
-        prompt = given.inputs
+        step, cache = network.cached_language_model(params, inputs.ids, max_tokens, plan.is_prefix)
+        prompt = inputs.ids
     else:
-        step, cache = network.cached_decoder(params, given.inputs, max_tokens, encoded, given.is_read)
-        prompt = jnp.full((given.inputs.shape[0], 1), plan.start, jnp.int32)
-    if given.gaps is not None:
-        step = functools.partial(_filling, step, given.gaps)
-    return step, cache, prompt, search.Rules(jnp.asarray(given.banned), plan.config, plan.ends, given.keys)
+        step, cache = network.cached_decoder(params, inputs.ids, max_tokens, encoded, inputs.is_read)
+        prompt = jnp.full((inputs.ids.shape[0], 1), plan.start, jnp.int32)
+    if inputs.gaps is not None:
+        step = functools.partial(_fill_each_gap, step, inputs.gaps)
+    return step, cache, prompt, search.Rules(jnp.asarray(inputs.banned), plan.config, plan.ends, inputs.keys)
 
 
-def _filling(step: search.Step, gaps: Gaps, cache: PyTree, last: Array, position: Array) -> tuple[Array, PyTree]:
+def _fill_each_gap(step: search.Step, gaps: Gaps, cache: PyTree, last: Array, position: Array) -> tuple[Array, PyTree]:
     """Returns the step's logits, without the ids that may not begin a fill where the token before is a sentinel."""
     logits, cache = step(cache, last, position)
     is_banned = gaps.is_sentinel[last][:, None] & ~gaps.may_begin[None]
@@ -109,14 +109,14 @@ def greedy(
     special: SpecialIds = T5_LAYOUT,
     banned_ids: Iterable[int] = (),
 ) -> Int[Array, "B Q"]:
-    """Returns the most likely token at each place, 0 after the end of sequence; `inputs` as for `generate`.
+    """Returns the most likely token at each position, 0 after the end of sequence; `inputs` as for `generate`.
 
     Ids from `num_ids` on (padding of the embedding) and `banned_ids` are never generated.
     """
     banned = jnp.asarray(search.banned_mask(network.config.vocab_size, num_ids, banned_ids))
     config = GenerationConfig(max_tokens=num_tokens)
     plan = Plan(network, config, special.ends, start=special.generation_start)
-    return generate(plan, params, Given(jnp.asarray(inputs), banned)).tokens[:, 0]
+    return generate(plan, params, ProgramInputs(jnp.asarray(inputs), banned)).tokens[:, 0]
 
 
 class Written(NamedTuple):
@@ -159,7 +159,7 @@ class Writer:
     with_prompt: bool = True
     gaps: Gaps | None = None
     deadline: Deadline | None = None
-    special: SpecialIds | None = None  # None: those of a run with this vocabulary
+    special: SpecialIds | None = None  # None: as a run with this vocabulary has them
 
     def __post_init__(self) -> None:
         check_rows(self.mesh, self.num_rows)
@@ -188,7 +188,7 @@ class Writer:
         return self.network.config.vocab_size if self._special.is_published else self.vocabulary.vocab_size
 
     def _banned_ids(self) -> list[int]:
-        """Returns the ids that are never written: a run's start, sentinels if wished, and what a folder suppresses."""
+        """Returns the ids that are never written: a run's start, sentinels if banned, and what a folder suppresses."""
         banned = list(self._special.suppressed)
         if self._continues and not self._special.is_published:
             banned.append(START)
@@ -222,9 +222,11 @@ class Writer:
         is_read = None
         if self._special.is_published and not self._continues:
             is_read = self._placed(read_places(inputs, self.num_rows))
-        given = Given(placed, self._banned, keys, self.gaps, is_read)
-        write = generate if self.deadline is None else functools.partial(generate_in_parts, deadline=self.deadline)
-        generated = write(self._plan, params, given)
+        program_inputs = ProgramInputs(placed, self._banned, keys, self.gaps, is_read)
+        if self.deadline is None:
+            generated = generate(self._plan, params, program_inputs)
+        else:
+            generated = generate_in_parts(self._plan, params, program_inputs, self.deadline)
         texts_of_inputs = []
         # Not strict: after the inputs come the rows that pad the batch.
         rows = zip(inputs, fetched(generated.tokens), fetched(generated.scores), strict=False)
@@ -367,11 +369,11 @@ class Deadline:
 
 
 @functools.partial(jax.jit, static_argnames=("plan",))
-def _begin(plan: Plan, params: PyTree, given: Given) -> tuple[Float[Array, "B K D"] | None, search.State]:
+def _begin(plan: Plan, params: PyTree, inputs: ProgramInputs) -> tuple[Float[Array, "B K D"] | None, search.State]:
     encoded = None
     if not plan.network.config.is_decoder_only:
-        encoded = plan.network.encode(params, given.inputs, given.is_read)
-    _, cache, prompt, _ = searched(plan, params, given, encoded)
+        encoded = plan.network.encode(params, inputs.ids, inputs.is_read)
+    _, cache, prompt, _ = searched(plan, params, inputs, encoded)
     return encoded, search.start(cache, prompt, plan.config)
 
 
@@ -379,31 +381,31 @@ def _begin(plan: Plan, params: PyTree, given: Given) -> tuple[Float[Array, "B K 
 def _advance(
     plan: Plan,
     params: PyTree,
-    given: Given,
+    inputs: ProgramInputs,
     encoded: Float[Array, "B K D"] | None,
     state: search.State,
     until: Int[Array, ""],
 ) -> tuple[search.State, Bool[Array, ""]]:
     # The compiler leaves out what only `_begin` needs, such as a language model's reading of its prompt.
-    step, _, prompt, rules = searched(plan, params, given, encoded)
+    step, _, prompt, rules = searched(plan, params, inputs, encoded)
     state = search.advance(step, state, until, prompt.shape[1], rules)
     return state, search.is_over(state, plan.config)
 
 
-def generate_in_parts(plan: Plan, params: PyTree, given: Given, deadline: Deadline) -> search.Generated:
+def generate_in_parts(plan: Plan, params: PyTree, inputs: ProgramInputs, deadline: Deadline) -> search.Generated:
     """Returns what `generate.generate` returns; raises TimeIsOverError soon after the deadline.
 
     The clock is looked at after each TOKENS_PER_LOOK tokens, or TOKENS_PER_WATCHED_LOOK where somebody watches. The
     deadline does not interrupt compiling.
     """
-    encoded, state = _begin(plan, params, given)
-    prompt_length = given.inputs.shape[1] if plan.network.config.is_decoder_only else 1
+    encoded, state = _begin(plan, params, inputs)
+    prompt_length = inputs.ids.shape[1] if plan.network.config.is_decoder_only else 1
     num_more = TOKENS_PER_LOOK if deadline.watch is None else TOKENS_PER_WATCHED_LOOK
     num_written = 0
     is_over = False
     while not is_over:
         deadline.check(num_written)
-        state, ended = _advance(plan, params, given, encoded, state, jnp.int32(num_written + num_more))
+        state, ended = _advance(plan, params, inputs, encoded, state, jnp.int32(num_written + num_more))
         is_over = bool(ended)
         num_written = int(state.position)
         if deadline.watch is not None:

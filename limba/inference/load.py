@@ -48,10 +48,10 @@ BATCH_SIZE = 32  # texts per batch, over all devices, for a model without a batc
 LENGTHS = {"inputs": 512, "targets": 512}  # tokens, for a model without lengths
 FORMATS = ("huggingface", "flax", "t5x")
 POOLINGS = ("mean", "first", "last", "max", "mean_sqrt_len", "weighted_mean")  # of hidden states, for `encode`
-INTERNAL = (  # what commands use of a model, and no tab completion shows
-    *("source", "network", "mesh", "tokenizer", "task", "reads_prefix", "rows", "written", "segment_writer"),
-    *("logits_of_ids", "pair_ids", "num_cut", "only_fills_gaps"),
-)
+INTERNAL = (  # what commands use of a model; tab completion does not show it
+    "source", "network", "mesh", "tokenizer", "task", "reads_prefix", "rows", "written", "segment_writer",
+    "logits_of_ids", "pair_ids", "num_cut", "only_fills_gaps",
+)  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +71,8 @@ def load(
     `limba.inference.source.find`. `step` chooses a checkpoint of a run; the default is its best one, if it keeps one,
     else the newest. `config` replaces the configuration beside the arrays. `vocabulary` (a path, 'byte', or a seqio
     vocabulary) replaces the model's. `mesh` defaults to the run's if it fits the devices, else to data parallelism.
-    `imports` are modules that a run's configuration may have imported, beside those of Limba and of tasks/; the modules
-    of `config` are imported, since that is the caller's.
+    `imports` are modules that a run's configuration may have imported, besides Limba's and those in tasks/; the modules
+    that `config` names are imported, since the caller chose them.
 
     Without `config` activations are float32, whatever dtype the model was trained in. Raises InputError if no model
     is found, if an array is missing or has another shape, or if the vocabulary cannot be read.
@@ -586,7 +586,7 @@ class TrainedModel:
         if pooling is not None and pooling not in POOLINGS:
             raise InputError(f"The pooling is {pooling!r}; choose one of {', '.join(POOLINGS)}.")
         from limba.formats.sentence_modules import SentenceModules
-        from limba.inference.encoded import cut, of_each, pooled
+        from limba.inference.vectors import computed_in_batches, pooled, truncated
 
         modules = self.source.sentence_modules() if pooling is None else None
         modules = modules or SentenceModules((pooling or "mean",), ())
@@ -601,9 +601,9 @@ class TrainedModel:
             )
         after = self.special_ids.after
         end = after[-1] if after else None
-        ids = [cut(text_ids, modules.max_tokens, end) for text_ids in ids]
+        ids = [truncated(text_ids, modules.max_tokens, end) for text_ids in ids]
         compute = functools.partial(pooled, self.network, modules.poolings, self.special_ids.is_published, self.params)
-        rows = of_each(compute, ids, self.rows(min(self.batch_size, max(1, len(ids)))), self.mesh)
+        rows = computed_in_batches(compute, ids, self.rows(min(self.batch_size, max(1, len(ids)))), self.mesh)
         width = self.network.config.emb_dim * len(modules.poolings)
         vectors = np.stack(rows) if rows else np.zeros((0, width), np.float32)
         for change in modules.after:

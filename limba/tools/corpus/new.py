@@ -271,11 +271,11 @@ def _kind_of(start: Start) -> str:
     return "lm" if start.config.is_decoder_only else "t5"
 
 
-def _prompts(corpus: str, found: Survey, kind: str) -> list[str]:
+def _prompts(corpus: str, surveyed: Survey, kind: str) -> list[str]:
     """Returns sentences of the validation text with gaps, or their beginnings; InputError if there is no such text."""
     from limba.api import Texts, source_of_files
 
-    texts = Texts(source_of_files(corpus, found.column, found.validation_percent))
+    texts = Texts(source_of_files(corpus, surveyed.column, surveyed.validation_percent))
     texts.check_not_empty("validation")
     masked = [hidden.masked for hidden in texts.sentences("validation")]
     if kind == "encoder":
@@ -306,15 +306,15 @@ def _check_new(name: str, size: str | None) -> None:
         raise InputError(f"Limba has a task module tasks/{name}.py of its own; choose another name.")
 
 
-def _about(corpus: str, found: Survey) -> str:
+def _about(corpus: str, surveyed: Survey) -> str:
     from limba.tools.corpus.reasons import short, short_bytes
 
-    about = "" if found.is_whole else "about "
-    columns = f"; columns {', '.join(found.columns)}" if found.columns else ""
-    read = f", of which {found.column!r} is read" if found.columns else ""
-    files = f"{found.files:,} file{'s' if found.files > 1 else ''}"
-    text = f"{about}{short_bytes(found.bytes)} of text, {about}{short(found.letters)} letters"
-    return f"{corpus}: {files}{columns}{read}; {about}{found.documents:,} documents, {text}."
+    about = "" if surveyed.is_whole else "about "
+    columns = f"; columns {', '.join(surveyed.columns)}" if surveyed.columns else ""
+    read = f", of which {surveyed.column!r} is read" if surveyed.columns else ""
+    files = f"{surveyed.files:,} file{'s' if surveyed.files > 1 else ''}"
+    text = f"{about}{short_bytes(surveyed.bytes)} of text, {about}{short(surveyed.letters)} letters"
+    return f"{corpus}: {files}{columns}{read}; {about}{surveyed.documents:,} documents, {text}."
 
 
 def _write(files: dict[str, str]) -> None:

@@ -14,7 +14,7 @@ from limba.tools.corpus.survey import Survey
 class Asked(NamedTuple):
     """What a user gives: a text, a machine, days, and maybe more."""
 
-    found: Survey
+    corpus: Survey
     machine: Hardware
     days: float
     kind: str = "t5"  # or lm, encoder

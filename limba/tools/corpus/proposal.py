@@ -104,7 +104,7 @@ class Proposer:
 
     def _made_candidate(self, size: str) -> Candidate:
         """Returns a size with its vocabulary, row lengths and batch, and the tokens that the days allow."""
-        corpus = self.asked.found
+        corpus = self.asked.corpus
         machine = self.machine
         config, counted = self._network(size)
         config = dataclasses.replace(config, dtype=machine.dtype)
@@ -134,7 +134,7 @@ class Proposer:
             return self.asked.start.config, self.counts(0)
         width = model_of(self.asked.kind, size, 128).emb_dim
         ids = min(
-            of_limit(sizes.IDS_OF_TEXT, self.asked.found.bytes, sizes.MOST_IDS),
+            of_limit(sizes.IDS_OF_TEXT, self.asked.corpus.bytes, sizes.MOST_IDS),
             of_limit(sizes.IDS_OF_WIDTH, width, sizes.MOST_IDS),
         )
         counted = self.counts(ids)
@@ -208,25 +208,35 @@ class Proposer:
         return None
 
     def _plan(self, choice: str, candidate: Candidate, passes: float) -> Plan:
+        """Returns the run of a choice: its steps, periods, data shards and costs, with its risk and reasons."""
         machine = self.machine
         memory = self._memory(candidate)
-        assert memory is not None  # it was asked before
-        row = candidate.lengths[2]
+        assert memory is not None  # a choice fits
+        tokens_per_row = candidate.lengths[2]
         batch = candidate.batch
-        steps = max(1, int(candidate.tokens(passes) / (batch * row)))
+        steps = max(1, int(candidate.tokens(passes) / (batch * tokens_per_row)))
         unit = 10 ** max(0, len(str(steps)) - 2)
         steps = steps // unit * unit  # two digits, and not above what the text and the days give
+        tokens = float(steps * batch * tokens_per_row)
+        epochs = tokens / candidate.unique
+        # A power of two, so that any number of hosts up to it can read the run's data.
         most_shards = max(16, machine.devices // 4)  # a host has at least 4 devices, and reads at least one shard
-        shards = 1 << int(math.log2(max(1.0, min(most_shards, self.asked.found.documents / 8))))
+        shards = 1 << int(math.log2(max(1.0, min(most_shards, self.asked.corpus.documents / 8))))
         hours = hours_of_run(steps, candidate.step_seconds)
         run_seconds = hours[1] * 3600
         slow_step = run_seconds / steps
-        saved = max(sizes.SAVED_SHARE * run_seconds, sizes.RARELY_SECONDS)
+        seconds_between_saves = max(sizes.SAVED_SHARE * run_seconds, sizes.RARELY_SECONDS)
+        seconds_between_saves = min(seconds_between_saves, sizes.SAVED_SECONDS)
+        # Steps between two evaluations: 5 evaluations in a short run, one each 200 steps, at most 100 in a long run.
         evaluations = min(steps, max(min(200, steps // 5), steps // 100, 1))
-        tokens = float(steps * batch * row)
-        epochs = tokens / candidate.unique
+        eval_steps = int(evaluations * sizes.EVALUATED_SHARE * sizes.UPDATE_PER_EVALUATION)
+        patience = None
+        if epochs > sizes.FREE_EPOCHS:  # it may learn the text by heart
+            patience = max(sizes.LEAST_PATIENCE, steps // evaluations // 5)
         price = self.asked.price
-        dollars = None if price is None else (hours[0] * machine.chips * price, hours[1] * machine.chips * price)
+        dollars = None
+        if price is not None:
+            dollars = (hours[0] * machine.chips * price, hours[1] * machine.chips * price)
         start = self.asked.start
         plan = Plan(
             choice=choice,
@@ -248,12 +258,10 @@ class Proposer:
             hours=hours,
             dollars=dollars,
             share=run_seconds / (self.asked.days * 86_400),
-            checkpoints=max(1, min(steps, int(min(saved, sizes.SAVED_SECONDS) / slow_step))),
+            checkpoints=max(1, min(steps, int(seconds_between_saves / slow_step))),
             evaluations=evaluations,
-            eval_steps=max(
-                1, min(sizes.EVAL_STEPS, int(evaluations * sizes.EVALUATED_SHARE * sizes.UPDATE_PER_EVALUATION))
-            ),
-            patience=max(sizes.LEAST_PATIENCE, steps // evaluations // 5) if epochs > sizes.FREE_EPOCHS else None,
+            eval_steps=max(1, min(sizes.EVAL_STEPS, eval_steps)),
+            patience=patience,
             log=min(100, max(1, steps // 50)),
             start=start,
             is_timed=candidate.size in self.asked.measured,

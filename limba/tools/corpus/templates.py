@@ -207,15 +207,15 @@ done
 """
 
 
-def task(name: str, corpus: str, found: Survey, kind: str) -> str:
+def task(name: str, corpus: str, surveyed: Survey, kind: str) -> str:
     """Returns tasks/NAME.py."""
     objective, function = OBJECTIVES[kind]
     return TASK.format(
         name=name,
         name_of_corpus=corpus.replace("\\", "/").replace('"', ""),
         corpus=_python(corpus),
-        column=_python(found.column),
-        percent=found.validation_percent,
+        column=_python(surveyed.column),
+        percent=surveyed.validation_percent,
         objective=objective,
         function=function,
         extra_ids=SENTINELS[kind],
@@ -223,7 +223,13 @@ def task(name: str, corpus: str, found: Survey, kind: str) -> str:
 
 
 def gin(
-    name: str, corpus: str, found: Survey, plan: Plan, machine: Hardware, prompts: Sequence[str], language: str | None
+    name: str,
+    corpus: str,
+    surveyed: Survey,
+    plan: Plan,
+    machine: Hardware,
+    prompts: Sequence[str],
+    language: str | None,
 ) -> str:
     """Returns gin/NAME_SIZE.gin; `prompts` are masked sentences, or their beginnings."""
     memory = plan.memory
@@ -261,8 +267,8 @@ def gin(
         "remat": memory.remat,
         "language": repr(language),
         "rate": _rate(plan),
-        "vocabulary": _vocabulary(plan, found.has_spaces),
-        "percent": found.validation_percent,
+        "vocabulary": _vocabulary(plan, surveyed.has_spaces),
+        "percent": surveyed.validation_percent,
         "prompts": PROMPTS[plan.kind].format(prompts="".join(map(_pieces, prompts))) if prompts else "",
         "mesh": _mesh(plan),
     }

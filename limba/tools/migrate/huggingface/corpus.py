@@ -16,9 +16,9 @@ BYTES_COUNTED = 50_000_000  # of text, from which the rest of a corpus is estima
 class Translation:
     """A script's values, and the gin bindings made of them: name -> (value, the key that it comes from)."""
 
-    def __init__(self, values: Values, place: str, notes: Sequence[str] = ()):
+    def __init__(self, values: Values, source: str, notes: Sequence[str] = ()):
         self.values = values
-        self.place = place
+        self.source = source
         self.notes = list(notes)
         self.bindings: dict[str, tuple[Any, str]] = {}
 
@@ -26,7 +26,7 @@ class Translation:
         """Binds a gin name; InputError if another key has given it another value."""
         before = self.bindings.get(name)
         if before is not None and before[0] != value:
-            raise InputError(f"{self.place} gives {before[1]} and {key} different values; leave one out.")
+            raise InputError(f"{self.source} gives {before[1]} and {key} different values; leave one out.")
         self.bindings[name] = (value, key)
 
     def get(self, *names: str) -> tuple[Any, str]:
@@ -41,7 +41,7 @@ class Translation:
         value, key = self.get(*names)
         for other in names:
             if self.values.get(other) not in (None, value):
-                raise InputError(f"{self.place} gives {key} and {other} different values; leave one out.")
+                raise InputError(f"{self.source} gives {key} and {other} different values; leave one out.")
         return value, key
 
     @functools.cached_property
@@ -63,7 +63,7 @@ def set_corpus(translation: Translation) -> None:
     only_evaluates = not translation.trains and train is None and validation is not None
     if (train is None) == (dataset is None) and not only_evaluates:
         given = "both" if train else "neither"
-        raise InputError(f"{translation.place} must give one of train_file and dataset_name; it gives {given}.")
+        raise InputError(f"{translation.source} must give one of train_file and dataset_name; it gives {given}.")
     if dataset is not None:
         translation.set("CORPUS", _data_set(translation, dataset), dataset_key)
     elif only_evaluates:
@@ -114,7 +114,7 @@ def set_length_of_run(translation: Translation) -> None:
     epochs, key = translation.get("num_train_epochs")
     epochs = 3.0 if epochs is None else epochs
     if not epochs > 0:
-        raise InputError(f"{translation.place} gives {key} {epochs!r}; give a number above 0, or max_steps.")
+        raise InputError(f"{translation.source} gives {key} {epochs!r}; give a number above 0, or max_steps.")
     steps = int(epochs * translation.steps_per_epoch) + 1
     translation.set("TRAIN_STEPS", steps, f"{key} {epochs:g}, by the corpus's size")
     if epochs == int(epochs):

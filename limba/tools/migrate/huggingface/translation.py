@@ -59,18 +59,18 @@ def _num_devices() -> int:
     return jax.device_count()
 
 
-def _translated(values: Values, place: str, notes: Sequence[str]) -> Translation:
+def _translated(values: Values, source: str, notes: Sequence[str]) -> Translation:
     """Returns the gin bindings for the values."""
-    translation = Translation(values, place, notes)
+    translation = Translation(values, source, notes)
     if not translation.trains and translation.values.get("do_eval") is False:
-        raise InputError(f"{place} gives do_train False and do_eval False, which is nothing to do; set one to true.")
+        raise InputError(f"{source} gives do_train False and do_eval False, which is nothing to do; set one to true.")
     _check_agreement(translation)
     for key, (name, _) in keys.PLAIN.items():
         if values.get(key) is not None:
             translation.set(name, values[key], key)
     output, key = translation.get("output_dir")
     if output is None:
-        raise InputError(f"{place} has no output_dir; give the directory for checkpoints and logs.")
+        raise InputError(f"{source} has no output_dir; give the directory for checkpoints and logs.")
     translation.set("MODEL_DIR", output, key)
     _model(translation)
     set_corpus(translation)
@@ -104,8 +104,8 @@ def _check_agreement(translation: Translation) -> None:
     for contradict, first, second in contradictions:
         if contradict:
             raise InputError(
-                f"{translation.place} gives {first} {values[first]!r} and {second} {values[second]!r}, which contradict"
-                " each other; leave one out."
+                f"{translation.source} gives {first} {values[first]!r} and {second} {values[second]!r}, which"
+                " contradict each other; leave one out."
             )
 
 
@@ -120,7 +120,7 @@ def dtype_of(translation: Translation) -> tuple[str, str]:
         if value is None:
             continue
         if value not in DTYPES:
-            raise InputError(f"{translation.place} gives {key} {value!r}; give no, bf16, fp16 or float32.")
+            raise InputError(f"{translation.source} gives {key} {value!r}; give no, bf16, fp16 or float32.")
         claims[key] = DTYPES[value]
     for key, dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
         if translation.values.get(key):
@@ -129,7 +129,7 @@ def dtype_of(translation: Translation) -> tuple[str, str]:
         first, *others = claims
         other = next(key for key in others if claims[key] != claims[first])
         raise InputError(
-            f"{translation.place} gives {first} {translation.values[first]!r} and {other}"
+            f"{translation.source} gives {first} {translation.values[first]!r} and {other}"
             f" {translation.values[other]!r}, which are {claims[first]} and {claims[other]}; leave one out."
         )
     if not claims:
@@ -181,7 +181,7 @@ def _model(translation: Translation) -> None:
     sizes, key = translation.get("config_name", "model_name_or_path")
     if sizes is None:
         raise InputError(
-            f"{translation.place} names neither model_name_or_path nor config_name; give one, for the model's sizes."
+            f"{translation.source} names neither model_name_or_path nor config_name; give one, for the model's sizes."
         )
     folder = folder_of(_with_revision(translation, sizes), weights=sizes == start)
     model = model_config(folder, kind="t5")
@@ -200,7 +200,9 @@ def _model(translation: Translation) -> None:
         translation.set("REMAT", "full", "gradient_checkpointing")
     tokenizer, key = translation.get("tokenizer_name", "model_name_or_path")
     if tokenizer is None:
-        raise InputError(f"{translation.place} names no tokenizer_name; give a SentencePiece model or a folder of one.")
+        raise InputError(
+            f"{translation.source} names no tokenizer_name; give a SentencePiece model or a folder of one."
+        )
     translation.set("VOCABULARY", _vocabulary(translation, tokenizer, key), key)
 
 
@@ -239,7 +241,7 @@ def _optimizer(translation: Translation) -> None:
         if keys_of_adam:
             translation.notes.append(f"{', '.join(keys_of_adam)}: Adafactor has none, here and in the scripts.")
     elif name is not None and not name.startswith("adamw"):
-        raise InputError(f"{translation.place} gives {key} {name!r}; give adamw_torch or adafactor.")
+        raise InputError(f"{translation.source} gives {key} {name!r}; give adamw_torch or adafactor.")
     is_adamw = translation.bindings.get("config.OptimizerConfig.name", ("adamw",))[0] == "adamw"
     if is_adamw:  # transformers' Trainer decays no parameter whose name has "bias" in it
         origin = "weight_decay, of which transformers' Trainer leaves out relative_attention_bias"
@@ -248,7 +250,7 @@ def _optimizer(translation: Translation) -> None:
     if schedule is None:
         return
     if schedule not in keys.SCHEDULES:
-        raise InputError(f"{translation.place} gives {key} {schedule!r}; give one of {', '.join(keys.SCHEDULES)}.")
+        raise InputError(f"{translation.source} gives {key} {schedule!r}; give one of {', '.join(keys.SCHEDULES)}.")
     translation.set("config.ScheduleConfig.name", keys.SCHEDULES[schedule], key)
     if keys.SCHEDULES[schedule] == "factors":
         factors = "constant" if schedule == "constant" else "constant * linear_warmup"
@@ -294,7 +296,7 @@ def _periods(translation: Translation) -> None:
         if 0 < value < 1:
             translation.set(name, max(1, round(value * steps)), f"{key} {value:g} of {steps} steps")
         elif value != int(value):
-            raise InputError(f"{translation.place} gives {key} {value!r}; give a whole number, or a share below 1.")
+            raise InputError(f"{translation.source} gives {key} {value!r}; give a whole number, or a share below 1.")
         else:
             translation.set(name, int(value), key)
     share, key = translation.get("warmup_ratio")
@@ -302,7 +304,7 @@ def _periods(translation: Translation) -> None:
         translation.bindings["WARMUP_STEPS"] = (round(share * steps), f"{key} {share:g} of {steps} steps")
     for key, name in keys.STRATEGIES.items():
         value = translation.values.get(key)
-        what = f"{translation.place} gives {key}"
+        what = f"{translation.source} gives {key}"
         if value == "epoch":
             # `num_train_epochs` says nothing about an epoch's steps where max_steps counts more than it.
             period = max(1, round(translation.steps_per_epoch)) if translation.trains else steps
@@ -338,7 +340,7 @@ def _reports(translation: Translation) -> None:
         if name in keys.OTHER_REPORTS:
             translation.notes.append(f"report_to {name!r}: has no counterpart; metrics.jsonl holds every figure.")
         elif name not in known:
-            raise InputError(f"{translation.place} gives report_to {name!r}; give {', '.join(keys.REPORTS)}.")
+            raise InputError(f"{translation.source} gives report_to {name!r}; give {', '.join(keys.REPORTS)}.")
     chosen = [keys.REPORTS[name] for name in known if keys.REPORTS[name]]
     if chosen:
         translation.set("REPORT_TO", ",".join(chosen), key)
@@ -361,9 +363,9 @@ def _hub(translation: Translation, output: str) -> None:
         translation.set("HUB_PRIVATE", True, "hub_private_repo")
     strategy = values.get("hub_strategy")
     if strategy not in (None, "end", "every_save", "checkpoint", "all_checkpoints"):
-        raise InputError(f"{translation.place} gives hub_strategy {strategy!r}; give end or every_save.")
+        raise InputError(f"{translation.source} gives hub_strategy {strategy!r}; give end or every_save.")
     if values.get("hub_revision") not in (None, "main"):
-        raise InputError(f"{translation.place} gives hub_revision {values['hub_revision']!r}; leave it out: main.")
+        raise InputError(f"{translation.source} gives hub_revision {values['hub_revision']!r}; leave it out: main.")
     if values.get("push_to_hub_final_step") or strategy in (None, "end"):
         translation.set("HUB_STRATEGY", "end", translation.get("push_to_hub_final_step", "push_to_hub")[1])
     else:
@@ -373,7 +375,7 @@ def _hub(translation: Translation, output: str) -> None:
 def _written(translation: Translation, output: str) -> str:
     """Writes the gin file into the output directory and prints it; returns its path."""
     lines = [
-        f"# Made from {translation.place}; limba train with this file makes the same run.",
+        f"# Made from {translation.source}; limba train with this file makes the same run.",
         *(f"# {note}" for note in translation.notes),
         "from __gin__ import dynamic_registration",
         "",

@@ -38,22 +38,22 @@ def read_values(path: str | None, flags: Values) -> tuple[Values, str, list[str]
     InputError for a file that cannot be read, an unknown key, and a value of another kind.
     """
     given = {**(_json(path) if path else {}), **flags}
-    place = path or COMMAND_LINE
+    source = path or COMMAND_LINE
     values = {}
     notes = []
     for key, value in given.items():
         if key in keys.OF_OTHER_SCRIPTS:
-            raise _of_another_script(f"{place} gives {key}, a flag")
+            raise _of_another_script(f"{source} gives {key}, a flag")
         if key not in keys.KNOWN:
             near = did_you_mean(key, keys.KNOWN).rstrip(".")
-            raise InputError(f"{place} has the key {key!r}, which is not known{near or ';'} ({PAGE} lists them).")
+            raise InputError(f"{source} has the key {key!r}, which is not known{near or ';'} ({PAGE} lists them).")
         if value is None or key in keys.REFUSED or key in keys.NOTED:
-            notes += _note(place, key, value)
+            notes += _note(source, key, value)
         elif key in keys.TOKENS:
-            _use_token(place, key, value)
+            _use_token(source, key, value)
         else:
-            values[key] = checked(place, key, value)
-    return values, place, notes
+            values[key] = checked(source, key, value)
+    return values, source, notes
 
 
 def _of_another_script(subject: str) -> InputError:
@@ -78,26 +78,28 @@ def _json(path: str) -> Values:
     return values
 
 
-def _note(place: str, key: str, value: object) -> list[str]:
+def _note(source: str, key: str, value: object) -> list[str]:
     """Returns the line of a key without a choice here; none for a value that asks for nothing."""
     defaults = (None, *keys.BY_DEFAULT, *keys.SILENT.get(key, ()))
     if any(value == default and type(value) is type(default) for default in defaults):  # 0 is not False here
         return []
     if key in keys.REFUSED:
-        raise InputError(f"{place} gives {key} {value!r}, which has no counterpart here; {keys.REFUSED[key]} ({PAGE}).")
+        raise InputError(
+            f"{source} gives {key} {value!r}, which has no counterpart here; {keys.REFUSED[key]} ({PAGE})."
+        )
     return [f"{key} {value!r}: {keys.NOTED[key]}."] if key in keys.NOTED else []
 
 
-def _use_token(place: str, key: str, value: object) -> None:
+def _use_token(source: str, key: str, value: object) -> None:
     """Sets HF_TOKEN for this process and those that it starts; true stands for the login of this machine."""
     if value in (False, "", "false", "False", True, "true", "True"):
         return
     if not isinstance(value, str):
-        raise InputError(f"{place} gives a {key} that is not a str; give a token of the hub, or leave it out.")
+        raise InputError(f"{source} gives a {key} that is not a str; give a token of the hub, or leave it out.")
     os.environ["HF_TOKEN"] = value
 
 
-def checked(place: str, key: str, value: Any) -> Any:
+def checked(source: str, key: str, value: Any) -> Any:
     """Returns a value as the kind that its key takes; InputError if it is of another kind.
 
     Strings may spell numbers, true and false.
@@ -109,11 +111,11 @@ def checked(place: str, key: str, value: Any) -> Any:
     value = _spelled(kind, value)
     fits = isinstance(value, list) if kind is list else kinds.fits(value, kind)
     if not fits:
-        raise InputError(f"{place} gives {key} {value!r}; give {keys.WORDS[kind]}.")
+        raise InputError(f"{source} gives {key} {value!r}; give {keys.WORDS[kind]}.")
     if key in keys.ABOVE_ZERO and value < 1:
-        raise InputError(f"{place} gives {key} {value!r}; give a whole number above 0.")
+        raise InputError(f"{source} gives {key} {value!r}; give a whole number above 0.")
     if value == "" or (isinstance(value, float) and not math.isfinite(value)):
-        raise InputError(f"{place} gives {key} {value!r}; give {keys.WORDS[kind]}, or leave it out.")
+        raise InputError(f"{source} gives {key} {value!r}; give {keys.WORDS[kind]}, or leave it out.")
     return value
 
 

@@ -1,4 +1,4 @@
-"""The statements of T5X's gin files, in their order, each with its place; T5X's own files come from `tables`."""
+"""The statements of T5X's gin files, in order, each with its file and line; T5X's own files come from `tables`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Line:
     owner: str
     field: str
     value: object
-    place: str  # file and line, or flag
+    where: str  # file and line, or flag
     written: str  # as in the file: network.T5Config.emb_dim
     network: str  # which of T5X's networks `network` is in this file: t5, scalable_t5, decoder_only
     is_table: bool = False  # of T5X's own file, not the user's
@@ -40,7 +40,7 @@ class Theirs:
     """All lines that files and flags of T5X's dialect give; of two for one name the later one counts."""
 
     lines: list[Line] = field(default_factory=list)
-    modules: list[tuple[str, str]] = field(default_factory=list)  # (dotted name, place)
+    modules: list[tuple[str, str]] = field(default_factory=list)  # (dotted name, where)
     imports: list[tuple[str, str]] = field(default_factory=list)  # those of T5X and its libraries
     size: Size = field(default_factory=Size)
 
@@ -161,10 +161,10 @@ def _add(theirs: Theirs, source: Source, network: str, is_table: bool) -> None:
                 is_table,
             )
         )
-    for module, place in source.modules:
+    for module, where in source.modules:
         if module.partition(".")[0] in LIBRARIES:
-            theirs.imports.append((module, place))
+            theirs.imports.append((module, where))
         else:
-            theirs.modules.append((module, place))
+            theirs.modules.append((module, where))
     source.bindings.clear()  # in place: the reader appends to it
     source.modules.clear()

@@ -20,7 +20,7 @@ class Setting(NamedTuple):
 
     @property
     def origin(self) -> str:
-        place = self.line.place if self.line else "T5X's default"
+        place = self.line.where if self.line else "T5X's default"
         return f"{place}: {self.name}"
 
 
@@ -115,7 +115,7 @@ class Settings:
 
 
 def _origin_of(setting: Setting) -> str:
-    return setting.line.place if setting.line else setting.name
+    return setting.line.where if setting.line else setting.name
 
 
 def class_of(value: object) -> str:

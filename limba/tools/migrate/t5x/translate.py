@@ -196,14 +196,14 @@ def _check_unread(settings: Settings, translation: Translation, ours: set[str]) 
         name = f"{line.owner}.{line.field}" if line.field else line.owner
         near = difflib.get_close_matches(name, sorted(settings.asked | known | ours), n=1, cutoff=0.5)
         hint = f" (did you mean {near[0]}?)" if near and near[0] != name else ""
-        is_idle = line.owner in OURS and line.owner not in used if line.field else not line.place.startswith("--gin.")
+        is_idle = line.owner in OURS and line.owner not in used if line.field else not line.where.startswith("--gin.")
         is_idle |= line.owner in tables.OUTPUT
         if name in known or is_idle or (line.owner in ("T5Config", "TransformerConfig") and name in settings.asked):
             translation.rows.append(Row("dropped", f"{line.written} = {line.value!r}", "", tables.IDLE))
             if name not in known and not line.field:
                 translation.unused.append(f"{line.written}{hint}")
             continue
-        unknown.append(f"{line.place} sets {line.written}{hint}")
+        unknown.append(f"{line.where} sets {line.written}{hint}")
     if unknown:
         raise InputError(f"{', '.join(unknown)}, which Limba does not know; {tables.PAGE} has the list.")
 

@@ -18,7 +18,7 @@ from limba.model.trees import Batch, Parameters
 from limba.sharding.mesh import batch_sharding
 
 
-def of_each(
+def computed_in_batches(
     compute: Callable[[Int[Array, "B L"], Int[Array, " B"]], Array],
     ids: Sequence[np.ndarray],
     num_rows: int,
@@ -90,12 +90,12 @@ def _pooled(states: Float[Array, "B L D"], lengths: Int[Array, " B"], pooling: s
     return jnp.take_along_axis(states, position[:, None, None], axis=1)[:, 0]
 
 
-def cut(ids: Int[np.ndarray, " L"], length: int | None, end: int | None) -> Int[np.ndarray, " L"]:
+def truncated(ids: Int[np.ndarray, " L"], length: int | None, end: int | None) -> Int[np.ndarray, " L"]:
     """Returns at most `length` ids of a text. The last ones are dropped, but the end of sequence is kept.
 
     transformers truncates so too.
 
-    >>> cut(np.asarray([5, 6, 7, 1]), 3, end=1).tolist()
+    >>> truncated(np.asarray([5, 6, 7, 1]), 3, end=1).tolist()
     [5, 6, 1]
     """
     if length is None or len(ids) <= length:
