@@ -147,7 +147,7 @@ def phrases(text: str) -> Iterator[str]:
         limit = next(limits)
         for word in match[0].split():
             if len(phrase) + 1 + len(word) > limit:
-                if phrase:  # there is none before a first word that is too long
+                if phrase:  # empty before a first word that is too long
                     yield phrase
                 phrase = word
                 limit = next(limits)

@@ -21,7 +21,7 @@ from limba.training.metrics.records import METRICS
 # are; "samples" and "row_lengths" have a form of their own (`History._add`), and other kinds are ignored.
 FIGURES = ("train", "validation", "text")
 NOTES = ("event", "start", "saved", "end")
-NOT_FIGURES = ("kind", "step", "time")  # keys of a record of FIGURES that are no column of its table
+NOT_FIGURES = ("kind", "step", "time")  # keys of a record of FIGURES without a column in its table
 MOST_STEPS = 2**53  # steps are columns of float64, which does not hold every whole number beyond
 
 

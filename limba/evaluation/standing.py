@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from limba.storage import lease
 from limba.training.metrics.records import duration
 
-SILENT = 3  # intervals without a heartbeat after which its writer is taken to have ended
+SILENT = 3  # intervals without a heartbeat after which its writer is assumed to have ended
 
 
 class Standing(NamedTuple):

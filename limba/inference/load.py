@@ -158,7 +158,8 @@ class TrainedModel:
     step: int  # with `path`: the checkpoint
     path: str
     tokenizer: Tokenizer | None  # the vocabulary and its name, if it is known
-    _said_cut: bool = dataclasses.field(default=False, init=False, repr=False)  # that texts are cut is said once
+    # The warning about texts that are cut is logged once.
+    _said_cut: bool = dataclasses.field(default=False, init=False, repr=False)
 
     @property
     def config(self) -> RunConfig | ModelConfig:
@@ -318,7 +319,7 @@ class TrainedModel:
         """Returns the text that the model generates for each input.
 
         A language model's text begins with its prompt, which it reads as it learned to (`reads_prefix`); a hybrid
-        generates as the language model that it is too. `fields` are those of GenerationConfig, such as `max_tokens=64`,
+        generates as the language model that it is too. `fields` are GenerationConfig's, such as `max_tokens=64`,
         `num_beams=4`, or `temperature=0.6, top_k=20`; the defaults are the run's. `long_inputs` says what is done with
         texts longer than the run's length. Raises InputError for fields that exclude each other.
         """
@@ -650,14 +651,14 @@ class TrainedModel:
             )
             write_folder(writing, arrays, self.network.config, form, self.tokenizer)
             for file in sorted(writing.iterdir(), key=lambda file: file.name == "config.json"):
-                file.replace(folder / file.name)  # config.json last: until then the folder is no model
+                file.replace(folder / file.name)  # config.json last: until then the folder is not a model
             writing.rmdir()
         return folder
 
     def trim(self, texts: Sequence[str], folder: str | Path, coverage: float = 0.9999) -> TrainedModel:
         """Writes the model with the rows of its vocabulary that texts need to a new folder; returns it from there.
 
-        The rows are those of the pieces that make up the share `coverage` of the texts' tokens, see
+        They are the rows of the pieces that make up the share `coverage` of the texts' tokens, see
         `limba.export.trimming`. Every fiftieth text is not counted: what the others leave of it is logged. Raises
         InputError for a model that was opened with another vocabulary than its own, for one of bytes, and for a folder
         that is not empty.

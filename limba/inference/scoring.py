@@ -127,8 +127,8 @@ def features_of(
 ) -> dict[str, Int[np.ndarray, "B L"]]:
     """Returns the batch of a network's features: the pairs, then rows of zeros; `is_prefix` as in `log_likelihoods`.
 
-    In T5's layout a decoder begins with 0, and 0 is never text. A folder's model has a first id of its own, and its
-    padding is told by the lengths of the rows, since 0 may be text.
+    In T5's layout a decoder begins with 0, and 0 is never text. A folder's model has a first id of its own, and the
+    lengths of its rows tell what is padding, since 0 may be text.
     """
     if special.is_published:
         return _published_features(network, pairs, num_rows, is_prefix, special)

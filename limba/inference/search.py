@@ -1,6 +1,6 @@
 """Generates tokens one by one, for any network: greedy, beam search, sampling, banned tokens and n-grams.
 
-The rules and results are those of transformers' `generate` (beams: `_beam_search` of 5.x), so that a converted
+The rules and results are the same as in transformers' `generate` (beams: `_beam_search` of 5.x), so that a converted
 model generates the same text there.
 
 A network gives a `Step`: (cache, last ids [R], position) -> (logits [R, V], cache). `position` counts the decode

@@ -55,11 +55,11 @@ def read_before(text: str, vocabulary: Vocabulary, special: SpecialIds) -> np.nd
 
 
 def text_ids(text: str, vocabulary: Vocabulary) -> list[int]:
-    """Returns a text's ids without what stands around it.
+    """Returns a text's ids without the ids around it, such as the end of sequence.
 
-    <extra_id_0> and so on become sentinels, and the text beside them is cut as in span corruption.
-    Of a folder for transformers they are those of its own tokenizer, for which the name of each special token is that
-    token. Raises InputError for a sentinel that a vocabulary of ours lacks.
+    <extra_id_0> and so on become sentinels, and the text beside them is tokenized as in span corruption. A folder for
+    transformers has a tokenizer of its own, which reads the name of any special token as that token. Raises InputError
+    for a sentinel that a vocabulary of Limba lacks.
     """
     if isinstance(vocabulary, PublishedVocabulary):
         return list(vocabulary.encode(text))

@@ -32,7 +32,7 @@ SCRIPTS = {
 class Counted(NamedTuple):
     """A vocabulary's ids, and the tokens that it makes of a byte of the text.
 
-    `made` are the ids that one of a sample has, which may be fewer than those that were asked for.
+    `made` is how many ids a vocabulary of the sample has, which may be fewer than were asked for.
     """
 
     ids: int
@@ -53,7 +53,7 @@ def sampled(corpus: str, column: str | None) -> list[bytes]:
 def counter(documents: Sequence[bytes], kind: str) -> Callable[[int], Counted]:
     """Returns a function from a vocabulary's ids to what it makes of the documents; each is trained once.
 
-    Of a text with more letters than that many ids can spell, the vocabulary has as many ids as it needs. A sample of a
+    If a text has more letters than that many ids can spell, its vocabulary gets as many ids as it needs. A sample of a
     larger text is counted on the tenth that the vocabulary has not seen. The function raises InputError for text of
     which no vocabulary can be made.
     """

@@ -151,7 +151,7 @@ def run(argv: Sequence[str]) -> None:
 
 
 def _chosen(proposal: Proposal, choice: str) -> Plan:
-    """Returns the choice of this name; InputError where there is no larger one."""
+    """Returns the plan of this choice; InputError for `more` where the safe choice is the only one."""
     if choice == "safe":
         return proposal.plans[0]
     if len(proposal.plans) == 1:

@@ -96,7 +96,7 @@ class Plan(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """What is said of a text, a machine and days: a verdict, what little text means, and one or two runs."""
+    """The answer for a text, a machine and days: a verdict, what little text means, and one or two runs."""
 
     verdict: str
     of_text: tuple[str, ...]

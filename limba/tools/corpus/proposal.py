@@ -4,8 +4,8 @@ The rules. The safe choice is the largest size that fits, sees 20 tokens a param
 (Hoffmann et al. 2022, arXiv:2203.15556; measured on decoder-only models, and used here for T5s too, for which no such
 law is published), and reads no text more than 4 times, which are worth nearly as much as new text. The other one goes
 further: up to 16 passes, which are worth about two thirds of as much new text, and down to 10 tokens a parameter. More
-passes than that add next to nothing (Muennighoff et al. 2023, arXiv:2305.16264). Memory, speed and hours are those of
-`limba preflight`, by the same functions; the slow end of the hours fits into the days.
+passes than that add next to nothing (Muennighoff et al. 2023, arXiv:2305.16264). Memory, speed and hours come from
+the functions of `limba preflight`; the slow end of the hours fits into the days.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Proposer:
         )
 
     def _more(self, safe: Candidate, plan: Plan) -> tuple[Candidate, float] | None:
-        """Returns a larger choice than the safe one, and how often it may read the text; None where there is none."""
+        """Returns a larger choice than the safe one, and how often it may read the text; None if none fits."""
         for least in (sizes.BOLD_RATIO, sizes.LEAST_RATIO):
             for size in self._sizes:
                 candidate = self._candidate(size)

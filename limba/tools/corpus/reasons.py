@@ -25,10 +25,10 @@ from limba.tools.corpus.sizes import (
 def verdict(asked: Asked, plan: Plan) -> str:
     """Returns in a sentence or two what the text, the machine and the days are good for."""
     size = f"{short_bytes(asked.corpus.bytes)} of text"
-    place = f"{asked.machine.name} for {days_in_words(asked.days)}"
+    compute = f"{asked.machine.name} for {days_in_words(asked.days)}"
     is_short_of_text = plan.epochs > 0.9 * FREE_EPOCHS and plan.share < 0.8
     if plan.start:
-        return f"{plan.about} goes on with {size} on {place}."
+        return f"{plan.about} goes on with {size} on {compute}."
     useful = plan.ratio * worth(plan.epochs) / plan.epochs  # tokens a parameter, repeated ones by their worth
     if useful < LEAST_RATIO and is_short_of_text:
         return (
@@ -36,13 +36,13 @@ def verdict(asked: Asked, plan: Plan) -> str:
             f" {PUBLISHED[plan.kind]}. What follows is a trial."
         )
     if plan.ratio < LEAST_RATIO:
-        return f"{place} is too little for {plan.about}; give more days or devices. What follows is a trial."
+        return f"{compute} is too little for {plan.about}; give more days or devices. What follows is a trial."
     if asked.corpus.bytes < LITTLE_BYTES:
         return (
             f"{size} is enough for a small model from scratch, {plan.about}. What limits it is the text. A published"
             f" model that goes on with it is better: {PUBLISHED[plan.kind]}."
         )
-    limit = "the text" if is_short_of_text else place
+    limit = "the text" if is_short_of_text else compute
     return f"{size} is enough for {plan.about}. What limits it is {limit}."
 
 

@@ -164,7 +164,7 @@ class Candidate(NamedTuple):
     config: ModelConfig
     counted: Counted
     lengths: tuple[int, int, int]
-    unique: float  # tokens of the text, without those of validation
+    unique: float  # tokens of the training text, each counted once
     batch: int
     step_seconds: tuple[float, float]  # at least and at most
     tokens_of_days: float  # that the days allow

@@ -89,7 +89,7 @@ config.DataConfig.validation_percent = {percent}
 FROM_SCRATCH = """include '{file}'
 include 'gin/runs/{run}.gin'{recipe}"""
 RECIPE = "\ninclude 'gin/recipes/fast.gin'"
-# Sizes of a published model that differ from those of T5 1.1 base.
+# The fields of a published model that differ from T5 1.1 base.
 FROM_PUBLISHED = """include 'gin/models/t5_1_1/base.gin'
 include 'gin/runs/{run}.gin'
 
@@ -99,7 +99,7 @@ RESET_STEP = True  # steps are counted from 0"""
 RATE = """# 'auto' is 2.2 / sqrt(TRAIN_STEPS), found for 300 to 4,800 steps of small T5s; longer runs follow it
 # unproven. Warm-up and decay are shares of the run.
 LEARNING_RATE = 'auto'"""
-# The recipe's rate was found with T5s; encoders have that of gin/runs/pretrain_encoder.gin.
+# The recipe's rate was found with T5s; encoders have the rate of gin/runs/pretrain_encoder.gin.
 RATE_OF_ENCODER = """# AdamW's rate for encoders; 0.0002 to 0.001 are usual. It rises for 2 % of the run, and falls
 # to 0 over the last 70 %.
 LEARNING_RATE = 0.0005

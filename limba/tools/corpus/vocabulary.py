@@ -20,7 +20,7 @@ ABOUT = """Trains a vocabulary on a uniform sample of a task's text, writes its 
     limba vocabulary compare A B --help      # vocabularies side by side
 
 On several hosts (PROCESS_ID set, or started by srun or mpirun) host 0 trains, and the others wait for its files."""
-SENTINELS = 100  # ids of T5's layout, among those of --size
+SENTINELS = 100  # of T5's layout; --size includes them
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:

@@ -142,7 +142,7 @@ class Arguments(NamedTuple):
 
 
 def parse(argv: Sequence[str]) -> Arguments | None:
-    """Returns what the arguments give if they are those of a script, or name a .json file; else None.
+    """Returns what the arguments of a script, or of a .json file, give; None if they are neither.
 
     Raises InputError for a flag without its value, and for a gin file beside them.
 

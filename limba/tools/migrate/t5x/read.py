@@ -16,7 +16,7 @@ from limba.tools.migrate.t5x import tables
 _MARKS = re.compile(r"""^[ \t]*(include\s+['"]t5x/|(from|import)\s+t5x\b|import\s+__main__\b)""", re.MULTILINE)
 _OURS = re.compile(r"^[ \t]*from\s+limba\s+import\s+config\b", re.MULTILINE)
 OLD_OWNERS = {"ModelBasedPjitPartitioner": "PjitPartitioner"}  # names of 2021 -> T5X's later ones
-# Imports of T5X's gin files that are no task modules of the user's.
+# Packages whose imports in a gin file of T5X are not task modules of the user.
 LIBRARIES = ("t5x", "__main__", "seqio", "optax", "jax", "flax", "tensorflow", "gin", "functools")
 _INCLUDE = re.compile(r"""^[ \t]*include\s+['"]([^'"]+)['"]""", re.MULTILINE)
 
@@ -41,7 +41,7 @@ class Theirs:
 
     lines: list[Line] = field(default_factory=list)
     modules: list[tuple[str, str]] = field(default_factory=list)  # (dotted name, where)
-    imports: list[tuple[str, str]] = field(default_factory=list)  # those of T5X and its libraries
+    imports: list[tuple[str, str]] = field(default_factory=list)  # of T5X and its libraries
     size: Size = field(default_factory=Size)
 
 
@@ -145,7 +145,7 @@ def _read_table(theirs: Theirs, name: str, folders: Sequence[Path], asked_by: st
 def _add(theirs: Theirs, source: Source, network: str, is_table: bool) -> None:
     for binding in source.bindings:
         parts = binding.owner.split(".")
-        if parts[-1] == "loss_fn" and len(parts) > 1:  # in 2021 the loss's fields were those of the model's method
+        if parts[-1] == "loss_fn" and len(parts) > 1:  # in 2021 gin files bound the fields of Model.loss_fn
             parts.pop()
         owner = ".".join(parts[-2:]) if parts[-1] == "predict_batch_with_aux" else parts[-1]
         owner = OLD_OWNERS.get(owner, owner)

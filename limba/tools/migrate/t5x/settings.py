@@ -20,8 +20,8 @@ class Setting(NamedTuple):
 
     @property
     def origin(self) -> str:
-        place = self.line.where if self.line else "T5X's default"
-        return f"{place}: {self.name}"
+        where = self.line.where if self.line else "T5X's default"
+        return f"{where}: {self.name}"
 
 
 class Settings:

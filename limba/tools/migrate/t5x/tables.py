@@ -277,7 +277,7 @@ PATHS = (
 
 
 def include_file(path: str) -> tuple[tuple[str, ...], Table] | None:
-    """Returns the files that T5X's file at this path includes first, and what it sets; None if it is none of T5X's.
+    """Returns the files that T5X's file at this path includes first, and what it sets; None for other paths.
 
     >>> include_file("t5x/examples/t5/t5_1_1/small.gin")[1]["network.T5Config.mlp_dim"]
     '1024'
