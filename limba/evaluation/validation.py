@@ -104,7 +104,7 @@ def loss_evaluation(
         return {**figures, "seconds": time.monotonic() - began}
 
     # The names that `evaluate` gives, known before the first evaluation: a run checks its best metric against them.
-    names = list(NAMES)
+    names: list[str] = list(NAMES)
     if reason is not None:
         names.remove("bits_per_byte")
     else:

@@ -149,15 +149,6 @@ def parse_column(text: str) -> str | Mapping[str, str]:
         columns = ast.literal_eval(text)
     except (ValueError, SyntaxError):
         columns = None
-    if not _is_text_to_text(columns):
-        raise InputError(
-            f"--column={text} is not a dictionary; write --column=\"{{'inputs': 'en', 'targets': 'ms'}}\"."
-        )
-    return columns
-
-
-def _is_text_to_text(columns: Any) -> bool:
-    """Returns whether these are a dictionary of texts, and not an empty one."""
-    if not isinstance(columns, dict) or not columns:
-        return False
-    return all(isinstance(text, str) for text in (*columns.keys(), *columns.values()))
+    if isinstance(columns, dict) and columns and all(isinstance(name, str) for name in (*columns, *columns.values())):
+        return columns
+    raise InputError(f"--column={text} is not a dictionary; write --column=\"{{'inputs': 'en', 'targets': 'ms'}}\".")

@@ -341,7 +341,8 @@ def _reports(translation: Translation) -> None:
             translation.notes.append(f"report_to {name!r}: has no counterpart; metrics.jsonl holds every figure.")
         elif name not in known:
             raise InputError(f"{translation.source} gives report_to {name!r}; give {', '.join(keys.REPORTS)}.")
-    chosen = [keys.REPORTS[name] for name in known if keys.REPORTS[name]]
+    reports = [keys.REPORTS[name] for name in known]
+    chosen = [report for report in reports if report]  # 'all' leaves Limba's default
     if chosen:
         translation.set("REPORT_TO", ",".join(chosen), key)
 
