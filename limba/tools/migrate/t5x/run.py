@@ -266,7 +266,7 @@ def translate_devices(translation: Translation) -> None:
         setting = translation.settings.find("standard_logical_axis_rules", name, default=1)
         if setting.value != 1:
             translation.differs(
-                setting, "config.MeshConfig.fsdp", "another layout, same numbers; set fsdp=N if memory is short"
+                setting, "config.MeshConfig.fsdp", "another layout, the same numbers; set fsdp=N if memory is short"
             )
     translation.drop("PjitPartitioner", dict.fromkeys(("params_on_devices", "backend"), "jax chooses the devices"))
 
