@@ -41,7 +41,7 @@ def time_limba(args: argparse.Namespace) -> float:
     import jax.numpy as jnp
 
     from limba.config import GenerationConfig, ModelConfig
-    from limba.inference.generate import Given, Plan, generate
+    from limba.inference.generate import Plan, ProgramInputs, generate
     from limba.inference.search import banned_mask
     from limba.model import Network
 
@@ -53,7 +53,8 @@ def time_limba(args: argparse.Namespace) -> float:
     inputs = jnp.asarray(_inputs(args))
     config = GenerationConfig(max_tokens=args.tokens, num_beams=args.beams)
     return median_seconds(
-        lambda: jax.block_until_ready(generate(Plan(model, config), params, Given(inputs, banned))), args.repeats
+        lambda: jax.block_until_ready(generate(Plan(model, config), params, ProgramInputs(inputs, banned))),
+        args.repeats,
     )
 
 
@@ -103,7 +104,7 @@ def compare(args: argparse.Namespace) -> dict[str, int]:
     from limba.config import GenerationConfig
     from limba.export.proof import quiet_libraries
     from limba.formats.huggingface import model_config, open_folder
-    from limba.inference.generate import Given, Plan, generate
+    from limba.inference.generate import Plan, ProgramInputs, generate
     from limba.inference.load import place_parameters
     from limba.inference.search import banned_mask
     from limba.model import Network
@@ -123,7 +124,7 @@ def compare(args: argparse.Namespace) -> dict[str, int]:
         equal[name] = 0
         for start in range(0, len(texts), args.batch):
             ids, mask = (encoded[key][start : start + args.batch] for key in ("input_ids", "attention_mask"))
-            given = Given(jnp.asarray(ids.numpy(), jnp.int32), banned)
+            given = ProgramInputs(jnp.asarray(ids.numpy(), jnp.int32), banned)
             ours = np.asarray(generate(Plan(model, chosen), params, given).tokens[:, 0])
             with torch.inference_mode():
                 written = theirs.generate(

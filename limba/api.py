@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from limba.data.vocabulary.text_sample import Texts as Texts
     from limba.data.vocabulary.train import NewVocabulary as NewVocabulary
     from limba.data.vocabulary.vocabularies import Vocabulary as Vocabulary
-    from limba.evaluation.history import evenly as evenly
-    from limba.evaluation.history import kept as kept
+    from limba.evaluation.run_directory import RunDirectory as RunDirectory
     from limba.evaluation.standing import Standing as Standing
-    from limba.evaluation.status import RunDirectory as RunDirectory
-    from limba.evaluation.status import curve as text_curve  # noqa: F401
+    from limba.evaluation.text_curve import text_curve as text_curve
+    from limba.evaluation.thinning import evenly as evenly
+    from limba.evaluation.thinning import keep_extremes as keep_extremes
     from limba.export.at_end import unexportable as unexportable
     from limba.export.trimming import check_output as check_trim_output  # noqa: F401
     from limba.export.trimming import num_tables as num_tables
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from limba.export.trimming import vocabulary_of as vocabulary_of
     from limba.inference.generate import Deadline as Deadline
     from limba.inference.generate import TimeIsOverError as TimeIsOverError
-    from limba.inference.line_files import Progress as Progress
     from limba.inference.load import TrainedModel as TrainedModel
     from limba.inference.load import load as load
+    from limba.inference.progress import Progress as Progress
     from limba.inference.source import Source as Source
     from limba.inference.source import VocabularyName as VocabularyName
     from limba.inference.source import described as described
@@ -71,7 +71,7 @@ NAMES = {  # name: where it is defined
     # the flag that allows modules of somebody else's run
     "add_import_flag": "limba.cli.model.add_import_flag",
     # says how much of some work is done, on a terminal as a bar
-    "Progress": "limba.inference.line_files.Progress",
+    "Progress": "limba.inference.progress.Progress",
     # the network that a gin file describes
     "read_model": "limba.cli.gin.read.read_model",
     # the run that gin files describe
@@ -113,7 +113,7 @@ NAMES = {  # name: where it is defined
     "spells_bytes": "limba.data.vocabulary.needed.spells_bytes",
     # --- Files ---
     # a run's directory: its configuration, records, checkpoints, and who trains in it
-    "RunDirectory": "limba.evaluation.status.RunDirectory",
+    "RunDirectory": "limba.evaluation.run_directory.RunDirectory",
     # whether a run failed, was stopped, stands still or is done, in a sentence
     "Standing": "limba.evaluation.standing.Standing",
     # the lease of an output that one process writes
@@ -132,11 +132,11 @@ NAMES = {  # name: where it is defined
     # a length of time in words
     "duration": "limba.training.metrics.records.duration",
     # points as a drawing of characters
-    "text_curve": "limba.evaluation.status.curve",
-    # places of a long line such that nothing that stands out is lost
-    "kept": "limba.evaluation.history.kept",
-    # places of some of many things, the first and the last among them
-    "evenly": "limba.evaluation.history.evenly",
+    "text_curve": "limba.evaluation.text_curve.text_curve",
+    # indices of some points of a long line, its extremes among them
+    "keep_extremes": "limba.evaluation.thinning.keep_extremes",
+    # indices of some of many things, the first and the last among them
+    "evenly": "limba.evaluation.thinning.evenly",
     # opens a trained model, as `limba.load`
     "load": "limba.inference.load.load",
     # what `load` returns

@@ -32,8 +32,8 @@ SOURCE = FileSource("demo/corpus.jsonl", validation_percent=5.0)
 DOCUMENT_LETTERS = 1_000  # paragraphs are joined up to about this: many documents, some for validation
 PARAGRAPH = re.compile(r"\n\s*\n")
 SHORTEST_PARAGRAPH = 80  # letters; what is shorter is a heading, or one line about a function
-LETTERS_SHARE = 0.96  # of a paragraph of prose; the rest are digits, brackets and signs of programs
-LEAST_WORDS = 3  # of a phrase; many of two words are in every text
+LETTERS_SHARE = 0.96  # of a paragraph of prose at least; the rest are digits, brackets and signs of programs
+LEAST_WORDS = 3  # of a phrase; many phrases of two words are in every text
 PHRASE_LETTERS = (14, 18, 22)  # of a phrase at most, in turn, so that a model sees phrases of each length
 WORDS = re.compile(r"[a-z]+(?: [a-z]+)+")
 SHINGLE_WORDS = 6  # two paragraphs that have so many words in a row in common are near-duplicates
@@ -59,8 +59,8 @@ def prose_corpus(path: str | os.PathLike[str]) -> int:
     """Writes the running prose of Python's language reference and library as JSON lines; returns the documents.
 
     About 800,000 letters under the PSF licence: paragraphs of whole sentences, without tables, programs and markup. A
-    paragraph that shares words in a row with one before it is left out, so that what is kept for validation has not
-    been read in training.
+    paragraph that shares SHINGLE_WORDS words in a row with an earlier one is left out, so that no text for validation
+    has been read in training.
     """
     read: set[tuple[str, ...]] = set()
     count = 0
@@ -80,6 +80,7 @@ def _topics() -> list[tuple[str, str]]:
 
 
 def _documents(paragraphs: list[str]) -> Iterator[str]:
+    """Yields the paragraphs in order, joined to documents of about DOCUMENT_LETTERS."""
     gathered: list[str] = []
     letters = 0
     for paragraph in paragraphs:
@@ -87,7 +88,8 @@ def _documents(paragraphs: list[str]) -> Iterator[str]:
         letters += len(paragraph)
         if letters >= DOCUMENT_LETTERS:
             yield "\n\n".join(gathered)
-            gathered, letters = [], 0
+            gathered = []
+            letters = 0
     if "".join(gathered).strip():
         yield "\n\n".join(gathered)
 
@@ -104,6 +106,7 @@ def _sources() -> Iterator[tuple[str, list[str]]]:
 
 
 def _docstrings(path: Path) -> list[str]:
+    """Returns the docstrings of a module, its classes and its functions; nothing of it is imported."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     tree = ast.parse(path.read_text(encoding="utf-8"))
     texts = (ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, documented))
@@ -122,9 +125,9 @@ def _prose(text: str) -> Iterator[str]:
 
 
 def _is_new(paragraph: str, read: set[tuple[str, ...]]) -> bool:
-    """Returns whether a paragraph has no words in a row that were read before, and keeps its own."""
+    """Returns whether no SHINGLE_WORDS words in a row of a paragraph are in `read`, and adds them to it."""
     words = re.findall(r"\w+", paragraph.lower())
-    shingles = {tuple(words[at : at + SHINGLE_WORDS]) for at in range(len(words) - SHINGLE_WORDS + 1)}
+    shingles = {tuple(words[start : start + SHINGLE_WORDS]) for start in range(len(words) - SHINGLE_WORDS + 1)}
     is_new = read.isdisjoint(shingles)
     read |= shingles
     return is_new
@@ -144,7 +147,7 @@ def phrases(text: str) -> Iterator[str]:
         limit = next(limits)
         for word in match[0].split():
             if len(phrase) + 1 + len(word) > limit:
-                if phrase:  # there is none before a first word that is too long
+                if phrase:  # empty before a first word that is too long
                     yield phrase
                 phrase = word
                 limit = next(limits)
@@ -159,8 +162,8 @@ def without_spaces(dataset: Dataset) -> Dataset:
 
     def pairs(example: Mapping[str, bytes], number: int) -> list[dict[str, bytes]]:
         del number
-        several = [phrase for phrase in phrases(example["text"].decode()) if phrase.count(" ") >= LEAST_WORDS - 1]
-        return [{"inputs": each.replace(" ", "").encode(), "targets": each.encode()} for each in several]
+        long_enough = [phrase for phrase in phrases(example["text"].decode()) if len(phrase.split(" ")) >= LEAST_WORDS]
+        return [{"inputs": phrase.replace(" ", "").encode(), "targets": phrase.encode()} for phrase in long_enough]
 
     return dataset.flat_map(pairs, {"inputs": TEXT, "targets": TEXT})
 

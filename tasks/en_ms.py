@@ -14,7 +14,8 @@ from limba.data.vocabulary import TokenizersVocabulary
 
 # The tokenizer of the model that is fine-tuned; nothing is read before it is used.
 VOCABULARY = TokenizersVocabulary("hf://mesolitica/nanot5-base-malaysian-cased/tokenizer.json")
-DATA_SET, SUBSET = "mesolitica/Malaysian-Translation", "stage1"
+DATA_SET = "mesolitica/Malaysian-Translation"
+SUBSET = "stage1"
 LANGUAGES = {"en": "English", "ms": "Malay"}
 
 

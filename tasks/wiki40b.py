@@ -13,7 +13,8 @@ from limba.data.vocabulary import SentencePieceVocabulary
 
 LANGUAGES = ("ja",)
 MIN_LETTERS = 10  # of a paragraph, as published for Japanese
-MARKERS = ("_START_ARTICLE_", "_START_SECTION_", "_START_PARAGRAPH_")  # each is the line before its text
+PARAGRAPH = "_START_PARAGRAPH_"
+MARKERS = ("_START_ARTICLE_", "_START_SECTION_", PARAGRAPH)  # each is the line before its text
 NEWLINE = "_NEWLINE_"  # between the lines of one paragraph
 
 
@@ -24,9 +25,15 @@ def paragraphs(text: bytes) -> list[bytes]:
     [b'The sea is salt.', b'It is wide.']
     """
     lines = text.decode().split("\n")
-    found = [after.split(NEWLINE) for before, after in itertools.pairwise(lines) if before.strip() == MARKERS[2]]
-    stripped = (line.strip() for line in itertools.chain.from_iterable(found))
-    return [line.encode() for line in stripped if len(line) >= MIN_LETTERS]
+    kept = []
+    for before, after in itertools.pairwise(lines):
+        if before.strip() != PARAGRAPH:
+            continue
+        for line in after.split(NEWLINE):
+            line = line.strip()
+            if len(line) >= MIN_LETTERS:
+                kept.append(line.encode())
+    return kept
 
 
 def article(text: bytes) -> list[bytes]:
@@ -36,8 +43,8 @@ def article(text: bytes) -> list[bytes]:
     [b'Sea\\nThe sea is salt.\\nIt is wide.']
     """
     lines = text.decode().replace(NEWLINE, "\n").split("\n")
-    found = [line.strip() for line in lines if line.strip() and line.strip() not in MARKERS]
-    return ["\n".join(found).encode()] if found else []
+    kept = [line.strip() for line in lines if line.strip() and line.strip() not in MARKERS]
+    return ["\n".join(kept).encode()] if kept else []
 
 
 for language in LANGUAGES:

@@ -51,6 +51,7 @@ CHECKED = [
     "limba.training.step",
     "limba.evaluation.validation",
     "limba.inference.generate",
+    "limba.inference.scoring",
     "limba.inference.search",
 ]
 install_import_hook(CHECKED, "beartype.beartype")

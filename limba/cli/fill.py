@@ -12,7 +12,7 @@ from limba.cli.line_flags import Record
 from limba.config import InputError, environment, named
 
 if TYPE_CHECKING:
-    from limba.inference.gaps import Fill
+    from limba.inference.gap_pieces import Fill
     from limba.inference.load import TrainedModel
 
 NUM_FILLS = 5  # of each gap, unless --top says another number
@@ -29,7 +29,7 @@ def run(given: argparse.Namespace) -> None:
     top = given.top or NUM_FILLS
     with environment.quiet_imports():
         from limba.inference import line_files
-        from limba.inference.gaps import with_sentinels
+        from limba.inference.gap_filling import with_sentinels
     for prompt in given.prompt or ():
         with_sentinels(prompt)  # raises before minutes are spent on a model
     line_flags.check_input(given)

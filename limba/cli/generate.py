@@ -160,7 +160,7 @@ def _generate(given: argparse.Namespace) -> None:
 def _answer(given: argparse.Namespace, prompts: Sequence[str]) -> None:
     """Prints the texts of each prompt; a model that fills gaps and writes no text fills those of the prompts."""
     with environment.quiet_imports():
-        from limba.inference.gaps import GAP
+        from limba.inference.gap_filling import GAP
         from limba.inference.source import only_fills_gaps
     have_gaps = all(GAP.search(prompt) for prompt in prompts)
     may_fill = have_gaps and not _flags_of_writing(given)
@@ -190,7 +190,7 @@ def _say_what_it_can(
     given: argparse.Namespace, trained: TrainedModel, prompts: Sequence[str], only_fills: bool
 ) -> None:
     """Says on stderr where a model's text will mean little, and what the model can do instead."""
-    from limba.inference.gaps import GAP
+    from limba.inference.gap_filling import GAP
 
     if given.keep_sentinels or trained.network.config.is_encoder:
         return  # who asks for sentinels knows; an encoder is refused, or continues the text as a hybrid

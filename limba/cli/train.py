@@ -49,14 +49,14 @@ def to_end(given: GinRun) -> None:
 
 def _say_outcome(config: RunConfig) -> None:
     """Prints, in the first process, what the run came to, and what to type next."""
-    from limba.evaluation import history
+    from limba.evaluation import summary
     from limba.sharding.agreement import is_first
     from limba.storage.files import as_typed_here
 
     if not is_first():
         return
     try:
-        print(history.outcome(config))
+        print(summary.outcome(config))
     except (SentenceError, OSError, KeyError) as error:  # the run itself has ended well
         print(f"The figures of the run cannot be read: {error}", file=sys.stderr)
     if os.environ.get(NEXT) == "no":

@@ -12,16 +12,19 @@ from limba.data.sources.units import UnitSource
 from limba.data.tasks import Provider, parts_of
 from limba.data.vocabulary.load import num_sentinels
 from limba.data.vocabulary.text_sample import WORD, Hidden, Texts
-from limba.inference.gaps import with_sentinels
+from limba.inference.gap_filling import with_sentinels
 from limba.inference.load import TrainedModel
 
-NUM_GUESSES = 5  # that a model, and who knows only the commonest words, may name for a gap
-OF_DOCUMENT = 10  # sentences at most, so that few documents are enough
+NUM_GUESSES = 5  # words that the model may name for a gap, and that the baseline, the commonest words, consists of
+MOST_SENTENCES = 10  # of one document, so that few documents are enough and no document decides the figure
 COUNTED_LETTERS = 2_000_000  # of the training text, in which the commonest words are counted
 
 
 class Hits(NamedTuple):
-    """In how many gaps the hidden word is among NUM_GUESSES: the model's, and the training text's commonest words."""
+    """In how many gaps the hidden word is among NUM_GUESSES words: the model's, and the commonest of the training text.
+
+    The commonest words are the baseline: they hit about a fifth of the gaps of English without any model.
+    """
 
     gaps: int
     of_model: int
@@ -34,17 +37,17 @@ def sentences(config: RunConfig, task: Provider) -> list[Hidden]:
 
     ConfigError for a task or a network that fills no gaps.
     """
-    num = config.evaluation.num_sentences
-    if not num:
+    num_sentences = config.evaluation.num_sentences
+    if not num_sentences:
         return []
     require(
         fills_gaps(config, task),
         "EvaluationConfig.num_sentences",
-        f"is {num}, and a run of {config.data.mixture_or_task_name} with this network fills no gaps of its text; set it"
-        " to 0.",
+        f"is {num_sentences}, and a run of {config.data.mixture_or_task_name} with this network fills no gaps of its"
+        " text; set it to 0.",
         ("EvaluationConfig.num_sentences", 0),
     )
-    return Texts.of_task(parts_of(task)[0]).sentences(config.data.validation_split, num)
+    return Texts.of_task(parts_of(task)[0]).sentences(config.data.validation_split, num_sentences)
 
 
 def fills_gaps(config: RunConfig, task: Provider) -> bool:
@@ -78,18 +81,26 @@ def of_split(trained: TrainedModel, split: str, num_gaps: int) -> Hits | None:
 
     Two words are hidden in each of `num_gaps` / 2 sentences.
     """
-    config, task = trained.source.run, trained.task
+    config = trained.source.run
+    task = trained.task
     assert config is not None and task is not None, "only a run has a task"
     if not fills_gaps(config, task):
         return None
     texts = Texts.of_task(parts_of(task)[0])
-    sentences_of_split = texts.sentences(split, -(-num_gaps // 2), OF_DOCUMENT)
+    num_sentences = -(-num_gaps // 2)
+    sentences_of_split = texts.sentences(split, num_sentences, MOST_SENTENCES)
     # A text that is longer than the model reads cannot be filled.
-    hidden = [each for each in sentences_of_split if not trained.num_cut(with_sentinels(each.masked), "")]
+    hidden = [sentence for sentence in sentences_of_split if not trained.num_cut(with_sentinels(sentence.masked), "")]
     if not hidden:
         return None
-    words = [word for each in hidden for word in each.words]
     commonest = commonest_words(texts.source.texts(config.data.train_split), NUM_GUESSES)
-    filled = [gap for gaps in trained.fill([each.masked for each in hidden], NUM_GUESSES) for gap in gaps]
-    found = sum(word in [fill.text for fill in gap] for word, gap in zip(words, filled, strict=True))
-    return Hits(len(words), found, sum(word in commonest for word in words), commonest)
+    fills_of_sentences = trained.fill([sentence.masked for sentence in hidden], NUM_GUESSES)
+    num_gaps = 0
+    of_model = 0
+    of_commonest = 0
+    for sentence, fills_of_gaps in zip(hidden, fills_of_sentences, strict=True):
+        for word, fills in zip(sentence.words, fills_of_gaps, strict=True):
+            num_gaps += 1
+            of_model += word in [fill.text for fill in fills]
+            of_commonest += word in commonest
+    return Hits(num_gaps, of_model, of_commonest, commonest)

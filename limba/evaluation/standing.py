@@ -1,4 +1,4 @@
-"""How a run stands, in one sentence that comes before all figures: it failed, was stopped, stands still, or is done."""
+"""How a run stands, in one sentence before all figures: it failed, was stopped, stands still, or is done."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from limba.storage import lease
 from limba.training.metrics.records import duration
 
-SILENT = 3  # intervals after which a heartbeat is missed
+SILENT = 3  # intervals without a heartbeat after which its writer is assumed to have ended
 
 
 class Standing(NamedTuple):
@@ -34,8 +34,8 @@ def standing(notes: Sequence[Mapping[str, Any]], saved: int | None, age: float |
     `notes` are the run's records of starts and ends among others, in the order in which they were written, `saved` is
     its newest checkpoint, and `age` the seconds since the heartbeat of whoever holds the directory, None without one.
     """
-    if age is not None:
-        return _silent(saved, age) if age > SILENT * lease.BEAT_SECONDS else None
+    if age is not None:  # somebody holds the directory, or was killed before it could let go
+        return _silent(saved, age) if is_silent(age, lease.BEAT_SECONDS) else None
     bounds = [note for note in notes if note.get("kind") in ("start", "end")]
     if not bounds:
         return None
@@ -45,12 +45,22 @@ def standing(notes: Sequence[Mapping[str, Any]], saved: int | None, age: float |
         return None
     reason = str(last.get("reason") or "")
     if last.get("failed"):
-        return Standing("FAILED", f"after step {step:,}: {_whole(reason or 'no reason is recorded')} {again(saved)}")
+        sentence = _with_full_stop(reason or "no reason is recorded")
+        return Standing("FAILED", f"after step {step:,}: {sentence} {again(saved)}")
     if last.get("stopped"):
         return Standing("STOPPED", f"after step {step:,}, as it was asked to. {again(saved)}")
     if reason:
-        return Standing("ENDED", _whole(reason))
+        return Standing("ENDED", _with_full_stop(reason))
     return Standing("DONE", f"all {step:,} steps are trained.")
+
+
+def is_silent(age: float, seconds_between: float) -> bool:
+    """Returns whether a heartbeat that comes every `seconds_between` seconds, and is this old, has stopped.
+
+    >>> is_silent(30.0, 12.0), is_silent(40.0, 12.0)
+    (False, True)
+    """
+    return age > SILENT * seconds_between
 
 
 def _silent(saved: int | None, age: float) -> Standing:
@@ -67,5 +77,5 @@ def again(saved: int | None) -> str:
     return f"The same command resumes from step {saved:,}."
 
 
-def _whole(sentence: str) -> str:
+def _with_full_stop(sentence: str) -> str:
     return sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."

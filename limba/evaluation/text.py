@@ -1,19 +1,15 @@
-"""Generates text for validation examples and computes the metrics of their seqio tasks.
+"""Generates text for validation examples, and for prompts; computes the metrics of the examples' tasks.
 
-Examples, outputs and metrics are combined as in seqio's Evaluator: a task's `metric_fns` and `metric_objs` take
-predictions, the targets' log likelihoods (`scores`), or predictions with the scores of the search (`aux_values`).
-The model runs on the devices' mesh, and figures are the same on every process.
+The model runs on the devices' mesh, and figures are the same on every process. `limba/evaluation/task_metrics.py`
+computes the metrics of what is generated.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import itertools
 import json
-import math
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,9 +18,8 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
-from limba.config import EvaluationConfig, InputError, RunConfig, reason_of
-from limba.data import metrics, run_data
-from limba.data.dataset import Step
+from limba.config import EvaluationConfig, InputError, RunConfig
+from limba.data import run_data
 from limba.data.objectives.supervised import is_supervised, prefix_of, text_of
 from limba.data.packing import FEATURES
 from limba.data.registry import Task
@@ -32,75 +27,27 @@ from limba.data.tasks import Provider, parts_of
 from limba.data.vocabulary.load import PieceTable, Vocabulary
 from limba.data.vocabulary.special_ids import of_run
 from limba.data.vocabulary.stream import offset_of, published_of
+from limba.evaluation.task_metrics import OUTPUTS, PREDICTION, SCORE, WITH_AUX, Outputs, figures_of, metrics_of
 from limba.evaluation.validation import Figures, loss_evaluation
-from limba.inference import gaps
-from limba.inference.generate import Writer, Written, input_ids, log_likelihoods, padded, prompt_ids
+from limba.inference.gap_pieces import first_pieces
+from limba.inference.generate import Writer, Written, padded
 from limba.inference.load import TrainedModel
+from limba.inference.mask_filling import mask_sampler
+from limba.inference.scoring import log_likelihoods
+from limba.inference.token_ids import input_ids, prompt_ids
 from limba.model import Network
 from limba.model.trees import Parameters
 from limba.sharding.mesh import batch_sharding, num_batch_groups
 from limba.storage.files import make_folder, write_whole
 from limba.training.metrics.records import markdown_table as markdown_table
 
-Outputs = Sequence[Any] | np.ndarray  # of a model, one for each example
-PREDICTION, SCORE, WITH_AUX = OUTPUTS = (1, 2, 3)  # seqio's ModelOutputType
-OUTPUT_OF: dict[tuple[str, ...], int] = {("targets", "predictions"): PREDICTION, ("targets", "scores"): SCORE}
-OUTPUT_OF[("targets", "predictions", "aux_values")] = WITH_AUX
-
-
-class FunctionMetric:
-    """A metric function of a task, as seqio's PassthroughLegacyMetric; InputError if it takes other arguments."""
-
-    def __init__(self, task: Task, function: Step):
-        self._task, self._function = task, function
-        parameters = inspect.signature(function).parameters.values()
-        needed = (p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD)
-        kind = OUTPUT_OF.get(tuple(needed))
-        if kind is None:
-            raise InputError(
-                f"A metric function of task {task.name} does not take (targets, predictions), (targets, scores) or"
-                " (targets, predictions, aux_values); give its arguments these names."
-            )
-        self.model_output_type = kind
-
-    def postprocess(self, text: str, **choices: object) -> object:
-        """Returns what the function gets of a text."""
-        change = self._task.postprocess_fn
-        return text if change is None else change(text, **choices)
-
-    def __call__(self, examples: Sequence[Mapping[str, np.ndarray]], output: Any) -> Mapping[str, Any]:
-        """Returns the function's figures of the model's output: ids or texts, scores, or (ids, auxiliary values)."""
-        vocabulary = self._task.output_features["targets"].vocabulary
-        texts = [text_of(example, "targets", vocabulary) for example in examples]
-        pairs = zip(texts, examples, strict=True)
-        given: dict[str, object] = {"targets": [self.postprocess(t, example=e, is_target=True) for t, e in pairs]}
-        if self.model_output_type == SCORE:
-            return self._function(**given, scores=output)
-        if self.model_output_type == WITH_AUX:
-            output, given["aux_values"] = output
-        written = [each if isinstance(each, str) else vocabulary.decode(each) for each in output]
-        pairs = zip(written, examples, strict=True)
-        given["predictions"] = [self.postprocess(t, example=e, is_target=False) for t, e in pairs]
-        return self._function(**given)
-
-
-def metrics_of(part: Task, config: RunConfig) -> list[Any]:
-    """Returns a task's metrics with a run's choices; seqio's own tasks make objects of their functions themselves."""
-    languages = config.card.language or ()
-    languages = (languages,) if isinstance(languages, str) else languages
-    found = list(part.metric_objs)
-    for function in part.metric_fns if type(part) is Task else ():
-        function = metrics.chosen(function, config.evaluation.bleu_tokenizer, languages)
-        found.append(FunctionMetric(part, function))
-    return found
-
 
 class TextEvaluation:
     """The validation examples of a run's tasks, and their metrics. `tasks` is empty if none has metrics or examples.
 
-    The texts are written to model_dir/evaluations/<task>-<step>.jsonl. With `name` they get that name too, and replace
-    no file.
-    Raises InputError for a metric of a model's intermediates, and for examples that the model cannot continue.
+    The texts are written to model_dir/evaluations/<task>-<step>.jsonl, or <task>-<step>-<name>.jsonl with a `name`,
+    which overwrites no file. Raises InputError for a metric of a model's intermediates, and for examples that the model
+    cannot continue.
     """
 
     def __init__(
@@ -157,21 +104,28 @@ class TextEvaluation:
 
     def copied(self) -> Figures:
         """Returns the figures of inputs copied without the task's prefix: the baseline of tasks that change little."""
-        found = {}
+        figures = {}
         for part in self.tasks:
-            examples, vocabulary = self._examples[part.name], part.output_features["inputs"].vocabulary
+            examples = self._examples[part.name]
+            vocabulary = part.output_features["inputs"].vocabulary
             texts = [text_of(example, "inputs", vocabulary).removeprefix(prefix_of(part)) for example in examples]
-            # A task's metric classes may need ids; a copied text has none.
+            # A task's metric classes may need ids, which a copied text does not have.
             of_texts = [metric for metric in self._metrics_of(part) if hasattr(metric, "postprocess")]
-            found[part.name] = figures_of(part, of_texts, examples, {PREDICTION: texts})
-        return self._joined(found)
+            figures[part.name] = figures_of(part, of_texts, examples, {PREDICTION: texts})
+        return self._joined(figures)
 
-    def _joined(self, found: Mapping[str, Figures]) -> Figures:
-        if len(found) == 1:
-            return next(iter(found.values()))
-        return {f"{name}/{metric}": value for name, figures in found.items() for metric, value in figures.items()}
+    def _joined(self, figures_of_tasks: Mapping[str, Figures]) -> Figures:
+        """Returns the figures of all tasks in one dict, under task/metric if there are several."""
+        if len(figures_of_tasks) == 1:
+            return next(iter(figures_of_tasks.values()))
+        joined = {}
+        for task_name, figures in figures_of_tasks.items():
+            for metric, value in figures.items():
+                joined[f"{task_name}/{metric}"] = value
+        return joined
 
     def _judge(self, part: Task, params: Parameters, step: int) -> Figures:
+        """Returns a task's figures of what the model generates, and of its scores if a metric asks for them."""
         examples = self._examples[part.name]
         kinds = {metric.model_output_type for metric in self._metrics_of(part)}
         outputs: dict[int, Outputs] = {}
@@ -232,58 +186,8 @@ def unused(directory: epath.Path, name: str, *endings: str) -> epath.Path:
     return directory / f"{free}{endings[0]}"
 
 
-def figures_of(
-    part: Task,
-    metrics: Sequence[Step],
-    examples: Sequence[Mapping[str, np.ndarray]],
-    outputs: Mapping[int, Outputs],
-    only_finite: bool = True,
-) -> Figures:
-    """Returns the figures of seqio's Evaluator for a task's examples and a model's outputs of each kind.
-
-    The task's `postprocess_fn` is applied. Metrics of a kind that the outputs lack are left out, and so are values
-    that are not numbers (texts, pictures), or not finite ones if `only_finite`. Raises InputError, which names the
-    place, for a metric that raises an error.
-    """
-    figures: Figures = {}
-    for metric in metrics if examples else ():
-        if metric.model_output_type not in outputs:
-            continue
-        output = jax.tree.map(np.array, outputs[metric.model_output_type], is_leaf=lambda leaf: isinstance(leaf, list))
-        try:
-            found = _computed(part, metric, examples, output)
-        except InputError:
-            raise
-        except Exception as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            raise InputError(
-                f"A metric of task {part.name} raises {type(error).__name__} ({reason_of(error)}) in {where.filename},"
-                f" line {where.lineno}; correct it, or set EvaluationConfig.num_examples to 0.",
-                fix=("EvaluationConfig.num_examples", 0),
-            ) from error
-        numbers = {name: getattr(value, "value", value) for name, value in found.items()}  # seqio's Scalar holds one
-        figures |= {name: float(value) for name, value in numbers.items() if _is_number(value, only_finite)}
-    return figures
-
-
-def _computed(part: Task, metric: Any, examples: Sequence[Mapping[str, np.ndarray]], output: Any) -> Mapping[str, Any]:
-    if isinstance(metric, FunctionMetric):
-        return metric(examples, output)
-    judged = metric.from_model_output(examples, output, part.output_features)
-    if hasattr(judged, "actual_compute"):  # seqio's CollectingMetric
-        return judged.actual_compute(examples, part.output_features)[0]
-    return judged.compute()
-
-
-def _is_number(value: Any, only_finite: bool) -> bool:
-    try:
-        return np.ndim(value) == 0 and (math.isfinite(value) or not only_finite)
-    except TypeError:
-        return False
-
-
 def evaluate(trained: TrainedModel, *, num_examples: int, split: str) -> tuple[Figures, Figures]:
-    """Returns the figures of a trained run on a split, and those of copied inputs (none if no task has metrics)."""
+    """Returns the figures of a trained run on a split, and the figures of its inputs copied ({} without metrics)."""
     run = trained.source.run
     assert run is not None, "only a run has a task"
     config = dataclasses.replace(
@@ -291,12 +195,17 @@ def evaluate(trained: TrainedModel, *, num_examples: int, split: str) -> tuple[F
         data=dataclasses.replace(run.data, validation_split=split, batch_size=trained.batch_size),
         evaluation=dataclasses.replace(run.evaluation, num_examples=num_examples),
     )
-    model, mesh, lengths = trained.network, trained.mesh, trained.lengths
+    model = trained.network
+    mesh = trained.mesh
+    lengths = trained.lengths
     task = trained.task
     assert task is not None, "a run has one"
     of_loss = loss_evaluation(config, task, lengths, model, batch_sharding(mesh))
     of_text = TextEvaluation(config, task, lengths, model, mesh, name=split)
-    figures = {**(of_loss(trained.params) if of_loss else {}), **of_text(trained.params, trained.step)}
+    figures = {}
+    if of_loss is not None:  # None where the split is empty
+        figures |= of_loss(trained.params)
+    figures |= of_text(trained.params, trained.step)
     return figures, of_text.copied()
 
 
@@ -307,18 +216,18 @@ def sampler(
 
     A decoder-only model continues a prompt, with `is_prefix` read as the inputs of its rows; a T5 fills its gaps
     (<extra_id_0> and so on), whose texts are then in [brackets]. A fill begins with a word or a good part of one
-    (`gaps.is_word`), so that no gap is left empty. Raises InputError for a prompt that the model cannot take.
+    (`gap_pieces.is_word`), so that no gap is left empty. Raises InputError for a prompt that the model cannot take.
     """
     prompts, continues = config.prompts, network.config.is_decoder_only
     if not prompts:
         return None
     vocabulary = published_of(vocabulary)
     if network.config.is_encoder:
-        return gaps.mask_sampler(network, mesh, vocabulary, prompts)
+        return mask_sampler(network, mesh, vocabulary, prompts)
     groups = num_batch_groups(mesh)
     sampling = config.sampling if continues else dataclasses.replace(config.sampling, ban_sentinels=False)
     rows = -(-len(prompts) // groups) * groups
-    writer = Writer(network, mesh, vocabulary, sampling, rows, is_prefix, gaps=gaps.first_pieces(network, vocabulary))
+    writer = Writer(network, mesh, vocabulary, sampling, rows, is_prefix, gaps=first_pieces(network, vocabulary))
     ids, special = prompt_ids if continues else input_ids, of_run(vocabulary, network.config)
     inputs = [ids(prompt, vocabulary, special) for prompt in prompts]
     writer.check(inputs)

@@ -34,7 +34,6 @@ logger = logging.getLogger(__name__)
 
 Figures = dict[str, float]
 
-
 NAMES = ("loss", "cross_entropy", "accuracy", "perplexity", "bits_per_byte", "target_tokens")
 
 
@@ -56,13 +55,13 @@ def loss_evaluation(
     """Returns the evaluation of the validation split, or None if the split is empty.
 
     Bits per byte is the targets' cross entropy divided by the UTF-8 bytes that they spell, so models with different
-    vocabularies are comparable. The space that SentencePiece puts before each document is none of these bytes. By
-    character set, a token's cross entropy is divided evenly among its bytes; that of a token that spells nothing, such
-    as the end of sequence, is added to "other". So the mean of `bits_per_byte/…`,
-    weighted by `bytes/…`, is `bits_per_byte`. A vocabulary whose pieces do not say their bytes gives none of these
-    figures, which is logged.
+    vocabularies are comparable. The space that SentencePiece puts before each document is not counted. By character
+    set, a token's cross entropy is divided evenly among its bytes; a token that spells nothing, such as the end of
+    sequence, counts as "other". So the mean of `bits_per_byte/…`, weighted by `bytes/…`, is `bits_per_byte`. A
+    vocabulary whose pieces do not say their bytes gives none of these figures, which is logged.
     """
-    size, groups = config.evaluation.batch_size, num_batch_groups(model.mesh)
+    size = config.evaluation.batch_size
+    groups = num_batch_groups(model.mesh)
     require(
         size is None or size % groups == 0,
         "EvaluationConfig.batch_size",
@@ -92,21 +91,29 @@ def loss_evaluation(
             "loss": total["loss"] / total["tokens"],
             "cross_entropy": total["nats"] / total["tokens"],
             "accuracy": total["correct"] / total["tokens"],
-            "perplexity": math.exp(min(total["nats"] / total["tokens"], 700.0)),
+            "perplexity": math.exp(min(total["nats"] / total["tokens"], 700.0)),  # exp overflows float64 above 709
             "bits_per_byte": total["nats"] / math.log(2) / max(int(num_bytes.sum()), 1),
             "target_tokens": int(total["tokens"]),
         }
         if reason is not None:
             del figures["bits_per_byte"]
-        for name, nats, count in by_set if reason is None else ():
-            if count:
-                figures |= dict(zip(_names_of(name), (nats / math.log(2) / count, int(count)), strict=True))
+        else:
+            for character_set, nats, count in by_set:
+                if count:
+                    bits_name, bytes_name = _names_of(character_set)
+                    figures[bits_name] = nats / math.log(2) / count
+                    figures[bytes_name] = int(count)
         return {**figures, "seconds": time.monotonic() - began}
 
+    # The names that `evaluate` gives, known before the first evaluation: a run checks its best metric against them.
+    names: list[str] = list(NAMES)
     if reason is not None:
-        return LossEvaluation((*(name for name in NAMES if name != "bits_per_byte"), "seconds"), evaluate)
-    by_set = (name for set_, count in zip(SETS, num_bytes, strict=True) if count for name in _names_of(set_))
-    return LossEvaluation((*NAMES, *by_set, "seconds"), evaluate)
+        names.remove("bits_per_byte")
+    else:
+        for character_set, count in zip(SETS, num_bytes, strict=True):
+            if count:
+                names += _names_of(character_set)
+    return LossEvaluation((*names, "seconds"), evaluate)
 
 
 def _reason_without_bytes(task: Provider, num_rows: int) -> str | None:
@@ -164,11 +171,12 @@ def evaluation_sums(model: Network, loss: LossConfig, params: Parameters, batch:
     """Returns `loss_sums` without dropout, and `nats_by_set` [S], the plain cross entropy by character set.
 
     The batch's `character_counts` [B, Q, S] are the bytes that each target has in each of the S sets: its nats are
-    divided evenly among its bytes. An encoder's are those of `decoder_predicted_positions`.
+    divided evenly among its bytes. An encoder's targets are the tokens at `decoder_predicted_positions`.
     """
     names = ("decoder_target_tokens", "decoder_loss_weights", "character_counts")
     targets, weights, counts = losses.at_predicted(batch, *(batch[name] for name in names))
-    weights, counts = weights.astype(jnp.float32), counts.astype(jnp.float32)
+    weights = weights.astype(jnp.float32)
+    counts = counts.astype(jnp.float32)
     trained, plain, correct = losses.cross_entropy(model.apply(params, batch), targets, loss)
     nats_per_byte = plain * weights / jnp.sum(counts, axis=-1)
     sums = losses.weighted_sums((trained, plain, correct), weights)
@@ -177,10 +185,13 @@ def evaluation_sums(model: Network, loss: LossConfig, params: Parameters, batch:
 
 def _num_parts(model: Network, rows: int, length: int, num_microbatches: int) -> int:
     """Returns the number of parts of a batch: as few as fit, at least the micro-batches, at most a row per device."""
-    parts, groups = num_microbatches, num_batch_groups(model.mesh)
-    while (
-        rows % (2 * parts * groups) == 0
-        and losses.logits_bytes(rows // parts, length, model.config.vocab_size, model.mesh) > losses.WHOLE_LOGITS_BYTES
-    ):
-        parts *= 2
-    return parts
+    groups = num_batch_groups(model.mesh)
+
+    def is_too_large(num_parts: int) -> bool:
+        size = losses.logits_bytes(rows // num_parts, length, model.config.vocab_size, model.mesh)
+        return size > losses.WHOLE_LOGITS_BYTES
+
+    num_parts = num_microbatches
+    while is_too_large(num_parts) and rows % (2 * num_parts * groups) == 0:
+        num_parts *= 2
+    return num_parts

@@ -8,7 +8,7 @@ from etils import epath
 
 from limba.config import CardConfig, DataConfig, ModelConfig
 from limba.data.sources.hub_data import hub_name
-from limba.evaluation.history import plot_loss
+from limba.evaluation.summary import plot_loss
 from limba.formats import architectures
 from limba.formats.huggingface import head_scale
 from limba.formats.huggingface_files import Form, extra_ids_in

@@ -21,7 +21,7 @@ from limba.config.waiting import waiting
 from limba.data.vocabulary.files import copies_in
 from limba.formats import limba_checkpoint
 from limba.formats.names import Json
-from limba.inference.line_files import Progress
+from limba.inference.progress import Progress
 from limba.inference.source import LIMBA, Source
 from limba.storage import lease, manifest
 from limba.storage.failures import is_passing, short_reason

@@ -1,4 +1,4 @@
-"""Generates text, and scores it: a T5 maps inputs to targets, a language model continues prompts."""
+"""Generates text in batches: a T5 maps inputs to targets, a language model continues prompts."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import dataclasses
 import functools
 import itertools
 import logging
-import math
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -19,23 +17,22 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from limba.config import GenerationConfig, InputError, LossConfig
-from limba.data.packing import model_features
-from limba.data.stream.placement import place_batch
-from limba.data.vocabulary.around_gaps import encode_parts
+from limba.config import GenerationConfig, InputError
 from limba.data.vocabulary.load import Vocabulary, decoded, num_sentinels, sentinel_ids, sentinel_table
-from limba.data.vocabulary.published import PublishedVocabulary
 from limba.data.vocabulary.special_ids import END, START, SpecialIds, of_run
 from limba.inference import limits, search
 from limba.model import Network
 from limba.sharding.mesh import batch_sharding, num_batch_groups
-from limba.training.losses import at_predicted, cross_entropy
 
 logger = logging.getLogger(__name__)
 
-SENTINEL = re.compile(r"<extra_id_(\d+)>")
-T5_LAYOUT = SpecialIds()
-INPUT_STEP, PROMPT_STEP = 32, 16  # inputs and prompts are padded to a multiple, so that few programs are compiled
+T5_LAYOUT = SpecialIds()  # the ids with a role in a T5 of Limba
+# Inputs and prompts are padded to a multiple, so that few programs are compiled.
+INPUT_STEP = 32
+PROMPT_STEP = 16
+# Tokens between two looks at the clock, where there is a deadline.
+TOKENS_PER_LOOK = 16
+TOKENS_PER_WATCHED_LOOK = 4  # somebody sees the text grow
 
 
 class Gaps(NamedTuple):
@@ -46,7 +43,7 @@ class Gaps(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a compiled program is for. With `is_prefix` a language model reads prompts as the inputs of its rows."""
+    """What a program is compiled for. With `is_prefix` a language model reads prompts as the inputs of its rows."""
 
     network: Network
     config: GenerationConfig
@@ -55,14 +52,14 @@ class Plan(NamedTuple):
     start: int = START  # a T5's decoder begins with it
 
 
-class Given(NamedTuple):
-    """What a program computes with: rows of a T5's inputs, padded with 0, or of prompts, padded with -1 on the left.
+class ProgramInputs(NamedTuple):
+    """The arguments of a compiled program, beside the parameters.
 
-    Sampling needs `keys`, one per row. With `gaps` no gap is left empty. `is_read` says which of a T5's inputs are
-    text, where 0 may be text.
+    `ids` are rows of a T5's inputs, padded with 0, or of prompts, padded with -1 on the left. Sampling needs `keys`,
+    one per row. With `gaps` no gap is left empty. `is_read` says which of a T5's inputs are text, where 0 may be text.
     """
 
-    inputs: Int[Array, "B K"]
+    ids: Int[Array, "B K"]
     banned: Bool[Array | np.ndarray, " V"]
     keys: Key[Array, " B"] | None = None
     gaps: Gaps | None = None
@@ -70,31 +67,33 @@ class Given(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnames=("plan",))
-def generate(plan: Plan, params: PyTree, given: Given) -> search.Generated:
+def generate(plan: Plan, params: PyTree, inputs: ProgramInputs) -> search.Generated:
     """Returns the tokens that follow each row."""
-    step, cache, prompt, rules = searched(plan, params, given)
+    step, cache, prompt, rules = searched(plan, params, inputs)
     return search.generate(step, cache, prompt, rules)
 
 
 def searched(
-    plan: Plan, params: PyTree, given: Given, encoded: Float[Array, "B K D"] | None = None
+    plan: Plan, params: PyTree, inputs: ProgramInputs, encoded: Float[Array, "B K D"] | None = None
 ) -> tuple[search.Step, PyTree, Int[Array, "B P"], search.Rules]:
-    """Returns what is searched over: the step, its cache, the prompts and the rules.
+    """Returns what `search` needs: the step, its cache, the prompts and the rules.
 
-    `encoded`: a T5's inputs, if they are.
+    `encoded` are a T5's encoded inputs; without them they are encoded here.
     """
-    network, max_tokens = plan.network, plan.config.max_tokens
+    network = plan.network
+    max_tokens = plan.config.max_tokens
     if network.config.is_decoder_only:
-        step, cache = network.cached_language_model(params, given.inputs, max_tokens, plan.is_prefix)
-        prompt = given.inputs
+        step, cache = network.cached_language_model(params, inputs.ids, max_tokens, plan.is_prefix)
+        prompt = inputs.ids
     else:
-        step, cache = network.cached_decoder(params, given.inputs, max_tokens, encoded, given.is_read)
-        prompt = jnp.full((given.inputs.shape[0], 1), plan.start, jnp.int32)
-    step = step if given.gaps is None else functools.partial(_filling, step, given.gaps)
-    return step, cache, prompt, search.Rules(jnp.asarray(given.banned), plan.config, plan.ends, given.keys)
+        step, cache = network.cached_decoder(params, inputs.ids, max_tokens, encoded, inputs.is_read)
+        prompt = jnp.full((inputs.ids.shape[0], 1), plan.start, jnp.int32)
+    if inputs.gaps is not None:
+        step = functools.partial(_fill_each_gap, step, inputs.gaps)
+    return step, cache, prompt, search.Rules(jnp.asarray(inputs.banned), plan.config, plan.ends, inputs.keys)
 
 
-def _filling(step: search.Step, gaps: Gaps, cache: PyTree, last: Array, position: Array) -> tuple[Array, PyTree]:
+def _fill_each_gap(step: search.Step, gaps: Gaps, cache: PyTree, last: Array, position: Array) -> tuple[Array, PyTree]:
     """Returns the step's logits, without the ids that may not begin a fill where the token before is a sentinel."""
     logits, cache = step(cache, last, position)
     is_banned = gaps.is_sentinel[last][:, None] & ~gaps.may_begin[None]
@@ -110,14 +109,14 @@ def greedy(
     special: SpecialIds = T5_LAYOUT,
     banned_ids: Iterable[int] = (),
 ) -> Int[Array, "B Q"]:
-    """Returns the most likely token at each place, 0 after the end of sequence; `inputs` as for `generate`.
+    """Returns the most likely token at each position, 0 after the end of sequence; `inputs` as for `generate`.
 
     Ids from `num_ids` on (padding of the embedding) and `banned_ids` are never generated.
     """
     banned = jnp.asarray(search.banned_mask(network.config.vocab_size, num_ids, banned_ids))
     config = GenerationConfig(max_tokens=num_tokens)
     plan = Plan(network, config, special.ends, start=special.generation_start)
-    return generate(plan, params, Given(jnp.asarray(inputs), banned)).tokens[:, 0]
+    return generate(plan, params, ProgramInputs(jnp.asarray(inputs), banned)).tokens[:, 0]
 
 
 class Written(NamedTuple):
@@ -160,7 +159,7 @@ class Writer:
     with_prompt: bool = True
     gaps: Gaps | None = None
     deadline: Deadline | None = None
-    special: SpecialIds | None = None  # None: those of a run with this vocabulary
+    special: SpecialIds | None = None  # None: as a run with this vocabulary has them
 
     def __post_init__(self) -> None:
         check_rows(self.mesh, self.num_rows)
@@ -189,7 +188,7 @@ class Writer:
         return self.network.config.vocab_size if self._special.is_published else self.vocabulary.vocab_size
 
     def _banned_ids(self) -> list[int]:
-        """Returns the ids that are never written: a run's start, sentinels if wished, and what a folder suppresses."""
+        """Returns the ids that are never written: a run's start, sentinels if banned, and what a folder suppresses."""
         banned = list(self._special.suppressed)
         if self._continues and not self._special.is_published:
             banned.append(START)
@@ -211,7 +210,7 @@ class Writer:
     def write(self, params: PyTree, inputs: Sequence[np.ndarray], numbers: Sequence[int]) -> list[list[Written]]:
         """Returns `num_samples` texts for each input of one batch; samples depend only on the input's index.
 
-        `inputs` are ids from `ids_of`. Raises InputError if a language model has too few learned positions.
+        `inputs` are ids from `token_ids`. Raises InputError if a language model has too few learned positions.
         """
         keys = None
         if self.config.sample:
@@ -223,25 +222,31 @@ class Writer:
         is_read = None
         if self._special.is_published and not self._continues:
             is_read = self._placed(read_places(inputs, self.num_rows))
-        given = Given(placed, self._banned, keys, self.gaps, is_read)
-        write = generate if self.deadline is None else functools.partial(generate_in_parts, deadline=self.deadline)
-        found = write(self._plan, params, given)
-        rows = zip(inputs, fetched(found.tokens), fetched(found.scores), strict=False)
-        return [
-            [self._sample(read, ids, float(score)) for ids, score in zip(samples, scores, strict=True)]
-            for read, samples, scores in rows
-        ]
+        program_inputs = ProgramInputs(placed, self._banned, keys, self.gaps, is_read)
+        if self.deadline is None:
+            generated = generate(self._plan, params, program_inputs)
+        else:
+            generated = generate_in_parts(self._plan, params, program_inputs, self.deadline)
+        texts_of_inputs = []
+        # Not strict: after the inputs come the rows that pad the batch.
+        rows = zip(inputs, fetched(generated.tokens), fetched(generated.scores), strict=False)
+        for read, samples, scores in rows:
+            texts_of_inputs.append(
+                [self._sample(read, ids, float(score)) for ids, score in zip(samples, scores, strict=True)]
+            )
+        return texts_of_inputs
 
     def _placed(self, rows: np.ndarray) -> jax.Array:
         return jax.make_array_from_callback(rows.shape, self._sharding, lambda index: rows[index])
 
     def write_all(self, params: PyTree, inputs: Sequence[np.ndarray]) -> list[list[Written]]:
         """Returns the texts of all inputs, in their order."""
-        found: list[list[Written]] = [[] for _ in inputs]
+        texts_of_inputs: list[list[Written]] = [[] for _ in inputs]
         for numbers in self.batches(inputs):
-            for number, samples in zip(numbers, self.write(params, [inputs[i] for i in numbers], numbers), strict=True):
-                found[number] = samples
-        return found
+            batch = [inputs[number] for number in numbers]
+            for number, samples in zip(numbers, self.write(params, batch, numbers), strict=True):
+                texts_of_inputs[number] = samples
+        return texts_of_inputs
 
     def _padded(self, inputs: Sequence[np.ndarray]) -> Int[np.ndarray, "B K"]:
         longest = max(1, *map(len, inputs))
@@ -266,7 +271,7 @@ class Writer:
         ids = written.copy()
         ids[size + 1 :] = self._special.filling
         shown = read.tolist() if self._continues and self.with_prompt else []
-        # An end is a special token, which is no text; where it is an ordinary one, transformers shows it.
+        # The first end is decoded too: a special token gives no text, and an ordinary one is shown by transformers.
         return Written(self._published_text(read, [*shown, *ids[: size + 1].tolist()]), score, ids)
 
     def _published_text(self, read: np.ndarray, ids: list[int]) -> str:
@@ -274,15 +279,16 @@ class Writer:
 
         Where the input has gaps, its sentinels stay: they say which gap the text after them fills.
         """
-        sentinels = {number: place for place, number in enumerate(sentinel_table(self.vocabulary))}
+        number_of_sentinel = {id: number for number, id in enumerate(sentinel_table(self.vocabulary))}
         text_of = getattr(self.vocabulary, "text_of", self.vocabulary.decode)
-        if self._continues or not any(number in sentinels for number in read.tolist()):
+        if self._continues or number_of_sentinel.keys().isdisjoint(read.tolist()):
             return text_of(ids)
         text = ""
-        for is_sentinel, group in itertools.groupby(ids, sentinels.__contains__):
-            run = list(group)
-            names = [f"<extra_id_{sentinels[number]}>" for number in run] if is_sentinel else []
-            text += "".join(names) or f" {text_of(run)} "
+        for is_sentinel, group in itertools.groupby(ids, number_of_sentinel.__contains__):
+            if is_sentinel:
+                text += "".join(f"<extra_id_{number_of_sentinel[id]}>" for id in group)
+            else:
+                text += f" {text_of(list(group))} "
         return text.strip()
 
 
@@ -328,85 +334,13 @@ def fetched(array: jax.Array) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(array, tiled=True))
 
 
-def text_ids(text: str, vocabulary: Vocabulary) -> list[int]:
-    """Returns a text's ids without what stands around it.
-
-    <extra_id_0> and so on become sentinels, and the text beside them is cut as in span corruption.
-    Of a folder for transformers they are those of its own tokenizer, for which the name of each special token is that
-    token. Raises InputError for a sentinel that a vocabulary of ours lacks.
-    """
-    if isinstance(vocabulary, PublishedVocabulary):
-        return list(vocabulary.encode(text))
-    parts = SENTINEL.split(text)  # odd ones are the numbers of the regular expression's group
-    gaps = [int(number) for number in parts[1::2]]
-    sentinels = sentinel_ids(vocabulary, 1 + max(gaps, default=-1))
-    first, *others = encode_parts(vocabulary, parts[::2])
-    ids = list(first)
-    for gap, part in zip(gaps, others, strict=True):
-        ids.append(sentinels[gap])
-        ids += part
-    return ids
-
-
-def ids_of(text: str, vocabulary: Vocabulary, length: int | None = None, ends: bool = True) -> np.ndarray:
-    """Returns a text's ids as a T5 of ours reads them, int32 [<= length], with the end of sequence if `ends`."""
-    end = END if vocabulary.eos_id is None else int(vocabulary.eos_id)
-    return np.asarray(SpecialIds(after=(end,)).framed(text_ids(text, vocabulary), length, ends), np.int32)
-
-
-def input_ids(text: str, vocabulary: Vocabulary, special: SpecialIds, length: int | None = None) -> np.ndarray:
-    """Returns a text's ids as a T5 reads them, int32 [<= length]: in the template, with the end of sequence."""
-    return np.asarray(special.framed(text_ids(text, vocabulary), length), np.int32)
-
-
-def target_ids(
-    text: str,
-    vocabulary: Vocabulary,
-    special: SpecialIds,
-    length: int | None = None,
-    ends: bool = True,
-    follows: bool = False,
-) -> np.ndarray:
-    """Returns a text's ids as a model writes them, int32 [<= length], with the end of sequence if `ends`.
-
-    With `follows` they go on with what a language model has read.
-    """
-    return np.asarray(special.target(text_ids(text, vocabulary), length, ends, follows), np.int32)
-
-
-def prompt_ids(text: str, vocabulary: Vocabulary, special: SpecialIds) -> np.ndarray:
-    """Returns a prompt's ids as a language model reads them, int32 [L]: in the template, which has a start or none.
-
-    An empty prompt without a start is the start alone, as in transformers. Raises InputError for a model without one.
-    """
-    ids = special.framed(list(vocabulary.encode(text)))
-    if not ids:
-        ids = [_start_of(special)]
-    return np.asarray(ids, np.int32)
-
-
-def read_before(text: str, vocabulary: Vocabulary, special: SpecialIds) -> np.ndarray:
-    """Returns what a language model has read before a target that is scored: `prompt_ids` without an end."""
-    ids = special.framed(list(vocabulary.encode(text)), ends=False)
-    if not ids:
-        ids = [_start_of(special)]
-    return np.asarray(ids, np.int32)
-
-
-def _start_of(special: SpecialIds) -> int:
-    if special.start is None:
-        raise InputError(
-            "The prompt is empty, and the model has no token that a text begins with (bos_token_id); give a prompt."
-        )
-    return special.start
-
-
 class TimeIsOverError(Exception):
-    """An answer has taken longer than its time; `num_tokens` had been written, or None."""
+    """An answer took longer than its time; `num_tokens` is how many tokens it had by then, None if unknown."""
 
     def __init__(self, seconds: float, num_tokens: int | None = None):
         super().__init__(f"no answer within {seconds:g} seconds")
-        self.seconds, self.num_tokens = seconds, num_tokens
+        self.seconds = seconds
+        self.num_tokens = num_tokens
 
 
 class Deadline:
@@ -421,28 +355,27 @@ class Deadline:
         clock: Callable[[], float] = time.monotonic,
         watch: Callable[[Int[np.ndarray, " Q"]], None] | None = None,
     ):
-        self.seconds, self.clock, self.watch = seconds, clock, watch
+        self.seconds = seconds
+        self.clock = clock
+        self.watch = watch
         self._end = clock() + seconds
 
     def left(self) -> float:
-        """Returns the seconds until then, negative after it."""
+        """Returns the seconds until the end, negative after it."""
         return self._end - self.clock()
 
     def check(self, num_tokens: int | None = None) -> None:
-        """Raises TimeIsOverError after it."""
+        """Raises TimeIsOverError after the end."""
         if self.left() <= 0:
             raise TimeIsOverError(self.seconds, num_tokens)
 
 
-PART, WATCHED_PART = 16, 4  # tokens between two looks at the clock
-
-
 @functools.partial(jax.jit, static_argnames=("plan",))
-def _begin(plan: Plan, params: PyTree, given: Given) -> tuple[Float[Array, "B K D"] | None, search.State]:
+def _begin(plan: Plan, params: PyTree, inputs: ProgramInputs) -> tuple[Float[Array, "B K D"] | None, search.State]:
     encoded = None
     if not plan.network.config.is_decoder_only:
-        encoded = plan.network.encode(params, given.inputs, given.is_read)
-    _, cache, prompt, _ = searched(plan, params, given, encoded)
+        encoded = plan.network.encode(params, inputs.ids, inputs.is_read)
+    _, cache, prompt, _ = searched(plan, params, inputs, encoded)
     return encoded, search.start(cache, prompt, plan.config)
 
 
@@ -450,176 +383,33 @@ def _begin(plan: Plan, params: PyTree, given: Given) -> tuple[Float[Array, "B K 
 def _advance(
     plan: Plan,
     params: PyTree,
-    given: Given,
+    inputs: ProgramInputs,
     encoded: Float[Array, "B K D"] | None,
     state: search.State,
     until: Int[Array, ""],
 ) -> tuple[search.State, Bool[Array, ""]]:
-    # What only the beginning needs, such as a language model's reading of its prompt, the compiler leaves out.
-    step, _, prompt, rules = searched(plan, params, given, encoded)
+    # The compiler leaves out what only `_begin` needs, such as a language model's reading of its prompt.
+    step, _, prompt, rules = searched(plan, params, inputs, encoded)
     state = search.advance(step, state, until, prompt.shape[1], rules)
     return state, search.is_over(state, plan.config)
 
 
-def generate_in_parts(plan: Plan, params: PyTree, given: Given, deadline: Deadline) -> search.Generated:
+def generate_in_parts(plan: Plan, params: PyTree, inputs: ProgramInputs, deadline: Deadline) -> search.Generated:
     """Returns what `generate.generate` returns; raises TimeIsOverError soon after the deadline.
 
-    The clock is looked at after each PART tokens, or WATCHED_PART where somebody watches; a program that is being
-    compiled is waited for.
+    The clock is looked at after each TOKENS_PER_LOOK tokens, or TOKENS_PER_WATCHED_LOOK where somebody watches. The
+    deadline does not interrupt compiling.
     """
-    encoded, state = _begin(plan, params, given)
-    num_written, is_over = 0, False
-    prompt_length = given.inputs.shape[1] if plan.network.config.is_decoder_only else 1
-    part = PART if deadline.watch is None else WATCHED_PART
+    encoded, state = _begin(plan, params, inputs)
+    prompt_length = inputs.ids.shape[1] if plan.network.config.is_decoder_only else 1
+    num_more = TOKENS_PER_LOOK if deadline.watch is None else TOKENS_PER_WATCHED_LOOK
+    num_written = 0
+    is_over = False
     while not is_over:
         deadline.check(num_written)
-        state, ended = _advance(plan, params, given, encoded, state, jnp.int32(num_written + part))
-        is_over, num_written = bool(ended), int(state.position)
+        state, ended = _advance(plan, params, inputs, encoded, state, jnp.int32(num_written + num_more))
+        is_over = bool(ended)
+        num_written = int(state.position)
         if deadline.watch is not None:
             deadline.watch(fetched(search.first_text(state))[prompt_length : prompt_length + num_written])
     return search.result(state, prompt_length, plan.config)
-
-
-Pair = tuple[np.ndarray, np.ndarray]  # ids of the inputs and of the targets
-
-
-class Score(NamedTuple):
-    """The likelihood of a text, or of as much of it as the model reads."""
-
-    log_likelihood: float  # ln p(targets | inputs)
-    tokens: int  # number of target tokens that were read, including the end of sequence
-    bits_per_byte: float  # -log2 p(targets | inputs) / UTF-8 bytes of the targets that these tokens cover
-
-
-def score_of(log_likelihood: float, num_tokens: int, num_bytes: int) -> Score:
-    """Returns the score of a text of which so many tokens and bytes were read.
-
-    >>> score_of(-2 * math.log(2), 3, 2)
-    Score(log_likelihood=-1.3862943611198906, tokens=3, bits_per_byte=1.0)
-    """
-    return Score(log_likelihood, num_tokens, -log_likelihood / math.log(2) / max(1, num_bytes))
-
-
-@functools.partial(jax.jit, static_argnames=("network",))
-def row_log_likelihoods(network: Network, params: PyTree, batch: dict[str, Int[Array, "B L"]]) -> Float[Array, " B"]:
-    """Returns the sum of ln p of the targets of each row that have a weight.
-
-    They are `scored_tokens`, where 0 may be text, else `decoder_target_tokens`.
-    """
-    wanted = batch.get("scored_tokens", batch["decoder_target_tokens"])
-    targets, weights = at_predicted(batch, wanted, batch["decoder_loss_weights"])
-    _, nats, _ = cross_entropy(network.apply(params, batch), targets, LossConfig(z_loss=0.0))
-    return -jnp.sum(nats * weights, axis=1)
-
-
-@functools.partial(jax.jit, static_argnames=("network",))
-def _logits(network: Network, params: PyTree, batch: dict[str, Int[Array, "B L"]]) -> Float[Array, "B L V"]:
-    return network.apply(params, batch)
-
-
-def log_likelihoods(
-    network: Network,
-    params: PyTree,
-    mesh: Mesh,
-    pairs: Sequence[Pair],
-    num_rows: int,
-    is_prefix: bool = False,
-    special: SpecialIds = T5_LAYOUT,
-) -> Float[np.ndarray, " N"]:
-    """Returns ln p(targets | inputs) of each pair, in batches of similar lengths; targets include their end.
-
-    A language model reads inputs (the ids of `read_before`) and targets as one sequence, with `is_prefix` as a row of
-    inputs and targets. Raises InputError if that is longer than its learned positions, or if the mesh does not divide
-    `num_rows`.
-    """
-    check_rows(mesh, num_rows)
-    limits.check_scoring(network.config, num_rows, mesh)
-    found = np.zeros(len(pairs), np.float32)
-    for numbers, _, batch in _batches(network, mesh, pairs, num_rows, is_prefix, special):
-        found[numbers] = fetched(row_log_likelihoods(network, params, batch))[: len(numbers)]
-    return found
-
-
-def logits(
-    network: Network,
-    params: PyTree,
-    mesh: Mesh,
-    pairs: Sequence[Pair],
-    num_rows: int,
-    is_prefix: bool = False,
-    special: SpecialIds = T5_LAYOUT,
-) -> list[Float[np.ndarray, "Q V"]]:
-    """Returns the logits of each pair, one row per target token; see `log_likelihoods`."""
-    found: list[np.ndarray] = [np.zeros(0)] * len(pairs)
-    for numbers, weights, batch in _batches(network, mesh, pairs, num_rows, is_prefix, special):
-        for number, row, weight in zip(numbers, fetched(_logits(network, params, batch)), weights, strict=False):
-            found[number] = row[weight > 0]
-    return found
-
-
-def _batches(
-    network: Network, mesh: Mesh, pairs: Sequence[Pair], num_rows: int, is_prefix: bool, special: SpecialIds
-) -> Iterator[tuple[list[int], np.ndarray, dict[str, jax.Array]]]:
-    """Yields (the indices of a batch's pairs, the weights of their target tokens, the batch on the devices)."""
-    for numbers in batches_of_like_lengths([len(inputs) for inputs, _ in pairs], num_rows):
-        features = features_of(network, [pairs[i] for i in numbers], num_rows, is_prefix, special)
-        yield numbers, features["decoder_loss_weights"], place_batch(features, batch_sharding(mesh))
-
-
-def features_of(
-    network: Network,
-    pairs: Sequence[Pair],
-    num_rows: int,
-    is_prefix: bool = False,
-    special: SpecialIds = T5_LAYOUT,
-) -> dict[str, Int[np.ndarray, "B L"]]:
-    """Returns the batch of a network's features: the pairs, then rows of zeros; `is_prefix` as in `log_likelihoods`.
-
-    In T5's layout a decoder begins with 0, and 0 is never text. Of another model the first id is its own, and the
-    lengths of the rows say what is text.
-    """
-    if special.is_published:
-        return _published_features(network, pairs, num_rows, is_prefix, special)
-    if not network.config.is_decoder_only:
-        inputs, targets = zip(*pairs, strict=True)
-        return model_features({"inputs": padded(inputs, num_rows), "targets": padded(targets, num_rows)})
-    check_positions(network, max(len(inputs) + len(targets) for inputs, targets in pairs) - 1, 0)
-    features = model_features({"targets": padded([np.concatenate([i[1:], t]) for i, t in pairs], num_rows)})
-    if is_prefix:
-        features["decoder_causal_attention"] = np.zeros_like(features["decoder_target_tokens"])
-    for row, (inputs, _) in enumerate(pairs):
-        features["decoder_loss_weights"][row, : len(inputs) - 1] = 0
-        if is_prefix:
-            features["decoder_causal_attention"][row, : len(inputs)] = 1
-    return features
-
-
-def _published_features(
-    network: Network, pairs: Sequence[Pair], num_rows: int, is_prefix: bool, special: SpecialIds
-) -> dict[str, Int[np.ndarray, "B L"]]:
-    """Returns `features_of` a folder's model, whose masks come from lengths."""
-    is_decoder = network.config.is_decoder_only
-    begin = np.asarray([] if is_decoder else [special.decoder_start], np.int32)
-    rows = [np.concatenate([inputs if is_decoder else begin, targets]).astype(np.int32) for inputs, targets in pairs]
-    if is_decoder:
-        check_positions(network, max(map(len, rows)) - 1, 0)
-    read, written = [row[:-1] for row in rows], [row[1:] for row in rows]
-    features = {
-        "decoder_input_tokens": padded(read, num_rows),
-        "decoder_target_tokens": read_places(read, num_rows),  # says only which places are text
-        "scored_tokens": padded(written, num_rows),
-        "decoder_loss_weights": read_places(read, num_rows),
-    }
-    if not is_decoder:
-        inputs = [inputs for inputs, _ in pairs]
-        return features | {
-            "encoder_input_tokens": padded(inputs, num_rows),
-            "encoder_is_read": read_places(inputs, num_rows),
-        }
-    if is_prefix:
-        features["decoder_causal_attention"] = np.zeros_like(features["decoder_input_tokens"])
-    for row, (inputs, _) in enumerate(pairs):
-        features["decoder_loss_weights"][row, : len(inputs) - 1] = 0
-        if is_prefix:
-            features["decoder_causal_attention"][row, : len(inputs)] = 1
-    return features

@@ -14,7 +14,6 @@ import json
 import os
 import re
 import sys
-import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,16 +21,15 @@ from typing import Any, TextIO, TypeVar
 
 import fsspec
 import zstandard
-from tqdm import tqdm
 
 from limba.config import InputError, StorageError, foreign, reason_of
 from limba.data.sources import json_documents, readers, remote
 from limba.data.sources.remote import COMPRESSIONS, unpacked
 from limba.formats.names import Json
+from limba.inference.progress import Progress
 from limba.inference.texts import whole_letters
 from limba.storage import lease
 from limba.storage.files import write_whole
-from limba.training.metrics.records import duration
 
 POLICY = remote.ReadPolicy()
 STANDARD = ("-", "stdin", "stdout")
@@ -44,8 +42,8 @@ T = TypeVar("T")
 def records(path: str, fields: Sequence[str]) -> Iterator[Record]:
     """Yields the records of a file by its suffix, as training reads it: JSON, csv, tsv, parquet; else {field: line}.
 
-    `path` is local or an address, such as gs://, and may be packed (.gz and so on). InputError for what cannot be read,
-    or has no text in a field.
+    `path` is local or an address, such as gs://, and may be compressed (.gz and so on). InputError for a file that
+    cannot be read, or has no text in a field.
     """
     if path in STANDARD:
         with _readable("stdin"):
@@ -54,29 +52,32 @@ def records(path: str, fields: Sequence[str]) -> Iterator[Record]:
             yield from _of_lines(readers.text_lines("stdin", file), "stdin", fields)
         return
     if not _is_text(path):
-        for place, record in _existing(path, readers.records(path, fields)):
-            yield dict(record) | {field: _text_of(place, record, field) for field in fields}
+        for where, record in _existing(path, readers.records(path, fields)):
+            yield dict(record) | {field: _text_of(where, record, field) for field in fields}
         return
     with _readable(path), remote.open_file(path, POLICY) as packed, unpacked(packed, _suffix(path)) as file:
         yield from _of_lines(readers.text_lines(path, file), path, fields)
 
 
-def _of_lines(lines: Iterator[str], place: str, fields: Sequence[str]) -> Iterator[Record]:
+def _of_lines(lines: Iterator[str], path: str, fields: Sequence[str]) -> Iterator[Record]:
     if len(fields) > 1:
-        raise InputError(f"{place} has no fields {', '.join(fields)}; give a .jsonl, .csv, .tsv or .parquet file.")
+        raise InputError(f"{path} has no fields {', '.join(fields)}; give a .jsonl, .csv, .tsv or .parquet file.")
     for line in lines:
         yield {fields[0]: line}
 
 
-def _text_of(place: str, record: Mapping[str, object], field: str) -> str:
-    """Returns the text of a field, which may be nested, as `translation.en`; InputError if there is none."""
+def _text_of(where: str, record: Mapping[str, object], field: str) -> str:
+    """Returns the text of a field, which may be nested, as `translation.en`; InputError if there is none.
+
+    `where` names the file and the record for the error.
+    """
     try:
         value = json_documents.value_at(record, field)
     except KeyError:
         names = ", ".join(map(repr, record)) or "none"
-        raise InputError(f"{place} has no text in field {field!r}; it has {names}: name another field.") from None
+        raise InputError(f"{where} has no text in field {field!r}; it has {names}: name another field.") from None
     if not isinstance(value, str):
-        raise InputError(f"{place} has no text in field {field!r}, but {type(value).__name__}; name another field.")
+        raise InputError(f"{where} has no text in field {field!r}, but {type(value).__name__}; name another field.")
     return whole_letters(value)
 
 
@@ -106,15 +107,20 @@ def _existing(path: str, rows: Iterator[T]) -> Iterator[T]:
 
 
 def num_lines(path: str) -> int | None:
-    """Returns the number of lines of a local text or JSON lines, packed or not; None for others and what is damaged."""
-    is_of_lines = _is_text(path) or path.lower().removesuffix(_suffix(path)).endswith((".jsonl", ".ndjson"))
-    if path in STANDARD or "://" in path or not is_of_lines or not foreign.is_regular(path):
-        return None  # a pipe is read once
+    """Returns the number of lines of a local text or JSON lines file, compressed or not; None if it is not known.
+
+    It is for showing progress, so whatever it cannot count, damaged files too, is left to `records` to report.
+    """
+    if path in STANDARD or "://" in path:
+        return None
+    has_lines = _is_text(path) or path.lower().removesuffix(_suffix(path)).endswith((".jsonl", ".ndjson"))
+    if not has_lines or not foreign.is_regular(path):  # a pipe can be read only once
+        return None
     try:
         with open(path, "rb") as packed, unpacked(packed, _suffix(path)) as file:
             return sum(1 for _ in file)
     except UNREADABLE:
-        return None  # `records` says it
+        return None
 
 
 def _suffix(path: str) -> str:
@@ -144,19 +150,24 @@ class Output:
 
     `path` is local or an address. In a bucket, whose objects cannot be appended to, every `flush` writes an object into
     PATH.parts, named by the number of its first line, and `close` joins them into one. With `writes=False` lines are
-    only counted. `digest` is that of the input lines of the `num_done` lines that are there, or None if no window is
+    only counted. `num_done` lines are there, made from input lines whose digest is `digest`, or None if no window is
     finished. Raises InputError if the file cannot be opened, and StorageError if it cannot be written any more.
     """
 
     def __init__(self, path: str, about: Mapping[str, object], writes: bool = True):
-        self.path, self.writes, self.is_json = path, writes, path.endswith((".jsonl", ".json"))
-        self._about: Record = json.loads(json.dumps(about))
-        self.num_done, self.digest = 0, None
+        self.path = path
+        self.writes = writes
+        self.is_json = path.endswith((".jsonl", ".json"))
+        self._about: Record = json.loads(json.dumps(about))  # as it is read back: a tuple becomes a list
+        self.num_done = 0
+        self.digest: str | None = None
         self._file: TextIO | None = sys.stdout if path in STANDARD and writes else None
-        self._pending, self._content = list[str](), list[bytes]()  # of an object in a bucket
+        # Of an object in a bucket: the lines since the last flush, and all that was flushed before.
+        self._pending: list[str] = []
+        self._content: list[bytes] = []
         try:
             if path not in STANDARD:
-                self._system, self._place = fsspec.core.url_to_fs(path)
+                self._system, self._system_path = fsspec.core.url_to_fs(path)
                 self._is_local = remote.is_local(self._system)
                 self._resume()
         except InputError:
@@ -167,12 +178,14 @@ class Output:
 
     def _resume(self) -> None:
         """Reads the complete lines that are there, and opens a local file behind them."""
-        content, parts = self._read(self._place), self._parts()
+        content = self._read(self._system_path)
+        parts = self._parts()
         if content is not None or parts:
-            lines, self.digest = _check_about(self.path, self._read(f"{self._place}.about.json"), self._about)
+            lines, self.digest = _check_about(self.path, self._read(f"{self._system_path}.about.json"), self._about)
             whole = content or b""
             for part in parts:
-                if int(part.rpartition("/")[2].partition("-")[0]) == whole.count(b"\n"):  # else it is joined already
+                first_line = int(part.rpartition("/")[2].partition("-")[0])
+                if first_line == whole.count(b"\n"):  # else `close` was stopped after it had joined this part
                     whole += self._read(part) or b""
             rows = whole.split(b"\n")[:-1]
             if len(rows) < lines:
@@ -180,15 +193,16 @@ class Output:
                     f"The output {self.path} has {len(rows)} lines, and {lines} were written to it; give another"
                     " path, or delete it."
                 )
-            # Those after them are of a window that was not finished.
-            self.num_done, self._content = lines, [row + b"\n" for row in rows[:lines]]
+            # Rows after `lines` belong to a window that was not finished; it is made again.
+            self.num_done = lines
+            self._content = [row + b"\n" for row in rows[:lines]]
         elif self.writes:
             if self._is_local:
-                Path(self._place).parent.mkdir(parents=True, exist_ok=True)
+                Path(self._system_path).parent.mkdir(parents=True, exist_ok=True)
             self._put_about({})
         if self._is_local and self.writes:
-            self._file = open(self._place, "a", encoding="utf-8")
-            os.truncate(self._place, sum(map(len, self._content)))
+            self._file = open(self._system_path, "a", encoding="utf-8")
+            os.truncate(self._system_path, sum(map(len, self._content)))
 
     def __enter__(self) -> Output:
         return self
@@ -198,11 +212,11 @@ class Output:
         if kind is None:
             self.close()
         elif self._file is not None and self._file is not sys.stdout:
-            with contextlib.suppress(OSError):  # the error that ends the program is another one
+            with contextlib.suppress(OSError):  # must not hide the error that ends the program
                 self._file.close()
 
     def check(self, digest: str, num_read: int) -> None:
-        """Raises InputError unless these are the digest and the number of the input lines of the lines written."""
+        """Raises InputError unless the written lines were made from the input lines of this digest and number."""
         if num_read < self.num_done or self.digest not in (None, digest):
             source = self._about.get("input", "the input")
             raise InputError(
@@ -230,7 +244,7 @@ class Output:
             sys.stdout.flush()
 
     def flush(self, digest: str) -> None:
-        """Writes what is held; `digest` is that of all input lines whose lines are written now."""
+        """Writes the pending lines to the file; `digest` is of all input lines that have their lines now."""
         self.show()
         if self._file is sys.stdout or not self.writes:
             return
@@ -240,7 +254,7 @@ class Output:
                 os.fsync(self._file.fileno())  # the digest must not come to the disk before its lines
             elif self._pending:
                 data = "".join(self._pending).encode()
-                self._put(f"{self._place}.parts/{self._num_lines - len(self._pending):012}", data)
+                self._put(f"{self._system_path}.parts/{self._num_lines - len(self._pending):012}", data)
                 self._content.append(data)
                 self._pending = []
             self._put_about({DONE: [self._num_lines, digest]})
@@ -255,9 +269,9 @@ class Output:
                 return
             parts = self._parts()
             if parts or not self._content:
-                self._put(self._place, b"".join(self._content))
+                self._put(self._system_path, b"".join(self._content))
             if parts:
-                self._ask("rm", f"{self._place}.parts", recursive=True)
+                self._ask("rm", f"{self._system_path}.parts", recursive=True)
 
     @contextlib.contextmanager
     def _failures(self) -> Iterator[None]:
@@ -272,13 +286,15 @@ class Output:
             ) from error
 
     def _parts(self) -> list[str]:
-        found = None if self._is_local else self._unless_missing("ls", f"{self._place}.parts", detail=False)
-        return sorted(found or ())
+        """Returns the objects that hold the lines so far, in order: each is named by its first line's number."""
+        if self._is_local:
+            return []
+        return sorted(self._unless_missing("ls", f"{self._system_path}.parts", detail=False) or ())
 
     def _read(self, path: str) -> bytes | None:
         if self._is_local:
             return Path(path).read_bytes() if os.path.exists(path) else None
-        # `info` says of a missing file that it is missing in every file system.
+        # `info` first: it is the one request that reports a missing file as missing in every file system.
         return self._unless_missing("info", path) and self._ask("cat_file", path)
 
     def _put(self, path: str, data: bytes) -> None:
@@ -289,7 +305,7 @@ class Output:
 
     def _put_about(self, more: Record) -> None:
         about = json.dumps({**self._about, **more}, indent=1, ensure_ascii=False) + "\n"
-        self._put(f"{self._place}.about.json", about.encode())
+        self._put(f"{self._system_path}.about.json", about.encode())
 
     def _unless_missing(self, method: str, *arguments: object, **options: object) -> Any:
         try:
@@ -306,7 +322,7 @@ class Output:
 def _check_about(path: str, before: bytes | None, about: Record) -> tuple[int, str | None]:
     """Returns the lines written, and the digest of their input lines, or (0, None) before the first window is finished.
 
-    Raises InputError if what stands beside the output is not this `about`.
+    Raises InputError if the file beside the output is missing, damaged, or has another `about`.
     """
     try:
         made = json.loads(before) if before else {}
@@ -319,10 +335,10 @@ def _check_about(path: str, before: bytes | None, about: Record) -> tuple[int, s
             f"The output {path} exists, and no {path}.about.json says what it was made with; give another path, or"
             " delete it."
         )
-    # Where the lines are from does not matter: the digest tells whether they are the same.
-    names = {*made, *about} - {"input"}
-    if changed := next((name for name in [*about, *made] if name in names and made.get(name) != about.get(name)), None):
-        raise InputError(f"The output {path} was made with another {changed}; give another path, or delete it.")
+    for name in (*about, *made):
+        # The input may have moved: the digest tells whether its lines are the same.
+        if name != "input" and made.get(name) != about.get(name):
+            raise InputError(f"The output {path} was made with another {name}; give another path, or delete it.")
     return lines, digest
 
 
@@ -346,7 +362,8 @@ def process(
     written as soon as those before it are. `total` is the number of records if it is known; `check` is called before
     a window is saved. Raises InputError if the output holds lines of another text.
     """
-    count, digest = output.num_done, hashlib.blake2b(digest_size=16)
+    count = output.num_done
+    digest = hashlib.blake2b(digest_size=16)
     source = _digested(source, digest)
     num_read = sum(1 for _ in itertools.islice(source, count))
     output.check(digest.hexdigest(), num_read)
@@ -355,13 +372,13 @@ def process(
     with Progress(total, count, shows_progress) as progress:
         while records_of_window := list(itertools.islice(source, window)):
             done: dict[int, tuple[Record, str]] = {}
-            place = 0
+            next_line = 0
             for number, record, text in judge(records_of_window, count):
                 done[number] = (record, text)
                 progress.update()
-                while place in done:
-                    output.write(*done.pop(place))
-                    place += 1
+                while next_line in done:
+                    output.write(*done.pop(next_line))
+                    next_line += 1
                 output.show()
             check()
             output.flush(digest.hexdigest())
@@ -377,68 +394,9 @@ def _digested(source: Iterator[Record], digest: hashlib.blake2b) -> Iterator[Rec
 
 
 def in_one_line(text: str) -> str:
-    r"""Returns a text with spaces in place of its ends of lines; other signs that end lines in Unicode stay.
+    r"""Returns a text with spaces in place of its line breaks; Unicode's other line separators stay.
 
     >>> in_one_line("one\r\ntwo\n"), in_one_line("one\u2028two") == "one\u2028two"
     ('one two', True)
     """
     return re.sub(r"\r\n|\n|\r", " ", re.sub(r"(\r\n|\n|\r)\Z", "", text))
-
-
-SECONDS_BETWEEN = 30.0  # of lines where there is no terminal
-
-
-class Progress:
-    """Counts lines, `done` of them before the start; says how many of `total` are there, how fast and how long yet.
-
-    Without a total no time is said. With `shows=False` it says nothing. `what` is done with other things than lines,
-    `unit` each; it may stand for one of tqdm's bars. Of less than one a second only the time is said.
-    """
-
-    def __init__(self, total: int | None, done: int, shows: bool = True, unit: str = "line", what: str = ""):
-        self._total, self._done, self._begun, self._unit, self._what = total, done, done, unit, what
-        is_terminal = sys.stderr.isatty()
-        self._says = shows and not is_terminal
-        is_off = not (shows and is_terminal)
-        self._bar = tqdm(None, what or None, total, unit=unit, initial=done, disable=is_off, dynamic_ncols=True)
-        self._start = self._said = time.monotonic()
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Ends the bar."""
-        self._bar.close()
-
-    def update(self, number: int = 1, is_new: bool = True) -> None:
-        """Counts one line, or several; what is not new was done before, and says nothing of the time."""
-        self._done += number
-        self._begun += 0 if is_new else number
-        self._bar.update(number)
-        now = time.monotonic()
-        if self._says and now - self._said >= SECONDS_BETWEEN:
-            self._said = now
-            print(self.sentence(now - self._start), file=sys.stderr, flush=True)
-
-    def sentence(self, seconds: float) -> str:
-        """Returns how far it is after some seconds.
-
-        >>> progress = Progress(500, 100, False)
-        >>> for _ in range(100): progress.update()
-        >>> progress.sentence(50.0)
-        '200 of 500 lines, 2.0 lines/s, ETA 2 min 30 s'
-        >>> progress = Progress(5, 0, False, "outcome", "ro")
-        >>> progress.update(2, is_new=False); progress.update()
-        >>> progress.sentence(60.0)
-        'ro: 3 of 5 outcomes, ETA 2 min 0 s'
-        """
-        speed, units = (self._done - self._begun) / max(seconds, 1e-9), f"{self._unit}s"
-        what = f"{self._what}: " if self._what else ""
-        if self._total is None:
-            return f"{what}{self._done:,} {units}, {speed:.1f} {units}/s"
-        left = duration((self._total - self._done) / max(speed, 1e-9))
-        rate = f" {speed:.1f} {units}/s," if speed >= 1 else ""
-        return f"{what}{self._done:,} of {self._total:,} {units},{rate} ETA {left}"

@@ -35,9 +35,10 @@ if TYPE_CHECKING:
     from limba.data.tasks import Provider
     from limba.data.vocabulary.load import Vocabulary
     from limba.data.vocabulary.special_ids import SpecialIds
-    from limba.inference.gaps import Fill
-    from limba.inference.generate import Deadline, Score, Written
+    from limba.inference.gap_pieces import Fill
+    from limba.inference.generate import Deadline, Written
     from limba.inference.long_inputs import SegmentWriter
+    from limba.inference.scoring import Score
     from limba.model import Network
     from limba.model.trees import Parameters
 
@@ -47,10 +48,10 @@ BATCH_SIZE = 32  # texts per batch, over all devices, for a model without a batc
 LENGTHS = {"inputs": 512, "targets": 512}  # tokens, for a model without lengths
 FORMATS = ("huggingface", "flax", "t5x")
 POOLINGS = ("mean", "first", "last", "max", "mean_sqrt_len", "weighted_mean")  # of hidden states, for `encode`
-INTERNAL = (  # what commands use of a model, and no tab completion shows
-    *("source", "network", "mesh", "tokenizer", "task", "reads_prefix", "rows", "written", "segment_writer"),
-    *("logits_of_ids", "pair_ids", "num_cut", "only_fills_gaps"),
-)
+INTERNAL = (  # what commands use of a model; tab completion does not show it
+    "source", "network", "mesh", "tokenizer", "task", "reads_prefix", "rows", "written", "segment_writer",
+    "logits_of_ids", "pair_ids", "num_cut", "only_fills_gaps",
+)  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
@@ -70,30 +71,35 @@ def load(
     `limba.inference.source.find`. `step` chooses a checkpoint of a run; the default is its best one, if it keeps one,
     else the newest. `config` replaces the configuration beside the arrays. `vocabulary` (a path, 'byte', or a seqio
     vocabulary) replaces the model's. `mesh` defaults to the run's if it fits the devices, else to data parallelism.
-    `imports` are modules that a run's configuration may have imported, beside those of Limba and of tasks/; the modules
-    of `config` are imported, since that is the caller's.
+    `imports` are modules that a run's configuration may have imported, besides Limba's and those in tasks/; the modules
+    that `config` names are imported, since the caller chose them.
 
     Without `config` activations are float32, whatever dtype the model was trained in. Raises InputError if no model
     is found, if an array is missing or has another shape, or if the vocabulary cannot be read.
     """
-    own = config.data.task_modules if isinstance(config, RunConfig) else ()
+    modules_of_config = config.data.task_modules if isinstance(config, RunConfig) else ()
     keep_compiled_programs()
-    source = path if isinstance(path, Source) else sources.find(str(path), config, allowed=(*imports, *own))
+    if isinstance(path, Source):
+        source = path
+    else:
+        source = sources.find(str(path), config, allowed=(*imports, *modules_of_config))
     model = sources.evaluated(source.model) if config is None else source.model
     from limba.model import Network  # a path without a model is refused before the network is imported
 
     mesh = mesh or mesh_for(source.run)
     network = Network(model, mesh)
     if step is None and source.best is not None:
-        place, arrays = f"{source.path.rstrip('/')}/best", source.arrays(None)
+        checkpoint = f"{source.path.rstrip('/')}/best"
+        arrays = source.arrays(None)
         step = int(source.best.name)
     else:
-        place, step = source.path, source.step_of(step)
+        checkpoint = source.path
+        step = source.step_of(step)
         arrays = source.arrays(step)
     tokenizer = _tokenizer(source, vocabulary)
     with waiting(f"loading step {step:,} of {source.path}", shows=jax.process_index() == 0):
         params = place_parameters(arrays, network, mesh)
-    return TrainedModel(source, network, mesh, params, step, place, tokenizer)
+    return TrainedModel(source, network, mesh, params, step, checkpoint, tokenizer)
 
 
 def mesh_for(run: RunConfig | None) -> Mesh:
@@ -128,11 +134,14 @@ def place_parameters(arrays: Mapping[str, np.ndarray], network: Network, mesh: M
     return jax.tree.map_with_path(placed, shapes, parameter_shardings(mesh, network.logical_axes(), shapes))
 
 
-def _tokenizer(source: Source, given: Vocabulary | VocabularyName | str | Path | None) -> Tokenizer | None:
-    if given is None or isinstance(given, str | Path | VocabularyName):
-        return sources.open_vocabulary(source, VocabularyName(str(given)) if isinstance(given, str | Path) else given)
-    path = getattr(given, "sentencepiece_model_file", getattr(given, "path", "byte"))
-    return VocabularyName(path, given.extra_ids), given
+def _tokenizer(source: Source, vocabulary: Vocabulary | VocabularyName | str | Path | None) -> Tokenizer | None:
+    """Returns the vocabulary that is given, opened, and its name; without one the source's own, or None."""
+    if isinstance(vocabulary, str | Path):
+        vocabulary = VocabularyName(str(vocabulary))
+    if vocabulary is None or isinstance(vocabulary, VocabularyName):
+        return sources.open_vocabulary(source, vocabulary)
+    path = getattr(vocabulary, "sentencepiece_model_file", getattr(vocabulary, "path", "byte"))
+    return VocabularyName(path, vocabulary.extra_ids), vocabulary
 
 
 @dataclasses.dataclass(eq=False)
@@ -149,7 +158,8 @@ class TrainedModel:
     step: int  # with `path`: the checkpoint
     path: str
     tokenizer: Tokenizer | None  # the vocabulary and its name, if it is known
-    _said_cut: bool = dataclasses.field(default=False, init=False, repr=False)  # that texts are cut is said once
+    # The warning about texts that are cut is logged once.
+    _said_cut: bool = dataclasses.field(default=False, init=False, repr=False)
 
     @property
     def config(self) -> RunConfig | ModelConfig:
@@ -160,13 +170,13 @@ class TrainedModel:
     def vocabulary(self) -> Vocabulary:
         """The vocabulary, a seqio object; InputError if it is not known."""
         if self.tokenizer is None:
-            place = self.source.directory
-            other = next((name for name in sources.OTHER_VOCABULARIES if (place / name).exists()), None)
+            folder = self.source.directory
+            other = next((name for name in sources.OTHER_VOCABULARIES if (folder / name).exists()), None)
             if other is not None:
                 raise InputError(
                     f"{self.path} has its vocabulary as {other}, from which transformers makes a tokenizer.json, which"
-                    f" Limba reads: transformers.AutoTokenizer.from_pretrained({str(place)!r})"
-                    f".save_pretrained({str(place)!r})."
+                    f" Limba reads: transformers.AutoTokenizer.from_pretrained({str(folder)!r})"
+                    f".save_pretrained({str(folder)!r})."
                 )
             raise InputError(
                 f"{self.path} has no vocabulary ({' or '.join(sources.VOCABULARIES)}) beside it; give one as"
@@ -178,11 +188,11 @@ class TrainedModel:
     def special_ids(self) -> SpecialIds:
         """The ids with a role: padding, start, ends, mask, and what stands around a text."""
         vocabulary = None if self.tokenizer is None else self.tokenizer[1]
-        found = sources.special_ids_of(self.source, vocabulary)
+        special = sources.special_ids_of(self.source, vocabulary)
         if self.source.model.predicts_next and not self.network.config.is_encoder:
             # As a language model a hybrid reads what it learned in causal rows: the start, then <cls>, then the text.
-            return dataclasses.replace(found, before=(found.decoder_start, *found.before), after=())
-        return found
+            return dataclasses.replace(special, before=(special.decoder_start, *special.before), after=())
+        return special
 
     @functools.cached_property
     def decoder(self) -> TrainedModel:
@@ -202,9 +212,12 @@ class TrainedModel:
     @functools.cached_property
     def lengths(self) -> Mapping[str, int]:
         """The maximum number of tokens of inputs and targets; longer ones are truncated."""
-        run, task = self.source.run, self.task
+        run = self.source.run
+        task = self.task
         if run is None or task is None:
-            return LENGTHS if self.source.length is None else {**LENGTHS, "inputs": self.source.length}
+            if self.source.length is None:
+                return LENGTHS
+            return {**LENGTHS, "inputs": self.source.length}
         with quiet_imports():
             from limba.data.objectives import derive_lengths
         return derive_lengths(task, run.data.task_feature_lengths)
@@ -224,7 +237,8 @@ class TrainedModel:
 
         False, with a warning, if the modules of the run's task are not imported.
         """
-        model, run = self.network.config, self.source.run
+        model = self.network.config
+        run = self.source.run
         if not model.is_decoder_only or model.prefix_attention != "full" or run is None:
             return False
         if run.data.objective is not None:
@@ -247,7 +261,8 @@ class TrainedModel:
     def generation(self) -> GenerationConfig:
         """The run's GenerationConfig; greedy if only the network is known.
 
-        A folder for transformers may write its sentinels, as there, unless its generation_config.json suppresses them.
+        A model of a folder for transformers may write its sentinels, as in transformers, unless its
+        generation_config.json suppresses them.
         """
         if self.source.run is not None:
             return self.source.run.generation
@@ -256,12 +271,19 @@ class TrainedModel:
     @property
     def batch_size(self) -> int:
         """The number of texts in a batch, over all devices."""
-        return self.rows(BATCH_SIZE if self.source.run is None else self.source.run.data.batch_size)
+        if self.source.run is None:
+            return self.rows(BATCH_SIZE)
+        return self.rows(self.source.run.data.batch_size)
 
     def __repr__(self) -> str:
-        model, run = self.network.config, self.source.run
-        alone = "encoder" if model.is_encoder else "decoder-only"
-        kind = alone if model.is_decoder_only else f"encoder-decoder, {model.num_encoder_layers} +"
+        model = self.network.config
+        run = self.source.run
+        if model.is_encoder:
+            kind = "encoder"
+        elif model.is_decoder_only:
+            kind = "decoder-only"
+        else:
+            kind = f"encoder-decoder, {model.num_encoder_layers} +"
         size = sum(leaf.size for leaf in jax.tree.leaves(self.params))
         pieces = "no vocabulary" if self.tokenizer is None else f"vocabulary {self.tokenizer[0].path}"
         task = "" if run is None else f", task {run.data.mixture_or_task_name}"
@@ -281,10 +303,12 @@ class TrainedModel:
         they end with the end of sequence, and <mask> becomes its mask. Of a folder for transformers they are the ids of
         its AutoTokenizer.
         """
-        from limba.inference.gaps import masked_ids
-        from limba.inference.generate import input_ids, prompt_ids
+        from limba.inference.mask_filling import masked_ids
+        from limba.inference.token_ids import input_ids, prompt_ids
 
-        text, vocabulary, special = whole_letters(text), self.vocabulary, self.special_ids
+        text = whole_letters(text)
+        vocabulary = self.vocabulary
+        special = self.special_ids
         if self.network.config.is_encoder:
             return masked_ids(text, vocabulary, special, self.lengths["inputs"])
         if self.network.config.is_decoder_only:
@@ -295,7 +319,7 @@ class TrainedModel:
         """Returns the text that the model generates for each input.
 
         A language model's text begins with its prompt, which it reads as it learned to (`reads_prefix`); a hybrid
-        generates as the language model that it is too. `fields` are those of GenerationConfig, such as `max_tokens=64`,
+        generates as the language model that it is too. `fields` are GenerationConfig's, such as `max_tokens=64`,
         `num_beams=4`, or `temperature=0.6, top_k=20`; the defaults are the run's. `long_inputs` says what is done with
         texts longer than the run's length. Raises InputError for fields that exclude each other.
         """
@@ -316,8 +340,8 @@ class TrainedModel:
         """Returns `samples` for a complete GenerationConfig; raises TimeIsOverError soon after the deadline."""
         rows = self.rows(min(self.batch_size, max(1, len(listed(texts)))))
         writer = self.segment_writer(config, rows, deadline=deadline)
-        found = dict(writer.results(texts))
-        return [list(found[place].samples) for place in range(len(texts))]
+        results = dict(writer.results(texts))  # they come in any order
+        return [list(results[number].samples) for number in range(len(texts))]
 
     def segment_writer(
         self,
@@ -336,14 +360,13 @@ class TrainedModel:
         from limba.inference.generate import Writer
         from limba.inference.long_inputs import SegmentWriter
 
-        network, is_prefix = self.network, self.reads_prefix
         writer = Writer(
-            network,
+            self.network,
             self.mesh,
             self.vocabulary,
             config,
             num_rows,
-            is_prefix,
+            self.reads_prefix,
             deadline=deadline,
             special=self.special_ids,
         )
@@ -362,13 +385,14 @@ class TrainedModel:
 
         Gaps are <extra_id_0>, <extra_id_1>, … in order, or `<mask>` or `___` each. A `Fill` is (text, probability,
         ids): the probability that the model writes exactly this there, its end included, after the best fills of the
-        gaps before. A fill has a letter and begins with a word, or a good part of one (`gaps.fills`). An encoder's is
-        one piece, with its probability there, whatever the other gaps get (`gaps.fills_of_masks`). Raises InputError
-        for a model or a text without gaps, gaps that are not in order, and a text longer than the model reads, and
-        TimeIsOverError soon after the deadline.
+        gaps before. A fill has a letter and begins with a word, or a good part of one (`gap_filling.fills`). An
+        encoder's fill is one piece, with its probability there, whatever the other gaps get
+        (`mask_filling.fills_of_masks`). Raises InputError for a model or a text without gaps, gaps that are not in
+        order, and a text longer than the model reads, and TimeIsOverError soon after the deadline.
         """
         from limba.data.vocabulary.load import num_sentinels
-        from limba.inference.gaps import Filler, fills_of_masks, with_sentinels
+        from limba.inference.gap_filling import Filler, with_sentinels
+        from limba.inference.mask_filling import fills_of_masks
 
         if not isinstance(top, int) or top < 1:
             raise InputError(f"`top` is {top!r}; give a whole number above 0.")
@@ -389,12 +413,14 @@ class TrainedModel:
             )
         if not num_sentinels(self.vocabulary):
             raise InputError(f"The vocabulary of {self.path} has no sentinels (<extra_id_0>, …), so it fills no gaps.")
-        masked, ids = list(map(with_sentinels, texts)), []
-        for each in masked:
-            ids.append(self.tokenize(each))
-            if num_cut := self.num_cut(each, ""):
+        masked = [with_sentinels(each) for each in texts]
+        ids = []
+        for masked_text in masked:
+            ids.append(self.tokenize(masked_text))
+            num_cut = self.num_cut(masked_text, "")
+            if num_cut:  # a gap may be in the part that is cut
                 raise InputError(
-                    f"The text {each[:60]!r}… has {len(ids[-1]) + num_cut:,} tokens, and the model reads"
+                    f"The text {masked_text[:60]!r}… has {len(ids[-1]) + num_cut:,} tokens, and the model reads"
                     f" {self.lengths['inputs']:,}; give a shorter one."
                 )
         filler = Filler(self.network, self.params, self.mesh, self.vocabulary, self.special_ids)
@@ -408,7 +434,8 @@ class TrainedModel:
         `num_rows` pairs, by default `batch_size`.
         """
         from limba.data.vocabulary.covered import covered_bytes
-        from limba.inference.generate import log_likelihoods, score_of, text_ids
+        from limba.inference.scoring import log_likelihoods, score_of
+        from limba.inference.token_ids import text_ids
 
         if self.decoder is not self:
             return self.decoder.score(pairs, num_rows)
@@ -416,21 +443,21 @@ class TrainedModel:
         ids = [self.pair_ids(*pair) for pair in paired(pairs)]
         rows = num_rows or self.batch_size
         special = self.special_ids
-        found = log_likelihoods(self.network, self.params, self.mesh, ids, rows, self.reads_prefix, special)
+        likelihoods = log_likelihoods(self.network, self.params, self.mesh, ids, rows, self.reads_prefix, special)
         self._warn_of_cut([inputs for inputs, _ in pairs], [read for read, _ in ids])
-        scores, num_cut = [], 0
-        for value, (_, read), (_, target) in zip(found.tolist(), ids, pairs, strict=True):
-            letters = whole_letters(target)
-            num_tokens = None
+        scores = []
+        num_cut = 0
+        for likelihood, (_, read), (_, target) in zip(likelihoods.tolist(), ids, pairs, strict=True):
+            text = whole_letters(target)
+            num_tokens = None  # all of the text was read
             if len(read) == self.lengths["targets"] and not self.network.config.is_decoder_only:
-                whole, around = len(text_ids(letters, self.vocabulary)), len(special.target([]))
-                num_tokens = len(read) - around
-                num_cut += num_tokens < whole
-            scores.append(score_of(value, len(read), covered_bytes(self.vocabulary, letters, num_tokens)))
+                num_tokens = len(read) - len(special.target([]))  # without its end
+                num_cut += num_tokens < len(text_ids(text, self.vocabulary))
+            scores.append(score_of(likelihood, len(read), covered_bytes(self.vocabulary, text, num_tokens)))
         if num_cut:
             logger.warning(
-                "%d of %d targets are longer than the %d tokens that the model reads, and are scored as far as those"
-                " go: their bits per byte are of the bytes that were read.",
+                "%d of %d targets are longer than the %d tokens that the model reads; only these tokens are scored, and"
+                " their bits per byte are of the bytes that were read.",
                 num_cut, len(scores), self.lengths["targets"],
             )  # fmt: skip
         return scores
@@ -438,25 +465,29 @@ class TrainedModel:
     def log_likelihoods(self, pairs: Sequence[tuple[str, str]], ends: bool = True) -> Float[np.ndarray, " N"]:
         """Returns ln p(target | input) of whole texts: as `score`, but nothing is truncated and no prefix is added.
 
-        `ends`: the target includes its end of sequence. Of an encoder: `gaps.pseudo_log_likelihoods`.
+        `ends`: the target includes its end of sequence. For an encoder see
+        `pseudo_likelihood.pseudo_log_likelihoods`.
         """
-        from limba.inference.generate import input_ids, log_likelihoods, read_before, target_ids
+        from limba.inference.pseudo_likelihood import pseudo_log_likelihoods
+        from limba.inference.scoring import log_likelihoods
+        from limba.inference.token_ids import input_ids, read_before, target_ids
 
+        network = self.network
         special = self.special_ids
-        if (network := self.network.config).is_encoder and network.has_logits:
-            from limba.inference.gaps import pseudo_log_likelihoods as score
-
-            return score(self.network, self.params, self.mesh, self.vocabulary, special, pairs, self.batch_size)
+        if network.config.is_encoder and network.config.has_logits:
+            return pseudo_log_likelihoods(
+                network, self.params, self.mesh, self.vocabulary, special, pairs, self.batch_size
+            )
         self._require_text("scores")
-        follows, vocabulary = network.is_decoder_only, self.vocabulary
+        follows = network.config.is_decoder_only
+        vocabulary = self.vocabulary
         read = read_before if follows else input_ids
-        letters = [(whole_letters(inputs), whole_letters(targets)) for inputs, targets in pairs]
-        ids = [
-            (read(inputs, vocabulary, special), target_ids(targets, vocabulary, special, ends=ends, follows=follows))
-            for inputs, targets in letters
-        ]
-        size, is_prefix = self.batch_size, self.reads_prefix
-        return log_likelihoods(self.network, self.params, self.mesh, ids, size, is_prefix, special)
+        ids = []
+        for inputs, targets in pairs:
+            read_ids = read(whole_letters(inputs), vocabulary, special)
+            written_ids = target_ids(whole_letters(targets), vocabulary, special, ends=ends, follows=follows)
+            ids.append((read_ids, written_ids))
+        return log_likelihoods(network, self.params, self.mesh, ids, self.batch_size, self.reads_prefix, special)
 
     def logits(self, pairs: Sequence[tuple[str, str]]) -> list[Float[np.ndarray, "Q V"]]:
         """Returns the logits of each (input, target): one row per target token, including its end of sequence."""
@@ -466,21 +497,23 @@ class TrainedModel:
         self, pairs: Sequence[tuple[np.ndarray, np.ndarray]], num_rows: int | None = None
     ) -> list[Float[np.ndarray, "Q V"]]:
         """Returns `logits` of pairs of ids; a batch has `num_rows` pairs, by default all of them."""
-        from limba.inference.generate import logits
+        from limba.inference.scoring import logits
 
         if self.decoder is not self:
             return self.decoder.logits_of_ids(pairs, num_rows)
         self._require_text("scores")
-        rows, special = num_rows or self.rows(len(pairs)), self.special_ids
-        return logits(self.network, self.params, self.mesh, pairs, rows, self.reads_prefix, special)
+        rows = num_rows or self.rows(len(pairs))
+        return logits(self.network, self.params, self.mesh, pairs, rows, self.reads_prefix, self.special_ids)
 
     def pair_ids(self, inputs: str, targets: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns the ids of an input and its target as `score` compares them."""
-        from limba.inference.generate import read_before, target_ids
+        from limba.inference.token_ids import read_before, target_ids
 
         if self.decoder is not self:
             return self.decoder.pair_ids(inputs, targets)
-        vocabulary, special, target = self.vocabulary, self.special_ids, whole_letters(targets)
+        vocabulary = self.vocabulary
+        special = self.special_ids
+        target = whole_letters(targets)
         if self.network.config.is_decoder_only:
             read = read_before(whole_letters(inputs), vocabulary, special)
             return read, target_ids(target, vocabulary, special, follows=True)
@@ -488,11 +521,12 @@ class TrainedModel:
 
     def num_cut(self, inputs: str, targets: str) -> int:
         """Returns how many tokens of a pair `pair_ids` truncates."""
-        from limba.inference.generate import input_ids, target_ids
+        from limba.inference.token_ids import input_ids, target_ids
 
         if self.network.config.is_decoder_only:
             return 0
-        vocabulary, special = self.vocabulary, self.special_ids
+        vocabulary = self.vocabulary
+        special = self.special_ids
         sizes = {
             "inputs": len(input_ids(self.prefix + whole_letters(inputs), vocabulary, special)),
             "targets": len(target_ids(whole_letters(targets), vocabulary, special)),
@@ -514,13 +548,13 @@ class TrainedModel:
         raise InputError(f"{self.path} is an encoder, which {what} no text; call {uses}.")
 
     def _warn_of_cut(self, texts: Sequence[str], ids: Sequence[np.ndarray]) -> None:
-        """Logs once, by model, that texts are longer than those that it was trained with, and were cut."""
+        """Logs, once for a model, that texts are longer than those it was trained with, and were cut."""
         length = self.lengths.get("inputs")
-        if length is None or self._said_cut or all(len(each) < length for each in ids):
+        if length is None or self._said_cut:
             return
-        num_cut = sum(
-            self._num_tokens(text) > length for text, each in zip(texts, ids, strict=True) if len(each) >= length
-        )
+        # Only texts that fill the length can have been cut: the others are not tokenized again.
+        full = [text for text, text_ids in zip(texts, ids, strict=True) if len(text_ids) >= length]
+        num_cut = sum(self._num_tokens(text) > length for text in full)
         if num_cut:
             self._said_cut = True
             logger.warning(
@@ -530,28 +564,30 @@ class TrainedModel:
             )  # fmt: skip
 
     def _num_tokens(self, text: str) -> int:
-        """Returns how many tokens a text has, and what stands around it, uncut."""
-        from limba.inference.gaps import masked_ids
-        from limba.inference.generate import input_ids
+        """Returns how many tokens a text has uncut, with the ids around it; 0 for a language model, which cuts none."""
+        from limba.inference.mask_filling import masked_ids
+        from limba.inference.token_ids import input_ids
 
-        text, vocabulary, special = whole_letters(text), self.vocabulary, self.special_ids
+        text = whole_letters(text)
+        vocabulary = self.vocabulary
+        special = self.special_ids
         if self.network.config.is_encoder:
             return len(masked_ids(text, vocabulary, special))
         if self.network.config.is_decoder_only:
-            return 0  # is not cut
+            return 0
         return len(input_ids(self.prefix + text, vocabulary, special))
 
     def encode(self, texts: Sequence[str], pooling: str | None = None) -> Float[np.ndarray, "N D"]:
         """Returns one vector per text, from the encoder's output, or from a language model's last hidden states.
 
-        `pooling` is one of POOLINGS: the mean of the tokens' states, that of the first or last token, and so on. None:
-        as the modules of a folder of sentence-transformers say, with its prompt and what follows its pooling; the mean
-        for any other model. Raises InputError for modules that are not known.
+        `pooling` is one of POOLINGS: the mean of the tokens' states, the first or last token's state, and so on. The
+        default is what the modules of a sentence-transformers folder define, with its prompt and the modules after its
+        pooling, and the mean for any other model. Raises InputError for modules that are not known.
         """
         if pooling is not None and pooling not in POOLINGS:
             raise InputError(f"The pooling is {pooling!r}; choose one of {', '.join(POOLINGS)}.")
         from limba.formats.sentence_modules import SentenceModules
-        from limba.inference.encoded import cut, of_each, pooled
+        from limba.inference.vectors import computed_in_batches, pooled, truncated
 
         modules = self.source.sentence_modules() if pooling is None else None
         modules = modules or SentenceModules((pooling or "mean",), ())
@@ -560,14 +596,15 @@ class TrainedModel:
             texts = [text.lower() for text in texts]
         ids = [self.tokenize(text) for text in texts]
         self._warn_of_cut(texts, ids)
-        if any(not len(each) for each in ids):
+        if any(not len(text_ids) for text_ids in ids):
             raise InputError(
                 "A text is empty, and the model's tokenizer puts nothing around it; give texts with letters."
             )
         after = self.special_ids.after
-        ids = [cut(each, modules.max_tokens, after[-1] if after else None) for each in ids]
+        end = after[-1] if after else None
+        ids = [truncated(text_ids, modules.max_tokens, end) for text_ids in ids]
         compute = functools.partial(pooled, self.network, modules.poolings, self.special_ids.is_published, self.params)
-        rows = of_each(compute, ids, self.rows(min(self.batch_size, max(1, len(ids)))), self.mesh)
+        rows = computed_in_batches(compute, ids, self.rows(min(self.batch_size, max(1, len(ids)))), self.mesh)
         width = self.network.config.emb_dim * len(modules.poolings)
         vectors = np.stack(rows) if rows else np.zeros((0, width), np.float32)
         for change in modules.after:
@@ -600,7 +637,8 @@ class TrainedModel:
             raise InputError(f"{folder} is not empty; give a new folder.")
         arrays = self.arrays()
         if format == "t5x":
-            tree = {"state/step": np.int32(self.step), **{f"target/{name}": each for name, each in arrays.items()}}
+            parameters = {f"target/{name}": array for name, array in arrays.items()}
+            tree = {"state/step": np.int32(self.step), **parameters}
             return Path(t5x.write_legacy(folder, self.step, tree, dtype))
         folder.mkdir(parents=True, exist_ok=True)
         with lease.held(str(folder), "exports to"):
@@ -614,29 +652,29 @@ class TrainedModel:
             )
             write_folder(writing, arrays, self.network.config, form, self.tokenizer)
             for file in sorted(writing.iterdir(), key=lambda file: file.name == "config.json"):
-                file.replace(folder / file.name)  # config.json last: until then the folder is no model
+                file.replace(folder / file.name)  # config.json last: until then the folder is not a model
             writing.rmdir()
         return folder
 
     def trim(self, texts: Sequence[str], folder: str | Path, coverage: float = 0.9999) -> TrainedModel:
         """Writes the model with the rows of its vocabulary that texts need to a new folder; returns it from there.
 
-        The rows are those of the pieces that make up the share `coverage` of the texts' tokens, see
+        They are the rows of the pieces that make up the share `coverage` of the texts' tokens, see
         `limba.export.trimming`. Every fiftieth text is not counted: what the others leave of it is logged. Raises
         InputError for a model that was opened with another vocabulary than its own, for one of bytes, and for a folder
         that is not empty.
         """
-        own = sources.open_vocabulary(self.source)
-        if self.tokenizer is not None and (own is None or own[0].path != self.tokenizer[0].path):
+        own_tokenizer = sources.open_vocabulary(self.source)
+        if self.tokenizer is not None and (own_tokenizer is None or own_tokenizer[0].path != self.tokenizer[0].path):
             raise InputError(f"{self.path} was opened with another vocabulary than its own; open it without that.")
         tool = toolbox.find("trim")
         if tool is None:
             raise InputError("Limba's tools, which trim a vocabulary, are not installed; install all of limba/.")
         step = None if self.path.endswith("/best") else self.step
-        read = [whole_letters(text) for text in listed(texts)]
-        return load(tool.of_loaded(self.source, step, read, str(folder), coverage))
+        whole_texts = [whole_letters(text) for text in listed(texts)]
+        return load(tool.of_loaded(self.source, step, whole_texts, str(folder), coverage))
 
     def rows(self, num: int) -> int:
-        """Returns the smallest number of rows, at least this one, that the mesh divides."""
+        """Returns the smallest number of rows, at least `num`, that divides over the mesh."""
         groups = num_batch_groups(self.mesh)
         return -(-num // groups) * groups

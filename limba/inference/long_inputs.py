@@ -13,13 +13,24 @@ import numpy as np
 
 from limba.config import ConfigError, GenerationConfig, InputError
 from limba.data.objectives.text_segments import Segment, joined, long_inputs_of, segments_of
-from limba.inference.generate import Writer, Written, input_ids
+from limba.inference.generate import Writer, Written
+from limba.inference.texts import whole_letters
+from limba.inference.token_ids import input_ids
 
 logger = logging.getLogger(__name__)
 
 ROOM = 0.9  # share of the targets' length that a segment may have, since its output may be longer
 HALVINGS = 3  # times at most that a segment whose output does not end is cut in two
-Key = tuple[int, ...]  # of a segment: its place in the text, then in the segment that was cut in two
+Key = tuple[int, ...]  # a segment's number in its text, then its number in the segment that was cut in two, and so on
+
+
+class Item(NamedTuple):
+    """A segment to generate text for."""
+
+    text: int  # the index of its text
+    key: Key
+    segment: Segment
+    halvings: int  # how often it was cut in two
 
 
 class Read(NamedTuple):
@@ -41,18 +52,21 @@ class Result(NamedTuple):
     @property
     def fields(self) -> dict[str, object]:
         """What a JSON line says of the input beside the prediction."""
-        found: dict[str, object] = {"input_tokens": self.read.num_tokens, "cut_tokens": self.read.num_cut}
-        found |= {"num_segments": len(self.parts), "unfinished": self.unfinished}
-        if len(self.parts) > 1:
-            found["segments"] = [
-                {
-                    "input": segment.text,
-                    "prediction": samples[0].text if samples else "",
-                    "score": samples[0].score if samples else 0.0,
-                }
-                for segment, samples in self.parts
-            ]
-        return found
+        fields: dict[str, object] = {
+            "input_tokens": self.read.num_tokens,
+            "cut_tokens": self.read.num_cut,
+            "num_segments": len(self.parts),
+            "unfinished": self.unfinished,
+        }
+        if len(self.parts) < 2:
+            return fields
+        segments = []
+        for segment, samples in self.parts:
+            prediction = samples[0].text if samples else ""  # a blank segment has no output
+            score = samples[0].score if samples else 0.0
+            segments.append({"input": segment.text, "prediction": prediction, "score": score})
+        fields["segments"] = segments
+        return fields
 
 
 @dataclasses.dataclass
@@ -66,21 +80,21 @@ class Totals:
     unfinished: int = 0  # texts with a segment whose output did not end
 
     def sentences(self) -> list[str]:
-        """Returns what is said of them at the end."""
-        found = []
+        """Returns the sentences about them that a command prints at its end."""
+        sentences = []
         if self.segments:
-            found.append(
+            sentences.append(
                 f"{self.longer:,} inputs were longer than the {self.limit:,} tokens that are read at once; they were"
                 f" generated in {self.segments:,} segments, and joined."
             )
         elif self.longer:
-            found.append(
+            sentences.append(
                 f"{self.longer:,} inputs were cut to the {self.limit:,} tokens that the model reads; {self.cut:,} of"
                 " their tokens were not read."
             )
         if self.unfinished:
-            found.append(f"GenerationConfig.max_tokens ended {self.unfinished:,} of the texts.")
-        return found
+            sentences.append(f"GenerationConfig.max_tokens ended {self.unfinished:,} of the texts.")
+        return sentences
 
 
 class SegmentWriter:
@@ -93,7 +107,10 @@ class SegmentWriter:
     def __init__(
         self, trained: Any, config: GenerationConfig, writer: Writer, say: Callable[[str], None] | None = None
     ):
-        self._trained, self._config, self._say, self._writer = trained, config, say or logger.warning, writer
+        self._trained = trained
+        self._config = config
+        self._writer = writer
+        self._say = say or logger.warning
         self._continues = trained.network.config.is_decoder_only
         self.choice = choice_of(trained, config)
         self.limit = 0 if self._continues else self._longest()
@@ -120,13 +137,13 @@ class SegmentWriter:
 
     @property
     def _around(self) -> int:
-        """The tokens around a text, the end of sequence."""
+        """The number of ids around a text, such as the end of sequence."""
         special = self._trained.special_ids
         return len(special.before) + len(special.after)
 
     def read(self, text: str, name: str) -> Read:
         """Returns what is read of a text; InputError, which names it, if it is longer and long inputs are refused."""
-        text = text.encode("utf-8", "replace").decode()  # JSON can hold halves of surrogate pairs, and UTF-8 cannot
+        text = whole_letters(text)
         if self._continues:
             return Read([Segment(text)], len(self._trained.tokenize(text)))
         num_tokens = self._count(text)
@@ -140,8 +157,8 @@ class SegmentWriter:
             )
         if num_cut and not self.totals.longer:
             self._say(
-                f"{name} has {num_tokens:,} tokens, and the model reads {self.limit:,}: its rest is not read, nor that"
-                " of other long inputs. GenerationConfig.long_inputs 'segments' generates all of it."
+                f"{name} has {num_tokens:,} tokens, and the model reads {self.limit:,}: the rest of it, and of other"
+                " long inputs, is not read. GenerationConfig.long_inputs 'segments' generates all of it."
             )
         return Read([Segment(text)], num_tokens, num_cut)
 
@@ -154,58 +171,70 @@ class SegmentWriter:
         never have one.
         """
         done: dict[int, dict[Key, tuple[Segment, Sequence[Written]]]] = collections.defaultdict(dict)
-        waiting: collections.Counter[int] = collections.Counter()
-        reads: dict[int, Read] = {}
-        work: list[tuple[int, Key, Segment, int]] = []
-        for place, text in enumerate(texts):
-            reads[place] = read = self.read(text, f"{name} {first + place + 1:,}")
+        num_waiting: collections.Counter[int] = collections.Counter()  # segments of each text without an output yet
+        reads: list[Read] = []
+        work: list[Item] = []
+        for index, text in enumerate(texts):
+            read = self.read(text, f"{name} {first + index + 1:,}")
+            reads.append(read)
+            self._count_long(read)
             for number, segment in enumerate(read.segments):
                 if segment.text.strip() or not (skips_blank or self.choice == "segments"):
-                    work.append((place, (number,), segment, 0))
-                    waiting[place] += 1
+                    work.append(Item(index, (number,), segment, 0))
+                    num_waiting[index] += 1
                 else:
-                    done[place][number,] = (segment, [])
-            in_segments = self.choice == "segments" and len(read.segments) > 1
-            self.totals.longer += in_segments or read.num_cut > 0
-            self.totals.segments += len(read.segments) if in_segments else 0
-            self.totals.cut += read.num_cut
-            if not waiting[place]:
+                    done[index][number,] = (segment, [])
+            if not num_waiting[index]:  # a blank text
                 samples = [Written("", 0.0, np.zeros(0, np.int32))] * self._config.num_samples
-                yield place, Result(read, samples, list(done.pop(place, {}).values()), 0)
+                yield index, Result(read, samples, list(done.pop(index, {}).values()), 0)
+        # Segments of all texts are generated side by side; those whose output does not end come back as two.
         while work:
-            again: list[tuple[int, Key, Segment, int]] = []
-            for (place, key, segment, halvings), samples in self._written(work, first):
-                if halves := self._halves(segment, samples, halvings):
-                    again += [(place, (*key, i), half, halvings + 1) for i, half in enumerate(halves)]
-                    waiting[place] += len(halves) - 1
+            again: list[Item] = []
+            for item, samples in self._written(work, first):
+                halves = self._halves(item, samples)
+                if halves:
+                    again += halves
+                    num_waiting[item.text] += len(halves) - 1
                     continue
-                done[place][key] = (segment, samples)
-                waiting[place] -= 1
-                if not waiting[place]:
-                    parts = done.pop(place)
-                    yield place, self._joined(reads[place], [parts[key] for key in sorted(parts)])
+                done[item.text][item.key] = (item.segment, samples)
+                num_waiting[item.text] -= 1
+                if not num_waiting[item.text]:
+                    parts = done.pop(item.text)
+                    yield item.text, self._joined(reads[item.text], [parts[key] for key in sorted(parts)])
             work = again
 
-    def _written(self, work: Sequence[tuple], first: int) -> Iterator[tuple[tuple, list[Written]]]:
-        inputs = [self._trained.tokenize(segment.text) for _, _, segment, _ in work]
+    def _count_long(self, read: Read) -> None:
+        is_in_segments = self.choice == "segments" and len(read.segments) > 1
+        if is_in_segments:
+            self.totals.segments += len(read.segments)
+        if is_in_segments or read.num_cut:
+            self.totals.longer += 1
+        self.totals.cut += read.num_cut
+
+    def _written(self, work: Sequence[Item], first: int) -> Iterator[tuple[Item, list[Written]]]:
+        inputs = [self._trained.tokenize(item.segment.text) for item in work]
         for batch in self._writer.batches(inputs):
             items = [work[i] for i in batch]
-            numbers = [_number(first + place, key) for place, key, _, _ in items]
+            numbers = [_number(first + item.text, item.key) for item in items]
             written = self._writer.write(self._trained.params, [inputs[i] for i in batch], numbers)
             yield from zip(items, written, strict=True)
 
-    def _halves(self, segment: Segment, samples: Sequence[Written], halvings: int) -> list[Segment]:
+    def _halves(self, item: Item, samples: Sequence[Written]) -> list[Item]:
         """Returns the parts of a segment whose output did not end, or nothing if it is not cut any more."""
-        if self.choice != "segments" or halvings == HALVINGS or not self._is_unfinished(samples):
+        if self.choice != "segments" or item.halvings == HALVINGS or not self._is_unfinished(samples):
             return []
-        around = self._count("")  # the prefix, and what stands around a text
-        limit = around + max(2, -(-(self._count(segment.text) - around) // 2))
-        halves = segments_of(segment.text, self._count, limit)
-        return [] if len(halves) < 2 else [*halves[:-1], halves[-1]._replace(after=halves[-1].after + segment.after)]
+        num_around = self._count("")  # tokens of the prefix and around a text
+        num_own = self._count(item.segment.text) - num_around
+        limit = num_around + max(2, -(-num_own // 2))
+        halves = segments_of(item.segment.text, self._count, limit)
+        if len(halves) < 2:
+            return []
+        halves[-1] = halves[-1]._replace(after=halves[-1].after + item.segment.after)
+        return [Item(item.text, (*item.key, i), half, item.halvings + 1) for i, half in enumerate(halves)]
 
     def _is_unfinished(self, samples: Sequence[Written]) -> bool:
         ends = self._trained.special_ids.ends
-        return not self._continues and any(not np.isin(each.ids, ends).any() for each in samples)
+        return not self._continues and any(not np.isin(sample.ids, ends).any() for sample in samples)
 
     def _joined(self, read: Read, parts: Sequence[tuple[Segment, Sequence[Written]]]) -> Result:
         unfinished = sum(self._is_unfinished(samples) for _, samples in parts)
@@ -218,7 +247,8 @@ class SegmentWriter:
 def choice_of(trained: Any, config: GenerationConfig) -> str:
     """Returns what is done with long inputs: the configuration's choice, else the task's.
 
-    A language model has no length of inputs: 'cut', which then means nothing. ConfigError for its 'segments'.
+    A language model has no maximum length of inputs and gets 'cut', which never applies. ConfigError for its
+    'segments'.
     """
     if not trained.network.config.is_decoder_only:
         return config.long_inputs or long_inputs_of(trained.task)
@@ -237,12 +267,18 @@ def check_all(writer: SegmentWriter, texts: Iterable[str], name: str = "Input") 
 
 def _sample(parts: Sequence[tuple[Segment, Sequence[Written]]], number: int) -> Written:
     """Returns one sample of all segments, joined."""
-    samples = [samples[number] if samples else None for _, samples in parts]
-    text = joined([segment for segment, _ in parts], ["" if each is None else each.text for each in samples])
-    ids = [each.ids for each in samples if each is not None]
-    return Written(text, sum(each.score for each in samples if each is not None), np.concatenate(ids))
+    blank = Written("", 0.0, np.zeros(0, np.int32))
+    samples = [samples[number] if samples else blank for _, samples in parts]
+    text = joined([segment for segment, _ in parts], [sample.text for sample in samples])
+    return Written(text, sum(sample.score for sample in samples), np.concatenate([sample.ids for sample in samples]))
 
 
-def _number(place: int, key: Key) -> int:
-    """Returns the number that a segment's samples depend on: that of its text for the first one."""
-    return place if key == (0,) else (place ^ zlib.crc32(repr((place, key)).encode())) & 0xFFFFFFFF
+def _number(text: int, key: Key) -> int:
+    """Returns the number that a segment's samples depend on: for the first segment its text's own.
+
+    So a text that is read whole has the same samples as without segments. The others get a hash of 32 bits, as many as
+    a random key folds in.
+    """
+    if key == (0,):
+        return text
+    return (text ^ zlib.crc32(repr((text, key)).encode())) & 0xFFFFFFFF

@@ -1,6 +1,6 @@
 """Generates tokens one by one, for any network: greedy, beam search, sampling, banned tokens and n-grams.
 
-The rules and results are those of transformers' `generate` (beams: `_beam_search` of 5.x), so that a converted
+The rules and results are the same as in transformers' `generate` (beams: `_beam_search` of 5.x), so that a converted
 model generates the same text there.
 
 A network gives a `Step`: (cache, last ids [R], position) -> (logits [R, V], cache). `position` counts the decode
@@ -25,7 +25,8 @@ from limba.config import GenerationConfig
 
 CACHE_BATCH_AXIS = 1
 NEVER = -1.0e9  # the lowest score; finite as in transformers, so that sums are not NaN
-UNWRITTEN, PADDING = -1, 0
+UNWRITTEN = -1  # in a search's tokens: the places after what is written, which no n-gram may match
+PADDING = 0  # in its place in the result
 
 Cache = PyTree
 Step = Callable[[Cache, Int[Array, " R"], Int[Array, ""]], tuple[Float[Array, "R V"], Cache]]
@@ -41,8 +42,11 @@ class Rules(NamedTuple):
 
 
 class Generated(NamedTuple):
-    """`tokens`: padded after the end of sequence. `scores`: the sum of the tokens' log probabilities before bans and
-    sampling rules (beams: after them, divided by length^penalty); with beams, best first."""
+    """The generated texts of each input, S of them; with beams, best first.
+
+    `tokens` are padded after the end of sequence. `scores` are sums of the tokens' log probabilities: before bans and
+    sampling rules, or for beams after them and divided by length^penalty.
+    """
 
     tokens: Int[Array, "B S Q"]
     scores: Float[Array, "B S"]
@@ -100,7 +104,8 @@ State = _Rows | _Beams  # of a search after `position` tokens
 
 def start(cache: Cache, prompt: Int[Array, "B P"], config: GenerationConfig) -> State:
     """Returns the state before the first token; see `generate`."""
-    rows, copies = prompt.shape[0], config.num_beams if config.num_beams > 1 else config.num_samples
+    rows = prompt.shape[0]
+    copies = config.num_beams if config.num_beams > 1 else config.num_samples
     cache = jax.tree.map(lambda leaf: jnp.repeat(leaf, copies, axis=CACHE_BATCH_AXIS), cache)
     # The prompts, each `copies` times, with room for the generated tokens.
     tokens = jnp.repeat(prompt, copies, axis=0)
@@ -125,7 +130,8 @@ def start(cache: Cache, prompt: Int[Array, "B P"], config: GenerationConfig) -> 
 
 def advance(step: Step, state: State, until: int | Int[Array, ""], prompt_length: int, rules: Rules) -> State:
     """Returns the state after `until` tokens, or after fewer if the search is over; see `generate`."""
-    config, keys = rules.config, rules.keys
+    config = rules.config
+    keys = rules.keys
     if config.sample and config.num_beams == 1:
         assert keys is not None, "sampling needs keys"
         numbers = jnp.tile(jnp.arange(config.num_samples), keys.shape[0])
@@ -168,7 +174,8 @@ def _written(tokens: Int[Array, "R L"], prompt_length: int) -> Int[Array, "R Q"]
 
 def _append(state: _Rows, *, step: Step, rules: Rules, prompt_length: int) -> _Rows:
     """Returns the rows with one more token: the likeliest, or one drawn by temperature, top-k and top-p."""
-    (position, tokens, ended, scores, cache), config = state, rules.config
+    position, tokens, ended, scores, cache = state
+    config = rules.config
     length = prompt_length + position
     last = jax.lax.dynamic_index_in_dim(tokens, length - 1, axis=1, keepdims=False)
     logits, cache = step(cache, jnp.where(ended, PADDING, last), position)
@@ -211,12 +218,13 @@ def _repeats(tokens: Int[Array, "R L"], length: Int[Array, ""], size: int, num_i
         current = jax.lax.dynamic_index_in_dim(tokens, length + 1 - size + i, axis=1)
         same = same & (tokens[:, i : i + num_windows] == jnp.broadcast_to(current, same.shape))
     endings = tokens[:, size - 1 :]
-    places = jnp.where(same & (endings != UNWRITTEN), endings, num_ids)  # an index out of range is dropped
+    repeated = jnp.where(same & (endings != UNWRITTEN), endings, num_ids)  # an index out of range is dropped
     none = jnp.zeros((rows, num_ids), bool)
-    return none.at[jnp.arange(rows)[:, None], places].set(True, mode="drop")
+    return none.at[jnp.arange(rows)[:, None], repeated].set(True, mode="drop")
 
 
 def _draw(logits: Float[Array, "R V"], keys: Key[Array, " R"], config: GenerationConfig) -> Int[Array, " R"]:
+    """Returns ids drawn by temperature, then top-k, then top-p, in the order in which transformers applies them."""
     logits = logits / config.temperature
     if config.top_k is not None:
         least = jax.lax.top_k(logits, min(config.top_k, logits.shape[-1]))[0][:, -1:]
@@ -245,7 +253,8 @@ def _extend(state: _Beams, *, step: Step, rules: Rules, prompt_length: int) -> _
 
     # Twice as many as beams, so that enough remain if all of the best have ended.
     top_scores, top = jax.lax.top_k(scores.reshape(rows, beams * num_ids), 2 * beams)
-    parents, ids = top // num_ids, (top % num_ids).astype(jnp.int32)
+    parents = top // num_ids
+    ids = (top % num_ids).astype(jnp.int32)
     candidates = jnp.take_along_axis(state.running, parents[..., None], axis=1)
     candidates = jax.lax.dynamic_update_index_in_dim(candidates, ids, length, axis=2)
     ends = is_end(ids, rules.ends) | (state.position + 1 == config.max_tokens)

@@ -8,7 +8,7 @@ import pytest
 
 import limba
 from limba.cli import convert, main
-from limba.inference.gaps import Fill
+from limba.inference.gap_pieces import Fill
 from tests import tiny
 from tests.export.runs import write_run
 from tests.inference.test_load import config_of

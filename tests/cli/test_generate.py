@@ -104,8 +104,8 @@ def test_long_inputs_are_cut_aloud_split_or_refused(place: Path, capsys: pytest.
     assert main.main([*command, "--output=cut.jsonl"]) == 0
     said = capsys.readouterr().err
     num_tokens = [len(text.encode()) + 1 for text in texts]
-    assert f"long.jsonl line 2 has {num_tokens[1]} tokens, and the model reads 128: its rest is not read" in said
-    assert said.count("is not read, nor that") == 1, "one warning"
+    assert f"long.jsonl line 2 has {num_tokens[1]} tokens, and the model reads 128: the rest of it" in said
+    assert said.count("the rest of it, and of other long inputs, is not read") == 1, "one warning"
     left = num_tokens[1] + num_tokens[3] - 2 * 128
     assert f"2 inputs were cut to the 128 tokens that the model reads; {left} of their tokens were not read" in said
     rows = lines(place / "cut.jsonl")

@@ -17,7 +17,7 @@ from limba.cli import train
 from limba.cli.gin.read import read_run
 from limba.cli.main import main
 from limba.config import DataConfig, InputError, ModelConfig, RunConfig, environment
-from limba.evaluation import history
+from limba.evaluation import summary
 from limba.formats.architectures import config_json
 from limba.inference.load import load
 from limba.tools.corpus import counting, new
@@ -359,9 +359,9 @@ def test_an_accelerator_without_its_packages_is_not_timed(
     [
         ([], "No name is given; write limba new nb --corpus='data/*.jsonl'."),
         (["nb"], "No corpus is named; give --corpus='data/*.jsonl', or user/name of the hub."),
-        (["New-one", "--corpus=a"], "The name New-one cannot be that of a Python module"),
-        (["../x", "--corpus=a"], "The name ../x cannot be that of a Python module"),
-        (["class", "--corpus=a"], "The name class cannot be that of a Python module"),
+        (["New-one", "--corpus=a"], "New-one cannot be the name of a Python module"),
+        (["../x", "--corpus=a"], "../x cannot be the name of a Python module"),
+        (["class", "--corpus=a"], "class cannot be the name of a Python module"),
         (["ro", "--corpus=a"], "Limba has a task module tasks/ro.py of its own; choose another name."),
         (["nb", "--corpus=a", "--hardware=toaster"], "--hardware=toaster is not known"),
         (
@@ -424,7 +424,7 @@ def test_a_run_that_has_ended_well_ends_so_where_nothing_can_be_shown(
     def fails(config: object) -> None:
         raise error
 
-    monkeypatch.setattr(history, "outcome", fails)
+    monkeypatch.setattr(summary, "outcome", fails)
     config = RunConfig(
         ModelConfig(384, 16, 2, 8, 32, 1, 1), DataConfig("demo_span_corruption", {"inputs": 48}, 4), str(tmp_path), 3
     )

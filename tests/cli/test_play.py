@@ -120,7 +120,7 @@ def test_texts_are_those_of_generate_and_probabilities_those_of_score(players: l
                 assert total == pytest.approx(found["score"], abs=1e-3)
         # The sum is the likelihood that the model gives to what it wrote.
         ids = [(model.tokenize(TEXT), np.asarray([piece["id"] for piece in answer["texts"][0]["pieces"]], np.int32))]
-        from limba.inference.generate import log_likelihoods
+        from limba.inference.scoring import log_likelihoods
 
         (likelihood,) = log_likelihoods(model.network, model.params, model.mesh, ids, model.batch_size)
         assert answer["texts"][0]["score"] == pytest.approx(float(likelihood), rel=1e-4)

@@ -21,7 +21,7 @@ import pytest
 from playwright.sync_api import Error, Page
 
 from limba.cli import flags, main
-from limba.evaluation.status import RunDirectory
+from limba.evaluation.run_directory import RunDirectory
 from limba.tools.pages.page.page import MARK, MOST_BYTES
 from limba.tools.pages.page.runs import Run
 from limba.tools.pages.page.server import ReportServer

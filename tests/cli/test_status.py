@@ -14,8 +14,9 @@ from etils import epath
 
 from limba.cli.main import main
 from limba.config import DataConfig, RunConfig, plain
-from limba.evaluation import status as status_module
-from limba.evaluation.status import Status, curve
+from limba.evaluation import run_directory
+from limba.evaluation.status import Status
+from limba.evaluation.text_curve import text_curve
 from limba.storage import manifest
 from limba.storage.lease import Owner, held
 from limba.tools.preflight.checks import environment, processes
@@ -122,8 +123,8 @@ def test_the_age_of_an_object_that_is_no_local_file(directory: Path) -> None:
     ("arguments", "sentence"),
     [
         ([], "No run is given; write limba status MODEL_DIR."),
-        (["{empty}"], "holds no run; name the directory of one."),
-        (["{empty}/none"], "holds no run; name the directory of one."),
+        (["{empty}"], "is not a run directory; give the directory of a run."),
+        (["{empty}/none"], "is not a run directory; give the directory of a run."),
         (["{empty}", "--watch", "--seconds=0"], "--seconds is 0; give 1 or more."),
     ],
 )
@@ -151,11 +152,11 @@ def test_watch_prints_again_until_ctrl_c(directory: Path) -> None:
 
 @pytest.mark.parametrize("points", [[], [(1, float("nan"))]])
 def test_a_curve_of_nothing_is_empty(points: list[tuple[int, float]]) -> None:
-    assert curve(points) == []
+    assert text_curve(points) == []
 
 
 def test_a_curve_of_equal_losses_is_a_line() -> None:
-    assert sum("*" in line for line in curve([(step, 2.0) for step in range(1, 300)])) == 1
+    assert sum("*" in line for line in text_curve([(step, 2.0) for step in range(1, 300)])) == 1
 
 
 def test_what_would_keep_the_next_start_from_working(
@@ -199,5 +200,5 @@ def test_what_would_keep_the_next_start_from_working(
         in text
     )
     assert "The TPU is held" not in text and "room         a checkpoint takes 0.02 GB, and " in text
-    monkeypatch.setattr(status_module, "free_bytes", lambda _: 1_000_000)
+    monkeypatch.setattr(run_directory, "free_bytes", lambda _: 1_000_000)
     assert "room         NONE for the next checkpoint: a checkpoint takes 0.02 GB, and 0.00 GB are free" in told()

@@ -9,7 +9,7 @@ import sacrebleu
 from limba.config import CardConfig, ConfigError, EvaluationConfig
 from limba.data import metrics, words
 from limba.data.registry import Task
-from limba.evaluation.text import PREDICTION, metrics_of
+from limba.evaluation.task_metrics import PREDICTION, metrics_of
 
 TARGETS = {
     "ja": ["私は昨日新しい本を三冊買いました。", "彼は東京の大学で日本語を勉強しています。"],

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from limba.config import RunConfig, plain
-from limba.evaluation.status import RunDirectory
+from limba.evaluation.run_directory import RunDirectory
 from limba.tools.pages.page.runs import Run
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "report"

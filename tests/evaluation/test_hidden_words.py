@@ -13,7 +13,7 @@ from limba.cli.gin import read_gin
 from limba.config import ConfigError, RunConfig
 from limba.data.tasks import resolve_task
 from limba.evaluation import hidden_words
-from limba.inference.gaps import Fill
+from limba.inference.gap_pieces import Fill
 from limba.inference.load import TrainedModel, load
 from limba.inference.source import find
 from tests import tiny

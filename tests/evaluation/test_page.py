@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from limba.evaluation import history as of_history
 from limba.evaluation.history import History
+from limba.evaluation.summary import summary
+from limba.evaluation.thinning import keep_extremes
 from limba.storage.files import resolved
 from limba.tools.pages.page import charts, events, headline, samples, tables
 from limba.tools.pages.page.page import MARK, MOST_BYTES, POINTS, content_of, page_of
@@ -43,7 +44,7 @@ def numbers(packed: str) -> np.ndarray:
 def test_thinned_lines_keep_their_extremes() -> None:
     values = np.random.default_rng(0).normal(size=1_000_000)
     values[123_456], values[765_432], values[500_000] = 50.0, -50.0, np.nan
-    places = of_history.kept(values, 600)
+    places = keep_extremes(values, 600)
     assert len(places) <= 600 and places[0] == 0 and places[-1] == len(values) - 1
     assert {123_456, 765_432} <= set(places.tolist()) and (np.diff(places) > 0).all()
     # Every stretch between two kept points lies between the extremes that are kept beside it.
@@ -332,8 +333,8 @@ def test_a_run_that_has_begun_and_logged_nothing_has_a_page(tmp_path: Path) -> N
 
 def test_the_summary_is_from_the_records(tmp_path: Path) -> None:
     (run,) = opened(rich(tmp_path))
-    text = of_history.summary(run.config, run.history)
+    text = summary(run.config, run.history)
     first, *_, last = [record for record in read_metrics(str(run.directory)) if record["kind"] == "train"]
     assert f"training loss       {first['loss']:.3f} at step 1, {last['loss']:.3f} at the end" in text
     assert "samples, filling 'The <extra_id_0> is':" in text and "| chrf | 10.00 | 30.00 |" in text
-    assert text == of_history.summary(run.config)
+    assert text == summary(run.config)

@@ -16,8 +16,8 @@ from limba.export import proof as check
 from limba.export.huggingface import import_folder
 from limba.formats.huggingface import open_folder
 from limba.formats.limba_checkpoint import LimbaCheckpoint
-from limba.inference.gaps import masked_ids
 from limba.inference.load import load
+from limba.inference.mask_filling import masked_ids
 from limba.inference.source import find
 from tests import tiny
 from tests.export.runs import write_run

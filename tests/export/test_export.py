@@ -26,7 +26,8 @@ from limba.formats import names, t5x
 from limba.formats.huggingface import open_folder
 from limba.formats.limba_checkpoint import LimbaCheckpoint
 from limba.formats.names import unflatten
-from limba.inference import gaps
+from limba.inference.gap_filling import fills
+from limba.inference.gap_pieces import pieces_of
 from limba.inference.load import load
 from limba.inference.source import LIMBA, Source, VocabularyName, find
 from limba.run import train
@@ -325,7 +326,7 @@ def fills_by_transformers(folder, text, pieces):
         with torch.no_grad():
             return model(**given, decoder_input_ids=torch.tensor(beginnings)).logits[:, -1].float().numpy()
 
-    return answered(gaps.fills(text, pieces), next_logits)
+    return answered(fills(text, pieces), next_logits)
 
 
 def test_transformers_fills_gaps_as_our_network_does(vocabulary, tmp_path):
@@ -336,7 +337,7 @@ def test_transformers_fills_gaps_as_our_network_does(vocabulary, tmp_path):
     files.write_tokenizer(tmp_path, str(vocabulary), 100)
     text = "The module <extra_id_0> a file and re<extra_id_1> it."
     trained = load(tmp_path)
-    pieces = gaps.pieces_of(trained.vocabulary, 1024, trained.special_ids)
+    pieces = pieces_of(trained.vocabulary, 1024, trained.special_ids)
     ours = trained.fill(text, top=3)
     theirs = fills_by_transformers(tmp_path, text, pieces)
     assert [[fill.ids for fill in each] for each in ours] == [[fill.ids for fill in each] for each in theirs]

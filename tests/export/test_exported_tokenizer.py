@@ -16,7 +16,7 @@ from limba.data.vocabulary.load import PieceTable, load_vocabulary, mask_id
 from limba.data.vocabulary.vocabularies import SentencePieceVocabulary, parse_model
 from limba.export import at_end, proof
 from limba.formats.huggingface_files import write_tokenizer
-from limba.inference.generate import text_ids
+from limba.inference.token_ids import text_ids
 from tests import tiny
 
 TEXTS = [

@@ -11,9 +11,10 @@ import pytest
 
 import limba
 from limba.config import InputError
+from limba.data.vocabulary import text_sample
 from limba.data.vocabulary.load import PieceTable, load_vocabulary
 from limba.data.vocabulary.special_ids import SpecialIds
-from limba.inference import gaps
+from limba.inference import gap_filling, gap_pieces
 from limba.inference.source import VocabularyName
 from tests import tiny
 from tests.export.runs import write_run
@@ -23,7 +24,7 @@ from tests.inference.test_load import config_of
 class Known:
     """A model over bytes whose next piece is known by the pieces since the last sentinel."""
 
-    def __init__(self, table: dict[str, dict[str, float]], pieces: gaps.Pieces, num_rows: int):
+    def __init__(self, table: dict[str, dict[str, float]], pieces: gap_pieces.Pieces, num_rows: int):
         self.table, self.pieces, self.num_rows, self.asked = table, pieces, num_rows, list[list[int]]()
 
     def __call__(self, beginnings):
@@ -38,7 +39,7 @@ class Known:
         return rows
 
 
-def answered(search: gaps.Search, next_logits) -> list[list[gaps.Fill]]:
+def answered(search: gap_filling.Search, next_logits) -> list[list[gap_pieces.Fill]]:
     """Returns what a search finds with a function from beginnings to the logits after each."""
     try:
         asked = next(search)
@@ -49,7 +50,7 @@ def answered(search: gaps.Search, next_logits) -> list[list[gaps.Fill]]:
 
 
 def test_the_most_likely_words_are_found_with_their_probabilities() -> None:
-    pieces = gaps.pieces_of(load_vocabulary("byte"), 384, SpecialIds())
+    pieces = gap_pieces.pieces_of(load_vocabulary("byte"), 384, SpecialIds())
     table = {
         "": {"<next>": 0.5, ".": 0.2, "a": 0.12, "i": 0.09, "o": 0.06, "u": 0.03},  # the likeliest is no word
         "a": {"<next>": 0.25, "n": 0.75},
@@ -60,7 +61,7 @@ def test_the_most_likely_words_are_found_with_their_probabilities() -> None:
         "u": {".": 1.0},
     }
     known = Known(table, pieces, 384)
-    first, second = answered(gaps.fills("x <extra_id_0> y <extra_id_1>", pieces), known)
+    first, second = answered(gap_filling.fills("x <extra_id_0> y <extra_id_1>", pieces), known)
     expected = [("an", 0.12 * 0.75), ("in", 0.09 * 0.9), ("o", 0.06)]
     assert [fill.text for fill in first] == [text for text, _ in expected]
     np.testing.assert_allclose([fill.probability for fill in first], [p for _, p in expected], rtol=1e-3)
@@ -71,9 +72,9 @@ def test_the_most_likely_words_are_found_with_their_probabilities() -> None:
 
 
 def test_no_fill_is_half_a_letter_or_without_one() -> None:
-    pieces = gaps.pieces_of(load_vocabulary("byte"), 384, SpecialIds())
+    pieces = gap_pieces.pieces_of(load_vocabulary("byte"), 384, SpecialIds())
     table = {"": {"ă": 0.6, "b": 0.4}}  # the first byte of two, then the end
-    (found,) = answered(gaps.fills("<extra_id_0>", pieces), Known(table, pieces, 384))
+    (found,) = answered(gap_filling.fills("<extra_id_0>", pieces), Known(table, pieces, 384))
     assert [fill.text for fill in found][:1] == ["b"] and all(fill.text.isalnum() for fill in found)
 
 
@@ -89,11 +90,11 @@ def test_no_fill_is_half_a_letter_or_without_one() -> None:
     ],
 )
 def test_words_are_hidden_in_any_script(text: str, count: int) -> None:
-    hidden = gaps.hidden_words(text)
+    hidden = text_sample.hidden_words(text)
     if not count:
         assert hidden is None
         return
-    assert hidden is not None and hidden == gaps.hidden_words(text) and len(hidden.words) == count
+    assert hidden is not None and hidden == text_sample.hidden_words(text) and len(hidden.words) == count
     joined = hidden.masked
     for place, word in enumerate(hidden.words):
         assert len(word) >= 2 and f"<extra_id_{place}>" in joined
@@ -109,9 +110,9 @@ def test_sentences_are_prose() -> None:
         prose,
         prose,
     ]
-    found = list(gaps.sentences(documents, 2))
+    found = list(text_sample.sentences(documents, 2))
     assert [hidden.text for hidden in found] == [prose, prose]
-    several = gaps.sentences([f"{prose} {prose} {prose}", prose, prose], 3, of_document=2)
+    several = text_sample.sentences([f"{prose} {prose} {prose}", prose, prose], 3, of_document=2)
     assert [hidden.text for hidden in several] == [prose] * 3
 
 

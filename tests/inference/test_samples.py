@@ -10,7 +10,7 @@ import pytest
 import limba
 from limba.config import EvaluationConfig, GenerationConfig
 from limba.evaluation.text import sampler
-from limba.inference.generate import Gaps, Given, Plan, generate
+from limba.inference.generate import Gaps, Plan, ProgramInputs, generate
 from tests.export.runs import write_run
 from tests.inference.test_load import config_of
 
@@ -40,7 +40,7 @@ def test_what_follows_a_sentinel_is_among_what_may_begin_a_fill(tmp_path: Path) 
     def written(gaps: Gaps | None) -> list[int]:
         inputs = jnp.arange(3, 35, dtype=jnp.int32)[None]
         plan = Plan(model.network, GenerationConfig(max_tokens=6), (int(model.vocabulary.eos_id),))
-        tokens = generate(plan, model.params, Given(inputs, none, gaps=gaps)).tokens
+        tokens = generate(plan, model.params, ProgramInputs(inputs, none, gaps=gaps)).tokens
         return np.asarray(tokens).ravel().tolist()
 
     plain = written(None)

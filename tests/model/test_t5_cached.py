@@ -43,7 +43,7 @@ def test_text_equals_transformers(family: str) -> None:
     ended = 0
     for search in searches[family]:
         ours = infer.generate(
-            infer.Plan(model, GenerationConfig(**search)), params, infer.Given(jnp.asarray(inputs), FREE)
+            infer.Plan(model, GenerationConfig(**search)), params, infer.ProgramInputs(jnp.asarray(inputs), FREE)
         )
         names = {"max_tokens": "max_new_tokens", "num_samples": "num_return_sequences"}
         with torch.no_grad():

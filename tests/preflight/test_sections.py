@@ -179,7 +179,7 @@ def test_room_is_counted_for_the_checkpoints_that_are_kept(config: RunConfig, mo
     (line,) = storage._room(PlannedRun(config), data)
     assert line.level == "ok" and data["checkpoint_bytes"] > 4 * data["parameters"] > 0
     for free, level in ((data["checkpoint_bytes"] - 1, "error"), (2 * data["checkpoint_bytes"] - 1, "ok")):
-        monkeypatch.setattr("limba.evaluation.status.free_bytes", lambda _, free=free: free)
+        monkeypatch.setattr("limba.evaluation.run_directory.free_bytes", lambda _, free=free: free)
         (line,) = storage._room(PlannedRun(config), {})
         assert line.level == level  # the only checkpoint of a run of 1,000 steps is its last one
     often = dataclasses.replace(config, checkpoint=dataclasses.replace(config.checkpoint, every_steps=10))

@@ -27,8 +27,8 @@ from limba.data.tasks import resolve_task
 from limba.evaluation.text import TextEvaluation
 from limba.formats.limba_checkpoint import LimbaCheckpoint, checkpoints_of
 from limba.inference import generate as writing
-from limba.inference.generate import log_likelihoods
 from limba.inference.load import load
+from limba.inference.scoring import log_likelihoods
 from limba.inference.search import banned_mask
 from limba.model import Network
 from limba.run import train
@@ -296,7 +296,7 @@ def test_figures_are_those_of_seqios_evaluator(runs: tuple[Path, Path], files: P
         inputs = jnp.asarray(np.stack([row["encoder_input_tokens"] for row in rows]))
         banned = banned_mask(config.model.vocab_size, vocabulary.vocab_size, range(259, vocabulary.vocab_size))
         plan = writing.Plan(trained.network, config.generation)
-        found = writing.generate(plan, trained.params, writing.Given(inputs, banned))
+        found = writing.generate(plan, trained.params, writing.ProgramInputs(inputs, banned))
         return list(zip(numbers, found.tokens[:, 0].tolist(), strict=True)), {"scores": found.scores[:, 0].tolist()}
 
     def scored(dataset: tf.data.Dataset) -> list:
@@ -332,7 +332,7 @@ def test_scores_of_written_text_are_its_log_likelihood() -> None:
     inputs = tiny.batch(rows=4)["encoder_input_tokens"]
     banned = jnp.zeros(config.vocab_size, bool)
     plan = writing.Plan(model, GenerationConfig(max_tokens=7))
-    found = writing.generate(plan, params, writing.Given(jnp.asarray(inputs), banned))
+    found = writing.generate(plan, params, writing.ProgramInputs(jnp.asarray(inputs), banned))
     mesh = tiny.mesh_of(MeshConfig(), 4)
     pairs = [(ids[ids > 0], tokens[0]) for ids, tokens in zip(inputs, np.asarray(found.tokens), strict=True)]
     expected = log_likelihoods(model, params, mesh, pairs, num_rows=4)

@@ -259,13 +259,13 @@ def test_wrong_calls_of_a_model_are_told(model: limba.TrainedModel) -> None:
     wrong: Any = model
     for call, sentence in (
         (lambda: wrong.generate(["A"], num_bems=2), r"GenerationConfig has no field 'num_bems'; did you mean"),
-        (lambda: wrong.generate([3]), r"The texts hold 3 at place 0, which is no text"),
+        (lambda: wrong.generate([3]), r"texts\[0\] is 3, expected a str"),
         (lambda: wrong.encode("A text"), r"A single text is given instead of a list"),
-        (lambda: wrong.score(["ab"]), r"The pairs hold 'ab' at place 0; give pairs of two texts, \(input, target\)"),
-        (lambda: wrong.fill(None), r"The texts hold None at place 0, which is no text; give a list of texts"),
-        (lambda: wrong.fill(["A ___", 3]), r"The texts hold 3 at place 1, which is no text"),
+        (lambda: wrong.score(["ab"]), r"pairs\[0\] is 'ab'; give pairs of two texts, \(input, target\)"),
+        (lambda: wrong.fill(None), r"texts\[0\] is None, expected a str; give a list of texts"),
+        (lambda: wrong.fill(["A ___", 3]), r"texts\[1\] is 3, expected a str"),
         (lambda: wrong.fill("A ___", top="5"), r"`top` is '5'; give a whole number above 0"),
-        (lambda: wrong.logits([("a", None)]), r"The pairs hold \('a', None\) at place 0"),
+        (lambda: wrong.logits([("a", None)]), r"pairs\[0\] is \('a', None\)"),
     ):  # fmt: skip
         with pytest.raises(limba.InputError, match=sentence):
             call()

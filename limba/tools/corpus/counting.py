@@ -32,7 +32,7 @@ SCRIPTS = {
 class Counted(NamedTuple):
     """A vocabulary's ids, and the tokens that it makes of a byte of the text.
 
-    `made` are the ids that one of a sample has, which may be fewer than those that were asked for.
+    `made` is how many ids a vocabulary of the sample has, which may be fewer than were asked for.
     """
 
     ids: int
@@ -53,13 +53,17 @@ def sampled(corpus: str, column: str | None) -> list[bytes]:
 def counter(documents: Sequence[bytes], kind: str) -> Callable[[int], Counted]:
     """Returns a function from a vocabulary's ids to what it makes of the documents; each is trained once.
 
-    Of a text with more letters than that many ids can spell, the vocabulary has as many ids as it needs. A sample of a
+    If a text has more letters than that many ids can spell, its vocabulary gets as many ids as it needs. A sample of a
     larger text is counted on the tenth that the vocabulary has not seen. The function raises InputError for text of
     which no vocabulary can be made.
     """
     is_whole = sum(map(len, documents)) < SMALL
-    training = documents if is_whole else [text for place, text in enumerate(documents) if place % 10]
-    counted = documents if is_whole else documents[::10]
+    if is_whole:
+        training = documents
+        counted = documents
+    else:
+        training = [text for number, text in enumerate(documents) if number % 10]
+        counted = documents[::10]
 
     @functools.cache
     def count(ids: int) -> Counted:
@@ -69,12 +73,12 @@ def counter(documents: Sequence[bytes], kind: str) -> Callable[[int], Counted]:
                 with _without_warnings():
                     NewVocabulary(path).train(training, ids - SENTINELS[kind])
             except InputError:
-                if ids >= 64_000:
+                if ids >= 64_000:  # sizes.MOST_IDS: more letters than any vocabulary of a proposal can spell
                     raise
                 return count(2 * ids)
-            found = with_vocabulary(path, counted)
             # The sentinels of a T5 are added as its run loads the file.
-            return found._replace(ids=ids, made=PieceTable.at(path, SENTINELS[kind]).vocabulary.vocab_size)
+            made = PieceTable.at(path, SENTINELS[kind]).vocabulary.vocab_size
+            return with_vocabulary(path, counted)._replace(ids=ids, made=made)
 
     return count
 
@@ -93,19 +97,21 @@ def _without_warnings() -> Iterator[None]:
 
 def with_vocabulary(path: str, documents: Sequence[bytes]) -> Counted:
     """Returns what the vocabulary at a path, or 'byte', makes of the documents; InputError if it cannot be read."""
-    pieces, size = PieceTable.at(path), sum(map(len, documents))
-    return Counted(pieces.vocabulary.vocab_size, sum(len(pieces.encode(text)) for text in documents) / size, size)
+    pieces = PieceTable.at(path)
+    num_bytes = sum(map(len, documents))
+    num_tokens = sum(len(pieces.encode(text)) for text in documents)
+    return Counted(pieces.vocabulary.vocab_size, num_tokens / num_bytes, num_bytes)
 
 
 def _languages() -> ModuleType:
-    """Returns the module that tells scripts, that of preflight."""
-    found = find_tool("languages")
-    assert found is not None  # it is shipped with this one
-    return found
+    """Returns preflight's module that tells scripts."""
+    module = find_tool("languages")
+    assert module is not None  # it is shipped with this one
+    return module
 
 
 def has_spaces(documents: Sequence[bytes]) -> bool:
-    """Returns whether spaces stand between words: those of most languages have 4 to 10 letters on average.
+    """Returns whether spaces stand between words: words of most languages have 4 to 10 letters on average.
 
     >>> has_spaces(["Ære være de som leser".encode()]), has_spaces(["吾輩は猫である。名前はまだ無い。どこで".encode()])
     (True, False)
@@ -113,10 +119,12 @@ def has_spaces(documents: Sequence[bytes]) -> bool:
     text = "\n".join(document.decode() for document in documents[:2000])
     words = text.split()
     languages = _languages()
-    found = languages.words_by_script(text[:MOST_LETTERS])
-    spaceless = sum(found.get(script, 0.0) for script in languages.LETTERS_A_WORD)
-    # Commands with spaces among Japanese sentences do not cut these.
-    return sum(map(len, words)) <= LONG_WORD * len(words) and spaceless <= SPACELESS * sum(found.values())
+    if sum(map(len, words)) > LONG_WORD * len(words):
+        return False
+    # The words between spaces may be short on average, and the text still Japanese with many commands in it.
+    num_words = languages.words_by_script(text[:MOST_LETTERS])
+    spaceless = sum(num_words.get(script, 0.0) for script in languages.LETTERS_A_WORD)
+    return spaceless <= SPACELESS * sum(num_words.values())
 
 
 def is_language_of(name: str, documents: Sequence[bytes]) -> bool:
@@ -148,16 +156,25 @@ def check_language(codes: str, documents: Sequence[bytes]) -> None:
     """
     text = "\n".join(document.decode() for document in documents[:2000])[:MOST_LETTERS]
     languages = _languages()
-    found = languages.words_by_script(text)
+    num_words = languages.words_by_script(text)
     if languages.script_of(text) == "HIRAGANA":  # Chinese letters beside kana are Japanese
-        found["HIRAGANA"] = found.get("HIRAGANA", 0.0) + found.pop("CJK", 0.0)
-    found["CJK"] = found.get("CJK", 0.0) + found.pop("IDEOGRAPHIC", 0.0)  # the sign for a letter again
-    total = sum(found.values())
+        num_words["HIRAGANA"] = num_words.get("HIRAGANA", 0.0) + num_words.pop("CJK", 0.0)
+    # 々, which repeats the letter before it, has a script of its own in Python.
+    num_words["CJK"] = num_words.get("CJK", 0.0) + num_words.pop("IDEOGRAPHIC", 0.0)
+    total = sum(num_words.values())
     for code in codes.split(","):
-        own = next((scripts for scripts, languages in SCRIPTS.items() if code.strip() in languages.split()), None)
-        if own and sum(found.get(script, 0.0) for script in own.split()) * 2 < total:
-            most = max(found, key=found.__getitem__).capitalize()
+        scripts = _scripts_of(code.strip())
+        if scripts and 2 * sum(num_words.get(script, 0.0) for script in scripts) < total:
+            most = max(num_words, key=num_words.__getitem__).capitalize()
             raise InputError(
                 f"--language={code} is not the text's: most of its letters are {most}, outside code and markup; give"
                 " its own code."
             )
+
+
+def _scripts_of(code: str) -> list[str]:
+    """Returns the scripts in which a language is nearly always written; [] where SCRIPTS does not say."""
+    for scripts, codes in SCRIPTS.items():
+        if code in codes.split():
+            return scripts.split()
+    return []

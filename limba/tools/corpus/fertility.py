@@ -52,21 +52,24 @@ class Fertility:
 
 def fertility(documents: Iterable[bytes], vocabulary: Vocabulary) -> Fertility:
     """Returns the counts of these UTF-8 documents under the vocabulary."""
-    pieces, found = PieceTable(vocabulary), Fertility()
-    byte_ids = pieces.is_byte
+    pieces = PieceTable(vocabulary)
+    is_byte = pieces.is_byte
+    counts = Fertility()
     for document in documents:
-        text, ids = document.decode(), pieces.encode(document)
-        found.documents += 1
-        found.words += len(text.split())
-        found.letters += len(text)
-        found.bytes += len(document)
-        found.tokens += len(ids)
-        unknown, in_bytes = int((ids == vocabulary.unk_id).sum()), int(byte_ids[ids].sum())
-        found.unknown += unknown
-        found.in_bytes += in_bytes
-        if unknown or in_bytes:
-            found.letters_without_piece.update(_letters_without_piece(text, vocabulary))
-    return found
+        text = document.decode()
+        ids = pieces.encode(document)
+        num_unknown = int((ids == vocabulary.unk_id).sum())
+        num_in_bytes = int(is_byte[ids].sum())
+        counts.documents += 1
+        counts.words += len(text.split())
+        counts.letters += len(text)
+        counts.bytes += len(document)
+        counts.tokens += len(ids)
+        counts.unknown += num_unknown
+        counts.in_bytes += num_in_bytes
+        if num_unknown or num_in_bytes:
+            counts.letters_without_piece.update(_letters_without_piece(text, vocabulary))
+    return counts
 
 
 def _letters_without_piece(text: str, vocabulary: Vocabulary) -> Iterable[str]:
@@ -91,10 +94,18 @@ def fertility_table(
     figures = {}
     for text, documents in texts.items():
         for name, vocabulary in vocabularies.items():
-            found = figures[text, name] = fertility(documents, vocabulary)
-            shares = f"{found.unknown_share:.3%}", f"{found.in_bytes_share:.3%}"
-            per = f"{found.tokens_per_word:.3f}", f"{found.bytes_per_token:.3f}"
-            table.add_row(text, name, f"{vocabulary.vocab_size:,}", f"{found.bytes:,}", *per, *shares)
+            counts = fertility(documents, vocabulary)
+            figures[text, name] = counts
+            table.add_row(
+                text,
+                name,
+                f"{vocabulary.vocab_size:,}",
+                f"{counts.bytes:,}",
+                f"{counts.tokens_per_word:.3f}",
+                f"{counts.bytes_per_token:.3f}",
+                f"{counts.unknown_share:.3%}",
+                f"{counts.in_bytes_share:.3%}",
+            )
     return table, figures
 
 
@@ -120,15 +131,14 @@ def compare(
     """
     texts = {"unseen": list(validation)} if validation else {}
     for name, pattern in parse_files(files).items():
-        found = Texts(source_of_files(pattern, column))
-        texts[name] = found.in_columns(found.sample("train", REPORT_BYTES)[0])
+        corpus = Texts(source_of_files(pattern, column))
+        texts[name] = corpus.in_columns(corpus.sample("train", REPORT_BYTES)[0])
     paths = [path, *parse_vocabularies(vocabularies)]
     names = [path.rpartition("/")[2] for path in paths]
-    if len(set(names)) < len(names):
+    if len(set(names)) < len(names):  # two files of one name
         names = paths
-    return fertility_table(
-        texts, {name: PieceTable.at(path).vocabulary for name, path in zip(names, paths, strict=True)}
-    )
+    opened = {name: PieceTable.at(path).vocabulary for name, path in zip(names, paths, strict=True)}
+    return fertility_table(texts, opened)
 
 
 def parse_files(files: str | None) -> dict[str, str]:

@@ -38,10 +38,11 @@ def run(argv: Sequence[str]) -> None:
         import rich.console
 
         from limba.tools.corpus import inspection
-    length, is_sequence = arguments.sequence or arguments.inputs, arguments.sequence is not None
+    is_sequence = arguments.sequence is not None
+    length = arguments.sequence or arguments.inputs
     with waiting("reading"):
-        found = inspection.inspect_task(
+        inspected = inspection.inspect_task(
             task, arguments.split, length, arguments.sample_bytes, arguments.seed, is_sequence
         )
     console = rich.console.Console(highlight=False, soft_wrap=True)
-    inspection.show(found, console, arguments.num)
+    inspection.show(inspected, console, arguments.num)

@@ -20,7 +20,9 @@ SHOWN_LETTERS = 600  # letters shown of a document or a row; the rest is counted
 EXAMPLES_COUNTED = 256  # rows that the padding is measured on
 BAR_LETTERS = 40
 PIECE_STYLES = ("black on bright_cyan", "black on bright_yellow")  # alternating, to show where pieces end
-SENTINEL_STYLE, UNKNOWN_STYLE, BYTE_STYLE = "bold white on magenta", "bold white on red", "black on bright_red"
+SENTINEL_STYLE = "bold white on magenta"
+UNKNOWN_STYLE = "bold white on red"
+BYTE_STYLE = "black on bright_red"
 
 
 @dataclass
@@ -40,32 +42,30 @@ class Inspection:
     def padding(self, feature: str) -> float:
         """Returns the share of padding in the feature, over the examples without the last, shorter one."""
         rows = self.examples[:-1] if len(self.examples) > 1 else self.examples
+        if not rows:
+            return 1.0
         filled = [min(len(row[feature]), self.lengths[feature]) for row in rows]
-        return 1 - float(np.mean(filled)) / self.lengths[feature] if filled else 1.0
+        return 1 - float(np.mean(filled)) / self.lengths[feature]
 
     def figures(self) -> dict[str, str]:
         """Returns the inspection's figures as text by name."""
-        counted, width = self.fertility, len(self.columns)
-        tokens = self.document_tokens.reshape(-1, width)
-        letters = counted.letters_without_piece.most_common(10)
+        counts = self.fertility
+        tokens = self.document_tokens.reshape(-1, len(self.columns))  # [documents, columns]
+        figures = {"sample": f"{len(tokens):,} documents, {counts.bytes:,} bytes, {counts.tokens:,} tokens"}
+        for column, of_column in zip(self.columns, tokens.T, strict=True):
+            name = "tokens per document" if len(self.columns) == 1 else f"tokens of {column}"
+            figures[name] = _spread(of_column)
+        figures["tokens per byte"] = f"{counts.tokens_per_byte:.4f} ({counts.bytes_per_token:.3f} bytes per token)"
+        figures["tokens per word"] = f"{counts.tokens_per_word:.3f}"
+        features = self.examples[0] if self.examples else ()
+        for feature in features:
+            figures[f"padding of {feature}"] = f"{self.padding(feature):.2%} of {self.lengths[feature]}"
+        figures["unknown pieces"] = f"{counts.unknown_share:.4%} of the tokens"
+        figures["pieces of single bytes"] = f"{counts.in_bytes_share:.4%} of the tokens"
+        letters = counts.letters_without_piece.most_common(10)
         commonest = ", ".join(f"{_letter_name(letter)} {count:,}" for letter, count in letters)
-        return {
-            "sample": f"{len(tokens):,} documents, {counted.bytes:,} bytes, {counted.tokens:,} tokens",
-            **{
-                "tokens per document" if width == 1 else f"tokens of {name}": _spread(each)
-                for name, each in zip(self.columns, tokens.T, strict=True)
-            },
-            "tokens per byte": f"{counted.tokens_per_byte:.4f} ({counted.bytes_per_token:.3f} bytes per token)",
-            "tokens per word": f"{counted.tokens_per_word:.3f}",
-            **{
-                f"padding of {name}": f"{self.padding(name):.2%} of {self.lengths[name]}"
-                for row in self.examples[:1]
-                for name in row
-            },
-            "unknown pieces": f"{counted.unknown_share:.4%} of the tokens",
-            "pieces of single bytes": f"{counted.in_bytes_share:.4%} of the tokens",
-            "letters without a piece": commonest or "none",
-        }
+        figures["letters without a piece"] = commonest or "none"
+        return figures
 
 
 def inspect_task(
@@ -102,15 +102,15 @@ def inspect_task(
 
 
 def _lengths(task: Task, length: int, is_sequence: bool) -> dict[str, int]:
-    def derived(**given: int) -> dict[str, int]:
-        return RunData(DataConfig(task.name, given, 1), task).lengths()
-
+    """Returns the lengths of all features, derived from the one that is known."""
+    lengths = {"targets": length} if is_sequence else {"inputs": length}
     try:
-        return derived(targets=length) if is_sequence else derived(inputs=length)
+        return RunData(DataConfig(task.name, lengths, 1), task).lengths()
     except ConfigError as error:
-        if is_sequence or not (isinstance(error.fix, tuple) and isinstance(error.fix[1], Mapping)):
-            raise
-        return dict(error.fix[1])  # of a user-defined objective
+        # The targets' length of a user-defined objective cannot be derived; the error's fix has one.
+        if not is_sequence and isinstance(error.fix, tuple) and isinstance(error.fix[1], Mapping):
+            return dict(error.fix[1])
+        raise
 
 
 def _documents(task: Task, split: str, sample_bytes: int, seed: int) -> list[bytes]:
@@ -118,7 +118,8 @@ def _documents(task: Task, split: str, sample_bytes: int, seed: int) -> list[byt
         return Texts.of_task(task).sample(split, sample_bytes, seed=seed)[0]
     if split not in task.source.splits:
         raise InputError(f"Task {task.name} has no split {split!r}; it has {', '.join(task.source.splits)}.")
-    documents, size = [], 0
+    documents = []
+    size = 0
     data = RunData(DataConfig(task.name, {"inputs": 1}, 1), task)
     for example in data.elements(task, split):
         texts = example if isinstance(example, Mapping) else {"text": example}  # some functions give the text alone
@@ -144,12 +145,14 @@ def _examples(
 def show(found: Inspection, console: rich.console.Console, num: int) -> None:
     """Prints `num` documents with their pieces, `num` examples, the figures and the histogram of lengths."""
     in_colour = console.is_terminal and not console.no_color
-    encode, painter = PieceTable(found.vocabulary).encode, _Painter(found.vocabulary, "" if in_colour else "|")
+    encode = PieceTable(found.vocabulary).encode
+    painter = _Painter(found.vocabulary, "" if in_colour else "|")
     width = len(found.columns)
     order = np.random.RandomState(0).permutation(len(found.documents) // width)[:num]
     for number, row in enumerate(order.tolist(), 1):
         for name, document in zip(found.columns, found.documents[row * width : (row + 1) * width], strict=True):
-            text, ids = document.decode(), encode(document)
+            text = document.decode()
+            ids = encode(document)
             size = f"{len(text):,} letters, {len(document):,} bytes, {len(ids):,} tokens"
             console.rule(f"document {number}{f', {name}' if width > 1 else ''}: {size}", style="green")
             console.print(_cut(rich.text.Text(text)))
@@ -180,14 +183,14 @@ class _Painter:
     """Returns ids as coloured text: pieces in alternating colours; sentinels, unknown and single bytes in their own."""
 
     def __init__(self, vocabulary: Vocabulary, separator: str):
-        # The separator stands between pieces, where colours do not show their ends.
-        self._vocabulary, self._separator = vocabulary, separator
-        pieces = PieceTable(vocabulary)
-        self._kind, self._table = pieces.kind, pieces
-        self._sentinels = {index: number for number, index in enumerate(pieces.sentinels)}
-        self._byte_ids = pieces.is_byte
+        self._vocabulary = vocabulary
+        self._separator = separator  # between pieces, where there is no colour to show their ends
+        self._table = PieceTable(vocabulary)
+        self._is_byte = self._table.is_byte
+        self._sentinels = {id: number for number, id in enumerate(self._table.sentinels)}
 
     def painted(self, ids: np.ndarray) -> rich.text.Text:
+        """Returns the pieces of these ids, each in its colour."""
         text = rich.text.Text()
         for number, name, style in self._pieces(ids):
             if text:
@@ -196,34 +199,38 @@ class _Painter:
         return text
 
     def _pieces(self, ids: np.ndarray) -> Iterator[tuple[int, str, str | None]]:
-        if self._kind == "bytes":
+        """Yields (number, text, style) of each piece; without a style its number chooses one of PIECE_STYLES."""
+        if self._table.kind == "bytes":
             yield from self._letters(ids)
             return
-        for number, index in enumerate(ids.tolist()):
-            if index in self._sentinels:
-                yield number, f"<{self._sentinels[index]}>", SENTINEL_STYLE
-            elif index == self._vocabulary.unk_id:
+        for number, id in enumerate(ids.tolist()):
+            if id in self._sentinels:
+                yield number, f"<{self._sentinels[id]}>", SENTINEL_STYLE
+            elif id == self._vocabulary.unk_id:
                 yield number, "<unk>", UNKNOWN_STYLE
-            elif self._kind == "sentencepiece":
-                name = self._table.name(index).replace(SPACE, "_")
-                yield number, name, BYTE_STYLE if self._byte_ids[index] else None
+            elif self._table.kind == "sentencepiece":
+                name = self._table.name(id).replace(SPACE, "_")
+                yield number, name, BYTE_STYLE if self._is_byte[id] else None
             else:
-                yield number, self._vocabulary.decode([index]), None
+                yield number, self._vocabulary.decode([id]), None
 
     def _letters(self, ids: np.ndarray) -> Iterator[tuple[int, str, str | None]]:
-        """Yields the letters of bytes between sentinels."""
+        """Yields the text between sentinels as one piece: a single byte may be a part of a letter."""
+        special = {0: "<pad>", 1: "</s>", 2: "<unk>"}
         pending: list[int] = []
-        for number, index in enumerate([*ids.tolist(), None]):
-            if index is not None and index >= 3 and index not in self._sentinels:
-                pending.append(index)
+        for number, id in enumerate(ids.tolist()):
+            if id not in special and id not in self._sentinels:
+                pending.append(id)
                 continue
             if pending:
                 yield number, self._vocabulary.decode(pending), PIECE_STYLES[0]
                 pending = []
-            if index is not None:
-                is_sentinel = index in self._sentinels
-                name = f"<{self._sentinels[index]}>" if is_sentinel else ("<pad>", "</s>", "<unk>")[index]
-                yield number, name, SENTINEL_STYLE if is_sentinel else None
+            if id in self._sentinels:
+                yield number, f"<{self._sentinels[id]}>", SENTINEL_STYLE
+            else:
+                yield number, special[id], None
+        if pending:
+            yield len(ids), self._vocabulary.decode(pending), PIECE_STYLES[0]
 
 
 def _cut(text: rich.text.Text, letters: int = SHOWN_LETTERS) -> rich.text.Text:

@@ -45,7 +45,7 @@ CODE = re.compile(r"([a-z]{2,3})(?:-[A-Za-z0-9]{2,8})*")
 
 
 def check_codes(codes: str) -> None:
-    """Raises InputError for what is no code of a language, with the code where it is a language's English name.
+    """Raises InputError for anything but codes of languages; it names the code of a language's English name.
 
     >>> check_codes("nb"), check_codes("en,ms"), check_codes("zh-Hant"), check_codes("smn")
     (None, None, None, None)
@@ -62,12 +62,14 @@ def check_codes(codes: str) -> None:
         if match and (len(match[1]) == 3 or match[1] in LANGUAGES):
             continue
         name = code.lower()
-        found = [each for each, english in LANGUAGES.items() if english.lower() == name]
-        found += [OTHER_NAMES[name]] if name in OTHER_NAMES else []
-        if not found:
+        codes_of_name = [known for known, english in LANGUAGES.items() if english.lower() == name]
+        if name in OTHER_NAMES:
+            codes_of_name.append(OTHER_NAMES[name])
+        if not codes_of_name:
             raise InputError(
                 f"--language={code} is not a code of ISO 639; give one of two or three letters, such as nb, or several"
                 " as en,ms."
             )
-        several = found[0] if len(found) == 1 else f"{', '.join(found[:-1])} or {found[-1]}"
-        raise InputError(f"--language={code} is not a code of ISO 639; {code.capitalize()} is {several}.")
+        *first, last = codes_of_name
+        right = f"{', '.join(first)} or {last}" if first else last
+        raise InputError(f"--language={code} is not a code of ISO 639; {code.capitalize()} is {right}.")

@@ -77,14 +77,12 @@ def _parser() -> Parser:
 def run(argv: Sequence[str]) -> None:
     """Writes the files, or raises InputError before any is written."""
     given = _parser().parse(argv)
-    name, corpus = _checked_name(given.name), given.corpus
+    name = _checked_name(given.name)
+    corpus = given.corpus
     if not corpus:
         raise InputError("No corpus is named; give --corpus='data/*.jsonl', or user/name of the hub.")
-    days, price = _number(given.days), None if given.price is None else _number(given.price)
-    if not 0 < days <= 3650:
-        raise InputError(f"--days={given.days} is not a time; give days above 0 and up to 3,650, such as --days=7.")
-    if price is not None and not 0 <= price < math.inf:
-        raise InputError(f"--price={given.price} is not a price; give dollars a chip-hour, such as --price=3.22.")
+    days = _checked_days(given.days)
+    price = _checked_price(given.price)
     with environment.quiet_imports():
         from limba.tools.corpus import counting, languages, sizes, templates
         from limba.tools.corpus.hardware import hardware, of_this_machine
@@ -108,49 +106,52 @@ def run(argv: Sequence[str]) -> None:
     _check_new(name, "from" if given.start else given.size)
     start = _start(given.start) if given.start else None
     if start is not None:
-        kind = "encoder" if start.config.is_encoder else "lm" if start.config.is_decoder_only else "t5"
+        kind = _kind_of(start)
+    # From here on the text is read.
     with task_flags.reading() as progress:
-        found = survey(corpus, given.column, progress)
-    if found.letters < LEAST_LETTERS:
+        surveyed = survey(corpus, given.column, progress)
+    if surveyed.letters < LEAST_LETTERS:
         raise InputError(
-            f"{corpus} holds {found.letters:,} letters, too few to train on; give {LEAST_LETTERS:,} or more."
+            f"{corpus} holds {surveyed.letters:,} letters, too few to train on; give {LEAST_LETTERS:,} or more."
         )
-    documents = counting.sampled(corpus, found.column)
-    found = found._replace(has_spaces=counting.has_spaces(documents))
+    documents = counting.sampled(corpus, surveyed.column)
+    surveyed = surveyed._replace(has_spaces=counting.has_spaces(documents))
     language = given.language
     if language:
         counting.check_language(language, documents)
     elif counting.is_language_of(name, documents):
         language = name
-    prompts = _prompts(corpus, found, kind)
+    prompts = _prompts(corpus, surveyed, kind)
     if start is None:
         counts = counting.counter(documents, kind)
     else:
         counts = functools.cache(lambda _: counting.with_vocabulary(start.vocabulary, documents))
-    asked = Asked(found, machine, days, kind, start or given.size, price)
+    asked = Asked(surveyed, machine, days, kind, start or given.size, price)
     proposal = _timed(asked, counts) if is_here else Proposer(asked, counts).proposal()
     plan = _chosen(proposal, given.choice)
-    print(_about(corpus, found))
+    print(_about(corpus, surveyed))
     if is_here:
         print(machine.words)
     for line in _in_words(proposal, plan, machine):
         print(line)
     files = {
-        f"tasks/{name}.py": templates.task(name, corpus, found, kind),
-        f"gin/{name}_{plan.size}.gin": templates.gin(name, corpus, found, plan, machine, prompts, language),
+        f"tasks/{name}.py": templates.task(name, corpus, surveyed, kind),
+        f"gin/{name}_{plan.size}.gin": templates.gin(name, corpus, surveyed, plan, machine, prompts, language),
         f"launch/{name}.sh": templates.script(name, plan, machine),
     }
     _write(files)
     if language and not given.language:
         print(f"LANGUAGE is {language!r}, after the run's name; --language=CODE names another one.")
-    other = "" if len(proposal.plans) == 1 else f" ({plan.choice}; --choice= names the other one)"
-    print(f"\nWritten{other}:\n" + "\n".join(f"  {path}" for path in files))
+    choice = "" if len(proposal.plans) == 1 else f" ({plan.choice}; --choice= names the other one)"
+    print(f"\nWritten{choice}:")
+    for path in files:
+        print(f"  {path}")
     for line in _next(name, corpus, plan, machine):
         print(line)
 
 
 def _chosen(proposal: Proposal, choice: str) -> Plan:
-    """Returns the choice of this name; InputError where there is no larger one."""
+    """Returns the plan of this choice; InputError for `more` where the safe choice is the only one."""
     if choice == "safe":
         return proposal.plans[0]
     if len(proposal.plans) == 1:
@@ -203,13 +204,14 @@ def _in_words(proposal: Proposal, plan: Plan, machine: Hardware) -> Iterator[str
     yield ""
     yield wrapped(f"Verdict: {proposal.verdict}", "", "  ")
     yield f"\nProposed for {machine.name}:"
-    for each in proposal.plans:
-        costs = reasons.dollars(each) or ("no rent" if machine.is_cpu else "no list price (--price=)")
-        passes = f"read {reasons.times(each.epochs)}, {reasons.tokens_a_parameter(each.ratio)}"
-        size = f"{each.about}, {each.parameters:,} parameters"
-        yield f"  {each.choice}: {size}, {each.steps:,} steps of {each.batch} rows"
-        yield wrapped(f"{in_time(each.hours)}; {costs}; {each.memory.words()}; {passes}", "        ", "        ")
-        yield wrapped(f"Risk: {each.risk}", "        ", "        ")
+    for proposed in proposal.plans:
+        costs = reasons.dollars(proposed) or ("no rent" if machine.is_cpu else "no list price (--price=)")
+        passes = f"read {reasons.times(proposed.epochs)}, {reasons.tokens_a_parameter(proposed.ratio)}"
+        size = f"{proposed.about}, {proposed.parameters:,} parameters"
+        yield f"  {proposed.choice}: {size}, {proposed.steps:,} steps of {proposed.batch} rows"
+        indent = " " * 8
+        yield wrapped(f"{in_time(proposed.hours)}; {costs}; {proposed.memory.words()}; {passes}", indent, indent)
+        yield wrapped(f"Risk: {proposed.risk}", indent, indent)
     if proposal.no_more:
         yield wrapped(proposal.no_more, "  ", "  ")
     for note in machine.notes:
@@ -223,7 +225,24 @@ def _in_words(proposal: Proposal, plan: Plan, machine: Hardware) -> Iterator[str
         yield wrapped(reason, "* ", "  ")
 
 
+def _checked_days(text: str | float) -> float:
+    days = _number(text)
+    if not 0 < days <= 3650:
+        raise InputError(f"--days={text} is not a time; give days above 0 and up to 3,650, such as --days=7.")
+    return days
+
+
+def _checked_price(text: str | None) -> float | None:
+    if text is None:
+        return None
+    price = _number(text)
+    if not 0 <= price < math.inf:
+        raise InputError(f"--price={text} is not a price; give dollars a chip-hour, such as --price=3.22.")
+    return price
+
+
 def _number(text: str | float) -> float:
+    """Returns the number that a text spells; NaN, which no limit lets pass, for other texts."""
     try:
         return float(text)
     except ValueError:
@@ -245,63 +264,70 @@ def _start(path: str) -> Start:
     return Start(path, config, name, vocabulary.extra_ids)
 
 
-def _prompts(corpus: str, found: Survey, kind: str) -> list[str]:
+def _kind_of(start: Start) -> str:
+    """Returns what a published model is: t5, lm or encoder."""
+    if start.config.is_encoder:
+        return "encoder"
+    return "lm" if start.config.is_decoder_only else "t5"
+
+
+def _prompts(corpus: str, surveyed: Survey, kind: str) -> list[str]:
     """Returns sentences of the validation text with gaps, or their beginnings; InputError if there is no such text."""
     from limba.api import Texts, source_of_files
 
-    texts = Texts(source_of_files(corpus, found.column, found.validation_percent))
+    texts = Texts(source_of_files(corpus, surveyed.column, surveyed.validation_percent))
     texts.check_not_empty("validation")
     masked = [hidden.masked for hidden in texts.sentences("validation")]
     if kind == "encoder":
         return [re.sub(r"<extra_id_\d+>", "<mask>", text) for text in masked]
-    return masked if kind == "t5" else [text.partition("<extra_id_0>")[0].rstrip() for text in masked]
+    if kind == "lm":
+        return [text.partition("<extra_id_0>")[0].rstrip() for text in masked]
+    return masked
 
 
 def _checked_name(name: str | None) -> str:
     if not name:
         raise InputError("No name is given; write limba new nb --corpus='data/*.jsonl'.")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name) or len(name) > 40:
-        raise InputError(
-            f"The name {name} cannot be that of a Python module; give small letters, digits and _, such as nb."
-        )
+        raise InputError(f"{name} cannot be the name of a Python module; give small letters, digits and _, such as nb.")
     return name
 
 
 def _check_new(name: str, size: str | None) -> None:
     """Raises InputError if one of the files exists, or if Limba has a task module of that name."""
-    files = [f"tasks/{name}.py", f"launch/{name}.sh", *([f"gin/{name}_{size}.gin"] if size else [])]
-    there = [path for path in files if os.path.lexists(path)]
-    if there:
-        raise InputError(f"{' and '.join(there)} exist{'s' if len(there) == 1 else ''} already; choose another name.")
+    files = [f"tasks/{name}.py", f"launch/{name}.sh"]
+    if size:
+        files.append(f"gin/{name}_{size}.gin")
+    existing = [path for path in files if os.path.lexists(path)]
+    if existing:
+        verb = "exists" if len(existing) == 1 else "exist"
+        raise InputError(f"{' and '.join(existing)} {verb} already; choose another name.")
     if f"tasks.{name}" in task_modules():
         raise InputError(f"Limba has a task module tasks/{name}.py of its own; choose another name.")
 
 
-def _about(corpus: str, found: Survey) -> str:
+def _about(corpus: str, surveyed: Survey) -> str:
     from limba.tools.corpus.reasons import short, short_bytes
 
-    about = "" if found.is_whole else "about "
-    columns = f"; columns {', '.join(found.columns)}" if found.columns else ""
-    read = f", of which {found.column!r} is read" if found.columns else ""
-    files = f"{found.files:,} file{'s' if found.files > 1 else ''}"
-    return (
-        f"{corpus}: {files}{columns}{read}; {about}{found.documents:,} documents, {about}{short_bytes(found.bytes)} of"
-        " text,"
-        f" {about}{short(found.letters)} letters."
-    )
+    about = "" if surveyed.is_whole else "about "
+    columns = f"; columns {', '.join(surveyed.columns)}" if surveyed.columns else ""
+    read = f", of which {surveyed.column!r} is read" if surveyed.columns else ""
+    files = f"{surveyed.files:,} file{'s' if surveyed.files > 1 else ''}"
+    text = f"{about}{short_bytes(surveyed.bytes)} of text, {about}{short(surveyed.letters)} letters"
+    return f"{corpus}: {files}{columns}{read}; {about}{surveyed.documents:,} documents, {text}."
 
 
 def _write(files: dict[str, str]) -> None:
     """Writes new files; if one exists by now, none is left."""
     made: list[Path] = []
     try:
-        for place, text in files.items():
-            path = Path(place)
+        for name, text in files.items():
+            path = Path(name)
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("x", encoding="utf-8") as file:
                 made.append(path)
                 file.write(text)
-        made[-1].chmod(0o755)
+        made[-1].chmod(0o755)  # the script is the last one
     except FileExistsError as error:
         for path in made:
             path.unlink()

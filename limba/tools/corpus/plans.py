@@ -14,7 +14,7 @@ from limba.tools.corpus.survey import Survey
 class Asked(NamedTuple):
     """What a user gives: a text, a machine, days, and maybe more."""
 
-    found: Survey
+    corpus: Survey
     machine: Hardware
     days: float
     kind: str = "t5"  # or lm, encoder
@@ -96,7 +96,7 @@ class Plan(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """What is said of a text, a machine and days: a verdict, what little text means, and one or two runs."""
+    """The answer for a text, a machine and days: a verdict, what little text means, and one or two runs."""
 
     verdict: str
     of_text: tuple[str, ...]

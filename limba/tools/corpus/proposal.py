@@ -4,8 +4,8 @@ The rules. The safe choice is the largest size that fits, sees 20 tokens a param
 (Hoffmann et al. 2022, arXiv:2203.15556; measured on decoder-only models, and used here for T5s too, for which no such
 law is published), and reads no text more than 4 times, which are worth nearly as much as new text. The other one goes
 further: up to 16 passes, which are worth about two thirds of as much new text, and down to 10 tokens a parameter. More
-passes than that add next to nothing (Muennighoff et al. 2023, arXiv:2305.16264). Memory, speed and hours are those of
-`limba preflight`, by the same functions; the slow end of the hours fits into the days.
+passes than that add next to nothing (Muennighoff et al. 2023, arXiv:2305.16264). Memory, speed and hours come from
+the functions of `limba preflight`; the slow end of the hours fits into the days.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from limba.tools.corpus.sizes import Candidate, model_of, of_limit
 class Proposer:
     """Makes the proposal; `counts` gives the tokens of a byte for a vocabulary of some ids.
 
-    Of a size or a published model that is given only the steps are found.
+    Where a size or a published model is given, only its steps are chosen.
     """
 
     def __init__(self, asked: Asked, counts: Callable[[int], Counted]):
@@ -38,7 +38,7 @@ class Proposer:
         self._memories: dict[str, Memory | None] = {}
 
     def proposal(self) -> Proposal:
-        """Returns the verdict and the choices; InputError where no size, or not the one that is given, fits."""
+        """Returns the verdict and the choices; InputError where no size, or not the given one, fits."""
         safe, passes = self._safe()
         plans = [self._plan("safe", safe, passes)]
         more = self._more(safe, plans[0])
@@ -54,10 +54,15 @@ class Proposer:
         """The sizes in question, from the largest."""
         if self.asked.given is None:
             return tuple(reversed(sizes.SIZES[self.asked.kind]))
-        return (self.asked.given if isinstance(self.asked.given, str) else "from",)
+        if isinstance(self.asked.given, str):
+            return (self.asked.given,)
+        return ("from",)  # a published model
 
     def _safe(self) -> tuple[Candidate, float]:
-        """Returns the size of the safe choice, and how often it may read the text."""
+        """Returns the size of the safe choice, and how often it may read the text.
+
+        The largest size with enough tokens in a few passes, else in many, else the smallest size.
+        """
         for passes in (sizes.FREE_EPOCHS, sizes.MOST_EPOCHS):
             for size in self._sizes:
                 candidate = self._candidate(size)
@@ -80,14 +85,15 @@ class Proposer:
         )
 
     def _more(self, safe: Candidate, plan: Plan) -> tuple[Candidate, float] | None:
-        """Returns a larger choice than the safe one, and how often it may read the text; None where there is none."""
+        """Returns a larger choice than the safe one, and how often it may read the text; None if none fits."""
         for least in (sizes.BOLD_RATIO, sizes.LEAST_RATIO):
             for size in self._sizes:
                 candidate = self._candidate(size)
                 if candidate.parameters < safe.parameters or candidate.ratio(sizes.MOST_EPOCHS) < self._least(least):
                     continue
-                is_larger = candidate.size != safe.size or candidate.tokens(sizes.MOST_EPOCHS) > 1.2 * plan.tokens
-                if is_larger and self._memory(candidate) is not None:
+                # The same size again is another choice only if it sees clearly more text.
+                is_more = candidate.size != safe.size or candidate.tokens(sizes.MOST_EPOCHS) > 1.2 * plan.tokens
+                if is_more and self._memory(candidate) is not None:
                     return candidate, sizes.MOST_EPOCHS
         return None
 
@@ -97,46 +103,51 @@ class Proposer:
         return self._candidates[size]
 
     def _made_candidate(self, size: str) -> Candidate:
-        found = self.asked.found
+        """Returns a size with its vocabulary, row lengths and batch, and the tokens that the days allow."""
+        corpus = self.asked.corpus
         machine = self.machine
-        if self.asked.start is not None:
-            config = self.asked.start.config
-            counted = self.counts(0)
-        else:
-            width = model_of(self.asked.kind, size, 128).emb_dim
-            ids = min(
-                of_limit(sizes.IDS_OF_TEXT, found.bytes, sizes.MOST_IDS),
-                of_limit(sizes.IDS_OF_WIDTH, width, sizes.MOST_IDS),
-            )
-            counted = self.counts(ids)
-            config = model_of(self.asked.kind, size, -(-counted.ids // 128) * 128)
+        config, counted = self._network(size)
         config = dataclasses.replace(config, dtype=machine.dtype)
         if not machine.has_kernels:
             config = dataclasses.replace(config, attention="einsum")
-        unique = max(1.0, found.bytes * counted.tokens_per_byte * (1 - found.validation_percent / 100))
-        lengths = sizes.LENGTHS[self.asked.kind][machine.is_cpu or unique < sizes.LITTLE_TEXT]
-        most = of_limit(sizes.ROWS_OF_WIDTH, config.emb_dim, 1024)
+        unique = max(1.0, corpus.bytes * counted.tokens_per_byte * (1 - corpus.validation_percent / 100))
+        long_rows, short_rows = sizes.LENGTHS[self.asked.kind]
+        lengths = short_rows if machine.is_cpu or unique < sizes.LITTLE_TEXT else long_rows
+        tokens_per_row = lengths[2]
+        most = of_limit(sizes.ROWS_OF_WIDTH, config.emb_dim, sizes.MOST_ROWS)
         least = min(sizes.LEAST_ROWS, most) if machine.is_cpu else max(sizes.LEAST_ROWS, 8 * machine.devices)
         batch = -(-max(most, least) // machine.devices) * machine.devices
-        passes = sizes.FREE_EPOCHS  # of which the batch is halved while they give few steps
         while True:
             seconds = self._step_seconds(size, config, lengths, batch)
             steps_of_days = self.asked.days * 24 / hours_of_run(1, seconds)[1]
-            tokens = min(steps_of_days * batch * lengths[2], passes * unique)
+            tokens_of_days = steps_of_days * batch * tokens_per_row
+            steps = min(tokens_of_days, sizes.FREE_EPOCHS * unique) / (batch * tokens_per_row)
             half = batch // 2
-            if tokens / (batch * lengths[2]) >= sizes.FEW_STEPS or half < least or half % machine.devices:
-                return Candidate(
-                    size, config, counted, lengths, unique, batch, seconds, steps_of_days * batch * lengths[2]
-                )
+            can_halve = half >= least and half % machine.devices == 0
+            if steps >= sizes.FEW_STEPS or not can_halve:
+                return Candidate(size, config, counted, lengths, unique, batch, seconds, tokens_of_days)
             batch = half
+
+    def _network(self, size: str) -> tuple[ModelConfig, Counted]:
+        """Returns the network of a size, or the published model's, and what its vocabulary makes of the text."""
+        if self.asked.start is not None:
+            return self.asked.start.config, self.counts(0)
+        width = model_of(self.asked.kind, size, 128).emb_dim
+        ids = min(
+            of_limit(sizes.IDS_OF_TEXT, self.asked.corpus.bytes, sizes.MOST_IDS),
+            of_limit(sizes.IDS_OF_WIDTH, width, sizes.MOST_IDS),
+        )
+        counted = self.counts(ids)
+        rows = -(-counted.ids // 128) * 128  # a multiple of 128, as T5's 32,128
+        return model_of(self.asked.kind, size, rows), counted
 
     def _step_seconds(
         self, size: str, config: ModelConfig, lengths: tuple[int, int, int], batch: int
     ) -> tuple[float, float]:
         """Returns the least and the most seconds of a step, which are one number where it was timed."""
         if size in self.asked.measured:
-            each = self.asked.measured[size] * batch  # of a row
-            return each, each
+            seconds_of_row = self.asked.measured[size]
+            return seconds_of_row * batch, seconds_of_row * batch
         predicted = None
         if self.asked.kind == "encoder":
             data = DataConfig("new", {"targets": lengths[1]}, batch, objective="masked_lm", noise_density=sizes.HIDDEN)
@@ -197,25 +208,35 @@ class Proposer:
         return None
 
     def _plan(self, choice: str, candidate: Candidate, passes: float) -> Plan:
+        """Returns the run of a choice: its steps, periods, data shards and costs, with its risk and reasons."""
         machine = self.machine
         memory = self._memory(candidate)
-        assert memory is not None  # it was asked before
-        row = candidate.lengths[2]
+        assert memory is not None  # a choice fits
+        tokens_per_row = candidate.lengths[2]
         batch = candidate.batch
-        steps = max(1, int(candidate.tokens(passes) / (batch * row)))
+        steps = max(1, int(candidate.tokens(passes) / (batch * tokens_per_row)))
         unit = 10 ** max(0, len(str(steps)) - 2)
         steps = steps // unit * unit  # two digits, and not above what the text and the days give
+        tokens = float(steps * batch * tokens_per_row)
+        epochs = tokens / candidate.unique
+        # A power of two, so that any number of hosts up to it can read the run's data.
         most_shards = max(16, machine.devices // 4)  # a host has at least 4 devices, and reads at least one shard
-        shards = 1 << int(math.log2(max(1.0, min(most_shards, self.asked.found.documents / 8))))
+        shards = 1 << int(math.log2(max(1.0, min(most_shards, self.asked.corpus.documents / 8))))
         hours = hours_of_run(steps, candidate.step_seconds)
         run_seconds = hours[1] * 3600
         slow_step = run_seconds / steps
-        saved = max(sizes.SAVED_SHARE * run_seconds, sizes.RARELY_SECONDS)
+        seconds_between_saves = max(sizes.SAVED_SHARE * run_seconds, sizes.RARELY_SECONDS)
+        seconds_between_saves = min(seconds_between_saves, sizes.SAVED_SECONDS)
+        # Steps between two evaluations: 5 evaluations in a short run, one each 200 steps, at most 100 in a long run.
         evaluations = min(steps, max(min(200, steps // 5), steps // 100, 1))
-        tokens = float(steps * batch * row)
-        epochs = tokens / candidate.unique
+        eval_steps = int(evaluations * sizes.EVALUATED_SHARE * sizes.UPDATE_PER_EVALUATION)
+        patience = None
+        if epochs > sizes.FREE_EPOCHS:  # it may learn the text by heart
+            patience = max(sizes.LEAST_PATIENCE, steps // evaluations // 5)
         price = self.asked.price
-        dollars = None if price is None else (hours[0] * machine.chips * price, hours[1] * machine.chips * price)
+        dollars = None
+        if price is not None:
+            dollars = (hours[0] * machine.chips * price, hours[1] * machine.chips * price)
         start = self.asked.start
         plan = Plan(
             choice=choice,
@@ -237,12 +258,10 @@ class Proposer:
             hours=hours,
             dollars=dollars,
             share=run_seconds / (self.asked.days * 86_400),
-            checkpoints=max(1, min(steps, int(min(saved, sizes.SAVED_SECONDS) / slow_step))),
+            checkpoints=max(1, min(steps, int(seconds_between_saves / slow_step))),
             evaluations=evaluations,
-            eval_steps=max(
-                1, min(sizes.EVAL_STEPS, int(evaluations * sizes.EVALUATED_SHARE * sizes.UPDATE_PER_EVALUATION))
-            ),
-            patience=max(sizes.LEAST_PATIENCE, steps // evaluations // 5) if epochs > sizes.FREE_EPOCHS else None,
+            eval_steps=max(1, min(sizes.EVAL_STEPS, eval_steps)),
+            patience=patience,
             log=min(100, max(1, steps // 50)),
             start=start,
             is_timed=candidate.size in self.asked.measured,
@@ -254,14 +273,18 @@ class Proposer:
 
 
 def _arithmetic() -> ModuleType:
-    """Returns the module of memory and seconds by arithmetic, that of preflight."""
-    found = find_tool("arithmetic")
-    assert found is not None  # it is shipped with this one
-    return found
+    """Returns preflight's module that computes memory and seconds by arithmetic."""
+    module = find_tool("arithmetic")
+    assert module is not None  # it is shipped with this one
+    return module
 
 
 def _ways(candidate: Candidate, devices: int) -> Iterator[tuple[str, int, int]]:
-    """Yields (remat, micro-batches, devices that share the parameters), from the fastest to what needs least memory."""
+    """Yields (remat, micro-batches, devices that share the parameters), from the fastest to the one of least memory.
+
+    Stronger remat comes before more micro-batches as long as a device has FEW_ROWS rows at once, and sharing the
+    parameters comes last.
+    """
     first = sizes.POLICIES[0] if candidate.config.emb_dim <= 512 else sizes.POLICIES[1]
     policies = sizes.POLICIES[sizes.POLICIES.index(first) :]
     rows = candidate.batch // devices

@@ -24,11 +24,11 @@ from limba.tools.corpus.sizes import (
 
 def verdict(asked: Asked, plan: Plan) -> str:
     """Returns in a sentence or two what the text, the machine and the days are good for."""
-    size = f"{short_bytes(asked.found.bytes)} of text"
-    place = f"{asked.machine.name} for {days_in_words(asked.days)}"
+    size = f"{short_bytes(asked.corpus.bytes)} of text"
+    compute = f"{asked.machine.name} for {days_in_words(asked.days)}"
     is_short_of_text = plan.epochs > 0.9 * FREE_EPOCHS and plan.share < 0.8
     if plan.start:
-        return f"{plan.about} goes on with {size} on {place}."
+        return f"{plan.about} goes on with {size} on {compute}."
     useful = plan.ratio * worth(plan.epochs) / plan.epochs  # tokens a parameter, repeated ones by their worth
     if useful < LEAST_RATIO and is_short_of_text:
         return (
@@ -36,19 +36,19 @@ def verdict(asked: Asked, plan: Plan) -> str:
             f" {PUBLISHED[plan.kind]}. What follows is a trial."
         )
     if plan.ratio < LEAST_RATIO:
-        return f"{place} is too little for {plan.about}; give more days or devices. What follows is a trial."
-    if asked.found.bytes < LITTLE_BYTES:
+        return f"{compute} is too little for {plan.about}; give more days or devices. What follows is a trial."
+    if asked.corpus.bytes < LITTLE_BYTES:
         return (
             f"{size} is enough for a small model from scratch, {plan.about}. What limits it is the text. A published"
             f" model that goes on with it is better: {PUBLISHED[plan.kind]}."
         )
-    limit = "the text" if is_short_of_text else place
+    limit = "the text" if is_short_of_text else compute
     return f"{size} is enough for {plan.about}. What limits it is {limit}."
 
 
 def of_text(asked: Asked, plan: Plan) -> Iterator[str]:
     """Yields what less than 1 GB of text means for a model from scratch, and what the run does about it."""
-    if asked.found.bytes >= LITTLE_BYTES:
+    if asked.corpus.bytes >= LITTLE_BYTES:
         return
     yield (
         f"Passes: {FREE_EPOCHS} over one text are worth {worth(FREE_EPOCHS):.1f} of new text, {MOST_EPOCHS} are worth"
@@ -108,7 +108,7 @@ def reasons(asked: Asked, plan: Plan, candidate: Candidate) -> Iterator[str]:
         f" vocabulary of {counted.made or plan.vocabulary:,} ids; it is read {times(plan.epochs)}."
     )
     if counted.made and counted.made < plan.vocabulary:
-        is_whole = asked.found.bytes < SMALL  # the run trains its vocabulary on the same text
+        is_whole = asked.corpus.bytes < SMALL  # the run trains its vocabulary on the same text
         of_more = "" if is_whole else "; the run trains on more text, and says how many it found"
         yield (
             f"Vocabulary: {plan.vocabulary:,} ids at most. The {'text' if is_whole else 'sample'} has too few"

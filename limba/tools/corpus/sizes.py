@@ -39,31 +39,60 @@ PUBLISHED = {  # that a run of this kind can go on from
     "encoder": "--from= with an encoder of the hub (EuroBERT, ModernBERT)",
 }
 ABOUT = {"t5": "T5 1.1", "lm": "decoder-only", "encoder": "encoder"}
-# Up to so many bytes of text, and up to such a width of the model, a vocabulary has at most these ids.
-IDS_OF_TEXT = ((1 << 17, 1_000), (1 << 19, 2_000), (1 << 20, 4_000), (1 << 23, 8_000), (1 << 26, 16_000),
-               (1 << 30, 32_000))  # fmt: skip
-IDS_OF_WIDTH = ((128, 4_000), (256, 8_000), (384, 16_000), (512, 32_000))
-MOST_IDS = 64_000
-ROWS_OF_WIDTH = ((128, 32), (384, 64), (768, 128), (1024, 256), (2048, 512))  # of a batch, at most; wider: 1,024
+# Tables of (limit, entry), as `of_limit` reads them: the ids of a vocabulary at most, by the bytes of the text and by
+# the width of the model, and the rows of a batch at most, by the width of the model.
+IDS_OF_TEXT = (
+    (1 << 17, 1_000),
+    (1 << 19, 2_000),
+    (1 << 20, 4_000),
+    (1 << 23, 8_000),
+    (1 << 26, 16_000),
+    (1 << 30, 32_000),
+)
+IDS_OF_WIDTH = (
+    (128, 4_000),
+    (256, 8_000),
+    (384, 16_000),
+    (512, 32_000),
+)
+MOST_IDS = 64_000  # of more text and a wider model
+ROWS_OF_WIDTH = (
+    (128, 32),
+    (384, 64),
+    (768, 128),
+    (1024, 256),
+    (2048, 512),
+)
+MOST_ROWS = 1024  # of a wider model
 USED_MEMORY = 0.85  # share of a device that the arithmetic may fill: it is right within 15 %
 FEW_ROWS = 4  # of a device at once, below which stronger remat comes before more micro-batches
 POLICIES = ("none", "minimal", "full")  # of remat
-LEAST_ROWS, FEW_STEPS = 16, 2_000  # a batch is halved down to the first, while a run has fewer steps than the second
+# A batch is halved while a run has fewer steps than FEW_STEPS, down to LEAST_ROWS.
+LEAST_ROWS = 16
+FEW_STEPS = 2_000
 LITTLE_TEXT = 5e6  # tokens, below which rows are short, so that a step has more of them
 # By kind, of long rows and of short ones: inputs, targets, tokens of text. A T5 hides 15 % in spans of 3.
-LENGTHS = {"t5": ((512, 114, 568), (128, 29, 141)), "lm": ((0, 512, 512), (0, 128, 128))}
-LENGTHS["encoder"] = LENGTHS["lm"]
+LENGTHS = {
+    "t5": ((512, 114, 568), (128, 29, 141)),
+    "lm": ((0, 512, 512), (0, 128, 128)),
+    "encoder": ((0, 512, 512), (0, 128, 128)),
+}
 HIDDEN = 0.3  # of an encoder's tokens, as in gin/runs/pretrain_encoder.gin
 LEAST_PATIENCE = 5  # evaluations
 REPEATED_DROPOUT = 0.1  # of a run that reads its text more often than FREE_EPOCHS
-SAVED_SHARE, SAVED_SECONDS, RARELY_SECONDS = 0.02, 1800.0, 120.0  # what a preemption costs; of a run of minutes
+# Time between two checkpoints, which is what a preemption costs: this share of the run, at least RARELY_SECONDS and at
+# most SAVED_SECONDS.
+SAVED_SHARE = 0.02
+RARELY_SECONDS = 120.0
+SAVED_SECONDS = 1800.0
 RUN_FILES = {
     "t5": ("gin/runs/pretrain.gin", "gin/recipes/fast.gin"),
     "lm": ("gin/runs/pretrain_lm.gin", "gin/recipes/fast.gin"),
     "encoder": ("gin/runs/pretrain_encoder.gin",),
 }
 FUNCTIONS = {"t5": "span_corruption", "lm": "causal_lm", "encoder": "masked_lm"}  # objectives
-EVALUATED_SHARE, EVAL_STEPS = 0.05, 20  # of the time, at most; batches of an evaluation
+EVALUATED_SHARE = 0.05  # of the time that evaluations take, at most
+EVAL_STEPS = 20  # batches of an evaluation, at most
 UPDATE_PER_EVALUATION = 3  # forward and backward pass against the forward pass alone
 
 
@@ -88,7 +117,8 @@ def num_parameters(config: ModelConfig) -> int:
     >>> num_parameters(ModelConfig(32128, 768, 12, 64, 2048, 12, 12))
     247577856
     """
-    d, inner = config.emb_dim, config.num_heads * config.head_dim
+    d = config.emb_dim
+    inner = config.num_heads * config.head_dim
     mlp = (len(config.mlp_activations) + 1) * d * config.mlp_dim
     embeddings = (1 if config.logits_via_embedding else 2) * config.vocab_size * d
     if config.is_decoder_only:
@@ -96,17 +126,22 @@ def num_parameters(config: ModelConfig) -> int:
         return config.num_decoder_layers * (attention + mlp + 2 * d) + d + embeddings
     encoder = config.num_encoder_layers * (4 * d * inner + mlp + 2 * d) + d
     decoder = config.num_decoder_layers * (8 * d * inner + mlp + 3 * d) + d
-    biases = config.num_encoder_layers + config.num_decoder_layers if config.relative_bias_per_layer else 2
+    biases = 2  # tables of position biases, one for each stack
+    if config.relative_bias_per_layer:
+        biases = config.num_encoder_layers + config.num_decoder_layers
     return encoder + decoder + biases * config.num_relpos_buckets * config.num_heads + embeddings
 
 
 def of_limit(table: tuple[tuple[int, int], ...], value: int, beyond: int) -> int:
-    """Returns the entry of the first limit that a value does not exceed.
+    """Returns the entry of the first limit that a value does not exceed, or `beyond` if it exceeds all.
 
     >>> of_limit(((128, 4), (512, 8)), 300, 16)
     8
     """
-    return next((entry for limit, entry in table if value <= limit), beyond)
+    for limit, entry in table:
+        if value <= limit:
+            return entry
+    return beyond
 
 
 def worth(passes: float) -> float:
@@ -129,7 +164,7 @@ class Candidate(NamedTuple):
     config: ModelConfig
     counted: Counted
     lengths: tuple[int, int, int]
-    unique: float  # tokens of the text, without those of validation
+    unique: float  # tokens of the training text, each counted once
     batch: int
     step_seconds: tuple[float, float]  # at least and at most
     tokens_of_days: float  # that the days allow

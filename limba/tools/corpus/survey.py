@@ -11,11 +11,12 @@ import fsspec
 from limba.api import UnitSource, records, source_of_files
 from limba.config import InputError, foreign
 
-BYTES_READ = 1 << 26  # of text; a larger corpus is counted from as much of it, in units all over it
-UNITS_AT_ONCE = 256  # of a large corpus, how many units are looked at, at most
-LETTERS_SEEN = 1 << 21
-TABLES, PACKED = ("csv", "tsv", "json", "jsonl", "ndjson"), (".gz", ".zst", ".bz2", ".xz")
-USUAL = "text"
+BYTES_READ = 1 << 26  # of text; of a larger corpus this much is read, in units all over it, and the rest estimated
+MOST_UNITS = 256  # of a large corpus that are read
+LETTERS_SEEN = 1 << 21  # from which the letters of a byte are counted
+TABLES = ("csv", "tsv", "json", "jsonl", "ndjson")
+COMPRESSIONS = (".gz", ".zst", ".bz2", ".xz")
+USUAL_COLUMN = "text"
 
 
 class Survey(NamedTuple):
@@ -33,7 +34,9 @@ class Survey(NamedTuple):
     @property
     def validation_percent(self) -> float:
         """The share of documents that are not trained on: some at least, of a small corpus too."""
-        return 1.0 if self.documents >= 10_000 else 5.0 if self.documents >= 200 else 20.0
+        if self.documents >= 10_000:
+            return 1.0
+        return 5.0 if self.documents >= 200 else 20.0
 
 
 def survey(corpus: str, column: str | None = None, progress: Callable[[int], object] | None = None) -> Survey:
@@ -42,7 +45,7 @@ def survey(corpus: str, column: str | None = None, progress: Callable[[int], obj
     Without `column` it is `text`, or else the only one with text. `progress` is called with the bytes read so far.
     Raises InputError for a corpus that cannot be read, a column that it lacks, and one without a document.
     """
-    source = source_of_files(corpus, USUAL)
+    source = source_of_files(corpus, USUAL_COLUMN)
     files = source.listed("train")
     columns = text_columns(files[0].path)
     chosen = column or _chosen(columns, files[0].path)
@@ -54,42 +57,52 @@ def survey(corpus: str, column: str | None = None, progress: Callable[[int], obj
 
 
 def _chosen(columns: Sequence[str], path: str) -> str:
-    if not columns or USUAL in columns:
-        return USUAL
+    if not columns or USUAL_COLUMN in columns:
+        return USUAL_COLUMN
     if len(columns) == 1:
         return columns[0]
-    raise InputError(f"{path} has no column {USUAL!r}, and several with text; set DataConfig.column to one of"
+    raise InputError(f"{path} has no column {USUAL_COLUMN!r}, and several with text; set DataConfig.column to one of"
                      f" {', '.join(map(repr, columns))}.")  # fmt: skip
 
 
 def _counted(source: UnitSource, progress: Callable[[int], object] | None) -> Survey:
+    """Returns the documents, bytes and letters of a source, estimated from the units that are read."""
     units = source.units("train")
-    spread = max(1, -(-len(units) // UNITS_AT_ONCE))
-    order = sorted(range(0, len(units), spread), key=lambda place: (place // spread % 16, place))  # all over the corpus
-    documents = size = seen = seen_bytes = read = 0
-    for number in order:
-        if size >= BYTES_READ and read:
+    step = max(1, -(-len(units) // MOST_UNITS))
+    # Every 16th of these first, so that a corpus which is not read to its end is still read all over.
+    order = sorted(range(0, len(units), step), key=lambda unit: (unit // step % 16, unit))
+    num_documents = 0
+    num_bytes = 0
+    num_letters = 0
+    bytes_of_letters = 0  # in which these letters are counted
+    num_read = 0  # units
+    for unit in order:
+        if num_bytes >= BYTES_READ and num_read:
             break
         for chunk in itertools.count():
-            found = source.read_whole("train", units[number], chunk)
-            if found is None:
-                read += 1
+            documents = source.read_whole("train", units[unit], chunk)
+            if documents is None:
+                num_read += 1
                 break
-            documents += len(found)
-            size += sum(map(len, found))
-            if seen < LETTERS_SEEN:
-                text = b"".join(found).decode(errors="replace")
-                seen += len(text)
-                seen_bytes = size
+            num_documents += len(documents)
+            num_bytes += sum(map(len, documents))
+            if num_letters < LETTERS_SEEN:
+                num_letters += len(b"".join(documents).decode(errors="replace"))
+                bytes_of_letters = num_bytes
             if progress is not None:
-                progress(size)
-    factor = len(units) / max(read, 1)
-    total = round(size * factor)
-    per_byte = seen / max(seen_bytes, 1)
+                progress(num_bytes)
+    factor = len(units) / max(num_read, 1)
+    total_bytes = round(num_bytes * factor)
+    letters_per_byte = num_letters / max(bytes_of_letters, 1)
     return Survey(
-        column="", columns=(), files=0, documents=round(documents * factor), bytes=total,
-        letters=round(total * per_byte), is_whole=read == len(units),
-    )  # fmt: skip
+        column="",
+        columns=(),
+        files=0,
+        documents=round(num_documents * factor),
+        bytes=total_bytes,
+        letters=round(total_bytes * letters_per_byte),
+        is_whole=num_read == len(units),
+    )
 
 
 def text_columns(path: str) -> tuple[str, ...]:
@@ -97,12 +110,14 @@ def text_columns(path: str) -> tuple[str, ...]:
 
     Raises InputError for a file that cannot be read.
     """
-    packed = path.split("?")[0].lower()
-    form = packed.removesuffix(next((each for each in PACKED if packed.endswith(each)), "")).rpartition(".")[2]
-    if form != "parquet" and form not in TABLES:
+    name = path.split("?")[0].lower()  # without the query of a URL
+    compression = next((ending for ending in COMPRESSIONS if name.endswith(ending)), "")
+    name = name.removesuffix(compression)
+    file_format = name.rpartition(".")[2]
+    if file_format != "parquet" and file_format not in TABLES:
         return ()
     with foreign.reading(path, "check the file"):
-        if form == "parquet":
+        if file_format == "parquet":
             return _parquet_columns(path)
         _, record = next(records(path), ("", {}))
     return tuple(name for name, value in record.items() if isinstance(value, str))
@@ -111,10 +126,13 @@ def text_columns(path: str) -> tuple[str, ...]:
 def _parquet_columns(path: str) -> tuple[str, ...]:
     import pyarrow.parquet
 
-    with fsspec.open(path, "rb") as file:  # of a row group only these names are wanted
+    with fsspec.open(path, "rb") as file:  # only the schema is read
         schema = pyarrow.parquet.ParquetFile(file).schema_arrow
-    kinds = (pyarrow.types.is_string, pyarrow.types.is_large_string)
-    values = {
-        field.name: field.type.value_type if pyarrow.types.is_dictionary(field.type) else field.type for field in schema
-    }
-    return tuple(name for name, value in values.items() if any(kind(value) for kind in kinds))
+    names = []
+    for field in schema:
+        kind = field.type
+        if pyarrow.types.is_dictionary(kind):
+            kind = kind.value_type
+        if pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind):
+            names.append(field.name)
+    return tuple(names)

@@ -32,7 +32,8 @@ NAMES = {
     "DataConfig.task_feature_lengths": "--inputs/--sequence",
 }
 # For files without a task: span corruption, of bytes if no vocabulary is named.
-FILES_TASK, FILES_MODULE = "demo_span_corruption", "tasks.demo"
+FILES_TASK = "demo_span_corruption"
+FILES_MODULE = "tasks.demo"
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,16 @@ class TaskRecipe:
         return RunData(self.data_config()).task
 
     def data_config(self) -> DataConfig:
+        """Returns the configuration of data by which the task is found; ConfigError for a bad value."""
+        lengths = {"inputs": self.inputs} if self.sequence is None else {"targets": self.sequence}
+        vocabulary = self.vocabulary
+        if not vocabulary and not self.task:
+            vocabulary = "byte"
         return DataConfig(
             mixture_or_task_name=self.task or FILES_TASK,
-            task_feature_lengths={"targets": self.sequence} if self.sequence is not None else {"inputs": self.inputs},
+            task_feature_lengths=lengths,
             batch_size=1,
-            vocabulary=self.vocabulary or (None if self.task else "byte"),
+            vocabulary=vocabulary or None,
             extra_ids=self.extra_ids,
             objective=self.objective,
             data_files=self.files,
@@ -103,7 +109,7 @@ def recipe(arguments: argparse.Namespace, inputs: int = 512) -> TaskRecipe:
     extra_ids = getattr(arguments, "extra_ids", None)
     if extra_ids is not None and not arguments.vocabulary:
         raise InputError(f"--extra_ids={extra_ids} come above the pieces of --vocabulary; give --vocabulary too.")
-    found = TaskRecipe(
+    task_recipe = TaskRecipe(
         task=arguments.task or None,
         module=arguments.module,
         files=arguments.files,
@@ -115,8 +121,8 @@ def recipe(arguments: argparse.Namespace, inputs: int = 512) -> TaskRecipe:
         sequence=getattr(arguments, "sequence", None),
         extra_ids=TaskRecipe.extra_ids if extra_ids is None else extra_ids,
     )
-    found.data_config()  # finds bad values before slow imports
-    return found
+    task_recipe.data_config()  # finds bad values before slow imports
+    return task_recipe
 
 
 @contextlib.contextmanager
@@ -143,12 +149,6 @@ def parse_column(text: str) -> str | Mapping[str, str]:
         columns = ast.literal_eval(text)
     except (ValueError, SyntaxError):
         columns = None
-    if (
-        not columns
-        or not isinstance(columns, dict)
-        or not all(isinstance(x, str) for pair in columns.items() for x in pair)
-    ):
-        raise InputError(
-            f"--column={text} is not a dictionary; write --column=\"{{'inputs': 'en', 'targets': 'ms'}}\"."
-        )
-    return columns
+    if isinstance(columns, dict) and columns and all(isinstance(name, str) for name in (*columns, *columns.values())):
+        return columns
+    raise InputError(f"--column={text} is not a dictionary; write --column=\"{{'inputs': 'en', 'targets': 'ms'}}\".")

@@ -93,7 +93,7 @@ CORPUS = None  # the task's own"""
 RATE = """# 'auto' is 2.2 / sqrt(TRAIN_STEPS), found for 300 to 4,800 steps of small T5s; longer runs follow it
 # unproven. Warm-up and decay are shares of the run.
 LEARNING_RATE = 'auto'"""
-# The recipe's rate was found with T5s; encoders have that of gin/runs/pretrain_encoder.gin.
+# The recipe's rate was found with T5s; encoders have the rate of gin/runs/pretrain_encoder.gin.
 RATE_OF_ENCODER = """# AdamW's rate for encoders; 0.0002 to 0.001 are usual. It rises for 2 % of the run, and falls
 # to 0 over the last 70 %.
 LEARNING_RATE = 0.0005
@@ -201,15 +201,15 @@ done
 """
 
 
-def task(name: str, corpus: str, found: Survey, kind: str) -> str:
+def task(name: str, corpus: str, surveyed: Survey, kind: str) -> str:
     """Returns tasks/NAME.py."""
     objective, function = OBJECTIVES[kind]
     return TASK.format(
         name=name,
         name_of_corpus=corpus.replace("\\", "/").replace('"', ""),
         corpus=_python(corpus),
-        column=_python(found.column),
-        percent=found.validation_percent,
+        column=_python(surveyed.column),
+        percent=surveyed.validation_percent,
         objective=objective,
         function=function,
         extra_ids=SENTINELS[kind],
@@ -217,10 +217,25 @@ def task(name: str, corpus: str, found: Survey, kind: str) -> str:
 
 
 def gin(
-    name: str, corpus: str, found: Survey, plan: Plan, machine: Hardware, prompts: Sequence[str], language: str | None
+    name: str,
+    corpus: str,
+    surveyed: Survey,
+    plan: Plan,
+    machine: Hardware,
+    prompts: Sequence[str],
+    language: str | None,
 ) -> str:
     """Returns gin/NAME_SIZE.gin; `prompts` are masked sentences, or their beginnings."""
     memory = plan.memory
+    how = "by a step that was timed there" if plan.is_timed else "estimated at that speed and not measured"
+    if plan.start:
+        expected = "a first loss of a few nats, which then falls"
+    else:  # before it learns anything, a model finds each id about equally likely
+        expected = f"a first loss of about ln {plan.rows} + 0.5 = {math.log(plan.rows) + 0.5:.1f}"
+    if plan.dropout:
+        why_dropout = "of a text that is read so often; 0.0 learns faster, and sooner by heart"
+    else:
+        why_dropout = "0.1 if the validation loss rises while that of training falls"
     values = plan._asdict() | {
         "name": name,
         "corpus": corpus,
@@ -229,30 +244,26 @@ def gin(
         "hardware": machine.name,
         "reason": machine.reason,
         "time": in_time(plan.hours),
-        "how": "by a step that was timed there" if plan.is_timed else "estimated at that speed and not measured",
+        "how": how,
         "beside": BESIDE,
         "reasons": "\n".join(wrapped(line, "# * ", "#   ") for line in plan.reasons),
-        "expected": "a first loss of a few nats, which then falls"
-        if plan.start
-        else f"a first loss of about ln {plan.rows} + 0.5 = {math.log(plan.rows) + 0.5:.1f}",
+        "expected": expected,
         "model": _model(plan),
         "lengths": f"{{'inputs': {plan.inputs}}}" if plan.kind == "t5" else f"{{'targets': {plan.targets}}}",
         "tokens": short(plan.tokens),
         "times": times(plan.epochs),
         "microbatches": memory.parts,
         "dropout": plan.dropout,
-        "why_dropout": "of a text that is read so often; 0.0 learns faster, and sooner by heart"
-        if plan.dropout
-        else "0.1 if the validation loss rises while that of training falls",
+        "why_dropout": why_dropout,
         "repeated": REPEATED.format(free=FREE_EPOCHS, patience=plan.patience) if plan.patience else "",
         "dtype": machine.dtype,
         "attention": _attention(machine),
         "remat": memory.remat,
         "language": repr(language),
         "rate": _rate(plan),
-        "vocabulary": _vocabulary(plan, found.has_spaces),
-        "percent": found.validation_percent,
-        "prompts": PROMPTS[plan.kind].format(prompts="".join(map(_pieces, prompts))) * bool(prompts),
+        "vocabulary": _vocabulary(plan, surveyed.has_spaces),
+        "percent": surveyed.validation_percent,
+        "prompts": PROMPTS[plan.kind].format(prompts="".join(map(_pieces, prompts))) if prompts else "",
         "mesh": _mesh(plan),
     }
     return GIN.format(**values)
@@ -262,8 +273,8 @@ def _mesh(plan: Plan) -> str:
     """Returns the line by which the devices share the parameters, where the memory of one does not hold them."""
     if plan.memory.fsdp == 1:
         return ""
-    said = "the devices share the parameters; limba preflight prints which meshes fit"
-    return f"config.MeshConfig.fsdp = {plan.memory.fsdp}  # {said}\n"
+    comment = "the devices share the parameters; limba preflight prints which meshes fit"
+    return f"config.MeshConfig.fsdp = {plan.memory.fsdp}  # {comment}\n"
 
 
 def _attention(machine: Hardware) -> str:
@@ -287,7 +298,7 @@ def _rate(plan: Plan) -> str:
     if plan.start is None and plan.kind == "encoder":
         return RATE_OF_ENCODER
     if plan.start is None:
-        return RATE + "\nWEIGHT_DECAY = 0.0  # the recipe has none" * (plan.kind != "t5")
+        return RATE if plan.kind == "t5" else f"{RATE}\nWEIGHT_DECAY = 0.0  # the recipe has none"
     whose, low, high, value = RATES_ON[plan.kind]
     return RATE_ON.format(whose=whose, low=low, high=high, value=value)
 
@@ -296,11 +307,11 @@ def _vocabulary(plan: Plan, has_spaces: bool) -> str:
     """Returns the lines about a new vocabulary; none for a published model, which has its own."""
     if plan.start is not None:
         return ""
-    written = NEW_VOCABULARY.format(name=NEW_SIZES[plan.kind], vocabulary=plan.vocabulary, rows=plan.rows)
+    lines = NEW_VOCABULARY.format(name=NEW_SIZES[plan.kind], vocabulary=plan.vocabulary, rows=plan.rows)
     if not has_spaces:
-        bytes_ = "NEW_VOCABULARY_BYTES" if plan.kind == "lm" else "config.DataConfig.new_vocabulary_bytes"
-        written += UNSPACED.format(name=bytes_)
-    return f"{written}\n"
+        name = "NEW_VOCABULARY_BYTES" if plan.kind == "lm" else "config.DataConfig.new_vocabulary_bytes"
+        lines += UNSPACED.format(name=name)
+    return f"{lines}\n"
 
 
 def script(name: str, plan: Plan, machine: Hardware) -> str:
@@ -310,14 +321,15 @@ def script(name: str, plan: Plan, machine: Hardware) -> str:
 
 def _pieces(prompt: str) -> str:
     """Returns a text as strings that follow one another, in lines of a tuple."""
-    pieces = [prompt[place : place + 100] for place in range(0, len(prompt), 100)]
-    return "".join(f"    {_python(piece)}\n" for piece in pieces[:-1]) + f"    {_python(pieces[-1])},\n"
+    *first, last = [prompt[start : start + 100] for start in range(0, len(prompt), 100)]
+    return "".join(f"    {_python(piece)}\n" for piece in first) + f"    {_python(last)},\n"
 
 
 def wrapped(text: str, first: str, following: str) -> str:
-    """Returns a text in lines of 118 columns, no word broken, with what each begins with."""
+    """Returns a text in lines of 118 columns, without breaking words; `first` and `following` begin the lines."""
     wrapper = textwrap.TextWrapper(118, break_long_words=False, break_on_hyphens=False)
-    wrapper.initial_indent, wrapper.subsequent_indent = first, following
+    wrapper.initial_indent = first
+    wrapper.subsequent_indent = following
     return wrapper.fill(text)
 
 

@@ -20,7 +20,7 @@ ABOUT = """Trains a vocabulary on a uniform sample of a task's text, writes its 
     limba vocabulary compare A B --help      # vocabularies side by side
 
 On several hosts (PROCESS_ID set, or started by srun or mpirun) host 0 trains, and the others wait for its files."""
-SENTINELS = 100  # ids of T5's layout, among those of --size
+SENTINELS = 100  # of T5's layout; --size includes them
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -75,7 +75,8 @@ def train(argv: Sequence[str]) -> None:
         from limba.api import NewVocabulary, PieceTable
         from limba.tools.corpus import fertility
         from limba.tools.corpus.normalization import ROMANIAN_COMMAS, normalization_tsv
-    new, spells_bytes = NewVocabulary(arguments.output), arguments.byte_fallback == "yes"
+    new = NewVocabulary(arguments.output)
+    spells_bytes = arguments.byte_fallback == "yes"
     if int(host) > 0:
         new.wait(arguments.wait_seconds)
         print(f"Host 0 has written {arguments.output}.")

@@ -1,8 +1,8 @@
 """Lets the user's task modules call `datasets.load_dataset` as it was in 2022, with `use_auth_token`.
 
-Task modules written for T5X read a data set with a private token in this way, and `datasets` took the argument out in
-version 3. Only the user's modules see the older form: each is loaded with an import statement of its own. The rest of
-the process finds the library as it is.
+Task modules written for T5X read a data set with a private token in this way, and `datasets` removed the argument in
+version 3. Only the user's modules see the older form: their import statements are replaced. The rest of the process
+finds the library as it is.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-DATASETS, FUNCTION = "datasets", "load_dataset"
-OLD, NEW = "use_auth_token", "token"  # renamed in datasets 2.14, taken out in 3.0
+DATASETS = "datasets"
+FUNCTION = "load_dataset"
+OLD_ARGUMENT = "use_auth_token"  # renamed in datasets 2.14, removed in 3.0
+NEW_ARGUMENT = "token"
 LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 # Where libraries lie: of the user, of the system, of another environment.
 PACKAGES = {"site-packages", "dist-packages"}
@@ -30,7 +32,8 @@ PACKAGES = {"site-packages", "dist-packages"}
 def importing() -> Iterator[None]:
     """Inside, task modules are imported: these find `datasets` with its arguments of 2022, then and later.
 
-    `load_dataset` takes `use_auth_token`: True means the token that is there, if any; False none; a text that token.
+    `load_dataset` takes `use_auth_token`: True means the token of this machine, if any; False no token; a text is the
+    token itself.
     """
     finder = _UsersModules()
     sys.meta_path.insert(0, finder)
@@ -41,18 +44,19 @@ def importing() -> Iterator[None]:
 
 
 def _import(name: str, *rest: Any, **named: Any) -> ModuleType:
-    """The import statement of the user's modules; extensions in C that these import call it with names."""
-    found = builtins.__import__(name, *rest, **named)
-    # A library's lazy module would be loaded by the question for its name.
-    is_datasets = name.partition(".")[0] == DATASETS and found.__name__ == DATASETS
-    return _Datasets(found) if is_datasets else found
+    """The import statement of the user's modules; C extensions that they import call it with named arguments."""
+    module = builtins.__import__(name, *rest, **named)
+    # `name` is asked first: a library's lazy module would be loaded by asking for its __name__.
+    if name.partition(".")[0] == DATASETS and module.__name__ == DATASETS:
+        return _Datasets(module)
+    return module
 
 
 class _UsersModules(MetaPathFinder):
     """Finds the user's modules where the other finders do, and gives them `_import`."""
 
     def __init__(self) -> None:
-        self._asked: set[str] = set()  # of the others now: one of them may ask all finders too
+        self._asked: set[str] = set()  # names that the other finders look for now: one of them may ask all finders
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -61,19 +65,30 @@ class _UsersModules(MetaPathFinder):
             return None
         self._asked.add(fullname)
         try:
-            others = (finder for finder in sys.meta_path if finder is not self)
-            found = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
+            spec = self._spec_of_others(fullname, path, target)
         finally:
             self._asked.discard(fullname)
-        if found is not None and type(found.loader) is SourceFileLoader and _is_users(found):
-            found.loader = _Loader(found.loader.name, found.loader.path)
-        return found
+        if spec is not None and type(spec.loader) is SourceFileLoader and _is_users(spec):
+            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        return spec
+
+    def _spec_of_others(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> ModuleSpec | None:
+        for finder in sys.meta_path:
+            if finder is self:
+                continue
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                return spec
+        return None
 
 
-def _is_users(found: ModuleSpec) -> bool:
-    path = Path(found.origin or "")
+def _is_users(spec: ModuleSpec) -> bool:
+    """Returns whether a module is the user's: not Limba's, and not in a folder of libraries."""
+    path = Path(spec.origin or "")
     is_library = any(path.is_relative_to(folder) for folder in LIBRARIES) or bool(PACKAGES & set(path.parts))
-    return not is_library and found.name.partition(".")[0] != "limba"
+    return not is_library and spec.name.partition(".")[0] != "limba"
 
 
 class _Loader(SourceFileLoader):
@@ -90,8 +105,8 @@ class _Datasets(ModuleType):
         self._library = library
 
     def __getattr__(self, name: str) -> object:
-        found = getattr(self._library, name)
-        return taking_old_arguments(found) if name == FUNCTION else found
+        attribute = getattr(self._library, name)
+        return taking_old_arguments(attribute) if name == FUNCTION else attribute
 
 
 def taking_old_arguments(function: Callable[..., object]) -> Callable[..., object]:
@@ -102,10 +117,10 @@ def taking_old_arguments(function: Callable[..., object]) -> Callable[..., objec
     """
 
     @functools.wraps(function)
-    def load(*given: object, **named: object) -> object:
-        if OLD in named:
-            value = named.pop(OLD)
-            named.setdefault(NEW, None if value is True else value)
-        return function(*given, **named)
+    def load(*arguments: object, **named: object) -> object:
+        if OLD_ARGUMENT in named:
+            value = named.pop(OLD_ARGUMENT)
+            named.setdefault(NEW_ARGUMENT, None if value is True else value)  # None: the token of this machine
+        return function(*arguments, **named)
 
     return load

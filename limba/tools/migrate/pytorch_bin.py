@@ -1,8 +1,8 @@
-"""The weights of a pytorch_model.bin, read without torch and written as model.safetensors: a zip or a stream, a pickle.
+"""The weights of a pytorch_model.bin, read without torch and written as model.safetensors.
 
-The few names that a table of tensors needs stand for functions of this module, and any other name is refused. Nothing
-is looked up or imported by a name, so a file of somebody else runs nothing. (torch/serialization.py has both forms:
-`_save` the zip of version 1.6 and later, `_legacy_save` the stream before it.)
+Such a file is a pickle of the tensors' shapes, and the numbers beside it: in a zip since PyTorch 1.6, in one stream
+before (torch/serialization.py: `_save` and `_legacy_save`). A pickle can run code by naming it. So the few names that a
+table of tensors needs stand for functions of this module, any other name is refused, and nothing is imported.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 CACHE = "~/.cache/limba/safetensors"  # for folders that cannot be written
 MAGIC = 0x1950A86A20F9469CFC6C  # of a stream: its first pickle
 ZIP = b"PK\x03\x04"
-BYTES_OF_PICKLE = 1 << 26
+BYTES_OF_PICKLE = 1 << 26  # at most: it holds names and shapes, not numbers
 DAMAGED = (  # what reading a file that was cut or changed raises
     OSError, ValueError, KeyError, IndexError, EOFError, AttributeError, TypeError, zipfile.BadZipFile,
     NotImplementedError, RuntimeError, MemoryError, OverflowError, pickle.UnpicklingError, ImportError,
@@ -52,7 +52,7 @@ STORAGES = {
 
 
 class _WrongError(Exception):
-    """What a file holds that is no table of tensors, as a clause."""
+    """The file holds something else than a table of tensors; the message is the end of a sentence about it."""
 
 
 @dataclass(frozen=True)
@@ -82,29 +82,32 @@ def as_safetensors(folder: Path) -> Path:
     """Returns a folder with the weights of `folder` as model.safetensors, float32: itself, or one in CACHE.
 
     They are written once, beside the pytorch_model.bin if the folder can be written, and again when that changes. A
-    folder that somebody else has written safetensors to is returned as it is. Raises InputError as `open_bin`.
+    folder that has safetensors of another origin is returned as it is. Raises InputError as `open_bin`.
     """
-    own = folder / SAFETENSORS
-    if made_from(own) == "" and (own.exists() or (folder / SAFETENSORS_INDEX).exists()):
+    safetensors = folder / SAFETENSORS
+    if made_from(safetensors) == "" and (safetensors.exists() or (folder / SAFETENSORS_INDEX).exists()):
         return folder
+    # The mark, written into the safetensors, says of which files they were made: names, sizes and times.
     files = [(name, (folder / name).stat()) for name in _names(folder) if (folder / name).exists()]
-    mark = " ".join(f"{name} {about.st_size} {about.st_mtime_ns}" for name, about in files)
-    kept = Path(CACHE).expanduser() / hashlib.blake2b(f"{folder.resolve()} {mark}".encode(), digest_size=12).hexdigest()
-    for place in (folder, kept):
-        if made_from(place / SAFETENSORS) == mark:
-            return place
-    arrays, written = open_bin(folder), folder
+    mark = " ".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in files)
+    digest = hashlib.blake2b(f"{folder.resolve()} {mark}".encode(), digest_size=12).hexdigest()
+    cached = Path(CACHE).expanduser() / digest
+    for candidate in (folder, cached):
+        if made_from(candidate / SAFETENSORS) == mark:
+            return candidate
+    arrays = open_bin(folder)
+    written = folder
     try:
         _write(folder, arrays, mark)
     except OSError:
-        written = private_folder(kept)
+        written = private_folder(cached)
         _write(written, arrays, mark)
     logger.warning("The weights of %s are now in %s too, which is read from now on.", folder, written / SAFETENSORS)
     return written
 
 
 def _names(folder: Path) -> list[str]:
-    """Returns the files of a folder's weights: `pytorch_model.bin`, else those that its index names."""
+    """Returns the names of the files with a folder's weights: `pytorch_model.bin`, else what its index names."""
     if (folder / BIN).exists() or not (folder / BIN_INDEX).exists():
         return [BIN]
     return files_of_index(folder / BIN_INDEX)
@@ -122,20 +125,21 @@ def open_bin(folder: Path) -> Arrays:
     bfloat16 and float16 are exact in float32. Raises InputError for a file that cannot be read, or that holds anything
     but tensors.
     """
-    found: dict[str, Stored] = {}
+    arrays: dict[str, Stored] = {}
     for name in _names(folder):
         file = _File(folder / name)
         for key, tensor in file.tensors.items():
-            found[key] = Stored(tensor.shape, np.dtype(np.float32), functools.partial(file.array, tensor))
-    return Arrays(found)
+            arrays[key] = Stored(tensor.shape, np.dtype(np.float32), functools.partial(file.array, tensor))
+    return Arrays(arrays)
 
 
 class _File:
-    """One file: its tensors, and the place of each storage in a stream, or in the zip."""
+    """One file: its tensors, and where each storage is in the stream or the zip."""
 
     def __init__(self, path: Path):
-        self.path, self._order = path, "<"
-        self._places: dict[str, int | str] = {}  # storage -> its first byte, or its name in the zip
+        self.path = path
+        self._byte_order = "<"  # numpy's sign for little-endian
+        self._locations: dict[str, int | str] = {}  # storage -> its first byte in the stream, or its name in the zip
         try:
             with path.open("rb") as file:
                 is_zip = file.read(4) == ZIP
@@ -161,62 +165,70 @@ class _File:
             folder = table.removesuffix("data.pkl")
             if any(e.compress_type for e in archive.infolist() if e.filename.startswith(f"{folder}data/")):
                 raise _WrongError("is compressed")
-            if (order := folder + "byteorder") in sizes and archive.read(order) == b"big":
-                self._order = ">"
+            byte_order = f"{folder}byteorder"
+            if byte_order in sizes and archive.read(byte_order) == b"big":
+                self._byte_order = ">"
             if sizes[table] > BYTES_OF_PICKLE:
                 raise _WrongError(f"has {sizes[table]:,} bytes beside its tensors")
             storages: dict[str, _Storage] = {}
-            found = _read(io.BytesIO(archive.read(table)), storages)
-            self._places |= {key: f"{folder}data/{key}" for key in storages}
-            if short := [key for key in storages if sizes[f"{folder}data/{key}"] < storages[key].bytes]:
-                raise ValueError(f"storage {short[0]} is shorter than its tensors")
-            return found
+            tensors = _read(io.BytesIO(archive.read(table)), storages)
+            for key, storage in storages.items():
+                name = f"{folder}data/{key}"
+                if sizes[name] < storage.bytes:
+                    raise ValueError(f"storage {key} is shorter than its tensors")
+                self._locations[key] = name
+            return tensors
 
     def _read_stream(self, file: BinaryIO) -> object:
         if _read(file) != MAGIC:
             raise ValueError("it begins neither as a zip nor as a stream of tensors")
         for _ in range(2):  # the version, the machine's sizes
-            head = _read(file)
-            if isinstance(head, dict) and head.get("little_endian") is False:
-                self._order = ">"
+            header = _read(file)
+            if isinstance(header, dict) and header.get("little_endian") is False:
+                self._byte_order = ">"
         storages: dict[str, _Storage] = {}
-        found, keys = _read(file, storages), _read(file)
+        tensors = _read(file, storages)
+        keys = _read(file)
         if not isinstance(keys, list):
             raise ValueError("it has no list of storages")
         for key in keys:
             if int.from_bytes(file.read(8), "little") != storages[key].length:
                 raise ValueError(f"storage {key} has another length than its tensors")
-            self._places[key] = file.tell()
+            self._locations[key] = file.tell()
             file.seek(storages[key].bytes, io.SEEK_CUR)
         if file.tell() > self.path.stat().st_size:
             raise ValueError("its last storage ends beyond the file")
-        return found
+        return tensors
 
-    def _checked(self, found: object) -> dict[str, _Tensor]:
-        if not isinstance(found, dict) or not found:
+    def _checked(self, tensors: object) -> dict[str, _Tensor]:
+        """Returns the tensors by name, each within its storage: `as_strided` would read beyond it."""
+        if not isinstance(tensors, dict) or not tensors:
             raise _WrongError("holds no table of tensors")
-        for name, tensor in found.items():
+        for name, tensor in tensors.items():
             if not (isinstance(name, str) and isinstance(tensor, _Tensor)):
                 raise _WrongError(f"holds {str(name)[:80]!r}, which is no tensor")
-            last = tensor.start + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.strides, strict=True))
-            if tensor.storage.key not in self._places:
+            if tensor.storage.key not in self._locations:
                 raise ValueError(f"the storage of {name} is not in the file")
-            if (math.prod(tensor.shape) and last >= tensor.storage.length) or min(tensor.start, *tensor.strides, 0) < 0:
+            last = tensor.start + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.strides, strict=True))
+            is_beyond = math.prod(tensor.shape) > 0 and last >= tensor.storage.length
+            if is_beyond or min(tensor.start, *tensor.strides, 0) < 0:
                 raise ValueError(f"{name} ends beyond its storage")
-        return found
+        return tensors
 
     def array(self, tensor: _Tensor) -> np.ndarray:
-        storage, place = tensor.storage, self._places[tensor.storage.key]
+        """Returns a tensor's numbers, float32, read from the file now."""
+        storage = tensor.storage
+        location = self._locations[storage.key]
         try:
             with self.path.open("rb") as file:
-                if isinstance(place, str):
-                    data = zipfile.ZipFile(file).read(place)
+                if isinstance(location, str):
+                    data = zipfile.ZipFile(file).read(location)
                 else:
-                    file.seek(place)
+                    file.seek(location)
                     data = file.read(storage.bytes)
         except DAMAGED as error:
             raise self._damaged(error) from error
-        dtype = np.dtype(self._order + STORAGES[storage.kind])
+        dtype = np.dtype(self._byte_order + STORAGES[storage.kind])
         numbers = np.frombuffer(data, dtype, storage.length)[tensor.start :]
         strides = tuple(dtype.itemsize * step for step in tensor.strides)
         view = np.lib.stride_tricks.as_strided(numbers, tensor.shape, strides, writeable=False)
@@ -226,13 +238,14 @@ class _File:
 
 
 class _Table(dict):
-    """Stands for an OrderedDict, and for what a module has beside its tensors, of which nothing is used."""
+    """Stands for an OrderedDict. A module's attributes beside its tensors, its pickled state, are ignored."""
 
     def __setstate__(self, state: object) -> None:
         pass
 
 
 def _tensor(storage: object, start: int, shape: tuple, strides: tuple, *_: object) -> _Tensor:
+    """Returns what torch._utils._rebuild_tensor_v2 is called for, after a check: the file may hold any arguments."""
     numbers = (start, *shape, *strides)
     is_view = len(shape) == len(strides) and all(type(n) is int and n >= 0 for n in numbers)
     if not (isinstance(storage, _Storage) and is_view):

@@ -67,7 +67,7 @@ def _with_features(step: Callable, names: Sequence[str]) -> Callable:
 
 
 def for_files(task: Task, split: str) -> Task:
-    """Returns a task whose function gives strings, not dictionaries, with a first step that gives these of files."""
+    """Returns a task whose function files may replace. They give dictionaries: a first step makes strings if it did."""
     if not _reads_function(task):
         return task
     import tensorflow as tf
@@ -95,19 +95,22 @@ def resumable_form(task: Task) -> str | None:
     if not _reads_function(task):
         return None
     arguments = getattr(task.source._dataset_fn, "keywords", {}) or {}  # pyright: ignore[reportAttributeAccessIssue]
-    about = next((value for value in arguments.values() if isinstance(value, Mapping) and "path" in value), {})
-    path, config = about.get("path", "USER/NAME"), about.get("name")
+    # An argument of a partial that is a mapping with a "path" names the data set as load_dataset does.
+    data_set = next((value for value in arguments.values() if isinstance(value, Mapping) and "path" in value), {})
+    path = data_set.get("path", "USER/NAME")
+    config = data_set.get("name")
     more = f", name={config!r}" if config else ""
     source = f'source=HubSource({path!r}{more}, column="text", splits={tuple(task.splits)!r})'
     if path in BUILDERS:  # no data set of the hub, but the form of files
-        source = f'source=FileSource({about.get("data_files", "FILES")!r}, column="text")'
+        source = f'source=FileSource({data_set.get("data_files", "FILES")!r}, column="text")'
     is_spans = any(getattr(_function(step), "__name__", "") == "span_corruption" for step in task.preprocessors)
     return f"{source}, preprocessors=[tokenize_documents, span_corruption]" if is_spans else source
 
 
 def warn_of_function(task: Task) -> None:
     """Logs once, in one line, how a task becomes resumable whose source is a function."""
-    if (form := resumable_form(task)) is not None:
+    form = resumable_form(task)
+    if form is not None:
         _warn_once(task.name, form)
 
 
@@ -127,7 +130,8 @@ class CachedSource:
     caching_permitted = supports_arbitrary_sharding = False
 
     def __init__(self, task: Any):
-        prefix, ending = "info.", ".json"
+        prefix = "info."
+        ending = ".json"
         assert task.cache_dir is not None  # as `from_cache` checks
         names = [path.name for path in epath.Path(task.cache_dir).iterdir()]
         splits = [name[len(prefix) : -len(ending)] for name in names if name.startswith(prefix)]
@@ -151,12 +155,12 @@ def from_cache(task: Task, of_seqio: Any, directory: str) -> Task:
 
     seqio.add_global_cache_dirs([directory])
     steps = list(task.preprocessors)
-    places = [place for place, step in enumerate(steps) if isinstance(step, seqio.CacheDatasetPlaceholder)]
-    if not places or not of_seqio.cache_dir:
-        why = "has no seqio.CacheDatasetPlaceholder among its preprocessors" if not places else "has no cache"
+    placeholders = [index for index, step in enumerate(steps) if isinstance(step, seqio.CacheDatasetPlaceholder)]
+    if not placeholders or not of_seqio.cache_dir:
+        why = "has no cache" if placeholders else "has no seqio.CacheDatasetPlaceholder among its preprocessors"
         raise ConfigError(
             "DataConfig.cache_dir",
             f"is {directory}, and task {task.name} {why}; make the cache there with seqio_cache_tasks, or leave"
             " DataConfig.cache_dir out.",
         )
-    return task.replace(source=CachedSource(of_seqio), preprocessors=steps[places[0] + 1 :])
+    return task.replace(source=CachedSource(of_seqio), preprocessors=steps[placeholders[0] + 1 :])

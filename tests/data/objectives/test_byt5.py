@@ -75,7 +75,7 @@ def test_ul2_has_no_such_rule() -> None:
 
 def test_texts_name_sentinels_both_ways(caplog: pytest.LogCaptureFixture) -> None:
     from limba.data.vocabulary.special_ids import SpecialIds
-    from limba.inference.generate import input_ids
+    from limba.inference.token_ids import input_ids
 
     def ids_of(text: str, vocabulary: load.Vocabulary) -> np.ndarray:
         return input_ids(text, vocabulary, SpecialIds(after=(1,)))

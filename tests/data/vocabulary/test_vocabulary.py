@@ -29,7 +29,7 @@ from limba.data.vocabulary.load import (
 from limba.data.vocabulary.special_ids import of_encoder
 from limba.data.vocabulary.train import NewVocabulary, train_vocabulary
 from limba.formats.huggingface_files import write_tokenizer
-from limba.inference.gaps import masked_ids
+from limba.inference.mask_filling import masked_ids
 
 
 def test_layout_is_t5s(vocabulary):

@@ -16,27 +16,32 @@ BYTES_COUNTED = 50_000_000  # of text, from which the rest of a corpus is estima
 class Translation:
     """A script's values, and the gin bindings made of them: name -> (value, the key that it comes from)."""
 
-    def __init__(self, values: Values, place: str, notes: Sequence[str] = ()):
-        self.values, self.place, self.notes = values, place, list(notes)
+    def __init__(self, values: Values, source: str, notes: Sequence[str] = ()):
+        self.values = values
+        self.source = source
+        self.notes = list(notes)
         self.bindings: dict[str, tuple[Any, str]] = {}
 
     def set(self, name: str, value: object, key: str) -> None:
         """Binds a gin name; InputError if another key has given it another value."""
         before = self.bindings.get(name)
         if before is not None and before[0] != value:
-            raise InputError(f"{self.place} gives {before[1]} and {key} different values; leave one out.")
+            raise InputError(f"{self.source} gives {before[1]} and {key} different values; leave one out.")
         self.bindings[name] = (value, key)
 
     def get(self, *names: str) -> tuple[Any, str]:
         """Returns the value of the first of the keys that has one, and that key; else (None, the first key)."""
-        return next(((self.values[key], key) for key in names if self.values.get(key) is not None), (None, names[0]))
+        for key in names:
+            if self.values.get(key) is not None:
+                return self.values[key], key
+        return None, names[0]
 
     def one_of(self, *names: str) -> tuple[Any, str]:
-        """Returns the same for keys with one meaning; InputError if two of them have different values."""
+        """Returns `get` of keys with one meaning; InputError if two of them have different values."""
         value, key = self.get(*names)
         for other in names:
             if self.values.get(other) not in (None, value):
-                raise InputError(f"{self.place} gives {key} and {other} different values; leave one out.")
+                raise InputError(f"{self.source} gives {key} and {other} different values; leave one out.")
         return value, key
 
     @functools.cached_property
@@ -58,7 +63,7 @@ def set_corpus(translation: Translation) -> None:
     only_evaluates = not translation.trains and train is None and validation is not None
     if (train is None) == (dataset is None) and not only_evaluates:
         given = "both" if train else "neither"
-        raise InputError(f"{translation.place} must give one of train_file and dataset_name; it gives {given}.")
+        raise InputError(f"{translation.source} must give one of train_file and dataset_name; it gives {given}.")
     if dataset is not None:
         translation.set("CORPUS", _data_set(translation, dataset), dataset_key)
     elif only_evaluates:
@@ -81,7 +86,11 @@ def _data_set(translation: Translation, name: str) -> object:
         return _files_of(folder, configuration)
     revision, _ = translation.get("dataset_revision")
     full = servers.full_name(name, "dataset")
-    return full + (f":{configuration}" if configuration else "") + (f"@{revision}" if revision else "")
+    if configuration:
+        full += f":{configuration}"
+    if revision:
+        full += f"@{revision}"
+    return full
 
 
 def _files_of(folder: str, configuration: str | None) -> dict[str, str]:
@@ -105,7 +114,7 @@ def set_length_of_run(translation: Translation) -> None:
     epochs, key = translation.get("num_train_epochs")
     epochs = 3.0 if epochs is None else epochs
     if not epochs > 0:
-        raise InputError(f"{translation.place} gives {key} {epochs!r}; give a number above 0, or max_steps.")
+        raise InputError(f"{translation.source} gives {key} {epochs!r}; give a number above 0, or max_steps.")
     steps = int(epochs * translation.steps_per_epoch) + 1
     translation.set("TRAIN_STEPS", steps, f"{key} {epochs:g}, by the corpus's size")
     if epochs == int(epochs):
@@ -118,7 +127,7 @@ def steps_per_epoch(bindings: Mapping[str, tuple[Any, str]]) -> float:
 
     choices = {name: value for name, (value, _) in bindings.items()}
     source = source_of_files(choices["CORPUS"], choices.get("COLUMN", "text"), choices.get("VALIDATION_PERCENT", 5.0))
-    count, a_row = _counter(choices)
+    count, tokens_per_row = _counter(choices)
     most = choices.get("MAX_EXAMPLES")
     total = num_bytes = num_read = num_documents = 0
     units = source.units("train")
@@ -134,9 +143,9 @@ def steps_per_epoch(bindings: Mapping[str, tuple[Any, str]]) -> float:
             break
     if not total:
         raise InputError(f"train_file {choices['CORPUS']} holds no text; give files with text in them.")
-    there = num_documents * len(units) / num_read
-    chosen = there if most is None else min(most, there)
-    return total / num_documents * chosen / a_row / choices["BATCH_SIZE"]
+    num_of_corpus = num_documents * len(units) / num_read
+    num_chosen = num_of_corpus if most is None else min(most, num_of_corpus)
+    return total / num_documents * num_chosen / tokens_per_row / choices["BATCH_SIZE"]
 
 
 def _counter(choices: Mapping[str, Any]) -> tuple[Callable[[Sequence[bytes]], int], float]:
@@ -145,7 +154,8 @@ def _counter(choices: Mapping[str, Any]) -> tuple[Callable[[Sequence[bytes]], in
     from limba.data.objectives.spans import raw_and_targets
 
     encode = PieceTable.at(choices["VOCABULARY"]).encode
-    density, span = choices.get("NOISE_DENSITY", 0.15), choices.get("MEAN_NOISE_SPAN_LENGTH", 3.0)
+    density = choices.get("NOISE_DENSITY", 0.15)
+    span = choices.get("MEAN_NOISE_SPAN_LENGTH", 3.0)
     raw = raw_and_targets(choices["TASK_FEATURE_LENGTHS"]["inputs"], density, span)[0]
 
     return lambda documents: sum(len(encode(text)) for text in documents), raw

@@ -1,7 +1,7 @@
 """Every key of Hugging Face's T5 pretraining scripts that is known here: what it takes, and what it becomes.
 
-The keys are those of `run_t5_mlm_flax.py`, of PyTorch scripts like it (with accelerate or torch_xla), and of
-transformers' TrainingArguments (versions 4 and 5).
+The keys come from `run_t5_mlm_flax.py`, PyTorch scripts like it (with accelerate or torch_xla), and transformers'
+TrainingArguments (versions 4 and 5).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PLAIN: Mapping[str, tuple[str, type]] = {
     "max_train_samples": ("MAX_EXAMPLES", int),
     "seed": ("RANDOM_SEED", int),
 }
-# Defaults of the scripts that differ from those of Limba's gin files.
+# Defaults of the scripts that differ from Limba's gin files.
 DEFAULTS: Mapping[str, tuple[str, object]] = {
     "learning_rate": ("LEARNING_RATE", 5e-5),
     "warmup_steps": ("WARMUP_STEPS", 0),
@@ -129,9 +129,9 @@ NOTED: Mapping[str, str] = {
     "cache_dir": "the hub's library has HF_HOME for it",
     "use_fast_tokenizer": "there is one tokenizer, and it is fast",
     "trust_remote_code": "no code of a model or data set is run",
-    "logging_nan_inf_filter": "a loss that is not finite is said, and ends the run",
+    "logging_nan_inf_filter": "a loss that is not finite ends the run, with a message",
     "disable_tqdm": "there is no bar: a line per logged step has the time left",
-    "run_name": "the run's name is that of output_dir",
+    "run_name": "the run is named after output_dir",
     "save_safetensors": "limba convert, and an upload to the hub, write safetensors",
     "save_on_each_node": "processes write their own parts of one checkpoint",
     "keep_linebreaks": "a line of a .txt file is a document",

@@ -42,8 +42,11 @@ def read_script(
     run = read_run([file], overrides, search_paths, names)
     if translation.trains:
         return run
-    searched = [f"--gin_search_paths={','.join(map(str, search_paths))}"] if search_paths else []
-    return run._replace(evaluation=(f"--gin_file={file}", *searched, *(f"--gin.{each}" for each in overrides)))
+    evaluation = [f"--gin_file={file}"]
+    if search_paths:
+        evaluation.append(f"--gin_search_paths={','.join(map(str, search_paths))}")
+    evaluation += [f"--gin.{override}" for override in overrides]
+    return run._replace(evaluation=tuple(evaluation))
 
 
 def _num_devices() -> int:
@@ -56,18 +59,18 @@ def _num_devices() -> int:
     return jax.device_count()
 
 
-def _translated(values: Values, place: str, notes: Sequence[str]) -> Translation:
+def _translated(values: Values, source: str, notes: Sequence[str]) -> Translation:
     """Returns the gin bindings for the values."""
-    translation = Translation(values, place, notes)
+    translation = Translation(values, source, notes)
     if not translation.trains and translation.values.get("do_eval") is False:
-        raise InputError(f"{place} gives do_train False and do_eval False, which is nothing to do; set one to true.")
+        raise InputError(f"{source} gives do_train False and do_eval False, which is nothing to do; set one to true.")
     _check_agreement(translation)
     for key, (name, _) in keys.PLAIN.items():
         if values.get(key) is not None:
             translation.set(name, values[key], key)
     output, key = translation.get("output_dir")
     if output is None:
-        raise InputError(f"{place} has no output_dir; give the directory for checkpoints and logs.")
+        raise InputError(f"{source} has no output_dir; give the directory for checkpoints and logs.")
     translation.set("MODEL_DIR", output, key)
     _model(translation)
     set_corpus(translation)
@@ -88,7 +91,7 @@ def _translated(values: Values, place: str, notes: Sequence[str]) -> Translation
 
 
 def _check_agreement(translation: Translation) -> None:
-    """Raises InputError for two keys of which only one can be meant; those of one meaning are checked where read."""
+    """Raises InputError for keys that contradict each other; keys of one meaning are checked where they are read."""
     values = translation.values
     translation.one_of("eval_strategy", "evaluation_strategy")
     strategy, key = translation.get("eval_strategy", "evaluation_strategy")
@@ -98,11 +101,11 @@ def _check_agreement(translation: Translation) -> None:
         (bool(values.get("warmup_ratio")) and bool(values.get("warmup_steps")), "warmup_ratio", "warmup_steps"),
         (values.get("do_eval") is False and strategy not in (None, "no"), "do_eval", key),
     )
-    for is_given, first, second in contradictions:
-        if is_given:
+    for contradict, first, second in contradictions:
+        if contradict:
             raise InputError(
-                f"{translation.place} gives {first} {values[first]!r} and {second} {values[second]!r}, which contradict"
-                " each other; leave one out."
+                f"{translation.source} gives {first} {values[first]!r} and {second} {values[second]!r}, which"
+                " contradict each other; leave one out."
             )
 
 
@@ -117,7 +120,7 @@ def dtype_of(translation: Translation) -> tuple[str, str]:
         if value is None:
             continue
         if value not in DTYPES:
-            raise InputError(f"{translation.place} gives {key} {value!r}; give no, bf16, fp16 or float32.")
+            raise InputError(f"{translation.source} gives {key} {value!r}; give no, bf16, fp16 or float32.")
         claims[key] = DTYPES[value]
     for key, dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
         if translation.values.get(key):
@@ -126,7 +129,7 @@ def dtype_of(translation: Translation) -> tuple[str, str]:
         first, *others = claims
         other = next(key for key in others if claims[key] != claims[first])
         raise InputError(
-            f"{translation.place} gives {first} {translation.values[first]!r} and {other}"
+            f"{translation.source} gives {first} {translation.values[first]!r} and {other}"
             f" {translation.values[other]!r}, which are {claims[first]} and {claims[other]}; leave one out."
         )
     if not claims:
@@ -149,8 +152,8 @@ def lacks_bfloat16() -> str:
     from limba.model.kernels.choose import compute_capability
 
     device = jax.devices()[0]
-    capability = compute_capability(device)
-    return device.device_kind if 0 < capability < LEAST_CAPABILITY else ""
+    is_older_card = 0 < compute_capability(device) < LEAST_CAPABILITY  # 0 for what is not an NVIDIA card
+    return device.device_kind if is_older_card else ""
 
 
 def folder_of(name: str, weights: bool) -> Path:
@@ -162,9 +165,12 @@ def folder_of(name: str, weights: bool) -> Path:
 
 
 def _with_revision(translation: Translation, name: str) -> str:
+    """Returns the name of a model with model_revision, where that is one of the hub and has no revision yet."""
     revision = translation.values.get("model_revision")
-    is_own = revision is None or revision == "main" or "@" in name or os.path.exists(os.path.expanduser(name))
-    return name if is_own else f"{name}@{revision}"
+    if revision in (None, "main"):
+        return name
+    is_local = os.path.exists(os.path.expanduser(name))
+    return name if is_local or "@" in name else f"{name}@{revision}"
 
 
 def _model(translation: Translation) -> None:
@@ -175,16 +181,17 @@ def _model(translation: Translation) -> None:
     sizes, key = translation.get("config_name", "model_name_or_path")
     if sizes is None:
         raise InputError(
-            f"{translation.place} names neither model_name_or_path nor config_name; give one, for the model's sizes."
+            f"{translation.source} names neither model_name_or_path nor config_name; give one, for the model's sizes."
         )
     folder = folder_of(_with_revision(translation, sizes), weights=sizes == start)
     model = model_config(folder, kind="t5")
-    about = json.loads(foreign.bytes_of(folder / "config.json" if folder.is_dir() else folder))
+    file = folder / "config.json" if folder.is_dir() else folder  # config_name may be the file itself
+    config = json.loads(foreign.bytes_of(file))
     for name in ("emb_dim", "num_heads", "head_dim", "mlp_dim", "num_encoder_layers", "num_decoder_layers"):
         translation.set(f"config.ModelConfig.{name}", getattr(model, name), key)
     _other_sizes(translation, model, key)
     translation.set("VOCAB_SIZE", model.vocab_size, key)
-    translation.set("DROPOUT_RATE", float(about.get("dropout_rate", 0.1)), key)
+    translation.set("DROPOUT_RATE", float(config.get("dropout_rate", 0.1)), key)
     if start is not None:
         translation.set("INITIAL_CHECKPOINT_PATH", _with_revision(translation, start), start_key)
     dtype, key = dtype_of(translation)
@@ -193,7 +200,9 @@ def _model(translation: Translation) -> None:
         translation.set("REMAT", "full", "gradient_checkpointing")
     tokenizer, key = translation.get("tokenizer_name", "model_name_or_path")
     if tokenizer is None:
-        raise InputError(f"{translation.place} names no tokenizer_name; give a SentencePiece model or a folder of one.")
+        raise InputError(
+            f"{translation.source} names no tokenizer_name; give a SentencePiece model or a folder of one."
+        )
     translation.set("VOCABULARY", _vocabulary(translation, tokenizer, key), key)
 
 
@@ -227,13 +236,14 @@ def _optimizer(translation: Translation) -> None:
         translation.set("config.OptimizerConfig.name", "adafactor", "adafactor")
         # In T5X's rule weight decay is a share of the weights per step; the Flax script's Adafactor ignores it.
         translation.bindings["WEIGHT_DECAY"] = (0.0, "weight_decay, which the Flax script's Adafactor ignores")
-        of_adam = [each for each in keys.PLAIN if each.startswith("adam_") and translation.values.get(each) is not None]
-        for each in of_adam:
-            del translation.bindings[keys.PLAIN[each][0]]
-        if of_adam:
-            translation.notes.append(f"{', '.join(of_adam)}: Adafactor has none, here and in the scripts.")
+        of_adam = [name for name in keys.PLAIN if name.startswith("adam_")]
+        keys_of_adam = [name for name in of_adam if translation.values.get(name) is not None]
+        for key_of_adam in keys_of_adam:
+            del translation.bindings[keys.PLAIN[key_of_adam][0]]
+        if keys_of_adam:
+            translation.notes.append(f"{', '.join(keys_of_adam)}: Adafactor has none, here and in the scripts.")
     elif name is not None and not name.startswith("adamw"):
-        raise InputError(f"{translation.place} gives {key} {name!r}; give adamw_torch or adafactor.")
+        raise InputError(f"{translation.source} gives {key} {name!r}; give adamw_torch or adafactor.")
     is_adamw = translation.bindings.get("config.OptimizerConfig.name", ("adamw",))[0] == "adamw"
     if is_adamw:  # transformers' Trainer decays no parameter whose name has "bias" in it
         origin = "weight_decay, of which transformers' Trainer leaves out relative_attention_bias"
@@ -242,7 +252,7 @@ def _optimizer(translation: Translation) -> None:
     if schedule is None:
         return
     if schedule not in keys.SCHEDULES:
-        raise InputError(f"{translation.place} gives {key} {schedule!r}; give one of {', '.join(keys.SCHEDULES)}.")
+        raise InputError(f"{translation.source} gives {key} {schedule!r}; give one of {', '.join(keys.SCHEDULES)}.")
     translation.set("config.ScheduleConfig.name", keys.SCHEDULES[schedule], key)
     if keys.SCHEDULES[schedule] == "factors":
         factors = "constant" if schedule == "constant" else "constant * linear_warmup"
@@ -262,7 +272,8 @@ def _clipping(translation: Translation) -> None:
 def _batches(translation: Translation, num_devices: int) -> None:
     rows, key = translation.one_of("per_device_train_batch_size", "per_gpu_train_batch_size")
     parts, parts_key = translation.get("gradient_accumulation_steps")
-    rows, parts = 8 if rows is None else rows, 1 if parts is None else parts
+    rows = 8 if rows is None else rows
+    parts = 1 if parts is None else parts
     translation.set("BATCH_SIZE", rows * parts * num_devices, f"{key} x {parts_key} x {num_devices} devices")
     translation.set("NUM_MICROBATCHES", parts, parts_key)
     evaluated, key = translation.one_of("per_device_eval_batch_size", "per_gpu_eval_batch_size")
@@ -287,14 +298,15 @@ def _periods(translation: Translation) -> None:
         if 0 < value < 1:
             translation.set(name, max(1, round(value * steps)), f"{key} {value:g} of {steps} steps")
         elif value != int(value):
-            raise InputError(f"{translation.place} gives {key} {value!r}; give a whole number, or a share below 1.")
+            raise InputError(f"{translation.source} gives {key} {value!r}; give a whole number, or a share below 1.")
         else:
             translation.set(name, int(value), key)
     share, key = translation.get("warmup_ratio")
     if share:
         translation.bindings["WARMUP_STEPS"] = (round(share * steps), f"{key} {share:g} of {steps} steps")
     for key, name in keys.STRATEGIES.items():
-        value, what = translation.values.get(key), f"{translation.place} gives {key}"
+        value = translation.values.get(key)
+        what = f"{translation.source} gives {key}"
         if value == "epoch":
             # `num_train_epochs` says nothing about an epoch's steps where max_steps counts more than it.
             period = max(1, round(translation.steps_per_epoch)) if translation.trains else steps
@@ -316,7 +328,8 @@ def _best(translation: Translation) -> None:
         return
     metric = (metric or "loss").removeprefix("eval_")
     greater = translation.values.get("greater_is_better")
-    greater = not metric.endswith("loss") if greater is None else greater
+    if greater is None:  # as transformers' TrainingArguments guess it
+        greater = not metric.endswith("loss")
     translation.set("config.CheckpointConfig.best_metric", metric, key)
     translation.set("config.CheckpointConfig.best_mode", "max" if greater else "min", "greater_is_better")
 
@@ -329,8 +342,9 @@ def _reports(translation: Translation) -> None:
         if name in keys.OTHER_REPORTS:
             translation.notes.append(f"report_to {name!r}: has no counterpart; metrics.jsonl holds every figure.")
         elif name not in known:
-            raise InputError(f"{translation.place} gives report_to {name!r}; give {', '.join(keys.REPORTS)}.")
-    chosen = [report for name in known if (report := keys.REPORTS[name])]
+            raise InputError(f"{translation.source} gives report_to {name!r}; give {', '.join(keys.REPORTS)}.")
+    reports = [keys.REPORTS[name] for name in known]
+    chosen = [report for report in reports if report]  # 'all' leaves Limba's default
     if chosen:
         translation.set("REPORT_TO", ",".join(chosen), key)
 
@@ -342,16 +356,19 @@ def _hub(translation: Translation, output: str) -> None:
         return
     name, key = translation.one_of("hub_model_id", "push_to_hub_model_id")
     if name is None:
-        name, key = os.path.basename(os.path.abspath(os.path.expanduser(output))), "push_to_hub, output_dir's name"
+        name = os.path.basename(os.path.abspath(os.path.expanduser(output)))
+        key = "push_to_hub, output_dir's name"
     owner = values.get("push_to_hub_organization")
-    translation.set("HUB_MODEL_ID", f"{owner}/{name}" if owner and "/" not in name else name, key)
+    if owner and "/" not in name:
+        name = f"{owner}/{name}"
+    translation.set("HUB_MODEL_ID", name, key)
     if values.get("hub_private_repo"):
         translation.set("HUB_PRIVATE", True, "hub_private_repo")
     strategy = values.get("hub_strategy")
     if strategy not in (None, "end", "every_save", "checkpoint", "all_checkpoints"):
-        raise InputError(f"{translation.place} gives hub_strategy {strategy!r}; give end or every_save.")
+        raise InputError(f"{translation.source} gives hub_strategy {strategy!r}; give end or every_save.")
     if values.get("hub_revision") not in (None, "main"):
-        raise InputError(f"{translation.place} gives hub_revision {values['hub_revision']!r}; leave it out: main.")
+        raise InputError(f"{translation.source} gives hub_revision {values['hub_revision']!r}; leave it out: main.")
     if values.get("push_to_hub_final_step") or strategy in (None, "end"):
         translation.set("HUB_STRATEGY", "end", translation.get("push_to_hub_final_step", "push_to_hub")[1])
     else:
@@ -359,8 +376,9 @@ def _hub(translation: Translation, output: str) -> None:
 
 
 def _written(translation: Translation, output: str) -> str:
+    """Writes the gin file into the output directory and prints it; returns its path."""
     lines = [
-        f"# Made from {translation.place}; limba train with this file makes the same run.",
+        f"# Made from {translation.source}; limba train with this file makes the same run.",
         *(f"# {note}" for note in translation.notes),
         "from __gin__ import dynamic_registration",
         "",
@@ -374,7 +392,8 @@ def _written(translation: Translation, output: str) -> str:
     print(without_credentials(text), end="", flush=True)
     from limba.api import write_whole
 
-    folder = Path(tempfile.mkdtemp()) if "://" in output else Path(os.path.expanduser(output))
+    is_bucket = "://" in output
+    folder = Path(tempfile.mkdtemp()) if is_bucket else Path(os.path.expanduser(output))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "from_json.gin"

@@ -22,34 +22,38 @@ Values = dict[str, Any]  # of keys or flags
 
 PAGE = "docs/coming_from_huggingface.md"
 COMMAND_LINE = "The command line"
+WITH_SEVERAL = ("report_to", "include_for_metrics", "label_names", "fsdp", "debug")  # flags with several values
 OWN_FLAGS = ("gin_file", "gin_search_paths", "profile", "help", "helpfull", "h")  # of limba train
-TRUTHS = {"true": True, "yes": True, "t": True, "y": True, "1": True}
-TRUTHS |= {"false": False, "no": False, "f": False, "n": False, "0": False}
+TRUTHS = {
+    **dict.fromkeys(("true", "yes", "t", "y", "1"), True),
+    **dict.fromkeys(("false", "no", "f", "n", "0"), False),
+}
 _FLAG = re.compile(r"--?(?P<name>[A-Za-z][\w-]*)(?:=(?P<value>.*))?", re.DOTALL)
 
 
 def read_values(path: str | None, flags: Values) -> tuple[Values, str, list[str]]:
-    """Returns (the values, the name of their place, a line for each key that has no choice here).
+    """Returns (the values, where they are from, a line for each key that has no choice here).
 
     `flags` replace the values of the JSON at `path`. A token among them is set as HF_TOKEN and left out. Raises
     InputError for a file that cannot be read, an unknown key, and a value of another kind.
     """
     given = {**(_json(path) if path else {}), **flags}
-    place = path or COMMAND_LINE
-    values, notes = {}, []
+    source = path or COMMAND_LINE
+    values = {}
+    notes = []
     for key, value in given.items():
         if key in keys.OF_OTHER_SCRIPTS:
-            raise _of_another_script(f"{place} gives {key}, a flag")
+            raise _of_another_script(f"{source} gives {key}, a flag")
         if key not in keys.KNOWN:
             near = did_you_mean(key, keys.KNOWN).rstrip(".")
-            raise InputError(f"{place} has the key {key!r}, which is not known{near or ';'} ({PAGE} lists them).")
+            raise InputError(f"{source} has the key {key!r}, which is not known{near or ';'} ({PAGE} lists them).")
         if value is None or key in keys.REFUSED or key in keys.NOTED:
-            notes += _note(place, key, value)
+            notes += _note(source, key, value)
         elif key in keys.TOKENS:
-            _use_token(place, key, value)
+            _use_token(source, key, value)
         else:
-            values[key] = checked(place, key, value)
-    return values, place, notes
+            values[key] = checked(source, key, value)
+    return values, source, notes
 
 
 def _of_another_script(subject: str) -> InputError:
@@ -74,39 +78,44 @@ def _json(path: str) -> Values:
     return values
 
 
-def _note(place: str, key: str, value: object) -> list[str]:
+def _note(source: str, key: str, value: object) -> list[str]:
     """Returns the line of a key without a choice here; none for a value that asks for nothing."""
-    usual = (None, *keys.BY_DEFAULT, *keys.SILENT.get(key, ()))
-    if any(value == each and type(value) is type(each) for each in usual):
+    defaults = (None, *keys.BY_DEFAULT, *keys.SILENT.get(key, ()))
+    if any(value == default and type(value) is type(default) for default in defaults):  # 0 is not False here
         return []
     if key in keys.REFUSED:
-        raise InputError(f"{place} gives {key} {value!r}, which has no counterpart here; {keys.REFUSED[key]} ({PAGE}).")
+        raise InputError(
+            f"{source} gives {key} {value!r}, which has no counterpart here; {keys.REFUSED[key]} ({PAGE})."
+        )
     return [f"{key} {value!r}: {keys.NOTED[key]}."] if key in keys.NOTED else []
 
 
-def _use_token(place: str, key: str, value: object) -> None:
+def _use_token(source: str, key: str, value: object) -> None:
     """Sets HF_TOKEN for this process and those that it starts; true stands for the login of this machine."""
-    if value in (False, "", "false", "False") or value in (True, "true", "True"):
+    if value in (False, "", "false", "False", True, "true", "True"):
         return
     if not isinstance(value, str):
-        raise InputError(f"{place} gives a {key} that is no text; give a token of the hub, or leave it out.")
+        raise InputError(f"{source} gives a {key} that is not a str; give a token of the hub, or leave it out.")
     os.environ["HF_TOKEN"] = value
 
 
-def checked(place: str, key: str, value: Any) -> Any:
-    """Returns a value as its key's kind; InputError for another one. Strings may spell numbers, true and false.
+def checked(source: str, key: str, value: Any) -> Any:
+    """Returns a value as the kind that its key takes; InputError if it is of another kind.
+
+    Strings may spell numbers, true and false.
 
     >>> checked("a.json", "learning_rate", "5e-5"), checked("a.json", "max_steps", "20")
     (5e-05, 20)
     """
     kind = keys.KINDS[key]
     value = _spelled(kind, value)
-    if not (isinstance(value, kind) if kind is list else kinds.fits(value, kind)):
-        raise InputError(f"{place} gives {key} {value!r}; give {keys.WORDS[kind]}.")
+    fits = isinstance(value, list) if kind is list else kinds.fits(value, kind)
+    if not fits:
+        raise InputError(f"{source} gives {key} {value!r}; give {keys.WORDS[kind]}.")
     if key in keys.ABOVE_ZERO and value < 1:
-        raise InputError(f"{place} gives {key} {value!r}; give a whole number above 0.")
+        raise InputError(f"{source} gives {key} {value!r}; give a whole number above 0.")
     if value == "" or (isinstance(value, float) and not math.isfinite(value)):
-        raise InputError(f"{place} gives {key} {value!r}; give {keys.WORDS[kind]}, or leave it out.")
+        raise InputError(f"{source} gives {key} {value!r}; give {keys.WORDS[kind]}, or leave it out.")
     return value
 
 
@@ -125,7 +134,7 @@ def _spelled(kind: type, value: object) -> object:
 
 
 class Arguments(NamedTuple):
-    """What a script's command line gives, and what is left of it for `limba train`."""
+    """What a script's command line gives, and the rest of it, which is for `limba train`."""
 
     json: str | None
     flags: Values
@@ -133,7 +142,7 @@ class Arguments(NamedTuple):
 
 
 def parse(argv: Sequence[str]) -> Arguments | None:
-    """Returns what the arguments give if they are those of a script, or name a .json file; else None.
+    """Returns what the arguments of a script, or of a .json file, give; None if they are neither.
 
     Raises InputError for a flag without its value, and for a gin file beside them.
 
@@ -144,7 +153,9 @@ def parse(argv: Sequence[str]) -> Arguments | None:
     """
     if not _is_of_script(argv):
         return None
-    json_file, flags, rest = None, {}, []
+    json_file = None
+    flags = {}
+    rest = []
     waiting = list(argv)
     while waiting:
         argument = waiting.pop(0)
@@ -157,7 +168,8 @@ def parse(argv: Sequence[str]) -> Arguments | None:
             elif os.path.basename(argument).startswith(keys.OTHER_SCRIPTS):
                 raise _of_another_script(f"{argument} is one")
             continue
-        name, value = match["name"].replace("-", "_"), match["value"]
+        name = match["name"].replace("-", "_")
+        value = match["value"]
         if name in OWN_FLAGS:
             rest.append(argument)
             if value is None and name in ("gin_file", "gin_search_paths") and waiting:
@@ -166,11 +178,13 @@ def parse(argv: Sequence[str]) -> Arguments | None:
             flags[name.removeprefix("no_")] = False
         else:
             flags[name] = _value(name, value, waiting)
-    if files := [argument for argument in rest if argument.endswith(".gin")]:
-        given = json_file or f"--{next(iter(flags))}"
-        raise InputError(f"Both {given} and the gin file {files[0]} are given; give one, and --gin.NAME=VALUE.")
-    if lost := [argument for argument in rest if not _is_flag(argument) and argument not in _values_of(rest)]:
-        raise InputError(f"The argument {lost[0]} is not known: it is the value of no flag; write --NAME VALUE.")
+    for argument in rest:
+        if argument.endswith(".gin"):
+            script = json_file or f"--{next(iter(flags))}"
+            raise InputError(f"Both {script} and the gin file {argument} are given; give one, and --gin.NAME=VALUE.")
+    for argument in rest:
+        if not _is_flag(argument) and argument not in _values_of(rest):
+            raise InputError(f"The argument {argument} is not known: no flag takes it; write --NAME VALUE.")
     return Arguments(json_file, flags, rest)
 
 
@@ -181,22 +195,27 @@ def _values_of(rest: Sequence[str]) -> list[str]:
 
 def _value(name: str, value: str | None, waiting: list[str]) -> object:
     """Returns a flag's value, from behind its `=` or from the arguments that follow, which it then removes."""
-    several = [] if value is None else [value]
-    while value is None and waiting and not _is_flag(waiting[0]):
-        if several and name not in ("report_to", "include_for_metrics", "label_names", "fsdp", "debug"):
-            break
-        if keys.KINDS.get(name) is bool and waiting[0].lower() not in TRUTHS:
-            break
-        several.append(waiting.pop(0))
-    if not several:
-        if name in keys.KINDS and keys.KINDS[name] is not bool and name != "use_auth_token":
+    is_bool = keys.KINDS.get(name) is bool
+    values = []
+    if value is not None:
+        values.append(value)
+    else:
+        while waiting and not _is_flag(waiting[0]):
+            if values and name not in WITH_SEVERAL:
+                break
+            if is_bool and waiting[0].lower() not in TRUTHS:  # --do_train config.json: the file is not its value
+                break
+            values.append(waiting.pop(0))
+    if not values:
+        takes_value = name in keys.KINDS and not is_bool and name != "use_auth_token"
+        if takes_value:
             raise InputError(f"--{name} has no value; write --{name}=VALUE.")
         return True
-    if keys.KINDS.get(name) is bool:
-        if several[0].lower() not in TRUTHS:
-            raise InputError(f"--{name} is {several[0]}; give true or false, or only --{name}.")
-        return TRUTHS[several[0].lower()]
-    return several[0] if len(several) == 1 else several
+    if is_bool:
+        if values[0].lower() not in TRUTHS:
+            raise InputError(f"--{name} is {values[0]}; give true or false, or only --{name}.")
+        return TRUTHS[values[0].lower()]
+    return values[0] if len(values) == 1 else values
 
 
 def _is_flag(argument: str) -> bool:
@@ -204,11 +223,18 @@ def _is_flag(argument: str) -> bool:
 
 
 def _is_of_script(argv: Sequence[str]) -> bool:
-    names = [match["name"].replace("-", "_") for each in argv if (match := _FLAG.fullmatch(each))]
-    if any(each.endswith((".json", ".py")) and not each.startswith("-") for each in argv):
+    """Returns whether a command line is a script's: it names a .json or .py file, or one of the scripts' flags."""
+    if any(argument.endswith((".json", ".py")) and not argument.startswith("-") for argument in argv):
         return True
+    names = []
+    for argument in argv:
+        match = _FLAG.fullmatch(argument)
+        if match is not None:
+            names.append(match["name"].replace("-", "_"))
     if any(name in keys.KNOWN or name in keys.OF_OTHER_SCRIPTS for name in names):
         return True
-    has_run = any(each.endswith(".gin") or each.startswith("--gin_file") for each in argv)
+    if any(argument.endswith(".gin") or argument.startswith("--gin_file") for argument in argv):
+        return False
+    # A flag that nobody knows, and that is nearly one of the scripts': their reader names the right one.
     unknown = [name for name in names if name not in OWN_FLAGS and not difflib.get_close_matches(name, OWN_FLAGS)]
-    return not has_run and any(difflib.get_close_matches(name, keys.KNOWN, cutoff=0.8) for name in unknown)
+    return any(difflib.get_close_matches(name, keys.KNOWN, cutoff=0.8) for name in unknown)

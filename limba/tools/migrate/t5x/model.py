@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 from limba.config import InputError
 from limba.tools.migrate.t5x import tables
-from limba.tools.migrate.t5x.read import SCRIPTS, Found, Translation, class_of, refuse
+from limba.tools.migrate.t5x.settings import Setting, class_of, refuse
+from limba.tools.migrate.t5x.translation import SCRIPTS, Translation
 
-ACTIVATIONS = {"swish": "silu"}
-NO_FACTORING = 2**31 - 1
+ACTIVATIONS = {"swish": "silu"}  # T5X's name -> jax.nn's of today
+NO_FACTORING = 2**31 - 1  # min_dim_size_to_factor: no dimension is as large
 _MODELS = ("EncoderDecoderModel", "DecoderOnlyModel")
 _CONVERTERS = ("EncDecFeatureConverter",)
 _DECODER_CONVERTERS = ("DecoderFeatureConverter", "PrefixLMFeatureConverter", "LMFeatureConverter")
@@ -21,9 +22,9 @@ _OPTIMIZER = "config.OptimizerConfig."
 _SCHEDULE = "config.ScheduleConfig."
 
 
-def translate_model(t: Translation) -> bool:
+def translate_model(translation: Translation) -> bool:
     """Sets the network; returns whether it is decoder-only. Raises InputError for a model that Limba has not."""
-    model = t.settings.macro("MODEL")
+    model = translation.settings.macro("MODEL")
     if model is None:
         raise InputError(
             "No file sets MODEL, T5X's network; include one such as t5x/examples/t5/t5_1_1/base.gin, or give it before"
@@ -32,24 +33,24 @@ def translate_model(t: Translation) -> bool:
     kind = class_of(model.value)
     if kind not in _MODELS:
         raise refuse(model, f"Limba has T5X's {' and '.join(_MODELS)}; use one of them")
-    module = t.settings.find(kind, "module")
+    module = translation.settings.find(kind, "module")
     network = module.line.network if module.line else ""
     is_decoder = kind == "DecoderOnlyModel"
     if class_of(module.value) not in ("Transformer", "DecoderWrapper") or network not in tables.PLACES:
         raise refuse(module, f"Limba knows the networks of t5x.examples.{{{', '.join(tables.PLACES)}}} only")
-    t.drop(class_of(module.value), {"config": "it is the network's own"})
-    _network(t, "TransformerConfig" if is_decoder else "T5Config", network, is_decoder)
+    translation.drop(class_of(module.value), {"config": "it is the network's own"})
+    _network(translation, "TransformerConfig" if is_decoder else "T5Config", network, is_decoder)
     for name in ("input_vocabulary", "output_vocabulary", "vocabulary", "optimizer_def"):
-        t.settings.find(kind, name)
+        translation.settings.find(kind, name)
     if is_decoder:
-        found = t.settings.find(kind, "inputs_bidirectional_attention", default=False)
-        t.set("config.ModelConfig.prefix_attention", found, "full" if found.value else "causal")
-    converter = t.settings.find(kind, "feature_converter_cls")
-    _check_converter(t, converter, is_decoder)
+        setting = translation.settings.find(kind, "inputs_bidirectional_attention", default=False)
+        translation.set("config.ModelConfig.prefix_attention", setting, "full" if setting.value else "causal")
+    converter = translation.settings.find(kind, "feature_converter_cls")
+    _check_converter(translation, converter, is_decoder)
     return is_decoder
 
 
-def _check_converter(t: Translation, converter: Found, is_decoder: bool) -> None:
+def _check_converter(translation: Translation, converter: Setting, is_decoder: bool) -> None:
     """Raises InputError for a feature converter of seqio's whose rows Limba does not make."""
     if converter.value is None:
         return
@@ -60,47 +61,58 @@ def _check_converter(t: Translation, converter: Found, is_decoder: bool) -> None
     if name not in known:
         raise refuse(converter, f"Limba makes the rows of seqio's {' and '.join(known)}; leave it out")
     if name in _OF_ONE_FORM:
-        lengths = t.settings.macro("TASK_FEATURE_LENGTHS")
+        lengths = translation.settings.macro("TASK_FEATURE_LENGTHS")
         sides = set(lengths.value) if lengths and isinstance(lengths.value, Mapping) else _OF_ONE_FORM[name]
         if sides != _OF_ONE_FORM[name]:
             needed = " and ".join(sorted(_OF_ONE_FORM[name]))
             raise refuse(converter, f"it reads {needed}, and TASK_FEATURE_LENGTHS has {' and '.join(sorted(sides))}")
-    t.must_be(name, "loss_on_targets_only", [True], "Limba's inputs have no loss; leave it out")
-    t.must_be(name, "bos_id", [0], "Limba's decoder begins with id 0; leave it out")
-    t.drop(name, {"apply_length_check": "Limba checks all lengths", "use_custom_packing_ops": "Limba packs by itself"})
+    translation.must_be(name, "loss_on_targets_only", [True], "Limba's inputs have no loss; leave it out")
+    translation.must_be(name, "bos_id", [0], "Limba's decoder begins with id 0; leave it out")
+    translation.drop(
+        name, {"apply_length_check": "Limba checks all lengths", "use_custom_packing_ops": "Limba packs by itself"}
+    )
 
 
-def _network(t: Translation, owner: str, network: str, is_decoder: bool) -> None:
-    find, field = t.settings.find, "config.ModelConfig."
-    names = ("vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim", "logits_via_embedding")
-    layers = {"num_layers": "num_decoder_layers"} if is_decoder else {}
-    layers |= {} if is_decoder else {name: name for name in ("num_encoder_layers", "num_decoder_layers")}
-    fields = {**{name: name for name in names}, **layers}
-    t.copy(owner, {name: field + ours for name, ours in fields.items()}, {**tables.T5_CONFIG, "num_layers": 6})
-    found = find(owner, "mlp_activations", default=tables.T5_CONFIG["mlp_activations"])
-    t.set(f"{field}mlp_activations", found, tuple(ACTIVATIONS.get(name, name) for name in found.value))
+def _network(translation: Translation, owner: str, network: str, is_decoder: bool) -> None:
+    find = translation.settings.find
+    field = "config.ModelConfig."
+    same_names = ["vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim", "logits_via_embedding"]
+    if not is_decoder:
+        same_names += ["num_encoder_layers", "num_decoder_layers"]
+    ours = {name: field + name for name in same_names}
+    if is_decoder:
+        ours["num_layers"] = f"{field}num_decoder_layers"
+    translation.copy(owner, ours, {**tables.T5_CONFIG, "num_layers": 6})
+    activations = find(owner, "mlp_activations", default=tables.T5_CONFIG["mlp_activations"])
+    translation.set(
+        f"{field}mlp_activations", activations, tuple(ACTIVATIONS.get(name, name) for name in activations.value)
+    )
     dropout = find(owner, "dropout_rate", default=tables.T5_CONFIG["dropout_rate"])
-    t.set("DROPOUT_RATE", dropout, float(dropout.value))
-    t.fix(f"{field}dropout_rate", _Raw("%DROPOUT_RATE"), "the line above")
+    translation.set("DROPOUT_RATE", dropout, float(dropout.value))
+    translation.fix(f"{field}dropout_rate", _Raw("%DROPOUT_RATE"), "the line above")
     dtype = find(owner, "dtype", default=tables.T5_CONFIG["dtype"])
     kind = class_of(dtype.value) or dtype.value
     if kind not in ("float32", "bfloat16"):
         raise refuse(dtype, "Limba computes in 'float32' or 'bfloat16'; give one of these")
-    t.set(f"{field}dtype", dtype, kind)
+    translation.set(f"{field}dtype", dtype, kind)
     logits = find(owner, "float32_attention_logits", default=False)
     if not logits.value and kind == "bfloat16":
-        t.differs(logits, "", "Limba computes the softmax of attention in float32 in any case: nearer to float32")
+        translation.differs(
+            logits, "", "Limba computes the softmax of attention in float32 in any case: nearer to float32"
+        )
     remat = find(owner, "remat_policy", default="none")
     if remat.value not in ("none", "minimal", "full"):
         raise refuse(remat, "Limba has 'none', 'minimal' and 'full'; give one of these")
-    t.set(f"{field}remat", remat)
-    t.copy(owner, {"scan_layers": f"{field}scan_layers"}, {"scan_layers": network == "scalable_t5"})
-    t.drop(owner, {"param_scan_axis": "Limba reads T5X's files along any axis and stacks along the first"})
+    translation.set(f"{field}remat", remat)
+    translation.copy(owner, {"scan_layers": f"{field}scan_layers"}, {"scan_layers": network == "scalable_t5"})
+    translation.drop(owner, {"param_scan_axis": "Limba reads T5X's files along any axis and stacks along the first"})
     if network == "scalable_t5":
-        t.fix(f"{field}relative_bias_per_layer", True, "t5x.examples.scalable_t5 has a relative bias in every layer")
+        translation.fix(
+            f"{field}relative_bias_per_layer", True, "t5x.examples.scalable_t5 has a relative bias in every layer"
+        )
     if is_decoder:
-        t.fix(f"{field}num_encoder_layers", 0, "t5x.examples.decoder_only")
-        t.fix(f"{field}positions", "relative", "t5x.examples.decoder_only")
+        translation.fix(f"{field}num_encoder_layers", 0, "t5x.examples.decoder_only")
+        translation.fix(f"{field}positions", "relative", "t5x.examples.decoder_only")
 
 
 class _Raw(str):
@@ -110,25 +122,28 @@ class _Raw(str):
         return str(self)
 
 
-def translate_loss(t: Translation, kind: str) -> None:
+def translate_loss(translation: Translation, kind: str) -> None:
     """Sets the loss; T5X's classes have no z-loss and no smoothing unless a file sets them."""
-    t.copy(kind, {"z_loss": "Z_LOSS", "label_smoothing": "LABEL_SMOOTHING"}, {"z_loss": 0.0, "label_smoothing": 0.0})
-    found = t.settings.find(kind, "loss_normalizing_factor")
-    value = found.value
+    translation.copy(
+        kind, {"z_loss": "Z_LOSS", "label_smoothing": "LABEL_SMOOTHING"}, {"z_loss": 0.0, "label_smoothing": 0.0}
+    )
+    setting = translation.settings.find(kind, "loss_normalizing_factor")
+    value = setting.value
     if isinstance(value, str):
         if value.upper() not in tables.LOSS_NORMALIZERS:
-            raise refuse(found, f"T5X has {', '.join(tables.LOSS_NORMALIZERS)}, a number, or None")
+            raise refuse(setting, f"T5X has {', '.join(tables.LOSS_NORMALIZERS)}, a number, or None")
         value = tables.LOSS_NORMALIZERS[value.upper()]
-    t.set("config.LossConfig.normalize_by", found, value)
+    translation.set("config.LossConfig.normalize_by", setting, value)
 
 
-def translate_decoding(t: Translation, kind: str) -> None:
+def translate_decoding(translation: Translation, kind: str) -> None:
     """Sets how text is generated: T5X's beam search, or sampling."""
-    field, find = "config.GenerationConfig.", t.settings.find
+    field = "config.GenerationConfig."
+    find = translation.settings.find
     method = f"{kind}.predict_batch_with_aux"
     beams = find(method, "num_decodes", default=1)
-    t.drop(method, {"return_all_decodes": "limba generate --num=N gives several texts"})
-    t.must_be(method, "prompt_with_targets", [False], "Limba's decoder starts from no prompt; leave it out")
+    translation.drop(method, {"return_all_decodes": "limba generate --num=N gives several texts"})
+    translation.must_be(method, "prompt_with_targets", [False], "Limba's decoder starts from no prompt; leave it out")
     default = "temperature_sample" if kind == "DecoderOnlyModel" else "beam_search"
     decode = find(kind, "decode_fn")
     name = class_of(decode.value) or default
@@ -136,128 +151,146 @@ def translate_decoding(t: Translation, kind: str) -> None:
         raise refuse(decode, "Limba has T5X's beam_search and temperature_sample; use one of them")
     owner = name
     if name == "beam_search":
-        own = find(owner, "num_decodes", default=1)
-        beams = own if beams.line is None and own.line is not None else beams
-        t.set(f"{field}num_beams", beams)
+        beams_of_search = find(owner, "num_decodes", default=1)
+        if beams.line is None and beams_of_search.line is not None:
+            beams = beams_of_search
+        translation.set(f"{field}num_beams", beams)
         alpha = find(owner, "alpha", default=0.6)
         if beams.value > 1:
             why = "T5X divides by ((5 + length) / 6)^alpha, Limba by length^penalty"
-            t.set(f"{field}length_penalty", alpha, float(alpha.value), differs=why)
-        t.drop(owner, {"max_decode_len": "the targets' length is the limit", "min_log_prob": "it never matters"})
+            translation.set(f"{field}length_penalty", alpha, float(alpha.value), differs=why)
+        translation.drop(
+            owner, {"max_decode_len": "the targets' length is the limit", "min_log_prob": "it never matters"}
+        )
         return
     temperature = find(owner, "temperature", default=1.0)
-    top_k, top_p = find(owner, "topk", default=1), find(owner, "topp", default=0.0)
+    top_k = find(owner, "topk", default=1)
+    top_p = find(owner, "topp", default=0.0)
     is_greedy = temperature.value == 0 or (top_k.value == 1 and not top_p.value)
     if is_greedy:
-        t.set(f"{field}sample", temperature if temperature.value == 0 else top_k, False)
+        translation.set(f"{field}sample", temperature if temperature.value == 0 else top_k, False)
     else:
-        t.fix(f"{field}sample", True, temperature.origin)
-        t.set(f"{field}temperature", temperature, float(temperature.value))
+        translation.fix(f"{field}sample", True, temperature.origin)
+        translation.set(f"{field}temperature", temperature, float(temperature.value))
         if top_k.value:
-            t.set(f"{field}top_k", top_k)
+            translation.set(f"{field}top_k", top_k)
         if top_p.value:
-            t.set(f"{field}top_p", top_p)
-    t.set(f"{field}num_samples" if not is_greedy else f"{field}num_beams", beams)
+            translation.set(f"{field}top_p", top_p)
+    translation.set(f"{field}num_samples" if not is_greedy else f"{field}num_beams", beams)
     steps = find(owner, "max_decode_steps")
     if steps.value:  # at most these tokens after the prompt
-        limit = f"{field}max_tokens" if t.skeleton == SCRIPTS["train"] else "MAX_TOKENS"
-        longest = t.bindings.get("TASK_FEATURE_LENGTHS", ({},))[0].get("targets", steps.value)
-        t.set(limit, steps, min(steps.value, longest))
+        limit = f"{field}max_tokens" if translation.skeleton == SCRIPTS["train"] else "MAX_TOKENS"
+        longest = translation.bindings.get("TASK_FEATURE_LENGTHS", ({},))[0].get("targets", steps.value)
+        translation.set(limit, steps, min(steps.value, longest))
     for name in ("state_callback_fn", "logit_callback_fn"):
-        t.must_be(owner, name, [None], "Limba calls no function while it decodes; leave it out")
-    t.drop(owner, {"rescale_log_probs": "samples have no scores here", "num_decodes": f"{method}.num_decodes counts"})
+        translation.must_be(owner, name, [None], "Limba calls no function while it decodes; leave it out")
+    translation.drop(
+        owner, {"rescale_log_probs": "samples have no scores here", "num_decodes": f"{method}.num_decodes counts"}
+    )
 
 
-def translate_optimizer(t: Translation) -> None:
+def translate_optimizer(translation: Translation) -> None:
     """Sets the optimizer and its schedule; raises InputError for those that Limba has not."""
-    optimizer = t.settings.macro("OPTIMIZER") or Found(None, None, "OPTIMIZER")
+    optimizer = translation.settings.macro("OPTIMIZER") or Setting(None, None, "OPTIMIZER")
     kind = class_of(optimizer.value)
     if kind == "Adafactor":
-        _adafactor(t)
-        _factors(t)
+        _adafactor(translation)
+        _factors(translation)
         return
     steps = [kind] if kind in ("adamw", "adam") else []
     if kind in ("chain", "OptaxWrapper", "wrap_optax_optimizer"):
         name = "transformations" if kind == "chain" else "optax_optimizer"
-        found = t.settings.find(kind, name)
-        steps = [class_of(each) for each in (found.value if isinstance(found.value, list | tuple) else [found.value])]
-        optimizer = found
+        setting = translation.settings.find(kind, name)
+        transformations = setting.value if isinstance(setting.value, list | tuple) else [setting.value]
+        steps = [class_of(transformation) for transformation in transformations]
+        optimizer = setting
     known = ("adamw", "adam", "clip_by_global_norm")
-    if unknown := [step for step in steps if step not in known]:
+    unknown = [step for step in steps if step not in known]
+    if unknown:
         advice = "use optax.clip_by_global_norm" if unknown[0] == "clip" else "use adafactor.Adafactor or optax.adamw"
         raise refuse(optimizer, f"Limba has no {unknown[0]}; {advice}")
     if not {"adamw", "adam"} & set(steps):
         raise refuse(optimizer, "Limba has T5X's Adafactor, and optax's adamw and adam; use one of them")
-    _adamw(t, "adamw" if "adamw" in steps else "adam")
+    _adamw(translation, "adamw" if "adamw" in steps else "adam")
     if "clip_by_global_norm" in steps:
-        t.copy("clip_by_global_norm", {"max_norm": f"{_OPTIMIZER}clip_global_norm"}, {})
+        translation.copy("clip_by_global_norm", {"max_norm": f"{_OPTIMIZER}clip_global_norm"}, {})
 
 
-def _adafactor(t: Translation) -> None:
+def _adafactor(translation: Translation) -> None:
     owner = "Adafactor"
     fields = ("decay_rate", "clipping_threshold", "min_dim_size_to_factor")
-    t.copy(owner, {name: _OPTIMIZER + name for name in fields}, {})
-    if (threshold := t.settings.find(owner, "clipping_threshold", default=1.0)).value is None:
-        t.bindings[f"{_OPTIMIZER}clipping_threshold"] = (None, threshold.origin)
-    t.copy(owner, {"beta1": f"{_OPTIMIZER}momentum", "global_norm_clip_threshold": f"{_OPTIMIZER}clip_global_norm"}, {})
-    t.copy(owner, {"weight_decay_rate": f"{_OPTIMIZER}weight_decay"}, {})
-    t.copy(owner, {"step_offset": f"{_OPTIMIZER}step_offset"}, {"step_offset": 0})
-    t.must_be(owner, "epsilon1", [1e-30], "Limba's Adafactor has 1e-30, as all recipes; leave it out")
-    t.must_be(owner, "epsilon2", [1e-3], "Limba's Adafactor has 1e-3, as all recipes; leave it out")
-    if not t.settings.find(owner, "factored", default=True).value:
-        t.set(f"{_OPTIMIZER}min_dim_size_to_factor", t.settings.find(owner, "factored"), NO_FACTORING)
-    scale = t.settings.find(owner, "multiply_by_parameter_scale", default=True)
+    translation.copy(owner, {name: _OPTIMIZER + name for name in fields}, {})
+    threshold = translation.settings.find(owner, "clipping_threshold", default=1.0)
+    if threshold.value is None:  # `copy` leaves None out
+        translation.bindings[f"{_OPTIMIZER}clipping_threshold"] = (None, threshold.origin)
+    translation.copy(
+        owner, {"beta1": f"{_OPTIMIZER}momentum", "global_norm_clip_threshold": f"{_OPTIMIZER}clip_global_norm"}, {}
+    )
+    translation.copy(owner, {"weight_decay_rate": f"{_OPTIMIZER}weight_decay"}, {})
+    translation.copy(owner, {"step_offset": f"{_OPTIMIZER}step_offset"}, {"step_offset": 0})
+    translation.must_be(owner, "epsilon1", [1e-30], "Limba's Adafactor has 1e-30, as all recipes; leave it out")
+    translation.must_be(owner, "epsilon2", [1e-3], "Limba's Adafactor has 1e-3, as all recipes; leave it out")
+    if not translation.settings.find(owner, "factored", default=True).value:
+        translation.set(
+            f"{_OPTIMIZER}min_dim_size_to_factor", translation.settings.find(owner, "factored"), NO_FACTORING
+        )
+    scale = translation.settings.find(owner, "multiply_by_parameter_scale", default=True)
     if not isinstance(scale.value, bool):
         raise refuse(scale, "Limba scales all parameters or none; give True or False")
-    t.set(f"{_OPTIMIZER}multiply_by_parameter_scale", scale)
-    rules = t.settings.find(owner, "logical_factor_rules")
+    translation.set(f"{_OPTIMIZER}multiply_by_parameter_scale", scale)
+    rules = translation.settings.find(owner, "logical_factor_rules")
     if rules.value is not None and class_of(rules.value) != "standard_logical_factor_rules":
         raise refuse(rules, "Limba factors by T5X's standard_logical_factor_rules; use these")
     for name in ("factor_map", "weight_decay_rate_lr_exponent", "max_parameter_scale"):
-        t.must_be(owner, name, [None], "Limba's Adafactor has no such choice; leave it out")
-    t.drop(owner, {"learning_rate": "the schedule gives it", "dtype_momentum": "momentum is float32"})
-    t.drop(owner, {"skip_nan_updates": "config.GuardConfig.action = 'skip' drops such steps"})
+        translation.must_be(owner, name, [None], "Limba's Adafactor has no such choice; leave it out")
+    translation.drop(owner, {"learning_rate": "the schedule gives it", "dtype_momentum": "momentum is float32"})
+    translation.drop(owner, {"skip_nan_updates": "config.GuardConfig.action = 'skip' drops such steps"})
 
 
-def _factors(t: Translation) -> None:
+def _factors(translation: Translation) -> None:
     """T5X's product of factors, which our schedule 'factors' is."""
     macros = {"factors": "LEARNING_RATE_FACTORS", "base_learning_rate": "LEARNING_RATE", "warmup_steps": "WARMUP_STEPS"}
     macros["min_learning_rate"] = f"{_SCHEDULE}final_learning_rate"
     names = {name: macros.get(name, _SCHEDULE + name) for name in tables.SCHEDULE}
-    rate = t.settings.find("Trainer", "learning_rate_fn")
+    rate = translation.settings.find("Trainer", "learning_rate_fn")
     if rate.value is not None and class_of(rate.value) != "create_learning_rate_scheduler":
         raise refuse(rate, "Limba has T5X's utils.create_learning_rate_scheduler; use it")
-    t.copy("create_learning_rate_scheduler", names, tables.SCHEDULE)
-    t.bindings["LEARNING_RATE"] = (float(t.bindings["LEARNING_RATE"][0]), t.bindings["LEARNING_RATE"][1])
+    translation.copy("create_learning_rate_scheduler", names, tables.SCHEDULE)
+    translation.bindings["LEARNING_RATE"] = (
+        float(translation.bindings["LEARNING_RATE"][0]),
+        translation.bindings["LEARNING_RATE"][1],
+    )
 
 
-def _adamw(t: Translation, owner: str) -> None:
-    t.fix(f"{_OPTIMIZER}name", "adamw", f"optax.{owner}")
+def _adamw(translation: Translation, owner: str) -> None:
+    translation.fix(f"{_OPTIMIZER}name", "adamw", f"optax.{owner}")
     defaults = {**tables.ADAMW, **({} if owner == "adamw" else {"weight_decay": 0.0})}
     names = {"b1": "beta1", "b2": "beta2", "eps": "epsilon", "weight_decay": "weight_decay"}
-    t.copy(owner, {name: _OPTIMIZER + ours for name, ours in names.items()}, defaults)
-    decay = t.settings.find(owner, "weight_decay", default=defaults["weight_decay"])
-    if decay.value and t.settings.find(owner, "mask").value is None:
-        t.differs(decay, f"{_OPTIMIZER}weight_decay", "Limba does not decay scales and biases; optax decays all")
-    t.must_be(owner, "eps_root", [0.0, 0], "Limba's AdamW has none; leave it out")
-    t.drop("Trainer", {"learning_rate_fn": "an optimizer of optax has its own learning rate"})
+    translation.copy(owner, {name: _OPTIMIZER + ours for name, ours in names.items()}, defaults)
+    decay = translation.settings.find(owner, "weight_decay", default=defaults["weight_decay"])
+    if decay.value and translation.settings.find(owner, "mask").value is None:
+        translation.differs(
+            decay, f"{_OPTIMIZER}weight_decay", "Limba does not decay scales and biases; optax decays all"
+        )
+    translation.must_be(owner, "eps_root", [0.0, 0], "Limba's AdamW has none; leave it out")
+    translation.drop("Trainer", {"learning_rate_fn": "an optimizer of optax has its own learning rate"})
     for name in tables.SCHEDULE:
-        t.drop("create_learning_rate_scheduler", {name: "an optimizer of optax has its own learning rate"})
-    rate = t.settings.find(owner, "learning_rate")
+        translation.drop("create_learning_rate_scheduler", {name: "an optimizer of optax has its own learning rate"})
+    rate = translation.settings.find(owner, "learning_rate")
     kind = class_of(rate.value)
     if kind == "warmup_cosine_decay_schedule":
-        t.fix(f"{_SCHEDULE}name", "cosine", rate.origin)
+        translation.fix(f"{_SCHEDULE}name", "cosine", rate.origin)
         names = {
             "peak_value": "LEARNING_RATE",
             "warmup_steps": "WARMUP_STEPS",
             "decay_steps": f"{_SCHEDULE}decay_steps",
         }
-        t.copy(kind, {**names, "end_value": f"{_SCHEDULE}final_learning_rate"}, {"end_value": 0.0})
-        t.must_be(kind, "init_value", [0.0, 0], "Limba's warm-up begins at 0; give 0.0")
-        t.must_be(kind, "exponent", [1.0, 1], "Limba's cosine has none; leave it out")
+        translation.copy(kind, {**names, "end_value": f"{_SCHEDULE}final_learning_rate"}, {"end_value": 0.0})
+        translation.must_be(kind, "init_value", [0.0, 0], "Limba's warm-up begins at 0; give 0.0")
+        translation.must_be(kind, "exponent", [1.0, 1], "Limba's cosine has none; leave it out")
     elif isinstance(rate.value, int | float) and not isinstance(rate.value, bool):
-        t.set("LEARNING_RATE", rate, float(rate.value))
-        t.fix("LEARNING_RATE_FACTORS", "constant", rate.origin)
-        t.fix("WARMUP_STEPS", 0, rate.origin)
+        translation.set("LEARNING_RATE", rate, float(rate.value))
+        translation.fix("LEARNING_RATE_FACTORS", "constant", rate.origin)
+        translation.fix("WARMUP_STEPS", 0, rate.origin)
     else:
         raise refuse(rate, "Limba takes a number or optax.warmup_cosine_decay_schedule here")

@@ -50,7 +50,7 @@ OURS = {
 
 
 def advice(name: str, classes: Mapping[str, type], field: str = "") -> str:
-    """Returns the end of a sentence about a name that is none of ours: the nearest one, and the page if it is T5X's.
+    """Returns the end of a sentence about an unknown name: the nearest name, and the page if the name is T5X's.
 
     `classes` maps the names of our classes to them; `field` is what is set of the class `name`, if any.
 

@@ -6,8 +6,9 @@ import math
 import re
 
 from limba.cli.gin.statements import Macro, Reference
-from limba.tools.migrate.t5x.read import SCRIPTS, Found, Translation, class_of, refuse
+from limba.tools.migrate.t5x.settings import Setting, class_of, refuse
 from limba.tools.migrate.t5x.tables import VOCABULARIES
+from limba.tools.migrate.t5x.translation import SCRIPTS, Translation
 
 NEVER = 10**9  # steps between two
 ALL_EXAMPLES = 1_000_000
@@ -23,156 +24,183 @@ _DATASET_DROPPED = {
 }
 
 
-def translate_data(t: Translation, scope: str, is_decoder: bool, is_train: bool) -> None:
+def translate_data(translation: Translation, scope: str, is_decoder: bool, is_train: bool) -> None:
     """Sets the task, its lengths, batch, order and vocabulary, from a DatasetConfig."""
-    find = lambda name, default=None: t.settings.find("DatasetConfig", name, scope, default)
+    find = lambda name, default=None: translation.settings.find("DatasetConfig", name, scope, default)
     task = find("mixture_or_task_name")
     if not isinstance(task.value, str):
         raise refuse(task, "give the name of a task or mixture that a module registers")
-    t.set("MIXTURE_OR_TASK_NAME", task)
-    _lengths(t, find("task_feature_lengths"), is_decoder)
-    t.set("BATCH_SIZE", find("batch_size"))
-    t.set(f"config.DataConfig.{'train' if is_train else 'validation'}_split", find("split"))
+    translation.set("MIXTURE_OR_TASK_NAME", task)
+    _lengths(translation, find("task_feature_lengths"), is_decoder)
+    translation.set("BATCH_SIZE", find("batch_size"))
+    translation.set(f"config.DataConfig.{'train' if is_train else 'validation'}_split", find("split"))
     module = find("module")
     if module.value:
-        t.modules.append(module.value)
-    if (cached := find("use_cached")).value:
-        t.differs(cached, "", _CACHE)
-    if (pack := find("pack", False)).value:
-        t.set("PACK", pack)
-    shuffle, seed = find("shuffle"), find("seed")
+        translation.modules.append(module.value)
+    cached = find("use_cached")
+    if cached.value:
+        translation.differs(cached, "", _CACHE)
+    pack = find("pack", False)
+    if pack.value:
+        translation.set("PACK", pack)
+    shuffle = find("shuffle")
+    seed = find("seed")
     if is_train:
-        t.set("SHUFFLE_TRAIN_EXAMPLES", shuffle)
+        translation.set("SHUFFLE_TRAIN_EXAMPLES", shuffle)
         if seed.value is None:
-            t.differs(seed, "RANDOM_SEED", "T5X draws a new order at each start; Limba keeps one, so that runs resume")
+            translation.differs(
+                seed, "RANDOM_SEED", "T5X draws a new order at each start; Limba keeps one, so that runs resume"
+            )
         else:
-            t.set("config.DataConfig.seed", seed)
-    t.drop("DatasetConfig", _DATASET_DROPPED, scope)
-    if (found := find("runtime_preprocessors")).value:
-        raise refuse(found, "Limba has none; add them to the task's preprocessors")
+            translation.set("config.DataConfig.seed", seed)
+    translation.drop("DatasetConfig", _DATASET_DROPPED, scope)
+    preprocessors = find("runtime_preprocessors")
+    if preprocessors.value:
+        raise refuse(preprocessors, "Limba has none; add them to the task's preprocessors")
 
 
-def _lengths(t: Translation, found: Found, is_decoder: bool) -> None:
+def _lengths(translation: Translation, setting: Setting, is_decoder: bool) -> None:
     """Sets the lengths of a row.
 
     A decoder-only model of T5X reads inputs and targets as one row where both have a length, and targets alone where
     only they have one (seqio's DecoderFeatureConverter): 'prefix' says which of both.
     """
-    lengths = found.value
-    if lengths is None and t.skeleton != SCRIPTS["train"]:
-        t.differs(found, "TASK_FEATURE_LENGTHS = {'inputs': 512, 'targets': 512}", "T5X reads all examples to measure")
+    lengths = setting.value
+    if lengths is None and translation.skeleton != SCRIPTS["train"]:
+        translation.differs(
+            setting, "TASK_FEATURE_LENGTHS = {'inputs': 512, 'targets': 512}", "T5X reads all examples to measure"
+        )
         if is_decoder:
-            t.fix("TASK_FEATURE_LENGTHS", {"targets": 1024}, found.origin)
+            translation.fix("TASK_FEATURE_LENGTHS", {"targets": 1024}, setting.origin)
         return
     if not isinstance(lengths, dict) or not lengths:
-        raise refuse(found, "give lengths such as {'inputs': 512, 'targets': 114}")
+        raise refuse(setting, "give lengths such as {'inputs': 512, 'targets': 114}")
     if is_decoder and "inputs" in lengths:
-        if t.skeleton == SCRIPTS["infer"]:
+        if translation.skeleton == SCRIPTS["infer"]:
             raise refuse(
-                found, "limba generate reads a prompt as text to continue, not as inputs; use eval.gin for these"
+                setting, "limba generate reads a prompt as text to continue, not as inputs; use eval.gin for these"
             )
         if "targets" not in lengths:
-            raise refuse(found, "a decoder-only row has inputs and targets; give the length of both")
+            raise refuse(setting, "a decoder-only row has inputs and targets; give the length of both")
         row = {"targets": lengths["inputs"] + lengths["targets"], "prefix": lengths["inputs"]}
-        t.set("TASK_FEATURE_LENGTHS", found, row, differs="it is a row's whole length, of which inputs have a part")
-        if t.skeleton == SCRIPTS["train"]:
-            t.fix("config.GenerationConfig.max_tokens", lengths["targets"], f"{found.origin}, of the targets")
+        translation.set(
+            "TASK_FEATURE_LENGTHS", setting, row, differs="it is a row's whole length, of which inputs have a part"
+        )
+        if translation.skeleton == SCRIPTS["train"]:
+            translation.fix(
+                "config.GenerationConfig.max_tokens", lengths["targets"], f"{setting.origin}, of the targets"
+            )
         return
     if is_decoder:
         alone = {**lengths, "prefix": 0}
-        t.set("TASK_FEATURE_LENGTHS", found, alone, differs="the same rows, of targets alone: no 'inputs' has a length")
+        translation.set(
+            "TASK_FEATURE_LENGTHS", setting, alone, differs="the same rows, of targets alone: no 'inputs' has a length"
+        )
         return
-    t.set("TASK_FEATURE_LENGTHS", found)
+    translation.set("TASK_FEATURE_LENGTHS", setting)
 
 
-def translate_vocabulary(t: Translation) -> None:
+def translate_vocabulary(translation: Translation) -> None:
     """Sets VOCABULARY where the user's own lines name a file; else the task's own vocabulary counts, as in T5X."""
     owner = "SentencePieceVocabulary"
-    model = t.settings.macro("VOCABULARY")
+    model = translation.settings.macro("VOCABULARY")
     scope = model.value.scope if model and isinstance(model.value, Reference) else ""
-    find = lambda name: t.settings.find(owner, name, scope)
-    path, extra_ids = find("sentencepiece_model_file"), find("extra_ids")
-    t.drop(owner, {"reverse_extra_ids": "sentinels count down from the top", "use_fast_tokenizer": _ANY})
+    find = lambda name: translation.settings.find(owner, name, scope)
+    path = find("sentencepiece_model_file")
+    extra_ids = find("extra_ids")
+    translation.drop(owner, {"reverse_extra_ids": "sentinels count down from the top", "use_fast_tokenizer": _ANY})
     for other in ("ByteVocabulary", "PassThroughVocabulary"):
         for name in ("extra_ids", "vocab_size", "size", "eos_id", "unk_id"):
-            t.dropped(t.settings.find(other, name), _OWN_VOCABULARY)
+            translation.dropped(translation.settings.find(other, name), _OWN_VOCABULARY)
     is_own = path.line is not None and not (path.line.is_table and path.value in VOCABULARIES.values())
     if model is None or class_of(model.value) != owner or not is_own:
         for each in (path, extra_ids):
-            t.dropped(each, _OWN_VOCABULARY)
-        if t.skeleton != SCRIPTS["train"]:
-            t.fix("VOCABULARY", None, "the task's own, as in T5X")
+            translation.dropped(each, _OWN_VOCABULARY)
+        if translation.skeleton != SCRIPTS["train"]:
+            translation.fix("VOCABULARY", None, "the task's own, as in T5X")
         return
-    t.set("VOCABULARY", path)
-    t.fix("EXTRA_IDS", extra_ids.value or 0, extra_ids.origin)
+    translation.set("VOCABULARY", path)
+    translation.fix("EXTRA_IDS", extra_ids.value or 0, extra_ids.origin)
 
 
-def translate_train_evaluation(t: Translation, is_decoder: bool) -> None:
+def translate_train_evaluation(translation: Translation, is_decoder: bool) -> None:
     """Sets what a training run evaluates, and how often."""
-    find = t.settings.find
-    steps, period = find("train", "eval_steps"), find("train", "eval_period")
-    t.set("EVAL_STEPS", steps)
-    train_eval, infer_eval = find("train", "train_eval_dataset_cfg"), find("train", "infer_eval_dataset_cfg")
+    find = translation.settings.find
+    steps = find("train", "eval_steps")
+    period = find("train", "eval_period")
+    translation.set("EVAL_STEPS", steps)
+    train_eval = find("train", "train_eval_dataset_cfg")
+    infer_eval = find("train", "infer_eval_dataset_cfg")
     never = not period.value or (train_eval.value is None and infer_eval.value is None)
-    t.set("EVAL_PERIOD", period, NEVER if never else period.value)
+    translation.set("EVAL_PERIOD", period, NEVER if never else period.value)
     dataset = lambda name, scope: find("DatasetConfig", name, scope)
     for scope, config in (("train_eval", train_eval), ("infer_eval", infer_eval)):
         for name in ("task_feature_lengths", "batch_size", "shuffle", "seed", "use_cached", "pack", "module"):
-            found = dataset(name, scope)
-            if name in ("task_feature_lengths", "batch_size") and found.value != dataset(name, "train").value:
-                t.dropped(found, "an evaluation has the training's lengths and batch")
-        t.drop("DatasetConfig", _DATASET_DROPPED, scope)
-        task, split = dataset("mixture_or_task_name", scope), dataset("split", scope)
+            setting = dataset(name, scope)
+            if name in ("task_feature_lengths", "batch_size") and setting.value != dataset(name, "train").value:
+                translation.dropped(setting, "an evaluation has the training's lengths and batch")
+        translation.drop("DatasetConfig", _DATASET_DROPPED, scope)
+        task = dataset("mixture_or_task_name", scope)
+        split = dataset("split", scope)
         if config.value is None:
-            t.dropped(split, f"{scope}_dataset_cfg is None")
+            translation.dropped(split, f"{scope}_dataset_cfg is None")
             continue
-        if task.value not in (None, t.bindings["MIXTURE_OR_TASK_NAME"][0]):
-            t.differs(task, "MIXTURE_OR_TASK_NAME", "Limba evaluates on a split of the task that it trains on")
-        known = t.bindings.get("config.DataConfig.validation_split")
+        if task.value not in (None, translation.bindings["MIXTURE_OR_TASK_NAME"][0]):
+            translation.differs(
+                task, "MIXTURE_OR_TASK_NAME", "Limba evaluates on a split of the task that it trains on"
+            )
+        known = translation.bindings.get("config.DataConfig.validation_split")
         if split.value is not None and known is not None and known[0] != split.value:
-            t.differs(split, "", f"loss and text are evaluated on one split in Limba, {known[0]!r}")
+            translation.differs(split, "", f"loss and text are evaluated on one split in Limba, {known[0]!r}")
         elif split.value is not None:
-            t.set("config.DataConfig.validation_split", split)
+            translation.set("config.DataConfig.validation_split", split)
     examples = find("Evaluator", "num_examples")
     if infer_eval.value is not None and not never:
-        t.set("config.EvaluationConfig.num_examples", examples, examples.value or ALL_EXAMPLES)
-        length = t.bindings["TASK_FEATURE_LENGTHS"][0].get("targets")
+        translation.set("config.EvaluationConfig.num_examples", examples, examples.value or ALL_EXAMPLES)
+        length = translation.bindings["TASK_FEATURE_LENGTHS"][0].get("targets")
         if length and not is_decoder:
-            t.fix("config.GenerationConfig.max_tokens", length, "TASK_FEATURE_LENGTHS of the targets")
+            translation.fix("config.GenerationConfig.max_tokens", length, "TASK_FEATURE_LENGTHS of the targets")
     loggers = dict.fromkeys(("logger_cls",), "Limba writes TensorBoard, metrics.jsonl and samples")
-    t.drop("Evaluator", {**loggers, "use_memory_cache": "Limba keeps no examples in memory"})
-    t.drop("JSONLogger", {"write_n_results": "MODEL_DIR/evaluations holds the texts"})
+    translation.drop("Evaluator", {**loggers, "use_memory_cache": "Limba keeps no examples in memory"})
+    translation.drop("JSONLogger", {"write_n_results": "MODEL_DIR/evaluations holds the texts"})
 
 
-def translate_checkpoints(t: Translation) -> None:
+def translate_checkpoints(translation: Translation) -> None:
     """Sets what is restored and saved."""
-    find = t.settings.find
-    save, restore = find("CheckpointConfig", "save"), find("CheckpointConfig", "restore")
-    period, keep = find("SaveCheckpointConfig", "period"), find("SaveCheckpointConfig", "keep")
+    find = translation.settings.find
+    save = find("CheckpointConfig", "save")
+    restore = find("CheckpointConfig", "restore")
+    period = find("SaveCheckpointConfig", "period")
+    keep = find("SaveCheckpointConfig", "keep")
     never = save.value is None or not period.value
-    t.set("CHECKPOINT_PERIOD", save if save.value is None else period, NEVER if never else period.value)
-    t.bindings["CHECKPOINTS_KEPT"] = (keep.value, keep.origin)
+    translation.set("CHECKPOINT_PERIOD", save if save.value is None else period, NEVER if never else period.value)
+    translation.bindings["CHECKPOINTS_KEPT"] = (keep.value, keep.origin)
     dtype = find("SaveCheckpointConfig", "dtype", default="float32")
     if dtype.value not in ("float32", None):
-        t.differs(dtype, "float32", "Limba saves parameters as trained; limba convert --to=t5x writes bfloat16")
+        translation.differs(
+            dtype, "float32", "Limba saves parameters as trained; limba convert --to=t5x writes bfloat16"
+        )
     data = find("SaveCheckpointConfig", "save_dataset", default=False)
     if not data.value:
-        t.differs(data, "", "Limba saves the data position with each checkpoint: no text is read twice")
+        translation.differs(data, "", "Limba saves the data position with each checkpoint: no text is read twice")
     steps = find("SaveCheckpointConfig", "checkpoint_steps")
     if steps.value:
         raise refuse(steps, "Limba saves every SaveCheckpointConfig.period steps; leave it out")
-    t.drop("SaveCheckpointConfig", {"keep_dataset_checkpoints": "the data position is part of a checkpoint"})
+    translation.drop("SaveCheckpointConfig", {"keep_dataset_checkpoints": "the data position is part of a checkpoint"})
     for owner in ("SaveCheckpointConfig", "RestoreCheckpointConfig"):
-        t.drop(owner, dict.fromkeys(("checkpointer_cls", "checkpoint_manager_cls", "state_transformation_fns"), _ANY))
+        translation.drop(
+            owner, dict.fromkeys(("checkpointer_cls", "checkpoint_manager_cls", "state_transformation_fns"), _ANY)
+        )
     if restore.value is not None:
-        _restore(t)
+        _restore(translation)
     else:
         find("RestoreCheckpointConfig", "path")
 
 
-def _restore(t: Translation) -> None:
-    find = lambda name, default=None: t.settings.find("RestoreCheckpointConfig", name, default=default)
-    path, mode = find("path"), find("mode", "latest")
+def _restore(translation: Translation) -> None:
+    find = lambda name, default=None: translation.settings.find("RestoreCheckpointConfig", name, default=default)
+    path = find("path")
+    mode = find("mode", "latest")
     paths = [path.value] if isinstance(path.value, str | Macro) else list(path.value or [])
     if len(paths) > 1:
         raise refuse(path, "Limba starts from one checkpoint; name one")
@@ -180,8 +208,8 @@ def _restore(t: Translation) -> None:
         raise refuse(mode, "Limba starts from one checkpoint; give 'specific', or 'latest' for the newest of a folder")
     dtype = find("dtype")
     if dtype.value not in ("float32", None):
-        t.differs(dtype, "float32", "parameters are float32 in Limba, so nothing is lost")
-    t.drop("RestoreCheckpointConfig", {"strict": "all parameters must be there", "restore_dataset": "always"})
+        translation.differs(dtype, "float32", "parameters are float32 in Limba, so nothing is lost")
+    translation.drop("RestoreCheckpointConfig", {"strict": "all parameters must be there", "restore_dataset": "always"})
     fallback = find("fallback_to_scratch", False)
     if fallback.value:
         raise refuse(
@@ -190,108 +218,122 @@ def _restore(t: Translation) -> None:
     mapped = _is_without_state(find("assignment_map"))
     if not paths:
         return
-    t.set("INITIAL_CHECKPOINT_PATH", path, paths[0])
+    translation.set("INITIAL_CHECKPOINT_PATH", path, paths[0])
     if mapped:
-        t.set("RESET_STEP", find("assignment_map"), True)
+        translation.set("RESET_STEP", find("assignment_map"), True)
 
 
-def _is_without_state(found: Found) -> bool:
+def _is_without_state(setting: Setting) -> bool:
     """Returns whether an assignment_map leaves out the optimizer's state; raises InputError for other changes.
 
     As in T5X, the first pattern that matches the whole of a name counts.
     """
     why = "Limba renames no parameters; it takes [('state.*', None)], which leaves out the optimizer's state"
     try:
-        pairs = [(re.compile(new), old) for new, old in found.value or ()]
+        pairs = [(re.compile(new), old) for new, old in setting.value or ()]
     except (TypeError, ValueError, re.error) as error:
-        raise refuse(found, why) from error
-    state, is_left_out = ("state/step", "state/param_states/encoder/x/v"), False
+        raise refuse(setting, why) from error
+    state = ("state/step", "state/param_states/encoder/x/v")
+    is_left_out = False
     for new, old in pairs:
         matched = [new.fullmatch(name) is not None for name in (*state, "target/encoder/x")]
         is_known = matched == [True, True, False] if old is None else old == new.pattern
         if not is_known or (old is not None and any(matched[:2]) and not is_left_out):
-            raise refuse(found, why)
+            raise refuse(setting, why)
         is_left_out |= old is None
     return is_left_out
 
 
-def translate_devices(t: Translation) -> None:
+def translate_devices(translation: Translation) -> None:
     """Sets the mesh's model axis from num_partitions or the submesh."""
-    find = lambda name, default=None: t.settings.find("PjitPartitioner", name, default=default)
-    parts, submesh = find("num_partitions", 1), find("model_parallel_submesh")
+    find = lambda name, default=None: translation.settings.find("PjitPartitioner", name, default=default)
+    parts = find("num_partitions", 1)
+    submesh = find("model_parallel_submesh")
     for name in ("ici_mesh_shape", "dcn_mesh_shape"):
-        if (found := find(name)).value is not None:
-            raise refuse(found, "set config.MeshConfig.model and config.MeshConfig.fsdp instead")
-    found = submesh if submesh.value else parts
+        mesh_shape = find(name)
+        if mesh_shape.value is not None:
+            raise refuse(mesh_shape, "set config.MeshConfig.model and config.MeshConfig.fsdp instead")
+    setting = submesh if submesh.value else parts
     size = math.prod(submesh.value) if submesh.value else parts.value or 1
     differs = "on a CPU T5X ignores it; more devices for the batch are usually faster" if size > 1 else ""
-    t.set("config.MeshConfig.model", found, size, differs=differs)
+    translation.set("config.MeshConfig.model", setting, size, differs=differs)
     rules = find("logical_axis_rules")
     if rules.value is not None and class_of(rules.value) != "standard_logical_axis_rules":
-        t.differs(rules, "limba/sharding/mesh.py", "Limba's own rules: another layout on the devices, the same numbers")
+        translation.differs(
+            rules, "limba/sharding/mesh.py", "Limba's own rules: another layout on the devices, the same numbers"
+        )
     for name in ("activation_partitioning_dims", "parameter_partitioning_dims", "additional_rules"):
-        found = t.settings.find("standard_logical_axis_rules", name, default=1)
-        if found.value != 1:
-            t.differs(
-                found, "config.MeshConfig.fsdp", "another layout, the same numbers; set fsdp=N if memory is short"
+        setting = translation.settings.find("standard_logical_axis_rules", name, default=1)
+        if setting.value != 1:
+            translation.differs(
+                setting, "config.MeshConfig.fsdp", "another layout, the same numbers; set fsdp=N if memory is short"
             )
-    t.drop("PjitPartitioner", dict.fromkeys(("params_on_devices", "backend"), "jax chooses the devices"))
+    translation.drop("PjitPartitioner", dict.fromkeys(("params_on_devices", "backend"), "jax chooses the devices"))
 
 
-def translate_train_script(t: Translation) -> None:
+def translate_train_script(translation: Translation) -> None:
     """Sets the length of the run, its seed and its micro-batches."""
-    find = lambda name, default=None: t.settings.find("train", name, default=default)
-    t.set("MODEL_DIR", find("model_dir"))
+    find = lambda name, default=None: translation.settings.find("train", name, default=default)
+    translation.set("MODEL_DIR", find("model_dir"))
     relative = find("relative_steps")
     if relative.value is not None:
         raise refuse(relative, "set TRAIN_STEPS to the step of the checkpoint plus these steps")
-    t.set("TRAIN_STEPS", find("total_steps"))
-    seed, parts = find("random_seed"), t.settings.find("Trainer", "num_microbatches")
+    translation.set("TRAIN_STEPS", find("total_steps"))
+    seed = find("random_seed")
+    parts = translation.settings.find("Trainer", "num_microbatches")
     if seed.value is None:
-        t.differs(seed, "RANDOM_SEED = 0", "T5X takes the time; Limba keeps one seed, so that a resumed run repeats")
+        translation.differs(
+            seed, "RANDOM_SEED = 0", "T5X takes the time; Limba keeps one seed, so that a resumed run repeats"
+        )
     else:
-        t.set("RANDOM_SEED", seed)
-    t.set("NUM_MICROBATCHES", parts, parts.value or 1)
-    if (rng := find("use_hardware_rng", False)).value:
-        t.set("config.RunConfig.random_bits", rng, "rbg")
-    if (period := find("stats_period")).value:
-        t.set("LOG_PERIOD", period)
+        translation.set("RANDOM_SEED", seed)
+    translation.set("NUM_MICROBATCHES", parts, parts.value or 1)
+    rng = find("use_hardware_rng", False)
+    if rng.value:
+        translation.set("config.RunConfig.random_bits", rng, "rbg")
+    period = find("stats_period")
+    if period.value:
+        translation.set("LOG_PERIOD", period)
     reasons: dict[str, str] = dict.fromkeys(
         ("summarize_config_fn", "trainer_cls", "partitioner", "model", "checkpoint_cfg", "train_dataset_cfg",
          "inference_evaluator_cls", "get_dataset_fn", "train_eval_get_dataset_fn", "concurrent_metrics", "use_orbax",
          "train_state_initializer_cls", "verify_matching_vocabs_fn", "gc_period"), _ANY,
     )  # fmt: skip
-    t.drop("train", reasons | {"run_eval_before_training": "limba evaluate MODEL_DIR evaluates any checkpoint"})
-    t.drop("get_training_eval_datasets", {"deterministic": "the order of an evaluation is fixed"})
-    t.drop("train", {"actions": "a number that is not finite ends the run; config.GuardConfig does more"})
-    t.drop("TerminateOnNanAction", dict.fromkeys(("task", "metric"), "a number that is not finite ends the run"))
-    t.drop("Trainer", dict.fromkeys(("weight_metrics_computer", "use_gda"), _ANY))
+    translation.drop(
+        "train", reasons | {"run_eval_before_training": "limba evaluate MODEL_DIR evaluates any checkpoint"}
+    )
+    translation.drop("get_training_eval_datasets", {"deterministic": "the order of an evaluation is fixed"})
+    translation.drop("train", {"actions": "a number that is not finite ends the run; config.GuardConfig does more"})
+    translation.drop(
+        "TerminateOnNanAction", dict.fromkeys(("task", "metric"), "a number that is not finite ends the run")
+    )
+    translation.drop("Trainer", dict.fromkeys(("weight_metrics_computer", "use_gda"), _ANY))
 
 
-def translate_use(t: Translation, script: str) -> None:
+def translate_use(translation: Translation, script: str) -> None:
     """Sets the checkpoint and the output of an evaluation or inference."""
-    find = lambda name, default=None: t.settings.find(script, name, default=default)
-    t.set("MODEL_DIR", find("output_dir"))
-    path = t.settings.find("RestoreCheckpointConfig", "path")
-    _restore(t)
-    if "INITIAL_CHECKPOINT_PATH" not in t.bindings:
+    find = lambda name, default=None: translation.settings.find(script, name, default=default)
+    translation.set("MODEL_DIR", find("output_dir"))
+    path = translation.settings.find("RestoreCheckpointConfig", "path")
+    _restore(translation)
+    if "INITIAL_CHECKPOINT_PATH" not in translation.bindings:
         raise refuse(path, "name the checkpoint to use")
-    t.bindings.pop("RESET_STEP", None)
-    length = t.bindings.get("TASK_FEATURE_LENGTHS", ({},))[0].get("targets")
-    t.fix("MAX_TOKENS", length or 512, "TASK_FEATURE_LENGTHS of the targets")
+    translation.bindings.pop("RESET_STEP", None)
+    length = translation.bindings.get("TASK_FEATURE_LENGTHS", ({},))[0].get("targets")
+    translation.fix("MAX_TOKENS", length or 512, "TASK_FEATURE_LENGTHS of the targets")
     if script == "evaluate":
-        examples = t.settings.find("Evaluator", "num_examples")
-        t.set("NUM_EXAMPLES", examples, examples.value or ALL_EXAMPLES)
-    t.drop("Evaluator", {"logger_cls": "limba evaluate writes JSON, Markdown and TensorBoard"})
-    t.drop("Evaluator", {"use_memory_cache": "Limba keeps no examples in memory"})
-    t.drop("JSONLogger", {"write_n_results": "limba generate writes all texts"})
+        examples = translation.settings.find("Evaluator", "num_examples")
+        translation.set("NUM_EXAMPLES", examples, examples.value or ALL_EXAMPLES)
+    translation.drop("Evaluator", {"logger_cls": "limba evaluate writes JSON, Markdown and TensorBoard"})
+    translation.drop("Evaluator", {"use_memory_cache": "Limba keeps no examples in memory"})
+    translation.drop("JSONLogger", {"write_n_results": "limba generate writes all texts"})
     names = ("model", "dataset_cfg", "partitioner", "restore_checkpoint_cfg", "inference_evaluator_cls", "mode",
              "summarize_config_fn", "use_orbax", "verify_matching_vocabs_fn", "training_evaluator_cls", "write_fn",
              "merge_fn", "train_state_initializer_cls", "train_eval_get_dataset_fn", "fallback_init_rng",
              "output_vocab_feature_name", "file_extension", "keep_aux_as_numpy")  # fmt: skip
-    t.drop(script, dict.fromkeys(names, _ANY))
+    translation.drop(script, dict.fromkeys(names, _ANY))
     stops = "a stopped limba generate resumes after its last line; --input names the texts"
-    t.drop(
+    translation.drop(
         script,
         dict.fromkeys(
             ("checkpoint_period", "shard_id", "num_shards", "merge_chunked_results", "checkpoint_ds_iter"), stops

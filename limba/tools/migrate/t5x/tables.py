@@ -138,7 +138,8 @@ def _dataset(scope: str, split: str, seed: str = "42", **others: str) -> Table:
     return fields(f"{scope}utils.DatasetConfig", **values)
 
 
-_SCHEDULER, _MESH = "utils.create_learning_rate_scheduler", "partitioning.PjitPartitioner"
+_SCHEDULER = "utils.create_learning_rate_scheduler"
+_MESH = "partitioning.PjitPartitioner"
 _RULES = fields(_MESH, num_partitions=1, logical_axis_rules="@partitioning.standard_logical_axis_rules()")
 _TRAIN = {
     **dict.fromkeys(("TRAIN_STEPS", "MODEL_DIR", "MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS"), REQUIRED),
@@ -276,7 +277,7 @@ PATHS = (
 
 
 def include_file(path: str) -> tuple[tuple[str, ...], Table] | None:
-    """Returns the files that T5X's file at this path includes first, and what it sets; None if it is none of T5X's.
+    """Returns the files that T5X's file at this path includes first, and what it sets; None for other paths.
 
     >>> include_file("t5x/examples/t5/t5_1_1/small.gin")[1]["network.T5Config.mlp_dim"]
     '1024'

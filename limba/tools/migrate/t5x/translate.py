@@ -21,8 +21,10 @@ from limba.tools.migrate.t5x import run as parts
 from limba.tools.migrate.t5x import tables
 from limba.tools.migrate.t5x.model import translate_decoding, translate_loss, translate_model, translate_optimizer
 from limba.tools.migrate.t5x.names import OURS
-from limba.tools.migrate.t5x.read import SCRIPTS, Row, Settings, Translation, class_of, read
 from limba.tools.migrate.t5x.read import is_t5x as is_t5x
+from limba.tools.migrate.t5x.read import read
+from limba.tools.migrate.t5x.settings import Settings, class_of
+from limba.tools.migrate.t5x.translation import SCRIPTS, Row, Translation
 
 ABOUT = """Prints the gin files of a T5X run as one gin file of Limba's: first a table of what is the same, what differs
 and why, and what is dropped, as comments; then the settings, each with the line that it comes from. limba train takes
@@ -79,7 +81,8 @@ def translate(
     An override may have their names or ours. Macros of `may_lack` stay required in the result. Raises InputError, one
     sentence with the line, for what is missing, not known, or what Limba cannot honour.
     """
-    theirs, own = [], []
+    theirs = []
+    own = []
     lines = read(files, (), search_paths).lines
     names = {line.owner for line in lines if not line.field}
     names |= {leaf.name for line in lines for leaf in leaves(line.value) if isinstance(leaf, Macro)}
@@ -148,36 +151,37 @@ def _translated(settings: Settings, title: str) -> Translation:
             f"{title.removesuffix('.')}: no file says what to run; include t5x/configs/runs/pretrain.gin, finetune.gin,"
             f" eval.gin or infer.gin ({tables.PAGE})."
         )
-    t = Translation(settings, SCRIPTS[script])
-    is_decoder = translate_model(t)
+    translation = Translation(settings, SCRIPTS[script])
+    is_decoder = translate_model(translation)
     kind = class_of(settings.macros["MODEL"].value)
     if script == "train":
-        parts.translate_train_script(t)
-        parts.translate_data(t, "train", is_decoder, is_train=True)
-        parts.translate_train_evaluation(t, is_decoder)
-        parts.translate_checkpoints(t)
+        parts.translate_train_script(translation)
+        parts.translate_data(translation, "train", is_decoder, is_train=True)
+        parts.translate_train_evaluation(translation, is_decoder)
+        parts.translate_checkpoints(translation)
     else:
-        parts.translate_data(t, "", is_decoder, is_train=False)
-        parts.translate_use(t, script)
-    parts.translate_vocabulary(t)
-    translate_loss(t, kind)
-    translate_optimizer(t)
+        parts.translate_data(translation, "", is_decoder, is_train=False)
+        parts.translate_use(translation, script)
+    parts.translate_vocabulary(translation)
+    translate_loss(translation, kind)
+    translate_optimizer(translation)
     if script == "train":
-        translate_decoding(t, kind)
+        translate_decoding(translation, kind)
     else:
-        _decoding_by_macros(t, kind)
-    parts.translate_devices(t)
-    return t
+        _decoding_by_macros(translation, kind)
+    parts.translate_devices(translation)
+    return translation
 
 
-def _decoding_by_macros(t: Translation, kind: str) -> None:
+def _decoding_by_macros(translation: Translation, kind: str) -> None:
     """As `translate_decoding`, under the macros of gin/runs/infer.gin, so that --gin.NUM_BEAMS=4 replaces them."""
-    translate_decoding(t, kind)
+    translate_decoding(translation, kind)
     macros = {"num_beams": "NUM_BEAMS", "length_penalty": "LENGTH_PENALTY", "sample": "SAMPLE", "top_k": "TOP_K"}
     macros |= {"temperature": "TEMPERATURE", "top_p": "TOP_P", "num_samples": "NUM_SAMPLES"}
     for field, macro in macros.items():
-        if (found := t.bindings.pop(f"config.GenerationConfig.{field}", None)) is not None:
-            t.bindings[macro] = found
+        binding = translation.bindings.pop(f"config.GenerationConfig.{field}", None)
+        if binding is not None:
+            translation.bindings[macro] = binding
 
 
 def _check_unread(settings: Settings, translation: Translation, ours: set[str]) -> None:
@@ -192,14 +196,14 @@ def _check_unread(settings: Settings, translation: Translation, ours: set[str]) 
         name = f"{line.owner}.{line.field}" if line.field else line.owner
         near = difflib.get_close_matches(name, sorted(settings.asked | known | ours), n=1, cutoff=0.5)
         hint = f" (did you mean {near[0]}?)" if near and near[0] != name else ""
-        is_idle = line.owner in OURS and line.owner not in used if line.field else not line.place.startswith("--gin.")
+        is_idle = line.owner in OURS and line.owner not in used if line.field else not line.where.startswith("--gin.")
         is_idle |= line.owner in tables.OUTPUT
         if name in known or is_idle or (line.owner in ("T5Config", "TransformerConfig") and name in settings.asked):
             translation.rows.append(Row("dropped", f"{line.written} = {line.value!r}", "", tables.IDLE))
             if name not in known and not line.field:
                 translation.unused.append(f"{line.written}{hint}")
             continue
-        unknown.append(f"{line.place} sets {line.written}{hint}")
+        unknown.append(f"{line.where} sets {line.written}{hint}")
     if unknown:
         raise InputError(f"{', '.join(unknown)}, which Limba does not know; {tables.PAGE} has the list.")
 

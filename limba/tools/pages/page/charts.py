@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limba.api import kept
+from limba.api import keep_extremes
 from limba.tools.pages.page.events import KINDS, events_of, thinned
 from limba.tools.pages.page.runs import AXES, Run
 
@@ -250,7 +250,7 @@ def _timeline(runs: Sequence[Run]) -> Chart:
 def _line(
     run: Run, kind: str, label: str, style: int, values: np.ndarray, most_points: int, is_marked: bool = False
 ) -> Line:
-    points = kept(values, most_points)
+    points = keep_extremes(values, most_points)
     columns = {name: axis[points] for name, axis in run.axes(kind).items()}
     return Line(label, style, {**columns, "y": values[points]}, is_marked)
 

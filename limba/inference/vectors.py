@@ -18,22 +18,24 @@ from limba.model.trees import Batch, Parameters
 from limba.sharding.mesh import batch_sharding
 
 
-def of_each(
+def computed_in_batches(
     compute: Callable[[Int[Array, "B L"], Int[Array, " B"]], Array],
     ids: Sequence[np.ndarray],
     num_rows: int,
     mesh: Mesh,
 ) -> list[np.ndarray]:
     """Returns the row of each text in what `compute` gives for batches of tokens and lengths."""
-    found: list[np.ndarray] = [np.zeros(0)] * len(ids)
-    for numbers in batches_of_like_lengths([len(each) for each in ids], num_rows):
-        tokens, lengths = padded([ids[i] for i in numbers], num_rows), np.ones(num_rows, np.int32)
-        lengths[: len(numbers)] = [len(ids[i]) for i in numbers]
+    row_of_texts: list[np.ndarray] = [np.zeros(0)] * len(ids)
+    for numbers in batches_of_like_lengths([len(text_ids) for text_ids in ids], num_rows):
+        texts = [ids[number] for number in numbers]
+        tokens = padded(texts, num_rows)
+        lengths = np.ones(num_rows, np.int32)  # 1 for rows that pad the batch: no pooling is over nothing
+        lengths[: len(texts)] = [len(text_ids) for text_ids in texts]
         placed = place_batch({"tokens": tokens, "lengths": lengths}, batch_sharding(mesh))
         rows = fetched(compute(placed["tokens"], placed["lengths"]))
         for number, row in zip(numbers, rows, strict=False):
-            found[number] = row
-    return found
+            row_of_texts[number] = row
+    return row_of_texts
 
 
 def _batch_of(tokens: Int[Array, "B L"], lengths: Int[Array, " B"]) -> Batch:
@@ -51,9 +53,9 @@ def pooled(
     tokens: Int[Array, "B L"],
     lengths: Int[Array, " B"],
 ) -> Float[Array, "B D"]:
-    """Returns each text's vector of its hidden states; those of several poolings stand one after the other.
+    """Returns each text's vector, pooled from its hidden states; several poolings are concatenated.
 
-    `is_published`: 0 may be text, so that a T5's padding is told by the lengths.
+    `is_published`: 0 may be text, so the lengths tell what is padding for a T5.
     """
     if network.config.is_decoder_only:
         states = network.apply(params, _batch_of(tokens, lengths), as_states=True)
@@ -84,12 +86,18 @@ def _pooled(states: Float[Array, "B L D"], lengths: Int[Array, " B"], pooling: s
     if pooling == "weighted_mean":
         weights = jnp.where(real, positions + 1.0, 0.0)[..., None]
         return (states * weights).sum(axis=1) / weights.sum(axis=1)
-    place = lengths - 1 if pooling == "last" else jnp.zeros_like(lengths)
-    return jnp.take_along_axis(states, place[:, None, None], axis=1)[:, 0]
+    position = lengths - 1 if pooling == "last" else jnp.zeros_like(lengths)
+    return jnp.take_along_axis(states, position[:, None, None], axis=1)[:, 0]
 
 
-def cut(ids: Int[np.ndarray, " L"], length: int | None, end: int | None) -> Int[np.ndarray, " L"]:
-    """Returns at most `length` ids of a text: its last ones go, but for its end, as transformers truncates."""
+def truncated(ids: Int[np.ndarray, " L"], length: int | None, end: int | None) -> Int[np.ndarray, " L"]:
+    """Returns at most `length` ids of a text. The last ones are dropped, but the end of sequence is kept.
+
+    transformers truncates so too.
+
+    >>> truncated(np.asarray([5, 6, 7, 1]), 3, end=1).tolist()
+    [5, 6, 1]
+    """
     if length is None or len(ids) <= length:
         return ids
     if ids[-1] == end:
