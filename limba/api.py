@@ -47,6 +47,7 @@ Runs and models
 `evenly`            places of some of many things, the first and the last among them
 `load`              opens a trained model, as `limba.load`
 `TrainedModel`      what `load` returns
+`look_at`           what kind of run or checkpoint is at a path; None for neither
 `described`         the network and the vocabulary of a model that is not opened
 `trim`              writes a model with the rows of its vocabulary that texts need
 `check_trim_output`  refuses a place where a trimmed model cannot be written
@@ -98,6 +99,7 @@ if TYPE_CHECKING:
     from limba.export.trimming import opened as opened_source  # noqa: F401
     from limba.export.trimming import trim as trim
     from limba.export.trimming import vocabulary_of as vocabulary_of
+    from limba.formats.open import look_at as look_at
     from limba.inference.generate import Deadline as Deadline
     from limba.inference.generate import TimeIsOverError as TimeIsOverError
     from limba.inference.line_files import Progress as Progress
@@ -137,6 +139,7 @@ _NAMES = {  # module: its names; another name here is written before a "="
     "limba.evaluation.status": "RunDirectory text_curve=curve",
     "limba.export.at_end": "unexportable",
     "limba.export.trimming": "check_trim_output=check_output num_tables opened_source=opened trim vocabulary_of",
+    "limba.formats.open": "look_at",
     "limba.inference.generate": "Deadline TimeIsOverError",
     "limba.inference.line_files": "Progress",
     "limba.inference.load": "TrainedModel load",

@@ -8,6 +8,7 @@ from limba.config.errors import (
     ConfigError,
     Fix,
     InputError,
+    NoModelError,
     NonFiniteError,
     Open,
     RestartError,
@@ -28,7 +29,8 @@ from limba.config.run import CardConfig, CheckpointConfig, EvaluationConfig, Gua
 
 __all__ = [
     "OBJECTIVES", "CardConfig", "CheckpointConfig", "ConfigError", "DataConfig", "EvaluationConfig", "Fix",
-    "GenerationConfig", "GuardConfig", "InputError", "LossConfig", "MeshConfig", "ModelConfig", "NonFiniteError",
-    "Open", "OptimizerConfig", "RestartError", "RunConfig", "ScheduleConfig", "SentenceError", "StorageError",
-    "UntrustedModuleError", "did_you_mean", "named", "nearest", "reason_of", "require", "without_credentials",
+    "GenerationConfig", "GuardConfig", "InputError", "LossConfig", "MeshConfig", "ModelConfig", "NoModelError",
+    "NonFiniteError", "Open", "OptimizerConfig", "RestartError", "RunConfig", "ScheduleConfig", "SentenceError",
+    "StorageError", "UntrustedModuleError", "did_you_mean", "named", "nearest", "reason_of", "require",
+    "without_credentials",
 ]  # fmt: skip

@@ -46,17 +46,17 @@ from limba.data.vocabulary.trimmed import (
 )
 from limba.data.vocabulary.vocabularies import Vocabulary
 from limba.export.huggingface import write_start
-from limba.formats import huggingface, limba_checkpoint, t5x
+from limba.formats import huggingface
 from limba.formats.architectures import EMBEDDING, HEAD
 from limba.formats.huggingface_files import ENCODER, write_weights
 from limba.formats.huggingface_names import NAMES, canonical, is_passed_over
 from limba.formats.names import BIN, BIN_INDEX, SAFETENSORS, Arrays, Stored, made_from
+from limba.formats.open import HUGGING_FACE, VocabularyName, open_path, vocabulary_beside
 from limba.formats.sentence_modules import FILES as MODULE_FILES
-from limba.formats.weights import DTYPES, WEIGHT_DTYPES, weights_files
+from limba.formats.weights import DTYPES, WEIGHT_DTYPES, weights_files, weights_form
 from limba.inference import source as sources
-from limba.inference.source import HUGGING_FACE, Source, VocabularyName
+from limba.inference.source import Source
 from limba.storage import lease
-from limba.storage.files import resolved
 
 COVERAGE = 0.9999  # of a text's tokens: a rarer piece is cut into others
 LOW_COVERAGE = 0.9  # below this share of its tokens a text is probably of another language
@@ -173,11 +173,10 @@ def opened(path: str, vocabulary: VocabularyName | None = None) -> Source:
 
     Raises InputError for another vocabulary than that of a folder for transformers.
     """
-    place = resolved(path)
-    is_of_ours = limba_checkpoint.is_own(place) or limba_checkpoint.checkpoints_of(place)
-    if is_of_ours or t5x.is_t5x(place) or t5x.checkpoints_of(place):
+    found = open_path(path)
+    if found.kind != HUGGING_FACE:
         return sources.find(path, vocabulary=vocabulary)
-    folder = epath.Path(sources.local_folder(path))
+    folder = found.directory
     if vocabulary is not None:
         raise InputError(
             f"{path} is a folder for transformers with a tokenizer of its own, and {vocabulary.path} is another"
@@ -190,7 +189,7 @@ def opened(path: str, vocabulary: VocabularyName | None = None) -> Source:
             " open it with sentence-transformers, save it again, and trim that."
         )
     model = huggingface.model_config(Path(folder) / "config.json")
-    own = sources.vocabulary_beside(folder, None)
+    own = found.vocabulary()
     return Source(path, folder, {0: folder}, HUGGING_FACE, model, None, own)
 
 
@@ -273,7 +272,7 @@ def trim(
                     source,
                     directory=epath.Path(writing),
                     model=dataclasses.replace(source.model, vocab_size=kept.num_rows(num_rows)),
-                    vocabulary=sources.vocabulary_beside(epath.Path(writing), None),
+                    vocabulary=vocabulary_beside(epath.Path(writing), None),
                 )
             )
             assert now is not None, "the tokenizer was written"
@@ -424,7 +423,7 @@ def _folders(source: Source, out: Path) -> list[tuple[Path, Path]]:
     """Returns the folders with rows of this vocabulary and where they are written: a hybrid has two of them."""
     folder = Path(source.directory)
     found = [(folder, out)]
-    if huggingface.is_huggingface(folder / ENCODER):
+    if (folder / ENCODER / "config.json").is_file() and weights_form(folder / ENCODER) is not None:
         found.append((folder / ENCODER, out / ENCODER))
     return found
 

@@ -40,7 +40,6 @@ from limba.formats.weights import (
     say_once,
     weights_form,
 )
-from limba.formats.weights import is_huggingface as is_huggingface
 
 RECORD = "conversion.json"  # in a folder of ours: its source, the results of the proof, and what a T5 has learned
 ONLY_FILLS_GAPS = "only_fills_gaps"  # there: the T5 has learned to fill gaps, and to write no running text
@@ -253,6 +252,8 @@ def open_pytorch(folder: Path, is_chosen: bool = False) -> Arrays:
     """
     check_weights(folder, is_chosen)
     directory = folder
+    if weights_form(folder) == "flax":
+        raise _flax_alone(folder)
     if any((folder / name).exists() for name in (BIN, BIN_INDEX)):
         migrate = toolbox.find("migrate")
         if migrate is not None:
@@ -277,19 +278,31 @@ def model_config(directory: str | Path, kind: str | None = None, **choices: obje
     kind = (about.get("model_type") or kind) if isinstance(about, dict) else None
     if kind not in ("mt5", *CLASSES):
         raise InputError(f"{path} describes a {kind!r}; only mt5, {', '.join(CLASSES)} are read.")
+    form = weights_form(directory)  # None for a file
     try:
         fields = model_fields(about, kind)
-        if Path(directory).is_dir() and weights_form(directory) in ("safetensors", "bin"):
+        if form in ("safetensors", "bin"):
             fields["logits_via_embedding"] = stored_head(
                 Path(directory), _pytorch_arrays(Path(directory), kind)
             ).is_tied
-        return ModelConfig(**{**fields, "dtype": "float32", **choices})
+        config = ModelConfig(**{**fields, "dtype": "float32", **choices})
     except KeyError as error:
         raise InputError(f"{path} has no {error}; give the config.json of a Hugging Face model.") from error
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     except (TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise InputError(f"{path} has a wrong value ({reason_of(error)}); copy it again.") from error
+    if form == "flax" and config.is_decoder_only:
+        raise _flax_alone(Path(directory))
+    return config
+
+
+def _flax_alone(folder: Path) -> InputError:
+    """Returns the error for a folder whose weights are read in PyTorch's form, and lie there in Flax's alone."""
+    return InputError(
+        f"{folder} has its weights as {FLAX_FILE} alone, which is read here only to use or train a T5; save the model"
+        " with transformers 4 as safetensors, or give another."
+    )
 
 
 def open_flax(path: Path) -> Arrays:

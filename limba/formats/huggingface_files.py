@@ -21,7 +21,6 @@ import numpy as np
 from etils import epath
 
 from limba.config import InputError, ModelConfig
-from limba.formats import limba_checkpoint, t5x
 from limba.formats.architectures import HEAD, config_json, rows, written
 from limba.formats.huggingface import FLAX_FILE, HEAD_SCALE, flax_name, head_scale
 from limba.formats.names import Json, Stored, size_of, unflatten, write_safetensors
@@ -34,7 +33,6 @@ FILE_BYTES = 5 * 10**9  # a larger model is cut into files of at most this size,
 # arXiv:2105.13626). transformers' ByT5Tokenizer writes `<extra_id_0>` as 259, a row that was never trained. Limba's
 # tokenizers name each sentinel with its id.
 LAST_BYTE = 258  # the id of 0xFF
-NEVER_TRAINED = 1e-9  # of the highest row's squared gradients: Adafactor adds 1e-30 to a row's that has none
 ENCODER = "encoder"  # the folder inside that of a hybrid's language model
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
@@ -42,7 +40,6 @@ TOKENIZER_FILES = (
 )
 UNKNOWN_LENGTH = 10**9  # model_max_length of a folder that does not know it
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
-_EMBEDDING = "state/param_states/token_embedder/embedding/v_col"  # T5X's factor with one value a row
 
 
 class Form(NamedTuple):
@@ -419,21 +416,6 @@ def extra_ids_of(about: Mapping[str, object]) -> int:
     tokens = [(place, token.get("content")) for place, token in added.items()] if isinstance(added, dict) else []
     ids = {int(match[1]): int(place) for place, name in tokens if (match := _SENTINEL.fullmatch(str(name)))}
     return len(ids) if len(ids) > 1 and ids.get(0) == LAST_BYTE + len(ids) else 0
-
-
-def extra_ids_at(root: epath.Path, extra_ids: int) -> int | None:
-    """Returns the extra ids that the ByT5 at a path has learned: `extra_ids` where nothing speaks against them.
-
-    A T5X checkpoint tells by Adafactor's averages which row of `<extra_id_0>` was ever trained; None if it does not.
-    """
-    found = t5x.checkpoints_of(root)
-    if limba_checkpoint.is_own(root) or not (found or t5x.is_t5x(root)):
-        in_folder = extra_ids_in(root)
-        return extra_ids if in_folder is None else in_folder
-    tree = t5x.open_checkpoint(found[max(found)] if found else root)
-    rows = np.asarray(tree[_EMBEDDING]) if _EMBEDDING in tree else np.zeros(1)
-    trained = np.flatnonzero(rows > NEVER_TRAINED * rows.max())
-    return next((count for count in (extra_ids, 0) if LAST_BYTE + count in trained), None)
 
 
 def extra_ids_in(folder: epath.Path) -> int | None:

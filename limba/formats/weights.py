@@ -36,6 +36,10 @@ logger = logging.getLogger(__name__)
 
 FLAX_FILE = "flax_model.msgpack"
 ADAPTER = "adapter_config.json"  # of LoRA: with peft installed, transformers reads the model that this file names
+OF_AN_ADAPTER = (
+    f"{{}} holds {ADAPTER}: an adapter (LoRA), which is a change of another model; merge it into that model with peft's"
+    " merge_and_unload(), save the result, and give that folder."
+)
 
 
 class WeightsFile(NamedTuple):
@@ -107,10 +111,7 @@ def check_weights(folder: Path, is_chosen: bool = False) -> None:
     """
     names = _names_in(folder)
     if ADAPTER in names:
-        raise InputError(
-            f"{folder} holds {ADAPTER}: an adapter (LoRA), which is a change of another model; merge it into that model"
-            " with peft's merge_and_unload(), save the result, and give that folder."
-        )
+        raise InputError(OF_AN_ADAPTER.format(folder))
     sets = [file.name for file in weights_files(names)]
     if SAFETENSORS in sets and made_from(folder / SAFETENSORS):
         sets = [name for name in sets if name not in (BIN, BIN_INDEX)]  # Limba's own copy of these
