@@ -42,6 +42,10 @@ from limba.formats.weights import (
 )
 
 RECORD = "conversion.json"  # in a folder of ours: its source, the results of the proof, and what a T5 has learned
+OF_FLAX = (
+    f"{{}} has its weights as {FLAX_FILE} alone, which is read here only to use or train a T5; save the model with"
+    " transformers 4 as safetensors, or give another."
+)
 ONLY_FILLS_GAPS = "only_fills_gaps"  # there: the T5 has learned to fill gaps, and to write no running text
 # The entry of config.json that says by what the output layer is multiplied in the file; see `head_scale`.
 HEAD_SCALE = "limba_lm_head_scale"
@@ -253,7 +257,7 @@ def open_pytorch(folder: Path, is_chosen: bool = False) -> Arrays:
     check_weights(folder, is_chosen)
     directory = folder
     if weights_form(folder) == "flax":
-        raise _flax_alone(folder)
+        raise InputError(OF_FLAX.format(folder))
     if any((folder / name).exists() for name in (BIN, BIN_INDEX)):
         migrate = toolbox.find("migrate")
         if migrate is not None:
@@ -285,24 +289,18 @@ def model_config(directory: str | Path, kind: str | None = None, **choices: obje
             fields["logits_via_embedding"] = stored_head(
                 Path(directory), _pytorch_arrays(Path(directory), kind)
             ).is_tied
-        config = ModelConfig(**{**fields, "dtype": "float32", **choices})
+        return ModelConfig(**{**fields, "dtype": "float32", **choices})
     except KeyError as error:
         raise InputError(f"{path} has no {error}; give the config.json of a Hugging Face model.") from error
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     except (TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise InputError(f"{path} has a wrong value ({reason_of(error)}); copy it again.") from error
-    if form == "flax" and config.is_decoder_only:
-        raise _flax_alone(Path(directory))
-    return config
 
 
-def _flax_alone(folder: Path) -> InputError:
-    """Returns the error for a folder whose weights are read in PyTorch's form, and lie there in Flax's alone."""
-    return InputError(
-        f"{folder} has its weights as {FLAX_FILE} alone, which is read here only to use or train a T5; save the model"
-        " with transformers 4 as safetensors, or give another."
-    )
+def has_flax_alone(folder: Path) -> bool:
+    """Returns whether a folder's weights are in Flax's form alone, in which only a T5's are read."""
+    return weights_form(folder) == "flax" and not str(_about(folder).get("model_type")).endswith("t5")
 
 
 def open_flax(path: Path) -> Arrays:

@@ -114,6 +114,8 @@ def open_path(path: str, with_weights: bool = True) -> Opened:
         folder = Path(os.path.expanduser(path))
     if folder is not None:
         folder = transformer_folder(folder)
+        if huggingface.has_flax_alone(folder):
+            raise NoModelError(huggingface.OF_FLAX.format(path))
         if weights.is_huggingface(folder):
             return _opened_folder(path, folder)
     raise _without_model(path)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from jaxtyping import Float
 
-from limba.config import InputError, ModelConfig
+from limba.config import InputError, ModelConfig, NoModelError
 from limba.tools.results.files import checksum
 from limba.tools.results.ways import CAUSAL, GAPS, HOW, MASKED
 
@@ -118,6 +118,8 @@ def open_scorers(name: str, imports: Sequence[str] = ()) -> tuple[Scorer, ...]:
 
     try:
         trained = load(name, imports=imports)
+    except NoModelError:  # transformers would find nothing either
+        raise
     except InputError as error:
         return (_foreign(name, error),)
     network = trained.network.config
@@ -141,6 +143,8 @@ def ways_of(name: str) -> tuple[str, ...]:
 
     try:
         network, vocabulary = described(name)
+    except NoModelError:
+        raise
     except InputError as error:
         if not _may_be_foreign(name):
             raise
