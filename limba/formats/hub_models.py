@@ -1,8 +1,8 @@
-"""Models of the Hugging Face hub as local folders: `user/name`, or `user/name@revision`; `t5-small` without an owner;
-and models in buckets.
+"""Downloads models of the Hugging Face hub, and of buckets, to local folders.
 
-Only the configuration, the tokenizer and one form of the weights are downloaded, to the hub's cache: a second start
-downloads nothing, and an interrupted download is resumed.
+A hub id is `user/name` or `user/name@revision`, or a name without an owner, such as `t5-small`. Only the configuration,
+the tokenizer and one form of the weights are downloaded, to the hub's cache: a second start downloads nothing, and an
+interrupted download is resumed.
 """
 
 from __future__ import annotations
@@ -20,16 +20,20 @@ from limba.storage import manifest, servers
 logger = logging.getLogger(__name__)
 
 _ID = re.compile(r"(?P<name>(?P<owner>[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*)(?:@(?P<revision>\w[\w./-]*))?")
-PATH_BEGINS = (".", "/", "~")  # of what no hub id is
+PATH_BEGINS = (".", "/", "~")  # how a path begins and a hub id does not
 SECONDS = 8.0  # for the hub's first answer
 _BUCKETS = ("gs://", "s3://", "az://")
-_BESIDE = ("config.json", "generation_config.json", "spiece.model", "tokenizer.json", "tokenizer_config.json")
-_BESIDE += ("special_tokens_map.json", "added_tokens.json", "conversion.json", "chat_template.jinja")
-_BESIDE += ("README.md", "LICENSE", "LICENSE.md", "LICENSE.txt", "NOTICE")  # go with a model that is made of it
+# What is downloaded beside the weights; the last row goes with a model that is made of this one.
+_BESIDE = (
+    *("config.json", "generation_config.json", "conversion.json"),
+    *("spiece.model", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    "chat_template.jinja",
+    *("README.md", "LICENSE", "LICENSE.md", "LICENSE.txt", "NOTICE"),
+)
 
 
 def is_id(text: str) -> bool:
-    """True for user/name, user/name@revision, and a name without an owner that is in the table of `servers`.
+    """Returns whether a text is user/name, user/name@revision, or a name without an owner that `servers` knows.
 
     >>> is_id("me/t5@v1"), is_id("t5-small"), is_id("folder")
     (True, True, False)
@@ -55,7 +59,9 @@ def download(text: str, weights: bool = True) -> Path:
         if text.startswith(PATH_BEGINS):
             raise InputError(f"There is no file or folder {text}; correct the path, or give a hub id, user/name.")
         raise InputError(f"{text} is not a hub id; give user/name or user/name@revision.")
-    name, revision, token = servers.full_name(match["name"], "model"), match["revision"], servers.token()
+    name = servers.full_name(match["name"], "model")
+    revision = match["revision"]
+    token = servers.token()
     try:
         try:
             servers.check_hub()

@@ -41,7 +41,7 @@ from limba.formats.weights import (
     weights_form,
 )
 
-RECORD = "conversion.json"  # in a folder of ours: its source, the results of the proof, and what a T5 has learned
+RECORD = "conversion.json"  # in a folder that Limba wrote: its source, the proof's results, what a T5 has learned
 OF_FLAX = (
     f"{{}} has its weights as {FLAX_FILE} alone, which is read here only to use or train a T5; save the model with"
     " transformers 4 as safetensors, or give another."
@@ -73,33 +73,47 @@ class StoredHead(NamedTuple):
 def stored_head(folder: Path, stored: Mapping[str, np.ndarray] | None, emb_dim: int = 1) -> StoredHead:
     """Returns the output layer of a folder with these arrays, as its writer has it; None: as config.json says.
 
-    transformers 5 says `tie_word_embeddings` of every T5, also beside an `lm_head.weight` of its own. So the bytes
+    transformers 5 writes `tie_word_embeddings` for every T5, also beside an `lm_head.weight` of its own. So the bytes
     decide: only a copy of the embedding, in any dtype, is tied. What a T5's layer reads is multiplied by
     emb_dim^-0.5 in 4.57 if it is tied; in 5 by `scale_decoder_outputs` for a t5, never for an mt5, always for a umt5.
     """
     about = _about(folder)
     kind = str(about.get("model_type"))
     version = str(about.get("transformers_version") or "").partition(".")[0]
-    said = bool(about.get("tie_word_embeddings", kind not in ("llama", "eurobert")))
-    said = said or (kind.endswith("t5") and about.get("tie_word_embeddings") is None)
-    by_5 = version.isdigit() and int(version) > 4
+    is_by_5 = version.isdigit() and int(version) > 4
+    # Limba's own folders, t5 and umt5, name no version and have the keys of both.
+    is_read_by_5 = is_by_5 or not version
+    # What config.json says; a T5 whose file says null is tied, a Llama without the key is not.
+    says_tied = bool(about.get("tie_word_embeddings", kind not in ("llama", "eurobert")))
+    says_tied = says_tied or (kind.endswith("t5") and about.get("tie_word_embeddings") is None)
     place = HEADS.get(kind, STORED_HEAD)
-    embedding, is_own = "", False
+    embedding = ""
+    is_own = False  # the folder holds another matrix than the embedding
     if stored and kind in NAMES:
         embedding = embedding_of(stored, kind)
-        is_own = place in stored and not (said and _is_copy(stored[place], stored[embedding]))
-    is_scaled = said and not is_own
-    if by_5 or not version:  # Limba's own folders, t5 and umt5, name no version and have the keys of both
-        is_of_5 = not by_5 and "scale_decoder_outputs" not in about  # of nobody who says: as the newest reads it
-        own = {"t5": about.get("scale_decoder_outputs", is_scaled), "mt5": False, "umt5": said or is_of_5}
-        is_scaled = bool(own.get(kind, is_scaled))
-    if is_own or not (said or by_5):
-        written = about.get(HEAD_SCALE) if by_5 or not version else None  # 4.57 keeps the key, and does not scale
-        factor = emb_dim**0.5 if is_scaled else 1.0
-        head = StoredHead(False, scale=written if isinstance(written, int | float) and written else factor)
+        is_own = place in stored and not (says_tied and _is_copy(stored[place], stored[embedding]))
+    is_scaled = says_tied and not is_own
+    if is_read_by_5:
+        # A umt5 without a version and without this key is anybody's: it is read as the newest version does.
+        is_of_anybody = not is_by_5 and "scale_decoder_outputs" not in about
+        by_kind = {
+            "t5": about.get("scale_decoder_outputs", is_scaled),
+            "mt5": False,
+            "umt5": says_tied or is_of_anybody,
+        }
+        is_scaled = bool(by_kind.get(kind, is_scaled))
+    if is_own or not (says_tied or is_by_5):
+        scale = emb_dim**0.5 if is_scaled else 1.0
+        written = about.get(HEAD_SCALE)
+        # Version 4.57 keeps the key of a folder that it saves again, and does not scale.
+        if is_read_by_5 and isinstance(written, int | float) and written:
+            scale = written
+        head = StoredHead(False, scale=scale)
+    elif is_scaled or not stored:
+        head = StoredHead(True)
     else:
-        head = StoredHead(True) if is_scaled or not stored else StoredHead(False, embedding)
-    if said and not head.is_tied:
+        head = StoredHead(False, embedding)
+    if says_tied and not head.is_tied:
         why = "lm_head.weight is another matrix" if is_own else "its logits are not scaled as a tied T5's"
         say_once(
             f"{folder}: config.json ties the output layer to the embedding, but {why}: read as a layer of its own."

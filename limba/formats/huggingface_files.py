@@ -129,11 +129,13 @@ def write_encoder_of_hybrid(
         encoder = dataclasses.replace(encoder, max_length=form.length)
     folder.mkdir(parents=True, exist_ok=True)
     name, vocabulary = tokenizer or (None, None)
-    begin, mask = None, None
+    begin = None
+    mask = None
     if vocabulary is not None:
         from limba.data.vocabulary.load import begin_id, mask_id
 
-        begin, mask = begin_id(vocabulary), mask_id(vocabulary)
+        begin = begin_id(vocabulary)
+        mask = mask_id(vocabulary)
     eos_id = 1 if vocabulary is None or vocabulary.eos_id is None else int(vocabulary.eos_id)
     write_configs(folder, encoder, form.dtype, eos_id, mask_id=mask)
     file = folder / "config.json"
@@ -151,7 +153,8 @@ def _write_special_ids(folder: Path, special: Any, model: ModelConfig) -> None:
     if special.ends:
         ends = special.ends[0] if len(special.ends) == 1 else list(special.ends)
     ids = {"pad_token_id": special.padding, "eos_token_id": ends}
-    of_config, of_generation = dict(ids), dict(ids)
+    of_config = dict(ids)
+    of_generation = dict(ids)
     if model.is_decoder_only:
         of_config["bos_token_id"] = of_generation["bos_token_id"] = special.start
     elif not model.is_t5_encoder:
@@ -222,7 +225,8 @@ def _written(
     arrays: Mapping[str, np.ndarray], config: ModelConfig, dtype: str, head_scale: float, flax: bool = False
 ) -> dict[str, Stored]:
     """Returns the arrays by PyTorch's, or Flax's, names and in its shapes, in the order in which `arrays` has them."""
-    arrays, table = written(arrays, config), {row.t5x: row for row in rows(config)}
+    arrays = written(arrays, config)
+    table = {row.t5x: row for row in rows(config)}
 
     def read(name: str) -> np.ndarray:
         is_scaled = name == HEAD and head_scale != 1
@@ -309,7 +313,8 @@ def write_tokenizer(
     from limba.data.vocabulary.load import BYTE_SENTINELS, SENTINEL, PieceTable, load_vocabulary
     from limba.data.vocabulary.tokenizer_json import around, of_bytes, of_model, of_tokenizer, template
 
-    encodes, tokenizer = mask_id is not None, None
+    encodes = mask_id is not None
+    tokenizer = None
     if vocabulary == "byte":
         read: Any = load_vocabulary("byte", extra_ids)
         count = extra_ids or (0 if starts else BYTE_SENTINELS)
@@ -394,7 +399,7 @@ def reason_against(
 
 
 def _token(name: str, tokenizer: Any) -> Json:
-    """Returns a special token as tokenizer_config.json has it; transformers takes its sides from there."""
+    """Returns a special token as tokenizer_config.json has it; transformers takes the spaces to strip from there."""
     sides: dict[str, bool] = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False)
     if tokenizer is not None:
         known = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
@@ -413,9 +418,15 @@ def extra_ids_of(about: Mapping[str, object]) -> int:
     (2, 0)
     """
     added = about.get("added_tokens_decoder")
-    tokens = [(place, token.get("content")) for place, token in added.items()] if isinstance(added, dict) else []
-    ids = {int(match[1]): int(place) for place, name in tokens if (match := _SENTINEL.fullmatch(str(name)))}
-    return len(ids) if len(ids) > 1 and ids.get(0) == LAST_BYTE + len(ids) else 0
+    if not isinstance(added, dict):
+        return 0
+    ids: dict[int, int] = {}  # the number of a sentinel -> its id
+    for token_id, token in added.items():
+        sentinel = _SENTINEL.fullmatch(str(token.get("content")))
+        if sentinel is not None:
+            ids[int(sentinel[1])] = int(token_id)
+    counts_down = len(ids) > 1 and ids.get(0) == LAST_BYTE + len(ids)
+    return len(ids) if counts_down else 0
 
 
 def extra_ids_in(folder: epath.Path) -> int | None:

@@ -23,8 +23,10 @@ Json = dict[str, Any]  # an object of a JSON file
 BLOCK_BYTES = 1 << 26
 LIMIT_OF_HEADER = 1 << 26  # bytes of a safetensors file's header
 # The files of transformers' weights: one, or the index of several.
-SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"
-BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+SAFETENSORS = "model.safetensors"
+SAFETENSORS_INDEX = "model.safetensors.index.json"
+BIN = "pytorch_model.bin"
+BIN_INDEX = "pytorch_model.bin.index.json"
 _LETTERS = {  # of safetensors
     **{"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"},
     **{"int64": "I64", "int32": "I32"},

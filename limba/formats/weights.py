@@ -1,7 +1,7 @@
-"""Which files of a folder hold its weights, chosen as transformers chooses them, and the arrays of safetensors files.
+"""Chooses the files of a folder that hold its weights, as transformers does, and reads safetensors files.
 
-A safetensors file is a length, a JSON header and the bytes; it is read here because the library reads a whole file into
-memory.
+A safetensors file is a length, a JSON header and the bytes of the arrays. It is read here, because the library reads a
+whole file into memory.
 """
 
 from __future__ import annotations
@@ -131,15 +131,25 @@ def say_once(line: str) -> None:
 def open_safetensors(directory: str | Path) -> Arrays:
     """Returns the arrays of `model.safetensors`, else of the files that its index names, by PyTorch's names."""
     folder = Path(directory)
-    single, index = folder / SAFETENSORS, folder / SAFETENSORS_INDEX
-    files = files_of_index(index) if index.exists() and not single.exists() else [SAFETENSORS]
-    return Arrays({name: stored for file in files for name, stored in _entries(folder / file).items()})
+    index = folder / SAFETENSORS_INDEX
+    files = [SAFETENSORS]
+    if index.exists() and not (folder / SAFETENSORS).exists():
+        files = files_of_index(index)
+    found: dict[str, Stored] = {}
+    for file in files:
+        found |= _entries(folder / file)
+    return Arrays(found)
 
 
 def _entry(name: str, about: Json) -> tuple[str, tuple[int, ...], int, int]:
     """Returns (type, shape, first byte, byte after the last) of a safetensors header's entry, or ValueError."""
+    letters = ""
+    shape: tuple[int, ...] = ()
+    first = last = 0
     try:
-        letters, shape, (first, last) = about["dtype"], (*about["shape"],), about["data_offsets"]
+        letters = about["dtype"]
+        shape = tuple(about["shape"])
+        first, last = about["data_offsets"]
         is_right = isinstance(letters, str) and all(type(n) is int and n >= 0 for n in (*shape, first, last - first))
     except (KeyError, TypeError, ValueError):
         is_right = False
@@ -151,7 +161,7 @@ def _entry(name: str, about: Json) -> tuple[str, tuple[int, ...], int, int]:
 def _entries(path: Path) -> dict[str, Stored]:
     """Returns the arrays that a safetensors file's header names; those that are not numbers of weights fail when read.
 
-    A file may hold such an array beside its weights, as a mask of True and False, which no network asks for.
+    A file may hold such an array beside its weights, such as a mask of booleans, which no network asks for.
     """
     try:
         size = path.stat().st_size
