@@ -151,6 +151,17 @@ def flax_name(row: Row) -> str:
     return path + ("/weight" if row.t5x.endswith("scale") else "/kernel")
 
 
+class _Contents(NamedTuple):
+    """What a folder holds of a network."""
+
+    stored: Arrays  # by the names of the folder
+    head: StoredHead
+    places: dict[
+        str, tuple[str, bool]
+    ]  # T5X's name of an array -> its name in the folder, and whether it is transposed
+    others: set[str]  # arrays that are neither copies of the embedding nor passed over; the network must have them
+
+
 def open_folder(directory: str | Path, config: ModelConfig, flax: bool | None = None) -> Arrays:
     """Returns a folder's arrays by T5X's names and shapes, unstacked; each is read on access.
 
@@ -160,44 +171,77 @@ def open_folder(directory: str | Path, config: ModelConfig, flax: bool | None = 
     folder = Path(directory)
     about = _about(folder)
     kind = _kind_of(about, config)
+    is_chosen = flax is not None
     if flax or (flax is None and not config.is_decoder_only and weights_form(folder) == "flax"):
-        check_weights(folder, is_chosen=flax is not None)
-        stored = open_flax(folder / FLAX_FILE)
-        head = stored_head(folder, None, config.emb_dim)
-        places = {row.t5x: (flax_name(row), row.t5x.endswith("rel_embedding")) for row in rows(config)}
-        copies = [name for name in stored if re.fullmatch(r"(en|de)coder/embed_tokens/\w+", name)]
-        extra = [name for name in stored if not _is_passed_over_in_flax(name, kind, config)]
+        contents = _in_flax(folder, kind, config, is_chosen)
     else:
-        stored = _pytorch_arrays(folder, kind, is_chosen=flax is not None)
-        head = stored_head(folder, stored, config.emb_dim)
-        if config.has_logits:
-            _check_tied(config, head, folder)
-        else:
-            _say_what_is_left_out(stored, kind, folder)
-        places = {row.t5x: (canonical(row.pytorch, kind), row.transposed) for row in rows(config)}
-        if HEAD in places and not config.is_decoder_only:
-            places[HEAD] = (head.place, True)
-        copies = _copies_of_embedding(stored, kind, folder)
-        places[EMBEDDING] = (_place_of_embedding(stored, kind, head), False)
-        extra = [name for name in stored if not is_passed_over(name, kind, is_encoder=not config.has_logits)]
-    names = [name for name, _ in places.values()]
-    missing = [name for name in names if name not in stored]
-    extra = sorted(set(extra) - set(names) - set(copies))
+        contents = _in_pytorch(folder, kind, config, is_chosen)
+    stored = contents.stored
+    names = [name for name, _ in contents.places.values()]
     for name in names:
-        if name in stored and stored.stored[name].dtype.kind in "bui" and stored.stored[name].dtype.itemsize < 4:
-            stored[name]  # which says that it is no weight
+        if name in stored:
+            _check_is_weight(stored, name)
+    missing = [name for name in names if name not in stored]
+    extra = sorted(contents.others - set(names))
     advice = "give the weights of the model that config.json describes, or use this one in transformers"
     check_names(missing, extra, str(folder), advice)
-    found = {ours: stored.stored[name].T if turned else stored.stored[name] for ours, (name, turned) in places.items()}
-    if HEAD in found and head.scale != 1:
-        found[HEAD] = _scaled(found[HEAD], 1 / np.float32(head.scale))
+    found: dict[str, Stored] = {}
+    for ours, (name, is_transposed) in contents.places.items():
+        array = stored.stored[name]
+        found[ours] = array.T if is_transposed else array
+    if HEAD in found and contents.head.scale != 1:
+        found[HEAD] = _scaled(found[HEAD], 1 / np.float32(contents.head.scale))
     arrays = unfused(found, config)
     if kind == "gpt2":
-        for name in [name for name in arrays if "/query/" in name]:
+        _scale_queries(arrays, about, config)
+    return Arrays(arrays)
+
+
+def _in_flax(folder: Path, kind: str, config: ModelConfig, is_chosen: bool) -> _Contents:
+    """Returns what a flax_model.msgpack holds."""
+    check_weights(folder, is_chosen)
+    stored = open_flax(folder / FLAX_FILE)
+    places = {row.t5x: (flax_name(row), row.t5x.endswith("rel_embedding")) for row in rows(config)}
+    others = set()
+    for name in stored:
+        is_copy = re.fullmatch(r"(en|de)coder/embed_tokens/\w+", name) is not None
+        if not is_copy and not _is_passed_over_in_flax(name, kind, config):
+            others.add(name)
+    return _Contents(stored, stored_head(folder, None, config.emb_dim), places, others)
+
+
+def _in_pytorch(folder: Path, kind: str, config: ModelConfig, is_chosen: bool) -> _Contents:
+    """Returns what a folder's safetensors or .bin files hold."""
+    stored = _pytorch_arrays(folder, kind, is_chosen)
+    head = stored_head(folder, stored, config.emb_dim)
+    if config.has_logits:
+        _check_tied(config, head, folder)
+    else:
+        _say_what_is_left_out(stored, kind, folder)
+    places = {row.t5x: (canonical(row.pytorch, kind), row.transposed) for row in rows(config)}
+    if HEAD in places and not config.is_decoder_only:
+        places[HEAD] = (head.place, True)
+    copies = _copies_of_embedding(stored, kind, folder)
+    places[EMBEDDING] = (_place_of_embedding(stored, kind, head), False)
+    others = {name for name in stored if not is_passed_over(name, kind, is_encoder=not config.has_logits)}
+    return _Contents(stored, head, places, others - set(copies))
+
+
+def _check_is_weight(stored: Arrays, name: str) -> None:
+    """Raises InputError for an array of booleans or of small integers, which are a quantized model's."""
+    dtype = stored.stored[name].dtype
+    if dtype.kind in "bui" and dtype.itemsize < 4:
+        stored[name]  # reading it raises the error, which names the file
+
+
+def _scale_queries(arrays: dict[str, Stored], about: Json, config: ModelConfig) -> None:
+    """Multiplies a GPT-2's queries by `query_scale` of their layers."""
+    for name, array in arrays.items():
+        if "/query/" in name:
             layer = int(re.findall(r"layers_(\d+)", name)[0])
             scale = query_scale(about, config.head_dim, layer)
-            arrays[name] = arrays[name] if scale == 1 else _scaled(arrays[name], np.float32(scale))
-    return Arrays(arrays)
+            if scale != 1:
+                arrays[name] = _scaled(array, np.float32(scale))
 
 
 def _kind_of(about: Json, config: ModelConfig) -> str:

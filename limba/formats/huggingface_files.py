@@ -1,4 +1,4 @@
-"""Writes Hugging Face's T5 folders from arrays under T5X's names: config, weights, tokenizer; one array at a time.
+"""Writes folders for transformers from arrays under T5X's names: config, weights, tokenizer; one array at a time.
 
 The weights are written in the order in which `arrays` is iterated, and a transposed matrix in blocks of rows, so
 that only one array and some megabytes are in memory.
@@ -33,7 +33,7 @@ FILE_BYTES = 5 * 10**9  # a larger model is cut into files of at most this size,
 # arXiv:2105.13626). transformers' ByT5Tokenizer writes `<extra_id_0>` as 259, a row that was never trained. Limba's
 # tokenizers name each sentinel with its id.
 LAST_BYTE = 258  # the id of 0xFF
-ENCODER = "encoder"  # the folder inside that of a hybrid's language model
+ENCODER = "encoder"  # the folder of a hybrid's encoder, inside its language model's
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
     *("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt"),
@@ -215,8 +215,12 @@ def write_configs(
     generation: dict[str, object] = {"pad_token_id": 0, "eos_token_id": eos_id, start: 0}
     if suppressed:
         generation["suppress_tokens"] = sorted(suppressed)
-    about = config_json(config, dtype, eos_id, mask_id) | ({HEAD_SCALE: head_scale} if head_scale != 1 else {})
-    files = {"config": about} | ({} if is_encoder else {"generation_config": generation})
+    about = config_json(config, dtype, eos_id, mask_id)
+    if head_scale != 1:
+        about[HEAD_SCALE] = head_scale
+    files = {"config": about}
+    if not is_encoder:
+        files["generation_config"] = generation
     for name, content in files.items():
         (directory / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
 
@@ -229,14 +233,17 @@ def _written(
     table = {row.t5x: row for row in rows(config)}
 
     def read(name: str) -> np.ndarray:
-        is_scaled = name == HEAD and head_scale != 1
-        return arrays[name].astype(np.float32) * np.float32(head_scale) if is_scaled else arrays[name]
+        if name == HEAD and head_scale != 1:
+            return arrays[name].astype(np.float32) * np.float32(head_scale)
+        return arrays[name]
 
     found = {}
     for row in (table[name] for name in arrays if name in table):
         stored = Stored(row.shape, numpy_dtype(dtype), partial(read, row.t5x))
+        # Flax keeps kernels as they are here, and both forms have relative biases transposed.
         is_transposed = row.t5x.endswith("rel_embedding") if flax else row.transposed
-        found[flax_name(row) if flax else row.pytorch] = stored.T if is_transposed else stored
+        name = flax_name(row) if flax else row.pytorch
+        found[name] = stored.T if is_transposed else stored
     return found
 
 
@@ -356,13 +363,18 @@ def write_tokenizer(
             vocabulary,
         )
         tokenizer.save(str(directory / "tokenizer.json"), pretty=False)
-    about: Json = {"tokenizer_class": "ByT5Tokenizer" if tokenizer is None else "PreTrainedTokenizerFast"}
-    about |= {"extra_ids": extra_ids} if tokenizer is None else {}
+    if tokenizer is None:
+        about: Json = {"tokenizer_class": "ByT5Tokenizer", "extra_ids": extra_ids}
+    else:
+        about = {"tokenizer_class": "PreTrainedTokenizerFast"}
     roles = {"pad_token": named[ids[0]], "eos_token": named[ids[1]], "unk_token": named[ids[2]]}
-    roles |= {"bos_token": named[ids[0]]} if starts else {}
+    if starts:
+        roles["bos_token"] = named[ids[0]]
     if mask_id is not None:
         roles |= {"mask_token": named[mask_id], "sep_token": named[ids[1]]}
-        roles |= next(({"cls_token": name} for name in ("<cls>", "[CLS]") if name in special), {})
+        begins_with = next((name for name in ("<cls>", "[CLS]") if name in special), None)
+        if begins_with is not None:
+            roles["cls_token"] = begins_with
     ordered = sorted((name for name in special if SENTINEL.fullmatch(name)), key=special.__getitem__)
     added = {str(number): _token(name, tokenizer) for number, name in sorted(named.items())}
     about |= {
