@@ -306,7 +306,7 @@ def _pytorch_name(name: str, family: str) -> str:
 
 
 def rows(config: ModelConfig) -> list[Row]:
-    """Returns the arrays that are written of a network; a GPT-2's are those of `written`."""
+    """Returns the table of the arrays that are written for a network; `written` computes a GPT-2's from Limba's."""
     name = kind(config)
     table = []
     if name == "gpt2":

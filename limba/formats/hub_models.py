@@ -62,23 +62,32 @@ def download(text: str, weights: bool = True) -> Path:
     name = servers.full_name(match["name"], "model")
     revision = match["revision"]
     token = servers.token()
+
+    def asked() -> str:
+        """Returns the folder of the newest files; the hub is asked which these are."""
+        servers.check_hub()
+        about = huggingface_hub.HfApi(token=token).model_info(name, revision=revision, timeout=SECONDS)
+        names = [entry.rfilename for entry in about.siblings or ()]
+        wanted = wanted_files(names) if weights else [*_BESIDE]
+        if not wanted:
+            raise InputError(
+                f"The hub's {text} has no model.safetensors, flax_model.msgpack or pytorch_model.bin; give another"
+                " model, or one of its revisions, as user/name@revision."
+            )
+        return huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=wanted, token=token)
+
+    def kept() -> str:
+        """Returns the folder of a download before this one; one file is enough to find it."""
+        options = {"allow_patterns": "config.json", "local_files_only": True}
+        return huggingface_hub.snapshot_download(name, revision=revision, **options)
+
     try:
         try:
-            servers.check_hub()
-            about = huggingface_hub.HfApi(token=token).model_info(name, revision=revision, timeout=SECONDS)
-            names = [entry.rfilename for entry in about.siblings or ()]
-            wanted = wanted_files(names) if weights else [*_BESIDE]
-            if not wanted:
-                raise InputError(
-                    f"The hub's {text} has no model.safetensors, flax_model.msgpack or pytorch_model.bin; give another"
-                    " model, or one of its revisions, as user/name@revision."
-                )
-            folder = huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=wanted, token=token)
+            folder = asked()
         except (errors.GatedRepoError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
-            raise
+            raise  # an answer, which an older copy does not replace
         except (HTTPError, OSError) as error:
-            options = {"allow_patterns": _BESIDE[0], "local_files_only": True}
-            folder = huggingface_hub.snapshot_download(name, revision=revision, **options)
+            folder = kept()
             logger.warning("The hub cannot be reached for %s (%s): using the copy %s.", name, reason_of(error), folder)
     except (errors.HFValidationError, HTTPError, OSError) as error:
         cause = error.__context__ if isinstance(error, errors.LocalEntryNotFoundError) else None

@@ -245,7 +245,7 @@ def _scale_queries(arrays: dict[str, Stored], about: Json, config: ModelConfig) 
 
 
 def _kind_of(about: Json, config: ModelConfig) -> str:
-    """Returns the model_type of a folder; that of the network where its config.json has none."""
+    """Returns the model_type of a folder; without one in its config.json, the network's own."""
     kind = about.get("model_type")
     return kind if kind in NAMES else kind_of_network(config)
 
@@ -266,7 +266,7 @@ def _check_tied(config: ModelConfig, head: StoredHead, folder: Path) -> None:
 
 
 def _say_what_is_left_out(stored: Mapping[str, np.ndarray], kind: str, folder: Path) -> None:
-    """Says of an encoder that is read alone what its folder has on top of it."""
+    """Logs what a folder has on top of an encoder that is read alone."""
     on_top = sorted({name.partition(".")[0] for name in stored if is_of_head(name, kind)})
     if on_top:
         say_once(
@@ -276,14 +276,14 @@ def _say_what_is_left_out(stored: Mapping[str, np.ndarray], kind: str, folder: P
 
 
 def _place_of_embedding(stored: Mapping[str, np.ndarray], kind: str, head: StoredHead) -> str:
-    """Returns under which name the embedding is read; that of the class where the folder has none."""
+    """Returns the name under which the embedding is read; the class's own where the folder has none."""
     place = embedding_of(stored, kind)
     is_output = place == NAMES[kind].output
     return place if place and (head.is_tied or not is_output) else NAMES[kind].embedding[0]
 
 
 def _copies_of_embedding(stored: Arrays, kind: str, folder: Path) -> list[str]:
-    """Returns under which other names a folder holds its embedding; InputError for one that is another matrix."""
+    """Returns the other names under which a folder holds its embedding; InputError for one with another matrix."""
     first = embedding_of(stored, kind)
     copies = [name for name in NAMES[kind].embedding if name in stored and name != first]
     for name in copies:
@@ -309,7 +309,7 @@ def _pytorch_arrays(folder: Path, kind: str, is_chosen: bool = False) -> Arrays:
 def open_pytorch(folder: Path, is_chosen: bool = False) -> Arrays:
     """Returns the arrays of a folder by the names in its files.
 
-    They are those of the file that transformers would read; a .bin is read as safetensors, which Limba's tools write.
+    The file is the one that transformers would read; a .bin is read as safetensors, which Limba's tools write.
     `is_chosen`: see `check_weights`.
     """
     check_weights(folder, is_chosen)

@@ -178,7 +178,7 @@ def _copy_tokenizer(source: epath.Path, folder: Path) -> None:
 def write_sentence_modules(folder: Path, model: ModelConfig) -> None:
     """Writes what makes a folder one for sentence-transformers: the mean of the hidden states, compared by cosine.
 
-    The names and keys are those of its versions 2 to 5, which version 6 reads too.
+    Names and keys are from its versions 2 to 5, and version 6 reads them too.
     """
     modules = [("0", "", "Transformer"), ("1", "1_Pooling", "Pooling")]
     parts = [
@@ -311,7 +311,7 @@ def write_tokenizer(
     'byte'. `length` is the longest text that the model was trained with, `trained` the vocabulary that it was trained
     with, where that is another object than `load_vocabulary` makes.
     ByT5's sentinels count down from the last id in seqio and up in transformers: their ids are written out. Without
-    extra ids they are those of bytes that no text has, 258 to 248. Raises InputError for a vocabulary that
+    extra ids they are the ids of bytes that no text has, 258 to 248. Raises InputError for a vocabulary that
     tokenizer.json cannot hold: `exported.TEXTS` are cut by both.
     """
     # These import TensorFlow, which the weights do not need.
@@ -444,7 +444,7 @@ def extra_ids_of(about: Mapping[str, object]) -> int:
 def extra_ids_in(folder: epath.Path) -> int | None:
     """Returns the extra ids of a ByT5 in a folder for transformers; None for another model.
 
-    Raises InputError for a tokenizer_config.json that is no text.
+    Raises InputError for a tokenizer_config.json that is not text.
     """
     about = {}
     for name in ("config.json", "tokenizer_config.json"):

@@ -1,4 +1,4 @@
-"""What a folder of sentence-transformers makes of a network's hidden states: the poolings, and what follows them.
+"""Reads how a folder of sentence-transformers makes vectors from a network's hidden states: poolings, and what follows.
 
 modules.json lists modules, each with a folder and a class (`SentenceTransformer._load_modules`, versions 2 to 6). A
 folder without one is not for sentence-transformers.
@@ -139,7 +139,7 @@ def _modules(root: Path) -> Sequence[Json]:
 
 
 def _path(root: Path, module: Json) -> str:
-    """Returns a module's folder, which lies inside that of the model."""
+    """Returns a module's folder, which lies inside the model's; InputError for any other."""
     path = module.get("path")
     parts = path.split("/") if isinstance(path, str) else [".."]
     if path != "" and not all(re.fullmatch(r"\w[\w.-]*", part) for part in parts):
@@ -148,7 +148,7 @@ def _path(root: Path, module: Json) -> str:
 
 
 def _kind(root: Path, module: Json) -> str:
-    """Returns a module's class, without its package; InputError for one that is not of sentence-transformers."""
+    """Returns a module's class, without its package; InputError for a class from elsewhere."""
     kind = module.get("type")
     if not isinstance(kind, str) or not kind.startswith("sentence_transformers."):
         raise InputError(f"{root / MODULES} names the class {kind!r}, whose code is not run; {ADVICE}.")

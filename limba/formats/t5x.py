@@ -294,9 +294,9 @@ def write_legacy(
 
 
 def _write_leaf(directory: epath.Path, name: str, array: np.ndarray, dtype: str) -> np.ndarray | Json:
-    """Writes an array; returns what T5X's index has of it: its place, or itself.
+    """Writes an array, and returns its entry in T5X's index: its place, or the array itself.
 
-    Inside are the step, the factored averages, and placeholders for unused averages.
+    The step, the factored averages and the placeholders for unused averages stand in the index themselves.
     """
     if name == "state/step":
         array = np.asarray(array, np.int32)

@@ -105,7 +105,7 @@ def _names_in(path: str | Path) -> list[str]:
 
 
 def check_weights(folder: Path, is_chosen: bool = False) -> None:
-    """Says in the log which set of weights is read, where a folder holds several and none `is_chosen` by the caller.
+    """Logs which set of weights is read, where a folder holds several and none `is_chosen` by the caller.
 
     Raises InputError for the folder of an adapter, whose weights are changes of another model's.
     """
@@ -124,7 +124,7 @@ def check_weights(folder: Path, is_chosen: bool = False) -> None:
 
 @functools.cache
 def say_once(line: str) -> None:
-    """Writes a warning to the log, the first time that it is called with this line."""
+    """Logs a warning, the first time that it is called with this line."""
     logger.warning(line)
 
 
