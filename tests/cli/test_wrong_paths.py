@@ -41,6 +41,7 @@ COMMANDS = {
     "generate": "generate @ --prompt=a",
     "score": "generate @ --score --input=pairs.jsonl",
     "generate by gin": "generate --gin_file=run/config.gin --checkpoint=@ --prompt=a",
+    "generate with changes": "generate @ --gin.BATCH_SIZE=8 --prompt=a",
     "evaluate": "evaluate @",
     "convert": "convert @ out",
     "convert to T5X": "convert @ out --to=t5x",
