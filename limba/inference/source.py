@@ -126,6 +126,7 @@ def find(
             vocabulary = vocabulary or beside
     run = config if isinstance(config, RunConfig) else None
     model = config.model if isinstance(config, RunConfig) else config
+    assert model is not None, "the files of each kind tell the network"
     length = None
     fills_gaps = False
     if opened.kind == HUGGING_FACE:
