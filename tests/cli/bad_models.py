@@ -258,7 +258,7 @@ MODELS: list[tuple[str, dict[str, bytes] | Callable[[Path], None], str]] = [
     (PROMPT, index(b"\xff"), "is not an index of weights"),
     (PROMPT, index(b'{"weight_map": []}'), "is not an index of weights"),
     (PROMPT, {"hf/tokenizer_config.json": b"{"}, "tokenizer_config.json cannot be used (Expecting"),
-    (PROMPT, {"hf/tokenizer_config.json": b"[]"}, "tokenizer_config.json cannot be used (it is no JSON object)"),
+    (PROMPT, {"hf/tokenizer_config.json": b"[]"}, "tokenizer_config.json cannot be used (it is not a JSON object)"),
     (PROMPT, {"hf/tokenizer_config.json": b"\xff"}, "is not text in UTF-8"),
     (PROMPT, changed("hf/tokenizer_config.json", extra_ids="x"), "extra_ids"),
     (PROMPT, {"hf/spiece.model": b"junk"}, "is not a SentencePiece model"),
