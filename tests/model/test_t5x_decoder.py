@@ -86,7 +86,7 @@ def checkpoint(tmp_path_factory) -> Path:
 def test_a_checkpoint_names_its_network(checkpoint):
     assert "decoder/relpos_bias/rel_embedding" in arrays(CONFIG) and EMBEDDING in arrays(CONFIG)
     assert t5x_network(checkpoint / "checkpoint_7") == CONFIG
-    assert from_t5x.read(checkpoint, CONFIG)[0] == dataclasses.replace(CONFIG, prefix_attention="causal")
+    assert from_t5x.read([checkpoint], CONFIG)[0] == dataclasses.replace(CONFIG, prefix_attention="causal")
     loaded = source.find(str(checkpoint)).arrays(7)
     assert loaded.keys() == {t5x.own_name(name) for name in arrays(CONFIG)}
     assert all(np.array_equal(loaded[t5x.own_name(name)], array) for name, array in arrays(CONFIG).items())
