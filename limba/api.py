@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from limba.export.trimming import opened as opened_source  # noqa: F401
     from limba.export.trimming import trim as trim
     from limba.export.trimming import vocabulary_of as vocabulary_of
+    from limba.formats.open import look_at as look_at
     from limba.inference.generate import Deadline as Deadline
     from limba.inference.generate import TimeIsOverError as TimeIsOverError
     from limba.inference.load import TrainedModel as TrainedModel
@@ -141,6 +142,8 @@ NAMES = {  # name: where it is defined
     "load": "limba.inference.load.load",
     # what `load` returns
     "TrainedModel": "limba.inference.load.TrainedModel",
+    # what kind of run or checkpoint is at a path; None for neither
+    "look_at": "limba.formats.open.look_at",
     # the network and the vocabulary of a model that is not opened
     "described": "limba.inference.source.described",
     # writes a model with the rows of its vocabulary that texts need

@@ -14,10 +14,10 @@ from limba.config import ModelConfig, OptimizerConfig, RunConfig
 from limba.data.objectives.spans import raw_and_targets
 from limba.data.vocabulary.files import is_folder
 from limba.export import at_end
-from limba.formats import hub_models, limba_checkpoint
+from limba.formats import limba_checkpoint
+from limba.formats.open import is_on_hub
 from limba.model import Network
 from limba.sharding.mesh import make_mesh
-from limba.storage.files import resolved
 from limba.training import step_memory, step_timing
 from limba.training.checkpoints import arrays
 from limba.training.checkpoints.directory import RESUME_ADVICE, check_arrays
@@ -90,7 +90,7 @@ class PlannedRun:
 
     def check_initial(self, path: str) -> bool:
         """Returns whether the checkpoint that a new run begins from is here, not on the hub; InputError for neither."""
-        if "://" not in path and not resolved(path).exists() and hub_models.is_id(path):
+        if is_on_hub(path):
             return False
         vocabulary = self.config.data.vocabulary
         check_initial(path, reads_folder=vocabulary is not None and is_folder(vocabulary))

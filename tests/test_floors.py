@@ -187,7 +187,6 @@ MIGRATE = {
     "limba.formats.hub_models",
     "limba.formats.huggingface",
     "limba.formats.names",
-    "limba.formats.t5x",
     "limba.inference.source",
     "limba.model.kernels.choose",
     "limba.sharding.joining",

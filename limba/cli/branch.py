@@ -15,7 +15,7 @@ from limba.cli import model, train
 from limba.cli.arguments import Parser
 from limba.cli.gin import GinRun, read_own
 from limba.cli.gin.statements import OWN_FILE
-from limba.config import InputError, environment, named
+from limba.config import InputError, NoModelError, environment, named
 from limba.sharding import preemption
 from limba.storage.files import read_text, resolved
 
@@ -46,6 +46,7 @@ checkpoints unless CHECKPOINTS_KEPT says otherwise.
 
 Of several runs of the same network the newest checkpoints are averaged. OUT/merge.json says which steps are in the
 average, and with which weights. Optimizer state and data position are those of the newest step."""
+NO_RUN = "{} is an imported model and not a run; start a run from it with limba train."
 OF_MERGING = {f"`{name}`": f"--{name}" for name in ("last", "steps", "weights", "shape", "ema_decay")}
 NAMES = {"CheckpointConfig.keep": "CHECKPOINTS_KEPT"}
 OWN = {"MODEL_DIR": "--output", "TRAIN_STEPS": "--decay", "config.RunConfig.model_dir": "--output"}
@@ -107,7 +108,7 @@ def _begun(given: argparse.Namespace) -> GinRun:
         return _read(model.find(out, imports=given.imports), given, {}, {"RunConfig.model_dir": out})
     source = model.find(branch.run, imports=given.imports)
     if source.run is None:
-        raise InputError(f"{branch.run} is an imported model and no run; start a run from it with limba train.")
+        raise InputError(NO_RUN.format(branch.run))
     schedule = branches.schedule_of(source.run, branch)
     names = ("branch_step", "branch_steps", "branch_shape", "planned_steps")
     fixed = {"RunConfig.model_dir": out, "RunConfig.train_steps": branch.end}
@@ -122,15 +123,30 @@ def _begun(given: argparse.Namespace) -> GinRun:
 
 
 def _chosen(given: argparse.Namespace) -> Branch:
-    from limba.formats.limba_checkpoint import checkpoints_of, is_own
+    """Returns the branch that the flags mean; InputError for a path without a run, unless its branch has begun."""
+    from limba.formats.limba_checkpoint import checkpoints_of
+    from limba.formats.open import LIMBA, open_path
     from limba.training.checkpoints import branches
 
-    place = resolved(given.model)
+    run = str(resolved(given.model))
     step = given.step
-    if is_own(place):  # MODEL_DIR/checkpoints/<step>
-        place, step = place.parent.parent, step or int(place.name)
-    there = list(checkpoints_of(place))
-    return branches.chosen(str(place), there, given.decay, given.shape, step, given.output)
+    refusal = None
+    saved_steps: list[int] = []
+    try:
+        opened = open_path(given.model, with_weights=False)
+    except NoModelError as error:  # a branch that has begun is resumed, though its run may be gone
+        refusal = error
+    else:
+        if opened.kind != LIMBA:
+            raise InputError(NO_RUN.format(given.model))
+        run = str(opened.directory)
+        saved_steps = list(checkpoints_of(opened.directory))
+        if opened.is_checkpoint and step is None:  # MODEL_DIR/checkpoints/<step>
+            step = int(opened.newest.name)
+    try:
+        return branches.chosen(run, saved_steps, given.decay, given.shape, step, given.output)
+    except InputError as error:
+        raise refusal or error from None
 
 
 def _read(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from limba.cli.arguments import Parser
 from limba.cli.flags import reader_of, search_folders
 from limba.cli.gin import GinRun, read_model, read_own
+from limba.cli.gin.statements import OWN_FILE
 from limba.config import InputError, RunConfig, environment, named, plain
 from limba.storage.files import read_text, resolved
 
@@ -78,23 +79,22 @@ def find(path: str, gin_file: str | None = None, gin: Sequence[str] = (), import
     `gin_file` describes the network; `gin` (NAME=VALUE) overrides values of the run's config.gin. Files of
     the run are data: of the modules that they name only those of Limba, of tasks/ and of `imports` are imported.
     """
-    from limba.formats import limba_checkpoint
+    from limba.formats.open import LIMBA, open_path
     from limba.inference import source
 
     if gin_file is not None:
         return source.find(path, read_model(gin_file, gin), allowed=imports)
     if not gin:
         return source.find(path, allowed=imports)
-    place = resolved(path)
-    directory = place.parent.parent if limba_checkpoint.is_own(place) else place
-    if not (limba_checkpoint.checkpoints_of(directory) and (directory / "config.gin").exists()):
+    opened = open_path(path, with_weights=False)
+    file = opened.directory / OWN_FILE
+    if opened.kind != LIMBA or not file.exists():
         raise InputError(
             f"--gin.{gin[0].partition('=')[0]} changes a run's config.gin, and {path} has none; leave it out."
         )
-    file = directory / "config.gin"
     with environment.quiet_imports():  # of the task modules
         run = read_own(read_text(file), str(file), gin, imports).config
-    return source.find(path, plain.moved(run, str(directory)), allowed=imports)
+    return source.find(path, plain.moved(run, str(opened.directory)), allowed=imports)
 
 
 def check_vocabulary(trained: TrainedModel) -> None:

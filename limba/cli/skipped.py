@@ -37,6 +37,7 @@ def run(argv: Iterable[str]) -> None:
     add_import_flag(parser)
     given = parser.parse(list(argv))
     with environment.quiet_imports():
+        from limba.formats.open import read_config
         from limba.inference import source
         from limba.storage.files import read_text, resolved, write_whole
         from limba.training import ledger
@@ -46,7 +47,7 @@ def run(argv: Iterable[str]) -> None:
     if not path.exists():
         raise InputError(f"{path} does not exist: the run has dropped no batch, or {given.model} is no run.")
     with named(NAMES):
-        config = source.read_config(directory)
+        config = read_config(directory)
     if not isinstance(config, RunConfig):
         raise InputError(f"{given.model} is an imported model, not a run; name the MODEL_DIR of a run.")
     run_of = source.Source(given.model, directory, {}, source.LIMBA, config.model, config, imports=tuple(given.imports))

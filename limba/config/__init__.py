@@ -8,6 +8,7 @@ from limba.config.errors import (
     ConfigError,
     Fix,
     InputError,
+    NoModelError,
     NonFiniteError,
     Open,
     RestartError,
@@ -30,8 +31,9 @@ from limba.config.schedule import ScheduleConfig
 
 __all__ = [
     "OBJECTIVES", "CardConfig", "CheckpointConfig", "ConfigError", "DataConfig", "EvaluationConfig", "Fix",
-    "GenerationConfig", "GuardConfig", "InputError", "LossConfig", "MeshConfig", "ModelConfig", "NonFiniteError",
-    "Open", "OptimizerConfig", "RestartError", "RunConfig", "ScheduleConfig", "SentenceError", "StorageError",
-    "UntrustedModuleError", "did_you_mean", "named", "nearest", "optimizer_config", "reason_of", "require",
+    "GenerationConfig", "GuardConfig", "InputError", "LossConfig", "MeshConfig", "ModelConfig", "NoModelError",
+    "NonFiniteError", "Open", "OptimizerConfig", "RestartError", "RunConfig", "ScheduleConfig", "SentenceError",
+    "StorageError", "UntrustedModuleError", "did_you_mean", "named", "nearest",
+    "optimizer_config", "reason_of", "require",
     "without_credentials",
 ]  # fmt: skip

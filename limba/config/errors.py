@@ -123,6 +123,10 @@ class InputError(SentenceError, ValueError):
     exit_status = 2
 
 
+class NoModelError(InputError):
+    """There is no model at a path: one sentence that says what is there instead, and what to give."""
+
+
 class ConfigError(InputError):
     """A field with an invalid value: the sentence goes on after its name. `give` says what its value must be.
 

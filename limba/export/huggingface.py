@@ -30,6 +30,7 @@ from limba.export.merging import write_step
 from limba.formats import huggingface
 from limba.formats.huggingface import ONLY_FILLS_GAPS, RECORD, head_scale
 from limba.formats.huggingface_files import ENCODER, Form, write_folder
+from limba.formats.open import HUGGING_FACE, VOCABULARIES, open_folder, open_path
 from limba.inference import source as sources
 from limba.inference.source import Source
 from limba.model import Network
@@ -358,7 +359,13 @@ def import_folder(source: str | Path, out: Path) -> str:
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} is not empty; name a new directory.")
-    folder = sources.local_folder(str(source))
+    opened = open_path(str(source))
+    if opened.kind != HUGGING_FACE:
+        raise InputError(
+            f"{source} is a model of {opened.kind}, and only a Hugging Face folder or a hub id is made into a Limba"
+            " checkpoint; a run begins from it as it is, by RunConfig.initial_checkpoint_path."
+        )
+    folder = Path(opened.directory)
     model = huggingface.model_config(folder)
     special = of_folder(epath.Path(folder), None, model)
     if not special.has_t5_layout(model):
@@ -367,7 +374,7 @@ def import_folder(source: str | Path, out: Path) -> str:
             " does not have; start a run from the folder itself: set RunConfig.initial_checkpoint_path and"
             f" DataConfig.vocabulary to {source}."
         )
-    found = sources.open_folder(folder, model)
+    found = open_folder(folder, model)
     with lease.held(str(out), "imports to", beside=True):
         return write_start(folder, found, model, out)
 
@@ -416,7 +423,7 @@ def write_checkpoint(
     (writing / "config.gin").write_text(network_gin(model))
     (writing / plain.FILE).write_text(plain.to_text(model))
     sentence = f"{out}/checkpoints/{step}, with its network in {out}/config.gin"
-    vocabulary = next((name for name in sources.VOCABULARIES if (folder / name).is_file()), None)
+    vocabulary = next((name for name in VOCABULARIES if (folder / name).is_file()), None)
     if vocabulary is not None:
         sentence += f" and its vocabulary in {out}/{vocabulary}"
     for name in (vocabulary, TOKENIZER_CONFIG):  # the latter has its class and number of sentinels

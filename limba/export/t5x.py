@@ -9,10 +9,10 @@ import numpy as np
 
 from limba.config import InputError
 from limba.export.huggingface import upload_made
-from limba.formats import limba_checkpoint, t5x
+from limba.formats import t5x
 from limba.formats.limba_checkpoint import LimbaCheckpoint
 from limba.formats.names import Arrays, Stored
-from limba.storage.files import resolved
+from limba.formats.open import HUGGING_FACE, LIMBA, open_path
 from limba.training.checkpoints.initial import exchanged_kind
 
 _AVERAGE = re.compile(r"^opt_state/.*?/(v_row|v_col|v)/((?:encoder|decoder|token_embedder)/.+)$")
@@ -53,34 +53,33 @@ def _stacked(parameter: str) -> str:
     return re.sub(r"/layers_\d+/", "/layers/", parameter)
 
 
-def limba_checkpoint_of(path: str, step: int | None = None) -> LimbaCheckpoint | None:
-    """Returns the Limba checkpoint at a path: itself, or the newest (or `step`) of a run; None if there is none."""
-    place = resolved(path)
-    own = {int(place.name): place} if limba_checkpoint.is_own(place) else {}
-    found = own or limba_checkpoint.checkpoints_of(place)
-    if not found:
-        return None
-    if step is not None and step not in found:
-        raise InputError(f"There is no checkpoint at step {step} in {path}; choose from {sorted(found)}.")
-    return LimbaCheckpoint(found[max(found) if step is None else step])
-
-
 def open_tree(path: str) -> tuple[T5xTree | t5x.StoredTree, str]:
-    """Returns (all arrays by T5X's names, their path) of a checkpoint, or of a run's newest one."""
-    checkpoint = limba_checkpoint_of(path)
-    if checkpoint is not None:
+    """Returns (all arrays by T5X's names, their path) of a checkpoint, or of a run's newest one.
+
+    Raises InputError for a Hugging Face folder, which has no such arrays.
+    """
+    opened = open_path(path, with_weights=False)
+    if opened.kind == LIMBA:
+        checkpoint = LimbaCheckpoint(opened.newest)
         return T5xTree(checkpoint), str(checkpoint.path)
-    place = resolved(path)
-    found = t5x.checkpoints_of(place)
-    tree = t5x.open_checkpoint(found[max(found)] if found and not t5x.is_t5x(place) else place)
+    if opened.kind == HUGGING_FACE:
+        raise InputError(
+            f"{path} is a Hugging Face folder, and only arrays of Limba's and T5X's checkpoints are listed; make a"
+            " Limba checkpoint of it first, or give another."
+        )
+    tree = t5x.open_checkpoint(opened.newest)
     return tree, str(tree.path)
 
 
 def export(path: str, out: str, step: int | None, dtype: str) -> str:
     """Writes OUT/checkpoint_<step> in T5X's legacy form, which T5X reads; returns a sentence about it."""
-    checkpoint = limba_checkpoint_of(path, step)
-    if checkpoint is None:
-        raise InputError(f"{path} has no Limba checkpoint; give a run directory.")
+    opened = open_path(path, with_weights=False)
+    if opened.kind != LIMBA:
+        raise InputError(
+            f"{path} is a model of {opened.kind}, and only Limba's checkpoints are written for T5X; give a run of Limba"
+            " or one of its checkpoints."
+        )
+    checkpoint = LimbaCheckpoint(opened.checkpoint(step))
     tree = T5xTree(checkpoint)
     if "://" in out:
         written = upload_made(lambda folder: Path(t5x.write_legacy(folder, checkpoint.step, tree, dtype)), out)

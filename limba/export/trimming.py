@@ -34,17 +34,16 @@ from limba.data.vocabulary.vocabularies import Vocabulary
 from limba.export import trimming_run
 from limba.export.huggingface import write_start
 from limba.export.trimming_report import Trimmed, coverage_of
-from limba.formats import hub_models, huggingface, limba_checkpoint, t5x
+from limba.formats import huggingface
 from limba.formats.huggingface_files import ENCODER, write_weights
 from limba.formats.huggingface_names import NAMES, canonical, is_passed_over
 from limba.formats.names import BIN, BIN_INDEX, SAFETENSORS, Arrays, Stored, made_from, taken
+from limba.formats.open import HUGGING_FACE, LIMBA, VocabularyName, open_path, vocabulary_beside
 from limba.formats.sentence_modules import FILES as MODULE_FILES
-from limba.formats.sentence_modules import transformer_folder
 from limba.formats.weights import DTYPES, FLAX_FILE, WEIGHT_DTYPES, weights_files, weights_form
 from limba.inference import source as sources
-from limba.inference.source import HUGGING_FACE, LIMBA, Source, VocabularyName, published_folder
+from limba.inference.source import Source, published_folder
 from limba.storage import lease
-from limba.storage.files import resolved
 
 COVERAGE = 0.9999  # of a text's tokens: a rarer piece is cut into others
 RECORD = "trimmed.json"  # in a trimmed folder: the old id of each row
@@ -188,15 +187,10 @@ def opened(path: str, vocabulary: VocabularyName | None = None, weights: bool = 
     Without `weights` those of a hub id are not downloaded. Raises InputError for another vocabulary than the one in a
     folder for transformers.
     """
-    place = resolved(path)
-    is_run = limba_checkpoint.is_own(place) or bool(limba_checkpoint.checkpoints_of(place))
-    if is_run or t5x.is_t5x(place) or t5x.checkpoints_of(place):
+    found = open_path(path, with_weights=weights)
+    if found.kind != HUGGING_FACE:
         return sources.find(path, vocabulary=vocabulary)
-    if not weights and sources.is_hub_id(path):
-        whole = hub_models.download(path, weights=False)
-        folder = epath.Path(transformer_folder(whole).resolve())
-    else:
-        folder = epath.Path(sources.local_folder(path))
+    folder = found.directory
     if vocabulary is not None:
         raise InputError(
             f"{path} is a folder for transformers with a tokenizer of its own, and {vocabulary.path} is another"
@@ -210,7 +204,7 @@ def opened(path: str, vocabulary: VocabularyName | None = None, weights: bool = 
             " open it with sentence-transformers, save it again, and trim that."
         )
     model = huggingface.model_config(Path(folder) / "config.json")
-    own = sources.vocabulary_beside(folder, None)
+    own = found.vocabulary()
     return Source(path, folder, {0: folder}, HUGGING_FACE, model, None, own)
 
 
@@ -313,7 +307,7 @@ def _trim_folder(plan: Plan, sample: Sequence[bytes], held_out: Sequence[bytes],
         source,
         directory=epath.Path(writing),
         model=dataclasses.replace(source.model, vocab_size=plan.num_kept),
-        vocabulary=sources.vocabulary_beside(epath.Path(writing), None),
+        vocabulary=vocabulary_beside(epath.Path(writing), None),
     )
     before = plan.pieces.vocabulary
     now = vocabulary_of(written)
@@ -428,7 +422,7 @@ def _parts(source: Source, step: int | None) -> list[Part]:
     folder = Path(source.directory)
     parts = [Part(source.path, huggingface.open_pytorch(folder), _kind(folder), folder)]
     encoder = folder / ENCODER
-    if huggingface.is_huggingface(encoder):
+    if (encoder / "config.json").is_file() and weights_form(encoder) is not None:
         _check_weights(encoder)
         parts.append(Part(str(encoder), huggingface.open_pytorch(encoder), _kind(encoder), encoder))
     return parts

@@ -23,7 +23,10 @@ from limba.formats.names import Arrays, Json, Stored, check_names
 
 SINUSOID_SCALE = 10_000.0
 EMBEDDING = "token_embedder/embedding"
-HEAD, STORED_HEAD, HEADS = "decoder/logits_dense/kernel", "lm_head.weight", {"modernbert": "decoder.weight"}
+# The output layer: its name here, in transformers' classes, and in those that call it otherwise.
+HEAD = "decoder/logits_dense/kernel"
+STORED_HEAD = "lm_head.weight"
+HEADS = {"modernbert": "decoder.weight"}
 NO_LOGITS_BIAS = (
     "has no bias of the logits, which ModelConfig.biases holds; train without 'logits' there, as the shipped models do,"
     " or use this model in Limba"
@@ -148,14 +151,27 @@ def kind(config: ModelConfig) -> str:
     """Returns a key of CLASSES; InputError for a network that none of these can represent."""
     if not config.is_decoder_only:
         return "umt5" if config.relative_bias_per_layer else "t5"
-    is_llama, (first, *gate) = config.positions == "rotary", config.mlp_activations
+    is_llama = config.positions == "rotary"
     is_modern = config.is_modernbert
-    found = "modernbert" if is_modern else "eurobert" if config.is_encoder else "llama" if is_llama else "gpt2"
+    first, *gate = config.mlp_activations
+    if is_modern:
+        found = "modernbert"
+    elif config.is_encoder:
+        found = "eurobert"
+    elif is_llama:
+        found = "llama"
+    else:
+        found = "gpt2"
     titles = {"modernbert": "ModernBERT", "eurobert": "EuroBERT", "llama": "Llama", "gpt2": "GPT-2"}
     name = "GPT-2 or Llama" if config.is_t5_decoder else titles[found]
     mlp = "gated" if is_llama else "plain"
     is_fused = is_modern or not is_llama
-    norms = ("layer", "layer_scale") if is_modern else ("rms",) if is_llama else ("layer",)
+    if is_modern:
+        norms = ("layer", "layer_scale")
+    elif is_llama:
+        norms = ("rms",)
+    else:
+        norms = ("layer",)
     for fits, what in (
         (not config.is_t5_decoder, "has other positions than T5's relative ones; write it for T5X, or use it in Limba"),
         (is_llama or not config.is_encoder, "has rotary positions, and ModelConfig.positions is not 'rotary'"),
@@ -204,7 +220,9 @@ def _family(name: str) -> str:
 
 def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Returns a network's parameters by T5X's names, unstacked: name -> shape."""
-    d, joined, shared = config.emb_dim, config.num_heads * config.head_dim, config.kv_heads * config.head_dim
+    d = config.emb_dim
+    joined = config.num_heads * config.head_dim  # queries of all heads
+    shared = config.kv_heads * config.head_dim  # keys, and values, which several heads may share
     gates = ("wi",) if len(config.mlp_activations) == 1 else ("wi_0", "wi_1")
     found: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, d)}
 
@@ -263,7 +281,8 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 def check_arrays(arrays: Arrays, config: ModelConfig, place: str, advice: str) -> None:
     """Raises InputError for the first array that is missing, unknown, or of another shape."""
-    found, wanted = arrays.shapes, shapes(config)
+    found = arrays.shapes
+    wanted = shapes(config)
     check_names([name for name in wanted if name not in found], [name for name in found if name not in wanted], place)
     for name, shape in found.items():
         if shape != wanted[name]:
@@ -287,8 +306,9 @@ def _pytorch_name(name: str, family: str) -> str:
 
 
 def rows(config: ModelConfig) -> list[Row]:
-    """Returns the arrays that are written of a network; a GPT-2's are those of `written`."""
-    name, table = kind(config), []
+    """Returns the table of the arrays that are written for a network; `written` computes a GPT-2's from Limba's."""
+    name = kind(config)
+    table = []
     if name == "gpt2":
         config = dataclasses.replace(config, biases=("attention", "mlp"), positions="learned")
     for ours, shape in shapes(config).items():
@@ -296,7 +316,8 @@ def rows(config: ModelConfig) -> list[Row]:
         if parts and f"/{parts[0]}/" not in ours:
             continue
         if parts:
-            ours, shape = whole, (*shape[:-1], len(parts) * shape[-1])
+            ours = whole
+            shape = (*shape[:-1], len(parts) * shape[-1])
         is_transposed = ours.endswith(("kernel", "rel_embedding")) and (name != "gpt2" or ours == HEAD)
         theirs = _pytorch_name(ours, _family(name))
         if not config.has_logits:  # a class without an output layer stores no prefix
@@ -306,7 +327,10 @@ def rows(config: ModelConfig) -> list[Row]:
 
 
 def _fusion(ours: str, name: str) -> tuple[str, tuple[str, ...]]:
-    """Returns (the array of a class that has one of ours as a part, its parts in their order); themselves and ()."""
+    """Returns the name of the class's array that one of ours is a part of, and the names of all its parts in order.
+
+    An array that the class stores as Limba does gives its own name and ().
+    """
     for fused, parts in _FUSIONS.get(name, {}).items():
         if (found := re.search(rf"/({'|'.join(parts)})/(kernel|bias)$", ours)) is not None:
             return ours.replace(f"/{found[1]}/", f"/{fused}/"), parts
@@ -351,12 +375,14 @@ def unfused(stored: Mapping[str, Stored], config: ModelConfig) -> dict[str, Stor
     def cut(read: Callable[[], np.ndarray], number: int, count: int) -> np.ndarray:
         return np.split(read(), count, axis=-1)[number]
 
-    found, of = {}, kind(config)
+    class_name = kind(config)
+    found = {}
     for name in shapes(config):
-        fused, parts = _fusion(name, of)
+        fused, parts = _fusion(name, class_name)
         whole = stored[fused]
         if parts:
-            shape, number = (*whole.shape[:-1], whole.shape[-1] // len(parts)), parts.index(name.split("/")[-2])
+            shape = (*whole.shape[:-1], whole.shape[-1] // len(parts))
+            number = parts.index(name.split("/")[-2])
             whole = Stored(shape, whole.dtype, partial(cut, whole.read, number, len(parts)))
         found[name] = whole
     return found
@@ -374,7 +400,8 @@ def config_json(config: ModelConfig, dtype: str = "float32", eos_id: int = 1, ma
     Without a bias in every layer it is always a `t5`, also for mT5: transformers' `mt5` never scales the logits of a
     tied head. `scale_decoder_outputs` is what version 5 reads instead of `tie_word_embeddings`.
     """
-    name, (first, *gate) = kind(config), config.mlp_activations
+    name = kind(config)
+    first, *gate = config.mlp_activations
     if not config.is_decoder_only and gate not in ([], ["linear"]):
         raise InputError(
             f"mlp_activations are {config.mlp_activations}, and transformers' T5 has only a linear second one;"
@@ -419,7 +446,7 @@ def config_json(config: ModelConfig, dtype: str = "float32", eos_id: int = 1, ma
 def model_fields(about: Json, name: str) -> Json:
     """Returns the fields of ModelConfig from the config.json of an mt5, or of a key of CLASSES.
 
-    What becomes of each key says huggingface_keys.py; InputError for a value that Limba's networks do not have.
+    huggingface_keys.py says what becomes of each key; InputError for a value that Limba's networks do not have.
     """
     keys.check(about, name)
     if name.endswith("t5"):

@@ -1,8 +1,8 @@
-"""Models of the Hugging Face hub as local folders: `user/name`, or `user/name@revision`; `t5-small` without an owner;
-and models in buckets.
+"""Downloads models of the Hugging Face hub, and of buckets, to local folders.
 
-Only the configuration, the tokenizer and one form of the weights are downloaded, to the hub's cache: a second start
-downloads nothing, and an interrupted download is resumed.
+A hub id is `user/name` or `user/name@revision`, or a name without an owner, such as `t5-small`. Only the configuration,
+the tokenizer and one form of the weights are downloaded, to the hub's cache: a second start downloads nothing, and an
+interrupted download is resumed.
 """
 
 from __future__ import annotations

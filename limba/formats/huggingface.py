@@ -40,9 +40,12 @@ from limba.formats.weights import (
     say_once,
     weights_form,
 )
-from limba.formats.weights import is_huggingface as is_huggingface
 
-RECORD = "conversion.json"  # in a folder of ours: its source, the results of the proof, and what a T5 has learned
+RECORD = "conversion.json"  # in a folder that Limba wrote: its source, the proof's results, what a T5 has learned
+OF_FLAX = (
+    f"{{}} has its weights as {FLAX_FILE} alone, which is read here only to use or train a T5; save the model with"
+    " transformers 4 as safetensors, or give another."
+)
 ONLY_FILLS_GAPS = "only_fills_gaps"  # there: the T5 has learned to fill gaps, and to write no running text
 # The entry of config.json that says by what the output layer is multiplied in the file; see `head_scale`.
 HEAD_SCALE = "limba_lm_head_scale"
@@ -71,33 +74,47 @@ class StoredHead(NamedTuple):
 def stored_head(folder: Path, stored: Arrays | None, emb_dim: int = 1) -> StoredHead:
     """Returns the output layer of a folder with these arrays, as its writer has it; None: as config.json says.
 
-    transformers 5 says `tie_word_embeddings` of every T5, also beside an `lm_head.weight` of its own. So the bytes
+    transformers 5 writes `tie_word_embeddings` for every T5, also beside an `lm_head.weight` of its own. So the bytes
     decide: only a copy of the embedding, in any dtype, is tied. What a T5's layer reads is multiplied by
     emb_dim^-0.5 in 4.57 if it is tied; in 5 by `scale_decoder_outputs` for a t5, never for an mt5, always for a umt5.
     """
     about = _about(folder)
     kind = str(about.get("model_type"))
     version = str(about.get("transformers_version") or "").partition(".")[0]
-    said = bool(about.get("tie_word_embeddings", kind not in ("llama", "eurobert")))
-    said = said or (kind.endswith("t5") and about.get("tie_word_embeddings") is None)
-    by_5 = version.isdigit() and int(version) > 4
+    is_by_5 = version.isdigit() and int(version) > 4
+    # Limba's own folders, t5 and umt5, name no version and have the keys of both.
+    is_read_by_5 = is_by_5 or not version
+    # What config.json says; a T5 whose file says null is tied, a Llama without the key is not.
+    says_tied = bool(about.get("tie_word_embeddings", kind not in ("llama", "eurobert")))
+    says_tied = says_tied or (kind.endswith("t5") and about.get("tie_word_embeddings") is None)
     place = HEADS.get(kind, STORED_HEAD)
-    embedding, is_own = "", False
+    embedding = ""
+    is_own = False  # the folder holds another matrix than the embedding
     if stored and kind in NAMES:
         embedding = embedding_of(stored, kind)
-        is_own = place in stored and not (said and _is_copy(stored.stored[place], stored.stored[embedding]))
-    is_scaled = said and not is_own
-    if by_5 or not version:  # Limba's own folders, t5 and umt5, name no version and have the keys of both
-        is_of_5 = not by_5 and "scale_decoder_outputs" not in about  # of nobody who says: as the newest reads it
-        own = {"t5": about.get("scale_decoder_outputs", is_scaled), "mt5": False, "umt5": said or is_of_5}
-        is_scaled = bool(own.get(kind, is_scaled))
-    if is_own or not (said or by_5):
-        written = about.get(HEAD_SCALE) if by_5 or not version else None  # 4.57 keeps the key, and does not scale
-        factor = emb_dim**0.5 if is_scaled else 1.0
-        head = StoredHead(False, scale=written if isinstance(written, int | float) and written else factor)
+        is_own = place in stored and not (says_tied and _is_copy(stored.stored[place], stored.stored[embedding]))
+    is_scaled = says_tied and not is_own
+    if is_read_by_5:
+        # A umt5 without a version and without this key is anybody's: it is read as the newest version does.
+        is_of_anybody = not is_by_5 and "scale_decoder_outputs" not in about
+        by_kind = {
+            "t5": about.get("scale_decoder_outputs", is_scaled),
+            "mt5": False,
+            "umt5": says_tied or is_of_anybody,
+        }
+        is_scaled = bool(by_kind.get(kind, is_scaled))
+    if is_own or not (says_tied or is_by_5):
+        scale = emb_dim**0.5 if is_scaled else 1.0
+        written = about.get(HEAD_SCALE)
+        # Version 4.57 keeps the key of a folder that it saves again, and does not scale.
+        if is_read_by_5 and isinstance(written, int | float) and written:
+            scale = written
+        head = StoredHead(False, scale=scale)
+    elif is_scaled or not stored:
+        head = StoredHead(True)
     else:
-        head = StoredHead(True) if is_scaled or not stored else StoredHead(False, embedding)
-    if said and not head.is_tied:
+        head = StoredHead(False, embedding)
+    if says_tied and not head.is_tied:
         why = "lm_head.weight is another matrix" if is_own else "its logits are not scaled as a tied T5's"
         say_once(
             f"{folder}: config.json ties the output layer to the embedding, but {why}: read as a layer of its own."
@@ -140,6 +157,17 @@ def flax_name(row: Row) -> str:
     return path + ("/weight" if row.t5x.endswith("scale") else "/kernel")
 
 
+class _Contents(NamedTuple):
+    """What a folder holds of a network."""
+
+    stored: Arrays  # by the names of the folder
+    head: StoredHead
+    places: dict[
+        str, tuple[str, bool]
+    ]  # T5X's name of an array -> its name in the folder, and whether it is transposed
+    others: set[str]  # arrays that are neither copies of the embedding nor passed over; the network must have them
+
+
 def open_folder(directory: str | Path, config: ModelConfig, flax: bool | None = None) -> Arrays:
     """Returns a folder's arrays by T5X's names and shapes, unstacked; each is read on access.
 
@@ -149,48 +177,81 @@ def open_folder(directory: str | Path, config: ModelConfig, flax: bool | None = 
     folder = Path(directory)
     about = _about(folder)
     kind = _kind_of(about, config)
+    is_chosen = flax is not None
     if flax or (flax is None and not config.is_decoder_only and weights_form(folder) == "flax"):
-        check_weights(folder, is_chosen=flax is not None)
-        stored = open_flax(folder / FLAX_FILE)
-        head = stored_head(folder, None, config.emb_dim)
-        places = {row.t5x: (flax_name(row), row.t5x.endswith("rel_embedding")) for row in rows(config)}
-        copies = [name for name in stored if re.fullmatch(r"(en|de)coder/embed_tokens/\w+", name)]
-        extra = [name for name in stored if not _is_passed_over_in_flax(name, kind, config)]
+        contents = _in_flax(folder, kind, config, is_chosen)
     else:
-        stored = _pytorch_arrays(folder, kind, is_chosen=flax is not None)
-        head = stored_head(folder, stored, config.emb_dim)
-        if config.has_logits:
-            _check_tied(config, head, folder)
-        else:
-            _say_what_is_left_out(stored, kind, folder)
-        places = {row.t5x: (canonical(row.pytorch, kind), row.transposed) for row in rows(config)}
-        if HEAD in places and not config.is_decoder_only:
-            places[HEAD] = (head.place, True)
-        copies = _copies_of_embedding(stored, kind, folder)
-        places[EMBEDDING] = (_place_of_embedding(stored, kind, head), False)
-        extra = [name for name in stored if not is_passed_over(name, kind, is_encoder=not config.has_logits)]
-    names = [name for name, _ in places.values()]
-    missing = [name for name in names if name not in stored]
-    extra = sorted(set(extra) - set(names) - set(copies))
+        contents = _in_pytorch(folder, kind, config, is_chosen)
+    stored = contents.stored
+    names = [name for name, _ in contents.places.values()]
     for name in names:
-        if name in stored and stored.stored[name].dtype.kind in "bui" and stored.stored[name].dtype.itemsize < 4:
-            stored[name]  # which says that it is no weight
+        if name in stored:
+            _check_is_weight(stored, name)
+    missing = [name for name in names if name not in stored]
+    extra = sorted(contents.others - set(names))
     advice = "give the weights of the model that config.json describes, or use this one in transformers"
     check_names(missing, extra, str(folder), advice)
-    found = {ours: stored.stored[name].T if turned else stored.stored[name] for ours, (name, turned) in places.items()}
-    if HEAD in found and head.scale != 1:
-        found[HEAD] = _scaled(found[HEAD], 1 / np.float32(head.scale))
+    found: dict[str, Stored] = {}
+    for ours, (name, is_transposed) in contents.places.items():
+        array = stored.stored[name]
+        found[ours] = array.T if is_transposed else array
+    if HEAD in found and contents.head.scale != 1:
+        found[HEAD] = _scaled(found[HEAD], 1 / np.float32(contents.head.scale))
     arrays = unfused(found, config)
     if kind == "gpt2":
-        for name in [name for name in arrays if "/query/" in name]:
-            layer = int(re.findall(r"layers_(\d+)", name)[0])
-            scale = query_scale(about, config.head_dim, layer)
-            arrays[name] = arrays[name] if scale == 1 else _scaled(arrays[name], np.float32(scale))
+        _scale_queries(arrays, about, config)
     return Arrays(arrays)
 
 
+def _in_flax(folder: Path, kind: str, config: ModelConfig, is_chosen: bool) -> _Contents:
+    """Returns what a flax_model.msgpack holds."""
+    check_weights(folder, is_chosen)
+    stored = open_flax(folder / FLAX_FILE)
+    places = {row.t5x: (flax_name(row), row.t5x.endswith("rel_embedding")) for row in rows(config)}
+    others = set()
+    for name in stored:
+        is_copy = re.fullmatch(r"(en|de)coder/embed_tokens/\w+", name) is not None
+        if not is_copy and not _is_passed_over_in_flax(name, kind, config):
+            others.add(name)
+    return _Contents(stored, stored_head(folder, None, config.emb_dim), places, others)
+
+
+def _in_pytorch(folder: Path, kind: str, config: ModelConfig, is_chosen: bool) -> _Contents:
+    """Returns what a folder's safetensors or .bin files hold."""
+    stored = _pytorch_arrays(folder, kind, is_chosen)
+    head = stored_head(folder, stored, config.emb_dim)
+    if config.has_logits:
+        _check_tied(config, head, folder)
+    else:
+        _say_what_is_left_out(stored, kind, folder)
+    places = {row.t5x: (canonical(row.pytorch, kind), row.transposed) for row in rows(config)}
+    if HEAD in places and not config.is_decoder_only:
+        places[HEAD] = (head.place, True)
+    copies = _copies_of_embedding(stored, kind, folder)
+    places[EMBEDDING] = (_place_of_embedding(stored, kind, head), False)
+    others = {name for name in stored if not is_passed_over(name, kind, is_encoder=not config.has_logits)}
+    return _Contents(stored, head, places, others - set(copies))
+
+
+def _check_is_weight(stored: Arrays, name: str) -> None:
+    """Raises InputError for an array of booleans or of small integers, which are a quantized model's."""
+    dtype = stored.stored[name].dtype
+    if dtype.kind in "bui" and dtype.itemsize < 4:
+        stored[name]  # reading it raises the error, which names the file
+
+
+def _scale_queries(arrays: dict[str, Stored], about: Json, config: ModelConfig) -> None:
+    """Multiplies a GPT-2's queries by `query_scale` of their layers."""
+    for name, array in arrays.items():
+        if "/query/" in name:
+            layer = int(re.findall(r"layers_(\d+)", name)[0])
+            scale = query_scale(about, config.head_dim, layer)
+            if scale != 1:
+                arrays[name] = _scaled(array, np.float32(scale))
+
+
 def _kind_of(about: Json, config: ModelConfig) -> str:
-    """Returns the model_type of a folder; that of the network where its config.json has none."""
+    """Returns the model_type of a folder; without one in its config.json, the network's own."""
     kind = about.get("model_type")
     return kind if kind in NAMES else kind_of_network(config)
 
@@ -211,7 +272,7 @@ def _check_tied(config: ModelConfig, head: StoredHead, folder: Path) -> None:
 
 
 def _say_what_is_left_out(stored: Mapping[str, np.ndarray], kind: str, folder: Path) -> None:
-    """Says of an encoder that is read alone what its folder has on top of it."""
+    """Logs what a folder has on top of an encoder that is read alone."""
     on_top = sorted({name.partition(".")[0] for name in stored if is_of_head(name, kind)})
     if on_top:
         say_once(
@@ -221,14 +282,14 @@ def _say_what_is_left_out(stored: Mapping[str, np.ndarray], kind: str, folder: P
 
 
 def _place_of_embedding(stored: Mapping[str, np.ndarray], kind: str, head: StoredHead) -> str:
-    """Returns under which name the embedding is read; that of the class where the folder has none."""
+    """Returns the name under which the embedding is read; the class's own where the folder has none."""
     place = embedding_of(stored, kind)
     is_output = place == NAMES[kind].output
     return place if place and (head.is_tied or not is_output) else NAMES[kind].embedding[0]
 
 
 def _copies_of_embedding(stored: Arrays, kind: str, folder: Path) -> list[str]:
-    """Returns under which other names a folder holds its embedding; InputError for one that is another matrix."""
+    """Returns the other names under which a folder holds its embedding; InputError for one with another matrix."""
     first = embedding_of(stored, kind)
     copies = [name for name in NAMES[kind].embedding if name in stored and name != first]
     for name in copies:
@@ -254,11 +315,13 @@ def _pytorch_arrays(folder: Path, kind: str, is_chosen: bool = False) -> Arrays:
 def open_pytorch(folder: Path, is_chosen: bool = False) -> Arrays:
     """Returns the arrays of a folder by the names in its files.
 
-    They are those of the file that transformers would read; a .bin is read as safetensors, which Limba's tools write.
+    The file is the one that transformers would read; a .bin is read as safetensors, which Limba's tools write.
     `is_chosen`: see `check_weights`.
     """
     check_weights(folder, is_chosen)
     directory = folder
+    if weights_form(folder) == "flax":
+        raise InputError(OF_FLAX.format(folder))
     if any((folder / name).exists() for name in (BIN, BIN_INDEX)):
         migrate = toolbox.find("migrate")
         if migrate is not None:
@@ -283,9 +346,10 @@ def model_config(directory: str | Path, kind: str | None = None, **choices: obje
     kind = (about.get("model_type") or kind) if isinstance(about, dict) else None
     if kind not in ("mt5", *CLASSES):
         raise InputError(f"{path} describes a {kind!r}; only mt5, {', '.join(CLASSES)} are read.")
+    form = weights_form(directory)  # None for a file
     try:
         fields = model_fields(about, kind)
-        if Path(directory).is_dir() and weights_form(directory) in ("safetensors", "bin"):
+        if form in ("safetensors", "bin"):
             fields["logits_via_embedding"] = stored_head(
                 Path(directory), _pytorch_arrays(Path(directory), kind)
             ).is_tied
@@ -296,6 +360,11 @@ def model_config(directory: str | Path, kind: str | None = None, **choices: obje
         raise InputError(f"{path}: {error}") from error
     except (TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise InputError(f"{path} has a wrong value ({reason_of(error)}); copy it again.") from error
+
+
+def has_flax_alone(folder: Path) -> bool:
+    """Returns whether a folder's weights are in Flax's form alone, in which only a T5's are read."""
+    return weights_form(folder) == "flax" and not str(_about(folder).get("model_type")).endswith("t5")
 
 
 def open_flax(path: Path) -> Arrays:

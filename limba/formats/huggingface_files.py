@@ -1,4 +1,4 @@
-"""Writes Hugging Face's T5 folders from arrays under T5X's names: config, weights, tokenizer; one array at a time.
+"""Writes folders for transformers from arrays under T5X's names: config, weights, tokenizer; one array at a time.
 
 The weights are written in the order in which `arrays` is iterated, and a transposed matrix in blocks of rows, so
 that only one array and some megabytes are in memory.
@@ -21,7 +21,6 @@ import numpy as np
 from etils import epath
 
 from limba.config import InputError, ModelConfig
-from limba.formats import limba_checkpoint, t5x
 from limba.formats.architectures import HEAD, config_json, rows, written
 from limba.formats.huggingface import FLAX_FILE, HEAD_SCALE, flax_name, head_scale
 from limba.formats.names import Json, Stored, size_of, unflatten, write_safetensors
@@ -34,12 +33,10 @@ FILE_BYTES = 5 * 10**9  # a larger model is cut into files of at most this size,
 # arXiv:2105.13626). transformers' ByT5Tokenizer writes `<extra_id_0>` as 259, a row that was never trained. Limba's
 # tokenizers name each sentinel with its id.
 LAST_BYTE = 258  # the id of 0xFF
-NEVER_TRAINED = 1e-9  # of the highest row's squared gradients: Adafactor adds 1e-30 to a row's that has none
-ENCODER = "encoder"  # the folder inside that of a hybrid's language model
+ENCODER = "encoder"  # the folder of a hybrid's encoder, inside its language model's
 UNKNOWN_LENGTH = 10**9  # model_max_length of a folder that does not know it
 _ID_OF_ROLE = re.compile(r"\w+_token_id")
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
-_EMBEDDING = "state/param_states/token_embedder/embedding/v_col"  # T5X's factor with one value a row
 
 
 class Form(NamedTuple):
@@ -132,11 +129,13 @@ def write_encoder_of_hybrid(
         encoder = dataclasses.replace(encoder, max_length=form.length)
     folder.mkdir(parents=True, exist_ok=True)
     name, vocabulary = tokenizer or (None, None)
-    begin, mask = None, None
+    begin = None
+    mask = None
     if vocabulary is not None:
         from limba.data.vocabulary.load import begin_id, mask_id
 
-        begin, mask = begin_id(vocabulary), mask_id(vocabulary)
+        begin = begin_id(vocabulary)
+        mask = mask_id(vocabulary)
     eos_id = 1 if vocabulary is None or vocabulary.eos_id is None else int(vocabulary.eos_id)
     write_configs(folder, encoder, form.dtype, eos_id, mask_id=mask)
     file = folder / "config.json"
@@ -154,7 +153,8 @@ def _write_special_ids(folder: Path, special: Any, model: ModelConfig) -> None:
     if special.ends:
         ends = special.ends[0] if len(special.ends) == 1 else list(special.ends)
     ids = {"pad_token_id": special.padding, "eos_token_id": ends}
-    of_config, of_generation = dict(ids), dict(ids)
+    of_config = dict(ids)
+    of_generation = dict(ids)
     if model.is_decoder_only:
         of_config["bos_token_id"] = of_generation["bos_token_id"] = special.start
     elif not model.is_t5_encoder:
@@ -193,7 +193,7 @@ def _copy_tokenizer(source: epath.Path, folder: Path) -> None:
 def write_sentence_modules(folder: Path, model: ModelConfig) -> None:
     """Writes what makes a folder one for sentence-transformers: the mean of the hidden states, compared by cosine.
 
-    The names and keys are those of its versions 2 to 5, which version 6 reads too.
+    Names and keys are from its versions 2 to 5, and version 6 reads them too.
     """
     modules = [("0", "", "Transformer"), ("1", "1_Pooling", "Pooling")]
     parts = [
@@ -230,8 +230,12 @@ def write_configs(
     generation: dict[str, object] = {"pad_token_id": 0, "eos_token_id": eos_id, start: 0}
     if suppressed:
         generation["suppress_tokens"] = sorted(suppressed)
-    about = config_json(config, dtype, eos_id, mask_id) | ({HEAD_SCALE: head_scale} if head_scale != 1 else {})
-    files = {"config": about} | ({} if is_encoder else {"generation_config": generation})
+    about = config_json(config, dtype, eos_id, mask_id)
+    if head_scale != 1:
+        about[HEAD_SCALE] = head_scale
+    files = {"config": about}
+    if not is_encoder:
+        files["generation_config"] = generation
     for name, content in files.items():
         (directory / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
 
@@ -240,17 +244,21 @@ def _written(
     arrays: Mapping[str, np.ndarray], config: ModelConfig, dtype: str, head_scale: float, flax: bool = False
 ) -> dict[str, Stored]:
     """Returns the arrays by PyTorch's, or Flax's, names and in its shapes, in the order in which `arrays` has them."""
-    arrays, table = written(arrays, config), {row.t5x: row for row in rows(config)}
+    arrays = written(arrays, config)
+    table = {row.t5x: row for row in rows(config)}
 
     def read(name: str) -> np.ndarray:
-        is_scaled = name == HEAD and head_scale != 1
-        return arrays[name].astype(np.float32) * np.float32(head_scale) if is_scaled else arrays[name]
+        if name == HEAD and head_scale != 1:
+            return arrays[name].astype(np.float32) * np.float32(head_scale)
+        return arrays[name]
 
     found = {}
     for row in (table[name] for name in arrays if name in table):
         stored = Stored(row.shape, numpy_dtype(dtype), partial(read, row.t5x))
+        # Flax keeps kernels as they are here, and both forms have relative biases transposed.
         is_transposed = row.t5x.endswith("rel_embedding") if flax else row.transposed
-        found[flax_name(row) if flax else row.pytorch] = stored.T if is_transposed else stored
+        name = flax_name(row) if flax else row.pytorch
+        found[name] = stored.T if is_transposed else stored
     return found
 
 
@@ -318,7 +326,7 @@ def write_tokenizer(
     'byte'. `length` is the longest text that the model was trained with, `trained` the vocabulary that it was trained
     with, where that is another object than `load_vocabulary` makes.
     ByT5's sentinels count down from the last id in seqio and up in transformers: their ids are written out. Without
-    extra ids they are those of bytes that no text has, 258 to 248. Raises InputError for a vocabulary that
+    extra ids they are the ids of bytes that no text has, 258 to 248. Raises InputError for a vocabulary that
     tokenizer.json cannot hold: `exported.TEXTS` are cut by both.
     """
     # These import TensorFlow, which the weights do not need.
@@ -327,7 +335,8 @@ def write_tokenizer(
     from limba.data.vocabulary.load import BYTE_SENTINELS, SENTINEL, PieceTable, load_vocabulary
     from limba.data.vocabulary.tokenizer_json import around, of_bytes, of_model, of_tokenizer, template
 
-    encodes, tokenizer = mask_id is not None, None
+    encodes = mask_id is not None
+    tokenizer = None
     if vocabulary == "byte":
         read: Any = load_vocabulary("byte", extra_ids)
         count = extra_ids or (0 if starts else BYTE_SENTINELS)
@@ -369,13 +378,18 @@ def write_tokenizer(
             vocabulary,
         )
         tokenizer.save(str(directory / "tokenizer.json"), pretty=False)
-    about: Json = {"tokenizer_class": "ByT5Tokenizer" if tokenizer is None else "PreTrainedTokenizerFast"}
-    about |= {"extra_ids": extra_ids} if tokenizer is None else {}
+    if tokenizer is None:
+        about: Json = {"tokenizer_class": "ByT5Tokenizer", "extra_ids": extra_ids}
+    else:
+        about = {"tokenizer_class": "PreTrainedTokenizerFast"}
     roles = {"pad_token": named[ids[0]], "eos_token": named[ids[1]], "unk_token": named[ids[2]]}
-    roles |= {"bos_token": named[ids[0]]} if starts else {}
+    if starts:
+        roles["bos_token"] = named[ids[0]]
     if mask_id is not None:
         roles |= {"mask_token": named[mask_id], "sep_token": named[ids[1]]}
-        roles |= next(({"cls_token": name} for name in ("<cls>", "[CLS]") if name in special), {})
+        begins_with = next((name for name in ("<cls>", "[CLS]") if name in special), None)
+        if begins_with is not None:
+            roles["cls_token"] = begins_with
     ordered = sorted((name for name in special if SENTINEL.fullmatch(name)), key=special.__getitem__)
     added = {str(number): _token(name, tokenizer) for number, name in sorted(named.items())}
     about |= {
@@ -412,7 +426,7 @@ def reason_against(
 
 
 def _token(name: str, tokenizer: Any) -> Json:
-    """Returns a special token as tokenizer_config.json has it; transformers takes its sides from there."""
+    """Returns a special token as tokenizer_config.json has it; transformers takes the spaces to strip from there."""
     sides: dict[str, bool] = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False)
     if tokenizer is not None:
         known = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
@@ -431,30 +445,21 @@ def extra_ids_of(about: Mapping[str, object]) -> int:
     (2, 0)
     """
     added = about.get("added_tokens_decoder")
-    tokens = [(place, token.get("content")) for place, token in added.items()] if isinstance(added, dict) else []
-    ids = {int(match[1]): int(place) for place, name in tokens if (match := _SENTINEL.fullmatch(str(name)))}
-    return len(ids) if len(ids) > 1 and ids.get(0) == LAST_BYTE + len(ids) else 0
-
-
-def extra_ids_at(root: epath.Path, extra_ids: int) -> int | None:
-    """Returns the extra ids that the ByT5 at a path has learned: `extra_ids` where nothing speaks against them.
-
-    A T5X checkpoint tells by Adafactor's averages which row of `<extra_id_0>` was ever trained; None if it does not.
-    """
-    found = t5x.checkpoints_of(root)
-    if limba_checkpoint.is_own(root) or not (found or t5x.is_t5x(root)):
-        in_folder = extra_ids_in(root)
-        return extra_ids if in_folder is None else in_folder
-    tree = t5x.open_checkpoint(found[max(found)] if found else root)
-    rows = np.asarray(tree[_EMBEDDING]) if _EMBEDDING in tree else np.zeros(1)
-    trained = np.flatnonzero(rows > NEVER_TRAINED * rows.max())
-    return next((count for count in (extra_ids, 0) if LAST_BYTE + count in trained), None)
+    if not isinstance(added, dict):
+        return 0
+    ids: dict[int, int] = {}  # the number of a sentinel -> its id
+    for token_id, token in added.items():
+        sentinel = _SENTINEL.fullmatch(str(token.get("content")))
+        if sentinel is not None:
+            ids[int(sentinel[1])] = int(token_id)
+    counts_down = len(ids) > 1 and ids.get(0) == LAST_BYTE + len(ids)
+    return len(ids) if counts_down else 0
 
 
 def extra_ids_in(folder: epath.Path) -> int | None:
     """Returns the extra ids of a ByT5 in a folder for transformers; None for another model.
 
-    Raises InputError for a tokenizer_config.json that is no text.
+    Raises InputError for a tokenizer_config.json that is not text.
     """
     about = {}
     for name in ("config.json", "tokenizer_config.json"):

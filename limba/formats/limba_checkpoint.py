@@ -31,7 +31,10 @@ UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of a directory that is being
 
 
 def is_own(path: epath.Path) -> bool:
-    """Returns whether the path is a Limba checkpoint, `checkpoints/<step>`; it may be damaged."""
+    """Returns whether the path is a Limba checkpoint, `checkpoints/<step>`; it may be damaged.
+
+    `limba/formats/open.py` asks this, and the like of other kinds, in its order.
+    """
     if not (path.name.isdigit() and path.parent.name == "checkpoints"):
         return False
     return (path / "state" / "manifest.ocdbt").exists() or manifest.exists(path)
@@ -42,9 +45,13 @@ def steps_in(directory: epath.Path, with_files: bool = False) -> dict[int, epath
 
     `with_files` also gives files that have the name of a step, which `damage` calls damaged.
     """
-    names = [child for child in (directory.iterdir() if directory.is_dir() else ()) if child.name.isdigit()]
-    found = [child for child in names if is_finished(child) or (with_files and child.is_file())]
-    return {int(child.name): child for child in sorted(found, key=lambda child: int(child.name))}
+    if not directory.is_dir():
+        return {}
+    found: dict[int, epath.Path] = {}
+    for child in directory.iterdir():
+        if child.name.isdigit() and (is_finished(child) or (with_files and child.is_file())):
+            found[int(child.name)] = child
+    return dict(sorted(found.items()))
 
 
 def is_finished(path: epath.Path) -> bool:
@@ -98,7 +105,7 @@ class DataItem(TypedDict):
 
 
 def read_data(path: epath.Path) -> DataItem:
-    """Returns the item `data` of a checkpoint; what it raises is the file's fault, or `failures.is_passing`."""
+    """Returns the item `data` of a checkpoint; errors are the file's fault, or pass (`failures.is_passing`)."""
     data = json.loads(read_bytes(path / "data" / "metadata"))
     if not isinstance(data, dict):
         raise ValueError("data/metadata is not a JSON object")
@@ -139,12 +146,22 @@ class LimbaCheckpoint(Arrays):
         self.step = int(self.path.name)
         self.tree = StoredTree(self.path, orbax_leaves(self.path / "state"))
         self._held: tuple[str, np.ndarray] = ("", np.zeros(0))
-        averages = {match[1]: name for name in self.tree if (match := AVERAGE.match(name))}
+        averages: dict[str, str] = {}  # a parameter -> the array with its average
+        for name in self.tree:
+            match = AVERAGE.match(name)
+            if match is not None:
+                averages[match[1]] = name
         self.has_average = bool(averages)
-        short = [name.removeprefix(_PARAMETERS) for name in self.tree if name.startswith(_PARAMETERS)]
-        places = {name: averages.get(name, _PARAMETERS + name) if average else _PARAMETERS + name for name in short}
+        places: dict[str, str] = {}  # a parameter -> the array that is read for it
+        for name in self.tree:
+            if name.startswith(_PARAMETERS):
+                parameter = name.removeprefix(_PARAMETERS)
+                places[parameter] = averages.get(parameter, name) if average else name
         self.tree.check_whole([*places.values()])
-        super().__init__({name: each for own, place in places.items() for name, each in self.layers(own, place)})
+        found: dict[str, Stored] = {}
+        for parameter, place in places.items():
+            found.update(self.layers(parameter, place))
+        super().__init__(found)
 
     def layers(self, name: str, place: str) -> Iterator[tuple[str, Stored]]:
         """Yields (T5X's name, array) of each layer of an array by Limba's name; of another one itself."""

@@ -23,8 +23,10 @@ Json = dict[str, Any]  # an object of a JSON file
 BLOCK_BYTES = 1 << 26
 LIMIT_OF_HEADER = 1 << 26  # bytes of a safetensors file's header
 # The files of transformers' weights: one, or the index of several.
-SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"
-BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+SAFETENSORS = "model.safetensors"
+SAFETENSORS_INDEX = "model.safetensors.index.json"
+BIN = "pytorch_model.bin"
+BIN_INDEX = "pytorch_model.bin.index.json"
 _LETTERS = {  # of safetensors
     **{"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"},
     **{"int64": "I64", "int32": "I32"},
@@ -188,15 +190,15 @@ def check_names(
 def files_of_index(index: Path) -> list[str]:
     """Returns the names of the files that the index of a folder's weights names.
 
-    Raises InputError for an index that cannot be read, and for a name that is not that of a file beside it: an index of
-    somebody else must not choose which other files are read.
+    Raises InputError for an index that cannot be read, and for a name that does not belong to a file beside it: an
+    index from somebody else must not choose which other files are read.
     """
     try:
         names = sorted(set(json.loads(foreign.text_of(index))["weight_map"].values()))
     except InputError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(f"{index} is no index of weights ({reason_of(error)}); copy it again.") from error
+        raise InputError(f"{index} is not an index of weights ({reason_of(error)}); copy it again.") from error
     for name in names:
         if not isinstance(name, str) or name in ("", ".", "..") or re.search(r"[/\\\0:]", name):
             raise InputError(

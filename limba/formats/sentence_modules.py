@@ -1,4 +1,4 @@
-"""What a folder of sentence-transformers makes of a network's hidden states: the poolings, and what follows them.
+"""Reads how a folder of sentence-transformers makes vectors from a network's hidden states: poolings, and what follows.
 
 modules.json lists modules, each with a folder and a class (`SentenceTransformer._load_modules`, versions 2 to 6). A
 folder without one is not for sentence-transformers.
@@ -18,7 +18,8 @@ import numpy as np
 from limba.config import InputError, foreign, reason_of
 from limba.formats.names import Arrays, Json
 
-MODULES, ABOUT = "modules.json", "config_sentence_transformers.json"
+MODULES = "modules.json"  # lists what a text goes through
+ABOUT = "config_sentence_transformers.json"  # has the prompts
 # Of all its files, those that are read: for whoever downloads them.
 FILES = re.compile(
     r"modules\.json|(config_)?sentence_\w+\.json|\d+_\w+/(config\.json|model\.safetensors|pytorch_model\.bin)"
@@ -79,7 +80,8 @@ def read_modules(folder: Path, open_arrays: Callable[[Path], Arrays]) -> Sentenc
     after: list[Callable[[Vectors], Vectors]] = []
     with_prompt = True
     for number, module in enumerate(_modules(root)):
-        kind, place = _kind(root, module), root / _path(root, module)
+        kind = _kind(root, module)
+        place = root / _path(root, module)
         is_in_its_place = (kind == "Transformer") == (number == 0) and (kind == "Pooling") == (number == 1)
         if not is_in_its_place:
             raise InputError(
@@ -87,7 +89,8 @@ def read_modules(folder: Path, open_arrays: Callable[[Path], Arrays]) -> Sentenc
             )
         if kind == "Pooling":
             about = _json(place / "config.json")
-            poolings, with_prompt = _poolings(about, place), bool(about.get("include_prompt", True))
+            poolings = _poolings(about, place)
+            with_prompt = bool(about.get("include_prompt", True))
         elif kind == "Dense":
             after.append(_dense(place, open_arrays))
         elif kind == "Normalize":
@@ -136,7 +139,7 @@ def _modules(root: Path) -> Sequence[Json]:
 
 
 def _path(root: Path, module: Json) -> str:
-    """Returns a module's folder, which lies inside that of the model."""
+    """Returns a module's folder, which lies inside the model's; InputError for any other."""
     path = module.get("path")
     parts = path.split("/") if isinstance(path, str) else [".."]
     if path != "" and not all(re.fullmatch(r"\w[\w.-]*", part) for part in parts):
@@ -145,7 +148,7 @@ def _path(root: Path, module: Json) -> str:
 
 
 def _kind(root: Path, module: Json) -> str:
-    """Returns a module's class, without its package; InputError for one that is not of sentence-transformers."""
+    """Returns a module's class, without its package; InputError for a class from elsewhere."""
     kind = module.get("type")
     if not isinstance(kind, str) or not kind.startswith("sentence_transformers."):
         raise InputError(f"{root / MODULES} names the class {kind!r}, whose code is not run; {ADVICE}.")
@@ -153,6 +156,7 @@ def _kind(root: Path, module: Json) -> str:
 
 
 def _poolings(about: Json, place: Path) -> tuple[str, ...]:
+    """Returns our names of a Pooling's modes; without any it is the mean, as in sentence-transformers."""
     given = about.get("pooling_mode")
     if given is None:
         found = tuple(ours for _, key, ours in POOLINGS if about.get(key, False))
@@ -166,10 +170,12 @@ def _poolings(about: Json, place: Path) -> tuple[str, ...]:
 
 
 def _prompt(root: Path) -> str:
+    """Returns the text that the model has before each of its texts; InputError for a name without a prompt."""
     about = _json(root / ABOUT, {})
-    name, prompts = about.get("default_prompt_name"), about.get("prompts") or {}
+    name = about.get("default_prompt_name")
     if name is None:
         return ""
+    prompts = about.get("prompts") or {}
     prompt = prompts.get(name) if isinstance(prompts, dict) else None
     if not isinstance(prompt, str):
         raise InputError(f"{root / ABOUT} names the prompt {name!r}, and has none of that name; copy the folder again.")

@@ -29,14 +29,21 @@ FORMAT_VERSION = 3
 _STEP = re.compile(r"checkpoint_(\d+)")
 _SCANNED = re.compile(r"(encoder|decoder)/\1/")
 _LAYER = re.compile(r"(encoder|decoder)/layers_(\d+)/")
-_INSIDE, _OUTSIDE = "decoder/token_embedder/", "token_embedder/"  # T5X's decoder-only network, and all others
+_INSIDE = "decoder/token_embedder/"  # where T5X's decoder-only network has its embedding
+_OUTSIDE = "token_embedder/"  # where all other networks have it, Limba's too
 
 
 class StoredTree(Arrays):
-    """A checkpoint's arrays; the leaves are arrays, or what tensorstore opens. InputError for one it cannot open."""
+    """The arrays of a checkpoint, read on access.
+
+    `leaves` are arrays that the index itself holds, or specs for tensorstore. InputError for one that does not open.
+    """
 
     def __init__(self, path: epath.Path, leaves: Mapping[str, np.ndarray | Json]):
-        self.path, context, self._stores = path, ts.Context(), dict[str, ts.TensorStore]()
+        self.path = path
+        self._stores: dict[str, ts.TensorStore] = {}
+        context = ts.Context()
+        # All are opened at once, and waited for one by one: in a bucket each takes some requests.
         opening = {
             name: ts.open(leaf, read=True, context=context) for name, leaf in leaves.items() if type(leaf) is dict
         }
@@ -219,6 +226,11 @@ def network_of(shapes: Mapping[str, tuple[int, ...]], place: str) -> ModelConfig
 
 
 def numpy_dtype(name: str) -> np.dtype:
+    """Returns numpy's dtype by its name, bfloat16 too.
+
+    >>> numpy_dtype("bfloat16").itemsize
+    2
+    """
     # numpy knows bfloat16 only once ml_dtypes is imported, which tensorstore does.
     return ts.dtype(name).numpy_dtype
 
@@ -289,9 +301,9 @@ def write_legacy(
 
 
 def _write_leaf(directory: epath.Path, name: str, array: np.ndarray, dtype: str) -> np.ndarray | Json:
-    """Writes an array; returns what T5X's index has of it: its place, or itself.
+    """Writes an array, and returns its entry in T5X's index: its place, or the array itself.
 
-    Inside are the step, the factored averages, and placeholders for unused averages.
+    The step, the factored averages and the placeholders for unused averages stand in the index themselves.
     """
     if name == "state/step":
         array = np.asarray(array, np.int32)

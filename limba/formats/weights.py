@@ -1,7 +1,7 @@
-"""Which files of a folder hold its weights, chosen as transformers chooses them, and the arrays of safetensors files.
+"""Chooses the files of a folder that hold its weights, as transformers does, and reads safetensors files.
 
-A safetensors file is a length, a JSON header and the bytes; it is read here because the library reads a whole file into
-memory.
+A safetensors file is a length, a JSON header and the bytes of the arrays. It is read here, because the library reads a
+whole file into memory.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ logger = logging.getLogger(__name__)
 
 FLAX_FILE = "flax_model.msgpack"
 ADAPTER = "adapter_config.json"  # of LoRA: with peft installed, transformers reads the model that this file names
+OF_AN_ADAPTER = (
+    f"{{}} holds {ADAPTER}: an adapter (LoRA), which is a change of another model; merge it into that model with peft's"
+    " merge_and_unload(), save the result, and give that folder."
+)
 
 
 class WeightsFile(NamedTuple):
@@ -101,16 +105,13 @@ def _names_in(path: str | Path) -> list[str]:
 
 
 def check_weights(folder: Path, is_chosen: bool = False) -> None:
-    """Says in the log which set of weights is read, where a folder holds several and none `is_chosen` by the caller.
+    """Logs which set of weights is read, where a folder holds several and none `is_chosen` by the caller.
 
     Raises InputError for the folder of an adapter, whose weights are changes of another model's.
     """
     names = _names_in(folder)
     if ADAPTER in names:
-        raise InputError(
-            f"{folder} holds {ADAPTER}: an adapter (LoRA), which is a change of another model; merge it into that model"
-            " with peft's merge_and_unload(), save the result, and give that folder."
-        )
+        raise InputError(OF_AN_ADAPTER.format(folder))
     sets = [file.name for file in weights_files(names)]
     if SAFETENSORS in sets and made_from(folder / SAFETENSORS):
         sets = [name for name in sets if name not in (BIN, BIN_INDEX)]  # Limba's own copy of these
@@ -123,22 +124,32 @@ def check_weights(folder: Path, is_chosen: bool = False) -> None:
 
 @functools.cache
 def say_once(line: str) -> None:
-    """Writes a warning to the log, the first time that it is called with this line."""
+    """Logs a warning, the first time that it is called with this line."""
     logger.warning(line)
 
 
 def open_safetensors(directory: str | Path) -> Arrays:
     """Returns the arrays of `model.safetensors`, else of the files that its index names, by PyTorch's names."""
     folder = Path(directory)
-    single, index = folder / SAFETENSORS, folder / SAFETENSORS_INDEX
-    files = files_of_index(index) if index.exists() and not single.exists() else [SAFETENSORS]
-    return Arrays({name: stored for file in files for name, stored in _entries(folder / file).items()})
+    index = folder / SAFETENSORS_INDEX
+    files = [SAFETENSORS]
+    if index.exists() and not (folder / SAFETENSORS).exists():
+        files = files_of_index(index)
+    found: dict[str, Stored] = {}
+    for file in files:
+        found |= _entries(folder / file)
+    return Arrays(found)
 
 
 def _entry(name: str, about: Json) -> tuple[str, tuple[int, ...], int, int]:
     """Returns (type, shape, first byte, byte after the last) of a safetensors header's entry, or ValueError."""
+    letters = ""
+    shape: tuple[int, ...] = ()
+    first = last = 0
     try:
-        letters, shape, (first, last) = about["dtype"], (*about["shape"],), about["data_offsets"]
+        letters = about["dtype"]
+        shape = tuple(about["shape"])
+        first, last = about["data_offsets"]
         is_right = isinstance(letters, str) and all(type(n) is int and n >= 0 for n in (*shape, first, last - first))
     except (KeyError, TypeError, ValueError):
         is_right = False
@@ -150,7 +161,7 @@ def _entry(name: str, about: Json) -> tuple[str, tuple[int, ...], int, int]:
 def _entries(path: Path) -> dict[str, Stored]:
     """Returns the arrays that a safetensors file's header names; those that are not numbers of weights fail when read.
 
-    A file may hold such an array beside its weights, as a mask of True and False, which no network asks for.
+    A file may hold such an array beside its weights, such as a mask of booleans, which no network asks for.
     """
     try:
         size = path.stat().st_size

@@ -25,6 +25,7 @@ from limba.config.waiting import waiting
 from limba.formats import t5x
 from limba.formats.huggingface_files import Form, write_folder
 from limba.formats.names import flatten, unstack_layers
+from limba.formats.open import VOCABULARIES
 from limba.inference import source as sources
 from limba.inference.source import Source, VocabularyName
 from limba.inference.texts import listed, paired, whole_letters
@@ -179,7 +180,7 @@ class TrainedModel:
                     f".save_pretrained({str(folder)!r})."
                 )
             raise InputError(
-                f"{self.path} has no vocabulary ({' or '.join(sources.VOCABULARIES)}) beside it; give one as"
+                f"{self.path} has no vocabulary ({' or '.join(VOCABULARIES)}) beside it; give one as"
                 " `vocabulary`: a path, or 'byte'."
             )
         return self.tokenizer[1]

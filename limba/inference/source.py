@@ -1,4 +1,4 @@
-"""Detects the model at a path: a Limba or T5X run, one of its checkpoints, or a Hugging Face folder."""
+"""A model at a path with its configuration and vocabulary; its arrays are read when they are asked for."""
 
 from __future__ import annotations
 
@@ -11,21 +11,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import jax
 from etils import epath
 
 from limba import toolbox
-from limba.config import InputError, ModelConfig, RunConfig, UntrustedModuleError, plain, reason_of
+from limba.config import InputError, ModelConfig, RunConfig, UntrustedModuleError, reason_of
 from limba.config.environment import quiet_imports
 from limba.data import task_modules
-from limba.formats import hub_models, huggingface, huggingface_files, limba_checkpoint, t5x
-from limba.formats.architectures import check_arrays
+from limba.formats import huggingface, huggingface_files
 from limba.formats.names import Arrays, Json
-from limba.formats.sentence_modules import SentenceModules, read_modules, transformer_folder
-from limba.formats.t5x import network_of
-from limba.storage.files import read_text, resolved
+from limba.formats.open import (
+    HUGGING_FACE,
+    LIMBA,
+    T5X,
+    Kind,
+    VocabularyName,
+    is_on_hub,
+    no_step,
+    open_arrays,
+    open_path,
+    vocabulary_beside,
+)
+from limba.formats.sentence_modules import SentenceModules, read_modules
+from limba.storage.files import read_text
 
 if TYPE_CHECKING:
     from limba.data.tasks import Provider
@@ -33,21 +43,8 @@ if TYPE_CHECKING:
     from limba.data.vocabulary.published import PublishedVocabulary
     from limba.data.vocabulary.special_ids import SpecialIds
 
-LIMBA, T5X, HUGGING_FACE = "Limba", "T5X", "Hugging Face"
-VOCABULARIES = ("spiece.model", "tokenizer.json")  # beside a model; the first that exists
 # Of which transformers makes a tokenizer.json.
 OTHER_VOCABULARIES = ("tokenizer.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
-OF_A_RUN = ("metrics.jsonl", "lease.json")  # from before its first checkpoint on
-
-
-class VocabularyName(NamedTuple):
-    """The name of a vocabulary in a configuration; it is not opened yet."""
-
-    path: str  # of a SentencePiece model or a tokenizer.json, or 'byte'
-    extra_ids: int | None = (
-        None  # sentinels above the pieces; None: as the model's own, else 100, and 0 for bytes and for a language model
-    )
-    place: str = ""  # the file that names it
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ class Source:
     path: str  # as it was given
     directory: epath.Path  # of the run, or the folder
     steps: Mapping[int, epath.Path]  # step -> its checkpoint; a Hugging Face folder is step 0
-    kind: str  # LIMBA, T5X or HUGGING_FACE
+    kind: Kind  # LIMBA, T5X or HUGGING_FACE
     model: ModelConfig
     run: RunConfig | None = None  # None if only the network is known
     vocabulary: VocabularyName | None = None
@@ -70,7 +67,7 @@ class Source:
     def step_of(self, step: int | None) -> int:
         """Returns the step, or the newest one for None; InputError if the source has no such checkpoint."""
         if step is not None and step not in self.steps:
-            raise InputError(f"There is no checkpoint at step {step} in {self.path}; choose from {sorted(self.steps)}.")
+            raise no_step(step, self.path, self.steps)
         return max(self.steps) if step is None else step
 
     def arrays(self, step: int | None) -> Arrays:
@@ -81,21 +78,11 @@ class Source:
         """
         path = self.best if step is None else self.steps[step]
         assert path is not None, "a run without a best checkpoint"
-        if self.kind == HUGGING_FACE:
-            return open_folder(Path(path), self.model)
         if self.kind == LIMBA:
             from limba.training.checkpoints.directory import check_together
 
             check_together(path, self.verify)
-            arrays = limba_checkpoint.LimbaCheckpoint(path, verify=None, average=self.averages)
-        else:
-            tree = t5x.open_checkpoint(path)
-            tree.check_whole()
-            stored = t5x.unscanned(tree, self.model).stored.items()
-            targets = {name.removeprefix("target/"): each for name, each in stored if name.startswith("target/")}
-            arrays = Arrays(targets)
-        check_arrays(arrays, self.model, str(path), "give the model's own configuration")
-        return arrays
+        return open_arrays(self.kind, path, self.model, self.averages)
 
     def sentence_modules(self) -> SentenceModules | None:
         """Returns what a folder of sentence-transformers makes of the hidden states; None for any other model.
@@ -117,56 +104,48 @@ class Source:
         return "checksums" if self.run is None else self.run.checkpoint.verify
 
 
-def open_folder(folder: Path, model: ModelConfig) -> Arrays:
-    """Returns `Source.arrays` of a Hugging Face folder."""
-    arrays = huggingface.open_folder(folder, model)
-    check_arrays(arrays, model, str(folder), "its config.json belongs to another model: copy the folder again")
-    return arrays
-
-
 def find(
     path: str,
     config: RunConfig | ModelConfig | None = None,
     vocabulary: VocabularyName | None = None,
     allowed: Sequence[str] = (),
 ) -> Source:
-    """Returns the model at `path`; the format is detected.
+    """Returns the model at `path`, which `limba.formats.open.open_path` opens, with its configuration and vocabulary.
 
-    `path` is a Limba or T5X run (legacy or Orbax), one of its checkpoints, a Hugging Face folder, or a hub id
-    (user/name or user/name@revision), which is downloaded unless a local path has that name. Without `config` the
-    network is that of config.json; a T5X checkpoint without one gets it from its arrays' shapes. The modules of
-    `allowed` may be imported for the task; see `limba/inference/source.py`. Raises InputError if there is no model.
+    Without `config` the network is that of config.json; a T5X checkpoint without one gets it from its arrays' shapes.
+    The modules of `allowed` may be imported for the task; see `check_imports`. Raises NoModelError if there is no model
+    at the path, and InputError for one that cannot be read.
     """
-    place, best = resolved(path), {}
-    if limba_checkpoint.is_own(place):
-        directory, steps, kind = place.parent.parent, {int(place.name): place}, LIMBA
-    elif steps := limba_checkpoint.checkpoints_of(place):
-        directory, kind, best = place, LIMBA, limba_checkpoint.checkpoints_of(place / "best")
-    elif t5x.is_t5x(place):
-        directory, steps, kind = place.parent, {t5x.open_checkpoint(place).step: place}, T5X
-    elif steps := t5x.checkpoints_of(place):
-        directory, kind = place, T5X
-    else:
-        directory = epath.Path(local_folder(path))
-        steps, kind = {0: directory}, HUGGING_FACE
-    if config is None and kind == T5X:
-        config, migrate = t5x_network(steps[max(steps)]), toolbox.find("migrate")
+    opened = open_path(path)
+    directory = opened.directory
+    if config is None:
+        config = opened.config()
+        migrate = toolbox.find("migrate") if opened.kind == T5X else None
         if migrate is not None:  # T5X's gin file beside it is read by a tool
-            config, beside = migrate.described(place, config)
+            folders = (opened.newest, directory) if opened.is_checkpoint else (directory,)
+            config, beside = migrate.described(folders, config)
             vocabulary = vocabulary or beside
-    elif config is None:
-        config = read_config(directory) if kind == LIMBA else huggingface.model_config(Path(directory))
     run = config if isinstance(config, RunConfig) else None
     model = config.model if isinstance(config, RunConfig) else config
-    assert model is not None, "T5X's arrays and both kinds of folders tell the network"
-    vocabulary = vocabulary or vocabulary_beside(directory, run)
-    newest_best = best[max(best)] if best else None
+    assert model is not None, "the files of each kind tell the network"
     length = None
     fills_gaps = False
-    if kind == HUGGING_FACE:
+    if opened.kind == HUGGING_FACE:
         length = _length_beside(directory, model)
         fills_gaps = _json_of(directory / huggingface.RECORD).get(huggingface.ONLY_FILLS_GAPS) is True
-    return Source(path, directory, steps, kind, model, run, vocabulary, newest_best, tuple(allowed), length, fills_gaps)
+    return Source(
+        path=path,
+        directory=directory,
+        steps=opened.steps,
+        kind=opened.kind,
+        model=model,
+        run=run,
+        vocabulary=vocabulary or vocabulary_beside(directory, run),
+        best=opened.best,
+        imports=tuple(allowed),
+        length=length,
+        fills_gaps=fills_gaps,
+    )
 
 
 def trained_length(source: Source) -> int | None:
@@ -201,90 +180,11 @@ def described(path: str) -> tuple[ModelConfig, VocabularyName | None]:
 
     Raises InputError if there is no model.
     """
-    if is_hub_id(path):
-        folder = hub_models.download(path, weights=False)
-        return huggingface.model_config(folder), vocabulary_beside(epath.Path(folder), None)
+    if is_on_hub(path):
+        opened = open_path(path, with_weights=False)
+        return huggingface.model_config(Path(opened.directory)), opened.vocabulary()
     source = find(path)
     return source.model, source.vocabulary
-
-
-def read_config(directory: epath.Path) -> RunConfig | ModelConfig:
-    """Returns the configuration of a run directory, read from its file; InputError if there is none."""
-    file = directory / "config.json"
-    if not file.exists():
-        raise InputError(f"{directory} has no config.json; copy it there, or give `config`.")
-    config = plain.from_text(read_text(file), str(file))
-    return plain.moved(config, str(directory)) if isinstance(config, RunConfig) else config
-
-
-def t5x_network(checkpoint: epath.Path) -> ModelConfig:
-    """Returns the network that follows from the array shapes of a T5X checkpoint."""
-    stored = t5x.open_checkpoint(checkpoint)
-    names = [name for name in stored if name.startswith("target/")]
-    shapes = {name.removeprefix("target/"): stored.describe(name)[0] for name in names}
-    return network_of(shapes, str(checkpoint))
-
-
-def is_hub_id(path: str) -> bool:
-    """Returns whether the text is a hub id and not a local path."""
-    return "://" not in path and not os.path.exists(os.path.expanduser(path)) and hub_models.is_id(path)
-
-
-def local_folder(path: str) -> Path:
-    """Returns a Hugging Face folder, downloaded if it is a hub id or in a bucket; InputError if there is none."""
-    if "://" in path:
-        folder = hub_models.from_bucket(path)
-    else:
-        folder = hub_models.download(path) if is_hub_id(path) else Path(os.path.expanduser(path))
-    if folder is not None:
-        folder = transformer_folder(folder)
-    if folder is not None and huggingface.is_huggingface(folder):
-        return folder.resolve()
-    raise InputError(
-        f"{path} {_instead(path)}: looked there for a Limba run (checkpoints/<step>), a T5X checkpoint"
-        " (checkpoint_<step>) and a Hugging Face folder (config.json with model.safetensors, flax_model.msgpack or"
-        " pytorch_model.bin); give one of these, or a hub id as user/name."
-    )
-
-
-def _instead(path: str) -> str:
-    """Returns what is at a path without a model; InputError for a run that has no checkpoint yet, or is a newer one."""
-    place = resolved(path)
-    if any((place / name).exists() for name in OF_A_RUN):
-        if (place / plain.FILE).exists():
-            read_config(place)
-        raise InputError(
-            f"{path} is a run that holds no checkpoint yet; wait until it has saved its first one, or give another run."
-        )
-    if place.is_dir() and not any(place.iterdir()):
-        return "is an empty folder"
-    return "is not a model" if place.exists() else "does not exist"
-
-
-def vocabulary_beside(directory: epath.Path, run: RunConfig | None) -> VocabularyName | None:
-    """Returns the vocabulary that a run names, or the one in a folder."""
-    if run is not None:
-        data = run.data
-        return None if data.vocabulary is None else VocabularyName(data.vocabulary, data.extra_ids, str(directory))
-    file = directory / "tokenizer_config.json"
-    try:
-        about: Json = json.loads(read_text(file)) if file.exists() else {}
-        if not isinstance(about, dict):
-            raise ValueError("it is no JSON object")
-        specials = [name for name in about.get("additional_special_tokens") or () if "<extra_id_" in str(name)]
-        extra_ids = about.get("extra_ids", len(specials) if about else None)
-        if not isinstance(extra_ids, int | None) or (extra_ids or 0) < 0:
-            raise ValueError(f"its extra_ids are {extra_ids!r}")
-    except InputError:
-        raise
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(f"{file} cannot be used ({reason_of(error)}); copy the folder again.") from error
-    name = next((name for name in VOCABULARIES if (directory / name).exists()), None)
-    if name is not None:
-        return VocabularyName(str(directory / name), extra_ids, str(directory))
-    if str(about.get("tokenizer_class", "")).startswith("ByT5"):
-        return VocabularyName("byte", huggingface_files.extra_ids_of(about), str(directory))
-    return None
 
 
 def open_vocabulary(source: Source, given: VocabularyName | None = None) -> tuple[VocabularyName, Vocabulary] | None:

@@ -13,7 +13,7 @@ from limba.storage import servers
 logger = logging.getLogger(__name__)
 
 _ID = re.compile(r"(?P<name>(?P<owner>[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*)(?:@(?P<revision>\w[\w./-]*))?")
-PATH_BEGINS = (".", "/", "~")  # of what no hub id is
+PATH_BEGINS = (".", "/", "~")  # how a path begins and a hub id does not
 SECONDS = 8.0  # for the hub's first answer
 # What is downloaded beside the weights.
 BESIDE = (
@@ -43,7 +43,7 @@ BESIDE = (
 
 
 def is_id(text: str) -> bool:
-    """True for user/name, user/name@revision, and a name without an owner that is in the table of `servers`.
+    """Returns whether a text is user/name, user/name@revision, or a name without an owner that `servers` knows.
 
     >>> is_id("me/t5@v1"), is_id("t5-small"), is_id("folder")
     (True, True, False)
@@ -67,19 +67,30 @@ def download(text: str, wanted: Callable[[Sequence[str]], Sequence[str]]) -> Pat
         if text.startswith(PATH_BEGINS):
             raise InputError(f"There is no file or folder {text}; correct the path, or give a hub id, user/name.")
         raise InputError(f"{text} is not a hub id; give user/name or user/name@revision.")
-    name, revision, token = servers.full_name(match["name"], "model"), match["revision"], servers.token()
+    name = servers.full_name(match["name"], "model")
+    revision = match["revision"]
+    token = servers.token()
+
+    def asked() -> str:
+        """Returns the folder of the newest files; the hub is asked which these are."""
+        servers.check_hub()
+        about = huggingface_hub.HfApi(token=token).model_info(name, revision=revision, timeout=SECONDS)
+        names = [entry.rfilename for entry in about.siblings or ()]
+        chosen = list(wanted(names))
+        return huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=chosen, token=token)
+
+    def kept() -> str:
+        """Returns the folder of a download before this one; one file is enough to find it."""
+        options = {"allow_patterns": BESIDE[0], "local_files_only": True}
+        return huggingface_hub.snapshot_download(name, revision=revision, **options)
+
     try:
         try:
-            servers.check_hub()
-            about = huggingface_hub.HfApi(token=token).model_info(name, revision=revision, timeout=SECONDS)
-            names = [entry.rfilename for entry in about.siblings or ()]
-            chosen = list(wanted(names))
-            folder = huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=chosen, token=token)
+            folder = asked()
         except (errors.GatedRepoError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
-            raise
+            raise  # an answer, which an older copy does not replace
         except (HTTPError, OSError) as error:
-            options = {"allow_patterns": BESIDE[0], "local_files_only": True}
-            folder = huggingface_hub.snapshot_download(name, revision=revision, **options)
+            folder = kept()
             logger.warning("The hub cannot be reached for %s (%s): using the copy %s.", name, reason_of(error), folder)
     except (errors.HFValidationError, HTTPError, OSError) as error:
         cause = error.__context__ if isinstance(error, errors.LocalEntryNotFoundError) else None

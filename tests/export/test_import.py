@@ -177,7 +177,7 @@ def test_a_model_of_the_hub_starts_a_run(hub_server, arrays, tmp_path, monkeypat
     (tmp_path / "me" / "t5").mkdir(parents=True)
     with monkeypatch.context() as inside:  # what lies at a path of that name goes first
         inside.chdir(tmp_path)
-        with pytest.raises(InputError, match="has no Limba checkpoint"):
+        with pytest.raises(InputError, match="names no model: me/t5 is an empty folder"):
             start_from("me/t5")
     hub_server.server_close()
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
@@ -202,7 +202,7 @@ def test_hub_ids_that_cannot_be_read(hub_server, tmp_path, monkeypatch, capsys):
     refused("me/t5", "hub cannot be reached: .*check the network")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     refused("me/t5", "hub cannot be reached")
-    refused("nothing-here", "has no Limba checkpoint")
+    refused("nothing-here", "names no model: nothing-here does not exist")
 
 
 def test_another_optimizer_may_begin_where_the_step_is_reset(folder, arrays, tmp_path):

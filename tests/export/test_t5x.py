@@ -89,11 +89,11 @@ def test_another_optimizer_has_no_state_there(optimizer, tmp_path, capsys):
 
 
 def test_bad_choices(run, tmp_path, capsys):
-    with pytest.raises(InputError, match="has no Limba checkpoint"):
+    with pytest.raises(InputError, match="is an empty folder: looked there for a Limba run"):
         command.run(["--to=t5x", str(tmp_path), str(tmp_path / "out")])
     with pytest.raises(InputError, match="no checkpoint at step 4"):
         command.run(["--to=t5x", str(run), str(tmp_path), "--step=4"])
-    with pytest.raises(InputError, match="is not a T5X checkpoint"):
+    with pytest.raises(InputError, match="is an empty folder: looked there for a Limba run"):
         command.run(["--to=list", str(tmp_path)])
     shutil.copytree(GOLDEN / "t5x_legacy" / "checkpoint_3", tmp_path / "checkpoint_3")
     assert program.exit_code(command.run, ["--to=t5x", str(run), str(tmp_path)]) == 2

@@ -18,6 +18,7 @@ from limba.config import (
 from limba.export import t5x as export
 from limba.formats import architectures, t5x
 from limba.formats.names import unflatten
+from limba.formats.open import t5x_network
 from limba.inference import source
 from limba.model import Network
 from limba.tools.migrate import from_t5x
@@ -91,8 +92,8 @@ def checkpoint(tmp_path_factory) -> Path:
 
 def test_a_checkpoint_names_its_network(checkpoint):
     assert "decoder/relpos_bias/rel_embedding" in arrays(CONFIG) and EMBEDDING in arrays(CONFIG)
-    assert source.t5x_network(checkpoint / "checkpoint_7") == CONFIG
-    assert from_t5x.read(checkpoint, CONFIG)[0] == dataclasses.replace(CONFIG, prefix_attention="causal")
+    assert t5x_network(checkpoint / "checkpoint_7") == CONFIG
+    assert from_t5x.read([checkpoint], CONFIG)[0] == dataclasses.replace(CONFIG, prefix_attention="causal")
     loaded = source.find(str(checkpoint)).arrays(7)
     assert loaded.keys() == {t5x.own_name(name) for name in arrays(CONFIG)}
     assert all(np.array_equal(loaded[t5x.own_name(name)], array) for name, array in arrays(CONFIG).items())

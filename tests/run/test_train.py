@@ -191,7 +191,7 @@ def test_starts_from_another_run_s_checkpoint(config: RunConfig, tmp_path: Path)
     on = changed(config, model_dir=str(tmp_path / "on"), initial_checkpoint_path=short.model_dir, train_steps=3)
     train(on)
     assert set(losses_of(on)) == {3}
-    with pytest.raises(InputError, match="has no Limba checkpoint"):
+    with pytest.raises(InputError, match="names no model: .* is not a model: looked there"):
         train(changed(on, model_dir=str(tmp_path / "new"), initial_checkpoint_path=str(tmp_path)))
 
 

@@ -23,7 +23,8 @@ from limba.config import (
 )
 from limba.formats.limba_checkpoint import LimbaCheckpoint
 from limba.formats.names import flatten, unstack_layers
-from limba.inference.source import Source, open_folder
+from limba.formats.open import open_folder
+from limba.inference.source import Source
 from limba.model import Network
 from limba.sharding.mesh import named_leaves
 from limba.training.checkpoints.directory import Checkpoints

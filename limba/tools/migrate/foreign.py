@@ -79,11 +79,14 @@ def our_macro(name: str) -> str:
     return names.OURS.get(name, "")
 
 
-def described(place: epath.Path, network: ModelConfig) -> tuple[ModelConfig, VocabularyName | None]:
-    """Returns the network and the vocabulary of a T5X checkpoint, with the fields that its config.gin sets."""
+def described(folders: Sequence[epath.Path], network: ModelConfig) -> tuple[ModelConfig, VocabularyName | None]:
+    """Returns the network and the vocabulary of a T5X checkpoint, with the fields that its config.gin sets.
+
+    `folders` may hold that file: the checkpoint and its run; the first one that has it counts.
+    """
     from limba.tools.migrate import from_t5x
 
-    return from_t5x.read(place, network)
+    return from_t5x.read(folders, network)
 
 
 def as_safetensors(folder: Path) -> Path:

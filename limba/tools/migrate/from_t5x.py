@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from etils import epath
 
 from limba.cli.gin.statements import Macro, Reference, Source, read_text
 from limba.config import ModelConfig
-from limba.formats import t5x
 from limba.inference.source import VocabularyName
 from limba.storage import files
 
@@ -16,12 +16,11 @@ _FIELDS = {entry.name for entry in dataclasses.fields(ModelConfig)}
 _TRAINING_ONLY = {"dropout_rate", "dtype", "remat", "scan_layers", "attention"}
 
 
-def read(place: epath.Path, network: ModelConfig) -> tuple[ModelConfig, VocabularyName | None]:
-    """Returns the network and the vocabulary of the T5X run or checkpoint at `place`.
+def read(folders: Sequence[epath.Path], network: ModelConfig) -> tuple[ModelConfig, VocabularyName | None]:
+    """Returns the network and the vocabulary that the first config.gin in the folders describes.
 
     `network` is what follows from the arrays' shapes; fields that config.gin sets replace its own.
     """
-    folders = (place, place.parent) if t5x.is_t5x(place) else (place,)
     file = next((folder / "config.gin" for folder in folders if (folder / "config.gin").exists()), None)
     if file is None:
         return network, None

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from limba.api import RunData, Task, Texts, UnitSource, load, write_whole
-from limba.config import ConfigError, InputError, RunConfig, UntrustedModuleError
+from limba.api import RunData, Task, Texts, UnitSource, described, load, write_whole
+from limba.config import ConfigError, InputError, NoModelError, RunConfig, UntrustedModuleError
 from limba.tools.results import files
 from limba.tools.results.kinds.bits import BitsPerByte
 from limba.tools.results.kinds.pairs import MinimalPairs
@@ -45,6 +45,12 @@ def suite_of(given: argparse.Namespace) -> Suite:
     """
     runs = [model for model in given.model if run_of(model) is not None]
     if not runs:
+        try:
+            described(given.model[0])
+        except NoModelError:
+            raise
+        except InputError:  # a model that transformers may open
+            pass
         raise InputError(
             f"{given.model[0]} is not a run, so it has no validation text to measure without a suite; {INSTEAD}, or"
             " give another --suite."

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from limba.api import Parser, add_import_flag
-from limba.config import InputError, environment, extras, kinds
+from limba.config import InputError, NoModelError, environment, extras, kinds
 
 if TYPE_CHECKING:
     from limba.api import Progress
@@ -78,6 +78,8 @@ def run(argv: Sequence[str]) -> None:
             scoring.ways_of(model)
         try:
             _, vocabulary = described(model)
+        except NoModelError:
+            raise
         except InputError:  # transformers opens it, or refuses it, below
             folder = model
         else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from jaxtyping import Float
 
-from limba.config import InputError, ModelConfig
+from limba.config import InputError, ModelConfig, NoModelError
 from limba.tools.results.files import checksum, hub_id
 from limba.tools.results.ways import CAUSAL, GAPS, HOW, MASKED
 
@@ -116,6 +116,8 @@ def open_scorers(name: str, imports: Sequence[str] = ()) -> tuple[Scorer, ...]:
 
     try:
         trained = load(name, imports=imports)
+    except NoModelError:  # transformers would find nothing either
+        raise
     except InputError as error:
         return (_foreign(name, error),)
     network = trained.network.config
@@ -139,6 +141,8 @@ def ways_of(name: str) -> tuple[str, ...]:
 
     try:
         network, vocabulary = described(name)
+    except NoModelError:
+        raise
     except InputError as error:
         if not _may_be_foreign(name):
             raise

@@ -26,7 +26,7 @@ from limba.formats import limba_checkpoint
 from limba.sharding.agreement import gather_bytes, gather_texts, own_part, together
 from limba.sharding.mesh import named_leaves
 from limba.storage.failures import is_passing, limited, short_reason, twice
-from limba.storage.files import free_bytes, resolved
+from limba.storage.files import free_bytes
 from limba.training.checkpoints import arrays, save
 from limba.training.checkpoints.save import GRACE_SECONDS, Outcome, Saver, size_text
 from limba.training.state import TrainState
@@ -400,30 +400,6 @@ def _stages_in(positions: Positions) -> Mapping[str, object]:
 def _data_of(data: DataConfig, step: int) -> DataConfig:
     """Returns the choice of data of the stage that a checkpoint's data position belongs to: that of its last batch."""
     return data.of_stages[data.stage_of(step - 1)]
-
-
-def limba_checkpoint_at(path: str) -> epath.Path:
-    """Returns the Limba checkpoint (`checkpoints/<step>`) at a path: this step, or the newest of a run directory.
-
-    Raises ConfigError if there is none.
-    """
-    root = resolved(path)
-    step = int(root.name) if root.name.isdigit() and root.parent.name == "checkpoints" else None
-    directory = root.parent if step is not None else root / "checkpoints"
-    if not directory.exists():
-        raise ConfigError(
-            "RunConfig.initial_checkpoint_path",
-            f"is {path}, which has no Limba checkpoint (there is no {directory}), and is not a T5X checkpoint,"
-            " a Hugging Face folder or a hub id (user/name); give one of these.",
-        )
-    steps = sorted(limba_checkpoint.steps_in(directory))
-    step = step if step is not None else max(steps, default=None)
-    if step is None or step not in steps:
-        raise ConfigError(
-            "RunConfig.initial_checkpoint_path",
-            f"is {path}, and {directory} holds the steps {steps}; give one of them.",
-        )
-    return directory / str(step)
 
 
 def load_limba_checkpoint(path: epath.Path, abstract: TrainState) -> TrainState:

@@ -10,23 +10,24 @@ from collections.abc import Callable, Mapping
 
 import jax
 import numpy as np
-from etils import epath
 
-from limba.config import ConfigError, InputError, ModelConfig, RunConfig, plain
+from limba.config import ConfigError, InputError, ModelConfig, NoModelError, RunConfig, plain
 from limba.data.vocabulary.special_ids import SpecialIds, of_folder
-from limba.formats import hub_models, huggingface, limba_checkpoint, t5x
-from limba.formats.huggingface_files import LAST_BYTE, extra_ids_at
+from limba.formats import huggingface, limba_checkpoint, t5x
+from limba.formats.huggingface_files import LAST_BYTE, extra_ids_in
 from limba.formats.names import Arrays
+from limba.formats.open import HUGGING_FACE, LIMBA, T5X, Opened, open_path
 from limba.sharding.mesh import leaf_name, named_leaves
-from limba.storage.files import read_text, resolved
-from limba.training.checkpoints.directory import check_together, limba_checkpoint_at, load_limba_checkpoint
+from limba.storage.files import read_text
+from limba.training.checkpoints.directory import check_together, load_limba_checkpoint
 from limba.training.optimizer import restarted
 from limba.training.state import TrainState
 
 logger = logging.getLogger(__name__)
 
 _MOMENTS = re.compile(r"(?:^|/)(v_row|v_col|v)/([^0-9/].*)$")
-_MESH_TENSORFLOW = re.compile(r"(?:(mt5|byt5)/(\w+)/)?model\.ckpt-(\d+)$")
+_EMBEDDING = "state/param_states/token_embedder/embedding/v_col"  # T5X's factor with one value a row
+NEVER_TRAINED = 1e-9  # of the highest row's squared gradients: Adafactor adds 1e-30 to a row's that has none
 
 
 def load_initial(
@@ -47,10 +48,9 @@ def load_initial(
     one, gives the parameters. Raises InputError if there is no checkpoint, if it has another network, and if a Limba
     checkpoint after step 0 has another optimizer.
     """
-    root = _root(path)
-    found = t5x.checkpoints_of(root)
-    if (t5x.is_t5x(root) and not limba_checkpoint.is_own(root)) or found:
-        tree = t5x.open_checkpoint(root if t5x.is_t5x(root) else found[max(found)])
+    opened = _opened(path)
+    if opened.kind == T5X:
+        tree = t5x.open_checkpoint(opened.newest)
         tree.check_whole()
         stored_step = int(np.asarray(tree["state/step"]))
         if not reset_step:
@@ -59,16 +59,16 @@ def load_initial(
         parameters = {name.removeprefix("target/"): name for name in stored if name.startswith("target/")}
         state = _filled(fresh, abstract, stored, parameters, path)
         return state if reset_step else _with_optimizer(state, abstract, stored, stored_step)
-    if "://" not in str(root) and huggingface.is_huggingface(str(root)):
-        stored = huggingface.open_folder(str(root), model)
+    if opened.kind == HUGGING_FACE:
+        stored = huggingface.open_folder(str(opened.directory), model)
         return _filled(fresh, abstract, stored, {name: name for name in stored}, path)
-    place = limba_checkpoint_at(path)
-    check_together(place)
-    if not reset_step and int(place.name):
-        check_step(int(place.name))
-        return load_limba_checkpoint(place, abstract)
+    check_together(opened.newest)
+    step = int(opened.newest.name)
+    if not reset_step and step:
+        check_step(step)
+        return load_limba_checkpoint(opened.newest, abstract)
     # At step 0 the optimizer state is new anyway, so another optimizer may start there.
-    stored = limba_checkpoint.LimbaCheckpoint(place, verify=None, average=True)
+    stored = limba_checkpoint.LimbaCheckpoint(opened.newest, verify=None, average=True)
     return _filled(fresh, abstract, stored, {name: name for name in stored}, path)
 
 
@@ -80,23 +80,20 @@ def check_initial(path: str, byte_extra_ids: int | None = None, reads_folder: bo
     With `byte_extra_ids`, for a run over bytes whose objective has sentinels: also if the checkpoint was trained with
     others, which this run would have to learn again.
     """
-    root = _root(path)
+    opened = _opened(path)
     if byte_extra_ids is not None:
-        _check_sentinels(path, root, byte_extra_ids)
-    found = t5x.checkpoints_of(root)
-    if (t5x.is_t5x(root) and not limba_checkpoint.is_own(root)) or found:
-        t5x.open_checkpoint(root if t5x.is_t5x(root) else found[max(found)])
-    elif "://" in str(root) or not huggingface.is_huggingface(str(root)):
-        limba_checkpoint_at(path)
-    else:
-        model = huggingface.model_config(str(root))
+        _check_sentinels(opened, byte_extra_ids)
+    if opened.kind == T5X:
+        t5x.open_checkpoint(opened.newest)
+    elif opened.kind == HUGGING_FACE:
+        model = huggingface.model_config(str(opened.directory))
         if not model.has_logits:
             raise ConfigError(
                 "RunConfig.initial_checkpoint_path",
                 f"is {path}, an encoder without an output layer for the vocabulary, from which no objective can go on;"
                 " give a model whose class ends in ForMaskedLM, or in ForConditionalGeneration.",
             )
-        special = of_folder(root, None, model)
+        special = of_folder(opened.directory, None, model)
         if not reads_folder and not special.has_t5_layout(model):
             raise _other_layout(path, special, model)
 
@@ -140,11 +137,13 @@ def check_length(config: RunConfig) -> None:
 
 def _trained(path: str) -> tuple[ModelConfig, int] | None:
     """Returns the network at a path and the longest rows it was trained with; None if that is not known."""
-    root = _root(path)
-    if "://" not in str(root) and huggingface.is_huggingface(str(root)):
-        model = huggingface.model_config(str(root))
+    opened = _opened(path)
+    if opened.kind == T5X:  # of which Limba reads no encoder alone
+        return None
+    if opened.kind == HUGGING_FACE:
+        model = huggingface.model_config(str(opened.directory))
         return model, model.max_length
-    file = limba_checkpoint_at(path).parent.parent / plain.FILE
+    file = opened.directory / plain.FILE
     found = plain.from_text(read_text(file), str(file)) if file.exists() else None
     if not isinstance(found, RunConfig):
         return found and (found, found.max_length)
@@ -157,8 +156,10 @@ def _trained(path: str) -> tuple[ModelConfig, int] | None:
     return before and (found.model, max(before[1], found.data.sequence_length or 0))
 
 
-def _check_sentinels(path: str, root: epath.Path, extra_ids: int) -> None:
-    own = extra_ids_at(root, extra_ids)
+def _check_sentinels(opened: Opened, extra_ids: int) -> None:
+    """Raises ConfigError where a checkpoint has learned other sentinels of bytes than a run with these extra ids."""
+    path = opened.path
+    own = _learned_extra_ids(opened, extra_ids)
     if own is None:
         logger.warning(
             "%s does not tell which sentinels it was trained with; those of this run count down from %d, and those of"
@@ -174,22 +175,39 @@ def _check_sentinels(path: str, root: epath.Path, extra_ids: int) -> None:
         )
 
 
-def _root(path: str) -> epath.Path:
-    """Returns the place of a checkpoint; a model of the hub, or in a bucket one for transformers, as a local copy."""
-    if old := _MESH_TENSORFLOW.search(path):
-        family, size, step = old.groups()
-        there = f"t5x/{family or 'mt5'}_{size or 'base'}/checkpoint_{step}"  # docs/models.md of T5X
-        raise ConfigError(
-            "RunConfig.initial_checkpoint_path",
-            f"is {path}, a checkpoint of Mesh TensorFlow, which is not read; Google's models are also there for T5X:"
-            f" give a folder such as gs://t5-data/pretrained_models/{there}.",
-        )
-    root = resolved(path)
-    if "://" not in path:
-        return epath.Path(hub_models.download(path)) if not root.exists() and hub_models.is_id(path) else root
-    is_run = limba_checkpoint.is_own(root) or limba_checkpoint.checkpoints_of(root) or t5x.checkpoints_of(root)
-    copy = None if is_run else hub_models.from_bucket(path)
-    return root if copy is None else epath.Path(copy)
+def _learned_extra_ids(opened: Opened, extra_ids: int) -> int | None:
+    """Returns the extra ids that a ByT5 has learned: `extra_ids` where nothing speaks against them.
+
+    A T5X checkpoint tells by Adafactor's averages which row of `<extra_id_0>` was ever trained; None if it does not.
+    """
+    if opened.kind != T5X:
+        in_folder = extra_ids_in(opened.directory)
+        return extra_ids if in_folder is None else in_folder
+    tree = t5x.open_checkpoint(opened.newest)
+    rows = np.asarray(tree[_EMBEDDING]) if _EMBEDDING in tree else np.zeros(1)
+    trained = np.flatnonzero(rows > NEVER_TRAINED * rows.max())
+    return next((count for count in (extra_ids, 0) if LAST_BYTE + count in trained), None)
+
+
+def _opened(path: str) -> Opened:
+    """Returns what a run begins from; ConfigError if there is no model, or if a run's newest checkpoint has no files.
+
+    Whoever begins from a run means its newest step: an older one would be another beginning.
+    """
+    try:
+        opened = open_path(path)
+    except NoModelError as error:
+        raise ConfigError("RunConfig.initial_checkpoint_path", f"names no model: {error}") from error
+    if opened.kind == LIMBA and not opened.is_checkpoint:
+        directory = opened.directory / "checkpoints"
+        newest = max(limba_checkpoint.steps_in(directory))
+        if newest not in opened.steps:
+            raise ConfigError(
+                "RunConfig.initial_checkpoint_path",
+                f"is {path}, whose newest checkpoint, step {newest}, has no state/manifest.ocdbt; give another step,"
+                f" such as {opened.newest}.",
+            )
+    return opened
 
 
 def _placed(leaf: jax.ShapeDtypeStruct, array: np.ndarray) -> jax.Array:

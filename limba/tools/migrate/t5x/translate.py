@@ -124,10 +124,10 @@ def read_t5x(
 
 def _check_directory(model_dir: str) -> None:
     """Raises InputError for the directory of a run of T5X, whose files would be mixed with Limba's."""
-    from limba.formats import t5x
-    from limba.storage.files import resolved
+    from limba.api import look_at
 
-    if t5x.checkpoints_of(resolved(model_dir)):
+    found = look_at(model_dir)
+    if found is not None and found.kind == "T5X":
         raise InputError(
             f"MODEL_DIR {model_dir} holds a run of T5X; give another directory, and go on from its newest checkpoint"
             f" with --gin.INITIAL_CHECKPOINT_PATH={model_dir}."
