@@ -184,7 +184,7 @@ def _published(features: Mapping[str, np.ndarray], row_ids: RowIds, is_masked: b
 
     >>> features = _published(_decoder_features(np.array([[8, 9, 2, 0]]), None), RowIds(start=5, filling=1), False)
     >>> [features[f"decoder_{name}"].tolist() for name in ("input_tokens", "target_tokens", "is_read")]
-    [[[5, 7, 8, 1]], [[7, 8, 1, 1]], [[1, 1, 1, 0]]]
+    [[[5, 7, 8, 5]], [[7, 8, 1, 1]], [[1, 1, 1, 0]]]
     """
     found = dict(features)
     targets = features["decoder_target_tokens"]

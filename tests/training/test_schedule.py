@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from limba.config import ScheduleConfig
-from limba.config.optimizer import SCHEDULE_FACTORS
+from limba.config.schedule import SCHEDULE_FACTORS
 from limba.training.schedule import make_schedule
 
 pytestmark = pytest.mark.core
