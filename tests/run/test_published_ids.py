@@ -374,6 +374,7 @@ def test_an_end_with_the_id_of_padding_has_its_weight(tmp_path: Path) -> None:
     assert np.abs(np.asarray(grads["decoder"]["logits_dense"]["kernel"])[:, end]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_a_run_with_published_ids_resumes_bit_for_bit(tmp_path: Path) -> None:
     saved(tmp_path / "folder", "gpt2", "no_padding")
     config = run_of(tmp_path / "folder", "gpt2", tmp_path)
