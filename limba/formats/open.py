@@ -118,6 +118,8 @@ def open_path(path: str, with_weights: bool = True) -> Opened:
             raise NoModelError(huggingface.OF_FLAX.format(path))
         if weights.is_huggingface(folder):
             return _opened_folder(path, folder)
+        if is_on_hub(path):
+            raise NoModelError(f"{path} is not a whole model in the hub's cache: {_without_model(str(folder))}")
     raise _without_model(path)
 
 

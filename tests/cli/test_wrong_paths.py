@@ -13,6 +13,7 @@ import pytest
 import limba
 from limba.cli import main
 from limba.config import InputError, NoModelError, plain
+from limba.formats import hub_models
 from limba.formats.architectures import config_json
 from limba.formats.open import open_path
 from tests import tiny
@@ -124,6 +125,14 @@ def test_a_bucket_without_a_model_is_like_a_folder(monkeypatch: pytest.MonkeyPat
     says = r"^gs://bucket/gone does not exist: looked there for a Limba run"
     with emulated(monkeypatch), pytest.raises(NoModelError, match=says):
         open_path("gs://bucket/gone")
+
+
+def test_a_copy_of_the_hub_without_weights_is_named(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a download of the small files alone leaves it, where the hub cannot be reached later."""
+    monkeypatch.setattr(hub_models, "download", lambda path, weights: shelf / "unweighted")
+    says = "^me/small is not a whole model in the hub's cache: .*unweighted has a config.json and no weights"
+    with pytest.raises(NoModelError, match=says):
+        open_path("me/small")
 
 
 @pytest.mark.parametrize(("command", "wrong"), list(cases()))
