@@ -133,7 +133,7 @@ def _chosen(given: argparse.Namespace) -> Branch:
     if opened is None:
         try:  # a branch that has begun is resumed, though its run may be gone
             return branches.chosen(str(resolved(given.model)), [], given.decay, given.shape, step, given.output)
-        except InputError:
+        except ValueError:  # an InputError, or an error of hf://'s own file system
             open_path(given.model, with_weights=False)  # raises the sentence that says what is there instead
             raise InputError(NO_RUN.format(given.model)) from None
     if opened.kind != LIMBA:
