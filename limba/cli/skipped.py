@@ -65,7 +65,7 @@ def _documents(run_of: Source, entries: Iterable[Record], all_rows: bool) -> Ite
 
     assert run_of.run is not None
     data = run_of.run.data
-    (last, positions) = _last_positions(run_of.directory)
+    last, positions = _last_positions(run_of.directory)
     lengths, stage_of = _stages(run_of)
     for entry in entries:
         # The position of a later stage says nothing of the corpus of an earlier one.
