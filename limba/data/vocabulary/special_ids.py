@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from etils import epath
 
 from limba.config import ConfigError, InputError, ModelConfig
-from limba.data.vocabulary.load import Vocabulary, begin_id, known_mask_id
+from limba.data.vocabulary.load import Vocabulary, begin_id, known_mask_id, sentinel_table
 from limba.data.vocabulary.published import PublishedVocabulary, open_folder, read_json
 from limba.data.vocabulary.stream import StreamVocabulary, published_of
 
@@ -309,7 +309,19 @@ def as_stream(vocabulary: Vocabulary) -> Vocabulary:
         ends=ends,
         start=start,
         is_one_sequence=family.is_decoder_only,
+        never_text=_never_text(vocabulary, special),
     )
+
+
+def _never_text(vocabulary: PublishedVocabulary, special: SpecialIds) -> frozenset[int]:
+    """Returns the ids as which no text is read: special tokens, sentinels, and those with a role.
+
+    The unknown piece is one of them only where it stands around a text too, as GPT-2's end does.
+    """
+    added = vocabulary.tokenizer.get_added_tokens_decoder().items()
+    found = {number for number, token in added if token.special}
+    found |= {*vocabulary.ids.values(), *sentinel_table(vocabulary)}
+    return frozenset((found - {vocabulary.unk_id}) | {*special.around})
 
 
 def _is_padding_alone(vocabulary: PublishedVocabulary, special: SpecialIds, family: Family, start: int) -> bool:

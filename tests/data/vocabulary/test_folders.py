@@ -55,6 +55,10 @@ def test_a_hub_id_is_read_kept_by_the_run_and_read_from_there(tmp_path: Path, mo
     for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
         assert (kept / name).read_bytes() == (folder / name).read_bytes()
         assert f"{kept.name}/{name}" in copies_in(epath.Path(run))
+    about = (kept / "config.json").read_bytes()
+    (kept / "config.json").unlink()
+    assert place_of("me/lm", str(run)) == "me/lm", "config.json is written last: without it the copy is not whole"
+    (kept / "config.json").write_bytes(about)
     again = resolve_task(data, str(run))  # the server is gone
     one, other = (each.output_features["targets"].vocabulary for each in (task, again))
     assert isinstance(other, StreamVocabulary) and one.encode(TEXT) == other.encode(TEXT)
@@ -96,9 +100,23 @@ def test_the_layout_of_t5_is_read_as_it_is(tmp_path: Path) -> None:
     assert sentinel_table(stream) == sentinel_table(published) and len(sentinel_table(stream)) == 10
     check_vocabulary(stream, folders.ROWS)
     assert 1 in published.encode("a </s> b") and not {0, 1} & set(stream.encode("a </s> <pad> b")), "pieces by name"
+    sentinels = set(sentinel_table(stream))
+    assert sentinels & set(published.encode("a <extra_id_0> b")), "this is a piece too"
+    assert not sentinels & set(stream.encode("a <extra_id_0> b"))
     other = as_stream(load_vocabulary(str(written(tmp_path / "t5", "unigram", "t5", decoder_start_token_id=2))))
     assert row_ids_of(other) == RowIds(start=2, filling=0)
     assert sentinel_table(other) == [number + 1 for number in sentinel_table(published)]
+
+
+def test_an_unknown_letter_stays_one_where_its_piece_is_padding_too(tmp_path: Path) -> None:
+    folder = tmp_path / "lm"
+    folders.generic("unigram", pad_token="<unk>").save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "t5", "vocab_size": folders.ROWS, "pad_token_id": 2}))
+    published = load_vocabulary(str(folder))
+    stream = as_stream(published)
+    assert isinstance(published, PublishedVocabulary) and published.pad_id == published.unk_id == 2
+    ids = list(published.encode("a 日 b"))
+    assert 2 in ids and [number - offset_of(stream) for number in stream.encode("a 日 b")] == ids
 
 
 @pytest.mark.parametrize(("style", "kind", "begins", "ends"), [
