@@ -221,7 +221,9 @@ def lines(found: Continued, config: RunConfig) -> Iterator[str]:
     task = RunData(data).task
     vocabulary = published_of(task.output_features["targets"].vocabulary)
     ids = special_ids_of(found.model, vocabulary)
-    after = ids.after if found.family != LANGUAGE_MODEL else ids.target([])[len(ids.before) :]
+    after = ids.after
+    if found.family == LANGUAGE_MODEL or not after:  # training ends a text also where the template does not
+        after = ids.target([])[len(ids.before) :]
     framed = " ".join([*_names_of(vocabulary, ids.before), "text", *_names_of(vocabulary, after)])
     mask = ""
     if found.family == ENCODER and ids.mask is not None:
@@ -240,14 +242,18 @@ def lines(found: Continued, config: RunConfig) -> Iterator[str]:
 
 
 def _lacking(run: RunData) -> Iterator[str]:
-    """Yields a warning where the vocabulary has no pieces for much of the text: that of another language."""
+    """Yields a warning where the vocabulary has no pieces for much of the text: that of another language.
+
+    Of documents that were tokenized beforehand there is no text to look at.
+    """
+    from limba.data.sources.parquet import TOKENS
     from limba.data.sources.units import UnitSource
     from limba.data.vocabulary.coverage import LEAST, coverage
     from limba.data.vocabulary.stream import published_of
     from limba.data.vocabulary.text_sample import Texts
 
     for part in run.parts:
-        if not isinstance(part.source, UnitSource):
+        if not isinstance(part.source, UnitSource) or TOKENS in part.source.keys:
             continue
         texts = Texts.of_task(part)
         documents, _ = texts.sample(run.config.train_split, SAMPLE_BYTES)
