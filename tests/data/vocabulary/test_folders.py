@@ -12,14 +12,14 @@ from limba.data.dataset import Elements, Spec
 from limba.data.objectives.token_blocks import tokenizer_of
 from limba.data.packing import model_features
 from limba.data.registry import Feature
-from limba.data.run_data import RunData
+from limba.data.run_data import RunData, truncation
 from limba.data.tasks import keep_vocabularies, resolve_task
 from limba.data.vocabulary.files import copies_in, is_folder, place_of
 from limba.data.vocabulary.load import PieceTable, check_vocabulary, load_vocabulary, piece_texts, sentinel_table
 from limba.data.vocabulary.published import PublishedVocabulary
 from limba.data.vocabulary.special_ids import as_stream, of_run
 from limba.data.vocabulary.stream import RowIds, StreamVocabulary, offset_of, published_of, row_ids_of
-from tasks import t5_mlm  # noqa: F401  registers the task
+from tasks import t5_mlm, text_to_text  # noqa: F401  register the tasks
 from tests import published as folders
 from tests.http_server import ModelHubHandler, as_hub, serving
 
@@ -153,6 +153,20 @@ def test_examples_of_a_run_are_shown_with_published_ids(tmp_path: Path) -> None:
     assert row["targets"].tolist() == [0, *published, 2][:24]
     differing = {int(number) for number in row["inputs"][row["inputs"] != row["targets"]]}
     assert 4 in differing
+
+
+def test_what_stands_before_a_text_counts_where_pairs_are_cut(tmp_path: Path) -> None:
+    folder = written(tmp_path / "t5", "roberta", "t5", decoder_start_token_id=1)
+    corpus = tmp_path / "pairs.jsonl"
+    corpus.write_text((json.dumps({"inputs": TEXT, "targets": "a"}) + "\n") * 20)
+    columns = {"inputs": "inputs", "targets": "targets"}
+    data = DataConfig(
+        "text_to_text", {"inputs": 64, "targets": 8}, 1, vocabulary=str(folder), data_files=str(corpus), column=columns
+    )
+    size = len(load_vocabulary(str(folder)).encode(TEXT)) + 2  # <s> and </s>
+    for length, is_cut in ((size, False), (size - 1, True)):
+        ((report, is_any_cut),) = truncation(resolve_task(data), {"inputs": length, "targets": 8}, data).items()
+        assert is_any_cut == is_cut and f"cut to {length} tokens (longest {size})" in report
 
 
 def test_a_folder_without_what_a_run_needs_is_refused(tmp_path: Path) -> None:
