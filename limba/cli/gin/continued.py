@@ -107,9 +107,10 @@ def complete(source: Source) -> Continued | None:
     Returns the model; None where no file asks for one, or where its path is not given yet. Raises InputError for a path
     without a model, and for a model that cannot be trained.
     """
-    include, source.of_family = source.of_family, None
+    include = source.of_family
     if include is None:
         return None
+    source.of_family = None
     path = _path_in(source)
     found = None if path is None else _of_run_or_path(source, path)
     behind = source.bindings[include.num_before :]

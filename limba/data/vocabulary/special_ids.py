@@ -147,9 +147,8 @@ class SpecialIds:
         >>> SpecialIds(before=(5,)).target([7, 8]), SpecialIds(before=(5,)).target([7, 8], follows=True)
         ([5, 7, 8, 1], [7, 8, 1])
         """
-        before, after = self.before, self.after
-        if follows:
-            before, after = (), ()
+        before = () if follows else self.before
+        after = () if follows else self.after
         if self.end is not None and not (after and after[-1] in self.ends):
             after = (*after, self.end)
         if not ends:
@@ -288,7 +287,8 @@ def as_stream(vocabulary: Vocabulary) -> Vocabulary:
     trained = open_folder(vocabulary.folder)
     trained.tokenizer.encode_special_tokens = True
     end = () if special.end is None else (special.end,)
-    begins, ends = special.before, special.after or end
+    begins = special.before
+    ends = special.after or end
     start = special.decoder_start
     if family.is_decoder_only:
         start = special.first
@@ -383,7 +383,9 @@ class _Ids:
     def several(self, key: str) -> tuple[int, ...]:
         """Returns the ids of a key that has one or a list; those that the model cannot write are left out."""
         found = self.about.get(key, self.defaults.get(key))
-        listed = found if isinstance(found, list) else [] if found is None else [found]
+        listed = found if isinstance(found, list) else [found]
+        if found is None:
+            listed = []
         for number in listed:
             if not isinstance(number, int) or isinstance(number, bool):
                 self._refuse(key, found)

@@ -61,8 +61,10 @@ class StreamVocabulary(Vocabulary):
         text is read.
         """
         super().__init__(extra_ids=0)
-        self.published, self.special, self.address = published, special, address
+        self.published = published
         self._trained = trained
+        self.special = special
+        self.address = address
         self.offset = offset
         self.begins = tuple(number + offset for number in begins)
         self.ends = tuple(number + offset for number in ends)
