@@ -30,7 +30,7 @@ T5, ENCODER, LANGUAGE_MODEL = FAMILIES = ("t5", "encoder", "lm")  # as in the na
 NAMES = {T5: "an encoder-decoder", ENCODER: "an encoder", LANGUAGE_MODEL: "a decoder-only model"}
 # How a run computes, which is its own choice, and not the model's.
 OF_RUN = ("dropout_rate", "dtype", "scan_layers", "remat", "attention")
-SAMPLE_BYTES = 200_000  # of the text, of which it is looked whether the vocabulary has its pieces
+SAMPLE_BYTES = 200_000  # of the text, in which unknown pieces and single bytes are counted
 # What a run of Limba has learned, beside its lengths.
 OF_OBJECTIVE = ("objective", "noise_density", "mean_noise_span_length", "mask_share", "causal_share")
 

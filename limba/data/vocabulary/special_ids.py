@@ -115,7 +115,7 @@ class SpecialIds:
 
     @property
     def around(self) -> tuple[int, ...]:
-        """The ids that stand around a text or in its place, and are none: template, ends, separator, mask."""
+        """The ids that are never text themselves: those of the template, ends, separator and mask."""
         single = (number for number in (self.separator, self.mask) if number is not None)
         return (*self.before, *self.after, *self.ends, *single)
 

@@ -14,7 +14,7 @@ from limba.data.vocabulary.vocabularies import Vocabulary
 
 
 class Roles(Protocol):
-    """What the stream asks of the special ids of a model; `special_ids.SpecialIds` are they."""
+    """What the stream needs of the special ids of a model; `special_ids.SpecialIds` has it."""
 
     @property
     def mask(self) -> int | None: ...
