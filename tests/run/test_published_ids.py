@@ -245,7 +245,9 @@ def compare_run(config: RunConfig, kind: str, directory: Path) -> None:
         if (before / name).exists():
             assert (before / name).read_bytes() == (folder / name).read_bytes(), name
     published, written = (json.loads((place / "config.json").read_text()) for place in (before, folder))
-    assert _ids_of(published) == _ids_of(written) and written["vocab_size"] == published["vocab_size"]
+    assert _ids_of(published) == _ids_of(written)
+    for size in ("vocab_size", "max_position_embeddings"):  # the rows of the run are shorter
+        assert written.get(size) == published.get(size), size
     assert folders.ids_of(before) == folders.ids_of(folder)
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     model = getattr(transformers, published["architectures"][0]).from_pretrained(folder).eval()

@@ -30,7 +30,7 @@ T5, ENCODER, LANGUAGE_MODEL = FAMILIES = ("t5", "encoder", "lm")  # as in the na
 NAMES = {T5: "an encoder-decoder", ENCODER: "an encoder", LANGUAGE_MODEL: "a decoder-only model"}
 # How a run computes, which is its own choice, and not the model's.
 OF_RUN = ("dropout_rate", "dtype", "scan_layers", "remat", "attention")
-SAMPLE_BYTES = 200_000  # of the text, of which it is looked whether the vocabulary has its pieces
+SAMPLE_BYTES = 200_000  # of the text, in which unknown pieces and single bytes are counted
 # What a run of Limba has learned, beside its lengths.
 OF_OBJECTIVE = ("objective", "noise_density", "mean_noise_span_length", "mask_share", "causal_share")
 
@@ -107,9 +107,10 @@ def complete(source: Source) -> Continued | None:
     Returns the model; None where no file asks for one, or where its path is not given yet. Raises InputError for a path
     without a model, and for a model that cannot be trained.
     """
-    include, source.of_family = source.of_family, None
+    include = source.of_family
     if include is None:
         return None
+    source.of_family = None
     path = _path_in(source)
     found = None if path is None else _of_run_or_path(source, path)
     behind = source.bindings[include.num_before :]
@@ -221,7 +222,9 @@ def lines(found: Continued, config: RunConfig) -> Iterator[str]:
     task = RunData(data).task
     vocabulary = published_of(task.output_features["targets"].vocabulary)
     ids = special_ids_of(found.model, vocabulary)
-    after = ids.after if found.family != LANGUAGE_MODEL else ids.target([])[len(ids.before) :]
+    after = ids.after
+    if found.family == LANGUAGE_MODEL or not after:  # training ends a text also where the template does not
+        after = ids.target([])[len(ids.before) :]
     framed = " ".join([*_names_of(vocabulary, ids.before), "text", *_names_of(vocabulary, after)])
     mask = ""
     if found.family == ENCODER and ids.mask is not None:
@@ -240,14 +243,18 @@ def lines(found: Continued, config: RunConfig) -> Iterator[str]:
 
 
 def _lacking(run: RunData) -> Iterator[str]:
-    """Yields a warning where the vocabulary has no pieces for much of the text: that of another language."""
+    """Yields a warning where the vocabulary has no pieces for much of the text: that of another language.
+
+    Of documents that were tokenized beforehand there is no text to look at.
+    """
+    from limba.data.sources.parquet import TOKENS
     from limba.data.sources.units import UnitSource
     from limba.data.vocabulary.coverage import LEAST, coverage
     from limba.data.vocabulary.stream import published_of
     from limba.data.vocabulary.text_sample import Texts
 
     for part in run.parts:
-        if not isinstance(part.source, UnitSource):
+        if not isinstance(part.source, UnitSource) or TOKENS in part.source.keys:
             continue
         texts = Texts.of_task(part)
         documents, _ = texts.sample(run.config.train_split, SAMPLE_BYTES)
