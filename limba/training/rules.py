@@ -141,8 +141,10 @@ def per_layer(inner: optax.GradientTransformation) -> optax.GradientTransformati
 
     def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
         groups = _groups(params)
-        names, structure = named_leaves(params), jax.tree.structure(params)
-        flat, new_state = {}, {}
+        names = named_leaves(params)
+        structure = jax.tree.structure(params)
+        flat = {}
+        new_state = {}
         for stack, group in _groups(updates).items():
             step: Callable = jax.vmap(inner.update) if stack else inner.update
             directions, new_state[stack] = step(group, state[stack], groups[stack])

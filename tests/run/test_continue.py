@@ -77,7 +77,8 @@ def loss_in_transformers(folder: Path, batch: Mapping[str, np.ndarray]) -> float
 
     model = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
     of = {name: torch.tensor(array.astype(np.int64)) for name, array in batch.items()}
-    inputs, targets = of["encoder_input_tokens"], of["decoder_target_tokens"]
+    inputs = of["encoder_input_tokens"]
+    targets = of["decoder_target_tokens"]
     labels = torch.where(of["decoder_loss_weights"] > 0, targets, -100)
     with torch.no_grad():
         found = model(

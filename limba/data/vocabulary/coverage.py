@@ -10,7 +10,8 @@ from limba.data.vocabulary.needed import spells_bytes
 from limba.data.vocabulary.vocabularies import ByteVocabulary, Vocabulary
 
 LEAST = 0.9  # share of the tokens of a text that are pieces; below it the vocabulary was made for another language
-EXAMPLES, LETTERS = 5, 20  # words that are shown, and the most letters of one
+EXAMPLES = 5  # words that are shown
+LETTERS = 20  # of such a word, at most
 
 
 class Coverage(NamedTuple):

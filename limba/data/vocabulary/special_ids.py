@@ -21,7 +21,9 @@ from limba.data.vocabulary.stream import StreamVocabulary, published_of
 
 logger = logging.getLogger(__name__)
 
-PADDING, START, END = 0, 0, 1  # of T5's layout
+PADDING = 0
+START = 0
+END = 1  # of T5's layout
 # What transformers 5.23 takes for ids that neither config.json nor generation_config.json names, by the kind of model.
 _T5 = {"pad_token_id": 0, "eos_token_id": 1}
 _DEFAULTS: Mapping[str, Mapping[str, int]] = {
@@ -45,7 +47,8 @@ _PASSED_OVER: Mapping[str, tuple[object, ...]] = {
 }
 
 
-ENCODER_DECODERS, LANGUAGE_MODELS = ("t5", "mt5", "umt5"), ("llama", "gpt2")
+ENCODER_DECODERS = ("t5", "mt5", "umt5")
+LANGUAGE_MODELS = ("llama", "gpt2")
 ENCODERS = ("eurobert", "modernbert")
 _ENCODER_OF_T5 = "EncoderModel"  # the end of its class's name
 
@@ -225,7 +228,8 @@ def of_folder(folder: epath.Path, vocabulary: Vocabulary | None, model: ModelCon
         roles = {role: number for role, number in vocabulary.ids.items() if number < model.vocab_size}
     elif vocabulary is not None and isinstance(model, ModelConfig):
         own = of_run(vocabulary, model)
-        before, after = own.before, own.after
+        before = own.before
+        after = own.after
         if before == (START,) and start is not None:
             before = (start,)
         if model.is_encoder:

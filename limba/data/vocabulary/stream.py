@@ -108,8 +108,13 @@ class StreamVocabulary(Vocabulary):
         """
         ids = self._trained.encode(s)
         if not self._never_text.isdisjoint(ids):
-            parts = (self._in_place if number in self._never_text else (number,) for number in ids)
-            ids = [number for part in parts for number in part]
+            as_text = list[int]()
+            for number in ids:
+                if number in self._never_text:
+                    as_text += self._in_place
+                else:
+                    as_text.append(number)
+            ids = as_text
         return [number + self.offset for number in ids]
 
     def _decode(self, ids: list[int]) -> str:

@@ -84,7 +84,8 @@ def inspect_task(
         raise InputError(f"{name} holds no document in split {split!r}; give files with text in them.")
     lengths = _lengths(task, inputs_length, is_sequence)
     pieces = PieceTable(task.output_features["targets"].vocabulary)
-    vocabulary, encode = pieces.vocabulary, pieces.encode
+    vocabulary = pieces.vocabulary
+    encode = pieces.encode
     examples = _examples(task, split, documents, lengths, seed)
     if isinstance(task.source, UnitSource):
         documents = Texts(task.source).in_columns(documents)
