@@ -61,7 +61,7 @@ def _names_in(files: Sequence[str], overrides: Sequence[str], search_paths: Sequ
     for name, value in values.items():
         instead = hidden.get(name)
         if instead is not None:
-            lines.append(f"  {name} (changes nothing: {instead.place} sets {instead.name} to {instead.value!r})")
+            lines.append(f"  {name} (changes nothing: {instead.location} sets {instead.name} to {instead.value!r})")
             continue
         shown = "required" if value == REQUIRED else repr(value)
         lines.append(f"  {name} ({shown})  {comments[name]}".rstrip())

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 ABOUT = """Finds the documents in the batches that a run has dropped or passed over: the documents of the rows that
 stood out, which MODEL_DIR/skipped_batches.jsonl lists. Reads the run's text again from its beginning up to these
-batches. Writes MODEL_DIR/skipped_documents.jsonl with their whole text, and prints a table: source, unit, row, beginning
-of the text.
+batches. Writes MODEL_DIR/skipped_documents.jsonl with their whole text, and prints a table: source, unit, row, and how
+the text begins.
 
     limba skipped MODEL_DIR"""
 Record = Mapping[str, Any]  # of a line of the two files

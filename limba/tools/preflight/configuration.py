@@ -75,8 +75,8 @@ def replacements(source: Source) -> list[tuple[str, str, str, str]]:
     for binding in source.bindings:
         now = last[binding.name]
         is_there = binding is not now and binding.value != REQUIRED and binding.value != now.value
-        if is_there and _file(binding.place) != _file(now.place):
-            found[binding.name] = (binding.name, _text(now.value), _text(binding.value), binding.place)
+        if is_there and _file(binding.location) != _file(now.location):
+            found[binding.name] = (binding.name, _text(now.value), _text(binding.value), binding.location)
     return list(found.values())
 
 
