@@ -11,7 +11,7 @@ TOOLS = {
     "sample": "limba.tools.corpus.inspection",  # inspect_task: what a task's text is
     "languages": "limba.tools.preflight.checks.scripts",  # the script of a text
     "topologies": "limba.tools.preflight.compiled.topologies",  # chips by their names
-    "arithmetic": "limba.tools.preflight.compiled.instant",  # memory and seconds of a step
+    "arithmetic": "limba.tools.preflight.compiled.arithmetic",  # memory and seconds of a step
     "trim": "limba.tools.corpus.trim",  # of_loaded: a model with fewer rows
     "check": "limba.tools.preflight.checks.start",  # at the start of a run
 }

@@ -63,7 +63,10 @@ def read_translated(
     written_as: Mapping[str, str] | None = None,
     allowed: Sequence[str] | None = None,
 ) -> GinRun:
-    """Returns the run of a gin text that a command has made from files of another dialect, `location`; as `read_run`."""
+    """Returns the run of a gin text, which a command has made from files of another dialect; as `read_run`.
+
+    `location` names these files in errors.
+    """
     source = Source()
     statements.read_with_includes(source, text, location)
     for override in overrides:
@@ -209,7 +212,7 @@ def run_of(source: Source, flag: str = "--gin.", written_as: Mapping[str, str] |
 
 
 def hidden_macros(source: Source) -> dict[str, Binding]:
-    """Returns each macro that changes nothing -> the binding that counts instead; none where the files have a mistake."""
+    """Returns each macro that changes nothing -> the binding that counts instead; {} where the files have a mistake."""
     try:
         tree = Tree(source, RUN)
     except InputError:

@@ -10,7 +10,7 @@ from limba.config import Fix, InputError, RunConfig
 from limba.config.speed import in_time
 from limba.tools.preflight.checks.estimate import divides, memory_lines
 from limba.tools.preflight.checks.verdict import Line, Section
-from limba.tools.preflight.compiled import changes, instant, speed
+from limba.tools.preflight.compiled import arithmetic, changes, speed
 from limba.tools.preflight.compiled.memory import device_bytes, in_words, size_in_words
 from limba.tools.preflight.compiled.process import compiled_step
 from limba.tools.preflight.compiled.topologies import Figures, Topology, limit_bytes
@@ -56,9 +56,8 @@ def stand_in(config: RunConfig, wanted: Topology) -> RunConfig:
 
     A scan compiles in about a minute for a TPU; unrolled layers take several.
     """
-    if wanted.platform != "gpu" or config.model.scan_layers:
-        scans = True
-    else:
+    scans = True
+    if wanted.platform == "gpu" and not config.model.scan_layers:
         scans = None  # the GPU's own choice, a loop, whether the run asks for it or leaves it open
     return dataclasses.replace(config, model=dataclasses.replace(config.model, scan_layers=scans))
 
@@ -116,8 +115,8 @@ def _memory_line(config: RunConfig, found: Figures, wanted: Topology) -> Line:
     text = _memory_text(config, found, wanted)
     if fits(found, wanted) and needed <= TIGHT * limit:
         return Line("ok", f"{text}.")
-    arithmetic = instant.memory(PlannedRun(config), wanted).total
-    device = changes.Device(wanted, TIGHT * limit, scale=needed / arithmetic)
+    by_arithmetic = arithmetic.memory(PlannedRun(config), wanted).total
+    device = changes.Device(wanted, TIGHT * limit, scale=needed / by_arithmetic)
     fix = changes.that_fits(config, device)
     if fits(found, wanted):
         return Line("warning", f"{text}: evaluation may not fit beside it.", fix, DOES_NOT_FIT)

@@ -19,7 +19,7 @@ from limba.tools.preflight.checks.verdict import Data, Line, Section
 TITLE = "Vocabulary"
 UNUSED = 0.02  # share of a step's FLOPs for rows that no piece has, from which on it is called wasteful
 SHOWN = 4  # pieces
-NUM_SENTINELS = 100  # of T5
+NUM_SENTINELS = 100  # that T5's own vocabularies have
 
 
 def vocabulary(config: RunConfig, task: Task | Mixture, lengths: dict[str, int] | None) -> Section:
@@ -50,10 +50,13 @@ def vocabulary(config: RunConfig, task: Task | Mixture, lengths: dict[str, int] 
 
 
 def missing(config: RunConfig, line: Line) -> Line:
-    """Returns the line about a vocabulary that is not there, with the choice of a similar file, or of one to train."""
+    """Returns the line about a vocabulary that does not exist, with a similar file as its fix, or one to train."""
     path = Path(config.data.vocabulary or "")
-    found = [str(each) for pattern in ("*.model", "*/*.model", "*.json") for each in sorted(path.parent.glob(pattern))]
-    if near := nearest(str(path), found):
+    files: list[str] = []
+    for pattern in ("*.model", "*/*.model", "*.json"):
+        files += map(str, sorted(path.parent.glob(pattern)))
+    near = nearest(str(path), files)
+    if near:
         return dataclasses.replace(line, fix=("DataConfig.vocabulary", near))
     return dataclasses.replace(line, fix=("DataConfig.new_vocabulary_size", config.model.vocab_size))
 
@@ -76,7 +79,7 @@ def _rows(config: RunConfig, pieces: PieceTable, lengths: dict[str, int] | None,
     fitting = pieces.fitting_rows
     data["rows"] = rows
     if rows < found.vocab_size:
-        return  # the error has been said
+        return  # which the check before has refused
     share = unused_share(config, fitting, lengths) if rows > fitting else 0.0
     text = f"The model has {rows:,} rows for {found.vocab_size:,} ids"
     if share < UNUSED:

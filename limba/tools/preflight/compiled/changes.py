@@ -1,6 +1,6 @@
 """What a run that does not fit can change: a device's memory with each remat policy, micro-batches and meshes.
 
-All of it is arithmetic (`instant.py`). Where the run's own step was compiled, each size is scaled by how far the
+All of it is arithmetic (`arithmetic.py`). Where the run's own step was compiled, each size is scaled by how far the
 compiler's figure of that step is from the arithmetic's.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from limba.api import PlannedRun
 from limba.config import Fix, MeshConfig, Open, RunConfig
-from limba.tools.preflight.compiled import instant
+from limba.tools.preflight.compiled import arithmetic
 from limba.tools.preflight.compiled.memory import size_in_words
 from limba.tools.preflight.compiled.topologies import Topology
 
@@ -32,7 +32,7 @@ class Device:
 
     def bytes_of(self, run: PlannedRun, changed: RunConfig) -> float:
         """Returns the bytes that a step of the changed run takes."""
-        return self.scale * instant.memory(run, self.chips, changed).total
+        return self.scale * arithmetic.memory(run, self.chips, changed).total
 
     def fits(self, run: PlannedRun, changed: RunConfig) -> bool:
         """Returns whether a step of the changed run fits."""

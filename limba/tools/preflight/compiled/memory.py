@@ -14,10 +14,12 @@ OP_NAME = re.compile(r'op_name="([^"]*)"')
 SHAPE = re.compile(r"\w+\[[\d,]*\]")
 # What jax puts around the names of our own code in `op_name`.
 WRAPPERS = re.compile(r"(?:transpose|jvp|vmap|checkpoint|rematted_computation|remat\d?|jit|pjit|custom_vjp_call)\(?")
+# What else stands in `op_name` and is not a part of the network: control flow, and the functions around it.
+NOT_OF_NETWORK = ("while", "body", "closed_call", "train_step", "dropping", "cond", "shard_map")
 NUMBER_SHOWN = 8
 
 
-def largest(dump: str, text: str, number: int = NUMBER_SHOWN) -> list[Figures]:
+def largest(dump: str, text: str, most: int = NUMBER_SHOWN) -> list[Figures]:
     """Returns the largest arrays that are live when a device's memory is at its peak, the largest first.
 
     Each has "bytes", "shape", "where" (the part of the network, as parameters are named) and "of" ('argument' or
@@ -37,18 +39,18 @@ def largest(dump: str, text: str, number: int = NUMBER_SHOWN) -> list[Figures]:
         if match is None:
             break
         shapes, op_name, is_argument = about.get(match[1], ([], "", False))
-        place = int(match[2] or 0)  # in the tuple of arrays that a loop carries
+        number = int(match[2] or 0)  # in the tuple of arrays that a loop carries
         found.append(
             {
                 "bytes": int(match[3]),
-                "shape": shapes[place] if place < len(shapes) else "",
-                "where": place_of(op_name),
+                "shape": shapes[number] if number < len(shapes) else "",
+                "where": part_of_network(op_name),
                 "of": "argument" if is_argument else "temporary",
                 "name": match[1],
             }
         )
-    found.sort(key=lambda each: -each["bytes"])
-    return found[:number]
+    found.sort(key=lambda array: -array["bytes"])
+    return found[:most]
 
 
 def peak_bytes(dump: str) -> int:
@@ -98,25 +100,21 @@ def _instructions(text: str) -> dict[str, tuple[list[str], str, bool]]:
     return found
 
 
-def place_of(op_name: str) -> str:
+def part_of_network(op_name: str) -> str:
     """Returns the part of the network that an instruction belongs to, as jax's `op_name` says.
 
-    >>> place_of("jit(train_step)/jvp(Transformer)/encoder/while/body/mlp/wi_0/dot_general")
+    >>> part_of_network("jit(train_step)/jvp(Transformer)/encoder/while/body/mlp/wi_0/dot_general")
     'encoder/mlp/wi_0/dot_general'
-    >>> place_of("state.params['decoder']['layers']['mlp']['wo']['kernel']")
+    >>> part_of_network("state.params['decoder']['layers']['mlp']['wo']['kernel']")
     'params/decoder/layers/mlp/wo/kernel'
     """
     if op_name.startswith("state"):
         return "/".join(part for part in re.split(r"[\[\]'.]+", op_name) if part and part != "state")
     parts = []
     for part in op_name.split("/"):
-        bare = WRAPPERS.sub("", part).strip("()")
-        if (
-            bare
-            and not bare.startswith("Transformer")
-            and bare not in ("while", "body", "closed_call", "train_step", "dropping", "cond", "shard_map")
-        ):
-            parts.append(bare)
+        name = WRAPPERS.sub("", part).strip("()")
+        if name and name not in NOT_OF_NETWORK and not name.startswith("Transformer"):
+            parts.append(name)
     return "/".join(dict.fromkeys(parts))
 
 

@@ -1,6 +1,6 @@
 """The process that compiles one training step; `process.py` starts it, since a process has one set of XLA's flags.
 
-It reads a request, JSON, and writes an answer, JSON, to files; all else that it prints is of libraries.
+It reads a request from a JSON file and writes its answer to another one; what it prints comes from libraries.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-SIZE = re.compile(r"([\d.]+)([KMG])")
+# How a TPU's compiler says what a program that does not fit would need.
+NEEDED = (re.compile(r"Used ([\d.]+)([KMG]) of"), re.compile(r"temporaries \(([\d.]+)([KMG])\)"))
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def figures(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]], name: str, dump: str) -> Json:
     """Returns the figures of the run's step compiled for a topology, whose devices this process describes.
 
-    "fits" is what the compiler says, of a TPU; None for others, whose compilers know no limit. Sizes are bytes of one
-    device: "live_bytes" as jax's analysis has them, "reported_bytes" as a TPU's compiler counts them, which is less.
-    Times are of this process: "seconds" of the clock and "cpu_seconds" of all threads.
+    "fits" is what a TPU's compiler says; None for others, whose compilers know no limit. Sizes are bytes of one device:
+    "live_bytes" by jax's analysis, "reported_bytes" as a TPU's compiler counts them, which is less. Times are those of
+    this process: "seconds" by the clock and "cpu_seconds" of all threads.
     """
     from limba.tools.preflight.compiled import topologies
 
@@ -59,8 +60,10 @@ def _of_step(
     found: Json = {"mesh": step.mesh_sizes, "state_bytes": step.state_bytes}
     traced = step.traced()
     kernels = kernel_flops(traced.jaxpr)
+    # A card is described and not here, so jax has to be told what to lower for.
+    platforms = ("cuda",) if platform == "gpu" else None
     try:
-        compiled = traced.lower(lowering_platforms=("cuda",) if platform == "gpu" else None).compile()
+        compiled = traced.lower(lowering_platforms=platforms).compile()
     except jax.errors.JaxRuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -80,17 +83,18 @@ def _of_step(
     }
 
 
-def needed_bytes(said: str) -> int:
+def needed_bytes(sentence: str) -> int:
     """Returns the bytes that a program needs, from the sentence of a TPU's compiler; 0 if it names none.
 
     >>> needed_bytes("Used 20.25G of 15.48G hbm.") / 2**30, needed_bytes("HLO temporaries (937.50G) exceeds") / 2**30
     (20.25, 937.5)
     """
-    found = re.search(r"Used ([\d.]+[KMG]) of", said) or re.search(r"temporaries \(([\d.]+[KMG])\)", said)
-    if not found:
-        return 0
-    size = SIZE.fullmatch(found[1])
-    return int(float(size[1]) * UNITS[size[2]]) if size else 0
+    for pattern in NEEDED:
+        match = pattern.search(sentence)
+        if match:
+            number, unit = match.groups()
+            return int(float(number) * UNITS[unit])
+    return 0
 
 
 def kernel_flops(jaxpr: Any) -> dict[str, float]:
@@ -105,8 +109,8 @@ def kernel_flops(jaxpr: Any) -> dict[str, float]:
                 cost = equation.params.get("cost_estimate")
                 found[equation.params["name"]] = float(cost.flops) if cost else 0.0
                 continue
-            inner = jax.tree.leaves(list(equation.params.values()), is_leaf=is_program)
-            for value in inner:
+            # Loops, conditions and functions hold programs among their parameters.
+            for value in jax.tree.leaves(list(equation.params.values()), is_leaf=is_program):
                 if is_program(value):
                     visit(getattr(value, "jaxpr", value))
 
