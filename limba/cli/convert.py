@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from limba import toolbox
+from limba import tool_registry
 from limba.cli import model
 from limba.cli.arguments import Parser, with_two_dashes
 from limba.config import CardConfig, InputError, environment, kinds, named
@@ -40,7 +40,7 @@ NAMES = {
 def run(argv: Sequence[str]) -> None:
     """Converts what the flags name; raises InputError."""
     if "--gin" in with_two_dashes(argv):
-        migrate = toolbox.find("migrate")
+        migrate = tool_registry.find("migrate")
         if migrate is None:
             raise InputError("--gin needs limba/tools/migrate/, which is not here; install Limba whole.")
         migrate.print_gin(argv)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from limba import toolbox
+from limba import tool_registry
 from limba.cli.arguments import Parser
 from limba.cli.gin import GinRun, continued, read_run
 from limba.cli.gin.read import hidden_macros
@@ -35,7 +35,7 @@ def parser_of(command: str, about: str, more: Callable[[Parser], None] | None = 
     if more is not None:
         more(parser)
     parser.add_object("gin_file", "GIN_FILE", "a gin file; later files replace values", takes_several=True)
-    migrate = toolbox.find("migrate")
+    migrate = tool_registry.find("migrate")
     if command == "train" and migrate is not None:
         parser.description = f"{about}{migrate.ABOUT}"
     parser.add_argument("--gin_search_paths", metavar="A,B", action="append", default=[], help="folders of gin files")
@@ -83,7 +83,7 @@ def search_folders(given: Sequence[str]) -> list[Path]:
 
 def reader_of(files: Sequence[str], folders: Sequence[Path]) -> Callable[..., GinRun]:
     """Returns the function that reads these gin files: another trainer's are translated."""
-    migrate = toolbox.find("migrate")
+    migrate = tool_registry.find("migrate")
     translating = None if migrate is None else migrate.reader_of(files, folders)
     if translating is not None:
         return translating
@@ -92,7 +92,7 @@ def reader_of(files: Sequence[str], folders: Sequence[Path]) -> Callable[..., Gi
 
 def script_of(argv: Sequence[str]) -> Any:
     """Returns the flags of another trainer's scripts in the arguments; None if there are none."""
-    migrate = toolbox.find("migrate")
+    migrate = tool_registry.find("migrate")
     return None if migrate is None else migrate.script_of(argv)
 
 
@@ -117,7 +117,7 @@ def parse_args(
         raise InputError(f"--profile={given.profile} is not a number of steps; write --profile or --profile=5.")
     if script is None and not given.gin_file:
         raise InputError(f"No gin file is given; write limba {command} gin/demo.gin or --gin_file=PATH; see --help.")
-    migrate = toolbox.find("migrate")
+    migrate = tool_registry.find("migrate")
     if script is not None and migrate is not None:
         run = migrate.read_script(script, given.gin, folders)
     else:

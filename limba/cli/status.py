@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from limba import toolbox
+from limba import tool_registry
 from limba.cli import verified
 from limba.cli.arguments import Parser
 from limba.config import InputError, environment
@@ -87,7 +87,7 @@ def _of_this_machine(owner: Owner | None, is_local: bool) -> list[str]:
     """Returns what `limba preflight` would say against the run's next start here; [] if it runs elsewhere."""
     if not is_local or (owner is not None and owner.host != socket.gethostname()):
         return []
-    check = toolbox.find("check")
+    check = tool_registry.find("check")
     if check is None:
         return []
     return check.of_this_machine(None if owner is None else owner.pid)

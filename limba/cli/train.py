@@ -5,7 +5,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from limba import toolbox
+from limba import tool_registry
 from limba.cli.flags import parse_args
 from limba.cli.gin import GinRun
 from limba.config import RestartError, RunConfig, SentenceError, StorageError, environment, named
@@ -82,7 +82,7 @@ def say_what_is_wrong(given: GinRun) -> None:
 
     if not is_first():
         return
-    check = toolbox.find("check")
+    check = tool_registry.find("check")
     if check is None:
         return
     for line in check.at_start(given.config, given.names):

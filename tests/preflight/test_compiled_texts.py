@@ -122,9 +122,7 @@ def test_an_estimate_is_a_range_that_says_how_it_was_made() -> None:
     card = speed.estimate(large, found, (256, 64), topologies.topology("a100-1"))
     assert card.slowest == pytest.approx(2 * card.fastest) and "gives no time" in card.made
     figures = card.figures(large, (256, 64), topologies.topology("a100-1"))
-    assert figures["mfu"] == pytest.approx(
-        list(arithmetic.MFU)
-    )  # one definition, and nothing beside that range
+    assert figures["mfu"] == pytest.approx(list(arithmetic.MFU))  # one definition, and nothing beside that range
     small = speed.estimate(config, found, (256, 64), topologies.topology("a100-1"))
     assert small.fastest == arithmetic.LEAST_STEP_SECONDS  # no step takes microseconds
 

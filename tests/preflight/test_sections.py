@@ -14,7 +14,7 @@ from limba.cli.gin import read_gin
 from limba.config import DataConfig, RunConfig, ScheduleConfig, optimizer_config, plain
 from limba.config.schedule import LEAST_RATE
 from limba.data.tasks import resolve_task
-from limba.planned import PlannedRun
+from limba.planned_run import PlannedRun
 from limba.tools.preflight import output
 from limba.tools.preflight.checks import differences, findings, objective, sample, start, storage, vocabulary
 from limba.tools.preflight.checks.verdict import Line, Section, verdict

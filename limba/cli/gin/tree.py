@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from limba import config, toolbox
+from limba import config, tool_registry
 from limba.cli.gin.statements import REQUIRED, Binding, Macro, Reference, Source, leaves
 from limba.cli.gin.unread import unread_choices
 from limba.config import InputError, Open, RunConfig, did_you_mean, kinds, nearest
@@ -296,7 +296,7 @@ def _check_class(name: str, location: str, field: str = "") -> None:
 
 def _advice(name: str, field: str = "") -> str:
     """Returns the end of a sentence about a name that Limba does not have; it may be another trainer's."""
-    migrate = toolbox.find("migrate")
+    migrate = tool_registry.find("migrate")
     if migrate is None:
         return did_you_mean(name, CLASSES)
     return migrate.advice(name, CLASSES, field)
@@ -334,7 +334,7 @@ def _check_field(binding: Binding) -> None:
 
 def _unused(binding: Binding, used_macros: set[str]) -> InputError:
     """Returns the error for a macro that nothing uses, with the nearest one that is used, or Limba's name for it."""
-    migrate = toolbox.find("migrate")
+    migrate = tool_registry.find("migrate")
     ours = "" if migrate is None else migrate.our_macro(binding.name)
     near = _advice(binding.name) if ours else did_you_mean(binding.name, used_macros)
     right = ours or nearest(binding.name, used_macros)
