@@ -302,10 +302,11 @@ class Proof:
         import transformers
 
         special = self._special
+        start = None if self._config.is_decoder_only else special.generation_start
         return transformers.GenerationConfig(
             eos_token_id=list(special.ends) or None,
             pad_token_id=special.filling,
-            decoder_start_token_id=None if self._config.is_decoder_only else special.generation_start,
+            decoder_start_token_id=start,
             suppress_tokens=self._banned or None,
         )
 

@@ -7,6 +7,7 @@ several lines. Here each error is one sentence that says what to do.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -225,7 +226,8 @@ class Tree:
                 raise self._no_effect(binding, self.binding_above(self.fields_set_by(binding.name)))
 
     def _is_in_tree(self, binding: Binding) -> bool:
-        return any(binding is counts for node in self.nodes.values() for counts in node.bindings.values())
+        counting = itertools.chain.from_iterable(node.bindings.values() for node in self.nodes.values())
+        return any(binding is other for other in counting)
 
     def fields_set_by(self, macro: str) -> set[tuple[str, str]]:
         """Returns (class, field) of all bindings that have the macro as their value, whether they count or not."""

@@ -126,9 +126,11 @@ def _one_document(config: RunConfig, part: Task, data: Data) -> Line | None:
     if sizes and sum(sizes) < max(LEAST_CUT, counts.total * LONG):
         return None
     data["few_documents"] = True
-    says = f"{part.source.name} has only {_number(counts.total, 'document')}, which cannot be dealt to data shards and"
+    sentence = (
+        f"{part.source.name} has only {_number(counts.total, 'document')}, which cannot be dealt to data shards and"
+    )
     fix = "write the text as more documents, such as a line of JSON for each chapter"
-    return Line("error", f"{says} a validation split.", fix, "one-document")
+    return Line("error", f"{sentence} a validation split.", fix, "one-document")
 
 
 def _of_stage(run: RunData, begins: int, lengths: Mapping[str, int]) -> Check:
@@ -186,11 +188,11 @@ class TextOfPart:
             yield dataclasses.replace(line, text=self.name + line.text)
 
 
-def _size(config: RunConfig, part: Task, found: Any, data: Data) -> Iterator[Line]:
+def _size(config: RunConfig, part: Task, text_sample: Any, data: Data) -> Iterator[Line]:
     """Yields the tokens of the corpus, counted or estimated."""
     if not isinstance(part.source, UnitSource):
         return
-    per_document = found.fertility.tokens / max(len(found.documents) // len(found.columns), 1)
+    per_document = text_sample.fertility.tokens / max(len(text_sample.documents) // len(text_sample.columns), 1)
     counts = RunData(config.data, part).documents(part)
     if counts is not None:
         tokens = counts.total * per_document
@@ -203,7 +205,7 @@ def _size(config: RunConfig, part: Task, found: Any, data: Data) -> Iterator[Lin
             yield Line("ok", "The size of the corpus is not known: its files are compressed, or do not say theirs.")
             return
         num_bytes = part.source.num_bytes(config.data.train_split)
-        tokens = num_bytes * ratio * found.fertility.tokens_per_byte
+        tokens = num_bytes * ratio * text_sample.fertility.tokens_per_byte
         how = f"{in_words(num_bytes)} bytes, by its sample"
     data.setdefault("corpus_tokens", {})[part.name] = tokens
     data.setdefault("corpus_documents", {})[part.name] = tokens / per_document
@@ -228,7 +230,7 @@ def _text_in_files(source: UnitSource, split: str) -> float | None:
     return text / size if size else None
 
 
-def _validation(config: RunConfig, part: Task, found: Any, data: Data) -> Iterator[Line]:
+def _validation(config: RunConfig, part: Task, text_sample: Any, data: Data) -> Iterator[Line]:
     """Yields the validation split's size; an empty one is evaluated by nothing."""
     split = config.data.validation_split
     source = part.source
@@ -259,7 +261,7 @@ def _validation(config: RunConfig, part: Task, found: Any, data: Data) -> Iterat
         return
     if data.get("few_documents"):
         return  # which is an error already
-    if len(found.documents) <= FEW_DOCUMENTS:
+    if len(text_sample.documents) <= FEW_DOCUMENTS:
         line = _one_document(config, part, data)
         if line is not None:
             yield line

@@ -123,7 +123,10 @@ def with_saved_run(config: RunConfig, data: Data) -> Iterator[Line]:
     newest = max(steps)
     text = f"{config.model_dir} is resumed at step {newest:,}"
     free = [str(difference) for difference in changed if difference.is_free]
-    yield Line("ok", f"{text}: {'; '.join(free)}" if free else f"{text}.")
+    if free:
+        yield Line("ok", f"{text}: {'; '.join(free)}")
+    else:
+        yield Line("ok", f"{text}.")
     yield from changes(changed, newest)
 
 

@@ -119,21 +119,21 @@ def memory_lines(config: RunConfig, chips: Topology, is_compiled: bool, data: Da
     """
     run = PlannedRun(config)
     limit = limit_bytes(chips)
-    found = arithmetic.memory(run, chips)
+    memory = arithmetic.memory(run, chips)
     most = arithmetic.largest_batch(run, chips, limit)
     seconds = arithmetic.seconds_per_step(run, chips)
-    data |= {"topology": chips.name, "limit_bytes": limit, "live_bytes": found.total, "largest_batch": most}
-    data |= dataclasses.asdict(found)
+    data |= {"topology": chips.name, "limit_bytes": limit, "live_bytes": memory.total, "largest_batch": most}
+    data |= dataclasses.asdict(memory)
     data["seconds_per_step"] = seconds
-    parts = ", ".join(f"{name} {size_in_words(size)}" for name, size in dataclasses.asdict(found).items())
-    text = f"By arithmetic a device of {chips.name} needs {size_in_words(found.total)} of {size_in_words(limit)}"
+    parts = ", ".join(f"{name} {size_in_words(size)}" for name, size in dataclasses.asdict(memory).items())
+    text = f"By arithmetic a device of {chips.name} needs {size_in_words(memory.total)} of {size_in_words(limit)}"
     text += f" ({parts}); at most {most:,} rows fit"
     if seconds:
         text += f", and a step takes {seconds[0]:.2g} s at least"
-    if found.total <= limit or is_compiled:
+    if memory.total <= limit or is_compiled:
         yield Line("ok", f"{text}.")
         return
-    level = "error" if found.total > ERROR * limit else "warning"
+    level = "error" if memory.total > ERROR * limit else "warning"
     device = changes.Device(chips, limit)
     text = f"{text}.\n{changes.table(config, device)}"
     yield Line(level, text, changes.that_fits(config, device), "does-not-fit")

@@ -57,17 +57,17 @@ def sampled(config: RunConfig, part: Task) -> Any:
     return inspection.inspect_task(part, data.train_split, length, SAMPLE_BYTES, data.seed, is_one_sequence)
 
 
-def of_documents(found: Any, data: Data) -> Iterator[Line]:
+def of_documents(sample: Any, data: Data) -> Iterator[Line]:
     """Yields what the sample's documents are: their number, sizes, encoding and repetitions."""
-    said = found.figures()
-    sizes = np.array([len(text) for text in found.documents])
-    columns = ", ".join(found.columns)
+    said = sample.figures()
+    sizes = np.array([len(text) for text in sample.documents])
+    columns = ", ".join(sample.columns)
     data |= {
-        "columns": list(found.columns),
-        "documents": len(found.documents),
+        "columns": list(sample.columns),
+        "documents": len(sample.documents),
         "bytes_per_document": float(sizes.mean()),
-        "tokens_per_document": float(found.document_tokens.mean()),
-        "tokens_per_byte": found.fertility.tokens_per_byte,
+        "tokens_per_document": float(sample.document_tokens.mean()),
+        "tokens_per_byte": sample.fertility.tokens_per_byte,
     }
     yield Line("ok", f"Column {columns}; a sample of {said['sample']}.")
     spread = f"median {np.median(sizes):,.0f}, mean {sizes.mean():,.0f}, longest {sizes.max():,}"
@@ -81,28 +81,28 @@ def rows_of(documents: Sequence[bytes], num_texts: int) -> list[str]:
     return [SEPARATOR.join(texts[first : first + num_texts]) for first in range(0, len(texts), num_texts)]
 
 
-def of_text(config: RunConfig, part: Task, found: Any, data: Data, has_vocabulary: bool) -> Iterator[Line]:
+def of_text(config: RunConfig, part: Task, sample: Any, data: Data, has_vocabulary: bool) -> Iterator[Line]:
     """Yields what is wrong with the sample's text, and how the vocabulary encodes it."""
-    texts = [document.decode() for document in found.documents]
+    texts = [document.decode() for document in sample.documents]
     visible = [without_tags(text) for text in texts]
     tagged = [text for text, rest in zip(texts, visible, strict=True) if rest != text]
     share = len(tagged) / len(texts)
     data["markup_share"] = share
     is_html = share >= MARKUP and not data.get("few_documents")
     if is_html:
-        says = f"{share:.1%} of the sampled texts are raw HTML: {tagged[0].strip()[:SHOWN]!r}."
+        sentence = f"{share:.1%} of the sampled texts are raw HTML: {tagged[0].strip()[:SHOWN]!r}."
         fix = "take the text out of its HTML, as datatrove's Trafilatura does in examples/prepare_with_datatrove.py"
-        yield Line("warning", says, fix, "markup")
-    yield from _of_script(config, rows_of(found.documents, len(found.columns)), data)
+        yield Line("warning", sentence, fix, "markup")
+    yield from _of_script(config, rows_of(sample.documents, len(sample.columns)), data)
     if not has_vocabulary:
         return
     documents = [text.encode() for text in visible if text]
     tool = find_tool("sample")
     if is_html and documents and tool is not None:
         # Raw HTML is one finding; without its tags, their letters are not a second one about the vocabulary.
-        counted = tool.fertility(documents, found.vocabulary)
-        found = dataclasses.replace(found, documents=documents, fertility=counted)
-    yield from of_pieces(config, found, data)
+        counted = tool.fertility(documents, sample.vocabulary)
+        sample = dataclasses.replace(sample, documents=documents, fertility=counted)
+    yield from of_pieces(config, sample, data)
 
 
 def _of_script(config: RunConfig, rows: Sequence[str], data: Data) -> Iterator[Line]:
@@ -117,8 +117,8 @@ def _of_script(config: RunConfig, rows: Sequence[str], data: Data) -> Iterator[L
         return
     script = others.most_common(1)[0][0]
     named = ",".join(codes)
-    says = f"{share:.0%} of the sampled documents are not in a script of CardConfig.language {named!r}"
-    says += f", most of these in {script.capitalize()}."
+    sentence = f"{share:.0%} of the sampled documents are not in a script of CardConfig.language {named!r}"
+    sentence += f", most of these in {script.capitalize()}."
     language: str | Open
     if script == "LATIN":  # which so many languages use that none can be proposed
         language = Open("the code of the text's language")
@@ -126,7 +126,7 @@ def _of_script(config: RunConfig, rows: Sequence[str], data: Data) -> Iterator[L
         language = f"{named},{SCRIPTS[script][0]}"
     else:
         language = SCRIPTS[script][0]
-    yield Line("warning", says, ("CardConfig.language", language), "another-script")
+    yield Line("warning", sentence, ("CardConfig.language", language), "another-script")
 
 
 def of_cuts(config: RunConfig, part: Task, rows: Sequence[str], lengths: Mapping[str, int]) -> Iterator[Line]:
@@ -155,30 +155,34 @@ def of_cuts(config: RunConfig, part: Task, rows: Sequence[str], lengths: Mapping
     yield Line("warning", f"{cut} are cut off by the lengths {dict(lengths)}.", fix, "cut-examples")
 
 
-def of_pieces(config: RunConfig, found: Any, data: Data) -> Iterator[Line]:
+def of_pieces(config: RunConfig, sample: Any, data: Data) -> Iterator[Line]:
     """Yields what the vocabulary loses of the sample's text, what it changes, and whether it needs many tokens."""
     other = new_vocabulary(config)
-    counted = found.fertility
-    lost = _lost_share(counted, PieceTable(found.vocabulary).kind)
+    counted = sample.fertility
+    lost = _lost_share(counted, PieceTable(sample.vocabulary).kind)
     data["unknown_share"] = counted.unknown_share
     data["unspelled_share"] = lost
     data["in_bytes_share"] = counted.in_bytes_share
     commonest = ", ".join(f"{letter} U+{ord(letter):04X}" for letter, _ in counted.letters_without_piece.most_common(8))
     if lost >= LOST:
-        says = f"The vocabulary cannot spell {lost:.2%} of the text's letters ({commonest}): they are lost as <unk>"
-        says += f", {counted.unknown_share:.2%} of the tokens."
-        yield Line("error" if lost >= UNUSABLE else "warning", says, other, "lost-letters")
+        sentence = f"The vocabulary cannot spell {lost:.2%} of the text's letters ({commonest}): they are lost as <unk>"
+        sentence += f", {counted.unknown_share:.2%} of the tokens."
+        yield Line("error" if lost >= UNUSABLE else "warning", sentence, other, "lost-letters")
     else:
-        says = f"Unknown pieces: {counted.unknown_share:.4%} of the tokens; {lost:.4%} of the letters cannot be spelled"
+        sentence = (
+            f"Unknown pieces: {counted.unknown_share:.4%} of the tokens; {lost:.4%} of the letters cannot be spelled"
+        )
         if lost:
-            says += f" ({commonest})"
-        yield Line("ok", f"{says}.")
+            sentence += f" ({commonest})"
+        yield Line("ok", f"{sentence}.")
     if counted.in_bytes_share >= IN_BYTES:
-        says = f"{counted.in_bytes_share:.1%} of the tokens are single bytes of letters without a piece ({commonest})"
-        yield Line("warning", f"{says}: rows hold less text.", other, "letters-in-bytes")
+        sentence = (
+            f"{counted.in_bytes_share:.1%} of the tokens are single bytes of letters without a piece ({commonest})"
+        )
+        yield Line("warning", f"{sentence}: rows hold less text.", other, "letters-in-bytes")
     elif lost < LOST:
-        yield from _of_fertility(found.documents, PieceTable(found.vocabulary), other, data)
-    yield from _round_trip(found, [] if lost >= UNUSABLE else other, data)
+        yield from _of_fertility(sample.documents, PieceTable(sample.vocabulary), other, data)
+    yield from _round_trip(sample, [] if lost >= UNUSABLE else other, data)
 
 
 def _lost_share(counted: Any, kind: str) -> float:
@@ -218,19 +222,21 @@ def _of_fertility(documents: Sequence[bytes], table: PieceTable, other: list[Fix
     used = sum(len(table.encode(document)) for document in unseen)
     data["tokens_beside_small_vocabulary"] = used / max(needed, 1)
     if used > FERTILE * needed:
-        says = f"The vocabulary is not of this text: it takes {used / needed:.1f} times the tokens of one of only"
-        yield Line("warning", f"{says} {pieces:,} pieces made of half the sample.", other, "vocabulary-of-other-text")
+        sentence = f"The vocabulary is not of this text: it takes {used / needed:.1f} times the tokens of one of only"
+        yield Line(
+            "warning", f"{sentence} {pieces:,} pieces made of half the sample.", other, "vocabulary-of-other-text"
+        )
 
 
-def _round_trip(found: Any, other: list[Fix], data: Data) -> Iterator[Line]:
+def _round_trip(sample: Any, other: list[Fix], data: Data) -> Iterator[Line]:
     """Yields how many documents come back changed, with the first change; a warning if capitals or marks are lost."""
-    encode = PieceTable(found.vocabulary).encode
+    encode = PieceTable(sample.vocabulary).encode
     changed = 0
     example = ""
     folded = np.zeros([2, 3])  # capitals, marks and letters, of the texts and of what comes back
-    texts = [" ".join(document.decode().split()) for document in found.documents[:ROUND_TRIPS]]
+    texts = [" ".join(document.decode().split()) for document in sample.documents[:ROUND_TRIPS]]
     for text in texts:
-        back = " ".join(str(found.vocabulary.decode(encode(text.encode()).tolist())).split())
+        back = " ".join(str(sample.vocabulary.decode(encode(text.encode()).tolist())).split())
         folded += [_capitals_marks_letters(text), _capitals_marks_letters(back)]
         if back != text:
             changed += 1
@@ -243,12 +249,12 @@ def _round_trip(found: Any, other: list[Fix], data: Data) -> Iterator[Line]:
         num_gone = letters_had - letters_has
         is_folded = after < before / 2 and num_gone < (before - after) / 2
         if other and before >= FEW_WORDS and is_folded:
-            says = f"The vocabulary folds {what}, so that the model never writes them: {example}"
-            yield Line("warning", f"{says}.", other, "vocabulary-folds")
+            sentence = f"The vocabulary folds {what}, so that the model never writes them: {example}"
+            yield Line("warning", f"{sentence}.", other, "vocabulary-folds")
             return
     if changed:
-        says = f"{changed} of {len(texts)} documents come back from the vocabulary with other letters: {example}"
-        yield Line("ok", f"{says}; a model writes them like this.")
+        sentence = f"{changed} of {len(texts)} documents come back from the vocabulary with other letters: {example}"
+        yield Line("ok", f"{sentence}; a model writes them like this.")
     else:
         yield Line("ok", f"{len(texts)} documents come back from the vocabulary as they were, but for spaces.")
 
@@ -270,14 +276,14 @@ def _difference(text: str, back: str) -> str:
     return f"{text[shown]!r} as {back[shown]!r}"
 
 
-def of_example(config: RunConfig, part: Task, found: Any, data: Data) -> Iterator[Line]:
+def of_example(config: RunConfig, part: Task, sample: Any, data: Data) -> Iterator[Line]:
     """Yields one example as the model reads it, and joined again."""
-    if not found.examples:
+    if not sample.examples:
         yield Line("error", "The preprocessors make no example of the sampled documents.", "give more text", "no-rows")
         return
-    row = found.examples[0]
-    words = found.vocabulary
-    pieces = PieceTable(found.vocabulary)
+    row = sample.examples[0]
+    words = sample.vocabulary
+    pieces = PieceTable(sample.vocabulary)
     is_pair = not RunData(config.data, part).fills_gaps
     if is_pair or "inputs" not in row or not pieces.num_sentinels:
         shown = [f"{name}: {_cut(str(words.decode(ids.tolist())))}" for name, ids in row.items()]
@@ -287,7 +293,7 @@ def of_example(config: RunConfig, part: Task, found: Any, data: Data) -> Iterato
     targets = pieces.masked(row["targets"].tolist())
     joined = joined_tokens(row, set(pieces.sentinels), pieces.unspoken)
     data["example"] = {"inputs": inputs, "targets": targets}
-    stream = np.concatenate([pieces.encode(text) for text in found.documents[:64]])
+    stream = np.concatenate([pieces.encode(text) for text in sample.documents[:64]])
     shown = f"An example:\ninputs: {_cut(inputs)}\ntargets: {_cut(targets)}\njoined: {_cut(str(words.decode(joined)))}"
     if contains(stream, np.array(joined)):
         yield Line("ok", f"{shown}\nJoined again it is the text, token by token.")

@@ -85,9 +85,11 @@ def _learned(given: DataConfig, task: Task | Mixture) -> Task | Mixture | None:
         new = NewVocabulary(f"{folder}/sample.model")
         documents, _ = new.sample(task, given.train_split, LEARNED_BYTES)
         new.train(documents, size, given.is_masked, character_coverage=coverage)
-        found = RunData(dataclasses.replace(given, vocabulary=new.path, new_vocabulary_size=None)).task
-        PieceTable(found.output_features["targets"].vocabulary).read()  # now, before its folder is removed
-        return found
+        task_with_vocabulary = RunData(dataclasses.replace(given, vocabulary=new.path, new_vocabulary_size=None)).task
+        PieceTable(
+            task_with_vocabulary.output_features["targets"].vocabulary
+        ).read()  # now, before its folder is removed
+        return task_with_vocabulary
     return None
 
 

@@ -91,14 +91,14 @@ def _meshes_line(run: PlannedRun, device: Device) -> str:
     """Returns one line with the meshes that fit; with remat full where none does with the run's own policy."""
     config = run.config
     full = _with_policy(config, "full")
-    for changed, said in ((config, ""), (full, " with ModelConfig.remat = 'full'")):
-        found = []
+    for changed, condition in ((config, ""), (full, " with ModelConfig.remat = 'full'")):
+        fitting = []
         for mesh in _meshes(changed, device.chips):
             in_mesh = dataclasses.replace(changed, mesh=mesh)
             if device.fits(run, in_mesh):
-                found.append(f"{_in_words(mesh)} ({size_in_words(device.bytes_of(run, in_mesh))})")
-        if found:
-            return f"  Meshes that fit{said}: {', '.join(found[:MESHES_SHOWN])}"
+                fitting.append(f"{_in_words(mesh)} ({size_in_words(device.bytes_of(run, in_mesh))})")
+        if fitting:
+            return f"  Meshes that fit{condition}: {', '.join(fitting[:MESHES_SHOWN])}"
     return "  No mesh of these devices fits, with any ModelConfig.remat"
 
 

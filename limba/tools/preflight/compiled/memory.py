@@ -32,15 +32,15 @@ def largest(dump: str, text: str, most: int = NUMBER_SHOWN) -> list[Figures]:
     if not text:  # of a program that did not fit
         programs = sorted(Path(dump).glob("*after_optimizations.txt"), key=lambda path: path.stat().st_size)
         text = programs[-1].read_text(errors="replace") if programs else ""
-    about = _instructions(text)
-    found = []
+    instructions = _instructions(text)
+    arrays = []
     for line in whole.partition("(peak):\n")[2].splitlines():
         match = LIVE.match(line)
         if match is None:
             break
-        shapes, op_name, is_argument = about.get(match[1], ([], "", False))
+        shapes, op_name, is_argument = instructions.get(match[1], ([], "", False))
         number = int(match[2] or 0)  # in the tuple of arrays that a loop carries
-        found.append(
+        arrays.append(
             {
                 "bytes": int(match[3]),
                 "shape": shapes[number] if number < len(shapes) else "",
@@ -49,16 +49,17 @@ def largest(dump: str, text: str, most: int = NUMBER_SHOWN) -> list[Figures]:
                 "name": match[1],
             }
         )
-    found.sort(key=lambda array: -array["bytes"])
-    return found[:most]
+    arrays.sort(key=lambda array: -array["bytes"])
+    return arrays[:most]
 
 
 def peak_bytes(dump: str) -> int:
     """Returns the bytes that are live at the peak of the largest program in the folder; 0 if XLA wrote none."""
     totals = [0]
     for path in Path(dump).glob("*live-range.txt"):
-        found = re.findall(r"\(cumulative: (\d+) bytes\)", path.read_text(errors="replace"))
-        totals += [int(found[-1])] if found else []
+        totals_of_program = re.findall(r"\(cumulative: (\d+) bytes\)", path.read_text(errors="replace"))
+        if totals_of_program:
+            totals.append(int(totals_of_program[-1]))  # the last one is of the peak
     return max(totals)
 
 
@@ -74,17 +75,17 @@ def reported_bytes(dump: str) -> int:
     return max(totals)
 
 
-def device_bytes(found: Figures) -> int:
+def device_bytes(step: Figures) -> int:
     """Returns the bytes of a device's memory that a compiled step takes, as its compiler counts them.
 
     jax's analysis counts more for a TPU: by it XL on a v5e-16 takes 18.72 of 15.75 GiB, and the compiler takes it.
     """
-    return found.get("reported_bytes") or found["live_bytes"]
+    return step.get("reported_bytes") or step["live_bytes"]
 
 
 def _instructions(text: str) -> dict[str, tuple[list[str], str, bool]]:
     """Returns {instruction: (its shapes, its op_name, whether it is an argument of the program)}."""
-    found = {}
+    instructions = {}
     inside_entry = False
     for line in text.splitlines():
         if line.startswith(("ENTRY ", "%")):
@@ -96,8 +97,8 @@ def _instructions(text: str) -> dict[str, tuple[list[str], str, bool]]:
         whole = rest.partition(") ")[0] if rest.startswith("(") else rest.partition(" ")[0]
         op_name = OP_NAME.search(rest)
         is_argument = inside_entry and " parameter(" in rest
-        found[name.lstrip("%")] = (SHAPE.findall(whole), op_name[1] if op_name else "", is_argument)
-    return found
+        instructions[name.lstrip("%")] = (SHAPE.findall(whole), op_name[1] if op_name else "", is_argument)
+    return instructions
 
 
 def part_of_network(op_name: str) -> str:

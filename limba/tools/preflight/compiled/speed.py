@@ -48,18 +48,18 @@ def _flops(config: RunConfig, lengths: tuple[int, int]) -> float:
     return flops_per_sequence(config.model, *lengths, config.data.num_predicted) * config.data.batch_size
 
 
-def estimate(config: RunConfig, found: Figures, lengths: tuple[int, int], topology: Topology) -> Estimate:
+def estimate(config: RunConfig, step: Figures, lengths: tuple[int, int], topology: Topology) -> Estimate:
     """Returns the range of a step's time from the figures of its compiled program."""
     if topology.platform == "gpu":
-        return _on_gpu(config, found, lengths, topology)
+        return _on_gpu(config, step, lengths, topology)
     if topology.platform == "cpu":
-        return _on_cpu(found, topology)
-    return _on_tpu(found, topology)
+        return _on_cpu(step, topology)
+    return _on_tpu(step, topology)
 
 
-def _on_gpu(config: RunConfig, found: Figures, lengths: tuple[int, int], topology: Topology) -> Estimate:
+def _on_gpu(config: RunConfig, step: Figures, lengths: tuple[int, int], topology: Topology) -> Estimate:
     seconds_at_peak = _flops(config, lengths) / topology.devices / topology.peak_flops
-    exchanged = exchange_seconds(found.get("collective_bytes", {}), topology)
+    exchanged = exchange_seconds(step.get("collective_bytes", {}), topology)
     low, high = MFU
     return Estimate(
         fastest=max(seconds_at_peak / high, exchanged, LEAST_STEP_SECONDS),
@@ -70,9 +70,9 @@ def _on_gpu(config: RunConfig, found: Figures, lengths: tuple[int, int], topolog
     )
 
 
-def _on_cpu(found: Figures, topology: Topology) -> Estimate:
+def _on_cpu(step: Figures, topology: Topology) -> Estimate:
     speed = product_flops_per_second()
-    seconds = found["product_flops"] * topology.devices / speed  # all devices share this machine's cores
+    seconds = step["product_flops"] * topology.devices / speed  # all devices share this machine's cores
     return Estimate(
         fastest=seconds,
         slowest=CPU_SLOWEST * seconds,
@@ -81,10 +81,10 @@ def _on_cpu(found: Figures, topology: Topology) -> Estimate:
     )
 
 
-def _on_tpu(found: Figures, topology: Topology) -> Estimate:
-    exchanged = exchange_seconds(found.get("collective_bytes", {}), topology)
+def _on_tpu(step: Figures, topology: Topology) -> Estimate:
+    exchanged = exchange_seconds(step.get("collective_bytes", {}), topology)
     kernel_flops_per_cycle = KERNEL_EFFICIENCY * topology.peak_flops / (topology.clock_ghz * 1e9)
-    cycles = found["fusion_cycles"] + found["kernel_flops"] / kernel_flops_per_cycle
+    cycles = step["fusion_cycles"] + step["kernel_flops"] / kernel_flops_per_cycle
     seconds = cycles / topology.clock_ghz / 1e9
     return Estimate(
         fastest=max(seconds, exchanged, LEAST_STEP_SECONDS),

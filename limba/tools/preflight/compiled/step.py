@@ -42,10 +42,10 @@ def figures(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]], na
     devices = topologies.devices_of(topology, dump)
     from limba.api import PlannedRun  # imports jax, which has to find the devices
 
-    found = _of_step(PlannedRun(config), feature_shapes, devices, topology.platform, dump)
-    found["seconds"] = time.perf_counter() - began
-    found["cpu_seconds"] = time.process_time() - cpu_began
-    return found
+    result = _of_step(PlannedRun(config), feature_shapes, devices, topology.platform, dump)
+    result["seconds"] = time.perf_counter() - began
+    result["cpu_seconds"] = time.process_time() - cpu_began
+    return result
 
 
 def _of_step(
@@ -57,7 +57,7 @@ def _of_step(
     from limba.tools.preflight.compiled import memory, program
 
     step = run.step_on(devices, feature_shapes)
-    found: Json = {"mesh": step.mesh_sizes, "state_bytes": step.state_bytes}
+    result: Json = {"mesh": step.mesh_sizes, "state_bytes": step.state_bytes}
     traced = step.traced()
     kernels = kernel_flops(traced.jaxpr)
     # A card is described and not here, so jax has to be told what to lower for.
@@ -68,10 +68,10 @@ def _of_step(
         if not is_out_of_memory(error):
             raise
         needed = max(needed_bytes(str(error)), memory.peak_bytes(dump), step.state_bytes)
-        return found | {"fits": False, "live_bytes": needed, "largest": memory.largest(dump, "")}
+        return result | {"fits": False, "live_bytes": needed, "largest": memory.largest(dump, "")}
     text = compiled.as_text() or ""
     costs = program.costs_of_program(text)
-    return found | {
+    return result | {
         "fits": True if platform == "tpu" else None,
         "live_bytes": step.live_bytes(compiled),
         "reported_bytes": memory.reported_bytes(dump) if platform == "tpu" else 0,
@@ -101,13 +101,13 @@ def kernel_flops(jaxpr: Any) -> dict[str, float]:
     """Returns {Pallas kernel: FLOPs of one call on one device}, as the kernels themselves say."""
     import jax
 
-    found: dict[str, float] = {}
+    flops: dict[str, float] = {}
 
     def visit(jaxpr: Any) -> None:
         for equation in jaxpr.eqns:
             if equation.primitive.name == "pallas_call":
                 cost = equation.params.get("cost_estimate")
-                found[equation.params["name"]] = float(cost.flops) if cost else 0.0
+                flops[equation.params["name"]] = float(cost.flops) if cost else 0.0
                 continue
             # Loops, conditions and functions hold programs among their parameters.
             for value in jax.tree.leaves(list(equation.params.values()), is_leaf=is_program):
@@ -115,7 +115,7 @@ def kernel_flops(jaxpr: Any) -> dict[str, float]:
                     visit(getattr(value, "jaxpr", value))
 
     visit(getattr(jaxpr, "jaxpr", jaxpr))
-    return found
+    return flops
 
 
 def is_program(value: object) -> bool:

@@ -149,10 +149,10 @@ def topology(name: str, flag: str = "") -> Topology:
         return table[text]
     if re.fullmatch(r"cpus?", text):
         return table["cpu-1"]
-    found = hardware.written(text)
-    if found is None:
+    written = hardware.written(text)
+    if written is None:
         raise InputError(_unknown(text, asked))
-    chip, number = found
+    chip, number = written
     if chip.platform == "gpu":
         return _cards_of(chip, 1 if number is None else number, asked)
     return _slice_of(chip, number, asked)
@@ -304,7 +304,7 @@ def devices_of(wanted: Topology, dump: str) -> np.ndarray:
     from jax.experimental import topologies as of_jax
 
     try:
-        found = of_jax.get_topology_desc(platform="tpu", topology_name=wanted.of_compiler, **wanted.choices)
+        description = of_jax.get_topology_desc(platform="tpu", topology_name=wanted.of_compiler, **wanted.choices)
     except Exception as error:  # without libtpu jax knows no such platform, and says so in several ways
         raise InputError(f"No compiler for {wanted.name} ({str(error)[:200]}); {INSTALL_TPU}", fix=SETUP_TPU) from error
-    return np.array(found.devices)
+    return np.array(description.devices)
