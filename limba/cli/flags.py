@@ -29,6 +29,45 @@ A gin file is code like a script: it imports the modules that it names. Train so
 their scripts (docs/security.md)."""
 
 
+def parse_args(
+    argv: Sequence[str], command: str = "train", about: str = ABOUT, more: Callable[[Parser], None] | None = None
+) -> GinRun:
+    """Returns the run that the flags describe; `text` is what MODEL_DIR/config.gin will hold.
+
+    Raises InputError, one sentence, for invalid flags or values. Prints and exits for --help.
+    """
+    parser = parser_of(command, about, more)
+    script = script_of(argv)
+    if script is not None:
+        argv = script.rest
+    given = parser.parse([_with_steps(argument) for argument in argv])
+    folders = search_folders(given.gin_search_paths)
+    if given.help:
+        parser.epilog = _names_in(given.gin_file, given.gin, folders)
+        parser.print_help()
+        raise SystemExit(0)
+    if given.profile is not None and not (given.profile.isdecimal() and int(given.profile) > 0):
+        raise InputError(f"--profile={given.profile} is not a number of steps; write --profile or --profile=5.")
+    if script is None and not given.gin_file:
+        raise InputError(f"No gin file is given; write limba {command} gin/demo.gin or --gin_file=PATH; see --help.")
+    migrate = tool_registry.find("migrate")
+    if script is not None and migrate is not None:
+        run = migrate.read_script(script, given.gin, folders)
+    else:
+        run = reader_of(given.gin_file, folders)(given.gin, folders)
+    if given.profile is None:
+        return run
+    # After the text, since the profile belongs to this start, not to the run.
+    return run._replace(config=dataclasses.replace(run.config, profile_steps=int(given.profile)))
+
+
+def _with_steps(argument: str) -> str:
+    """Returns --profile with its default value; argparse would take the next argument, a gin file, as its value."""
+    if argument in ("--profile", "-profile"):
+        return f"--profile={PROFILE_STEPS}"
+    return argument
+
+
 def parser_of(command: str, about: str, more: Callable[[Parser], None] | None = None) -> Parser:
     """Returns the parser of the flags that describe a run; `more` adds a command's own, for its --help."""
     parser = Parser(command, about, add_help=False)
@@ -94,42 +133,3 @@ def script_of(argv: Sequence[str]) -> Any:
     """Returns the flags of another trainer's scripts in the arguments; None if there are none."""
     migrate = tool_registry.find("migrate")
     return None if migrate is None else migrate.script_of(argv)
-
-
-def parse_args(
-    argv: Sequence[str], command: str = "train", about: str = ABOUT, more: Callable[[Parser], None] | None = None
-) -> GinRun:
-    """Returns the run that the flags describe; `text` is what MODEL_DIR/config.gin will hold.
-
-    Raises InputError, one sentence, for invalid flags or values. Prints and exits for --help.
-    """
-    parser = parser_of(command, about, more)
-    script = script_of(argv)
-    if script is not None:
-        argv = script.rest
-    given = parser.parse([_with_steps(argument) for argument in argv])
-    folders = search_folders(given.gin_search_paths)
-    if given.help:
-        parser.epilog = _names_in(given.gin_file, given.gin, folders)
-        parser.print_help()
-        raise SystemExit(0)
-    if given.profile is not None and not (given.profile.isdecimal() and int(given.profile) > 0):
-        raise InputError(f"--profile={given.profile} is not a number of steps; write --profile or --profile=5.")
-    if script is None and not given.gin_file:
-        raise InputError(f"No gin file is given; write limba {command} gin/demo.gin or --gin_file=PATH; see --help.")
-    migrate = tool_registry.find("migrate")
-    if script is not None and migrate is not None:
-        run = migrate.read_script(script, given.gin, folders)
-    else:
-        run = reader_of(given.gin_file, folders)(given.gin, folders)
-    if given.profile is None:
-        return run
-    # After the text, since the profile belongs to this start, not to the run.
-    return run._replace(config=dataclasses.replace(run.config, profile_steps=int(given.profile)))
-
-
-def _with_steps(argument: str) -> str:
-    """Returns --profile with its default value; argparse would take the next argument, a gin file, as its value."""
-    if argument in ("--profile", "-profile"):
-        return f"--profile={PROFILE_STEPS}"
-    return argument

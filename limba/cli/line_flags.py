@@ -75,7 +75,9 @@ def field_of(given: argparse.Namespace) -> str:
 def check_input(given: argparse.Namespace) -> None:
     """Raises InputError for a local input that does not exist, before a model is read."""
     path = given.input
-    if path and path not in STANDARD and "://" not in path and not os.path.exists(path):
+    if not path or path in STANDARD or "://" in path:
+        return
+    if not os.path.exists(path):
         raise InputError(f"The input {path} does not exist; give a .txt or .jsonl file (also .gz), or stdin.")
 
 

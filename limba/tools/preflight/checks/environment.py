@@ -315,8 +315,9 @@ def _tokens(config: RunConfig | None, data: Data) -> Iterator[Line]:
     if "wandb" in reports and is_online and not present["WANDB_API_KEY"]:
         text = "RunConfig.report_to names wandb, and there is no key for it."
         yield Line("warning", text, "export WANDB_API_KEY=…", "no-key")
-    emulated = os.environ.get("STORAGE_EMULATOR_HOST")
-    if config is not None and "gs://" in repr(config) and not (present["Google's credentials"] or emulated):
+    has_access = present["Google's credentials"] or os.environ.get("STORAGE_EMULATOR_HOST")
+    names_bucket = config is not None and "gs://" in repr(config)
+    if names_bucket and not has_access:
         text = "The run names gs:// addresses, and there are no Google credentials: only public buckets can be read."
         yield Line("warning", text, "gcloud auth application-default login", "no-credentials")
 

@@ -35,73 +35,6 @@ class Resolved:
     is_learned: bool = False
 
 
-def resolved(config: RunConfig) -> Resolved:
-    """Returns the task of a run, as far as it can be opened; raises nothing for wrong input."""
-    try:
-        task = RunData(config.data).task
-        PieceTable(task.output_features["targets"].vocabulary).read()
-        lacking = vocabulary.without_sentinels(config, task)
-        if lacking is not None:
-            task = RunData(_in_bytes(config.data)).task
-    except (SentenceError, OSError) as error:  # also a bucket that does not answer
-        return _without_vocabulary(config, error)
-    return Resolved(task, _lengths(task, config), of_vocabulary=lacking)
-
-
-def _in_bytes(data: DataConfig) -> DataConfig:
-    """Returns the data with bytes in place of a vocabulary that cannot be used."""
-    return dataclasses.replace(data, vocabulary="byte", new_vocabulary_size=None, extra_ids=100)
-
-
-def _without_vocabulary(config: RunConfig, error: SentenceError | OSError) -> Resolved:
-    """Returns the task of a run whose vocabulary cannot be read, or whose task cannot be opened at all."""
-    given = config.data
-    line = reached_by(error_line(error), "DataConfig.vocabulary")
-    try:
-        task = RunData(_in_bytes(given)).task
-    except (SentenceError, OSError) as also:
-        of_data = error_line(also)
-        of_vocabulary = None if of_data.text == line.text else line
-        return Resolved(None, of_vocabulary=of_vocabulary, of_data=of_data)
-    is_absent = isinstance(error.__cause__, FileNotFoundError)
-    # The run's first start trains a vocabulary into its own directory; that this does not answer is Storage's finding.
-    is_in_run = str(given.vocabulary).startswith(f"{config.model_dir.rstrip('/')}/")
-    is_unreached = is_in_run and error_line(error).fix == ELSEWHERE
-    if given.new_vocabulary_size is not None and (is_absent or is_unreached):
-        line = Line("ok", f"The vocabulary is trained at the first start, with {given.new_vocabulary_size:,} ids.")
-        learned = _learned(given, task)
-        if learned is not None:
-            return Resolved(learned, _lengths(learned, config), of_vocabulary=line, is_learned=True)
-    elif is_absent:
-        line = vocabulary.missing(config, line)
-    return Resolved(task, _lengths(task, config), of_vocabulary=line)
-
-
-def _learned(given: DataConfig, task: Task | Mixture) -> Task | Mixture | None:
-    """Returns the task with a vocabulary that is trained on a sample of its text; None if none can be made."""
-    size = (given.new_vocabulary_size or 0) - given.extra_ids
-    coverage = given.new_vocabulary_coverage
-    with contextlib.suppress(SentenceError, OSError), logged(), tempfile.TemporaryDirectory() as folder:
-        new = NewVocabulary(f"{folder}/sample.model")
-        documents, _ = new.sample(task, given.train_split, LEARNED_BYTES)
-        new.train(documents, size, given.is_masked, character_coverage=coverage)
-        task_with_vocabulary = RunData(dataclasses.replace(given, vocabulary=new.path, new_vocabulary_size=None)).task
-        PieceTable(
-            task_with_vocabulary.output_features["targets"].vocabulary
-        ).read()  # now, before its folder is removed
-        return task_with_vocabulary
-    return None
-
-
-def _lengths(task: Task | Mixture | None, config: RunConfig) -> Mapping[str, int] | None:
-    """Returns a row's lengths; None if they are wrong, which is a finding of the section about the objective."""
-    try:
-        with logged():
-            return RunData(config.data, task).lengths()
-    except InputError:
-        return None
-
-
 def sections(
     config: RunConfig,
     configuration: Section,
@@ -176,3 +109,70 @@ def _vocabulary(config: RunConfig, run: Resolved) -> Section:
         return Section(vocabulary.TITLE, [Line("ok", "Not checked: the task is not known.")])
     lengths = None if run.lengths is None else dict(run.lengths)
     return vocabulary.vocabulary(config, run.task, lengths)
+
+
+def resolved(config: RunConfig) -> Resolved:
+    """Returns the task of a run, as far as it can be opened; raises nothing for wrong input."""
+    try:
+        task = RunData(config.data).task
+        PieceTable(task.output_features["targets"].vocabulary).read()
+        lacking = vocabulary.without_sentinels(config, task)
+        if lacking is not None:
+            task = RunData(_in_bytes(config.data)).task
+    except (SentenceError, OSError) as error:  # also a bucket that does not answer
+        return _without_vocabulary(config, error)
+    return Resolved(task, _lengths(task, config), of_vocabulary=lacking)
+
+
+def _without_vocabulary(config: RunConfig, error: SentenceError | OSError) -> Resolved:
+    """Returns the task of a run whose vocabulary cannot be read, or whose task cannot be opened at all."""
+    given = config.data
+    line = reached_by(error_line(error), "DataConfig.vocabulary")
+    try:
+        task = RunData(_in_bytes(given)).task
+    except (SentenceError, OSError) as also:
+        of_data = error_line(also)
+        of_vocabulary = None if of_data.text == line.text else line
+        return Resolved(None, of_vocabulary=of_vocabulary, of_data=of_data)
+    is_absent = isinstance(error.__cause__, FileNotFoundError)
+    # The run's first start trains a vocabulary into its own directory; that this does not answer is Storage's finding.
+    is_in_run = str(given.vocabulary).startswith(f"{config.model_dir.rstrip('/')}/")
+    is_unreached = is_in_run and error_line(error).fix == ELSEWHERE
+    if given.new_vocabulary_size is not None and (is_absent or is_unreached):
+        line = Line("ok", f"The vocabulary is trained at the first start, with {given.new_vocabulary_size:,} ids.")
+        learned = _learned(given, task)
+        if learned is not None:
+            return Resolved(learned, _lengths(learned, config), of_vocabulary=line, is_learned=True)
+    elif is_absent:
+        line = vocabulary.missing(config, line)
+    return Resolved(task, _lengths(task, config), of_vocabulary=line)
+
+
+def _in_bytes(data: DataConfig) -> DataConfig:
+    """Returns the data with bytes in place of a vocabulary that cannot be used."""
+    return dataclasses.replace(data, vocabulary="byte", new_vocabulary_size=None, extra_ids=100)
+
+
+def _learned(given: DataConfig, task: Task | Mixture) -> Task | Mixture | None:
+    """Returns the task with a vocabulary that is trained on a sample of its text; None if none can be made."""
+    size = (given.new_vocabulary_size or 0) - given.extra_ids
+    coverage = given.new_vocabulary_coverage
+    with contextlib.suppress(SentenceError, OSError), logged(), tempfile.TemporaryDirectory() as folder:
+        new = NewVocabulary(f"{folder}/sample.model")
+        documents, _ = new.sample(task, given.train_split, LEARNED_BYTES)
+        new.train(documents, size, given.is_masked, character_coverage=coverage)
+        task_with_vocabulary = RunData(dataclasses.replace(given, vocabulary=new.path, new_vocabulary_size=None)).task
+        PieceTable(
+            task_with_vocabulary.output_features["targets"].vocabulary
+        ).read()  # now, before its folder is removed
+        return task_with_vocabulary
+    return None
+
+
+def _lengths(task: Task | Mixture | None, config: RunConfig) -> Mapping[str, int] | None:
+    """Returns a row's lengths; None if they are wrong, which is a finding of the section about the objective."""
+    try:
+        with logged():
+            return RunData(config.data, task).lengths()
+    except InputError:
+        return None

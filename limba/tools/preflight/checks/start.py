@@ -90,7 +90,10 @@ def _vocabulary(config: RunConfig) -> Iterator[Line]:
     from limba.tools.preflight.checks.vocabulary import UNUSED, unused_share
 
     path = config.data.vocabulary
-    if path is None or "://" in path or config.initial_checkpoint_path or config.data.new_vocabulary_size:
+    if path is None or "://" in path:
+        return
+    # A checkpoint's rows are as they are, and a vocabulary that is trained first is not there yet.
+    if config.initial_checkpoint_path or config.data.new_vocabulary_size:
         return
     pieces = PieceTable.at(path, config.data.extra_ids)
     rows = config.model.vocab_size

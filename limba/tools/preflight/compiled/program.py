@@ -46,37 +46,6 @@ class ProgramCosts:
     collective_bytes: Counter[str] = dataclasses.field(default_factory=Counter)
 
 
-def _bytes_of(arrays: list[tuple[str, str]]) -> int:
-    """Returns the bytes of arrays, each as XLA writes it: its dtype, and its sizes with commas."""
-    total = 0
-    for dtype, sizes in arrays:
-        total += BYTES.get(dtype, 4) * math.prod(_sizes(sizes))
-    return total
-
-
-def _sizes(text: str) -> list[int]:
-    return [int(size) for size in text.split(",") if size]
-
-
-def _computations(text: str) -> tuple[str, dict[str, list[tuple[str, str, str, str]]]]:
-    """Returns the entry's name and each computation's instructions: (name, shape, operation, the rest)."""
-    computations: dict[str, list[tuple[str, str, str, str]]] = {}
-    entry = ""
-    current = None
-    for line in text.splitlines():
-        instruction = INSTRUCTION.match(line)
-        header = None if instruction else HEADER.match(line)
-        if instruction and current is not None:
-            name, shape, operation, rest = instruction.groups()
-            current.append((name, shape, operation, rest))
-        if header:
-            is_entry, name = header.groups()
-            current = computations.setdefault(name, [])
-            if is_entry:
-                entry = name
-    return entry, computations
-
-
 def costs_of_program(text: str) -> ProgramCosts:
     """Returns the costs of an optimized HLO module's text.
 
@@ -113,6 +82,25 @@ def costs_of_program(text: str) -> ProgramCosts:
     return costs
 
 
+def _computations(text: str) -> tuple[str, dict[str, list[tuple[str, str, str, str]]]]:
+    """Returns the entry's name and each computation's instructions: (name, shape, operation, the rest)."""
+    computations: dict[str, list[tuple[str, str, str, str]]] = {}
+    entry = ""
+    current = None
+    for line in text.splitlines():
+        instruction = INSTRUCTION.match(line)
+        header = None if instruction else HEADER.match(line)
+        if instruction and current is not None:
+            name, shape, operation, rest = instruction.groups()
+            current.append((name, shape, operation, rest))
+        if header:
+            is_entry, name = header.groups()
+            current = computations.setdefault(name, [])
+            if is_entry:
+                entry = name
+    return entry, computations
+
+
 def _exchanged_bytes(operation: str, shape: str, rest: str, shapes: dict[str, str]) -> int:
     """Returns the bytes of a collective's results; of a reduce-scatter's operands, which are what is exchanged."""
     if operation == "reduce-scatter":
@@ -127,10 +115,6 @@ def _exchanged_bytes(operation: str, shape: str, rest: str, shapes: dict[str, st
     return _bytes_of(arrays[number : number + 1])
 
 
-def _operands(rest: str) -> list[str]:
-    return re.findall(r"%([\w.\-]+)", rest.split(")")[0])
-
-
 def _flops_of_product(shape: str, rest: str, shapes: dict[str, str]) -> int:
     """Returns two FLOPs for each result and each term that is summed for it."""
     left = shapes[_operands(rest)[0]]
@@ -139,6 +123,22 @@ def _flops_of_product(shape: str, rest: str, shapes: dict[str, str]) -> int:
     num_results = math.prod(_sizes(ARRAY.findall(shape)[0][1]))
     num_terms = math.prod(left_sizes[axis] for axis in summed_axes)
     return 2 * num_results * num_terms
+
+
+def _operands(rest: str) -> list[str]:
+    return re.findall(r"%([\w.\-]+)", rest.split(")")[0])
+
+
+def _bytes_of(arrays: list[tuple[str, str]]) -> int:
+    """Returns the bytes of arrays, each as XLA writes it: its dtype, and its sizes with commas."""
+    total = 0
+    for dtype, sizes in arrays:
+        total += BYTES.get(dtype, 4) * math.prod(_sizes(sizes))
+    return total
+
+
+def _sizes(text: str) -> list[int]:
+    return [int(size) for size in text.split(",") if size]
 
 
 def _trips(rest: str, computations: dict[str, list[tuple[str, str, str, str]]]) -> int:
