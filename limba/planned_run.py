@@ -63,7 +63,7 @@ class PlannedRun:
     def row_lengths(self) -> tuple[int, int]:
         """The lengths of the encoder's and the decoder's rows as the configuration alone gives them.
 
-        Targets that are not given are those of T5's span corruption.
+        Targets that are not given are as long as T5's span corruption makes them.
         """
         data = self.config.data
         lengths = data.task_feature_lengths

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 ABOUT = """Computes loss, token accuracy, perplexity and bits per byte, also by character set, on validation text (all
 of it with --gin.EVAL_STEPS=None). For tasks with metrics it also generates text for validation examples and computes
-their metrics, beside those of copied inputs. A model that fills gaps is asked for hidden words of the text, beside its
-five commonest words. A language model continues the run's prompts. A short form is printed; all figures go to
-MODEL_DIR/evaluations (JSON, Markdown; each under a new name, with the split) and TensorBoard.
+their metrics, beside what copying the inputs would give. A model that fills gaps is asked for hidden words of the text,
+beside its five commonest words. A language model continues the run's prompts. A short form is printed; all figures go
+to MODEL_DIR/evaluations (JSON, Markdown; each under a new name, with the split) and TensorBoard.
 
     limba evaluate MODEL_DIR --num_examples=500
     limba evaluate --gin_file=gin/models/t5_1_1/base.gin --gin_file=gin/runs/evaluate.gin --checkpoint=FOLDER"""

@@ -58,7 +58,7 @@ def add_import_flag(parser: Parser) -> None:
     """Adds the flag that allows imports."""
     parser.add_argument(
         "--import", action="append", default=[], metavar="MODULE", dest="imports",
-        help="module or package that the model's configuration may import, beside those of tasks/: its code runs",
+        help="module or package that the model's configuration may import, beside the modules of tasks/: its code runs",
     )  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def find(path: str, gin_file: str | None = None, gin: Sequence[str] = (), import
     """Like `limba.inference.source.find`, for models that gin describes too.
 
     `gin_file` describes the network; `gin` (NAME=VALUE) overrides values of the run's config.gin. Files of
-    the run are data: of the modules that they name only those of Limba, of tasks/ and of `imports` are imported.
+    the run are data: a module that they name is imported only if it belongs to Limba, to tasks/ or to `imports`.
     """
     from limba.formats.open import LIMBA, open_path
     from limba.inference import source
@@ -123,7 +123,7 @@ def check_given(given: argparse.Namespace) -> None:
 def opened(given: argparse.Namespace, in_float32: Callable[[Source], bool] = lambda source: False) -> TrainedModel:
     """Returns the model that the flags name, in its run's dtype; InputError if they name none.
 
-    `in_float32` says of a model that is named without gin files whether it computes in float32.
+    `in_float32` decides whether a model that is named without gin files computes in float32.
     """
     with environment.quiet_imports():
         from limba.inference import source

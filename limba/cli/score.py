@@ -46,7 +46,7 @@ def run(given: argparse.Namespace) -> None:
         longer = sum(map(bool, cut))
         print(
             f"{longer:,} of the pairs were longer than the model's lengths; {sum(cut):,} of their tokens were not read,"
-            " and their likelihoods are those of the rest.",
+            " and their likelihoods are of the rest only.",
             file=sys.stderr,
         )
 

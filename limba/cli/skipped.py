@@ -46,7 +46,7 @@ def run(argv: Iterable[str]) -> None:
     directory = resolved(given.model)
     path = directory / ledger.FILE
     if not path.exists():
-        raise InputError(f"{path} does not exist: the run has dropped no batch, or {given.model} is no run.")
+        raise InputError(f"{path} does not exist: the run has dropped no batch, or {given.model} is not a run.")
     with named(NAMES):
         config = read_config(directory)
     if not isinstance(config, RunConfig):

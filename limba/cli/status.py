@@ -13,8 +13,8 @@ from limba.config import InputError, environment
 from limba.storage.lease import Owner
 
 ABOUT = """Prints a run's step, loss, speed, ETA and last checkpoint, and which of its processes are alive and slow. The
-run may be in a bucket, on other machines, or over; nothing in its directory is changed. Of a run on this machine, or of
-one in a directory here where nothing trains now, it also says what would keep the next start from working: packages,
+run may be in a bucket, on other machines, or over; nothing in its directory is changed. For a run on this machine, or
+one in a local directory where nothing trains now, it also prints what would keep the next start from working: packages,
 room, and who holds the TPU.
 
     limba status MODEL_DIR
@@ -24,8 +24,8 @@ room, and who holds the TPU.
 A heartbeat's age is the file's time compared with this machine's clock, until --watch has seen it change; from then on
 only this machine's clock counts. Ends with 2 if there is no run, else with 0.
 
---verify checks every checkpoint of a run instead, its best one too: the size and the checksum of each file must be
-those of its manifest. It prints a line for each step, and ends with 2 if one is damaged, else with 0. It also takes one
+--verify checks every checkpoint of a run instead, its best one too: the size and the checksum of each file must match
+its manifest. It prints a line for each step, and ends with 2 if one is damaged, else with 0. It also takes one
 checkpoint, MODEL_DIR/checkpoints/1000."""
 SECONDS = 15.0  # between two looks
 CLEAR_SCREEN = "\x1b[2J\x1b[H"

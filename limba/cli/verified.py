@@ -42,7 +42,7 @@ def verdict(path: epath.Path, how: str) -> tuple[bool, str]:
     except Exception as error:
         raise StorageError(f"{path} cannot be read at the moment ({short_reason(error)}); try again.") from error
     what = "sizes and checksums" if how == "checksums" else "sizes, not checksums,"
-    return False, f"whole ({number} files, {size:,} bytes; {what} are those of its manifest)"
+    return False, f"whole ({number} files, {size:,} bytes; {what} match its manifest)"
 
 
 def _steps(root: epath.Path) -> Iterator[epath.Path]:

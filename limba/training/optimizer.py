@@ -44,7 +44,7 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """Returns the optimizer chain: clip the gradient, apply the rule, scale by the schedule, skip frozen parameters.
 
-    `dtype` is that of the activations: for float16 the state also holds the loss's scale. `shardings` are those of the
+    `dtype` is the activations' dtype: for float16 the state also holds the loss's scale. `shardings` are of the
     parameters in training, by which Muon shares its work; None: there is one device. With the decay `average` the state
     also holds the average of the weights.
     """

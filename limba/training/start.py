@@ -261,7 +261,7 @@ def _dealing(config: RunConfig, task: Provider, seed: int) -> tuple[bool, Mappin
 
 
 def known_end(config: RunConfig) -> int | None:
-    """Returns the step at which a run that has begun ends, as far as its directory says it; see `Plan.planned`."""
+    """Returns the step at which a run that has begun ends, as far as its directory tells; see `Plan.planned`."""
     path = resolved(config.model_dir) / FILE
     if config.data.num_epochs is None or not path.exists():
         return config.train_steps

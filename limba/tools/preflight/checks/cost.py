@@ -34,7 +34,7 @@ LARGE = 10_000_000  # parameters below which a run is cheap enough to be short
 
 @dataclasses.dataclass(frozen=True)
 class Terms:
-    """What the user says of the costs; None: a list price, and no limit of days."""
+    """The price and the days that the user gives; None: the list price, and no limit of days."""
 
     price: float | None = None  # dollars of a chip-hour
     days: float | None = None  # of a grant

@@ -138,7 +138,7 @@ def _of_stage(run: RunData, begins: int, lengths: Mapping[str, int]) -> Check:
 
     def stage(data: Data) -> Iterator[Line]:
         name = run.check_stage(begins, lengths).name
-        yield Line("ok", f"From step {begins:,} on the text is that of {name}, with rows like those before.")
+        yield Line("ok", f"From step {begins:,} on the text comes from {name}, with rows like those before.")
 
     return stage
 

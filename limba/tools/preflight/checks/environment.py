@@ -83,7 +83,7 @@ def _versions(data: Data) -> Iterator[Line]:
     is_lean = "tensorflow" not in versions
     wanted = pins(LOCKS, lock, is_lean)
     if not wanted:
-        yield Line("ok", f"Python {python}, {said}; there is no lock beside an installed package to compare with.")
+        yield Line("ok", f"Python {python}, {said}; an installed package has no lock to compare with.")
         return
     chip = "cpu" if lock == "lean" else lock
     fix = f"LEAN=1 {SETUP} {chip}" if is_lean else f"{SETUP} {chip}"
@@ -313,7 +313,7 @@ def _tokens(config: RunConfig | None, data: Data) -> Iterator[Line]:
     yield Line("ok", f"Tokens (never shown): {'; '.join(said)}.")
     is_online = os.environ.get("WANDB_MODE") not in ("offline", "disabled")
     if "wandb" in reports and is_online and not present["WANDB_API_KEY"]:
-        text = "RunConfig.report_to names wandb, and there is no key for it."
+        text = "RunConfig.report_to names wandb, and no API key for it is set."
         yield Line("warning", text, "export WANDB_API_KEY=…", "no-key")
     has_access = present["Google's credentials"] or os.environ.get("STORAGE_EMULATOR_HOST")
     names_bucket = config is not None and "gs://" in repr(config)

@@ -28,7 +28,7 @@ def at_start(config: RunConfig, names: Mapping[str, str]) -> list[str]:
 
 
 def of_memory(config: RunConfig, devices: Sequence[Device], limit: float) -> list[str]:
-    """Returns what arithmetic says of a step's memory on these devices of jax, of which each has `limit` bytes."""
+    """Returns the findings about a step's memory, by arithmetic, on these devices of jax, each with `limit` bytes."""
     from limba.config import hardware
     from limba.tools.preflight.checks.estimate import memory_lines
     from limba.tools.preflight.compiled.topologies import Topology
