@@ -438,14 +438,15 @@ def load_in_transformers(directory: Path) -> tuple[Any, dict[str, Any]]:
     config = json.loads((directory / "config.json").read_text())
     architecture = config["architectures"][0]
     if architecture.endswith("T5EncoderModel"):  # the encoder of a T5 alone is loaded by its own class
-        kind = getattr(transformers, architecture)
+        name = architecture
     elif config["model_type"].endswith("bert"):
         head = architecture.removeprefix("EuroBert").removeprefix("ModernBert").removeprefix("Model")
-        kind = getattr(transformers, f"AutoModel{head}")
+        name = f"AutoModel{head}"
     elif config.get("is_encoder_decoder"):
-        kind = transformers.AutoModelForSeq2SeqLM
+        name = "AutoModelForSeq2SeqLM"
     else:
-        kind = transformers.AutoModelForCausalLM
+        name = "AutoModelForCausalLM"
+    kind = getattr(transformers, name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loaded: Any = kind.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)
