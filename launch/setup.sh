@@ -10,8 +10,9 @@
 #                                      that would overwrite seqio
 #   bash launch/setup.sh results       adds what fine-tuning in limba results needs: torch, transformers, accelerate
 #   bash launch/setup.sh tests         adds what tests/run.sh needs, t5 and results too
-#   bash launch/setup.sh --remove      removes what it made: .venv, and ~/.cache/limba with uv, uv's downloads and
-#                                      compiled programs; not the runs, nor a cache of your own uv
+#   bash launch/setup.sh --remove      removes what it made: .venv, and ~/.cache/limba with uv, uv's downloads, among
+#                                      them a Python that other checkouts' .venv may need, and compiled programs; not the
+#                                      runs, nor a cache of your own uv
 #
 #   --wheelhouse=DIR   for machines without internet: puts all files into DIR, where they are not there yet, and
 #                      installs from DIR alone; run it once where there is internet, with the same arguments
@@ -40,7 +41,7 @@ for argument in "$@"; do
     cpu) ;;
     --remove) remove=yes ;;
     --wheelhouse=?*) mkdir -p "${argument#*=}" && wheelhouse=$(cd "${argument#*=}" && pwd) ;;
-    -h | --help) sed -n '2,28s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h | --help) sed -n '2,29s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *) fail "the argument $argument is not known; give tpu, cuda, cuda12, rocm, t5, results, tests, --wheelhouse=DIR or --remove, or none." ;;
   esac
 done

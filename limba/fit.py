@@ -34,9 +34,13 @@ if TYPE_CHECKING:
 PROBE_SECONDS = 10.0  # of steps, whose time says how many fit
 USED = 0.9  # share of the minutes that steps get; evaluations and saves have the rest
 LEAST_ROWS = 8  # for each data shard
-FROM_SCRATCH, ON_FROM, ON_PAIRS = "gin/demo_fast.gin", "gin/continue.gin", "gin/runs/finetune_pairs.gin"
+# The gin files of a new model, of one that goes on from another, and of one that learns from pairs.
+FROM_SCRATCH = "gin/demo_fast.gin"
+ON_FROM = "gin/continue.gin"
+ON_PAIRS = "gin/runs/finetune_pairs.gin"
 # A model of minutes hardly moves at T5's rate for fine-tuning, 0.001, which is one for models of weeks.
-YOUNG_STEPS, YOUNG_RATE = 5_000, 0.02
+YOUNG_STEPS = 5_000
+YOUNG_RATE = 0.02
 SHORT = 20  # letters of a text without a space that may still be a sentence, as in Japanese
 
 

@@ -15,7 +15,7 @@ from limba.cli import model, train
 from limba.cli.arguments import Parser
 from limba.cli.gin import GinRun, read_own
 from limba.cli.gin.statements import OWN_FILE
-from limba.config import InputError, NoModelError, environment, named
+from limba.config import InputError, environment, named
 from limba.sharding import preemption
 from limba.storage.files import read_text, resolved
 
@@ -136,28 +136,23 @@ def _begun(given: argparse.Namespace) -> GinRun:
 def _chosen(given: argparse.Namespace) -> Branch:
     """Returns the branch that the flags mean; InputError for a path without a run, unless its branch has begun."""
     from limba.formats.limba_checkpoint import checkpoints_of
-    from limba.formats.open import LIMBA, open_path
+    from limba.formats.open import LIMBA, look_at, open_path
     from limba.training.checkpoints import branches
 
-    run = str(resolved(given.model))
     step = given.step
-    refusal = None
-    saved_steps: list[int] = []
-    try:
-        opened = open_path(given.model, with_weights=False)
-    except NoModelError as error:  # a branch that has begun is resumed, though its run may be gone
-        refusal = error
-    else:
-        if opened.kind != LIMBA:
-            raise InputError(NO_RUN.format(given.model))
-        run = str(opened.directory)
-        saved_steps = list(checkpoints_of(opened.directory))
-        if opened.is_checkpoint and step is None:  # MODEL_DIR/checkpoints/<step>
-            step = int(opened.newest.name)
-    try:
-        return branches.chosen(run, saved_steps, given.decay, given.shape, step, given.output)
-    except InputError as error:
-        raise refusal or error from None
+    opened = look_at(given.model)
+    if opened is None:
+        try:  # a branch that has begun is resumed, though its run may be gone
+            return branches.chosen(str(resolved(given.model)), [], given.decay, given.shape, step, given.output)
+        except ValueError:  # an InputError, or an error of hf://'s own file system
+            open_path(given.model, with_weights=False)  # raises the sentence that says what is there instead
+            raise InputError(NO_RUN.format(given.model)) from None
+    if opened.kind != LIMBA:
+        raise InputError(NO_RUN.format(given.model))
+    if opened.is_checkpoint and step is None:  # MODEL_DIR/checkpoints/<step>
+        step = int(opened.newest.name)
+    saved_steps = list(checkpoints_of(opened.directory))
+    return branches.chosen(str(opened.directory), saved_steps, given.decay, given.shape, step, given.output)
 
 
 def _read(

@@ -33,7 +33,6 @@ __all__ = [
     "OBJECTIVES", "CardConfig", "CheckpointConfig", "ConfigError", "DataConfig", "EvaluationConfig", "Fix",
     "GenerationConfig", "GuardConfig", "InputError", "LossConfig", "MeshConfig", "ModelConfig", "NoModelError",
     "NonFiniteError", "Open", "OptimizerConfig", "RestartError", "RunConfig", "ScheduleConfig", "SentenceError",
-    "StorageError", "UntrustedModuleError", "did_you_mean", "named", "nearest",
-    "optimizer_config", "reason_of", "require",
-    "without_credentials",
+    "StorageError", "UntrustedModuleError", "did_you_mean", "named", "nearest", "optimizer_config", "reason_of",
+    "require", "without_credentials",
 ]  # fmt: skip

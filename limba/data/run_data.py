@@ -15,7 +15,7 @@ from limba.data import bridge, user_code
 from limba.data.dataset import TEXT, Dataset, Elements
 from limba.data.deal import has_row_per_document
 from limba.data.objectives.choice import derive_lengths, examples_of, with_noise
-from limba.data.objectives.supervised import is_supervised, text_of, truncation_report
+from limba.data.objectives.supervised import begin_of, is_supervised, text_of, truncation_report
 from limba.data.objectives.token_blocks import unwrapped
 from limba.data.packing import CAUSAL, FEATURES, batched, model_features
 from limba.data.registry import Mixture, Task
@@ -127,8 +127,12 @@ def truncation(task: Provider, lengths: Mapping[str, int], config: DataConfig, c
         if part.name in sources:
             documents = sources[part.name].documents(config.train_split, shuffle=False, num_epochs=1)
             vocabularies = {name: part.output_features[name].vocabulary for name in FEATURES}
+            around = {name: len(begin_of(each, name == FEATURES[0])) + 1 for name, each in vocabularies.items()}
             sizes = [
-                {name: len(each.encode(text_of(example, name, each))) + 1 for name, each in vocabularies.items()}
+                {
+                    name: len(each.encode(text_of(example, name, each))) + around[name]
+                    for name, each in vocabularies.items()
+                }
                 for example in itertools.islice(examples_of(part, lengths, documents, SEED), count)
             ]
             if sizes:

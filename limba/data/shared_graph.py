@@ -72,9 +72,15 @@ class SharedGraph:
     ) -> tf.data.Dataset:
         import seqio
 
-        with seqio.map_seed_manager(_Seed(seed)):
-            dataset = apply(dataset)
-            next_seed = seqio.utils._NEXT_MAP_SEED  # seqio 0.0.20 has no public access to it
+        # seqio 0.0.20 has no public access to its next seed, and does not restore it after an error: what is traced
+        # later would then read a tensor of this graph.
+        before = seqio.utils._NEXT_MAP_SEED
+        try:
+            with seqio.map_seed_manager(_Seed(seed)):
+                dataset = apply(dataset)
+                next_seed = seqio.utils._NEXT_MAP_SEED
+        finally:
+            seqio.utils._NEXT_MAP_SEED = before
         self.num_seeds_taken = next_seed.number
         return dataset
 

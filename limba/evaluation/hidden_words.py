@@ -95,12 +95,12 @@ def of_split(trained: TrainedModel, split: str, num_gaps: int) -> Hits | None:
         return None
     commonest = commonest_words(texts.source.texts(config.data.train_split), NUM_GUESSES)
     fills_of_sentences = trained.fill([sentence.masked for sentence in hidden], NUM_GUESSES)
-    num_gaps = 0
+    num_hidden = 0
     of_model = 0
     of_commonest = 0
     for sentence, fills_of_gaps in zip(hidden, fills_of_sentences, strict=True):
         for word, fills in zip(sentence.words, fills_of_gaps, strict=True):
-            num_gaps += 1
+            num_hidden += 1
             of_model += word in [fill.text for fill in fills]
             of_commonest += word in commonest
-    return Hits(num_gaps, of_model, of_commonest, commonest)
+    return Hits(num_hidden, of_model, of_commonest, commonest)

@@ -138,8 +138,10 @@ def spelling(
     batches = [{**batch, "decoder_target_tokens": stream_targets(batch)} for batch in batches]
     is_pair = all(is_supervised(part) for part in parts_of(task))
     is_one_sequence = config.data.sequence_length is not None
-    is_shifted = isinstance(vocabulary, StreamVocabulary)
-    end = vocabulary.ends[-1] if is_shifted else of_run(vocabulary, config.model).ends[0]
+    if isinstance(vocabulary, StreamVocabulary):
+        end = vocabulary.ends[-1]
+    else:
+        end = of_run(vocabulary, config.model).ends[0]
     starts = document_starts(batches, end, is_pair, is_one_sequence, begin_id(vocabulary))
     sets = CharacterSets(pieces, has_dummy_space(vocabulary, pieces))
     num_bytes = [

@@ -147,8 +147,8 @@ def is_made_of(record: bytes | None, name: str, choices: Choices, folder: object
         is_checked = written["checked"] or not choices.checks
         is_same = has_formats and is_checked and written["dtype"] == choices.dtype
         defaults = {"transformers": choices.transformers, "average": True, "encoder_only": False}
-        for name, default in defaults.items():
-            is_same = is_same and written.get(name, default) == getattr(choices, name)
+        for choice, default in defaults.items():
+            is_same = is_same and written.get(choice, default) == getattr(choices, choice)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise InputError(f"{folder} has a {RECORD} that no export has written; give another directory.") from None
     if source != name:

@@ -404,7 +404,7 @@ def _check_weights(folder: Path) -> None:
 
 
 def _checkpoint(source: Source, step: int | None) -> epath.Path | None:
-    """Returns the checkpoint of a run that is trimmed; None for what is no run. InputError for a step without one."""
+    """Returns which checkpoint of a run is trimmed; None for any other model. InputError for a step without one."""
     number = source.step_of(step)
     if source.kind != LIMBA:
         return None
@@ -509,7 +509,7 @@ def _write_weights(folder: Path, arrays: Arrays) -> None:
     weights = {DTYPES[letters] for letters in WEIGHT_DTYPES}
     for array in arrays.stored.values():
         if array.dtype.name not in weights:
-            array.read()  # raises InputError, which says that it is no weight
+            array.read()  # raises InputError: it is not a weight
     write_weights(folder, arrays.stored)
 
 

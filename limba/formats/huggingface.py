@@ -162,9 +162,8 @@ class _Contents(NamedTuple):
 
     stored: Arrays  # by the names of the folder
     head: StoredHead
-    places: dict[
-        str, tuple[str, bool]
-    ]  # T5X's name of an array -> its name in the folder, and whether it is transposed
+    # T5X's name of an array -> its name in the folder, and whether it is transposed there
+    places: dict[str, tuple[str, bool]]
     others: set[str]  # arrays that are neither copies of the embedding nor passed over; the network must have them
 
 

@@ -36,6 +36,7 @@ FILES_OF_A_RUN = ("metrics.jsonl", "lease.json")
 OF_LIMBA = "a Limba run (checkpoints/<step>)"
 OF_T5X = "a T5X checkpoint (checkpoint_<step>)"
 OF_HUGGING_FACE = "a Hugging Face folder (config.json with model.safetensors, flax_model.msgpack or pytorch_model.bin)"
+_HUB_ADDRESS = "hf://"  # of files, which are read as text and as vocabularies
 _T5X_STEP = re.compile(r"checkpoint_\d+")
 _MESH_TENSORFLOW = re.compile(r"(?:(mt5|byt5)/(\w+)/)?model\.ckpt-(\d+)$")
 
@@ -118,6 +119,8 @@ def open_path(path: str, with_weights: bool = True) -> Opened:
             raise NoModelError(huggingface.OF_FLAX.format(path))
         if weights.is_huggingface(folder):
             return _opened_folder(path, folder)
+        if is_on_hub(path):
+            raise NoModelError(f"{path} is not a whole model in the hub's cache: {_without_model(str(folder))}")
     raise _without_model(path)
 
 
@@ -126,6 +129,8 @@ def look_at(path: str) -> Opened | None:
 
     Raises InputError for a path that no file can have.
     """
+    if path.startswith(_HUB_ADDRESS):  # runs are kept elsewhere
+        return None
     root = resolved(path)
     if limba_checkpoint.is_own(root):
         return Opened(path, LIMBA, root.parent.parent, {int(root.name): root}, is_checkpoint=True)
@@ -229,7 +234,12 @@ def no_step(step: int, path: str, steps: Iterable[int]) -> InputError:
 
 
 def _check_form(path: str) -> None:
-    """Raises NoModelError for a checkpoint of Mesh TensorFlow, whose name alone tells it."""
+    """Raises NoModelError for hf://… and for a checkpoint of Mesh TensorFlow, which the path alone tells."""
+    if path.startswith(_HUB_ADDRESS):
+        raise NoModelError(
+            f"{path} is an address of files on the hub, and a model there has an id; give user/name, or"
+            " user/name@revision."
+        )
     old = _MESH_TENSORFLOW.search(path)
     if old is None:
         return

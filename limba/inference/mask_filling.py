@@ -162,9 +162,10 @@ def mask_sampler(
     def texts(params: PyTree) -> dict[str, list[str]]:
         filled = {}
         fills_of_prompts = fills_of_masks(network, params, mesh, vocabulary, special, prompts, 1)
-        for prompt, fills_of_gaps in zip(prompts, fills_of_prompts, strict=True):
+        with_own, mask = _with_own_masks(prompts, vocabulary)
+        for prompt, text, fills_of_gaps in zip(prompts, with_own, fills_of_prompts, strict=True):
             best = iter([f"[{fills[0].text}]" if fills else "[]" for fills in fills_of_gaps])
-            filled[prompt] = [MASK.sub(lambda _, best=best: next(best), prompt)]
+            filled[prompt] = [mask.sub(lambda _, best=best: next(best), text)]
         return filled
 
     return texts

@@ -149,11 +149,19 @@ def find(
 
 
 def trained_length(source: Source) -> int | None:
-    """Returns the longest text that a model was trained with, in tokens; None where that is not known."""
-    if source.run is None:
+    """Returns the longest text that a model was trained with, in tokens; None where that is not known.
+
+    A run that continues from a folder for transformers has that model's, unless its own rows are longer.
+    """
+    run = source.run
+    if run is None:
         return source.length
-    data = source.run.data
-    return data.sequence_length or data.task_feature_lengths.get("inputs")
+    length = run.data.sequence_length
+    if length is None:
+        return run.data.task_feature_lengths.get("inputs")
+    if run.initial_checkpoint_path is not None and published_of_run(source) is not None:
+        return max(length, source.model.max_length)
+    return length
 
 
 def _length_beside(folder: epath.Path, model: ModelConfig) -> int | None:

@@ -83,7 +83,7 @@ def entries_of(text: str, path: str) -> list[Entry]:
             entries.append({**entry, "batch": int(entry["batch"]), "rows": rows})
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InputError(
-                f"Line {number} of {path} is no batch of a ledger ({reason_of(error)}); correct or remove the line."
+                f"Line {number} of {path} is not a batch of a ledger ({reason_of(error)}); correct or remove the line."
             ) from error
     return entries
 

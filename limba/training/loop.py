@@ -139,7 +139,8 @@ class Loop:
         A run ends early on SIGTERM, at the end of its corpus, or by `EvaluationConfig.patience`.
         """
         step = start = self.turn = int(state.step)
-        events, trace = Events(self.config, self.plan, start), Trace(self.config, start, self.metrics.say)
+        events = Events(self.config, self.plan, start)
+        trace = Trace(self.config, start, self.metrics.say)
         due = Due(ends=start >= self.plan.most_steps)
         with stop_requests(self.turn) as stop_requested:
             self.recent.restart()

@@ -207,7 +207,9 @@ def test_a_length_of_inputs_that_the_task_does_not_make_is_one_sentence(
     data = data_of_lengths(given, register(form, registers_inputs), tmp_path, t5x)
     with pytest.raises(ValueError, match="inputs"):  # seqio's own
         expected(seqio.get_mixture_or_task(data.mixture_or_task_name), given, False)
-    with pytest.raises(InputError, match="The task's preprocessors return no tokens 'inputs'; add one that makes them"):
+    with pytest.raises(
+        InputError, match="The task's preprocessors return no tokens 'inputs'; add the preprocessor that makes them"
+    ):
         rows_of(resolve_task(data), data)
 
 

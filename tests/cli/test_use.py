@@ -143,7 +143,7 @@ def test_a_gin_file_and_a_run_give_the_same(place: Path, capsys: pytest.CaptureF
         ("--fields is a,b,c; give two names", ["generate", "run", "--score", "--fields=a,b,c"]),
         ("nowhere does not exist: looked there for a Limba run", ["generate", "nowhere", "--prompt=a"]),
         (
-            "--gin.BATCH_SIZE changes a run's config.gin, and no has none",
+            "no does not exist: looked there for a Limba run",
             ["generate", "no", "--score", "--gin.BATCH_SIZE=2"],
         ),
         ("No run is given; write limba report MODEL_DIR", ["report"]),

@@ -13,8 +13,9 @@ import pytest
 import limba
 from limba.cli import main
 from limba.config import InputError, NoModelError, plain
+from limba.formats import hub_models
 from limba.formats.architectures import config_json
-from limba.formats.open import open_path
+from limba.formats.open import look_at, open_path
 from tests import tiny
 from tests.bucket_server import emulated
 from tests.cli.bad_inputs import TRAIN
@@ -124,6 +125,22 @@ def test_a_bucket_without_a_model_is_like_a_folder(monkeypatch: pytest.MonkeyPat
     says = r"^gs://bucket/gone does not exist: looked there for a Limba run"
     with emulated(monkeypatch), pytest.raises(NoModelError, match=says):
         open_path("gs://bucket/gone")
+
+
+@pytest.mark.parametrize("address", ["hf://me/small", "hf://datasets/x"])
+def test_an_address_of_the_hub_is_not_asked_for_a_model(address: str) -> None:
+    """Its file system has errors of its own, such as for an address without an owner."""
+    assert look_at(address) is None
+    with pytest.raises(NoModelError, match=f"^{address} is an address of files on the hub, and a model there"):
+        open_path(address)
+
+
+def test_a_copy_of_the_hub_without_weights_is_named(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a download of the small files alone leaves it, where the hub cannot be reached later."""
+    monkeypatch.setattr(hub_models, "download", lambda path, weights: shelf / "unweighted")
+    says = "^me/small is not a whole model in the hub's cache: .*unweighted has a config.json and no weights"
+    with pytest.raises(NoModelError, match=says):
+        open_path("me/small")
 
 
 @pytest.mark.parametrize(("command", "wrong"), list(cases()))

@@ -181,7 +181,7 @@ def test_blocks_are_added_up_in_float64(weights: list[float] | None) -> None:
 
 
 class Store:
-    """What `_blocks` asks of an array."""
+    """What `blocks_of` asks of an array."""
 
     def __init__(self, shape: tuple[int, ...], chunk: tuple[int, ...]) -> None:
         self.shape, self.chunk_layout = shape, types.SimpleNamespace(read_chunk=types.SimpleNamespace(shape=chunk))

@@ -6,12 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import transformers
+from etils import epath
 
 import tasks.demo  # noqa: F401  registers the task
 from limba.cli import convert
 from limba.config import DataConfig, ModelConfig, RunConfig, plain
+from limba.formats.open import LIMBA, VocabularyName
 from limba.inference.load import load
-from tests import tiny
+from limba.inference.source import Source, trained_length
+from tests import published, tiny
 from tests.export.runs import write_run
 
 LONG = "a long text of many words, " * 60
@@ -71,6 +74,24 @@ def test_a_t5s_inputs_are_cut_as_in_its_run(tmp_path, corpus, vocabulary) -> Non
     of_run, of_folder = load(tmp_path / "run"), load(folder)
     assert of_folder.tokenize(LONG).tolist() == of_run.tokenize(LONG).tolist()
     np.testing.assert_allclose(of_folder.encode([LONG]), of_run.encode([LONG]), atol=1e-5)
+
+
+def test_a_model_that_continues_on_shorter_rows_still_reads_what_it_has_read(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    published.generic("roberta").save_pretrained(folder)
+    (folder / "config.json").write_text('{"model_type": "eurobert", "vocab_size": 512}')
+    model = tiny.language_model(**SMALL, attention_mask="bidirectional", max_length=128)
+
+    def length_of(rows: int, initial: Path | None) -> int | None:
+        data = DataConfig("t5_mlm", {"targets": rows}, 8, str(folder), objective="masked_lm")
+        run = RunConfig(model, data, str(tmp_path / "run"), 10, initial_checkpoint_path=initial and str(initial))
+        return trained_length(
+            Source("run", epath.Path(tmp_path / "run"), {}, LIMBA, model, run, VocabularyName(str(folder)))
+        )
+
+    assert length_of(48, folder) == 128
+    assert length_of(256, folder) == 256
+    assert length_of(48, None) == 48, "only the tokenizer is another model's"
 
 
 def test_a_score_of_a_cut_target_is_of_the_bytes_that_were_read(tmp_path, vocabulary, caplog) -> None:

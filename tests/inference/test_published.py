@@ -17,11 +17,15 @@ import transformers
 from etils import epath
 
 import limba
-from limba.config import InputError
+from limba.config import InputError, MeshConfig, ModelConfig
 from limba.data.vocabulary import published
 from limba.data.vocabulary.load import check_vocabulary, load_vocabulary, sentinel_table
 from limba.data.vocabulary.special_ids import SpecialIds
+from limba.inference import mask_filling
+from limba.inference.gap_pieces import Fill
 from limba.inference.source import find, open_vocabulary
+from limba.model import Network
+from limba.sharding.mesh import make_mesh
 from limba.training.checkpoints.initial import check_initial
 from tests import published as folders
 
@@ -408,3 +412,16 @@ def test_sentinels_are_found_wherever_they_are(tmp_path: Path) -> None:
     above = load_vocabulary(str(tmp_path / "tokenizer.json"))
     top = tokenizer.convert_tokens_to_ids("<extra_id_0>")
     assert top < above.vocab_size - 1 and sentinel_table(above) == [top - number for number in range(10)]
+
+
+def test_a_prompt_with_the_own_mask_has_no_other_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So ___ is plain text beside it, as in transformers, and a mask where the own one is missing."""
+    folders.generic("bert").save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "modernbert", "vocab_size": 512}')
+    vocabulary = load_vocabulary(str(tmp_path))
+    network = Network(ModelConfig(512, 32, 4, 8, 64, 0, 2, positions="rotary", attention_mask="bidirectional"))
+    prompts = ("a [MASK] of ___", "a ___ of <mask>")
+    found = [[[Fill("word", 0.5, (7,))]], [[Fill("word", 0.5, (7,))], []]]
+    monkeypatch.setattr(mask_filling, "fills_of_masks", lambda *_: found)
+    texts = mask_filling.mask_sampler(network, make_mesh(MeshConfig()), vocabulary, prompts)({})
+    assert texts == {prompts[0]: ["a [word] of ___"], prompts[1]: ["a [word] of []"]}

@@ -79,7 +79,6 @@ def test_without_a_file_of_pairs_the_command_says_where_they_are(place, write, c
         ("folder", "folder is not a run, so it has no validation text to measure without a suite; write"),
         ("bare", "bare does not say what text it was trained on; write some text into held_out.txt in a folder FOLDER"),
         ("moved", "moved gives no validation text: "),
-        ("absent", "absent is not a run, so it has no validation text"),
     ],
 )
 def test_what_to_give_where_there_is_no_validation_text(name, says, place, write, vocabulary, capsys) -> None:
@@ -90,4 +89,10 @@ def test_what_to_give_where_there_is_no_validation_text(name, says, place, write
     assert main.main(["results", name]) == 2
     error = capsys.readouterr().err
     assert says in error and "--suite=any" in error and error.count("\n") == 1, error
+
+
+def test_a_path_without_a_model_is_said_before_a_suite_is_asked_for(place, capsys) -> None:
+    assert main.main(["results", "absent"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("absent does not exist: looked there for") and error.count("\n") == 1, error
     assert not (place / "results").exists()

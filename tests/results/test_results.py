@@ -210,7 +210,10 @@ def test_a_development_part_that_is_drawn_has_whole_documents_and_nothing_of_the
     assert len(parts.train) == 53 and parts.left_out == 1
     for name in ("train", "test"):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row(number)) + "\n" for number in (0, 1)))
-    with pytest.raises(InputError, match="each of these is in test.jsonl too; name a file as its dev"):
+    with pytest.raises(InputError, match="each example in them is in test.jsonl too; name a file as its dev"):
+        Classification("c", "train.jsonl", "test.jsonl").read(str(tmp_path))
+    (tmp_path / "test.jsonl").write_text(json.dumps(row(80)) + "\n")
+    with pytest.raises(InputError, match=r"train.jsonl has one document, from which .* name a file as its dev"):
         Classification("c", "train.jsonl", "test.jsonl").read(str(tmp_path))
 
 

@@ -248,6 +248,16 @@ def test_text_of_another_language_is_a_warning_with_counts(place: Path, tmp_path
     assert not any(line.startswith("Warning") for line in continued.lines(run.continued, fitting))
 
 
+def test_documents_that_are_tokenized_have_no_language(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokens.jsonl").write_text(json.dumps({"tokens": [7, 8, 2, 2, 2]}) + "\n")
+    more = (ROWS, f"CORPUS={tmp_path}/tokens.jsonl", "COLUMN=tokens")
+    file, *values = arguments(place, "t5", tmp_path / "run", *more)
+    run = read_run([file], [each.removeprefix("--gin.") for each in values])
+    assert run.continued is not None
+    *_, last = continued.lines(run.continued, run.config)
+    assert last.startswith("Learning rate")
+
+
 def test_what_a_vocabulary_has_pieces_for(place: Path) -> None:
     vocabulary = load_vocabulary(str(place / "t5" / "tokenizer.json"), 100)
     assert coverage(vocabulary, published.CORPUS[:5]).share == 1

@@ -65,7 +65,7 @@ def test_the_ledger(config: RunConfig, junk: bytes, tmp_path: Path, capfd: pytes
     if not junk:
         assert 1 not in Ledger(config)
         return
-    with pytest.raises(InputError, match=r"is no batch of a ledger|is not text in UTF-8"):
+    with pytest.raises(InputError, match=r"is not a batch of a ledger|is not text in UTF-8"):
         Ledger(config)
     capfd.readouterr()
     assert main(["skipped", str(tmp_path)]) == 2
@@ -74,7 +74,7 @@ def test_the_ledger(config: RunConfig, junk: bytes, tmp_path: Path, capfd: pytes
 
 @pytest.mark.parametrize("rows", [[1], [{}], [{"shard": "a", "row": 1}], 5])
 def test_rows_of_a_ledger(rows: object) -> None:
-    with pytest.raises(InputError, match=r"Line 1 of a is no batch of a ledger"):
+    with pytest.raises(InputError, match=r"Line 1 of a is not a batch of a ledger"):
         entries_of(json.dumps({"batch": 3, "rows": rows}), "a")
 
 

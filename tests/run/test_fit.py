@@ -245,7 +245,9 @@ def test_wrong_options_are_told(options: dict[str, Any], sentence: str, tmp_path
 
 
 def test_a_gin_file_is_no_configuration() -> None:
-    with pytest.raises(limba.InputError, match=r"'gin/demo\.gin' is none; read it by limba\.read_gin, as in"):
+    with pytest.raises(
+        limba.InputError, match=r"needs a RunConfig, got 'gin/demo\.gin'; read one with limba\.read_gin"
+    ):
         limba.train("gin/demo.gin")  # pyright: ignore[reportArgumentType]
 
 

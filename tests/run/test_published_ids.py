@@ -200,9 +200,10 @@ def check_first_batch(config: RunConfig, model: Any) -> dict[str, np.ndarray]:
     assert float(sums["loss"]) == pytest.approx(total, rel=1e-4)
     ours = np.asarray(grads["token_embedder"]["embedding"])
     is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    if is_tied and "logits_dense" in grads["decoder"]:
+    of_head = grads["decoder"].get("logits_dense", {})  # ModernBERT's, which is tied here too, has a bias alone
+    if is_tied and "kernel" in of_head:
         # transformers 5 ties an mT5's output layer without a T5's scale, which is a layer of its own here.
-        ours = ours + np.asarray(grads["decoder"]["logits_dense"]["kernel"]).T
+        ours = ours + np.asarray(of_head["kernel"]).T
     assert np.abs(ours - of_embedding).max() <= 1e-4 * np.abs(of_embedding).max()
     return batch
 
@@ -245,7 +246,9 @@ def compare_run(config: RunConfig, kind: str, directory: Path) -> None:
         if (before / name).exists():
             assert (before / name).read_bytes() == (folder / name).read_bytes(), name
     published, written = (json.loads((place / "config.json").read_text()) for place in (before, folder))
-    assert _ids_of(published) == _ids_of(written) and written["vocab_size"] == published["vocab_size"]
+    assert _ids_of(published) == _ids_of(written)
+    for size in ("vocab_size", "max_position_embeddings"):  # the rows of the run are shorter
+        assert written.get(size) == published.get(size), size
     assert folders.ids_of(before) == folders.ids_of(folder)
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     model = getattr(transformers, published["architectures"][0]).from_pretrained(folder).eval()
@@ -374,6 +377,7 @@ def test_an_end_with_the_id_of_padding_has_its_weight(tmp_path: Path) -> None:
     assert np.abs(np.asarray(grads["decoder"]["logits_dense"]["kernel"])[:, end]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_a_run_with_published_ids_resumes_bit_for_bit(tmp_path: Path) -> None:
     saved(tmp_path / "folder", "gpt2", "no_padding")
     config = run_of(tmp_path / "folder", "gpt2", tmp_path)

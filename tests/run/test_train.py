@@ -28,7 +28,8 @@ from limba.config import (
     optimizer_config,
 )
 from limba.config.plain import from_text, moved
-from limba.evaluation import history as report_page
+from limba.evaluation import history as histories
+from limba.evaluation.summary import plot_loss, summary
 from limba.export.card import write_card
 from limba.formats.huggingface_files import Form
 from limba.inference.source import Source
@@ -91,9 +92,9 @@ def test_a_resumed_run_equals_one_that_never_stopped(config: RunConfig, tmp_path
     train(stopped)
     assert losses_of(stopped) == expected  # bit for bit, the shuffle on
     check_that_the_page_of_metrics_is_complete(stopped)
-    history = report_page.History(epath.Path(stopped.model_dir))
+    history = histories.History(epath.Path(stopped.model_dir))
     assert history.update() and not history.num_damaged
-    steps = {kind: [note["step"] for note in history.notes if note["kind"] == kind] for kind in report_page.NOTES}
+    steps = {kind: [note["step"] for note in history.notes if note["kind"] == kind] for kind in histories.NOTES}
     assert steps == {"event": [], "start": [0, 20], "saved": [10, 20, 30, 40], "end": [20, 40]}
     assert history.start["flops_per_step"] > 1e6 and history.start["environment"]["jax"] == jax.__version__
     counted = {side: sum(rows for _, rows in pairs) for side, pairs in history.row_lengths.items()}
@@ -104,9 +105,9 @@ def test_a_resumed_run_equals_one_that_never_stopped(config: RunConfig, tmp_path
     assert moved(from_text(written_down, "config.json"), config.model_dir) == config
     assert not (Path(stopped.model_dir) / "config.gin").exists()
 
-    text = report_page.summary(config)
+    text = summary(config)
     assert "steps               40" in text and "bits per byte" in text
-    assert len(report_page.plot_loss(config).read_bytes()) > 5_000
+    assert len(plot_loss(config).read_bytes()) > 5_000
 
     run = epath.Path(config.model_dir)
     source = Source(str(run), run, {40: run / "checkpoints" / "40"}, "Limba", config.model, config)

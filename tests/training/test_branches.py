@@ -1,14 +1,16 @@
 """The rate of a branch, which branch a command means, and what cannot be branched from; no run is trained."""
 
+import argparse
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-from limba.cli import main
+from limba.cli import branch, main
 from limba.config import (
     ConfigError,
     DataConfig,
@@ -20,6 +22,7 @@ from limba.config import (
     plain,
 )
 from limba.config.schedule import BRANCH_SHAPES
+from limba.formats import hub_models
 from limba.storage import manifest
 from limba.training.checkpoints import branches, save
 from limba.training.checkpoints.branches import Branch
@@ -115,6 +118,18 @@ def test_the_same_command_means_the_branch_that_has_not_ended(run: Path) -> None
     assert choose([60, 80]).step == 80  # it has ended
     again = branches.chosen(str(run), [60, 80], 8, "linear", 40, None)
     assert again == first
+
+
+def test_a_branch_whose_run_is_gone_is_resumed_without_the_hub(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run is named as a hub id could be."""
+    begun = branches.chosen(str(run), [20, 40], 8, "1-sqrt", 20, None)
+    begin(begun, begun.name())
+    shutil.rmtree(run)
+    monkeypatch.chdir(run.parents[1])
+    monkeypatch.setattr(hub_models, "download", lambda path, weights: pytest.fail(f"the hub is asked for {path}"))
+    name = f"{run.parent.name}/{run.name}"
+    given = argparse.Namespace(model=name, step=None, decay=8, shape="1-sqrt", output=None)
+    assert hub_models.is_id(name) and branch._chosen(given) == begun
 
 
 def test_what_cannot_be_branched_from_is_said_in_one_sentence(run: Path, tmp_path: Path) -> None:

@@ -205,10 +205,10 @@ def test_a_ledger_is_read_again_and_a_wrong_one_is_named(guarded: Guarded, tmp_p
         Ledger(given(None))
     both = Ledger(given('{"batch": 9, "rows": [{"shard": 1, "row": 3}]}\n\n'))
     assert 9 in both and 5 in both
-    with pytest.raises(InputError, match=r"Line 2 of .*other.jsonl is no batch of a ledger"):
+    with pytest.raises(InputError, match=r"Line 2 of .*other.jsonl is not a batch of a ledger"):
         Ledger(given('{"batch": 9}\n{"batch"'))
     with pytest.raises(ConfigError, match=r"batch 9 has row 0 of shard 2, and this run has 2 shards of 4 rows"):
         Ledger(given('{"batch": 9, "rows": [{"shard": 2, "row": 0}]}'))
     (tmp_path / "skipped_batches.jsonl").write_text("[]\n")
-    with pytest.raises(InputError, match=r"Line 1 of .*skipped_batches.jsonl is no batch of a ledger"):
+    with pytest.raises(InputError, match=r"Line 1 of .*skipped_batches.jsonl is not a batch of a ledger"):
         Ledger(config)

@@ -33,7 +33,7 @@ LANGUAGE_MODEL = "lm"
 NAMES = {T5: "an encoder-decoder", ENCODER: "an encoder", LANGUAGE_MODEL: "a decoder-only model"}
 # Fields of the network that say how a run computes: they stay the run's own choice, whatever the model had.
 OF_RUN = ("dropout_rate", "dtype", "scan_layers", "remat", "attention")
-SAMPLE_BYTES = 200_000  # of the text, to see whether the vocabulary has pieces for it
+SAMPLE_BYTES = 200_000  # of the text, in which unknown pieces and single bytes are counted
 # Fields of the data that say, beside the lengths, what a run of Limba has learned.
 OF_OBJECTIVE = ("objective", "noise_density", "mean_noise_span_length", "mask_share", "causal_share")
 
@@ -114,9 +114,9 @@ def complete(source: Source) -> Continued | None:
     without a model, and for a model that cannot be trained.
     """
     include = source.of_family
-    source.of_family = None
     if include is None:
         return None
+    source.of_family = None
     path = _path_in(source)
     model = None if path is None else _of_run_or_path(source, path)
     # Of two bindings of a name the later one counts. So the family's file comes where its include stands, then what the
@@ -236,7 +236,8 @@ def lines(continued: Continued, config: RunConfig) -> Iterator[str]:
     vocabulary = published_of(task.output_features["targets"].vocabulary)
     ids = special_ids_of(continued.model, vocabulary)
     after = ids.after
-    if continued.family == LANGUAGE_MODEL:  # which reads a text as a target, with the end that it learns to write
+    # Training ends a text also where the template does not; a language model reads it as a target, with its end.
+    if continued.family == LANGUAGE_MODEL or not after:
         after = ids.target([])[len(ids.before) :]
     framed = " ".join([*_names_of(vocabulary, ids.before), "text", *_names_of(vocabulary, after)])
     mask = ""
@@ -258,14 +259,18 @@ def lines(continued: Continued, config: RunConfig) -> Iterator[str]:
 
 
 def _lacking(run: RunData) -> Iterator[str]:
-    """Yields a warning where the vocabulary has no pieces for much of the text, which may be of another language."""
+    """Yields a warning where the vocabulary has no pieces for much of the text, which may be of another language.
+
+    Documents that were tokenized beforehand have no text to look at.
+    """
+    from limba.data.sources.parquet import TOKENS
     from limba.data.sources.units import UnitSource
     from limba.data.vocabulary.coverage import LEAST, coverage
     from limba.data.vocabulary.stream import published_of
     from limba.data.vocabulary.text_sample import Texts
 
     for part in run.parts:
-        if not isinstance(part.source, UnitSource):
+        if not isinstance(part.source, UnitSource) or TOKENS in part.source.keys:
             continue
         texts = Texts.of_task(part)
         documents, _ = texts.sample(run.config.train_split, SAMPLE_BYTES)

@@ -93,7 +93,7 @@ def lm_adaptation(
 ) -> Dataset:
     """Returns {"inputs", "targets"}, int32, of {"targets": int32 [n]}: a full prefix and a full continuation.
 
-    Lester et al. 2021 (arXiv:2104.08691, section 3.3) train a T5 for 100,000 more steps with Raffel's LM
+    Lester et al. 2021 (arXiv:2104.08691, sections 2.2 and 3) train a T5 for 100,000 more steps with Raffel's LM
     objective, so that it continues a text instead of filling gaps. The paper does not specify the split;
     here both sides fill their lengths, without padding.
     """

@@ -36,7 +36,7 @@ def tokenize(
     features = {name: output_features[name] for name in names}
     encoders = {name: encoder(feature.vocabulary) for name, feature in features.items()}
     first = next((name for name in FEATURES if name in names), None)
-    begins = {name: _begin(feature.vocabulary, name == first) for name, feature in features.items()}
+    begins = {name: begin_of(feature.vocabulary, name == first) for name, feature in features.items()}
     ends = {name: _end(feature) for name, feature in features.items() if with_eos and feature.add_eos}
 
     def tokenized(example: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def append_eos_after_trim(
     return dataset.map(ended, {**dataset.spec, **dict.fromkeys(ends, TOKENS)})
 
 
-def _begin(vocabulary: Vocabulary, is_first: bool) -> np.ndarray:
+def begin_of(vocabulary: Vocabulary, is_first: bool) -> np.ndarray:
     """Returns what the template of a folder for transformers puts before a feature's text, the first one or another.
 
     What a language model reads begins once, before the first one, with a start that is no part of it.

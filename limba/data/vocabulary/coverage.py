@@ -9,12 +9,12 @@ from typing import NamedTuple
 from limba.data.vocabulary.needed import spells_bytes
 from limba.data.vocabulary.vocabularies import ByteVocabulary, Vocabulary
 
-LEAST = 0.9  # share of the tokens of a text that are pieces, below which the vocabulary is of other text
+LEAST = 0.9  # share of the tokens of a text that are pieces; below it the vocabulary was made for another language
 EXAMPLES, LETTERS = 5, 20  # words that are shown, and the most letters of one
 
 
 class Coverage(NamedTuple):
-    """The tokens of some text, and those that are no pieces of it."""
+    """The tokens of some text, and how many of them are not pieces of the vocabulary."""
 
     tokens: int
     unknown: int  # the unknown piece
@@ -28,7 +28,7 @@ class Coverage(NamedTuple):
 
 
 def coverage(vocabulary: Vocabulary, texts: Iterable[str]) -> Coverage:
-    """Returns how much of some texts a vocabulary has pieces for; all of them for bytes, which are its pieces.
+    """Returns how much of some texts a vocabulary has pieces for; all of it for a vocabulary of bytes.
 
     >>> coverage(ByteVocabulary(), ["ăb"]).share
     1.0

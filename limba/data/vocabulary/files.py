@@ -101,12 +101,16 @@ def _names(address: str) -> tuple[str, str]:
 def place_of(address: str, directory: str | None) -> str:
     """Returns the path of the copy in a run's directory of the vocabulary at an address; if it has none, the address.
 
-    With None for the directory there are no copies.
+    With None for the directory there are no copies. A folder's copy is whole when it has its config.json.
     """
     if directory is None:
         return address
-    places = (f"{directory}/{name}" for name in _names(address))
-    return next((place for place in places if epath.Path(place).exists()), address)
+    of_file, of_folder = (f"{directory}/{name}" for name in _names(address))
+    if epath.Path(of_file).exists():
+        return of_file
+    if (epath.Path(of_folder) / CONFIG).exists():
+        return of_folder
+    return address
 
 
 def directory_of(address: str) -> str | None:

@@ -1,8 +1,8 @@
 """Vocabularies in T5's layout: pad 0, end of sequence 1, unknown 2, sentinels counted down from the top.
 
-Raffel et al. 2020 (arXiv:1910.10683, section 2.2): a SentencePiece unigram model and 100 sentinels
-above its pieces, of which `<extra_id_0>` has the highest id. they are added when the model is loaded. mT5's
-published model, and others, already have them as their last pieces.
+Raffel et al. 2020 (arXiv:1910.10683, section 2.2): a SentencePiece unigram model and 100 sentinels above its pieces, of
+which `<extra_id_0>` has the highest id. They are added when the model is loaded; mT5's published model, and others,
+already have them as their last pieces.
 """
 
 from __future__ import annotations

@@ -432,8 +432,9 @@ def _template(tokenizer: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[i
     is_text = [number is not None for number in encoding.sequence_ids]
     if not any(is_text):  # nothing is left of the text
         raise ValueError("it reads no text")
-    first, last = is_text.index(True), len(is_text) - 1 - is_text[::-1].index(True)
-    return tuple(encoding.ids[:first]), tuple(encoding.ids[last + 1 :])
+    num_before = is_text.index(True)
+    num_after = is_text[::-1].index(True)
+    return tuple(encoding.ids[:num_before]), tuple(encoding.ids[len(is_text) - num_after :])
 
 
 def _merges(state: Json) -> list[tuple[str, str]]:
@@ -500,7 +501,9 @@ def _llama(files: Files, read: Any, names: Mapping[str, str]) -> Any:
     made = Tokenizer(pieces)
     has_space = files.about.get("add_prefix_space")
     has_space = True if has_space is None else bool(has_space)
-    scheme = "never" if not has_space else "always" if files.about.get("legacy", False) else "first"
+    scheme = "always" if files.about.get("legacy", False) else "first"
+    if not has_space:
+        scheme = "never"
     made.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, scheme, split=False)
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     made.decoder = decoders.Sequence(steps + ([decoders.Strip(" ", 1)] if has_space else []))

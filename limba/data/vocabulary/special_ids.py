@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from etils import epath
 
 from limba.config import ConfigError, InputError, ModelConfig
-from limba.data.vocabulary.load import Vocabulary, begin_id, known_mask_id
+from limba.data.vocabulary.load import Vocabulary, begin_id, known_mask_id, sentinel_table
 from limba.data.vocabulary.published import PublishedVocabulary, open_folder, read_json
 from limba.data.vocabulary.stream import StreamVocabulary, published_of
 
@@ -115,7 +115,7 @@ class SpecialIds:
 
     @property
     def around(self) -> tuple[int, ...]:
-        """The ids that stand around a text or in its place, and are none: template, ends, separator, mask."""
+        """The ids that are never text themselves: those of the template, ends, separator and mask."""
         single = (number for number in (self.separator, self.mask) if number is not None)
         return (*self.before, *self.after, *self.ends, *single)
 
@@ -147,9 +147,8 @@ class SpecialIds:
         >>> SpecialIds(before=(5,)).target([7, 8]), SpecialIds(before=(5,)).target([7, 8], follows=True)
         ([5, 7, 8, 1], [7, 8, 1])
         """
-        before, after = self.before, self.after
-        if follows:
-            before, after = (), ()
+        before = () if follows else self.before
+        after = () if follows else self.after
         if self.end is not None and not (after and after[-1] in self.ends):
             after = (*after, self.end)
         if not ends:
@@ -288,7 +287,8 @@ def as_stream(vocabulary: Vocabulary) -> Vocabulary:
     trained = open_folder(vocabulary.folder)
     trained.tokenizer.encode_special_tokens = True
     end = () if special.end is None else (special.end,)
-    begins, ends = special.before, special.after or end
+    begins = special.before
+    ends = special.after or end
     start = special.decoder_start
     if family.is_decoder_only:
         start = special.first
@@ -309,7 +309,19 @@ def as_stream(vocabulary: Vocabulary) -> Vocabulary:
         ends=ends,
         start=start,
         is_one_sequence=family.is_decoder_only,
+        never_text=_never_text(vocabulary, special),
     )
+
+
+def _never_text(vocabulary: PublishedVocabulary, special: SpecialIds) -> frozenset[int]:
+    """Returns the ids as which no text is read: special tokens, sentinels, and those with a role.
+
+    The unknown piece is one of them only where it stands around a text too, as GPT-2's end does.
+    """
+    added = vocabulary.tokenizer.get_added_tokens_decoder().items()
+    found = {number for number, token in added if token.special}
+    found |= {*vocabulary.ids.values(), *sentinel_table(vocabulary)}
+    return frozenset((found - {vocabulary.unk_id}) | {*special.around})
 
 
 def _is_padding_alone(vocabulary: PublishedVocabulary, special: SpecialIds, family: Family, start: int) -> bool:
@@ -371,7 +383,9 @@ class _Ids:
     def several(self, key: str) -> tuple[int, ...]:
         """Returns the ids of a key that has one or a list; those that the model cannot write are left out."""
         found = self.about.get(key, self.defaults.get(key))
-        listed = found if isinstance(found, list) else [] if found is None else [found]
+        listed = found if isinstance(found, list) else [found]
+        if found is None:
+            listed = []
         for number in listed:
             if not isinstance(number, int) or isinstance(number, bool):
                 self._refuse(key, found)

@@ -14,7 +14,7 @@ from limba.data.vocabulary.vocabularies import Vocabulary
 
 
 class Roles(Protocol):
-    """What the stream asks of the special ids of a model; `special_ids.SpecialIds` are they."""
+    """What the stream needs of the special ids of a model; `special_ids.SpecialIds` has it."""
 
     @property
     def mask(self) -> int | None: ...
@@ -52,24 +52,27 @@ class StreamVocabulary(Vocabulary):
         ends: Sequence[int],
         start: int,
         is_one_sequence: bool,
+        never_text: frozenset[int],
     ):
         """`trained` is the same vocabulary, which reads the name of a special token in a text as plain text.
 
         `begins`, `ends` and `start` are published ids; `start` is the first input of a decoder. `is_one_sequence`: the
-        model has one stack, which reads inputs and targets as one row.
+        model has one stack, which reads inputs and targets as one row. `never_text` are the published ids as which no
+        text is read.
         """
         super().__init__(extra_ids=0)
-        self.published, self.special, self.address = published, special, address
+        self.published = published
         self._trained = trained
+        self.special = special
+        self.address = address
         self.offset = offset
         self.begins = tuple(number + offset for number in begins)
         self.ends = tuple(number + offset for number in ends)
         self.start = start
         self.is_one_sequence = is_one_sequence
-        roles = (number for role, number in published.ids.items() if role != "unk_token")
-        self._controls = {*roles, *special.around}
         unknown = published.unk_id
-        self._in_place = () if unknown is None or unknown in self._controls else (unknown,)
+        self._never_text = never_text
+        self._in_place = () if unknown is None or unknown in never_text else (unknown,)
 
     @property
     def row_ids(self) -> RowIds | None:
@@ -100,11 +103,12 @@ class StreamVocabulary(Vocabulary):
     def encode(self, s: str) -> Sequence[int]:
         """Returns the ids of a text, in which no token has a role.
 
-        A model of pieces may have the name of a role, such as </s>, as a piece like any other: it is unknown here.
+        A model of pieces may have the name of a special token, such as </s> or <extra_id_0>, as a piece like any other:
+        it is unknown here.
         """
         ids = self._trained.encode(s)
-        if not self._controls.isdisjoint(ids):
-            parts = (self._in_place if number in self._controls else (number,) for number in ids)
+        if not self._never_text.isdisjoint(ids):
+            parts = (self._in_place if number in self._never_text else (number,) for number in ids)
             ids = [number for part in parts for number in part]
         return [number + self.offset for number in ids]
 

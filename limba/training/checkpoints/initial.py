@@ -108,7 +108,7 @@ def _other_layout(path: str, special: SpecialIds, model: ModelConfig) -> ConfigE
     named = ", ".join(f"{name} {'none' if number is None else number}" for name, number in ids.items())
     return ConfigError(
         "DataConfig.vocabulary",
-        f"is no folder of a model, and {path} has ids of its own ({named}) where other runs have padding and the"
+        f"is not the folder of a model, and {path} has ids of its own ({named}) where other runs have padding and the"
         f" decoder's start at 0; set it to {path}.",
         ("DataConfig.vocabulary", path),
     )

@@ -189,8 +189,9 @@ def test_the_first_batch_reads_hardly_more_than_it_needs() -> None:
     stream = open_stream(task_of(function, in_groups), LENGTHS, config_of(shuffle=False), range(NUM_SHARDS))
     assert isinstance(stream, TrainStream)
     stream.wait()
-    assert function.drawn == NUM_SHARDS * undivided.DOCUMENTS_A_BLOCK  # of which a shard has used 16
     stream.close()
+    # A shard has used 16 of its block; one that was ready while others were waited for may have begun a second block.
+    assert function.drawn <= 2 * NUM_SHARDS * undivided.DOCUMENTS_A_BLOCK
 
 
 def test_a_map_with_parallel_calls_is_as_it_was_after_tracing() -> None:
@@ -211,6 +212,7 @@ def test_a_preprocessor_that_looks_at_its_data_set_gets_that_of_each_shard() -> 
     stream.close()
     decode = lambda row: seqio.ByteVocabulary().decode(row.tolist()).split()[1]
     assert [decode(found[shard]["targets"][0]) for shard in range(NUM_SHARDS)] == ["4", "5", "6", "7"]
+    assert seqio.utils._NEXT_MAP_SEED is None, "a trace that fails leaves no seed of its graph behind"
 
 
 @pytest.mark.parametrize(

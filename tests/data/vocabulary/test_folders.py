@@ -12,14 +12,14 @@ from limba.data.dataset import Elements, Spec
 from limba.data.objectives.token_blocks import tokenizer_of
 from limba.data.packing import model_features
 from limba.data.registry import Feature
-from limba.data.run_data import RunData
+from limba.data.run_data import RunData, truncation
 from limba.data.tasks import keep_vocabularies, resolve_task
 from limba.data.vocabulary.files import copies_in, is_folder, place_of
 from limba.data.vocabulary.load import PieceTable, check_vocabulary, load_vocabulary, piece_texts, sentinel_table
 from limba.data.vocabulary.published import PublishedVocabulary
 from limba.data.vocabulary.special_ids import as_stream, of_run
 from limba.data.vocabulary.stream import RowIds, StreamVocabulary, offset_of, published_of, row_ids_of
-from tasks import t5_mlm  # noqa: F401  registers the task
+from tasks import t5_mlm, text_to_text  # noqa: F401  register the tasks
 from tests import published as folders
 from tests.http_server import ModelHubHandler, as_hub, serving
 
@@ -55,6 +55,10 @@ def test_a_hub_id_is_read_kept_by_the_run_and_read_from_there(tmp_path: Path, mo
     for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
         assert (kept / name).read_bytes() == (folder / name).read_bytes()
         assert f"{kept.name}/{name}" in copies_in(epath.Path(run))
+    about = (kept / "config.json").read_bytes()
+    (kept / "config.json").unlink()
+    assert place_of("me/lm", str(run)) == "me/lm", "config.json is written last: without it the copy is not whole"
+    (kept / "config.json").write_bytes(about)
     again = resolve_task(data, str(run))  # the server is gone
     one, other = (each.output_features["targets"].vocabulary for each in (task, again))
     assert isinstance(other, StreamVocabulary) and one.encode(TEXT) == other.encode(TEXT)
@@ -96,9 +100,23 @@ def test_the_layout_of_t5_is_read_as_it_is(tmp_path: Path) -> None:
     assert sentinel_table(stream) == sentinel_table(published) and len(sentinel_table(stream)) == 10
     check_vocabulary(stream, folders.ROWS)
     assert 1 in published.encode("a </s> b") and not {0, 1} & set(stream.encode("a </s> <pad> b")), "pieces by name"
+    sentinels = set(sentinel_table(stream))
+    assert sentinels & set(published.encode("a <extra_id_0> b")), "this is a piece too"
+    assert not sentinels & set(stream.encode("a <extra_id_0> b"))
     other = as_stream(load_vocabulary(str(written(tmp_path / "t5", "unigram", "t5", decoder_start_token_id=2))))
     assert row_ids_of(other) == RowIds(start=2, filling=0)
     assert sentinel_table(other) == [number + 1 for number in sentinel_table(published)]
+
+
+def test_an_unknown_letter_stays_one_where_its_piece_is_padding_too(tmp_path: Path) -> None:
+    folder = tmp_path / "lm"
+    folders.generic("unigram", pad_token="<unk>").save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "t5", "vocab_size": folders.ROWS, "pad_token_id": 2}))
+    published = load_vocabulary(str(folder))
+    stream = as_stream(published)
+    assert isinstance(published, PublishedVocabulary) and published.pad_id == published.unk_id == 2
+    ids = list(published.encode("a 日 b"))
+    assert 2 in ids and [number - offset_of(stream) for number in stream.encode("a 日 b")] == ids
 
 
 @pytest.mark.parametrize(("style", "kind", "begins", "ends"), [
@@ -135,6 +153,20 @@ def test_examples_of_a_run_are_shown_with_published_ids(tmp_path: Path) -> None:
     assert row["targets"].tolist() == [0, *published, 2][:24]
     differing = {int(number) for number in row["inputs"][row["inputs"] != row["targets"]]}
     assert 4 in differing
+
+
+def test_what_stands_before_a_text_counts_where_pairs_are_cut(tmp_path: Path) -> None:
+    folder = written(tmp_path / "t5", "roberta", "t5", decoder_start_token_id=1)
+    corpus = tmp_path / "pairs.jsonl"
+    corpus.write_text((json.dumps({"inputs": TEXT, "targets": "a"}) + "\n") * 20)
+    columns = {"inputs": "inputs", "targets": "targets"}
+    data = DataConfig(
+        "text_to_text", {"inputs": 64, "targets": 8}, 1, vocabulary=str(folder), data_files=str(corpus), column=columns
+    )
+    size = len(load_vocabulary(str(folder)).encode(TEXT)) + 2  # <s> and </s>
+    for length, is_cut in ((size, False), (size - 1, True)):
+        ((report, is_any_cut),) = truncation(resolve_task(data), {"inputs": length, "targets": 8}, data).items()
+        assert is_any_cut == is_cut and f"cut to {length} tokens (longest {size})" in report
 
 
 def test_a_folder_without_what_a_run_needs_is_refused(tmp_path: Path) -> None:

@@ -99,8 +99,13 @@ class Learned:
             dev = [each for each in dev if each.letters not in of_test]  # else rates would be chosen on the test part
             if not dev:
                 raise InputError(
-                    f"One in {protocol.dev_share} examples of {self.train} would be the development part of"
-                    f" {self.name}, and each of these is in {self.test} too; name a file as its dev."
+                    f"One in {protocol.dev_share} documents of {self.train} would be the development part of"
+                    f" {self.name}, and each example in them is in {self.test} too; name a file as its dev."
+                )
+            if not train:
+                raise InputError(
+                    f"{self.train} has one document, from which no development part of {self.name} can be drawn; name a"
+                    " file as its dev."
                 )
         else:
             train = found[self.train]
