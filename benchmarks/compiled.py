@@ -47,7 +47,10 @@ from limba.config import InputError, ModelConfig, OptimizerConfig, environment, 
 from limba.config.optimizer import fields_of
 from limba.tools.preflight.compiled import nvidia, topologies
 
-KERNEL_EFFICIENCY = 0.6  # of a Pallas call whose schedule cannot be read
+KERNEL_EFFICIENCY = 0.6  # of the peak, for a Pallas call whose schedule cannot be read
+# Of a schedule's text: a bundle, whose address is 0 or hexadecimal, with its loops; and the test that ends a loop.
+BUNDLE = re.compile(r"\s*(?:0x[0-9a-f]+|0)\s+(?:[A-Z]{2})?\s*:\s*((?:> ?)*)\{")
+EXIT_TEST = re.compile(r"scmp\.ge\.s32\.totalorder %\S+, (\d+) /\* loop exit test \*/")
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -67,18 +70,28 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--save_hlo", metavar="FILE", help="write the optimized program's text")
     args = parser.parse_args(argv)
     check_sizes(args)
-    network, optimizer = (set(fields_of(of)) for of in (ModelConfig, OptimizerConfig))
-    optimizer -= {"name", "schedule"}  # --optimizer, and a schedule costs nothing
-    for field in args.field:
-        if "=" not in field or field.partition("=")[0] not in network | optimizer:
-            raise InputError(
-                f"--field={field} is not NAME=VALUE with a field of ModelConfig ({', '.join(sorted(network))}) or of"
-                f" OptimizerConfig ({', '.join(sorted(optimizer))})."
-            )
-    pairs = [field.partition("=")[::2] for field in args.field]
-    args.field = [f"{name}={value}" for name, value in pairs if name in network]
-    args.optimizer_fields = {name: _value(value) for name, value in pairs if name in optimizer}
+    _divide_fields(args)
     return args
+
+
+def _divide_fields(args: argparse.Namespace) -> None:
+    """Leaves the network's fields in `args.field`, and puts the optimizer's into `args.optimizer_fields`."""
+    of_network = set(fields_of(ModelConfig))
+    of_optimizer = set(fields_of(OptimizerConfig)) - {"name", "schedule"}  # --optimizer, and a schedule costs nothing
+    network_fields = []
+    args.optimizer_fields = {}
+    for field in args.field:
+        name, equals, value = field.partition("=")
+        if equals and name in of_network:
+            network_fields.append(field)
+        elif equals and name in of_optimizer:
+            args.optimizer_fields[name] = _value(value)
+        else:
+            raise InputError(
+                f"--field={field} is not NAME=VALUE with a field of ModelConfig ({', '.join(sorted(of_network))}) or of"
+                f" OptimizerConfig ({', '.join(sorted(of_optimizer))})."
+            )
+    args.field = network_fields
 
 
 def _value(text: str) -> Any:
@@ -104,37 +117,50 @@ def trace_step(args: argparse.Namespace, config: Any, devices: Any) -> Any:
     from limba.training.step import Gradient, jit_train_step
 
     sizes = MeshConfig(fsdp=args.fsdp, model=args.model).sizes(devices.size)
-    groups, parts = sizes[0] * sizes[1], args.microbatches
-    if args.batch % (groups * parts):
+    data, fsdp, _ = sizes
+    groups = data * fsdp  # of devices that have the same rows
+    if args.batch % (groups * args.microbatches):
         raise InputError(
-            f"--batch={args.batch} does not divide into {parts} micro-batches over {groups} groups of devices; give a"
-            " multiple of their product."
+            f"--batch={args.batch} does not divide into {args.microbatches} micro-batches over {groups} groups of"
+            " devices; give a multiple of their product."
         )
     mesh = Mesh(devices.reshape(sizes), ("data", "fsdp", "model"), axis_types=(AxisType.Auto,) * 3)
-    model, choice = Network(config, mesh), optimizer_config(name=args.optimizer, **args.optimizer_fields)
+    model = Network(config, mesh)
+    choice = optimizer_config(name=args.optimizer, **args.optimizer_fields)
     parameters = trained_shardings(model, mesh, args.shard_update)
     optimizer = make_optimizer(choice, 1, shardings=parameters, average=args.average)
     schedule = make_schedule(choice.schedule, 1)
     shardings = state_shardings(model, optimizer, mesh, args.shard_update)
     state = abstract_state(model, optimizer, mesh, args.shard_update)
-    decoder = ("decoder_input_tokens", "decoder_target_tokens", "decoder_loss_weights", "decoder_segment_ids")
-    features: dict[str, int] = dict.fromkeys(decoder[: 4 if args.packed else 3], args.targets)
-    if args.mixed:
-        features["decoder_causal_attention"] = args.targets
-    if args.predicted:
-        features["decoder_predicted_positions"] = args.predicted
-    if not config.is_decoder_only:
-        encoder = ("encoder_input_tokens", "encoder_segment_ids")
-        features |= dict.fromkeys(encoder[: 2 if args.packed else 1], args.inputs)
     batch = {
         name: jax.ShapeDtypeStruct((args.batch, length), np.int32, sharding=batch_sharding(mesh))
-        for name, length in features.items()
+        for name, length in _features(args, config).items()
     }
     key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype, sharding=shardings.step)
     loss = LossConfig(logits=args.logits)
     gradient = Gradient(model, loss, args.microbatches, args.gradient_reduce_dtype)
     step = jit_train_step(gradient, optimizer, schedule, shardings)
     return step.trace(state, batch, key)
+
+
+def _features(args: argparse.Namespace, config: ModelConfig) -> dict[str, int]:
+    """Returns feature -> its length of the batch that the flags describe."""
+    features: dict[str, int] = {
+        "decoder_input_tokens": args.targets,
+        "decoder_target_tokens": args.targets,
+        "decoder_loss_weights": args.targets,
+    }
+    if args.packed:
+        features["decoder_segment_ids"] = args.targets
+    if args.mixed:
+        features["decoder_causal_attention"] = args.targets
+    if args.predicted:
+        features["decoder_predicted_positions"] = args.predicted
+    if not config.is_decoder_only:
+        features["encoder_input_tokens"] = args.inputs
+        if args.packed:
+            features["encoder_segment_ids"] = args.inputs
+    return features
 
 
 def compile_step(args: argparse.Namespace) -> dict[str, Any]:
@@ -149,10 +175,14 @@ def figures_of_step(args: argparse.Namespace, dump: str) -> dict[str, Any]:
     from limba.training.metrics.flops import flops_per_sequence
     from limba.training.step_memory import live_bytes
 
-    topology, config = topologies.topology(args.topology), model_of(args)
-    on_gpu, devices = topology.platform == "gpu", topologies.devices_of(topology, dump)
-    began, cpu_began = time.perf_counter(), time.process_time()
-    compiled = trace_step(args, config, devices).lower(lowering_platforms=("cuda",) if on_gpu else None).compile()
+    topology = topologies.topology(args.topology)
+    config = model_of(args)
+    devices = topologies.devices_of(topology, dump)
+    # A card is described and not here, so jax has to be told what to lower for.
+    platforms = ("cuda",) if topology.platform == "gpu" else None
+    began = time.perf_counter()
+    cpu_began = time.process_time()
+    compiled = trace_step(args, config, devices).lower(lowering_platforms=platforms).compile()
     compiling = {
         "compile_seconds": time.perf_counter() - began,
         "compile_cpu_seconds": time.process_time() - cpu_began,
@@ -171,7 +201,7 @@ def figures_of_step(args: argparse.Namespace, dump: str) -> dict[str, Any]:
         **compiling,
         "program_kib": len(text) / 2**10,
     }
-    if on_gpu:
+    if topology.platform == "gpu":
         return figures | {"kernels": nvidia.kernels(costs.kernels, dump)}
     if topology.platform == "cpu":
         return figures | {"product_gflops": costs.product_flops / 1e9, "kernels": {}}
@@ -213,7 +243,8 @@ def kernel_cycles(calls: Counter[str], argv: Sequence[str], flops_per_cycle: flo
             cycles = cycles_of_schedule(schedules[-1].read_text()) if schedules else None
             counted_from = "compiled schedule"
             if cycles is None:
-                cycles, counted_from = int(float(flops[name]) / flops_per_cycle), "FLOPs at 60 % of peak"
+                cycles = int(float(flops[name]) / flops_per_cycle)
+                counted_from = "FLOPs at 60 % of peak"
             figures[name] = {"calls": count, "cycles": count * cycles, "counted_from": counted_from}
     return figures
 
@@ -225,21 +256,30 @@ def cycles_of_schedule(text: str) -> int | None:
     start and end the pipeline. Bundles under a condition count as if it held. A loop inside (`> >`) cannot
     be multiplied here.
     """
-    inside = outside = deeper = 0
+    # Bundles by how many loops they stand in.
+    outside = 0
+    inside = 0
+    deeper = 0
     iterations = None
     for line in text.splitlines():
-        bundle = re.match(r"\s*0x[0-9a-f]+\s+(?:[A-Z]{2})?\s*:\s*((?:> ?)*)\{", line) or re.match(
-            r"\s*0\s+(?:[A-Z]{2})?\s*:\s*((?:> ?)*)\{", line
-        )
+        bundle = BUNDLE.match(line)
         if not bundle:
             continue
         depth = bundle[1].count(">")
-        outside, inside, deeper = outside + (depth == 0), inside + (depth == 1), deeper + (depth > 1)
-        if depth == 1 and (bound := re.search(r"scmp\.ge\.s32\.totalorder %\S+, (\d+) /\* loop exit test \*/", line)):
-            iterations = int(bound[1]) - 2
-    if iterations is None or deeper:
-        return None if inside or deeper else outside
-    return outside + inside * iterations
+        if depth == 0:
+            outside += 1
+        elif depth == 1:
+            inside += 1
+            bound = EXIT_TEST.search(line)
+            if bound:
+                iterations = int(bound[1]) - 2
+        else:
+            deeper += 1
+    if deeper:
+        return None
+    if iterations is not None:
+        return outside + inside * iterations
+    return None if inside else outside
 
 
 def _compile_alone(equation: Any, name: str, shapes: list[Any]) -> None:
@@ -258,6 +298,8 @@ def compile_kernels(jaxpr: Any, device: Any) -> None:
     import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+    from limba.tools.preflight.compiled.step import is_program
+
     whole = NamedSharding(Mesh(np.array([device]), ("one",)), PartitionSpec())
     seen: set[str] = set()
 
@@ -272,9 +314,8 @@ def compile_kernels(jaxpr: Any, device: Any) -> None:
                     cost = equation.params.get("cost_estimate")
                     print(f"KERNEL\t{name}\t{cost.flops if cost else 0}", flush=True)
                 continue
-            for value in jax.tree.leaves(
-                list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")
-            ):
+            # Loops, conditions and functions hold programs among their parameters.
+            for value in jax.tree.leaves(list(equation.params.values()), is_leaf=is_program):
                 inner = getattr(value, "jaxpr", value)
                 if hasattr(inner, "eqns"):
                     visit(inner)
@@ -293,8 +334,10 @@ def main(argv: Sequence[str]) -> None:
         print(json.dumps({**vars(args), **figures}))
         return
     for name, value in figures.items():
-        if name != "kernels":
-            print(f"{name:24}{value:,.4g}" if value < 1e4 else f"{name:24}{value / 1e6:,.1f} M")
+        if name == "kernels":
+            continue
+        number = f"{value:,.4g}" if value < 1e4 else f"{value / 1e6:,.1f} M"
+        print(f"{name:24}{number}")
     for name, kernel in figures["kernels"].items():
         rest = ", ".join(f"{key} {value}" for key, value in kernel.items() if key not in ("calls", "cycles"))
         cycles = f"{kernel['cycles'] / 1e6:,.2f} M, " if "cycles" in kernel else ""

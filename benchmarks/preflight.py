@@ -31,7 +31,7 @@ from limba.cli.gin import read_gin
 from limba.cli.gin.read import read_model
 from limba.config import RunConfig, environment
 from limba.tools.preflight.checks import compiler
-from limba.tools.preflight.compiled import instant
+from limba.tools.preflight.compiled import arithmetic
 from limba.tools.preflight.compiled.memory import device_bytes
 from limba.tools.preflight.compiled.process import compiled_step
 from limba.tools.preflight.compiled.topologies import limit_bytes, topology
@@ -89,7 +89,7 @@ def cell(out: Path, name: str, place: str) -> str:
     cycles = f", {found['fusion_cycles'] / 1e6:.0f} M + kernels" if found.get("fusion_cycles") else ""
     live = device_bytes(found)
     run = PlannedRun(run_of(name))
-    ratio = instant.memory(run, topology(place)).total / live
+    ratio = arithmetic.memory(run, topology(place)).total / live
     return f"{said}, {live / 2**30:.2f}{cycles} ({found['cpu_seconds']:.0f} s); {ratio:.2f}"
 
 

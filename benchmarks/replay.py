@@ -47,7 +47,7 @@ from tests.tiny import stack_layers
 
 def model_config(recorded: dict, scan_layers: bool, attention: str = "auto") -> ModelConfig:
     """Returns our configuration of a network recorded by T5X (its float32_attention_logits is always on here)."""
-    fields = {k: v for k, v in recorded.items() if k != "float32_attention_logits"}
+    fields = {name: value for name, value in recorded.items() if name != "float32_attention_logits"}
     return ModelConfig(**fields, scan_layers=scan_layers, attention=attention)
 
 
@@ -58,21 +58,22 @@ def optimizer_config(recorded: dict) -> OptimizerConfig:
     """
     rule = recorded.get("optimizer", "Adafactor")
     rate = str(recorded.get("learning_rate", "rsqrt_decay"))
-
-    def number(text: str, name: str, default: float) -> float:
-        found = re.search(rf"{name}[ =:]+(\d[\d.]*(?:e-?\d+)?)", text)
-        return float(found[1].rstrip(".")) if found else default
-
     if "adafactor" not in rule.lower() or "rsqrt_decay" not in rate:
         raise InputError(f"{rule} at {rate} is not replayed here; give a recording of Adafactor at rsqrt_decay.")
     schedule = ScheduleConfig(
-        base_learning_rate=number(rate, "base", 1.0), warmup_steps=int(number(rate, "warmup", 10_000))
+        base_learning_rate=_number(rate, "base", 1.0), warmup_steps=int(_number(rate, "warmup", 10_000))
     )
     return Adafactor(
         schedule=schedule,
-        decay_rate=number(rule, "decay_rate", 0.8),
-        clipping_threshold=number(rule, "clipping_threshold", 1.0),
+        decay_rate=_number(rule, "decay_rate", 0.8),
+        clipping_threshold=_number(rule, "clipping_threshold", 1.0),
     )
+
+
+def _number(text: str, name: str, default: float) -> float:
+    """Returns the number behind a name in a recording's words, such as 10000 for warmup in "warmup 10000"."""
+    match = re.search(rf"{name}[ =:]+(\d[\d.]*(?:e-?\d+)?)", text)
+    return float(match[1].rstrip(".")) if match else default
 
 
 def normalize_by(factor: str | float | None) -> str | float | None:
@@ -108,23 +109,22 @@ def recording(
     optimizer = make_optimizer(choice, recorded["steps"])
     schedule = make_schedule(choice.schedule, recorded["steps"])
 
-    init = {name.removeprefix("init/"): arrays[name] for name in arrays.files if name.startswith("init/")}
-    params = jax.tree.map(jnp.asarray, unflatten(stack_layers(init)))
+    def arrays_of(prefix: str) -> dict[str, Any]:
+        return {name.removeprefix(prefix): arrays[name] for name in arrays.files if name.startswith(prefix)}
+
+    params = jax.tree.map(jnp.asarray, unflatten(stack_layers(arrays_of("init/"))))
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     if jax.tree.structure(shapes) != jax.tree.structure(params):
-        raise InputError(f"The parameters recorded in {golden}.npz are not those of the network in its .json.")
+        raise InputError(f"The parameters recorded in {golden}.npz do not fit the network in its .json.")
     shardings = state_shardings(model, optimizer, make_mesh(mesh or MeshConfig()))
     state = jax.device_put(TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params)), shardings)
     divided_by = normalize_by(recorded.get("loss_normalizing_factor"))
     loss = LossConfig(recorded["z_loss"], recorded.get("label_smoothing", 0.0), logits, divided_by)
     step = jit_train_step(Gradient(model, loss, num_microbatches), optimizer, schedule, shardings)
 
-    def named(prefix: str) -> dict[str, Any]:
-        return {name.removeprefix(prefix): arrays[name] for name in arrays.files if name.startswith(prefix)}
-
-    batches = [named(f"batch/{i}/") for i in range(recorded["steps"])]
+    batches = [arrays_of(f"batch/{number}/") for number in range(recorded["steps"])]
     expected = np.asarray(arrays["loss_per_token"], np.float64)
-    return Recording(model, optimizer, state, step, batches, expected, named("final_rms/"))
+    return Recording(model, optimizer, state, step, batches, expected, arrays_of("final_rms/"))
 
 
 def replay(golden: str, *choices: Any, **named_choices: Any) -> dict:
@@ -132,23 +132,24 @@ def replay(golden: str, *choices: Any, **named_choices: Any) -> dict:
 
     The choices are those of `recording`.
     """
-    found = recording(golden, *choices, **named_choices)
-    state, expected, losses = found.state, found.losses, []
-    for batch in found.batches:
-        state, metrics = found.step(state, batch, jax.random.key(0))
+    recorded = recording(golden, *choices, **named_choices)
+    state = recorded.state
+    losses = []
+    for batch in recorded.batches:
+        state, metrics = recorded.step(state, batch, jax.random.key(0))
         losses.append(float(metrics["loss"]))
-    differences = np.abs(np.array(losses) - expected) / np.abs(expected)
+    differences = np.abs(np.array(losses) - recorded.losses) / np.abs(recorded.losses)
     final = unstack_layers(flatten(jax.device_get(state.params)))
-    rms = {
-        name: abs(np.sqrt(np.mean(np.square(array, dtype=np.float64))) / found.final_rms[name] - 1)
-        for name, array in final.items()
-    }
+    rms_differences = []
+    for name, array in final.items():
+        rms = np.sqrt(np.mean(np.square(array, dtype=np.float64)))
+        rms_differences.append(abs(rms / recorded.final_rms[name] - 1))
     return {
         "loss": losses,
-        "recorded": expected.tolist(),
+        "recorded": recorded.losses.tolist(),
         "max_relative_difference": float(differences.max()),
         "max_relative_difference_first_10": float(differences[:10].max()),
-        "final_rms_max_relative_difference": float(max(rms.values())),
+        "final_rms_max_relative_difference": float(max(rms_differences)),
     }
 
 
@@ -160,11 +161,12 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--attention", default="auto", choices=ATTENTIONS)
     parser.add_argument("--logits", default="auto", choices=LOGITS)
     args = parser.parse_args(argv)
+    scan_layers = not args.unrolled
     for ending in (".json", ".npz"):
         if not Path(args.golden + ending).is_file():
             raise InputError(f"{args.golden}{ending} does not exist; give the path of the pair without its ending.")
     choices = {"attention": args.attention, "logits": args.logits}
-    print(json.dumps(replay(args.golden, not args.unrolled, args.microbatches, **choices), indent=1))
+    print(json.dumps(replay(args.golden, scan_layers, args.microbatches, **choices), indent=1))
 
 
 if __name__ == "__main__":

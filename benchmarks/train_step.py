@@ -39,7 +39,8 @@ def reported(command: Sequence[str], name: str) -> float:
     """Returns a figure of the JSON that a program prints last; InputError if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise InputError(f"{' '.join(command)} failed: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
+        last_line = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise InputError(f"{' '.join(command)} failed: {last_line}")
     return json.loads(done.stdout.splitlines()[-1])[name]
 
 
@@ -61,12 +62,15 @@ def time_step(config: ModelConfig, args: argparse.Namespace) -> dict[str, float]
     from limba.training.step_memory import live_bytes
 
     mesh = make_mesh(MeshConfig())
-    model, choice = Network(config, mesh), optimizer_config(name=args.optimizer)
-    optimizer, schedule = make_optimizer(choice, args.steps), make_schedule(choice.schedule, args.steps)
+    model = Network(config, mesh)
+    choice = optimizer_config(name=args.optimizer)
+    optimizer = make_optimizer(choice, args.steps)
+    schedule = make_schedule(choice.schedule, args.steps)
     state = create_state(model, optimizer, mesh, seed=0)
     shardings = state_shardings(model, optimizer, mesh)
-    parts, limits = args.microbatches, (np.full(2, np.inf, np.float32),) if args.drops else ()
-    step = jit_train_step(Gradient(model, LossConfig(), parts), optimizer, schedule, shardings, args.drops)
+    limits = (np.full(2, np.inf, np.float32),) if args.drops else ()
+    gradient = Gradient(model, LossConfig(), args.microbatches)
+    step = jit_train_step(gradient, optimizer, schedule, shardings, args.drops)
     random = np.random.default_rng(0)
     lengths = {"inputs": args.inputs, "targets": args.targets}
     rows = {name: random.integers(3, config.vocab_size, (args.batch, width)) for name, width in lengths.items()}
@@ -94,7 +98,8 @@ def time_step(config: ModelConfig, args: argparse.Namespace) -> dict[str, float]
         "loss": float(metrics["loss"]),
         "live_gib_per_chip": live_bytes(compiled) / 2**30,
     }
-    if memory := jax.devices()[0].memory_stats():  # None on a CPU
+    memory = jax.devices()[0].memory_stats()
+    if memory:  # None on a CPU
         figures["device_peak_gib"] = memory["peak_bytes_in_use"] / 2**30
     peak = peak_flops_per_device()
     if peak:
@@ -129,9 +134,10 @@ def add_choices(parser: argparse.ArgumentParser, **defaults: object) -> None:
 
 def check_sizes(args: argparse.Namespace) -> None:
     """Raises InputError for a shape that no step has."""
-    if min(args.batch, args.inputs, args.targets, args.microbatches) < 1 or args.batch % args.microbatches:
+    smallest = min(args.batch, args.inputs, args.targets, args.microbatches)
+    if smallest < 1 or args.batch % args.microbatches:
         raise InputError(
-            "Batch, lengths and micro-batches must be whole numbers above 0, and micro-batches divide the batch."
+            "Batch, lengths and micro-batches must be whole numbers above 0, and micro-batches must divide the batch."
         )
 
 

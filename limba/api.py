@@ -51,12 +51,12 @@ if TYPE_CHECKING:
     from limba.inference.source import Source as Source
     from limba.inference.source import VocabularyName as VocabularyName
     from limba.inference.source import described as described
-    from limba.planned import PlannedRun as PlannedRun
+    from limba.planned_run import PlannedRun as PlannedRun
     from limba.sharding.joining import listener as listener
     from limba.storage.files import write_whole as write_whole
     from limba.storage.lease import held as held
     from limba.storage.servers import token as hub_token  # noqa: F401
-    from limba.toolbox import find as find_tool  # noqa: F401
+    from limba.tool_registry import find as find_tool  # noqa: F401
     from limba.training.checkpoints.save import size_text as size_text
     from limba.training.metrics.flops import flops_per_sequence as flops_per_sequence
     from limba.training.metrics.records import duration as duration
@@ -82,7 +82,7 @@ NAMES = {  # name: where it is defined
     # the names of the modules of tasks/
     "task_modules": "limba.data.task_modules.all_names",
     # another tool, by the engine's table of tools; None without it
-    "find_tool": "limba.toolbox.find",
+    "find_tool": "limba.tool_registry.find",
     # --- Data ---
     # a run's task with what it reads: its parts, lengths, rows, checks
     "RunData": "limba.data.run_data.RunData",
@@ -125,7 +125,7 @@ NAMES = {  # name: where it is defined
     "hub_token": "limba.storage.servers.token",
     # --- Runs and models ---
     # what can be known of a run before it starts: sizes, checks, its step on any devices
-    "PlannedRun": "limba.planned.PlannedRun",
+    "PlannedRun": "limba.planned_run.PlannedRun",
     # the FLOPs of training on one sequence
     "flops_per_sequence": "limba.training.metrics.flops.flops_per_sequence",
     # a number of bytes in words

@@ -20,11 +20,11 @@ from tests.shipped import MODULES, ROOT, SHIPPED, TESTS, explanations, imports, 
 pytestmark = pytest.mark.lint
 
 FLOORS = {
-    **dict.fromkeys(("config", "toolbox"), 0),
+    **dict.fromkeys(("config", "tool_registry"), 0),
     **dict.fromkeys(("sharding", "storage"), 1),
     **dict.fromkeys(("data", "model", "formats"), 2),
     "training": 3,
-    **dict.fromkeys(("run", "planned", "inference", "evaluation", "export"), 4),
+    **dict.fromkeys(("run", "planned_run", "inference", "evaluation", "export"), 4),
     **dict.fromkeys(("cli", "fit"), 5),
     **dict.fromkeys(("api", "tools"), 6),
 }
@@ -276,7 +276,7 @@ def named_modules(text: str) -> set[str]:
     return found
 
 
-TABLE_OF_TOOLS = "limba/toolbox.py"  # the one place where the engine names them
+TABLE_OF_TOOLS = "limba/tool_registry.py"  # the one place where the engine names them
 
 
 def test_no_string_names_a_module_of_a_higher_floor() -> None:

@@ -25,7 +25,7 @@ IMPORTS_BY_NAME = {  # file -> where the names come from
     "limba/__init__.py": "a table in it",
     "limba/cli/main.py": "a table in it",
     "limba/api.py": "a table in it",
-    "limba/toolbox.py": "a table in it",
+    "limba/tool_registry.py": "a table in it",
     "limba/cli/completion.py": "the table of limba/cli/main.py",
     "limba/data/task_modules.py": "the user's gin file or flag, or what imports.check has allowed",
     "limba/inference/source.py": "what imports.check has allowed",

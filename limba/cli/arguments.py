@@ -40,8 +40,9 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
             add_help=add_help,
         )
-        self._object = ""
-        self._takes_several = self._needs_run = False
+        self._object = ""  # the name of the command's object, once add_object has given it one
+        self._takes_several = False
+        self._needs_run = False
 
     def add_object(
         self, name: str, metavar: str, about: str, takes_several: bool = False, is_run: bool = False
@@ -58,17 +59,19 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(f"--{name}", action="append", metavar=metavar, help=argparse.SUPPRESS)
 
     def error(self, message: str) -> NoReturn:
-        if match := re.fullmatch(r"argument (--\w+): expected one argument", message):
+        match = re.fullmatch(r"argument (--\w+): expected one argument", message)
+        if match:
             value = self._option_string_actions[match[1]].metavar or "VALUE"
             raise InputError(f"{match[1]} has no value; write {match[1]}={value}.")
         raise InputError(f"{message[:1].upper()}{message[1:]}; --help lists the arguments.")
 
     def complete(self) -> None:
-        """Where a shell asks how the line goes on, `limba/cli/completion.py` answers, and ends the process."""
+        """Does nothing; when a shell asks how a line goes on, `limba/cli/completion.py` puts its answer here."""
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Returns the flags of a command line; InputError with the nearest name for one that is not known."""
         self.complete()
+        # argparse would need each gin name declared, so these arguments are taken out before it parses.
         dashes = with_two_dashes(argv)
         gin = [argument.removeprefix("--gin.") for argument in dashes if argument.startswith("--gin.")]
         rest = [argument for argument in dashes if not argument.startswith("--gin.")]
@@ -85,9 +88,11 @@ class Parser(argparse.ArgumentParser):
         return given
 
     def _refuse(self, argument: str) -> NoReturn:
+        """Raises InputError for an argument that the command does not have, with what was most likely meant."""
         name, sign, value = argument.partition("=")
         flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
-        if macro := self._macro(name):
+        macro = self._macro(name)
+        if macro:
             advice = f"; write --gin.{macro}={value if sign else 'VALUE'}"
         elif argument.startswith("-"):
             advice = did_you_mean(name, flags).rstrip(".?")
@@ -95,12 +100,12 @@ class Parser(argparse.ArgumentParser):
             advice = f"; write --gin.{argument}"
         elif "--prompt" in flags:
             advice = f"; write --prompt={shlex.quote(argument)}"
-        else:
+        else:  # most likely the shell has replaced a pattern by the files that match it
             advice = "; put quotation marks around a pattern"
         raise InputError(f"The argument {argument} is not known{advice}; --help lists the arguments.")
 
     def _macro(self, flag: str) -> str:
-        """Returns the gin name that is typed as a flag of a command that takes gin names; "" if it is none."""
+        """Returns the gin name that a user has typed as a flag, such as --batch-size; "" for any other flag."""
         if "--gin.NAME" not in self._option_string_actions or not flag.startswith("--"):
             return ""
         from limba.cli.gin.macros import macro_names
@@ -109,14 +114,20 @@ class Parser(argparse.ArgumentParser):
         return name if name in macro_names() else ""
 
     def _take_object(self, given: argparse.Namespace) -> None:
+        """Sets the object, whether it was given without a flag or as `--name=`; InputError for one too many."""
         if self._takes_several:
             objects = given.objects
         else:
             objects = [given.objects] if given.objects else []
         for argument in objects:
+            # NAME=VALUE is a gin override without its --gin., unless a file has such a name.
             if re.match(r"[A-Za-z_][\w.]*=", argument) and not os.path.exists(argument):
                 self._refuse(argument)
-        found = [*(getattr(given, self._object) or []), *objects]
-        if len(found) > 1 and not self._takes_several:
-            raise InputError(f"{found[0]} and {found[1]} are both given as --{self._object}; leave one out.")
-        setattr(given, self._object, found if self._takes_several else next(iter(found), None))
+        from_flags = getattr(given, self._object) or []
+        values = [*from_flags, *objects]
+        if self._takes_several:
+            setattr(given, self._object, values)
+            return
+        if len(values) > 1:
+            raise InputError(f"{values[0]} and {values[1]} are both given as --{self._object}; leave one out.")
+        setattr(given, self._object, values[0] if values else None)

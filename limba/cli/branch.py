@@ -45,13 +45,21 @@ checkpoints unless CHECKPOINTS_KEPT says otherwise.
     limba merge MODEL_DIR MODEL_DIR2 --output=DIR
 
 Of several runs of the same network the newest checkpoints are averaged. OUT/merge.json says which steps are in the
-average, and with which weights. Optimizer state and data position are those of the newest step."""
+average, and with which weights. Optimizer state and data position are taken from the newest step."""
 NO_RUN = "{} is an imported model and not a run; start a run from it with limba train."
-OF_MERGING = {f"`{name}`": f"--{name}" for name in ("last", "steps", "weights", "shape", "ema_decay")}
+# What errors name -> what the user of a command has typed, or can type.
+NAMES_OF_MERGING = {f"`{name}`": f"--{name}" for name in ("last", "steps", "weights", "shape", "ema_decay")}
 NAMES = {"CheckpointConfig.keep": "CHECKPOINTS_KEPT"}
-OWN = {"MODEL_DIR": "--output", "TRAIN_STEPS": "--decay", "config.RunConfig.model_dir": "--output"}
-OWN |= {"config.RunConfig.train_steps": "--decay"}
+# Names of gin files that a branch decides itself -> the flag that says so.
+DECIDED_BY = {
+    "MODEL_DIR": "--output",
+    "config.RunConfig.model_dir": "--output",
+    "TRAIN_STEPS": "--decay",
+    "config.RunConfig.train_steps": "--decay",
+}
+# A branch is not published in place of the run that it comes from.
 NOWHERE = {"RunConfig.export_to": None, "RunConfig.hub_model_id": None}
+# A setting of a gin file with its continuation lines, which are indented.
 MODEL_DIR_MACRO = re.compile(r"^MODEL_DIR = .*(?:\n {4}.*)*$", re.MULTILINE)
 MODEL_DIR_FIELD = re.compile(r"^config\.RunConfig\.model_dir = (?!%).*(?:\n {4}.*)*$", re.MULTILINE)
 
@@ -74,10 +82,12 @@ def run(argv: Sequence[str]) -> None:
         raise InputError("No run is given; write limba branch MODEL_DIR --decay=STEPS.")
     if not given.decay:
         raise InputError(f"No --decay is given, the number of steps; write limba branch {given.model} --decay=STEPS.")
-    for name in (each.partition("=")[0] for each in given.gin):
-        if name in OWN or name.startswith("config.ScheduleConfig."):
-            advice = OWN.get(name, "--decay, --step and --shape")
-            raise InputError(f"--gin.{name} is what {advice} of a branch says; leave it out.")
+    for override in given.gin:
+        name = override.partition("=")[0]
+        if name in DECIDED_BY:
+            raise InputError(f"--gin.{name} is what {DECIDED_BY[name]} of a branch says; leave it out.")
+        if name.startswith("config.ScheduleConfig."):
+            raise InputError(f"--gin.{name} is what --decay, --step and --shape of a branch say; leave it out.")
     with preemption.listening():
         with environment.quiet_imports():
             import limba.run  # noqa: F401  imports JAX
@@ -95,6 +105,7 @@ def _begun(given: argparse.Namespace) -> GinRun:
     from limba.sharding.agreement import entered_by_first, is_first, of_first, together
     from limba.training.checkpoints import branches
 
+    # The first process looks, and tells the others: the run may save a checkpoint while they look.
     text = ""
     with together():
         if is_first():
@@ -110,9 +121,9 @@ def _begun(given: argparse.Namespace) -> GinRun:
     if source.run is None:
         raise InputError(NO_RUN.format(branch.run))
     schedule = branches.schedule_of(source.run, branch)
-    names = ("branch_step", "branch_steps", "branch_shape", "planned_steps")
     fixed = {"RunConfig.model_dir": out, "RunConfig.train_steps": branch.end}
-    fixed |= {f"ScheduleConfig.{name}": getattr(schedule, name) for name in names}
+    for name in ("branch_step", "branch_steps", "branch_shape", "planned_steps"):
+        fixed[f"ScheduleConfig.{name}"] = getattr(schedule, name)
     described = _read(source, given, NOWHERE, fixed)
     with named(described.names):
         branches.check_data(described.config, branch)
@@ -168,8 +179,8 @@ def _read(
 def merge(argv: Sequence[str]) -> None:
     """Merges the checkpoints that the flags name, and prints where the result is; raises InputError."""
     parser = Parser("merge", MERGE)
-    about = "a run directory, a path or gs://…; several: one checkpoint of each"
-    parser.add_object("model", "MODEL_DIR", about, takes_several=True, is_run=True)
+    help_text = "a run directory, a path or gs://…; several: one checkpoint of each"
+    parser.add_object("model", "MODEL_DIR", help_text, takes_several=True, is_run=True)
     parser.add_argument("--last", type=int, metavar="K", help="how many of the newest checkpoints; default: all kept")
     parser.add_argument("--steps", help="the steps to average, such as 1000,2000, instead of --last")
     parser.add_argument("--weights", choices=("uniform", "ema", "wsm"), default="uniform", help="default: uniform")
@@ -186,12 +197,13 @@ def merge(argv: Sequence[str]) -> None:
     given = parser.parse(argv)
     if given.steps is not None and not re.fullmatch(r"\d+(,\d+)*", given.steps):
         raise InputError(f"--steps is {given.steps}; give numbers with commas, such as 1000,2000.")
-    with environment.quiet_imports(), named(OF_MERGING):
+    steps = [] if given.steps is None else [int(step) for step in given.steps.split(",")]
+    with environment.quiet_imports(), named(NAMES_OF_MERGING):
         from limba.export import merging
 
         weighting = merging.Weighting(given.weights, given.ema_decay, given.shape)
         sources = [model.find(path, imports=given.imports) for path in given.model]
-        parts = merging.parts_of(sources, given.last, [int(each) for each in (given.steps or "").split(",") if each])
+        parts = merging.parts_of(sources, given.last, steps)
         if given.output is None and len(sources) > 1:
             raise InputError("Several runs are named, so the result has no name; give --output=DIR.")
         directory = str(sources[-1].directory).rstrip("/")
@@ -200,10 +212,11 @@ def merge(argv: Sequence[str]) -> None:
 
 
 def _text_in(directory: epath.Path, out: str) -> dict[str, str]:
-    """Returns {"config.gin": the text of a run's, with `out` as its MODEL_DIR}; {} if the run has none."""
+    """Returns {"config.gin": the text of a run's file, with `out` as its MODEL_DIR}; {} if the run has none."""
     file = directory / OWN_FILE
     if not file.exists():
         return {}
-    place = repr(str(resolved(out)))
-    text = MODEL_DIR_MACRO.sub(lambda _: f"MODEL_DIR = {place}", read_text(file))
-    return {OWN_FILE: MODEL_DIR_FIELD.sub(lambda _: f"config.RunConfig.model_dir = {place}", text)}
+    value = repr(str(resolved(out)))
+    # Functions, since a path may hold a backslash, which `sub` would read as a group of the pattern.
+    text = MODEL_DIR_MACRO.sub(lambda _: f"MODEL_DIR = {value}", read_text(file))
+    return {OWN_FILE: MODEL_DIR_FIELD.sub(lambda _: f"config.RunConfig.model_dir = {value}", text)}

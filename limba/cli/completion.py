@@ -24,7 +24,7 @@ ABOUT = """Prints the script with which a shell completes limba's commands, flag
 
 For this shell only: source <(limba completion bash)"""
 SHELLS = ("bash", "zsh", "fish")
-ALTERNATIVES = re.compile(r"[a-z][a-z0-9_-]*(?:\|[a-z][a-z0-9_-]*)+")  # of a metavar, as in array_record|parquet
+ALTERNATIVES = re.compile(r"[a-z][a-z0-9_-]*(?:\|[a-z][a-z0-9_-]*)+")  # a metavar such as array_record|parquet
 
 
 def run(argv: Sequence[str]) -> None:
@@ -34,7 +34,7 @@ def run(argv: Sequence[str]) -> None:
     given = parser.parse(argv)
     if given.shell not in SHELLS:
         raise InputError(f"The shell is {given.shell}; give bash, zsh or fish, as in limba completion bash.")
-    print(shellcode(["limba"], False, given.shell))  # False: nothing where nothing fits
+    print(shellcode(["limba"], use_defaults=False, shell=given.shell))  # offers nothing where nothing fits
 
 
 class Finder(CompletionFinder):
@@ -43,7 +43,8 @@ class Finder(CompletionFinder):
     def filter_completions(self, completions: list[str]) -> list[str]:
         flags = self.active_parsers[-1]._option_string_actions
         takes_value = {flag for flag, action in flags.items() if flag.startswith("--") and action.nargs != 0}
-        return [f"{each}=" if each in takes_value else each for each in super().filter_completions(completions)]
+        offered = super().filter_completions(completions)
+        return [f"{word}=" if word in takes_value else word for word in offered]
 
 
 def answer() -> None:
@@ -51,17 +52,20 @@ def answer() -> None:
     from limba.cli.main import COMMANDS, program_of
 
     line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
-    name, *rest = [*line.split()[1:], ""]
-    if rest[:-1] or line[-1].isspace():
+    words = line.split()[1:]  # after limba
+    begins_word = line[-1].isspace()
+    if len(words) > 1 or (words and begins_word):
+        name, *arguments = words
         os.environ["_ARGCOMPLETE"] = "2"  # the words count from the command on
-        Parser.complete = complete  # before it parses
+        Parser.complete = complete  # the command's own parser calls it before it parses
         if name in COMMANDS:
-            program_of(name)(rest[: -1 if line[-1].isspace() else -2])
+            whole = arguments if begins_word else arguments[:-1]
+            program_of(name)(whole)
         sys.exit(0)
     limba = argparse.ArgumentParser("limba")
     commands = limba.add_subparsers()
-    for each, (_, about) in COMMANDS.items():
-        commands.add_parser(each, help=about)
+    for name, (_, about) in COMMANDS.items():
+        commands.add_parser(name, help=about)
     Finder()(limba, always_complete_options=False)
 
 

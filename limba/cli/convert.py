@@ -1,11 +1,11 @@
-"""Converts models between Limba's, T5X's and Hugging Face's forms."""
+"""`limba convert`: models between Limba's, T5X's and Hugging Face's forms, and T5X's gin files as Limba's."""
 
 import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from limba import toolbox
+from limba import tool_registry
 from limba.cli import model
 from limba.cli.arguments import Parser, with_two_dashes
 from limba.config import CardConfig, InputError, environment, kinds, named
@@ -27,8 +27,85 @@ folders are kept. A folder whose proof fails is renamed step_<N>.failed.
 
 A Hugging Face folder has model.safetensors, flax_model.msgpack or pytorch_model.bin, of which nothing is run; a private
 model needs HF_TOKEN. INITIAL_CHECKPOINT_PATH takes T5X's and Hugging Face's models directly."""
-NAMES = {f"CardConfig.{name}": f"--{name}" for name in ("language", "licence", "datasets")}
-NAMES |= {"`config`": "--config", "`vocabulary`": "--vocabulary"}
+# What errors call fields and arguments -> the flags by which the user sets them.
+NAMES = {
+    "CardConfig.language": "--language",
+    "CardConfig.licence": "--licence",
+    "CardConfig.datasets": "--datasets",
+    "`config`": "--config",
+    "`vocabulary`": "--vocabulary",
+}
+
+
+def run(argv: Sequence[str]) -> None:
+    """Converts what the flags name; raises InputError."""
+    if "--gin" in with_two_dashes(argv):
+        migrate = tool_registry.find("migrate")
+        if migrate is None:
+            raise InputError("--gin needs limba/tools/migrate/, which is not here; install Limba whole.")
+        migrate.print_gin(argv)
+        return
+    if argv[:1] == ["export"]:  # as convert/convert.sh names its two directions
+        argv = argv[1:]
+    elif argv[:1] == ["import"]:
+        argv = [*argv[1:], "--to=limba"]
+    to = _form_of(argv)
+    given = _parser(to).parse(argv)
+    given.model_dir, given.out_dir = _model_and_output(given)
+    if to == "huggingface":
+        export(given)
+    elif to == "list":
+        list_arrays(given.model_dir, given.npz)
+    elif given.out_dir is None:
+        raise InputError(f"There is no OUT; write limba convert {given.model_dir} OUT --to={to}.")
+    elif to == "limba":
+        import_model(given.model_dir, given.out_dir)
+    else:
+        from limba.export import t5x
+
+        print(t5x.export(given.model_dir, given.out_dir, given.step, given.dtype))
+
+
+def _form_of(argv: Sequence[str]) -> str:
+    """Returns one of FORMS, which decides what other flags there are."""
+    parser = Parser("convert", ABOUT, add_help=False)
+    _add_form(parser)
+    return parser.parse_known_args(with_two_dashes(argv))[0].to
+
+
+def _add_form(parser: Parser) -> None:
+    parser.add_argument("--to", choices=FORMS, default="huggingface", help="which form is written")
+
+
+def _parser(to: str) -> Parser:
+    """Returns the parser of the flags that belong to a form."""
+    parser = Parser("convert", ABOUT)
+    _add_form(parser)
+    parser.add_argument("objects", nargs="*", metavar="MODEL [OUT]", help="--model=MODEL --output=OUT mean the same")
+    parser.add_argument("--model", help="a run or one checkpoint; with --to=limba a folder or hub id")
+    parser.add_argument("--output", metavar="OUT", help="the folder that is written")
+    parser.add_argument(
+        "--gin", action="store_true", help="print gin files of T5X as one of Limba's; --gin --help has its flags"
+    )
+    parser.add_argument("--npz", metavar="FILE.npz", help="with --to=list: write all arrays there")
+    if to == "huggingface":
+        add_export_flags(parser)
+    else:
+        parser.add_argument("--step", type=int, help="with --to=t5x: the newest unless given")
+        parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="with --to=t5x")
+    return parser
+
+
+def _model_and_output(given: argparse.Namespace) -> tuple[str, str | None]:
+    """Returns MODEL and OUT, each an argument or its flag; raises InputError."""
+    rest = list(given.objects)
+    model = given.model or (rest.pop(0) if rest else None)
+    out = given.output or (rest.pop(0) if rest else None)
+    if model is None:
+        raise InputError("There is no MODEL; write limba convert MODEL [OUT], or see --help.")
+    if rest:
+        raise InputError(f"The argument {rest[0]} is one too many; write limba convert MODEL [OUT].")
+    return model, out
 
 
 def add_export_flags(parser: Parser) -> None:
@@ -54,7 +131,7 @@ def add_export_flags(parser: Parser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--transformers", type=int, choices=(4, 5), default=5,
-        help="version that will load the folder (default 5); only for an untied umT5 they differ",
+        help="version that will load the folder (default 5); they differ only for an untied umT5",
     )  # fmt: skip
     parser.add_argument(
         "--encoder_only", action="store_true", help="only the encoder of a T5, as T5EncoderModel, for vectors"
@@ -86,11 +163,20 @@ def export(given: argparse.Namespace) -> None:
         from limba.export import huggingface
     card = CardConfig(given.language or None, given.licence, given.datasets or None, given.hardware, given.trc)
     source = model.find(given.model_dir, given.config, imports=given.imports)
-    out = given.out_dir or f"{source.directory}/{'encoder' if given.encoder_only else 'huggingface'}"
+    folder = "encoder" if given.encoder_only else "huggingface"
+    out = given.out_dir or f"{source.directory}/{folder}"
     choices = huggingface.Choices(
-        formats, given.dtype, given.vocabulary, given.extra_ids, not given.no_check, card, given.dropout,
-        not given.trained_weights, given.transformers, given.encoder_only,
-    )  # fmt: skip
+        formats=formats,
+        dtype=given.dtype,
+        vocabulary=given.vocabulary,
+        extra_ids=given.extra_ids,
+        checks=not given.no_check,
+        card=card,
+        dropout=given.dropout,
+        average=not given.trained_weights,
+        transformers=given.transformers,
+        encoder_only=given.encoder_only,
+    )
     steps = huggingface.chosen_steps(given.steps, source.steps)
     if "://" in out:
         if given.push:
@@ -123,65 +209,11 @@ def list_arrays(path: str, npz: str | None) -> None:
     total = 0
     for name in sorted(tree):
         shape, dtype = tree.describe(name)
-        total += int(np.prod(shape)) if name.startswith("target/") else 0
+        if name.startswith("target/"):  # parameters; the rest is the optimizer's state
+            total += int(np.prod(shape))
         print(f"{name}  {list(shape)}  {dtype}")
     state = "" if getattr(tree, "has_optimizer", True) else f", {t5x.NO_STATE}"
     print(f"{where}: step {int(np.asarray(tree['state/step'])):,}, {total:,} parameters{state}")
     if npz:
         t5x.write_npz(tree, npz)
         print(f"arrays: {npz}")
-
-
-def run(argv: Sequence[str]) -> None:
-    """Converts what the flags name; raises InputError."""
-    if "--gin" in with_two_dashes(argv):
-        migrate = toolbox.find("migrate")
-        if migrate is None:
-            raise InputError("--gin needs limba/tools/migrate/, which is not here; install Limba whole.")
-        migrate.print_gin(argv)
-        return
-    if argv[:1] in (["export"], ["import"]):  # as convert/convert.sh has them
-        argv = [*argv[1:], *(["--to=limba"] if argv[0] == "import" else [])]
-    form = Parser("convert", ABOUT, add_help=False)
-    parser = Parser("convert", ABOUT)
-    for each in (form, parser):  # the form decides which other flags there are
-        each.add_argument("--to", choices=FORMS, default="huggingface", help="which form is written")
-    to = form.parse_known_args(with_two_dashes(argv))[0].to
-    parser.add_argument("objects", nargs="*", metavar="MODEL [OUT]", help="--model=MODEL --output=OUT mean the same")
-    parser.add_argument("--model", help="a run or one checkpoint; with --to=limba a folder or hub id")
-    parser.add_argument("--output", metavar="OUT", help="the folder that is written")
-    parser.add_argument(
-        "--gin", action="store_true", help="print gin files of T5X as one of Limba's; --gin --help has its flags"
-    )
-    parser.add_argument("--npz", metavar="FILE.npz", help="with --to=list: write all arrays there")
-    if to == "huggingface":
-        add_export_flags(parser)
-    else:
-        parser.add_argument("--step", type=int, help="with --to=t5x: the newest unless given")
-        parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="with --to=t5x")
-    given = parser.parse(argv)
-    given.model_dir, given.out_dir = _model_and_output(given)
-    if to == "huggingface":
-        export(given)
-    elif to == "list":
-        list_arrays(given.model_dir, given.npz)
-    elif given.out_dir is None:
-        raise InputError(f"There is no OUT; write limba convert {given.model_dir} OUT --to={to}.")
-    elif to == "limba":
-        import_model(given.model_dir, given.out_dir)
-    else:
-        from limba.export import t5x
-
-        print(t5x.export(given.model_dir, given.out_dir, given.step, given.dtype))
-
-
-def _model_and_output(given: argparse.Namespace) -> tuple[str, str | None]:
-    """Returns MODEL and OUT, each an argument or its flag; raises InputError."""
-    rest = list(given.objects)
-    model = given.model or (rest.pop(0) if rest else None)
-    out = given.output or (rest.pop(0) if rest else None)
-    if model is None:
-        raise InputError("There is no MODEL; write limba convert MODEL [OUT], or see --help.")
-    if rest:
-        raise InputError(f"The argument {rest[0]} is one too many; write limba convert MODEL [OUT].")
-    return model, out

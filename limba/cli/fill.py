@@ -31,7 +31,7 @@ def run(given: argparse.Namespace) -> None:
         from limba.inference import line_files
         from limba.inference.gap_filling import with_sentinels
     for prompt in given.prompt or ():
-        with_sentinels(prompt)  # raises before minutes are spent on a model
+        with_sentinels(prompt)  # raises for a prompt without a gap, before minutes are spent on a model
     line_flags.check_input(given)
     trained = model.opened(given, in_float32=lambda source: True)
     if line_flags.has_file(given):
@@ -59,12 +59,14 @@ def _write_lines(given: argparse.Namespace, trained: TrainedModel, field: str, t
     """Writes each record of the input with `gaps`, the fills of each gap; a blank text has none."""
 
     def judge(records: list[Record], first: int) -> Iterator[tuple[int, Record, str]]:
-        del first
+        del first  # line numbers are not needed here
         texts = [record[field] for record in records]
-        places = [place for place, text in enumerate(texts) if text.strip()]
-        found = dict(zip(places, trained.fill([texts[place] for place in places], top), strict=True))
-        for place, record in enumerate(records):
-            yield place, {**record, "gaps": [_as_json(gap) for gap in found.get(place, ())]}, ""
+        not_blank = [number for number, text in enumerate(texts) if text.strip()]
+        fills = trained.fill([texts[number] for number in not_blank], top)
+        gaps_of = dict(zip(not_blank, fills, strict=True))
+        for number, record in enumerate(records):
+            gaps = [_as_json(gap) for gap in gaps_of.get(number, ())]
+            yield number, {**record, "gaps": gaps}, ""
 
     num_rows = given.batch_size or trained.batch_size
     line_flags.process(given, trained, [field], {"fill": {"top": top}}, num_rows, judge)

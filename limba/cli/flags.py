@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from limba import toolbox
+from limba import tool_registry
 from limba.cli.arguments import Parser
 from limba.cli.gin import GinRun, continued, read_run
 from limba.cli.gin.read import hidden_macros
@@ -15,7 +15,7 @@ from limba.cli.gin.statements import REQUIRED, read
 from limba.config import InputError, kinds
 from limba.data.task_modules import ROOT
 
-PROFILE_STEPS = 3
+PROFILE_STEPS = 3  # that --profile traces when it has no value
 ABOUT = r"""Trains the run that gin files describe, and resumes it from its newest checkpoint.
 
     limba train gin/demo.gin --gin.CORPUS='data/*.txt' --gin.VOCABULARY=byte --gin.VOCAB_SIZE=384 \
@@ -29,13 +29,53 @@ A gin file is code like a script: it imports the modules that it names. Train so
 their scripts (docs/security.md)."""
 
 
+def parse_args(
+    argv: Sequence[str], command: str = "train", about: str = ABOUT, more: Callable[[Parser], None] | None = None
+) -> GinRun:
+    """Returns the run that the flags describe; `text` is what MODEL_DIR/config.gin will hold.
+
+    Raises InputError, one sentence, for invalid flags or values. Prints and exits for --help.
+    """
+    parser = parser_of(command, about, more)
+    script = script_of(argv)
+    if script is not None:
+        argv = script.rest
+    given = parser.parse([_with_steps(argument) for argument in argv])
+    folders = search_folders(given.gin_search_paths)
+    if given.help:
+        parser.epilog = _names_in(given.gin_file, given.gin, folders)
+        parser.print_help()
+        raise SystemExit(0)
+    if given.profile is not None and not (given.profile.isdecimal() and int(given.profile) > 0):
+        raise InputError(f"--profile={given.profile} is not a number of steps; write --profile or --profile=5.")
+    if script is None and not given.gin_file:
+        raise InputError(f"No gin file is given; write limba {command} gin/demo.gin or --gin_file=PATH; see --help.")
+    migrate = tool_registry.find("migrate")
+    if script is not None and migrate is not None:
+        run = migrate.read_script(script, given.gin, folders)
+    else:
+        run = reader_of(given.gin_file, folders)(given.gin, folders)
+    if given.profile is None:
+        return run
+    # After the text, since the profile belongs to this start, not to the run.
+    return run._replace(config=dataclasses.replace(run.config, profile_steps=int(given.profile)))
+
+
+def _with_steps(argument: str) -> str:
+    """Returns --profile with its default value; argparse would take the next argument, a gin file, as its value."""
+    if argument in ("--profile", "-profile"):
+        return f"--profile={PROFILE_STEPS}"
+    return argument
+
+
 def parser_of(command: str, about: str, more: Callable[[Parser], None] | None = None) -> Parser:
     """Returns the parser of the flags that describe a run; `more` adds a command's own, for its --help."""
     parser = Parser(command, about, add_help=False)
     if more is not None:
         more(parser)
     parser.add_object("gin_file", "GIN_FILE", "a gin file; later files replace values", takes_several=True)
-    if command == "train" and (migrate := toolbox.find("migrate")):
+    migrate = tool_registry.find("migrate")
+    if command == "train" and migrate is not None:
         parser.description = f"{about}{migrate.ABOUT}"
     parser.add_argument("--gin_search_paths", metavar="A,B", action="append", default=[], help="folders of gin files")
     parser.add_argument(
@@ -51,21 +91,25 @@ def _names_in(files: Sequence[str], overrides: Sequence[str], search_paths: Sequ
     files = files or ["gin/models/t5_1_1/base.gin", "gin/runs/pretrain.gin"]
     source = read(files, overrides, search_paths)
     continued.complete(source)
-    macros = [b for b in source.bindings if not b.field]
+    macros = [binding for binding in source.bindings if not binding.field]
+    # The first file that sets a name explains it; the last one decides its value.
+    comments = {binding.name: binding.comment for binding in reversed(macros)}
+    values = {binding.name: binding.value for binding in macros}
     hidden = hidden_macros(source)
-    about = {binding.name: binding.comment for binding in reversed(macros)}
     lines = [f"Names in {', '.join(files)}:"]
-    for name, value in {binding.name: binding.value for binding in macros}.items():
-        if (counts := hidden.get(name)) is not None:
-            lines.append(f"  {name} (changes nothing: {counts.place} sets {counts.name} to {counts.value!r})")
+    for name, value in values.items():
+        instead = hidden.get(name)
+        if instead is not None:
+            lines.append(f"  {name} (changes nothing: {instead.location} sets {instead.name} to {instead.value!r})")
             continue
-        lines.append(f"  {name} ({'required' if value == REQUIRED else repr(value)})  {about[name]}".rstrip())
+        shown = "required" if value == REQUIRED else repr(value)
+        lines.append(f"  {name} ({shown})  {comments[name]}".rstrip())
     runs = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "gin").glob("*.gin"))
     return "\n".join([*lines, "", f"Complete runs: {', '.join(runs)}", "Models: gin/models/FAMILY/SIZE.gin"])
 
 
 def search_folders(given: Sequence[str]) -> list[Path]:
-    """Returns the folders of --gin_search_paths flags, each a list with commas; InputError for one that is none."""
+    """Returns the folders of --gin_search_paths flags, each a list with commas; InputError for one that is missing."""
     names = [folder for paths in given for folder in paths.split(",") if folder]
     for name in names:
         kinds.check_local(name, "--gin_search_paths")
@@ -78,41 +122,14 @@ def search_folders(given: Sequence[str]) -> list[Path]:
 
 def reader_of(files: Sequence[str], folders: Sequence[Path]) -> Callable[..., GinRun]:
     """Returns the function that reads these gin files: another trainer's are translated."""
-    migrate = toolbox.find("migrate")
-    return (migrate and migrate.reader_of(files, folders)) or functools.partial(read_run, files)
+    migrate = tool_registry.find("migrate")
+    translating = None if migrate is None else migrate.reader_of(files, folders)
+    if translating is not None:
+        return translating
+    return functools.partial(read_run, files)
 
 
 def script_of(argv: Sequence[str]) -> Any:
     """Returns the flags of another trainer's scripts in the arguments; None if there are none."""
-    migrate = toolbox.find("migrate")
-    return migrate and migrate.script_of(argv)
-
-
-def parse_args(
-    argv: Sequence[str], command: str = "train", about: str = ABOUT, more: Callable[[Parser], None] | None = None
-) -> GinRun:
-    """Returns the run that the flags describe; `text` is what MODEL_DIR/config.gin will hold.
-
-    Raises InputError, one sentence, for invalid flags or values. Prints and exits for --help.
-    """
-    parser = parser_of(command, about, more)
-    script = script_of(argv)
-    argv = argv if script is None else script.rest
-    given = parser.parse([f"--profile={PROFILE_STEPS}" if flag in ("--profile", "-profile") else flag for flag in argv])
-    folders = search_folders(given.gin_search_paths)
-    if given.help:
-        parser.epilog = _names_in(given.gin_file, given.gin, folders)
-        parser.print_help()
-        raise SystemExit(0)
-    if given.profile is not None and not (given.profile.isdecimal() and int(given.profile) > 0):
-        raise InputError(f"--profile={given.profile} is not a number of steps; write --profile or --profile=5.")
-    if script is None and not given.gin_file:
-        raise InputError(f"No gin file is given; write limba {command} gin/demo.gin or --gin_file=PATH; see --help.")
-    if script is not None and (migrate := toolbox.find("migrate")):
-        run = migrate.read_script(script, given.gin, folders)
-    else:
-        run = reader_of(given.gin_file, folders)(given.gin, folders)
-    if given.profile is None:
-        return run
-    # After the text, since the profile belongs to this start, not to the run.
-    return run._replace(config=dataclasses.replace(run.config, profile_steps=int(given.profile)))
+    migrate = tool_registry.find("migrate")
+    return None if migrate is None else migrate.script_of(argv)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -42,7 +43,7 @@ model's input is a prompt; it may be empty, or left out of --fields.
 
 The flags for writing replace the run's GenerationConfig. Without them and without gin files a T5 decodes greedily, and
 a language model samples with --temperature=0.6 --top_k=20."""
-# field of GenerationConfig -> the type of its flag, and its help
+# Field of GenerationConfig -> the type of its flag, and its help.
 FLAGS = {
     "num_samples": (int, "number of texts for each input"),
     "max_tokens": (int, "maximum number of tokens in each text; default: 128"),
@@ -59,8 +60,24 @@ FLAGS = {
         " these; cut them, with a warning; or refuse them. Default: what the task says, mostly cut",
     ),
 }
-NAMES = {f"GenerationConfig.{field}": f"--{field}" for field in FLAGS} | {"GenerationConfig.num_samples": "--num"}
-SAMPLED = GenerationConfig(sample=True, temperature=0.6, top_k=20, top_p=1.0)  # a language model's text
+# Field, as errors name it -> its flag.
+NAMES = {f"GenerationConfig.{field}": f"--{field}" for field in FLAGS}
+NAMES["GenerationConfig.num_samples"] = "--num"
+# A language model repeats itself when it always takes the likeliest token.
+SAMPLED = GenerationConfig(sample=True, temperature=0.6, top_k=20, top_p=1.0)
+
+
+@named({**NAMES, **model.METHODS})
+def run(argv: Sequence[str]) -> None:
+    """Writes, fills or scores the texts that the flags name; raises InputError."""
+    given = _parser().parse(argv)
+    _check_modes(given)
+    if given.score:
+        score.run(given)
+    elif given.fill:
+        fill.run(given)
+    else:
+        _generate(given)
 
 
 def _parser() -> Parser:
@@ -79,8 +96,8 @@ def _parser() -> Parser:
     return parser
 
 
-def _check_doors(given: argparse.Namespace) -> None:
-    """Raises InputError for flags of which one belongs to writing, filling or scoring, and another one does not."""
+def _check_modes(given: argparse.Namespace) -> None:
+    """Raises InputError for flags that do not belong to the same one of writing, filling and scoring."""
     if given.fill and given.score:
         raise InputError("Both --fill and --score are given; give one.")
     if given.top is not None and not given.fill:
@@ -89,9 +106,10 @@ def _check_doors(given: argparse.Namespace) -> None:
         raise InputError("--score reads pairs of an input and a target, not --prompt; give --input=FILE.")
     if not (given.fill or given.score):
         return
-    chosen = "--fill" if given.fill else "--score"
-    if of_writing := _flags_of_writing(given):
-        raise InputError(f"{of_writing[0]} is about texts that are written, and {chosen} writes none; leave one out.")
+    mode = "--fill" if given.fill else "--score"
+    of_writing = _flags_of_writing(given)
+    if of_writing:
+        raise InputError(f"{of_writing[0]} is about texts that are written, and {mode} writes none; leave one out.")
 
 
 def _flags_of_writing(given: argparse.Namespace) -> list[str]:
@@ -106,12 +124,26 @@ def _check_values(given: argparse.Namespace) -> None:
     """Raises InputError for a value that no model takes, before one is read, which may take minutes."""
     for name in FLAGS:
         value = getattr(given, name)
-        if value is not None and (name, value) != ("top_k", 0):
-            GenerationConfig(**{"sample": name != "num_beams", name: value})
+        if value is None or (name == "top_k" and value == 0):  # 0 means all tokens, a field's None
+            continue
+        # The configuration checks itself. Sampling is on, which most fields need, but for beams, which exclude it.
+        GenerationConfig(**{"sample": name != "num_beams", name: value})
     _check_together(given)
 
 
+def _check_together(given: argparse.Namespace) -> None:
+    """Raises InputError for flags that exclude each other."""
+    sampling = [name for name in ("temperature", "top_k", "top_p") if getattr(given, name)]
+    if given.top_p == 1.0:  # asks for nothing
+        sampling.remove("top_p")
+    is_greedy = given.temperature == 0
+    has_beams = given.num_beams is not None and given.num_beams > 1
+    if sampling and has_beams and not is_greedy:
+        raise InputError(f"Both --{sampling[0]} and --num_beams are given, and beams are not sampled; give one.")
+
+
 def _generation(given: argparse.Namespace, trained: TrainedModel) -> GenerationConfig:
+    """Returns how texts are written: as the model's run says, or a language model samples, with the flags on top."""
     is_language_model = trained.network.config.is_decoder_only
     base = SAMPLED if is_language_model and not given.gin_file else trained.generation
     values = {name: getattr(given, name) for name in FLAGS if getattr(given, name) is not None}
@@ -120,27 +152,6 @@ def _generation(given: argparse.Namespace, trained: TrainedModel) -> GenerationC
     if given.keep_sentinels:
         values["ban_sentinels"] = False
     return base.replaced(**GenerationFields(**values))
-
-
-def _check_together(given: argparse.Namespace) -> None:
-    """Raises InputError for flags that exclude each other."""
-    draws = [name for name in ("temperature", "top_k", "top_p") if getattr(given, name)]
-    draws = [name for name in draws if (name, getattr(given, name)) != ("top_p", 1.0)]
-    if draws and given.temperature != 0 and (given.num_beams or 1) > 1:
-        raise InputError(f"Both --{draws[0]} and --num_beams are given, and beams are not sampled; give one.")
-
-
-@named({**NAMES, **model.METHODS})
-def run(argv: Sequence[str]) -> None:
-    """Writes, fills or scores the texts that the flags name; raises InputError."""
-    given = _parser().parse(argv)
-    _check_doors(given)
-    if given.score:
-        score.run(given)
-    elif given.fill:
-        fill.run(given)
-    else:
-        _generate(given)
 
 
 def _generate(given: argparse.Namespace) -> None:
@@ -158,7 +169,7 @@ def _generate(given: argparse.Namespace) -> None:
 
 
 def _answer(given: argparse.Namespace, prompts: Sequence[str]) -> None:
-    """Prints the texts of each prompt; a model that fills gaps and writes no text fills those of the prompts."""
+    """Prints the texts of each prompt; a model that only fills gaps fills the gaps of the prompts."""
     with environment.quiet_imports():
         from limba.inference.gap_filling import GAP
         from limba.inference.source import only_fills_gaps
@@ -182,14 +193,15 @@ def _answer(given: argparse.Namespace, prompts: Sequence[str]) -> None:
     config = _generation(given, trained)
     for prompt, texts in zip(prompts, _written(prompts, trained, config), strict=True):
         print(f"== {prompt}")
-        for number, each in enumerate(texts, 1):
-            print(f"{number}. {each.text}" if len(texts) > 1 else each.text, flush=True)
+        for number, written in enumerate(texts, 1):
+            numbered = f"{number}. {written.text}" if len(texts) > 1 else written.text
+            print(numbered, flush=True)
 
 
 def _say_what_it_can(
     given: argparse.Namespace, trained: TrainedModel, prompts: Sequence[str], only_fills: bool
 ) -> None:
-    """Says on stderr where a model's text will mean little, and what the model can do instead."""
+    """Warns on stderr where a model's text will mean little, with what the model can do instead."""
     from limba.inference.gap_filling import GAP
 
     if given.keep_sentinels or trained.network.config.is_encoder:
@@ -197,7 +209,8 @@ def _say_what_it_can(
     if trained.network.config.is_decoder_only:
         if any("<extra_id_" in prompt for prompt in prompts):
             _warning(
-                f"{trained.path} is a decoder-only model: it continues a prompt, and <extra_id_0> is no gap to it."
+                f"{trained.path} is a decoder-only model: it continues a prompt, and does not take <extra_id_0> as a"
+                " gap."
             )
     elif any(GAP.search(prompt) for prompt in prompts):
         _warning("A prompt has a gap: with --fill the model says which words are likeliest there.")
@@ -209,19 +222,23 @@ def _say_what_it_can(
 
 
 def _written(prompts: Sequence[str], trained: TrainedModel, config: GenerationConfig) -> list[Sequence[Written]]:
-    """Returns the texts of each prompt, and says on stderr which were longer than the model reads."""
+    """Returns the texts of each prompt, and warns on stderr about prompts that were longer than the model reads."""
+    # A batch has the same number of rows on each group of devices: no more than the prompts need, nor than it may have.
     groups = trained.mesh.shape["data"] * trained.mesh.shape["fsdp"]
-    num_rows = min(-(-len(prompts) // groups) * groups, max(groups, trained.batch_size // groups * groups))
-    found: list[Sequence[Written]] = [() for _ in prompts]
+    needed = math.ceil(len(prompts) / groups)
+    most = max(1, trained.batch_size // groups)
+    num_rows = min(needed, most) * groups
+    texts: list[Sequence[Written]] = [() for _ in prompts]
     writer = trained.segment_writer(config, num_rows, say=_warning)
-    for place, result in writer.results(prompts, name="Prompt"):
-        found[place] = result.samples
+    for number, result in writer.results(prompts, name="Prompt"):
+        texts[number] = result.samples
     for sentence in writer.totals.sentences():
         _warning(sentence)
-    return found
+    return texts
 
 
 def _write_lines(given: argparse.Namespace, trained: TrainedModel, config: GenerationConfig, field: str) -> None:
+    """Writes each record of the input with its text, the score and how much of the input was read."""
     import jax
 
     from limba.inference import line_files
@@ -230,28 +247,32 @@ def _write_lines(given: argparse.Namespace, trained: TrainedModel, config: Gener
     is_first = jax.process_index() == 0
     num_rows = given.batch_size or trained.batch_size
     source = given.input or "stdin"
-    say = _warning if is_first else lambda sentence: None  # the first has said it
+    say = _warning if is_first else lambda sentence: None  # one process warns for all
     writer = trained.segment_writer(config, num_rows, say=say)
-    place = f"{source} line"
+    name = f"{source} line"
+    # A file is looked through before hours are spent on it; standard input can be read only once.
     if writer.choice == "refuse" and source not in line_flags.STANDARD:
-        check_all(writer, (record[field] for record in line_files.records(source, [field])), place)
+        check_all(writer, (record[field] for record in line_files.records(source, [field])), name)
 
     def judge(records: list[Record], first: int) -> Iterator[tuple[int, Record, str]]:
         texts = [record[field] for record in records]
-        for number, result in writer.results(texts, first, place, skips_blank=True):
+        for number, result in writer.results(texts, first, name, skips_blank=True):
             samples = result.samples
-            several = [{"text": sample.text, "score": sample.score} for sample in samples]
-            more = {} if trained.network.config.is_decoder_only else result.fields
-            more |= {"samples": several} if len(samples) > 1 and texts[number].strip() else {}
-            best = {"prediction": samples[0].text, "score": samples[0].score}
-            yield number, {**records[number], **best, **more}, samples[0].text
+            best = samples[0]
+            record = {**records[number], "prediction": best.text, "score": best.score}
+            if not trained.network.config.is_decoder_only:
+                record |= result.fields
+            if len(samples) > 1 and texts[number].strip():
+                record["samples"] = [{"text": sample.text, "score": sample.score} for sample in samples]
+            yield number, record, best.text
 
     about = {"generation": {**dataclasses.asdict(config), "long_inputs": writer.choice}}
     line_flags.process(given, trained, [field], about, num_rows, judge)
-    for sentence in writer.totals.sentences() if is_first else ():
-        _warning(sentence)
+    if is_first:
+        for sentence in writer.totals.sentences():
+            _warning(sentence)
 
 
 def _warning(sentence: str) -> None:
-    """Says a sentence on stderr, with flags in the place of fields."""
+    """Prints a sentence to stderr, with flags in place of the fields that it names."""
     print(worded(sentence, NAMES), file=sys.stderr, flush=True)

@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 
 STANDARD = ("-", "stdin")
 STDOUT = "stdout"
-BATCHES_PER_WINDOW = 32  # lines of a window are sorted by length together, and lost if the command is stopped
+# The lines of a window are sorted by length together, for fuller batches; a stopped command loses those of one window.
+BATCHES_PER_WINDOW = 32
 Record = dict[str, Any]  # of a line of input or output
+# From the records of a window, and the number of its first line, to each record's number in the window, the record with
+# what the model has added, and the line of a file that is not .jsonl.
 Judge = Callable[[list[Record], int], Iterator[tuple[int, Record, str]]]
 
 
@@ -48,7 +51,7 @@ def has_file(given: argparse.Namespace) -> bool:
 
 
 def reads_lines(given: argparse.Namespace) -> bool:
-    """Returns whether lines are read, each with a line of output, and not prompts; InputError for both or neither."""
+    """Returns whether lines are read, each with a line of output, not prompts; InputError for both or neither."""
     for flag, is_given in (("--input", given.input), ("--output", has_file(given))):
         if given.prompt and is_given:
             raise InputError(f"Both --prompt and {flag} are given; give one.")
@@ -72,16 +75,18 @@ def field_of(given: argparse.Namespace) -> str:
 def check_input(given: argparse.Namespace) -> None:
     """Raises InputError for a local input that does not exist, before a model is read."""
     path = given.input
-    if path and path not in STANDARD and "://" not in path and not os.path.exists(path):
+    if not path or path in STANDARD or "://" in path:
+        return
+    if not os.path.exists(path):
         raise InputError(f"The input {path} does not exist; give a .txt or .jsonl file (also .gz), or stdin.")
 
 
 def prompts(given: argparse.Namespace) -> list[str]:
     """Returns the prompts, or the lines of standard input without the blank ones; InputError if there is none."""
-    found = given.prompt or _lines_of_stdin()
-    if not found:
+    texts = given.prompt or _lines_of_stdin()
+    if not texts:
         raise InputError("There is no prompt; give --prompt=TEXT, or lines on standard input.")
-    return found
+    return texts
 
 
 def _lines_of_stdin() -> list[str]:
@@ -110,17 +115,19 @@ def process(
 
     writes = jax.process_index() == 0
     source = given.input or "stdin"
+    # Written beside the output: a command with other choices does not resume it.
     about = {"input": source, "checkpoint": f"{trained.path} step {trained.step}", "prefix": trained.prefix}
     # Lines that somebody waits for come batch by batch.
     is_live = given.output in (*STANDARD, STDOUT) or source in STANDARD
     window = num_rows if is_live else BATCHES_PER_WINDOW * num_rows
-    shows = writes and not (is_live and sys.stdout.isatty())
+    is_on_screen = is_live and sys.stdout.isatty()  # where a progress bar would stand between the lines
+    shows = writes and not is_on_screen
     with (
         agreement.entered_by_first(line_files.alone(given.output)) as check,
         line_files.Output(given.output, {**about, **more_about}, writes) as output,
     ):
         total = line_files.num_lines(source) if shows else None
-        read = line_files.records(source, fields)
-        count = line_files.process(read, output, window, judge, shows, total, check or (lambda: None))
+        records = line_files.records(source, fields)
+        count = line_files.process(records, output, window, judge, shows, total, check or (lambda: None))
     if writes:
         print(f"{count:,} lines in {given.output}, by {about['checkpoint']}", file=sys.stderr)

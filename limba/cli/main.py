@@ -9,7 +9,8 @@ import limba
 from limba.cli import program
 from limba.config import InputError, did_you_mean, environment
 
-COMMANDS = {  # name: (module, or module:function where that is not `run`; what it does)
+# Name of a command -> its module, or module:function where the function is not `run`, and what it does.
+COMMANDS = {
     "new": ("limba.tools.corpus.new", "look at your text, and write the files of a run for your hardware"),
     "train": ("limba.cli.train", "train the run that a gin file describes"),
     "branch": ("limba.cli.branch", "decay the learning rate from a checkpoint, in a directory of its own"),
@@ -33,9 +34,10 @@ COMMANDS = {  # name: (module, or module:function where that is not `run`; what 
     "convert": ("limba.cli.convert", "convert models between Limba, T5X and Hugging Face, or T5X's --gin files"),
     "completion": ("limba.cli.completion", "print a script with which a shell completes limba's commands"),
 }
-# Commands worth large pages.
+# Commands that compute on devices: they take large pages of memory, and look for an accelerator that is not used.
 ON_DEVICES = ("train", "branch", "generate", "evaluate", "results", "play")
-THEIR_NAMES = {  # what other programs call it: what it is here
+# What other programs, and earlier versions, call a command -> its name here.
+OTHER_NAMES = {
     "infer": "generate",
     "predict": "generate",
     "fill": "generate --fill",
@@ -49,25 +51,22 @@ THEIR_NAMES = {  # what other programs call it: what it is here
     "fine-tune": "train, with a gin file that includes gin/runs/finetune.gin",
     "demo": "bash launch/demo.sh",
 }
-BY_ONE = ("report", "merge", "results")  # commands that the first of several processes does alone
-TRAIN = ("train", "branch")  # those that never use the CPU silently where there is an accelerator
+# Commands that write one result: of several processes only the first one runs them.
+BY_ONE = ("report", "merge", "results")
+# Commands that refuse to run on the CPU where there is an accelerator; the others only say so.
+TRAIN = ("train", "branch")
 EXAMPLE = """
 A first look at your text:
     limba inspect 'data/*.txt' --vocabulary=byte
 
-limba COMMAND --help has the flags and an example; limba --version says the version."""
-
-
-def help_text() -> str:
-    """Returns what `limba --help` prints."""
-    lines = [f"  {name:<11} {about}" for name, (_, about) in COMMANDS.items()]
-    return "\n".join(["usage: limba COMMAND ...", "", "Commands:", *lines, EXAMPLE])
+limba COMMAND --help prints the flags and an example; limba --version prints the version."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command that the first argument names; returns the exit status."""
     if "_ARGCOMPLETE" in os.environ:  # a shell asks how a line goes on
         importlib.import_module(COMMANDS["completion"][0]).answer()
+    # All of this comes before a command is imported: its libraries read the environment only then.
     environment.open_streams()
     environment.set_variables()
     environment.set_logging()
@@ -87,22 +86,31 @@ def script() -> None:
     sys.exit(main(sys.argv[1:]))
 
 
+def help_text() -> str:
+    """Returns what `limba --help` prints."""
+    lines = [f"  {name:<11} {about}" for name, (_, about) in COMMANDS.items()]
+    return "\n".join(["usage: limba COMMAND ...", "", "Commands:", *lines, EXAMPLE])
+
+
 def _run(argv: Sequence[str]) -> object:
     command, *rest = argv
     if command not in COMMANDS:
         raise InputError(f"limba has no command {command}{_advice(command)}")
-    if command in ON_DEVICES and not {"-h", "--help"} & set(rest):
+    asks_for_help = "-h" in rest or "--help" in rest
+    if command in ON_DEVICES and not asks_for_help:
         check_accelerator(command)
-    if command in BY_ONE and (number := environment.process_number()) != "0":
-        print(f"Process {number} does nothing: limba {command} is done by process 0 alone.")
-        return 0
+    if command in BY_ONE:
+        number = environment.process_number()
+        if number != "0":
+            print(f"Process {number} does nothing: limba {command} is done by process 0 alone.")
+            return 0
     return program_of(command)(rest)
 
 
 def _advice(command: str) -> str:
     """Returns how the sentence about a command that does not exist ends."""
-    if command in THEIR_NAMES:
-        return f"; did you mean {THEIR_NAMES[command]}?"
+    if command in OTHER_NAMES:
+        return f"; did you mean {OTHER_NAMES[command]}?"
     near = did_you_mean(command, COMMANDS)
     return "; limba --help lists them." if near == "." else near
 

@@ -17,10 +17,19 @@ if TYPE_CHECKING:
     from limba.inference.load import TrainedModel
     from limba.inference.source import Source
 
-NAMES = {"`vocabulary`": "--vocabulary", "DataConfig.vocabulary": "--vocabulary", "`config`": "--gin_file"}
-# What errors call the methods of a model, and where the user of a command finds them.
-METHODS = {"`generate`": "limba generate", "`fill`": "limba generate --fill"}
-METHODS |= {f"`{name}`": f"limba.load(MODEL).{name} in Python" for name in ("encode", "log_likelihoods")}
+# What errors call fields and arguments -> the flags by which the user of a command sets them.
+NAMES = {
+    "`vocabulary`": "--vocabulary",
+    "DataConfig.vocabulary": "--vocabulary",
+    "`config`": "--gin_file",
+}
+# What errors call the methods of a model -> where the user of a command finds them.
+METHODS = {
+    "`generate`": "limba generate",
+    "`fill`": "limba generate --fill",
+    "`encode`": "limba.load(MODEL).encode in Python",
+    "`log_likelihoods`": "limba.load(MODEL).log_likelihoods in Python",
+}
 MODEL = "a Limba or T5X run, one of its checkpoints, a Hugging Face folder, or a hub id"
 
 
@@ -49,7 +58,7 @@ def add_import_flag(parser: Parser) -> None:
     """Adds the flag that allows imports."""
     parser.add_argument(
         "--import", action="append", default=[], metavar="MODULE", dest="imports",
-        help="module or package that the model's configuration may import, beside those of tasks/: its code runs",
+        help="module or package that the model's configuration may import, beside the modules of tasks/: its code runs",
     )  # fmt: skip
 
 
@@ -77,7 +86,7 @@ def find(path: str, gin_file: str | None = None, gin: Sequence[str] = (), import
     """Like `limba.inference.source.find`, for models that gin describes too.
 
     `gin_file` describes the network; `gin` (NAME=VALUE) overrides values of the run's config.gin. Files of
-    the run are data: of the modules that they name only those of Limba, of tasks/ and of `imports` are imported.
+    the run are data: a module that they name is imported only if it belongs to Limba, to tasks/ or to `imports`.
     """
     from limba.formats.open import LIMBA, open_path
     from limba.inference import source
@@ -100,7 +109,7 @@ def find(path: str, gin_file: str | None = None, gin: Sequence[str] = (), import
 def check_vocabulary(trained: TrainedModel) -> None:
     """Raises InputError if the model has no vocabulary."""
     with named(NAMES):
-        trained.vocabulary  # noqa: B018
+        trained.vocabulary  # noqa: B018  the property raises
 
 
 def check_given(given: argparse.Namespace) -> None:
@@ -114,7 +123,7 @@ def check_given(given: argparse.Namespace) -> None:
 def opened(given: argparse.Namespace, in_float32: Callable[[Source], bool] = lambda source: False) -> TrainedModel:
     """Returns the model that the flags name, in its run's dtype; InputError if they name none.
 
-    `in_float32` says of a model that is named without gin files whether it computes in float32.
+    `in_float32` decides whether a model that is named without gin files computes in float32.
     """
     with environment.quiet_imports():
         from limba.inference import source
@@ -126,16 +135,23 @@ def opened(given: argparse.Namespace, in_float32: Callable[[Source], bool] = lam
     path = given.checkpoint or given.model
     if not given.gin_file:
         with named(NAMES):
-            found = find(path, gin=given.gin, imports=given.imports)
-            config = None if in_float32(found) else found.run
-            return load(found, step=given.step, config=config, vocabulary=given.vocabulary)
+            chosen = find(path, gin=given.gin, imports=given.imports)
+            config = None if in_float32(chosen) else chosen.run
+            return load(chosen, step=given.step, config=config, vocabulary=given.vocabulary)
     run = GinFlags.run_of(given)
-    with named({**run.names, **NAMES} if given.vocabulary else {**NAMES, **run.names}):
-        found = source.find(path or _default_checkpoint(run.config), run.config, allowed=given.imports)
-        step = max(found.steps) if path and given.step is None else given.step
-        # A mesh that the user typed is kept even if it does not fit.
-        mesh = make_mesh(run.config.mesh) if any("MeshConfig" in each for each in given.gin) else None
-        return load(found, step=step, config=run.config, vocabulary=given.vocabulary, mesh=mesh)
+    # Of the vocabulary's flag and its gin name an error gives the one that the user has typed.
+    names = {**run.names, **NAMES} if given.vocabulary else {**NAMES, **run.names}
+    with named(names):
+        chosen = source.find(path or _default_checkpoint(run.config), run.config, allowed=given.imports)
+        step = given.step
+        if step is None and path:  # a path that was named: its newest checkpoint, not its best one
+            step = max(chosen.steps)
+        mesh = None
+        if any(
+            "MeshConfig" in override for override in given.gin
+        ):  # the user's own mesh is kept even if it does not fit
+            mesh = make_mesh(run.config.mesh)
+        return load(chosen, step=step, config=run.config, vocabulary=given.vocabulary, mesh=mesh)
 
 
 def _default_checkpoint(run: RunConfig) -> str:

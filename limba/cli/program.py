@@ -24,20 +24,22 @@ from limba.config import (
 from limba.config.errors import NOT_WRITABLE, is_out_of_memory, reason_of, without_credentials
 from limba.storage import failures, servers
 
+# What the system says of a path that is wrong, and not of a disk or a network that fails.
 NOT_A_PATH = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EEXIST)
 
 # The exit status after one sentence on stderr, by the error's class; docs/reliability.md has the table.
 CODES = {kind: kind.exit_status for kind in (InputError, NonFiniteError, StorageError, RestartError)}
-GIVEN = re.compile(r"^--gin\.(?!MODEL_DIR=|config\.RunConfig\.model_dir=)[\w.]+=")  # before a value that is read
+# What stands before the value of a gin override. MODEL_DIR is left out, since nothing is read from its address.
+OVERRIDE = re.compile(r"^--gin\.(?!MODEL_DIR=|config\.RunConfig\.model_dir=)[\w.]+=")
 INTERRUPTED = 130  # after Ctrl-C, as shells have it: 128 and the number of SIGINT
-EXIT_SECONDS = 60.0  # for threads to end when the program is done; where processes have joined, for those too:
-EXIT_SECONDS_OF_SEVERAL = 280.0  # less than jax's own limit, which ends in a traceback
+EXIT_SECONDS = 60.0  # that threads have to end in when the program is done
+EXIT_SECONDS_OF_SEVERAL = 280.0  # where processes have joined; less than jax's own limit, which ends in a traceback
 
 
 def exit_code(program: Callable[[Sequence[str]], object], argv: Sequence[str]) -> int:
     """Runs a program; returns 0, the program's own whole number, or after one sentence on stderr a status of CODES."""
     status = _status(program, argv)
-    _exits()[:] = [status]
+    _status_at_exit()[:] = [status]
     return status
 
 
@@ -45,9 +47,8 @@ def _status(program: Callable[[Sequence[str]], object], argv: Sequence[str]) -> 
     try:
         with contextlib.suppress(AttributeError, io.UnsupportedOperation):  # a test's stdout
             sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
-        for argument in argv if argv[:1] != ["preflight"] else ():  # its page says it, beside all else
-            servers.check(argument)
-            servers.check_name(GIVEN.sub("", argument).strip("'\""))
+        if argv[:1] != ["preflight"]:  # which lists wrong addresses among its other findings
+            _check_addresses(argv)
         result = program(argv)
         sys.stdout.flush()
     except UntrustedModuleError as error:
@@ -55,49 +56,77 @@ def _status(program: Callable[[Sequence[str]], object], argv: Sequence[str]) -> 
         return _ended(f"{error.fact}; if you trust who wrote it: {command}", CODES[InputError])
     except tuple(CODES) as error:
         code = next(code for kind, code in CODES.items() if isinstance(error, kind))
-        has_failed = error.after_step is not None and not isinstance(error, RestartError)
-        return _ended(f"FAILED after step {error.after_step:,}: {error}" if has_failed else str(error), code)
+        sentence = str(error)
+        if error.after_step is not None and not isinstance(error, RestartError):  # a restart is not a failure
+            sentence = f"FAILED after step {error.after_step:,}: {sentence}"
+        return _ended(sentence, code)
     except KeyboardInterrupt:
         return _ended("Ctrl-C ended the program.", INTERRUPTED)
     except BrokenPipeError:  # as in `limba … | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is flushed at the end goes there
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout at its exit
         return 1
     except Exception as error:
-        told = extras.sentence("This", error) if isinstance(error, ModuleNotFoundError) else None
-        if is_out_of_memory(error):
-            told = f"Out of memory ({reason_of(error)}); give a smaller batch or model."
-        elif isinstance(error, OSError) and error.errno in NOT_WRITABLE:
-            place = f"{error.filename or 'A file'} cannot be written ({error.strerror})"
-            return _ended(f"{place}; make room, or name a place that can.", CODES[StorageError])
-        elif isinstance(error, OSError) and error.errno in NOT_A_PATH and error.filename:
-            told = f"{error.filename} cannot be used ({error.strerror}); check the path."
-        if told is not None:
-            return _ended(told, CODES[InputError])
-        if not failures.is_of_client(error):
-            raise
-        advice = "check the address, the network, and your rights there (GOOGLE_APPLICATION_CREDENTIALS)."
-        return _ended(f"A bucket or server cannot be used ({reason_of(error)}); {advice}", CODES[StorageError])
+        explained = _explained(error)
+        if explained is None:
+            raise  # a fault of Limba's own: its traceback says where
+        return _ended(*explained)
     return result if isinstance(result, int) else 0
 
 
+def _check_addresses(argv: Sequence[str]) -> None:
+    """Raises InputError for an argument with an address that cannot work, before anything is imported."""
+    for argument in argv:
+        servers.check(argument)
+        servers.check_name(OVERRIDE.sub("", argument).strip("'\""))
+
+
+def _explained(error: Exception) -> tuple[str, int] | None:
+    """Returns the sentence and the exit status for an error of a library or the system; None for any other one."""
+    if is_out_of_memory(error):
+        return f"Out of memory ({reason_of(error)}); give a smaller batch or model.", CODES[InputError]
+    if isinstance(error, ModuleNotFoundError):
+        sentence = extras.sentence("This", error)
+        if sentence is not None:
+            return sentence, CODES[InputError]
+    if isinstance(error, OSError) and error.errno in NOT_WRITABLE:
+        fact = f"{error.filename or 'A file'} cannot be written ({error.strerror})"
+        return f"{fact}; make room, or name a directory that can be written.", CODES[StorageError]
+    if isinstance(error, OSError) and error.errno in NOT_A_PATH and error.filename:
+        return f"{error.filename} cannot be used ({error.strerror}); check the path.", CODES[InputError]
+    if failures.is_of_client(error):
+        advice = "check the address, the network, and your rights there (GOOGLE_APPLICATION_CREDENTIALS)."
+        return f"A bucket or server cannot be used ({reason_of(error)}); {advice}", CODES[StorageError]
+    return None
+
+
 def _ended(sentence: str, code: int) -> int:
+    """Prints why the program ended, as one line on stderr; returns the exit status."""
     line = without_credentials(" ".join(sentence.split()))
-    print(f"\x1b[31m{line}\x1b[0m" if environment.in_colour(sys.stderr) else line, file=sys.stderr)
+    if environment.in_colour(sys.stderr):
+        line = f"\x1b[31m{line}\x1b[0m"
+    print(line, file=sys.stderr)
     return code
 
 
 @functools.cache
-def _exits() -> list[int]:
-    """Returns the place for the exit status of this process, and limits the time that its exit may take."""
+def _status_at_exit() -> list[int]:
+    """Returns the list that holds this process's exit status, and limits the time that its exit may take.
+
+    One thread serves all programs that a process runs, so the list is made once, and its status replaced.
+    """
     status: list[int] = []
 
     def end() -> None:
-        threading.main_thread().join()  # Python now waits for other threads
+        threading.main_thread().join()  # from here on Python waits for the other threads, without a limit
         jax = sys.modules.get("jax")
         several = jax and jax.distributed.is_initialized()
-        seconds = EXIT_SECONDS_OF_SEVERAL if several else EXIT_SECONDS
+        if several:
+            seconds = EXIT_SECONDS_OF_SEVERAL
+            what = "a thread, or another process of the run,"
+        else:
+            seconds = EXIT_SECONDS
+            what = "one of its threads"
         time.sleep(seconds)
-        what = "a thread, or another process of the run," if several else "one of its threads"
         environment.end_now(f"The program is done; {what} did not end within {seconds:.0f} s.", status[0])
 
     threading.Thread(target=end, daemon=True, name="exit").start()

@@ -1,4 +1,4 @@
-"""`limba generate --score`: a model says how likely given texts are."""
+"""`limba generate --score`: log likelihoods of given texts under a model."""
 
 from __future__ import annotations
 
@@ -28,20 +28,25 @@ def run(given: argparse.Namespace) -> None:
     cut: list[int] = []  # tokens of each pair that were not read
 
     def judge(records: list[Record], first: int) -> Iterator[tuple[int, Record, str]]:
-        del first
-        pairs = [(record[fields[0]] if len(fields) > 1 else "", record[fields[-1]]) for record in records]
-        for place, found in enumerate(trained.score(pairs, num_rows)):
-            num_cut = trained.num_cut(*pairs[place])
+        del first  # line numbers are not needed here
+        pairs = []
+        for record in records:
+            inputs = record[fields[0]] if len(fields) > 1 else ""
+            pairs.append((inputs, record[fields[-1]]))
+        for number, score in enumerate(trained.score(pairs, num_rows)):
+            num_cut = trained.num_cut(*pairs[number])
             cut.append(num_cut)
-            more = {} if is_language_model else {"cut_tokens": num_cut}
-            yield place, {**records[place], **found._asdict(), **more}, repr(found.log_likelihood)
+            scored = {**records[number], **score._asdict()}
+            if not is_language_model:
+                scored["cut_tokens"] = num_cut
+            yield number, scored, repr(score.log_likelihood)
 
     line_flags.process(given, trained, fields, {}, num_rows, judge)
     if any(cut):
         longer = sum(map(bool, cut))
         print(
             f"{longer:,} of the pairs were longer than the model's lengths; {sum(cut):,} of their tokens were not read,"
-            " and their likelihoods are those of the rest.",
+            " and their likelihoods are of the rest only.",
             file=sys.stderr,
         )
 

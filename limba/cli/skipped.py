@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from limba.data.stream.stages import Stage
     from limba.inference.source import Source
 
-ABOUT = """Finds the documents in the batches that a run has dropped or passed over: those of the rows that stood out,
-as MODEL_DIR/skipped_batches.jsonl lists them. Reads the run's text again from its beginning up to these batches. Writes
-MODEL_DIR/skipped_documents.jsonl with their whole text, and prints a table: source, unit, row, beginning of the text.
+ABOUT = """Finds the documents in the batches that a run has dropped or passed over: the documents of the rows that
+stood out, which MODEL_DIR/skipped_batches.jsonl lists. Reads the run's text again from its beginning up to these
+batches. Writes MODEL_DIR/skipped_documents.jsonl with their whole text, and prints a table: source, unit, row, and how
+the text begins.
 
     limba skipped MODEL_DIR"""
 Record = Mapping[str, Any]  # of a line of the two files
@@ -45,18 +46,18 @@ def run(argv: Iterable[str]) -> None:
     directory = resolved(given.model)
     path = directory / ledger.FILE
     if not path.exists():
-        raise InputError(f"{path} does not exist: the run has dropped no batch, or {given.model} is no run.")
+        raise InputError(f"{path} does not exist: the run has dropped no batch, or {given.model} is not a run.")
     with named(NAMES):
         config = read_config(directory)
     if not isinstance(config, RunConfig):
         raise InputError(f"{given.model} is an imported model, not a run; name the MODEL_DIR of a run.")
     run_of = source.Source(given.model, directory, {}, source.LIMBA, config.model, config, imports=tuple(given.imports))
     entries = ledger.entries_of(read_text(path), str(path))
-    found = list(_documents(run_of, entries, given.all_rows))
-    lines = [json.dumps(document, ensure_ascii=False) + "\n" for document in found]
+    documents = list(_documents(run_of, entries, given.all_rows))
+    lines = [json.dumps(document, ensure_ascii=False) + "\n" for document in documents]
     write_whole(str(directory / DOCUMENTS), "".join(lines).encode())
-    print("\n".join([*_table(found), *_without_rows(entries, given.all_rows)]))
-    print(f"{len(found)} document(s), with their whole text: {directory / DOCUMENTS}")
+    print("\n".join([*_table(documents), *_without_rows(entries, given.all_rows)]))
+    print(f"{len(documents)} document(s), with their whole text: {directory / DOCUMENTS}")
 
 
 def _documents(run_of: Source, entries: Iterable[Record], all_rows: bool) -> Iterator[Record]:
@@ -68,8 +69,9 @@ def _documents(run_of: Source, entries: Iterable[Record], all_rows: bool) -> Ite
     last, positions = _last_positions(run_of.directory)
     lengths, stage_of = _stages(run_of)
     for entry in entries:
-        # The position of a later stage says nothing of the corpus of an earlier one.
-        stage = stage_of(begins := data.stage_of(entry["batch"] - 1))
+        begins = data.stage_of(entry["batch"] - 1)
+        stage = stage_of(begins)
+        # A later stage's position says nothing about an earlier stage's corpus.
         is_followed = entry["batch"] <= last and data.stage_of(last - 1) == begins
         by_shard: dict[int, set[int]] = {}
         if all_rows:
@@ -77,13 +79,16 @@ def _documents(run_of: Source, entries: Iterable[Record], all_rows: bool) -> Ite
         else:
             for row in entry["rows"]:
                 by_shard.setdefault(row["shard"], set()).add(row["row"])
+        # Its number in its stage: "data_batch" counts from where the data began, which may be later than the stage.
         batch = min(entry.get("data_batch", entry["batch"]), entry["batch"] - begins)
         for shard, rows in sorted(by_shard.items()):
             position = positions.get(shard) if is_followed else None
             if not is_followed and shard in positions:
                 _check_ended(positions[shard], shard, stage)
-            found = documents_of(stage.task, lengths, stage.config, shard, batch, sorted(rows), position, stage.deal)
-            for document in found:
+            documents = documents_of(
+                stage.task, lengths, stage.config, shard, batch, sorted(rows), position, stage.deal
+            )
+            for document in documents:
                 yield {
                     "batch": entry["batch"],
                     "shard": shard,
@@ -127,16 +132,20 @@ def _check_ended(position: bytes, shard: int, stage: Stage) -> None:
         if ended["begins"] != stage.begins:
             continue
         now = digest_of_files(stage.task, stage.config.train_split, ended["end_bytes"])
-        if ended["read_again"] or ended["files"] not in (None, now):
-            when = "while it was read" if ended["read_again"] else "since it was read"
-            raise InputError(
-                f"The corpus of the stage of {ended['task']}, from step {stage.begins} on, changed {when}: the"
-                " documents of its batches cannot be found any more."
-            )
+        if ended["read_again"]:
+            when = "while it was read"
+        elif ended["files"] not in (None, now):
+            when = "since it was read"
+        else:
+            continue
+        raise InputError(
+            f"The corpus of the stage of {ended['task']}, from step {stage.begins} on, changed {when}: the documents of"
+            " its batches can no longer be found."
+        )
 
 
 def _last_positions(directory: epath.Path) -> tuple[int, dict[int, bytes]]:
-    """Returns the newest checkpoint's step and data positions, by which a changed corpus is noticed."""
+    """Returns the newest checkpoint's step and its data positions by shard, which tell whether the corpus changed."""
     from limba.formats import limba_checkpoint
 
     steps = limba_checkpoint.checkpoints_of(directory)
@@ -155,13 +164,16 @@ def _last_positions(directory: epath.Path) -> tuple[int, dict[int, bytes]]:
 
 def _table(documents: Iterable[Record]) -> Iterator[str]:
     """Yields a Markdown table; a document of several rows has one line."""
-    yield from ("| batch | source | unit | row | text |", "| --- | --- | --- | --- | --- |")
+    yield "| batch | source | unit | row | text |"
+    yield "| --- | --- | --- | --- | --- |"
     seen = set()
-    for each in documents:
-        if (key := (each["batch"], each["source"], each["unit"], each["document"])) not in seen:
-            seen.add(key)
-            beginning = " ".join(each["text"].split())[:SHOWN].replace("|", "\\|")
-            yield f"| {each['batch']} | {each['source']} | {each['unit']} | {each['document']} | {beginning} |"
+    for document in documents:
+        cells = (document["batch"], document["source"], document["unit"], document["document"])
+        if cells in seen:
+            continue
+        seen.add(cells)
+        beginning = " ".join(document["text"].split())[:SHOWN].replace("|", "\\|")
+        yield f"| {' | '.join(map(str, cells))} | {beginning} |"
 
 
 def _without_rows(entries: Iterable[Record], all_rows: bool) -> Iterator[str]:

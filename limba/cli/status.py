@@ -6,15 +6,15 @@ import sys
 import time
 from collections.abc import Sequence
 
-from limba import toolbox
+from limba import tool_registry
 from limba.cli import verified
 from limba.cli.arguments import Parser
 from limba.config import InputError, environment
 from limba.storage.lease import Owner
 
 ABOUT = """Prints a run's step, loss, speed, ETA and last checkpoint, and which of its processes are alive and slow. The
-run may be in a bucket, on other machines, or over; nothing in its directory is changed. Of a run on this machine, or of
-one in a directory here where nothing trains now, it also says what would keep the next start from working: packages,
+run may be in a bucket, on other machines, or over; nothing in its directory is changed. For a run on this machine, or
+one in a local directory where nothing trains now, it also prints what would keep the next start from working: packages,
 room, and who holds the TPU.
 
     limba status MODEL_DIR
@@ -24,10 +24,11 @@ room, and who holds the TPU.
 A heartbeat's age is the file's time compared with this machine's clock, until --watch has seen it change; from then on
 only this machine's clock counts. Ends with 2 if there is no run, else with 0.
 
---verify checks every checkpoint of a run instead, its best one too: the size and the checksum of each file must be
-those of its manifest. It prints a line for each step, and ends with 2 if one is damaged, else with 0. It also takes one
+--verify checks every checkpoint of a run instead, its best one too: the size and the checksum of each file must match
+its manifest. It prints a line for each step, and ends with 2 if one is damaged, else with 0. It also takes one
 checkpoint, MODEL_DIR/checkpoints/1000."""
-SECONDS = 15.0
+SECONDS = 15.0  # between two looks
+CLEAR_SCREEN = "\x1b[2J\x1b[H"
 
 
 def run(argv: Sequence[str]) -> int:
@@ -53,24 +54,27 @@ def run(argv: Sequence[str]) -> int:
         raise InputError(f"--seconds is {seconds:g}; give 1 or more.")
     if given.verify:
         return verified.run(given.model, "sizes" if given.sizes else "checksums")
-    with contextlib.suppress(KeyboardInterrupt) if given.watch else contextlib.nullcontext():
-        _show(given.model, seconds if given.watch else None)
+    if given.watch:
+        with contextlib.suppress(KeyboardInterrupt):  # which is how watching ends
+            _show(given.model, seconds)
+    else:
+        _show(given.model, None)
     return 0
 
 
-def _show(place: str, seconds: float | None) -> None:
+def _show(model_dir: str, seconds: float | None) -> None:
     """Prints the status of a run, again and again if there are `seconds` between two looks."""
     with environment.quiet_imports():
         from limba.evaluation.history import figures_read
         from limba.evaluation.status import Status
 
-    status = Status(place)
+    status = Status(model_dir)
     while True:
-        with figures_read(place):
+        with figures_read(model_dir):
             lines = status.lines()
-        lines += _of_this_machine(status.owner, "://" not in place)
+        lines += _of_this_machine(status.owner, "://" not in model_dir)
         if seconds is not None and sys.stdout.isatty():
-            print("\x1b[2J\x1b[H", end="")  # an empty screen
+            print(CLEAR_SCREEN, end="")
         print("\n".join(lines), flush=True)
         if seconds is None:
             return
@@ -83,5 +87,7 @@ def _of_this_machine(owner: Owner | None, is_local: bool) -> list[str]:
     """Returns what `limba preflight` would say against the run's next start here; [] if it runs elsewhere."""
     if not is_local or (owner is not None and owner.host != socket.gethostname()):
         return []
-    check = toolbox.find("check")
-    return check.of_this_machine(None if owner is None else owner.pid) if check else []
+    check = tool_registry.find("check")
+    if check is None:
+        return []
+    return check.of_this_machine(None if owner is None else owner.pid)

@@ -5,13 +5,14 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from limba import toolbox
+from limba import tool_registry
 from limba.cli.flags import parse_args
 from limba.cli.gin import GinRun
 from limba.config import RestartError, RunConfig, SentenceError, StorageError, environment, named
 from limba.sharding import preemption
 
-NEXT = "LIMBA_NEXT"  # "no": a script goes on after this run, and says itself what to type next
+# An environment variable. "no": a script goes on after this run, and says itself what to type next.
+NEXT = "LIMBA_NEXT"
 
 
 def run(argv: Sequence[str]) -> None:
@@ -24,7 +25,7 @@ def run(argv: Sequence[str]) -> None:
 
                 evaluate.run(given.evaluation)
                 return
-            import limba.run  # noqa: F401  imports JAX
+            import limba.run  # noqa: F401  imports JAX, whose messages are quiet here
         to_end(given)
 
 
@@ -61,12 +62,12 @@ def _say_outcome(config: RunConfig) -> None:
         print(f"The figures of the run cannot be read: {error}", file=sys.stderr)
     if os.environ.get(NEXT) == "no":
         return
-    place = shlex.quote(as_typed_here(config.model_dir))
-    print(f"Next: limba report {place}   limba play {place}   limba evaluate {place}", flush=True)
+    directory = shlex.quote(as_typed_here(config.model_dir))
+    print(f"Next: limba report {directory}   limba play {directory}   limba evaluate {directory}", flush=True)
 
 
 def say_what_it_continues(given: GinRun) -> None:
-    """Prints, in the first process, what a run has from the model that it continues from."""
+    """Prints, in the first process, what a run takes from the model that it continues from."""
     from limba.cli.gin import continued
     from limba.sharding.agreement import is_first
 
@@ -79,6 +80,10 @@ def say_what_is_wrong(given: GinRun) -> None:
     """Prints, in the first process, a line for each thing that the cheap half of a preflight finds wrong."""
     from limba.sharding.agreement import is_first
 
-    check = toolbox.find("check") if is_first() else None
-    for line in check.at_start(given.config, given.names) if check else ():
+    if not is_first():
+        return
+    check = tool_registry.find("check")
+    if check is None:
+        return
+    for line in check.at_start(given.config, given.names):
         print(f"Preflight: {line}", file=sys.stderr, flush=True)

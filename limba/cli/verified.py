@@ -1,4 +1,4 @@
-"""`limba status --verify`: whether the files of a run's checkpoints are those that their manifests list."""
+"""`limba status --verify`: compares the files of a run's checkpoints with their manifests."""
 
 from collections.abc import Iterator
 
@@ -11,27 +11,28 @@ from limba.storage.failures import short_reason
 from limba.storage.files import read_text, resolved
 
 
-def run(place: str, how: str) -> int:
+def run(model_dir: str, how: str) -> int:
     """Prints a line for each step; returns 2 if one is damaged, else 0. Raises InputError if there is none.
 
     `how` is 'checksums' or 'sizes', which reads no file.
     """
-    root = resolved(place)
-    found = list(_steps(root))
-    if not found:
-        raise InputError(f"{place} has no checkpoints/<step>; name the MODEL_DIR of a run.")
+    root = resolved(model_dir)
+    checkpoints = list(_steps(root))
+    if not checkpoints:
+        raise InputError(f"{model_dir} has no checkpoints/<step>; name the MODEL_DIR of a run.")
     has_damage = False
-    for path in found:
+    for path in checkpoints:
         is_damaged, text = verdict(path, how)
         has_damage = has_damage or is_damaged
-        name = path.relative_to(root) if path != root and path.is_relative_to(root) else path
+        is_inside = path != root and path.is_relative_to(root)  # a fallback_dir is elsewhere
+        name = path.relative_to(root) if is_inside else path
         print(f"{name}: {text}", flush=True)
     return 2 if has_damage else 0
 
 
 def verdict(path: epath.Path, how: str) -> tuple[bool, str]:
     """Returns (whether a checkpoint is damaged, the sentence about it)."""
-    if not path.name.isdigit():
+    if not path.name.isdigit():  # such as 1000.broken, which a run has renamed when it could not read it
         return False, "set aside by a run"
     try:
         damaged = limba_checkpoint.damage(path, how)
@@ -41,7 +42,7 @@ def verdict(path: epath.Path, how: str) -> tuple[bool, str]:
     except Exception as error:
         raise StorageError(f"{path} cannot be read at the moment ({short_reason(error)}); try again.") from error
     what = "sizes and checksums" if how == "checksums" else "sizes, not checksums,"
-    return False, f"whole ({number} files, {size:,} bytes; {what} are those of its manifest)"
+    return False, f"whole ({number} files, {size:,} bytes; {what} match its manifest)"
 
 
 def _steps(root: epath.Path) -> Iterator[epath.Path]:
@@ -51,17 +52,19 @@ def _steps(root: epath.Path) -> Iterator[epath.Path]:
         return
     for directory in (root / "checkpoints", root / "best" / "checkpoints", *_fallback(root)):
         yield from limba_checkpoint.steps_in(directory, with_files=True).values()
-        for child in sorted(directory.iterdir()) if directory.is_dir() else ():
+        if not directory.is_dir():
+            continue
+        for child in sorted(directory.iterdir()):
             if ".broken" in child.name:
                 yield child
 
 
 def _fallback(root: epath.Path) -> Iterator[epath.Path]:
-    """Yields where the run saves if its directory cannot be written, if its config.json names such a place."""
+    """Yields the directory in which the run saves when its own cannot be written, where its config.json names one."""
     if not (root / plain.FILE).exists():
         return
     config = plain.from_text(read_text(root / plain.FILE), str(root / plain.FILE))
     if isinstance(config, RunConfig):
-        place = limba_checkpoint.fallback_directory(config.model_dir, config.checkpoint.fallback_dir)
-        if place is not None:
-            yield place
+        directory = limba_checkpoint.fallback_directory(config.model_dir, config.checkpoint.fallback_dir)
+        if directory is not None:
+            yield directory

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from limba import toolbox
+from limba import tool_registry
 from limba.config import InputError, did_you_mean, extras, nearest, reason_of
 
 _LIMBA = Path(__file__).resolve().parent.parent
@@ -59,7 +59,7 @@ def import_all(modules: Sequence[str]) -> None:
 
 def _foreign_names() -> contextlib.AbstractContextManager[None]:
     """Lets modules that were written for another trainer find what they import, if a tool has it."""
-    migrate = toolbox.find("migrate")
+    migrate = tool_registry.find("migrate")
     return migrate.importing() if migrate else contextlib.nullcontext()
 
 

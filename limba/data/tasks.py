@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from etils import epath
 
-from limba import toolbox
+from limba import tool_registry
 from limba.config import ConfigError, DataConfig, InputError, StorageError, extras
 from limba.data import user_code
 from limba.data.objectives.choice import of_one_sequence, with_noise, with_objective
@@ -44,7 +44,7 @@ def advice_on(task: Task) -> str:
     """Returns what to do where the code of a task fails: for some sources also another one."""
     if any(kind.__name__ == "TfdsDataSource" for kind in type(task.source).__mro__):
         return "correct the task, or give it TfdsSource of limba.data.sources, which reads TFDS's ArrayRecord too"
-    migrate = toolbox.find("migrate")
+    migrate = tool_registry.find("migrate")
     form = migrate.resumable_form(task) if migrate else None
     return f"correct it, or register the task with {form}" if form else "correct it"
 
@@ -125,7 +125,7 @@ def resolve_task_of_run(config: DataConfig, model_dir: str) -> Provider:
 
 def _replaced(task: Task, config: DataConfig, directory: str | None) -> Task:
     is_plain = isinstance(task.source, UnitSource) and set(FEATURES) <= set(task.output_features)
-    migrate = None if is_plain and config.cache_dir is None else toolbox.find("migrate")
+    migrate = None if is_plain and config.cache_dir is None else tool_registry.find("migrate")
     written = task
     path = config.vocabulary and place_of(config.vocabulary, directory)
     given = None if path is None else as_stream(load_vocabulary(path, config.extra_ids))

@@ -1,10 +1,9 @@
-"""The proof of a conversion, of what gives text and of what does not: an encoder with a head, one of a T5 alone.
+"""The proof of a conversion: the written weights are read back, and must give what the source gives.
 
-The written weights are read back and must give the source's logits, loss and text, or an encoder's likeliest pieces in
-the place of masks. Source and written weights both run
-in Limba's network in float32, and where torch and transformers are installed, the PyTorch folder also in transformers.
-Differences of logits are relative to the source's largest logit if that is above 1: float32 has seven significant
-digits, not decimal places.
+That is logits, loss and greedy text; for an encoder with a head, logits and its likeliest pieces at masks; for an
+encoder without one, hidden states. Source and written weights both run in Limba's network in float32, and where torch
+and transformers are installed, the PyTorch folder also runs in transformers. Differences of logits are relative to the
+source's largest logit if that is above 1: float32 has seven significant digits, not decimal places.
 """
 
 import dataclasses
@@ -35,12 +34,13 @@ from limba.inference.load import place_parameters
 from limba.model import Network
 from limba.model.kernels.local import SHORTEST
 
-TOLERANCES = {"float32": 1e-4, "bfloat16": 2e-2}
+TOLERANCES = {"float32": 1e-4, "bfloat16": 2e-2}  # by the dtype of the written weights
 NUM_TOKENS = 8  # of greedy text
 NUM_TEXTS = 2  # that greedy text is compared for
 ROW = 64  # input tokens at most; a network with a window has rows of SHORTEST windows, which are computed in blocks
 PROMPT = 16  # ids of a language model's prompt, the start included
 TOKENIZER_CONFIG = "tokenizer_config.json"
+# The first article of the Universal Declaration of Human Rights.
 TEXTS = (
     "Toate ființele umane se nasc libere și egale în demnitate și în drepturi. Ele sunt înzestrate cu rațiune.",
     "All human beings are born free and equal in dignity and rights. They are endowed with reason and conscience.",
@@ -83,6 +83,7 @@ def batch_of(vocabulary: Vocabulary | None, num_rows: int, length: int = ROW) ->
     for row, ids in enumerate(_ids(vocabulary, num_rows, length - 2, length)):
         *ids, eos = ids
         third = len(ids) // 3
+        # The middle third is a gap. Sentinels count down from the last id.
         encoder = [*ids[:third], top - 1, *ids[2 * third :], eos]
         decoder = [top - 1, *ids[third : 2 * third], top - 2, eos]
         inputs[row, : len(encoder)] = encoder
@@ -121,11 +122,13 @@ def _ids(vocabulary: Vocabulary | None, num_rows: int, most: int, length: int) -
         else:
             # 0 is padding in these rows, also where a published vocabulary has a piece there.
             ids = [number for number in vocabulary.encode(text) if number != START]
-            ids = ids if length == ROW else np.resize(ids, length - 8 * row).tolist()
+            if length != ROW:
+                ids = np.resize(ids, length - 8 * row).tolist()
             yield [*ids[:most], END if vocabulary.eos_id is None else int(vocabulary.eos_id)]
 
 
 def _shifted(targets: np.ndarray, start: int = START) -> dict[str, np.ndarray]:
+    """Returns the decoder's targets with its inputs, which are the targets one position later."""
     shifted = np.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=start)
     return {"decoder_input_tokens": shifted.astype(np.int32), "decoder_target_tokens": targets.astype(np.int32)}
 
@@ -153,35 +156,55 @@ class Proof:
         self._special = special or of_run(vocabulary, config)
         params = place_parameters(arrays, self._network)
         if config.is_encoder or not config.has_logits:
-            if config.has_logits:
-                make = masked_of
-            elif config.is_t5_encoder:
-                make = batch_of
-            else:
-                make = texts_of
-            length = max(ROW, SHORTEST * config.local_attention[0]) if config.local_attention else ROW
-            self._batch, self._banned = make(vocabulary, config.vocab_size, length), list[int]()
-            self._all, self._first = self._batch, 1
-            self._logits, self._followed = self._run(params)
-            self._tokens = self._greedy(self._followed)
-            return
+            self._read_texts(params, vocabulary)
+        else:
+            self._write_text(params, vocabulary, suppressed)
+
+    def _read_texts(self, params: PyTree, vocabulary: Vocabulary | None) -> None:
+        """Sets what an encoder is compared by: a batch, its logits, and the likeliest pieces at the first masks."""
+        config = self._config
+        if config.has_logits:
+            make = masked_of
+        elif config.is_t5_encoder:
+            make = batch_of
+        else:
+            make = texts_of
+        length = ROW
+        if config.local_attention:
+            length = max(ROW, SHORTEST * config.local_attention[0])
+        self._batch = make(vocabulary, config.vocab_size, length)
+        self._banned: list[int] = []
+        self._all = self._batch
+        self._first = 1  # position of the first mask
+        self._logits, self._followed = self._run(params)
+        self._tokens = self._greedy(self._followed)
+
+    def _write_text(self, params: PyTree, vocabulary: Vocabulary | None, suppressed: Sequence[int]) -> None:
+        """Sets what a model that writes is compared by: a batch, its logits, and greedy text with its logits.
+
+        The batch and the rows of the greedy text are one array (`_all`), which the network reads at once.
+        """
+        config = self._config
         if config.is_decoder_only:
             self._batch = prompts_of(vocabulary, config.vocab_size)
             self._prompts = self._batch["decoder_input_tokens"][:NUM_TEXTS, :PROMPT]
             self._banned = [START, *suppressed]  # START is padding, which transformers does not generate either
             before = self._prompts[:, 1:]
+            start = START
         else:
             self._batch = batch_of(vocabulary, config.vocab_size)
             self._prompts = self._batch["encoder_input_tokens"][:NUM_TEXTS]
-            self._banned, before = list(suppressed), np.zeros((NUM_TEXTS, 0), np.int32)
+            self._banned = list(suppressed)
+            before = np.zeros((NUM_TEXTS, 0), np.int32)
+            start = self._special.generation_start
         self._first = before.shape[1]  # position of the logits of the first token
-        rows = self._config.vocab_size
-        tokens = greedy(self._network, params, self._prompts, NUM_TOKENS, rows, self._special, self._banned)
+        tokens = greedy(
+            self._network, params, self._prompts, NUM_TOKENS, config.vocab_size, self._special, self._banned
+        )
         self._tokens = np.asarray(tokens)
         width = self._batch["decoder_target_tokens"].shape[1] - self._first - NUM_TOKENS
-        start = START if config.is_decoder_only else self._special.generation_start
-        following = _shifted(np.pad(np.concatenate([before, self._tokens], axis=1), ((0, 0), (0, width))), start)
-        following = {"encoder_input_tokens": self._prompts, **following}
+        written = np.pad(np.concatenate([before, self._tokens], axis=1), ((0, 0), (0, width)))
+        following = {"encoder_input_tokens": self._prompts, **_shifted(written, start)}
         self._all = {name: np.concatenate([rows, following[name]]) for name, rows in self._batch.items()}
         self._logits, self._followed = self._run(params)
 
@@ -199,9 +222,10 @@ class Proof:
     def _greedy(self, followed: np.ndarray) -> np.ndarray:
         """Returns greedy text up to its first difference from the source's, from the logits at the source's tokens."""
         if self._config.is_encoder:
-            return np.where(self._at_masks(self._batch["decoder_target_tokens"]) > 0, followed.argmax(axis=-1), 0)
+            is_text = self._at_masks(self._batch["decoder_target_tokens"]) > 0
+            return np.where(is_text, followed.argmax(axis=-1), 0)
         ends = np.isin(self._tokens, self._special.ends)
-        ended = np.cumsum(ends, axis=1) - ends
+        ended = np.cumsum(ends, axis=1) - ends  # ends before a token, which is then padding
         allowed = followed[..., : self._config.vocab_size].copy()
         allowed[..., self._banned] = -np.inf
         return np.where(ended, 0, allowed.argmax(axis=-1))
@@ -211,18 +235,19 @@ class Proof:
         real = targets > 0
         unit = max(1.0, float(np.abs(self._logits[real]).max()))
         difference = float(np.abs(logits[real] - self._logits[real]).max()) / unit
-        losses = [_loss(each[real], targets[real]) for each in (self._logits, logits)]
-        loss = abs(losses[1] - losses[0]) / max(1.0, losses[0])
+        loss_of_source = _loss(self._logits[real], targets[real])
+        loss = abs(_loss(logits[real], targets[real]) - loss_of_source) / max(1.0, loss_of_source)
         differing = np.flatnonzero((tokens != self._tokens).any(axis=1))
+        # Each of two logits may be off by the tolerance, so a lead of less than twice that is a near tie.
         astray = sum(self._lead(int(row), tokens[row]) > 2 * tolerance * unit for row in differing)
         what = "top pieces" if self._config.is_encoder else "greedy text"
         return Figures(reader, difference, loss, NUM_TEXTS - len(differing), NUM_TEXTS, astray, tolerance, what)
 
     def _lead(self, row: int, tokens: np.ndarray) -> float:
         """Returns the source's logit of its token minus that of the other text's token, at the first difference."""
-        place = int(np.flatnonzero(tokens != self._tokens[row])[0])
-        logits = self._followed[row, place]
-        return float(logits[self._tokens[row, place]] - logits[tokens[place]])
+        position = int(np.flatnonzero(tokens != self._tokens[row])[0])
+        logits = self._followed[row, position]
+        return float(logits[self._tokens[row, position]] - logits[tokens[position]])
 
     def check_own(self, directory: Path, dtype: str, flax: bool) -> Figures:
         """Compares the written weights, read back by Limba, in Limba's network."""
@@ -255,17 +280,19 @@ class Proof:
         prompts = torch.tensor(self._prompts, dtype=torch.long)
         length = {"max_new_tokens": NUM_TOKENS, "do_sample": False, "num_beams": 1}
         if self._config.is_decoder_only:
-            given = {"input_ids": read["decoder_input_tokens"]}
-            given["attention_mask"], mask = torch.ones_like(given["input_ids"]), torch.ones_like(prompts)
+            inputs = read["decoder_input_tokens"]
+            batch = {"input_ids": inputs, "attention_mask": torch.ones_like(inputs)}
+            prompt_mask = torch.ones_like(prompts)
             length["suppress_tokens"] = self._banned
         else:
             inputs = read["encoder_input_tokens"]
-            given = {"input_ids": inputs, "attention_mask": (inputs > 0).long()}
-            given["decoder_input_ids"], mask = read["decoder_input_tokens"], (prompts > 0).long()
+            batch = {"input_ids": inputs, "attention_mask": (inputs > 0).long()}
+            batch["decoder_input_ids"] = read["decoder_input_tokens"]
+            prompt_mask = (prompts > 0).long()
         if self._special.is_published:
             model.generation_config = self._plain_search()
-        logits = model(**given).logits.float().numpy()
-        tokens = model.generate(input_ids=prompts, attention_mask=mask, **length).numpy()[:, self._first + 1 :]
+        logits = model(**batch).logits.float().numpy()
+        tokens = model.generate(input_ids=prompts, attention_mask=prompt_mask, **length).numpy()[:, self._first + 1 :]
         tokens = np.pad(tokens, ((0, 0), (0, NUM_TOKENS - tokens.shape[1])))
         ends = np.isin(tokens, self._special.ends)
         return logits, np.where(np.cumsum(ends, axis=1) - ends > 0, 0, tokens)
@@ -275,10 +302,11 @@ class Proof:
         import transformers
 
         special = self._special
+        start = None if self._config.is_decoder_only else special.generation_start
         return transformers.GenerationConfig(
             eos_token_id=list(special.ends) or None,
             pad_token_id=special.filling,
-            decoder_start_token_id=None if self._config.is_decoder_only else special.generation_start,
+            decoder_start_token_id=start,
             suppress_tokens=self._banned or None,
         )
 
@@ -304,7 +332,8 @@ class StatesProof(Proof):
         differs = ((tokens != self._tokens) & real).any(axis=1)
         chosen = np.take_along_axis(self._logits, tokens[..., None], axis=-1)[..., 0]
         leads = (self._logits.max(axis=-1) - chosen)[real]
-        equal, astray = int((~differs).sum()), int((leads > 2 * tolerance * unit).sum())
+        equal = int((~differs).sum())
+        astray = int((leads > 2 * tolerance * unit).sum())
         return Figures(reader, difference, 0.0, equal, len(differs), astray, tolerance, "largest entries")
 
     def _in_transformers(self, model: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -330,20 +359,20 @@ def check_tokenizer(directory: Path, vocabulary: Vocabulary, template: tuple[lis
     count = exported.num_texts(vocabulary, gaps)
     if not has_transformers():
         if about["tokenizer_class"] == "ByT5Tokenizer":
-            return (
-                True,
-                "the tokenizer is transformers' ByT5Tokenizer, which is not installed: its ids are not compared",
-            )
+            text = "the tokenizer is transformers' ByT5Tokenizer, which is not installed: its ids are not compared"
+            return True, text
         return True, f"tokenizer.json in tokenizers: equal ids in {count} of {count} texts"
     import transformers
 
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(directory)
-    found = exported.differences(vocabulary, lambda text: tokenizer(text, add_special_tokens=False).input_ids, gaps)
+    differing = exported.differences(vocabulary, lambda text: tokenizer(text, add_special_tokens=False).input_ids, gaps)
     reader = f"the tokenizer in transformers {transformers.__version__}"
-    if found:
-        return False, f"{reader}: other ids in {len(found)} of {count} texts, {exported.said(found[0])} (FAILED)"
+    if differing:
+        example = exported.said(differing[0])
+        return False, f"{reader}: other ids in {len(differing)} of {count} texts, {example} (FAILED)"
     before, after = template
-    framed, wanted = tokenizer(TEXTS[0]).input_ids, [*before, *map(int, vocabulary.encode(TEXTS[0])), *after]
+    framed = tokenizer(TEXTS[0]).input_ids
+    wanted = [*before, *map(int, vocabulary.encode(TEXTS[0])), *after]
     if framed != wanted:
         around = f"begins {framed[:3]} and ends {framed[-2:]}, where the model learned {wanted[:3]} and {wanted[-2:]}"
         return False, f"{reader}: a text {around} (FAILED)"
@@ -355,28 +384,28 @@ def check_encoder(
 ) -> Iterator[tuple[bool, str]]:
     """Yields whether the encoder of a hybrid has its hidden states, in each reader, and a sentence.
 
-    The hybrid reads a row's inputs one place later, after the start; the encoder is given them so.
+    The hybrid reads a row's inputs one position later, after the start; the encoder is given them shifted like that.
     """
     config = dataclasses.replace(hybrid, dtype="float32", dropout_rate=0.0, remat="none", scan_layers=True)
     batch = prompts_of(vocabulary, config.vocab_size)
     targets = batch["decoder_target_tokens"]
     real = targets > 0
     network = Network(config)
-    given = {"decoder_input_tokens": targets, "decoder_target_tokens": targets}
-    states = _states(network, place_parameters(arrays, network), given)
+    whole = {"decoder_input_tokens": targets, "decoder_target_tokens": targets}
+    states = _states(network, place_parameters(arrays, network), whole)
     unit = max(1.0, float(np.abs(states[real]).max()))
     limit = TOLERANCES[dtype]
 
-    def said(reader: str, found: np.ndarray) -> tuple[bool, str]:
-        difference = float(np.abs(found[real] - states[real]).max()) / unit
+    def compared(reader: str, others: np.ndarray) -> tuple[bool, str]:
+        difference = float(np.abs(others[real] - states[real]).max()) / unit
         passed = difference <= limit  # NaN fails
         verdict = "passed" if passed else "FAILED"
         return passed, f"{reader}: hidden states differ by {difference:.1e} ({verdict}, limit {limit:.0e})"
 
     encoder = Network(as_encoder(config))
     shifted = {"decoder_input_tokens": batch["decoder_input_tokens"], "decoder_target_tokens": targets}
-    own = place_parameters(open_folder(directory, encoder.config), encoder)
-    yield said("the encoder's model.safetensors in Limba's network", _states(encoder, own, shifted))
+    written = place_parameters(open_folder(directory, encoder.config), encoder)
+    yield compared("the encoder's model.safetensors in Limba's network", _states(encoder, written, shifted))
     if not has_transformers():
         return
     import torch
@@ -389,8 +418,8 @@ def check_encoder(
     with torch.no_grad():
         inputs = torch.tensor(batch["decoder_input_tokens"], dtype=torch.long)
         mask = torch.tensor(real.astype(np.int64))
-        found = model(inputs, attention_mask=mask).last_hidden_state.float().numpy()
-    passed, sentence = said(f"EuroBertModel in transformers {transformers.__version__}", found)
+        others = model(inputs, attention_mask=mask).last_hidden_state.float().numpy()
+    passed, sentence = compared(f"EuroBertModel in transformers {transformers.__version__}", others)
     yield passed and not about["missing_keys"] and not about["unexpected_keys"], sentence
 
 
@@ -407,11 +436,17 @@ def load_in_transformers(directory: Path) -> tuple[Any, dict[str, Any]]:
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     config = json.loads((directory / "config.json").read_text())
-    name = "ForSeq2SeqLM" if config.get("is_encoder_decoder") else "ForCausalLM"
-    if config["model_type"].endswith("bert"):
-        name = config["architectures"][0].removeprefix("EuroBert").removeprefix("ModernBert").removeprefix("Model")
-    is_alone = config["architectures"][0].endswith("T5EncoderModel")
-    kind = getattr(transformers, config["architectures"][0] if is_alone else f"AutoModel{name}")
+    architecture = config["architectures"][0]
+    if architecture.endswith("T5EncoderModel"):  # the encoder of a T5 alone is loaded by its own class
+        name = architecture
+    elif config["model_type"].endswith("bert"):
+        head = architecture.removeprefix("EuroBert").removeprefix("ModernBert").removeprefix("Model")
+        name = f"AutoModel{head}"
+    elif config.get("is_encoder_decoder"):
+        name = "AutoModelForSeq2SeqLM"
+    else:
+        name = "AutoModelForCausalLM"
+    kind = getattr(transformers, name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loaded: Any = kind.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)
@@ -425,7 +460,8 @@ def _loss(logits: np.ndarray, targets: np.ndarray) -> float:
     logits = logits.astype(np.float64)
     highest = logits.max(axis=-1, keepdims=True)
     normalizer = np.log(np.exp(logits - highest).sum(axis=-1)) + highest[..., 0]
-    return float((normalizer - np.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]).mean())
+    of_targets = np.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
+    return float((normalizer - of_targets).mean())
 
 
 def has_transformers() -> bool:
@@ -435,7 +471,9 @@ def has_transformers() -> bool:
 
 def version() -> int:
     """Returns the first number of transformers' version; 0 if torch or transformers is not installed."""
-    return int(importlib.metadata.version("transformers").split(".")[0]) if has_transformers() else 0
+    if not has_transformers():
+        return 0
+    return int(importlib.metadata.version("transformers").split(".")[0])
 
 
 def quiet_libraries() -> None:

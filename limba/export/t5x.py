@@ -15,41 +15,59 @@ from limba.formats.names import Arrays, Stored
 from limba.formats.open import HUGGING_FACE, LIMBA, open_path
 from limba.training.checkpoints.initial import exchanged_kind
 
+# An array of Adafactor's state: the kind of average, and the parameter.
 _AVERAGE = re.compile(r"^opt_state/.*?/(v_row|v_col|v)/((?:encoder|decoder|token_embedder)/.+)$")
 KINDS = ("m", "v", "v_row", "v_col")
+PLACEHOLDER = Stored((1,), np.dtype(np.float32), lambda: np.zeros((1,), np.float32))  # where T5X has no average
 NO_STATE = "without optimizer state, which is not plain Adafactor's for every parameter"
 
 
 class T5xTree(Arrays):
     """A Limba checkpoint as T5X's tree: `target/…`, `state/step`, and Adafactor's `state/param_states/…`.
 
-    T5X's `m` is its placeholder. The only supported optimizer state is that of Adafactor without momentum, for every
-    parameter: an optimizer that leaves some of them to Adafactor has none that T5X could read.
+    `m` holds T5X's placeholders. The optimizer state is only written for Adafactor without momentum on every parameter:
+    T5X could not read the state of an optimizer that leaves only some of them to Adafactor.
     """
 
     def __init__(self, arrays: LimbaCheckpoint):
-        averages = {(m[1], m[2]): name for name in arrays.tree if (m := _AVERAGE.match(name))}
+        averages: dict[tuple[str, str], str] = {}  # kind of average, and parameter as it is stacked -> its array
+        for name in arrays.tree:
+            match = _AVERAGE.match(name)
+            if match:
+                averages[match[1], match[2]] = name
+        # T5X has other names for the parameters of a T5-like decoder-only network.
         is_t5_decoder = "decoder/relpos_bias/rel_embedding" in arrays and "encoder/encoder_norm/scale" not in arrays
         their_name = t5x.their_name if is_t5_decoder else str
         has_momentum = any("/ema/" in name for name in arrays.tree)  # T5X keeps another one, in `m`
-        averaged = {name for _, name in averages}
+        averaged = {parameter for _, parameter in averages}
         self.has_optimizer = not has_momentum and all(_stacked(name) in averaged for name in arrays)
-        step, placeholder = np.dtype(np.int32), np.zeros((1,), np.float32)
-        found = {"state/step": Stored((), step, lambda: np.asarray(arrays.tree["step"], step))}
-        found |= {f"target/{their_name(name)}": each for name, each in arrays.stored.items()}
-        # Each kind of average of a stack is one array; its layers are consecutive.
-        for kind in KINDS if self.has_optimizer else ():
-            layers: dict[str, Stored] = {}
-            for name in arrays:
-                if kind != "m" and name not in layers:
-                    ours = exchanged_kind(kind, name, arrays.stored[name].shape), _stacked(name)
-                    layers |= arrays.layers(ours[1], averages[ours])
-                own = layers.get(name, Stored((1,), placeholder.dtype, lambda: placeholder))
-                found[f"state/param_states/{their_name(name)}/{kind}"] = own
-        super().__init__(found)
+        step = Stored((), np.dtype(np.int32), lambda: np.asarray(arrays.tree["step"], np.int32))
+        tree = {"state/step": step}
+        for name, stored in arrays.stored.items():
+            tree[f"target/{their_name(name)}"] = stored
+        if self.has_optimizer:
+            for kind in KINDS:
+                averages_of_kind = _averages(arrays, averages, kind)
+                for name in arrays:
+                    tree[f"state/param_states/{their_name(name)}/{kind}"] = averages_of_kind.get(name, PLACEHOLDER)
+        super().__init__(tree)
+
+
+def _averages(arrays: LimbaCheckpoint, averages: Mapping[tuple[str, str], str], kind: str) -> dict[str, Stored]:
+    """Returns the parameter -> its average of one kind, each layer for itself; none of T5X's own `m`."""
+    if kind == "m":
+        return {}
+    layers: dict[str, Stored] = {}
+    for name in arrays:
+        if name not in layers:  # one array of a stack gives the averages of all its layers
+            ours = exchanged_kind(kind, name, arrays.stored[name].shape)
+            stacked = _stacked(name)
+            layers |= arrays.layers(stacked, averages[ours, stacked])
+    return layers
 
 
 def _stacked(parameter: str) -> str:
+    """Returns the name of the stack that a layer's parameter is in."""
     return re.sub(r"/layers_\d+/", "/layers/", parameter)
 
 
@@ -99,5 +117,6 @@ def write_npz(tree: Mapping[str, np.ndarray], file: str) -> None:
         for name in tree:
             with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
                 array = np.asarray(tree[name])
-                array = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+                if array.dtype.name == "bfloat16":
+                    array = array.astype(np.float32)
                 np.lib.format.write_array(entry, array, allow_pickle=False)

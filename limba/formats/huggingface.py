@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorstore as ts
 
-from limba import toolbox
+from limba import tool_registry
 from limba.config import InputError, ModelConfig, foreign, reason_of
 from limba.formats.architectures import (
     CLASSES,
@@ -322,7 +322,7 @@ def open_pytorch(folder: Path, is_chosen: bool = False) -> Arrays:
     if weights_form(folder) == "flax":
         raise InputError(OF_FLAX.format(folder))
     if any((folder / name).exists() for name in (BIN, BIN_INDEX)):
-        migrate = toolbox.find("migrate")
+        migrate = tool_registry.find("migrate")
         if migrate is not None:
             directory = migrate.as_safetensors(folder)
         elif weights_form(folder) == "bin":

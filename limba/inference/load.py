@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
-from limba import toolbox
+from limba import tool_registry
 from limba.config import OBJECTIVES, GenerationConfig, InputError, MeshConfig, ModelConfig, RunConfig
 from limba.config.environment import quiet_imports
 from limba.config.generation import GenerationFields
@@ -668,7 +668,7 @@ class TrainedModel:
         own_tokenizer = sources.open_vocabulary(self.source)
         if self.tokenizer is not None and (own_tokenizer is None or own_tokenizer[0].path != self.tokenizer[0].path):
             raise InputError(f"{self.path} was opened with another vocabulary than its own; open it without that.")
-        tool = toolbox.find("trim")
+        tool = tool_registry.find("trim")
         if tool is None:
             raise InputError("Limba's tools, which trim a vocabulary, are not installed; install all of limba/.")
         step = None if self.path.endswith("/best") else self.step

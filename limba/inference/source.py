@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import jax
 from etils import epath
 
-from limba import toolbox
+from limba import tool_registry
 from limba.config import InputError, ModelConfig, RunConfig, UntrustedModuleError, reason_of
 from limba.config.environment import quiet_imports
 from limba.data import task_modules
@@ -120,7 +120,7 @@ def find(
     directory = opened.directory
     if config is None:
         config = opened.config()
-        migrate = toolbox.find("migrate") if opened.kind == T5X else None
+        migrate = tool_registry.find("migrate") if opened.kind == T5X else None
         if migrate is not None:  # T5X's gin file beside it is read by a tool
             folders = (opened.newest, directory) if opened.is_checkpoint else (directory,)
             config, beside = migrate.described(folders, config)

@@ -20,8 +20,10 @@ from limba.training.rules import transformations
 from limba.training.schedule import make_schedule
 from limba.training.state import trained_shardings
 
-FIRST_SCALE = 2.0**15  # of the mean loss
-LEAST_SCALE, LARGEST_SCALE = 2.0**-8, 2.0**24
+# The scale of the mean loss in float16. Powers of 2, so that scaling rounds nothing.
+FIRST_SCALE = 2.0**15
+LEAST_SCALE = 2.0**-8
+LARGEST_SCALE = 2.0**24
 GROWTH_STEPS = 1000  # good steps in a row, after which the scale is doubled
 
 
@@ -42,13 +44,14 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """Returns the optimizer chain: clip the gradient, apply the rule, scale by the schedule, skip frozen parameters.
 
-    `dtype` is that of the activations: for float16 the state also holds the loss's scale. `shardings` are those of the
+    `dtype` is the activations' dtype: for float16 the state also holds the loss's scale. `shardings` are of the
     parameters in training, by which Muon shares its work; None: there is one device. With the decay `average` the state
     also holds the average of the weights.
     """
     chain = _unfrozen(config, train_steps, shardings)
-    if config.frozen:
-        chain = optax.chain(chain, optax.masked(optax.set_to_zero(), functools.partial(_is_frozen, config.frozen)))
+    if config.frozen:  # behind the rule, which may decay weights without a gradient too
+        is_frozen = functools.partial(_is_frozen, config.frozen)
+        chain = optax.chain(chain, optax.masked(optax.set_to_zero(), is_frozen))
     return with_loss_scale(with_average(chain, average), dtype)
 
 
@@ -81,6 +84,7 @@ def _check_patterns(field: str, patterns: tuple[str, ...], names: Sequence[str])
 
 
 def _unfrozen(config: OptimizerConfig, train_steps: int | None, shardings: PyTree) -> optax.GradientTransformation:
+    """Returns the rule behind the clipping of the gradient, for all parameters."""
     rate = optax.scale_by_learning_rate(make_schedule(config.schedule, train_steps))
     rule = transformations(config, rate, shardings)
     if config.clip_global_norm is None:
@@ -136,13 +140,20 @@ def _copied(params: PyTree) -> PyTree:
 
 def evaluated_weights(params: PyTree, opt_state: PyTree) -> PyTree:
     """Returns what a run evaluates: the average of its weights if its optimizer's state has one, else `params`."""
-    found = filter(_is_average, jax.tree.leaves(opt_state, is_leaf=_is_average))
-    return next((state.average for state in found), params)
+    for state in jax.tree.leaves(opt_state, is_leaf=_is_average):
+        if _is_average(state):
+            return state.average
+    return params
 
 
 def restarted(params: PyTree, opt_state: PyTree) -> PyTree:
     """Returns a new optimizer's state, whose average, if it has one, begins as these parameters."""
-    begun = lambda state: state._replace(average=_copied(params)) if _is_average(state) else state
+
+    def begun(state: PyTree) -> PyTree:
+        if _is_average(state):
+            return state._replace(average=_copied(params))
+        return state
+
     return jax.tree.map(begun, opt_state, is_leaf=_is_average)
 
 
@@ -189,27 +200,35 @@ def scaled_gradients(compute: Callable[..., tuple[PyTree, PyTree]], opt_state: P
     """Returns (gradient of the summed loss, sums, optimizer state); the state's LossScale, if any, is the next one.
 
     `compute(factor)` returns the gradient of factor x the summed loss, and the sums; it is called under a trace, once.
-    A batch has `num_targets` places for targets, so that the scale is that of the mean loss.
+    A batch has room for `num_targets` target tokens; the factor is divided by them, so that the scale is of the mean
+    loss, and not of the sum, which grows with the batch.
     """
-    if not (isinstance(opt_state, tuple) and opt_state and isinstance(opt_state[-1], LossScale)):
+    if not _has_loss_scale(opt_state):
         return *compute(), opt_state
     *others, before = opt_state
     first = FIRST_SCALE * jnp.exp2(before.loss_scale_doublings.astype(jnp.float32))
 
-    def attempt(tried: tuple[PyTree, PyTree, Array, Array]) -> tuple[PyTree, PyTree, Array, Array]:
-        factor = tried[2] / num_targets
+    # Halves the scale until the gradient is finite. What goes round: gradient, sums, scale to try, and whether it was.
+    def attempt(carry: tuple[PyTree, PyTree, Array, Array]) -> tuple[PyTree, PyTree, Array, Array]:
+        _, _, scale, _ = carry
+        factor = scale / num_targets
         grads, sums = compute(factor)
         grads = jax.tree.map(lambda g: g / factor, grads)
         finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(grads)]))
-        return grads, sums, jnp.where(finite, tried[2], tried[2] / 2), finite
+        return grads, sums, jnp.where(finite, scale, scale / 2), finite
 
-    def goes_on(tried: tuple[PyTree, PyTree, Array, Array]) -> Array:
-        return ~tried[3] & (tried[2] >= LEAST_SCALE)
+    def goes_on(carry: tuple[PyTree, PyTree, Array, Array]) -> Array:
+        _, _, scale, finite = carry
+        return ~finite & (scale >= LEAST_SCALE)
 
     shapes = jax.eval_shape(compute, first)
     grads, sums = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
     grads, sums, scale, finite = jax.lax.while_loop(goes_on, attempt, (grads, sums, first, jnp.array(False)))
     return grads, sums, (*others, _next(before, first, scale, finite))
+
+
+def _has_loss_scale(opt_state: PyTree) -> bool:
+    return isinstance(opt_state, tuple) and bool(opt_state) and isinstance(opt_state[-1], LossScale)
 
 
 def _next(before: LossScale, first: Array, scale: Array, finite: Array) -> LossScale:

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import json
 import logging
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -17,7 +18,7 @@ import jax
 import optax
 from etils import epath
 
-from limba.config import ConfigError, RunConfig, plain, without_credentials
+from limba.config import ConfigError, RunConfig, ScheduleConfig, plain, without_credentials
 from limba.config.schedule import AUTO
 from limba.data import tasks as data_tasks
 from limba.data.deal import Deal, corpora_of, deal_of, said
@@ -39,11 +40,11 @@ from limba.training.checks import check_steps, facts_of_data
 from limba.training.state import TrainState, create_state
 
 FILE = "rows.json"  # in the run's directory: the counts of its corpora, made once
+STAGES = "stages"  # the key of FILE that holds the later stages' counts, by their first batches
 COUNTING_SECONDS = 3600.0  # for which the others wait while the first process counts
-MOST_STEPS = 2**31 - 1
+MOST_STEPS = 2**31 - 1  # a step is an int32
 NOT_COUNTED = "its documents were not counted when the run began"
-EPOCH = "epoch"
-STAGES = "stages"  # of FILE: the later stages' counts, by their first batches
+EPOCH = "epoch"  # a period that ends with each epoch
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,8 @@ def task_of_run(config: RunConfig) -> tuple[Provider, dict[str, int]]:
     Raises InputError, in all processes alike, for a task, vocabulary or corpus that cannot be used, and for the
     checkpoint of a new run that is not there.
     """
-    first, data = jax.process_index() == 0, config.data
+    first = jax.process_index() == 0
+    data = config.data
     if data.new_vocabulary_size is not None:
         with together(HOURS_WAITED * 3600):  # the others wait while the first process trains it, and for its errors
             if first:
@@ -69,14 +71,19 @@ def task_of_run(config: RunConfig) -> tuple[Provider, dict[str, int]]:
     if config.initial_checkpoint_path:
         with together(HOURS_WAITED * 3600):  # a model of the hub is downloaded here
             if not limba_checkpoint.checkpoints_of(resolved(config.model_dir)):
-                vocabulary = task.output_features["targets"].vocabulary
-                learns_gaps = data_tasks.needs_sentinels(task) and not config.model.is_decoder_only
-                extra_ids = byte_extra_ids(vocabulary) if learns_gaps else None
-                reads_folder = isinstance(vocabulary, StreamVocabulary)
-                check_initial(config.initial_checkpoint_path, extra_ids, reads_folder)
-                check_length(config)
+                _check_initial(config, config.initial_checkpoint_path, task)
     check_alike(lambda: facts_of_data(task, data))
     return task, lengths
+
+
+def _check_initial(config: RunConfig, path: str, task: Provider) -> None:
+    """Raises InputError if a new run cannot begin from the checkpoint at `path`."""
+    vocabulary = task.output_features["targets"].vocabulary
+    learns_gaps = data_tasks.needs_sentinels(task) and not config.model.is_decoder_only
+    extra_ids = byte_extra_ids(vocabulary) if learns_gaps else None
+    reads_folder = isinstance(vocabulary, StreamVocabulary)
+    check_initial(path, extra_ids, reads_folder)
+    check_length(config)
 
 
 def _checked(task: Provider, config: RunConfig) -> dict[str, int]:
@@ -86,8 +93,12 @@ def _checked(task: Provider, config: RunConfig) -> dict[str, int]:
     vocabulary = task.output_features["targets"].vocabulary
     check_family(vocabulary, config.model)
     check_vocabulary(vocabulary, config.model.vocab_size, needs_sentinels=fills_gaps)
-    path = None if isinstance(vocabulary, StreamVocabulary) else address_of(vocabulary)
-    other = None if path is None else text_read_otherwise(path, vocabulary.encode)
+    path = None
+    other = None
+    if not isinstance(vocabulary, StreamVocabulary):  # which reads a folder as transformers does
+        path = address_of(vocabulary)
+    if path is not None:
+        other = text_read_otherwise(path, vocabulary.encode)
     if other is not None:
         logger.warning(
             "Training reads %r by %s as other ids than transformers does by the files beside it: tokens that were added"
@@ -103,7 +114,7 @@ def tasks_of_stages(config: RunConfig, task: Provider, lengths: Mapping[str, int
     Raises InputError, in all processes alike, for a stage whose task or corpus cannot be used, and for one whose rows
     are not like the first one's.
     """
-    found = {0: task}
+    tasks = {0: task}
     for begins, *_ in config.data.stages:
         with together():
             later = task_of_stage(begins, task, lengths, config.data)
@@ -111,8 +122,8 @@ def tasks_of_stages(config: RunConfig, task: Provider, lengths: Mapping[str, int
         with together():
             check_rows_of_stage(begins, later, _checked(later, config), task, lengths, config.data)
         check_alike(functools.partial(facts_of_data, later, config.data))
-        found[begins] = later
-    return found
+        tasks[begins] = later
+    return tasks
 
 
 @dataclass(frozen=True)
@@ -147,28 +158,35 @@ def plan_of_run(config: RunConfig, task: Provider, lengths: Mapping[str, int]) -
     Raises InputError, in all processes alike, for a corpus that cannot be read, and for a choice that needs the number
     of rows where it cannot be known.
     """
-    tasks, text = tasks_of_stages(config, task, lengths), ""
+    tasks = tasks_of_stages(config, task, lengths)
+    # The first process counts, and the others take its figures, so that all of them agree.
+    text = ""
     with together(COUNTING_SECONDS):
         if is_first():
-            text = json.dumps([deal_of_run(config, each, lengths, place).to_text() for place, each in tasks.items()])
-    deals = [Deal.of_text(each) for each in json.loads(of_first(text))]
-    of_stages, deal = config.data.of_stages, deals[0]
+            texts = [deal_of_run(config, stage_task, lengths, begins).to_text() for begins, stage_task in tasks.items()]
+            text = json.dumps(texts)
+    deals = [Deal.of_text(deal_text) for deal_text in json.loads(of_first(text))]
+    stages = []
+    for (begins, stage_task), stage_deal in zip(tasks.items(), deals, strict=True):
+        stages.append(Stage(begins, stage_task, config.data.of_stages[begins], stage_deal))
+    deal = deals[0]  # epochs are those of the first stage
     end, notes = _end(config, deal)
     return Plan(
-        [Stage(place, tasks[place], of_stages[place], each) for place, each in zip(tasks, deals, strict=True)],
-        dataclasses.replace(config, train_steps=end),
-        _most_steps(config, deal, end),
-        _period("CheckpointConfig", config.checkpoint.every_steps, deal, config),
-        _period("EvaluationConfig", config.evaluation.every_steps, deal, config),
-        (*said(deal, config.data), *notes, *_said_of_stages(config)),
+        stages=stages,
+        planned=dataclasses.replace(config, train_steps=end),
+        most_steps=_most_steps(config, deal, end),
+        saving=_period("CheckpointConfig", config.checkpoint.every_steps, deal, config),
+        evaluation=_period("EvaluationConfig", config.evaluation.every_steps, deal, config),
+        notes=(*said(deal, config.data), *notes, *_notes_of_stages(config)),
     )
 
 
-def _said_of_stages(config: RunConfig) -> Iterator[str]:
+def _notes_of_stages(config: RunConfig) -> Iterator[str]:
     for step, name in config.data.named_stages[1:]:
-        never = config.train_steps is not None and step >= config.train_steps
-        last = f": after the run's last step, {config.train_steps:,}, so it is never read" if never else ""
-        yield f"From step {step:,} on the text is read from {name}{last}."
+        sentence = f"From step {step:,} on the text is read from {name}"
+        if config.train_steps is not None and step >= config.train_steps:
+            sentence += f": after the run's last step, {config.train_steps:,}, so it is never read"
+        yield f"{sentence}."
 
 
 def deal_of_run(config: RunConfig, task: Provider, lengths: Mapping[str, int], begins: int = 0) -> Deal:
@@ -180,16 +198,20 @@ def deal_of_run(config: RunConfig, task: Provider, lengths: Mapping[str, int], b
     has_begun, dealing = _dealing(config, task, data.seed)
     if has_begun and dealing is None:
         return Deal(reason=NOT_COUNTED)
-    path, corpora = epath.Path(config.model_dir) / FILE, corpora_of(task, data)
+    path = epath.Path(config.model_dir) / FILE
+    corpora = corpora_of(task, data)
     names = None if dealing is None else dealing["tasks"]
-    written, known = dict[str, Any](), None
+    written: dict[str, Any] = {}
+    known = None
     if path.exists():
         try:
             written = json.loads(path.read_text())
-            found = written if not begins else written.get(STAGES, {}).get(str(begins), {"corpora": None})
-            known = Deal.of_text(json.dumps(found["deal"])).counts if found["corpora"] == corpora else None
+            entry = written.get(STAGES, {}).get(str(begins)) if begins else written
+            if entry is not None and entry["corpora"] == corpora:
+                known = Deal.of_text(json.dumps(entry["deal"])).counts
         except (ValueError, KeyError, TypeError):
             logger.warning("%s cannot be read: the rows are counted again.", path)
+    # The counts are only good for the tasks by which the run's rows are dealt.
     if known is not None and names is not None and set(known) != set(names):
         known = None
     periods = (config.checkpoint.every_steps, config.evaluation.every_steps)
@@ -197,30 +219,37 @@ def deal_of_run(config: RunConfig, task: Provider, lengths: Mapping[str, int], b
     marks = dealing is None or bool(dealing.get("corpora"))  # a run keeps what it began with
     deal = deal_of(task, lengths, data, wants_epochs, names, known, marks)
     if known is None and deal.counts:
-        entry = {"corpora": corpora, "deal": json.loads(deal.to_text())}
-        others = written.get(STAGES, {}) if config.data.stages else {}
+        counted = {"corpora": corpora, "deal": json.loads(deal.to_text())}
+        # The first stage's counts stand at the top of the file, and the later stages' below a key.
+        later = written.get(STAGES, {}) if config.data.stages else {}
         if begins:
-            entry = {**written, STAGES: {**others, str(begins): entry}}
-        elif others:
-            entry[STAGES] = others
-        write_whole(path, json.dumps(entry) + "\n")
+            content = {**written, STAGES: {**later, str(begins): counted}}
+        elif later:
+            content = {**counted, STAGES: later}
+        else:
+            content = counted
+        write_whole(path, json.dumps(content) + "\n")
     return deal
 
 
 def _dealing(config: RunConfig, task: Provider, seed: int) -> tuple[bool, Mapping[str, Any] | None]:
-    """Returns (whether a checkpoint has read a stage, how the newest readable one says that its rows are dealt).
+    """Returns (whether a checkpoint has read a stage, how its rows are dealt by the newest readable checkpoint).
 
-    A stage is known by its task and its seed. In a run of only one all checkpoints are of it.
+    A stage is identified by its task and its seed. In a run of only one stage all checkpoints belong to it.
     """
-    directory, found = epath.Path(config.model_dir) / "checkpoints", dict[int, epath.Path]()
-    for place in (limba_checkpoint.fallback_directory(config.model_dir, config.checkpoint.fallback_dir), directory):
-        found |= limba_checkpoint.steps_in(place) if place is not None else {}
-    for step in sorted(found, reverse=True):
+    checkpoints: dict[int, epath.Path] = {}
+    fallback = limba_checkpoint.fallback_directory(config.model_dir, config.checkpoint.fallback_dir)
+    if fallback is not None:
+        checkpoints |= limba_checkpoint.steps_in(fallback)
+    # Of a step that is saved twice the run's own directory has the one that counts.
+    checkpoints |= limba_checkpoint.steps_in(epath.Path(config.model_dir) / "checkpoints")
+    for step in sorted(checkpoints, reverse=True):
         try:
-            shard, position = next(iter(limba_checkpoint.read_data(found[step])["positions"].items()))
+            # All shards of a checkpoint say the same about the stages, so any of them will do.
+            shard, position = next(iter(limba_checkpoint.read_data(checkpoints[step])["positions"].items()))
             saved = opened(base64.b64decode(position), int(shard))
         except Exception:
-            logger.debug("The data position of %s cannot be read:", found[step], exc_info=True)
+            logger.debug("The data position of %s cannot be read:", checkpoints[step], exc_info=True)
             continue
         if not config.data.stages or (saved.about.get("task"), saved.about.get("seed")) == (task.name, seed):
             return True, saved.about.get("dealing")
@@ -232,11 +261,15 @@ def _dealing(config: RunConfig, task: Provider, seed: int) -> tuple[bool, Mappin
 
 
 def known_end(config: RunConfig) -> int | None:
-    """Returns the step at which a run that has begun ends, as far as its directory says it; see `Plan.planned`."""
-    path, deal = resolved(config.model_dir) / FILE, Deal()
-    if config.data.num_epochs is not None and path.exists():
-        deal = Deal.of_text(json.dumps(json.loads(read_text(path))["deal"]))
-    return config.train_steps if deal.rows is None else _end(config, deal)[0]
+    """Returns the step at which a run that has begun ends, as far as its directory tells; see `Plan.planned`."""
+    path = resolved(config.model_dir) / FILE
+    if config.data.num_epochs is None or not path.exists():
+        return config.train_steps
+    deal = Deal.of_text(json.dumps(json.loads(read_text(path))["deal"]))
+    if deal.rows is None:
+        return config.train_steps
+    end, _ = _end(config, deal)
+    return end
 
 
 def _most_steps(config: RunConfig, deal: Deal, end: int | None) -> int:
@@ -252,16 +285,15 @@ def _most_steps(config: RunConfig, deal: Deal, end: int | None) -> int:
 
 def _end(config: RunConfig, deal: Deal) -> tuple[int | None, list[str]]:
     """Returns (the step at which the run ends as far as known, what to print about it)."""
-    epochs, given, schedule = config.data.num_epochs, config.train_steps, config.optimizer.schedule
+    epochs = config.data.num_epochs
+    given = config.train_steps
+    schedule = config.optimizer.schedule
     if epochs is None:
         return given, []
     if deal.rows is not None:
-        steps = -(-epochs * deal.rows // config.data.batch_size)
+        steps = math.ceil(Fraction(epochs * deal.rows, config.data.batch_size))
         return min(steps, given or steps), []
-    needs_end = schedule.name == "warmup_stable_decay" or 0 < schedule.warmup_steps < 1
-    needs_end = needs_end or (schedule.name in ("linear", "cosine") and (schedule.decay_steps or 0.1) < 1)
-    needs_end = needs_end or schedule.base_learning_rate == AUTO
-    if not needs_end:
+    if not _needs_end(schedule):
         return given, []
     if given is None:
         raise ConfigError(
@@ -273,6 +305,17 @@ def _end(config: RunConfig, deal: Deal) -> tuple[int | None, list[str]]:
         f"The learning rate falls up to step {given:,} (RunConfig.train_steps), wherever DataConfig.num_epochs"
         f" {epochs} end: that is not known beforehand, since {deal.reason}."
     ]
+
+
+def _needs_end(schedule: ScheduleConfig) -> bool:
+    """Returns whether a learning rate cannot be computed without the step at which the run ends."""
+    if schedule.name == "warmup_stable_decay" or schedule.base_learning_rate == AUTO:
+        return True
+    if 0 < schedule.warmup_steps < 1:  # a share of the run
+        return True
+    if schedule.name not in ("linear", "cosine"):
+        return False
+    return schedule.decay_steps is None or schedule.decay_steps < 1  # the whole run, or a share of it
 
 
 def _period(owner: str, every_steps: int | str, deal: Deal, config: RunConfig) -> int | Fraction:
@@ -293,8 +336,10 @@ def first_state(
     """Returns a new state, initialized from an existing checkpoint if the run names one."""
     assert model.mesh is not None
     state = create_state(model, optimizer, model.mesh, config.random_seed, config.mesh.shard_update)
-    path, check = config.initial_checkpoint_path, functools.partial(check_steps, config)
-    return load_initial(path, abstract, config.model, state, config.reset_step, check) if path else state
+    if not config.initial_checkpoint_path:
+        return state
+    check = functools.partial(check_steps, config)
+    return load_initial(config.initial_checkpoint_path, abstract, config.model, state, config.reset_step, check)
 
 
 def write_config(config: RunConfig, gin_text: str, tasks: Iterable[Provider] = ()) -> None:

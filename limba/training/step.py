@@ -56,14 +56,17 @@ def train_step(
     The key is the run's own and is the same for all steps: the step's number is folded into it, so that a resumed run
     repeats exactly. The gradient of the summed loss is divided once, by `losses.divisor`: the real target tokens.
     """
-    model, loss = gradient.model, gradient.loss
-    dropout_key = jax.random.fold_in(key, state.step) if model.config.dropout_rate > 0 else None
+    targets = batch["decoder_target_tokens"]
+    dropout_key = None
+    if gradient.model.config.dropout_rate > 0:
+        dropout_key = jax.random.fold_in(key, state.step)
     compute = functools.partial(gradients, gradient, state.params, batch, dropout_key)
-    grads, sums, opt_state = scaled_gradients(compute, state.opt_state, batch["decoder_target_tokens"].size)
-    divided_by, weight = losses.divisor(loss, sums, batch["decoder_target_tokens"]), jnp.maximum(sums["weights"], 1.0)
+    grads, sums, opt_state = scaled_gradients(compute, state.opt_state, targets.size)
+    divided_by = losses.divisor(gradient.loss, sums, targets)
     grads = jax.tree.map(lambda g: g / divided_by, grads)
     updates, opt_state = optimizer.update(grads, opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
+    weight = jnp.maximum(sums["weights"], 1.0)  # a batch without a target has a loss of 0, and not NaN
     metrics = {
         "loss": sums["loss"] / weight,
         "cross_entropy": sums["nats"] / weight,
@@ -77,9 +80,10 @@ def train_step(
     }
     if limits is not None:
         checked = jnp.stack([metrics[name] for name in ("loss", "gradient_norm", "update_norm")])
-        ok = jnp.all(jnp.isfinite(checked)) & jnp.all(checked[:2] <= limits)
-        new, old = (params, opt_state), (state.params, state.opt_state)
-        params, opt_state = jax.tree.map(lambda new, old: jnp.where(ok, new, old), new, old)
+        is_kept = jnp.all(jnp.isfinite(checked)) & jnp.all(checked[:2] <= limits)
+        new = (params, opt_state)
+        old = (state.params, state.opt_state)
+        params, opt_state = jax.tree.map(lambda new, old: jnp.where(is_kept, new, old), new, old)
     return TrainState(state.step + 1, params, opt_state), metrics
 
 
@@ -127,16 +131,24 @@ def gradients(
     On other meshes, and for one micro-batch with neither `reduce_dtype` nor `specs`, XLA places the sums: one per
     micro-batch, in the activations' dtype. Each device draws the dropout of its rows as one device would for all rows.
     """
-    model, specs, reduce_dtype, parts = gradient.model, gradient.specs, gradient.reduce_dtype, gradient.num_microbatches
-    mesh, sums_once = model.mesh, parts > 1 or reduce_dtype != "auto" or specs is not None
+    mesh = gradient.model.mesh
+    is_auto = gradient.reduce_dtype == "auto"
+    sums_once = gradient.num_microbatches > 1 or not is_auto or gradient.specs is not None
     if mesh is None or not sums_once or not is_pure_data_parallel(mesh):
         return _over_microbatches(gradient, params, batch, dropout_key, scale)
-    rows, activations = LOGICAL_AXIS_RULES["batch"], jnp.dtype(model.config.dtype)
-    dtype = jnp.dtype("float32" if reduce_dtype == "auto" else reduce_dtype)
-    shard_dtype = activations if reduce_dtype == "auto" and parts == 1 else dtype
-    one_device = replace(gradient, model=Network(model.config, Mesh(mesh.devices[:1, :1, :1], mesh.axis_names)))
+    config = gradient.model.config
+    rows = LOGICAL_AXIS_RULES["batch"]  # the mesh's axes over which a batch's rows are divided
+    activations = jnp.dtype(config.dtype)
+    dtype = jnp.dtype("float32" if is_auto else gradient.reduce_dtype)
+    # A parameter that was gathered in the activations' dtype has a gradient of no more precision than that, until
+    # several micro-batches are added up.
+    shard_dtype = activations if is_auto and gradient.num_microbatches == 1 else dtype
+    # Inside of shard_map each device runs the network alone, on a mesh of one.
+    one_device = replace(gradient, model=Network(config, Mesh(mesh.devices[:1, :1, :1], mesh.axis_names)))
     replicated = PartitionSpec()
-    specs = jax.tree.map(lambda _: replicated, params) if specs is None else specs
+    specs = gradient.specs
+    if specs is None:
+        specs = jax.tree.map(lambda _: replicated, params)
 
     def gather(x: Array, spec: PartitionSpec) -> Array:
         if not spec:
@@ -150,36 +162,45 @@ def gradients(
         return shard.astype(g.dtype)
 
     def on_one_device(params: Parameters, batch: Batch, key: Array | None) -> tuple[PyTree, Sums]:
-        key = None if key is None else shard_key(key, jax.lax.axis_index(rows), mesh.size)
+        if key is not None:
+            key = shard_key(key, jax.lax.axis_index(rows), mesh.size)
         params = jax.tree.map(gather, params, specs)
         grads, sums = _over_microbatches(one_device, params, batch, key, scale)
         return jax.tree.map(reduce, grads, specs), jax.lax.psum(sums, rows)
 
-    inputs, outputs = (specs, PartitionSpec(rows), replicated), (specs, replicated)
-    run = jax.shard_map(on_one_device, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
+    run = jax.shard_map(
+        on_one_device,
+        mesh=mesh,
+        in_specs=(specs, PartitionSpec(rows), replicated),
+        out_specs=(specs, replicated),
+        check_vma=False,
+    )
     return run(params, dict(batch), dropout_key)
 
 
 def _over_microbatches(
-    of: Gradient, params: Parameters, batch: Batch, key: Array | None, scale: Array | float
+    gradient: Gradient, params: Parameters, batch: Batch, key: Array | None, scale: Array | float
 ) -> tuple[PyTree, Sums]:
+    """Returns the gradient and the sums of all micro-batches, one after the other."""
+
     def summed_loss(params: Parameters, batch: Batch, key: Array | None) -> tuple[Array, Sums]:
-        sums = loss_sums(of.model, of.loss, params, batch, key)
+        sums = loss_sums(gradient.model, gradient.loss, params, batch, key)
         return scale * sums["loss"], sums
 
-    gradient = jax.grad(summed_loss, has_aux=True)
-    if of.num_microbatches == 1:
-        return gradient(params, batch, key)
+    compute = jax.grad(summed_loss, has_aux=True)
+    if gradient.num_microbatches == 1:
+        return compute(params, batch, key)
 
     def add_one(total: tuple[PyTree, Sums], xs: tuple[Batch, Array]) -> tuple[tuple[PyTree, Sums], None]:
         rows, index = xs
         own_key = None if key is None else jax.random.fold_in(key, index)
-        return jax.tree.map(jnp.add, total, gradient(params, rows, own_key)), None
+        return jax.tree.map(jnp.add, total, compute(params, rows, own_key)), None
 
-    micro = microbatches(batch, of.num_microbatches)
-    shapes = jax.eval_shape(gradient, params, jax.tree.map(lambda x: x[0], micro), key)
+    micro = microbatches(batch, gradient.num_microbatches)
+    first = jax.tree.map(lambda x: x[0], micro)
+    shapes = jax.eval_shape(compute, params, first, key)
     zeros = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
-    total, _ = jax.lax.scan(add_one, zeros, (micro, jnp.arange(of.num_microbatches)))
+    total, _ = jax.lax.scan(add_one, zeros, (micro, jnp.arange(gradient.num_microbatches)))
     return total
 
 
@@ -198,17 +219,20 @@ def loss_sums(model: Network, loss: LossConfig, params: Parameters, batch: Batch
     `loss` is what is trained (see `losses.trained_nats`), `nats` the plain cross entropy; `weights` sums the
     `losses.token_weights` of these, and `tokens` counts the target tokens.
     """
-    targets, weights = batch["decoder_target_tokens"], losses.token_weights(loss, batch)
+    targets = batch["decoder_target_tokens"]
+    weights = losses.token_weights(loss, batch)
     counts = {"tokens": jnp.sum(batch["decoder_loss_weights"].astype(jnp.float32)), "weights": jnp.sum(weights)}
     targets, weights = losses.at_predicted(batch, targets, weights)
     if not _in_chunks(model, loss, targets):
-        return weighted_sums(cross_entropy(model.apply(params, batch, dropout_key), targets, loss), weights) | counts
+        logits = model.apply(params, batch, dropout_key)
+        return weighted_sums(cross_entropy(logits, targets, loss), weights) | counts
     states = model.apply(params, batch, dropout_key, as_states=True)
     sums = losses.chunked_cross_entropy(states, model.head(params), targets, weights, loss, model.mesh)
     return dict(zip(("loss", "nats", "correct"), sums, strict=True)) | counts
 
 
 def _in_chunks(model: Network, loss: LossConfig, targets: Array) -> bool:
+    """Returns whether logits are computed in chunks: as the run says, or where all of them would take much memory."""
     if loss.logits != "auto" or not model.config.has_plain_head:
         return loss.logits == "chunked"
     rows, length = targets.shape

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from limba.cli import flags, main
-from limba.cli.gin.read import CLASSES
 from limba.cli.gin.statements import read
+from limba.cli.gin.tree import CLASSES
 from limba.config import InputError, environment
 from limba.config.optimizer import fields_of
 from limba.tools.migrate.t5x.names import OURS

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from limba.cli.main import main
+from limba.cli.main import COMMANDS, main
 
 ROOT = Path(__file__).parents[2]
 # What is typed, and what the shell offers then.
 TYPED = [
+    ("limba ", set(COMMANDS)),
     ("limba tr", {"train"}),
     ("limba conv", {"convert"}),
     ("limba convert --dry", {"--dry_run"}),

@@ -78,7 +78,7 @@ def test_a_full_disk_is_said() -> None:
         _, said = process.communicate(timeout=60)
     assert process.returncode == 74
     assert said.splitlines() == [
-        "A file cannot be written (No space left on device); make room, or name a place that can."
+        "A file cannot be written (No space left on device); make room, or name a directory that can be written."
     ]
 
 

@@ -272,7 +272,7 @@ def test_a_decoder_only_model_continues_a_prompt_with_a_gap(
 ) -> None:
     command = ["lm", "--vocabulary=byte", "--max_tokens=2"]
     written, said = answer(capsys, *command, "--prompt=A <extra_id_0> gap")
-    assert written.startswith("== A <extra_id_0> gap\nA ") and "<extra_id_0> is no gap to it" in said
+    assert written.startswith("== A <extra_id_0> gap\nA ") and "does not take <extra_id_0> as a gap" in said
     assert answer(capsys, *command, "--prompt=A text")[1] == ""
 
 

@@ -88,7 +88,7 @@ def test_statements_of_any_gin_file() -> None:
     read_text(source, "from t5x import models\nA = %B\nmodels.T5.v = (@models.V(), {1: [2]})  # why\n", "t5x.gin")
     first, second = source.bindings
     assert (first.name, first.value) == ("A", Macro("B"))
-    assert (second.name, second.value, second.comment, second.place) == (
+    assert (second.name, second.value, second.comment, second.location) == (
         "models.T5.v",
         (Reference("", "models.V", True), {1: [2]}),
         "why",

@@ -196,8 +196,7 @@ def test_what_would_keep_the_next_start_from_working(
     (directory / "lease.json").unlink()
     text = told()
     assert (
-        f"warning      Other versions than those of requirements/lock-cpu.txt: flax 0.0.1 (lock: {locked['flax']})"
-        in text
+        f"warning      Versions that differ from requirements/lock-cpu.txt: flax 0.0.1 (lock: {locked['flax']})" in text
     )
     assert "The TPU is held" not in text and "room         a checkpoint takes 0.02 GB, and " in text
     monkeypatch.setattr(run_directory, "free_bytes", lambda _: 1_000_000)

@@ -14,7 +14,7 @@ from limba.tools.corpus.hardware import hardware
 from limba.tools.corpus.plans import Asked, Plan, Proposal
 from limba.tools.corpus.proposal import Proposer
 from limba.tools.corpus.survey import Survey
-from limba.tools.preflight.compiled import instant
+from limba.tools.preflight.compiled import arithmetic
 from limba.tools.preflight.compiled.topologies import limit_bytes, topology
 from limba.training.metrics.flops import flops_per_sequence
 
@@ -43,10 +43,10 @@ def check(plan: Plan, name: str, days: float, gigabytes: float) -> None:
     chips = topology(name)
     run = Proposer(Asked(text(gigabytes * 1e9), hardware(name), days, plan.kind), quarter).config_of(plan)
     planned = PlannedRun(run)
-    found = instant.memory(planned, chips).total
+    found = arithmetic.memory(planned, chips).total
     assert found == pytest.approx(plan.memory.used) and found <= sizes.USED_MEMORY * limit_bytes(chips)
     assert planned.num_parameters == plan.parameters and planned.num_bytes == plan.memory.checkpoint
-    seconds = instant.seconds_per_step(planned, chips)
+    seconds = arithmetic.seconds_per_step(planned, chips)
     assert seconds is not None and plan.hours == pytest.approx(speed.hours_of_run(plan.steps, seconds))
     assert plan.hours[1] <= days * 24 and plan.share == pytest.approx(plan.hours[1] / 24 / days)
     assert plan.batch % (plan.memory.parts * chips.devices) == 0
@@ -127,7 +127,7 @@ def test_a_card_without_bfloat16_computes_in_float16_with_the_einsum_and_pays_fo
     assert (old.config.dtype, old.config.attention) == ("float16", "einsum")
     assert (new.config.dtype, new.config.attention) == ("bfloat16", "auto")
     chips = topology("rtx2080ti")
-    with_einsum = instant.seconds_of(old.config, 128, (512, 114), None, chips)
+    with_einsum = arithmetic.seconds_of(old.config, 128, (512, 114), None, chips)
     assert with_einsum is not None and chips.speed is not None
     products = 128 * flops_per_sequence(old.config, 512, 114) / chips.speed.flops[1]
     # 6 heads of 8 + 8 layers: 512 x 512, and 114 x (114 + 512) scores, 24 bytes each, at 616 GB/s

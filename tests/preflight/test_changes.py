@@ -11,7 +11,7 @@ from limba.api import PlannedRun
 from limba.config import MeshConfig, RunConfig
 from limba.config.errors import Open
 from limba.tools.preflight.checks import compiler, estimate, start
-from limba.tools.preflight.compiled import changes, instant
+from limba.tools.preflight.compiled import arithmetic, changes
 from limba.tools.preflight.compiled.memory import size_in_words
 from limba.tools.preflight.compiled.topologies import limit_bytes, topology
 from tests.preflight import runs
@@ -26,7 +26,7 @@ def run_of(rows: int = 512, **changed: object) -> RunConfig:
 
 
 def bytes_of(config: RunConfig) -> float:
-    return instant.memory(PlannedRun(config), CHIPS).total
+    return arithmetic.memory(PlannedRun(config), CHIPS).total
 
 
 def applied(config: RunConfig, fixes: list[tuple[str, object]]) -> RunConfig:

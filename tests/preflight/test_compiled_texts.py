@@ -10,7 +10,7 @@ import pytest
 
 from limba.config import InputError, MeshConfig
 from limba.tools.preflight.checks import compiler
-from limba.tools.preflight.compiled import instant, memory, nvidia, process, speed, step, topologies
+from limba.tools.preflight.compiled import arithmetic, memory, nvidia, process, speed, step, topologies
 from tests.preflight import runs
 
 # As libtpu writes them, shortened.
@@ -122,12 +122,12 @@ def test_an_estimate_is_a_range_that_says_how_it_was_made() -> None:
     card = speed.estimate(large, found, (256, 64), topologies.topology("a100-1"))
     assert card.slowest == pytest.approx(2 * card.fastest) and "gives no time" in card.made
     figures = card.figures(large, (256, 64), topologies.topology("a100-1"))
-    assert figures["mfu"] == pytest.approx(list(instant.MFU))  # one definition: nothing beside the range that is said
+    assert figures["mfu"] == pytest.approx(list(arithmetic.MFU))  # one definition, and nothing beside that range
     small = speed.estimate(config, found, (256, 64), topologies.topology("a100-1"))
-    assert small.fastest == instant.LEAST_STEP_SECONDS  # no step takes microseconds
+    assert small.fastest == arithmetic.LEAST_STEP_SECONDS  # no step takes microseconds
 
 
 def test_a_process_that_gives_no_answer_is_a_sentence() -> None:
-    assert "for want of memory" in process._last_words("", -9)
+    assert "because memory ran out" in process._last_words("", -9)
     assert process._last_words("x\nE0000 it broke\n", 1).endswith("status 1: E0000 it broke")
-    assert step.needed_bytes("nothing of it") == 0 and nvidia._places(16) == "1x2x8"
+    assert step.needed_bytes("nothing of it") == 0 and nvidia._topology_text(16) == "1x2x8"

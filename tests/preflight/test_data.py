@@ -181,7 +181,7 @@ CASES: dict[str, tuple[Mapping[str, Any], Any, Mapping[str, Any], tuple[str, str
         ("ok", r"^demo_span_corruption: \d units? in 1 file for 8 data shards on 2 hosts\.$", "")),
     "few_units_of_a_large_corpus": ({}, {"hosts": 2}, {"LARGE": 0},
         ("warning", "on 2 hosts: each shard reads all units, and takes only its own documents.$",
-         "deal the text to more files")),
+         "split the text into more files")),
     "as_many_units_as_shards": ({"num_data_shards": 1}, None, {"LARGE": 0},
         ("ok", r"^demo_span_corruption: \d units? in 1 file for 1 data shard on 1 host\.$", "")),
     "documents_that_come_back_otherwise": (

@@ -29,7 +29,7 @@ from limba.config.speed import CPU_GFLOPS
 from limba.tools.preflight import output
 from limba.tools.preflight.checks import cost, estimate, start
 from limba.tools.preflight.checks.verdict import Line, Section
-from limba.tools.preflight.compiled import instant, nvidia
+from limba.tools.preflight.compiled import arithmetic, nvidia
 from limba.tools.preflight.compiled.topologies import topologies, topology
 from tests.preflight import runs
 
@@ -58,7 +58,7 @@ def run_of(model: ModelConfig = BASE, rows: int = 128, lengths: tuple[int, int] 
 def test_memory_by_arithmetic_is_that_of_compilers(name: str) -> None:
     run = PlannedRun(read_gin(f"gin/{name}.gin", MODEL_DIR="x", VOCABULARY="byte"))
     for place, gib in zip(PLACES, COMPILED[name], strict=True):
-        assert instant.memory(run, topology(place)).total / GIB == pytest.approx(gib, rel=0.15), place
+        assert arithmetic.memory(run, topology(place)).total / GIB == pytest.approx(gib, rel=0.15), place
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_memory_by_arithmetic_is_that_of_compilers(name: str) -> None:
 )
 def test_memory_by_arithmetic_goes_by_the_choices(gib: float, place: str, fields: dict, changes: dict) -> None:
     run = PlannedRun(run_of(dataclasses.replace(BASE, **fields), **changes))
-    assert instant.memory(run, topology(place)).total / GIB == pytest.approx(gib, rel=0.15)
+    assert arithmetic.memory(run, topology(place)).total / GIB == pytest.approx(gib, rel=0.15)
 
 
 def language_model_of(objective: str | None, length: int, rows: int, **changes: object) -> PlannedRun:
@@ -87,7 +87,7 @@ def language_model_of(objective: str | None, length: int, rows: int, **changes: 
 
 @pytest.mark.parametrize("objective", [None, "causal_lm"])
 def test_a_language_model_has_no_scores_on_a_tpu_with_a_prefix_either(objective: str | None) -> None:
-    found = instant.memory(language_model_of(objective, 1024, 128), topology("v4-8"))
+    found = arithmetic.memory(language_model_of(objective, 1024, 128), topology("v4-8"))
     assert found.total / GIB == pytest.approx(7.61, rel=0.12)  # by libtpu's compiler, of both
 
 
@@ -96,7 +96,7 @@ def test_long_rows_with_windows_have_the_scores_of_one_layer_on_a_tpu_alone(gib:
     model = read_model("gin/models/modernbert/base.gin", ["REMAT='minimal'"])
     data = DataConfig("unused", {"targets": 8192}, rows, objective="masked_lm", pack=True)
     run = PlannedRun(RunConfig(model, data, "unused", train_steps=10, optimizer=optimizer_config("adamw")))
-    assert instant.memory(run, topology(place)).total / GIB == pytest.approx(gib, rel=0.06)  # by their compilers
+    assert arithmetic.memory(run, topology(place)).total / GIB == pytest.approx(gib, rel=0.06)  # by their compilers
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_long_rows_with_windows_have_the_scores_of_one_layer_on_a_tpu_alone(gib:
 )
 def test_scores_are_counted_where_no_kernel_computes_them(objective, length, place, has_scores) -> None:
     whole, lean = (
-        instant.memory(language_model_of(objective, length, 32, attention=name), topology(place)).total
+        arithmetic.memory(language_model_of(objective, length, 32, attention=name), topology(place)).total
         for name in ("auto", "memory_efficient")
     )
     assert (whole > lean) == has_scores and whole >= lean
@@ -119,10 +119,10 @@ def test_scores_are_counted_where_no_kernel_computes_them(objective, length, pla
 
 def test_the_largest_batch_is_the_last_that_fits() -> None:
     run, chips = PlannedRun(run_of()), topology("v4-8")
-    most = instant.largest_batch(run, chips, 8 * GIB)
-    assert most % 4 == 0 and instant.memory(run, chips, batch_size=most).total <= 8 * GIB
-    assert instant.memory(run, chips, batch_size=most + 4).total > 8 * GIB
-    assert instant.largest_batch(run, chips, 1) == 0
+    most = arithmetic.largest_batch(run, chips, 8 * GIB)
+    assert most % 4 == 0 and arithmetic.memory(run, chips, batch_size=most).total <= 8 * GIB
+    assert arithmetic.memory(run, chips, batch_size=most + 4).total > 8 * GIB
+    assert arithmetic.largest_batch(run, chips, 1) == 0
 
 
 def test_every_card_of_the_field_can_be_asked_for() -> None:
@@ -140,7 +140,7 @@ def test_every_card_of_the_field_can_be_asked_for() -> None:
     ):
         chips = topology(name)
         assert chips.peak_flops > 1e13 and chips.gib > 10 and chips.can_compile == (chips.kind in nvidia.CARDS)
-        assert instant.memory(PlannedRun(run_of(rows=8)), chips).total > 0
+        assert arithmetic.memory(PlannedRun(run_of(rows=8)), chips).total > 0
     assert topology("mi250x-8").chips == 4 and topology("v3-8").chips == 4
     listed = {each.kind for each in topologies() if prices.price(each.name) is not None}
     assert listed == set(prices.PRICES)
@@ -213,12 +213,12 @@ def test_a_directory_of_one_machine_for_several_hosts(place: str, directory: str
 
 def test_a_step_has_a_floor_and_one_definition_of_mfu() -> None:
     tiny = PlannedRun(run_of(runs.TINY, 8, (32, 8)))
-    assert instant.seconds_per_step(tiny, topology("h100-8")) == (instant.LEAST_STEP_SECONDS,) * 2
+    assert arithmetic.seconds_per_step(tiny, topology("h100-8")) == (arithmetic.LEAST_STEP_SECONDS,) * 2
     run, chips = PlannedRun(run_of(rows=2048)), topology("v4-8")
-    both = instant.seconds_per_step(run, chips)
-    assert both is not None and both[1] / both[0] == pytest.approx(instant.MFU[1] / instant.MFU[0])
+    both = arithmetic.seconds_per_step(run, chips)
+    assert both is not None and both[1] / both[0] == pytest.approx(arithmetic.MFU[1] / arithmetic.MFU[0])
     slow, fast = CPU_GFLOPS
-    on_cpu = instant.seconds_per_step(run, topology("cpu-1"))  # whose devices are this machine's cores
+    on_cpu = arithmetic.seconds_per_step(run, topology("cpu-1"))  # whose devices are this machine's cores
     assert on_cpu is not None and on_cpu[1] / on_cpu[0] == pytest.approx(fast / slow)
 
 
@@ -329,12 +329,12 @@ def test_a_start_says_by_arithmetic_whether_its_devices_hold_a_step() -> None:
     """The devices say of themselves what those of a v4-8 do, by libtpu 0.0.42.1."""
     devices = [types.SimpleNamespace(device_kind="TPU v4", platform="tpu", process_index=0)] * 4
     says = lambda run, gib: start.of_memory(run, devices, gib * GIB)
-    wanted = instant.memory(PlannedRun(run_of()), topology("v4-8")).total / GIB
+    wanted = arithmetic.memory(PlannedRun(run_of()), topology("v4-8")).total / GIB
     (fits,) = says(run_of(), 30.75)
     assert fits.startswith(f"By arithmetic a device of TPU v4-4 needs {wanted:.2f} GiB of 30.75 GiB (state")
     run, chips = PlannedRun(run_of()), topology("v4-8")
-    seconds = instant.seconds_per_step(run, chips)
-    most = instant.largest_batch(run, chips, 30.75 * GIB)
+    seconds = arithmetic.seconds_per_step(run, chips)
+    most = arithmetic.largest_batch(run, chips, 30.75 * GIB)
     assert seconds is not None
     assert fits.endswith(f"at most {most:,} rows fit, and a step takes {seconds[0]:.2g} s at least.")
     (fix,) = says(run_of(rows=4096), 30.75)

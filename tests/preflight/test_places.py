@@ -52,7 +52,7 @@ def test_the_region_of_a_bucket_stands_beside_the_zone(
     machine.zone = zone
     data: dict = {}
     with emulated(monkeypatch):
-        (line,) = storage._place("gs://bucket/runs/ro", data)
+        (line,) = storage._region("gs://bucket/runs/ro", data)
     assert (line.level, line.fix) == (level, fix)
     assert f"gs://bucket is in US-CENTRAL2, this machine in {zone}" in line.text
     assert data == {"bucket_location": "US-CENTRAL2", "zone": zone}
@@ -63,6 +63,6 @@ def test_a_machine_that_is_not_googles_has_no_zone(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(storage, "is_tpu_vm", lambda: False)
     monkeypatch.setattr(storage, "_is_googles", lambda: False)
     with emulated(monkeypatch):
-        (line,) = storage._place("gs://bucket/run", {})
+        (line,) = storage._region("gs://bucket/run", {})
     assert line.level == "ok" and "US-CENTRAL2; this machine is in no zone of Google's" in line.text
-    assert list(storage._place("/a/directory", {})) == []
+    assert list(storage._region("/a/directory", {})) == []

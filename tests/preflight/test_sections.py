@@ -14,7 +14,7 @@ from limba.cli.gin import read_gin
 from limba.config import DataConfig, RunConfig, ScheduleConfig, optimizer_config, plain
 from limba.config.schedule import LEAST_RATE
 from limba.data.tasks import resolve_task
-from limba.planned import PlannedRun
+from limba.planned_run import PlannedRun
 from limba.tools.preflight import output
 from limba.tools.preflight.checks import differences, findings, objective, sample, start, storage, vocabulary
 from limba.tools.preflight.checks.verdict import Line, Section, verdict
@@ -200,7 +200,7 @@ def test_a_checkpoint_to_begin_from_is_looked_for(config: RunConfig, tmp_path: P
     golden = str(Path(__file__).parents[1] / "golden" / "run" / "run")
     assert set(levels(storage.storage(dataclasses.replace(config, initial_checkpoint_path=golden)))) == {"ok"}
     of_hub = dataclasses.replace(config, initial_checkpoint_path="google/mt5-base")
-    assert any("of the hub" in line.text for line in storage.storage(of_hub).lines)
+    assert any("on the hub" in line.text for line in storage.storage(of_hub).lines)
 
 
 def test_json_has_lines_figures_and_the_verdict() -> None:

@@ -273,7 +273,7 @@ def test_replay_mixes_other_text_in(place: Path, tmp_path: Path) -> None:
     file, *values = arguments(place, "t5", tmp_path / "run", *more)
     run = read_run([file], [each.removeprefix("--gin.") for each in values])
     assert run.continued is not None
-    assert f"Replay: 25% of the rows are of {place}/other.jsonl." in list(continued.lines(run.continued, run.config))
+    assert f"Replay: 25% of the rows come from {place}/other.jsonl." in list(continued.lines(run.continued, run.config))
     (stage,), _ = stages_of(run.config.data)
     unknown = stage.task.output_features["targets"].vocabulary.unk_id
     with contextlib.closing(open_stages(*stages_of(run.config.data), range(2))) as stream:

@@ -26,12 +26,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PATH = "INITIAL_CHECKPOINT_PATH"
-T5, ENCODER, LANGUAGE_MODEL = FAMILIES = ("t5", "encoder", "lm")  # as in the names of gin/recipes/continue_*.gin
+# The families of models, as in the names of gin/recipes/continue_*.gin.
+T5 = "t5"
+ENCODER = "encoder"
+LANGUAGE_MODEL = "lm"
 NAMES = {T5: "an encoder-decoder", ENCODER: "an encoder", LANGUAGE_MODEL: "a decoder-only model"}
-# How a run computes, which is its own choice, and not the model's.
+# Fields of the network that say how a run computes: they stay the run's own choice, whatever the model had.
 OF_RUN = ("dropout_rate", "dtype", "scan_layers", "remat", "attention")
 SAMPLE_BYTES = 200_000  # of the text, in which unknown pieces and single bytes are counted
-# What a run of Limba has learned, beside its lengths.
+# Fields of the data that say, beside the lengths, what a run of Limba has learned.
 OF_OBJECTIVE = ("objective", "noise_density", "mean_noise_span_length", "mask_share", "causal_share")
 
 
@@ -39,7 +42,7 @@ OF_OBJECTIVE = ("objective", "noise_density", "mean_noise_span_length", "mask_sh
 class Continued:
     """The model that a run continues from."""
 
-    model: Model  # with its vocabulary, as a run names it; None: it has none, and the gin files must name one
+    model: Model  # its `vocabulary` is named as a run names one; where it is None, the gin files must name one
 
     @property
     def path(self) -> str:
@@ -47,11 +50,13 @@ class Continued:
 
     @property
     def family(self) -> str:
-        """One of FAMILIES."""
+        """T5, ENCODER or LANGUAGE_MODEL."""
         network = self.model.model
         if network.is_encoder:
             return ENCODER
-        return LANGUAGE_MODEL if network.is_decoder_only else T5
+        if network.is_decoder_only:
+            return LANGUAGE_MODEL
+        return T5
 
     @property
     def about(self) -> str:
@@ -74,23 +79,24 @@ class Continued:
         if network.is_encoder or network.positions == "learned":
             limits.append(network.max_length)
         elif self.model.run is None:  # rotary positions have no end; a Llama's folder says how far it was trained
-            about = read_json(self.model.directory, "config.json") or {}
-            said = about.get("max_position_embeddings")
-            limits += [said] if isinstance(said, int) and said > 0 else []
+            folder_config = read_json(self.model.directory, "config.json") or {}
+            trained_length = folder_config.get("max_position_embeddings")
+            if isinstance(trained_length, int) and trained_length > 0:
+                limits.append(trained_length)
         return min(limits, default=None)
 
     @property
     def objectives(self) -> list[str]:
         """The objectives that its family can learn."""
         if self.family == T5:
-            return [name for name, each in OBJECTIVES.items() if each.has_inputs]
+            return [name for name, objective in OBJECTIVES.items() if objective.has_inputs]
         if self.family == ENCODER:
-            return [name for name, each in OBJECTIVES.items() if each.is_masked]
-        return [name for name, each in OBJECTIVES.items() if each.for_decoder and not each.is_masked]
+            return [name for name, objective in OBJECTIVES.items() if objective.is_masked]
+        return [name for name, objective in OBJECTIVES.items() if objective.for_decoder and not objective.is_masked]
 
     def check_objective(self, objective: object) -> None:
         """Raises ConfigError for an objective that the model's family cannot learn; other values are checked later."""
-        in_a_stage = self.family == ENCODER and objective == CAUSAL  # before masked text
+        in_a_stage = self.family == ENCODER and objective == CAUSAL  # a hybrid's first stage, before masked text
         if objective not in OBJECTIVES or objective in self.objectives or in_a_stage:
             return
         raise ConfigError(
@@ -112,21 +118,25 @@ def complete(source: Source) -> Continued | None:
         return None
     source.of_family = None
     path = _path_in(source)
-    found = None if path is None else _of_run_or_path(source, path)
+    model = None if path is None else _of_run_or_path(source, path)
+    # Of two bindings of a name the later one counts. So the family's file comes where its include stands, then what the
+    # model says, and last what the user has set behind the include.
     behind = source.bindings[include.num_before :]
     del source.bindings[include.num_before :]
-    # Without a path the names of one family are as good as those of another: what is missing is said next.
-    include.read(T5 if found is None else found.family)
-    if found is not None:
-        source.bindings += [_binding(source, found, name, value) for name, value in _set_by(found)]
-        source.bindings += _rows_that_fit(source, found)
+    if model is None:
+        include.read(T5)  # any family does: the path is missing, and the error about that needs the names of a file
+    else:
+        include.read(model.family)
+        source.bindings += [_binding(source, model, name, value) for name, value in _set_by(model)]
+        source.bindings += _rows_that_fit(source, model)
     source.bindings += behind
-    return found
+    return model
 
 
 def _path_in(source: Source) -> str | None:
-    """Returns the path of the model, None where it is not given; ConfigError for a value that is no path."""
-    values = [each.value for each in source.bindings if each.name in (PATH, "config.RunConfig.initial_checkpoint_path")]
+    """Returns the path of the model, None where it is not given; ConfigError for a value that is not a path."""
+    names = (PATH, "config.RunConfig.initial_checkpoint_path")
+    values = [binding.value for binding in source.bindings if binding.name in names]
     if not values or values[-1] == REQUIRED:
         return None
     if not isinstance(values[-1], str) or not values[-1]:
@@ -139,18 +149,18 @@ def _path_in(source: Source) -> str | None:
 
 
 def _of_run_or_path(source: Source, path: str) -> Continued:
-    """Returns the model at a path; where it is gone, and the run has begun, what the run itself says of it."""
+    """Returns the model at a path; where it is gone and the run has begun, the run itself, which has its network."""
     try:
         return _opened(path)
     except InputError as error:
-        directories = [each.value for each in source.bindings if each.name == "MODEL_DIR"]
+        directories = [binding.value for binding in source.bindings if binding.name == "MODEL_DIR"]
         with quiet_imports():
             from limba.formats import limba_checkpoint
             from limba.storage.files import resolved
         directory = directories[-1] if directories else None
         if not isinstance(directory, str) or not limba_checkpoint.checkpoints_of(resolved(directory)):
             raise
-        logger.warning("%s The network and the vocabulary are those with which %s began.", error, directory)
+        logger.warning("%s The network and the vocabulary are taken from the run in %s.", error, directory)
         return _opened(directory)
 
 
@@ -158,30 +168,30 @@ def _opened(path: str) -> Continued:
     with quiet_imports():
         from limba.inference import source as models
         from limba.training.checkpoints.initial import check_initial
-    found = models.find(path)
+    model = models.find(path)
     check_initial(path, reads_folder=True)
-    opened = models.open_vocabulary(found)
+    opened = models.open_vocabulary(model)
     if opened is None:
-        return Continued(found)
+        return Continued(model)
     name, _ = opened
-    if found.kind == models.HUGGING_FACE and name.path != "byte":
+    if model.kind == models.HUGGING_FACE and name.path != "byte":
         name = models.VocabularyName(path)  # the folder: its tokenizer and its own ids, as transformers reads them
-    return Continued(dataclasses.replace(found, vocabulary=name))
+    return Continued(dataclasses.replace(model, vocabulary=name))
 
 
-def _set_by(found: Continued) -> Iterator[tuple[str, object]]:
+def _set_by(continued: Continued) -> Iterator[tuple[str, object]]:
     """Yields the fields that the model decides, with their values."""
-    network = found.model.model
+    network = continued.model.model
     for field in dataclasses.fields(ModelConfig):
         value = getattr(network, field.name)
         if field.name not in OF_RUN and value != field.default:
             yield f"ModelConfig.{field.name}", value
-    name = found.model.vocabulary
+    name = continued.model.vocabulary
     yield "DataConfig.vocabulary", REQUIRED if name is None else name.path
     if name is not None and name.extra_ids is not None:
         yield "DataConfig.extra_ids", name.extra_ids
-    run = found.model.run
-    if run is not None and not run.data.stages:
+    run = continued.model.run
+    if run is not None and not run.data.stages:  # of several stages no single objective could be taken over
         yield "DataConfig.task_feature_lengths", dict(run.data.task_feature_lengths)
         for field_name in OF_OBJECTIVE:
             value = getattr(run.data, field_name)
@@ -189,63 +199,69 @@ def _set_by(found: Continued) -> Iterator[tuple[str, object]]:
                 yield f"DataConfig.{field_name}", value
 
 
-def _binding(source: Source, found: Continued, field: str, value: object) -> Binding:
+def _binding(source: Source, continued: Continued, field: str, value: object) -> Binding:
     """Returns the statement that sets a field: its macro, where the files have given it one, so that users can too."""
     owner, _, name = f"config.{field}".rpartition(".")
-    given = [each.value for each in source.bindings if (each.owner, each.field) == (owner, name)]
-    place = f"the model {found.path}"
-    comment = f"{found.path} names none; give the path of its file, or 'byte'" if value == REQUIRED else ""
-    if given and isinstance(given[-1], Macro) and given[-1] != REQUIRED:
-        return Binding("", given[-1].name, "", value, place, comment)
-    return Binding("", owner, name, value, place, comment)
+    location = f"the model {continued.path}"
+    comment = ""
+    if value == REQUIRED:  # the vocabulary; the comment becomes part of the error that it is missing
+        comment = f"{continued.path} names none; give the path of its file, or 'byte'"
+    before = [binding.value for binding in source.bindings if binding.owner == owner and binding.field == name]
+    if before and isinstance(before[-1], Macro) and before[-1] != REQUIRED:
+        return Binding("", before[-1].name, "", value, location, comment)
+    return Binding("", owner, name, value, location, comment)
 
 
-def _rows_that_fit(source: Source, found: Continued) -> Sequence[Binding]:
-    """Returns the statement of shorter rows, where those of the recipe are longer than the model's own."""
-    lengths = [each.value for each in source.bindings if each.name == "TASK_FEATURE_LENGTHS"]
-    longest = found.longest_row
+def _rows_that_fit(source: Source, continued: Continued) -> Sequence[Binding]:
+    """Returns the statement of shorter rows, where the recipe's rows are longer than the model reads."""
+    lengths = [binding.value for binding in source.bindings if binding.name == "TASK_FEATURE_LENGTHS"]
+    longest = continued.longest_row
     if longest is None or not lengths or not isinstance(lengths[-1], dict):
         return []
     if lengths[-1].get("targets", 0) <= longest:
         return []
-    return [_binding(source, found, "DataConfig.task_feature_lengths", {"targets": longest})]
+    return [_binding(source, continued, "DataConfig.task_feature_lengths", {"targets": longest})]
 
 
-def lines(found: Continued, config: RunConfig) -> Iterator[str]:
-    """Yields what a run has from the model that it continues from, and what else it begins with."""
+def lines(continued: Continued, config: RunConfig) -> Iterator[str]:
+    """Yields what a run takes from the model that it continues from, and what else it begins with."""
     from limba.data.run_data import RunData
     from limba.data.vocabulary.stream import published_of
     from limba.inference.source import special_ids_of
 
     data = config.data
-    yield f"Continues from {found.path}: {found.about}, {found.model.model.vocab_size:,} rows."
+    num_rows = continued.model.model.vocab_size
+    yield f"Continues from {continued.path}: {continued.about}, {num_rows:,} rows."
     task = RunData(data).task
     vocabulary = published_of(task.output_features["targets"].vocabulary)
-    ids = special_ids_of(found.model, vocabulary)
+    ids = special_ids_of(continued.model, vocabulary)
     after = ids.after
-    if found.family == LANGUAGE_MODEL or not after:  # training ends a text also where the template does not
+    # Training ends a text also where the template does not; a language model reads it as a target, with its end.
+    if continued.family == LANGUAGE_MODEL or not after:
         after = ids.target([])[len(ids.before) :]
     framed = " ".join([*_names_of(vocabulary, ids.before), "text", *_names_of(vocabulary, after)])
     mask = ""
-    if found.family == ENCODER and ids.mask is not None:
+    if continued.family == ENCODER and ids.mask is not None:
         mask = f"; the mask is {_names_of(vocabulary, (ids.mask,))[0]}"
     yield f"Vocabulary: {data.vocabulary}, {vocabulary.vocab_size:,} ids; a text is read as {framed}{mask}."
     if data.sequence_length is None:
         rows = " and ".join(f"{length:,} {name}" for name, length in RunData(data, task).lengths().items())
     else:
         rows = f"{data.sequence_length:,} tokens"
-    hidden = "" if data.noise_density is None else f", {data.noise_density:.0%} of the tokens hidden"
+    hidden = ""
+    if data.noise_density is not None:
+        hidden = f", {data.noise_density:.0%} of the tokens hidden"
     yield f"Objective: {data.objective}{hidden}; {data.batch_size:,} rows of {rows}."
     if data.replay_files is not None:
-        yield f"Replay: {data.replay_share:.0%} of the rows are of {data.replay_files}."
+        yield f"Replay: {data.replay_share:.0%} of the rows come from {data.replay_files}."
     yield f"Learning rate: {_rate(config)}."
     yield from _lacking(RunData(data, task))
 
 
 def _lacking(run: RunData) -> Iterator[str]:
-    """Yields a warning where the vocabulary has no pieces for much of the text: that of another language.
+    """Yields a warning where the vocabulary has no pieces for much of the text, which may be of another language.
 
-    Of documents that were tokenized beforehand there is no text to look at.
+    Documents that were tokenized beforehand have no text to look at.
     """
     from limba.data.sources.parquet import TOKENS
     from limba.data.sources.units import UnitSource

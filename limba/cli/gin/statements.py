@@ -1,6 +1,6 @@
-"""Gin files and `NAME=VALUE` overrides as a list of statements, each with its place. Nothing is resolved or imported.
+"""Gin files and `NAME=VALUE` overrides as a list of statements, each with its location.
 
-gin-config's own parser reads the syntax.
+gin-config's own parser reads the syntax. Nothing is resolved or imported.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -20,10 +20,10 @@ from limba.config import InputError, did_you_mean, foreign, kinds, nearest
 from limba.data.task_modules import ROOT
 
 OWN_FILE = "config.gin"  # in a run's MODEL_DIR
-# Of the gin files of one run; a file counts each time it is included.
+# Limits for the gin files of one run, in which a file counts each time it is included.
 MOST_FILES = 100
 MOST_LETTERS = 2_000_000
-# In the name of an included file: the family of the model that the run continues from.
+# What stands in the name of an included file for the family of the model that the run continues from.
 FAMILY = "{family}"
 
 
@@ -60,7 +60,7 @@ class Binding:
     owner: str
     field: str
     value: object
-    place: str  # file and line, or flag
+    location: str  # file and line, or flag
     comment: str  # its comment
     is_own: bool = False  # from a run's own config.gin
     is_override: bool = False  # from the command line, or an argument of a call: it must change what the run does
@@ -79,8 +79,8 @@ class Size:
 
     def add(self, text: str, name: str) -> None:
         """Counts the text of a file; InputError beyond the limits."""
-        self.files = self.files + 1
-        self.letters = self.letters + len(text)
+        self.files += 1
+        self.letters += len(text)
         if self.files > MOST_FILES or self.letters > MOST_LETTERS:
             raise InputError(
                 f"With {name} the gin files, each counted as often as it is included, are {self.files:,} with"
@@ -92,7 +92,7 @@ class Size:
 class FileOfFamily:
     """An included file whose name has FAMILY: it is read when the model that the run continues from is known."""
 
-    place: str  # of the include
+    location: str  # of the include
     num_before: int  # bindings that stand before it
     read: Callable[[str], None]  # adds the statements of the file of a family
 
@@ -103,13 +103,13 @@ class Source:
 
     bindings: list[Binding] = field(default_factory=list)
     of_family: FileOfFamily | None = None
-    modules: list[tuple[str, str]] = field(default_factory=list)  # (dotted name, place) of imported task modules
+    modules: list[tuple[str, str]] = field(default_factory=list)  # (dotted name, location) of imported task modules
     size: Size = field(default_factory=Size)
 
     def add(
         self,
         statement: config_parser.BindingStatement,
-        place: str,
+        location: str,
         is_own: bool = False,
         is_override: bool = False,
     ) -> None:
@@ -118,7 +118,7 @@ class Source:
         field_name = statement.arg_name
         comment = statement.location.line_content.partition("#")[2].strip()
         self.bindings.append(
-            Binding(statement.scope, owner, field_name, statement.value, place, comment, is_own, is_override)
+            Binding(statement.scope, owner, field_name, statement.value, location, comment, is_own, is_override)
         )
 
 
@@ -134,7 +134,7 @@ class _Delegate(config_parser.ParserDelegate):
 
 
 def leaves(value: object) -> Iterator[object]:
-    """Yields the values inside dictionaries, lists and tuples."""
+    """Yields the values inside dictionaries, lists and tuples; a dictionary's keys too."""
     if isinstance(value, Mapping):
         for pair in value.items():
             yield from leaves(pair)
@@ -145,34 +145,39 @@ def leaves(value: object) -> Iterator[object]:
         yield value
 
 
-def _parsed(text: str, place: str) -> Iterator[object]:
+def _parsed(text: str, location: str) -> Iterator[object]:
     try:
         yield from config_parser.ConfigParser(io.StringIO(text), _Delegate())
     except (SyntaxError, tokenize.TokenError, RecursionError) as error:
-        reason = "brackets are nested too deeply" if isinstance(error, RecursionError) else str(error.args[0])
-        reason = reason.splitlines()[0].rstrip(".")
+        if isinstance(error, RecursionError):
+            reason = "brackets are nested too deeply"
+        else:
+            reason = str(error.args[0]).splitlines()[0].rstrip(".")
         line = getattr(error, "lineno", None)
-        where = f"{place} line {line}" if line and "\n" in text.rstrip("\n") else place
+        has_lines = "\n" in text.rstrip("\n")  # an override has none to count
+        where = f"{location} line {line}" if line and has_lines else location
         raise InputError(f"{where} is not gin: {reason}.") from None
 
 
-def _found(name: str, search_paths: Sequence[Path], asked_by: str) -> Path:
+def _find(name: str, search_paths: Sequence[Path], asked_by: str) -> Path:
     """Returns the first `folder / name` that is a file; the InputError lists the folders searched."""
     kinds.check_local(name, f"The file that {asked_by} includes")
-    places = [Path(name)] if Path(name).is_absolute() else [folder / name for folder in search_paths]
-    for path in places:
+    paths = [Path(name)] if Path(name).is_absolute() else [folder / name for folder in search_paths]
+    for path in paths:
         if path.is_file():
             return path
-    folders = ", ".join(dict.fromkeys(str(path.parent if path.is_absolute() else path) for path in places))
+    searched = [str(path.parent if path.is_absolute() else path) for path in paths]
+    folders = ", ".join(dict.fromkeys(searched))
     shipped = {path.relative_to(ROOT).as_posix() for path in (ROOT / "gin").rglob("*.gin")}
     subject = f"{asked_by} includes {name}, which" if asked_by else f"The gin file {name}"
-    fix = f"include {near!r}" if (near := nearest(name, shipped)) and asked_by else None
+    near = nearest(name, shipped)
+    fix = f"include {near!r}" if near and asked_by else None
     raise InputError(f"{subject} does not exist; looked for it in {folders}{did_you_mean(name, shipped)}", fix=fix)
 
 
 def _read_file(source: Source, name: str, search_paths: Sequence[Path], asked_by: str, above: tuple[Path, ...]) -> None:
     """Adds the statements of a file and of those that it includes."""
-    path = _found(name, search_paths, asked_by).resolve()
+    path = _find(name, search_paths, asked_by).resolve()
     if path in above:
         raise InputError(f"{asked_by} includes {name}, which includes itself; remove one of the includes.")
     try:
@@ -184,37 +189,38 @@ def _read_file(source: Source, name: str, search_paths: Sequence[Path], asked_by
 
 
 def read_text(source: Source, text: str, name: str, include: Callable[..., None] | None = None) -> None:
-    """Adds the statements of a gin file's text; `include(name, asked_by=place)` adds those of an included file."""
+    """Adds the statements of a gin file's text; `include(name, asked_by=location)` adds those of an included file."""
     source.size.add(text, name)
     for statement in _parsed(text + "\n", name):
-        place = f"{name} line {statement.location.line_num}"
+        location = f"{name} line {statement.location.line_num}"
         if isinstance(statement, config_parser.BindingStatement):
-            source.add(statement, place, is_own=Path(name).name == OWN_FILE)
+            source.add(statement, location, is_own=Path(name).name == OWN_FILE)
         elif isinstance(statement, config_parser.IncludeStatement):
             if include is None:
-                raise InputError(f"{place} includes {statement.filename}; write its lines there instead.")
+                raise InputError(f"{location} includes {statement.filename}; write its lines there instead.")
             if FAMILY in statement.filename:
-                _read_later(source, statement.filename, place, include)
+                _read_later(source, statement.filename, location, include)
             else:
-                include(statement.filename, asked_by=place)
+                include(statement.filename, asked_by=location)
         elif isinstance(statement, config_parser.ImportStatement):
+            # Two imports are gin's own way of naming limba.config; all others are task modules.
             is_config = statement.module == "limba.config" and statement.bound_name() == "config"
             if not is_config and not statement.module.startswith("__gin__."):
-                source.modules.append((statement.module, place))
+                source.modules.append((statement.module, location))
 
 
-def _read_later(source: Source, name: str, place: str, include: Callable[..., None]) -> None:
+def _read_later(source: Source, name: str, location: str, include: Callable[..., None]) -> None:
     """Keeps an included file whose name has FAMILY for when the family is known."""
     if source.of_family is not None:
         raise InputError(
-            f"{place} includes {name}, and {source.of_family.place} has included a file by the family of a model"
+            f"{location} includes {name}, and {source.of_family.location} has included a file by the family of a model"
             " already; leave one of them out."
         )
 
     def read_of(family: str) -> None:
-        include(name.replace(FAMILY, family), asked_by=place)
+        include(name.replace(FAMILY, family), asked_by=location)
 
-    source.of_family = FileOfFamily(place, len(source.bindings), read_of)
+    source.of_family = FileOfFamily(location, len(source.bindings), read_of)
 
 
 def read_with_includes(source: Source, text: str, name: str) -> None:
@@ -236,21 +242,23 @@ def literal(value: str) -> str:
     except (SyntaxError, tokenize.TokenError, RecursionError):
         return repr(value)
     has_comment = any(token.type == tokenize.COMMENT for token in tokens)
-    return value if is_whole and not has_comment and "\n" not in value else repr(value)
+    if is_whole and not has_comment and "\n" not in value:
+        return value
+    return repr(value)
 
 
 def read_override(source: Source, override: str, flag: str) -> None:
     """Adds the statement of one `NAME=VALUE`, which messages write after `flag`."""
     name, equals, value = override.partition("=")
-    place = f"{flag}{name}"
+    location = f"{flag}{name}"
     if not equals:
-        raise InputError(f"{place} has no value; write {place}=VALUE.")
+        raise InputError(f"{location} has no value; write {location}=VALUE.")
     if value[:1] in ("'", '"') and (len(value) < 2 or value[-1] != value[0]):
-        raise InputError(f"{place} has a quotation mark that is not closed in {value}; close it or remove it.")
-    for statement in _parsed(f"{name} = {literal(value)}\n", place):
+        raise InputError(f"{location} has a quotation mark that is not closed in {value}; close it or remove it.")
+    for statement in _parsed(f"{name} = {literal(value)}\n", location):
         if not isinstance(statement, config_parser.BindingStatement):
-            raise InputError(f"{place} is not a name that a value can be given to.")
-        source.add(statement, place, is_override=True)
+            raise InputError(f"{location} is not a name that a value can be given to.")
+        source.add(statement, location, is_override=True)
 
 
 def read(

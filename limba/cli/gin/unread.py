@@ -20,33 +20,31 @@ def unread_choices(owner: str, given: Mapping[str, object], config: RunConfig, f
     if owner not in DEFAULTS:
         return {}
     if owner == "config.ModelConfig":
-        found = _unread_of_model(config.model)
+        reasons = _unread_of_model(config.model)
     else:
-        found = _unread_of_schedule(given, config.optimizer.schedule, f"{flag}{owner}")
-    return {
-        name: reason
-        for name, reason in found.items()
-        if name in given and given[name] != getattr(DEFAULTS[owner], name)
-    }
+        reasons = _unread_of_schedule(given, config.optimizer.schedule, f"{flag}{owner}")
+    unread = {}
+    for name, reason in reasons.items():
+        if name in given and given[name] != getattr(DEFAULTS[owner], name):
+            unread[name] = reason
+    return unread
 
 
 def _unread_of_model(model: ModelConfig) -> dict[str, str]:
-    found = dict.fromkeys(
-        fields_of_other_positions(model.positions),
-        f"a network with {model.positions} positions does not read; leave it out.",
-    )
+    reason = f"a network with {model.positions} positions does not read; leave it out."
+    reasons = dict.fromkeys(fields_of_other_positions(model.positions), reason)
     if not (model.is_encoder or model.is_decoder_only):
-        found["max_length"] = "a T5 does not read, since its positions are relative; leave it out."
-    return found
+        reasons["max_length"] = "a T5 does not read, since its positions are relative; leave it out."
+    return reasons
 
 
 def _unread_of_schedule(given: Mapping[str, object], schedule: ScheduleConfig, flag: str) -> dict[str, str]:
-    found = {name: _not_in_schedule(name, schedule, flag) for name in unread_fields(given)}
-    if given.get("warmup_steps") == 0:  # asks for none
-        found.pop("warmup_steps", None)
+    reasons = {name: _not_in_schedule(name, schedule, flag) for name in unread_fields(given)}
+    if given.get("warmup_steps") == 0:  # asks for no warm-up, which a schedule without one gives
+        reasons.pop("warmup_steps", None)
     if schedule.branch_step is None:
-        found["branch_shape"] = f"only a branch reads; leave it out, or give {flag}.branch_step and branch_steps too."
-    return found
+        reasons["branch_shape"] = f"only a branch reads; leave it out, or give {flag}.branch_step and branch_steps too."
+    return reasons
 
 
 def _not_in_schedule(name: str, schedule: ScheduleConfig, flag: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from limba import toolbox
+from limba import tool_registry
 from limba.config import ConfigError
 from limba.data.dataset import TOKENS, Dataset, Step, preprocessor
 from limba.data.objectives.token_blocks import Features, unwrapped
@@ -158,7 +158,7 @@ def is_supervised(task: Task) -> bool:
 
 def has_objective(task: Task) -> bool:
     """Returns whether the task has an objective of another trainer, which makes inputs of the one text."""
-    migrate = toolbox.find("migrate")
+    migrate = tool_registry.find("migrate")
     modules = ((name_of(step), getattr(unwrapped(step), "__module__", "") or "") for step in task.preprocessors)
     return any(migrate and migrate.is_objective(name, module) for name, module in modules)
 

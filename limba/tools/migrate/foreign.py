@@ -1,4 +1,4 @@
-"""What the engine asks of `migrate`, by the name in `limba/toolbox.py`; each part is imported when it is needed."""
+"""What the engine asks of `migrate`, by its name in `limba/tool_registry.py`; each part is imported when needed."""
 
 from __future__ import annotations
 

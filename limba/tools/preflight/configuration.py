@@ -34,10 +34,10 @@ def resolved(config: RunConfig, names: Mapping[str, str], source: Source | None)
         yield Line("ok", _summary(config))
 
     def replaced(data: Data) -> Iterator[Line]:
-        found = [] if source is None else replacements(source)
-        data["replaced"] = [list(each) for each in found]
-        if found:
-            lines = [f"{name} = {now}, in place of {before} ({where})" for name, now, before, where in found]
+        rows = [] if source is None else replacements(source)
+        data["replaced"] = [list(row) for row in rows]
+        if rows:
+            lines = [f"{name} = {now}, in place of {before} ({location})" for name, now, before, location in rows]
             yield Line("ok", "\n".join(["Set in place of the included files' values:", *lines]))
 
     return gathered(TITLE, values, replaced, lambda data: with_saved_run(config, data))
@@ -64,24 +64,26 @@ def _summary(config: RunConfig) -> str:
 def _value(config: RunConfig, field: str) -> object:
     """Returns the value of a field, as "DataConfig.batch_size"."""
     owner, _, name = field.partition(".")
-    parts = [config, *(getattr(config, entry.name) for entry in dataclasses.fields(config))]
-    return next((getattr(part, name) for part in parts if class_name(part) == owner), None)
+    for part in (config, *(getattr(config, entry.name) for entry in dataclasses.fields(config))):
+        if class_name(part) == owner:
+            return getattr(part, name)
+    return None
 
 
 def replacements(source: Source) -> list[tuple[str, str, str, str]]:
     """Returns (name, value, the value before, where that was) of each name whose value a later statement replaces."""
     last: dict[str, Binding] = {binding.name: binding for binding in source.bindings}
-    found = {}
+    rows = {}
     for binding in source.bindings:
         now = last[binding.name]
-        is_there = binding is not now and binding.value != REQUIRED and binding.value != now.value
-        if is_there and _file(binding.place) != _file(now.place):
-            found[binding.name] = (binding.name, _text(now.value), _text(binding.value), binding.place)
-    return list(found.values())
+        has_other_value = binding.value != REQUIRED and binding.value != now.value
+        if has_other_value and _file(binding.location) != _file(now.location):
+            rows[binding.name] = (binding.name, _text(now.value), _text(binding.value), binding.location)
+    return list(rows.values())
 
 
-def _file(place: str) -> str:
-    return place.partition(" line ")[0]
+def _file(location: str) -> str:
+    return location.partition(" line ")[0]
 
 
 def _text(value: object) -> str:

@@ -47,8 +47,8 @@ def _fits(estimated: Mapping[str, Any], compiled: Mapping[str, Any]) -> str:
         how = "by arithmetic"
     else:
         return ""
-    text = "yes" if needed <= limit else "no"
-    text += f", {needed / 2**30:.2f} of {limit / 2**30:.2f} GiB a device, {how}"
+    answer = "yes" if needed <= limit else "no"
+    text = f"{answer}, {needed / 2**30:.2f} of {limit / 2**30:.2f} GiB a device, {how}"
     if estimated.get("largest_batch"):
         text += f"; at most {estimated['largest_batch']:,} rows"
     return text
@@ -57,19 +57,20 @@ def _fits(estimated: Mapping[str, Any], compiled: Mapping[str, Any]) -> str:
 def _days(costs: Mapping[str, Any], estimated: Mapping[str, Any]) -> str:
     if not costs.get("hours"):
         return ""
-    place = "this machine's CPU" if _is_cpu(estimated) else estimated["topology"]
-    text = f"{in_time(costs['hours'])} on {place}"
+    chips = "this machine's CPU" if _is_cpu(estimated) else estimated["topology"]
+    text = f"{in_time(costs['hours'])} on {chips}"
     if "share_of_days" in costs:
-        text += f", {costs['share_of_days'][1]:.0%} of those given at most"
+        text += f", at most {costs['share_of_days'][1]:.0%} of the days given"
     return text
 
 
-def _passes(text: Mapping[str, Any], costs: Mapping[str, Any]) -> str:
-    epochs = text.get("epochs")
-    said = "the size of the text is not known" if epochs is None else f"{number(epochs)} over the text"
-    if ratio := costs.get("tokens_per_parameter"):
-        said += f"; {number(ratio)} tokens a parameter"
-    return said
+def _passes(corpus: Mapping[str, Any], costs: Mapping[str, Any]) -> str:
+    epochs = corpus.get("epochs")
+    text = "the size of the text is not known" if epochs is None else f"{number(epochs)} over the text"
+    ratio = costs.get("tokens_per_parameter")
+    if ratio:
+        text += f"; {number(ratio)} tokens a parameter"
+    return text
 
 
 def _is_cpu(estimated: Mapping[str, Any]) -> bool:
@@ -89,12 +90,17 @@ def _cost(costs: Mapping[str, Any], estimated: Mapping[str, Any]) -> str:
 
 def first_screen(sections: Sequence[Section], is_all_shown: bool) -> str:
     """Returns the verdict, four figures, and what is wrong with its fixes, unless all lines have been shown."""
-    wrong = [line for level in ("error", "warning") for each in sections for line in each.lines if line.level == level]
     figures = [f"  {name:<8} {text}" for name, text in glance(sections).items()]
     if is_all_shown:
         return "\n".join(["", *figures, "", verdict(sections)])
-    lines = [text for line in dict.fromkeys(wrong) for text in ("", *lines_of(line))]
-    hidden = sum(len(each.lines) for each in sections) - len(wrong)
+    findings = [line for section in sections for line in section.lines]
+    errors = [line for line in findings if line.level == "error"]
+    warnings = [line for line in findings if line.level == "warning"]
+    lines = []
+    # Several sections may have the same finding; it is printed once.
+    for line in dict.fromkeys([*errors, *warnings]):
+        lines += ["", *lines_of(line)]
+    hidden = len(findings) - len(errors) - len(warnings)
     return "\n".join([verdict(sections), *figures, *lines, "", f"{hidden} other lines are fine; --all prints them."])
 
 

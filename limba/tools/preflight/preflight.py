@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from limba.tools.preflight.checks.cost import Terms
     from limba.tools.preflight.compiled.topologies import Topology
 
+# The flags that go with --environment, which looks at this machine alone.
+OF_MACHINE = ("environment", "json")
+# Libraries that log each attempt to reach a server, with its traceback; a finding says what came of it.
+CLIENTS = ("gcsfs", "fsspec", "huggingface_hub")
 ABOUT = """Looks at a run before it starts: configuration, data, vocabulary, objective, schedule, storage, this
 machine, and with --topology the memory and speed of its compiled step. Nothing is trained, and MODEL_DIR is left as it
 is.
@@ -35,8 +39,6 @@ are there) and the clock, which it compares with the hub's.
 
 --json prints one JSON document instead. NAME in --gin.NAME=VALUE is any name of the gin file, as in
 limba train."""
-OF_MACHINE = ("environment", "json")  # the flags that look at this machine alone
-CLIENTS = ("gcsfs", "fsspec", "huggingface_hub")  # log each attempt, with its traceback; a line says what came of it
 
 
 def add_flags(parser: Parser) -> None:
@@ -90,7 +92,7 @@ def _run(argv: Sequence[str]) -> int:
     chips = None if given.topology is None else topologies.topology(given.topology)
 
     made: list[Section] = []
-    here = None
+    here = None  # this machine's CPU, where no chips are named and there is nothing else to train on
     if chips is None and not (environment.num_gpus() or environment.is_tpu_vm()):
         here = topologies.topology("cpu")
     for section in _sections(others, given, chips, cost.Terms(price, days), here):
@@ -100,9 +102,10 @@ def _run(argv: Sequence[str]) -> int:
         elif sys.stderr.isatty():
             print(f"\r{section.title:<30}", end="\r", file=sys.stderr, flush=True)  # a compile takes a minute or more
     if given.json:
-        shown = [word for word in others if word.startswith("--gin.") or word.endswith((".gin", ".json"))]  # no tokens
-        about = {"run": without_credentials(" ".join(shown)), "topology": given.topology or ""}
-        print(output.json_of(made, about))
+        # Other arguments may hold tokens, and are left out of the document.
+        shown = [word for word in others if word.startswith("--gin.") or word.endswith((".gin", ".json"))]
+        asked = {"run": without_credentials(" ".join(shown)), "topology": given.topology or ""}
+        print(output.json_of(made, asked))
     else:
         print(output.first_screen(made, given.all))
     return exit_status(made)
@@ -124,8 +127,8 @@ def _of_machine(given: Namespace, others: Sequence[str]) -> int:
     if given.json:
         print(as_json(made, {}))
     else:
-        found = counted(made)
-        print(f"\nThis machine: {found}." if found else "\nThis machine: nothing is wrong.")
+        counts = counted(made) or "nothing is wrong"
+        print(f"\nThis machine: {counts}.")
     return exit_status(made)
 
 

@@ -58,22 +58,24 @@ def read_suite(name: str) -> Suite:
             continue
         if each.owner == SUITE:
             if each.field != "language" or not isinstance(value, str):
-                raise InputError(f"{each.place} sets {each.name}; a suite has suite.language, a text such as 'ro'.")
+                raise InputError(f"{each.location} sets {each.name}; a suite has suite.language, a text such as 'ro'.")
             language = value
             continue
         if each.owner not in KINDS:
             near = did_you_mean(each.owner, KINDS)
             known = ", ".join(KINDS)
-            raise InputError(f"{each.place}: {each.owner} is not a kind of task{near} The kinds are {known}.")
+            raise InputError(f"{each.location}: {each.owner} is not a kind of task{near} The kinds are {known}.")
         if not each.scope:
-            raise InputError(f"{each.place} names no task; write NAME/{each.owner}.{each.field} = …")
+            raise InputError(f"{each.location} names no task; write NAME/{each.owner}.{each.field} = …")
         names = [entry.name for entry in dataclasses.fields(KINDS[each.owner]) if entry.name != "name"]
         if each.field not in names:
             near = did_you_mean(each.field, names).rstrip(".")
-            raise InputError(f"{each.place}: {each.owner} has no {each.field}{near} It has {', '.join(names)}.")
-        kind, given, _ = fields.setdefault(each.scope, (each.owner, {}, each.place))
+            raise InputError(f"{each.location}: {each.owner} has no {each.field}{near} It has {', '.join(names)}.")
+        kind, given, _ = fields.setdefault(each.scope, (each.owner, {}, each.location))
         if kind != each.owner:
-            raise InputError(f"{each.place} calls {each.scope} {each.owner}, and it is {kind}; give it another name.")
+            raise InputError(
+                f"{each.location} calls {each.scope} {each.owner}, and it is {kind}; give it another name."
+            )
         given[each.field] = value
     if not fields:
         raise InputError(f"{name} lists no tasks; write a line such as pairs/MinimalPairs.file = 'pairs.tsv'.")

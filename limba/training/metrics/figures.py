@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 from etils import epath
 
-from limba import toolbox
+from limba import tool_registry
 from limba.config import NonFiniteError, RunConfig, reason_of
 from limba.config.schedule import AUTO, AUTO_STEPS
 from limba.model.kernels.choose import unfit
@@ -164,7 +164,7 @@ def introduction(config: RunConfig, num_parameters: int, start: int) -> Iterator
     if sentence := unfit(config.model, devices[0]):
         yield sentence
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")  # None for the devices of a CPU
-    check = toolbox.find("check")
+    check = tool_registry.find("check")
     if limit and check:
         yield from check.of_memory(config, devices, limit)
     if (schedule := config.optimizer.schedule).base_learning_rate == AUTO:

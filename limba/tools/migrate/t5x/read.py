@@ -138,7 +138,7 @@ def _read_table(theirs: Theirs, name: str, folders: Sequence[Path], asked_by: st
         _read_file(theirs, included, folders, own, (*above, own))
     source = Source(size=theirs.size)
     read_text(source, "".join(f"{key} = {value}\n" for key, value in values.items()), own)
-    bindings = [dataclasses.replace(binding, place=own) for binding in source.bindings]  # a table has no lines
+    bindings = [dataclasses.replace(binding, location=own) for binding in source.bindings]  # a table has no lines
     _add(theirs, Source(bindings), tables.network_of(own) or "", is_table=True)
 
 
@@ -155,7 +155,7 @@ def _add(theirs: Theirs, source: Source, network: str, is_table: bool) -> None:
                 owner if binding.field else binding.owner,
                 binding.field,
                 binding.value,
-                binding.place,
+                binding.location,
                 binding.name,
                 network,
                 is_table,

@@ -10,7 +10,7 @@ from limba.config import Fix, InputError, RunConfig
 from limba.config.speed import in_time
 from limba.tools.preflight.checks.estimate import divides, memory_lines
 from limba.tools.preflight.checks.verdict import Line, Section
-from limba.tools.preflight.compiled import changes, instant, speed
+from limba.tools.preflight.compiled import arithmetic, changes, speed
 from limba.tools.preflight.compiled.memory import device_bytes, in_words, size_in_words
 from limba.tools.preflight.compiled.process import compiled_step
 from limba.tools.preflight.compiled.topologies import Figures, Topology, limit_bytes
@@ -56,18 +56,17 @@ def stand_in(config: RunConfig, wanted: Topology) -> RunConfig:
 
     A scan compiles in about a minute for a TPU; unrolled layers take several.
     """
-    if wanted.platform != "gpu" or config.model.scan_layers:
-        scans = True
-    else:
+    scans = True
+    if wanted.platform == "gpu" and not config.model.scan_layers:
         scans = None  # the GPU's own choice, a loop, whether the run asks for it or leaves it open
     return dataclasses.replace(config, model=dataclasses.replace(config.model, scan_layers=scans))
 
 
-def fits(found: Figures, wanted: Topology) -> bool:
+def fits(step: Figures, wanted: Topology) -> bool:
     """Returns whether a compiled step fits: as a TPU's compiler says, for others by the memory that there is."""
-    if found["fits"] is not None:
-        return found["fits"]
-    return device_bytes(found) <= limit_bytes(wanted)
+    if step["fits"] is not None:
+        return step["fits"]
+    return device_bytes(step) <= limit_bytes(wanted)
 
 
 def compiled(config: RunConfig, wanted: Topology) -> Section:
@@ -80,21 +79,21 @@ def compiled(config: RunConfig, wanted: Topology) -> Section:
     if problems:
         return Section(TITLE, problems)
     try:
-        found = compiled_step(stand_in(config, wanted), feature_shapes(config), wanted.name)
+        step = compiled_step(stand_in(config, wanted), feature_shapes(config), wanted.name)
     except InputError as error:
         return _not_compiled(config, wanted, str(error), error.fix)
-    if "Mosaic" in found.get("failed", ""):  # a Pallas kernel that these chips cannot run, as on v2 and v3
-        text = f"The attention kernel does not compile for {wanted.name}, so a run ends: {found['failed'][:200]}."
+    if "Mosaic" in step.get("failed", ""):  # a Pallas kernel that these chips cannot run, as on v2 and v3
+        text = f"The attention kernel does not compile for {wanted.name}, so a run ends: {step['failed'][:200]}."
         return Section(TITLE, [Line("error", " ".join(text.split()), ("ModelConfig.attention", "einsum"), NO_KERNEL)])
-    if "failed" in found:
-        return _not_compiled(config, wanted, f"The step was not compiled for {wanted.name}: {found['failed']}.")
-    lines = [_memory_line(config, found, wanted), *_details(found, wanted)]
-    data: dict[str, object] = {"topology": wanted.name, "limit_bytes": limit_bytes(wanted), **found}
-    if fits(found, wanted):
-        of_speed, figures = _speed_lines(config, found, wanted)
+    if "failed" in step:
+        return _not_compiled(config, wanted, f"The step was not compiled for {wanted.name}: {step['failed']}.")
+    lines = [_memory_line(config, step, wanted), *_details(step, wanted)]
+    data: dict[str, object] = {"topology": wanted.name, "limit_bytes": limit_bytes(wanted), **step}
+    if fits(step, wanted):
+        of_speed, figures = _speed_lines(config, step, wanted)
         lines += of_speed
         data["estimate"] = figures
-    seconds = f"{found['seconds']:.0f} s of clock, {found['cpu_seconds']:.0f} s of processor"
+    seconds = f"{step['seconds']:.0f} s of clock, {step['cpu_seconds']:.0f} s of processor"
     lines.append(Line("ok", f"Compiled for {wanted.name} in {seconds}; no chip was used."))
     return Section(TITLE, lines, data)
 
@@ -109,17 +108,17 @@ def _not_compiled(config: RunConfig, wanted: Topology, sentence: str, fix: Fix |
     return Section(TITLE, [Line("warning", text, fix, "not-compiled"), *too_large])
 
 
-def _memory_line(config: RunConfig, found: Figures, wanted: Topology) -> Line:
+def _memory_line(config: RunConfig, step: Figures, wanted: Topology) -> Line:
     """Returns the line of a device's memory; where it is too much, with what other choices need."""
     limit = limit_bytes(wanted)
-    needed = device_bytes(found)
-    text = _memory_text(config, found, wanted)
-    if fits(found, wanted) and needed <= TIGHT * limit:
+    needed = device_bytes(step)
+    text = _memory_text(config, step, wanted)
+    if fits(step, wanted) and needed <= TIGHT * limit:
         return Line("ok", f"{text}.")
-    arithmetic = instant.memory(PlannedRun(config), wanted).total
-    device = changes.Device(wanted, TIGHT * limit, scale=needed / arithmetic)
+    by_arithmetic = arithmetic.memory(PlannedRun(config), wanted).total
+    device = changes.Device(wanted, TIGHT * limit, scale=needed / by_arithmetic)
     fix = changes.that_fits(config, device)
-    if fits(found, wanted):
+    if fits(step, wanted):
         return Line("warning", f"{text}: evaluation may not fit beside it.", fix, DOES_NOT_FIT)
     may_fit = _is_unrolled_on_tpu(config, wanted) and needed <= MAYBE_UNROLLED * limit
     level = "warning" if may_fit else "error"
@@ -131,13 +130,13 @@ def _is_unrolled_on_tpu(config: RunConfig, wanted: Topology) -> bool:
     return config.model.scan_layers is False and wanted.platform == "tpu"
 
 
-def _memory_text(config: RunConfig, found: Figures, wanted: Topology) -> str:
+def _memory_text(config: RunConfig, step: Figures, wanted: Topology) -> str:
     limit = limit_bytes(wanted)
-    needed = device_bytes(found)
-    data, fsdp, model = found["mesh"]
-    verb = "does not fit: it needs" if found["fits"] is False else "needs"
+    needed = device_bytes(step)
+    data, fsdp, model = step["mesh"]
+    verb = "does not fit: it needs" if step["fits"] is False else "needs"
     text = f"The step {verb} {size_in_words(needed)} a device of the {limit / 2**30:.2f} GiB that {wanted.name} has for"
-    text += f" programs ({needed / limit:.0%}); the state is {size_in_words(found['state_bytes'])}"
+    text += f" programs ({needed / limit:.0%}); the state is {size_in_words(step['state_bytes'])}"
     text += f"; mesh data {data} x fsdp {fsdp} x model {model}, {wanted.devices} devices on {wanted.hosts} host(s)"
     if config.model.scan_layers is False and wanted.platform != "gpu":
         text += ". Compiled with scanned layers; unrolled, as the run has them, base on v4-8 had"
@@ -145,26 +144,26 @@ def _memory_text(config: RunConfig, found: Figures, wanted: Topology) -> str:
     return text
 
 
-def _details(found: Figures, wanted: Topology) -> list[Line]:
+def _details(step: Figures, wanted: Topology) -> list[Line]:
     """Returns the lines of the largest arrays, and of what the devices exchange."""
     lines = []
-    if found["largest"]:
-        several = "; ".join(in_words(found["largest"])[:LARGEST_SHOWN])
+    if step["largest"]:
+        several = "; ".join(in_words(step["largest"])[:LARGEST_SHOWN])
         lines.append(Line("ok", f"The largest arrays when memory is at its peak: {several}."))
-    exchanged = {kind: size for kind, size in found.get("collective_bytes", {}).items() if size}
+    exchanged = {kind: size for kind, size in step.get("collective_bytes", {}).items() if size}
     if exchanged:
         each = ", ".join(f"{kind} {size / 2**20:,.0f} MiB" for kind, size in sorted(exchanged.items()))
         text = f"Exchanged a step, by each device: {each} (operands of a reduce-scatter, else results)."
         lines.append(Line("ok", text))
-    elif wanted.devices > 1 and found["fits"] is not False:
+    elif wanted.devices > 1 and step["fits"] is not False:
         lines.append(Line("ok", "The devices exchange nothing."))
     return lines
 
 
-def _speed_lines(config: RunConfig, found: Figures, wanted: Topology) -> tuple[list[Line], Figures]:
+def _speed_lines(config: RunConfig, step: Figures, wanted: Topology) -> tuple[list[Line], Figures]:
     """Returns the lines of the estimated speed, and its figures."""
     lengths = PlannedRun(config).row_lengths
-    estimate = speed.estimate(config, found, lengths, wanted)
+    estimate = speed.estimate(config, step, lengths, wanted)
     if _is_unrolled_on_tpu(config, wanted):
         made = f"{estimate.made}. The fast end takes {UNROLLED[0]:.0%} of that, for unrolled layers ({MEASURED_BY})"
         estimate = dataclasses.replace(estimate, fastest=estimate.fastest * UNROLLED[0], made=made)

@@ -20,8 +20,8 @@ TITLE = "Time and cost"
 PREEMPTIONS_A_DAY = 1.0  # an assumption: spot TPUs may live for hours or weeks
 RESTART_HOURS = 0.25  # for new machines, the programs and the place in the data
 MOST_LOST = 24.0  # hours that a preemption may lose
-MOST_EVALUATING = 0.3  # share of the time
-WANTED_EVALUATING = 0.05
+MOST_EVALUATING = 0.3  # share of the time, from which on there is a warning
+WANTED_EVALUATING = 0.05  # share of the time that its fix gives
 FREQUENT = 10  # steps: saves that come more often are counted
 MANY_SAVES = 50
 WRITTEN_A_SECOND = 200e6  # bytes that a host writes to a bucket or a disk at once, an assumption
@@ -34,7 +34,7 @@ LARGE = 10_000_000  # parameters below which a run is cheap enough to be short
 
 @dataclasses.dataclass(frozen=True)
 class Terms:
-    """What the user says of the costs; None: a list price, and no limit of days."""
+    """The price and the days that the user gives; None: the list price, and no limit of days."""
 
     price: float | None = None  # dollars of a chip-hour
     days: float | None = None  # of a grant
@@ -44,10 +44,10 @@ def time_and_cost(config: RunConfig, chips: Topology | None, made: Sequence[Sect
     """Returns the section of a run's time and costs, by the best estimate of a step among the sections before it."""
     figures = {section.title: section.data for section in made}
     seconds = _seconds(figures)
-    found = figures.get(DATA, {})
-    config = _in_steps(config, found)
-    evaluation_steps = _of_evaluation(config, found, seconds)
-    tokens_per_step = found.get("tokens_per_step", 0.0) * found.get("text_share", 1.0)
+    of_data = figures.get(DATA, {})
+    config = _in_steps(config, of_data)
+    evaluation_steps = _evaluation_steps(config, of_data, seconds)
+    tokens_per_step = of_data.get("tokens_per_step", 0.0) * of_data.get("text_share", 1.0)
     run = PlannedRun(config)
 
     def costs(data: Data) -> Iterator[Line]:
@@ -66,13 +66,18 @@ def time_and_cost(config: RunConfig, chips: Topology | None, made: Sequence[Sect
     )
 
 
-def _in_steps(config: RunConfig, found: Mapping) -> RunConfig:
+def _in_steps(config: RunConfig, of_data: Mapping) -> RunConfig:
     """Returns the run with its end and its periods in steps, where they are epochs over a text of a known size."""
-    steps = found.get("steps_per_epoch")
+    steps = of_data.get("steps_per_epoch")
     if not steps:
         return config
     epoch = max(1, round(steps))
-    ends = [each for each in (config.train_steps, (config.data.num_epochs or 0) * epoch) if each]
+    # The run ends with whatever comes first.
+    ends = []
+    if config.train_steps:
+        ends.append(config.train_steps)
+    if config.data.num_epochs:
+        ends.append(config.data.num_epochs * epoch)
     checkpoint = config.checkpoint
     if checkpoint.every_steps == "epoch":
         checkpoint = dataclasses.replace(checkpoint, every_steps=epoch)
@@ -82,19 +87,19 @@ def _in_steps(config: RunConfig, found: Mapping) -> RunConfig:
     return dataclasses.replace(config, train_steps=min(ends), checkpoint=checkpoint, evaluation=evaluation)
 
 
-def _of_evaluation(config: RunConfig, found: Mapping, seconds: tuple[float, float] | None) -> float:
-    """Returns the steps that an evaluation takes: a third of one for as many rows, without a backward pass.
+def _evaluation_steps(config: RunConfig, of_data: Mapping, seconds: tuple[float, float] | None) -> float:
+    """Returns how many steps' time an evaluation takes: a third of a step for as many rows, without a backward pass.
 
-    A whole split is as large as what was counted of it. Each token of a generated batch takes the least step's time.
+    A whole split is taken as large as what was counted of it. A token of a generated batch takes LEAST_STEP_SECONDS.
     """
     evaluation = config.evaluation
     rows = evaluation.batch_size or config.data.batch_size
     batches = evaluation.num_batches
     if batches is None:
-        number = sum(found.get("validation_documents", {}).values())
-        number *= len(found.get("columns", ())) * found.get("tokens_per_document", 0.0)
-        number /= found.get("tokens_per_row", math.inf)
-        batches = max(1, math.ceil(number / rows))
+        documents = sum(of_data.get("validation_documents", {}).values())
+        tokens = documents * len(of_data.get("columns", ())) * of_data.get("tokens_per_document", 0.0)
+        rows_of_split = tokens / of_data.get("tokens_per_row", math.inf)
+        batches = max(1, math.ceil(rows_of_split / rows))
     steps = batches * rows / config.data.batch_size / 3
     if seconds:
         generating = math.ceil(evaluation.num_examples / rows) * config.generation.max_tokens * LEAST_STEP_SECONDS
@@ -104,8 +109,9 @@ def _of_evaluation(config: RunConfig, found: Mapping, seconds: tuple[float, floa
 
 def _seconds(figures: Mapping[str, Mapping]) -> tuple[float, float] | None:
     compiled = figures.get(COMPILED, {}).get("estimate", {})
-    found = compiled.get("seconds_per_step") or figures.get(estimate.TITLE, {}).get("seconds_per_step")
-    return tuple(found) if found else None
+    by_arithmetic = figures.get(estimate.TITLE, {})
+    seconds = compiled.get("seconds_per_step") or by_arithmetic.get("seconds_per_step")
+    return tuple(seconds) if seconds else None
 
 
 def _costs(run: PlannedRun, chips: Topology, seconds: tuple[float, float], terms: Terms, data: Data) -> Iterator[Line]:
@@ -113,8 +119,8 @@ def _costs(run: PlannedRun, chips: Topology, seconds: tuple[float, float], terms
     hours = list(hours_of_run(steps, seconds))
     price = prices.price(chips.name) if terms.price is None else terms.price
     data |= {"hours": hours, "chip_hours": [each * chips.chips for each in hours], "price": price}
-    place = "this machine's CPU" if chips.platform == "cpu" else chips.name
-    text = f"{steps:,} steps take {in_time(hours)} on {place}, {BESIDE}"
+    where = "this machine's CPU" if chips.platform == "cpu" else chips.name
+    text = f"{steps:,} steps take {in_time(hours)} on {where}, {BESIDE}"
     text += f"; {in_range(data['chip_hours'])} chip-hours"
     if price is not None:
         data["dollars"] = [each * price for each in data["chip_hours"]]
@@ -139,11 +145,8 @@ def _costs(run: PlannedRun, chips: Topology, seconds: tuple[float, float], terms
         yield Line("ok", f"{text}.")
 
 
-def _lost(run: PlannedRun, seconds: tuple[float, float], cost: float, data: Data) -> Iterator[Line]:
-    """Yields when the first save and evaluation come, what both take, and what a preemption loses.
-
-    An evaluation takes as long as `cost` steps.
-    """
+def _lost(run: PlannedRun, seconds: tuple[float, float], evaluation_steps: float, data: Data) -> Iterator[Line]:
+    """Yields when the first save and evaluation come, what both take, and what a preemption loses."""
     config = run.config
     steps = config.train_steps
     period = config.checkpoint.every_steps
@@ -153,23 +156,24 @@ def _lost(run: PlannedRun, seconds: tuple[float, float], cost: float, data: Data
     period = min(period, steps)
     middle = sum(seconds) / 2  # of a step
     lost = period * middle / 3600
-    number_of = PREEMPTIONS_A_DAY * steps * middle / 3600 / 24
+    preemptions = PREEMPTIONS_A_DAY * steps * middle / 3600 / 24
     saves = steps // period + 1
     size = run.num_bytes
     saving = size / WRITTEN_A_SECOND / (period * middle)
     data["saving_share"] = saving
-    data |= {"hours_lost_at_most": lost, "preemptions": number_of, "checkpoint_traffic_bytes": saves * size}
+    data |= {"hours_lost_at_most": lost, "preemptions": preemptions, "checkpoint_traffic_bytes": saves * size}
     text = f"The first checkpoint comes after {in_time([lost])}"
     if isinstance(evaluated, int) and evaluated <= steps:
-        share = cost / (cost + evaluated)
+        share = evaluation_steps / (evaluation_steps + evaluated)
         data["evaluating_share"] = share
         text += f", the first evaluation after {in_time([evaluated * middle / 3600])}; evaluating takes {share:.1%}"
         text += " of the time"
     text += f"; {saves:,} saves write {size_text(saves * size)}, for {min(saving, 1):.1%} of it beside training"
     text += f". A preemption costs {in_time([lost])} of training or less and about {in_time([RESTART_HOURS])} of a new"
     text += f" start; at {PREEMPTIONS_A_DAY:g} a day (an assumption)"
-    text += f" {number_of:.1f} are expected, {in_time([number_of * (lost / 2 + RESTART_HOURS)])} in all"
-    an_hour = max(1, int(float(f"{3600 / middle:.1g}")))
+    in_all = preemptions * (lost / 2 + RESTART_HOURS)  # on average half of a period is lost
+    text += f" {preemptions:.1f} are expected, {in_time([in_all])} in all"
+    an_hour = max(1, int(float(f"{3600 / middle:.1g}")))  # steps, as a round number
     if lost > MOST_LOST:
         yield Line("warning", f"{text}.", ("CheckpointConfig.every_steps", an_hour), "period-too-long")
     elif saving > MOST_SAVING and FREQUENT <= period < steps // FREQUENT:  # shorter periods have a warning of their own
@@ -180,11 +184,8 @@ def _lost(run: PlannedRun, seconds: tuple[float, float], cost: float, data: Data
         yield Line("ok", f"{text}.")
 
 
-def _of_periods(config: RunConfig, cost: float) -> Iterator[Line]:
-    """Yields periods that a run of its length does not reach, and those that take much of its time.
-
-    An evaluation takes as long as `cost` steps.
-    """
+def _of_periods(config: RunConfig, evaluation_steps: float) -> Iterator[Line]:
+    """Yields periods that a run of its length does not reach, and periods that take much of its time."""
     steps = config.train_steps
     if steps is None:
         return
@@ -203,11 +204,11 @@ def _of_periods(config: RunConfig, cost: float) -> Iterator[Line]:
         text = f"EvaluationConfig.every_steps is {evaluated:,} of {steps:,} steps: nothing is evaluated before the end."
         yield Line("warning", text, ("EvaluationConfig.every_steps", tenth), "never-evaluates")
         return
-    share = cost / (cost + evaluated)
+    share = evaluation_steps / (evaluation_steps + evaluated)
     if share > MOST_EVALUATING and steps // evaluated > 2:
-        text = f"EvaluationConfig.every_steps is {evaluated:,}, and an evaluation takes as long as {cost:,.1f} steps:"
-        text += f" {share:.0%} of the time."
-        better = min(int(cost / WANTED_EVALUATING) + 1, max(steps // 2, 1))
+        text = f"EvaluationConfig.every_steps is {evaluated:,}, and an evaluation takes as long as"
+        text += f" {evaluation_steps:,.1f} steps: {share:.0%} of the time."
+        better = min(int(evaluation_steps / WANTED_EVALUATING) + 1, max(steps // 2, 1))
         yield Line("warning", text, ("EvaluationConfig.every_steps", better), "evaluates-too-often")
 
 

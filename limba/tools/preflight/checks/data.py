@@ -1,21 +1,19 @@
-"""The data of a run: its files and their text, its size, validation split, shards, and its rows (`rows.py`)."""
+"""The data of a run: its text, its size, validation split and shards.
+
+Its files are looked at in `files.py`, a sample of its text in `sample.py`, and its rows in `rows.py`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fnmatch
-import glob
-import hashlib
-import itertools
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from limba.api import Mixture, RunData, Task, UnitSource
-from limba.config import Fix, InputError, Open, RunConfig, nearest
+from limba.config import InputError, Open, RunConfig
 from limba.tools.preflight.checks import sample
+from limba.tools.preflight.checks.files import check_patterns, equal_files
 from limba.tools.preflight.checks.findings import Check, gathered
 from limba.tools.preflight.checks.rows import in_words, of_rows
 from limba.tools.preflight.checks.sample import rows_of
@@ -26,19 +24,17 @@ if TYPE_CHECKING:
 
 TITLE = "Data"
 SECONDS = 2.0  # for which reading is timed
-# Of the units whose text is compared with their size.
+# How much is read to compare the text of units with the bytes of their files.
 UNITS_MEASURED = 3
 BYTES_MEASURED = 1 << 23
 MOST_COUNTED = 1 << 29  # bytes of local files, beyond which a split that is carved out is not counted
 VALIDATION_BYTES = 1 << 24  # read at most to count the validation split
 LARGER_PERCENT = 5.0  # of the training text, for a validation split that came out empty
-MOST_MOVED = 8  # copies of files that are named one by one
-LARGE = 1 << 28  # bytes, from which on too few units cost time
+LARGE = 1 << 28  # bytes of a corpus, from which on too few units cost time
 BLANK = 0.05  # share of rows without text
 FEW_DOCUMENTS = 8  # of a corpus, whose documents are cut if they are long
 LONG = 1 << 14  # bytes of a long document, on average
 LEAST_CUT = 1 << 15  # bytes of all documents, from which on a few become more by being cut
-SUFFIXES = (".txt", ".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz", ".zst", ".bz2", ".xz", ".array_record")
 
 
 def data_of_run(
@@ -51,14 +47,14 @@ def data_of_run(
 ) -> Section:
     """Returns the section about a task's data; reads a sample, and times the reading for some seconds.
 
-    Without lengths rows are not made. Without a vocabulary, where bytes stand for it, only documents are looked at; one
-    that is learned from a sample of the text is not judged.
+    Without lengths no rows are made. Without a vocabulary, where bytes stand for it, only documents are looked at; a
+    vocabulary that is learned from a sample of the text is not judged.
     """
     run = RunData(config.data, task)
     judges_vocabulary = has_vocabulary and lengths is not None and not is_learned
     checks: list[Check] = [lambda data: _sources(config, run, data)]
     for part in run.parts:
-        name = f"{part.name}: " if len(run.parts) > 1 else ""
+        name = f"{part.name}: " if len(run.parts) > 1 else ""  # each line of a mixture says whose it is
         text = TextOfPart(config, part, name, lengths or {}, judges_vocabulary)
         checks.append(text.documents)
         if has_vocabulary:
@@ -81,18 +77,23 @@ def _rows(
 
 
 def _sources(config: RunConfig, run: RunData, data: Data) -> Iterator[Line]:
+    """Yields the files of each task and what is wrong with them; raises the InputError with which a start would end."""
+    split = run.config.train_split
     for part in run.parts:
-        if isinstance(part.source, UnitSource):
-            _check_patterns(run, part.source)
-            units = part.source.units(run.config.train_split)
-            files = part.source.listed(run.config.train_split)
-            sizes = [file.size for file in files if file.size]
-            size = f", {sum(sizes) / 1e6:,.1f} MB" if len(sizes) == len(files) else ""
-            name = part.source.name[:1].lower() + part.source.name[1:]
-            said = f"{_number(len(files), 'file')}, {_number(len(units), 'unit')}{size}"
-            yield Line("ok", f"{part.name} reads {name}: {said}.")
-            yield from _equal_files(run, part.source)
-            yield from _blank(config, part, data)
+        source = part.source
+        if not isinstance(source, UnitSource):
+            continue
+        check_patterns(source, split)
+        units = source.units(split)
+        files = source.listed(split)
+        sizes = [file.size for file in files if file.size]
+        counts = f"{_number(len(files), 'file')}, {_number(len(units), 'unit')}"
+        if len(sizes) == len(files):
+            counts += f", {sum(sizes) / 1e6:,.1f} MB"
+        name = source.name[:1].lower() + source.name[1:]
+        yield Line("ok", f"{part.name} reads {name}: {counts}.")
+        yield from equal_files(source, split)
+        yield from _blank(config, part, data)
     try:
         run.check()
     except InputError as error:
@@ -103,83 +104,21 @@ def _sources(config: RunConfig, run: RunData, data: Data) -> Iterator[Line]:
         yield line
 
 
-def _check_patterns(run: RunData, source: UnitSource) -> None:
-    """Raises InputError for a pattern of local files that matches none, with the files beside it as its fix."""
-    for pattern in source.patterns_of_split(run.config.train_split):
-        if "://" in pattern or glob.glob(pattern, recursive=True):
-            continue
-        folder = next(each for each in Path(pattern).parents if each.is_dir())
-        files = [path for path in sorted([*folder.glob("*"), *folder.glob("*/*")]) if path.name.endswith(SUFFIXES)]
-        near = nearest(pattern, map(str, files)) or next(map(str, files), "")
-        fix = ("DataConfig.data_files", near or Open("files that exist"))
-        raise InputError(f"The corpus path {pattern} matches no file; nearest is {near or 'none'}.", fix=fix)
-
-
-def _equal_files(run: RunData, source: UnitSource) -> Iterator[Line]:
-    """Yields a warning where local files of a split have the same bytes: one, however many they are."""
-    seen: dict[tuple[int, str], str] = {}
-    copies: list[tuple[str, str]] = []  # and the file whose bytes they are
-    for file in source.listed(run.config.train_split):
-        if "://" in file.path or not file.size or file.size > LARGE:
-            continue
-        with open(file.path, "rb") as content:
-            key = file.size, hashlib.file_digest(content, "blake2b").hexdigest()
-        if (first := seen.setdefault(key, file.path)) != file.path:
-            copies.append((file.path, first))
-    if not copies:
-        return
-    path, first = copies[0]
-    if len(copies) == 1:
-        says = f"Two files are equal, {first} and {path}: their text is read twice in each epoch."
-    else:
-        says = f"{len(copies):,} files are copies of others, such as {path} of {first}: their text is read again in"
-        says += " each epoch."
-    patterns = list(source.patterns_of_split(run.config.train_split))
-    named = [each for each, _ in copies if each in patterns]
-    if named:  # without it, its name would match no file
-        yield Line("warning", says, ("DataConfig.data_files", Open(f"the files without {named[0]}")), "equal-files")
-        return
-    folder = _folder_beside(patterns)
-    is_read_again = any(fnmatch.fnmatch(f"{each}.copy", pattern) for each, _ in copies for pattern in patterns)
-    if len(copies) <= MOST_MOVED:
-        quoted = [shlex.quote(each) for each, _ in copies]
-        fixes: list[Fix] = [f"mv {each} {each}.copy" for each in quoted]
-        if is_read_again:
-            fixes = [f"mkdir -p {shlex.quote(folder)}"]
-            fixes += [f"mv --backup=numbered {each} {shlex.quote(folder)}" for each in quoted]
-        yield Line("warning", says, fixes, "equal-files")
-        return
-    # The shell reads the patterns as they are, but for spaces.
-    files = " ".join(each.replace(" ", "\\ ") for each in patterns)
-    later = "awk 'seen[$1]++ { print substr($0, 35) }'"  # md5sum's line: 32 digits, two spaces, the path
-    fix = f"md5sum {files} | {later} | xargs -d '\\n' -I @ mv @ @.copy"
-    if is_read_again:
-        move = f"xargs -d '\\n' -I @ mv --backup=numbered @ {shlex.quote(folder)}"
-        fix = f"mkdir -p {shlex.quote(folder)} && md5sum {files} | {later} | {move}"
-    yield Line("warning", says, fix, "equal-files")
-
-
-def _folder_beside(patterns: Sequence[str]) -> str:
-    """Returns a folder beside the first pattern's, from which no pattern reads."""
-    parts = list(itertools.takewhile(lambda part: not glob.has_magic(part), Path(patterns[0]).parts))
-    return f"{Path(*parts)}.copies" if parts else "copies"
-
-
 def _blank(config: RunConfig, part: Task, data: Data) -> Iterator[Line]:
+    """Yields a warning for each column that is often empty."""
     with contextlib.suppress(InputError):  # the check of the sample reports it
         for name, share in part.source.blank_shares(config.data.train_split).items():
             data.setdefault("blank_share", {})[name] = share
-            if BLANK <= share < 1:  # else there is no text, an error
-                what = "documents" if name == "text" else name
-                says = (
-                    f"{share:.0%} of the {what} are empty; such rows are left out, so there is less text than it seems"
-                )
-                fix = "nothing, unless the text stands in another column"
-                yield Line("warning", f"{says}.", fix, f"empty-{what}")
+            if not BLANK <= share < 1:  # where all are empty there is no text, which is an error
+                continue
+            what = "documents" if name == "text" else name
+            text = f"{share:.0%} of the {what} are empty; such rows are left out, so there is less text than it seems."
+            fix = "nothing, unless the text stands in another column"
+            yield Line("warning", text, fix, f"empty-{what}")
 
 
 def _one_document(config: RunConfig, part: Task, data: Data) -> Line | None:
-    """Returns the error of a corpus of a few long documents, which become more by being cut; None of another one."""
+    """Returns the error of a corpus of a few long documents, which could be cut into more; None for any other one."""
     counts = RunData(config.data, part).documents(part)
     if not counts or counts.total > FEW_DOCUMENTS:
         return None
@@ -187,9 +126,11 @@ def _one_document(config: RunConfig, part: Task, data: Data) -> Line | None:
     if sizes and sum(sizes) < max(LEAST_CUT, counts.total * LONG):
         return None
     data["few_documents"] = True
-    says = f"{part.source.name} has only {_number(counts.total, 'document')}, which cannot be dealt to data shards and"
+    sentence = (
+        f"{part.source.name} has only {_number(counts.total, 'document')}, which cannot be dealt to data shards and"
+    )
     fix = "write the text as more documents, such as a line of JSON for each chapter"
-    return Line("error", f"{says} a validation split.", fix, "one-document")
+    return Line("error", f"{sentence} a validation split.", fix, "one-document")
 
 
 def _of_stage(run: RunData, begins: int, lengths: Mapping[str, int]) -> Check:
@@ -197,7 +138,7 @@ def _of_stage(run: RunData, begins: int, lengths: Mapping[str, int]) -> Check:
 
     def stage(data: Data) -> Iterator[Line]:
         name = run.check_stage(begins, lengths).name
-        yield Line("ok", f"From step {begins:,} on the text is that of {name}, with rows like those before.")
+        yield Line("ok", f"From step {begins:,} on the text comes from {name}, with rows like those before.")
 
     return stage
 
@@ -247,11 +188,11 @@ class TextOfPart:
             yield dataclasses.replace(line, text=self.name + line.text)
 
 
-def _size(config: RunConfig, part: Task, found: Any, data: Data) -> Iterator[Line]:
+def _size(config: RunConfig, part: Task, text_sample: Any, data: Data) -> Iterator[Line]:
     """Yields the tokens of the corpus, counted or estimated."""
     if not isinstance(part.source, UnitSource):
         return
-    per_document = found.fertility.tokens / max(len(found.documents) // len(found.columns), 1)
+    per_document = text_sample.fertility.tokens / max(len(text_sample.documents) // len(text_sample.columns), 1)
     counts = RunData(config.data, part).documents(part)
     if counts is not None:
         tokens = counts.total * per_document
@@ -264,7 +205,7 @@ def _size(config: RunConfig, part: Task, found: Any, data: Data) -> Iterator[Lin
             yield Line("ok", "The size of the corpus is not known: its files are compressed, or do not say theirs.")
             return
         num_bytes = part.source.num_bytes(config.data.train_split)
-        tokens = num_bytes * ratio * found.fertility.tokens_per_byte
+        tokens = num_bytes * ratio * text_sample.fertility.tokens_per_byte
         how = f"{in_words(num_bytes)} bytes, by its sample"
     data.setdefault("corpus_tokens", {})[part.name] = tokens
     data.setdefault("corpus_documents", {})[part.name] = tokens / per_document
@@ -276,17 +217,20 @@ def _text_in_files(source: UnitSource, split: str) -> float | None:
     units = [unit for unit in source.units(split) if unit.stop and not unit.path.lower().endswith(".parquet")]
     if not units or any(file.size is None for file in source.listed(split)):
         return None
-    text = size = 0
-    for unit in units[:: max(1, len(units) // UNITS_MEASURED)][:UNITS_MEASURED]:
+    text = 0
+    size = 0
+    distance = max(1, len(units) // UNITS_MEASURED)
+    for unit in units[::distance][:UNITS_MEASURED]:
         assert unit.stop is not None
         if size > BYTES_MEASURED:
             break
-        text += sum(len(document) for documents in source.chunks(split, unit) for document in documents)
+        for documents in source.chunks(split, unit):
+            text += sum(len(document) for document in documents)
         size += unit.stop - unit.start
     return text / size if size else None
 
 
-def _validation(config: RunConfig, part: Task, found: Any, data: Data) -> Iterator[Line]:
+def _validation(config: RunConfig, part: Task, text_sample: Any, data: Data) -> Iterator[Line]:
     """Yields the validation split's size; an empty one is evaluated by nothing."""
     split = config.data.validation_split
     source = part.source
@@ -298,7 +242,8 @@ def _validation(config: RunConfig, part: Task, found: Any, data: Data) -> Iterat
         text = f"The validation split {split!r} is not there ({', '.join(part.splits)})."
         yield Line("warning", text, fix, "no-split")
         return
-    number = num_bytes = 0
+    number = 0
+    num_bytes = 0
     is_all = True
     for unit in source.units(split):
         for documents in source.chunks(split, unit):
@@ -315,19 +260,17 @@ def _validation(config: RunConfig, part: Task, found: Any, data: Data) -> Iterat
         yield Line("ok", f"Validation split {split!r}: {at_least}{number:,} documents{origin}.")
         return
     if data.get("few_documents"):
-        return  # said already
-    if len(found.documents) <= FEW_DOCUMENTS and (line := _one_document(config, part, data)) is not None:
-        yield line
-        return
-    needs = config.checkpoint.best_metric is not None
+        return  # which is an error already
+    if len(text_sample.documents) <= FEW_DOCUMENTS:
+        line = _one_document(config, part, data)
+        if line is not None:
+            yield line
+            return
+    # A run that keeps its best checkpoint has to evaluate.
+    level = "error" if config.checkpoint.best_metric is not None else "warning"
     can_grow = percent is not None and percent < LARGER_PERCENT
     fix = ("DataConfig.validation_percent", LARGER_PERCENT) if can_grow else "add files to the split"
-    yield Line(
-        "error" if needs else "warning",
-        f"The validation split {split!r} is empty: nothing is evaluated.",
-        fix,
-        "empty-split",
-    )
+    yield Line(level, f"The validation split {split!r} is empty: nothing is evaluated.", fix, "empty-split")
 
 
 def _is_too_much(source: UnitSource, split: str, number: int) -> bool:
@@ -342,7 +285,7 @@ def _number(count: int, what: str) -> str:
 
 
 def _shards(config: RunConfig, run: RunData, chips: Topology | None, data: Data) -> Iterator[Line]:
-    """Yields how the units of the corpus meet data shards and hosts."""
+    """Yields how many units of the corpus there are for the data shards and the hosts."""
     shards = config.data.num_data_shards or 1
     hosts = chips.hosts if chips else 1
     data |= {"shards": shards, "hosts": hosts}
@@ -351,22 +294,23 @@ def _shards(config: RunConfig, run: RunData, chips: Topology | None, data: Data)
             continue
         units = part.source.units(config.data.train_split)
         sizes = [file.size or 0 for file in part.source.listed(config.data.train_split)]
-        there = f"{_number(len(units), 'unit')} in {_number(len(sizes), 'file')}"
-        text = f"{part.name}: {there} for {_number(shards, 'data shard')} on {_number(hosts, 'host')}"
+        text = f"{part.name}: {_number(len(units), 'unit')} in {_number(len(sizes), 'file')} for"
+        text += f" {_number(shards, 'data shard')} on {_number(hosts, 'host')}"
         if len(units) < shards and sum(sizes) > LARGE:
             text += ": each shard reads all units, and takes only its own documents"
-            fix = "deal the text to more files, as examples/prepare_with_datatrove.py does with --shards"
+            fix = "split the text into more files, as examples/prepare_with_datatrove.py does with --shards"
             yield Line("warning", f"{text}.", fix, "few-units")
         else:
             yield Line("ok", f"{text}.")
 
 
 def _resume(run: RunData, data: Data) -> Iterator[Line]:
+    """Yields whether a resumed run goes on at its row at once, or has to read up to it first."""
     others = [part.name for part in run.parts if not isinstance(part.source, UnitSource)]
     data["resume_is_exact"] = not others
     if not others:
         yield Line("ok", "A resumed run continues at the very row where it stopped.")
     else:
-        text = f"{', '.join(others)}: a resumed run reads its data again from the beginning up to its place, which"
-        text += " takes time; sources of limba.data.sources save their place."
+        text = f"{', '.join(others)}: a resumed run reads its data again from the beginning up to its position, which"
+        text += " takes time; sources of limba.data.sources save their position."
         yield Line("warning", text, ("DataConfig.data_files", Open()), "slow-resume")

@@ -12,22 +12,48 @@ from limba.config import InputError, RunConfig, plain
 from limba.config.kinds import class_name
 from limba.tools.preflight.checks.verdict import Data, Line
 
-# Fields by which a resumed run does not learn anything else; all of the classes in the second line are such.
-FREE = {
-    *("RunConfig.train_steps", "RunConfig.model_dir", "RunConfig.initial_checkpoint_path", "RunConfig.reset_step"),
-    *("RunConfig.export_to", "RunConfig.hub_model_id", "RunConfig.hub_private", "RunConfig.hub_strategy"),
-    *("RunConfig.num_microbatches", "RunConfig.gradient_reduce_dtype", "RunConfig.log_every_steps"),
-    *("RunConfig.step_timeout_seconds", "RunConfig.host_timeout_seconds", "RunConfig.report_to"),
-    *("RunConfig.profile_steps", "DataConfig.task_modules", "DataConfig.num_reader_processes"),
-    *("DataConfig.read_timeout_seconds", "DataConfig.read_attempts", "DataConfig.on_read_failure"),
-    *("DataConfig.on_changed_corpus", "DataConfig.skip", "DataConfig.vocabulary", "DataConfig.cache_dir"),
-    *("DataConfig.new_vocabulary_size", "DataConfig.new_vocabulary_bytes", "DataConfig.new_vocabulary_coverage"),
-    *("DataConfig.num_epochs", "DataConfig.validation_split", "ModelConfig.remat", "ModelConfig.scan_layers"),
-    *("ModelConfig.attention", "LossConfig.logits"),
-}
-CHANGED = "changed-run"
+CHANGED = "changed-run"  # the code of all findings here
+# Fields whose change leaves what a resumed run learns as it was.
+FREE = frozenset(
+    (
+        "RunConfig.train_steps",
+        "RunConfig.model_dir",
+        "RunConfig.initial_checkpoint_path",
+        "RunConfig.reset_step",
+        "RunConfig.export_to",
+        "RunConfig.hub_model_id",
+        "RunConfig.hub_private",
+        "RunConfig.hub_strategy",
+        "RunConfig.num_microbatches",
+        "RunConfig.gradient_reduce_dtype",
+        "RunConfig.log_every_steps",
+        "RunConfig.step_timeout_seconds",
+        "RunConfig.host_timeout_seconds",
+        "RunConfig.report_to",
+        "RunConfig.profile_steps",
+        "DataConfig.task_modules",
+        "DataConfig.num_reader_processes",
+        "DataConfig.read_timeout_seconds",
+        "DataConfig.read_attempts",
+        "DataConfig.on_read_failure",
+        "DataConfig.on_changed_corpus",
+        "DataConfig.skip",
+        "DataConfig.vocabulary",
+        "DataConfig.cache_dir",
+        "DataConfig.new_vocabulary_size",
+        "DataConfig.new_vocabulary_bytes",
+        "DataConfig.new_vocabulary_coverage",
+        "DataConfig.num_epochs",
+        "DataConfig.validation_split",
+        "ModelConfig.remat",
+        "ModelConfig.scan_layers",
+        "ModelConfig.attention",
+        "LossConfig.logits",
+    )
+)
+# Classes all of whose fields are such.
 FREE_CLASSES = ("CheckpointConfig", "EvaluationConfig", "GenerationConfig", "MeshConfig", "GuardConfig")
-# A data position belongs to these: a run with others of them is refused.
+# A data position is only good with these: a run that changes them is refused.
 FIXED = ("DataConfig.mixture_or_task_name", "DataConfig.seed", "DataConfig.num_data_shards")
 
 
@@ -88,30 +114,39 @@ def with_saved_run(config: RunConfig, data: Data) -> Iterator[Line]:
     if saved is None:
         yield Line("ok", f"{config.model_dir} holds no run.")
         return
-    found = differences(plain.moved(config, config.model_dir), plain.moved(saved, config.model_dir))
-    data["differs_from_saved_run"] = [each.field for each in found]
+    # Paths inside of the directory are compared as if both runs were in the same one.
+    changed = differences(plain.moved(config, config.model_dir), plain.moved(saved, config.model_dir))
+    data["differs_from_saved_run"] = [difference.field for difference in changed]
     if not steps:
         yield Line("ok", f"{config.model_dir} describes a run that has no checkpoint yet.")
         return
     newest = max(steps)
-    free = [str(each) for each in found if each.is_free]
-    yield Line("ok", f"{config.model_dir} is resumed at step {newest:,}{': ' if free else '.'}{'; '.join(free)}")
-    yield from changes(found, newest)
+    text = f"{config.model_dir} is resumed at step {newest:,}"
+    free = [str(difference) for difference in changed if difference.is_free]
+    if free:
+        yield Line("ok", f"{text}: {'; '.join(free)}")
+    else:
+        yield Line("ok", f"{text}.")
+    yield from changes(changed, newest)
 
 
-def changes(found: list[Difference], step: int) -> Iterator[Line]:
+def changes(changed: list[Difference], step: int) -> Iterator[Line]:
     """Yields a line for each difference by which a run resumed at a step is refused, or learns something else."""
-    for each in found:
-        fix = (each.field, each.before)
-        if each.field == "DataConfig.stages":
-            read_before = [stage for stage in each.before if stage[0] < step]
-            read_now = [stage for stage in each.now if stage[0] < step]
-            if read_now != read_before:
-                yield Line("error", f"{each}, and the stages before step {step:,} have been read.", fix, CHANGED)
-                continue
-        if each.field in FIXED:
-            yield Line(
-                "error", f"{each}, and the data positions of the run's checkpoints belong to that.", fix, CHANGED
-            )
-        elif not each.is_free:
-            yield Line("warning", f"{each}, when the run in its directory began or was last resumed.", fix, CHANGED)
+    for difference in changed:
+        fix = (difference.field, difference.before)
+        if difference.field == "DataConfig.stages" and _changes_past(difference, step):
+            text = f"{difference}, and the stages before step {step:,} have been read."
+            yield Line("error", text, fix, CHANGED)
+        elif difference.field in FIXED:
+            text = f"{difference}, and the data positions in the run's checkpoints only fit the value before."
+            yield Line("error", text, fix, CHANGED)
+        elif not difference.is_free:
+            text = f"{difference}, when the run in its directory began or was last resumed."
+            yield Line("warning", text, fix, CHANGED)
+
+
+def _changes_past(difference: Difference, step: int) -> bool:
+    """Returns whether stages differ that a run at this step has begun."""
+    read_before = [stage for stage in difference.before if stage[0] < step]
+    read_now = [stage for stage in difference.now if stage[0] < step]
+    return read_now != read_before

@@ -30,20 +30,21 @@ from limba.tools.preflight.checks.verdict import Data, Line, Section
 SETUP = "bash launch/setup.sh"
 IN_USE = "device-in-use"
 LOCKS = Path(__file__).resolve().parents[4] / "requirements"
-CHIPS = {  # lock: the package that only it has
+# Lock -> the package that only it has.
+CHIPS = {
     "tpu": "libtpu",
     "cuda13": "jax-cuda13-plugin",
     "cuda12": "jax-cuda12-plugin",
     "rocm": "jax-rocm7-plugin",
 }
 OLDEST_DRIVERS = {"cuda13": 580, "cuda12": 525}  # of NVIDIA; docs/gpus.md
-SHOWN = ("jax", "jaxlib", "libtpu", "flax", "optax", "seqio", "tensorflow")
+SHOWN = ("jax", "jaxlib", "libtpu", "flax", "optax", "seqio", "tensorflow")  # packages whose versions are printed
 DIFFERENCES_SHOWN = 6
 LEAST_FREE = 5 << 30  # bytes on the disks of compiled programs and temporary files
-HUB_SECONDS = 3.0
-# The error of a clock; Google's tokens are refused from five minutes on.
-OFF_SECONDS = 30.0
-REFUSED_SECONDS = 240.0
+HUB_SECONDS = 3.0  # for an answer of the hub
+# By how much a clock is wrong. Google refuses tokens from five minutes on.
+OFF_SECONDS = 30.0  # a warning
+REFUSED_SECONDS = 240.0  # an error
 GOOGLE_FILE = "~/.config/gcloud/application_default_credentials.json"
 TRUE = ("1", "ON", "YES", "TRUE")  # as the hub's library reads its variables
 
@@ -54,41 +55,38 @@ def environment(config: RunConfig | None = None) -> Section:
     It may ask the hub for the time of day, with a limit of HUB_SECONDS.
     """
     data: Data = {}
-    lines = [
-        *_versions(data),
-        *_devices(data),
-        *_holders(),
-        *_room(data),
-        *_tokens(config, data),
-        *(() if config is None else _time_limit(config)),
-        *_clock(data),
-    ]
+    lines = [*_versions(data), *_devices(data), *_holders(), *_room(data), *_tokens(config, data)]
+    if config is not None:
+        lines += _time_limit(config)
+    lines += _clock(data)
     return Section("Environment", lines, data)
 
 
-def wrong_for_a_start(own: int | None = None) -> list[Line]:
+def wrong_for_a_start(pid: int | None = None) -> list[Line]:
     """Returns what is wrong with this machine for a run's next start, and nothing else; asks no server.
 
-    `own` is the process of a run that trains here, which may well hold the devices.
+    `pid` is the process of a run that trains here, which may well hold the devices.
     """
     data: Data = {}
-    lines = [*_versions(data), *_devices(data), *_holders(own), *_room(data)]
+    lines = [*_versions(data), *_devices(data), *_holders(pid), *_room(data)]
     return [line for line in lines if line.level != "ok"]
 
 
 def _versions(data: Data) -> Iterator[Line]:
+    """Yields how Python and the installed packages differ from the lock of this machine's chip."""
     versions = installed()
     lock = chip_of(versions)
     python = platform.python_version()
-    known = {name: versions[name] for name in SHOWN if name in versions}
-    data |= {"python": python, "packages": known, "lock": lock}
-    said = ", ".join(f"{name} {version}" for name, version in known.items())
+    shown = {name: versions[name] for name in SHOWN if name in versions}
+    data |= {"python": python, "packages": shown, "lock": lock}
+    said = ", ".join(f"{name} {version}" for name, version in shown.items())
     is_lean = "tensorflow" not in versions
     wanted = pins(LOCKS, lock, is_lean)
     if not wanted:
-        yield Line("ok", f"Python {python}, {said}; there is no lock beside an installed package to compare with.")
+        yield Line("ok", f"Python {python}, {said}; an installed package has no lock to compare with.")
         return
-    fix = f"{'LEAN=1 ' if is_lean else ''}{SETUP} {'cpu' if lock == 'lean' else lock}"
+    chip = "cpu" if lock == "lean" else lock
+    fix = f"LEAN=1 {SETUP} {chip}" if is_lean else f"{SETUP} {chip}"
     newest = 14 if is_lean else 13  # TensorFlow has no wheel for 3.14
     if not (3, 11) <= sys.version_info[:2] <= (3, newest):
         tested = f"Python is {python}, and the packages are tested with 3.11 to 3.{newest}."
@@ -97,12 +95,14 @@ def _versions(data: Data) -> Iterator[Line]:
     others = {name: (versions[name], pin) for name, pin in wanted.items() if name in versions and versions[name] != pin}
     data["differ_from_lock"] = {name: list(pair) for name, pair in others.items()} | dict.fromkeys(missing)
     if missing:
-        of_chip = pins(LOCKS, lock, is_lean).keys() - pins(LOCKS, "lean" if is_lean else "cpu").keys()
-        level = "error" if (_needed(LOCKS.parent / "pyproject.toml") | of_chip) & set(missing) else "warning"
+        # Limba cannot run without what it imports itself, nor on a chip without the chip's own packages.
+        of_chip = wanted.keys() - pins(LOCKS, "lean" if is_lean else "cpu").keys()
+        needed = _needed(LOCKS.parent / "pyproject.toml") | of_chip
+        level = "error" if needed & set(missing) else "warning"
         yield Line(level, f"{_some(missing)} of requirements/lock-{lock}.txt: not installed.", fix, "packages")
     if others:
-        some = _some([f"{name} {own} (lock: {pin})" for name, (own, pin) in others.items()])
-        yield Line("warning", f"Other versions than those of requirements/lock-{lock}.txt: {some}.", fix, "packages")
+        some = _some([f"{name} {version} (lock: {pin})" for name, (version, pin) in others.items()])
+        yield Line("warning", f"Versions that differ from requirements/lock-{lock}.txt: {some}.", fix, "packages")
     if not missing and not others:
         yield Line("ok", f"Python {python}, {said}: as in requirements/lock-{lock}.txt.")
 
@@ -110,20 +110,28 @@ def _versions(data: Data) -> Iterator[Line]:
 @functools.cache  # which takes a third of a second
 def installed() -> dict[str, str]:
     """Returns package -> version of all installed packages, by their normal names."""
-    found = {}
-    for each in importlib.metadata.distributions():
+    versions = {}
+    for distribution in importlib.metadata.distributions():
         with contextlib.suppress(KeyError, TypeError):  # a folder that lacks its description
-            found.setdefault(_normal(each.metadata["Name"]), each.version)
-    return found
+            # The first one on the path is the one that is imported.
+            versions.setdefault(_normal(distribution.metadata["Name"]), distribution.version)
+    return versions
 
 
 def _needed(project: Path) -> set[str]:
-    """Returns the packages that Limba itself imports; others of a lock are needed by these, or by parts of these."""
-    named = tomllib.loads(project.read_text())["project"]["dependencies"] if project.exists() else []
-    return {_normal(found[0]) for each in named if (found := re.match(r"[\w.-]+", each))}
+    """Returns the packages that Limba itself imports; the other ones of a lock are needed by these."""
+    if not project.exists():
+        return set()
+    needed = set()
+    for requirement in tomllib.loads(project.read_text())["project"]["dependencies"]:
+        name = re.match(r"[\w.-]+", requirement)
+        if name:
+            needed.add(_normal(name[0]))
+    return needed
 
 
 def _normal(name: str) -> str:
+    """Returns a package's name as the index normalizes it: lower case, with hyphens."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -133,8 +141,10 @@ def chip_of(versions: Mapping[str, str]) -> str:
     >>> chip_of({"jax": "0.12", "libtpu": "0.0.50"}), chip_of({"tensorflow": "2.21"}), chip_of({"jax": "0.12"})
     ('tpu', 'cpu', 'lean')
     """
-    without = "cpu" if "tensorflow" in versions else "lean"
-    return next((lock for lock, package in CHIPS.items() if package in versions), without)
+    for lock, package in CHIPS.items():
+        if package in versions:
+            return lock
+    return "cpu" if "tensorflow" in versions else "lean"
 
 
 def pins(folder: Path, lock: str, is_lean: bool = False) -> dict[str, str]:
@@ -145,43 +155,51 @@ def pins(folder: Path, lock: str, is_lean: bool = False) -> dict[str, str]:
     from packaging.markers import Marker
 
     path = folder / f"lock-{lock}.txt"
-    found = {}
+    versions = {}
     if not path.exists():
-        return found
+        return versions
     for line in path.read_text().splitlines():
-        if include := re.fullmatch(r"-r lock-(\w+)\.txt", line):
-            found |= pins(folder, "lean" if is_lean and include[1] == "cpu" else include[1], is_lean)
+        include = re.fullmatch(r"-r lock-(\w+)\.txt", line)
+        if include:
+            included = "lean" if is_lean and include[1] == "cpu" else include[1]
+            versions |= pins(folder, included, is_lean)
             continue
         pin = re.match(r"([\w.-]+)==([^\s;\\]+)(?: *; *([^\\]+))?", line)
-        if pin and (pin[3] is None or Marker(pin[3].strip()).evaluate()):
-            found[_normal(pin[1])] = pin[2]
-    return found
+        if pin is None:
+            continue
+        name, version, marker = pin.groups()
+        if marker is None or Marker(marker.strip()).evaluate():
+            versions[_normal(name)] = version
+    return versions
 
 
 def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - DIFFERENCES_SHOWN} more" if len(names) > DIFFERENCES_SHOWN else ""
-    return ", ".join(names[:DIFFERENCES_SHOWN]) + more
+    text = ", ".join(names[:DIFFERENCES_SHOWN])
+    if len(names) > DIFFERENCES_SHOWN:
+        text += f" and {len(names) - DIFFERENCES_SHOWN} more"
+    return text
 
 
 def _devices(data: Data) -> Iterator[Line]:
+    """Yields this machine's devices, and whether jax has their packages and is told to use them."""
     tpu = machine.is_tpu_vm()
     gpus = machine.num_gpus()
     data |= {"tpu": tpu, "gpus": gpus, "cores": os.cpu_count()}
     if tpu:
-        found = "a Cloud TPU"
+        devices = "a Cloud TPU"
     elif gpus:
-        found = f"{gpus} GPU(s)"
+        devices = f"{gpus} GPU(s)"
     else:
-        found = "no TPU and no GPU"
+        devices = "no TPU and no GPU"
     absent = machine.accelerator_without_packages()
     if absent is not None:
         words, name = absent
         yield Line("error", f"This machine has {words}, and jax has no packages for it.", f"{SETUP} {name}", "packages")
     else:
-        yield Line("ok", f"Devices: {found}; {os.cpu_count()} cores, {_gib(_memory())} of memory.")
+        yield Line("ok", f"Devices: {devices}; {os.cpu_count()} cores, {_gib(_memory())} of memory.")
     chosen = os.environ.get("JAX_PLATFORMS", "")
     if chosen.split(",")[0] == "cpu" and (tpu or gpus):
-        text = f"JAX_PLATFORMS is {chosen}, so {found} stays unused in a run of this shell."
+        text = f"JAX_PLATFORMS is {chosen}, so {devices} stays unused in a run of this shell."
         yield Line("warning", text, "unset JAX_PLATFORMS", "unused-device")
     with contextlib.suppress(OSError):
         yield from driver_lines(Path("/proc/driver/nvidia/version").read_text(), chip_of(installed()))
@@ -201,18 +219,22 @@ def driver_lines(text: str, lock: str) -> Iterator[Line]:
     if int(version[1]) >= oldest:
         yield Line("ok", f"NVIDIA's driver is {version[1]}; {lock} needs {oldest} or newer.")
         return
-    is_old = int(version[1]) < OLDEST_DRIVERS["cuda12"]
-    fix = "install a newer driver" if is_old else f"{SETUP} cuda12"
+    is_too_old_for_any = int(version[1]) < OLDEST_DRIVERS["cuda12"]
+    fix = "install a newer driver" if is_too_old_for_any else f"{SETUP} cuda12"
     yield Line(
         "error", f"NVIDIA's driver is {version[1]}, and the packages of {lock} need {oldest} or newer.", fix, "driver"
     )
 
 
 def _holders(own: int | None = None) -> Iterator[Line]:
-    locking = processes.holder_of_lock() if machine.is_tpu_vm() else None  # elsewhere it compiles for a TPU
-    of_tpu = dict.fromkeys([*processes.holders(processes.TPU_DEVICES), locking])
+    """Yields other processes that use a device; `own` is a process that may."""
+    of_tpu = processes.holders(processes.TPU_DEVICES)
+    if machine.is_tpu_vm():  # elsewhere whoever locks libtpu's file compiles for a TPU that is not here
+        locking = processes.holder_of_lock()
+        if locking is not None and locking not in of_tpu:
+            of_tpu.append(locking)
     for holder in of_tpu:
-        if holder is not None and holder.pid != own:
+        if holder.pid != own:
             text = f"The TPU is held by {holder}; a TPU serves one process at a time."
             yield Line("error", text, f"kill {holder.pid}", IN_USE)
     for holder in processes.holders(processes.GPU_DEVICES):
@@ -233,38 +255,41 @@ def _room(data: Data) -> Iterator[Line]:
     compiled = os.environ.get(compile_cache.OF_JAX, "")
     if not compiled:  # off, or a folder that is not safe: one line at the start has said why
         yield Line("ok", "Compiled programs are not kept: each start compiles again.")
-    places = {
+    folders = {
         "compiled programs": (compiled, LEAST_FREE, _other_cache(compiled)),
         "temporary files": (tempfile.gettempdir(), LEAST_FREE, "export TMPDIR=DIRECTORY"),
     }
-    yield from room(places, data)
+    yield from room(folders, data)
 
 
-def room(places: Mapping[str, tuple[str, int, str]], data: Data, unwritable: str = "warning") -> Iterator[Line]:
-    """Yields the free space of local places: name -> (path, the least bytes, what to do if it has fewer)."""
+def room(folders: Mapping[str, tuple[str, int, str]], data: Data, unwritable: str = "warning") -> Iterator[Line]:
+    """Yields the free space of local folders: name -> (path, the least bytes, what to do if it has fewer)."""
     free = {}
     wrong = list[Line]()
-    for name, (place, least, fix) in places.items():
-        if not place or "://" in place:
+    for name, (folder, least, fix) in folders.items():
+        if not folder or "://" in folder:
             continue
-        there = Path(place).expanduser()
-        while not there.exists() and there != there.parent:
-            there = there.parent
-        free[name] = shutil.disk_usage(there).free
-        if not os.access(there, os.W_OK):
-            wrong.append(Line(unwritable, f"{place}, for {name}, cannot be written.", fix, "not-writable"))
+        existing = Path(folder).expanduser()  # the folder, or where it would be made
+        while not existing.exists() and existing != existing.parent:
+            existing = existing.parent
+        free[name] = shutil.disk_usage(existing).free
+        if not os.access(existing, os.W_OK):
+            wrong.append(Line(unwritable, f"{folder}, for {name}, cannot be written.", fix, "not-writable"))
         elif free[name] < least:
-            wrong.append(Line("warning", f"{_gib(free[name])} are free in {place}, for {name}.", fix, "no-room"))
+            wrong.append(Line("warning", f"{_gib(free[name])} are free in {folder}, for {name}.", fix, "no-room"))
     data["free_bytes"] = free
     yield from wrong
     if free and not wrong:
         yield Line("ok", "Free: " + ", ".join(f"{_gib(number)} for {name}" for name, number in free.items()) + ".")
 
 
-def _other_cache(place: str) -> str:
-    own = os.environ.get(compile_cache.VARIABLE) or compile_cache.DEFAULT
-    is_own = place == str(Path(own).expanduser())  # else the user has set jax's own variable, which comes first
-    return f"export {compile_cache.VARIABLE if is_own else compile_cache.OF_JAX}=DIRECTORY"
+def _other_cache(folder: str) -> str:
+    """Returns the command that keeps compiled programs in another folder than this one."""
+    chosen_by_limba = os.environ.get(compile_cache.VARIABLE) or compile_cache.DEFAULT
+    variable = compile_cache.VARIABLE
+    if folder != str(Path(chosen_by_limba).expanduser()):  # the user has set jax's own variable, which comes first
+        variable = compile_cache.OF_JAX
+    return f"export {variable}=DIRECTORY"
 
 
 def _tokens(config: RunConfig | None, data: Data) -> Iterator[Line]:
@@ -288,13 +313,12 @@ def _tokens(config: RunConfig | None, data: Data) -> Iterator[Line]:
     yield Line("ok", f"Tokens (never shown): {'; '.join(said)}.")
     is_online = os.environ.get("WANDB_MODE") not in ("offline", "disabled")
     if "wandb" in reports and is_online and not present["WANDB_API_KEY"]:
-        text = "RunConfig.report_to names wandb, and there is no key for it."
+        text = "RunConfig.report_to names wandb, and no API key for it is set."
         yield Line("warning", text, "export WANDB_API_KEY=…", "no-key")
-    emulated = os.environ.get("STORAGE_EMULATOR_HOST")
-    if config is not None and "gs://" in repr(config) and not (present["Google's credentials"] or emulated):
-        text = (
-            "The run names gs:// addresses, and there are no credentials of Google's: only public buckets can be read."
-        )
+    has_access = present["Google's credentials"] or os.environ.get("STORAGE_EMULATOR_HOST")
+    names_bucket = config is not None and "gs://" in repr(config)
+    if names_bucket and not has_access:
+        text = "The run names gs:// addresses, and there are no Google credentials: only public buckets can be read."
         yield Line("warning", text, "gcloud auth application-default login", "no-credentials")
 
 
@@ -327,7 +351,7 @@ def _time_limit(config: RunConfig) -> Iterator[Line]:
     if not end.isdigit():
         yield Line("ok", "This is a job of Slurm, which does not say when it ends (SLURM_JOB_END_TIME).")
         return
-    left = max(int(end) - time.time(), 0.0)
+    left = max(int(end) - time.time(), 0.0)  # seconds
     every = config.checkpoint.every_steps
     records = []
     with contextlib.suppress(Exception):  # a bucket's client has errors of its own; Storage says them
@@ -349,6 +373,7 @@ def _time_limit(config: RunConfig) -> Iterator[Line]:
 
 
 def _clock(data: Data) -> Iterator[Line]:
+    """Yields how far this machine's clock is from the hub's."""
     if any(os.environ.get(name, "").upper() in TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")):
         yield Line("ok", "The clock is not compared: HF_HUB_OFFLINE is set.")
         return
@@ -356,15 +381,16 @@ def _clock(data: Data) -> Iterator[Line]:
     try:
         off = clock_error(address)
     except (OSError, ValueError, TypeError) as error:
-        reason = reason_of(getattr(error, "reason", error) if isinstance(error, urllib.error.URLError) else error)
-        yield Line("ok", f"The clock is not compared: {address} does not answer ({reason}).")
+        cause = getattr(error, "reason", error) if isinstance(error, urllib.error.URLError) else error
+        yield Line("ok", f"The clock is not compared: {address} does not answer ({reason_of(cause)}).")
         return
     data["clock_error_seconds"] = round(off, 1)
     if abs(off) < OFF_SECONDS:
-        yield Line("ok", f"The clock agrees with that of {address} within {OFF_SECONDS:.0f} s.")
+        yield Line("ok", f"The clock agrees with {address} within {OFF_SECONDS:.0f} s.")
         return
     level = "error" if abs(off) >= REFUSED_SECONDS else "warning"
-    text = f"This machine's clock is {abs(off):,.0f} s {'ahead of' if off > 0 else 'behind'} that of {address}"
+    direction = "ahead of" if off > 0 else "behind"
+    text = f"This machine's clock is {abs(off):,.0f} s {direction} {address}"
     yield Line(level, f"{text}; buckets refuse tokens of a wrong time.", "sudo timedatectl set-ntp true", "clock")
 
 
@@ -377,4 +403,5 @@ def clock_error(address: str) -> float:
             date = answer.headers["Date"]
     except urllib.error.HTTPError as error:  # a refusal has the time too
         date = error.headers["Date"]
-    return (began + time.time()) / 2 - parsedate_to_datetime(date).timestamp()
+    middle = (began + time.time()) / 2  # when the server most likely wrote its date
+    return middle - parsedate_to_datetime(date).timestamp()

@@ -11,14 +11,14 @@ from limba.api import PlannedRun
 from limba.config import ConfigError, Fix, Open, RunConfig
 from limba.tools.preflight.checks.findings import gathered
 from limba.tools.preflight.checks.verdict import Data, Line, Section
-from limba.tools.preflight.compiled import changes, instant
+from limba.tools.preflight.compiled import arithmetic, changes
 from limba.tools.preflight.compiled.memory import size_in_words
 from limba.tools.preflight.compiled.topologies import Topology, limit_bytes
 
 TITLE = "Estimate"
-HOURS_OF_A_CPU = 31 * 24  # that a run on a CPU may take at least; larger ones are meant for other chips
-ERROR = 1.15  # the estimate may be off by as much
-OF_ONE_MACHINE = ("/tmp", "/var/tmp", "/dev/shm", "/scratch/local")  # each host has its own
+HOURS_OF_A_CPU = 31 * 24  # a run that takes longer on a CPU is meant for other chips
+ERROR = 1.15  # the estimate of memory may be off by this factor
+OF_ONE_MACHINE = ("/tmp/", "/var/tmp/", "/dev/shm/", "/scratch/local/")  # each host has its own
 
 
 def estimate(config: RunConfig, chips: Topology, is_compiled: bool) -> Section:
@@ -70,10 +70,11 @@ def _that_divides(batch: int, shards: int, needed: int, hosts: int) -> list[Fix]
     """Returns a batch and shards near the run's: the batch is a multiple of `needed` and of the shards."""
     if shards % hosts == 0:
         return [("DataConfig.batch_size", _near(batch, math.lcm(needed, shards)))]
-    fitting = [each for each in range(hosts, batch + 1, hosts) if batch % each == 0 and batch % needed == 0]
-    if fitting:
-        number = next((each for each in fitting if each >= shards), fitting[-1])
-        return [("DataConfig.num_data_shards", number)]
+    if batch % needed == 0:  # other shards alone may do
+        fitting = [number for number in range(hosts, batch + 1, hosts) if batch % number == 0]
+        if fitting:
+            not_fewer = [number for number in fitting if number >= shards]
+            return [("DataConfig.num_data_shards", not_fewer[0] if not_fewer else fitting[-1])]
     number = math.ceil(shards / hosts) * hosts
     rows = _near(batch, math.lcm(needed, number))
     return [("DataConfig.num_data_shards", number), ("DataConfig.batch_size", rows)]
@@ -98,13 +99,13 @@ def _mesh_that_divides(config: RunConfig, devices: int) -> list[Fix]:
 
 def shared_directory(config: RunConfig, chips: Topology) -> Iterator[Line]:
     """Yields what is wrong with a directory of one machine for several hosts, which all write their part to it."""
-    place = config.model_dir
-    if chips.hosts == 1 or "://" in place:
+    directory = config.model_dir
+    if chips.hosts == 1 or "://" in directory:
         return
-    text = f"RunConfig.model_dir is {place}, and {chips.name} has {chips.hosts} hosts, which must all see it"
+    text = f"RunConfig.model_dir is {directory}, and {chips.name} has {chips.hosts} hosts, which must all see it"
     fix = ("RunConfig.model_dir", Open("gs://bucket/name, or a disk that all hosts see"))
-    if str(Path(place).expanduser().absolute()).startswith(tuple(f"{each}/" for each in OF_ONE_MACHINE)):
-        yield Line("error", f"{text}: each machine has its own {place}.", fix, "directory-not-shared")
+    if str(Path(directory).expanduser().absolute()).startswith(OF_ONE_MACHINE):
+        yield Line("error", f"{text}: each machine has its own {directory}.", fix, "directory-not-shared")
     elif chips.platform == "tpu":
         yield Line("warning", f"{text}: hosts of a TPU share no disk of their own.", fix, "directory-not-shared")
     else:
@@ -118,21 +119,21 @@ def memory_lines(config: RunConfig, chips: Topology, is_compiled: bool, data: Da
     """
     run = PlannedRun(config)
     limit = limit_bytes(chips)
-    found = instant.memory(run, chips)
-    most = instant.largest_batch(run, chips, limit)
-    seconds = instant.seconds_per_step(run, chips)
-    data |= {"topology": chips.name, "limit_bytes": limit, "live_bytes": found.total, "largest_batch": most}
-    data |= dataclasses.asdict(found)
+    memory = arithmetic.memory(run, chips)
+    most = arithmetic.largest_batch(run, chips, limit)
+    seconds = arithmetic.seconds_per_step(run, chips)
+    data |= {"topology": chips.name, "limit_bytes": limit, "live_bytes": memory.total, "largest_batch": most}
+    data |= dataclasses.asdict(memory)
     data["seconds_per_step"] = seconds
-    parts = ", ".join(f"{name} {size_in_words(size)}" for name, size in dataclasses.asdict(found).items())
-    text = f"By arithmetic a device of {chips.name} needs {size_in_words(found.total)} of {size_in_words(limit)}"
+    parts = ", ".join(f"{name} {size_in_words(size)}" for name, size in dataclasses.asdict(memory).items())
+    text = f"By arithmetic a device of {chips.name} needs {size_in_words(memory.total)} of {size_in_words(limit)}"
     text += f" ({parts}); at most {most:,} rows fit"
     if seconds:
         text += f", and a step takes {seconds[0]:.2g} s at least"
-    if found.total <= limit or is_compiled:
+    if memory.total <= limit or is_compiled:
         yield Line("ok", f"{text}.")
         return
-    level = "error" if found.total > ERROR * limit else "warning"
+    level = "error" if memory.total > ERROR * limit else "warning"
     device = changes.Device(chips, limit)
     text = f"{text}.\n{changes.table(config, device)}"
     yield Line(level, text, changes.that_fits(config, device), "does-not-fit")

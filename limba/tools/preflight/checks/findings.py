@@ -13,16 +13,21 @@ from limba.config.errors import ELSEWHERE, Open, SentenceError, reason_of
 from limba.tools.preflight.checks.verdict import Data, Line, Section
 
 Check = Callable[[Data], Iterable[Line]]  # may add figures to the section's data
+# Code of a finding -> the fields by whose change its numbers become others.
+COUNTED_ON = {
+    "too-many-epochs": {"DataConfig.data_files", "DataConfig.vocabulary", "DataConfig.new_vocabulary_size"},
+    "unused-rows": {"DataConfig.vocabulary", "DataConfig.new_vocabulary_size", "DataConfig.extra_ids"},
+}
 
 
 def gathered(title: str, *checks: Check) -> Section:
-    """Returns the section of all lines of the checks, and of what is logged meanwhile, as warnings.
+    """Returns the section with all lines of the checks, and with what is logged meanwhile, as warnings.
 
     A check that ends with an InputError, a StorageError or an OSError gives an error line; the next ones still run.
     """
     lines = list[Line]()
     data = Data()
-    with logged() as said:
+    with logged() as sentences:
         for check in checks:
             try:
                 for line in check(data):  # one by one: those before an error stay
@@ -31,7 +36,7 @@ def gathered(title: str, *checks: Check) -> Section:
                 line = error_line(error)
                 if not any(_is_same_fault(line, other) for other in lines):
                     lines.append(line)
-    lines += [Line("warning", sentence, code="logged") for sentence in dict.fromkeys(said)]
+    lines += [Line("warning", sentence, code="logged") for sentence in dict.fromkeys(sentences)]
     return Section(title, lines, data)
 
 
@@ -44,21 +49,23 @@ def _is_same_fault(line: Line, other: Line) -> bool:
 
 @contextlib.contextmanager
 def logged() -> Iterator[list[str]]:
-    """Collects what Limba logs as warnings, in place of writing it to the console."""
-    said: list[str] = []
+    """Collects what Limba logs as warnings, instead of writing it to the console."""
+    sentences: list[str] = []
 
     class Collecting(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            said.append(record.getMessage())
+            sentences.append(record.getMessage())
 
     logger = logging.getLogger("limba")
-    before = logger.handlers, logger.propagate
+    handlers = logger.handlers
+    propagate = logger.propagate
     logger.handlers = [Collecting(logging.WARNING)]
-    logger.propagate = False  # also not for a collector around this
+    logger.propagate = False  # so that a collector around this one does not get it too
     try:
-        yield said
+        yield sentences
     finally:
-        logger.handlers, logger.propagate = before
+        logger.handlers = handlers
+        logger.propagate = propagate
 
 
 def error_line(error: SentenceError | OSError) -> Line:
@@ -72,8 +79,15 @@ def error_line(error: SentenceError | OSError) -> Line:
     """
     if not isinstance(error, SentenceError):
         return Line("error", f"{reason_of(error)}.", code=_code(type(error).__name__))
-    fix = error.fix or ((error.field, Open()) if error.field else None)
-    field = error.field or (fix[0] if isinstance(fix, tuple) else type(error).__name__)
+    fix = error.fix or None
+    if fix is None and error.field:
+        fix = (error.field, Open())
+    if error.field:
+        field = error.field
+    elif isinstance(fix, tuple):
+        field = fix[0]
+    else:
+        field = type(error).__name__
     return Line("error", " ".join(str(error).split()), fix, _code(field.rpartition(".")[2]))
 
 
@@ -93,21 +107,17 @@ def shorter(config: RunConfig, steps: int) -> Fix | list[Fix]:
 
 
 def after_changes(section: Section, made: Sequence[Section]) -> Section:
-    """Returns a section without numbers that hold for a text or a vocabulary which other findings change."""
-    found = [fix for each in (*made, section) for line in each.lines for fix in _fixes(line)]
-    fields = {fix[0] for fix in found if not isinstance(fix, str)}
-    lines = [_counted_again(line, fields) for line in section.lines]
+    """Returns a section without the numbers that only hold for a text or a vocabulary that other findings change."""
+    changed = set()
+    for each in (*made, section):
+        for line in each.lines:
+            changed.update(fix[0] for fix in _fixes(line) if not isinstance(fix, str))
+    lines = [_counted_again(line, changed) for line in section.lines]
     return dataclasses.replace(section, lines=lines)
 
 
-# Code of a finding -> the fields by whose change its numbers are others.
-COUNTED_ON = {
-    "too-many-epochs": {"DataConfig.data_files", "DataConfig.vocabulary", "DataConfig.new_vocabulary_size"},
-    "unused-rows": {"DataConfig.vocabulary", "DataConfig.new_vocabulary_size", "DataConfig.extra_ids"},
-}
-
-
 def _counted_again(line: Line, changed: Collection[str]) -> Line:
+    """Returns a line without the number of its fix, if another finding's fix changes what was counted."""
     if not COUNTED_ON.get(line.code, set()) & set(changed):
         return line
     field, _ = next(fix for fix in _fixes(line) if not isinstance(fix, str))
@@ -117,10 +127,13 @@ def _counted_again(line: Line, changed: Collection[str]) -> Line:
 def _fixes(line: Line) -> list[Fix]:
     if isinstance(line.fix, list):
         return line.fix
-    return [] if line.fix is None else [line.fix]
+    if line.fix is None:
+        return []
+    return [line.fix]
 
 
 def _code(name: str) -> str:
+    """Returns the name of a field or a class as a code: batch_size and BatchSize give batch-size."""
     return re.sub("(?<=[a-z])(?=[A-Z])|_", "-", name).lower()
 
 

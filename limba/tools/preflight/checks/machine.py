@@ -48,16 +48,16 @@ def devices() -> Section:
         fix = "end that process; on a TPU: sudo lsof -w /dev/accel* /dev/vfio/*"
         return Section("Devices", [Line("error", what, fix, "device-in-use")])
     if ended.returncode != 0:
-        said = (ended.stderr.strip().splitlines() or ["no message"])[-1]
+        message = (ended.stderr.strip().splitlines() or ["no message"])[-1]
+        text = f"jax finds no device: {message[:300].rstrip('.')}."
         fix = f"set JAX_PLATFORMS=cpu to use the CPU, or {SETUP} for this machine's accelerator"
-        return Section("Devices", [Line("error", f"jax finds no device: {said[:300].rstrip('.')}.", fix, "no-device")])
+        return Section("Devices", [Line("error", text, fix, "no-device")])
     platform, kind, count, limit, is_right = json.loads(ended.stdout.strip().splitlines()[-1])
     memory = f", {limit / 2**30:.1f} GiB each" if limit else ""
     lines = [Line("ok", f"jax computes on {count} x {kind} ({platform}{memory}).")]
     if not is_right:
-        lines.append(
-            Line("error", "A product of matrices has a wrong sum there.", "do not train on this machine", "wrong-sums")
-        )
+        text = "A product of matrices has a wrong sum there."
+        lines.append(Line("error", text, "do not train on this machine", "wrong-sums"))
     if platform == "cpu":
         lines.append(Line("ok", "There is no accelerator: tiny and small models train here, larger ones elsewhere."))
     return Section("Devices", lines, {"platform": platform, "kind": kind, "devices": count, "bytes": limit})
@@ -83,9 +83,10 @@ def machine() -> Section:
 
 def _cgroup_limit() -> int | None:
     """Returns the memory limit of this process's container in bytes, if it has one."""
-    for place in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+    # Of cgroups, version 2 and version 1.
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
-            text = Path(place).read_text().strip()
+            text = Path(file).read_text().strip()
         except OSError:
             continue
         return int(text) if text.isdigit() else None
@@ -95,24 +96,24 @@ def _cgroup_limit() -> int | None:
 def disk() -> list[Line]:
     """Returns the findings about free space where runs, models of the hub and exchanged batches go."""
     hub = os.environ.get("HF_HOME", "~/.cache/huggingface")
-    places = {
+    folders = {
         "this folder": (os.getcwd(), 10 << 30, "runs are written here: go to a larger disk"),
         "models of the hub": (hub, 5 << 30, "export HF_HOME=DIRECTORY"),
         "shared memory": ("/dev/shm", 1 << 30, "start the container with --shm-size=4g"),
     }
-    return list(room(places, {}, unwritable="error"))
+    return list(room(folders, {}, unwritable="error"))
 
 
 def clock() -> list[Line]:
-    """Returns the kernel's finding about the clock, if it has one."""
-    if _is_synchronized() is not False:
+    """Returns a warning if the kernel says that the clock is not synchronized."""
+    if _is_synchronized() is not False:  # None: it says nothing
         return []
     fix = "sudo timedatectl set-ntp true; in a container, on its host"
     return [Line("warning", "The kernel says that no time server keeps this machine's clock.", fix, "clock")]
 
 
 def _is_synchronized() -> bool | None:
-    """Returns the kernel's word on its clock (adjtimex(2): TIME_ERROR is 5); None if it gives none."""
+    """Returns whether the kernel's clock is synchronized (adjtimex(2): TIME_ERROR is 5); None if it does not say."""
     try:
         state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512))  # zeros: change nothing
     except (OSError, AttributeError):

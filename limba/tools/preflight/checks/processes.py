@@ -35,13 +35,17 @@ def holders(patterns: Iterable[str]) -> list[Holder]:
     """
     import psutil
 
-    devices = {os.path.realpath(path) for pattern in patterns for path in glob(pattern)}
-    found = []
-    for process in psutil.process_iter() if devices else ():
+    devices = set()
+    for pattern in patterns:
+        devices.update(os.path.realpath(path) for path in glob(pattern))
+    if not devices:
+        return []
+    holding = []
+    for process in psutil.process_iter():
         if process.pid != os.getpid() and devices & _open_files(process.pid):
-            with contextlib.suppress(psutil.Error):
-                found.append(Holder(process.pid, process.username(), command_of(process.cmdline())))
-    return found
+            with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+                holding.append(Holder(process.pid, process.username(), command_of(process.cmdline())))
+    return holding
 
 
 def _open_files(pid: int) -> set[str]:
@@ -87,9 +91,10 @@ def holder_of_lock(path: str = TPU_LOCK) -> Holder | None:
     """Returns the process that has locked libtpu's file, with what this user may know of it."""
     import psutil
 
-    if (pid := lock_holder(path)) in (None, os.getpid()):
+    pid = lock_holder(path)
+    if pid is None or pid == os.getpid():
         return None
-    with contextlib.suppress(psutil.Error):
+    with contextlib.suppress(psutil.Error):  # a process that this user may not see
         process = psutil.Process(pid)
         return Holder(process.pid, process.username(), command_of(process.cmdline()))
-    return Holder(pid or 0, "another user or container", "unknown")
+    return Holder(pid, "another user or container", "unknown")

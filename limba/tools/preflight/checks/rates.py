@@ -9,7 +9,7 @@ from limba.config import Fix, RunConfig, ScheduleConfig
 from limba.config.schedule import AUTO
 from limba.tools.preflight.checks.verdict import Line
 
-# The highest rate of a run: lowest usual one, highest, and what a fix gives (docs/optimizers.md).
+# Rule -> the lowest and highest usual peak of the learning rate, and the peak that a fix gives (docs/optimizers.md).
 PRETRAINING = {
     "adafactor": (1e-3, 3e-2, 1e-2),  # 1 / sqrt(10,000) by T5X's rule
     "adamw": (1e-4, 1e-3, 5e-4),
@@ -17,14 +17,14 @@ PRETRAINING = {
 }
 FINE_TUNING = {"adafactor": (1e-4, 2e-3, 1e-3), "muon by size": (1e-3, 2e-2, 5e-3)}
 FINE_TUNING_OTHERS = (1e-5, 3e-4, 1e-4)
-FAR = 9.99  # times outside of the range, from which on it is a warning
+FAR = 9.99  # times outside of the range, from which on it is a warning: ten times, with room for rounding
 ADAPTIVE = ("adamw", "muon")  # whose first steps are too large without a warm-up
 CONTINUED = 0.5  # share of the run after which a run that continues at another's step is looked at
 SAMPLES = 256
 
 
 def rate_warnings(config: RunConfig) -> Iterator[Line]:
-    """Yields one warning for a rate, a warm-up or a decay that the optimizer does not want, with one fix for all.
+    """Yields one warning for an unusual rate, a missing warm-up or a missing decay, with one fix for all.
 
     A run that goes on from a checkpoint's step is judged by its second half, since its first steps are not made.
     """
@@ -47,24 +47,28 @@ def rate_warnings(config: RunConfig) -> Iterator[Line]:
     wants_course = is_from_scratch and name in ADAPTIVE
     no_warmup = wants_course and start > 0.5 * highest
     no_decay = is_from_scratch and _never_falls(config, rates, wants_course)
-    said = []
+    faults = []
     codes = []
     if not low / far < highest < high * far:
-        where = f"{low:.2g} to {high:.2g} for {name} {'to fine-tune' if is_tuned else f'and {steps:,} steps'}"
-        said.append(f"the highest learning rate is {highest:.3g}, and {where} is usual")
+        kind = "to fine-tune" if is_tuned else f"and {steps:,} steps"
+        faults.append(
+            f"the highest learning rate is {highest:.3g}, and {low:.2g} to {high:.2g} for {name} {kind} is usual"
+        )
         if is_tuned:
             codes.append("fine-tuning-rate")
+        elif highest > high:
+            codes.append("rate-too-high")
         else:
-            codes.append("rate-too-high" if highest > high else "rate-too-low")
+            codes.append("rate-too-low")
     if no_warmup:
-        said.append(f"there is no warm-up, which {name} needs in its first steps")
+        faults.append(f"there is no warm-up, which {name} needs in its first steps")
         codes.append("no-warm-up")
     if no_decay:
-        said.append("the learning rate never falls, which costs much of what a run's end gives")
+        faults.append("the learning rate never falls, which costs much of what a run's end gives")
         codes.append("no-decay")
-    if not said:
+    if not faults:
         return
-    text = f"ScheduleConfig.base_learning_rate is {schedule.base_learning_rate}: {'; '.join(said)}."
+    text = f"ScheduleConfig.base_learning_rate is {schedule.base_learning_rate}: {'; '.join(faults)}."
     if no_warmup or no_decay:
         fixes = _course(schedule, steps, no_warmup)
         base = highest if low <= highest <= high else usual
@@ -108,10 +112,12 @@ def _range(config: RunConfig, is_tuned: bool) -> tuple[float, float, float, floa
     rule = "muon by size" if getattr(optimizer, "muon_by_parameter_scale", False) else optimizer.name
     if not getattr(optimizer, "multiply_by_parameter_scale", True):
         rule = "adamw"  # Adafactor with absolute updates
-    if is_tuned:  # of 'auto' nothing is known there
-        return *FINE_TUNING.get(rule, FINE_TUNING_OTHERS), 1.0 if rule == "muon by size" else FAR
+    if is_tuned:  # what 'auto' would be there is not known
+        low, high, usual = FINE_TUNING.get(rule, FINE_TUNING_OTHERS)
+        return low, high, usual, 1.0 if rule == "muon by size" else FAR
     if rule in PRETRAINING:
-        return *PRETRAINING[rule], FAR
+        low, high, usual = PRETRAINING[rule]
+        return low, high, usual, FAR
     auto = float(ScheduleConfig(base_learning_rate=AUTO).in_steps(config.train_steps or 1).base_learning_rate)
     return auto / 20, 2.5 * auto, auto, 1.0
 

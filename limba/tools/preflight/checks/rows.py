@@ -21,13 +21,12 @@ from limba.tools.preflight.checks.verdict import Data, Line
 if TYPE_CHECKING:
     from limba.tools.preflight.compiled.topologies import Topology
 
-MOST_READERS = 16  # processes of a host that read
 PADDED = 0.1  # share of a step's FLOPs for padding that is found in rows
 MOST_EPOCHS = 64  # with which T5 lost little (Raffel et al. 2020, table 9); with 256 and more it did
 WORDS = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"))
-MFU = 0.4  # at which devices are taken to compute, for what they want to read
+MFU = 0.4  # an assumption: the share of their peak at which devices compute, and so want tokens
 MOST_READERS = 16  # processes of a host that read
-CORES_OF_HOST = 96  # of a TPU's host, or a node with GPUs, at least
+CORES_OF_HOST = 96  # that a TPU's host, or a node with GPUs, has at least
 
 
 class Reading(NamedTuple):
@@ -61,7 +60,7 @@ def read_for(run: RunData, lengths: Mapping[str, int], most: float) -> Reading:
     """Returns what reading for `most` seconds has given: batches after the first, or the first where it is alone."""
     rows = 0
     filled = dict.fromkeys(lengths, 0)
-    with logged():  # of units and shards the section says more
+    with logged():  # the section has its own lines about units and shards
         batches = run.rows(lengths)
         first = next(batches, None)  # opens files, and is not timed
         began = time.monotonic()
@@ -81,20 +80,21 @@ def read_for(run: RunData, lengths: Mapping[str, int], most: float) -> Reading:
 
 
 def _sides(config: RunConfig, sides: Mapping[str, int]) -> Mapping[str, int]:
-    """Returns the sides of a row that a network reads: one of an encoder's, which is a text and the same again."""
+    """Returns the sides of a row that a network reads; an encoder's two are one text, before and after masking."""
     if config.model.is_encoder:
         return {"targets": sides["inputs"]}
     return sides
 
 
 def _text_share(config: RunConfig, run: RunData, lengths: Mapping[str, int]) -> float:
-    """Returns the share of a row's real tokens that is text, which sentinels are not."""
+    """Returns the share of a row's real tokens that is text, and not sentinels."""
     if config.model.is_decoder_only or not run.fills_gaps:
         return 1.0
     with logged():
         batch = next(run.rows(lengths))
-    marks = sum(np.count_nonzero(np.isin(batch[name], run.sentinels)) for name in lengths)
-    return 1 - marks / sum(np.count_nonzero(batch[name]) for name in lengths)
+    num_sentinels = sum(np.count_nonzero(np.isin(batch[name], run.sentinels)) for name in lengths)
+    num_tokens = sum(np.count_nonzero(batch[name]) for name in lengths)
+    return 1 - num_sentinels / num_tokens
 
 
 def _padding(
@@ -109,6 +109,7 @@ def _padding(
     text = "Padding in the rows that are trained on: "
     text += ", ".join(f"{share:.1%} of the {name}" for name, share in data["padding"].items())
     needed = needed_targets(run, inputs) if inputs else None
+    # Padding that follows from the lengths alone has a finding of its own.
     by_lengths = 0.0 if needed is None else wasted_share(config, inputs, needed, targets)
     # Packed rows are as full as their examples allow.
     if waste - by_lengths < PADDED or config.data.pack:
@@ -155,7 +156,8 @@ def _totals(config: RunConfig, tokens: float, data: Data) -> Iterator[Line]:
         return
     epochs = config.train_steps / steps
     data["epochs"] = epochs
-    text += f": about {epochs:,.{2 if epochs < 100 else 0}f} epochs over the corpus"
+    text += f": about {epochs:,.2f}" if epochs < 100 else f": about {epochs:,.0f}"
+    text += " epochs over the corpus"
     if epochs <= MOST_EPOCHS:
         yield Line("ok", f"{text}.")
         return

@@ -28,7 +28,7 @@ def at_start(config: RunConfig, names: Mapping[str, str]) -> list[str]:
 
 
 def of_memory(config: RunConfig, devices: Sequence[Device], limit: float) -> list[str]:
-    """Returns what arithmetic says of a step's memory on these devices of jax, of which each has `limit` bytes."""
+    """Returns the findings about a step's memory, by arithmetic, on these devices of jax, each with `limit` bytes."""
     from limba.config import hardware
     from limba.tools.preflight.checks.estimate import memory_lines
     from limba.tools.preflight.compiled.topologies import Topology
@@ -76,10 +76,12 @@ def _changed(config: RunConfig) -> Iterator[Line]:
     saved = saved_run(config.model_dir) if "://" not in config.model_dir else None
     if saved is None or not RunDirectory(config.model_dir).checkpoints():
         return
-    found = [each for each in differences(config, saved) if not each.is_free]
-    if found:
-        text = "; ".join(map(str, found))
-        yield Line("warning", f"This resumed run is changed: {text}.", (found[0].field, found[0].before), "changed-run")
+    changes = [each for each in differences(config, saved) if not each.is_free]
+    if changes:
+        text = "; ".join(map(str, changes))
+        yield Line(
+            "warning", f"This resumed run is changed: {text}.", (changes[0].field, changes[0].before), "changed-run"
+        )
 
 
 def _vocabulary(config: RunConfig) -> Iterator[Line]:
@@ -88,15 +90,18 @@ def _vocabulary(config: RunConfig) -> Iterator[Line]:
     from limba.tools.preflight.checks.vocabulary import UNUSED, unused_share
 
     path = config.data.vocabulary
-    if path is None or "://" in path or config.initial_checkpoint_path or config.data.new_vocabulary_size:
+    if path is None or "://" in path:
         return
-    found = PieceTable.at(path, config.data.extra_ids)
+    # A checkpoint's rows are as they are, and a vocabulary that is trained first is not there yet.
+    if config.initial_checkpoint_path or config.data.new_vocabulary_size:
+        return
+    pieces = PieceTable.at(path, config.data.extra_ids)
     rows = config.model.vocab_size
-    fitting = found.fitting_rows
+    fitting = pieces.fitting_rows
     if rows <= fitting:
         return
     share = unused_share(config, fitting, None)
     if share >= UNUSED:
-        text = f"The model has {rows:,} rows for {found.vocabulary.vocab_size:,} ids: those without a piece take"
+        text = f"The model has {rows:,} rows for {pieces.vocabulary.vocab_size:,} ids: those without a piece take"
         text += f" {share:.0%} of a step's FLOPs."
         yield Line("warning", text, ("ModelConfig.vocab_size", fitting), "unused-rows")

@@ -16,7 +16,8 @@ from limba.tools.preflight.checks.findings import gathered, reached_by
 from limba.tools.preflight.checks.verdict import Data, Line, Section
 
 TITLE = "Storage"
-METADATA_SECONDS = 1.0
+METADATA_SECONDS = 1.0  # for an answer of Google's metadata server, which is on the same host
+# Location of a bucket in several regions -> how the names of their zones begin.
 MULTI_REGIONS = {"US": ("us-", "northamerica-"), "EU": ("europe-",), "ASIA": ("asia-",)}
 DAMAGED = "damaged-checkpoint"
 NO_ROOM = "no-room"
@@ -27,8 +28,8 @@ LEASE_SECONDS = 90.0  # a silent holder of a run's directory has ended
 def storage(config: RunConfig) -> Section:
     """Returns the section about a run's directory, its checkpoints and its other destinations.
 
-    A directory that does not exist is made, written to, and removed again. A bucket that cannot be written is asked
-    nothing more, since each answer that does not come takes half a minute.
+    A directory that does not exist is made, written to, and removed again. Where a bucket cannot be written, nothing
+    else is asked of it, since each answer that does not come takes half a minute.
     """
     run = PlannedRun(config)
     first = gathered(TITLE, lambda _: _writable(run, config.model_dir, "RunConfig.model_dir"))
@@ -40,49 +41,52 @@ def storage(config: RunConfig) -> Section:
         lambda data: _checkpoints(run, data),
         lambda data: _initial(run, data),
         lambda data: _room(run, data),
-        lambda data: _place(config.model_dir, data),
+        lambda data: _region(config.model_dir, data),
         lambda _: _destinations(run),
     )
     return Section(TITLE, [*first.lines, *others.lines], others.data)
 
 
 def _writable(run: PlannedRun, directory: str, field: str) -> Iterator[Line]:
+    """Yields whether a directory can be written; folders that are made to try it are removed again."""
     absent = [] if "://" in directory else _absent(directory)
     try:
         run.check_writable(directory, field)
     finally:
-        for path in absent:  # the innermost first
+        for path in absent:
             with contextlib.suppress(OSError):
                 path.rmdir()
     yield Line("ok", f"{directory} can be written.")
 
 
 def _absent(directory: str) -> list[Path]:
-    place = Path(directory).expanduser().absolute()
-    return [path for path in (place, *place.parents) if not path.exists()]
+    """Returns the folders of a path that do not exist yet, the innermost first."""
+    innermost = Path(directory).expanduser().absolute()
+    return [path for path in (innermost, *innermost.parents) if not path.exists()]
 
 
 def _held(model_dir: str) -> Iterator[Line]:
     """Yields who trains in the directory now, by its lease."""
-    seen, owner = RunDirectory(model_dir).look_at_lease()
-    if seen.age is None:
+    lease, owner = RunDirectory(model_dir).look_at_lease()
+    if lease.age is None:
         return
-    if seen.age < LEASE_SECONDS:
+    if lease.age < LEASE_SECONDS:
         who = owner or "a process of an unknown program"
-        text = f"{model_dir} is trained in by {who}, whose heartbeat is {seen.age:.0f} s old."
+        text = f"{model_dir} is in use by {who}, whose heartbeat is {lease.age:.0f} s old."
         yield Line("error", text, ("RunConfig.model_dir", Open("another directory, or end that run")), "in-use")
     else:
-        yield Line("ok", f"{model_dir} was left by {owner or 'a process'} without its end; a new start takes over.")
+        text = f"The run in {model_dir} by {owner or 'a process'} stopped without ending; a new start takes over."
+        yield Line("ok", text)
 
 
 def _checkpoints(run: PlannedRun, data: Data) -> Iterator[Line]:
     """Yields whether the newest checkpoint was saved by this run, and which parameters differ if not."""
-    found = RunDirectory(run.config.model_dir).checkpoints()
-    data["checkpoints"] = list(found)
-    if not found:
+    checkpoints = RunDirectory(run.config.model_dir).checkpoints()
+    data["checkpoints"] = list(checkpoints)
+    if not checkpoints:
         yield Line("ok", "No checkpoint yet: the run starts at step 0.")
         return
-    step, path = max(found.items())
+    step, path = max(checkpoints.items())
     try:
         damage = run.check_checkpoint(path)
     except ConfigError:  # it is after the last step
@@ -108,7 +112,7 @@ def _initial(run: PlannedRun, data: Data) -> Iterator[Line]:
     if run.check_initial(path):
         yield Line("ok", f"The run begins from the checkpoint in {path}.")
     else:
-        yield Line("ok", f"The run begins from {path} of the hub, which its start downloads.")
+        yield Line("ok", f"The run begins from {path} on the hub, which its start downloads.")
 
 
 def _saved_fields(config: RunConfig, owner: str) -> list[Fix]:
@@ -120,8 +124,11 @@ def _saved_fields(config: RunConfig, owner: str) -> list[Fix]:
         saved = saved_run(config.model_dir)
     if saved is None:
         return []
-    found = differences(config, saved)
-    return [(each.field, each.before) for each in found if each.field.startswith(owner) and not each.is_free]
+    fixes: list[Fix] = []
+    for difference in differences(config, saved):
+        if difference.field.startswith(owner) and not difference.is_free:
+            fixes.append((difference.field, difference.before))
+    return fixes
 
 
 def _room(run: PlannedRun, data: Data) -> Iterator[Line]:
@@ -131,11 +138,12 @@ def _room(run: PlannedRun, data: Data) -> Iterator[Line]:
     number = _most_checkpoints(run.config)
     free = directory.free_bytes()
     data |= {"checkpoint_bytes": size, "parameters": run.num_parameters, "free_bytes": free}
-    of_all = "all" if number is None else f"at most {number} at a time, {size_text(number * size)}"
-    text = f"A checkpoint takes {size_text(size)}, {of_all}"
+    kept = "all" if number is None else f"at most {number} at a time, {size_text(number * size)}"
+    text = f"A checkpoint takes {size_text(size)}, {kept}"
     if free is None:
         yield Line("ok", f"{text}; a bucket has room.")
         return
+    # Those that are there already take no more room. Without a limit, two must fit: the last, and the one being saved.
     wanted = max(1, (number or 2) - len(directory.checkpoints())) * size
     text += f"; {size_text(free)} are free in {run.config.model_dir}"
     if free < size:
@@ -159,8 +167,8 @@ def _most_checkpoints(config: RunConfig) -> int | None:
     return min(limits, default=None)
 
 
-def _place(model_dir: str, data: Data) -> Iterator[Line]:
-    """Yields the region of the bucket and the zone of this machine, side by side."""
+def _region(model_dir: str, data: Data) -> Iterator[Line]:
+    """Yields the region of the bucket beside the zone of this machine."""
     if not model_dir.startswith("gs://"):
         return
     bucket = model_dir.removeprefix("gs://").partition("/")[0]
@@ -168,7 +176,7 @@ def _place(model_dir: str, data: Data) -> Iterator[Line]:
     try:
         location = bucket_location(bucket)
     except Exception as error:  # noqa: BLE001  a bucket's client has errors of its own
-        yield Line("ok", f"The region of gs://{bucket} is not shown to this account ({reason_of(error)}).")
+        yield Line("ok", f"This account cannot see the region of gs://{bucket} ({reason_of(error)}).")
         return
     data |= {"bucket_location": location, "zone": zone}
     if zone is None:
@@ -176,10 +184,9 @@ def _place(model_dir: str, data: Data) -> Iterator[Line]:
     elif is_near(location, zone):
         yield Line("ok", f"gs://{bucket} is in {location}, this machine in {zone}.")
     else:
-        text = (
-            f"gs://{bucket} is in {location}, this machine in {zone}: saving and reading are slow, and traffic is paid"
-        )
-        yield Line("warning", f"{text}.", ("RunConfig.model_dir", Open(f"a bucket in {region_of(zone)}")), "far-bucket")
+        text = f"gs://{bucket} is in {location}, this machine in {zone}: saving and reading are slow, and traffic costs"
+        fix = ("RunConfig.model_dir", Open(f"a bucket in {region_of(zone)}"))
+        yield Line("warning", f"{text} money.", fix, "far-bucket")
 
 
 def region_of(zone: str) -> str:
@@ -197,26 +204,29 @@ def is_near(location: str, zone: str) -> bool:
     >>> is_near("US-CENTRAL2", "us-central2-b"), is_near("EU", "europe-west4-a"), is_near("US-EAST1", "us-central2-b")
     (True, True, False)
     """
-    return location.lower() == region_of(zone) or zone.startswith(MULTI_REGIONS.get(location.upper(), ("-",)))
+    if location.lower() == region_of(zone):
+        return True
+    return zone.startswith(MULTI_REGIONS.get(location.upper(), ()))
 
 
 def bucket_location(bucket: str) -> str:
-    """Returns where a bucket of Google's is, as US-CENTRAL2; the client's own errors."""
+    """Returns where a Google bucket is, as US-CENTRAL2; raises the client's own errors."""
     import fsspec
 
     return str(fsspec.filesystem("gs").info(bucket)["location"])
 
 
 def zone_here() -> str | None:
-    """Returns the zone of this machine of Google's; None elsewhere."""
+    """Returns the zone of this machine in Google's cloud; None elsewhere."""
     host = os.environ.get("GCE_METADATA_HOST")
     if host is None and not (is_tpu_vm() or _is_googles()):
         return None
     address = f"http://{host or 'metadata.google.internal'}/computeMetadata/v1/instance/zone"
     request = urllib.request.Request(address, headers={"Metadata-Flavor": "Google"})
     with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=METADATA_SECONDS) as answer:
-        if found := re.search(r"zones/([\w-]+)", answer.read().decode()):
-            return found[1]
+        match = re.search(r"zones/([\w-]+)", answer.read().decode())
+        if match:
+            return match[1]
     return None
 
 
@@ -227,8 +237,10 @@ def _is_googles() -> bool:
 
 
 def _destinations(run: PlannedRun) -> Iterator[Line]:
-    """Yields whether the run's other places can be written."""
-    if fallback := run.config.checkpoint.fallback_dir:
+    """Yields whether the other directories and the destinations of the run can be written."""
+    fallback = run.config.checkpoint.fallback_dir
+    if fallback:
         yield from _writable(run, fallback, "CheckpointConfig.fallback_dir")
-    if places := run.check_destinations():
-        yield Line("ok", f"The model goes to {', '.join(places)} at the end.")
+    destinations = run.check_destinations()
+    if destinations:
+        yield Line("ok", f"The model goes to {', '.join(destinations)} at the end.")

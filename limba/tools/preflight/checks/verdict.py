@@ -19,7 +19,7 @@ WASTEFUL = "works, but wasteful"
 FORMAT = 1  # of the JSON document
 MARKS = {"ok": "ok", "warning": "warning", "error": "ERROR"}
 COLOURS = {"ok": "32", "warning": "33", "error": "31"}
-INDENT = " " * 11
+INDENT = " " * 11  # under the sentence, which stands behind the mark
 Data = dict[str, Any]  # the figures of a section, as JSON has them
 
 
@@ -39,8 +39,15 @@ class Line:
         "config.DataConfig.batch_size = 8\\nconfig.ModelConfig.remat = 'full'"
         """
         several = self.fix if isinstance(self.fix, list) else [self.fix or ""]
-        assigned = lambda field, value: f"{names.get(field, f'config.{field}')} = {value!r}"
-        return "\n".join(each if isinstance(each, str) else assigned(*each) for each in several)
+        lines = []
+        for fix in several:
+            if isinstance(fix, str):  # a command
+                lines.append(fix)
+            else:
+                field, value = fix
+                name = names.get(field, f"config.{field}")
+                lines.append(f"{name} = {value!r}")
+        return "\n".join(lines)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,12 +111,15 @@ def lines_of(line: Line) -> Iterator[str]:
     yield f"  {_coloured(f'{MARKS[line.level]:<8}', line.level)} {first}"
     for other in others:
         yield f"{INDENT}{other}".rstrip()
-    for place, fix in enumerate(line.fixes({}).splitlines()):
-        yield f"{INDENT}{'     ' if place else 'Fix: '}{fix}"
+    for number, fix in enumerate(line.fixes({}).splitlines()):
+        before = "Fix: " if number == 0 else "     "
+        yield f"{INDENT}{before}{fix}"
 
 
 def _coloured(text: str, level: str) -> str:
-    return f"\x1b[{COLOURS[level]}m{text}\x1b[0m" if environment.in_colour(sys.stdout) else text
+    if not environment.in_colour(sys.stdout):
+        return text
+    return f"\x1b[{COLOURS[level]}m{text}\x1b[0m"
 
 
 def verdict(sections: Sequence[Section]) -> str:
@@ -118,8 +128,9 @@ def verdict(sections: Sequence[Section]) -> str:
     >>> verdict([Section("a", [Line("warning", "x")])]), verdict([])
     ('Verdict: works, but wasteful (1 warning).', 'Verdict: go.')
     """
-    found = counted(sections)
-    return f"Verdict: {judged(sections)}{f' ({found})' if found else ''}."
+    counts = counted(sections)
+    in_brackets = f" ({counts})" if counts else ""
+    return f"Verdict: {judged(sections)}{in_brackets}."
 
 
 def counted(sections: Sequence[Section]) -> str:
@@ -135,20 +146,23 @@ def counted(sections: Sequence[Section]) -> str:
 
 def as_json(sections: Sequence[Section], about: Mapping[str, object]) -> str:
     """Returns the whole as JSON: what was looked at, the verdict, and each section with its lines and figures."""
-    plain = [
-        {
-            "title": section.title,
-            "lines": [
-                {"level": line.level, "code": line.code, "text": line.text, "fix": line.fixes({})}
-                for line in section.lines
-            ],
-            "data": section.data,
-        }
-        for section in sections
-    ]
-    made = {"format": FORMAT, **about, "verdict": judged(sections), "exit_status": exit_status(sections)}
-    return json.dumps({**made, "sections": plain}, indent=1, ensure_ascii=False, default=_of_numpy)
+    document = {
+        "format": FORMAT,
+        **about,
+        "verdict": judged(sections),
+        "exit_status": exit_status(sections),
+        "sections": [_plain(section) for section in sections],
+    }
+    return json.dumps(document, indent=1, ensure_ascii=False, default=_plain_value)
 
 
-def _of_numpy(value: object) -> object:
+def _plain(section: Section) -> Data:
+    lines = []
+    for line in section.lines:
+        lines.append({"level": line.level, "code": line.code, "text": line.text, "fix": line.fixes({})})
+    return {"title": section.title, "lines": lines, "data": section.data}
+
+
+def _plain_value(value: object) -> object:
+    """Returns a number of numpy as Python's own, and anything else that JSON does not have as its text."""
     return getattr(value, "item", lambda: str(value))()

@@ -19,19 +19,19 @@ from limba.tools.preflight.checks.verdict import Data, Line, Section
 TITLE = "Vocabulary"
 UNUSED = 0.02  # share of a step's FLOPs for rows that no piece has, from which on it is called wasteful
 SHOWN = 4  # pieces
-NUM_SENTINELS = 100  # of T5
+NUM_SENTINELS = 100  # that T5's own vocabularies have
 
 
 def vocabulary(config: RunConfig, task: Task | Mixture, lengths: dict[str, int] | None) -> Section:
     """Returns the section about the vocabulary of a task; `lengths` are a row's, None if they are not known."""
     run = RunData(config.data, task)
     pieces = PieceTable(task.output_features["targets"].vocabulary)
-    found = pieces.vocabulary
+    vocab = pieces.vocabulary
     fills = run.fills_gaps and not config.model.is_decoder_only
 
     def layout(data: Data) -> Iterator[Line]:
         pieces.check(config.model.vocab_size)
-        return _ids(found, data)
+        return _ids(vocab, data)
 
     def build(_: Data) -> Iterator[Line]:
         if lengths:
@@ -44,41 +44,44 @@ def vocabulary(config: RunConfig, task: Task | Mixture, lengths: dict[str, int] 
         lambda data: _rows(config, pieces, lengths, data),
         lambda data: _sentinels(pieces, data) if fills else (),
         build,
-        lambda data: _normalization(found, data),
-        lambda data: _export(config, found, data),
+        lambda data: _normalization(vocab, data),
+        lambda data: _export(config, vocab, data),
     )
 
 
 def missing(config: RunConfig, line: Line) -> Line:
-    """Returns the line about a vocabulary that is not there, with the choice of a similar file, or of one to train."""
+    """Returns the line about a vocabulary that does not exist, with a similar file as its fix, or one to train."""
     path = Path(config.data.vocabulary or "")
-    found = [str(each) for pattern in ("*.model", "*/*.model", "*.json") for each in sorted(path.parent.glob(pattern))]
-    if near := nearest(str(path), found):
+    files: list[str] = []
+    for pattern in ("*.model", "*/*.model", "*.json"):
+        files += map(str, sorted(path.parent.glob(pattern)))
+    near = nearest(str(path), files)
+    if near:
         return dataclasses.replace(line, fix=("DataConfig.vocabulary", near))
     return dataclasses.replace(line, fix=("DataConfig.new_vocabulary_size", config.model.vocab_size))
 
 
-def _ids(found: Vocabulary, data: Data) -> Iterator[Line]:
-    ids = {"pad": found.pad_id, "eos": found.eos_id, "unk": found.unk_id}
-    data |= {"ids": found.vocab_size, "special_ids": ids}
+def _ids(vocab: Vocabulary, data: Data) -> Iterator[Line]:
+    ids = {"pad": vocab.pad_id, "eos": vocab.eos_id, "unk": vocab.unk_id}
+    data |= {"ids": vocab.vocab_size, "special_ids": ids}
     said = ", ".join(f"{name} {number}" for name, number in ids.items())
-    yield Line("ok", f"{_where(found)}: {found.vocab_size:,} ids, sentinels included; {said}.")
+    yield Line("ok", f"{_where(vocab)}: {vocab.vocab_size:,} ids, sentinels included; {said}.")
 
 
-def _where(found: object) -> str:
-    return str(getattr(found, "sentencepiece_model_file", getattr(found, "path", "bytes")))
+def _where(vocab: object) -> str:
+    return str(getattr(vocab, "sentencepiece_model_file", getattr(vocab, "path", "bytes")))
 
 
 def _rows(config: RunConfig, pieces: PieceTable, lengths: dict[str, int] | None, data: Data) -> Iterator[Line]:
     """Yields how many of the model's rows have a piece, and what the others cost."""
-    found = pieces.vocabulary
+    vocab = pieces.vocabulary
     rows = config.model.vocab_size
     fitting = pieces.fitting_rows
     data["rows"] = rows
-    if rows < found.vocab_size:
-        return  # the error has been said
+    if rows < vocab.vocab_size:
+        return  # which the check before has refused
     share = unused_share(config, fitting, lengths) if rows > fitting else 0.0
-    text = f"The model has {rows:,} rows for {found.vocab_size:,} ids"
+    text = f"The model has {rows:,} rows for {vocab.vocab_size:,} ids"
     if share < UNUSED:
         if rows % 128:
             text += "; a multiple of 128 suits TPUs better"
@@ -102,15 +105,15 @@ def unused_share(config: RunConfig, fitting: int, lengths: dict[str, int] | None
 def without_sentinels(config: RunConfig, task: Task | Mixture) -> Line | None:
     """Returns the error of a vocabulary without the sentinels that the task's gaps need; None if there is none."""
     pieces = PieceTable(task.output_features["targets"].vocabulary)
-    found = pieces.vocabulary
+    vocab = pieces.vocabulary
     if pieces.num_sentinels or config.model.is_decoder_only or not RunData(config.data, task).fills_gaps:
         return None
-    names = [pieces.name(found.vocab_size - 1 - number) for number in range(SHOWN)]
-    rows = math.ceil((found.vocab_size + NUM_SENTINELS) / 128) * 128
+    names = [pieces.name(vocab.vocab_size - 1 - number) for number in range(SHOWN)]
+    rows = math.ceil((vocab.vocab_size + NUM_SENTINELS) / 128) * 128
     fixes: list[Fix] = [("DataConfig.extra_ids", NUM_SENTINELS)]
     if rows > config.model.vocab_size:
         fixes.append(("ModelConfig.vocab_size", rows))
-    text = f"DataConfig.extra_ids is too low: the vocabulary {_where(found)} has no sentinels, and real pieces would"
+    text = f"DataConfig.extra_ids is too low: the vocabulary {_where(vocab)} has no sentinels, and real pieces would"
     text += f" serve as them ({', '.join(map(repr, names))}, …), so that this text could not be told from a gap."
     return Line("error", text, fixes, "no-sentinels")
 
@@ -124,19 +127,22 @@ def _sentinels(pieces: PieceTable, data: Data) -> Iterator[Line]:
     yield Line("ok", f"{count} sentinels: <extra_id_0> is id {first}, and {said}.")
 
 
-def _normalization(found: Any, data: Data) -> Iterator[Line]:
-    if PieceTable(found).kind == "sentencepiece":
-        model = sentencepiece_model_pb2.ModelProto.FromString(found.tokenizer.serialized_model_proto())  # pyright: ignore[reportAttributeAccessIssue]
+def _normalization(vocab: Any, data: Data) -> Iterator[Line]:
+    if PieceTable(vocab).kind == "sentencepiece":
+        model = sentencepiece_model_pb2.ModelProto.FromString(vocab.tokenizer.serialized_model_proto())  # pyright: ignore[reportAttributeAccessIssue]
         rules = model.normalizer_spec.name or "of its own"
         has_bytes = any(piece.type == piece.BYTE for piece in model.pieces)
         data |= {"normalization": rules, "byte_pieces": has_bytes}
         said = [f"rules {rules}"]
         if model.normalizer_spec.remove_extra_whitespaces:
             said.append("spaces in a row become one")
-        said.append("other letters are spelled in bytes" if has_bytes else "other letters are lost as <unk>")
+        if has_bytes:
+            said.append("other letters are spelled in bytes")
+        else:
+            said.append("other letters are lost as <unk>")
         yield Line("ok", f"Normalization: {', '.join(said)}.")
-    elif PieceTable(found).kind == "tokenizers":  # a tokenizer.json
-        kind = (json.loads(found.tokenizer.to_str()).get("normalizer") or {}).get("type", "none")
+    elif PieceTable(vocab).kind == "tokenizers":  # a tokenizer.json
+        kind = (json.loads(vocab.tokenizer.to_str()).get("normalizer") or {}).get("type", "none")
         data["normalization"] = kind
         yield Line("ok", f"Normalization: {kind}.")
     else:
@@ -144,12 +150,12 @@ def _normalization(found: Any, data: Data) -> Iterator[Line]:
         yield Line("ok", "Normalization: none; every text can be spelled.")
 
 
-def _export(config: RunConfig, found: Vocabulary, data: Data) -> Iterator[Line]:
+def _export(config: RunConfig, vocab: Vocabulary, data: Data) -> Iterator[Line]:
     """Yields whether the tokenizer of an exported folder will give the ids of the training."""
-    reason = unexportable(config.model, found)
+    reason = unexportable(config.model, vocab)
     data["exportable"] = reason is None
     if reason is None:
-        kind = _kind(found)
+        kind = _kind(vocab)
         yield Line("ok", f"Export: tokenizer.json will give the same ids{kind}.")
         return
     is_exported = config.export_to or config.hub_model_id
@@ -159,9 +165,9 @@ def _export(config: RunConfig, found: Vocabulary, data: Data) -> Iterator[Line]:
     yield Line("error" if is_exported else "warning", f"{reason}{consequence}", fix, "not-exportable")
 
 
-def _kind(found: Any) -> str:
-    if PieceTable(found).kind != "sentencepiece":
+def _kind(vocab: Any) -> str:
+    if PieceTable(vocab).kind != "sentencepiece":
         return ""
-    trainer = sentencepiece_model_pb2.ModelProto.FromString(found.tokenizer.serialized_model_proto()).trainer_spec  # pyright: ignore[reportAttributeAccessIssue]
+    trainer = sentencepiece_model_pb2.ModelProto.FromString(vocab.tokenizer.serialized_model_proto()).trainer_spec  # pyright: ignore[reportAttributeAccessIssue]
     name = trainer.ModelType.Name(trainer.model_type).lower()
     return "" if name == "unigram" else f" (of SentencePiece's type {name}; T5's own are unigram)"

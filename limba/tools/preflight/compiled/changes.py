@@ -1,6 +1,6 @@
 """What a run that does not fit can change: a device's memory with each remat policy, micro-batches and meshes.
 
-All of it is arithmetic (`instant.py`). Where the run's own step was compiled, each size is scaled by how far the
+All of it is arithmetic (`arithmetic.py`). Where the run's own step was compiled, each size is scaled by how far the
 compiler's figure of that step is from the arithmetic's.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from limba.api import PlannedRun
 from limba.config import Fix, MeshConfig, Open, RunConfig
-from limba.tools.preflight.compiled import instant
+from limba.tools.preflight.compiled import arithmetic
 from limba.tools.preflight.compiled.memory import size_in_words
 from limba.tools.preflight.compiled.topologies import Topology
 
@@ -32,7 +32,7 @@ class Device:
 
     def bytes_of(self, run: PlannedRun, changed: RunConfig) -> float:
         """Returns the bytes that a step of the changed run takes."""
-        return self.scale * instant.memory(run, self.chips, changed).total
+        return self.scale * arithmetic.memory(run, self.chips, changed).total
 
     def fits(self, run: PlannedRun, changed: RunConfig) -> bool:
         """Returns whether a step of the changed run fits."""
@@ -91,14 +91,14 @@ def _meshes_line(run: PlannedRun, device: Device) -> str:
     """Returns one line with the meshes that fit; with remat full where none does with the run's own policy."""
     config = run.config
     full = _with_policy(config, "full")
-    for changed, said in ((config, ""), (full, " with ModelConfig.remat = 'full'")):
-        found = []
+    for changed, condition in ((config, ""), (full, " with ModelConfig.remat = 'full'")):
+        fitting = []
         for mesh in _meshes(changed, device.chips):
             in_mesh = dataclasses.replace(changed, mesh=mesh)
             if device.fits(run, in_mesh):
-                found.append(f"{_in_words(mesh)} ({size_in_words(device.bytes_of(run, in_mesh))})")
-        if found:
-            return f"  Meshes that fit{said}: {', '.join(found[:MESHES_SHOWN])}"
+                fitting.append(f"{_in_words(mesh)} ({size_in_words(device.bytes_of(run, in_mesh))})")
+        if fitting:
+            return f"  Meshes that fit{condition}: {', '.join(fitting[:MESHES_SHOWN])}"
     return "  No mesh of these devices fits, with any ModelConfig.remat"
 
 

@@ -14,10 +14,12 @@ OP_NAME = re.compile(r'op_name="([^"]*)"')
 SHAPE = re.compile(r"\w+\[[\d,]*\]")
 # What jax puts around the names of our own code in `op_name`.
 WRAPPERS = re.compile(r"(?:transpose|jvp|vmap|checkpoint|rematted_computation|remat\d?|jit|pjit|custom_vjp_call)\(?")
+# What else stands in `op_name` and is not a part of the network: control flow, and the functions around it.
+NOT_OF_NETWORK = ("while", "body", "closed_call", "train_step", "dropping", "cond", "shard_map")
 NUMBER_SHOWN = 8
 
 
-def largest(dump: str, text: str, number: int = NUMBER_SHOWN) -> list[Figures]:
+def largest(dump: str, text: str, most: int = NUMBER_SHOWN) -> list[Figures]:
     """Returns the largest arrays that are live when a device's memory is at its peak, the largest first.
 
     Each has "bytes", "shape", "where" (the part of the network, as parameters are named) and "of" ('argument' or
@@ -30,33 +32,34 @@ def largest(dump: str, text: str, number: int = NUMBER_SHOWN) -> list[Figures]:
     if not text:  # of a program that did not fit
         programs = sorted(Path(dump).glob("*after_optimizations.txt"), key=lambda path: path.stat().st_size)
         text = programs[-1].read_text(errors="replace") if programs else ""
-    about = _instructions(text)
-    found = []
+    instructions = _instructions(text)
+    arrays = []
     for line in whole.partition("(peak):\n")[2].splitlines():
         match = LIVE.match(line)
         if match is None:
             break
-        shapes, op_name, is_argument = about.get(match[1], ([], "", False))
-        place = int(match[2] or 0)  # in the tuple of arrays that a loop carries
-        found.append(
+        shapes, op_name, is_argument = instructions.get(match[1], ([], "", False))
+        number = int(match[2] or 0)  # in the tuple of arrays that a loop carries
+        arrays.append(
             {
                 "bytes": int(match[3]),
-                "shape": shapes[place] if place < len(shapes) else "",
-                "where": place_of(op_name),
+                "shape": shapes[number] if number < len(shapes) else "",
+                "where": part_of_network(op_name),
                 "of": "argument" if is_argument else "temporary",
                 "name": match[1],
             }
         )
-    found.sort(key=lambda each: -each["bytes"])
-    return found[:number]
+    arrays.sort(key=lambda array: -array["bytes"])
+    return arrays[:most]
 
 
 def peak_bytes(dump: str) -> int:
     """Returns the bytes that are live at the peak of the largest program in the folder; 0 if XLA wrote none."""
     totals = [0]
     for path in Path(dump).glob("*live-range.txt"):
-        found = re.findall(r"\(cumulative: (\d+) bytes\)", path.read_text(errors="replace"))
-        totals += [int(found[-1])] if found else []
+        totals_of_program = re.findall(r"\(cumulative: (\d+) bytes\)", path.read_text(errors="replace"))
+        if totals_of_program:
+            totals.append(int(totals_of_program[-1]))  # the last one is of the peak
     return max(totals)
 
 
@@ -72,17 +75,17 @@ def reported_bytes(dump: str) -> int:
     return max(totals)
 
 
-def device_bytes(found: Figures) -> int:
+def device_bytes(step: Figures) -> int:
     """Returns the bytes of a device's memory that a compiled step takes, as its compiler counts them.
 
     jax's analysis counts more for a TPU: by it XL on a v5e-16 takes 18.72 of 15.75 GiB, and the compiler takes it.
     """
-    return found.get("reported_bytes") or found["live_bytes"]
+    return step.get("reported_bytes") or step["live_bytes"]
 
 
 def _instructions(text: str) -> dict[str, tuple[list[str], str, bool]]:
     """Returns {instruction: (its shapes, its op_name, whether it is an argument of the program)}."""
-    found = {}
+    instructions = {}
     inside_entry = False
     for line in text.splitlines():
         if line.startswith(("ENTRY ", "%")):
@@ -94,29 +97,25 @@ def _instructions(text: str) -> dict[str, tuple[list[str], str, bool]]:
         whole = rest.partition(") ")[0] if rest.startswith("(") else rest.partition(" ")[0]
         op_name = OP_NAME.search(rest)
         is_argument = inside_entry and " parameter(" in rest
-        found[name.lstrip("%")] = (SHAPE.findall(whole), op_name[1] if op_name else "", is_argument)
-    return found
+        instructions[name.lstrip("%")] = (SHAPE.findall(whole), op_name[1] if op_name else "", is_argument)
+    return instructions
 
 
-def place_of(op_name: str) -> str:
+def part_of_network(op_name: str) -> str:
     """Returns the part of the network that an instruction belongs to, as jax's `op_name` says.
 
-    >>> place_of("jit(train_step)/jvp(Transformer)/encoder/while/body/mlp/wi_0/dot_general")
+    >>> part_of_network("jit(train_step)/jvp(Transformer)/encoder/while/body/mlp/wi_0/dot_general")
     'encoder/mlp/wi_0/dot_general'
-    >>> place_of("state.params['decoder']['layers']['mlp']['wo']['kernel']")
+    >>> part_of_network("state.params['decoder']['layers']['mlp']['wo']['kernel']")
     'params/decoder/layers/mlp/wo/kernel'
     """
     if op_name.startswith("state"):
         return "/".join(part for part in re.split(r"[\[\]'.]+", op_name) if part and part != "state")
     parts = []
     for part in op_name.split("/"):
-        bare = WRAPPERS.sub("", part).strip("()")
-        if (
-            bare
-            and not bare.startswith("Transformer")
-            and bare not in ("while", "body", "closed_call", "train_step", "dropping", "cond", "shard_map")
-        ):
-            parts.append(bare)
+        name = WRAPPERS.sub("", part).strip("()")
+        if name and name not in NOT_OF_NETWORK and not name.startswith("Transformer"):
+            parts.append(name)
     return "/".join(dict.fromkeys(parts))
 
 

@@ -32,10 +32,12 @@ CARDS = {
     "h100": Card("NVIDIA H100 80GB HBM3", 9, 132, 1.98, 85.0, 3350, 50, 227),
     "h200": Card("NVIDIA H200", 9, 132, 1.98, 150.1, 4800, 50, 227),
 }
-# Products go to cuBLAS as they are: what is fastest could only be found on a card.
+# The command that installs the compiler.
 SETUP = "bash ./launch/setup.sh cuda12"
 INSTALL = f"install it, without a card, with: {SETUP}"
+# Matrix products go to cuBLAS as they are: which program is fastest could only be found out on a card.
 FLAGS = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
+# XLA's description of a card as a protocol buffer in text form; what all these cards have in common is written out.
 DESCRIPTION = """
 gpu_device_info {{
   threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
@@ -52,11 +54,12 @@ device_description_str: "{card.name}"
 
 
 def _toolkit() -> Path:
-    """Returns the folder of NVIDIA's compiler, which jax's CUDA wheels bring; ConfigError without."""
+    """Returns the folder of NVIDIA's compiler, which jax's CUDA wheels bring; InputError without them."""
     wheels = importlib.util.find_spec("nvidia")
-    for folder in (wheels and wheels.submodule_search_locations) or ():
-        for found in Path(folder).glob("*/nvvm/libdevice"):
-            return found.parents[1]
+    folders = [] if wheels is None else wheels.submodule_search_locations or []
+    for folder in folders:
+        for library in Path(folder).glob("*/nvvm/libdevice"):
+            return library.parents[1]
     raise InputError(f"No compiler for NVIDIA's cards here; {INSTALL}", fix=SETUP)
 
 
@@ -67,7 +70,7 @@ def check_installed(name: str) -> None:
     _toolkit()
 
 
-def _places(number: int) -> str:
+def _topology_text(number: int) -> str:
     """Returns a topology as XLA names it: slices x hosts x cards of a host, which are at most 8."""
     return f"1x{number // 8}x8" if number > 8 else f"1x1x{number}"
 
@@ -77,8 +80,8 @@ def topology_devices(name: str, dump: str) -> np.ndarray:
     card_name, number = name.split("-")
     card = CARDS[card_name]
     toolkit = _toolkit()
-    own = f"{FLAGS} --xla_gpu_cuda_data_dir={toolkit} --xla_dump_to={dump}"
-    os.environ["XLA_FLAGS"] = f"{own} {os.environ.get('XLA_FLAGS', '')}"
+    flags = f"{FLAGS} --xla_gpu_cuda_data_dir={toolkit} --xla_dump_to={dump}"
+    os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}"
     from jax.experimental import topologies
 
     text = DESCRIPTION.format(
@@ -92,7 +95,7 @@ def topology_devices(name: str, dump: str) -> np.ndarray:
     )
     try:
         description = topologies.get_topology_desc(
-            platform="cuda", topology_name=card_name, target_config=text, topology=_places(int(number))
+            platform="cuda", topology_name=card_name, target_config=text, topology=_topology_text(int(number))
         )
     except Exception as error:  # without its plugin jax knows no such platform, and says so in several ways
         raise InputError(f"No compiler for {name} ({str(error)[:200]}); {INSTALL}", fix=SETUP) from error

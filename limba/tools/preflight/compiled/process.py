@@ -14,7 +14,7 @@ from limba.config import InputError, RunConfig, plain
 from limba.tools.preflight.compiled.topologies import Figures, check_installed
 from limba.tools.preflight.compiled.topologies import topology as find_topology
 
-# A description of other chips needs no chip; what would look for one, or wait for one, is off.
+# Compiling for other chips needs none of them, so what would look for a chip, or wait for one, is off.
 VARIABLES = {
     "JAX_PLATFORMS": "cpu",
     "TPU_SKIP_MDS_QUERY": "1",
@@ -22,6 +22,7 @@ VARIABLES = {
     "TPU_LIBRARY_LOG_LEVEL": "3",
     "JAX_ENABLE_COMPILATION_CACHE": "false",  # memory and time are asked for, not a program that has run
 }
+# Variables of the user's own shell that would change what is compiled, or where it is kept.
 WITHOUT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_COMPILATION_CACHE_DIR", "COORDINATOR_ADDRESS")
 DUMP_FLAGS = "--xla_dump_to={} --xla_dump_hlo_as_text=true --xla_dump_hlo_module_re=jit_(train_step|dropping|step).*"
 
@@ -42,29 +43,30 @@ def compiled_step(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int
 def _answer(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]], topology: str) -> Figures:
     """Returns the answer of a new process."""
     with tempfile.TemporaryDirectory(prefix="limba-preflight-") as folder:
-        place = Path(folder)
+        directory = Path(folder)
         asked = {
             "config": plain.to_text(config),
             "feature_shapes": dict(feature_shapes),
             "topology": topology,
-            "dump": str(place / "dump"),
-            "answer": str(place / "answer.json"),
+            "dump": str(directory / "dump"),
+            "answer": str(directory / "answer.json"),
         }
-        (place / "dump").mkdir()
-        (place / "request.json").write_text(json.dumps(asked))
+        (directory / "dump").mkdir()
+        (directory / "request.json").write_text(json.dumps(asked))
         variables = {name: value for name, value in os.environ.items() if name not in WITHOUT} | VARIABLES
         variables["XLA_FLAGS"] = DUMP_FLAGS.format(asked["dump"])
-        command = [sys.executable, "-m", "limba.tools.preflight.compiled.step", str(place / "request.json")]
-        with (place / "output.txt").open("wb") as output:
+        command = [sys.executable, "-m", "limba.tools.preflight.compiled.step", str(directory / "request.json")]
+        with (directory / "output.txt").open("wb") as output:
             done = subprocess.run(command, env=variables, stdout=output, stderr=output)
-        if not (place / "answer.json").exists():
-            return {"failed": _last_words((place / "output.txt").read_text(errors="replace"), done.returncode)}
-        return json.loads((place / "answer.json").read_text())
+        if not (directory / "answer.json").exists():
+            return {"failed": _last_words((directory / "output.txt").read_text(errors="replace"), done.returncode)}
+        return json.loads((directory / "answer.json").read_text())
 
 
 def _last_words(output: str, status: int) -> str:
     """Returns how a process ended that gave no answer."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
     if status == -9:
-        return "the compiler's process was killed, most likely for want of memory"
-    return f"the compiler's process ended with status {status}: {lines[-1][:300] if lines else 'no output'}"
+        return "the compiler's process was killed, most likely because memory ran out"
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    last = lines[-1][:300] if lines else "no output"
+    return f"the compiler's process ended with status {status}: {last}"

@@ -15,12 +15,20 @@ CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 PALLAS = re.compile(r'"(tpu_custom_call|__gpu\$xla\.gpu\.triton)"')
 ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4, "u32": 4}
-COLLECTIVES = {"all-reduce": "all-reduce", "all-reduce-start": "all-reduce"}
-COLLECTIVES |= {"all-gather": "all-gather", "all-gather-start": "all-gather"}
-COLLECTIVES |= dict.fromkeys(("reduce-scatter", "reduce-scatter-start"), "reduce-scatter")
-COLLECTIVES |= dict.fromkeys(("all-to-all", "collective-permute"), "other")
-COLLECTIVES |= dict.fromkeys(("all-to-all-start", "collective-permute-start"), "other")
-# What these apply is a scalar's operation.
+# XLA's operation -> the kind under which its bytes are counted. The -done of a -start exchanges nothing more.
+COLLECTIVES = {
+    "all-reduce": "all-reduce",
+    "all-reduce-start": "all-reduce",
+    "all-gather": "all-gather",
+    "all-gather-start": "all-gather",
+    "reduce-scatter": "reduce-scatter",
+    "reduce-scatter-start": "reduce-scatter",
+    "all-to-all": "other",
+    "all-to-all-start": "other",
+    "collective-permute": "other",
+    "collective-permute-start": "other",
+}
+# Operations that apply a computation to single numbers, which costs nothing beside the operation itself.
 SCALARWISE = ("reduce", "all-reduce", "all-reduce-start", "reduce-scatter", "reduce-window", "sort", "scatter", "map")
 
 
@@ -36,29 +44,6 @@ class ProgramCosts:
     product_flops: int = 0
     kernels: Counter[str] = dataclasses.field(default_factory=Counter)
     collective_bytes: Counter[str] = dataclasses.field(default_factory=Counter)
-
-
-def _bytes_of(arrays: list[tuple[str, str]]) -> int:
-    return sum(BYTES.get(kind, 4) * math.prod(int(size) for size in sizes.split(",") if size) for kind, sizes in arrays)
-
-
-def _computations(text: str) -> tuple[str, dict[str, list[tuple[str, str, str, str]]]]:
-    """Returns the entry's name and each computation's instructions: (name, shape, operation, the rest)."""
-    computations: dict[str, list[tuple[str, str, str, str]]] = {}
-    entry = ""
-    current = None
-    for line in text.splitlines():
-        instruction = INSTRUCTION.match(line)
-        header = None if instruction else HEADER.match(line)
-        if instruction and current is not None:
-            name, shape, operation, rest = instruction.groups()
-            current.append((name, shape, operation, rest))
-        if header:
-            is_entry, name = header.groups()
-            current = computations.setdefault(name, [])
-            if is_entry:
-                entry = name
-    return entry, computations
 
 
 def costs_of_program(text: str) -> ProgramCosts:
@@ -97,6 +82,25 @@ def costs_of_program(text: str) -> ProgramCosts:
     return costs
 
 
+def _computations(text: str) -> tuple[str, dict[str, list[tuple[str, str, str, str]]]]:
+    """Returns the entry's name and each computation's instructions: (name, shape, operation, the rest)."""
+    computations: dict[str, list[tuple[str, str, str, str]]] = {}
+    entry = ""
+    current = None
+    for line in text.splitlines():
+        instruction = INSTRUCTION.match(line)
+        header = None if instruction else HEADER.match(line)
+        if instruction and current is not None:
+            name, shape, operation, rest = instruction.groups()
+            current.append((name, shape, operation, rest))
+        if header:
+            is_entry, name = header.groups()
+            current = computations.setdefault(name, [])
+            if is_entry:
+                entry = name
+    return entry, computations
+
+
 def _exchanged_bytes(operation: str, shape: str, rest: str, shapes: dict[str, str]) -> int:
     """Returns the bytes of a collective's results; of a reduce-scatter's operands, which are what is exchanged."""
     if operation == "reduce-scatter":
@@ -105,22 +109,36 @@ def _exchanged_bytes(operation: str, shape: str, rest: str, shapes: dict[str, st
     if not operation.endswith("-start") or operation == "all-reduce-start":
         return _bytes_of(arrays)
     # A start gives its operands before its results.
-    place = 0 if COLLECTIVES[operation] == "reduce-scatter" else 1
+    number = 0 if COLLECTIVES[operation] == "reduce-scatter" else 1
     if shape.startswith("(("):  # several of each
-        return _bytes_of(ARRAY.findall(shape.split("), ")[place]))
-    return _bytes_of(arrays[place : place + 1])
+        return _bytes_of(ARRAY.findall(shape.split("), ")[number]))
+    return _bytes_of(arrays[number : number + 1])
+
+
+def _flops_of_product(shape: str, rest: str, shapes: dict[str, str]) -> int:
+    """Returns two FLOPs for each result and each term that is summed for it."""
+    left = shapes[_operands(rest)[0]]
+    left_sizes = _sizes(ARRAY.findall(left)[0][1])
+    summed_axes = _sizes(re.findall(r"lhs_contracting_dims=\{([\d,]*)\}", rest)[0])
+    num_results = math.prod(_sizes(ARRAY.findall(shape)[0][1]))
+    num_terms = math.prod(left_sizes[axis] for axis in summed_axes)
+    return 2 * num_results * num_terms
 
 
 def _operands(rest: str) -> list[str]:
     return re.findall(r"%([\w.\-]+)", rest.split(")")[0])
 
 
-def _flops_of_product(shape: str, rest: str, shapes: dict[str, str]) -> int:
-    left = shapes[_operands(rest)[0]]
-    sizes = [int(size) for size in ARRAY.findall(left)[0][1].split(",") if size]
-    summed = re.findall(r"lhs_contracting_dims=\{([\d,]*)\}", rest)[0]
-    results = math.prod(int(size) for size in ARRAY.findall(shape)[0][1].split(",") if size)
-    return 2 * results * math.prod(sizes[int(axis)] for axis in summed.split(",") if axis)
+def _bytes_of(arrays: list[tuple[str, str]]) -> int:
+    """Returns the bytes of arrays, each as XLA writes it: its dtype, and its sizes with commas."""
+    total = 0
+    for dtype, sizes in arrays:
+        total += BYTES.get(dtype, 4) * math.prod(_sizes(sizes))
+    return total
+
+
+def _sizes(text: str) -> list[int]:
+    return [int(size) for size in text.split(",") if size]
 
 
 def _trips(rest: str, computations: dict[str, list[tuple[str, str, str, str]]]) -> int:
@@ -137,6 +155,8 @@ def _trips(rest: str, computations: dict[str, list[tuple[str, str, str, str]]]) 
 
 def _kernel_name(rest: str) -> str:
     """Returns the name given to a Pallas call, from its place in the traced program."""
-    found = re.search(r'op_name="([^"]*)"', rest)
-    parts = found[1].split("/") if found else []
-    return parts[parts.index("pallas_call") - 1] if "pallas_call" in parts else "unnamed"
+    op_name = re.search(r'op_name="([^"]*)"', rest)
+    parts = op_name[1].split("/") if op_name else []
+    if "pallas_call" not in parts:
+        return "unnamed"
+    return parts[parts.index("pallas_call") - 1]

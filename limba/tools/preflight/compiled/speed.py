@@ -1,4 +1,7 @@
-"""Speed by a compiler's account, as a range: no chip has confirmed it, so both ends say how they are made."""
+"""The speed of a step by what its compiler reports, as a range.
+
+No chip has confirmed these figures, so each says how it was made.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +34,13 @@ class Estimate:
         flops = _flops(config, lengths)
         peak = topology.peak_flops * topology.devices
         steps = config.train_steps
-        both = (self.fastest, self.slowest)
+        shortest_first = (self.fastest, self.slowest)
+        longest_first = (self.slowest, self.fastest)
         return {
-            "seconds_per_step": list(both),
-            "tokens_per_second": [tokens / seconds for seconds in reversed(both)],
-            "mfu": [flops / seconds / peak for seconds in reversed(both)] if peak else None,
-            "days": [steps * seconds / 86400 for seconds in both] if steps else None,
+            "seconds_per_step": list(shortest_first),
+            "tokens_per_second": [tokens / seconds for seconds in longest_first],
+            "mfu": [flops / seconds / peak for seconds in longest_first] if peak else None,
+            "days": [steps * seconds / 86400 for seconds in shortest_first] if steps else None,
         }
 
 
@@ -44,38 +48,52 @@ def _flops(config: RunConfig, lengths: tuple[int, int]) -> float:
     return flops_per_sequence(config.model, *lengths, config.data.num_predicted) * config.data.batch_size
 
 
-def estimate(config: RunConfig, found: Figures, lengths: tuple[int, int], topology: Topology) -> Estimate:
+def estimate(config: RunConfig, step: Figures, lengths: tuple[int, int], topology: Topology) -> Estimate:
     """Returns the range of a step's time from the figures of its compiled program."""
-    flops = _flops(config, lengths) / topology.devices
-    exchanged = exchange_seconds(found.get("collective_bytes", {}), topology)
     if topology.platform == "gpu":
-        low, high = MFU
-        return Estimate(
-            max(flops / topology.peak_flops / high, exchanged, LEAST_STEP_SECONDS),
-            max(flops / topology.peak_flops / low + 2 * exchanged, LEAST_STEP_SECONDS),
-            f"the step's matrix products at {low:.0%} to {high:.0%} of the peak ({MEASURED}), since"
-            " NVIDIA's compiler gives no time; exchanges at the links' speed, which at the slow end hide behind nothing"
-            f" and take twice as long; and at least {LEAST_STEP_SECONDS * 1000:g} ms",
-        )
+        return _on_gpu(config, step, lengths, topology)
     if topology.platform == "cpu":
-        speed = product_flops_per_second()
-        seconds = found["product_flops"] * topology.devices / speed
-        return Estimate(
-            seconds,
-            CPU_SLOWEST * seconds,
-            f"the step's matrix products at the {speed / 1e9:.0f} GFLOP/s that a product of 1,024 has on this machine"
-            f" now, up to {CPU_SLOWEST:g} times that for all else",
-        )
-    per_cycle = KERNEL_EFFICIENCY * topology.peak_flops / (topology.clock_ghz * 1e9)
-    cycles = found["fusion_cycles"] + found["kernel_flops"] / per_cycle
+        return _on_cpu(step, topology)
+    return _on_tpu(step, topology)
+
+
+def _on_gpu(config: RunConfig, step: Figures, lengths: tuple[int, int], topology: Topology) -> Estimate:
+    seconds_at_peak = _flops(config, lengths) / topology.devices / topology.peak_flops
+    exchanged = exchange_seconds(step.get("collective_bytes", {}), topology)
+    low, high = MFU
+    return Estimate(
+        fastest=max(seconds_at_peak / high, exchanged, LEAST_STEP_SECONDS),
+        slowest=max(seconds_at_peak / low + 2 * exchanged, LEAST_STEP_SECONDS),
+        made=f"the step's matrix products at {low:.0%} to {high:.0%} of the peak ({MEASURED}), since"
+        " NVIDIA's compiler gives no time; exchanges at the links' speed, which at the slow end hide behind nothing"
+        f" and take twice as long; and at least {LEAST_STEP_SECONDS * 1000:g} ms",
+    )
+
+
+def _on_cpu(step: Figures, topology: Topology) -> Estimate:
+    speed = product_flops_per_second()
+    seconds = step["product_flops"] * topology.devices / speed  # all devices share this machine's cores
+    return Estimate(
+        fastest=seconds,
+        slowest=CPU_SLOWEST * seconds,
+        made=f"the step's matrix products at the {speed / 1e9:.0f} GFLOP/s that a product of 1,024 has on this machine"
+        f" now, up to {CPU_SLOWEST:g} times that for all else",
+    )
+
+
+def _on_tpu(step: Figures, topology: Topology) -> Estimate:
+    exchanged = exchange_seconds(step.get("collective_bytes", {}), topology)
+    kernel_flops_per_cycle = KERNEL_EFFICIENCY * topology.peak_flops / (topology.clock_ghz * 1e9)
+    cycles = step["fusion_cycles"] + step["kernel_flops"] / kernel_flops_per_cycle
     seconds = cycles / topology.clock_ghz / 1e9
     return Estimate(
-        max(seconds, exchanged, LEAST_STEP_SECONDS),
-        max(SLOWEST * (seconds + exchanged), LEAST_STEP_SECONDS),
-        f"{cycles / 1e6:,.0f} M cycles of a device at {topology.clock_ghz} GHz, by XLA's own estimates of its fusions"
-        f" with loops multiplied, and attention kernels at {KERNEL_EFFICIENCY:.0%} of the peak. The fast end hides"
-        " every exchange behind them; the slow end takes twice the cycles, and exchanges at half of the links' speed."
-        " XLA's cycles leave out what waits for memory and for the host, so the truth lies rather toward the slow end",
+        fastest=max(seconds, exchanged, LEAST_STEP_SECONDS),
+        slowest=max(SLOWEST * (seconds + exchanged), LEAST_STEP_SECONDS),
+        made=f"{cycles / 1e6:,.0f} M cycles of a device at {topology.clock_ghz} GHz, by XLA's own estimates of its"
+        f" fusions with loops multiplied, and attention kernels at {KERNEL_EFFICIENCY:.0%} of the peak. The fast end"
+        " hides every exchange behind them; the slow end takes twice the cycles, and exchanges at half of the links'"
+        " speed. XLA's cycles leave out waiting for memory and for the host, so the truth is more likely near the slow"
+        " end",
     )
 
 

@@ -1,6 +1,6 @@
 """The process that compiles one training step; `process.py` starts it, since a process has one set of XLA's flags.
 
-It reads a request, JSON, and writes an answer, JSON, to files; all else that it prints is of libraries.
+It reads a request from a JSON file and writes its answer to another one; what it prints comes from libraries.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-SIZE = re.compile(r"([\d.]+)([KMG])")
+# How a TPU's compiler says what a program that does not fit would need.
+NEEDED = (re.compile(r"Used ([\d.]+)([KMG]) of"), re.compile(r"temporaries \(([\d.]+)([KMG])\)"))
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def figures(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]], name: str, dump: str) -> Json:
     """Returns the figures of the run's step compiled for a topology, whose devices this process describes.
 
-    "fits" is what the compiler says, of a TPU; None for others, whose compilers know no limit. Sizes are bytes of one
-    device: "live_bytes" as jax's analysis has them, "reported_bytes" as a TPU's compiler counts them, which is less.
-    Times are of this process: "seconds" of the clock and "cpu_seconds" of all threads.
+    "fits" is what a TPU's compiler says; None for others, whose compilers know no limit. Sizes are bytes of one device:
+    "live_bytes" by jax's analysis, "reported_bytes" as a TPU's compiler counts them, which is less. Times are those of
+    this process: "seconds" by the clock and "cpu_seconds" of all threads.
     """
     from limba.tools.preflight.compiled import topologies
 
@@ -41,10 +42,10 @@ def figures(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]], na
     devices = topologies.devices_of(topology, dump)
     from limba.api import PlannedRun  # imports jax, which has to find the devices
 
-    found = _of_step(PlannedRun(config), feature_shapes, devices, topology.platform, dump)
-    found["seconds"] = time.perf_counter() - began
-    found["cpu_seconds"] = time.process_time() - cpu_began
-    return found
+    result = _of_step(PlannedRun(config), feature_shapes, devices, topology.platform, dump)
+    result["seconds"] = time.perf_counter() - began
+    result["cpu_seconds"] = time.process_time() - cpu_began
+    return result
 
 
 def _of_step(
@@ -56,19 +57,21 @@ def _of_step(
     from limba.tools.preflight.compiled import memory, program
 
     step = run.step_on(devices, feature_shapes)
-    found: Json = {"mesh": step.mesh_sizes, "state_bytes": step.state_bytes}
+    result: Json = {"mesh": step.mesh_sizes, "state_bytes": step.state_bytes}
     traced = step.traced()
     kernels = kernel_flops(traced.jaxpr)
+    # A card is described and not here, so jax has to be told what to lower for.
+    platforms = ("cuda",) if platform == "gpu" else None
     try:
-        compiled = traced.lower(lowering_platforms=("cuda",) if platform == "gpu" else None).compile()
+        compiled = traced.lower(lowering_platforms=platforms).compile()
     except jax.errors.JaxRuntimeError as error:
         if not is_out_of_memory(error):
             raise
         needed = max(needed_bytes(str(error)), memory.peak_bytes(dump), step.state_bytes)
-        return found | {"fits": False, "live_bytes": needed, "largest": memory.largest(dump, "")}
+        return result | {"fits": False, "live_bytes": needed, "largest": memory.largest(dump, "")}
     text = compiled.as_text() or ""
     costs = program.costs_of_program(text)
-    return found | {
+    return result | {
         "fits": True if platform == "tpu" else None,
         "live_bytes": step.live_bytes(compiled),
         "reported_bytes": memory.reported_bytes(dump) if platform == "tpu" else 0,
@@ -80,38 +83,39 @@ def _of_step(
     }
 
 
-def needed_bytes(said: str) -> int:
+def needed_bytes(sentence: str) -> int:
     """Returns the bytes that a program needs, from the sentence of a TPU's compiler; 0 if it names none.
 
     >>> needed_bytes("Used 20.25G of 15.48G hbm.") / 2**30, needed_bytes("HLO temporaries (937.50G) exceeds") / 2**30
     (20.25, 937.5)
     """
-    found = re.search(r"Used ([\d.]+[KMG]) of", said) or re.search(r"temporaries \(([\d.]+[KMG])\)", said)
-    if not found:
-        return 0
-    size = SIZE.fullmatch(found[1])
-    return int(float(size[1]) * UNITS[size[2]]) if size else 0
+    for pattern in NEEDED:
+        match = pattern.search(sentence)
+        if match:
+            number, unit = match.groups()
+            return int(float(number) * UNITS[unit])
+    return 0
 
 
 def kernel_flops(jaxpr: Any) -> dict[str, float]:
     """Returns {Pallas kernel: FLOPs of one call on one device}, as the kernels themselves say."""
     import jax
 
-    found: dict[str, float] = {}
+    flops: dict[str, float] = {}
 
     def visit(jaxpr: Any) -> None:
         for equation in jaxpr.eqns:
             if equation.primitive.name == "pallas_call":
                 cost = equation.params.get("cost_estimate")
-                found[equation.params["name"]] = float(cost.flops) if cost else 0.0
+                flops[equation.params["name"]] = float(cost.flops) if cost else 0.0
                 continue
-            inner = jax.tree.leaves(list(equation.params.values()), is_leaf=is_program)
-            for value in inner:
+            # Loops, conditions and functions hold programs among their parameters.
+            for value in jax.tree.leaves(list(equation.params.values()), is_leaf=is_program):
                 if is_program(value):
                     visit(getattr(value, "jaxpr", value))
 
     visit(getattr(jaxpr, "jaxpr", jaxpr))
-    return found
+    return flops
 
 
 def is_program(value: object) -> bool:

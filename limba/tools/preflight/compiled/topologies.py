@@ -18,6 +18,9 @@ from limba.config import InputError, environment, hardware, speed
 from limba.tools.preflight.compiled import nvidia
 
 Figures = Mapping[str, Any]  # of a compiled step, as `figures` in step.py gives them
+# The command that installs a TPU's compiler. The script is named, and not imported: it belongs to the repository.
+SETUP_TPU = "bash ./launch/setup.sh tpu"
+INSTALL_TPU = f"install it, without a TPU, with: {SETUP_TPU}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +94,9 @@ class _Kind:
     choices: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
 
+# Names of libtpu: a v4 or v5p chip computes as one device, and hosts have 2 x 2 chips.
 _MEGACORE = {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1), "num_slices": 1}
+# Number in the name -> the sides of the slice, in chips. v2 and v3 count cores, and v4 and v5p count each chip twice.
 _CUBES = {8: "2x2x1", 16: "2x2x2", 32: "2x2x4", 64: "2x4x4", 128: "4x4x4", 256: "4x4x8", 512: "4x8x8"}
 _CORES = {8: "2x2", 32: "4x4", 128: "8x8", 256: "8x16", 512: "16x16"}
 _CHIPS = {4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
@@ -136,16 +141,18 @@ def topology(name: str, flag: str = "") -> Topology:
     text = name.strip().lower()
     asked = f"{flag}{name}" if flag else f"The topology {name}"
     slices = re.fullmatch(r"(.+-\d+)x(\d+)", text)
-    if slices and int(slices[2]) > 1 and (found := hardware.written(slices[1])) and found[0].platform == "tpu":
-        return topology(slices[1], flag).in_slices(int(slices[2]))
+    if slices and int(slices[2]) > 1:
+        one = hardware.written(slices[1])
+        if one is not None and one[0].platform == "tpu":
+            return topology(slices[1], flag).in_slices(int(slices[2]))
     if text in table:
         return table[text]
     if re.fullmatch(r"cpus?", text):
         return table["cpu-1"]
-    found = hardware.written(text)
-    if found is None:
+    written = hardware.written(text)
+    if written is None:
         raise InputError(_unknown(text, asked))
-    chip, number = found
+    chip, number = written
     if chip.platform == "gpu":
         return _cards_of(chip, 1 if number is None else number, asked)
     return _slice_of(chip, number, asked)
@@ -168,7 +175,7 @@ def of_devices(device_kind: str, number: int) -> Topology | None:
 
 
 def _unknown(name: str, asked: str) -> str:
-    """Returns the sentence about a name that is none of a chip: all of a kind, or those that are near it."""
+    """Returns the sentence about a name that is not a chip's: all names of a kind, or the names near it."""
     kind = name.strip(" -")
     if kind in ("gpu", "gpus", "cuda", "nvidia", "card"):
         return f"{asked} names no card; give one of {', '.join(hardware.GPU_NAMES)}, several as 8xh100 or h100-8."
@@ -231,17 +238,29 @@ def _tpus(kind: _Kind, number: int) -> Topology:
     devices = number // kind.cores_in_name
     hosts = max(1, devices // _CHIPS_OF_HOST // chip.devices)
     choices = kind.choices or (_ONE if number == 1 else {})
-    place = f"{kind.name}:{kind.shapes[number]}"
-    figures = (chip.gib, chip.tflops * 1e12, kind.clock_ghz, chip.link_gb_per_second)
-    return Topology(f"{kind.name}-{number}", "tpu", devices, hosts, *figures, place, choices, chip)
+    return Topology(
+        f"{kind.name}-{number}",
+        "tpu",
+        devices,
+        hosts,
+        gib=chip.gib,
+        peak_flops=chip.tflops * 1e12,
+        clock_ghz=kind.clock_ghz,
+        link_gb_per_second=chip.link_gb_per_second,
+        of_compiler=f"{kind.name}:{kind.shapes[number]}",
+        choices=choices,
+        chip=chip,
+    )
 
 
 def _table() -> dict[str, Topology]:
-    found = [_tpus(kind, number) for kind in _KINDS for number in kind.shapes]
-    cards = (*hardware.NVIDIA, *hardware.AMD)
-    found += [_cards_of(card, number, card.name) for card in cards for number in _NUM_CARDS]
-    found += [Topology(f"cpu-{number}", "cpu", number, 1, 0.0, 0.0) for number in _NUM_CPUS]
-    return {each.name: each for each in found}
+    rows = []
+    for kind in _KINDS:
+        rows += [_tpus(kind, number) for number in kind.shapes]
+    for card in (*hardware.NVIDIA, *hardware.AMD):
+        rows += [_cards_of(card, number, card.name) for number in _NUM_CARDS]
+    rows += [Topology(f"cpu-{number}", "cpu", number, 1, gib=0.0, peak_flops=0.0) for number in _NUM_CPUS]
+    return {row.name: row for row in rows}
 
 
 def limit_bytes(wanted: Topology) -> float:
@@ -270,8 +289,10 @@ def devices_of(wanted: Topology, dump: str) -> np.ndarray:
             environment.set_gpu_flags()  # as a run on several cards has them
         return nvidia.topology_devices(wanted.name, dump)
     if wanted.platform == "cpu":
-        given = f"--xla_force_host_platform_device_count={wanted.devices}"
-        os.environ["XLA_FLAGS"] = f"{given} {os.environ.get('XLA_FLAGS', '')}"
+        flag = f"--xla_force_host_platform_device_count={wanted.devices}"
+        os.environ["XLA_FLAGS"] = (
+            f"{flag} {os.environ.get('XLA_FLAGS', '')}"  # of a flag given twice the last one counts
+        )
         import jax
 
         if len(jax.devices()) < wanted.devices:
@@ -283,12 +304,7 @@ def devices_of(wanted: Topology, dump: str) -> np.ndarray:
     from jax.experimental import topologies as of_jax
 
     try:
-        found = of_jax.get_topology_desc(platform="tpu", topology_name=wanted.of_compiler, **wanted.choices)
+        description = of_jax.get_topology_desc(platform="tpu", topology_name=wanted.of_compiler, **wanted.choices)
     except Exception as error:  # without libtpu jax knows no such platform, and says so in several ways
         raise InputError(f"No compiler for {wanted.name} ({str(error)[:200]}); {INSTALL_TPU}", fix=SETUP_TPU) from error
-    return np.array(found.devices)
-
-
-# The scripts of the repository; this folder does not import them.
-SETUP_TPU = "bash ./launch/setup.sh tpu"
-INSTALL_TPU = f"install it, without a TPU, with: {SETUP_TPU}"
+    return np.array(description.devices)

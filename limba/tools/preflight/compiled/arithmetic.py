@@ -1,4 +1,4 @@
-"""Memory and time of a training step by arithmetic: no compiler, no chip, and well under a second.
+"""Memory and time of a training step by arithmetic, without a compiler or a chip, in well under a second.
 
 A device holds its part of the state, a copy of the parameters in the activations' dtype, what the backward pass keeps
 of each layer for one micro-batch, and, one after the other, the logits, a layer at work, and the gradient.
@@ -16,11 +16,13 @@ from limba.config.speed import MFU as MFU
 from limba.config.speed import Work, step_seconds
 from limba.tools.preflight.compiled.topologies import Topology
 
+MOST_ROWS = 1 << 20  # of a device, beyond which the largest batch is not looked for
+# As the training step computes the logits.
 WHOLE_LOGITS = 2 << 30  # bytes of logits, above which they come in chunks
 CHUNK = 1 << 30  # bytes of one chunk
-MOST_ROWS = 1 << 20  # of a device, beyond which nobody asks
+# As attention is computed.
 MOST_KEYS = 2_048  # of a row, in the kernel for TPUs
-WINDOWS_IN_LONG_ROWS = 4  # from which on the einsum computes them in blocks
+WINDOWS_IN_LONG_ROWS = 4  # a row with as many windows is computed in blocks by the einsum
 SCORE_BYTES = 6  # of a score that is kept: float32, and its weight in bfloat16
 AGAIN_BYTES = 8  # of a score that is computed again: the gradient of its weight, in bfloat16, stands beside it
 
@@ -48,25 +50,35 @@ def memory(run: PlannedRun, chips: Topology, changed: RunConfig | None = None, b
     config = changed or run.config
     network = config.model
     data, fsdp, model = config.mesh.sizes(chips.devices)
-    parts = fsdp * model
-    state = run.num_bytes / (data if parts == 1 and config.mesh.shard_update else parts)
+    parts = fsdp * model  # devices that share the parameters
+    if parts == 1 and config.mesh.shard_update:  # as in ZeRO, devices with all parameters share the optimizer's state
+        state = run.num_bytes / data
+    else:
+        state = run.num_bytes / parts
     size = 4 if network.dtype == "float32" else 2  # bytes of an activation
     sums = 4 if config.num_microbatches > 1 else 0  # bytes of a parameter's summed gradient
     rows = (batch_size or config.data.batch_size) / (data * fsdp) / config.num_microbatches
     lengths = run.row_lengths
-    predicted = config.data.num_predicted
-    logits = 4 * rows * (lengths[1] if predicted is None else predicted) * network.vocab_size / model
-    in_chunks = logits > WHOLE_LOGITS and network.has_plain_head
+    predicted = lengths[1] if config.data.num_predicted is None else config.data.num_predicted
+    logits = 4 * rows * predicted * network.vocab_size / model
+    if logits > WHOLE_LOGITS and network.has_plain_head:
+        logits = CHUNK
     gradient = size * _decoder_parameters(network) / parts
-    is_long = network.is_decoder_only and chips.platform == "tpu" and lengths[1] > MOST_KEYS
-    has_kernels = chips.has_kernels and (not is_long or network.attention == "memory_efficient")
-    kept, at_work = (rows * each / model for each in row_bytes(network, lengths, has_kernels, size))
+    of_all_layers, of_one_layer = row_bytes(network, lengths, _has_kernels(network, lengths, chips), size)
     return Memory(
-        state,
-        run.num_parameters * (size + sums) / parts,
-        kept,
-        max(CHUNK if in_chunks else logits, gradient, at_work),
+        state=state,
+        copies=run.num_parameters * (size + sums) / parts,
+        activations=rows * of_all_layers / model,
+        transient=max(logits, gradient, rows * of_one_layer / model),
     )
+
+
+def _has_kernels(network: ModelConfig, lengths: tuple[int, int], chips: Topology) -> bool:
+    """Returns whether attention on these chips has a kernel for rows of these lengths."""
+    is_too_long = network.is_decoder_only and chips.platform == "tpu" and lengths[1] > MOST_KEYS
+    if is_too_long and network.attention != "memory_efficient":
+        return False
+    return chips.has_kernels
 
 
 def row_bytes(network: ModelConfig, lengths: tuple[int, int], has_kernels: bool, size: int) -> tuple[float, float]:
@@ -83,8 +95,12 @@ def row_bytes(network: ModelConfig, lengths: tuple[int, int], has_kernels: bool,
     # A token's input, query, key, value, attended value, and what comes out of attention and MLP.
     token = 3 * d + 2 * inner + 2 * network.kv_heads * network.head_dim + len(network.mlp_activations) * mlp
     crossed = 0 if network.is_decoder_only else d + 2 * inner
-    minimal = size * inputs * token, size * (targets * (token + crossed) + 2 * inner * inputs * (crossed > 0))
-    more = size * (6 * d + 3 * mlp)
+    # The keys and values of the encoder's output, in each layer of the decoder.
+    of_encoded = 0 if network.is_decoder_only else 2 * inner * inputs
+    # Of one layer of the encoder, and of one of the decoder.
+    full = (size * d * inputs, size * d * targets)
+    minimal = (size * inputs * token, size * (targets * (token + crossed) + of_encoded))
+    more = size * (6 * d + 3 * mlp)  # of a token: norms, and the parts of the MLP
     scores = 0 if has_kernels and network.attention != "einsum" else SCORE_BYTES * network.num_heads
     window = (network.local_attention or (0,))[0]
     again = 0.0
@@ -95,10 +111,11 @@ def row_bytes(network: ModelConfig, lengths: tuple[int, int], has_kernels: bool,
         minimal[0] + more * inputs + scores * inputs**2,
         minimal[1] + more * targets + scores * targets * (targets + inputs),
     )
-    each = {"none": whole, "minimal": minimal, "full": (size * d * inputs, size * d * targets)}[network.remat]
-    layers = network.num_encoder_layers, network.num_decoder_layers
-    kept = sum(number * of_one for number, of_one in zip(layers, each, strict=True))
-    return kept, again + (0 if network.remat == "none" else max(whole))
+    of_encoder, of_decoder = {"none": whole, "minimal": minimal, "full": full}[network.remat]
+    kept = network.num_encoder_layers * of_encoder + network.num_decoder_layers * of_decoder
+    if network.remat == "none":
+        return kept, again
+    return kept, again + max(whole)  # the backward pass computes one layer again, and has all of it
 
 
 def _decoder_parameters(network: ModelConfig) -> int:
@@ -119,6 +136,7 @@ def largest_batch(run: PlannedRun, chips: Topology, limit: float) -> int:
     def fits(number: int) -> bool:
         return memory(run, chips, batch_size=number * step).total <= limit
 
+    # Doubled until it does not fit any more, then halved into: `low` always fits, and `high` does not.
     low = 0
     high = 1
     while high < MOST_ROWS and fits(high):

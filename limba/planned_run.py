@@ -31,7 +31,9 @@ from limba.training.state import TrainState, count_parameters, init_state
 
 @functools.lru_cache(8)  # several parts of a verdict ask for it, and tracing takes half a second
 def _state(config: ModelConfig, rule: OptimizerConfig, train_steps: int | None, average: float | None) -> TrainState:
-    model, optimizer = Network(config), make_optimizer(rule, train_steps, config.dtype, average=average)
+    """Returns the shapes of a run's state."""
+    model = Network(config)
+    optimizer = make_optimizer(rule, train_steps, config.dtype, average=average)
     return jax.eval_shape(lambda key: init_state(model, optimizer, key), jax.random.key(0))
 
 
@@ -61,17 +63,18 @@ class PlannedRun:
     def row_lengths(self) -> tuple[int, int]:
         """The lengths of the encoder's and the decoder's rows as the configuration alone gives them.
 
-        Targets that are not given are those of T5's span corruption.
+        Targets that are not given are as long as T5's span corruption makes them.
         """
         data = self.config.data
-        given = data.task_feature_lengths
+        lengths = data.task_feature_lengths
         if data.sequence_length is not None:
             return 0, data.sequence_length
-        if "targets" in given:
-            return given["inputs"], given["targets"]
+        if "targets" in lengths:
+            return lengths["inputs"], lengths["targets"]
         choices = {"noise_density": data.noise_density, "mean_noise_span_length": data.mean_noise_span_length}
-        chosen = {name: value for name, value in choices.items() if value is not None}
-        return given["inputs"], raw_and_targets(given["inputs"], **chosen)[1]
+        chosen = {name: value for name, value in choices.items() if value is not None}  # None: the objective's default
+        _, targets = raw_and_targets(lengths["inputs"], **chosen)
+        return lengths["inputs"], targets
 
     def check_writable(self, directory: str, field: str) -> None:
         """Writes a file into a directory and removes it; ConfigError for the field if that fails."""
@@ -83,7 +86,8 @@ class PlannedRun:
         InputError for one of another network or optimizer or after the last step, ValueError for one without arrays.
         """
         check_steps(self.config, int(path.name))
-        if damage := limba_checkpoint.damage(path, "sizes"):
+        damage = limba_checkpoint.damage(path, "sizes")
+        if damage:
             return damage[0]
         check_arrays(path, self.state, RESUME_ADVICE)
         return ""
@@ -97,9 +101,9 @@ class PlannedRun:
         return True
 
     def check_destinations(self) -> list[str]:
-        """Returns the places that the model goes to at the end, which are tried."""
+        """Returns the names of the folders and repositories that the model goes to at the end, after trying each."""
         at_end.check(self.config)
-        return [place.name for place in at_end.destinations(self.config)]
+        return [destination.name for destination in at_end.destinations(self.config)]
 
     def learning_rates(self, steps: Sequence[int]) -> list[float]:
         """Returns the learning rate of these steps, 0 being the first."""
