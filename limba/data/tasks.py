@@ -182,7 +182,10 @@ def _with_replay(task: Task, config: DataConfig) -> Mixture:
 
 def _column_of(task: Task, config: DataConfig) -> Column:
     """Returns the config's column of `data_files`, or the task's columns if the config has the default."""
-    own = getattr(task.source, "column", "text")
+    own = getattr(task.source, "column", None)
+    if own is None:
+        # A source of seqio does not say which features it gives: the config alone knows the columns of its files.
+        return config.column
     if not isinstance(own, Mapping):
         if isinstance(config.column, Mapping):
             raise ConfigError(

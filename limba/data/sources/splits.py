@@ -133,7 +133,10 @@ class Splits:
         validation_percent: float = 1.0,
         rewrite: Rewrite | None = None,
     ):
-        self.splits, self.caching_permitted = tuple(splits), False
+        self.splits = tuple(splits)
+        # seqio refuses a task with a `CacheDatasetPlaceholder` on a source that prohibits a cache, and the published
+        # tasks of t5 all have one; nothing here writes a cache.
+        self.caching_permitted = True
         self.name, self._rewrite = name, rewrite
         self._progress: dict[tuple[str, int], float] = {}
         # The names of an element's features.
