@@ -78,7 +78,7 @@ def _plain_seqio(files: str, vocabulary: str, rows: int, t5: str | None) -> Gene
     """Yields the same of seqio's and t5's own preprocessors: maps over single examples."""
     import seqio
 
-    from limba.data.seqio_tasks import vocabulary_as_seqio
+    from limba.data.bridge.seqio_objects import vocabulary_as_seqio
     from limba.data.sources import FileSource
     from limba.data.vocabulary.load import load_vocabulary
 
@@ -99,7 +99,7 @@ def _undivided(files: str, vocabulary: str, num_shards: int, t5: str | None) -> 
     import tensorflow as tf
 
     from limba.config import DataConfig
-    from limba.data.seqio_tasks import vocabulary_as_seqio
+    from limba.data.bridge.seqio_objects import vocabulary_as_seqio
     from limba.data.sources import FileSource
     from limba.data.stream.stages import open_stream
     from limba.data.tasks import resolve_task

@@ -12,8 +12,7 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from limba.data import bridge
-from limba.data.bridge import Numbered
+from limba.data.bridge import Numbered, datasets
 from limba.data.dataset import TEXT, TOKENS, Dataset, Elements, Spec
 from limba.data.objectives.choice import examples_of
 from limba.data.sources import FileSource
@@ -50,7 +49,7 @@ print("read")
 
 @pytest.mark.slow
 def test_a_process_ends_while_tensorflow_reads_ahead(tmp_path: Path) -> None:
-    """Without `bridge._close` it hung each time, since TensorFlow's threads wait for the interpreter that ends."""
+    """Without `datasets._close` it hung each time, since TensorFlow's threads wait for the interpreter that ends."""
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("".join(f"{number} {'word ' * 20}\n" for number in range(3000)))
     done = subprocess.run(
@@ -149,7 +148,7 @@ def test_a_preprocessor_reads_its_data_set_at_two_places(
     # An endless run: for these preprocessors it is enough to see what comes after the first epoch.
     count = num_rows + 300 if name != "windows" else num_rows
     endless = _targets(in_order(texts.repeat()).take(count).as_numpy_iterator())
-    monkeypatch.setattr(bridge, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(datasets, "CHECKPOINT_SECONDS", 0.0)
     running = _rows_of(task, None)
     assert _targets(itertools.islice(running, count - 250)) == endless[: count - 250]
     state = running.state()

@@ -1,6 +1,6 @@
 """Between these data sets and tf.data's: for preprocessors and sources in TensorFlow, and for seqio's own calls.
 
-Like `seqio_tasks` and `tasks` it imports TensorFlow, when it is first used.
+It imports TensorFlow when it is first used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 from limba.config import InputError, reason_of
 from limba.data.dataset import Dataset, Pairs, Spec, State, Step
-from limba.data.shared_graph import SharedGraph
+from limba.data.bridge.graph import SharedGraph
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -261,7 +261,7 @@ def of_seqio(
     task: Provider, lengths: Mapping[str, int], split: str, seed: int, failure: Failure | None = None
 ) -> OfTensorflow:
     """Returns the examples of a task, whatever its source, once and in order, as seqio's `get_dataset` does."""
-    from limba.data.seqio_tasks import as_seqio
+    from limba.data.bridge.seqio_objects import as_seqio
 
     choices = {"shuffle": False, "seed": seed, "num_epochs": 1, "try_in_mem_cache": False}
     return OfTensorflow(as_seqio(task).get_dataset(lengths, split, **choices), failure=failure)
@@ -302,7 +302,7 @@ def applied(steps: Sequence[Step], dataset: Dataset, arguments: Mapping[str, Any
     import seqio
     import tensorflow as tf
 
-    from limba.data.seqio_tasks import feature_as_seqio
+    from limba.data.bridge.seqio_objects import feature_as_seqio
 
     features = {name: feature_as_seqio(feature) for name, feature in arguments["output_features"].items()}
 
