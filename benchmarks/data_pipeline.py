@@ -2,13 +2,15 @@
 
     python -m benchmarks.data_pipeline --json                # 50 MB of English from Python's own documentation
     python -m benchmarks.data_pipeline --files='corpus/*.jsonl' --vocabulary=my.model
-    python -m benchmarks.data_pipeline --t5=CHECKOUT --undivided    # a source that cannot be divided
+    python -m benchmarks.data_pipeline --t5=CHECKOUT --in_tensorflow    # preprocessors in TensorFlow
+    python -m benchmarks.data_pipeline --t5=CHECKOUT --undivided        # and a source that cannot be divided
 
 Tokens are the text's tokens before corruption. CPU seconds are of all threads of a process that
 does nothing else. `--t5=CHECKOUT` (and `pip install babel`) times t5's own span corruption on seqio too.
 
-With `--undivided` a task as users of T5X write it is timed: a seqio.FunctionDataSource of a generator, and t5's own
-span corruption in TensorFlow, with 1 and 16 data shards in turn.
+With `--in_tensorflow` a task as users of T5X write it is timed: seqio's tokenization and t5's own span corruption on
+text files, as seqio's `get_dataset` alone reads it, and with 1 and 16 data shards, in turn. With `--undivided` its
+source is a seqio.FunctionDataSource of a generator.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ from limba.config import InputError, environment
 LENGTHS = {"inputs": 512, "targets": 114}
 RAW_TOKENS = 568
 ROWS = 128  # of a batch
-ROUNDS = 3  # of the measurements with --undivided; their medians count
+ROUNDS = 3  # of the measurements of tasks in TensorFlow; their medians count
+ALONE = 0  # in place of a number of shards: read by seqio alone
 
 
 def _write_corpus(directory: Path, megabytes: float) -> str:
@@ -78,7 +81,7 @@ def _plain_seqio(files: str, vocabulary: str, rows: int, t5: str | None) -> Gene
     """Yields the same of seqio's and t5's own preprocessors: maps over single examples."""
     import seqio
 
-    from limba.data.seqio_tasks import vocabulary_as_seqio
+    from limba.data.bridge.seqio_objects import vocabulary_as_seqio
     from limba.data.sources import FileSource
     from limba.data.vocabulary.load import load_vocabulary
 
@@ -93,13 +96,16 @@ def _plain_seqio(files: str, vocabulary: str, rows: int, t5: str | None) -> Gene
         yield int(batch["inputs"].shape[0]) * RAW_TOKENS
 
 
-def _undivided(files: str, vocabulary: str, num_shards: int, t5: str | None) -> Generator[int]:
-    """Yields the same of a task whose source is a function: a generator of texts, which TensorFlow calls."""
+def _in_tensorflow(files: str, vocabulary: str, num_shards: int, t5: str | None, is_undivided: bool) -> Generator[int]:
+    """Yields the same of a task with preprocessors in TensorFlow; with ALONE as its shards, as seqio alone reads it.
+
+    With `is_undivided` its source is a function: a generator of texts, which TensorFlow calls.
+    """
     import seqio
     import tensorflow as tf
 
     from limba.config import DataConfig
-    from limba.data.seqio_tasks import vocabulary_as_seqio
+    from limba.data.bridge.seqio_objects import vocabulary_as_seqio
     from limba.data.sources import FileSource
     from limba.data.stream.stages import open_stream
     from limba.data.tasks import resolve_task
@@ -111,14 +117,16 @@ def _undivided(files: str, vocabulary: str, num_shards: int, t5: str | None) -> 
 
     def dataset_fn(split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
         del split, shuffle_files, seed
-        return tf.data.Dataset.from_generator(texts, output_signature=tf.TensorSpec((), tf.string))
+        return tf.data.Dataset.from_generator(texts, output_signature={"text": tf.TensorSpec((), tf.string)})
 
     def to_targets(dataset: tf.data.Dataset) -> tf.data.Dataset:
-        return dataset.map(lambda text: {"inputs": "", "targets": text})
+        as_pair = lambda document: {"inputs": "", "targets": document["text"]}
+        return dataset.map(as_pair, num_parallel_calls=tf.data.AUTOTUNE)
 
-    source: Any = seqio.FunctionDataSource(dataset_fn, splits=("train",))  # seqio's own type of it is narrower
-    seqio.TaskRegistry.add(
-        "undivided",
+    function: Any = seqio.FunctionDataSource(dataset_fn, splits=("train",))  # seqio's own type of it is narrower
+    source: Any = function if is_undivided else FileSource(files)
+    task = seqio.TaskRegistry.add(
+        "in_tensorflow",
         source=source,
         preprocessors=[
             to_targets,
@@ -128,7 +136,12 @@ def _undivided(files: str, vocabulary: str, num_shards: int, t5: str | None) -> 
         ],
         output_features=dict.fromkeys(LENGTHS, seqio.Feature(vocabulary_as_seqio(load_vocabulary(vocabulary)))),
     )
-    config = DataConfig("undivided", LENGTHS, batch_size=ROWS, num_data_shards=num_shards)
+    if num_shards == ALONE:
+        examples = task.get_dataset(LENGTHS, "train", shuffle=True, seed=0, num_epochs=None, shuffle_buffer_size=1000)
+        for batch in examples.padded_batch(ROWS, drop_remainder=True).prefetch(2).as_numpy_iterator():
+            yield len(batch["inputs"]) * RAW_TOKENS
+        return
+    config = DataConfig("in_tensorflow", LENGTHS, batch_size=ROWS, num_data_shards=num_shards)
     with contextlib.closing(open_stream(resolve_task(config), LENGTHS, config, range(num_shards))) as stream:
         for batch in stream:
             yield sum(len(part["inputs"]) for part in batch.values()) * RAW_TOKENS
@@ -161,13 +174,13 @@ def measure(
     """Returns the figures of one pipeline over so many megabytes of text, in this process and those that it starts."""
     import psutil
 
-    rows = max(8, ROWS // num_shards)
+    rows = max(8, ROWS // max(num_shards, 1))
     if what == "seqio":
         batches = _plain_seqio(files, vocabulary, rows, t5)
-    elif what == "undivided":
-        import tensorflow as tf  # noqa: F401  its start does not count
+    elif what in ("in_tensorflow", "undivided"):
+        import seqio  # noqa: F401  its start, and TensorFlow's, do not count
 
-        batches = _undivided(files, vocabulary, num_shards, t5)
+        batches = _in_tensorflow(files, vocabulary, num_shards, t5, what == "undivided")
     else:
         batches = _limba(files, vocabulary, num_shards, rows, num_processes)
     wall = time.perf_counter()
@@ -224,18 +237,23 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--megabytes", type=float, default=50.0, help="megabytes of text for each measurement")
     parser.add_argument("--t5", help="a checkout of t5 to time too")
     parser.add_argument(
-        "--undivided",
+        "--in_tensorflow",
         action="store_true",
-        help="time a function as a source, with t5's own span corruption, at 1 and 16 shards; needs --t5",
+        help="time seqio's tokenization and t5's own span corruption, alone and at 1 and 16 shards; needs --t5",
+    )
+    parser.add_argument(
+        "--undivided", action="store_true", help="time the same with a function as its source; needs --t5"
     )
     parser.add_argument("--json", action="store_true", help="print JSON only")
-    parser.add_argument("--only", choices=["limba", "seqio", "undivided"], help=argparse.SUPPRESS)
+    parser.add_argument("--only", choices=["limba", "seqio", "in_tensorflow", "undivided"], help=argparse.SUPPRESS)
     parser.add_argument("--shards", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--processes", type=int, default=1, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    if min(args.megabytes, args.shards, args.processes) <= 0:
-        raise InputError("Megabytes, shards and processes must be above 0.")
-    if args.t5 or args.undivided or args.only in ("seqio", "undivided"):
+    if min(args.megabytes, args.processes) <= 0 or args.shards < ALONE:
+        raise InputError("Megabytes and processes must be above 0.")
+    if args.in_tensorflow and args.undivided:
+        raise InputError("--in_tensorflow and --undivided are two measurements; give one of them.")
+    if args.t5 or args.in_tensorflow or args.undivided or args.only not in (None, "limba"):
         _t5_file(args.t5)
     with environment.quiet_imports():
         import limba.data.sources.units  # noqa: F401  without TensorFlow's start-up notes
@@ -260,8 +278,9 @@ def _compare(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
         size = train_vocabulary((text for _, text in zip(range(2000), texts, strict=False)), 8000, vocabulary)
         print(f"a vocabulary of {size:,} pieces", file=sys.stderr)
     common = [f"--files={files}", f"--vocabulary={vocabulary}", f"--megabytes={args.megabytes}"]
-    if args.undivided:
-        return _compare_shards([*common, f"--t5={args.t5}"])
+    if args.in_tensorflow or args.undivided:
+        what = "undivided" if args.undivided else "in_tensorflow"
+        return _compare_shards(what, [*common, f"--t5={args.t5}"])
 
     def limba(shards: int, cores: int, processes: int = 1) -> dict[str, float]:
         choices = ["--only=limba", f"--shards={shards}", f"--processes={processes}"]
@@ -289,23 +308,24 @@ def _compare(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
     return figures
 
 
-def _compare_shards(common: Sequence[str]) -> dict[str, Any]:
-    """Returns the figures of a source that cannot be divided, with 1 and 16 shards: medians, and their ratios."""
-    measured: dict[int, list[dict[str, float]]] = {1: [], 16: []}
+def _compare_shards(what: str, common: Sequence[str]) -> dict[str, Any]:
+    """Returns the figures of a task in TensorFlow, alone and with 1 and 16 shards: medians, and their ratios."""
+    measured: dict[int, list[dict[str, float]]] = {ALONE: [], 1: [], 16: []}
     for number in range(ROUNDS):
         for shards, found in measured.items():
-            found.append(_in_fresh_process([*common, "--only=undivided", f"--shards={shards}"]))
-            print(f"round {number + 1} of {ROUNDS}, {shards} shards: {found[-1]}", file=sys.stderr)
-    medians = {
-        shards: {name: float(np.median([each[name] for each in found])) for name in found[0]}
-        for shards, found in measured.items()
-    }
-    one = medians[1]
-    sixteen = medians[16]
+            found.append(_in_fresh_process([*common, f"--only={what}", f"--shards={shards}"]))
+            print(f"round {number + 1} of {ROUNDS}, {shards or 'no'} shards: {found[-1]}", file=sys.stderr)
+    alone, one, sixteen = (
+        {name: float(np.median([each[name] for each in found])) for name in found[0]} for found in measured.values()
+    )
+    names = [name for name in one if name != "tokens"]
     return {
+        "seqio alone": alone,
         "1 shard": one,
         "16 shards": sixteen,
-        "16 shards, times 1 shard": {name: sixteen[name] / one[name] for name in one if name != "tokens"},
+        "1 shard, times seqio alone": {name: one[name] / alone[name] for name in names},
+        "16 shards, times seqio alone": {name: sixteen[name] / alone[name] for name in names},
+        "16 shards, times 1 shard": {name: sixteen[name] / one[name] for name in names},
     }
 
 

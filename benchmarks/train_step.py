@@ -51,11 +51,11 @@ def time_step(config: ModelConfig, args: argparse.Namespace) -> dict[str, float]
 
     from limba.config import LossConfig, MeshConfig, optimizer_config
     from limba.data.packing import model_features
-    from limba.data.stream.placement import place_batch
     from limba.model import Network
     from limba.sharding.mesh import batch_sharding, make_mesh
     from limba.training.metrics.flops import flops_per_sequence, peak_flops_per_device
     from limba.training.optimizer import make_optimizer
+    from limba.training.placement import place_batch
     from limba.training.schedule import make_schedule
     from limba.training.state import create_state, state_shardings
     from limba.training.step import Gradient, jit_train_step

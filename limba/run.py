@@ -13,7 +13,6 @@ import jax
 from jax.sharding import Mesh
 
 from limba.config import InputError, RunConfig
-from limba.data.stream import placement
 from limba.data.stream.stages import open_stages
 from limba.data.vocabulary.stream import row_ids_of
 from limba.evaluation.evaluations import evaluations_of_run
@@ -23,7 +22,7 @@ from limba.sharding.agreement import check_alike, entered_by_first, facts_of_run
 from limba.sharding.mesh import batch_sharding, keep_compiled_programs, make_mesh
 from limba.sharding.watchdog import watching
 from limba.storage import lease
-from limba.training import checks
+from limba.training import checks, placement
 from limba.training.checkpoints.directory import Checkpoints
 from limba.training.guard import Guard
 from limba.training.introduction import introduce

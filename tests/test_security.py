@@ -31,8 +31,8 @@ IMPORTS_BY_NAME = {  # file -> where the names come from
     "limba/inference/source.py": "what imports.check has allowed",
     "limba/data/stream/processes.py": "the run that has imported them",
     "limba/data/objectives/choice.py": "the table of limba/config/data.py",
-    **dict.fromkeys(("limba/data/dataset.py", "limba/data/sources/units.py"), "the name of limba/data/bridge.py"),
-    "limba/data/registry.py": "the name of limba/data/seqio_tasks.py",
+    **dict.fromkeys(("limba/data/dataset.py", "limba/data/sources/units.py"), "the name of limba/data/bridge/"),
+    "limba/data/registry.py": "the name of limba/data/bridge/seqio_objects.py",
 }
 
 

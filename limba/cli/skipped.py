@@ -104,8 +104,8 @@ def _stages(run_of: Source) -> tuple[dict[str, int], Callable[[int], Stage]]:
     """Returns the lengths of a run's rows, and a function from a stage's first batch to the stage."""
     from limba.data.objectives import derive_lengths
     from limba.data.stream.stages import Stage, task_of_stage
-    from limba.data.tasks import pinned_for_run
     from limba.inference.source import task_of
+    from limba.training.data_revisions import pinned_for_run
     from limba.training.start import deal_of_run
 
     assert run_of.run is not None

@@ -1,4 +1,4 @@
-"""From files to global batches: sources, objectives, vocabularies, and the stream that training reads.
+"""From files to a shard's rows: sources, objectives, vocabularies, and the stream that training reads.
 
-Floor 2: imports `config/` and `sharding/`. TensorFlow and seqio are imported where a task needs them (`bridge`).
+Floor 2: imports `config/` and `storage/`, never jax. Only `bridge/` knows TensorFlow and seqio.
 """

@@ -180,7 +180,7 @@ class MixtureRegistry(_Registry):
 
 def _add_to_seqio(*made: Provider) -> None:
     # By its name, since it stands above: it imports seqio and TensorFlow.
-    importlib.import_module(f"{__package__}.seqio_tasks").add(made)
+    importlib.import_module(f"{__package__}.bridge.seqio_objects").add(made)
 
 
 class _SeqioFinder(MetaPathFinder):

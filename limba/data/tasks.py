@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 import logging
 from collections.abc import Collection, Iterable, Mapping
-
-from etils import epath
 
 from limba import tool_registry
 from limba.config import ConfigError, DataConfig, InputError, StorageError, extras
@@ -32,8 +29,6 @@ from limba.data.vocabulary.files import check_there, directory_of, keep, place_o
 from limba.data.vocabulary.load import address_of, load_vocabulary, of_run
 from limba.data.vocabulary.special_ids import as_stream
 from limba.data.vocabulary.stream import StreamVocabulary
-from limba.sharding.agreement import is_first, together
-from limba.storage.files import read_text, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +143,7 @@ def _replaced(task: Task, config: DataConfig, directory: str | None) -> Task:
     if missing:
         raise InputError(f"Task {task.name} has no feature {missing[0]!r}; register it with 'inputs' and 'targets'.")
     if config.cache_dir is not None and migrate:
-        from limba.data.seqio_tasks import as_seqio
+        from limba.data.bridge.seqio_objects import as_seqio
 
         task = migrate.from_cache(task, as_seqio(task), config.cache_dir)
     if config.prefix is not None:
@@ -269,37 +264,10 @@ def _pin_name(task: str, source: HubSource) -> str:
     return f"{task} from {source.path}:{source.config_name or ''}@{source.revision or ''}"
 
 
-def pinned_for_run(task: Provider, model_dir: str) -> Provider:
-    """Returns the task with its hub data sets pinned to the commits of the run's first start, saved in model_dir.
-
-    Otherwise a saved data position would be wrong once the data set changes.
-    """
-    path = epath.Path(model_dir) / "data_revisions.json"
-    with together():
-        if is_first():
-            known = _revisions_in(path) if path.exists() else {}
-            if found := revisions(task, known):
-                write_whole(path, json.dumps({**known, **found}, indent=1) + "\n")
-    with together():
-        if not path.exists():
-            return task
-        known = _revisions_in(path)
-        names = {name: _pin_name(name, source) for name, source in _hub_sources(task).items()}
-        return pinned(task, {name: known[pin] for name, pin in names.items() if pin in known})
-
-
-def _revisions_in(path: epath.Path) -> dict[str, str]:
-    try:
-        known = json.loads(read_text(path))
-        if isinstance(known, dict) and all(isinstance(revision, str) for revision in known.values()):
-            return known
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, InputError):
-            raise
-    raise InputError(
-        f"{path}, which names the commits of the run's data sets, is damaged; restore it from a copy: with other"
-        " commits the data positions of its checkpoints would be wrong."
-    )
+def pinned_as_saved(task: Provider, saved: Mapping[str, str]) -> Provider:
+    """Returns the task with its hub data sets pinned to the commits that `revisions` found at the run's first start."""
+    names = {name: _pin_name(name, source) for name, source in _hub_sources(task).items()}
+    return pinned(task, {name: saved[pin] for name, pin in names.items() if pin in saved})
 
 
 def has_exact_positions(task: Provider) -> bool:

@@ -17,7 +17,6 @@ from limba.config import InputError, LossConfig, RunConfig, require
 from limba.data.objectives.supervised import is_supervised
 from limba.data.packing import stream_targets
 from limba.data.run_data import validation_batches
-from limba.data.stream.placement import place_batch
 from limba.data.tasks import Provider, parts_of
 from limba.data.vocabulary.character_sets import SETS, CharacterSets, document_starts
 from limba.data.vocabulary.load import begin_id, has_dummy_space, piece_bytes, piece_texts
@@ -28,6 +27,7 @@ from limba.model.trees import Parameters
 from limba.sharding.agreement import compiled_together
 from limba.sharding.mesh import num_batch_groups
 from limba.training import losses
+from limba.training.placement import place_batch
 from limba.training.step import microbatches
 
 logger = logging.getLogger(__name__)

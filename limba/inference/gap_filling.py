@@ -15,7 +15,6 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from limba.config import InputError
-from limba.data.stream.placement import place_batch
 from limba.data.vocabulary import load
 from limba.data.vocabulary.load import Vocabulary
 from limba.data.vocabulary.special_ids import SpecialIds
@@ -24,6 +23,7 @@ from limba.inference.gap_pieces import Fill, Pieces, pieces_of
 from limba.inference.token_ids import SENTINEL
 from limba.model import Network
 from limba.sharding.mesh import batch_sharding, num_batch_groups
+from limba.training.placement import place_batch
 
 NUM_FILLS = 3  # shown for a gap
 MOST_PIECES = 8  # of a fill

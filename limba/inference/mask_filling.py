@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PyTree
 
 from limba.config import InputError
-from limba.data.stream.placement import place_batch
 from limba.data.vocabulary import load
 from limba.data.vocabulary.around_gaps import encode_parts
 from limba.data.vocabulary.load import Vocabulary
@@ -23,6 +22,7 @@ from limba.inference import generate
 from limba.inference.gap_pieces import Fill, Pieces, pieces_of
 from limba.model import Network
 from limba.sharding.mesh import batch_sharding, num_batch_groups
+from limba.training.placement import place_batch
 
 MASK = re.compile(r"<mask>|\[MASK\]|<\|mask\|>|<extra_id_\d+>|_{3,}")  # the ways to write a mask
 MASKS_STEP = 8  # masks of a row are padded to a multiple, so that few programs are compiled

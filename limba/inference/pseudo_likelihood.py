@@ -9,7 +9,6 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Bool, Float, PyTree
 
-from limba.data.stream.placement import place_batch
 from limba.data.vocabulary import load
 from limba.data.vocabulary.load import Vocabulary
 from limba.data.vocabulary.special_ids import SpecialIds
@@ -19,6 +18,7 @@ from limba.inference.mask_filling import mask_of
 from limba.inference.texts import whole_letters
 from limba.model import Network
 from limba.sharding.mesh import batch_sharding
+from limba.training.placement import place_batch
 
 
 class _Masked(NamedTuple):

@@ -15,7 +15,6 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from limba.config import LossConfig
 from limba.data.packing import model_features
-from limba.data.stream.placement import place_batch
 from limba.data.vocabulary.special_ids import SpecialIds
 from limba.inference import limits
 from limba.inference.generate import (
@@ -30,6 +29,7 @@ from limba.inference.generate import (
 from limba.model import Network
 from limba.sharding.mesh import batch_sharding
 from limba.training.losses import at_predicted, cross_entropy
+from limba.training.placement import place_batch
 
 Pair = tuple[np.ndarray, np.ndarray]  # ids of the inputs and of the targets
 

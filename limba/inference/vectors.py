@@ -11,11 +11,11 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
-from limba.data.stream.placement import place_batch
 from limba.inference.generate import batches_of_like_lengths, fetched, padded
 from limba.model import Network
 from limba.model.trees import Batch, Parameters
 from limba.sharding.mesh import batch_sharding
+from limba.training.placement import place_batch
 
 
 def computed_in_batches(

@@ -37,6 +37,7 @@ from limba.sharding.agreement import check_alike, is_first, of_first, together
 from limba.storage.files import read_text, resolved, write_whole
 from limba.training.checkpoints.initial import check_initial, check_length, load_initial
 from limba.training.checks import check_steps, facts_of_data
+from limba.training.data_revisions import pinned_for_run
 from limba.training.state import TrainState, create_state
 
 FILE = "rows.json"  # in the run's directory: the counts of its corpora, made once
@@ -65,7 +66,7 @@ def task_of_run(config: RunConfig) -> tuple[Provider, dict[str, int]]:
             ensure_vocabulary(data, trains=first)
     with together():
         task = data_tasks.resolve_task_of_run(data, config.model_dir)
-    task = data_tasks.pinned_for_run(task, config.model_dir)
+    task = pinned_for_run(task, config.model_dir)
     with together():
         lengths = _checked(task, config)
     if config.initial_checkpoint_path:
@@ -118,7 +119,7 @@ def tasks_of_stages(config: RunConfig, task: Provider, lengths: Mapping[str, int
     for begins, *_ in config.data.stages:
         with together():
             later = task_of_stage(begins, task, lengths, config.data)
-        later = data_tasks.pinned_for_run(later, config.model_dir)
+        later = pinned_for_run(later, config.model_dir)
         with together():
             check_rows_of_stage(begins, later, _checked(later, config), task, lengths, config.data)
         check_alike(functools.partial(facts_of_data, later, config.data))

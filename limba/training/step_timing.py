@@ -11,10 +11,10 @@ from jax.sharding import Mesh
 
 from limba.config import RunConfig
 from limba.data.packing import PREDICTED, model_features
-from limba.data.stream.placement import place_batch
 from limba.model import Network
 from limba.sharding.mesh import batch_sharding
 from limba.training.optimizer import optimizer_of
+from limba.training.placement import place_batch
 from limba.training.schedule import make_schedule
 from limba.training.state import create_state, state_shardings
 from limba.training.step import Gradient, jit_train_step

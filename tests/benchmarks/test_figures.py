@@ -33,6 +33,8 @@ def test_flops_of_a_sequence(size: str, vocab_size: int) -> None:
         (generate, ["--rounds=many"], "Argument --rounds: invalid int value: 'many'; --help"),
         (data_pipeline, ["--t5=/nope"], "/nope/t5/data/preprocessors.py does not exist; give --t5=CHECKOUT"),
         (data_pipeline, ["--undivided"], "t5/data/preprocessors.py does not exist; give --t5=CHECKOUT"),
+        (data_pipeline, ["--in_tensorflow"], "t5/data/preprocessors.py does not exist; give --t5=CHECKOUT"),
+        (data_pipeline, ["--in_tensorflow", "--undivided"], "are two measurements; give one of them"),
         (train_step, ["--size"], "--size has no value; write --size=VALUE"),
         (kill, ["--steps=0"], "steps above 0"),
         (compiled, ["--field=nope=3"], "--field=nope=3 is not NAME=VALUE with a field of ModelConfig"),

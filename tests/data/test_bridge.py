@@ -1,5 +1,6 @@
 """What TensorFlow reads of these data sets: again, at several places, and while its process ends."""
 
+import functools
 import itertools
 import os
 import subprocess
@@ -12,11 +13,13 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from limba.data import bridge
-from limba.data.bridge import Numbered
+from limba.data.bridge import Numbered, OfTensorflow, datasets, tokens
+from limba.data.bridge.graph import SharedGraph
+from limba.data.bridge.seqio_objects import vocabulary_as_seqio
 from limba.data.dataset import TEXT, TOKENS, Dataset, Elements, Spec
 from limba.data.objectives.choice import examples_of
 from limba.data.sources import FileSource
+from limba.data.vocabulary.load import load_vocabulary
 from tests.shipped import ROOT
 
 # Reads one batch of a task as T5X's users register it, twice, and ends while TensorFlow still reads ahead.
@@ -26,6 +29,7 @@ import seqio
 from limba.config import DataConfig
 from limba.data.objectives import derive_lengths
 from limba.data.sources import FileSource
+from limba.data.vocabulary.load import load_vocabulary
 from limba.data.stream.stages import open_stream
 from limba.data.tasks import resolve_task
 from t5.data import preprocessors
@@ -50,7 +54,7 @@ print("read")
 
 @pytest.mark.slow
 def test_a_process_ends_while_tensorflow_reads_ahead(tmp_path: Path) -> None:
-    """Without `bridge._close` it hung each time, since TensorFlow's threads wait for the interpreter that ends."""
+    """Without `datasets._close` it hung each time, since TensorFlow's threads wait for the interpreter that ends."""
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("".join(f"{number} {'word ' * 20}\n" for number in range(3000)))
     done = subprocess.run(
@@ -149,7 +153,7 @@ def test_a_preprocessor_reads_its_data_set_at_two_places(
     # An endless run: for these preprocessors it is enough to see what comes after the first epoch.
     count = num_rows + 300 if name != "windows" else num_rows
     endless = _targets(in_order(texts.repeat()).take(count).as_numpy_iterator())
-    monkeypatch.setattr(bridge, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(datasets, "CHECKPOINT_SECONDS", 0.0)
     running = _rows_of(task, None)
     assert _targets(itertools.islice(running, count - 250)) == endless[: count - 250]
     state = running.state()
@@ -159,3 +163,179 @@ def test_a_preprocessor_reads_its_data_set_at_two_places(
     assert _targets(itertools.islice(resumed, 250)) == endless[count - 250 :]
     # The one that was saved moves on as if nothing had happened.
     assert _targets(itertools.islice(running, 250)) == endless[count - 250 :]
+
+
+# Documents as users' sources give them: empty, with bytes that are not UTF-8 or NUL, and longer than a block of them.
+DOCUMENTS = [
+    "",
+    "ășț",
+    "a\x00b",
+    "  two  spaces ",
+    *(f"text {number} " + "word " * (number % 9) for number in range(70)),
+]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        seqio.preprocessors.tokenize,
+        functools.partial(seqio.preprocessors.tokenize, copy_pretokenized=False),
+        functools.partial(seqio.preprocessors.tokenize, with_eos=True),
+        seqio.preprocessors.tokenize_and_append_eos,
+    ],
+    ids=["plain", "no copy", "ends", "append_eos"],
+)
+def test_our_encoder_gives_what_seqio_s_tokenization_gives(
+    step: Callable, vocabulary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    ids_of = tokens._ids_of
+    monkeypatch.setattr(tokens, "_ids_of", lambda *given: calls.append(1) or ids_of(*given))
+    texts = [text.encode() for text in DOCUMENTS] + [b"\xff\xfecut \xc8"]
+    examples = {
+        "inputs": texts[::-1],
+        "targets": texts,
+        "number": np.arange(len(texts)),
+        "id": np.ones([len(texts), 2]),
+    }
+    dataset = tf.data.Dataset.from_tensor_slices(examples)
+    pieces = vocabulary_as_seqio(load_vocabulary(str(vocabulary)))
+    features = {"inputs": seqio.Feature(pieces, add_eos=False), "targets": seqio.Feature(pieces)}
+    expected = step(dataset, output_features=features)
+    found = tokens.by_our_encoder(step)(dataset, output_features=features)
+    assert found.element_spec == expected.element_spec and int(found.cardinality()) == len(texts)
+    assert_same_examples(found.as_numpy_iterator(), expected.as_numpy_iterator())
+    assert len(calls) == 2 * -(-len(texts) // tokens.DOCUMENTS_A_BLOCK)
+
+
+def assert_same_examples(found: Iterable, expected: Iterable) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert one.keys() == other.keys()
+        for name, value in one.items():
+            assert np.asarray(value).dtype == np.asarray(other[name]).dtype
+            np.testing.assert_array_equal(value, other[name])
+
+
+def test_what_our_encoder_cannot_do_is_left_to_seqio(vocabulary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Documents of several lengths, several texts in one, bytes, and vocabularies that are none of ours."""
+    monkeypatch.setattr(tokens, "_ids_of", None)  # no call of it succeeds
+    pieces = vocabulary_as_seqio(load_vocabulary(str(vocabulary)))
+    words = ["one", "two words"]
+    of_lengths = tf.data.Dataset.range(3).map(lambda n: {"targets": "text", "times": tf.range(n)})
+    cases = [
+        (pieces, of_lengths),
+        (pieces, tf.data.Dataset.from_tensors({"targets": words})),
+        (seqio.ByteVocabulary(), tf.data.Dataset.from_tensor_slices({"targets": words})),
+        (seqio.UnigramVocabulary(words), tf.data.Dataset.from_tensor_slices({"targets": words})),
+    ]
+    for vocabulary_of_case, dataset in cases:
+        features = {"targets": seqio.Feature(vocabulary_of_case)}
+        step = seqio.preprocessors.tokenize
+        found = list(tokens.by_our_encoder(step)(dataset, features))
+        expected = list(step(dataset, features))
+        for one, other in zip(found, expected, strict=True):
+            assert all(tf.reduce_all(one[name] == other[name]) for name in other)
+
+
+def _of_texts(tmp_path: Path, vocabulary: Path, *steps: Callable) -> seqio.Task:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("".join(f"{number} {'word ' * (number % 9)}\n" for number in range(NUM_TEXTS)))
+    pieces = vocabulary_as_seqio(load_vocabulary(str(vocabulary)))
+    features = {"targets": seqio.Feature(pieces, add_eos=False)}
+    as_targets = lambda dataset: dataset.map(lambda example: {"targets": example["text"]})
+    source = FileSource(str(corpus), validation_percent=0.0)
+    return seqio.Task("of_texts", source, features, [as_targets, *steps])
+
+
+def test_a_document_that_fails_and_is_ignored_takes_no_other_along(tmp_path: Path, vocabulary: Path) -> None:
+    def failing(dataset: tf.data.Dataset) -> tf.data.Dataset:
+        def checked(example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            is_bad = tf.strings.regex_full_match(example["targets"], "[0-9]*7 .*")
+            with tf.control_dependencies([tf.debugging.assert_equal(is_bad, False)]):
+                return {"targets": tf.identity(example["targets"])}
+
+        return dataset.map(checked)
+
+    steps = [failing, seqio.preprocessors.tokenize, lambda dataset: dataset.ignore_errors()]
+    task = _of_texts(tmp_path, vocabulary, *steps)
+    found = [example["targets_pretokenized"].split()[0] for example in _rows_of(task, 1)]
+    assert found == [b"%d" % number for number in range(NUM_TEXTS) if number % 10 != 7]
+
+
+def test_the_shards_of_files_share_one_graph(tmp_path: Path, vocabulary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each shard's tracing took a second, and so the first batch of sixteen a quarter of a minute."""
+    calls = []
+
+    def counted(dataset: tf.data.Dataset) -> tf.data.Dataset:
+        calls.append(1)
+        return dataset
+
+    @seqio.map_over_dataset(num_seeds=1)
+    def noised(example: Mapping[str, tf.Tensor], seed: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"targets": example["targets"] + tf.random.stateless_uniform([], seed, 0, 1000, tf.int32)}
+
+    task = _of_texts(tmp_path, vocabulary, seqio.preprocessors.tokenize, noised, counted)
+
+    def rows() -> list[list[list[int]]]:
+        documents = [task.source.documents("train", shard=shard, num_shards=4, num_epochs=1) for shard in range(4)]
+        shards = [examples_of(task, {"targets": 16}, part, seed) for seed, part in enumerate(documents)]
+        # Side by side, as threads read them.
+        return [[next(shard)["targets"].tolist() for shard in shards] for _ in range(100)]
+
+    shared = rows()
+    assert len(calls) == 1
+    monkeypatch.setattr(SharedGraph, "followed", lambda *_: None)
+    assert rows() == shared
+    assert len(calls) == 1 + 4
+
+
+def test_a_step_in_python_keeps_what_is_of_one_shard(tmp_path: Path, vocabulary: Path) -> None:
+    def numbered(dataset: tf.data.Dataset) -> tf.data.Dataset:
+        numbers = itertools.count()  # of each shard
+        count = lambda targets: np.concatenate([[next(numbers)], targets]).astype(np.int32)
+        step = lambda example: tf.ensure_shape(tf.numpy_function(count, [example["targets"]], tf.int32), [None])
+        return dataset.map(lambda example: {"targets": step(example)})
+
+    task = _of_texts(tmp_path, vocabulary, seqio.preprocessors.tokenize, numbered)
+    for shard in range(2):
+        documents = task.source.documents("train", shard=shard, num_shards=2, num_epochs=1)
+        examples = itertools.islice(examples_of(task, {"targets": 16}, documents, seed=0), 20)
+        assert [example["targets"][0] for example in examples] == list(range(20))
+
+
+def test_examples_leave_as_they_are_and_from_every_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts, vectors, matrices, numbers: with their dtypes and shapes, empty ones too, after a resume at any place."""
+    monkeypatch.setattr(datasets, "CHECKPOINT_SECONDS", 0.0)
+    of_numbers = Elements([{"text": b"%d" % number} for number in range(30)], {"text": TEXT})
+
+    def of_all_kinds(dataset: tf.data.Dataset) -> tf.data.Dataset:
+        def of_kinds(example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            number = tf.strings.to_number(example["text"], tf.int32)
+            return {
+                "text": example["text"],
+                "vector": tf.range(number % 5),
+                "matrix": tf.ones([number % 3, 2], tf.float32) * 0.5,
+                "texts": tf.repeat(example["text"], number % 4),
+                "number": tf.cast(number, tf.int64),
+                "flag": number % 2 == 0,
+                "flags": tf.repeat(number % 2 == 0, 3),
+            }
+
+        return dataset.map(of_kinds)
+
+    expected = list(of_all_kinds(Numbered(of_numbers).in_tensorflow()).as_numpy_iterator())
+    arguments = {"output_features": {}, "sequence_length": {}}
+
+    def found() -> Dataset:
+        return datasets.applied([of_all_kinds], of_numbers.anew(), arguments, lambda error: None)
+
+    assert_same_examples(found(), expected)
+    for place in range(31):
+        running = found()
+        list(itertools.islice(running, place))
+        resumed = found()
+        resumed.restore(running.state())
+        assert_same_examples(resumed, expected[place:])
+    ragged = tf.data.Dataset.range(20).map(lambda n: {"rows": tf.RaggedTensor.from_row_lengths(tf.range(n), [n, 0])})
+    sizes = [sum(map(len, example["rows"])) for example in OfTensorflow(ragged)]
+    assert sizes == list(range(20))

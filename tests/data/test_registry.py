@@ -11,9 +11,9 @@ import pytest
 import seqio
 
 from limba.config import InputError
+from limba.data.bridge.seqio_objects import as_seqio
 from limba.data.objectives import span_corruption, tokenize_documents
 from limba.data.registry import Feature, Mixture, MixtureRegistry, Task, TaskRegistry
-from limba.data.seqio_tasks import as_seqio
 from limba.data.sources import FileSource
 from limba.data.vocabulary.vocabularies import ByteVocabulary
 from tests.shipped import ROOT

@@ -20,9 +20,10 @@ from limba.config import DataConfig, InputError
 from limba.data import run_data as validation
 from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents
 from limba.data.sources import FileSource, HubSource, readers
-from limba.data.stream import placement, streams
+from limba.data.stream import streams
 from limba.data.stream.stages import open_stream
 from limba.data.tasks import check_sources, pinned, resolve_task, revisions
+from limba.training import placement
 from tests.data.text_files import write
 
 ROOT = Path(__file__).parent.parent.parent

@@ -19,9 +19,9 @@ from t5.evaluation import metrics
 
 from limba.config import DataConfig, InputError
 from limba.data import bridge, task_modules
+from limba.data.bridge.seqio_objects import as_seqio
 from limba.data.objectives.choice import examples_of
 from limba.data.objectives.supervised import is_supervised
-from limba.data.seqio_tasks import as_seqio
 from limba.data.sources import FileSource
 from limba.data.tasks import failure_of_code, resolve_task
 from limba.tools.migrate import written_tasks

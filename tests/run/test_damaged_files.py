@@ -10,8 +10,8 @@ import pytest
 
 from limba.cli.main import main
 from limba.config import CheckpointConfig, DataConfig, InputError, RunConfig
-from limba.data import tasks
 from limba.export import huggingface
+from limba.training import data_revisions
 from limba.training.best import Best
 from limba.training.ledger import FILE, Ledger, entries_of
 from tests import tiny
@@ -57,7 +57,7 @@ def test_a_record_of_the_best_step_that_is_whole(config: RunConfig, tmp_path: Pa
 def test_the_commits_of_data_sets(junk: bytes, tmp_path: Path) -> None:
     (tmp_path / "data_revisions.json").write_bytes(junk)
     with pytest.raises(InputError, match=r"data_revisions\.json.* (is damaged|is not text in UTF-8)"):
-        tasks.pinned_for_run(SimpleNamespace(name="any", tasks=[]), str(tmp_path))
+        data_revisions.pinned_for_run(SimpleNamespace(name="any", tasks=[]), str(tmp_path))
 
 
 def test_the_ledger(config: RunConfig, junk: bytes, tmp_path: Path, capfd: pytest.CaptureFixture) -> None:

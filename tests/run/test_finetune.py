@@ -22,7 +22,7 @@ from limba.data import run_data as validation
 from limba.data.objectives.supervised import add_prefix
 from limba.data.packing import model_features
 from limba.data.sources import FileSource
-from limba.data.stream import placement, streams
+from limba.data.stream import streams
 from limba.data.tasks import resolve_task
 from limba.evaluation.text import TextEvaluation
 from limba.formats.limba_checkpoint import LimbaCheckpoint, checkpoints_of
@@ -33,6 +33,7 @@ from limba.inference.search import banned_mask
 from limba.model import Network
 from limba.run import train
 from limba.sharding.mesh import batch_sharding
+from limba.training import placement
 from limba.training.best import Best
 from limba.training.checks import check_best_metric
 from limba.training.step import Gradient, gradients

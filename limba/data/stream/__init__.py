@@ -1,4 +1,4 @@
-"""The stream of a run's batches: shards, their data positions, the processes that read them, stages, and devices.
+"""The stream of a run's batches: shards, their data positions, the processes that read them, and stages.
 
-Part of `data/`: imports its sources, objectives, tasks and deal; only `placement` imports jax.
+Part of `data/`: imports its sources, objectives, tasks and deal, never jax.
 """

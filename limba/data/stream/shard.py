@@ -28,7 +28,6 @@ from limba.data.registry import Mixture, Task
 from limba.data.sources.order import Reading
 from limba.data.sources.units import UnitSource
 from limba.data.tasks import Provider, advice_on, failure_of_code, parts_of, unit_sources
-from limba.data.undivided import Undivided
 
 # {"inputs": int32 [B, Li], "targets": int32 [B, Lt]}, zero where padded; segment ids beside them when packed
 Rows = dict[str, np.ndarray]
@@ -136,9 +135,9 @@ class Pipeline:
         return examples.shuffle(buffered, own_seed) if config.shuffle and buffered else examples
 
     @functools.cached_property
-    def _undivided(self) -> dict[tuple[str, tuple[int, ...]], Undivided]:
-        """(task, first epoch) -> its source, opened once for all shards of this process."""
-        return {}
+    def _opened(self) -> bridge.Opened:
+        """The sources that are opened once for all shards of this process."""
+        return bridge.Opened()
 
     def _buffer_of(self, part: Task, begun: tuple[int, ...]) -> int | None:
         """Returns the size of a shard's shuffle buffer that a task of seqio asks for.
@@ -147,31 +146,15 @@ class Pipeline:
         until num_data_shards buffers are full.
         """
         size = part.shuffle_buffer_size
-        if size is None or (part.name, begun) not in self._undivided:
+        if size is None or (part.name, begun) not in self._opened:
             return size
         return -(-size // self.config.num_shards)
 
     def _foreign_documents(self, part: Task, shard: int, seed: int, begun: tuple[int, ...]) -> Dataset:
-        """Returns a shard's documents of a source that is not ours: by its own shards where it has enough of them."""
-        import seqio
-
-        config = self.config
-        split, num_shards = config.train_split, config.num_shards
+        """Returns a shard's documents of a source that is not ours."""
         failure = functools.partial(failure_of_code, part)
-        if (known := self._undivided.get((part.name, begun))) is not None:
-            return known.documents(shard)
         with user_code.of_task(part, advice_on(part)):
-            source = part.source
-            by_source = len(source.list_shards(split)) >= num_shards or source.supports_arbitrary_sharding
-            shard_info = seqio.ShardInfo(shard, num_shards) if by_source else None
-            documents = source.get_dataset(split, shuffle=config.shuffle, seed=seed, shard_info=shard_info)
-        if by_source:
-            return bridge.OfTensorflow(documents.repeat(config.num_epochs), failure=failure)
-        if not Undivided.deals(documents):
-            own = documents.shard(num_shards, shard).repeat(config.num_epochs)
-            return bridge.OfTensorflow(own, failure=failure)
-        self._undivided[part.name, begun] = Undivided(part.name, documents, num_shards, config.num_epochs, failure)
-        return self._foreign_documents(part, shard, seed, begun)
+            return self._opened.documents(part, begun, self.config, shard, seed, failure)
 
 
 def row_shapes(dataset: Dataset) -> dict[str, list[int]]:

@@ -2,7 +2,7 @@
 
 A run has a fixed number of logical shards, `num_data_shards`. Each is a separate pipeline with its own seed
 (`shard.py`). A global batch takes `rows_per_shard` rows from each, in the order of the shards. A host reads the
-shards whose rows are on its devices (`placement.py`), and saves their data positions (`positions.py`).
+shards whose rows are on its devices (`limba/training/placement.py`), and saves their data positions (`positions.py`).
 """
 
 from __future__ import annotations

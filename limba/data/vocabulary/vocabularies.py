@@ -209,7 +209,7 @@ class ByteVocabulary(Vocabulary):
 
 def plain(vocabulary: Any) -> Any:
     """Returns the vocabulary of ours for one of seqio's own classes, and any other as it is."""
-    if type(vocabulary).__module__ not in ("seqio.vocabularies", "limba.data.seqio_tasks"):
+    if type(vocabulary).__module__ not in ("seqio.vocabularies", "limba.data.bridge.seqio_objects"):
         return vocabulary
     if isinstance(vocabulary, SentencePieceVocabulary):
         choices = vocabulary._normalizer_spec_overrides, vocabulary._reverse_extra_ids  # pyright: ignore

@@ -14,10 +14,10 @@ import tasks.text_to_text
 import tasks.wiki40b
 from limba.config import DataConfig, InputError
 from limba.data import run_data as validation
+from limba.data.bridge.seqio_objects import as_seqio
 from limba.data.objectives import derive_lengths
 from limba.data.objectives.choice import reads_prefix
 from limba.data.objectives.language_modeling import causal_lm, lm_adaptation_lengths, prefix_lm, prefix_lm_lengths
-from limba.data.seqio_tasks import as_seqio
 from limba.data.sources import HubSource
 from limba.data.stream import streams
 from limba.data.tasks import resolve_task

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from limba.config import InputError
 from limba.data import metrics as text_metrics
+from limba.data.bridge.seqio_objects import vocabulary_as_seqio
 from limba.data.objectives import diacritics
-from limba.data.seqio_tasks import vocabulary_as_seqio
 from limba.data.sources import FileSource
 from limba.data.vocabulary.load import check_vocabulary, load_vocabulary, num_sentinels, piece_bytes
 from limba.data.vocabulary.tokenizers import TokenizersVocabulary

@@ -14,7 +14,7 @@ import seqio
 import tensorflow_datasets as tfds
 
 from limba.config import InputError
-from limba.data.seqio_tasks import vocabulary_as_seqio
+from limba.data.bridge.seqio_objects import vocabulary_as_seqio
 from limba.data.sources.tfds import TfdsSource
 from limba.data.vocabulary.load import load_vocabulary, of_run
 from limba.data.vocabulary.train import train_vocabulary

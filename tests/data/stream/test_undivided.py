@@ -12,11 +12,11 @@ import seqio
 import tensorflow as tf
 
 from limba.config import DataConfig, InputError
-from limba.data import undivided
-from limba.data.shared_graph import SharedGraph
+from limba.data.bridge import dealt as undivided
+from limba.data.bridge.dealt import Undivided
+from limba.data.bridge.graph import SharedGraph
 from limba.data.stream.stages import open_stream
 from limba.data.stream.streams import TrainStream
-from limba.data.undivided import Undivided
 
 NUM_SHARDS, NUM_TEXTS = 4, 1001
 LENGTHS = {"inputs": 24, "targets": 24}

@@ -11,7 +11,7 @@ import pytest
 import seqio
 from sentencepiece import sentencepiece_model_pb2
 
-from limba.data.seqio_tasks import vocabulary_as_seqio
+from limba.data.bridge.seqio_objects import vocabulary_as_seqio
 from limba.data.vocabulary.tokenizer_json import tokenizer_json
 from limba.data.vocabulary.tokenizers import TokenizersVocabulary
 from limba.data.vocabulary.train import train_vocabulary

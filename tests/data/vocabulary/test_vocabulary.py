@@ -10,10 +10,10 @@ import transformers
 from sentencepiece import sentencepiece_model_pb2
 
 from limba.config import InputError
+from limba.data.bridge.seqio_objects import vocabulary_as_seqio
 from limba.data.dataset import TEXT, Elements
 from limba.data.objectives import tokenize_documents
 from limba.data.registry import Feature
-from limba.data.seqio_tasks import vocabulary_as_seqio
 from limba.data.vocabulary.character_sets import SETS, CharacterSets, document_starts
 from limba.data.vocabulary.load import (
     PieceTable,

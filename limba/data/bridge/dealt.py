@@ -15,9 +15,10 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from limba.config import InputError, reason_of
-from limba.data.bridge import Failure, OfShard, OfTensorflow
-from limba.data.shared_graph import SharedGraph
+from limba.config import DataConfig, InputError, reason_of
+from limba.data.bridge.datasets import Failure, OfShard, OfTensorflow
+from limba.data.bridge.graph import SharedGraph
+from limba.data.registry import Task
 from limba.data.sources.order import fewer_shards
 
 if TYPE_CHECKING:
@@ -137,6 +138,43 @@ class Undivided:
         if len(self._openings) > MOST_OPENINGS:
             self._openings.pop(0).close()
         return opening
+
+
+class Opened:
+    """The sources of seqio's that this process reads: those that cannot be divided are opened once for all shards."""
+
+    def __init__(self) -> None:
+        self._undivided: dict[tuple[str, tuple[int, ...]], Undivided] = {}
+
+    def __contains__(self, key: tuple[str, tuple[int, ...]]) -> bool:
+        """Returns whether the source of (task, first epoch) is open, and is dealt to the shards."""
+        return key in self._undivided
+
+    def documents(
+        self, task: Task, begun: tuple[int, ...], config: DataConfig, shard: int, seed: int, failure: Failure
+    ) -> OfTensorflow:
+        """Returns a shard's documents of a task's source: by the source's own shards where it has enough of them.
+
+        `begun` is the first epoch of a new pass, if it is one, and `seed` that of the source's order.
+        """
+        import seqio
+
+        known = self._undivided.get((task.name, begun))
+        if known is not None:
+            return known.documents(shard)
+        split, num_shards = config.train_split, config.num_shards
+        source = task.source
+        by_source = len(source.list_shards(split)) >= num_shards or source.supports_arbitrary_sharding
+        shard_info = seqio.ShardInfo(shard, num_shards) if by_source else None
+        documents = source.get_dataset(split, shuffle=config.shuffle, seed=seed, shard_info=shard_info)
+        if by_source:
+            return OfTensorflow(documents.repeat(config.num_epochs), failure=failure)
+        if not Undivided.deals(documents):
+            own = documents.shard(num_shards, shard).repeat(config.num_epochs)
+            return OfTensorflow(own, failure=failure)
+        undivided = Undivided(task.name, documents, num_shards, config.num_epochs, failure)
+        self._undivided[task.name, begun] = undivided
+        return undivided.documents(shard)
 
 
 class _Opening:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # From [the shard's number, a seed for each group of preprocessors before] to the shard's data set.
 Make = Callable[["tf.Tensor"], "tf.data.Dataset"]
-_TRACING = threading.RLock()
+TRACING = threading.RLock()  # while methods of tf.data are others
 
 
 class SharedGraph:
@@ -59,13 +59,20 @@ class SharedGraph:
                 lambda numbers: graph._applied(self.make(numbers[:-1]), numbers[-1], apply), self.num_seeds + 1
             )
             try:
-                with _maps_in_turn():
+                with maps_in_turn():
                     graph._traced.get_concrete_function()
             except Exception:  # noqa: BLE001  of the user's code; called for one shard, it says what is wrong
                 self._next[key] = None
             else:
                 self._next[key] = graph
         return self._next[key]
+
+    @functools.cached_property
+    def calls_python(self) -> bool:
+        """True if a step calls Python of its user's, which may keep something of its own for each shard."""
+        definition = self._traced.get_concrete_function().graph.as_graph_def()
+        nodes = [*definition.node, *(node for part in definition.library.function for node in part.node_def)]
+        return any(node.op in ("PyFunc", "EagerPyFunc") for node in nodes)
 
     def _applied(
         self, dataset: tf.data.Dataset, seed: tf.Tensor, apply: Callable[[tf.data.Dataset], tf.data.Dataset]
@@ -86,7 +93,7 @@ class SharedGraph:
 
 
 @contextlib.contextmanager
-def _maps_in_turn() -> Iterator[None]:
+def maps_in_turn() -> Iterator[None]:
     """Lets tf.data's `map` call its function for one element after the other, also if parallel calls are asked for.
 
     Elements and their order stay the same. A `map` with parallel calls has a thread of its own that reads ahead, and
@@ -106,7 +113,7 @@ def _maps_in_turn() -> Iterator[None]:
         return as_written(dataset, map_func, **choices)
 
     of_tensorflow: Any = tf.data.Dataset
-    with _TRACING:
+    with TRACING:
         as_written = of_tensorflow.map
         of_tensorflow.map = functools.wraps(as_written)(in_turn)
         try:

@@ -1,27 +1,28 @@
 """Between these data sets and tf.data's: for preprocessors and sources in TensorFlow, and for seqio's own calls.
 
-Like `seqio_tasks` and `tasks` it imports TensorFlow, when it is first used.
+It imports TensorFlow when it is first used.
 """
 
 from __future__ import annotations
 
 import atexit
-import collections
 import itertools
 import logging
 import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from limba.config import InputError, reason_of
+from limba.data.bridge.graph import TRACING, SharedGraph, maps_in_turn
+from limba.data.bridge.tokens import by_our_encoder, noticed_ignore_errors
 from limba.data.dataset import Dataset, Pairs, Spec, State, Step
-from limba.data.shared_graph import SharedGraph
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -33,7 +34,9 @@ logger = logging.getLogger(__name__)
 CHECKPOINT = "position"  # the prefix of tf.data's files
 CHECKPOINT_SECONDS = 2.0  # between two checkpoints of tf.data's; 5 ms each
 TEXTS_A_BLOCK = 32  # as documents are tokenized at once
+EXAMPLES_A_BLOCK = 8  # which leave at once; a first batch waits for no more
 BLOCKS_A_STATE = 2  # between two states of what tf.data reads
+MOST_GRAPHS = 64  # of tasks whose shards share one
 MOST_READINGS = 64  # of one data set at once; another iterator of tf.data reads again up to its place
 _OPEN: weakref.WeakSet[OfTensorflow] = weakref.WeakSet()
 Failure = Callable[[Exception], Exception | None]  # from TensorFlow's error to the one that caused it, if it is known
@@ -56,6 +59,8 @@ class OfTensorflow(Dataset):
     A state has a checkpoint of tf.data's, which is made from time to time, and counts the elements since; one that the
     installed TensorFlow cannot read, or that has none, is restored by reading again from the beginning. `documents` are
     those that the source reads. `shared` is the graph that has made the source for a shard with its seeds.
+
+    Examples leave TensorFlow in blocks, since each call of its iterator takes a third of a millisecond.
     """
 
     def __init__(
@@ -71,38 +76,59 @@ class OfTensorflow(Dataset):
         super().__init__({n: _spec(each) for n, each in spec.items()}, next_seed, None if size < 0 else size)
         self.source, self.failure, self._documents = source, failure or (lambda error: None), documents
         self.shared = shared
+        self._leaves_in_blocks = bool(spec) and all(map(_can_be_padded, spec.values()))
         self._begin()
 
     def _begin(self) -> None:
         self._iterator: Iterator | None = None
-        self._number, self._kept, self._kept_at = 0, None, time.monotonic()
+        self._number = 0  # elements given
+        self._block: deque[object] = deque()  # elements that have left TensorFlow and wait here
+        self._kept: State = None  # a checkpoint before a block
+        self._kept_at = time.monotonic()
         _OPEN.add(self)
 
     def __next__(self) -> object:
+        if not self._block:
+            self._keep_from_time_to_time()
+            self._block.extend(self._next_block())
+        self._number += 1
+        return self._block.popleft()
+
+    def _next_block(self) -> Sequence[object]:
+        """Returns the next elements; StopIteration at the end."""
         import tensorflow as tf
 
         if self._iterator is None:
-            self._iterator = iter(_single_threaded(self.source))
+            self._iterator = self._new_iterator()
         try:
-            element = tf.nest.map_structure(lambda each: each.numpy(), next(self._iterator))
+            block: Any = tf.nest.map_structure(lambda each: each.numpy(), next(self._iterator))
         except tf.errors.OpError as error:
             failure = self.failure(error)
             if failure is None:
                 raise
             raise failure from None
-        self._number += 1
-        return element
+        return _examples_of(*block) if self._leaves_in_blocks else [block]
 
-    def state(self) -> State:
+    def _new_iterator(self) -> Iterator:
+        source = _in_blocks(self.source) if self._leaves_in_blocks else self.source
+        return iter(_single_threaded(source))
+
+    def _keep_from_time_to_time(self) -> None:
+        """Makes a checkpoint of what has been read so far, if the last one is old."""
         import tensorflow as tf
 
-        if self._iterator is not None and self._documents and time.monotonic() > self._kept_at + CHECKPOINT_SECONDS:
-            documents = self._documents.kept  # not later than what the checkpoint has read
-            try:
-                self._kept = {"number": self._number, "documents": documents, "files": self._checkpoint()}
-            except tf.errors.FailedPreconditionError:  # a step calls Python, as by `in_tensorflow`
-                self._documents = None
-            self._kept_at = time.monotonic()
+        if self._iterator is None or self._documents is None:
+            return
+        if time.monotonic() <= self._kept_at + CHECKPOINT_SECONDS:
+            return
+        documents = self._documents.kept  # not later than what the checkpoint has read
+        try:
+            self._kept = {"number": self._number, "documents": documents, "files": self._checkpoint()}
+        except tf.errors.FailedPreconditionError:  # a step calls Python, as by `in_tensorflow`
+            self._documents = None
+        self._kept_at = time.monotonic()
+
+    def state(self) -> State:
         return {"number": self._number, "kept": self._kept}
 
     def _checkpoint(self) -> dict[str, np.ndarray]:
@@ -114,7 +140,9 @@ class OfTensorflow(Dataset):
             return {path.name: np.frombuffer(path.read_bytes(), np.uint8) for path in sorted(Path(folder).iterdir())}
 
     def restore(self, state: State) -> None:
-        self._iterator, self._number = None, 0
+        self._iterator = None
+        self._number = 0
+        self._block.clear()
         if state["kept"] is not None and self._documents is not None:
             self._restore_checkpoint(state["kept"], self._documents)
         while self._number < state["number"]:
@@ -123,7 +151,7 @@ class OfTensorflow(Dataset):
     def _restore_checkpoint(self, kept: State, documents: Numbered) -> None:
         import tensorflow as tf
 
-        iterator = iter(_single_threaded(self.source))
+        iterator = self._new_iterator()
         try:
             with tempfile.TemporaryDirectory() as folder:
                 for name, content in kept["files"].items():
@@ -138,6 +166,41 @@ class OfTensorflow(Dataset):
             return
         self._iterator, self._number, self._kept = iterator, kept["number"], kept
         documents.restore(kept["documents"])
+
+
+def _can_be_padded(spec: Any) -> bool:
+    """Returns whether examples with such a feature fit into one array: not ragged, sparse or nested ones."""
+    import tensorflow as tf
+
+    is_content = isinstance(spec, tf.TensorSpec) and spec.dtype not in (tf.variant, tf.resource)
+    return is_content and spec.shape.rank is not None
+
+
+def _in_blocks(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns blocks of examples: (features, padded to the block's longest; the shapes that they had)."""
+    import tensorflow as tf
+
+    def with_shapes(example: Mapping[str, tf.Tensor]) -> tuple[Mapping[str, tf.Tensor], dict[str, tf.Tensor]]:
+        return example, {name: tf.shape(value) for name, value in example.items()}
+
+    return dataset.map(with_shapes).padded_batch(EXAMPLES_A_BLOCK)
+
+
+def _examples_of(features: Mapping[str, np.ndarray], shapes: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
+    """Returns the examples of a block, without its padding."""
+    lengths = {name: of_feature.tolist() for name, of_feature in shapes.items()}
+    num_examples = len(next(iter(lengths.values())))
+    examples = []
+    for number in range(num_examples):
+        example = dict[str, Any]()
+        for name, values in features.items():
+            value = values[number]
+            if lengths[name][number]:
+                # A copy, since a shuffle buffer may keep one example of many blocks.
+                value = value[tuple(map(slice, lengths[name][number]))].copy()
+            example[name] = value
+        examples.append(example)
+    return examples
 
 
 @atexit.register
@@ -225,30 +288,74 @@ class Numbered:
         start, state = max(before, key=lambda pair: pair[0], default=(0, self._beginning))
         reading = _Reading(self._dataset.anew(), start, state)
         num_skipped = self._size * (number - start)
-        collections.deque(itertools.islice(reading.dataset, num_skipped), maxlen=0)
+        deque(itertools.islice(reading.dataset, num_skipped), maxlen=0)
         reading.next_block = number
         return reading
 
     def in_tensorflow(self) -> tf.data.Dataset:
         """Returns a tf.data.Dataset of the elements, whose iterator can be saved."""
-        import tensorflow as tf
+        return _elements(self._dataset.spec, self)
 
-        spec = self._dataset.spec
 
-        def block(number: np.int64) -> list[np.ndarray]:
-            found = self(int(number))
-            return [_stacked([element[name] for element in found], each) for name, each in spec.items()]
+def _elements(
+    spec: Mapping[str, Spec], block_at: Callable[..., list[Mapping[str, object]]], *first: tf.Tensor
+) -> tf.data.Dataset:
+    """Returns a data set of the elements in `block_at(*first, number)`, from number 0 to the first empty block."""
+    import tensorflow as tf
 
-        def in_graph(number: tf.Tensor) -> dict[str, tf.Tensor]:
-            # Declared stateless, so that tf.data can save and restore the iterator.
-            kinds = [tf.as_dtype(each.dtype) for each in spec.values()]
-            values = tf.numpy_function(block, [number], kinds, stateful=False)
-            pairs = zip(spec.items(), values, strict=True)
-            return {name: tf.ensure_shape(value, [None, *each.shape]) for (name, each), value in pairs}
+    def block(*numbers: np.int64) -> list[np.ndarray]:
+        found = block_at(*map(int, numbers))
+        return [_stacked([element[name] for element in found], each) for name, each in spec.items()]
 
-        blocks: Any = tf.data.Dataset.range(2**62).map(in_graph)
-        found = blocks.take_while(lambda values: tf.shape(next(iter(values.values())))[0] > 0)
-        return found.flat_map(tf.data.Dataset.from_tensor_slices)
+    def in_graph(number: tf.Tensor) -> dict[str, tf.Tensor]:
+        # Declared stateless, so that tf.data can save and restore the iterator.
+        kinds = [tf.as_dtype(each.dtype) for each in spec.values()]
+        values = tf.numpy_function(block, [*first, number], kinds, stateful=False)
+        pairs = zip(spec.items(), values, strict=True)
+        return {name: tf.ensure_shape(value, [None, *each.shape]) for (name, each), value in pairs}
+
+    blocks: Any = tf.data.Dataset.range(2**62).map(in_graph)
+    found = blocks.take_while(lambda values: tf.shape(next(iter(values.values())))[0] > 0)
+    return found.flat_map(tf.data.Dataset.from_tensor_slices)
+
+
+class _SharedDocuments:
+    """One traced graph for the documents of all shards of a task, whose preprocessors get the same arguments."""
+
+    def __init__(self, spec: Mapping[str, Spec], kept: object):
+        self._kept = kept  # what the key of this graph names by its id
+        self._shards: weakref.WeakValueDictionary[int, Numbered] = weakref.WeakValueDictionary()
+        self._next_number = itertools.count()
+        self.graph = SharedGraph(lambda numbers: _elements(spec, self._block_at, numbers[0]))
+
+    def _block_at(self, shard: int, number: int) -> list[Mapping[str, object]]:
+        return self._shards[shard](number)
+
+    def add(self, documents: Numbered) -> int:
+        """Returns the number by which the graph reads the documents of one more shard, as long as they are held."""
+        shard = next(self._next_number)
+        self._shards[shard] = documents
+        return shard
+
+
+_SHARED: OrderedDict[Hashable, _SharedDocuments] = OrderedDict()  # that of the last task comes last
+
+
+def _shared_documents(
+    steps: Sequence[Step], spec: Mapping[str, Spec], arguments: Mapping[str, Any]
+) -> _SharedDocuments:
+    """Returns the shared graph of these very preprocessors and arguments."""
+    features, lengths = arguments["output_features"], arguments["sequence_length"]
+    kept = [*steps, *(feature.vocabulary for feature in features.values())]
+    choices = [(name, feature.add_eos, feature.dtype, feature.rank) for name, feature in features.items()]
+    key = (*map(id, kept), repr(choices), repr(lengths), repr(spec))
+    with TRACING:
+        if key not in _SHARED:
+            _SHARED[key] = _SharedDocuments(spec, kept)
+        _SHARED.move_to_end(key)
+        if len(_SHARED) > MOST_GRAPHS:
+            _SHARED.popitem(last=False)
+        return _SHARED[key]
 
 
 def _stacked(values: Sequence[object], spec: Spec) -> np.ndarray:
@@ -261,7 +368,7 @@ def of_seqio(
     task: Provider, lengths: Mapping[str, int], split: str, seed: int, failure: Failure | None = None
 ) -> OfTensorflow:
     """Returns the examples of a task, whatever its source, once and in order, as seqio's `get_dataset` does."""
-    from limba.data.seqio_tasks import as_seqio
+    from limba.data.bridge.seqio_objects import as_seqio
 
     choices = {"shuffle": False, "seed": seed, "num_epochs": 1, "try_in_mem_cache": False}
     return OfTensorflow(as_seqio(task).get_dataset(lengths, split, **choices), failure=failure)
@@ -302,13 +409,24 @@ def applied(steps: Sequence[Step], dataset: Dataset, arguments: Mapping[str, Any
     import seqio
     import tensorflow as tf
 
-    from limba.data.seqio_tasks import feature_as_seqio
+    from limba.data.bridge.seqio_objects import feature_as_seqio
 
     features = {name: feature_as_seqio(feature) for name, feature in arguments["output_features"].items()}
 
     def apply(found: tf.data.Dataset) -> tf.data.Dataset:
+        first_seed = seqio.utils._NEXT_MAP_SEED
+        with noticed_ignore_errors() as ignoring:
+            made = chain(found, [by_our_encoder(step) for step in steps])
+        if not ignoring:
+            return made
+        # A document that fails would take its whole block along.
+        seqio.utils._NEXT_MAP_SEED = first_seed
+        return chain(found, steps)
+
+    def chain(found: tf.data.Dataset, steps: Sequence[Step]) -> tf.data.Dataset:
         for step in steps:
-            found = seqio.utils.add_kwargs_to_transform(step, **{**arguments, "output_features": features})(found)
+            choices = {**arguments, "output_features": features}
+            found = seqio.utils.add_kwargs_to_transform(step, **choices)(found)
         return found
 
     if isinstance(dataset, OfTensorflow):
@@ -321,10 +439,18 @@ def applied(steps: Sequence[Step], dataset: Dataset, arguments: Mapping[str, Any
         documents, found, failure_of_all = None, dataset.source, dataset.failure
     else:
         documents = Numbered(dataset)
-        found, failure_of_all = documents.in_tensorflow(), lambda error: documents.failure or failure(error)
+        failure_of_all = lambda error: documents.failure or failure(error)
+        if dataset.cardinality is None and isinstance(seed := dataset.next_seed, int):
+            of_all = _shared_documents(steps, dataset.spec, arguments)
+            graph = of_all.graph.followed(steps, apply)
+            if graph is not None and not graph.calls_python:
+                shared = OfShard(graph, of_all.add(documents), (seed,))
+                next_seed = seed + graph.num_seeds_taken
+                return OfTensorflow(shared.dataset(), next_seed, failure_of_all, documents, shared)
+        found = documents.in_tensorflow()
         if dataset.cardinality is not None:
             found = found.apply(tf.data.experimental.assert_cardinality(dataset.cardinality))
-    with seqio.map_seed_manager(dataset.next_seed):
+    with maps_in_turn(), seqio.map_seed_manager(dataset.next_seed):
         found = apply(found)
         next_seed = seqio.utils._NEXT_MAP_SEED  # seqio 0.0.20 has no public access to it
     return OfTensorflow(found, next_seed, failure_of_all, documents)
