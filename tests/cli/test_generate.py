@@ -295,6 +295,8 @@ def test_each_documented_command_runs(place: Path, language_run: Path) -> None: 
         else:
             words += ["--vocabulary=byte"] if is_language else []
         words += ["--max_tokens=4"] if not {"--fill", "--score"} & set(words) else []
+        if "--fill" in words:  # each text has to have a gap
+            (place / "in.txt").write_text("A text with <extra_id_0> gap.\nAnother ___.\n")
         assert main.main(["generate", *(word for word in words if word)]) == 0, command
         for path in [*place.glob("out.*"), *place.glob("scored.*"), *place.glob("fills.*")]:
             path.rename(place / f"kept-{number}-{path.name}")

@@ -23,8 +23,8 @@ TRAIN = (
 WRITING = [TRAIN, "report run", "evaluate run", "merge run --last=2 --output=run/merged"]
 READING = [
     "status run",
-    "verify run",
-    "score run --input=pairs.jsonl --output=scores.jsonl",
+    "status run --verify",
+    "generate run --score --input=pairs.jsonl --output=scores.jsonl",
     "generate run --prompt=a --max_tokens=1",
     "convert run out --no_check --vocabulary=none",
 ]

@@ -116,7 +116,7 @@ def test_a_gin_file_and_a_run_give_the_same(place: Path, capsys: pytest.CaptureF
         capsys, "generate", "run", "--prompt=a", "--temperature=nan"
     )
     assert "more than --num_beams 1; raise that, or sample with --temperature above 0" in error_of(
-        capsys, "generate", "run", "--prompt=a", "--temperature=0", "--num=2"
+        capsys, "generate", "run", "--prompt=A <extra_id_0> gap.", "--temperature=0", "--num=2"
     )
     assert "--fields is inputs, and the model reads inputs too" in error_of(
         capsys, "generate", "run", "--score", "--input=pairs.jsonl", "--fields=inputs"
