@@ -26,7 +26,7 @@ from limba.storage.failures import T, limited
 from limba.storage.files import gone, hold, is_held, is_local
 from limba.storage.lease_places import BEAT_SECONDS as BEAT_SECONDS
 from limba.storage.lease_places import LEASE_SECONDS as LEASE_SECONDS
-from limba.storage.lease_places import Owner, Place, Seen, TakenError, place_at
+from limba.storage.lease_places import LocalPlace, OpenPlace, Owner, Place, Seen, TakenError, place_at
 from limba.storage.lease_places import read_owner as read_owner
 
 FILE = "lease"  # in a directory; beside an output that cannot hold it: OUTPUT.lease
@@ -59,6 +59,7 @@ class Lease:
         self._path = _path(directory, beside)
         self._place: Place | None = None
         self._asking = threading.Lock()  # one thread at a time asks the place
+        self._losing = threading.Lock()  # and one says that it is lost
         self._beats = 0
         self._confirmed = 0.0  # when the lease was last seen to be ours, by time.monotonic()
         self._lost = ""  # the sentence, once it is not ours any more
@@ -76,7 +77,7 @@ class Lease:
         try:
             self._place = _asked(lambda: place_at(self._path))
             self._take(self._place)
-            if not self._is_beside:
+            if not self._is_beside and not isinstance(self._place, OpenPlace):
                 self._check_old_run()
         except Exception as error:  # a bucket's client has errors of its own
             self._leave()
@@ -88,7 +89,7 @@ class Lease:
                 f"{self._path} cannot be written ({reason_of(error)}); check the path, the permissions and the space."
             ) from error
         self._confirmed = time.monotonic()
-        if isinstance(self._place, lease_places.LocalPlace) and not self._is_beside:
+        if isinstance(self._place, LocalPlace) and not self._is_beside:
             hold(os.path.dirname(self._path), self._path)
         self._thread.start()
 
@@ -191,7 +192,7 @@ class Lease:
             with self._asking:
                 self._place.keep()
         except TakenError as taken:
-            self._take_in(taken.seen)
+            self._lose(taken.seen)
         except Exception as error:  # noqa: BLE001  a full disk or a bucket that is down must not end the run
             self._fail(reason_of(error))
         else:
@@ -202,11 +203,16 @@ class Lease:
         self._is_failing = False
         self._gone_since = 0.0
 
-    def _take_in(self, seen: Seen) -> None:
-        """Takes in that the place is not ours: another process has it, its file was removed, or its directory is away.
+    def _lose(self, seen: Seen) -> None:
+        """Notes and says why the place is not ours: another's, or its file was removed, or its folder is away.
 
-        Only a directory that is away may come back, and with it our lease.
+        Only a folder that is away may come back, and with it our lease.
         """
+        with self._losing:
+            if not self._lost:
+                self._judge(seen)
+
+    def _judge(self, seen: Seen) -> None:
         if not seen.is_there and self._is_directory_gone():
             self._gone_since = self._gone_since or time.monotonic()
             self._fail("it is gone")
@@ -227,7 +233,7 @@ class Lease:
 
     def _is_directory_gone(self) -> bool:
         directory = os.path.dirname(self._path)
-        if not isinstance(self._place, lease_places.LocalPlace):
+        if not isinstance(self._place, LocalPlace):
             return False
         if is_held(directory):
             return bool(gone(self._path))
@@ -280,7 +286,7 @@ class Lease:
             with self._asking:
                 self._place.confirm()
         except TakenError as taken:
-            self._take_in(taken.seen)
+            self._lose(taken.seen)
             if not self._lost:
                 raise OSError(errno.EIO, f"{self.directory} is gone", self._path) from None
         else:
@@ -291,7 +297,7 @@ class Lease:
         hold(os.path.dirname(self._path), None)
         self._over.set()
         self._wake.set()
-        self._thread.join(min(lease_places.BEAT_SECONDS, LIMIT_SECONDS))
+        self._thread.join(lease_places.REQUEST_SECONDS)
         if self._thread.is_alive():
             return  # it waits for the storage; the next start takes over
         self._leave()

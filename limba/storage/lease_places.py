@@ -183,6 +183,9 @@ class LocalPlace(Place):
 
     def take(self, seen: Seen) -> bool:
         make_folder(Path(self._path).parent)
+        return self._take_over(seen)
+
+    def _take_over(self, seen: Seen) -> bool:
         if self._acquire():
             return True
         if not seen.is_there or not self._remove(seen):
@@ -244,7 +247,7 @@ class LocalPlace(Place):
         # filelock ends its heartbeats when the storage was away for as long as a lease, and where the directory came
         # back as a copy or by a new mount. The file still names us, so nobody has taken over: it is made anew.
         self._lease.release()
-        if not self.take(self.look()):
+        if not self._take_over(self.look()):
             raise TakenError(self.look())
 
     def confirm(self) -> None:
@@ -280,7 +283,7 @@ class BucketPlace(Place):
         self._address = key_value_store(directory)
         self._store: tensorstore.KvStore | None = None
         self._owner = this_process()._replace(token=secrets.token_hex(16), lease_seconds=LEASE_SECONDS)
-        self._generation: Hashable = None
+        self._generation: Hashable = None  # of what we have written last; None before
 
     def look(self) -> Seen:
         result = self._opened().read(self._name).result(timeout=REQUEST_SECONDS)
@@ -298,9 +301,11 @@ class BucketPlace(Place):
         if self._write(seen.mark):
             return True
         # Perhaps the answer to an attempt was lost that did write.
-        seen = self.look()
-        self._generation = seen.mark
-        return self._is_ours(seen)
+        now = self.look()
+        if not self._is_ours(now):
+            return False
+        self._generation = now.mark
+        return True
 
     def _write(self, over: Any) -> bool:
         """Writes who we are over a generation, where "there is none" is one too; False if another one is there."""
@@ -324,6 +329,8 @@ class BucketPlace(Place):
 
     def leave(self) -> None:
         generation: Any = self._generation
+        if generation is None:  # which would be a removal of whatever is there
+            return
         self._opened().write(self._name, None, if_equal=generation).result(timeout=REQUEST_SECONDS)
 
 
