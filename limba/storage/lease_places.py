@@ -318,6 +318,8 @@ class BucketPlace(Place):
         return seen.owner is not None and seen.owner.token == self._owner.token
 
     def keep(self) -> None:
+        if self._generation is None:  # we have never held it, and a write over None is one over anything
+            raise TakenError(self.look())
         while not self._write(self._generation):
             seen = self.look()
             if not self._is_ours(seen):
@@ -329,7 +331,7 @@ class BucketPlace(Place):
 
     def leave(self) -> None:
         generation: Any = self._generation
-        if generation is None:  # which would be a removal of whatever is there
+        if generation is None:
             return
         self._opened().write(self._name, None, if_equal=generation).result(timeout=REQUEST_SECONDS)
 
