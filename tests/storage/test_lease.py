@@ -456,6 +456,9 @@ def test_a_bucket_that_ten_take_at_once_has_one_holder(server: BucketServer) -> 
             assert sorted(pool.map(take, places)) == [False] * 9 + [True]
         server.put("bucket", OBJECT, of_another_machine().content())
     assert not any(is_confirmed(place) for place in places)
+    for place in places:
+        place.leave()
+    assert Owner.of(server.data(OBJECT)) == of_another_machine()
 
 
 def is_confirmed(place: BucketPlace) -> bool:
