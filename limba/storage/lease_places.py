@@ -95,7 +95,7 @@ _FIELDS = {"token": str, "host": str, "pid": int, "start": int, "lease_seconds":
 def this_process() -> Owner:
     """Returns this process as filelock names it.
 
-    Its start is 0, so that nobody takes it for a process of his machine, where the temporary folder cannot be written.
+    Where the temporary folder cannot be written its start is 0, so that it is watched like one of another machine.
     """
     return _this_process(os.getpid())
 
@@ -186,11 +186,15 @@ class LocalPlace(Place):
         return self._take_over(seen)
 
     def _take_over(self, seen: Seen) -> bool:
-        if self._acquire():
+        """Does what `take` says in a folder that is there."""
+        if not seen.is_there:
+            return self._acquire()
+        # Of a dead process of this machine filelock swaps the file, where it can, and the place is never empty. It must
+        # not do that for another machine of the same name, of which a heartbeat may have come since we looked.
+        is_here = seen.owner is not None and seen.owner.is_here
+        if is_here and self._acquire():
             return True
-        if not seen.is_there or not self._remove(seen):
-            return False
-        return self._acquire()
+        return self._remove(seen) and self._acquire()
 
     def _acquire(self) -> bool:
         """Makes the file if there is none, or swaps it for one whose process filelock knows to be dead."""
