@@ -510,7 +510,15 @@ def test_an_object_that_was_removed_ends_its_holder(server: BucketServer) -> Non
     assert server.names() == []
 
 
-@pytest.mark.parametrize("trouble", ["429", "503", "unheard", "unanswered", "silent"])
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        "unheard",
+        "unanswered",
+        pytest.param("silent", marks=pytest.mark.slow),
+        *(pytest.param(status, marks=pytest.mark.night) for status in ("429", "503")),
+    ],
+)
 def test_a_bucket_in_trouble_loses_no_lease(server: BucketServer, trouble: str, monkeypatch, capsys) -> None:
     """An answer that is lost after the object was written looks like somebody else's object at the next attempt."""
     monkeypatch.setattr(lease_places, "REQUEST_SECONDS", 4.0)

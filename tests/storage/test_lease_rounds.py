@@ -22,6 +22,7 @@ PROMISES = (
 AS_NFS = ["-e", "trace=renameat2", "-e", "inject=renameat2:error=EINVAL"]  # no names are swapped there
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("swaps", [True, False], ids=["this-disk", "as-nfs"])
 def test_one_run_a_directory_in_ten_rounds(tmp_path: Path, swaps: bool) -> None:
     assert rounds(tmp_path, 10, 2.0, swaps) == dict.fromkeys(PROMISES, 10)
