@@ -220,6 +220,19 @@ def test_a_heartbeat_that_comes_while_it_is_replaced_keeps_the_directory(tmp_pat
         assert os.listdir(tmp_path) == [FILE]
 
 
+def test_a_machine_of_our_name_keeps_what_it_renewed_after_the_last_look(tmp_path: Path) -> None:
+    """filelock would find its process dead, since no process has that number here."""
+    here = lease_places.this_process()
+    other = of_another_machine(host=here.host, pid=4_000_001, start=here.start ^ (1 << 100))
+    put(tmp_path / FILE, other)
+    place = LocalPlace(str(tmp_path / FILE))
+    seen = place.look()
+    os.utime(tmp_path / FILE)
+    assert not place.take(seen) and owner_in(tmp_path) == other
+    assert place.take(place.look())
+    place.leave()
+
+
 def test_who_has_lost_the_lease_ends_and_removes_nothing(tmp_path: Path, capsys) -> None:
     file = tmp_path / FILE
     with pytest.raises(RestartError) as caught, held(str(tmp_path)) as mine:
