@@ -64,7 +64,7 @@ def train(config: RunConfig, gin_text: str = "", callbacks: Callbacks | None = N
         checks.check_num_shards(placement.shards_of_this_process(batch_sharding(mesh), config.data), config)
     checks.check_shared(config.model_dir)
     # This run, with all its processes, is the only one in model_dir until it ends.
-    with entered_by_first(lease.held(config.model_dir, "trains in")) as held:
+    with entered_by_first(lease.held(config.model_dir)) as held:
 
         def check_lease() -> None:
             """Raises StorageError if another run has taken model_dir; it may be out of reach for a while."""

@@ -54,7 +54,6 @@ BY_THE_CLOCK = {
     "tests/launch/test_supervise.py": "while a command is stopped nothing may happen",
     "tests/run/test_moments.py": "signals at twenty moments of a start",
     "tests/sharding/test_preemption.py": "a step that does not end",
-    "tests/storage/test_lease.py": "a holder that is silent for longer than its heartbeat",
     "tests/storage/test_reaching.py": "a network that swallows everything",
     "tests/training/checkpoints/test_save.py": "a limit that has to pass",
 }

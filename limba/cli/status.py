@@ -1,7 +1,6 @@
 """`limba status`: a run's progress, or with --verify whether the files of its checkpoints are whole."""
 
 import contextlib
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -85,7 +84,7 @@ def _show(model_dir: str, seconds: float | None) -> None:
 
 def _of_this_machine(owner: Owner | None, is_local: bool) -> list[str]:
     """Returns what `limba preflight` would say against the run's next start here; [] if it runs elsewhere."""
-    if not is_local or (owner is not None and owner.host != socket.gethostname()):
+    if not is_local or (owner is not None and not owner.is_here):
         return []
     check = tool_registry.find("check")
     if check is None:

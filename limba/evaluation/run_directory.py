@@ -63,7 +63,8 @@ class RunDirectory:
     def look_at_lease(self) -> tuple[Heartbeat, lease.Owner | None]:
         """Returns the lease's newest heartbeat, and who holds it; the storage's own errors."""
         heartbeat = self._lease.look()
-        return heartbeat, lease.Owner.of(heartbeat.content)
+        owner = lease.read_owner(f"{self.path}/{lease.FILE}", heartbeat.content)
+        return heartbeat, owner
 
     def standing(self) -> Standing | None:
         """Returns how the run stands, by `history` and its lease; None while it trains. The storage's own errors."""
@@ -72,7 +73,7 @@ class RunDirectory:
 
     def holder(self) -> str:
         """Returns in words who trains in the directory, by its lease; the storage's own errors."""
-        return holder_text(self._lease.look())
+        return holder_text(*self.look_at_lease())
 
     def summary(self, config: RunConfig) -> str:
         """Returns the first and last figures of `history`, and its samples by step; InputError for damaged ones."""
@@ -101,7 +102,7 @@ class WatchedFile:
 
     def __init__(self, path: str):
         self._system, self._path = fsspec.core.url_to_fs(path)
-        self._content: bytes | None = None
+        self._state: tuple[bytes, float] | None = None  # the content and the file's time, when it was last looked at
         self._changed: float | None = None  # when a change was last seen, by time.monotonic
         self._has_looked = False
 
@@ -112,29 +113,29 @@ class WatchedFile:
             if is_local(self._system):
                 foreign.check_regular(self._path)  # a pipe would be waited for
             content = self._system.cat_file(self._path)
+            written = self._system.modified(self._path).timestamp()
         except FileNotFoundError:
             return Heartbeat(None, None, False)
         now = time.monotonic()
-        if self._has_looked and content != self._content:
+        if self._has_looked and self._state != (content, written):
             self._changed = now
-        self._content = content
+        self._state = (content, written)
         self._has_looked = True
         if self._changed is not None:
             return Heartbeat(content, now - self._changed, True)
-        written = self._system.modified(self._path).timestamp()
         return Heartbeat(content, max(time.time() - written, 0.0), False)
 
 
-def holder_text(heartbeat: Heartbeat) -> str:
+def holder_text(heartbeat: Heartbeat, owner: lease.Owner | None) -> str:
     """Returns in words who trains in a directory, by its lease."""
     if heartbeat.content is None or heartbeat.age is None:
         return "none: nothing trains here now"
-    owner = lease.Owner.of(heartbeat.content) or "of an unknown program"
+    who = owner or "of an unknown program"
     how = "seen here" if heartbeat.is_watched else "by the file's time and this machine's clock"
     guess = ""
     if is_silent(heartbeat.age, lease.BEAT_SECONDS):
         guess = ": it has ended, stands still, or cannot write"
-    return f"{owner}; {heartbeat_text(heartbeat.age, lease.BEAT_SECONDS)} ({how}){guess}"
+    return f"{who}; {heartbeat_text(heartbeat.age, lease.BEAT_SECONDS)} ({how}){guess}"
 
 
 def heartbeat_text(age: float, seconds_between: float) -> str:

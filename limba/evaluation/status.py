@@ -64,8 +64,8 @@ class Status(RunDirectory):
                 *_validation_line(records),
                 _checkpoint_line(newest),
                 *_room_line(newest, self.free_bytes()),
-                f"process      {holder_text(holder)}",
-                *_process_lines(hosts, holder),
+                f"process      {holder_text(holder, self.owner)}",
+                *_process_lines(hosts, holder, self.owner),
             ]
             if len(train) > 1:
                 lines += ["", *text_curve([(record["step"], record["loss"]) for record in train])]
@@ -154,7 +154,7 @@ def _room_line(newest: tuple[int, epath.Path] | None, free: int | None) -> list[
     return [f"room         {text}"]
 
 
-def _process_lines(hosts: Heartbeat, holder: Heartbeat) -> list[str]:
+def _process_lines(hosts: Heartbeat, holder: Heartbeat, owner: lease.Owner | None) -> list[str]:
     """Returns a line for each process of a run of several, and one that names the slow one."""
     if hosts.content is None or hosts.age is None or holder.content is None:
         return []
@@ -162,7 +162,6 @@ def _process_lines(hosts: Heartbeat, holder: Heartbeat) -> list[str]:
         record = json.loads(hosts.content)
         seconds_between = float(record["written_every_seconds"])
         processes = record["processes"]
-        owner = lease.Owner.of(holder.content)
         if owner is not None and record["pid"] != owner.pid:
             return []  # the file is an earlier start's
         rows = [_process_line(process, hosts.age, seconds_between) for process in processes]

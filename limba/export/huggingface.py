@@ -107,7 +107,7 @@ def export(source: Source, out: Path, steps: Sequence[int], choices: Choices) ->
         return folders
     tokenizer = vocabulary_of(source, choices)
     out.mkdir(parents=True, exist_ok=True)
-    with lease.held(str(out), "exports to") as mine:
+    with lease.held(str(out)) as mine:
         for step in wanted:
             mine.check()
             _convert(source, step, folders[step], choices, tokenizer)
@@ -375,7 +375,7 @@ def import_folder(source: str | Path, out: Path) -> str:
             f" DataConfig.vocabulary to {source}."
         )
     found = open_folder(folder, model)
-    with lease.held(str(out), "imports to", beside=True):
+    with lease.held(str(out), beside=True):
         return write_start(folder, found, model, out)
 
 

@@ -163,7 +163,7 @@ def merge(parts: Sequence[Part], weighting: Weighting, out: str, texts: Mapping[
         stores = [arrays.opened(part.path / "state") for part in parts]
         _check_same(parts, stores)
         directory.mkdir(parents=True, exist_ok=True)
-        with lease.held(str(directory), "merges into"):
+        with lease.held(str(directory)):
             if _is_there(directory, record):  # by another process, in the meantime
                 return f"{directory} has this average already."
             weights_or_none = None if weighting.name == "uniform" else weights

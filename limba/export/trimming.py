@@ -268,7 +268,7 @@ def trim(
     plan = _planned(source, texts, coverage, step, progress)
     sample = [*held_out, *texts[: max(0, NUM_COMPARED - len(held_out))]][:NUM_COMPARED]
     writing = out.with_name(out.name + ".trimming")
-    with lease.held(str(out), "trims to", beside=True), _new_folder(writing):
+    with lease.held(str(out), beside=True), _new_folder(writing):
         if source.kind == HUGGING_FACE:
             return _trim_folder(plan, sample, held_out, writing, out)
         return _trim_run(plan, sample, held_out, writing, out)

@@ -32,7 +32,7 @@ HUGGING_FACE: Kind = "Hugging Face"
 # The vocabularies that are read beside a model; the first that exists is taken.
 VOCABULARIES = ("spiece.model", "tokenizer.json")
 # What a run writes before it saves its first checkpoint.
-FILES_OF_A_RUN = ("metrics.jsonl", "lease.json")
+FILES_OF_A_RUN = ("metrics.jsonl", "lease")
 OF_LIMBA = "a Limba run (checkpoints/<step>)"
 OF_T5X = "a T5X checkpoint (checkpoint_<step>)"
 OF_HUGGING_FACE = "a Hugging Face folder (config.json with model.safetensors, flax_model.msgpack or pytorch_model.bin)"

@@ -291,7 +291,7 @@ def write_legacy(
     final = directory / f"checkpoint_{step}"
     if final.exists():
         raise InputError(f"{final} exists already; remove it, or give another directory.")
-    with lease.held(os.fspath(final), "exports", beside=True):
+    with lease.held(os.fspath(final), beside=True):
         writing = final.with_name(f"{final.name}.tmp-{secrets.token_hex(4)}")
         writing.mkdir(parents=True)
         leaves = {name: _write_leaf(writing, name, tree[name], dtype) for name in tree}

@@ -139,7 +139,7 @@ def alone(path: str) -> Iterator[Callable[[], None]]:
         return
     with contextlib.ExitStack() as stack:
         try:
-            mine = stack.enter_context(lease.held(path, "writes lines to", beside=True))
+            mine = stack.enter_context(lease.held(path, beside=True))
         except StorageError as error:
             raise _unwritable(path, error) from error
         yield mine.check

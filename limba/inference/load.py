@@ -642,7 +642,7 @@ class TrainedModel:
             tree = {"state/step": np.int32(self.step), **parameters}
             return Path(t5x.write_legacy(folder, self.step, tree, dtype))
         folder.mkdir(parents=True, exist_ok=True)
-        with lease.held(str(folder), "exports to"):
+        with lease.held(str(folder)):
             writing = folder / ".writing"
             form = Form(
                 ("pytorch" if format == "huggingface" else "flax",),

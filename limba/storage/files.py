@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import fcntl
 import logging
 import os
 import secrets
@@ -18,7 +17,6 @@ from etils import epath
 from limba.config import InputError, foreign, kinds, reason_of
 from limba.storage import servers
 
-WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # a file system has none, or not now
 TAIL = ".tail"  # of a growing file's name: what is not joined to it yet
 REQUEST_SECONDS = 60.0  # for one request about a growing file, and a second for
 UPLOAD_BYTES_PER_SECOND = 1 << 18  # so many bytes
@@ -244,26 +242,6 @@ def key_value_store(path: epath.Path | str) -> dict[str, str]:
     if "://" in text:
         raise InputError(f"{path} holds no arrays that can be read: they are at gs:// or on a disk; copy it there.")
     return {"driver": "file", "path": text}
-
-
-def try_lock(descriptor: int) -> str:
-    """Locks a file if nobody has; returns whose lock it is now: "ours", "another's", or "none" without locks."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return "another's"
-    except OSError as error:
-        if error.errno not in WITHOUT_LOCKS:
-            raise
-        return "none"
-    return "ours"
-
-
-def fill(descriptor: int, content: bytes) -> None:
-    """Replaces what is in a file, in place, since that needs no space on a full disk."""
-    os.pwrite(descriptor, content, 0)
-    os.ftruncate(descriptor, len(content))
-    getattr(os, "fdatasync", os.fsync)(descriptor)  # now other hosts see it
 
 
 class LocalFile:

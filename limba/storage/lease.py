@@ -1,95 +1,48 @@
 """One run a directory: a lease that its holder renews by heartbeats, and that a new start takes over from a dead one.
 
-On one machine the kernel's lock of a file tells at once whether the holder lives, and is free when that one dies. Other
-machines watch the heartbeats, a number that changes: two of them are waited for, by the watcher's own clock.
+A process of the same machine is asked for by its number and start, so what was killed here is replaced at once. Of a
+process on another machine the heartbeats are watched, for LEASE_SECONDS by the watcher's own clock.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import functools
-import json
 import math
 import os
-import secrets
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, NamedTuple
 
 import fsspec
 
-from limba.config import InputError, RestartError, StorageError, foreign, reason_of
+from limba.config import InputError, RestartError, StorageError, reason_of
 from limba.config.errors import is_out_of_memory
+from limba.storage import lease_places
 from limba.storage.failures import T, limited
-from limba.storage.files import fill, gone, hold, is_held, is_local, new_file_beside, open_no_link, try_lock
+from limba.storage.files import gone, hold, is_held, is_local
+from limba.storage.lease_places import BEAT_SECONDS as BEAT_SECONDS
+from limba.storage.lease_places import LEASE_SECONDS as LEASE_SECONDS
+from limba.storage.lease_places import LocalPlace, OpenPlace, Owner, Place, Seen, TakenError, place_at
+from limba.storage.lease_places import read_owner as read_owner
 
-FILE = "lease.json"  # in a directory; beside an output that cannot hold it: OUTPUT.lease
-BEAT_SECONDS = 12.0
-PATIENCE = 2  # heartbeats that a watcher waits for
+FILE = "lease"  # in a directory; beside an output that cannot hold it: OUTPUT.lease
+OLD_FILE = "lease.json"  # of versions before 0.3.0, which locked it and changed it every 12 s
 LIMIT_SECONDS = 60.0  # for one answer of a directory or bucket, at the start and at the end
-REQUEST_SECONDS = 15.0  # for one request to a bucket
-BYTES = 512  # of an owner, padded: it is written in place
-
-
-@dataclass(frozen=True)
-class Owner:
-    """Who holds a lease. `boot` tells machines and their starts apart, `token` one holder from the next."""
-
-    token: str
-    purpose: str  # "trains in", as a sentence says it
-    host: str
-    boot: str
-    pid: int
-    started: str
-
-    def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}, since {self.started}"
-
-    def content(self, beat: int) -> bytes:
-        return (json.dumps({"format": 1, **asdict(self), "beat": beat}).ljust(BYTES - 1) + "\n").encode()
-
-    @classmethod
-    def of(cls, content: bytes | None) -> Owner | None:
-        """Returns the owner that a file names; None if it names none."""
-        try:
-            found = json.loads(content or b"")
-            return cls(**{name: found[name] for name in cls.__dataclass_fields__})
-        except (ValueError, TypeError, KeyError, RecursionError):
-            return None
-
-    @classmethod
-    def here(cls, purpose: str) -> Owner:
-        """Returns this process."""
-        now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        return cls(secrets.token_hex(8), purpose, socket.gethostname(), _boot(), os.getpid(), now)
-
-
-def _boot() -> str:
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return ""  # equals no other, see `_is_here`
-
-
-def _is_here(owner: Owner | None) -> bool:
-    return owner is not None and bool(owner.boot) and owner.boot == _boot()
 
 
 @contextlib.contextmanager
-def held(directory: str, purpose: str, *, beside: bool = False) -> Iterator[Lease]:
+def held(directory: str, *, beside: bool = False) -> Iterator[Lease]:
     """Holds the lease of a directory or an output, a local path or an address, for the time of the context.
 
-    `purpose` is a verb such as "trains in", for the sentence that another process ends with. With `beside` the lease
-    is a file beside the path, which need not exist. Raises InputError if another process holds it, and StorageError if
-    it cannot be written. It says on stderr when it waits and when it takes over. In the context call `check()`.
+    With `beside` the lease is a file beside the path, which need not exist. Raises InputError if another process holds
+    it, and StorageError if it cannot be written. It says on stderr when it waits and when it takes over. In the context
+    call `check()`, and `confirm()` before something is committed.
     """
-    lease = Lease(directory, purpose, beside)
+    lease = Lease(directory, beside)
     lease.acquire()
     try:
         yield lease
@@ -100,14 +53,22 @@ def held(directory: str, purpose: str, *, beside: bool = False) -> Iterator[Leas
 class Lease:
     """The lease of one directory; `held` makes, acquires and releases it."""
 
-    def __init__(self, directory: str, purpose: str, beside: bool):
-        self.directory, self.owner, self._path = directory, Owner.here(purpose), _path(directory, beside)
+    def __init__(self, directory: str, beside: bool):
+        self.directory = directory
+        self._is_beside = beside
+        self._path = _path(directory, beside)
         self._place: Place | None = None
-        self._beats, self._confirmed = 0, 0.0
-        self._lost = ""  # the sentence, once another process holds it
-        self._is_failing = self._has_complained = False
-        self._gone_since = 0.0  # by time.monotonic(): the file is not there; 0: it is
-        self._over, self._wake, self._beaten = threading.Event(), threading.Event(), threading.Event()
+        self._asking = threading.Lock()  # one thread at a time asks the place
+        self._losing = threading.Lock()  # and one says that it is lost
+        self._beats = 0
+        self._confirmed = 0.0  # when the lease was last seen to be ours, by time.monotonic()
+        self._lost = ""  # the sentence, once it is not ours any more
+        self._is_failing = False
+        self._has_complained = False
+        self._gone_since = 0.0  # by time.monotonic(): the directory is not there; 0: it is
+        self._over = threading.Event()
+        self._wake = threading.Event()
+        self._beaten = threading.Event()
         self._thread = threading.Thread(target=self._beat_on, daemon=True, name="lease")
 
     def acquire(self) -> None:
@@ -116,16 +77,19 @@ class Lease:
         try:
             self._place = _asked(lambda: place_at(self._path))
             self._take(self._place)
+            if not self._is_beside and not isinstance(self._place, OpenPlace):
+                self._check_old_run()
         except Exception as error:  # a bucket's client has errors of its own
-            self._close()
+            self._leave()
             if isinstance(error, InputError | StorageError) or is_out_of_memory(error):
                 raise
-            kind = InputError if isinstance(error, NotADirectoryError | FileExistsError) else StorageError
+            is_wrong = isinstance(error, NotADirectoryError | FileExistsError | IsADirectoryError)
+            kind = InputError if is_wrong else StorageError
             raise kind(
                 f"{self._path} cannot be written ({reason_of(error)}); check the path, the permissions and the space."
             ) from error
         self._confirmed = time.monotonic()
-        if isinstance(self._place, LocalPlace) and os.path.basename(self._path) == FILE:
+        if isinstance(self._place, LocalPlace) and not self._is_beside:
             hold(os.path.dirname(self._path), self._path)
         self._thread.start()
 
@@ -133,53 +97,88 @@ class Lease:
         """Takes the lease if it is free, or if its holder is dead."""
         end = time.monotonic() + LIMIT_SECONDS
         while time.monotonic() < end:
-            seen = _asked(place.look)
-            owner, after = Owner.of(seen.content), ""
-            if seen.lock == "another's" and (not seen.content or _is_here(owner)):
-                if owner:
-                    raise self._in_use(owner)
-                time.sleep(BEAT_SECONDS / 100)  # it is about to write who it is
-                continue
-            is_watched = bool(seen.content) and not (seen.lock == "ours" and _is_here(owner))
-            if is_watched:
-                seen = self._watched(place, seen, owner)
-                after = f" after {PATIENCE * BEAT_SECONDS:.0f} s without a heartbeat"
+            seen = self._looked(place)
+            after = ""
+            if seen.is_there and seen.owner is not None and seen.owner.is_here:
+                if seen.owner.is_alive:
+                    raise self._in_use(seen.owner)
+            elif seen.is_there:
+                self._check_length(seen.owner)
+                is_same = self._watch(place, seen)
                 end = time.monotonic() + LIMIT_SECONDS
-            content = self.owner.content(0)
-            if not _asked(functools.partial(place.take, content, seen)):
-                continue  # somebody else was faster
-            if is_watched:  # where there is no lock, another watcher may have taken it a moment later
-                time.sleep(BEAT_SECONDS / 10)
-                if _asked(place.read) != content:
+                if not is_same:
                     continue
-            if seen.content:
-                _say(f"{self.directory} was left by {owner or 'another process'}, and is taken over{after}.")
-            return
+                after = f" after {lease_places.LEASE_SECONDS:.0f} s without a heartbeat"
+            if _asked(functools.partial(place.take, seen)):
+                if seen.is_there:
+                    name = seen.owner or "another process"
+                    _say(f"{self.directory} was left by {name}, and is taken over{after}.")
+                return
+            # Somebody else was faster.
         raise StorageError(f"{self._path} cannot be taken within {LIMIT_SECONDS:.0f} s; remove it if nobody uses it.")
 
-    def _watched(self, place: Place, seen: Seen, owner: Owner | None) -> Seen:
-        """Returns what is there after two heartbeats, or when it is free; InputError if its holder lives."""
-        seconds = PATIENCE * BEAT_SECONDS
+    def _check_length(self, owner: Owner | None) -> None:
+        """Raises InputError for a lease that lasts longer or shorter than ours: when it is over is not known."""
+        if owner is not None and owner.lease_seconds != lease_places.LEASE_SECONDS:
+            raise InputError(
+                f"{self._path} is held for {owner.lease_seconds:g} s by {owner}, and this version of Limba holds leases"
+                f" for {lease_places.LEASE_SECONDS:g} s; use one version, or remove the file if that process has ended."
+            )
+
+    def _looked(self, place: Place) -> Seen:
+        """Returns what is there; a file that names nobody is looked at again, since its owner may be about to write."""
+        seen = _asked(place.look)
+        if seen.is_there and seen.owner is None:
+            time.sleep(lease_places.PAUSE_SECONDS)
+            seen = _asked(place.look)
+        return seen
+
+    def _watch(self, place: Place, seen: Seen) -> bool:
+        """Returns whether what was seen is still there after the time of a lease; InputError if its holder lives."""
+        seconds = lease_places.LEASE_SECONDS
         _say(
-            f"{self.directory} was last used by {owner or 'another process'}, perhaps still: waiting up to"
+            f"{self.directory} was last used by {seen.owner or 'another process'}, perhaps still: waiting up to"
             f" {seconds:.0f} s for a heartbeat."
         )
         end = time.monotonic() + seconds
-        while (now := _asked(place.look)).content == seen.content and time.monotonic() < end:
-            time.sleep(BEAT_SECONDS / 10)
-        if now.content and now.content != seen.content and (living := Owner.of(now.content) or owner):
-            raise self._in_use(living, ", which gave a heartbeat just now")
-        return now
+        while (now := _asked(place.look)) == seen and time.monotonic() < end:
+            time.sleep(seconds / 100)
+        if now.is_there and now != seen and now.owner is not None:
+            raise self._in_use(now.owner, ", which gave a heartbeat just now")
+        return now == seen
 
-    def _in_use(self, owner: Owner, heard: str = "") -> InputError:
+    def _in_use(self, owner: Owner | str, heard: str = "") -> InputError:
         return InputError(
-            f"Another process {owner.purpose} {self.directory} now ({owner}{heard}); wait for its end, or stop it, or"
-            " give another path."
+            f"Another process uses {self.directory} now ({owner}{heard}); wait for its end, or stop it, or give another"
+            " path."
         )
+
+    def _check_old_run(self) -> None:
+        """Raises InputError if a run of a version before 0.3.0 lives in the directory; removes the lease of a dead one.
+
+        Such a version does not know of our lease: whoever starts one later in the same directory is not kept away.
+        """
+        path = f"{os.path.dirname(self._path)}/{OLD_FILE}"
+        content = _asked(lambda: _content(path))
+        if content is None:
+            return
+        if _asked(lambda: _is_locked(path)):
+            raise self._in_use("of an earlier version of Limba, which holds lease.json")
+        seconds = lease_places.LEASE_SECONDS
+        _say(f"{path} was left by an earlier version of Limba: waiting up to {seconds:.0f} s for a heartbeat of it.")
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            time.sleep(seconds / 100)
+            now = _asked(lambda: _content(path))
+            if now is None:
+                return
+            if now != content:
+                raise self._in_use("of an earlier version of Limba, which gave a heartbeat in lease.json just now")
+        _asked(lambda: _remove(path))
 
     def _beat_on(self) -> None:
         while not self._over.is_set():
-            self._wake.wait(BEAT_SECONDS)
+            self._wake.wait(lease_places.BEAT_SECONDS)
             self._wake.clear()
             if self._over.is_set() or self._lost:
                 return
@@ -190,32 +189,55 @@ class Lease:
         self._beats += 1
         assert self._place is not None
         try:
-            self._place.renew(self.owner.content(self._beats), self._is_ours)
+            with self._asking:
+                self._place.keep()
         except TakenError as taken:
-            other = Owner.of(taken.args[0])
-            is_back = other is None and self._is_alone_missing()
-            if is_back and self._place.take(self.owner.content(self._beats), Seen(None)):
-                _say(f"{self._path} was removed while this run goes on; it is written again.")
-                self._confirmed, self._is_failing, self._gone_since = time.monotonic(), False, 0.0
-                return
-            if other is None:
-                self._gone_since = self._gone_since or time.monotonic()
-                self._fail("it is gone")
-                return
-            self._lost = (
-                f"Another process {other.purpose} {self.directory} now ({other}), since no heartbeat of this one was"
-                f" seen there; nothing more is written to {self.directory}. Start again when no other process uses it."
-            )
-            _say(self._lost)
+            self._lose(taken.seen)
         except Exception as error:  # noqa: BLE001  a full disk or a bucket that is down must not end the run
             self._fail(reason_of(error))
         else:
-            self._confirmed, self._is_failing, self._gone_since = time.monotonic(), False, 0.0
+            self._succeed()
 
-    def _is_alone_missing(self) -> bool:
-        """Returns whether the lease's file alone is missing, and the local directory that it was in is still there."""
+    def _succeed(self) -> None:
+        self._confirmed = time.monotonic()
+        self._is_failing = False
+        self._gone_since = 0.0
+
+    def _lose(self, seen: Seen) -> None:
+        """Notes and says why the place is not ours: another's, or its file was removed, or its folder is away.
+
+        Only a folder that is away may come back, and with it our lease.
+        """
+        with self._losing:
+            if not self._lost:
+                self._judge(seen)
+
+    def _judge(self, seen: Seen) -> None:
+        if not seen.is_there and self._is_directory_gone():
+            self._gone_since = self._gone_since or time.monotonic()
+            self._fail("it is gone")
+            return
+        if seen.is_there:
+            self._lost = (
+                f"Another process uses {self.directory} now ({seen.owner or 'unknown'}), since no heartbeat of this one"
+                f" was seen there; nothing more is written to {self.directory}. Start again when no other process uses"
+                " it."
+            )
+        else:
+            self._lost = (
+                f"{self._path} was removed while this process used {self.directory}, so that another one could have"
+                f" begun; nothing more is written to {self.directory}. Start the same command again, and leave that"
+                " file."
+            )
+        _say(self._lost)
+
+    def _is_directory_gone(self) -> bool:
         directory = os.path.dirname(self._path)
-        return isinstance(self._place, LocalPlace) and is_held(directory) and not gone(directory)
+        if not isinstance(self._place, LocalPlace):
+            return False
+        if is_held(directory):
+            return bool(gone(self._path))
+        return not os.path.isdir(directory)
 
     def _fail(self, reason: str) -> None:
         self._is_failing = True
@@ -223,24 +245,21 @@ class Lease:
             self._has_complained = True
             _say(
                 f"The heartbeat of this run cannot be written to {self._path} ({reason}); the run goes on, and tries"
-                f" again every {BEAT_SECONDS:.0f} s."
+                f" again every {lease_places.BEAT_SECONDS:.0f} s."
             )
 
-    def _is_ours(self, content: bytes | None) -> bool:
-        owner = Owner.of(content)
-        return owner is not None and owner.token == self.owner.token
-
     def check(self, most_seconds: float = math.inf) -> None:
-        """Raises RestartError if another process holds the lease now. Call it before something is written; cheap.
+        """Raises RestartError if the lease is known to be another's now. Call it before something is written; cheap.
 
-        Raises StorageError if the lease's file, and perhaps the directory with it, has been gone for `most_seconds`.
+        Raises StorageError if the lease's file, and the directory with it, has been gone for `most_seconds`.
         """
-        stood_still = time.monotonic() - self._confirmed > PATIENCE * BEAT_SECONDS
+        stood_still = time.monotonic() - self._confirmed > lease_places.LEASE_SECONDS
         if not self._lost and stood_still and not self._is_failing:
             # This process was stopped, or its storage was: another one may have taken over.
             self._beaten.clear()
             self._wake.set()
-            self._is_failing = not self._beaten.wait(BEAT_SECONDS) or self._is_failing
+            has_looked = self._beaten.wait(lease_places.BEAT_SECONDS)
+            self._is_failing = self._is_failing or not has_looked
         if self._lost:
             raise RestartError(self._lost)
         if self._gone_since and time.monotonic() - self._gone_since > most_seconds:
@@ -249,23 +268,45 @@ class Lease:
                 " or unmounted; bring it back, and start the same command again."
             )
 
+    def confirm(self) -> None:
+        """Asks the storage whether the lease is ours, and renews it; call it just before something is committed.
+
+        From then on nobody takes over for LEASE_SECONDS. Any thread may call it. Raises RestartError if the lease is
+        not ours any more, and the storage's own errors, or TimeoutError, where that cannot be known now.
+        """
+        if self._lost:
+            raise RestartError(self._lost)
+        _asked(self._confirm)
+        if self._lost:
+            raise RestartError(self._lost)
+
+    def _confirm(self) -> None:
+        assert self._place is not None
+        try:
+            with self._asking:
+                self._place.confirm()
+        except TakenError as taken:
+            self._lose(taken.seen)
+            if not self._lost:
+                raise OSError(errno.EIO, f"{self.directory} is gone", self._path) from None
+        else:
+            self._succeed()
+
     def release(self) -> None:
         """Ends the heartbeats and removes the lease, if it is still ours. Never raises, never waits long."""
         hold(os.path.dirname(self._path), None)
         self._over.set()
         self._wake.set()
-        self._thread.join(min(BEAT_SECONDS, LIMIT_SECONDS))
+        self._thread.join(lease_places.REQUEST_SECONDS)
         if self._thread.is_alive():
-            return  # it waits for the storage; what it holds ends with this process
-        place = self._place
-        if not self._lost and place is not None:
-            with contextlib.suppress(Exception):  # the next start takes it over
-                _asked(lambda: place.leave(self._is_ours))
-        self._close()
+            return  # it waits for the storage; the next start takes over
+        self._leave()
 
-    def _close(self) -> None:
-        if self._place is not None:
-            self._place.close()
+    def _leave(self) -> None:
+        place = self._place
+        if place is not None:
+            with contextlib.suppress(Exception):  # the next start takes it over
+                _asked(place.leave)
 
 
 def _path(directory: str, beside: bool) -> str:
@@ -285,6 +326,37 @@ def _check_links(path: str) -> None:
         place = os.path.dirname(place)
 
 
+def _content(path: str) -> bytes | None:
+    """Returns what is in a file at a path or address; None if it is not there."""
+    system, stripped = fsspec.core.url_to_fs(path)
+    system.invalidate_cache()
+    try:
+        return system.cat_file(stripped)
+    except FileNotFoundError:
+        return None
+
+
+def _is_locked(path: str) -> bool:
+    """Returns whether a process holds the kernel's lock of a local file; False where there are no locks."""
+    system, stripped = fsspec.core.url_to_fs(path)
+    if not is_local(system):
+        return False
+    with open(stripped, "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+    return False
+
+
+def _remove(path: str) -> None:
+    system, stripped = fsspec.core.url_to_fs(path)
+    with contextlib.suppress(FileNotFoundError):
+        system.rm_file(stripped)
+
+
 def _asked(request: Callable[[], T]) -> T:
     return limited(request, LIMIT_SECONDS, "a request")
 
@@ -292,223 +364,3 @@ def _asked(request: Callable[[], T]) -> T:
 def _say(sentence: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # a console that is gone ends no heartbeat
         print(sentence, file=sys.stderr, flush=True)
-
-
-class TakenError(Exception):
-    """The place holds what somebody else has written, its argument, or nothing."""
-
-
-class Seen(NamedTuple):
-    """What a place holds. `lock` is "ours", "another's", or "none" where there are no locks."""
-
-    content: bytes | None
-    lock: str = "none"
-    version: str = ""
-
-
-IsOurs = Callable[[bytes | None], bool]
-
-
-class Place:
-    """Where an owner is written: a file that the kernel locks, or an object of a bucket."""
-
-    def look(self) -> Seen:
-        """Returns what is there; a free lock is taken."""
-        raise NotImplementedError
-
-    def take(self, content: bytes, seen: Seen) -> bool:
-        """Writes the content in the place of what was seen; False if that has changed."""
-        raise NotImplementedError
-
-    def remove(self, seen: Seen) -> None:
-        """Removes what was seen."""
-
-    def read(self) -> bytes | None:
-        """Returns the content; None if nothing is there."""
-        return self.look().content
-
-    def renew(self, content: bytes, is_ours: IsOurs) -> None:
-        """Writes the content over our own; raises TakenError if what is there is not ours any more."""
-        seen = self.look()
-        if is_ours(seen.content) and not self.take(content, seen):
-            seen = self.look()
-        if not is_ours(seen.content):
-            raise TakenError(seen.content)
-
-    def leave(self, is_ours: IsOurs) -> None:
-        """Removes the content if it is ours."""
-        if is_ours((seen := self.look()).content):
-            self.remove(seen)
-
-    def close(self) -> None:
-        """Gives the lock back, where there is one."""
-
-
-class LocalPlace(Place):
-    """A local file, locked while its holder lives. Its content is for other hosts, whose kernels may see no lock."""
-
-    def __init__(self, path: str):
-        self._path = Path(path)
-        self._descriptor: int | None = None
-
-    def read(self) -> bytes | None:
-        try:
-            return foreign.bytes_of(self._path)
-        except FileNotFoundError:
-            return None
-
-    def look(self) -> Seen:
-        for _ in range(100):
-            if self._descriptor is None:
-                try:
-                    descriptor = open_no_link(self._path, os.O_RDWR)
-                except FileNotFoundError:
-                    return Seen(None)
-                lock = try_lock(descriptor)
-                if lock != "ours":
-                    os.close(descriptor)
-                    return Seen(self.read(), lock)
-                self._descriptor = descriptor
-            with contextlib.suppress(OSError):  # it is gone, or its file system is
-                if os.path.samestat(os.fstat(self._descriptor), os.stat(self._path)):
-                    return Seen(self.read(), "ours")
-            self.close()  # it was removed or replaced before it was locked
-        raise OSError(errno.EBUSY, "the file is replaced all the time", str(self._path))
-
-    def take(self, content: bytes, seen: Seen) -> bool:
-        if seen.content is None:
-            self.close()  # of a file that was removed
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            except FileExistsError:
-                return False
-            if try_lock(descriptor) == "another's":  # somebody has looked at it at once
-                os.close(descriptor)
-                return False
-            self._descriptor = descriptor
-            try:
-                fill(descriptor, content)
-            except OSError:
-                self._path.unlink(missing_ok=True)
-                raise
-            return True
-        if seen.lock == "ours" and self._descriptor is not None:
-            if is_same := self.read() == seen.content:
-                fill(self._descriptor, content)
-            return is_same
-        return self._replaced(content, seen)
-
-    def _replaced(self, content: bytes, seen: Seen) -> bool:
-        """Puts a new file in the place of one whose holder is silent. If that one wakes, it writes to the old file."""
-        descriptor, unfinished = new_file_beside(self._path)
-        try:
-            try_lock(descriptor)
-            fill(descriptor, content)
-            if self.read() == seen.content:
-                os.replace(unfinished, self._path)
-                self._descriptor, descriptor = descriptor, None
-            return descriptor is None
-        finally:
-            if descriptor is not None:
-                os.unlink(unfinished)
-                os.close(descriptor)
-
-    def renew(self, content: bytes, is_ours: IsOurs) -> None:
-        found = self.read()
-        if not is_ours(found):
-            raise TakenError(found)
-        # Opens the file again where the directory was away, and came back as a copy or by a new mount. Another host may
-        # have put its file there since the line above: what is open now could be that one.
-        seen = self.look()
-        if not is_ours(seen.content):
-            raise TakenError(seen.content)
-        assert self._descriptor is not None
-        fill(self._descriptor, content)
-
-    def leave(self, is_ours: IsOurs) -> None:
-        if is_ours(self.read()):
-            self._path.unlink(missing_ok=True)
-        self.close()
-
-    def close(self) -> None:
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            with contextlib.suppress(OSError):  # a file system that is away; it is closed all the same
-                os.close(descriptor)
-
-
-class ObjectPlace(Place):
-    """An object at an address. It is made only if it is not there, and replaced only if it is as it was read.
-
-    Of the stores only Google's checks the second by itself. With others there is a moment between reading and writing.
-    """
-
-    def __init__(self, system: Any, path: str):
-        self._system, self._path = system, path
-
-    def look(self) -> Seen:
-        self._system.invalidate_cache()
-        try:
-            return Seen(self._system.cat_file(self._path))
-        except FileNotFoundError:
-            return Seen(None)
-
-    def take(self, content: bytes, seen: Seen) -> bool:
-        if seen.content is None:
-            with contextlib.suppress(FileExistsError):
-                self._system.pipe_file(self._path, content, mode="create")
-                return True
-            return False
-        if self.read() != seen.content:
-            return False
-        self._system.pipe_file(self._path, content)
-        return True
-
-    def remove(self, seen: Seen) -> None:
-        self._system.rm_file(self._path)
-
-
-class GooglePlace(Place):
-    """An object of Google Cloud Storage, written only over the generation that was read; "0" is that of no object."""
-
-    def __init__(self, system: Any, path: str):
-        self._system = system
-        self._bucket, self._name, _ = system.split_path(path)
-
-    def _ask(self, method: str, **options: object) -> Any:
-        """Returns the answer of Google's JSON API; FileExistsError if the object has another generation."""
-        return self._system.call(method, "b/{}/o/{}", self._bucket, self._name, timeout=REQUEST_SECONDS, **options)
-
-    def look(self) -> Seen:
-        try:
-            headers, content = self._ask("GET", alt="media")
-        except FileNotFoundError:
-            return Seen(None, version="0")
-        return Seen(content, version=headers["x-goog-generation"])
-
-    def take(self, content: bytes, seen: Seen) -> bool:
-        address = f"{self._system._location}/upload/storage/v1/b/{{}}/o"
-        about = json.dumps({"name": self._name, "cacheControl": "no-store"}).encode()  # a cache shows it an hour old
-        parts = b"".join(b"--part\r\nContent-Type: application/json\r\n\r\n%s\r\n" % part for part in (about, content))
-        headers = {"Content-Type": "multipart/related; boundary=part"}
-        options = {"uploadType": "multipart", "ifGenerationMatch": seen.version, "timeout": REQUEST_SECONDS}
-        try:
-            self._system.call("POST", address, self._bucket, headers=headers, data=parts + b"--part--", **options)
-        except FileExistsError:  # the precondition failed, perhaps because an earlier attempt's answer was lost
-            return self.read() == content
-        return True
-
-    def remove(self, seen: Seen) -> None:
-        with contextlib.suppress(FileExistsError, FileNotFoundError):  # an earlier attempt's answer was lost
-            self._ask("DELETE", ifGenerationMatch=seen.version)
-
-
-def place_at(path: str) -> Place:
-    """Returns the place at a local path or an address; fsspec's errors for an address of an unknown kind."""
-    system, stripped = fsspec.core.url_to_fs(path)
-    if is_local(system):
-        return LocalPlace(stripped)
-    if path.startswith("hf://"):  # every write to the hub is a commit: nothing is written, and nobody is kept away
-        return ObjectPlace(fsspec.filesystem("memory"), path)
-    return GooglePlace(system, stripped) if path.startswith(("gs://", "gcs://")) else ObjectPlace(system, stripped)

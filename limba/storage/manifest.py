@@ -9,7 +9,6 @@ take an incomplete folder for a model. An interrupted upload or download is resu
 """
 
 import base64
-import fcntl
 import functools
 import hashlib
 import json
@@ -21,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+import filelock
 import fsspec
 import google_crc32c
 from etils import epath
@@ -200,7 +200,7 @@ def upload(folder: str | os.PathLike[str], address: str, *, replace: bool = Fals
         raise InputError(f"{folder} has no files; nothing is uploaded to {address}.")
     whole = sum(size for size, _ in files.values())
     written = text(files)
-    with bucket.failures("written"), lease.held(address, "uploads to", beside=True) as mine:
+    with bucket.failures("written"), lease.held(address, beside=True) as mine:
         there = bucket.listed()
         if FILE in there and bucket.read(FILE) == written.encode():
             return Uploaded(len(files), whole, 0)
@@ -283,13 +283,16 @@ def _checksum(info: Info) -> str | None:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Lets one process of this machine at a time into the context."""
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            logger.warning("Another process downloads the same folder; waiting for its end.")
-            fcntl.flock(file, fcntl.LOCK_EX)  # which the kernel frees when that process ends, however it does
+    lock = filelock.FileLock(path)
+    try:
+        lock.acquire(blocking=False)
+    except filelock.Timeout:
+        logger.warning("Another process downloads the same folder; waiting for its end.")
+        lock.acquire()  # the kernel frees it when that process ends, however it does
+    try:
         yield
+    finally:
+        lock.release()
 
 
 class _Bucket:

@@ -203,9 +203,9 @@ def test_one_process_makes_a_vocabulary(corpus, tmp_path):
         new_vocabulary_size=600,
     )
     with vocabulary_training.NewVocabulary(str(output)).held():
-        with pytest.raises(InputError, match=f"Another process makes {output} now"):
+        with pytest.raises(InputError, match=f"Another process uses {output} now"):
             train_vocabulary.run([f"--files={corpus}", f"--output={output}"])
-        with pytest.raises(InputError, match=f"Another process makes {output} now"):
+        with pytest.raises(InputError, match=f"Another process uses {output} now"):
             vocabulary_training.ensure_vocabulary(config, trains=True)
     assert not list(tmp_path.iterdir())
 

@@ -153,7 +153,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "run's weights": ("run/checkpoints/9/state/_METADATA", lambda path: limba.load(str(path.parents[3]))),
     "recorded config": ("seed0/config.json", status),
     "figures": ("seed0/metrics.jsonl", status),
-    "lease": ("seed0/lease.json", status),
+    "lease": ("seed0/lease", status),
     "hosts": ("seed0/hosts.json", status),
     "figures on a page": ("seed0/metrics.jsonl", page),
     "texts on a page": ("seed0/evaluations/t-10.jsonl", page),

@@ -152,7 +152,7 @@ def test_an_output_follows_the_content_of_its_input(place: Path, capsys: pytest.
     assert "of another text" in error_of(capsys, *command, "--input=other.txt")
     with line_files.alone("out.jsonl"):
         sentence = error_of(capsys, *command, "--input=moved.txt")
-    assert "Another process writes lines to out.jsonl now" in sentence and not (place / "out.jsonl.lease").exists()
+    assert "Another process uses out.jsonl now" in sentence and not (place / "out.jsonl.lease").exists()
 
 
 def test_pairs_that_are_cut_are_said(place: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811

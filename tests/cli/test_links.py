@@ -29,7 +29,7 @@ READING = [
     "convert run out --no_check --vocabulary=none",
 ]
 # The run makes these too, and removes them at its end if they are empty.
-AND = ["lease.json", "logs/stacks_process_0.txt", "non_finite_step_2_process_0.npz"]
+AND = ["lease", "logs/stacks_process_0.txt", "non_finite_step_2_process_0.npz"]
 GOLDEN = Path(__file__).parent.parent / "golden" / "run"
 
 
@@ -75,7 +75,7 @@ def test_no_command_writes_through_a_link(place: Path, capfd: pytest.CaptureFixt
             refused.append(str(Path(sentence.partition(" is a link")[0]).relative_to(place / "run")))
             for name in events if refused[-1] in events else [refused[-1]]:
                 (place / "run" / name).unlink()  # as the sentence says
-    assert set(refused) - set(events) == {"lease.json", "logs/stacks_process_0.txt", "metrics.jsonl"}
+    assert set(refused) - set(events) == {"lease", "logs/stacks_process_0.txt", "metrics.jsonl"}
     assert len(refused) == 4
     assert {path.read_text() for path in victims.values()} == {MINE}
     # An evaluation replaces no file, and takes another name.

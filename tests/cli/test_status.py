@@ -1,9 +1,7 @@
 """`limba status` on directories as runs leave them, by heartbeats whose ages are known."""
 
-import dataclasses
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -18,9 +16,11 @@ from limba.evaluation import run_directory
 from limba.evaluation.status import Status
 from limba.evaluation.text_curve import text_curve
 from limba.storage import manifest
-from limba.storage.lease import Owner, held
+from limba.storage.lease import held
+from limba.storage.lease_places import this_process
 from limba.tools.preflight.checks import environment, processes
 from tests import tiny
+from tests.storage.leases import file_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -76,7 +76,7 @@ def test_the_stage_that_is_read_and_the_next_one(directory: Path) -> None:
 
 def test_a_living_run_and_who_is_slow(directory: Path) -> None:
     status = Status(epath.Path(directory))
-    with held(str(directory), "trains in"):
+    with held(str(directory)):
         hosts(directory, os.getpid(), (0.01, 0.01, 0.3))
         text = "\n".join(status.lines())
         assert f"process {os.getpid()} on " in text and "alive, heartbeat" in text
@@ -93,13 +93,12 @@ def test_a_living_run_and_who_is_slow(directory: Path) -> None:
 
 
 def test_a_heartbeat_that_stops_is_told_by_the_file_and_then_by_the_own_clock(directory: Path) -> None:
-    with held(str(directory), "trains in"):
-        lease = directory / "lease.json"
+    with held(str(directory)):
+        lease = directory / "lease"
         os.utime(lease, (time.time() - 3_600,) * 2)
         status = Status(epath.Path(directory))
         assert "NO HEARTBEAT for 1 h 0 min (by the file's time" in "\n".join(status.lines())
-        lease.write_bytes(lease.read_bytes().replace(b'"beat": 0', b'"beat": 1'))
-        os.utime(lease, (time.time() - 3_600,) * 2)  # a host whose clock is an hour late
+        os.utime(lease, (time.time() - 3_588,) * 2)  # a heartbeat of a host whose clock is an hour late
         assert "alive, heartbeat 0 s ago (seen here)" in "\n".join(status.lines())
 
 
@@ -186,14 +185,14 @@ def test_what_would_keep_the_next_start_from_working(
             assert f"error        The TPU is held by process {other.pid} of " in text
             assert f"Fix: kill {other.pid}" in text
             # The run's own process may hold it; and a run on another machine has nothing to do with this one.
-            owner = Owner("a", "trains in", socket.gethostname(), "b", other.pid, "today")
-            (directory / "lease.json").write_bytes(owner.content(1))
+            owner = this_process()._replace(token="a", pid=other.pid)
+            (directory / "lease").write_text(file_of(owner))
             assert "The TPU is held" not in (text := told()) and "flax 0.0.1 (lock: " in text
-            (directory / "lease.json").write_bytes(dataclasses.replace(owner, host="another").content(2))
+            (directory / "lease").write_text(file_of(owner._replace(host="another")))
             assert "Fix:" not in told()
         finally:
             other.communicate()
-    (directory / "lease.json").unlink()
+    (directory / "lease").unlink()
     text = told()
     assert (
         f"warning      Versions that differ from requirements/lock-cpu.txt: flax 0.0.1 (lock: {locked['flax']})" in text

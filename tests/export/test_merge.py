@@ -230,7 +230,7 @@ def test_the_command_writes_a_run_directory_of_its_own(
     assert status == 0 and "has this average already" in printed
     status, _, errors = run_command(capsys, run, "--last=2", "--weights=wsm", f"--output={out}")
     assert status == 2 and f"{out} is not empty, and nothing is overwritten" in errors
-    assert not (out / "lease.json").exists()
+    assert not (out / "lease").exists()
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,6 @@ def test_they_are_whole_there() -> None:
             [sys.executable, "-c", PROGRAM], cwd=ROOT, env=variables, capture_output=True, text=True, timeout=300
         )
         assert done.returncode == 0, done.stderr[-3000:]
-        assert not [name for _, name in server.objects if name.endswith("lease.json")]
+        assert not [name for _, name in server.objects if name.endswith("/lease")]
     assert json.loads(done.stdout.splitlines()[-1]) == [[], [], 20]
     assert "has this average already" in done.stdout

@@ -1,14 +1,20 @@
-"""Where a bucket is, and where this machine: a server of Google's protocol for each, over real sockets."""
+"""Where a bucket and this machine are, by servers of Google's protocol over real sockets; who holds a run."""
 
+import os
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 
 from limba.config.errors import Open
+from limba.storage.lease import FILE, held
+from limba.storage.lease_places import this_process
 from limba.tools.preflight.checks import storage
 from tests.bucket_server import emulated
+from tests.storage.leases import of_another_machine, put
 
 
 class Metadata(BaseHTTPRequestHandler):
@@ -66,3 +72,22 @@ def test_a_machine_that_is_not_googles_has_no_zone(monkeypatch: pytest.MonkeyPat
         (line,) = storage._region("gs://bucket/run", {})
     assert line.level == "ok" and "US-CENTRAL2; this machine is in no zone of Google's" in line.text
     assert list(storage._region("/a/directory", {})) == []
+
+
+def test_who_holds_the_directory_and_whether_he_lives(tmp_path: Path) -> None:
+    def said() -> tuple[str, str]:
+        (line,) = storage._held(str(tmp_path))
+        return line.level, line.text
+
+    assert not list(storage._held(str(tmp_path)))
+    with held(str(tmp_path)):
+        level, text = said()
+        assert level == "error" and f"{tmp_path} is in use by process {os.getpid()} on " in text
+    here = this_process()
+    put(tmp_path / FILE, here._replace(start=here.start - 1))  # killed a moment ago
+    level, text = said()
+    assert level == "ok" and text.endswith("stopped without ending; a new start takes over.")
+    put(tmp_path / FILE, of_another_machine())
+    assert said()[0] == "error" and "in use by process 7 on far, whose heartbeat is" in said()[1]
+    os.utime(tmp_path / FILE, (time.time() - 100,) * 2)
+    assert said()[0] == "ok"

@@ -155,7 +155,7 @@ class Project:
         wanted = losses(Path(local, "metrics.jsonl").read_bytes())
         assert len(wanted) == NUM_STEPS
         assert losses(server.data("run/metrics.jsonl")) == wanted, "the resumed run is not the undisturbed one"
-        unfinished = (".lease", "lease.json", ".tail", "uploading.json")
+        unfinished = (".lease", "/lease", ".tail", "uploading.json")
         left = [name for name in server.names() if name.endswith(unfinished)]
         assert not left, left
         assert not (ROOT / "gs:").exists(), "a bucket's path was written to the local disk"

@@ -99,7 +99,7 @@ def test_a_killed_reader_and_a_directory_that_comes_back_change_nothing(
     run.rename(away)
     disturbed.directory = away  # where metrics.jsonl still grows
     disturbed.says("it is tried again")  # a save that was due, or under way
-    disturbed.says(f"{run}/lease.json (it is gone); the run goes on")
+    disturbed.says(f"{run}/lease (it is gone); the run goes on")
     assert not run.exists()
     away.rename(run)
     assert disturbed.end() == 0, "".join(disturbed.errors)
@@ -137,5 +137,5 @@ def test_a_directory_that_stays_away_ends_the_run_with_74_and_is_not_made_again(
     assert moved.end() == 74, "".join(moved.errors)
     assert not run.exists()
     gone, reason = moved.errors
-    assert f"{run}/lease.json (it is gone); the run goes on" in gone
-    assert reason.startswith(f"{run}/lease.json has been gone for 3 s, as if {run} had been moved")
+    assert f"{run}/lease (it is gone); the run goes on" in gone
+    assert reason.startswith(f"{run}/lease has been gone for 3 s, as if {run} had been moved")

@@ -1,6 +1,5 @@
 """Two starts in one MODEL_DIR: the second ends with a sentence, and a run that has lost its directory stops writing."""
 
-import dataclasses
 import os
 import signal
 import subprocess
@@ -19,10 +18,11 @@ from limba.config import (
     RunConfig,
 )
 from limba.run import train
-from limba.storage import lease
-from limba.storage.lease import FILE, Owner, held
+from limba.storage import lease_places
+from limba.storage.lease import FILE, held
 from tests import tiny
 from tests.run.test_hosts import arguments, losses, start  # noqa: F401  a fixture
+from tests.storage.leases import file_of, of_another_machine, put
 from tests.waiting import wait_until
 
 DEMO = ["--gin.EVAL_PERIOD=100000", "--gin.config.MeshConfig.fsdp=1", "--gin.CHECKPOINT_PERIOD=5"]
@@ -43,29 +43,28 @@ def config(tmp_path: Path, corpus: Path, vocabulary: Path) -> RunConfig:
 
 
 def test_a_run_in_a_directory_that_is_in_use_writes_nothing(config: RunConfig) -> None:
-    with held(config.model_dir, "trains in"):
-        with pytest.raises(InputError, match=f"Another process trains in {config.model_dir} now"):
+    with held(config.model_dir):
+        with pytest.raises(InputError, match=f"Another process uses {config.model_dir} now"):
             train(config)
         assert [path for path in Path(config.model_dir).rglob("*") if path.is_file()] == [Path(config.model_dir) / FILE]
 
 
 @pytest.mark.slow
 def test_a_run_that_has_lost_its_directory_saves_nothing_more(config: RunConfig, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(lease, "BEAT_SECONDS", 0.2)
+    monkeypatch.setattr(lease_places, "BEAT_SECONDS", 0.2)
     directory = Path(config.model_dir)
-    theirs = dataclasses.replace(Owner.here("trains in"), token="theirs", host="far", boot="another", pid=7).content(0)
+    theirs = of_another_machine()
 
     def take_over() -> None:
         wait_until(lambda: len(losses(directory)) >= 3)
-        (directory / "new").write_bytes(theirs)
-        (directory / "new").rename(directory / FILE)
+        put(directory / FILE, theirs)
 
     thread = threading.Thread(target=take_over)
     thread.start()
-    with pytest.raises(RestartError, match=r"Another process trains in .* now \(process 7 on far"):
+    with pytest.raises(RestartError, match=r"Another process uses .* now \(process 7 on far"):
         train(config)
     thread.join()
-    assert (directory / FILE).read_bytes() == theirs
+    assert (directory / FILE).read_text() == file_of(theirs)
     assert not [path for path in (directory / "checkpoints").iterdir() if path.name.isdigit()]
 
 
@@ -83,7 +82,7 @@ def test_a_second_start_ends_and_a_killed_run_is_taken_over_at_once(arguments: l
     reading.start()
     wait_for_step(7, first)
     second = start(["-m", "limba", "train", *flags, "--gin.TRAIN_STEPS=100000"], 2, 1)
-    sentence = f"Another process trains in {run} now (process {first.pid} on "
+    sentence = f"Another process uses {run} now (process {first.pid} on "
     for process in second:
         _, errors = process.communicate(timeout=300)
         assert process.returncode == 2 and errors.splitlines()[-1].startswith(sentence)

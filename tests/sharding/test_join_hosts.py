@@ -34,15 +34,15 @@ index = jax.process_index()
 parts = {2 * index: b"", 2 * index + 1: b"long" * (index + 1), **({9: b"\\0end\\0"} if index else {})}
 gathered = gather_bytes(parts)
 said = []
-with entered_by_first(held(sys.argv[2], "trains in")) as mine:
+with entered_by_first(held(sys.argv[2])) as mine:
     said.append(mine is None)
     try:
-        with entered_by_first(held(sys.argv[2], "trains in")):
+        with entered_by_first(held(sys.argv[2])):
             said.append("entered")
     except InputError as error:
         said.append(str(error))
 try:
-    with entered_by_first(held(sys.argv[1] + "/file", "trains in")):
+    with entered_by_first(held(sys.argv[1] + "/file")):
         said.append("entered")
 except InputError as error:
     said.append(str(error))
@@ -74,8 +74,8 @@ def test_two_processes_gather_decide_and_compile_together(tmp_path: Path) -> Non
     assert [total for total, *_ in printed] == [25.0] * 2
     said = [each for _, each, *_ in printed]
     assert [mine_is_none for mine_is_none, *_ in said] == [False, True] and said[0][1:] == said[1][1:]
-    assert said[1][1].startswith(f"Another process trains in {tmp_path}/run now (process {started[0].pid} on ")
-    assert said[1][2].startswith(f"{tmp_path}/file/file/lease.json cannot be written (Not a directory)")
+    assert said[1][1].startswith(f"Another process uses {tmp_path}/run now (process {started[0].pid} on ")
+    assert said[1][2].startswith(f"{tmp_path}/file/file/lease cannot be written (Not a directory)")
     expected = [
         [[0, 7], [1, 7]],
         [True, False],

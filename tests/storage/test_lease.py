@@ -1,8 +1,9 @@
 """One run a directory: who holds it is said, the dead are replaced, and who lost it writes nothing more."""
 
 import contextlib
-import dataclasses
 import errno
+import fcntl
+import functools
 import json
 import os
 import re
@@ -13,27 +14,32 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-import fsspec
 import pytest
+from filelock import SoftFileLease
 
 from limba.config import InputError, RestartError, StorageError
-from limba.storage import files, lease
-from limba.storage.lease import FILE, Owner, held
-from tests.http_server import FileServer, StoreHandler, lost, serving, stall, status
+from limba.storage import files, lease, lease_places
+from limba.storage.lease import FILE, OLD_FILE, held
+from limba.storage.lease_places import BucketPlace, LocalPlace, Owner, Seen, TakenError
+from tests.bucket_server import BucketServer, GoogleHandler, emulated
+from tests.storage.leases import file_of, of_another_machine, old_content, put
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
-BEAT, PATIENCE = 0.1, 8  # many short ones: a busy machine delays some of them
-WAIT = BEAT * PATIENCE
+BEAT, LEASE = 0.1, 0.8  # a lease of many short beats: a busy machine delays some of them
+LONG = 100.0  # a lease that does not end in a test
+OBJECT = f"run/{FILE}"
 # Holds the directory until its input ends.
 HOLDER = """
 import sys
 from limba.cli import program
 from limba.storage.lease import held
 def hold(arguments):
-    with held(arguments[0], "trains in"):
+    with held(arguments[0]):
         print("held", flush=True)
         sys.stdin.read()
 sys.exit(program.exit_code(hold, sys.argv[1:]))
@@ -41,21 +47,15 @@ sys.exit(program.exit_code(hold, sys.argv[1:]))
 
 
 @pytest.fixture(autouse=True)
-def short_beats(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "BEAT_SECONDS", BEAT)
-    monkeypatch.setattr(lease, "PATIENCE", PATIENCE)
+def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_places, "BEAT_SECONDS", BEAT)
+    monkeypatch.setattr(lease_places, "LEASE_SECONDS", LEASE)
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
-    folder = tmp_path / "store"
-    folder.mkdir()
-    with serving(folder, handler=StoreHandler) as server:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url("").removesuffix("/client/"))
-        monkeypatch.setitem(fsspec.config.conf, "gs", {"token": "anon"})
-        fsspec.get_filesystem_class("gs").clear_instance_cache()
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketServer]:
+    with emulated(monkeypatch) as server:
         yield server
-    fsspec.get_filesystem_class("gs").clear_instance_cache()
 
 
 def start(directory: object) -> subprocess.Popen:
@@ -64,24 +64,18 @@ def start(directory: object) -> subprocess.Popen:
     return subprocess.Popen(command, cwd=ROOT, text=True, **pipes)
 
 
-def elsewhere(beat: int = 0, token: str = "theirs") -> bytes:
-    """What a process of another host has written."""
-    owner = dataclasses.replace(Owner.here("trains in"), token=token, host="far", boot="another", pid=7)
-    return owner.content(beat)
-
-
 @contextlib.contextmanager
-def beating(write: Callable[[bytes], object]) -> Iterator[None]:
-    """A holder on another host gives heartbeats for the time of the context."""
+def repeated(beat: Callable[[int], object]) -> Iterator[None]:
+    """Another process gives heartbeats for the time of the context."""
     over = threading.Event()
 
-    def beat() -> None:
+    def run() -> None:
         for number in range(1, 1000):
-            write(elsewhere(number))
+            beat(number)
             if over.wait(BEAT):
                 return
 
-    thread = threading.Thread(target=beat)
+    thread = threading.Thread(target=run)
     thread.start()
     try:
         yield
@@ -101,14 +95,24 @@ def said(capsys: pytest.CaptureFixture) -> set[str]:
     return {re.sub(r"\d+", "#", line) for line in capsys.readouterr().err.splitlines()}
 
 
+def refused(directory: str | Path, match: str) -> None:
+    """Checks that a start in the directory ends with such a sentence."""
+    with pytest.raises(InputError, match=match), held(str(directory)):
+        pass
+
+
+def owner_in(directory: Path) -> Owner | None:
+    return lease.read_owner(str(directory / FILE), None)
+
+
 def test_a_second_start_says_who_holds_the_directory_and_the_first_goes_on(tmp_path: Path) -> None:
     first = start(tmp_path)
     assert first.stdout.readline() == "held\n"
     second = start(tmp_path)
     out, error = second.communicate(timeout=200)
     assert second.returncode == 2 and out == ""
-    assert error.startswith(f"Another process trains in {tmp_path} now (process {first.pid} on ")
-    assert ", since 20" in error and error.endswith("or give another path.\n") and error.count("\n") == 1
+    assert error.startswith(f"Another process uses {tmp_path} now (process {first.pid} on ")
+    assert error.endswith("or give another path.\n") and error.count("\n") == 1
     assert first.poll() is None
     out, error = first.communicate("", timeout=200)
     assert (first.returncode, error) == (0, "") and list(tmp_path.iterdir()) == []
@@ -117,215 +121,278 @@ def test_a_second_start_says_who_holds_the_directory_and_the_first_goes_on(tmp_p
 def test_a_stopped_process_of_this_host_still_holds_and_a_killed_one_does_not(
     tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(lease_places, "LEASE_SECONDS", 30.0)  # as that process has it; it is not waited for
     holder = start(tmp_path)
     assert holder.stdout.readline() == "held\n"
     os.kill(holder.pid, signal.SIGSTOP)
-    with pytest.raises(InputError, match=f"process {holder.pid} on "), held(str(tmp_path), "trains in"):
+    with pytest.raises(InputError, match=f"process {holder.pid} on "), held(str(tmp_path)):
         pass
     holder.kill()
-    holder.communicate()
+    wait_until(lambda: Path(f"/proc/{holder.pid}/stat").read_text().split()[2] == "Z")  # nobody has asked for its end
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
-    monkeypatch.setattr(lease, "BEAT_SECONDS", 600.0)  # the kernel knows that it is dead: no heartbeat is waited for
-    with held(str(tmp_path), "trains in") as mine:
+    with held(str(tmp_path)) as mine:
         mine.check()
+        mine.confirm()
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"{tmp_path} was left by process {holder.pid} on ") and line.endswith("is taken over.")
     assert not list(tmp_path.iterdir())
+    holder.communicate()
+
+
+def test_a_process_that_has_the_number_of_a_dead_one_holds_nothing(tmp_path: Path, capsys) -> None:
+    with held(str(tmp_path)):
+        ours = owner_in(tmp_path)
+    assert ours is not None and ours.is_here and ours.is_alive
+    put(tmp_path / FILE, ours._replace(start=ours.start - 1))
+    with held(str(tmp_path)) as mine:
+        mine.confirm()
+    assert "was left by" in capsys.readouterr().err
 
 
 def test_one_process_holds_a_directory_once_and_several_outputs(tmp_path: Path) -> None:
     one, other = str(tmp_path / "run"), str(tmp_path / "out.model")
-    with held(one, "trains in"), held(other, "makes", beside=True):
+    with held(one), held(other, beside=True):
         assert sorted(path.name for path in tmp_path.iterdir()) == ["out.model.lease", "run"]
-        with pytest.raises(InputError, match=f"makes {other} now"), held(other, "makes", beside=True):
-            pass
-        with pytest.raises(InputError, match=f"trains in {one} now"), held(one, "prepares"):
-            pass
+        for path, is_beside in ((other, True), (one, False)):
+            with pytest.raises(InputError, match=f"uses {path} now"), held(path, beside=is_beside):
+                pass
     assert [path.name for path in tmp_path.rglob("*")] == ["run"]
 
 
-def test_the_holder_on_another_host_that_beats_keeps_it(tmp_path: Path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(lease, "PATIENCE", 1000)
-    file = tmp_path / FILE
-    with beating(file.write_bytes):
-        wait_until(file.exists)
-        with pytest.raises(InputError, match=r"process 7 on far, since .*, which gave a heartbeat just now"):  # noqa: SIM117
-            with held(str(tmp_path), "trains in"):
-                pass
+@pytest.mark.parametrize("host", ["far", "ours"])
+def test_the_holder_on_another_machine_that_beats_keeps_it(tmp_path: Path, capsys, monkeypatch, host: str) -> None:
+    """Its machine may have our name, as `localhost` or `vm`: the boot tells the two apart."""
+    monkeypatch.setattr(lease_places, "LEASE_SECONDS", LONG)
+    here = lease_places.this_process()
+    other = of_another_machine()
+    if host == "ours":
+        other = other._replace(host=here.host, pid=4_000_001, start=here.start ^ (1 << 100))
+    put(tmp_path / FILE, other)
+    with repeated(lambda _: os.utime(tmp_path / FILE)):
+        refused(tmp_path, rf"process {other.pid} on .*, which gave a heartbeat just now")
     (line,) = capsys.readouterr().err.splitlines()
-    assert "was last used by process 7 on far" in line and "waiting up to 100 s" in line
-    assert Owner.of(file.read_bytes()).token == "theirs"
+    assert f"was last used by process {other.pid} on" in line and "waiting up to 100 s" in line
+    assert owner_in(tmp_path) == other
 
 
-def test_the_holder_on_another_host_that_is_silent_is_replaced(tmp_path: Path, capsys) -> None:
-    (tmp_path / FILE).write_bytes(elsewhere())
+@pytest.mark.parametrize("content", [None, "", "filelock/2\npid=7\n", "{}"], ids=["lease", "empty", "cut", "other"])
+def test_what_is_silent_on_another_machine_is_replaced(tmp_path: Path, capsys, content: str | None) -> None:
+    """Also a file that names nobody: after a power cut it is empty."""
+    (tmp_path / FILE).write_text(file_of(of_another_machine()) if content is None else content)
     began = time.monotonic()
-    with held(str(tmp_path), "trains in") as mine:
-        assert time.monotonic() - began >= WAIT
-        assert Owner.of((tmp_path / FILE).read_bytes()) == mine.owner
+    with held(str(tmp_path)) as mine:
+        assert time.monotonic() - began >= LEASE
+        owner = owner_in(tmp_path)
+        assert owner is not None and owner.pid == os.getpid()
         beaten(mine, 3)
         mine.check()
+        mine.confirm()
     waits, takes = capsys.readouterr().err.splitlines()
     assert "waiting up to 1 s for a heartbeat" in waits and "is taken over after 1 s without a heartbeat" in takes
+    assert not list(tmp_path.iterdir())
 
 
-def test_only_one_of_two_takes_over_where_there_are_no_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a network's file system without them: also from a silent holder of this host."""
-    monkeypatch.setattr(lease, "try_lock", lambda descriptor: "none")
-    (tmp_path / FILE).write_bytes(dataclasses.replace(Owner.here("trains in"), pid=7).content(3))
-    found: list[object] = []
+def test_a_lease_of_another_length_is_refused_at_once(tmp_path: Path, capsys) -> None:
+    put(tmp_path / FILE, of_another_machine(lease_seconds=60.0))
+    with pytest.raises(InputError) as refused, held(str(tmp_path)):
+        pass
+    assert refused.match(f"{tmp_path}/{FILE} is held for 60 s by process 7 on far, and this version of Limba holds")
+    assert capsys.readouterr().err == "" and owner_in(tmp_path) is not None
 
-    def take() -> None:
-        try:
-            with held(str(tmp_path), "trains in") as mine:
-                found.append(mine.owner)
-                time.sleep(2 * WAIT)
-                mine.check()
-        except InputError as error:
-            found.append(str(error))
 
-    threads = [threading.Thread(target=take) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    holders = [each for each in found if isinstance(each, Owner)]
-    assert len(found) == 3 and len(holders) == 1 and not list(tmp_path.iterdir())
+def test_a_heartbeat_that_comes_while_it_is_replaced_keeps_the_directory(tmp_path: Path, monkeypatch) -> None:
+    """A watcher has waited for the whole lease; the holder confirms it after the last look and before its file goes."""
+    monkeypatch.setattr(lease_places, "LEASE_SECONDS", LONG)
+    monkeypatch.setattr(lease_places, "BEAT_SECONDS", LONG / 3)
+    rename = os.rename
+    with held(str(tmp_path)) as mine:
+        other = LocalPlace(str(tmp_path / FILE))
+        seen = other.look()
+
+        def confirm_first(source: str, target: str) -> None:
+            monkeypatch.setattr(os, "rename", rename)
+            mine.confirm()
+            rename(source, target)
+
+        monkeypatch.setattr(os, "rename", confirm_first)
+        assert not other.take(seen)
+        mine.confirm()
+        assert os.listdir(tmp_path) == [FILE]
+
+
+def test_a_machine_of_our_name_keeps_what_it_renewed_after_the_last_look(tmp_path: Path) -> None:
+    """filelock would find its process dead, since no process has that number here."""
+    here = lease_places.this_process()
+    other = of_another_machine(host=here.host, pid=4_000_001, start=here.start ^ (1 << 100))
+    put(tmp_path / FILE, other)
+    place = LocalPlace(str(tmp_path / FILE))
+    seen = place.look()
+    os.utime(tmp_path / FILE)
+    assert not place.take(seen) and owner_in(tmp_path) == other
+    assert place.take(place.look())
+    place.leave()
 
 
 def test_who_has_lost_the_lease_ends_and_removes_nothing(tmp_path: Path, capsys) -> None:
     file = tmp_path / FILE
-    with pytest.raises(RestartError) as caught, held(str(tmp_path), "trains in") as mine:
+    with pytest.raises(RestartError) as caught, held(str(tmp_path)) as mine:
         mine.check()
-        (tmp_path / "new").write_bytes(elsewhere())
-        (tmp_path / "new").rename(file)
+        put(file, of_another_machine())
         wait_until(lambda: mine._lost)
         mine.check()
-    assert caught.match(r"Another process trains in .* now \(process 7 on far")
+    assert caught.match(r"Another process uses .* now \(process 7 on far\)")
     assert caught.match(f".*nothing more is written to {tmp_path}")
     assert capsys.readouterr().err.splitlines() == [str(caught.value)]
+    assert owner_in(tmp_path) == of_another_machine() and not files.is_held(str(tmp_path))
+    with pytest.raises(RestartError):
+        mine.confirm()
     assert file.exists()
 
 
-def test_a_heartbeat_writes_over_nobody_who_comes_in_the_middle_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other one puts its file there after the heartbeat has read whose it is, and before it writes."""
-    file = tmp_path / FILE
-    look = lease.LocalPlace.look
-
-    def come_first(self: lease.LocalPlace) -> lease.Seen:
-        monkeypatch.setattr(lease.LocalPlace, "look", look)
-        (tmp_path / "new").write_bytes(elsewhere())
-        (tmp_path / "new").rename(file)
-        return look(self)
-
-    with held(str(tmp_path), "trains in") as mine:
-        monkeypatch.setattr(lease.LocalPlace, "look", come_first)
-        before = mine._beats
-        wait_until(lambda: mine._lost or mine._beats >= before + 3)
-        with pytest.raises(RestartError, match=r"Another process trains in .* now \(process 7 on far"):
-            mine.check()
-    assert file.read_bytes() == elsewhere()
+def test_a_commit_asks_the_storage_and_not_the_last_heartbeat(tmp_path: Path, monkeypatch, capsys) -> None:
+    """As in a process that was stopped in a save, goes on, and has not come to its next heartbeat."""
+    monkeypatch.setattr(lease_places, "BEAT_SECONDS", LONG / 3)
+    monkeypatch.setattr(lease_places, "LEASE_SECONDS", LONG)
+    with held(str(tmp_path)) as mine:
+        before = os.stat(tmp_path / FILE).st_mtime_ns
+        mine.confirm()
+        assert os.stat(tmp_path / FILE).st_mtime_ns > before  # whoever watches begins anew
+        put(tmp_path / FILE, of_another_machine())
+        mine.check()  # knows nothing yet
+        for _ in range(2):
+            with pytest.raises(RestartError, match="process 7 on far"):
+                mine.confirm()
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("how", ["moved", "emptied", "removed"])
+@pytest.mark.parametrize("how", ["moved", "emptied"])
 def test_a_directory_that_is_gone_is_not_taken_over(tmp_path: Path, how: str, capsys) -> None:
-    """Moved away, not mounted (its place is an empty folder), or without its lease: only another's mark is a loss."""
+    """Moved away, or not mounted, so that its place is an empty folder: only another's lease is a loss."""
     run, away = tmp_path / "run", tmp_path / "away"
-
-    def leave() -> None:
-        if how == "removed":
-            (run / FILE).rename(away)
-            return
+    with held(str(run)) as mine:
         run.rename(away)
         if how == "emptied":
             run.mkdir()
-
-    with held(str(run), "trains in") as mine:
-        leave()
         wait_until(lambda: mine._gone_since)
         mine.check(3600.0)
+        with pytest.raises(OSError, match=f"{run} is gone") as refused:
+            mine.confirm()
+        assert refused.value.errno == errno.EIO
         for write in (lambda: files.write_whole(run / "new", b""), lambda: files.make_folder(run / "checkpoints")):
             with pytest.raises(OSError, match=f"{run} is gone") as refused:
                 write()
             assert refused.value.errno == errno.EIO
-        assert run.exists() is (how != "moved") and not (run.exists() and list(run.iterdir()))
+        assert run.exists() is (how == "emptied") and not (run.exists() and list(run.iterdir()))
         with pytest.raises(StorageError, match=f"{run}/{FILE} has been gone for 0 s, .* bring it back, and start"):
             mine.check(0.0)
-        if how == "removed":
-            away.rename(run / FILE)
-        elif how == "emptied":  # by another mount, or from a copy
+        if how == "emptied":  # by another mount, or from a copy
             shutil.copytree(away, run, dirs_exist_ok=True)
         else:
             away.rename(run)
         wait_until(lambda: not mine._gone_since)
         mine.check(0.0)
+        mine.confirm()
         files.write_whole(run / "new", b"")
-        beats = json.loads((run / FILE).read_bytes())["beat"]
-        wait_until(lambda: json.loads((run / FILE).read_bytes())["beat"] > beats)
-        with pytest.raises(InputError, match=f"trains in {run} now"), held(str(run), "trains in"):
+        beats_go_on(run)
+        with pytest.raises(InputError, match=f"uses {run} now"), held(str(run)):
             pass
+        mine.confirm()
     assert [path.name for path in run.iterdir()] == ["new"] and files.gone(run) == ""
     (line,) = said(capsys)
     assert f"cannot be written to {re.sub('[0-9]+', '#', str(run))}/{FILE} (it is gone); the run goes on" in line
 
 
-def test_a_lease_that_alone_was_removed_is_written_again(tmp_path: Path, capsys) -> None:
+def beats_go_on(directory: Path) -> None:
+    """Waits for heartbeats, of which filelock gives each a few milliseconds after ours looks whether they come."""
+    for _ in range(3):
+        before = os.stat(directory / FILE).st_mtime_ns
+        wait_until(lambda before=before: os.stat(directory / FILE).st_mtime_ns != before)
+
+
+def test_a_lease_that_alone_was_removed_ends_its_holder(tmp_path: Path, capsys) -> None:
+    """Another one may have begun and ended in between."""
     (tmp_path / "config.json").write_text("{}")
-    with held(str(tmp_path), "trains in") as mine:
+    with pytest.raises(RestartError) as caught, held(str(tmp_path)) as mine:
         (tmp_path / FILE).unlink()
         files.write_whole(tmp_path / "new", b"")  # the directory is there
-        wait_until((tmp_path / FILE).exists)
+        with pytest.raises(RestartError, match="was removed while this process used"):
+            mine.confirm()
         mine.check(0.0)
-        with pytest.raises(InputError, match=f"trains in {tmp_path} now"), held(str(tmp_path), "trains in"):
-            pass
-    (line,) = said(capsys)
-    assert "was removed while this run goes on; it is written again." in line and not (tmp_path / FILE).exists()
+    assert caught.match("Start the same command again, and leave that file.") and not (tmp_path / FILE).exists()
+    assert capsys.readouterr().err.splitlines() == [str(caught.value)]
 
 
 def test_a_link_that_leads_nowhere_is_said(tmp_path: Path) -> None:
     (tmp_path / "run").symlink_to(tmp_path / "nowhere")
     for name in ("run", "run/inside"):
         says = f"{tmp_path}/run is a link to {tmp_path}/nowhere, which does not exist"
-        with pytest.raises(InputError, match=says), held(str(tmp_path / name), "trains in"):
+        with pytest.raises(InputError, match=says), held(str(tmp_path / name)):
             pass
 
 
 def test_who_stood_still_looks_before_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with held(str(tmp_path), "trains in") as mine:
-        monkeypatch.setattr(lease, "BEAT_SECONDS", 30.0)  # the next heartbeat is not before that
+    with held(str(tmp_path)) as mine:
+        monkeypatch.setattr(lease_places, "BEAT_SECONDS", 30.0)  # the next heartbeat is not before that
+        monkeypatch.setattr(lease_places, "LEASE_SECONDS", 60.0)
         mine._beaten.clear()
         assert mine._beaten.wait(60.0)  # the one that was due has ended
-        (tmp_path / "new").write_bytes(elsewhere())
-        (tmp_path / "new").rename(tmp_path / FILE)
+        put(tmp_path / FILE, of_another_machine())
         mine.check()  # not yet due
-        mine._confirmed -= 30 * PATIENCE + 1
+        mine._confirmed -= 61
         with pytest.raises(RestartError, match="process 7 on far"):
             mine.check()
 
 
-def test_heartbeats_that_fail_are_said_once_and_do_not_end_the_run(tmp_path: Path, capsys, monkeypatch) -> None:
-    with held(str(tmp_path), "trains in") as mine:
+@pytest.mark.parametrize("how", ["back", "taken"])
+def test_a_storage_that_is_away_for_longer_than_a_lease(tmp_path: Path, monkeypatch, capsys, how: str) -> None:
+    """filelock ends its heartbeats then. They begin again, unless another process has taken over meanwhile."""
+    utime = os.utime
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with held(str(tmp_path)) as mine:
+        place = mine._place
+        assert isinstance(place, LocalPlace)
         with monkeypatch.context() as patch:
-            patch.setattr(os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+            patch.setattr(os, "utime", fails)
+            patch.setattr(LocalPlace, "look", fails)
+            wait_until(lambda: place._lease.compromise)
             wait_until(lambda: mine._is_failing)
-            beaten(mine, 3)
             mine.check()
-            mine._confirmed -= 3600
+            with pytest.raises(OSError, match="Input/output error"):
+                mine.confirm()
+            if how == "taken":
+                put(tmp_path / FILE, of_another_machine())
             patch.setattr(mine._beaten, "wait", lambda _: pytest.fail("a storage that fails is waited for at a step"))
+            mine._confirmed -= 3600
             mine.check()
-        wait_until(lambda: not mine._is_failing)
-        mine.check()
-    (line,) = said(capsys)
-    assert "(No space left on device); the run goes on" in line
+        assert os.utime is utime
+        if how == "taken":
+            wait_until(lambda: mine._lost)
+            with pytest.raises(RestartError, match="process 7 on far"):
+                mine.confirm()
+        else:
+            wait_until(lambda: place._lease.compromise is None and not mine._is_failing)
+            beats_go_on(tmp_path)
+            mine.check()
+            mine.confirm()
+    lines = said(capsys)
+    assert any("(Input/output error); the run goes on" in line for line in lines) and len(lines) == 1 + (how == "taken")
+    assert (tmp_path / FILE).exists() is (how == "taken")
 
 
-def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for path, kind in ((tmp_path / "file", InputError), ("nonesuch://bucket/run", StorageError)):
-        with pytest.raises(kind, match=f"{path}/{FILE} cannot be written"), held(str(path), "trains in"):
+    (tmp_path / "folder" / FILE).mkdir(parents=True)
+    places = ((tmp_path / "file", InputError), (tmp_path / "folder", InputError), ("nonesuch://b/run", StorageError))
+    for path, kind in places:
+        with pytest.raises(kind, match=f"{path}/{FILE} cannot be written"), held(str(path)):
             pass
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / FILE).symlink_to(tmp_path / "file")
+    with pytest.raises(InputError, match=f"{tmp_path}/run/{FILE} is a link, and runs do not"), held(f"{tmp_path}/run"):
+        pass
 
 
 def test_memory_that_runs_out_is_not_the_storage_s_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,107 +400,199 @@ def test_memory_that_runs_out_is_not_the_storage_s_fault(tmp_path: Path, monkeyp
         raise RuntimeError("can't start new thread")  # as Python says it where the memory has no room for its stack
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    with pytest.raises(RuntimeError, match="can't start new thread"), held(str(tmp_path), "trains in"):
+    with pytest.raises(RuntimeError, match="can't start new thread"), held(str(tmp_path)):
         pass
 
 
 def test_a_storage_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "LIMIT_SECONDS", 0.1)
     answers = threading.Event()
-    monkeypatch.setattr(lease.LocalPlace, "look", lambda self: answers.wait())
-    with pytest.raises(StorageError, match="a request has not ended after 0 s"), held(str(tmp_path), "trains in"):
+    monkeypatch.setattr(LocalPlace, "look", lambda self: answers.wait())
+    with pytest.raises(StorageError, match="a request has not ended after 0 s"), held(str(tmp_path)):
         pass
     answers.set()  # its thread ends
 
 
-def object_of(server: FileServer) -> Path:
-    return server.folder / "run" / FILE
+def test_a_run_of_an_earlier_version_is_not_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It locked lease.json, and changed a number in it; on another machine the lock may not be seen."""
+    old = tmp_path / OLD_FILE
+    old.write_bytes(old_content(0))
+    with old.open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # stopped or not
+        refused(tmp_path, rf"uses {tmp_path} now \(of an earlier version .* holds lease.json")
+    monkeypatch.setattr(lease_places, "LEASE_SECONDS", LONG)
+    with repeated(lambda beat: old.write_bytes(old_content(beat))):
+        refused(tmp_path, "which gave a heartbeat in lease.json just now")
+    assert os.listdir(tmp_path) == [OLD_FILE]
 
 
-def test_a_bucket_has_one_holder(server: FileServer, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "PATIENCE", 1000)
-    with held("gs://bucket/run", "trains in") as mine:
-        assert Owner.of(object_of(server).read_bytes()) == mine.owner
+def test_what_a_dead_run_of_an_earlier_version_left_is_removed(tmp_path: Path, capsys) -> None:
+    (tmp_path / OLD_FILE).write_bytes(old_content(3))
+    began = time.monotonic()
+    with held(str(tmp_path)) as mine:
+        assert time.monotonic() - began >= LEASE
+        mine.confirm()
+        assert os.listdir(tmp_path) == [FILE]
+    assert f"{tmp_path}/{OLD_FILE} was left by an earlier version of Limba: waiting up to" in capsys.readouterr().err
+
+
+def test_a_bucket_has_one_holder(server: BucketServer, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_places, "LEASE_SECONDS", LONG)
+    with held("gs://bucket/run") as mine:
+        owner = Owner.of(server.data(OBJECT))
+        assert owner is not None and owner.pid == os.getpid() and owner.is_here
         beaten(mine, 2)
         mine.check()
-        with pytest.raises(InputError, match=f"process {os.getpid()} on .*a heartbeat just now"):  # noqa: SIM117
-            with held("gs://bucket/run", "trains in"):
-                pass
-        mine.check()
-    assert not object_of(server).exists()
-    assert all("was last used by process # on" in line or "heartbeat of this run" in line for line in said(capsys))
+        generation = server.objects["bucket", OBJECT].generation
+        mine.confirm()
+        assert server.objects["bucket", OBJECT].generation > generation
+        refused("gs://bucket/run", f"uses gs://bucket/run now .process {os.getpid()} on ")
+        mine.confirm()
+    assert server.names() == [] and capsys.readouterr().err == ""
 
 
-def test_a_silent_holder_of_a_bucket_is_replaced_by_one(server: FileServer, capsys) -> None:
-    object_of(server).parent.mkdir()
-    object_of(server).write_bytes(elsewhere())
-    server.generations[f"run/{FILE}"] = 5
+def test_the_holder_of_a_bucket_on_another_machine_that_beats_keeps_it(server: BucketServer, monkeypatch) -> None:
+    monkeypatch.setattr(lease_places, "LEASE_SECONDS", LONG)
+    other = of_another_machine()
+    server.put("bucket", OBJECT, other.content())
+    with repeated(lambda _: server.put("bucket", OBJECT, other.content())):
+        refused("gs://bucket/run", "process 7 on far, which gave a heartbeat just now")
+    assert Owner.of(server.data(OBJECT)) == other
+
+
+def test_a_bucket_that_ten_take_at_once_has_one_holder(server: BucketServer) -> None:
+    """Made where there is none, and in the place of a silent holder."""
+    for _ in range(2):
+        places = [BucketPlace(f"gs://bucket/{OBJECT}") for _ in range(10)]
+        take = functools.partial(BucketPlace.take, seen=places[0].look())
+        with ThreadPoolExecutor(10) as pool:
+            assert sorted(pool.map(take, places)) == [False] * 9 + [True]
+        server.put("bucket", OBJECT, of_another_machine().content())
+    assert not any(is_confirmed(place) for place in places)
+    for place in places:
+        place.leave()
+    assert Owner.of(server.data(OBJECT)) == of_another_machine()
+
+
+def is_confirmed(place: BucketPlace) -> bool:
+    try:
+        place.confirm()
+    except TakenError:
+        return False
+    return True
+
+
+def test_a_silent_holder_of_a_bucket_is_replaced_by_one(server: BucketServer, capsys) -> None:
+    server.put("bucket", OBJECT, of_another_machine().content())
     found: list[object] = []
+    has_ended = threading.Barrier(3)
 
     def take() -> None:
         try:
-            with held("gs://bucket/run", "trains in") as mine:
-                found.append(mine.owner)
-                time.sleep(2 * WAIT)
-                mine.check()
+            with held("gs://bucket/run") as mine:
+                found.append(mine)
+                has_ended.wait(200)
+                mine.confirm()
         except InputError as error:
             found.append(str(error))
+            has_ended.wait(200)
 
     threads = [threading.Thread(target=take) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 3 and sum(isinstance(each, Owner) for each in found) == 1
-    assert "is taken over after 1 s" in capsys.readouterr().err
+    assert len(found) == 3 and sum(isinstance(each, lease.Lease) for each in found) == 1
+    assert "is taken over after 1 s" in capsys.readouterr().err and server.names() == []
 
 
-def test_the_holder_of_a_bucket_notices_who_wrote_over_it(server: FileServer) -> None:
-    with pytest.raises(RestartError, match="process 7 on far"), held("gs://bucket/run", "trains in") as mine:
-        with server.writing:
-            object_of(server).write_bytes(elsewhere())
-            server.generations[f"run/{FILE}"] += 1
+def test_the_holder_of_a_bucket_notices_who_wrote_over_it(server: BucketServer) -> None:
+    with pytest.raises(RestartError, match="process 7 on far"), held("gs://bucket/run") as mine:
+        server.put("bucket", OBJECT, of_another_machine().content())
+        with pytest.raises(RestartError, match="process 7 on far"):
+            mine.confirm()
+        mine.check()
+    assert Owner.of(server.data(OBJECT)) == of_another_machine()
+
+
+def test_an_object_that_was_removed_ends_its_holder(server: BucketServer) -> None:
+    with pytest.raises(RestartError, match=f"gs://bucket/{OBJECT} was removed"), held("gs://bucket/run") as mine:
+        del server.objects["bucket", OBJECT]
         wait_until(lambda: mine._lost)
         mine.check()
-    assert Owner.of(object_of(server).read_bytes()).token == "theirs"
+    assert server.names() == []
 
 
-@pytest.mark.parametrize("trouble", [status(503), lost, stall], ids=["503", "lost", "stall"])
-def test_a_bucket_in_trouble_loses_no_lease(server: FileServer, trouble, monkeypatch, capsys) -> None:
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        "unheard",
+        "unanswered",
+        pytest.param("silent", marks=pytest.mark.slow),
+        *(pytest.param(status, marks=pytest.mark.night) for status in ("429", "503")),
+    ],
+)
+def test_a_bucket_in_trouble_loses_no_lease(server: BucketServer, trouble: str, monkeypatch, capsys) -> None:
     """An answer that is lost after the object was written looks like somebody else's object at the next attempt."""
-    monkeypatch.setattr(lease, "REQUEST_SECONDS", 4.0)
-    with held("gs://bucket/run", "trains in") as mine:
-        server.fail(f"run/{FILE}", trouble, methods=("POST",))
+    monkeypatch.setattr(lease_places, "REQUEST_SECONDS", 4.0)
+    left = [2]
+
+    def fails(method: str, path: str) -> str | None:
+        if method == "POST" and left[0]:
+            left[0] -= 1
+            return trouble
+        return None
+
+    with held("gs://bucket/run") as mine:
+        monkeypatch.setattr(server, "trouble", fails)
+        if trouble == "silent":  # for longer than we wait for an answer
+            left[0] = 0
+            answer = GoogleHandler.do_POST
+            waits = threading.Event()
+
+            def late(self: Any) -> None:
+                monkeypatch.setattr(GoogleHandler, "do_POST", answer)
+                waits.wait(5.0)
+                answer(self)
+
+            monkeypatch.setattr(GoogleHandler, "do_POST", late)
+            wait_until(lambda: mine._is_failing)
         beaten(mine, 3)
         mine.check()
-    assert not object_of(server).exists()
+        mine.confirm()
+        assert left == [0]
+    assert server.names() == []
 
 
-def test_other_stores_have_one_holder_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "PATIENCE", 1000)
-    system = fsspec.filesystem("memory")
-    with held("memory://store/run", "trains in") as mine:
+def test_a_run_of_an_earlier_version_in_a_bucket_is_not_joined(server: BucketServer, monkeypatch) -> None:
+    name = f"run/{OLD_FILE}"
+    server.put("bucket", name, old_content(0))
+    monkeypatch.setattr(lease_places, "LEASE_SECONDS", LONG)
+    with repeated(lambda beat: server.put("bucket", name, old_content(beat))):
+        refused("gs://bucket/run", "which gave a heartbeat in lease.json just now")
+    assert server.names() == [name]
+    monkeypatch.setattr(lease_places, "LEASE_SECONDS", LEASE)
+    with held("gs://bucket/run"):
+        assert server.names() == [OBJECT]
+
+
+@pytest.mark.parametrize("address", ["memory://store/run", "hf://datasets/me/set/train"])
+def test_nobody_is_kept_away_elsewhere(address: str) -> None:
+    """Every write to the hub is a commit, and other stores than Google's have no runs."""
+    with held(address) as mine, held(address) as other:
         beaten(mine, 2)
-        with pytest.raises(InputError, match="a heartbeat just now"), held("memory://store/run", "trains in"):
-            pass
-        system.pipe_file(f"/store/run/{FILE}", elsewhere())
-        wait_until(lambda: mine._lost)
-    assert Owner.of(system.cat_file(f"/store/run/{FILE}")).token == "theirs"
-    monkeypatch.setattr(lease, "PATIENCE", PATIENCE)
-    with held("memory://store/run", "trains in") as mine:
-        assert Owner.of(system.cat_file(f"/store/run/{FILE}")) == mine.owner
-    assert not system.exists(f"/store/run/{FILE}")
+        for one in (mine, other):
+            one.check()
+            one.confirm()
+    assert isinstance(mine._place, lease_places.OpenPlace) and mine._place.look() == Seen(False, None)
 
 
-def test_nothing_is_committed_to_the_hub() -> None:
-    with held("hf://datasets/me/set/train", "prepares") as mine:
-        beaten(mine, 2)
-        mine.check()
-    assert mine._beats and isinstance(mine._place, lease.ObjectPlace)
-
-
-def test_what_an_owner_writes_has_one_length_and_is_read_by_people_too() -> None:
-    contents = [Owner.here("trains in").content(beat) for beat in (0, 10**12)]
-    assert {len(content) for content in contents} == {lease.BYTES}
-    assert json.loads(contents[1])["beat"] == 10**12 and json.loads(contents[0])["purpose"] == "trains in"
-    assert Owner.of(b"") is Owner.of(None) is Owner.of(b"[]") is Owner.of(b"{}") is None
+def test_what_names_an_owner_is_read_and_written_alike(tmp_path: Path) -> None:
+    here = lease_places.this_process()
+    assert Owner.of(here.content()) == here and json.loads(here.content())["pid"] == os.getpid()
+    assert [Owner.of(content) for content in (None, b"", b"[]", b"{}", b'{"token": 1, "pid": "x"}')] == [None] * 5
+    (tmp_path / FILE).write_text(file_of(here))
+    assert owner_in(tmp_path) == here and here.is_here and here.is_alive
+    record = SoftFileLease(tmp_path / FILE).owner
+    assert record is not None and record.pid == here.pid
+    assert str(here._replace(host="node-3?pidns-f0000123")) == f"process {os.getpid()} on node-3"

@@ -81,7 +81,7 @@ class NewVocabulary:
 
     def held(self) -> AbstractContextManager[lease.Lease]:
         """Returns the context in which it is made; InputError on entry if another process makes this one."""
-        return lease.held(self.path, "makes", beside=True)
+        return lease.held(self.path, beside=True)
 
     @staticmethod
     def sample(

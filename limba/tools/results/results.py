@@ -87,7 +87,7 @@ def run(argv: Sequence[str]) -> None:
         _check_language(model, card.languages(Path(folder).expanduser() / "README.md"), run, suite)
     folder = Path(given.output or f"results/{suite.name}").expanduser()
     labels = _labels(given.model)
-    with held(str(folder), "writes results to"):
+    with held(str(folder)):
         measured = Measured(tasks, given, folder, protocol)
         measured.notes += left_out
         opened = [measured.open(model) for model in given.model]

@@ -182,7 +182,7 @@ def begun(branch: Branch, config: RunConfig, texts: Mapping[str, str]) -> Iterat
     """
     directory = resolved(config.model_dir)
     directory.mkdir(parents=True, exist_ok=True)
-    with lease.held(str(directory), "begins a branch in"):
+    with lease.held(str(directory)):
         if not _steps_at(str(directory)):
             original = resolved(branch.run)
             there = _steps_at(branch.run)

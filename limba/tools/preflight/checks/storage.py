@@ -22,7 +22,7 @@ MULTI_REGIONS = {"US": ("us-", "northamerica-"), "EU": ("europe-",), "ASIA": ("a
 DAMAGED = "damaged-checkpoint"
 NO_ROOM = "no-room"
 VERIFY = "limba status MODEL_DIR --verify  # names the damaged files; restore them from a copy"
-LEASE_SECONDS = 90.0  # a silent holder of a run's directory has ended
+SILENT_SECONDS = 90.0  # after so long without a heartbeat a run has ended; the clocks of two machines may differ
 
 
 def storage(config: RunConfig) -> Section:
@@ -70,7 +70,10 @@ def _held(model_dir: str) -> Iterator[Line]:
     lease, owner = RunDirectory(model_dir).look_at_lease()
     if lease.age is None:
         return
-    if lease.age < LEASE_SECONDS:
+    is_held = lease.age < SILENT_SECONDS
+    if owner is not None and owner.is_here:
+        is_held = owner.is_alive
+    if is_held:
         who = owner or "a process of an unknown program"
         text = f"{model_dir} is in use by {who}, whose heartbeat is {lease.age:.0f} s old."
         yield Line("error", text, ("RunConfig.model_dir", Open("another directory, or end that run")), "in-use")
