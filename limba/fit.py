@@ -252,7 +252,9 @@ def _steps_in(config: RunConfig, minutes: float) -> int:
     file = epath.Path(config.model_dir) / plain.FILE
     if file.exists() and isinstance(run := plain.from_text(read_text(file), str(file)), RunConfig) and run.train_steps:
         return run.train_steps
-    begun, times, seen = time.monotonic(), [], []
+    begun = time.monotonic()
+    times = []
+    seen = []
 
     def measure(step: int, figures: dict[str, float]) -> bool:
         times.append(figures["seconds_per_step"])
@@ -325,7 +327,8 @@ class Rows:
 
         Raises InputError for the directory of a run on other texts.
         """
-        folder, name = epath.Path(directory), f"{self.what}-{self.digest}.jsonl"
+        folder = epath.Path(directory)
+        name = f"{self.what}-{self.digest}.jsonl"
         others = [each.name for each in folder.glob("*-" + "[0-9a-f]" * 16 + ".jsonl")] if folder.exists() else []
         if others and name not in others:
             raise InputError(

@@ -67,7 +67,9 @@ class TextEvaluation:
         self._examples = {part.name: [_as_published(part, each) for each in examples[part.name]] for part in parts}
         self.tasks: list[Task] = [_with_published(part) for part in parts if examples[part.name]]
         self._directory = epath.Path(config.model_dir) / "evaluations"
-        self._model, self._mesh, self._name = model, mesh, name
+        self._model = model
+        self._mesh = mesh
+        self._name = name
         self._metrics_of = functools.partial(metrics_of, config=config)
         if self.tasks:
             vocabulary = published_of(task.output_features["targets"].vocabulary)
@@ -138,7 +140,8 @@ class TextEvaluation:
             outputs[WITH_AUX] = ids, {"scores": [samples[0].score for samples in written]}
         if SCORE in kinds:
             pairs = [(read, example["targets"]) for read, example in zip(inputs, examples, strict=True)]
-            is_prefix, rows = self._model.config.is_decoder_only, self._writer.num_rows
+            is_prefix = self._model.config.is_decoder_only
+            rows = self._writer.num_rows
             outputs[SCORE] = log_likelihoods(
                 self._model, params, self._mesh, pairs, rows, is_prefix, special=self._special
             )
@@ -218,7 +221,8 @@ def sampler(
     (<extra_id_0> and so on), whose texts are then in [brackets]. A fill begins with a word or a good part of one
     (`gap_pieces.is_word`), so that no gap is left empty. Raises InputError for a prompt that the model cannot take.
     """
-    prompts, continues = config.prompts, network.config.is_decoder_only
+    prompts = config.prompts
+    continues = network.config.is_decoder_only
     if not prompts:
         return None
     vocabulary = published_of(vocabulary)
@@ -228,7 +232,8 @@ def sampler(
     sampling = config.sampling if continues else dataclasses.replace(config.sampling, ban_sentinels=False)
     rows = -(-len(prompts) // groups) * groups
     writer = Writer(network, mesh, vocabulary, sampling, rows, is_prefix, gaps=first_pieces(network, vocabulary))
-    ids, special = prompt_ids if continues else input_ids, of_run(vocabulary, network.config)
+    ids = prompt_ids if continues else input_ids
+    special = of_run(vocabulary, network.config)
     inputs = [ids(prompt, vocabulary, special) for prompt in prompts]
     writer.check(inputs)
     table = PieceTable(vocabulary)

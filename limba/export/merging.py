@@ -255,7 +255,8 @@ def _written(
         config = plain.moved(config, str(directory))
     for name, text in {plain.FILE: plain.to_text(config), **(texts or {})}.items():
         write_whole(directory / name, text)
-    place, metadata = directory / "checkpoints", (newest.path / "state" / "_METADATA").read_text()
+    place = directory / "checkpoints"
+    metadata = (newest.path / "state" / "_METADATA").read_text()
     needed = sum(math.prod(store.shape) * store.dtype.numpy_dtype.itemsize for store in stores[-1].values())
     blocks = [(name, block) for name, store in stores[-1].items() for block in blocks_of(store)]
     with Progress(len(blocks), 0, unit="block", what="merging") as progress:
@@ -341,7 +342,8 @@ def _chunk(store: ts.TensorStore) -> tuple[int, ...]:
 
 def blocks_of(store: ts.TensorStore) -> Iterator[tuple[slice, ...]]:
     """Yields the blocks of an array: whole chunks of rows of axis 0, of about BLOCK_BYTES in float32 together."""
-    shape, chunk = tuple(store.shape), _chunk(store)
+    shape = tuple(store.shape)
+    chunk = _chunk(store)
     if not shape or not math.prod(shape):
         yield ()
         return

@@ -208,7 +208,8 @@ def open_vocabulary(source: Source, given: VocabularyName | None = None) -> tupl
         from limba.data.vocabulary.published import PublishedVocabulary
     name = given or source.vocabulary
     if name is not None:
-        own, has_none = source.vocabulary, source.model.is_decoder_only or name.path == "byte"
+        own = source.vocabulary
+        has_none = source.model.is_decoder_only or name.path == "byte"
         of_own = own.extra_ids if own is not None and own.path == name.path else None
         choices = (name.extra_ids, of_own, 0 if has_none else NUM_SENTINELS)
         extra_ids = next(each for each in choices if each is not None)

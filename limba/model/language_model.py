@@ -186,7 +186,8 @@ def rotated(
 ) -> Float[Array, "B L H C"]:
     """Returns x rotated by its position; pairs are (i, i + C/2), as Llama's."""
     angles = positions.astype(jnp.float32)[:, :, None, None] * frequencies[None, None, None]
-    cosine, sine = jnp.cos(angles), jnp.sin(angles)
+    cosine = jnp.cos(angles)
+    sine = jnp.sin(angles)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     result = jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
     return result.astype(x.dtype)

@@ -147,7 +147,8 @@ LIMBA = [sys.executable, "-P", "-c", "import sys; from limba.cli import main; sy
 )  # fmt: skip
 def test_what_lies_beside_a_model_is_not_imported(argv: list[str], tmp_path: Path) -> None:
     """By the console script, which Python starts without the current folder on its path."""
-    run, ran = tmp_path / "theirs", tmp_path / "ran"
+    run = tmp_path / "theirs"
+    ran = tmp_path / "ran"
     shutil.copytree(GOLDEN / "run", run)
     shutil.copy(GOLDEN / "whole" / "metrics.jsonl", run)
     code = f"from pathlib import Path\nPath({str(ran)!r}).write_text(__name__)\nraise SystemError(__name__)\n"

@@ -49,7 +49,8 @@ class Flaky:
     name = "a flaky place"
 
     def __init__(self, failures: int):
-        self.failures, self.folders = failures, []
+        self.failures = failures
+        self.folders = []
 
     def check(self) -> None:
         pass

@@ -118,7 +118,8 @@ def test_a_suffix_model_without_gaps_is_exact(tmp_path):
     """A language model's text has no gaps; those of a T5 would be cut otherwise, and are refused."""
     path = train(tmp_path, treat_whitespace_as_suffix=True)
     write_tokenizer(tmp_path, path, 0, starts=True)
-    vocabulary, theirs = load_vocabulary(path, 0), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    vocabulary = load_vocabulary(path, 0)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert not exported.differences(vocabulary, lambda text: theirs(text).input_ids[1:], [])
     ids = vocabulary.encode(TEXTS[0])
     assert theirs.decode(ids) == vocabulary.decode(ids).removesuffix(" ")
@@ -184,7 +185,8 @@ TOKENIZERS = {  # normalizer, pre-tokenizer, the sentinels' flags, tokens of the
 def save_tokenizer(path, normalizer, pre_tokenizer, flags=None, added=(), special=("<pad>", "</s>", "<unk>"), gaps=2):
     """Writes a tokenizer.json with its sentinels at the top."""
     made = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
-    made.normalizer, made.pre_tokenizer = normalizer, pre_tokenizer
+    made.normalizer = normalizer
+    made.pre_tokenizer = pre_tokenizer
     alphabet = pre_tokenizers.ByteLevel.alphabet() if "ByteLevel" in str(pre_tokenizer) else []
     trainer = trainers.BpeTrainer(
         vocab_size=500, special_tokens=[*special], initial_alphabet=alphabet, show_progress=False
@@ -205,7 +207,8 @@ def test_a_tokenizer_json_cuts_around_gaps_as_training_does(kind, tmp_path):
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert proof.check_tokenizer(tmp_path, vocabulary, ([], [1]))[0]
     read = tokenizers.Tokenizer.from_file(path)
-    gap, compared = exported.sentinels_of(vocabulary)[0][1], 0
+    gap = exported.sentinels_of(vocabulary)[0][1]
+    compared = 0
     for before, word, after in (
         ("It has ", "words", ", signs and a few letters"),
         ("signs\n", "words", "\nand a\tfew"),
@@ -249,7 +252,8 @@ def test_an_exported_tokenizer_json_is_a_vocabulary_and_exported_again(kind, tmp
 def test_a_tokenizer_without_gaps_keeps_its_spaces(kind, tmp_path):
     path = train(tmp_path) if kind == "spm" else save_tokenizer(tmp_path / "own.json", *TOKENIZERS[kind], gaps=0)
     write_tokenizer(tmp_path, path, 0, starts=True)
-    vocabulary, theirs = load_vocabulary(path, 0), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    vocabulary = load_vocabulary(path, 0)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert not exported.differences(vocabulary, lambda text: theirs(text).input_ids[1:], [])
 
 
@@ -279,7 +283,8 @@ def test_a_space_before_each_part_of_a_text_cannot_be_told_from_one_after_a_gap(
 def test_text_around_a_gap_has_the_ids_of_span_corruption(vocabulary, corpus):
     """Each word before a sign is hidden once: the text with that gap has the ids of the row that training makes."""
     loaded = load_vocabulary(str(vocabulary))
-    table, compared = PieceTable(loaded), 0
+    table = PieceTable(loaded)
+    compared = 0
     for line in corpus.read_text().splitlines()[:60]:
         text = " ".join(json.loads(line)["text"].split())[:200]
         ids = [int(number) for number in loaded.encode(text)]

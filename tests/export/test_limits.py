@@ -46,7 +46,8 @@ def test_an_upload_that_stands_still_is_left(
 
 def test_figures_that_are_not_taken_are_left(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(weights_and_biases, "FINISH_SECONDS", 0.05)
-    standing, there = threading.Event(), object.__new__(WeightsAndBiases)
+    standing = threading.Event()
+    there = object.__new__(WeightsAndBiases)
     there._run = SimpleNamespace(finish=lambda: standing.wait(60))
     there.close()
     standing.set()

@@ -25,7 +25,10 @@ class Known:
     """A model over bytes whose next piece is known by the pieces since the last sentinel."""
 
     def __init__(self, table: dict[str, dict[str, float]], pieces: gap_pieces.Pieces, num_rows: int):
-        self.table, self.pieces, self.num_rows, self.asked = table, pieces, num_rows, list[list[int]]()
+        self.table = table
+        self.pieces = pieces
+        self.num_rows = num_rows
+        self.asked = list[list[int]]()
 
     def __call__(self, beginnings):
         rows = np.full((len(beginnings), self.num_rows), math.log(1e-9))
@@ -67,7 +70,8 @@ def test_the_most_likely_words_are_found_with_their_probabilities() -> None:
     np.testing.assert_allclose([fill.probability for fill in first], [p for _, p in expected], rtol=1e-3)
     assert [fill.text for fill in second] == ["an", "in", "o"]
     # The second gap is filled after the best fill of the first.
-    sentinels, letters = pieces.sentinels, [ord("a") + 3, ord("n") + 3]
+    sentinels = pieces.sentinels
+    letters = [ord("a") + 3, ord("n") + 3]
     assert [0, sentinels[0], *letters, sentinels[1]] in known.asked
 
 

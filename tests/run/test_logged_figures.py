@@ -40,7 +40,9 @@ def test_the_first_line_leaves_the_time_of_compiling_out(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each program takes eleven more days to compile here."""
-    clock, passed, compiled = time.monotonic, [0.0], compiler.compile_or_get_cached
+    clock = time.monotonic
+    passed = [0.0]
+    compiled = compiler.compile_or_get_cached
 
     def slow(*arguments: Any, **options: Any) -> Any:
         passed[0] += 1e6

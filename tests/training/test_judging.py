@@ -52,7 +52,8 @@ def test_limits_are_the_formula_of_the_window_before(size: int) -> None:
         if len(known) < min(20, size):
             assert found == [math.inf, math.inf]
         else:
-            losses, norms = [each[1] for each in known], [math.log(each[2]) for each in known]
+            losses = [each[1] for each in known]
+            norms = [math.log(each[2]) for each in known]
             wanted = limit(losses, 5.0, 0.02 * np.median(losses)), math.exp(limit(norms, 5.0, 0.2))
             assert found == pytest.approx(wanted, rel=1e-6)
         typical = np.median([each[1] for each in known]) if known else math.inf
@@ -124,7 +125,8 @@ class Number:
     """A metric that says whether it was asked for before it was needed."""
 
     def __init__(self, value: float) -> None:
-        self.value, self.asked = value, 0
+        self.value = value
+        self.asked = 0
 
     def copy_to_host_async(self) -> None:
         self.asked += 1
@@ -274,7 +276,9 @@ def test_a_checkpoint_keeps_the_window_and_where_the_data_begin(guard_of: Any, t
     for step in range(6, 10):
         add(guard, step, 3.0)
     guard.spikes(9)
-    guard.ledger._lines, guard.ledger._is_written = '{"batch": 3}\n', False  # as on a disk that was full
+    # As on a disk that was full.
+    guard.ledger._lines = '{"batch": 3}\n'
+    guard.ledger._is_written = False
     notes = json.loads(json.dumps(guard.notes()))
     assert guard.ledger.path.read_text() == '{"batch": 3}\n'
     assert notes == {"guard": {"data_start": 5, "window": [[step, 3.0, 0.0] for step in range(6, 10)]}}
@@ -306,10 +310,13 @@ def test_rows_stand_out_by_the_ordinary_ones(losses: list[float], typical: float
 
 
 def test_rows_have_the_mean_loss_of_their_tokens() -> None:
-    network, params = Network(SMALL), tiny.parameters(SMALL)
+    network = Network(SMALL)
+    params = tiny.parameters(SMALL)
     batch: Any = {name: np.minimum(array, 63) for name, array in tiny.batch(6).items()}
     weights = batch["decoder_loss_weights"]
-    weights[0], weights[1, 1:], weights[2, 3:] = 0, 0, 0
+    weights[0] = 0
+    weights[1, 1:] = 0
+    weights[2, 3:] = 0
     found = jit_row_losses(network, LossConfig(z_loss=0.1))(params, batch)
     trained, _, _ = cross_entropy(
         jax.jit(network.apply)(params, jax.tree.map(jnp.asarray, batch)), jnp.asarray(batch["decoder_target_tokens"]),

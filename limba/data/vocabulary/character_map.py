@@ -21,7 +21,8 @@ def rules_of(precompiled: bytes) -> dict[str, str]:
     targets = precompiled[4 + size :]
     labels = np.arange(1, 256, dtype=np.uint32)
     rules: dict[str, str] = {}
-    places, keys = np.zeros(1, np.uint32), [b""]
+    places = np.zeros(1, np.uint32)
+    keys = [b""]
     while len(places):
         # Breadth first, a whole level at once: the trie has half a million nodes.
         node = nodes[places]

@@ -115,7 +115,8 @@ def document_starts(
     >>> document_starts([features], 1, False, True)[0].tolist()
     [[True, False], [False, False], [True, False]]
     """
-    found, has_ended = [], True  # before the first row
+    found = []
+    has_ended = True  # before the first row
     for batch in batches:
         tokens = batch["decoder_target_tokens"]
         before = np.pad(tokens[:, :-1], ((0, 0), (1, 0)))
@@ -127,7 +128,8 @@ def document_starts(
             starts = before == eos_id
             if is_one_sequence and segments is None:
                 for row, of_row in enumerate(tokens):
-                    starts[row, 0], has_ended = has_ended, bool(of_row[-1] in (0, eos_id))
+                    starts[row, 0] = has_ended
+                    has_ended = bool(of_row[-1] in (0, eos_id))
         if segments is not None and (is_pair or is_one_sequence):
             starts |= segments != np.pad(segments[:, :-1], ((0, 0), (1, 0)))
         if begin_id is not None:

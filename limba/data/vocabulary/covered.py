@@ -29,8 +29,10 @@ def covered_bytes(vocabulary: Vocabulary, text: str, num_tokens: int | None = No
     if isinstance(vocabulary, PublishedVocabulary):  # reads the names of sentinels itself
         ends = _ends(vocabulary, text)
         return ends[min(num_tokens, len(ends)) - 1] if num_tokens and ends else 0
-    parts, names = SENTINEL.split(text), SENTINEL.findall(text)
-    found, left = 0, num_tokens
+    parts = SENTINEL.split(text)
+    names = SENTINEL.findall(text)
+    found = 0
+    left = num_tokens
     for part, name, ids in zip(parts, [*names, ""], encode_parts(vocabulary, parts), strict=True):
         if len(ids) > left:
             # A part after a gap has no space before it, which the same part alone has: its ends are counted from the
@@ -42,7 +44,8 @@ def covered_bytes(vocabulary: Vocabulary, text: str, num_tokens: int | None = No
         left -= len(ids)
         if not left:
             break
-        found, left = found + len(name), left - 1
+        found = found + len(name)
+        left = left - 1
     return min(found, covered_bytes(vocabulary, text))
 
 

@@ -139,7 +139,8 @@ def _texts_with_ids(vocabulary: Vocabulary, gaps: Sequence[Gap]) -> Iterator[tup
     for parts in GAPS:
         if len(parts) - 1 > len(gaps):
             continue
-        text, ids = "", []
+        text = ""
+        ids = []
         for number, (part, of_part) in enumerate(zip(parts, encode_parts(vocabulary, parts), strict=True)):
             if number:
                 name, id_ = gaps[number - 1]

@@ -244,7 +244,8 @@ def decoded(vocabulary: Vocabulary, ids: Sequence[int]) -> str:
     """
     if not isinstance(vocabulary, ByteVocabulary):
         return vocabulary.decode(ids)
-    top, text = vocabulary.vocab_size - 1, ""
+    top = vocabulary.vocab_size - 1
+    text = ""
     for is_text, group in itertools.groupby(ids, lambda number: number <= top - num_sentinels(vocabulary)):
         run = list(group)
         text += vocabulary.decode(run) if is_text else "".join(f"<extra_id_{top - number}>" for number in run)
@@ -598,7 +599,8 @@ class PieceTable:
         return self._with_gaps(inputs, lambda gap: f"[{self.vocabulary.decode(spans.get(gap, []))}]")
 
     def _with_gaps(self, inputs: Sequence[int], shown: Callable[[int], str]) -> str:
-        text, plain = [], []
+        text = []
+        plain = []
         gaps = {number: gap for gap, number in enumerate(self.sentinels)}
         for token in map(int, inputs):
             if token in gaps:

@@ -68,7 +68,9 @@ _COMPARED = (  # by a trainer and by transformers
     "two  spaces, a\ttab and a\nline; ½ ﬁne",
 )
 SPACE = "\u2581"  # SentencePiece's character for a space
-CONTROL, USER_DEFINED = 3, 4  # types of SentencePiece's pieces
+# Types of SentencePiece's pieces.
+CONTROL = 3
+USER_DEFINED = 4
 
 
 class PublishedVocabulary(TokenizersVocabulary):
@@ -218,7 +220,8 @@ class Files:
     @property
     def extra(self) -> list[Any] | None:
         """The special tokens without a role; None where no file has a list of them, not even an empty one."""
-        older, newer = "additional_special_tokens", "extra_special_tokens"
+        older = "additional_special_tokens"
+        newer = "extra_special_tokens"
         found = self.about.get(newer)
         if older in self.about and (not found or isinstance(found, dict)):
             found = self.about[older] or []
@@ -356,7 +359,8 @@ def _of_state(files: Files, name: str) -> Made:
     if read.padding is not None and name != "GPT2Tokenizer":  # whose class says that it has none
         padding = {"pad_token": read.padding["pad_token"]}
     if name == AS_IT_IS:
-        made, roles = read, files.roles(padding)
+        made = read
+        roles = files.roles(padding)
     else:
         rebuild, defaults = _REBUILT[name]
         roles = files.roles({**padding, **defaults})

@@ -19,7 +19,8 @@ from limba.data.sources.readers import FIELD_SEPARATOR, Unit
 from limba.data.sources.units import UnitSource
 
 # Runs of letters that are about a word in scripts without spaces.
-HAN, KATAKANA = r"[\u3400-\u4dbf\u4e00-\u9fff]", r"[\u30a1-\u30fa\u30fc]"
+HAN = r"[\u3400-\u4dbf\u4e00-\u9fff]"
+KATAKANA = r"[\u30a1-\u30fa\u30fc]"
 OTHERS = r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]"  # Thai, Lao, Burmese, Khmer
 UNSPACED = re.compile(rf"{HAN}|{KATAKANA}|{OTHERS}|[\u3041-\u309f]")
 WORD = re.compile(rf"{HAN}{{2,4}}|{KATAKANA}{{2,}}|{OTHERS}{{3,6}}|(?:(?!{UNSPACED.pattern})[^\W\d_]){{2,}}")
@@ -56,7 +57,8 @@ def hidden_words(text: str, num: int = 2) -> Hidden | None:
     if len(chosen) < num:
         return None
     chosen.sort(key=lambda match: match.start())
-    masked, end = "", 0
+    masked = ""
+    end = 0
     for number, match in enumerate(chosen):
         masked += f"{text[end : match.start()]}<extra_id_{number}>"
         end = match.end()
@@ -147,7 +149,8 @@ class Texts:
         """
         if read_bytes is None:
             read_bytes = READ_PER_SAMPLED * (sample_bytes + validation_bytes)
-        sample, validation = _Reservoir(sample_bytes), _Reservoir(validation_bytes)
+        sample = _Reservoir(sample_bytes)
+        validation = _Reservoir(validation_bytes)
         total = finished = 0
         for number, chunk, documents in _chunks_in_turn(self.source, split, seed):
             if documents is None:
@@ -170,7 +173,8 @@ def _chunks_in_turn(source: UnitSource, split: str, seed: int) -> Iterator[tuple
     units: Sequence[Unit] = source.units(split)
     order = np.random.RandomState(seed & 0xFFFF_FFFF).permutation(len(units)).tolist()
     for start in range(0, len(order), UNITS_AT_ONCE):
-        reading, chunk = order[start : start + UNITS_AT_ONCE], 0
+        reading = order[start : start + UNITS_AT_ONCE]
+        chunk = 0
         while reading:
             unfinished = []
             for number in reading:
@@ -178,7 +182,8 @@ def _chunks_in_turn(source: UnitSource, split: str, seed: int) -> Iterator[tuple
                 if documents is not None:
                     unfinished.append(number)
                 yield number, chunk, documents
-            reading, chunk = unfinished, chunk + 1
+            reading = unfinished
+            chunk = chunk + 1
 
 
 class _Reservoir:

@@ -96,7 +96,8 @@ def of_model(model_path: str, extra_ids: int, starts: bool, encodes: bool, mask_
 def _pieces_of(model_path: str, extra_ids: int) -> _Pieces:
     model = read_model(model_path)
     kinds = model.SentencePiece
-    names, types = [], []
+    names = []
+    types = []
     has_sentinels = False
     for piece in model.pieces:
         sentinel = SENTINEL.fullmatch(piece.piece)
@@ -139,7 +140,8 @@ def _merged(pieces: _Pieces, kind: str) -> models.BPE:
             if of_type != kinds.NORMAL:
                 continue
             for cut in range(1, len(piece.piece)):
-                left, right = piece.piece[:cut], piece.piece[cut:]
+                left = piece.piece[:cut]
+                right = piece.piece[cut:]
                 if left in ids and right in ids:
                     merges.append((-piece.score, ids[left], ids[right], left, right))
     pairs = [(left, right) for *_, left, right in sorted(merges)]
@@ -186,12 +188,14 @@ def _normalizer(pieces: _Pieces, model_path: str) -> Normalizer:
     rules = normalizers.Sequence(steps)
     # SentencePiece passes its user-defined symbols over when it normalizes: each that would change hides behind a
     # character of private use meanwhile.
-    before, after = [], []
+    before = []
+    after = []
     for number, symbol in enumerate(_longest_first(pieces.symbols)):
         if not symbol.strip(" ") or rules.normalize_str(symbol) == symbol:
             continue
         stand_in = chr(STAND_IN + number)
-        first, rest = re.escape(symbol[0]), re.escape(symbol[1:])
+        first = re.escape(symbol[0])
+        rest = re.escape(symbol[1:])
         before.append(normalizers.Replace(Regex(f"{first}(?={rest})"), stand_in))
         if rest:
             before.append(normalizers.Replace(Regex(f"(?<={stand_in}){rest}"), ""))

@@ -95,8 +95,10 @@ class NewVocabulary:
         rates = [task.get_rate(part) for part in tasks] if isinstance(task, Mixture) else [1.0]
         found: tuple[list[bytes], list[bytes]] = [], []
         for part, rate in zip(tasks, rates, strict=True):
-            share, texts = rate / sum(rates), Texts.of_task(part)
-            size, others = round(sample_bytes * share), round(REPORT_BYTES * share)
+            share = rate / sum(rates)
+            texts = Texts.of_task(part)
+            size = round(sample_bytes * share)
+            others = round(REPORT_BYTES * share)
             with extras.needed_by(f"{texts.source.name} of task {part.name}"):
                 sampled = texts.sample(split, size, validation_bytes=others, progress=progress)
             for documents, more in zip(found, sampled, strict=True):
@@ -152,7 +154,8 @@ def ensure_vocabulary(config: DataConfig, trains: bool) -> None:
     The process with `trains` trains it on the run's training split; the others wait for its files. It has
     `new_vocabulary_size` ids, or fewer if the text has too few pieces. Raises InputError as sampling and training do.
     """
-    path, size = config.vocabulary, config.new_vocabulary_size
+    path = config.vocabulary
+    size = config.new_vocabulary_size
     if path is None or size is None or is_folder(path):
         return
     new = NewVocabulary(path)
@@ -197,7 +200,8 @@ def train_vocabulary(
     """
     import sentencepiece
 
-    sentences, model = _sentences(texts), io.BytesIO()
+    sentences = _sentences(texts)
+    model = io.BytesIO()
     special = {"eos_piece": "<sep>", "control_symbols": ["<mask>", "<cls>"]} if masks else {}
     first = next(sentences, None)
     if first is None:
@@ -263,14 +267,16 @@ def _sentences(texts: Iterable[str]) -> Iterator[str]:
     """Yields the texts cut at newlines, and longer lines at spaces, into sentences that SentencePiece accepts."""
     for text in texts:
         for line in text.splitlines():
-            words, size = [], 0
+            words = []
+            size = 0
             for word in line.split():
                 for start in range(0, len(word), LONGEST_SENTENCE // 4):  # a character has up to 4 bytes
                     part = word[start : start + LONGEST_SENTENCE // 4]
                     length = len(part.encode()) + 1
                     if words and size + length > LONGEST_SENTENCE:
                         yield " ".join(words)
-                        words, size = [], 0
+                        words = []
+                        size = 0
                     words.append(part)
                     size += length
             if words:

@@ -17,7 +17,8 @@ import sentencepiece
 
 from limba.data.vocabulary.files import content
 
-NUM_SPECIALS, NUM_BYTES = 3, 256  # padding, end of sequence, unknown; then the bytes
+NUM_SPECIALS = 3  # padding, end of sequence, unknown; then the bytes
+NUM_BYTES = 256
 
 
 class LikeSeqio(abc.ABC):  # noqa: B024  the hook needs its metaclass
@@ -65,7 +66,8 @@ class Vocabulary(LikeSeqio):
         """Returns the text of the ids up to the first end of sequence."""
         known = [int(number) for number in ids]
         if self.unk_id is not None:
-            size, unknown = self._base_vocab_size, self.unk_id
+            size = self._base_vocab_size
+            unknown = self.unk_id
             known = [unknown if number >= size else number for number in known]
         if self.eos_id is not None and self.eos_id in known:
             known = known[: known.index(self.eos_id) + 1]
@@ -88,7 +90,8 @@ class SentencePieceVocabulary(Vocabulary):
     ):
         super().__init__(extra_ids)
         self.sentencepiece_model_file = sentencepiece_model_file
-        self.normalizer_spec_overrides, self.reverse_extra_ids = normalizer_spec_overrides, reverse_extra_ids
+        self.normalizer_spec_overrides = normalizer_spec_overrides
+        self.reverse_extra_ids = reverse_extra_ids
 
     @functools.cached_property
     def tokenizer(self) -> sentencepiece.SentencePieceProcessor:
@@ -187,7 +190,8 @@ class ByteVocabulary(Vocabulary):
     ([199, 134], 'ă')
     """
 
-    eos_id, unk_id = 1, 2
+    eos_id = 1
+    unk_id = 2
 
     @property
     def _base_vocab_size(self) -> int:

@@ -87,10 +87,12 @@ def attend_on_mesh(
     Heads are on axis 2 of each array of `heads`, and on `head_axis` of the result. `bias` is [G, H, …], or None.
     """
     attend = lambda heads, bias, ids: kernel(heads, None if bias is None else bias[0], ids)
-    mesh, inputs = call.mesh, (heads, bias, mask.for_kernels())
+    mesh = call.mesh
+    inputs = (heads, bias, mask.for_kernels())
     if mesh is None or mesh.size == 1:
         return attend(*inputs)
-    axis, ids = heads_axis(mesh, call.num_heads), PartitionSpec(BATCH_AXES)
+    axis = heads_axis(mesh, call.num_heads)
+    ids = PartitionSpec(BATCH_AXES)
     bias_spec = None if bias is None else PartitionSpec(BATCH_AXES, axis)
     reach = None if mask.reach is None else PartitionSpec()
     specs = (PartitionSpec(BATCH_AXES, None, axis), bias_spec, (ids, ids, reach))

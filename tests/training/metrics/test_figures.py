@@ -96,7 +96,9 @@ def test_cards_without_the_kernels_are_named_once(config: RunConfig, monkeypatch
 
     class Card:
         def __init__(self, device_kind: str, compute_capability: str, platform: str = "gpu"):
-            self.platform, self.device_kind, self.compute_capability = platform, device_kind, compute_capability
+            self.platform = platform
+            self.device_kind = device_kind
+            self.compute_capability = compute_capability
 
     def said(card: Card) -> list[str]:
         monkeypatch.setattr(figures.jax, "devices", lambda: [card] * 8)

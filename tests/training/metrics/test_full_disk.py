@@ -107,7 +107,8 @@ def test_a_console_on_a_full_disk_ends_no_run(tmp_path: Path) -> None:
 
 
 def test_a_local_file_gets_all_of_a_line_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, write = Uploads(str(tmp_path / "a")), os.write
+    file = Uploads(str(tmp_path / "a"))
+    write = os.write
     file.write(b"one\n")
     assert file.flush()
 
@@ -172,7 +173,8 @@ def test_a_step_that_is_not_finite_is_said_though_its_batch_cannot_be_written(tm
 
 def test_a_trace_that_cannot_be_written_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = DataConfig("any", {"inputs": 64}, batch_size=8, num_data_shards=4)
-    config, said = RunConfig(tiny.model(), data, str(tmp_path), train_steps=10, profile_steps=2), list[str]()
+    config = RunConfig(tiny.model(), data, str(tmp_path), train_steps=10, profile_steps=2)
+    said = list[str]()
 
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
