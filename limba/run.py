@@ -122,11 +122,11 @@ def _train(
         ):
             introduce(metrics, config, gin_text, plan, lengths, abstract, start, mesh.size)
             recent = RecentSteps(config, lengths, mesh.size, metrics)
-            place = functools.partial(
+            place_batch = functools.partial(
                 placement.global_batch, sharding=sharding, config=config.data, row_ids=row_ids_of(vocabulary)
             )
             # The time of the first step begins when it is compiled.
-            update = update_of_run(config, end, model, optimizer, place, ready=recent.restart)
-            guard = Guard(config, model, ledger, recent, place)
+            update = update_of_run(config, end, model, optimizer, place_batch, ready=recent.restart)
+            guard = Guard(config, model, ledger, recent, place_batch)
             guard.begin(start, notes)
             return Loop(config, plan, model, reader, evaluations, recent, guard).run(state, update)

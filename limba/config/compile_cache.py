@@ -20,15 +20,15 @@ WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 def directory() -> str:
     """Returns the cache's place; "", for jax no cache, and one line on stderr where no place is safe."""
-    given = os.environ.get(VARIABLE, "")
-    if given == "off" or given.startswith(BUCKET):
-        return given.removeprefix("off")
-    problem = f"{VARIABLE} is {given}; give a folder, {BUCKET}BUCKET/FOLDER or off" if "://" in given else None
-    place = Path(given or DEFAULT).expanduser()
-    problem = problem or problem_of(place, explicit=bool(given))
+    variable = os.environ.get(VARIABLE, "")
+    if variable == "off" or variable.startswith(BUCKET):
+        return variable.removeprefix("off")
+    problem = f"{VARIABLE} is {variable}; give a folder, {BUCKET}BUCKET/FOLDER or off" if "://" in variable else None
+    path = Path(variable or DEFAULT).expanduser()
+    problem = problem or problem_of(path, explicit=bool(variable))
     if problem:
         print(f"Compiled programs are not kept: {problem}.", file=sys.stderr)
-    return str(place) if problem is None else ""
+    return str(path) if problem is None else ""
 
 
 def problem_of(folder: Path, explicit: bool = True) -> str | None:

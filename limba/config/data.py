@@ -150,7 +150,7 @@ class DataConfig:
                 OBJECTIVES[self.objective].for_decoder,
                 "DataConfig.objective",
                 f"is {self.objective!r} and DataConfig.task_feature_lengths {dict(lengths)}, without inputs; choose one"
-                f" of {', '.join(name for name, each in OBJECTIVES.items() if each.for_decoder)}, or give"
+                f" of {', '.join(name for name, objective in OBJECTIVES.items() if objective.for_decoder)}, or give"
                 " {'inputs': 512}.",
             )
         self._check_vocabulary()
@@ -247,7 +247,7 @@ class DataConfig:
         masked = [stage.objective for stage in self._read if _is_masked(stage.objective)]
         mixes_both = bool(masked) and self._has_causal_stage
         choices: dict[int, DataConfig] = {}
-        for place, stage in enumerate(self._read):
+        for index, stage in enumerate(self._read):
             objective = stage.objective
             causal_share = self.causal_share
             if mixes_both and objective == CAUSAL:  # causal rows are rows of the masked objective with nothing hidden
@@ -255,7 +255,7 @@ class DataConfig:
                 causal_share = 1.0
             elif mixes_both:
                 causal_share = causal_share or 0.0
-            own = dataclasses.replace(
+            stage_config = dataclasses.replace(
                 self,
                 seed=self.seed + stage.begins,
                 stages=(),
@@ -263,20 +263,22 @@ class DataConfig:
                 causal_share=causal_share,
                 noise_density=stage.density,
             )
-            is_later = place > 0
-            names_only_a_task = is_later and len(self.stages[place - 1]) == 2
+            is_later = index > 0
+            names_only_a_task = is_later and len(self.stages[index - 1]) == 2
             if is_later and (names_only_a_task or stage.name != self.mixture_or_task_name):
-                own = dataclasses.replace(own, mixture_or_task_name=stage.name, data_files=None, column="text")
-            choices[stage.begins] = own
+                stage_config = dataclasses.replace(
+                    stage_config, mixture_or_task_name=stage.name, data_files=None, column="text"
+                )
+            choices[stage.begins] = stage_config
         return choices
 
     @property
     def _read(self) -> tuple[ReadStage, ...]:
         """The stages, the first one included, with the run's own objective and density where they have none."""
         stages = [ReadStage(0, self.mixture_or_task_name, self.objective, self.noise_density)]
-        for begins, name, *own in self.stages:
-            objective = own[0] if own else self.objective
-            density = own[1] if len(own) > 1 else self.noise_density
+        for begins, name, *settings in self.stages:
+            objective = settings[0] if settings else self.objective
+            density = settings[1] if len(settings) > 1 else self.noise_density
             stages.append(ReadStage(begins, name, objective, density))  # pyright: ignore[reportArgumentType]
         return tuple(stages)
 
@@ -300,7 +302,7 @@ class DataConfig:
         >>> DataConfig("a", {"inputs": 512}, 8, stages=((10, "b"),)).stages_before(11)
         ((0, 'a'), (10, 'b'))
         """
-        return tuple(each for each in self.named_stages if each[0] < max(step, 1))
+        return tuple(stage for stage in self.named_stages if stage[0] < max(step, 1))
 
     @property
     def named_stages(self) -> tuple[tuple[int, str], ...]:
@@ -359,11 +361,11 @@ class DataConfig:
         stages = self.of_stages
         ends = (*list(stages)[1:], train_steps)
         predicted: list[tuple[int, int, float, float]] = []
-        for (begins, own), end in zip(stages.items(), ends, strict=True):
+        for (begins, stage), end in zip(stages.items(), ends, strict=True):
             steps = max(min(end, train_steps) - begins, 0)
-            tokens = own.batch_size * (own.sequence_length or 0)
-            causal_share = own.causal_share or 0.0
-            masked = tokens * (1 - causal_share) * (own.noise_density or USUAL_DENSITY)
+            tokens = stage.batch_size * (stage.sequence_length or 0)
+            causal_share = stage.causal_share or 0.0
+            masked = tokens * (1 - causal_share) * (stage.noise_density or USUAL_DENSITY)
             predicted.append((begins, steps, masked, tokens * causal_share))
         return predicted
 

@@ -42,11 +42,11 @@ LAUNCHERS = (
 
 def announced() -> Announced | None:
     """Returns the launcher that announces several processes."""
-    for each in LAUNCHERS:
-        count = os.environ.get(each.count, "")
-        is_complete = each.index in os.environ or each.launcher == "Slurm"
+    for launcher in LAUNCHERS:
+        count = os.environ.get(launcher.count, "")
+        is_complete = launcher.index in os.environ or launcher.launcher == "Slurm"
         if count.isdigit() and int(count) > 1 and is_complete:
-            return each
+            return launcher
     return None
 
 
@@ -119,9 +119,9 @@ def set_gpu_flags() -> None:
     """Sets GPU_XLA_FLAG and GPU_MEMORY where the user has not, unless LIMBA_GPU_FLAGS is 0."""
     if os.environ.get(GPU_FLAGS_SWITCH) == "0":
         return
-    given = os.environ.get("XLA_FLAGS", "")
-    if GPU_XLA_FLAG not in given:
-        os.environ["XLA_FLAGS"] = f"{given} {GPU_XLA_FLAG}=true".strip()
+    flags_before = os.environ.get("XLA_FLAGS", "")
+    if GPU_XLA_FLAG not in flags_before:
+        os.environ["XLA_FLAGS"] = f"{flags_before} {GPU_XLA_FLAG}=true".strip()
     os.environ.setdefault(*GPU_MEMORY)
 
 
@@ -227,8 +227,8 @@ def _has_accelerator() -> bool:
 def num_gpus() -> int:
     """Returns how many GPUs this process may use, of NVIDIA or of AMD, without asking their driver."""
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
-        if (given := os.environ.get(name)) is not None:
-            return len([each for each in given.split(",") if each.strip() not in ("", "-1")])
+        if (visible := os.environ.get(name)) is not None:
+            return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
     return len(glob("/dev/nvidia[0-9]*")) or num_amd_gpus()
 
 

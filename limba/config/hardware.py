@@ -217,10 +217,10 @@ def near(name: str, others: tuple[str, ...] = ()) -> list[str]:
     ('rtx4090', 'h100')
     """
     text = re.sub(r"^\d+ ?x ?|-\d+$|(?<=\d)x\d+$", "", name.lower())
-    known = {_without_signs(each): each for each in (*_BY_NAME, *others)}
+    known = {_without_signs(name_of_chip): name_of_chip for name_of_chip in (*_BY_NAME, *others)}
     known |= {plain: found for plain, found in _NAMES.items() if plain not in known}
     close = difflib.get_close_matches(_without_signs(text), known, n=4, cutoff=0.5)
-    return list(dict.fromkeys(known[each] for each in close))[:3]
+    return list(dict.fromkeys(known[match] for match in close))[:3]
 
 
 def of_device_kind(kind: str) -> Chip | None:
@@ -233,5 +233,5 @@ def of_device_kind(kind: str) -> Chip | None:
     words = set(re.findall(r"[a-z0-9]+", kind.lower()))
     if words & _SMALLER:
         return None
-    fitting = [each for each in CHIPS if set(each.device_kind.split()) <= words]
-    return max(fitting, key=lambda each: len(each.device_kind.split()), default=None)
+    fitting = [chip for chip in CHIPS if set(chip.device_kind.split()) <= words]
+    return max(fitting, key=lambda chip: len(chip.device_kind.split()), default=None)

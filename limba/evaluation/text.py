@@ -64,7 +64,9 @@ class TextEvaluation:
             part.name: run_data.validation_examples(part, lengths, config.data, config.evaluation.num_examples)
             for part in parts
         }
-        self._examples = {part.name: [_as_published(part, each) for each in examples[part.name]] for part in parts}
+        self._examples = {
+            part.name: [_as_published(part, features) for features in examples[part.name]] for part in parts
+        }
         self.tasks: list[Task] = [_with_published(part) for part in parts if examples[part.name]]
         self._directory = epath.Path(config.model_dir) / "evaluations"
         self._model = model
@@ -155,8 +157,8 @@ class TextEvaluation:
         lines: list[dict[str, object]] = [{"figures": figures}]
         features = part.output_features
         for example, prediction in zip(self._examples[part.name], texts, strict=True):
-            given, target = (text_of(example, name, features[name].vocabulary) for name in FEATURES)
-            lines.append({"input": given, "target": target, "prediction": prediction})
+            prompt, target = (text_of(example, name, features[name].vocabulary) for name in FEATURES)
+            lines.append({"input": prompt, "target": target, "prediction": prediction})
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         path = self._directory / f"{part.name}-{step}.jsonl"
         write_whole(unused(self._directory, f"{path.stem}-{self._name}", ".jsonl") if self._name else path, text)
@@ -243,6 +245,6 @@ def sampler(
 
     def texts(params: Parameters) -> dict[str, list[str]]:
         found = zip(prompts, inputs, writer.write_all(params, inputs), strict=True)
-        return {prompt: [text_of(read, each) for each in several] for prompt, read, several in found}
+        return {prompt: [text_of(read, written) for written in several] for prompt, read, several in found}
 
     return texts

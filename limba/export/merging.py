@@ -255,7 +255,7 @@ def _written(
         config = plain.moved(config, str(directory))
     for name, text in {plain.FILE: plain.to_text(config), **(texts or {})}.items():
         write_whole(directory / name, text)
-    place = directory / "checkpoints"
+    checkpoints = directory / "checkpoints"
     metadata = (newest.path / "state" / "_METADATA").read_text()
     needed = sum(math.prod(store.shape) * store.dtype.numpy_dtype.itemsize for store in stores[-1].values())
     blocks = [(name, block) for name, store in stores[-1].items() for block in blocks_of(store)]
@@ -267,9 +267,9 @@ def _written(
                 progress.update()
 
         data = limba_checkpoint.read_data(newest.path)
-        write_step(place, step, needed, merged(), lambda state: (state / "_METADATA").write_text(metadata), data)
+        write_step(checkpoints, step, needed, merged(), lambda state: (state / "_METADATA").write_text(metadata), data)
     counts = ", ".join(f"{part['step']:,} ({part['weight']:.3g})" for part in record["parts"])
-    return f"{place / str(step)}: the average of steps {counts}; {directory / FILE} says so."
+    return f"{checkpoints / str(step)}: the average of steps {counts}; {directory / FILE} says so."
 
 
 def write_step(

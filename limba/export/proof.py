@@ -261,11 +261,11 @@ class Proof:
         import torch
         import transformers
 
-        model, about = load_in_transformers(directory)
+        model, loading_info = load_in_transformers(directory)
         with torch.no_grad():
             logits, tokens = self._in_transformers(model)
         figures = self._figures(f"transformers {transformers.__version__}", logits, tokens, TOLERANCES[dtype])
-        is_whole = not about["missing_keys"] and not about["unexpected_keys"]
+        is_whole = not loading_info["missing_keys"] and not loading_info["unexpected_keys"]
         return figures if is_whole else dataclasses.replace(figures, logits=float("inf"))
 
     def _in_transformers(self, model: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -350,15 +350,15 @@ def check_tokenizer(directory: Path, vocabulary: Vocabulary, template: tuple[lis
     `template` are the ids before and after each text. It is read by transformers where that is installed; else nothing
     more is compared than `write_tokenizer` has compared.
     """
-    about = json.loads((directory / TOKENIZER_CONFIG).read_text())
+    tokenizer_config = json.loads((directory / TOKENIZER_CONFIG).read_text())
     # What a published tokenizer reads in a gap is its own choice, which the copy of its files keeps.
-    has_gaps = "bos_token" not in about and not isinstance(vocabulary, PublishedVocabulary)
+    has_gaps = "bos_token" not in tokenizer_config and not isinstance(vocabulary, PublishedVocabulary)
     gaps = exported.sentinels_of(vocabulary) if has_gaps else []
-    if "mask_token" in about and not isinstance(vocabulary, PublishedVocabulary):
-        gaps = [(about["mask_token"], mask_id(vocabulary))] * 2
+    if "mask_token" in tokenizer_config and not isinstance(vocabulary, PublishedVocabulary):
+        gaps = [(tokenizer_config["mask_token"], mask_id(vocabulary))] * 2
     count = exported.num_texts(vocabulary, gaps)
     if not has_transformers():
-        if about["tokenizer_class"] == "ByT5Tokenizer":
+        if tokenizer_config["tokenizer_class"] == "ByT5Tokenizer":
             text = "the tokenizer is transformers' ByT5Tokenizer, which is not installed: its ids are not compared"
             return True, text
         return True, f"tokenizer.json in tokenizers: equal ids in {count} of {count} texts"
@@ -414,13 +414,13 @@ def check_encoder(
     if version() < 5:
         yield True, f"transformers {transformers.__version__} has no EuroBertModel: the encoder is not compared there"
         return
-    model, about = load_in_transformers(directory)
+    model, loading_info = load_in_transformers(directory)
     with torch.no_grad():
         inputs = torch.tensor(batch["decoder_input_tokens"], dtype=torch.long)
         mask = torch.tensor(real.astype(np.int64))
         others = model(inputs, attention_mask=mask).last_hidden_state.float().numpy()
     passed, sentence = compared(f"EuroBertModel in transformers {transformers.__version__}", others)
-    yield passed and not about["missing_keys"] and not about["unexpected_keys"], sentence
+    yield passed and not loading_info["missing_keys"] and not loading_info["unexpected_keys"], sentence
 
 
 def _states(network: Network, params: PyTree, batch: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -450,9 +450,9 @@ def load_in_transformers(directory: Path) -> tuple[Any, dict[str, Any]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loaded: Any = kind.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)
-    model, about = loaded
+    model, loading_info = loaded
     model.eval()
-    return model, about
+    return model, loading_info
 
 
 def _loss(logits: np.ndarray, targets: np.ndarray) -> float:

@@ -89,7 +89,7 @@ Progress = Callable[[int], object]  # called with the bytes that were cut into p
 class Part:
     """Arrays of a model with the rows of its vocabulary: a checkpoint, or a folder; a hybrid's folder has two parts."""
 
-    place: str  # for messages
+    path: str  # for messages
     stored: Arrays  # read on access; of a folder as they are stored, by the names in its files
     kind: str | None  # config.json's model_type, which gives the arrays their names; None: they have T5X's
     folder: Path | None = None
@@ -196,16 +196,16 @@ def opened(path: str, vocabulary: VocabularyName | None = None, weights: bool = 
             f"{path} is a folder for transformers with a tokenizer of its own, and {vocabulary.path} is another"
             " vocabulary; leave that out."
         )
-    given = Path(os.path.expanduser(path)).resolve()
-    is_part = (folder.parent / "modules.json").exists() and given != Path(folder)
+    whole_path = Path(os.path.expanduser(path)).resolve()
+    is_part = (folder.parent / "modules.json").exists() and whole_path != Path(folder)
     if is_part:  # what stands beside the part would be lost, and its vectors would be others
         raise InputError(
             f"{path} has its network in the folder {folder.name}, as early versions of sentence-transformers saved it;"
             " open it with sentence-transformers, save it again, and trim that."
         )
     model = huggingface.model_config(Path(folder) / "config.json")
-    own = found.vocabulary()
-    return Source(path, folder, {0: folder}, HUGGING_FACE, model, None, own)
+    of_source = found.vocabulary()
+    return Source(path, folder, {0: folder}, HUGGING_FACE, model, None, of_source)
 
 
 def vocabulary_of(source: Source) -> Vocabulary:
@@ -302,7 +302,7 @@ def _trim_folder(plan: Plan, sample: Sequence[bytes], held_out: Sequence[bytes],
     source = plan.source
     folder = Path(source.directory)
     for part in plan.parts:
-        _write_folder(part, _place_of(part, folder, writing), plan)
+        _write_folder(part, _directory_for(part, folder, writing), plan)
     written = dataclasses.replace(
         source,
         directory=epath.Path(writing),
@@ -314,10 +314,10 @@ def _trim_folder(plan: Plan, sample: Sequence[bytes], held_out: Sequence[bytes],
     same = _check_same(before, now, plan.kept, sample)
     for part in plan.parts:
         assert part.folder is not None
-        _check_files(part.folder, _place_of(part, folder, writing), plan.kept, sample)
+        _check_files(part.folder, _directory_for(part, folder, writing), plan.kept, sample)
     with waiting(f"writing {out}"):
         for part in plan.parts:
-            _write_weights(_place_of(part, folder, writing), part.cut(plan.rows))
+            _write_weights(_directory_for(part, folder, writing), part.cut(plan.rows))
     result = _result(plan, now, held_out, same, out)
     _write_card(folder, writing, source.path, result)
     _write_record(writing, plan)
@@ -428,7 +428,7 @@ def _parts(source: Source, step: int | None) -> list[Part]:
     return parts
 
 
-def _place_of(part: Part, folder: Path, out: Path) -> Path:
+def _directory_for(part: Part, folder: Path, out: Path) -> Path:
     """Returns where a part of a model in `folder` is written below `out`."""
     assert part.folder is not None
     return out / part.folder.relative_to(folder)
@@ -448,7 +448,7 @@ def _num_rows(source: Source, parts: Sequence[Part]) -> int:
     for part in parts:
         tables = part.tables
         if not tables:
-            raise InputError(f"{part.place} holds no embedding of a vocabulary; give a whole model.")
+            raise InputError(f"{part.path} holds no embedding of a vocabulary; give a whole model.")
         beside = "" if part is parts[0] else f" of {ENCODER}/"
         sizes |= {f"{name}{beside}": size for name, size in tables.items()}
         if beside and part.folder is not None:

@@ -47,7 +47,7 @@ class VocabularyName(NamedTuple):
     path: str  # of a SentencePiece model or a tokenizer.json, or 'byte'
     # Sentinels above the pieces; None: as many as the model itself has, else 100, and 0 for bytes and a language model.
     extra_ids: int | None = None
-    place: str = ""  # the file that names it
+    named_in: str = ""  # the folder whose files name it
 
 
 @dataclass(frozen=True)
@@ -209,11 +209,13 @@ def vocabulary_beside(directory: epath.Path, run: RunConfig | None) -> Vocabular
         return None if data.vocabulary is None else VocabularyName(data.vocabulary, data.extra_ids, str(directory))
     file = directory / "tokenizer_config.json"
     try:
-        about: Json = json.loads(read_text(file)) if file.exists() else {}
-        if not isinstance(about, dict):
+        tokenizer_config: Json = json.loads(read_text(file)) if file.exists() else {}
+        if not isinstance(tokenizer_config, dict):
             raise ValueError("it is not a JSON object")
-        specials = [name for name in about.get("additional_special_tokens") or () if "<extra_id_" in str(name)]
-        extra_ids = about.get("extra_ids", len(specials) if about else None)
+        specials = [
+            name for name in tokenizer_config.get("additional_special_tokens") or () if "<extra_id_" in str(name)
+        ]
+        extra_ids = tokenizer_config.get("extra_ids", len(specials) if tokenizer_config else None)
         if not isinstance(extra_ids, int | None) or (extra_ids or 0) < 0:
             raise ValueError(f"its extra_ids are {extra_ids!r}")
     except InputError:
@@ -223,8 +225,8 @@ def vocabulary_beside(directory: epath.Path, run: RunConfig | None) -> Vocabular
     name = next((name for name in VOCABULARIES if (directory / name).exists()), None)
     if name is not None:
         return VocabularyName(str(directory / name), extra_ids, str(directory))
-    if str(about.get("tokenizer_class", "")).startswith("ByT5"):
-        return VocabularyName("byte", extra_ids_of(about), str(directory))
+    if str(tokenizer_config.get("tokenizer_class", "")).startswith("ByT5"):
+        return VocabularyName("byte", extra_ids_of(tokenizer_config), str(directory))
     return None
 
 

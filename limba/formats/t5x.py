@@ -125,7 +125,7 @@ def unscanned(tree: StoredTree, model: ModelConfig) -> Arrays:
     """
     if not any(_SCANNED.search(name) for name in tree):
         is_decoder_only = any(_INSIDE in name for name in tree)
-        return Arrays({own_name(name): each for name, each in tree.stored.items()}) if is_decoder_only else tree
+        return Arrays({own_name(name): array for name, array in tree.stored.items()}) if is_decoder_only else tree
     if not model.relative_bias_per_layer:
         raise InputError(
             f"{tree.path} is a scanned T5X network (examples/scalable_t5), which has a relative bias in every layer;"
@@ -134,18 +134,18 @@ def unscanned(tree: StoredTree, model: ModelConfig) -> Arrays:
         )
     layers = {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}
     found = {}
-    for name, each in tree.stored.items():
+    for name, array in tree.stored.items():
         scanned = _SCANNED.search(name)
         if scanned and not name.startswith("state/"):
-            shape = (each.shape[0], *each.shape[2:])
+            shape = (array.shape[0], *array.shape[2:])
             if len(shape) == 3:  # [D, H, C] or, for `out`, [H, C, D]
                 first, second, last = shape
                 shape = (first * second, last) if name.endswith("/out/kernel") else (first, second * last)
             for i in range(layers[scanned[1]]):
-                place = _SCANNED.sub(rf"\1/layers_{i}/", name)
-                found[place] = Stored(shape, each.dtype, partial(_layer, each, i, shape))
+                unscanned_name = _SCANNED.sub(rf"\1/layers_{i}/", name)
+                found[unscanned_name] = Stored(shape, array.dtype, partial(_layer, array, i, shape))
         elif not name.startswith("state/param_states/"):
-            found[name] = each
+            found[name] = array
     return Arrays(found)
 
 
@@ -180,11 +180,11 @@ def open_checkpoint(path: str | epath.Path) -> StoredTree:
     )
 
 
-def network_of(shapes: Mapping[str, tuple[int, ...]], place: str) -> ModelConfig:
+def network_of(shapes: Mapping[str, tuple[int, ...]], where: str) -> ModelConfig:
     """Returns the T5, or decoder-only network of T5X, with parameters of these names and shapes, in float32.
 
     Shapes do not show the activation: a gated MLP is assumed to be T5 1.1's ("gelu", "linear"), a plain one T5 1.0's
-    ("relu",). `relpos_max_distance` and `layer_norm_epsilon` keep T5's values. Raises InputError, which names `place`,
+    ("relu",). `relpos_max_distance` and `layer_norm_epsilon` keep T5's values. Raises InputError, which names `where`,
     if an array that determines a size is missing.
     """
     num_layers = {"encoder": 0, "decoder": 0}
@@ -206,7 +206,7 @@ def network_of(shapes: Mapping[str, tuple[int, ...]], place: str) -> ModelConfig
         mlp_dim = found[f"decoder/mlp/{gate}/kernel"][1]
     except KeyError as error:
         raise InputError(
-            f"{place} has no array {error.args[0]}, so its network is not known; give the network's configuration."
+            f"{where} has no array {error.args[0]}, so its network is not known; give the network's configuration."
         ) from None
     per_layer = [name for name in shapes if name.endswith("relpos_bias/rel_embedding") and name.count("/") > 2]
     return ModelConfig(

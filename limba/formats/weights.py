@@ -141,15 +141,15 @@ def open_safetensors(directory: str | Path) -> Arrays:
     return Arrays(found)
 
 
-def _entry(name: str, about: Json) -> tuple[str, tuple[int, ...], int, int]:
+def _entry(name: str, entry: Json) -> tuple[str, tuple[int, ...], int, int]:
     """Returns (type, shape, first byte, byte after the last) of a safetensors header's entry, or ValueError."""
     letters = ""
     shape: tuple[int, ...] = ()
     first = last = 0
     try:
-        letters = about["dtype"]
-        shape = tuple(about["shape"])
-        first, last = about["data_offsets"]
+        letters = entry["dtype"]
+        shape = tuple(entry["shape"])
+        first, last = entry["data_offsets"]
         is_right = isinstance(letters, str) and all(type(n) is int and n >= 0 for n in (*shape, first, last - first))
     except (KeyError, TypeError, ValueError):
         is_right = False
@@ -170,7 +170,7 @@ def _entries(path: Path) -> dict[str, Stored]:
             if length > size - 8:
                 raise ValueError("its header ends beyond it")
             header = json.loads(file.read(length))
-        found = {name: _entry(name, about) for name, about in header.items() if name != "__metadata__"}
+        found = {name: _entry(name, entry) for name, entry in header.items() if name != "__metadata__"}
     except InputError:
         raise
     except (OSError, ValueError, AttributeError, TypeError, OverflowError, RecursionError) as error:

@@ -221,7 +221,7 @@ class Writer:
         placed = self._placed(padded)
         is_read = None
         if self._special.is_published and not self._continues:
-            is_read = self._placed(read_places(inputs, self.num_rows))
+            is_read = self._placed(read_mask(inputs, self.num_rows))
         program_inputs = ProgramInputs(placed, self._banned, keys, self.gaps, is_read)
         if self.deadline is None:
             generated = generate(self._plan, params, program_inputs)
@@ -303,7 +303,7 @@ def padded(
     return found
 
 
-def read_places(rows: Sequence[np.ndarray], num_rows: int, step: int = INPUT_STEP) -> Int[np.ndarray, "B L"]:
+def read_mask(rows: Sequence[np.ndarray], num_rows: int, step: int = INPUT_STEP) -> Int[np.ndarray, "B L"]:
     """Returns 1 where `padded` has an id of a row, 0 where it has padding."""
     return padded([np.ones(len(ids), np.int32) for ids in rows], num_rows, step)
 

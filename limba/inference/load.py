@@ -414,7 +414,7 @@ class TrainedModel:
             )
         if not num_sentinels(self.vocabulary):
             raise InputError(f"The vocabulary of {self.path} has no sentinels (<extra_id_0>, …), so it fills no gaps.")
-        masked = [with_sentinels(each) for each in texts]
+        masked = [with_sentinels(prompt) for prompt in texts]
         ids = []
         for masked_text in masked:
             ids.append(self.tokenize(masked_text))

@@ -72,7 +72,7 @@ def pseudo_log_likelihoods(
             positions[row] = token.position
         batch = {
             "decoder_input_tokens": inputs,
-            "decoder_target_tokens": generate.read_places(whole, num_rows),  # says only which positions are text
+            "decoder_target_tokens": generate.read_mask(whole, num_rows),  # says only which positions are text
             "scored_tokens": targets,
             "decoder_loss_weights": weights,
             "decoder_predicted_positions": positions,

@@ -38,13 +38,13 @@ Pending = tuple[int, ShardRows, Mapping[str, Array], np.ndarray | None]
 class Guard:
     """Judges the steps of one run, lagging behind the devices, and reports what it does about a spike."""
 
-    def __init__(self, config: RunConfig, model: Network, ledger: Ledger, recent: RecentSteps, place: PlaceBatch):
+    def __init__(self, config: RunConfig, model: Network, ledger: Ledger, recent: RecentSteps, place_batch: PlaceBatch):
         self.action = config.guard.action
         self.ledger = ledger
         self._config = config
         self._recent = recent
         self._metrics = recent.metrics
-        self._place = place
+        self._place_batch = place_batch
         self._model = model
         self._window = Window(config.guard)
         self._pending = deque[Pending]()
@@ -228,7 +228,7 @@ class Guard:
         if self._row_losses is None:
             self._row_losses = jit_row_losses(self._model, self._config.loss)
         params = gather_parameters(self._model, state.params)
-        losses = np.asarray(self._row_losses(params, self._place(spike.rows)))
+        losses = np.asarray(self._row_losses(params, self._place_batch(spike.rows)))
         size = self._config.data.rows_per_shard
         return [
             {"shard": int(row) // size, "row": int(row) % size, "loss": _number(losses[row])}

@@ -286,23 +286,23 @@ def _most_steps(config: RunConfig, deal: Deal, end: int | None) -> int:
 def _end(config: RunConfig, deal: Deal) -> tuple[int | None, list[str]]:
     """Returns (the step at which the run ends as far as known, what to print about it)."""
     epochs = config.data.num_epochs
-    given = config.train_steps
+    steps_of_config = config.train_steps
     schedule = config.optimizer.schedule
     if epochs is None:
-        return given, []
+        return steps_of_config, []
     if deal.rows is not None:
         steps = math.ceil(Fraction(epochs * deal.rows, config.data.batch_size))
-        return min(steps, given or steps), []
+        return min(steps, steps_of_config or steps), []
     if not _needs_end(schedule):
-        return given, []
-    if given is None:
+        return steps_of_config, []
+    if steps_of_config is None:
         raise ConfigError(
             "RunConfig.train_steps",
             f"is None, and the {schedule.name} schedule needs the step at which DataConfig.num_epochs {epochs} end,"
             f" which is not known beforehand: {deal.reason}; give epochs x rows / {config.data.batch_size}.",
         )
-    return given, [
-        f"The learning rate falls up to step {given:,} (RunConfig.train_steps), wherever DataConfig.num_epochs"
+    return steps_of_config, [
+        f"The learning rate falls up to step {steps_of_config:,} (RunConfig.train_steps), wherever DataConfig.num_epochs"
         f" {epochs} end: that is not known beforehand, since {deal.reason}."
     ]
 

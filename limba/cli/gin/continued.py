@@ -59,7 +59,7 @@ class Continued:
         return T5
 
     @property
-    def about(self) -> str:
+    def network_in_words(self) -> str:
         """What the model is: its family, layers and width."""
         network = self.model.model
         layers = f"{network.num_decoder_layers} layers"
@@ -101,7 +101,7 @@ class Continued:
             return
         raise ConfigError(
             "DataConfig.objective",
-            f"is {objective!r}, and {self.path} is {self.about}, which learns {len(self.objectives)} of the"
+            f"is {objective!r}, and {self.path} is {self.network_in_words}, which learns {len(self.objectives)} of the"
             f" {len(OBJECTIVES)} objectives: choose {', '.join(self.objectives)}.",
             ("DataConfig.objective", self.objectives[0]),
         )
@@ -231,7 +231,7 @@ def lines(continued: Continued, config: RunConfig) -> Iterator[str]:
 
     data = config.data
     num_rows = continued.model.model.vocab_size
-    yield f"Continues from {continued.path}: {continued.about}, {num_rows:,} rows."
+    yield f"Continues from {continued.path}: {continued.network_in_words}, {num_rows:,} rows."
     task = RunData(data).task
     vocabulary = published_of(task.output_features["targets"].vocabulary)
     ids = special_ids_of(continued.model, vocabulary)

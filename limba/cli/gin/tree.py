@@ -231,7 +231,7 @@ class Tree:
 
     def fields_set_by(self, macro: str) -> set[tuple[str, str]]:
         """Returns (class, field) of all bindings that have the macro as their value, whether they count or not."""
-        return {(each.owner, each.field) for each in self.ordered if Macro(macro) in leaves(each.value)}
+        return {(binding.owner, binding.field) for binding in self.ordered if Macro(macro) in leaves(binding.value)}
 
     def binding_above(self, fields: set[tuple[str, str]]) -> Binding | None:
         """Returns the binding that counts for one of these fields."""

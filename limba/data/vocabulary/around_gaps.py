@@ -159,19 +159,19 @@ def with_gaps(tokenizer: Tokenizer, names: Sequence[str]) -> Tokenizer:
     """
     from tokenizers import Tokenizer
 
-    about = json.loads(tokenizer.to_str())
+    state = json.loads(tokenizer.to_str())
     if not names:
-        return Tokenizer.from_str(json.dumps(about))
+        return Tokenizer.from_str(json.dumps(state))
     if tokenizer.normalizer is not None:  # behind a letter, so that nothing is put before a name
         letter = tokenizer.normalizer.normalize_str("x")
         names = [*names, *(tokenizer.normalizer.normalize_str(f"x{name}").removeprefix(letter) for name in names)]
-    for token in about["added_tokens"]:
+    for token in state["added_tokens"]:
         if token["content"] in names:
             token |= {"normalized": True, "lstrip": False, "rstrip": False, "single_word": False}
-        elif about["normalizer"] is None:
+        elif state["normalizer"] is None:
             token["normalized"] = False  # has no part in the steps that are new
     gap = pattern_of(names)
-    steps = _flat(about["pre_tokenizer"], "pretokenizers")
+    steps = _flat(state["pre_tokenizer"], "pretokenizers")
     first: list[Json] = []  # what the normalizer does for the pre-tokenizer's first steps
     if _are_marked_words(steps):
         # The same by one space between two words, and one before the first.
@@ -190,16 +190,19 @@ def with_gaps(tokenizer: Tokenizer, names: Sequence[str]) -> Tokenizer:
         first += _before_text(" ", f"{gap}| ")
         steps[0] = {**steps[0], "add_prefix_space": False}
     # Only now is a space before a gap the only one, if the normalizer makes one of several, or a mark.
-    spaces = f"[ {SPACE}]" if SPACE in json.dumps([about["normalizer"], steps], ensure_ascii=False) else "[ ]"
-    own: list[Json] = []
-    for step in _flat(about["normalizer"], "normalizers"):
+    spaces = f"[ {SPACE}]" if SPACE in json.dumps([state["normalizer"], steps], ensure_ascii=False) else "[ ]"
+    normalizers: list[Json] = []
+    for step in _flat(state["normalizer"], "normalizers"):
         if _removes_space(step, gap):
             continue  # of a file that was exported before
-        own += _before_no_gap(step, gap)
-    about["normalizer"] = {"type": "Sequence", "normalizers": [*own, _replace(f"{spaces}(?={gap})", ""), *first]}
+        normalizers += _before_no_gap(step, gap)
+    state["normalizer"] = {
+        "type": "Sequence",
+        "normalizers": [*normalizers, _replace(f"{spaces}(?={gap})", ""), *first],
+    }
     if steps:
-        about["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps} if len(steps) > 1 else steps[0]
-    return Tokenizer.from_str(json.dumps(about))
+        state["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps} if len(steps) > 1 else steps[0]
+    return Tokenizer.from_str(json.dumps(state))
 
 
 def reason_against(tokenizer: Tokenizer) -> str | None:
@@ -224,8 +227,8 @@ def _flat(step: Json | None, name: str) -> list[Json]:
     if step["type"] != "Sequence":
         return [step]
     found: list[Json] = []
-    for each in step[name]:
-        found += _flat(each, name)
+    for inner in step[name]:
+        found += _flat(inner, name)
     return found
 
 

@@ -21,12 +21,12 @@ def rules_of(precompiled: bytes) -> dict[str, str]:
     targets = precompiled[4 + size :]
     labels = np.arange(1, 256, dtype=np.uint32)
     rules: dict[str, str] = {}
-    places = np.zeros(1, np.uint32)
+    level = np.zeros(1, np.uint32)
     keys = [b""]
-    while len(places):
+    while len(level):
         # Breadth first, a whole level at once: the trie has half a million nodes.
-        node = nodes[places]
-        bases = places ^ ((node >> 10) << ((node & 512) >> 6))
+        node = nodes[level]
+        bases = level ^ ((node >> 10) << ((node & 512) >> 6))
         for index in np.flatnonzero((node >> 8) & 1):
             start = int(nodes[bases[index]] & 0x7FFF_FFFF)
             rules[keys[index].decode()] = targets[start : targets.index(b"\0", start)].decode()
@@ -35,5 +35,5 @@ def rules_of(precompiled: bytes) -> dict[str, str]:
         parents, columns = np.nonzero(is_child & (children < len(nodes)))
         pairs = zip(parents.tolist(), columns.tolist(), strict=True)
         keys = [keys[parent] + bytes([column + 1]) for parent, column in pairs]
-        places = children[parents, columns]
+        level = children[parents, columns]
     return rules

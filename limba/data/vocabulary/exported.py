@@ -122,9 +122,9 @@ def differences(vocabulary: Vocabulary, encode: Encode, gaps: Sequence[Gap]) -> 
     """
     found = []
     for text, wanted in _texts_with_ids(vocabulary, gaps):
-        given = [int(number) for number in encode(text)]
-        if wanted != given:
-            found.append(Difference(text, wanted, given))
+        exported = [int(number) for number in encode(text)]
+        if wanted != exported:
+            found.append(Difference(text, wanted, exported))
     return found
 
 
@@ -151,12 +151,12 @@ def _texts_with_ids(vocabulary: Vocabulary, gaps: Sequence[Gap]) -> Iterator[tup
         yield text, ids
 
 
-def check_written(vocabulary: Vocabulary, encode: Encode, gaps: Sequence[Gap], place: str) -> None:
-    """Raises InputError if the written tokenizer cuts a text otherwise than the vocabulary at `place`."""
+def check_written(vocabulary: Vocabulary, encode: Encode, gaps: Sequence[Gap], address: str) -> None:
+    """Raises InputError if the written tokenizer cuts a text otherwise than the vocabulary at `address`."""
     found = differences(vocabulary, encode, gaps)
     if found:
         raise InputError(
-            f"The vocabulary {place} cannot be exported: {said(found[0])}, so a tokenizer.json would not read as the"
+            f"The vocabulary {address} cannot be exported: {said(found[0])}, so a tokenizer.json would not read as the"
             f" model learned ({len(found)} of {num_texts(vocabulary, gaps)} texts differ); train another vocabulary,"
             " of T5's layout, or write the weights without a tokenizer."
         )

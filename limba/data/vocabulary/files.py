@@ -34,10 +34,10 @@ def is_folder(address: str) -> bool:
     """Returns whether a vocabulary is a folder for transformers, or a hub id, and not a file."""
     if address == "byte" or address.endswith(_FILES):
         return False
-    place = resolved(address)
-    if place.is_dir():
+    path = resolved(address)
+    if path.is_dir():
         return True
-    return "://" not in address and not place.exists() and hub.is_id(address)
+    return "://" not in address and not path.exists() and hub.is_id(address)
 
 
 def folder_at(address: str) -> epath.Path:
@@ -45,16 +45,16 @@ def folder_at(address: str) -> epath.Path:
 
     Raises InputError for a folder that has no config.json, and what `hub.download` raises.
     """
-    place = resolved(address)
-    if not place.is_dir():
-        place = epath.Path(hub.download(address, lambda names: [*hub.BESIDE, *OF_FOLDER]))
-    if not (place / CONFIG).exists():
+    folder = resolved(address)
+    if not folder.is_dir():
+        folder = epath.Path(hub.download(address, lambda names: [*hub.BESIDE, *OF_FOLDER]))
+    if not (folder / CONFIG).exists():
         raise InputError(
             f"The vocabulary {address} is a folder without config.json, which says the ids with a role; give a folder"
             " as transformers saves it, or the path of its tokenizer.json.",
             field="DataConfig.vocabulary",
         )
-    return place
+    return folder
 
 
 def check_there(address: str) -> None:
@@ -139,19 +139,19 @@ def _keep_folder(folder: epath.Path, copy: epath.Path) -> None:
             _write(copy / name, (folder / name).read_bytes())
 
 
-def _write(place: epath.Path, data: bytes) -> None:
-    if not place.exists() or place.read_bytes() != data:
-        write_whole(place, data)
+def _write(file: epath.Path, data: bytes) -> None:
+    if not file.exists() or file.read_bytes() != data:
+        write_whole(file, data)
 
 
 def copies_in(directory: epath.Path) -> list[str]:
     """Returns the paths, below a run's directory, of the files of its copies."""
     found = []
-    for place in directory.glob("vocabulary-*"):
-        if not _COPY.fullmatch(place.name):
+    for copy in directory.glob("vocabulary-*"):
+        if not _COPY.fullmatch(copy.name):
             continue
-        if place.is_dir():
-            found += [f"{place.name}/{name}" for name in OF_FOLDER if (place / name).exists()]
+        if copy.is_dir():
+            found += [f"{copy.name}/{name}" for name in OF_FOLDER if (copy / name).exists()]
         else:
-            found.append(place.name)
+            found.append(copy.name)
     return found

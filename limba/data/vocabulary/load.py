@@ -57,12 +57,12 @@ def of_run(vocabulary: Vocabulary, directory: str | None) -> Vocabulary:
     if isinstance(ours, StreamVocabulary):
         return ours
     address = address_of(ours)
-    place = address and place_of(address, directory)
+    path = address and place_of(address, directory)
     if isinstance(ours, TokenizersVocabulary):
-        return ours if place == address else TokenizersVocabulary(str(place))
-    if type(ours) is not SentencePieceVocabulary or (place == address and "://" not in str(address)):
+        return ours if path == address else TokenizersVocabulary(str(path))
+    if type(ours) is not SentencePieceVocabulary or (path == address and "://" not in str(address)):
         return vocabulary
-    return ours.at(str(place))
+    return ours.at(str(path))
 
 
 def load_vocabulary(path_or_byte: str, extra_ids: int = NUM_SENTINELS) -> Vocabulary:

@@ -162,36 +162,36 @@ class Files:
     """The files beside a model that say how its text is read, each {} where it is missing."""
 
     folder: epath.Path
-    about: Json  # tokenizer_config.json
-    special: Json  # special_tokens_map.json
-    added: Json  # added_tokens.json
+    tokenizer_config: Json  # tokenizer_config.json
+    special_tokens_map: Json  # special_tokens_map.json
+    added_tokens: Json  # added_tokens.json
     config: Json  # config.json
-    state: Json | None  # tokenizer.json, None where it is missing
+    tokenizer_json: Json | None  # tokenizer.json, None where it is missing
 
     @classmethod
     def of(cls, folder: epath.Path) -> Files:
         """Reads them; InputError for one that is not a JSON object."""
         return cls(
             folder,
-            about=read_json(folder, "tokenizer_config.json") or {},
-            special=read_json(folder, "special_tokens_map.json") or {},
-            added=read_json(folder, "added_tokens.json") or {},
+            tokenizer_config=read_json(folder, "tokenizer_config.json") or {},
+            special_tokens_map=read_json(folder, "special_tokens_map.json") or {},
+            added_tokens=read_json(folder, "added_tokens.json") or {},
             config=read_json(folder, "config.json") or {},
-            state=read_json(folder, "tokenizer.json"),
+            tokenizer_json=read_json(folder, "tokenizer.json"),
         )
 
     @property
     def tokens_by_id(self) -> dict[int, Any]:
         """The tokens that are added: {id: what AddedToken takes}."""
-        if isinstance(self.about.get("added_tokens_decoder"), dict):
-            return {int(number): token for number, token in self.about["added_tokens_decoder"].items()}
+        if isinstance(self.tokenizer_config.get("added_tokens_decoder"), dict):
+            return {int(number): token for number, token in self.tokenizer_config["added_tokens_decoder"].items()}
         roles = self.roles({})
         special = {name_of(roles[role]) for role in ROLES if roles.get(role)}
         special |= {name_of(token) for token in self.extra or ()}
         found: dict[int, Any] = {}
-        for name, number in self.added.items():
+        for name, number in self.added_tokens.items():
             found[int(number)] = {"content": name, "special": name in special, "normalized": name not in special}
-        for token in (self.state or {}).get("added_tokens", ()):
+        for token in (self.tokenizer_json or {}).get("added_tokens", ()):
             found[token["id"]] = {key: value for key, value in token.items() if key != "id"}
         return found
 
@@ -202,37 +202,39 @@ class Files:
         special_tokens_map.json where tokenizer_config.json has added_tokens_decoder.
         """
         found: Json = dict(defaults)
-        for place in self.places:
-            named = place.get("extra_special_tokens")
-            for key, value in {**place, **(named if isinstance(named, dict) else {})}.items():
+        for file_content in self.files_with_roles:
+            extra = file_content.get("extra_special_tokens")
+            named: Json = extra if isinstance(extra, dict) else {}  # tokens with names of their own
+            for key, value in {**file_content, **named}.items():
                 is_token = isinstance(value, str) or (isinstance(value, dict) and "content" in value)
-                is_named = isinstance(named, dict) and key in named
-                if key in ROLES or is_named or (key.endswith("_token") and is_token):
+                if key in ROLES or key in named or (key.endswith("_token") and is_token):
                     found[key] = value
         order = [*(role for role in ROLES if role in found), *(role for role in found if role not in ROLES)]
         return {role: found[role] for role in order if found[role] is not None}
 
     @property
-    def places(self) -> list[Json]:
-        """The files that say roles."""
-        return [self.about] if "added_tokens_decoder" in self.about else [self.about, self.special]
+    def files_with_roles(self) -> list[Json]:
+        """The files that name the tokens with a role, the last one wins."""
+        if "added_tokens_decoder" in self.tokenizer_config:
+            return [self.tokenizer_config]
+        return [self.tokenizer_config, self.special_tokens_map]
 
     @property
     def extra(self) -> list[Any] | None:
         """The special tokens without a role; None where no file has a list of them, not even an empty one."""
         older = "additional_special_tokens"
         newer = "extra_special_tokens"
-        found = self.about.get(newer)
-        if older in self.about and (not found or isinstance(found, dict)):
-            found = self.about[older] or []
+        found = self.tokenizer_config.get(newer)
+        if older in self.tokenizer_config and (not found or isinstance(found, dict)):
+            found = self.tokenizer_config[older] or []
         if isinstance(found, dict):
             found = None  # tokens with names of their own, see `roles`
-        if "added_tokens_decoder" not in self.about:
-            later = self.special.get(newer)
+        if "added_tokens_decoder" not in self.tokenizer_config:
+            later = self.special_tokens_map.get(newer)
             if isinstance(later, list):
                 found = [*(found or ()), *later]
             elif found is None:
-                found = self.special.get(older)
+                found = self.special_tokens_map.get(older)
         return None if found is None else list(found)
 
     @property
@@ -241,9 +243,9 @@ class Files:
 
         The older list of special_tokens_map.json is not: it goes through the class.
         """
-        is_read = "added_tokens_decoder" not in self.about
-        is_in_map = is_read and isinstance(self.special.get("extra_special_tokens"), list)
-        return is_in_map or bool({"additional_special_tokens", "extra_special_tokens"} & self.about.keys())
+        is_read = "added_tokens_decoder" not in self.tokenizer_config
+        is_in_map = is_read and isinstance(self.special_tokens_map.get("extra_special_tokens"), list)
+        return is_in_map or bool({"additional_special_tokens", "extra_special_tokens"} & self.tokenizer_config.keys())
 
 
 def read_json(folder: epath.Path, name: str) -> Json | None:
@@ -273,13 +275,13 @@ def class_of(files: Files) -> str:
     The file's own class wins over the model's, but umT5 and ModernBERT always take tokenizer.json as it is, and so does
     a LlamaTokenizer whose tokenizer.json has pieces of bytes.
     """
-    declared = files.about.get("tokenizer_class") or files.config.get("tokenizer_class")
+    declared = files.tokenizer_config.get("tokenizer_class") or files.config.get("tokenizer_class")
     of_model = _OF_MODEL.get(str(files.config.get("model_type")))
     if declared is None:
         return of_model or AS_IT_IS
     name = str(declared).removesuffix("Fast") if str(declared) not in _GENERIC else AS_IT_IS
     name = _ALIASES.get(name, name)
-    if name == "LlamaTokenizer" and _has_byte_level(files.state):
+    if name == "LlamaTokenizer" and _has_byte_level(files.tokenizer_json):
         return AS_IT_IS
     if of_model == AS_IT_IS:
         return AS_IT_IS
@@ -302,7 +304,7 @@ def open_folder(folder: epath.Path) -> PublishedVocabulary:
     name = class_of(files)
     path = str(folder / "tokenizer.json")
     try:
-        if files.state is not None:
+        if files.tokenizer_json is not None:
             made = _of_state(files, name)
         elif name == "T5Tokenizer" and (folder / "spiece.model").exists():
             path = str(folder / "spiece.model")
@@ -322,7 +324,7 @@ def open_folder(folder: epath.Path) -> PublishedVocabulary:
 def open_address(address: str) -> PublishedVocabulary:
     """Returns the vocabulary of a folder at a path or address, or of a model of the hub; its errors are of both."""
     folder = folder_at(address)
-    if str(Files.of(folder).about.get("tokenizer_class")).startswith("ByT5"):
+    if str(Files.of(folder).tokenizer_config.get("tokenizer_class")).startswith("ByT5"):
         raise InputError(
             f"The vocabulary {address} is one of bytes; set DataConfig.vocabulary to 'byte', and for the published ByT5"
             " DataConfig.extra_ids to 0.",
@@ -354,7 +356,7 @@ def _of_state(files: Files, name: str) -> Made:
     """Returns the tokenizer that a class makes of tokenizer.json."""
     import tokenizers
 
-    read = tokenizers.Tokenizer.from_str(json.dumps(files.state))
+    read = tokenizers.Tokenizer.from_str(json.dumps(files.tokenizer_json))
     padding: Mapping[str, str] = {}
     if read.padding is not None and name != "GPT2Tokenizer":  # whose class says that it has none
         padding = {"pad_token": read.padding["pad_token"]}
@@ -375,11 +377,11 @@ def _of_state(files: Files, name: str) -> Made:
 
 
 def _made(tokenizer: tokenizers.Tokenizer, files: Files, roles: Json) -> Made:
-    tokenizer.encode_special_tokens = bool(files.about.get("split_special_tokens", False))
+    tokenizer.encode_special_tokens = bool(files.tokenizer_config.get("split_special_tokens", False))
     names = {role: name_of(token) for role, token in roles.items() if role in ROLES}
     names = {role: name for role, name in names.items() if tokenizer.token_to_id(name) is not None}
     is_bpe = type(tokenizer.model).__name__ == "BPE"
-    cleans = bool(files.about.get("clean_up_tokenization_spaces", False)) and not is_bpe
+    cleans = bool(files.tokenizer_config.get("clean_up_tokenization_spaces", False)) and not is_bpe
     return Made(tokenizer, names, cleans)
 
 
@@ -391,7 +393,7 @@ def _extra_of(files: Files, name: str) -> list[Any]:
     # What is left to the class gets its sentinels.
     is_left = not files.has_extra_before_class
     if extra is None or (is_left and not any("<extra_id_" in name_of(token) for token in extra)):
-        sentinels = [f"<extra_id_{number}>" for number in range(int(files.about.get("extra_ids", 100)))]
+        sentinels = [f"<extra_id_{number}>" for number in range(int(files.tokenizer_config.get("extra_ids", 100)))]
         return [*(extra or ()), *sentinels]
     return extra
 
@@ -448,7 +450,7 @@ def _merges(state: Json) -> list[tuple[str, str]]:
 
 
 def _require(files: Files, kind: str, name: str) -> Json:
-    state = files.state or {}
+    state = files.tokenizer_json or {}
     if state.get("model", {}).get("type", kind) != kind:
         raise InputError(
             f"transformers reads {files.folder} by {name}, which needs a {kind} model, and tokenizer.json has"
@@ -493,7 +495,7 @@ def _t5(files: Files, read: Any, names: Mapping[str, str]) -> Any:
 
 def _xlm_roberta(files: Files, read: Any, names: Mapping[str, str]) -> Any:
     state = _require(files, "Unigram", "XLMRobertaTokenizer")
-    scheme = "always" if files.about.get("add_prefix_space", True) else "never"
+    scheme = "always" if files.tokenizer_config.get("add_prefix_space", True) else "never"
     return _unigram(state["model"]["vocab"], 3, _charsmap(state), scheme)
 
 
@@ -503,9 +505,9 @@ def _llama(files: Files, read: Any, names: Mapping[str, str]) -> Any:
     state = _require(files, "BPE", "LlamaTokenizer")
     pieces = models.BPE(state["model"]["vocab"], _merges(state), fuse_unk=True, byte_fallback=True)
     made = Tokenizer(pieces)
-    has_space = files.about.get("add_prefix_space")
+    has_space = files.tokenizer_config.get("add_prefix_space")
     has_space = True if has_space is None else bool(has_space)
-    scheme = "always" if files.about.get("legacy", False) else "first"
+    scheme = "always" if files.tokenizer_config.get("legacy", False) else "first"
     if not has_space:
         scheme = "never"
     made.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, scheme, split=False)
@@ -521,7 +523,9 @@ def _gpt2(files: Files, read: Any, names: Mapping[str, str]) -> Any:
     state = _require(files, "BPE", class_of(files))
     plain = {"continuing_subword_prefix": "", "end_of_word_suffix": "", "fuse_unk": False}
     made = Tokenizer(models.BPE(state["model"]["vocab"], _merges(state), **plain))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(files.about.get("add_prefix_space", False)))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(
+        add_prefix_space=bool(files.tokenizer_config.get("add_prefix_space", False))
+    )
     made.decoder = decoders.ByteLevel()
     made.post_processor = read.post_processor
     return made
@@ -539,7 +543,7 @@ def _qwen2(files: Files, read: Any, names: Mapping[str, str]) -> Any:
     from tokenizers import Regex, pre_tokenizers
 
     made = _gpt_neox(files, read, names)
-    has_space = bool(files.about.get("add_prefix_space", False))
+    has_space = bool(files.tokenizer_config.get("add_prefix_space", False))
     words = pre_tokenizers.Split(Regex(_QWEN2_WORDS), behavior="isolated")
     made.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(has_space, use_regex=False)])
     return made
@@ -566,9 +570,9 @@ def _bert(files: Files, read: Any, names: Mapping[str, str]) -> Any:
     made = Tokenizer(models.WordPiece(state["model"]["vocab"], unk_token=names["unk_token"]))
     made.normalizer = normalizers.BertNormalizer(
         clean_text=True,
-        handle_chinese_chars=bool(files.about.get("tokenize_chinese_chars", True)),
-        strip_accents=files.about.get("strip_accents"),
-        lowercase=bool(files.about.get("do_lower_case", True)),
+        handle_chinese_chars=bool(files.tokenizer_config.get("tokenize_chinese_chars", True)),
+        strip_accents=files.tokenizer_config.get("strip_accents"),
+        lowercase=bool(files.tokenizer_config.get("do_lower_case", True)),
     )
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     made.decoder = decoders.WordPiece(prefix="##")
@@ -630,7 +634,7 @@ def _of_spiece(files: Files, path: str) -> Made:
 
     model = parse_model(content(path))
     roles = files.roles(_T5)
-    extra_ids = int(files.about.get("extra_ids", 100))
+    extra_ids = int(files.tokenizer_config.get("extra_ids", 100))
     inside = sum("<extra_id_" in piece.piece for piece in model.pieces if piece.type in (CONTROL, USER_DEFINED))
     if inside and extra_ids not in (0, inside):
         raise InputError(

@@ -227,16 +227,16 @@ def of_folder(folder: epath.Path, vocabulary: Vocabulary | None, model: ModelCon
         before, after = vocabulary.template
         roles = {role: number for role, number in vocabulary.ids.items() if number < model.vocab_size}
     elif vocabulary is not None and isinstance(model, ModelConfig):
-        own = of_run(vocabulary, model)
-        before = own.before
-        after = own.after
+        of_layout = of_run(vocabulary, model)
+        before = of_layout.before
+        after = of_layout.after
         if before == (START,) and start is not None:
             before = (start,)
         if model.is_encoder:
-            ends = own.ends
+            ends = of_layout.ends
     end = roles.get("eos_token")
     if end in ends:
-        ends = (end, *(each for each in ends if each != end))
+        ends = (end, *(number for number in ends if number != end))
     mask = of_config.one("mask_token_id")
     if isinstance(vocabulary, PublishedVocabulary):
         mask = roles.get("mask_token", mask)
@@ -368,25 +368,25 @@ def _named(family: Family) -> str:
 class _Ids:
     """The ids that a file names, else a class of transformers."""
 
-    about: Mapping[str, Any]
+    content: Mapping[str, Any]
     defaults: Mapping[str, int]
-    place: str
+    file: str  # for messages
     num_rows: int
 
     def one(self, key: str) -> int | None:
         """Returns the id of a key, None for none; a default that the model has no row for is none."""
-        found = self.about.get(key, self.defaults.get(key))
+        found = self.content.get(key, self.defaults.get(key))
         if found is None:
             return None
         if not self._is_id(found):
-            if key not in self.about or key in ("pad_token_id", "bos_token_id"):
+            if key not in self.content or key in ("pad_token_id", "bos_token_id"):
                 return None  # is never read, or only where a prompt is empty
             self._refuse(key, found)
         return int(found)
 
     def several(self, key: str) -> tuple[int, ...]:
         """Returns the ids of a key that has one or a list; those that the model cannot write are left out."""
-        found = self.about.get(key, self.defaults.get(key))
+        found = self.content.get(key, self.defaults.get(key))
         listed = found if isinstance(found, list) else [found]
         if found is None:
             listed = []
@@ -399,4 +399,4 @@ class _Ids:
         return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < self.num_rows
 
     def _refuse(self, key: str, found: object) -> None:
-        raise InputError(f"{self.place} has {key} {found!r}, and the model has {self.num_rows} rows; correct it there.")
+        raise InputError(f"{self.file} has {key} {found!r}, and the model has {self.num_rows} rows; correct it there.")

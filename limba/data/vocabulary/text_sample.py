@@ -193,10 +193,10 @@ class _Reservoir:
         self._free = size
         self._sample: list[tuple[float, tuple[int, int, int], bytes]] = []  # a heap, the largest draw first
 
-    def offer(self, draw: float, place: tuple[int, int, int], document: bytes) -> None:
+    def offer(self, draw: float, position: tuple[int, int, int], document: bytes) -> None:
         if self._free < 0 and draw > -self._sample[0][0]:
             return
-        heapq.heappush(self._sample, (-draw, place, document))
+        heapq.heappush(self._sample, (-draw, position, document))
         self._free -= len(document)
         # The last document may exceed the size, so that a sample is never empty.
         while self._free + len(self._sample[0][2]) < 0:

@@ -219,9 +219,9 @@ def _single_spaces(symbols: Sequence[str], space: str) -> list[Normalizer]:
         normalizers.Replace(Regex(r"\A \K +"), ""),
     ]
     kept = sorted({1, *(len(symbol) for symbol in symbols if symbol and not symbol.strip(" "))})
-    for place, count in enumerate(kept):
+    for index, count in enumerate(kept):
         # A run that is shorter than the next symbol of spaces is cut to this one.
-        more = "+" if place == len(kept) - 1 else f"{{1,{kept[place + 1] - count - 1}}}"
+        more = "+" if index == len(kept) - 1 else f"{{1,{kept[index + 1] - count - 1}}}"
         if more != "{1,0}":
             steps.append(normalizers.Replace(Regex(rf"(?<! ) {{{count}}}\K {more}(?! )"), ""))
     return steps

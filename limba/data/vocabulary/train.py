@@ -138,14 +138,14 @@ class NewVocabulary:
         self._check_json()
         # The byte vocabulary stands in for the missing one; nothing is encoded with it.
         task = resolve_task(dataclasses.replace(config, vocabulary="byte", new_vocabulary_size=None))
-        place = as_typed_here(str(self.path))
-        print(f"Training the vocabulary {place}, of at most {size:,} ids.", flush=True)
+        shown_path = as_typed_here(str(self.path))
+        print(f"Training the vocabulary {shown_path}, of at most {size:,} ids.", flush=True)
         documents, _ = self.sample(task, config.train_split, config.new_vocabulary_bytes)
         most = size - config.extra_ids
         count = self.train(documents, most, masks, character_coverage=config.new_vocabulary_coverage)
         if count < most:
             read = f"{len(documents):,} documents, {sum(map(len, documents)):,} bytes"
-            print(f"{place}: the text ({read}) has no more than {count:,} pieces.", flush=True)
+            print(f"{shown_path}: the text ({read}) has no more than {count:,} pieces.", flush=True)
 
 
 def ensure_vocabulary(config: DataConfig, trains: bool) -> None:

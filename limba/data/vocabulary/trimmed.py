@@ -125,7 +125,7 @@ def _renumber_processor(processor: Json | None, kept: Kept) -> None:
             processor[role] = [name, kept.new[number]]
 
 
-def with_new_ids(about: Json, kept: Kept, defaults: Mapping[str, int] | None = None) -> Json:
+def with_new_ids(content: Json, kept: Kept, defaults: Mapping[str, int] | None = None) -> Json:
     """Returns a config.json's or generation_config.json's content with the new number of each id that it names.
 
     `defaults` are the ids of its class that are not written, and have to be now. An id that stays without a row keeps
@@ -139,9 +139,9 @@ def with_new_ids(about: Json, kept: Kept, defaults: Mapping[str, int] | None = N
     def several(numbers: Sequence[Any]) -> list[Any]:
         return [kept.new[number] for number in numbers if number in kept.new]
 
-    whole = dict(about)
+    whole = dict(content)
     for key, number in (defaults or {}).items():
-        if key not in about and number in kept.new:
+        if key not in content and number in kept.new:
             whole[key] = number
     made: Json = {}
     for key, value in whole.items():
@@ -162,7 +162,7 @@ def write_tokenizer_files(folder: Path, out: Path, kept: Kept) -> list[str]:
     makers: Mapping[str, Callable[[Path], bytes]] = {
         **dict.fromkeys(MODELS, lambda file: sentencepiece_model(content(str(file)), kept)),
         "tokenizer.json": lambda file: _json(tokenizer_state(_object(file), kept)),
-        "tokenizer_config.json": lambda file: _json(_about(_object(file), kept)),
+        "tokenizer_config.json": lambda file: _json(_tokenizer_config(_object(file), kept)),
         "added_tokens.json": lambda file: _json(_renumbered(_object(file), kept)),
         "vocab.json": lambda file: _json(_renumbered(_object(file), kept)),
         "vocab.txt": lambda file: _lines_of_ids(file, kept),
@@ -176,9 +176,9 @@ def write_tokenizer_files(folder: Path, out: Path, kept: Kept) -> list[str]:
     return written
 
 
-def _about(about: Json, kept: Kept) -> Json:
+def _tokenizer_config(tokenizer_config: Json, kept: Kept) -> Json:
     """Returns tokenizer_config.json's content with new ids."""
-    made = with_new_ids(about, kept)
+    made = with_new_ids(tokenizer_config, kept)
     added = made.get("added_tokens_decoder")
     if not isinstance(added, dict):
         return made

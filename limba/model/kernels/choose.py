@@ -37,7 +37,7 @@ class HeadsLast(Shapes):
     def project(self, x: Array, memory: Array, kernels: tuple[Array, ...]) -> tuple[Array, ...]:
         """Returns queries from `x` [B, Q, D], and keys and values from `memory` [B, K, D]."""
         flat = [dense(inputs, kernel) for inputs, kernel in zip((x, memory, memory), kernels, strict=True)]
-        return tuple(each.reshape(*each.shape[:-1], self.num_heads, self.head_dim) for each in flat)
+        return tuple(array.reshape(*array.shape[:-1], self.num_heads, self.head_dim) for array in flat)
 
     def drop_values(self, heads: tuple[Array, ...], kept: Array, keep_rate: float) -> tuple[Array, ...]:
         """Returns the same with dropout of values: those `kept`, bool [B, K, H, 1], are scaled up, others are 0."""

@@ -79,32 +79,32 @@ def run(argv: Sequence[str]) -> None:
     parser.add_argument("--tokens", type=int, default=65_536, help="predicted tokens of a step")
     parser.add_argument("--emb_dim", type=int, default=768, help="width for a vocabulary without a model")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    given = parser.parse(argv)
-    if not given.vocabularies or not given.corpus:
+    args = parser.parse(argv)
+    if not args.vocabularies or not args.corpus:
         raise InputError("Something is missing; write limba vocabulary compare A B --corpus='data/*.jsonl'.")
     for name in ("sample_bytes", "tokens", "emb_dim"):
-        number = getattr(given, name)
+        number = getattr(args, name)
         if number < 1:
             raise InputError(f"--{name} is {number}; give a number above 0.")
     with environment.quiet_imports():
         from limba.api import Texts, source_of_files
 
-    opened = [_opened(path, given.emb_dim) for path in given.vocabularies]
-    texts = Texts(source_of_files(given.corpus, given.column))
+    opened = [_opened(path, args.emb_dim) for path in args.vocabularies]
+    texts = Texts(source_of_files(args.corpus, args.column))
     with task_flags.reading() as progress:
-        documents = texts.in_columns(texts.sample("train", given.sample_bytes, progress=progress)[0])
+        documents = texts.in_columns(texts.sample("train", args.sample_bytes, progress=progress)[0])
     if not documents:
-        raise InputError(f"{given.corpus} holds no text; give files with documents.")
+        raise InputError(f"{args.corpus} holds no text; give files with documents.")
     with task_flags.reading("cutting into pieces"):
-        figures = [_figures(vocabulary, documents, given.tokens) for vocabulary in opened]
-    if not given.json:
+        figures = [_figures(vocabulary, documents, args.tokens) for vocabulary in opened]
+    if not args.json:
         _print(figures)
         return
     document = {
-        "corpus": given.corpus,
+        "corpus": args.corpus,
         "documents": len(documents),
         "bytes": sum(map(len, documents)),
-        "step_tokens": given.tokens,
+        "step_tokens": args.tokens,
         "vocabularies": [asdict(row) for row in figures],
     }
     print(json.dumps(document, indent=2))

@@ -52,10 +52,10 @@ class Proposer:
     @property
     def _sizes(self) -> tuple[str, ...]:
         """The sizes in question, from the largest."""
-        if self.asked.given is None:
+        if self.asked.chosen is None:
             return tuple(reversed(sizes.SIZES[self.asked.kind]))
-        if isinstance(self.asked.given, str):
-            return (self.asked.given,)
+        if isinstance(self.asked.chosen, str):
+            return (self.asked.chosen,)
         return ("from",)  # a published model
 
     def _safe(self) -> tuple[Candidate, float]:
@@ -165,7 +165,7 @@ class Proposer:
             files = files[:2]  # the recipe is for runs from scratch
         inputs, targets, _ = candidate.lengths
         lengths = {"inputs": inputs} if self.asked.kind == "t5" else {"targets": targets}
-        given = {
+        bindings = {
             "MIXTURE_OR_TASK_NAME": f"new_{sizes.FUNCTIONS[self.asked.kind]}",
             "TASK_FEATURE_LENGTHS": lengths,
             "TRAIN_STEPS": steps,
@@ -174,7 +174,7 @@ class Proposer:
             "VOCAB_SIZE": candidate.config.vocab_size,
             "DROPOUT_RATE": 0.0,
         }
-        config = read_run(files, [f"{name}={value!r}" for name, value in given.items()]).config
+        config = read_run(files, [f"{name}={value!r}" for name, value in bindings.items()]).config
         return dataclasses.replace(config, model=candidate.config)
 
     def config_of(self, plan: Plan) -> RunConfig:
@@ -242,7 +242,7 @@ class Proposer:
             choice=choice,
             kind=self.asked.kind,
             size=candidate.size,
-            about=start.name if start else f"{sizes.ABOUT[self.asked.kind]} {candidate.size}",
+            description=start.name if start else f"{sizes.ABOUT[self.asked.kind]} {candidate.size}",
             config=candidate.config,
             parameters=candidate.parameters,
             vocabulary=candidate.counted.ids,

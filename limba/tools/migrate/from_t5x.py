@@ -52,9 +52,9 @@ def _fields(source: Source, *names: str) -> dict[str, object]:
 
 def _vocabulary(source: Source, where: str) -> VocabularyName | None:
     """Returns the vocabulary that the config names, seqio's SentencePiece or bytes, or None."""
-    about = _fields(source, "SentencePieceVocabulary")
-    path = about.get("sentencepiece_model_file")
-    extra_ids = about.get("extra_ids")
+    bindings = _fields(source, "SentencePieceVocabulary")
+    path = bindings.get("sentencepiece_model_file")
+    extra_ids = bindings.get("extra_ids")
     if isinstance(path, str):
         return VocabularyName(path, extra_ids if isinstance(extra_ids, int) else None, where)
     used = {binding.value.name for binding in source.bindings if isinstance(binding.value, Reference)}

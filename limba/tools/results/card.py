@@ -39,7 +39,7 @@ def languages(card: Path) -> list[str]:
         foreign.check_regular(card)
         found = (huggingface_hub.metadata_load(card) or {}).get("language")
     codes = found if isinstance(found, list) else [] if found is None else [found]
-    return ["no" if each is False else str(each) for each in codes]  # YAML's `no` is False, here Norwegian
+    return ["no" if code is False else str(code) for code in codes]  # YAML's `no` is False, here Norwegian
 
 
 def put(card: Path, model: str, table: Table, suite: Suite, notes: Sequence[str]) -> None:
@@ -48,7 +48,7 @@ def put(card: Path, model: str, table: Table, suite: Suite, notes: Sequence[str]
     data = found.data
     assert isinstance(data, huggingface_hub.ModelCardData), "what ModelCard reads"
     kinds: Mapping[str, str] = {task.name: TASKS[type(task).__name__] for task in suite.tasks}
-    own = [
+    figures = [
         huggingface_hub.EvalResult(
             kinds[task],
             f"{suite.name}/{task}",
@@ -61,8 +61,8 @@ def put(card: Path, model: str, table: Table, suite: Suite, notes: Sequence[str]
         for (task, name), cells in table.cells.items()
         if model in cells
     ]
-    others = [each for each in data.eval_results or [] if not each.dataset_type.startswith(f"{suite.name}/")]
-    data.eval_results = [*others, *own]
+    others = [result for result in data.eval_results or [] if not result.dataset_type.startswith(f"{suite.name}/")]
+    data.eval_results = [*others, *figures]
     data.model_name = data.get("model_name") or card.parent.resolve().name
     begin = BEGIN.format(suite.name)
     end = END.format(suite.name)

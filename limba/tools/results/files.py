@@ -118,7 +118,7 @@ def bytes_of(path: Path) -> bytes:
         if path.suffix != ".zip":
             return packed
         with zipfile.ZipFile(io.BytesIO(packed)) as archive:
-            names = [each for each in archive.infolist() if not each.is_dir()]
+            names = [member for member in archive.infolist() if not member.is_dir()]
             if not names:
                 raise InputError(f"{path} is an empty archive; copy it again.")
             if names[0].file_size > MOST_UNPACKED:
@@ -152,13 +152,13 @@ def prose_of(path: Path, column: str = "text") -> str:
         return "\n".join(text_in(where, row, column) for where, row in rows(path, [column]))
     if layout in (".conllu", ".conllup"):
         said = [line.partition("=")[2].strip() for line in lines_of(path) if line.startswith("# text =")]
-        return "\n".join(said or (" ".join(each[0] for each in sentence.cells) for sentence in sentences(path, 1)))
+        return "\n".join(said or (" ".join(cell[0] for cell in sentence.cells) for sentence in sentences(path, 1)))
     return "\n".join(lines_of(path))
 
 
 def layout_of(path: Path) -> str:
     """Returns the ending that says how a file is laid out: '.tsv' of pairs.tsv.gz."""
-    endings = [each for each in path.suffixes if each not in (".gz", ".zip")]
+    endings = [suffix for suffix in path.suffixes if suffix not in (".gz", ".zip")]
     return endings[-1].lower() if endings else ""
 
 
@@ -170,8 +170,8 @@ def rows(path: Path, columns: Sequence[str | int]) -> Iterator[Row]:
     layout = layout_of(path)
     if layout not in LAYOUTS:
         raise InputError(f"{path} has an unsupported file type; give one of {', '.join(LAYOUTS)}.")
-    has_header = layout not in TABLES or not any(isinstance(each, int) for each in columns)
-    names = [str(each) for each in columns]
+    has_header = layout not in TABLES or not any(isinstance(column, int) for column in columns)
+    names = [str(column) for column in columns]
     name = str(path)
     content = None
     if path.suffix == ".zip":
@@ -186,7 +186,7 @@ def rows(path: Path, columns: Sequence[str | int]) -> Iterator[Row]:
 
 def documents(path: Path, columns: Sequence[str | int]) -> Iterator[tuple[str, Mapping[str, object], str]]:
     """Yields (where, row, document) as `rows`; the document is in the column `document`, else a row is one."""
-    has_names = layout_of(path) not in TABLES or not any(isinstance(each, int) for each in columns)
+    has_names = layout_of(path) not in TABLES or not any(isinstance(column, int) for column in columns)
     first = next(rows(path, ()), ("", {}))[1] if has_names else {}
     wanted = [*columns, DOCUMENT] if DOCUMENT in first else columns
     for where, row in rows(path, wanted):
@@ -262,7 +262,7 @@ def sentences(path: Path, *columns: str | int) -> Iterator[Sentence]:
             begins = begins if found else number
             cells = line.split("\t") if "\t" in line else line.split(" ")
             if cells[0].isdecimal() or not cells[0].replace("-", "").replace(".", "").isdecimal():
-                found.append([_cell(cells, each, names, f"{path} line {number}") for each in columns])
+                found.append([_cell(cells, column, names, f"{path} line {number}") for column in columns])
 
 
 def _cell(cells: Sequence[str], column: str | int, names: Sequence[str], where: str) -> str:

@@ -111,8 +111,8 @@ class LimbaLM(TemplateLM):
         """Returns the log likelihood of each text; long ones in windows, each of whose tokens is scored once."""
         return [
             sum(
-                each
-                for each, _ in self._loglikelihood_tokens(
+                likelihood
+                for likelihood, _ in self._loglikelihood_tokens(
                     [(("", ""), *window) for window in self._windows(*request.args)]
                 )
             )
@@ -127,7 +127,7 @@ class LimbaLM(TemplateLM):
 
     def _continuation(self, ids: Sequence[int]) -> str:
         """Returns the text of the ids that a language model wrote, up to the first end."""
-        ends = [place for place, token in enumerate(ids) if token in self._special.ends]
+        ends = [index for index, token in enumerate(ids) if token in self._special.ends]
         written = [int(token) for token in ids[: ends[0] if ends else len(ids)]]
         if self._special.is_published:
             return self._vocabulary.text_of(written)
@@ -139,14 +139,14 @@ class LimbaLM(TemplateLM):
         for context, choices in (request.args for request in requests):
             until = choices.get("until") or []
             limit = int(choices.get("max_gen_toks", 256))
-            given = f"{context} <extra_id_0>" if self.sentinels else context
+            prompt = f"{context} <extra_id_0>" if self.sentinels else context
             samples = self.trained.samples(
-                [given], max_tokens=limit, sample=False, num_beams=1, ban_sentinels=not self.sentinels
+                [prompt], max_tokens=limit, sample=False, num_beams=1, ban_sentinels=not self.sentinels
             )
             text = samples[0][0].text if self.backend == "seq2seq" else self._continuation(samples[0][0].ids.tolist())
             text = text.partition("<extra_id_0>")[2].partition("<extra_id_1>")[0] if self.sentinels else text
-            for each in [until] if isinstance(until, str) else until:
-                text = text.partition(each)[0] if each else text
+            for stop in [until] if isinstance(until, str) else until:
+                text = text.partition(stop)[0] if stop else text
             found.append(text.strip() if self.sentinels else text)
         return found
 

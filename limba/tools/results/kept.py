@@ -78,7 +78,7 @@ def _read(path: Path) -> Outcome:
         numbers = [*found.figures.values(), *found.parts.values(), *found.notes.values()]
         numbers += [end for ends in found.intervals.values() for end in ends]
         numbers += [number for entry in found.curve for number in entry.values()]
-        if not found.figures or not all(isinstance(each, int | float) and math.isfinite(each) for each in numbers):
+        if not found.figures or not all(isinstance(value, int | float) and math.isfinite(value) for value in numbers):
             raise ValueError("a figure is missing or not finite")
         return found
 
@@ -94,7 +94,7 @@ def _renamed(value: object, names: Mapping[str, str]) -> object:
     if isinstance(value, str):
         return names.get(value, value)
     if isinstance(value, tuple):
-        return tuple(_renamed(each, names) for each in value)
+        return tuple(_renamed(part, names) for part in value)
     return value
 
 

@@ -178,12 +178,12 @@ class Metrics:
             now = datetime.now(UTC).isoformat(timespec="seconds")
             self._outputs.lines.append(json.dumps({"kind": kind, "step": step, "time": now, **values}) + "\n")
 
-    def saved(self, step: int, place: object) -> None:
+    def saved(self, step: int, path: object) -> None:
         """Records and shows that the checkpoint of a step is complete."""
         self.record("saved", step, {})
-        self.detail(f"step {step:,} saved in {place}")
+        self.detail(f"step {step:,} saved in {path}")
         if self._outputs is not None:
-            self._outputs.console.saved(step, place)
+            self._outputs.console.saved(step, path)
 
     def end(self, sentence: str, is_stopped: bool) -> None:
         """Prints why the run ends before its last step, and records that at the end; also whether it was stopped."""

@@ -106,7 +106,7 @@ def _model(folder: str, family: str, size: str) -> Table:
         del sizes["num_encoder_layers"], sizes["num_decoder_layers"]
     kind = "ByteVocabulary" if vocabulary is None else "SentencePieceVocabulary"
     vocabularies = ("vocabulary",) if is_decoder else ("input_vocabulary", "output_vocabulary")
-    own = {
+    bindings = {
         "z_loss": "%Z_LOSS", "label_smoothing": "%LABEL_SMOOTHING", "optimizer_def": "%OPTIMIZER",
         "loss_normalizing_factor": "%LOSS_NORMALIZING_FACTOR", **dict.fromkeys(vocabularies, "%VOCABULARY"),
     }  # fmt: skip
@@ -115,7 +115,7 @@ def _model(folder: str, family: str, size: str) -> Table:
         "VOCABULARY": f"@seqio.{kind}()", "OPTIMIZER": "@adafactor.Adafactor()", "MODEL": f"@{model}()",
         **fields("adafactor.Adafactor", decay_rate=0.8, step_offset=0),
         **fields("adafactor.Adafactor", logical_factor_rules="@adafactor.standard_logical_factor_rules()"),
-        **fields(model, module=f"@{module}()", **own), **fields(module, config=f"@{config}()"),
+        **fields(model, module=f"@{module}()", **bindings), **fields(module, config=f"@{config}()"),
         **fields(config, vocab_size=vocab_size, dtype="'bfloat16'", dropout_rate="%DROPOUT_RATE", **sizes),
         **fields(config, mlp_activations=activations, logits_via_embedding=is_tied),
     }  # fmt: skip

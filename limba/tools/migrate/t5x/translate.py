@@ -82,7 +82,7 @@ def translate(
     sentence with the line, for what is missing, not known, or what Limba cannot honour.
     """
     theirs = []
-    own = []
+    written_here = []
     lines = read(files, (), search_paths).lines
     names = {line.owner for line in lines if not line.field}
     names |= {leaf.name for line in lines for leaf in leaves(line.value) if isinstance(leaf, Macro)}
@@ -90,16 +90,20 @@ def translate(
     for override in overrides:
         name, _, value = _split(override)
         is_path = name == "VOCABULARY" and not value.startswith("@")
-        (own if is_path or _OURS.fullmatch(name) or (name in ours and name not in names) else theirs).append(override)
+        is_only_ours = name in ours and name not in names
+        if is_path or is_only_ours or _OURS.fullmatch(name):
+            written_here.append(override)
+        else:
+            theirs.append(override)
     settings = Settings(read(files, theirs, search_paths), may_lack)
     title = f"Translated from T5X's {' and '.join(files)}."
     translation = _translated(settings, title)
-    if any(_split(override)[0] == "VOCABULARY" for override in own):
+    if any(_split(override)[0] == "VOCABULARY" for override in written_here):
         translation.bindings.pop("EXTRA_IDS", None)  # of another file
     _check_unread(settings, translation, ours)
     modules = [*translation.modules, *(module for module, _ in settings.theirs.modules)]
     translation.modules = list(dict.fromkeys(modules))
-    return Translated(title, translation, tuple(own))
+    return Translated(title, translation, tuple(written_here))
 
 
 def read_t5x(
@@ -113,10 +117,10 @@ def read_t5x(
     Prints one line: how many settings are the same, differ, and are dropped.
     """
     found = translate(files, overrides, search_paths)
-    place = " and ".join(files)
-    print(f"{place}: {found.translation.summary()}; limba convert --gin {' '.join(files)} lists them.", file=sys.stderr)
+    names = " and ".join(files)
+    print(f"{names}: {found.translation.summary()}; limba convert --gin {' '.join(files)} lists them.", file=sys.stderr)
     _search_modules(search_paths)
-    run = read_translated(found.text, place, found.overrides, found.written_as, allowed)
+    run = read_translated(found.text, names, found.overrides, found.written_as, allowed)
     if found.translation.skeleton == SCRIPTS["train"]:
         _check_directory(run.config.model_dir)
     return run
@@ -221,13 +225,13 @@ def run(argv: Sequence[str]) -> None:
     parser.add_object("gin_file", "THEIRS.gin", "a gin file of T5X's; later files replace values", takes_several=True)
     parser.add_argument("--gin_search_paths", metavar="A,B", action="append", default=[], help="folders of gin files")
     parser.add_argument("--gin.NAME", metavar="VALUE", help="set NAME, theirs or ours")
-    given = parser.parse(argv)
-    if not given.gin_file:
+    args = parser.parse(argv)
+    if not args.gin_file:
         raise InputError("No gin file is given; write limba convert --gin THEIRS.gin --gin_search_paths=DIR.")
-    folders = search_folders(given.gin_search_paths)
-    if not is_t5x(given.gin_file, folders):
-        found = " and ".join(given.gin_file)
+    folders = search_folders(args.gin_search_paths)
+    if not is_t5x(args.gin_file, folders):
+        found = " and ".join(args.gin_file)
         raise InputError(f"{found} includes none of T5X's files and names none of its modules; give T5X's gin files.")
-    found = translate(given.gin_file, given.gin, folders, GIVEN_LATER)
+    found = translate(args.gin_file, args.gin, folders, GIVEN_LATER)
     found.check()
     print(found.whole_text(), end="")

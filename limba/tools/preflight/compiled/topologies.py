@@ -208,7 +208,7 @@ def _cards_of(chip: hardware.Chip, number: int, asked: str) -> Topology:
 
 def _slice_of(chip: hardware.Chip, number: int | None, asked: str) -> Topology:
     """Returns a slice of TPUs that Google makes, by the number in its name."""
-    kind = next(each for each in _KINDS if each.name == chip.name)
+    kind = next(kind_of_slice for kind_of_slice in _KINDS if kind_of_slice.name == chip.name)
     if number is not None and number in kind.shapes:
         return _tpus(kind, number)
     if number and kind.name in _BOXES and number % 8 == 0:

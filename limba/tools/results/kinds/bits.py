@@ -61,8 +61,8 @@ class BitsPerByte:
     def read(self, folder: str) -> Windows:
         """Returns the windows of each file; InputError for one without text."""
         found = {name: list(windows(files.prose_of(files.place_of(folder, name), self.column))) for name in self.texts}
-        for name, given in found.items():
-            if not given:
+        for name, windows_of_file in found.items():
+            if not windows_of_file:
                 raise InputError(f"{name} of the task {self.name} has no text; name another file.")
         return found
 
@@ -83,8 +83,8 @@ class BitsPerByte:
             else:
                 nats = -scorer.log_likelihoods(texts)
                 sizes = [len(text.encode()) - scorer.num_unscored_bytes(text) for text in texts]
-            file = Path(name).name if len({Path(each).name for each in data}) == len(data) else name
-            found += [(file, *each) for each in zip(texts, nats.tolist(), sizes, strict=True)]
+            file = Path(name).name if len({Path(other).name for other in data}) == len(data) else name
+            found += [(file, *measured) for measured in zip(texts, nats.tolist(), sizes, strict=True)]
         return _outcome(NAMES[scorer.way], found)
 
     def floors(self, data: Windows) -> Mapping[str, Figures]:
