@@ -41,10 +41,10 @@ def run(argv: Iterable[str]) -> None:
         from limba.formats.open import read_config
         from limba.inference import source
         from limba.storage.files import read_text, resolved, write_whole
-        from limba.training import ledger
+        from limba.training import skipped_batches
         from limba.training.metrics.records import DOCUMENTS
     directory = resolved(args.model)
-    path = directory / ledger.FILE
+    path = directory / skipped_batches.FILE
     if not path.exists():
         raise InputError(f"{path} does not exist: the run has dropped no batch, or {args.model} is not a run.")
     with named(NAMES):
@@ -52,7 +52,7 @@ def run(argv: Iterable[str]) -> None:
     if not isinstance(config, RunConfig):
         raise InputError(f"{args.model} is an imported model, not a run; name the MODEL_DIR of a run.")
     run_of = source.Source(args.model, directory, {}, source.LIMBA, config.model, config, imports=tuple(args.imports))
-    entries = ledger.entries_of(read_text(path), str(path))
+    entries = skipped_batches.entries_of(read_text(path), str(path))
     documents = list(_documents(run_of, entries, args.all_rows))
     lines = [json.dumps(document, ensure_ascii=False) + "\n" for document in documents]
     write_whole(str(directory / DOCUMENTS), "".join(lines).encode())

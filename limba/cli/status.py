@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from limba import tool_registry
-from limba.cli import verified
+from limba.cli import verify
 from limba.cli.arguments import Parser
 from limba.config import InputError, environment
 from limba.storage.lease import Owner
@@ -53,7 +53,7 @@ def run(argv: Sequence[str]) -> int:
     if not seconds >= 1:
         raise InputError(f"--seconds is {seconds:g}; give 1 or more.")
     if args.verify:
-        return verified.run(args.model, "sizes" if args.sizes else "checksums")
+        return verify.run(args.model, "sizes" if args.sizes else "checksums")
     if args.watch:
         with contextlib.suppress(KeyboardInterrupt):  # which is how watching ends
             _show(args.model, seconds)

@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from limba.config import ModelConfig
-from limba.data.vocabulary import exported
+from limba.data.vocabulary import export_check
 from limba.data.vocabulary.load import Vocabulary, mask_id
 from limba.data.vocabulary.published import PublishedVocabulary
 from limba.data.vocabulary.special_ids import END, START, SpecialIds, of_run
@@ -353,10 +353,10 @@ def check_tokenizer(directory: Path, vocabulary: Vocabulary, template: tuple[lis
     tokenizer_config = json.loads((directory / TOKENIZER_CONFIG).read_text())
     # What a published tokenizer reads in a gap is its own choice, which the copy of its files keeps.
     has_gaps = "bos_token" not in tokenizer_config and not isinstance(vocabulary, PublishedVocabulary)
-    gaps = exported.sentinels_of(vocabulary) if has_gaps else []
+    gaps = export_check.sentinels_of(vocabulary) if has_gaps else []
     if "mask_token" in tokenizer_config and not isinstance(vocabulary, PublishedVocabulary):
         gaps = [(tokenizer_config["mask_token"], mask_id(vocabulary))] * 2
-    count = exported.num_texts(vocabulary, gaps)
+    count = export_check.num_texts(vocabulary, gaps)
     if not has_transformers():
         if tokenizer_config["tokenizer_class"] == "ByT5Tokenizer":
             text = "the tokenizer is transformers' ByT5Tokenizer, which is not installed: its ids are not compared"
@@ -365,10 +365,12 @@ def check_tokenizer(directory: Path, vocabulary: Vocabulary, template: tuple[lis
     import transformers
 
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(directory)
-    differing = exported.differences(vocabulary, lambda text: tokenizer(text, add_special_tokens=False).input_ids, gaps)
+    differing = export_check.differences(
+        vocabulary, lambda text: tokenizer(text, add_special_tokens=False).input_ids, gaps
+    )
     reader = f"the tokenizer in transformers {transformers.__version__}"
     if differing:
-        example = exported.said(differing[0])
+        example = export_check.said(differing[0])
         return False, f"{reader}: other ids in {len(differing)} of {count} texts, {example} (FAILED)"
     before, after = template
     framed = tokenizer(TEXTS[0]).input_ids

@@ -2,7 +2,7 @@
 
 A folder for transformers becomes such a folder; its arrays are copied as they are stored, one at a time, except for the
 rows of the vocabulary. A run, and a checkpoint of T5X, becomes a checkpoint to start from (`trimming_run`). A text
-whose old pieces are all kept is cut into the same pieces (`limba.data.vocabulary.needed` says why), so its hidden
+whose old pieces are all kept is cut into the same pieces (`limba.data.vocabulary.pieces` says why), so its hidden
 states are the same bits. The softmax runs over fewer rows.
 """
 
@@ -26,10 +26,10 @@ from etils import epath
 from limba.config import InputError, foreign
 from limba.config.waiting import waiting
 from limba.data.vocabulary.load import ROWS_MULTIPLE, address_of, num_sentinels
-from limba.data.vocabulary.needed import Pieces, few
+from limba.data.vocabulary.pieces import Pieces, few
 from limba.data.vocabulary.published import PublishedVocabulary, read_json
 from limba.data.vocabulary.tokenizers import TokenizersVocabulary
-from limba.data.vocabulary.trimmed import MODELS, Json, Kept, with_new_ids, write_tokenizer_files
+from limba.data.vocabulary.trimmed_files import MODELS, Json, Kept, with_new_ids, write_tokenizer_files
 from limba.data.vocabulary.vocabularies import Vocabulary
 from limba.export import trimming_run
 from limba.export.huggingface import write_start

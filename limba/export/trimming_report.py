@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from limba.data.vocabulary.load import ROWS_MULTIPLE, PieceTable, piece_texts
-from limba.data.vocabulary.needed import Pieces, few, spells_bytes
-from limba.data.vocabulary.trimmed import Kept
+from limba.data.vocabulary.pieces import Pieces, few, spells_bytes
+from limba.data.vocabulary.trimmed_files import Kept
 from limba.data.vocabulary.vocabularies import Vocabulary
 
 LOW_COVERAGE = 0.9  # below this share of its tokens a text is probably in another language

@@ -22,7 +22,7 @@ from limba.config import ModelConfig
 from limba.data.vocabulary.files import content
 from limba.data.vocabulary.load import address_of, load_vocabulary
 from limba.data.vocabulary.tokenizers import TokenizersVocabulary
-from limba.data.vocabulary.trimmed import Kept, sentencepiece_model, tokenizer_state
+from limba.data.vocabulary.trimmed_files import Kept, sentencepiece_model, tokenizer_state
 from limba.data.vocabulary.vocabularies import Vocabulary
 from limba.export import merging
 from limba.export.huggingface import write_checkpoint

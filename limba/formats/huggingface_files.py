@@ -330,7 +330,7 @@ def write_tokenizer(
     tokenizer.json cannot hold: `exported.TEXTS` are cut by both.
     """
     # These import TensorFlow, which the weights do not need.
-    from limba.data.vocabulary.exported import check_written, sentinels_of
+    from limba.data.vocabulary.export_check import check_written, sentinels_of
     from limba.data.vocabulary.files import content as content_of
     from limba.data.vocabulary.load import BYTE_SENTINELS, SENTINEL, PieceTable, load_vocabulary
     from limba.data.vocabulary.tokenizer_json import around, of_bytes, of_model, of_tokenizer, template

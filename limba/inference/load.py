@@ -434,7 +434,7 @@ class TrainedModel:
         target that is longer than the model reads is cut, with a warning, and scored as far as it was read. A batch has
         `num_rows` pairs, by default `batch_size`.
         """
-        from limba.data.vocabulary.covered import covered_bytes
+        from limba.data.vocabulary.covered_bytes import covered_bytes
         from limba.inference.scoring import log_likelihoods, score_of
         from limba.inference.token_ids import text_ids
 

@@ -17,13 +17,14 @@ from limba.sharding import watchdog
 from limba.sharding.agreement import together
 from limba.sharding.preemption import stop_requests
 from limba.storage.files import try_to_write
-from limba.training.ahead import Ahead
 from limba.training.best import Best
 from limba.training.checks import is_out_of_memory, memory_sentence
+from limba.training.dispatch_limit import DispatchLimit
 from limba.training.guard import Guard, Spike
-from limba.training.metrics.figures import RecentSteps, advice_on
+from limba.training.metrics.advice import advice_on
+from limba.training.metrics.recent_steps import RecentSteps
 from limba.training.optimizer import evaluated_weights
-from limba.training.reading import RowReader, ShardRows
+from limba.training.row_reader import RowReader, ShardRows
 from limba.training.start import Plan, is_due
 from limba.training.state import TrainState, gather_parameters
 from limba.training.step import Limits, StepMetrics, without_update
@@ -128,7 +129,7 @@ class Loop:
         self.metrics = recent.metrics
         self.checkpoints = reader.checkpoints
         self.best = Best(config) if config.checkpoint.best_metric else None
-        self.ahead = Ahead()
+        self.dispatch_limit = DispatchLimit()
         self.turn = 0  # passes of the loop; a rewind changes only the step
         self.figures: dict[Literal["train", "validation", "text"], Figures] = {"train": {}, "validation": {}}
         self.has_advised = False
@@ -187,7 +188,7 @@ class Loop:
             watchdog.beat(step, metrics["loss"])
             self.recent.add(step, rows, metrics)
             self.guard.after(step, rows, metrics, limits)
-            self.ahead.add(metrics["loss"])
+            self.dispatch_limit.add(metrics["loss"])
         self.checkpoints.check_lease()
         self.metrics.advance(step)
         self._report_saves()

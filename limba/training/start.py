@@ -302,8 +302,8 @@ def _end(config: RunConfig, deal: Deal) -> tuple[int | None, list[str]]:
             f" which is not known beforehand: {deal.reason}; give epochs x rows / {config.data.batch_size}.",
         )
     return steps_of_config, [
-        f"The learning rate falls up to step {steps_of_config:,} (RunConfig.train_steps), wherever DataConfig.num_epochs"
-        f" {epochs} end: that is not known beforehand, since {deal.reason}."
+        f"The learning rate falls up to step {steps_of_config:,} (RunConfig.train_steps), wherever"
+        f" DataConfig.num_epochs {epochs} end: that is not known beforehand, since {deal.reason}."
     ]
 
 

@@ -11,7 +11,7 @@ from limba.config import RunConfig
 from limba.model import Batch, Network
 from limba.sharding.agreement import compiled_together
 from limba.training.loop import Update
-from limba.training.reading import ShardRows
+from limba.training.row_reader import ShardRows
 from limba.training.schedule import make_schedule
 from limba.training.state import TrainState, state_shardings
 from limba.training.step import Gradient, Limits, StepMetrics, jit_train_step

@@ -25,7 +25,7 @@ from limba.evaluation.run_directory import RunDirectory
 from limba.tools.pages.page.page import MARK, MOST_BYTES
 from limba.tools.pages.page.runs import Run
 from limba.tools.pages.page.server import ReportServer
-from limba.training.metrics.uploads import Uploads
+from limba.training.metrics.growing_files import Uploads
 from tests import browser
 from tests.bucket_server import emulated
 from tests.evaluation import report_runs

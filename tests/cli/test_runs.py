@@ -12,7 +12,7 @@ from limba.cli import flags
 from limba.config import hardware
 from limba.data import task_modules
 from limba.formats import architectures
-from limba.training.metrics.figures import flops_per_row
+from limba.training.metrics.flops import flops_per_row
 from limba.training.schedule import make_schedule
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,7 +15,6 @@ import pytest
 import limba
 from limba.cli import main
 from limba.config import UntrustedModuleError
-from limba.export import at_end
 from limba.inference import source
 from limba.tools.pages.play.play import Server
 

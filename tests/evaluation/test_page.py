@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from limba.evaluation.downsampling import keep_extremes
 from limba.evaluation.history import History
 from limba.evaluation.summary import summary
-from limba.evaluation.thinning import keep_extremes
 from limba.storage.files import resolved
 from limba.tools.pages.page import charts, events, headline, samples, tables
 from limba.tools.pages.page.page import MARK, MOST_BYTES, POINTS, content_of, page_of

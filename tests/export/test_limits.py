@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from limba.config import DataConfig, RunConfig
-from limba.export import at_end
+from limba.export import end_of_run
 from limba.training.metrics import weights_and_biases
 from limba.training.metrics.weights_and_biases import WeightsAndBiases
 from tests import tiny
@@ -26,7 +26,7 @@ def test_an_export_that_stands_still_is_ended(
 ) -> None:
     monkeypatch.setattr(at_end, "HOURS_TO_WRITE", 1e-5)
     with pytest.raises(OSError, match=r"it has not ended after 1e-05 hours"):
-        at_end.written(config, 5, tmp_path)
+        end_of_run.written(config, 5, tmp_path)
 
 
 def test_an_upload_that_stands_still_is_left(
@@ -36,7 +36,7 @@ def test_an_upload_that_stands_still_is_left(
     standing = threading.Event()
     monkeypatch.setattr(at_end, "_upload", lambda *_: standing.wait(60))
     run = dataclasses.replace(config, hub_model_id="me/model", hub_strategy="every_save")
-    with at_end.uploading(run):
+    with end_of_run.uploading(run):
         pass
     standing.set()
     assert [each.getMessage() for each in caplog.records] == [

@@ -23,9 +23,9 @@ import limba
 from limba.cli.main import main
 from limba.config import InputError
 from limba.data.vocabulary.load import load_vocabulary
-from limba.data.vocabulary.needed import Pieces
+from limba.data.vocabulary.pieces import Pieces
 from limba.data.vocabulary.train import train_vocabulary
-from limba.data.vocabulary.trimmed import MODELS, Kept, tokenizer_state, write_tokenizer_files
+from limba.data.vocabulary.trimmed_files import MODELS, Kept, tokenizer_state, write_tokenizer_files
 from limba.export import trimming
 from limba.export.huggingface import import_folder
 from limba.export.trimming import COPIED, DEFAULT_IDS, RECORD, trim

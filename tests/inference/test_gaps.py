@@ -11,7 +11,7 @@ import pytest
 
 import limba
 from limba.config import InputError
-from limba.data.vocabulary import text_sample
+from limba.data.vocabulary import sentences
 from limba.data.vocabulary.load import PieceTable, load_vocabulary
 from limba.data.vocabulary.special_ids import SpecialIds
 from limba.inference import gap_filling, gap_pieces
@@ -94,11 +94,11 @@ def test_no_fill_is_half_a_letter_or_without_one() -> None:
     ],
 )
 def test_words_are_hidden_in_any_script(text: str, count: int) -> None:
-    hidden = text_sample.hidden_words(text)
+    hidden = sentences.hidden_words(text)
     if not count:
         assert hidden is None
         return
-    assert hidden is not None and hidden == text_sample.hidden_words(text) and len(hidden.words) == count
+    assert hidden is not None and hidden == sentences.hidden_words(text) and len(hidden.words) == count
     joined = hidden.masked
     for place, word in enumerate(hidden.words):
         assert len(word) >= 2 and f"<extra_id_{place}>" in joined
@@ -114,9 +114,9 @@ def test_sentences_are_prose() -> None:
         prose,
         prose,
     ]
-    found = list(text_sample.sentences(documents, 2))
+    found = list(sentences.sentences(documents, 2))
     assert [hidden.text for hidden in found] == [prose, prose]
-    several = text_sample.sentences([f"{prose} {prose} {prose}", prose, prose], 3, of_document=2)
+    several = sentences.sentences([f"{prose} {prose} {prose}", prose, prose], 3, of_document=2)
     assert [hidden.text for hidden in several] == [prose] * 3
 
 

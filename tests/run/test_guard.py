@@ -26,9 +26,9 @@ from limba.model import Network
 from limba.run import train
 from limba.sharding.mesh import make_mesh
 from limba.training.checkpoints.directory import Checkpoints, Restored
-from limba.training.ledger import FILE, entries_of
 from limba.training.metrics.logging import read_metrics
 from limba.training.optimizer import make_optimizer
+from limba.training.skipped_batches import FILE, entries_of
 from limba.training.state import abstract_state
 from tests import tiny
 from tests.run.logged import losses_of

@@ -22,12 +22,12 @@ from limba.config import (
 )
 from limba.model import Network
 from limba.training.guard import Guard
-from limba.training.ledger import Ledger, entries_of
-from limba.training.metrics.figures import RecentSteps
 from limba.training.metrics.logging import Metrics
+from limba.training.metrics.recent_steps import RecentSteps
 from limba.training.optimizer import make_optimizer
 from limba.training.row_losses import jit_row_losses
 from limba.training.schedule import make_schedule
+from limba.training.skipped_batches import SkippedBatches, entries_of
 from limba.training.state import TrainState, state_shardings
 from limba.training.step import Gradient, jit_train_step, without_update
 from tests import tiny
@@ -69,7 +69,7 @@ class Guarded:
         with Metrics(str(self.directory), 0, 1_000, writes=True) as lines:
             lines.say = self.said.append
             recent = RecentSteps(config, config.data.task_feature_lengths, 1, lines)
-            guard = Guard(config, Network(SMALL), Ledger(config), recent, lambda rows: rows)
+            guard = Guard(config, Network(SMALL), SkippedBatches(config), recent, lambda rows: rows)
         lines.event = lambda step, values: None  # the file is closed
         guard.begin(0, None)
         return guard
@@ -174,9 +174,9 @@ def test_a_batch_that_gives_nan_is_dropped_and_its_row_named(guarded: Guarded) -
     (spike,) = guard.spikes(1)
     guard._place = lambda rows: poisoned
     guard.drop(spike, state)
-    (entry,) = entries_of(guard.ledger.path.read_text(), "ledger")
+    (entry,) = entries_of(guard.skipped_batches.path.read_text(), "ledger")
     assert entry["rows"] == [{"shard": 1, "row": 1, "loss": None}]
-    assert "row 1 of shard 1" in guarded.said[0] and 1 in guard.ledger and 2 not in guard.ledger
+    assert "row 1 of shard 1" in guarded.said[0] and 1 in guard.skipped_batches and 2 not in guard.skipped_batches
     state, figures = dropping(state, clean, jax.random.key(1), NO_LIMITS)
     assert math.isfinite(figures["loss"]) and any((a != b).any() for a, b in zip(leaves(state), before, strict=True))
 
@@ -197,10 +197,10 @@ def test_losses_of_rows_are_those_of_the_batch() -> None:
 def test_a_ledger_is_read_again_and_a_wrong_one_is_named(guarded: Guarded, tmp_path: Path) -> None:
     config = guarded.config("off")
     other = tmp_path / "other.jsonl"
-    ledger = Ledger(config)
+    ledger = SkippedBatches(config)
     ledger.append([{"batch": 5, "rows": []}])
     ledger.append([{"batch": 7, "rows": [{"shard": 1, "row": 3, "loss": None}]}])
-    assert [number for number in range(10) if number in Ledger(config)] == [5, 7]
+    assert [number for number in range(10) if number in SkippedBatches(config)] == [5, 7]
 
     def given(text: str | None) -> RunConfig:
         if text is not None:
@@ -208,13 +208,13 @@ def test_a_ledger_is_read_again_and_a_wrong_one_is_named(guarded: Guarded, tmp_p
         return dataclasses.replace(config, data=dataclasses.replace(config.data, skip=str(other)))
 
     with pytest.raises(ConfigError, match=r"DataConfig.skip is .*other.jsonl, which cannot be read \(No such file"):
-        Ledger(given(None))
-    both = Ledger(given('{"batch": 9, "rows": [{"shard": 1, "row": 3}]}\n\n'))
+        SkippedBatches(given(None))
+    both = SkippedBatches(given('{"batch": 9, "rows": [{"shard": 1, "row": 3}]}\n\n'))
     assert 9 in both and 5 in both
     with pytest.raises(InputError, match=r"Line 2 of .*other.jsonl is not a batch of a ledger"):
-        Ledger(given('{"batch": 9}\n{"batch"'))
+        SkippedBatches(given('{"batch": 9}\n{"batch"'))
     with pytest.raises(ConfigError, match=r"batch 9 has row 0 of shard 2, and this run has 2 shards of 4 rows"):
-        Ledger(given('{"batch": 9, "rows": [{"shard": 2, "row": 0}]}'))
+        SkippedBatches(given('{"batch": 9, "rows": [{"shard": 2, "row": 0}]}'))
     (tmp_path / "skipped_batches.jsonl").write_text("[]\n")
     with pytest.raises(InputError, match=r"Line 1 of .*skipped_batches.jsonl is not a batch of a ledger"):
-        Ledger(config)
+        SkippedBatches(config)

@@ -15,11 +15,11 @@ from limba.config import DataConfig, GuardConfig, LossConfig, NonFiniteError, Ru
 from limba.model import Network
 from limba.training import guard as judging
 from limba.training.guard import Guard
-from limba.training.ledger import Ledger, entries_of
 from limba.training.losses import cross_entropy
-from limba.training.metrics.figures import RecentSteps
 from limba.training.metrics.logging import Metrics
+from limba.training.metrics.recent_steps import RecentSteps
 from limba.training.row_losses import jit_row_losses, rows_standing_out
+from limba.training.skipped_batches import SkippedBatches, entries_of
 from limba.training.spikes import Spike, Window
 from limba.training.state import TrainState
 from tests import tiny
@@ -145,7 +145,7 @@ def guard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         data = DataConfig("task", {"inputs": 24, "targets": 10}, batch_size=8, num_data_shards=2)
         config = RunConfig(SMALL, data, str(tmp_path), 1_000, guard=GuardConfig(action, **choices))
         recent = RecentSteps(config, {"inputs": 24, "targets": 10}, 1, Said())
-        guard = Guard(config, Network(SMALL), Ledger(config), recent, lambda rows: ROWS)
+        guard = Guard(config, Network(SMALL), SkippedBatches(config), recent, lambda rows: ROWS)
         guard.begin(start, notes)
         return guard
 
@@ -214,7 +214,7 @@ def test_a_dropped_batch_is_written_down_with_its_rows(guard_of: Any) -> None:
     (spike,) = guard.spikes(5)
     assert spike.number == 1
     guard.drop(spike, state_at(6))
-    (entry,) = entries_of(guard.ledger.path.read_text(), "ledger")
+    (entry,) = entries_of(guard.skipped_batches.path.read_text(), "ledger")
     assert entry == {
         "batch": 5, "data_batch": 2, "action": "skip", "reason": "its loss is inf", "loss": None, "gradient_norm": 7.0,
         "rows": STOOD_OUT,
@@ -238,9 +238,9 @@ def test_a_run_that_returns_writes_down_the_batches_around(guard_of: Any, around
     add(guard, 24, 9.0, math.nan)
     (spike,) = guard.spikes(24)
     assert guard.target(spike, [20, 22, 24]) == (22 if around == 0 else 20)
-    guard.ledger.append([{"batch": 25, "rows": []}])
+    guard.skipped_batches.append([{"batch": 25, "rows": []}])
     guard._write_rewound(spike, state_at(22))
-    entries = entries_of(guard.ledger.path.read_text(), "ledger")
+    entries = entries_of(guard.skipped_batches.path.read_text(), "ledger")
     assert [each["batch"] for each in entries] == ([25, 24] if around == 0 else [25, 23, 24, 26])
     by_batch = {each["batch"]: each for each in entries}
     assert by_batch[24] == {
@@ -277,10 +277,10 @@ def test_a_checkpoint_keeps_the_window_and_where_the_data_begin(guard_of: Any, t
         add(guard, step, 3.0)
     guard.spikes(9)
     # As on a disk that was full.
-    guard.ledger._lines = '{"batch": 3}\n'
-    guard.ledger._is_written = False
+    guard.skipped_batches._lines = '{"batch": 3}\n'
+    guard.skipped_batches._is_written = False
     notes = json.loads(json.dumps(guard.notes()))
-    assert guard.ledger.path.read_text() == '{"batch": 3}\n'
+    assert guard.skipped_batches.path.read_text() == '{"batch": 3}\n'
     assert notes == {"guard": {"data_start": 5, "window": [[step, 3.0, 0.0] for step in range(6, 10)]}}
     for kept, start in ((notes, 5), ({}, 0), (None, 77)):
         again = guard_of("warn", start=77, notes=kept)

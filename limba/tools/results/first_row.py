@@ -18,8 +18,8 @@ from limba.tools.results import files
 from limba.tools.results.kinds.bits import BitsPerByte
 from limba.tools.results.kinds.pairs import MinimalPairs
 from limba.tools.results.scoring import run_of, ways_of
+from limba.tools.results.scoring_methods import MASKED
 from limba.tools.results.suites import Suite
-from limba.tools.results.ways import MASKED
 
 NAME = "first_row"
 TEXT_BYTES = 100_000  # of the validation text that is scored …

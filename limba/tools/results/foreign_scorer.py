@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from limba.config import InputError, environment, extras, foreign
-from limba.tools.results.ways import CAUSAL, GAPS, HOW, MASKED
+from limba.tools.results.scoring_methods import CAUSAL, GAPS, HOW, MASKED
 
 MOST_LOGITS = 1 << 26  # numbers of a batch's logits: 256 MiB in float32
 MOST_ROWS = 32  # texts of a batch

@@ -19,8 +19,8 @@ from limba.config import InputError, NoModelError, environment, extras, kinds
 if TYPE_CHECKING:
     from limba.api import Progress
     from limba.config import RunConfig
-    from limba.tools.results.kept import Kept
     from limba.tools.results.outcome import Outcome
+    from limba.tools.results.outcome_cache import OutcomeCache
     from limba.tools.results.protocol import Protocol
     from limba.tools.results.scoring import Scorer
     from limba.tools.results.suites import Read, Suite
@@ -174,7 +174,7 @@ class Measured:
     """A table that is filled model by model."""
 
     def __init__(self, tasks: Sequence[Read], args: argparse.Namespace, folder: Path, protocol: Protocol):
-        from limba.tools.results.kept import Kept, digest
+        from limba.tools.results.outcome_cache import OutcomeCache, digest
         from limba.tools.results.table import Table
 
         self.tasks = tasks
@@ -184,7 +184,7 @@ class Measured:
         self.table: Table = Table()
         self.model_columns: list[str] = []
         self.ways: dict[str, str] = {}  # how the columns of tasks without labels were scored
-        self.kept: Kept = Kept(folder)
+        self.kept: OutcomeCache = OutcomeCache(folder)
         self.rules = {read.task.name: self.kept.rules(read.task, args.data, protocol) for read in tasks}
         self.hashes = {name: digest(rules)[:8] for name, rules in self.rules.items()}
         self.notes: list[str] = []
@@ -217,7 +217,7 @@ class Measured:
             return
         self.model_columns.append(label)
         from limba.api import Progress
-        from limba.tools.results.search import settings
+        from limba.tools.results.grid_search import settings
 
         per_task = 2 * len(settings(self.protocol))
         total = sum(per_task + 2 * len(self._seeds(fine_tuning)) for fine_tuning in runs)
@@ -256,8 +256,8 @@ class Measured:
 
     def _learn(self, runs: FineTuning, label: str, is_random: bool, progress: Progress) -> None:
         """Adds the figures of a fine-tuned task."""
-        from limba.tools.results.kept import OF_TRAINING
-        from limba.tools.results.search import learned
+        from limba.tools.results.grid_search import learned
+        from limba.tools.results.outcome_cache import OF_TRAINING
 
         name = runs.task.name
         facts = {

@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from limba.config import InputError, ModelConfig, NoModelError
 from limba.tools.results.files import checksum, hub_id
-from limba.tools.results.ways import CAUSAL, GAPS, HOW, MASKED
+from limba.tools.results.scoring_methods import CAUSAL, GAPS, HOW, MASKED
 
 if TYPE_CHECKING:
     from limba.api import TrainedModel

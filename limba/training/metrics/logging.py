@@ -24,10 +24,10 @@ from limba.config.extras import without
 from limba.sharding.preemption import stop_all
 from limba.storage.files import make_folder
 from limba.training.metrics.console import Console, Warnings, filled, shortened
+from limba.training.metrics.growing_files import LOCAL, EventFiles, Lines
+from limba.training.metrics.growing_files import logger as uploads_logger
 from limba.training.metrics.records import LOG, METRICS, Callback, Callbacks, bits_per_byte_by_set, duration
 from limba.training.metrics.records import read_metrics as read_metrics
-from limba.training.metrics.uploads import LOCAL, EventFiles, Lines
-from limba.training.metrics.uploads import logger as uploads_logger
 from limba.training.metrics.weights_and_biases import WeightsAndBiases
 
 with without("torch", "google.cloud.storage"):  # not used here, and their imports cost seconds

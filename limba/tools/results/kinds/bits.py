@@ -14,7 +14,7 @@ from limba.config import InputError, kinds, require
 from limba.tools.results import files
 from limba.tools.results.outcome import Figures, Outcome
 from limba.tools.results.protocol import PROTOCOL
-from limba.tools.results.ways import CAUSAL, GAPS, MASKED
+from limba.tools.results.scoring_methods import CAUSAL, GAPS, MASKED
 
 if TYPE_CHECKING:
     from limba.tools.results.scoring import Scorer

@@ -14,7 +14,7 @@ from limba.config.kinds import PositiveInt
 from limba.tools.results import files
 from limba.tools.results.outcome import Figures, Outcome, bootstrap
 from limba.tools.results.protocol import PROTOCOL
-from limba.tools.results.ways import GAPS
+from limba.tools.results.scoring_methods import GAPS
 
 if TYPE_CHECKING:
     from limba.tools.results.scoring import Scorer

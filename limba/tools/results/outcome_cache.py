@@ -30,7 +30,7 @@ def digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
-class Kept:
+class OutcomeCache:
     """The outcomes in a folder."""
 
     def __init__(self, folder: Path):
