@@ -370,7 +370,7 @@ def check_tokenizer(directory: Path, vocabulary: Vocabulary, template: tuple[lis
     )
     reader = f"the tokenizer in transformers {transformers.__version__}"
     if differing:
-        example = export_check.said(differing[0])
+        example = export_check.in_words(differing[0])
         return False, f"{reader}: other ids in {len(differing)} of {count} texts, {example} (FAILED)"
     before, after = template
     framed = tokenizer(TEXTS[0]).input_ids

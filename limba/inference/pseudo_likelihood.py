@@ -12,8 +12,8 @@ from jaxtyping import Bool, Float, PyTree
 from limba.data.stream.placement import place_batch
 from limba.data.vocabulary import load
 from limba.data.vocabulary.load import Vocabulary
-from limba.data.vocabulary.special_ids import SpecialIds
 from limba.data.vocabulary.sentences import UNSPACED
+from limba.data.vocabulary.special_ids import SpecialIds
 from limba.inference import generate, scoring
 from limba.inference.mask_filling import mask_of
 from limba.inference.texts import whole_letters

@@ -17,7 +17,7 @@ import sentencepiece
 
 from limba.config import InputError
 from limba.data.vocabulary.load import SENTINEL
-from limba.data.vocabulary.tokenizers import TokenizersVocabulary
+from limba.data.vocabulary.tokenizers import SPACE, TokenizersVocabulary
 from limba.data.vocabulary.vocabularies import SentencePieceVocabulary, Vocabulary, parse_model
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SPACE = "\u2581"  # SentencePiece's character for a space
 MARK = "\U000f1d9e"  # a private-use character that stands for a gap while SentencePiece tokenizes the text
 NAME = "<limba_gap_d9e7>"  # stands for a gap while a tokenizer.json tokenizes the text; no normalizer changes it
 WHITE_SPACE = "[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"  # where WhitespaceSplit splits
@@ -268,7 +267,7 @@ def _removes_space(step: Json, gap: str) -> bool:
 
 
 def _before_no_gap(step: Json, gap: str) -> list[Json]:
-    """Returns a normalizer's step; after one that puts something before a text, a second one removes it before a gap."""
+    """Returns a normalizer's step; a step that puts something before a text is followed by its removal before a gap."""
     if step["type"] == "Prepend":
         return _before_text(step["prepend"], gap)
     return [step]

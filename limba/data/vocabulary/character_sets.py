@@ -73,8 +73,8 @@ class CharacterSets:
         parts = [self._of_rows(tokens[start : start + rows]) for start in range(0, len(tokens), rows)]
         counts = np.concatenate(parts)
         if starts is not None:
-            # The dummy space is not text. A token that spells nothing else keeps its byte in "other", as one that spells
-            # nothing does.
+            # The dummy space is not text. A token that spells nothing else keeps its byte in "other", as a token that
+            # spells nothing does.
             spells_more = self._lengths[tokens] > 1
             counts[self._dummies(tokens, starts) & spells_more, OTHER] -= 1
         return counts

@@ -1,8 +1,8 @@
 """The files of vocabularies, wherever they are, and the copies of them that a run keeps in its directory.
 
-A vocabulary is one file, or what stands in a folder for transformers beside the weights. A copy's name follows from the
-address that the run, or its task, gives. So what is done with the run later finds the copy first, whatever has become
-of the address, and a directory that was moved or copied has its vocabularies with it.
+A vocabulary is one file, or several files beside the weights in a folder for transformers. A copy's name follows from
+the address that the run, or its task, names. So whatever opens the run later finds the copy first, even if the address
+is gone, and a run directory that was moved or copied has its vocabularies with it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,23 @@ from limba.storage.files import resolved, write_whole
 
 CONFIG = "config.json"  # a folder for transformers has it
 OF_TOKENIZER = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
-    *("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt"),
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
 )
 # What such a folder has beside its weights that says how text is read and written.
 OF_FOLDER = (CONFIG, "generation_config.json", *OF_TOKENIZER)
 _COPY = re.compile(r"vocabulary-[0-9a-f]{8}(?:\.model|\.json)?")
-_FILES = (".model", ".json")  # a vocabulary whose name ends so is no folder and no hub id
+_FILES = (".model", ".json")  # an address that ends so is a file, and neither a folder nor a hub id
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def is_folder(address: str) -> bool:
@@ -41,9 +51,9 @@ def is_folder(address: str) -> bool:
 
 
 def folder_at(address: str) -> epath.Path:
-    """Returns the folder of a vocabulary for which `is_folder` holds; that of a hub id is downloaded.
+    """Returns the folder of a vocabulary for which `is_folder` holds; a model of the hub is downloaded.
 
-    Raises InputError for a folder that has no config.json, and what `hub.download` raises.
+    Raises InputError for a folder without config.json, and what `hub.download` raises.
     """
     folder = resolved(address)
     if not folder.is_dir():
@@ -76,8 +86,8 @@ def content(path: str) -> bytes:
         with fsspec.open(path, "rb") as file:
             return file.read()  # pyright: ignore[reportAttributeAccessIssue] one path gives one file
     except FileNotFoundError as error:
-        is_id = re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not path.endswith((".model", ".json"))
-        advice = f"; of a model of the hub give hf://{path}/tokenizer.json" if is_id else ""
+        is_hub_id = _HUB_ID.fullmatch(path) and not path.endswith(_FILES)
+        advice = f"; for a model of the hub give hf://{path}/tokenizer.json" if is_hub_id else ""
         raise InputError(
             f"The vocabulary {path} does not exist; set DataConfig.vocabulary to the path of a SentencePiece model or"
             f" of a tokenizer.json, or to 'byte'{advice}.",
@@ -92,16 +102,16 @@ def content(path: str) -> bytes:
 
 
 def _names(address: str) -> tuple[str, str]:
-    """Returns the name of a copy: of a file, and of a folder."""
+    """Returns the names that a copy has: if it is a file, and if it is a folder."""
     digest = hashlib.blake2b(without_credentials(address).encode(), digest_size=4).hexdigest()
     name = f"vocabulary-{digest}"
     return f"{name}{'.json' if address.endswith('.json') else '.model'}", name
 
 
 def place_of(address: str, directory: str | None) -> str:
-    """Returns the path of the copy in a run's directory of the vocabulary at an address; if it has none, the address.
+    """Returns the path of the copy of a vocabulary in a run's directory; without a copy, the vocabulary's address.
 
-    With None for the directory there are no copies. A folder's copy is whole when it has its config.json.
+    With None for the directory there are no copies. The copy of a folder is whole when it has its config.json.
     """
     if directory is None:
         return address
@@ -132,7 +142,7 @@ def keep(addresses: Iterable[str], directory: str) -> None:
 
 
 def _keep_folder(folder: epath.Path, copy: epath.Path) -> None:
-    """Copies what says how text is read and written; config.json last: until then the copy is none."""
+    """Copies what says how text is read and written; config.json last, since only then the copy counts."""
     copy.mkdir(parents=True, exist_ok=True)
     for name in reversed(OF_FOLDER):
         if (folder / name).exists():
@@ -146,12 +156,12 @@ def _write(file: epath.Path, data: bytes) -> None:
 
 def copies_in(directory: epath.Path) -> list[str]:
     """Returns the paths, below a run's directory, of the files of its copies."""
-    found = []
+    paths = []
     for copy in directory.glob("vocabulary-*"):
         if not _COPY.fullmatch(copy.name):
             continue
         if copy.is_dir():
-            found += [f"{copy.name}/{name}" for name in OF_FOLDER if (copy / name).exists()]
+            paths += [f"{copy.name}/{name}" for name in OF_FOLDER if (copy / name).exists()]
         else:
-            found.append(copy.name)
-    return found
+            paths.append(copy.name)
+    return paths

@@ -1,7 +1,7 @@
-"""The files of a vocabulary with fewer ids: SentencePiece's model, tokenizer.json, and what stands beside them.
+"""The files of a vocabulary with fewer ids: SentencePiece's model, tokenizer.json, and the files beside them.
 
-The ids that stay keep their order; an id's new number is its place among them. Nothing else of a file changes: the
-normalizer, the pre-tokenizer, scores and the order of merges are those of the old file.
+The ids that stay keep their order; the new number of an id is its index among them. Nothing else in a file changes:
+normalizer, pre-tokenizer, scores and the order of merges stay as they are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from limba.data.vocabulary.vocabularies import parse_model
 
 Json = dict[str, Any]
 MODELS = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
-# Keys whose value is one id, or several, end so; the others are those of generation_config.json.
+# Keys whose value is one id, or several, end so; the other two are keys of generation_config.json.
 _OF_IDS = "_token_id"
 _LISTS = ("suppress_tokens", "begin_suppress_tokens")
 _LISTS_OF_LISTS = ("bad_words_ids",)
@@ -46,12 +46,12 @@ class Kept:
         return frozenset(self.names[number] for number in self.ids if number in self.names)
 
     def num_rows(self, before: int) -> int:
-        """Returns how many rows a matrix has that had `before`: ids beyond it have none."""
+        """Returns how many rows are left of a matrix that had `before`; ids beyond it had none."""
         return sum(number < before for number in self.ids)
 
 
 def sentencepiece_model(data: bytes, kept: Kept) -> bytes:
-    """Returns a SentencePiece model with the pieces that stay: of bytes, sentinels and special tokens all do."""
+    """Returns a SentencePiece model with the pieces that stay: all bytes, sentinels and special tokens do."""
     model = parse_model(data)
     kinds = model.SentencePiece
     pieces = []
@@ -71,7 +71,7 @@ def sentencepiece_model(data: bytes, kept: Kept) -> bytes:
         number = getattr(made.trainer_spec, field)
         if number >= 0:  # -1: there is none
             setattr(made.trainer_spec, field, new_ids.get(number, number))
-    # A model may hold texts by which SentencePiece tests itself when it opens the file: they have the old pieces.
+    # A model may hold texts by which SentencePiece tests itself when it opens the file; they are of the old pieces.
     made.DiscardUnknownFields()
     return made.SerializeToString()
 
@@ -91,7 +91,7 @@ def tokenizer_state(state: Json, kept: Kept) -> Json:
         raise InputError(f"tokenizer.json holds a model of type {kind}; only Unigram, BPE and WordPiece are trimmed.")
     if kind == "BPE":
         model["merges"] = [merge for merge in model["merges"] if _is_possible(merge, model["vocab"])]
-    # A token that transformers' class does not add is a piece, or nothing, to it, and may be gone.
+    # An added token may be gone: to transformers' class it was an ordinary piece, or nothing.
     added = [token for token in made.get("added_tokens") or () if token["id"] in kept.new]
     made["added_tokens"] = [{**token, "id": kept.new[token["id"]]} for token in added]
     if made.get("padding"):
@@ -128,8 +128,8 @@ def _renumber_processor(processor: Json | None, kept: Kept) -> None:
 def with_new_ids(content: Json, kept: Kept, defaults: Mapping[str, int] | None = None) -> Json:
     """Returns a config.json's or generation_config.json's content with the new number of each id that it names.
 
-    `defaults` are the ids of its class that are not written, and have to be now. An id that stays without a row keeps
-    its number, and one of a list that is gone leaves it.
+    `defaults` are ids of its class that the file does not name, and now has to. An id that is gone keeps its number as
+    a single value, and is left out of a list.
     """
 
     def one(number: Any) -> Any:
