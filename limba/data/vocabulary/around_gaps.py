@@ -217,7 +217,7 @@ def reason_against(tokenizer: Tokenizer) -> str | None:
     steps = _flat(json.loads(tokenizer.to_str())["pre_tokenizer"], "pretokenizers")
     later = steps[2:] if _are_marked_words(steps) else steps[1:]
     if any(_puts_mark(step) or step.get("add_prefix_space") for step in later):
-        return "puts a space before each part that its first steps make of a text, so also before what follows a gap"
+        return "puts a space before each part of a text that its first steps make, so also before what follows a gap"
     return None
 
 

@@ -85,8 +85,8 @@ def of_model(model_path: str, extra_ids: int, starts: bool, encodes: bool, mask_
     if is_suffix or not gaps:
         add_special(made, gaps, rstrip=True)
         return made
-    # The space before a gap belongs to the removed word, see `around_gaps`. The normalizer removes it; it sees the names
-    # of tokens that are looked for in the normalized text.
+    # The space before a gap belongs to the removed word, see `around_gaps`. The normalizer removes it; it sees the
+    # names of tokens that are looked for in the normalized text.
     names = pattern_of([*gaps, *map(made.normalizer.normalize_str, gaps)])
     space_before_gap = normalizers.Replace(Regex(f"[ {_space(model)}](?={names})"), "")
     made.normalizer = normalizers.Sequence([made.normalizer, space_before_gap])
