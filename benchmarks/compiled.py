@@ -21,7 +21,7 @@ product_gflops        cpu only, instead of cycles: of a device's matrix products
 kernels               gpu only, instead of cycles, which its compiler does not give: each Pallas call's registers, bytes
                       that they could not hold, shared memory, and the tensor cores' instructions it uses
 
-Bytes of collectives are those of their results on one device, a reduce-scatter's of its operands, loops multiplied. A
+Bytes of collectives are the sizes of their results on one device, or of a reduce-scatter's operands, times the loops. A
 ring moves twice as many for an all-reduce as for an all-gather or a reduce-scatter of the same size.
 """
 

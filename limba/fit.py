@@ -1,8 +1,8 @@
 """Python that trains: `pretrain` and `finetune` take texts that a program holds, and return the trained model.
 
-What is given is written into the run's directory once, so that the run is like any other: the same call, or the
-command that trains its configuration, resumes it, and every command reads it. Its figures equal those of the same run
-from files.
+The texts are written into the run's directory once, so that the run is like any other: the same call, or the command
+that trains its configuration, resumes it, and every command reads it. Its figures equal those that a run on the same
+texts in files has.
 """
 
 from __future__ import annotations
@@ -66,12 +66,11 @@ def pretrain(
 ) -> TrainedModel:
     """Returns a model, trained on texts: a list, a DataFrame or a `datasets.Dataset` with the column `text`.
 
-    It is a new one, or with `start`, what `load` returns or takes, that one, pretrained further: its network,
-    vocabulary and objective are kept (gin/continue.gin). `like` is the gin file of a run, which says everything else,
-    and the network of a new model; None: gin/demo_fast.gin, or gin/continue.gin with `start`. `vocabulary` is a path or
-    'byte'; None trains one on the texts. `options` are those of `Options`, and names of the gin file. It trains for
-    five minutes unless `steps` or `minutes` says otherwise. The same call resumes the run. Raises InputError, one
-    sentence.
+    It is a new model, or the one at `start` (what `load` returns or takes) pretrained further: its network, vocabulary
+    and objective are kept (gin/continue.gin). `like` is the gin file of a run, which says everything else, and the
+    network of a new model; None: gin/demo_fast.gin, or gin/continue.gin with `start`. `vocabulary` is a path or 'byte';
+    None trains one on the texts. `options` are the fields of `Options`, and names of the gin file. It trains for five
+    minutes unless `steps` or `minutes` says otherwise. The same call resumes the run. Raises InputError, one sentence.
     """
     choices, names = _options(options)
     rows = Rows(texts, {"text": text})
@@ -109,11 +108,11 @@ def finetune(
     """Returns the model, fine-tuned to write the targets of pairs for their inputs.
 
     `model` is what `load` returns or takes. `pairs` are a list of (input, target) or of dictionaries, a DataFrame or a
-    `datasets.Dataset`; `inputs` and `targets` name the columns. The lengths are those of the longest pair, at most 512
-    tokens. `like` is a gin file of a run on pairs, without a network; `options` are those of `Options`, and names of
-    that file. Without `LEARNING_RATE` and `like` a run of fewer than 5,000 steps from scratch is fine-tuned at 0.02,
-    other models at T5's 0.001. A share of the pairs is held out for validation, and the step with the lowest loss of it
-    is returned. The same call resumes the run. Raises InputError, one sentence.
+    `datasets.Dataset`; `inputs` and `targets` name the columns. The lengths are the longest pair's, at most 512
+    tokens. `like` is a gin file of a run on pairs, without a network; `options` are the fields of `Options`, and names
+    of that file. Without `LEARNING_RATE` and `like` a run of fewer than 5,000 steps from scratch is fine-tuned at 0.02,
+    other models at T5's 0.001. A share of the pairs is held out for validation, and the step with the lowest loss on
+    it is returned. The same call resumes the run. Raises InputError, one sentence.
     """
     choices, names = _options(options)
     rows = Rows(pairs, {"inputs": inputs, "targets": targets})
@@ -248,7 +247,7 @@ def _train(config: RunConfig, *callbacks: Callback | None) -> None:
 
 
 def _steps_in(config: RunConfig, minutes: float) -> int:
-    """Returns the steps that fit: those of the run that is there, or by the time of a few that are thrown away."""
+    """Returns the steps that fit: an existing run's, or by the time of a few steps that are thrown away."""
     file = epath.Path(config.model_dir) / plain.FILE
     if file.exists() and isinstance(run := plain.from_text(read_text(file), str(file)), RunConfig) and run.train_steps:
         return run.train_steps

@@ -125,7 +125,7 @@ class PlannedRun:
 
 
 class PlannedStep:
-    """A run's training step on devices; `mesh_sizes` are those of data, fsdp and model. Nothing is compiled yet."""
+    """A run's training step on devices; `mesh_sizes` are the sizes of data, fsdp and model. Nothing is compiled yet."""
 
     def __init__(self, config: RunConfig, devices: np.ndarray, feature_shapes: Mapping[str, tuple[int, int]]):
         mesh = make_mesh(config.mesh, devices)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 STANDARD = ("-", "stdin")
 STDOUT = "stdout"
-# The lines of a window are sorted by length together, for fuller batches; a stopped command loses those of one window.
+# The lines of a window are sorted by length together, for fuller batches; a stopped command loses one window's.
 BATCHES_PER_WINDOW = 32
 Record = dict[str, Any]  # of a line of input or output
 # From the records of a window, and the number of its first line, to each record's number in the window, the record with

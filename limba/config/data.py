@@ -18,8 +18,9 @@ from limba.config.kinds import ClosedShare, Limit, NonNegativeInt, OpenShare, Po
 class Objective(NamedTuple):
     """What the rows of an objective are, and its module of `limba/data/objectives/`.
 
-    The module has a function with the objective's name, a preprocessor of seqio, and NAME_lengths, from the configured
-    lengths to the lengths of its rows. Nothing else has to know of it.
+    The module has two functions: one with the objective's name, a preprocessor of seqio, and one with the ending
+    _lengths, from the configured lengths to the lengths of the objective's rows (`spans.py` shows both). Nothing else
+    has to know of it: choices, checks and messages follow from this table.
     """
 
     module: str
@@ -32,15 +33,6 @@ class Objective(NamedTuple):
     def has_prefix(self) -> bool:
         """Whether a decoder-only model reads a part of each row without predicting it."""
         return self.for_decoder and self.has_inputs
-
-
-class ReadStage(NamedTuple):
-    """What is read from one batch on, until the next stage."""
-
-    begins: int  # its first batch; 0 for the first stage
-    name: str  # its task or mixture
-    objective: str | None  # None: the task's own
-    density: float | None  # share of tokens that are hidden; None: the task's own
 
 
 OBJECTIVES = {
@@ -65,6 +57,15 @@ Coverage = Annotated[float, Limit(lambda value: 0 < value <= 1, "a share above 0
 Percent = Annotated[float, Limit(lambda value: 0 <= value < 100, "a percentage from 0 to below 100")]
 Temperature = Annotated[float, Limit(lambda value: value >= 1, "1 (by size) or more")]
 Seed = Annotated[int, Limit(lambda value: value >= 0, "a whole number, 0 or more: unseeded shuffles cannot be resumed")]
+
+
+class ReadStage(NamedTuple):
+    """What is read from one batch on, until the next stage."""
+
+    begins: int  # its first batch; 0 for the first stage
+    name: str  # its task or mixture
+    objective: str | None  # None: the task's own
+    density: float | None  # share of tokens that are hidden; None: the task's own
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class DataConfig:
     column: str | Mapping[str, str] = "text"  # column of data_files, or {'inputs': 'en', 'targets': 'ms'}
     # other text, given as data_files is, that is mixed into the training text against forgetting; None: none
     replay_files: str | tuple[str, ...] | Mapping[str, str] | None = None
-    replay_share: OpenShare = 0.05  # of the rows that are those of replay_files
+    replay_share: OpenShare = 0.05  # of the rows that come from replay_files
     prefix: str | None = None  # added before each input of a supervised task; None: the task's
     validation_percent: Percent = 1.0  # of data_files without a validation split; chosen by document hash
     read_timeout_seconds: PositiveFloat = 60.0  # time limit of one request for part of a remote file

@@ -17,6 +17,38 @@ from glob import glob
 from pathlib import Path
 from typing import IO, NamedTuple, NoReturn
 
+# Read by the libraries when they are imported. What the user has set stays.
+VARIABLES = {
+    "TF_CPP_MIN_LOG_LEVEL": "3",  # TensorFlow only reads text here; its start-up notes are of no use
+    "TF_ENABLE_ONEDNN_OPTS": "0",  # silences a note; Limba does no arithmetic in TensorFlow
+    "EPATH_USE_TF": "false",  # buckets are read by fsspec; TensorFlow has an address and credentials of its own
+    "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # else gcsfs asks a bucket by gRPC of what kind it is
+    "GRPC_VERBOSITY": "ERROR",
+    "GLOG_minloglevel": "2",
+    "TOKENIZERS_PARALLELISM": "false",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+}
+# Large pages for the arrays of a step on a CPU. Each step allocates its memory again, and to touch that in pages of
+# 4 kB cost a fifth of the step. glibc reads this only when a process starts.
+LARGE_PAGES = ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+# What helps where a step exchanges data between GPUs, by jaxlib 0.10's names (an unknown flag of XLA would end the
+# process; a test lets XLA read it). LIMBA_GPU_FLAGS=0 sets nothing. Not measured here on several GPUs. The sources,
+# which also say why nothing else is set: docs/gpus.md.
+GPU_FLAGS_SWITCH = "LIMBA_GPU_FLAGS"
+# Moves exchanges beside computation. NVIDIA's JAX images set it: docs.nvidia.com/jax-toolbox/environment-variables
+GPU_XLA_FLAG = "--xla_gpu_enable_latency_hiding_scheduler"
+# jax's own 0.75 leaves 20 GB of an H100 unused; 0.9 leaves room for NCCL:
+# docs.nvidia.com/jax-toolbox/performance-profiling/gpu-performance
+GPU_MEMORY = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
+# Else jax takes that share of a GPU at once, and torch in the same process finds the rest.
+GPU_IS_SHARED = ("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+# TensorFlow's notes that no variable silences.
+CHATTER = re.compile(rb"^(I0000 |W0000 .*cuda|WARNING: All log messages before absl::InitializeLog)")
+# Clients of buckets log each attempt of a request with its traceback; Limba says in a line what came of all attempts.
+BUCKET_CLIENTS = ("gcsfs", "fsspec", "aiohttp", "asyncio")
+_ENDS = threading.Lock()  # never released
+_BUFFERED: list[int] = []  # the console, inside `quiet_imports`
+
 
 class Announced(NamedTuple):
     """The variables with which a launcher says how many processes it has started."""
@@ -61,35 +93,6 @@ def process_number() -> str:
     return os.environ.get("PROCESS_ID") or (os.environ.get(launcher.index) if launcher else None) or "0"
 
 
-# Read by the libraries when they are imported. What the user has set stays.
-VARIABLES = {
-    "TF_CPP_MIN_LOG_LEVEL": "3",  # TensorFlow only reads text here; its start-up notes are of no use
-    "TF_ENABLE_ONEDNN_OPTS": "0",  # silences a note; Limba does no arithmetic in TensorFlow
-    "EPATH_USE_TF": "false",  # buckets are read by fsspec; TensorFlow has an address and credentials of its own
-    "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # else gcsfs asks a bucket by gRPC of what kind it is
-    "GRPC_VERBOSITY": "ERROR",
-    "GLOG_minloglevel": "2",
-    "TOKENIZERS_PARALLELISM": "false",
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-}
-# Large pages for the arrays of a step on a CPU. Each step allocates its memory again, and to touch that in pages of
-# 4 kB cost a fifth of the step. glibc reads this only when a process starts.
-LARGE_PAGES = ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
-# What helps where a step exchanges data between GPUs, by jaxlib 0.10's names (an unknown flag of XLA would end the
-# process; a test lets XLA read it). LIMBA_GPU_FLAGS=0 sets nothing. Not measured here on several GPUs. The sources,
-# which also say why nothing else is set: docs/gpus.md.
-GPU_FLAGS_SWITCH = "LIMBA_GPU_FLAGS"
-# Moves exchanges beside computation. NVIDIA's JAX images set it: docs.nvidia.com/jax-toolbox/environment-variables
-GPU_XLA_FLAG = "--xla_gpu_enable_latency_hiding_scheduler"
-# jax's own 0.75 leaves 20 GB of an H100 unused; 0.9 leaves room for NCCL:
-# docs.nvidia.com/jax-toolbox/performance-profiling/gpu-performance
-GPU_MEMORY = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
-# Else jax takes that share of a GPU at once, and torch in the same process finds the rest.
-GPU_IS_SHARED = ("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-# TensorFlow's notes that no variable silences.
-CHATTER = re.compile(rb"^(I0000 |W0000 .*cuda|WARNING: All log messages before absl::InitializeLog)")
-
-
 def open_streams() -> None:
     """Opens the streams that this process has begun without, as after `>&-`, on the null device."""
     for name in ("stdin", "stdout", "stderr"):
@@ -123,10 +126,6 @@ def set_gpu_flags() -> None:
     if GPU_XLA_FLAG not in flags_before:
         os.environ["XLA_FLAGS"] = f"{flags_before} {GPU_XLA_FLAG}=true".strip()
     os.environ.setdefault(*GPU_MEMORY)
-
-
-# They log each attempt of a request with its traceback; Limba says in a line what came of all attempts.
-BUCKET_CLIENTS = ("gcsfs", "fsspec", "aiohttp", "asyncio")
 
 
 def set_logging() -> None:
@@ -214,10 +213,6 @@ def end_now(sentence: str, status: int) -> NoReturn:
         line = " ".join(sentence.split())
         os.write(console() or 2, ("\n" * sys.stderr.isatty() + line + "\n").encode(errors="backslashreplace"))
     os._exit(status)
-
-
-_ENDS = threading.Lock()  # never released
-_BUFFERED: list[int] = []  # the console, inside `quiet_imports`
 
 
 def _has_accelerator() -> bool:

@@ -117,6 +117,7 @@ class Muon(Factored, AdamW):
         return self.muon_by_parameter_scale
 
 
+# Every rule by its name; TRANSFORMATIONS of `limba/training/rules.py` has the same names.
 RULES: dict[str, type[OptimizerConfig]] = {
     "adafactor": Adafactor,
     "adamw": AdamW,

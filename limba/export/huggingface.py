@@ -276,7 +276,7 @@ def prove(
 ) -> tuple[bool, list[str]]:
     """Returns whether a written folder gives the source's numbers, and the findings as sentences.
 
-    `special` are the ids with a role, by default those of a run with this vocabulary.
+    `special` are the ids with a role, by default a run's with this vocabulary.
     """
     if not choices.checks:
         return True, ["NOT CHECKED: written without the proof, nothing shows that it gives the source's numbers"]

@@ -146,7 +146,7 @@ class Proof:
     ):
         """`vocabulary` is seqio's, or None; `suppressed` ids are never generated. Reads all of `arrays` into memory.
 
-        `special` are the ids with a role, by default those of a run.
+        `special` are the ids with a role, by default a run's.
         """
         self._config = dataclasses.replace(
             config, dtype="float32", dropout_rate=0.0, remat="none", scan_layers=True, attention="auto"
@@ -244,7 +244,7 @@ class Proof:
         return Figures(reader, difference, loss, NUM_TEXTS - len(differing), NUM_TEXTS, astray, tolerance, what)
 
     def _lead(self, row: int, tokens: np.ndarray) -> float:
-        """Returns the source's logit of its token minus that of the other text's token, at the first difference."""
+        """Returns by how much the source prefers its token to the other text's, in logits, at the first difference."""
         position = int(np.flatnonzero(tokens != self._tokens[row])[0])
         logits = self._followed[row, position]
         return float(logits[self._tokens[row, position]] - logits[tokens[position]])

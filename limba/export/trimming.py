@@ -184,7 +184,7 @@ def check_output(out: str) -> Path:
 def opened(path: str, vocabulary: VocabularyName | None = None, weights: bool = True) -> Source:
     """Returns the model at a path, with this vocabulary; of a folder for transformers no weights are read.
 
-    Without `weights` those of a hub id are not downloaded. Raises InputError for another vocabulary than the one in a
+    Without `weights` a hub id's are not downloaded. Raises InputError for a vocabulary other than the one in a
     folder for transformers.
     """
     found = open_path(path, with_weights=weights)
@@ -257,7 +257,7 @@ def trim(
     up the share `coverage` of the texts' tokens, with what these are made of, single bytes and special tokens; more
     stay up to a multiple of 128 rows. `held_out` is text that is not counted and is reported on. `progress` is called
     with the bytes that were cut into pieces. Raises InputError for a vocabulary of bytes, a T5 without sentinels, a
-    tokenizer that does not fit the model's rows, and a result that cuts a text otherwise than before.
+    tokenizer that does not fit the model's rows, and a result that splits a text differently than before.
     """
     if not 0 < coverage <= 1:
         raise InputError(f"The coverage is {coverage}; give a share of the text's tokens above 0, 1 at most.")
@@ -359,7 +359,7 @@ def _why_reset(state: trimming_run.State | None) -> str:
 
 
 def _result(plan: Plan, now: Vocabulary, held_out: Sequence[bytes], same: int, out: Path, note: str = "") -> Trimmed:
-    """Returns the report; parameters are those of the first part: a hybrid's other one has the same weights."""
+    """Returns the report; parameters are the first part's: a hybrid's other part has the same weights."""
     part = plan.parts[0]
     return Trimmed(
         output=str(out),

@@ -124,7 +124,7 @@ def _examples(before: Vocabulary, now: Vocabulary, gone: Counter[int], lost: Cou
     for number, count in gone.most_common(NUM_EXAMPLES):
         text = spelled[number].decode(errors="replace")
         cut: list[str] = []
-        if "\ufffd" not in text:  # else the piece is a part of a letter, which is no text of its own
+        if "\ufffd" not in text:  # else the piece is only a part of a letter
             cut = [new_names.name(int(new)) for new in now.encode(text)]
         examples.append(f"{text!r} ({count} times) is now {few(cut, NUM_PIECES_SHOWN) or 'other pieces'}")
     for number, count in lost.most_common(max(0, NUM_EXAMPLES - len(examples))):

@@ -77,7 +77,7 @@ class Opened:
     def config(self) -> RunConfig | ModelConfig:
         """Returns what the files say: a run's configuration, or the network alone.
 
-        That of a T5X checkpoint follows from the shapes of its arrays. Raises InputError for a configuration that is
+        A T5X checkpoint's network follows from the shapes of its arrays. Raises InputError for a configuration that is
         missing, cannot be read, or describes a network that Limba does not have.
         """
         if self.kind == LIMBA:

@@ -41,6 +41,14 @@ OF_AN_ADAPTER = (
     " merge_and_unload(), save the result, and give that folder."
 )
 
+# safetensors' names of dtypes, and numpy's. Arrays of other dtypes (float8, …) may lie in a file, and are not read.
+DTYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool",
+    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
+    "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8",
+}  # fmt: skip
+WEIGHT_DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32")  # smaller whole numbers are quantized weights
+
 
 class WeightsFile(NamedTuple):
     """A file that stands for a set of weights: it holds them, or it is the index of several files that do."""
@@ -59,13 +67,6 @@ WEIGHTS_FILES = (
     WeightsFile(BIN_INDEX, "bin", r"pytorch_model-\d+-of-\d+\.bin"),
     WeightsFile(FLAX_FILE, "flax"),
 )
-# safetensors' names of dtypes, and numpy's. Arrays of other dtypes (float8, …) may lie in a file, and are not read.
-DTYPES = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool",
-    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
-    "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8",
-}  # fmt: skip
-WEIGHT_DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32")  # smaller whole numbers are quantized weights
 
 
 def weights_files(names: Iterable[str]) -> list[WeightsFile]:

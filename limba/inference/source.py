@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 # Of which transformers makes a tokenizer.json.
 OTHER_VOCABULARIES = ("tokenizer.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
 
+FREE = ("limba", "tasks")
+_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
 
 @dataclass(frozen=True)
 class Source:
@@ -59,7 +62,7 @@ class Source:
     run: RunConfig | None = None  # None if only the network is known
     vocabulary: VocabularyName | None = None
     best: epath.Path | None = None  # the best checkpoint, in a directory of its own
-    imports: tuple[str, ...] = ()  # modules that may be imported beside Limba's and those of tasks/
+    imports: tuple[str, ...] = ()  # modules that may be imported besides Limba's and tasks/'s
     length: int | None = None  # of a folder: the longest text that its files say it was trained with, in tokens
     fills_gaps: bool = False  # of a folder: its record says that the T5 has learned to fill gaps, and nothing else
     average: bool = True  # False: the weights as they were trained, also where the run evaluates their average
@@ -112,7 +115,7 @@ def find(
 ) -> Source:
     """Returns the model at `path`, which `limba.formats.open.open_path` opens, with its configuration and vocabulary.
 
-    Without `config` the network is that of config.json; a T5X checkpoint without one gets it from its arrays' shapes.
+    Without `config` config.json says the network; for a T5X checkpoint without one it follows from the arrays' shapes.
     The modules of `allowed` may be imported for the task; see `check_imports`. Raises NoModelError if there is no model
     at the path, and InputError for one that cannot be read.
     """
@@ -175,7 +178,7 @@ def _length_beside(folder: epath.Path, model: ModelConfig) -> int | None:
 
 
 def _json_of(file: epath.Path) -> Json:
-    """Returns a file's JSON object; {} where there is none, which is said where it matters."""
+    """Returns a file's JSON object; {} where there is none, which is reported where it matters."""
     try:
         found = json.loads(read_text(file)) if file.exists() else {}
     except (InputError, ValueError, RecursionError):
@@ -297,7 +300,7 @@ def task_of(source: Source) -> Provider:
 def only_fills_gaps(source: Source) -> bool:
     """Returns whether a model is known to fill gaps and to write no running text.
 
-    An encoder does, if it is no hybrid; so does the T5 of a run whose task has spans hidden, and no other objective,
+    An encoder does, unless it is a hybrid; so does the T5 of a run whose task has spans hidden, and no other objective,
     and the folder that is exported from it. Of any other T5 without a run, and of a run whose task cannot be imported
     here, it is not known.
     """
@@ -338,17 +341,13 @@ def evaluated(model: ModelConfig) -> ModelConfig:
     return dataclasses.replace(model, dtype="float32", dropout_rate=0.0, remat="none")
 
 
-FREE = ("limba", "tasks")
-_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-
-
 def check_imports(
     modules: Sequence[str], where: str, allowed: Sequence[str] = (), directory: str | None = None
 ) -> None:
     """Raises UntrustedModuleError for modules, named in the file or folder `where`, that may not be imported.
 
-    Free are modules of `limba` and `tasks`, unless Python would find these inside the model's `directory`, and those of
-    `allowed`, each a module or a package. Imports nothing.
+    Modules of `limba` and `tasks` are free, unless Python would find them inside the model's `directory`; `allowed`
+    names other modules and packages that are. Imports nothing.
 
     >>> check_imports(["tasks.ro", "mine.corpus"], "runs/mine", allowed=["mine"])
     """

@@ -1,4 +1,4 @@
-"""What a spike is: a step whose numbers are not finite, or far above those of the good steps before it."""
+"""What a spike is: a step whose numbers are not finite, or far above the good steps' before it."""
 
 from __future__ import annotations
 

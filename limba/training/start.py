@@ -169,7 +169,7 @@ def plan_of_run(config: RunConfig, task: Provider, lengths: Mapping[str, int]) -
     stages = []
     for (begins, stage_task), stage_deal in zip(tasks.items(), deals, strict=True):
         stages.append(Stage(begins, stage_task, config.data.of_stages[begins], stage_deal))
-    deal = deals[0]  # epochs are those of the first stage
+    deal = deals[0]  # epochs are the first stage's
     end, notes = _end(config, deal)
     return Plan(
         stages=stages,

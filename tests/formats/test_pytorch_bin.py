@@ -88,8 +88,8 @@ def test_what_is_no_tensor_is_refused_and_runs_nothing(is_zip: bool, tmp_path: P
     tensor = torch.zeros(2)
     for content, sentence in {
         "code": ({"a": tensor, "b": Harmful(tmp_path / "harm")}, r"a call of (posix|nt)\.mkdir, which could run code"),
-        "number": ({"a": tensor, "step": 7}, "holds 'step', which is no tensor"),
-        "nested": ({"state_dict": {"a": tensor}}, "holds 'state_dict', which is no tensor"),
+        "number": ({"a": tensor, "step": 7}, "holds 'step', which is not a tensor"),
+        "nested": ({"state_dict": {"a": tensor}}, "holds 'state_dict', which is not a tensor"),
         "list": ([tensor], "holds no table of tensors"),
         "nothing": ({}, "holds no table of tensors"),
         "sparse": ({"a": torch.eye(2).to_sparse()}, r"a call of torch\._utils\._rebuild_sparse_tensor"),

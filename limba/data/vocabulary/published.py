@@ -291,7 +291,7 @@ class Files:
 
 
 def read_json(folder: epath.Path, name: str) -> Json | None:
-    """Returns a JSON object of a folder, None if there is no such file; InputError for another content."""
+    """Returns a JSON object of a folder, None if there is no such file; InputError if it holds anything else."""
     file = folder / name
     if not file.exists():
         return None

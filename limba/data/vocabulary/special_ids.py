@@ -1,6 +1,6 @@
 """The ids with a role in a model: padding, start, ends, mask, the decoder's start, and what stands around a text.
 
-A run of Limba, and one of T5X, has those of T5's layout: `of_run`. A folder for transformers says them in its files,
+A run of Limba or T5X has the ids of T5's layout: `of_run`. A folder for transformers names them in its files,
 which `of_folder` reads in transformers' own order of precedence; a run whose vocabulary is such a folder has these, and
 `as_stream` gives its data stream a padding of its own.
 """

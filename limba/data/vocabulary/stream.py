@@ -27,7 +27,7 @@ class Roles(Protocol):
 
 
 class RowIds(NamedTuple):
-    """The published ids that rows of a model have beside those of the stream."""
+    """The published ids that rows of a model have besides the stream's."""
 
     start: int  # the first input of a decoder
     filling: int  # stands where the stream has padding, and is never read

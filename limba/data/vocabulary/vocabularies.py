@@ -1,6 +1,6 @@
 """Vocabularies behind seqio's interface, without TensorFlow: SentencePiece models and bytes.
 
-Ids, texts and names of arguments are those of seqio's classes of the same names.
+Ids, texts and names of arguments are the same as in seqio's classes of the same names.
 """
 
 from __future__ import annotations

@@ -30,6 +30,12 @@ from limba.model.masks import Mask
 from limba.model.relative_bias import BiasTable
 from limba.sharding.mesh import LOGICAL_AXIS_RULES, num_batch_groups
 
+BATCH_AXES = LOGICAL_AXIS_RULES["batch"]
+TRITON = "jax.experimental.pallas.triton"  # by which jax compiles the kernel; jax 0.11 says that it will be removed
+OLD_TPUS = ("TPU v2", "TPU v3")  # libtpu refuses the kernel there: "Unsupported matmul RHS type" for bfloat16
+COMPUTE_CAPABILITY = 8.0  # of NVIDIA's cards at least, for the Pallas kernel: an A100's; a V100 has 7.0, a T4 7.5
+CACHE_BYTES = 8 << 20  # of scores; a CPU reads and writes larger ones from memory
+
 
 class HeadsLast(Shapes):
     """Queries, keys and values are three arrays [B, L, H, C], the result is [B, Q, H, C]."""
@@ -55,9 +61,6 @@ class HeadsLast(Shapes):
     def join(self, attended: Float[Array, "B Q ..."], out: Float[Array, "W D"]) -> Float[Array, "B Q D"]:
         """Returns the heads' values, projected back to the model width."""
         return dense(attended.reshape(self.batch, self.queries, -1), out)
-
-
-BATCH_AXES = LOGICAL_AXIS_RULES["batch"]
 
 
 def heads_axis(mesh: Mesh, num_heads: int) -> str | None:
@@ -101,12 +104,6 @@ def attend_on_mesh(
     return jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=attended, check_vma=False)(*inputs)
 
 
-TRITON = "jax.experimental.pallas.triton"  # by which jax compiles the kernel; jax 0.11 says that it will be removed
-OLD_TPUS = ("TPU v2", "TPU v3")  # libtpu refuses the kernel there: "Unsupported matmul RHS type" for bfloat16
-COMPUTE_CAPABILITY = 8.0  # of NVIDIA's cards at least, for the Pallas kernel: an A100's; a V100 has 7.0, a T4 7.5
-CACHE_BYTES = 8 << 20  # of scores; a CPU reads and writes larger ones from memory
-
-
 def device_of(mesh: Mesh | None) -> Any:
     """Returns a device of the compilation target, which may be on another machine."""
     return jax.devices()[0] if mesh is None else mesh.devices.flat[0]
@@ -119,7 +116,7 @@ def compute_capability(device: object) -> float:
 
 
 class Einsum(HeadsLast):
-    """All scores at once, by XLA; in long rows those of a window in blocks. Runs on all platforms."""
+    """All scores at once, by XLA; in long rows a window's scores in blocks. Runs on all platforms."""
 
     attention = staticmethod(dot_product_attention)
 

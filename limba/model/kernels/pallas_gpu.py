@@ -31,6 +31,10 @@ PROGRAMS = 512  # at least, for the bias's gradient: a few for each of a card's 
 LOG2_E = math.log2(math.e)
 NO_ID = -1  # of a query that sees nothing; no key has it
 
+KEY_SIDE = ("key", "value", "key_ids", "to_key", "to_value")
+STATISTICS = ("highest", "share", "mean")
+OF_MASK = ("query_ids", "key_ids", "first_beyond", "reach")
+
 
 class Blocks(NamedTuple):
     """How a kernel is cut: queries and keys of a tile, warps of a program, tiles that are prefetched."""
@@ -41,9 +45,6 @@ class Blocks(NamedTuple):
     stages: int
 
 
-KEY_SIDE = ("key", "value", "key_ids", "to_key", "to_value")
-STATISTICS = ("highest", "share", "mean")
-OF_MASK = ("query_ids", "key_ids", "first_beyond", "reach")
 # For two-byte arrays on cards with wgmma (H100, H200), whose products read shared memory: the fastest of 36 that were
 # tried on an H100 (docs/gpus.md), or within a tenth of it. Heads of 128 have two stages.
 WGMMA_BLOCKS = {

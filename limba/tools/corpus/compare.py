@@ -18,7 +18,7 @@ ABOUT = """Shows how vocabularies cut a text, which of their rows it never uses,
     limba vocabulary compare google/mt5-base mt5-base-ro --corpus='data/*.jsonl'
     limba vocabulary compare mine.model byte --corpus='data/*.txt' --emb_dim=512 --json
 
-A vocabulary is a SentencePiece model, a tokenizer.json, byte, or a model's. Parameters are those of the embedding and
+A vocabulary is a SentencePiece model, a tokenizer.json, byte, or a model's. Parameters are counted of the embedding and
 of the output layer; FLOPs are the output layer's in a training step of --tokens tokens that are predicted."""
 NAMES = {"DataConfig.data_files": "--corpus", "DataConfig.column": "--column", "DataConfig.vocabulary": "A vocabulary"}
 SAMPLE_BYTES = 10_000_000

@@ -33,7 +33,7 @@ that train it: tasks/NAME.py, gin/NAME_SIZE.gin and launch/NAME.sh, with comment
     bash launch/nb.sh
 
 It prints a verdict and up to two choices: safe, and more, which is larger or reads the text more often and may be no
-better. The files are those of the safe one; --choice=more writes the other. --hardware=gpu and tpu list what there is.
+better. The files are the safe choice's; --choice=more writes the other's. --hardware=gpu and tpu list what there is.
 
 The corpus may be .txt, .jsonl, .json, .csv, .tsv or .parquet, also .gz or .zst, local, at a URL, or user/name on the
 hub."""

@@ -235,7 +235,7 @@ def gin(
     if plan.dropout:
         why_dropout = "of a text that is read so often; 0.0 learns faster, and sooner by heart"
     else:
-        why_dropout = "0.1 if the validation loss rises while that of training falls"
+        why_dropout = "0.1 if the validation loss rises while the training loss falls"
     values = plan._asdict() | {
         "name": name,
         "corpus": corpus,

@@ -45,7 +45,7 @@ def reader_of(files: Sequence[str], folders: Sequence[Path]) -> Callable[..., Gi
 
 
 def script_of(argv: Sequence[str]) -> Arguments | None:
-    """Returns the flags of a script of Hugging Face's, and what is left of the command line; None if it has none."""
+    """Returns the flags of a Hugging Face script, and the rest of the command line; None if it has none."""
     from limba.tools.migrate.huggingface.values import parse
 
     return parse(argv)

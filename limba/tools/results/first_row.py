@@ -41,7 +41,7 @@ CODES = {
 def suite_of(args: argparse.Namespace) -> Suite:
     """Returns the tasks of the command's models without a suite; the text is written into the folder of the results.
 
-    The text is that of the first run among the models. Raises InputError where there is none, or it has no text.
+    The text comes from the first run among the models. Raises InputError if there is no run, or it has no text.
     """
     runs = [model for model in args.model if run_of(model) is not None]
     if not runs:

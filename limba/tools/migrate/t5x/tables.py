@@ -20,6 +20,10 @@ IDLE = "nothing in this run uses it"
 REQUIRED = "%gin.REQUIRED"
 Table = Mapping[str, str]
 
+_SCHEDULER = "utils.create_learning_rate_scheduler"
+_MESH = "partitioning.PjitPartitioner"
+_SCALABLE = "t5x/examples/scalable_t5"
+
 
 def fields(selector: str, **values: object) -> dict[str, str]:
     """Returns values of a class or function as gin's bindings.
@@ -138,8 +142,6 @@ def _dataset(scope: str, split: str, seed: str = "42", **others: str) -> Table:
     return fields(f"{scope}utils.DatasetConfig", **values)
 
 
-_SCHEDULER = "utils.create_learning_rate_scheduler"
-_MESH = "partitioning.PjitPartitioner"
 _RULES = fields(_MESH, num_partitions=1, logical_axis_rules="@partitioning.standard_logical_axis_rules()")
 _TRAIN = {
     **dict.fromkeys(("TRAIN_STEPS", "MODEL_DIR", "MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS"), REQUIRED),
@@ -200,7 +202,6 @@ _UMT5_RUN = {
 _SHARDED_PARAMETERS = fields(
     "partitioning.standard_logical_axis_rules", activation_partitioning_dims=1, parameter_partitioning_dims=2
 )
-_SCALABLE = "t5x/examples/scalable_t5"
 _OTHERS: Mapping[str, tuple[tuple[str, ...], Table]] = {  # path -> (files included first, what it sets)
     "t5x/configs/runs/pretrain.gin": ((), _PRETRAIN),
     # Named by umT5's files, and not in the public repository: pretraining whose data order is saved.

@@ -69,7 +69,7 @@ def found_wrong(config: RunConfig) -> list[Line]:
 
 
 def _changed(config: RunConfig) -> Iterator[Line]:
-    """Yields one line of what a resumed run would learn otherwise than before."""
+    """Yields one line about what a resumed run would learn differently than before."""
     from limba.api import RunDirectory
     from limba.tools.preflight.checks.differences import differences, saved_run
 

@@ -37,7 +37,7 @@ class ProgramCosts:
     """Of one device, all loops multiplied: XLA's cycles, calls of each Pallas kernel, bytes of collectives' results
     (of a reduce-scatter's operands, which are what an all-reduce in its place would give).
 
-    `product_flops` are those of matrix products that are written as such: on CPUs, not on TPUs.
+    `product_flops` count matrix products that are written as such: on CPUs, not on TPUs.
     """
 
     fusion_cycles: int = 0

@@ -51,7 +51,7 @@ class Topology:
 
     @property
     def speed(self) -> speed.Speed | None:
-        """What all devices do a second; None where their peak is not known. Those of a CPU share its cores."""
+        """What all devices do a second; None where their peak is not known. A CPU's devices share its cores."""
         if self.platform == "cpu":
             return speed.of_cores(len(os.sched_getaffinity(0)))
         if not self.peak_flops:
