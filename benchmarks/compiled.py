@@ -48,7 +48,7 @@ from limba.config.optimizer import fields_of
 from limba.tools.preflight.compiled import nvidia, topologies
 
 KERNEL_EFFICIENCY = 0.6  # of the peak, for a Pallas call whose schedule cannot be read
-# Of a schedule's text: a bundle, whose address is 0 or hexadecimal, with its loops; and the test that ends a loop.
+# In a schedule's text: a bundle, whose address is 0 or hexadecimal, with its loops; and the test that ends a loop.
 BUNDLE = re.compile(r"\s*(?:0x[0-9a-f]+|0)\s+(?:[A-Z]{2})?\s*:\s*((?:> ?)*)\{")
 EXIT_TEST = re.compile(r"scmp\.ge\.s32\.totalorder %\S+, (\d+) /\* loop exit test \*/")
 

@@ -4,7 +4,7 @@
 #   bash launch/supervise.sh COMMAND [ARGUMENT ...]
 #
 # From the environment:
-#   RETRIES         new starts after one another; 10 if it is not given, 0: none
+#   RETRIES         restarts in a row; 10 if it is not given, 0: none
 #   RETRY_SECONDS   pause before the first new start (10); each further pause is twice as long, up to 10 minutes
 #   RESET_SECONDS   a start that lasts longer (3600) sets the number of new starts and the pause back
 #

@@ -44,7 +44,7 @@ checkpoints unless CHECKPOINTS_KEPT says otherwise.
     limba merge MODEL_DIR --steps=60000,80000,100000 --weights=wsm --output=DIR
     limba merge MODEL_DIR MODEL_DIR2 --output=DIR
 
-Of several runs of the same network the newest checkpoints are averaged. OUT/merge.json says which steps are in the
+Given several runs of the same network, it averages their newest checkpoints. OUT/merge.json says which steps are in the
 average, and with which weights. Optimizer state and data position are taken from the newest step."""
 NO_RUN = "{} is an imported model and not a run; start a run from it with limba train."
 # What errors name -> what the user of a command has typed, or can type.

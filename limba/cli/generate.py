@@ -126,7 +126,7 @@ def _check_values(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is None or (name == "top_k" and value == 0):  # 0 means all tokens, a field's None
             continue
-        # The configuration checks itself. Sampling is on, which most fields need, but for beams, which exclude it.
+        # The configuration checks itself. Sampling is on, which most fields need, but not with beams.
         GenerationConfig(**{"sample": name != "num_beams", name: value})
     _check_together(args)
 

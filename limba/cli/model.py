@@ -139,7 +139,7 @@ def opened(args: argparse.Namespace, in_float32: Callable[[Source], bool] = lamb
             config = None if in_float32(chosen) else chosen.run
             return load(chosen, step=args.step, config=config, vocabulary=args.vocabulary)
     run = GinFlags.run_of(args)
-    # Of the vocabulary's flag and its gin name an error gives the one that the user has typed.
+    # An error names the vocabulary as the user has: by its flag or by its gin name.
     names = {**run.names, **NAMES} if args.vocabulary else {**NAMES, **run.names}
     with named(names):
         chosen = source.find(path or _default_checkpoint(run.config), run.config, allowed=args.imports)

@@ -378,7 +378,7 @@ def import_folder(source: str | Path, out: Path) -> str:
     special = of_folder(epath.Path(folder), None, model)
     if not special.has_t5_layout(model):
         raise InputError(
-            f"{source} has padding (pad_token_id {special.padding}) or a start of its own, which a checkpoint of ours"
+            f"{source} has padding (pad_token_id {special.padding}) or a start of its own, which our checkpoint"
             " does not have; start a run from the folder itself: set RunConfig.initial_checkpoint_path and"
             f" DataConfig.vocabulary to {source}."
         )

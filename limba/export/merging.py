@@ -108,7 +108,7 @@ class Part(NamedTuple):
 def parts_of(sources: Sequence[Source], last: int | None = None, steps: Sequence[int] = ()) -> list[Part]:
     """Returns the parts, the oldest first: the last steps of a run, the named ones, or all that it keeps.
 
-    Of several runs it is the newest step of each, in their order. Raises InputError for a single checkpoint, and for
+    For several runs it is each one's newest step, in their order. Raises InputError for a single checkpoint, and for
     steps that do not exist.
     """
     for source in sources:

@@ -90,7 +90,7 @@ class Part:
     """Arrays of a model with the rows of its vocabulary: a checkpoint, or a folder; a hybrid's folder has two parts."""
 
     path: str  # for messages
-    stored: Arrays  # read on access; of a folder as they are stored, by the names in its files
+    stored: Arrays  # read on access; a folder's as they are stored, by the names in its files
     kind: str | None  # config.json's model_type, which gives the arrays their names; None: they have T5X's
     folder: Path | None = None
 
@@ -182,7 +182,7 @@ def check_output(out: str) -> Path:
 
 
 def opened(path: str, vocabulary: VocabularyName | None = None, weights: bool = True) -> Source:
-    """Returns the model at a path, with this vocabulary; of a folder for transformers no weights are read.
+    """Returns the model at a path, with this vocabulary; a folder's for transformers without its weights.
 
     Without `weights` a hub id's are not downloaded. Raises InputError for a vocabulary other than the one in a
     folder for transformers.
@@ -226,7 +226,7 @@ def vocabulary_of(source: Source) -> Vocabulary:
 def num_tables(source: Source) -> int:
     """Returns how many matrices a model stores with a row for each id: one if its output layer is the embedding.
 
-    Of a folder for transformers its arrays decide; of one whose weights are not here, its configuration does.
+    For a folder for transformers its arrays decide, or its configuration if the weights are not here.
     """
     folder = Path(source.directory)
     if source.kind == HUGGING_FACE and weights_form(folder) in ("safetensors", "bin"):
@@ -252,11 +252,11 @@ def trim(
 ) -> Trimmed:
     """Writes a model with the rows that UTF-8 texts need to a new folder, whole or not at all; returns what it did.
 
-    `model` is what `limba.load` takes; of a run `step` chooses a checkpoint, its best or its newest one if it is None.
-    `vocabulary` belongs to a checkpoint of T5X that names none. The pieces kept are the most frequent ones that make
-    up the share `coverage` of the texts' tokens, with what these are made of, single bytes and special tokens; more
-    stay up to a multiple of 128 rows. `held_out` is text that is not counted and is reported on. `progress` is called
-    with the bytes that were cut into pieces. Raises InputError for a vocabulary of bytes, a T5 without sentinels, a
+    `model` is what `limba.load` takes. `step` chooses a checkpoint of a run; None is its best one, or else its newest.
+    `vocabulary` is for a T5X checkpoint that names none. The pieces kept are the most frequent ones that make up the
+    share `coverage` of the texts' tokens, with the pieces they are made of, single bytes and special tokens; others
+    stay up to a multiple of 128 rows. `held_out` is text that is not counted, and that the report is about. `progress`
+    is called with the bytes that were tokenized. Raises InputError for a vocabulary of bytes, a T5 without sentinels, a
     tokenizer that does not fit the model's rows, and a result that splits a text differently than before.
     """
     if not 0 < coverage <= 1:
@@ -376,7 +376,7 @@ def _result(plan: Plan, now: Vocabulary, held_out: Sequence[bytes], same: int, o
 
 @contextlib.contextmanager
 def _new_folder(folder: Path) -> Iterator[None]:
-    """Makes an empty folder in place of what a killed process has left there; what is there at the end goes."""
+    """Makes an empty folder in place of whatever a killed process has left there; it is deleted at the end."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:

@@ -58,7 +58,7 @@ _ENCODERS = (
 )
 _GATES = ("query", "key", "value")
 _BRANCHES = ("wi_0", "wi_1")
-# Classes whose matrices are one for several of ours: the name of that, and ours in their order.
+# Classes with one matrix for several of ours: its name, and ours in their order.
 _FUSIONS = {"gpt2": {"qkv": _GATES}, "modernbert": {"qkv": _GATES, "wi": _BRANCHES}}
 _EMBEDDING_NORM = "decoder/layers_0/pre_self_attention_layer_norm"
 _LEAVES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "rel_embedding": "weight"}
@@ -327,7 +327,7 @@ def rows(config: ModelConfig) -> list[Row]:
 
 
 def _fusion(ours: str, name: str) -> tuple[str, tuple[str, ...]]:
-    """Returns the name of the class's array that one of ours is a part of, and the names of all its parts in order.
+    """Returns the name of the class's array that contains one of ours, and the names of all its parts in order.
 
     An array that the class stores as Limba does gives its own name and ().
     """
@@ -433,7 +433,7 @@ def config_json(config: ModelConfig, dtype: str = "float32", eos_id: int = 1, ma
     if config.is_t5_encoder:
         hf_config |= {"num_decoder_layers": None, "use_cache": False}
     return hf_config | {
-        # Of a plain `gelu` transformers makes the exact one, of `gated-gelu` that by tanh unless the next key differs.
+        # transformers takes `gelu` to be the exact one, and `gated-gelu` the one by tanh, unless the next key differs.
         "feed_forward_proj": f"gated-{first.removesuffix('_exact')}" if gate else activation,
         "dense_act_fn": activation,
         "is_gated_act": bool(gate),

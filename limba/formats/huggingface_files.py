@@ -220,7 +220,7 @@ def write_configs(
     head_scale: float = 1.0,
     mask_id: int | None = None,
 ) -> None:
-    """Writes config.json and, but for an encoder, generation_config.json.
+    """Writes config.json and, except for an encoder, generation_config.json.
 
     `eos_id` is the vocabulary's end of sequence; `generate` of transformers never gives the `suppressed` ids.
     `head_scale` is what the written output layer is multiplied by, `mask_id` an encoder's mask.
@@ -438,7 +438,7 @@ def _token(name: str, tokenizer: Any) -> Json:
 def extra_ids_of(tokenizer_config: Mapping[str, object]) -> int:
     """Returns how many rows of their own a ByT5Tokenizer's sentinels have; 0: they are the last bytes' ids.
 
-    As transformers writes them, with `<extra_id_0>` first, they are none.
+    As transformers writes them, with `<extra_id_0>` first, they have none.
 
     >>> counted_down = {"260": {"content": "<extra_id_0>"}, "259": {"content": "<extra_id_1>"}}
     >>> extra_ids_of({"added_tokens_decoder": counted_down}), extra_ids_of({"extra_ids": 125})
@@ -464,6 +464,6 @@ def extra_ids_in(folder: epath.Path) -> int | None:
     tokenizer_config = {}
     for name in ("config.json", "tokenizer_config.json"):
         if (folder / name).exists():
-            with contextlib.suppress(ValueError, TypeError, RecursionError):  # whoever needs the file tells of it
+            with contextlib.suppress(ValueError, TypeError, RecursionError):  # reported where the file is needed
                 tokenizer_config |= json.loads(read_text(folder / name))
     return extra_ids_of(tokenizer_config) if str(tokenizer_config.get("tokenizer_class")).startswith("ByT5") else None

@@ -20,7 +20,7 @@ from limba.formats.names import Arrays, Json
 
 MODULES = "modules.json"  # lists what a text goes through
 PROMPTS_FILE = "config_sentence_transformers.json"  # has the prompts
-# Of all its files, those that are read: for whoever downloads them.
+# Those of its files that are read, and have to be downloaded.
 FILES = re.compile(
     r"modules\.json|(config_)?sentence_\w+\.json|\d+_\w+/(config\.json|model\.safetensors|pytorch_model\.bin)"
 )
@@ -66,7 +66,7 @@ def transformer_folder(folder: Path) -> Path:
 
 
 def read_modules(folder: Path, open_arrays: Callable[[Path], Arrays]) -> SentenceModules | None:
-    """Returns what modules.json says of the network in a folder; None without that file.
+    """Returns what modules.json says about the network in a folder; None without that file.
 
     `open_arrays` opens the weights of a module's folder. Raises InputError for a module, or a choice of one, that is
     not known here: another vector would be given than sentence-transformers gives.

@@ -162,7 +162,7 @@ class Output:
         self.num_done = 0
         self.digest: str | None = None
         self._file: TextIO | None = sys.stdout if path in STANDARD and writes else None
-        # Of an object in a bucket: the lines since the last flush, and all that was flushed before.
+        # For an object in a bucket: the lines since the last flush, and all that was flushed before.
         self._pending: list[str] = []
         self._content: list[bytes] = []
         try:

@@ -241,7 +241,7 @@ def _dealing(config: RunConfig, task: Provider, seed: int) -> tuple[bool, Mappin
     fallback = limba_checkpoint.fallback_directory(config.model_dir, config.checkpoint.fallback_dir)
     if fallback is not None:
         checkpoints |= limba_checkpoint.steps_in(fallback)
-    # Of a step that is saved twice the run's own directory has the one that counts.
+    # If a step is saved twice, the one in the run's own directory counts.
     checkpoints |= limba_checkpoint.steps_in(epath.Path(config.model_dir) / "checkpoints")
     for step in sorted(checkpoints, reverse=True):
         try:

@@ -67,7 +67,7 @@ class Tree:
         self.root = root
         self.flag = flag
         self.ordered = source.bindings
-        # Of several bindings of one name the last one counts.
+        # The last of several bindings of one name counts.
         self.all_macros = {binding.name: binding for binding in source.bindings if not binding.field}
         self.fields = {
             (binding.scope, binding.owner, binding.field): binding for binding in source.bindings if binding.field

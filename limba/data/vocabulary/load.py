@@ -566,7 +566,7 @@ class PieceTable:
         return piece_texts(self.vocabulary, num_rows)
 
     def name(self, number: int) -> str:
-        """Returns the piece of an id as its file has it; of a vocabulary without a file, the text of the id.
+        """Returns the piece of an id as its file has it; for a vocabulary without a file, the text of the id.
 
         >>> PieceTable.at("byte").name(100)
         'a'

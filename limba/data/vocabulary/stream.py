@@ -57,8 +57,8 @@ class StreamVocabulary(Vocabulary):
         """`trained` is the same vocabulary, which reads the name of a special token in a text as plain text.
 
         `begins`, `ends` and `start` are published ids; `start` is the first input of a decoder. `is_one_sequence`: the
-        model has one stack, which reads inputs and targets as one row. `never_text` are the published ids as which no
-        text is read.
+        model has one stack, which reads inputs and targets as one row. `never_text` are the published ids that no
+        text is given.
         """
         super().__init__(extra_ids=0)
         unknown = published.unk_id

@@ -74,7 +74,7 @@ class Texts:
     ) -> tuple[list[bytes], list[bytes]]:
         """Returns about `sample_bytes` of documents, all equally likely, and `validation_bytes` of other documents.
 
-        Up to `read_bytes` (8 times the sample) are read, so a smaller corpus is read as a whole. Of a larger one
+        Up to `read_bytes` (8 times the sample) are read, so a smaller corpus is read as a whole. From a larger one
         random units are read, 128 at the same time, so that many files contribute, also those that can only be read
         from their beginning. Documents are in the corpus's order; the same call returns the same ones. At most a
         fiftieth of the text read is for validation. Raises InputError if the corpus cannot be read.

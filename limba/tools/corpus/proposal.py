@@ -157,8 +157,8 @@ class Proposer:
         return seconds
 
     def run_of(self, candidate: Candidate, steps: int = sizes.FEW_STEPS) -> RunConfig:
-        """Returns the run of a size as its gin file will describe it, but for its task, periods and memory."""
-        # Of a published model the network is replaced below; its files only have to be of its kind.
+        """Returns the run of a size as its gin file will describe it, except for its task, periods and memory."""
+        # A published model's network replaces this one below; its gin files only have to be of the same kind.
         size = sizes.SIZES[self.asked.kind][0] if self.asked.start else candidate.size
         files = [sizes.FILES[self.asked.kind].format(size), *sizes.RUN_FILES[self.asked.kind]]
         if self.asked.start:

@@ -98,7 +98,7 @@ def risk(asked: Asked, plan: Plan) -> str:
 
 
 def reasons(asked: Asked, plan: Plan, candidate: Candidate) -> Iterator[str]:
-    """Yields what a choice was made by: text, vocabulary, time, size, memory and cost."""
+    """Yields what decided a choice: text, vocabulary, time, size, memory and cost."""
     machine = asked.machine
     counted = candidate.counted
     speeds = [plan.tokens / plan.steps / seconds for seconds in reversed(candidate.step_seconds)]

@@ -315,7 +315,7 @@ def _vocabulary(plan: Plan, has_spaces: bool) -> str:
 
 
 def script(name: str, plan: Plan, machine: Hardware) -> str:
-    """Returns launch/NAME.sh, which goes through launch/pretrain.sh wherever that is beside it."""
+    """Returns launch/NAME.sh, which goes through launch/pretrain.sh if that lies beside it."""
     return SCRIPT.format(name=name, size=plan.size, hardware=machine.name)
 
 

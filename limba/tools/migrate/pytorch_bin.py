@@ -87,7 +87,7 @@ def as_safetensors(folder: Path) -> Path:
     safetensors = folder / SAFETENSORS
     if made_from(safetensors) == "" and (safetensors.exists() or (folder / SAFETENSORS_INDEX).exists()):
         return folder
-    # The mark, written into the safetensors, says of which files they were made: names, sizes and times.
+    # The mark, written into the safetensors, says which files they were made of: names, sizes and times.
     files = [(name, (folder / name).stat()) for name in _names(folder) if (folder / name).exists()]
     mark = " ".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in files)
     digest = hashlib.blake2b(f"{folder.resolve()} {mark}".encode(), digest_size=12).hexdigest()

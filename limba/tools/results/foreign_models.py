@@ -96,7 +96,7 @@ class OpenModel:
     def network(self, is_tagged: bool, labels: Sequence[str], seed: int, is_random: bool) -> Any:
         """Returns the network with a new head for some labels, or for a score without any; the seed draws it.
 
-        InputError for weights that the class does not find in the files, but for the head's.
+        InputError for weights that the class does not find in the files, except for the head's.
         """
         auto, task = _class_for(is_tagged)
         config = copy.deepcopy(self.config)
@@ -191,7 +191,7 @@ def _class_for(is_tagged: bool) -> tuple[Any, str]:
 def open_model(name: str, exports: Path, imports: Sequence[str] = ()) -> OpenModel:
     """Returns a model of transformers: a folder, a hub id, or a run or checkpoint of Limba's, which is exported first.
 
-    An export is kept in `exports` under the checksum of its weights. Of a hybrid's the encoder is taken, which is in a
+    An export is kept in `exports` under the checksum of its weights. From a hybrid's the encoder is taken, in a
     folder of its own. InputError for anything else.
     """
     folder = Path(name).expanduser()

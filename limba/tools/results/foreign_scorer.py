@@ -93,7 +93,7 @@ def _libraries() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hides what transformers logs while it opens a model: an error of ours names what is missing."""
+    """Hides what transformers logs while it opens a model: our own error names what is missing."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()

@@ -49,7 +49,7 @@ class Scorer(Protocol):
         ...
 
     def num_unscored_bytes(self, text: str) -> int:
-        """Returns how many bytes of a text have no likelihood: a first token that nothing stands before."""
+        """Returns how many bytes of a text have no likelihood: a first token with nothing before it."""
         ...
 
     def checksum(self, is_random: bool) -> str:

@@ -88,7 +88,7 @@ def markdown_table(columns: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def read_metrics(model_dir: str) -> list[dict]:
-    """Returns all records of a run in the order of steps; of a repeated step, the last record.
+    """Returns all records of a run in the order of steps; for a repeated step, the last record.
 
     The guard's return to an earlier step takes back what was recorded after that step.
     """

@@ -1,4 +1,4 @@
-"""T5X's gin files as one gin file of ours: which script they are for, each part in turn, and what nobody has read."""
+"""T5X's gin files as one gin file of Limba: which script they are for, each part in turn, and what nobody has read."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _split(override: str) -> tuple[str, str, str]:
 def translate(
     files: Sequence[str], overrides: Sequence[str], search_paths: Sequence[Path], may_lack: Sequence[str] = ()
 ) -> Translated:
-    """Returns one gin file of ours for gin files of T5X's dialect, with `NAME=VALUE` overrides.
+    """Returns one gin file of Limba for gin files of T5X's dialect, with `NAME=VALUE` overrides.
 
     An override may have their names or ours. Macros of `may_lack` stay required in the result. Raises InputError, one
     sentence with the line, for what is missing, not known, or what Limba cannot honour.

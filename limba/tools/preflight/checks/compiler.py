@@ -1,4 +1,4 @@
-"""What the compiler says of a run's training step on given chips: memory, exchanges, an estimate of speed."""
+"""What the compiler says about a run's training step on given chips: memory, exchanges, an estimate of speed."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def fits(step: Figures, wanted: Topology) -> bool:
 def compiled(config: RunConfig, wanted: Topology) -> Section:
     """Returns the section 'Memory and speed': the run's training step as compiled for a topology's chips.
 
-    Compiles once, in a process of its own. Where the compiler is not installed, one warning says so, and memory is by
-    arithmetic.
+    Compiles once, in a process of its own. Where the compiler is not installed, one warning says so, and memory is
+    estimated by arithmetic.
     """
     problems = list(divides(config, wanted))
     if problems:

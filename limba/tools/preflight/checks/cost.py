@@ -213,7 +213,7 @@ def _of_periods(config: RunConfig, evaluation_steps: float) -> Iterator[Line]:
 
 
 def _tokens(run: PlannedRun, per_step: float, data: Data) -> Iterator[Line]:
-    """Yields the tokens for each parameter; of a run from scratch there should be several."""
+    """Yields the tokens for each parameter; a run from scratch should have several."""
     steps = run.config.train_steps
     parameters = run.num_parameters
     if steps is None:

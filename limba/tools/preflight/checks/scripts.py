@@ -101,7 +101,7 @@ def script_of(text: str) -> str:
 
 
 def other_scripts(texts: Sequence[str], codes: Sequence[str]) -> Counter[str]:
-    """Returns the scripts of the documents that are in none of the scripts of these languages, ISO 639's codes.
+    """Returns the scripts of the documents in no script of these languages, which are ISO 639's codes.
 
     Documents of fewer than FEW_WORDS words are not counted; none is, where the script of one of the languages is not
     known.

@@ -102,7 +102,7 @@ def _computations(text: str) -> tuple[str, dict[str, list[tuple[str, str, str, s
 
 
 def _exchanged_bytes(operation: str, shape: str, rest: str, shapes: dict[str, str]) -> int:
-    """Returns the bytes of a collective's results; of a reduce-scatter's operands, which are what is exchanged."""
+    """Returns the bytes of a collective's results, or of a reduce-scatter's operands, which are what is exchanged."""
     if operation == "reduce-scatter":
         return sum(_bytes_of(ARRAY.findall(shapes[name])) for name in _operands(rest))
     arrays = ARRAY.findall(shape)

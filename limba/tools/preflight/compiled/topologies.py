@@ -279,7 +279,7 @@ def check_installed(wanted: Topology) -> None:
 
 
 def devices_of(wanted: Topology, dump: str) -> np.ndarray:
-    """Returns an array of the topology's devices; they can be compiled for, not run on (but for simulated CPUs).
+    """Returns an array of the topology's devices; they can be compiled for, not run on (except for simulated CPUs).
 
     Call it once in a process, before jax has started a platform. XLA writes what it says about programs to the folder
     `dump`. Raises InputError where the compiler is not installed.
