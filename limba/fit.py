@@ -249,8 +249,10 @@ def _train(config: RunConfig, *callbacks: Callback | None) -> None:
 def _steps_in(config: RunConfig, minutes: float) -> int:
     """Returns the steps that fit: an existing run's, or by the time of a few steps that are thrown away."""
     file = epath.Path(config.model_dir) / plain.FILE
-    if file.exists() and isinstance(run := plain.from_text(read_text(file), str(file)), RunConfig) and run.train_steps:
-        return run.train_steps
+    if file.exists():
+        run = plain.from_text(read_text(file), str(file))
+        if isinstance(run, RunConfig) and run.train_steps:
+            return run.train_steps
     begun = time.monotonic()
     times = []
     seen = []

@@ -222,7 +222,8 @@ def _has_accelerator() -> bool:
 def num_gpus() -> int:
     """Returns how many GPUs this process may use, of NVIDIA or of AMD, without asking their driver."""
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
-        if (visible := os.environ.get(name)) is not None:
+        visible = os.environ.get(name)
+        if visible is not None:
             return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
     return len(glob("/dev/nvidia[0-9]*")) or num_amd_gpus()
 

@@ -332,8 +332,9 @@ def _fusion(ours: str, name: str) -> tuple[str, tuple[str, ...]]:
     An array that the class stores as Limba does gives its own name and ().
     """
     for fused, parts in _FUSIONS.get(name, {}).items():
-        if (found := re.search(rf"/({'|'.join(parts)})/(kernel|bias)$", ours)) is not None:
-            return ours.replace(f"/{found[1]}/", f"/{fused}/"), parts
+        part = re.search(rf"/({'|'.join(parts)})/(kernel|bias)$", ours)
+        if part is not None:
+            return ours.replace(f"/{part[1]}/", f"/{fused}/"), parts
     return ours, ()
 
 

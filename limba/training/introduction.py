@@ -64,13 +64,15 @@ def introduction(config: RunConfig, num_parameters: int, start: int) -> Iterator
     yield f"{directory} {where}, {end}: {num_parameters:,} parameters on {machine}"
     if sys.stdout.isatty():  # elsewhere the rows themselves are kept in a log
         yield f"all lines go to {directory}/{LOG}"
-    if sentence := unfit(config.model, devices[0]):
-        yield sentence
+    reason = unfit(config.model, devices[0])
+    if reason:
+        yield reason
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")  # None for the devices of a CPU
     check = tool_registry.find("check")
     if limit and check:
         yield from check.of_memory(config, devices, limit)
-    if (schedule := config.optimizer.schedule).base_learning_rate == AUTO:
+    schedule = config.optimizer.schedule
+    if schedule.base_learning_rate == AUTO:
         steps = schedule.planned_steps or config.train_steps or 1
         least, most = AUTO_STEPS
         if not least <= steps <= most:
@@ -89,7 +91,8 @@ def details(config: RunConfig, lengths: Mapping[str, int], start: int) -> Iterat
     of_them = f", {config.data.batch_size * predicted:,} predicted at most" if predicted else ""
     yield f"A step has {config.data.batch_size} rows of {tokens}{of_them}."
     yield f"The text is read in {config.data.num_data_shards} data shards."
-    if (schedule := config.optimizer.schedule).base_learning_rate == AUTO:
+    schedule = config.optimizer.schedule
+    if schedule.base_learning_rate == AUTO:
         steps = schedule.planned_steps or config.train_steps or 1
         yield f"The highest learning rate is {schedule.in_steps(steps).base_learning_rate:.3g}, by 'auto'."
     if config.train_steps is None or start < config.train_steps:

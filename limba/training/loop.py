@@ -158,13 +158,15 @@ class Loop:
                 if due.stops:
                     self.checkpoints.stop()
                 trace.after(self.turn, state, is_last=due.ends)
-                if due.log and (spike := self._log(step, state)) is not None:
+                spike = self._log(step, state) if due.log else None
+                if spike is not None:
                     del state  # makes room for the one that is restored
                     state = self._rewind(spike)
                     step = int(state.step)
                     due = events.rewound(step, due, self.checkpoints.steps())
-                if due.evaluate and (reason := self._evaluate(step, state)):
-                    due = due._replace(save=True, ends=True, reason=due.reason or reason)
+                reason_to_end = self._evaluate(step, state) if due.evaluate else ""
+                if reason_to_end:
+                    due = due._replace(save=True, ends=True, reason=due.reason or reason_to_end)
                 if due.save:
                     self._save(step, state)
                     events.saved = step
@@ -202,7 +204,8 @@ class Loop:
 
     def _log(self, step: int, state: TrainState) -> Spike | None:
         """Logs the steps since the last logged line; returns a spike for which the run must rewind."""
-        if (spike := self.guard.judge(step, state)) is not None:
+        spike = self.guard.judge(step, state)
+        if spike is not None:
             return spike
         if not len(self.recent):  # all were dropped or passed over
             self.recent.restart()

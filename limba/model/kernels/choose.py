@@ -131,7 +131,8 @@ class Einsum(HeadsLast):
         if mask.reach is not None:
             from limba.model.kernels.local import fits, local_attention  # which other networks do not need
 
-            if fits(self.queries, window := 2 * mask.reach):
+            window = 2 * mask.reach
+            if fits(self.queries, window):
                 # Recomputed for the gradient: one scan over layers of both kinds would keep all scores of each.
                 ids = dataclasses.replace(mask, reach=None)
                 whole = jax.checkpoint(lambda q, k, v: self.attention(q, k, v, None, ids.visible()))

@@ -148,7 +148,8 @@ def letters(text: str) -> str:
 
 def prose_of(path: Path, column: str = "text") -> str:
     """Returns the text of a file: the sentences of a treebank, a column of JSON or parquet, or the file as it is."""
-    if (layout := layout_of(path)).startswith(OBJECTS):
+    layout = layout_of(path)
+    if layout.startswith(OBJECTS):
         return "\n".join(text_in(where, row, column) for where, row in rows(path, [column]))
     if layout in (".conllu", ".conllup"):
         said = [line.partition("=")[2].strip() for line in lines_of(path) if line.startswith("# text =")]

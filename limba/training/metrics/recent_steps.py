@@ -99,7 +99,8 @@ class RecentSteps:
             **{f"epochs/{name}": value for name, value in epochs.items() if value > 0},
             **{f"tokens/{name}": float(round(value)) for name, value in (tokens or {}).items()},
         }
-        if memory := jax.local_devices()[0].memory_stats():  # None on a CPU
+        memory = jax.local_devices()[0].memory_stats()  # None on a CPU
+        if memory:
             figures["hbm_peak_gib"] = memory["peak_bytes_in_use"] / 2**30
         figures["host_memory_gib"] = psutil.Process().memory_info().rss / 2**30
         self._count_rows(*self._steps[-1][:2])
