@@ -317,11 +317,11 @@ class Rows:
                 raise InputError(_without(f"Row {number} of the {self.what}", missing[0], list(map(str, item))))
             item = [item[name] for name in names]
         texts = [item] if self.what == "texts" and not isinstance(item, list) else item
-        found = [text for text in texts if isinstance(text, str)] if isinstance(texts, list | tuple) else []
-        if not isinstance(texts, list | tuple) or not len(found) == len(texts) == len(names):
+        whole_texts = [text for text in texts if isinstance(text, str)] if isinstance(texts, list | tuple) else []
+        if not isinstance(texts, list | tuple) or not len(whole_texts) == len(texts) == len(names):
             wanted = "a text" if self.what == "texts" else "two texts, (input, target), or a dictionary of them"
             raise InputError(f"Row {number} of the {self.what} is {item!r:.80}; give {wanted}.")
-        return found
+        return whole_texts
 
     def write(self, directory: str) -> str:
         """Writes the rows into a run's directory, once; returns the file's path, whose name holds their checksum.

@@ -38,12 +38,12 @@ def problem_of(folder: Path, explicit: bool = True) -> str | None:
     """
     try:
         folder.mkdir(mode=MODE, parents=True, exist_ok=True)
-        found = folder.stat()
-        if hasattr(os, "getuid") and found.st_uid != os.getuid():
+        status = folder.stat()
+        if hasattr(os, "getuid") and status.st_uid != os.getuid():
             return f"{folder} belongs to another user; set {VARIABLE} to a folder of your own"
-        if found.st_mode & WRITABLE_BY_OTHERS and any(folder.iterdir()):
+        if status.st_mode & WRITABLE_BY_OTHERS and any(folder.iterdir()):
             return f"others could write in {folder}, and what is kept there would run as you; delete it"
-        if stat.S_IMODE(found.st_mode) != MODE:
+        if stat.S_IMODE(status.st_mode) != MODE:
             folder.chmod(MODE)
     except OSError as error:
         with contextlib.suppress(OSError):

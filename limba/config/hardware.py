@@ -164,15 +164,15 @@ _MAKERS = re.compile(r"\b(nvidia|geforce|tesla|amd|instinct|google|cloud|tpu)\b"
 
 def _names() -> dict[str, str]:
     """Returns {a name without signs: the chip's name}, with all that people write."""
-    found = dict(_ALIASES)
+    names = dict(_ALIASES)
     for chip in CHIPS:
         plain = re.sub(r"\W", "", chip.name)
-        found[plain] = chip.name
+        names[plain] = chip.name
         if plain.startswith("rtx"):
-            found.setdefault(plain.removeprefix("rtx"), chip.name)
+            names.setdefault(plain.removeprefix("rtx"), chip.name)
         if re.fullmatch(r"a\d000|a4500", plain):  # NVIDIA calls an A6000 RTX A6000
-            found[f"rtx{plain}"] = chip.name
-    return found
+            names[f"rtx{plain}"] = chip.name
+    return names
 
 
 _NAMES = _names()
@@ -200,9 +200,9 @@ def written(name: str) -> tuple[Chip, int | None] | None:
     number_first = re.fullmatch(r"(?P<number>\d+) ?x ?[- ]?(?P<chip>.+)", text)
     number_last = re.fullmatch(r"(?P<chip>.+?)[- ]?[x-] ?(?P<number>\d+)", text)
     for match in (number_first, number_last):
-        found = None if match is None else _NAMES.get(_without_signs(match["chip"]))
-        if match is not None and found is not None:
-            return _BY_NAME[found], int(match["number"])
+        name_of_chip = None if match is None else _NAMES.get(_without_signs(match["chip"]))
+        if match is not None and name_of_chip is not None:
+            return _BY_NAME[name_of_chip], int(match["number"])
     return None
 
 

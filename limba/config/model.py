@@ -27,11 +27,11 @@ def fields_of_other_positions(positions: str) -> list[str]:
     >>> fields_of_other_positions("relative")
     ['rotary_base']
     """
-    found: list[str] = []
+    fields: list[str] = []
     for kind, names in OF_POSITIONS.items():
         if kind != positions:
-            found.extend(names)
-    return found
+            fields.extend(names)
+    return fields
 
 
 @dataclass(frozen=True)

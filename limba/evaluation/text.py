@@ -176,12 +176,12 @@ def _with_published(part: Task) -> Task:
 
 def _as_published(part: Task, example: Mapping[str, Any]) -> dict[str, Any]:
     """Returns an example with the model's ids."""
-    found = dict(example)
+    published = dict(example)
     for name in FEATURES:
         offset = offset_of(part.output_features[name].vocabulary)
-        if offset and name in found:
-            found[name] = found[name] - offset
-    return found
+        if offset and name in published:
+            published[name] = published[name] - offset
+    return published
 
 
 def unused(directory: epath.Path, name: str, *endings: str) -> epath.Path:
@@ -244,7 +244,7 @@ def sampler(
         return written.text if continues else table.filled(read.tolist(), written.ids.tolist())
 
     def texts(params: Parameters) -> dict[str, list[str]]:
-        found = zip(prompts, inputs, writer.write_all(params, inputs), strict=True)
-        return {prompt: [text_of(read, written) for written in several] for prompt, read, several in found}
+        answers = zip(prompts, inputs, writer.write_all(params, inputs), strict=True)
+        return {prompt: [text_of(read, written) for written in several] for prompt, read, several in answers}
 
     return texts

@@ -171,10 +171,10 @@ def vocabulary_of(source: Source, choices: Choices) -> tuple[sources.VocabularyN
         and not of_source.extra_ids
     ):
         source = dataclasses.replace(source, vocabulary=of_source._replace(extra_ids=choices.extra_ids))
-    found = sources.open_vocabulary(source, chosen)
-    if found is None:
+    name_and_vocabulary = sources.open_vocabulary(source, chosen)
+    if name_and_vocabulary is None:
         print("No vocabulary is known, so no tokenizer files are written; give a vocabulary to write them.", flush=True)
-    return found
+    return name_and_vocabulary
 
 
 def _convert(
@@ -382,12 +382,12 @@ def import_folder(source: str | Path, out: Path) -> str:
             " does not have; start a run from the folder itself: set RunConfig.initial_checkpoint_path and"
             f" DataConfig.vocabulary to {source}."
         )
-    found = open_folder(folder, model)
+    arrays = open_folder(folder, model)
     with lease.held(str(out), "imports to", beside=True):
-        return write_start(folder, found, model, out)
+        return write_start(folder, arrays, model, out)
 
 
-def write_start(folder: Path, found: Mapping[str, np.ndarray], model: ModelConfig, out: Path) -> str:
+def write_start(folder: Path, network_arrays: Mapping[str, np.ndarray], model: ModelConfig, out: Path) -> str:
     """Writes what `import_folder` does, from arrays by T5X's names and the vocabulary in `folder`."""
     devices = jax.local_devices(backend="cpu")[:1]  # only a name; nothing is placed there
     mesh = jax.make_mesh((1, 1, 1), ("data", "fsdp", "model"), (AxisType.Auto,) * 3, devices=devices)
@@ -398,7 +398,7 @@ def write_start(folder: Path, found: Mapping[str, np.ndarray], model: ModelConfi
             path = leaf_name(tree_path)
             shape = tuple(leaf.shape)
             if path.startswith("params/"):
-                whole = stacked(path.removeprefix("params/"), shape[0], found.__getitem__)
+                whole = stacked(path.removeprefix("params/"), shape[0], network_arrays.__getitem__)
             else:  # the optimizer begins anew
                 whole = np.zeros(shape, leaf.dtype)
             part = ((tuple(slice(0, size) for size in shape), np.asarray(whole, leaf.dtype)),)

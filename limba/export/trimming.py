@@ -105,12 +105,12 @@ class Part:
     @property
     def tables(self) -> dict[str, int]:
         """The rows of each array that has one for each id."""
-        found = {}
+        rows_of = {}
         for name, array in self.stored.stored.items():
             axis = self.axis(name)
             if axis is not None:
-                found[name] = array.shape[axis]
-        return found
+                rows_of[name] = array.shape[axis]
+        return rows_of
 
     @property
     def copies(self) -> list[str]:
@@ -138,15 +138,15 @@ class Part:
 
     def cut(self, rows: np.ndarray) -> Arrays:
         """Returns the arrays with these rows, read on access."""
-        found: dict[str, Stored] = {}
+        arrays: dict[str, Stored] = {}
         for name, array in self.of_the_model.items():
             axis = self.axis(name)
             if axis is None:
-                found[name] = array
+                arrays[name] = array
                 continue
             shape = (*array.shape[:axis], len(rows), *array.shape[axis + 1 :])
-            found[name] = Stored(shape, array.dtype, partial(taken, array, rows, axis))
-        return Arrays(found)
+            arrays[name] = Stored(shape, array.dtype, partial(taken, array, rows, axis))
+        return Arrays(arrays)
 
 
 @dataclass(frozen=True)
@@ -187,10 +187,10 @@ def opened(path: str, vocabulary: VocabularyName | None = None, weights: bool = 
     Without `weights` a hub id's are not downloaded. Raises InputError for a vocabulary other than the one in a
     folder for transformers.
     """
-    found = open_path(path, with_weights=weights)
-    if found.kind != HUGGING_FACE:
+    at_path = open_path(path, with_weights=weights)
+    if at_path.kind != HUGGING_FACE:
         return sources.find(path, vocabulary=vocabulary)
-    folder = found.directory
+    folder = at_path.directory
     if vocabulary is not None:
         raise InputError(
             f"{path} is a folder for transformers with a tokenizer of its own, and {vocabulary.path} is another"
@@ -204,15 +204,15 @@ def opened(path: str, vocabulary: VocabularyName | None = None, weights: bool = 
             " open it with sentence-transformers, save it again, and trim that."
         )
     model = huggingface.model_config(Path(folder) / "config.json")
-    of_source = found.vocabulary()
+    of_source = at_path.vocabulary()
     return Source(path, folder, {0: folder}, HUGGING_FACE, model, None, of_source)
 
 
 def vocabulary_of(source: Source) -> Vocabulary:
     """Returns a model's vocabulary; InputError for a model without one."""
-    found = sources.open_vocabulary(source)
-    if found is not None:
-        return found[1]
+    name_and_vocabulary = sources.open_vocabulary(source)
+    if name_and_vocabulary is not None:
+        return name_and_vocabulary[1]
     folder = source.directory
     other = next((name for name in sources.OTHER_VOCABULARIES if (folder / name).exists()), None)
     if other is not None:
@@ -489,7 +489,7 @@ def _check(source: Source, pieces: Pieces, num_rows: int) -> None:
 
 def _named_ids(parts: Sequence[Part], num_rows: int) -> set[int]:
     """Returns the ids that the configurations of a folder name, or their class has by itself: they stay."""
-    found: set[int] = set()
+    named_ids: set[int] = set()
     for part in parts:
         if part.kind is None or part.folder is None:
             continue
@@ -501,8 +501,8 @@ def _named_ids(parts: Sequence[Part], num_rows: int) -> set[int]:
                 if not key.endswith("_token_id"):
                     continue
                 ids = value if isinstance(value, list) else [value]
-                found |= {number for number in ids if type(number) is int}
-    return {number for number in found if 0 <= number < num_rows}
+                named_ids |= {number for number in ids if type(number) is int}
+    return {number for number in named_ids if 0 <= number < num_rows}
 
 
 def _write_weights(folder: Path, arrays: Arrays) -> None:

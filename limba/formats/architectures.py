@@ -155,15 +155,15 @@ def kind(config: ModelConfig) -> str:
     is_modern = config.is_modernbert
     first, *gate = config.mlp_activations
     if is_modern:
-        found = "modernbert"
+        key = "modernbert"
     elif config.is_encoder:
-        found = "eurobert"
+        key = "eurobert"
     elif is_llama:
-        found = "llama"
+        key = "llama"
     else:
-        found = "gpt2"
+        key = "gpt2"
     titles = {"modernbert": "ModernBERT", "eurobert": "EuroBERT", "llama": "Llama", "gpt2": "GPT-2"}
-    name = "GPT-2 or Llama" if config.is_t5_decoder else titles[found]
+    name = "GPT-2 or Llama" if config.is_t5_decoder else titles[key]
     mlp = "gated" if is_llama else "plain"
     is_fused = is_modern or not is_llama
     if is_modern:
@@ -211,7 +211,7 @@ def kind(config: ModelConfig) -> str:
     ):
         if not fits:
             raise InputError(f"The network cannot be written for transformers: its {name} class {what}.")
-    return found
+    return key
 
 
 def _family(name: str) -> str:
@@ -224,23 +224,23 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     joined = config.num_heads * config.head_dim  # queries of all heads
     shared = config.kv_heads * config.head_dim  # keys, and values, which several heads may share
     gates = ("wi",) if len(config.mlp_activations) == 1 else ("wi_0", "wi_1")
-    found: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, d)}
+    shape_of: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, d)}
 
     def dense(name: str, shape: tuple[int, int], part: str) -> None:
-        found[f"{name}/kernel"] = shape
+        shape_of[f"{name}/kernel"] = shape
         if part in config.biases:
-            found[f"{name}/bias"] = shape[1:]
+            shape_of[f"{name}/bias"] = shape[1:]
 
     def norm(name: str) -> None:
-        found[f"{name}/scale"] = (d,)
+        shape_of[f"{name}/scale"] = (d,)
         if config.norm == "layer":
-            found[f"{name}/bias"] = (d,)
+            shape_of[f"{name}/bias"] = (d,)
 
     def relative_bias(module: str) -> None:
-        found[f"{module}/relpos_bias/rel_embedding"] = (config.num_heads, config.num_relpos_buckets)
+        shape_of[f"{module}/relpos_bias/rel_embedding"] = (config.num_heads, config.num_relpos_buckets)
 
     if config.positions == "learned":
-        found["decoder/position_embedding"] = (config.max_length, d)
+        shape_of["decoder/position_embedding"] = (config.max_length, d)
     # Of each side: its layers, and of each layer the attentions and the norms before them.
     encoder = {"attention": "pre_attention_layer_norm"}
     decoder = {"self_attention": "pre_self_attention_layer_norm"}
@@ -268,23 +268,25 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
             relative_bias(side)
         norm(f"{side}/{side}_norm")
     if not config.has_logits:
-        return found
+        return shape_of
     if config.is_modernbert:
         dense("decoder/head_dense", (d, d), "head")
         norm("decoder/head_norm")
     if not config.logits_via_embedding:
         dense("decoder/logits_dense", (d, config.vocab_size), "logits")
     elif "logits" in config.biases:
-        found["decoder/logits_dense/bias"] = (config.vocab_size,)
-    return found
+        shape_of["decoder/logits_dense/bias"] = (config.vocab_size,)
+    return shape_of
 
 
 def check_arrays(arrays: Arrays, config: ModelConfig, where: str, advice: str) -> None:
     """Raises InputError for the first array that is missing, unknown, or of another shape."""
-    found = arrays.shapes
+    present = arrays.shapes
     wanted = shapes(config)
-    check_names([name for name in wanted if name not in found], [name for name in found if name not in wanted], where)
-    for name, shape in found.items():
+    check_names(
+        [name for name in wanted if name not in present], [name for name in present if name not in wanted], where
+    )
+    for name, shape in present.items():
         if shape != wanted[name]:
             raise InputError(
                 f"{where} holds {name} as {shape}, and its configuration makes it {wanted[name]}; {advice}."
@@ -377,7 +379,7 @@ def unfused(stored: Mapping[str, Stored], config: ModelConfig) -> dict[str, Stor
         return np.split(read(), count, axis=-1)[number]
 
     class_name = kind(config)
-    found = {}
+    arrays_of_network = {}
     for name in shapes(config):
         fused, parts = _fusion(name, class_name)
         whole = stored[fused]
@@ -385,8 +387,8 @@ def unfused(stored: Mapping[str, Stored], config: ModelConfig) -> dict[str, Stor
             shape = (*whole.shape[:-1], whole.shape[-1] // len(parts))
             number = parts.index(name.split("/")[-2])
             whole = Stored(shape, whole.dtype, partial(cut, whole.read, number, len(parts)))
-        found[name] = whole
-    return found
+        arrays_of_network[name] = whole
+    return arrays_of_network
 
 
 def class_of(config: ModelConfig) -> str:

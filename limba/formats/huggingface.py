@@ -190,13 +190,13 @@ def open_folder(directory: str | Path, config: ModelConfig, flax: bool | None = 
     extra = sorted(contents.others - set(names))
     advice = "give the weights of the model that config.json describes, or use this one in transformers"
     check_names(missing, extra, str(folder), advice)
-    found: dict[str, Stored] = {}
+    arrays_by_name: dict[str, Stored] = {}
     for ours, (name, is_transposed) in contents.array_of.items():
         array = stored.stored[name]
-        found[ours] = array.T if is_transposed else array
-    if HEAD in found and contents.head.scale != 1:
-        found[HEAD] = _scaled(found[HEAD], 1 / np.float32(contents.head.scale))
-    arrays = unfused(found, config)
+        arrays_by_name[ours] = array.T if is_transposed else array
+    if HEAD in arrays_by_name and contents.head.scale != 1:
+        arrays_by_name[HEAD] = _scaled(arrays_by_name[HEAD], 1 / np.float32(contents.head.scale))
+    arrays = unfused(arrays_by_name, config)
     if kind == "gpt2":
         _scale_queries(arrays, hf_config, config)
     return Arrays(arrays)
@@ -372,9 +372,11 @@ def open_flax(path: Path) -> Arrays:
 
     try:
         tree: Any = serialization.msgpack_restore(foreign.bytes_of(path))
-        found = {name: np.asarray(leaf) for name, leaf in flatten(tree).items()}
+        arrays = {name: np.asarray(leaf) for name, leaf in flatten(tree).items()}
     except InputError:
         raise
     except Exception as error:  # msgpack's own errors, and numpy's, of many kinds
         raise InputError(f"{path} cannot be read as flax's msgpack ({reason_of(error)}); copy it again.") from error
-    return Arrays({name: Stored(array.shape, array.dtype, partial(np.asarray, array)) for name, array in found.items()})
+    return Arrays(
+        {name: Stored(array.shape, array.dtype, partial(np.asarray, array)) for name, array in arrays.items()}
+    )

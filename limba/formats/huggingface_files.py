@@ -252,14 +252,14 @@ def _written(
             return arrays[name].astype(np.float32) * np.float32(head_scale)
         return arrays[name]
 
-    found = {}
+    named_arrays = {}
     for row in (table[name] for name in arrays if name in table):
         stored = Stored(row.shape, numpy_dtype(dtype), partial(read, row.t5x))
         # Flax keeps kernels as they are here, and both forms have relative biases transposed.
         is_transposed = row.t5x.endswith("rel_embedding") if flax else row.transposed
         name = flax_name(row) if flax else row.pytorch
-        found[name] = stored.T if is_transposed else stored
-    return found
+        named_arrays[name] = stored.T if is_transposed else stored
+    return named_arrays
 
 
 def write_pytorch(

@@ -100,17 +100,17 @@ def canonical(name: str, kind: str) -> str:
 
 def renamed(stored: Arrays, kind: str, where: str) -> Arrays:
     """Returns arrays by their canonical names; InputError for two that have the same one."""
-    found = {}
+    canonical_arrays = {}
     origin: dict[str, str] = {}
     for name, array in stored.stored.items():
         new = canonical(name, kind)
-        if new in found:
+        if new in canonical_arrays:
             raise InputError(
                 f"{where} holds {new} twice, as {origin[new]} and {name}; remove one of them, or give another folder."
             )
-        found[new] = array
+        canonical_arrays[new] = array
         origin[new] = name
-    return Arrays(found)
+    return Arrays(canonical_arrays)
 
 
 def embedding_of(names: Iterable[str], kind: str) -> str:

@@ -47,11 +47,11 @@ def steps_in(directory: epath.Path, with_files: bool = False) -> dict[int, epath
     """
     if not directory.is_dir():
         return {}
-    found: dict[int, epath.Path] = {}
+    directories: dict[int, epath.Path] = {}
     for child in directory.iterdir():
         if child.name.isdigit() and (is_finished(child) or (with_files and child.is_file())):
-            found[int(child.name)] = child
-    return dict(sorted(found.items()))
+            directories[int(child.name)] = child
+    return dict(sorted(directories.items()))
 
 
 def is_finished(path: epath.Path) -> bool:
@@ -123,12 +123,12 @@ def check_whole(path: epath.Path, how: str = "checksums", part: tuple[int, int] 
     Raises StorageError if the files cannot be read at the moment.
     """
     try:
-        found = damage(path, how, part)
+        damaged = damage(path, how, part)
     except Exception as error:
         raise StorageError(f"{path} cannot be read ({short_reason(error)}); fix that, and try again.") from error
-    if found:
-        more = f", and {len(found) - 1} more" if len(found) > 1 else ""
-        raise InputError(f"The checkpoint {path} is damaged: {found[0]}{more}; name another step, or copy it again.")
+    if damaged:
+        more = f", and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+        raise InputError(f"The checkpoint {path} is damaged: {damaged[0]}{more}; name another step, or copy it again.")
 
 
 class LimbaCheckpoint(Arrays):
@@ -158,10 +158,10 @@ class LimbaCheckpoint(Arrays):
                 parameter = name.removeprefix(_PARAMETERS)
                 array_of[parameter] = averages.get(parameter, name) if average else name
         self.tree.check_whole([*array_of.values()])
-        found: dict[str, Stored] = {}
+        layers_by_name: dict[str, Stored] = {}
         for parameter, array in array_of.items():
-            found.update(self.layers(parameter, array))
-        super().__init__(found)
+            layers_by_name.update(self.layers(parameter, array))
+        super().__init__(layers_by_name)
 
     def layers(self, name: str, array: str) -> Iterator[tuple[str, Stored]]:
         """Yields (T5X's name, array) of each layer of an array by Limba's name; of another one itself."""

@@ -108,17 +108,17 @@ def blocks_of(stored: Stored) -> Iterator[memoryview]:
 def taken(stored: Stored, rows: np.ndarray, axis: int) -> np.ndarray:
     """Returns the slices of an array at the indices `rows` of an axis, which ascend; it is read some rows at a time."""
     shape = (*stored.shape[:axis], len(rows), *stored.shape[axis + 1 :])
-    found = np.empty(shape, stored.dtype)
+    slices = np.empty(shape, stored.dtype)
     start = 0
     for block in stored.blocks():
         stop = start + len(block)
         if axis:
-            found[start:stop] = block.take(rows, axis)
+            slices[start:stop] = block.take(rows, axis)
         else:
             first, last = np.searchsorted(rows, (start, stop))
-            found[first:last] = block[rows[first:last] - start]
+            slices[first:last] = block[rows[first:last] - start]
         start = stop
-    return found
+    return slices
 
 
 def write_safetensors(file: IO[bytes], part: Mapping[str, Stored], **metadata: str) -> None:

@@ -102,9 +102,9 @@ def open_path(path: str, with_weights: bool = True) -> Opened:
     downloaded.
     """
     _check_form(path)
-    found = look_at(path)
-    if found is not None:
-        return found
+    opened = look_at(path)
+    if opened is not None:
+        return opened
     if "://" in path:
         folder = hub_models.from_bucket(path)
     elif is_on_hub(path):

@@ -124,18 +124,18 @@ def _json(path: Path, default: Json | None = None) -> Json:
     """Returns an object of a JSON file; `default`, if there is one, where the file is absent."""
     if default is not None and not path.exists():
         return default
-    found = _read(path)
-    if not isinstance(found, dict):
+    content = _read(path)
+    if not isinstance(content, dict):
         raise InputError(f"{path} is not a JSON object; copy the folder again.")
-    return found
+    return content
 
 
 def _modules(root: Path) -> Sequence[Json]:
     path = root / MODULES
-    found = _read(path)
-    if not isinstance(found, list) or not all(isinstance(module, dict) for module in found):
+    modules = _read(path)
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise InputError(f"{path} is not a list of modules; copy the folder again.")
-    return found
+    return modules
 
 
 def _path(root: Path, module: Json) -> str:
@@ -159,8 +159,8 @@ def _poolings(module_config: Json, folder: Path) -> tuple[str, ...]:
     """Returns our names of a Pooling's modes; without any it is the mean, as in sentence-transformers."""
     pooling_mode = module_config.get("pooling_mode")
     if pooling_mode is None:
-        found = tuple(ours for _, key, ours in POOLINGS if module_config.get(key, False))
-        return found or ("mean",)
+        poolings = tuple(ours for _, key, ours in POOLINGS if module_config.get(key, False))
+        return poolings or ("mean",)
     names = {theirs: ours for theirs, _, ours in POOLINGS}
     modes = pooling_mode if isinstance(pooling_mode, list) else [pooling_mode]
     for mode in modes:

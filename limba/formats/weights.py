@@ -136,10 +136,10 @@ def open_safetensors(directory: str | Path) -> Arrays:
     files = [SAFETENSORS]
     if index.exists() and not (folder / SAFETENSORS).exists():
         files = files_of_index(index)
-    found: dict[str, Stored] = {}
+    arrays: dict[str, Stored] = {}
     for file in files:
-        found |= _entries(folder / file)
-    return Arrays(found)
+        arrays |= _entries(folder / file)
+    return Arrays(arrays)
 
 
 def _entry(name: str, entry: Json) -> tuple[str, tuple[int, ...], int, int]:
@@ -171,13 +171,13 @@ def _entries(path: Path) -> dict[str, Stored]:
             if length > size - 8:
                 raise ValueError("its header ends beyond it")
             header = json.loads(file.read(length))
-        found = {name: _entry(name, entry) for name, entry in header.items() if name != "__metadata__"}
+        shapes_and_bytes = {name: _entry(name, entry) for name, entry in header.items() if name != "__metadata__"}
     except InputError:
         raise
     except (OSError, ValueError, AttributeError, TypeError, OverflowError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as safetensors ({reason_of(error)}); copy it again.") from error
     entries = {}
-    for name, (letters, shape, first, last) in found.items():
+    for name, (letters, shape, first, last) in shapes_and_bytes.items():
         if 8 + length + last > size:
             raise InputError(f"{path} is truncated: {name} ends beyond it; copy it again.")
         dtype = numpy_dtype(DTYPES.get(letters, "uint8"))
@@ -205,8 +205,8 @@ def _read_array(path: Path, start: int, size: int, dtype: np.dtype, shape: tuple
 def _read_rows(path: Path, begin: int, dtype: np.dtype, row: tuple[int, ...], start: int, stop: int) -> np.ndarray:
     """Returns rows of an array whose bytes begin at `begin`; each row has the shape `row`."""
     row_bytes = math.prod(row) * dtype.itemsize
-    found = _read(path, begin + start * row_bytes, (stop - start) * row_bytes)
-    return np.frombuffer(found, dtype).reshape(stop - start, *row)
+    content = _read(path, begin + start * row_bytes, (stop - start) * row_bytes)
+    return np.frombuffer(content, dtype).reshape(stop - start, *row)
 
 
 def _read(path: Path, start: int, size: int) -> bytes:

@@ -297,10 +297,10 @@ def padded(
 ) -> Int[np.ndarray, "B L"]:
     """Returns rows of ids, padded with `filling` to the longest and up to a multiple of `step`."""
     width = -(-max(1, *map(len, rows)) // step) * step
-    found = np.full((num_rows, width), filling, np.int32)
+    padded_rows = np.full((num_rows, width), filling, np.int32)
     for row, ids in enumerate(rows):
-        found[row, : len(ids)] = ids
-    return found
+        padded_rows[row, : len(ids)] = ids
+    return padded_rows
 
 
 def read_mask(rows: Sequence[np.ndarray], num_rows: int, step: int = INPUT_STEP) -> Int[np.ndarray, "B L"]:

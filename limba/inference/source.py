@@ -171,19 +171,19 @@ def _length_beside(folder: epath.Path, model: ModelConfig) -> int | None:
     """Returns the longest text that a folder's files allow: tokenizer_config.json's, and the network's positions."""
     tokenizer_config = _json_of(folder / "tokenizer_config.json")
     length = tokenizer_config.get("model_max_length")
-    found = [int(length)] if isinstance(length, int | float) and 0 < length < huggingface_files.UNKNOWN_LENGTH else []
-    if model.is_encoder or (found and model.is_decoder_only):  # a tokenizer may be another, longer model's
-        found.append(model.max_length)
-    return min(found, default=None)
+    lengths = [int(length)] if isinstance(length, int | float) and 0 < length < huggingface_files.UNKNOWN_LENGTH else []
+    if model.is_encoder or (lengths and model.is_decoder_only):  # a tokenizer may be another, longer model's
+        lengths.append(model.max_length)
+    return min(lengths, default=None)
 
 
 def _json_of(file: epath.Path) -> Json:
     """Returns a file's JSON object; {} where there is none, which is reported where it matters."""
     try:
-        found = json.loads(read_text(file)) if file.exists() else {}
+        content = json.loads(read_text(file)) if file.exists() else {}
     except (InputError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def described(path: str) -> tuple[ModelConfig, VocabularyName | None]:

@@ -243,16 +243,16 @@ class Files:
         They stand in transformers' order, in which those without an id get one. transformers does not look into
         special_tokens_map.json where tokenizer_config.json has added_tokens_decoder.
         """
-        found: Json = dict(defaults)
+        tokens: Json = dict(defaults)
         for file_content in self.files_with_roles:
             extra = file_content.get("extra_special_tokens")
             named: Json = extra if isinstance(extra, dict) else {}  # tokens with names of their own
             for key, value in {**file_content, **named}.items():
                 is_token = isinstance(value, str) or (isinstance(value, dict) and "content" in value)
                 if key in ROLES or key in named or (key.endswith("_token") and is_token):
-                    found[key] = value
-        order = [*(role for role in ROLES if role in found), *(role for role in found if role not in ROLES)]
-        return {role: found[role] for role in order if found[role] is not None}
+                    tokens[key] = value
+        order = [*(role for role in ROLES if role in tokens), *(role for role in tokens if role not in ROLES)]
+        return {role: tokens[role] for role in order if tokens[role] is not None}
 
     @property
     def files_with_roles(self) -> list[Json]:
@@ -266,18 +266,18 @@ class Files:
         """The special tokens without a role; None where no file has a list of them, not even an empty one."""
         older = "additional_special_tokens"
         newer = "extra_special_tokens"
-        found = self.tokenizer_config.get(newer)
-        if older in self.tokenizer_config and (not found or isinstance(found, dict)):
-            found = self.tokenizer_config[older] or []
-        if isinstance(found, dict):
-            found = None  # tokens with names of their own, see `roles`
+        tokens = self.tokenizer_config.get(newer)
+        if older in self.tokenizer_config and (not tokens or isinstance(tokens, dict)):
+            tokens = self.tokenizer_config[older] or []
+        if isinstance(tokens, dict):
+            tokens = None  # tokens with names of their own, see `roles`
         if "added_tokens_decoder" not in self.tokenizer_config:
             later = self.special_tokens_map.get(newer)
             if isinstance(later, list):
-                found = [*(found or ()), *later]
-            elif found is None:
-                found = self.special_tokens_map.get(older)
-        return None if found is None else list(found)
+                tokens = [*(tokens or ()), *later]
+            elif tokens is None:
+                tokens = self.special_tokens_map.get(older)
+        return None if tokens is None else list(tokens)
 
     @property
     def has_extra_before_class(self) -> bool:
@@ -296,14 +296,14 @@ def read_json(folder: epath.Path, name: str) -> Json | None:
     if not file.exists():
         return None
     try:
-        found = json.loads(read_text(file))
-        if not isinstance(found, dict):
+        content = json.loads(read_text(file))
+        if not isinstance(content, dict):
             raise ValueError("it is not a JSON object")
     except InputError:
         raise
     except (ValueError, TypeError, RecursionError) as error:
         raise InputError(f"{file} cannot be used ({reason_of(error)}); copy the folder again.") from error
-    return found
+    return content
 
 
 def name_of(token: Any) -> str:

@@ -211,9 +211,9 @@ def _lines_of_merges(file: Path, kept: Kept) -> bytes:
 def _object(file: Path) -> Json:
     from etils import epath
 
-    found = read_json(epath.Path(file.parent), file.name)
-    assert found is not None, f"{file} is there"
-    return found
+    content = read_json(epath.Path(file.parent), file.name)
+    assert content is not None, f"{file} is there"
+    return content
 
 
 def _json(made: Json) -> bytes:

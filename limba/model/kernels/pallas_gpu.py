@@ -122,14 +122,14 @@ def _attend_forward(call: Call, heads: dict, diagonals: Array | None, ids: dict)
 
 def _attend_backward(call: Call, saved: dict, gradient: Array) -> tuple:
     arrays = saved | {"gradient": gradient}
-    found = _run("to_query", call, arrays, ["to_query", "mean"])
+    gradients = _run("to_query", call, arrays, ["to_query", "mean"])
     del arrays["attended"]
-    arrays["mean"] = found["mean"]
-    found |= _run("to_key", call, arrays, ["to_key", "to_value"])
+    arrays["mean"] = gradients["mean"]
+    gradients |= _run("to_key", call, arrays, ["to_key", "to_value"])
     to_diagonals = None
     if "diagonals" in arrays:
         to_diagonals = _sums_of_diagonals(jnp.sum(_run("to_bias", call, arrays, ["to_bias"])["to_bias"], axis=0))
-    to_heads = {name: found[f"to_{name}"] for name in ("query", "key", "value")}
+    to_heads = {name: gradients[f"to_{name}"] for name in ("query", "key", "value")}
     return to_heads, to_diagonals, dict.fromkeys(array_name for array_name in saved if array_name in OF_MASK)
 
 

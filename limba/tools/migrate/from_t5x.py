@@ -38,7 +38,7 @@ def read(folders: Sequence[epath.Path], network: ModelConfig) -> tuple[ModelConf
 def _fields(source: Source, *names: str) -> dict[str, object]:
     """Returns the bound fields of the classes of these names, in whatever module, with macros replaced."""
     macros = {binding.name: binding.value for binding in source.bindings if not binding.field}
-    found = {}
+    values = {}
     for binding in source.bindings:
         if binding.field and binding.owner.rpartition(".")[2] in names:
             value = binding.value
@@ -46,8 +46,8 @@ def _fields(source: Source, *names: str) -> dict[str, object]:
                 if isinstance(value, Macro):
                     value = macros.get(value.name, value)
             if not isinstance(value, Macro | Reference):
-                found[binding.field] = value
-    return found
+                values[binding.field] = value
+    return values
 
 
 def _vocabulary(source: Source, where: str) -> VocabularyName | None:

@@ -40,8 +40,8 @@ def draws(
     task: Learned, examples: Sequence[Example], seeds: Sequence[Sequence[Prediction]], counts: np.ndarray
 ) -> Draws:
     """Returns the figures of a model in each resample, [R], the mean over its seeds."""
-    found = [task.figures(examples, predictions, counts) for predictions in seeds]
-    return {name: np.mean([of_seed[name] for of_seed in found], 0) for name in found[0]}
+    of_seeds = [task.figures(examples, predictions, counts) for predictions in seeds]
+    return {name: np.mean([of_seed[name] for of_seed in of_seeds], 0) for name in of_seeds[0]}
 
 
 def draws_of_shares(
@@ -64,7 +64,7 @@ def compared(
     p is two-sided: how often a resample has the difference at 0 or on the other side (Efron & Tibshirani 1993, chapter
     16; Berg-Kirkpatrick, Burkett & Klein 2012), each count with one more, so that it is never 0.
     """
-    found = []
+    comparisons = []
     for first, second in itertools.combinations(means, 2):
         for figure in means[first]:
             differences = drawn[first][figure] - drawn[second][figure]
@@ -72,8 +72,8 @@ def compared(
             p = min(1.0, 2 * (min(sides) + 1) / (len(differences) + 1))
             difference = means[first][figure] - means[second][figure]
             interval = percentiles(differences, protocol.confidence)
-            found.append(Comparison(figure, first, second, difference, interval, float(p)))
-    return found
+            comparisons.append(Comparison(figure, first, second, difference, interval, float(p)))
+    return comparisons
 
 
 def best_of(figure: str, means: Mapping[str, float], pairs: Sequence[Comparison], protocol: Protocol) -> str | None:

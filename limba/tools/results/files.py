@@ -69,12 +69,12 @@ def on_hub(folder: str, name: str) -> HubFile | None:
     (HubFile(address='hub:me/set@v1/a/b.parquet', name='me/set', revision='v1', path='a/b.parquet'), None)
     """
     whole = f"{folder}/{name}" if folder.startswith("hub:") and not name.startswith(("hub:", "/", "~")) else name
-    found = HUB.fullmatch(whole)
-    if found is None and whole.startswith("hub:"):
+    match = HUB.fullmatch(whole)
+    if match is None and whole.startswith("hub:"):
         raise InputError(
             f"{whole} is not a file of a data set; write hub:user/name/path, or hub:user/name@revision/path."
         )
-    return found and HubFile(*found.groups())
+    return match and HubFile(*match.groups())
 
 
 def found_at(folder: str, name: str) -> Path | None:
@@ -209,8 +209,8 @@ def text_in(where: str, row: Mapping[str, object], column: str | int) -> str:
 def text(where: str, value: object, what: str) -> str:
     """Returns a value if it is a text, with a question mark for half a letter, which JSON can hold and UTF-8 cannot."""
     if not isinstance(value, str):
-        found = "null" if value is None else f"{value!r}, of type {type(value).__name__}"
-        raise InputError(f"{where}: {what} holds {found[:200]}, and not a text; correct it.")
+        in_words = "null" if value is None else f"{value!r}, of type {type(value).__name__}"
+        raise InputError(f"{where}: {what} holds {in_words[:200]}, and not a text; correct it.")
     return value.encode("utf-8", "replace").decode()
 
 
@@ -245,7 +245,7 @@ def sentences(path: Path, *columns: str | int) -> Iterator[Sentence]:
     InputError for a line that lacks a column.
     """
     names: list[str] = []
-    found: list[list[str]] = []
+    rows_of_sentence: list[list[str]] = []
     begins = 1
     document = ""
     for number, line in enumerate([*lines_of(path), ""], 1):
@@ -255,15 +255,15 @@ def sentences(path: Path, *columns: str | int) -> Iterator[Sentence]:
             if line.removeprefix("#").split()[:1] == ["newdoc"]:
                 document = f"{path} line {number}"
         elif not line.strip():
-            if found:
+            if rows_of_sentence:
                 where = f"{path} line {begins}"
-                yield Sentence(where, found, document or where)
-            found = []
+                yield Sentence(where, rows_of_sentence, document or where)
+            rows_of_sentence = []
         else:
-            begins = begins if found else number
+            begins = begins if rows_of_sentence else number
             cells = line.split("\t") if "\t" in line else line.split(" ")
             if cells[0].isdecimal() or not cells[0].replace("-", "").replace(".", "").isdecimal():
-                found.append([_cell(cells, column, names, f"{path} line {number}") for column in columns])
+                rows_of_sentence.append([_cell(cells, column, names, f"{path} line {number}") for column in columns])
 
 
 def _cell(cells: Sequence[str], column: str | int, names: Sequence[str], where: str) -> str:

@@ -75,21 +75,21 @@ class OpenModel:
                 f"{self.name} cannot be fine-tuned: transformers {transformers.__version__} has no class of"
                 f" {self.config.model_type} for {task}; give another model, or --tasks without it."
             ) from None
-        found = [self.tokenizer.model_max_length, getattr(self.config, "max_position_embeddings", UNKNOWN_LENGTH)]
+        lengths = [self.tokenizer.model_max_length, getattr(self.config, "max_position_embeddings", UNKNOWN_LENGTH)]
         for path, module in network.named_modules():
             if isinstance(module, torch.nn.Embedding) and path.endswith("position_embeddings"):
                 # RoBERTa counts positions from the one after padding's.
                 before = 0 if module.padding_idx is None else module.padding_idx + 1
-                found.append(module.num_embeddings - before)
-        return min(int(length) for length in found if length)
+                lengths.append(module.num_embeddings - before)
+        return min(int(length) for length in lengths if length)
 
     def check_ids(self, largest: int) -> None:
         """Raises InputError if the model has no row for the largest id of some texts, or for padding."""
         num_rows = getattr(self.config.get_text_config(), "vocab_size", None)
-        found = max(largest, self.tokenizer.pad_token_id)
-        if num_rows is not None and found >= num_rows:
+        highest = max(largest, self.tokenizer.pad_token_id)
+        if num_rows is not None and highest >= num_rows:
             raise InputError(
-                f"The tokenizer of {self.name} gives the id {found}, and the model has {num_rows:,} rows; resize its"
+                f"The tokenizer of {self.name} gives the id {highest}, and the model has {num_rows:,} rows; resize its"
                 " embedding in transformers."
             )
 
@@ -212,8 +212,8 @@ def _model_type(folder: Path) -> str | None:
         return None
     with foreign.reading(file):
         config_dict = json.loads(foreign.text_of(file))
-    found = config_dict.get("model_type") if isinstance(config_dict, dict) else None
-    return None if found is None else str(found)
+    model_type = config_dict.get("model_type") if isinstance(config_dict, dict) else None
+    return None if model_type is None else str(model_type)
 
 
 def _exported(name: str, exports: Path, imports: Sequence[str]) -> Path:

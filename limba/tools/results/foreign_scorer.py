@@ -217,8 +217,8 @@ class ForeignScorer:
         """What a causal model reads before a text: its template, else its start token, else nothing."""
         before, _ = self.template
         named = [self.tokenizer.bos_token_id, *(source.bos_token_id for source in self._configs())]
-        found = [number for number in named if isinstance(number, int) and 0 <= number < self._num_rows]
-        return before or found[:1]
+        ids = [number for number in named if isinstance(number, int) and 0 <= number < self._num_rows]
+        return before or ids[:1]
 
     def _configs(self) -> list[Any]:
         return [
@@ -278,13 +278,13 @@ class ForeignScorer:
         rows = [[*self.starts, *self._ids(text)] for text in texts]
         self._check_length(rows)
         first = max(1, len(self.starts))  # of the tokens that are scored
-        found = np.zeros(len(rows))
+        sums_of_rows = np.zeros(len(rows))
         for numbers in self._batches([len(row) for row in rows]):
             batch = self._padded([rows[number] for number in numbers])
             likelihoods = self._of_next(self._logits(**batch)[:, :-1], batch["input_ids"][:, 1:])
             for row, number in enumerate(numbers):
-                found[number] = likelihoods[row, first - 1 : max(0, len(rows[number]) - 1)].sum()
-        return found
+                sums_of_rows[number] = likelihoods[row, first - 1 : max(0, len(rows[number]) - 1)].sum()
+        return sums_of_rows
 
     def num_unscored_bytes(self, text: str) -> int:
         if self.way != CAUSAL or self.starts:
@@ -292,8 +292,10 @@ class ForeignScorer:
         text = _whole_letters(text)
         if not self.tokenizer.is_fast:
             return len(self.tokenizer.decode(self._ids(text)[:1]).encode())
-        found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        end = found.offset_mapping[0][1] if found.input_ids else 0  # a letter of several pieces is left out as a whole
+        encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        end = (
+            encoding.offset_mapping[0][1] if encoding.input_ids else 0
+        )  # a letter of several pieces is left out as a whole
         return len(text[:end].encode())
 
     def _masked(self, texts: Sequence[str]) -> Float[np.ndarray, " N"]:
@@ -308,7 +310,7 @@ class ForeignScorer:
                 end = int(edges[np.searchsorted(edges, start, side="right")])
                 hidden.append((number, len(before) + start, len(before) + end))
         self._check_length(rows)
-        found = np.zeros(len(texts))
+        sums_of_texts = np.zeros(len(texts))
         for numbers in self._batches([len(rows[number]) for number, _, _ in hidden], 1 if self._is_narrow else None):
             taken = [hidden[index] for index in numbers]
             hidden_rows = []
@@ -320,8 +322,8 @@ class ForeignScorer:
             wanted = [[rows[number][start]] for number, start, _ in taken]
             logits = self._logits_at(positions, self._padded(hidden_rows))
             likelihoods = self._of_next(logits, self._tensor(wanted))
-            np.add.at(found, [number for number, _, _ in taken], likelihoods[:, 0])
-        return found
+            np.add.at(sums_of_texts, [number for number, _, _ in taken], likelihoods[:, 0])
+        return sums_of_texts
 
     def _words(self, text: str) -> tuple[list[int], Bool[np.ndarray, " L"]]:
         """Returns the ids of a text, and which of them begin a word, by the rule of `TrainedModel.log_likelihoods`.
@@ -334,8 +336,8 @@ class ForeignScorer:
             ids = self._ids(text)
             names = self.tokenizer.convert_ids_to_tokens(ids)
             return ids, np.array([not name.startswith("##") for name in names], bool)
-        found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        offsets = [*found.offset_mapping, (len(text), len(text))]
+        encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        offsets = [*encoding.offset_mapping, (len(text), len(text))]
         begins = []
         last = 0  # where the pieces before this one end
         for (start, end), (following, _) in itertools.pairwise(offsets):
@@ -344,7 +346,7 @@ class ForeignScorer:
             starts_letter = is_whole and UNSPACED.match(text, start) is not None
             begins.append(not begins or follows_space or starts_letter)
             last = max(last, end)
-        return self._checked(found.input_ids), np.array(begins, bool)
+        return self._checked(encoding.input_ids), np.array(begins, bool)
 
     def in_gaps(self, pairs: Sequence[tuple[str, str]]) -> Float[np.ndarray, " N"]:
         before, after = self.template
@@ -361,7 +363,7 @@ class ForeignScorer:
             read.append([*before, *self._ids(inputs), *after])
             written.append([*before, *self._ids(targets), *after_written])
         start = self._decoder_start()
-        found = np.zeros(len(pairs))
+        likelihoods_of_pairs = np.zeros(len(pairs))
         for numbers in self._batches([len(row) for row in read], max(map(len, written), default=1)):
             targets = [written[number] for number in numbers]
             decoder = self._padded([[start, *row[:-1]] for row in targets])
@@ -369,18 +371,18 @@ class ForeignScorer:
             batch |= {f"decoder_{name}": tensor for name, tensor in decoder.items()}
             likelihoods = self._of_next(self._logits(**batch), self._padded(targets)["input_ids"])
             for row, number in enumerate(numbers):
-                found[number] = likelihoods[row, : len(written[number])].sum()
-        return found
+                likelihoods_of_pairs[number] = likelihoods[row, : len(written[number])].sum()
+        return likelihoods_of_pairs
 
     def _decoder_start(self) -> int:
         named = [
             getattr(source, "decoder_start_token_id", None)
             for source in (self.model.config, self.model.generation_config)
         ]
-        found = [number for number in [*named, self.tokenizer.pad_token_id] if isinstance(number, int)]
-        if not found:
+        ids = [number for number in [*named, self.tokenizer.pad_token_id] if isinstance(number, int)]
+        if not ids:
             raise InputError(f"{self.name} has no decoder_start_token_id in its config.json; write one there.")
-        return found[0]
+        return ids[0]
 
     # Batches
 
@@ -445,10 +447,10 @@ class ForeignScorer:
         batch = self._padded([ids])
         expected = self._logits(**batch)[:, 1:2]
         try:
-            found = self._narrow([1], batch)
+            narrow = self._narrow([1], batch)
         except (TypeError, KeyError, IndexError, RuntimeError):
             return False
-        return found.shape == expected.shape and bool(abs(found - expected).max() < 1e-4)
+        return narrow.shape == expected.shape and bool(abs(narrow - expected).max() < 1e-4)
 
     def _of_next(self, logits: Any, wanted: Any) -> Float[np.ndarray, "B L"]:
         """Returns ln p of the wanted ids."""
@@ -472,11 +474,11 @@ class ForeignScorer:
         ]
         texts.append(f"{self.template} {self.starts if self.way == CAUSAL else self._end}")
         texts.append(self.tokenizer.backend_tokenizer.to_str() if self.tokenizer.is_fast else repr(self.tokenizer))
-        found = hashlib.sha256("\n".join(texts).encode())
+        digest = hashlib.sha256("\n".join(texts).encode())
         for name, tensor in () if is_random else sorted(self.model.state_dict().items()):
-            found.update(name.encode())
-            found.update(tensor.cpu().contiguous().numpy().tobytes())
-        return found.hexdigest()
+            digest.update(name.encode())
+            digest.update(tensor.cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
     def with_random_weights(self) -> ForeignScorer:
         import torch

@@ -96,7 +96,7 @@ class LimbaLM(TemplateLM):
         return np.asarray(read, np.int32), np.asarray(write, np.int32)
 
     def _loglikelihood_tokens(self, requests: Sequence[Scored], **options: object) -> list[tuple[float, bool]]:
-        found = []
+        results = []
         for start in range(0, len(requests), self._rows):
             part = requests[start : start + self._rows]
             pairs = [self._pair(context, scored) for _, context, scored in part]
@@ -104,8 +104,8 @@ class LimbaLM(TemplateLM):
                 rows = logits[len(logits) - len(scored) :].astype(np.float64)  # not the sentinel's
                 rows -= rows.max(axis=1, keepdims=True)
                 likelihoods = rows[range(len(scored)), scored] - np.log(np.exp(rows).sum(axis=1))
-                found.append((float(likelihoods.sum()), bool((rows.argmax(axis=1) == scored).all())))
-        return found
+                results.append((float(likelihoods.sum()), bool((rows.argmax(axis=1) == scored).all())))
+        return results
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
         """Returns the log likelihood of each text; long ones in windows, each of whose tokens is scored once."""
@@ -135,7 +135,7 @@ class LimbaLM(TemplateLM):
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """Returns what the model writes after each context, greedily, up to the first of the texts that end it."""
-        found = []
+        answers = []
         for context, choices in (request.args for request in requests):
             until = choices.get("until") or []
             limit = int(choices.get("max_gen_toks", 256))
@@ -147,8 +147,8 @@ class LimbaLM(TemplateLM):
             text = text.partition("<extra_id_0>")[2].partition("<extra_id_1>")[0] if self.sentinels else text
             for stop in [until] if isinstance(until, str) else until:
                 text = text.partition(stop)[0] if stop else text
-            found.append(text.strip() if self.sentinels else text)
-        return found
+            answers.append(text.strip() if self.sentinels else text)
+        return answers
 
 
 def run(argv: Sequence[str]) -> None:

@@ -270,9 +270,9 @@ class Measured:
             key = {"part": part, "rate": setting.rate, "epochs": setting.epochs, "seed": seed}
             return self.kept.get(name, {**facts, **key}, compute, progress)
 
-        found = learned(runs, label, is_random, self._seeds(runs), self.protocol, get)
-        self.table.add(name, label, found.outcomes, self.hashes[name])
-        self.notes += found.notes
+        result = learned(runs, label, is_random, self._seeds(runs), self.protocol, get)
+        self.table.add(name, label, result.outcomes, self.hashes[name])
+        self.notes += result.notes
 
     def add_floors(self) -> None:
         """Adds the baselines that need no model."""

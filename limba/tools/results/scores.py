@@ -47,11 +47,11 @@ def pearson(counts: np.ndarray, targets: Sequence[float], predictions: Sequence[
 
 def spearman(counts: np.ndarray, targets: Sequence[float], predictions: Sequence[float]) -> np.ndarray:
     """Returns Spearman's correlation times 100, [R]: Pearson's of the ranks, equal values sharing theirs."""
-    found = []
+    correlations = []
     for row in counts:
         once = np.ones((1, int(row.sum())))
-        found.append(pearson(once, *(_ranks(np.repeat(values, row)) for values in (targets, predictions)))[0])
-    return np.array(found)
+        correlations.append(pearson(once, *(_ranks(np.repeat(values, row)) for values in (targets, predictions)))[0])
+    return np.array(correlations)
 
 
 def span_f1(
@@ -75,16 +75,16 @@ def spans_of(tags: Sequence[str]) -> list[Span]:
     >>> spans_of(["B-PER", "I-PER", "O", "I-LOC", "B-LOC"])
     [('PER', 0, 2), ('LOC', 3, 4), ('LOC', 4, 5)]
     """
-    found: list[Span] = []
+    spans: list[Span] = []
     before = ""
     for index, tag in enumerate(tags):
         kind, _, label = tag.partition("-")
         if kind == "I" and label == before:
-            found[-1] = (label, found[-1][1], index + 1)
+            spans[-1] = (label, spans[-1][1], index + 1)
         elif kind in ("B", "I"):
-            found.append((label, index, index + 1))
+            spans.append((label, index, index + 1))
         before = label if kind in ("B", "I") else ""
-    return found
+    return spans
 
 
 def _ratio(over: np.ndarray, under: np.ndarray) -> np.ndarray:

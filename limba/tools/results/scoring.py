@@ -95,15 +95,15 @@ class LimbaScorer:
 
 def checksum_of_model(trained: TrainedModel, is_random: bool = False) -> str:
     """Returns a checksum of a model: its network, its vocabulary and, unless these are drawn, its parameters."""
-    found = hashlib.sha256(repr(dataclasses.asdict(trained.network.config)).encode())
+    digest = hashlib.sha256(repr(dataclasses.asdict(trained.network.config)).encode())
     for name, array in () if is_random else sorted(trained.arrays().items()):
-        found.update(f"{name}{array.shape}{array.dtype}".encode())
-        found.update(array.tobytes())
+        digest.update(f"{name}{array.shape}{array.dtype}".encode())
+        digest.update(array.tobytes())
     if trained.tokenizer is not None:
         path = Path(trained.tokenizer[0].path)
-        found.update((checksum(path) if path.is_file() else str(path)).encode())
-        found.update(f"{trained.tokenizer[0].extra_ids} {trained.special_ids}".encode())
-    return found.hexdigest()
+        digest.update((checksum(path) if path.is_file() else str(path)).encode())
+        digest.update(f"{trained.tokenizer[0].extra_ids} {trained.special_ids}".encode())
+    return digest.hexdigest()
 
 
 def open_scorers(name: str, imports: Sequence[str] = ()) -> tuple[Scorer, ...]:

@@ -139,7 +139,9 @@ class Table:
     def pairs(self) -> list[dict[str, object]]:
         """Returns the comparisons, one object each."""
         return [
-            {"task": task, **comparison._asdict()} for task, found in self.comparisons.items() for comparison in found
+            {"task": task, **comparison._asdict()}
+            for task, of_task in self.comparisons.items()
+            for comparison in of_task
         ]
 
 

@@ -84,8 +84,8 @@ class FineTuning:
             test = self._read(self.parts.test)
             trainer.compute_metrics = None  # of the development part
             with self._fitting():
-                found = trainer.predict([example.feature for example in test])  # pyright: ignore[reportArgumentType]
-            predictions = self._predictions(self.parts.test, test, np.asarray(found.predictions))
+                predicted_test = trainer.predict([example.feature for example in test])  # pyright: ignore[reportArgumentType]
+            predictions = self._predictions(self.parts.test, test, np.asarray(predicted_test.predictions))
             figures = self.task.judge(self.parts.test, predictions)
             notes["cut"] = sum(example.is_cut for example in test)
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -141,9 +141,9 @@ class FineTuning:
 
     def _read(self, examples: Sequence[Example]) -> list[Read]:
         read = self._sentence if self.task.is_tagged else self._text
-        found = [read(example) for example in examples]
-        self.model.check_ids(max(max(reading.feature["input_ids"], default=0) for reading in found))
-        return found
+        readings = [read(example) for example in examples]
+        self.model.check_ids(max(max(reading.feature["input_ids"], default=0) for reading in readings))
+        return readings
 
     def _text(self, example: Example) -> Read:
         """Returns the ids of a text or of two, with the number of the class or the score in deviations."""
@@ -173,10 +173,10 @@ class FineTuning:
             return [float(score) for score in np.nan_to_num(outputs, posinf=0.0, neginf=0.0)]  # of one that diverged
         if not self.task.is_tagged:
             return [labels[label] for label in outputs]
-        found = list[Prediction]()
+        predictions = list[Prediction]()
         for row, example in zip(outputs, read, strict=True):
-            found.append(["" if token is None else labels[row[token]] for token in example.first_tokens])
-        return found
+            predictions.append(["" if token is None else labels[row[token]] for token in example.first_tokens])
+        return predictions
 
 
 class Read(NamedTuple):

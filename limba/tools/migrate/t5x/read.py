@@ -109,8 +109,8 @@ def _read_file(theirs: Theirs, name: str, folders: Sequence[Path], asked_by: str
         text = foreign.text_of(path)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"The gin file {name} cannot be read: {error}.") from None
-    found = re.findall(r"from\s+t5x\.examples\.(\w+)\s+import\s+network", text)
-    network = found[-1] if found else ""
+    modules = re.findall(r"from\s+t5x\.examples\.(\w+)\s+import\s+network", text)
+    network = modules[-1] if modules else ""
     source = Source(size=theirs.size)
     is_table = _own_name(name) in tables.PATHS
 

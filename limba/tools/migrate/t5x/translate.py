@@ -116,12 +116,15 @@ def read_t5x(
 
     Prints one line: how many settings are the same, differ, and are dropped.
     """
-    found = translate(files, overrides, search_paths)
+    translated = translate(files, overrides, search_paths)
     names = " and ".join(files)
-    print(f"{names}: {found.translation.summary()}; limba convert --gin {' '.join(files)} lists them.", file=sys.stderr)
+    print(
+        f"{names}: {translated.translation.summary()}; limba convert --gin {' '.join(files)} lists them.",
+        file=sys.stderr,
+    )
     _search_modules(search_paths)
-    run = read_translated(found.text, names, found.overrides, found.written_as, allowed)
-    if found.translation.skeleton == SCRIPTS["train"]:
+    run = read_translated(translated.text, names, translated.overrides, translated.written_as, allowed)
+    if translated.translation.skeleton == SCRIPTS["train"]:
         _check_directory(run.config.model_dir)
     return run
 
@@ -130,8 +133,8 @@ def _check_directory(model_dir: str) -> None:
     """Raises InputError for the directory of a run of T5X, whose files would be mixed with Limba's."""
     from limba.api import look_at
 
-    found = look_at(model_dir)
-    if found is not None and found.kind == "T5X":
+    opened = look_at(model_dir)
+    if opened is not None and opened.kind == "T5X":
         raise InputError(
             f"MODEL_DIR {model_dir} holds a run of T5X; give another directory, and go on from its newest checkpoint"
             f" with --gin.INITIAL_CHECKPOINT_PATH={model_dir}."
@@ -213,8 +216,8 @@ def _check_unread(settings: Settings, translation: Translation, ours: set[str]) 
 
 
 def _names_in(path: str) -> set[str]:
-    found = tables.include_file(path)
-    names = set(found[1]) if found else set()
+    include_file = tables.include_file(path)
+    names = set(include_file[1]) if include_file else set()
     return {".".join(name.rpartition("/")[2].split(".")[-2:]) if "." in name else name for name in names}
 
 
@@ -230,8 +233,10 @@ def run(argv: Sequence[str]) -> None:
         raise InputError("No gin file is given; write limba convert --gin THEIRS.gin --gin_search_paths=DIR.")
     folders = search_folders(args.gin_search_paths)
     if not is_t5x(args.gin_file, folders):
-        found = " and ".join(args.gin_file)
-        raise InputError(f"{found} includes none of T5X's files and names none of its modules; give T5X's gin files.")
-    found = translate(args.gin_file, args.gin, folders, GIVEN_LATER)
-    found.check()
-    print(found.whole_text(), end="")
+        translated = " and ".join(args.gin_file)
+        raise InputError(
+            f"{translated} includes none of T5X's files and names none of its modules; give T5X's gin files."
+        )
+    translated = translate(args.gin_file, args.gin, folders, GIVEN_LATER)
+    translated.check()
+    print(translated.whole_text(), end="")

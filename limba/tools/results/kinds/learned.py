@@ -88,13 +88,13 @@ class Learned:
 
     def read(self, folder: str, protocol: Protocol = PROTOCOL) -> Parts:
         """Returns the parts. A training example that is read in another part too is left out."""
-        found = {name: list(self.examples(files.place_of(folder, name))) for name in self.files}
-        for name, file in found.items():
+        examples_by_file = {name: list(self.examples(files.place_of(folder, name))) for name in self.files}
+        for name, file in examples_by_file.items():
             if not file:
                 raise InputError(f"{name} of the task {self.name} has no examples; name another file.")
-        test = found[self.test]
+        test = examples_by_file[self.test]
         if self.dev is None:
-            train, dev = drawn_development(found[self.train], protocol.dev_share)
+            train, dev = drawn_development(examples_by_file[self.train], protocol.dev_share)
             of_test = {example.letters for example in test}
             dev = [
                 example for example in dev if example.letters not in of_test
@@ -110,8 +110,8 @@ class Learned:
                     " file as its dev."
                 )
         else:
-            train = found[self.train]
-            dev = found[self.dev]
+            train = examples_by_file[self.train]
+            dev = examples_by_file[self.dev]
         others = {example.letters for example in (*dev, *test)}
         kept = [example for example in train if example.letters not in others]
         if not kept:
@@ -336,11 +336,11 @@ class PartOfSpeech(Tagged):
             for word, tag in zip(each.texts, each.tags, strict=True):
                 of_words[word][tag] += 1
         usual = {word: tags.most_common(1)[0][0] for word, tags in of_words.items()}
-        found = super().floors(parts)
+        baselines = super().floors(parts)
         predicted = list[Prediction]()
-        for example, constant in zip(parts.test, found[MAJORITY], strict=True):
+        for example, constant in zip(parts.test, baselines[MAJORITY], strict=True):
             predicted.append([usual.get(word, most) for word, most in zip(example.texts, _tags(constant), strict=True)])
-        return {**found, "each word's usual tag": predicted}
+        return {**baselines, "each word's usual tag": predicted}
 
 
 def _tags(prediction: Prediction) -> list[str]:

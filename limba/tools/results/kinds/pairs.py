@@ -73,15 +73,15 @@ class MinimalPairs:
             )
         (good, bad), names = layout
         phenomenon = next((name for name in names if name in first), None)
-        found = []
+        pairs = []
         for where, row in files.rows(path, [good, bad, *([phenomenon] if phenomenon else [])]):
             right = files.text_in(where, row, good).strip()
             wrong = files.text_in(where, row, bad).strip()
             pair = Pair(right, wrong, files.label_in(where, row, phenomenon) if phenomenon else "all")
             if not pair.good or not pair.bad or pair.good == pair.bad:
                 raise InputError(f"{where}: the columns {good} and {bad} need two sentences that differ; correct it.")
-            found.append(pair)
-        return found[: self.most]
+            pairs.append(pair)
+        return pairs[: self.most]
 
     def measure(self, scorer: Scorer, pairs: Sequence[Pair]) -> Outcome:
         """Returns the shares of pairs that a model finds right."""
@@ -122,10 +122,10 @@ def likelihoods(scorer: Scorer, pairs: Sequence[Pair]) -> tuple[np.ndarray, np.n
     """
     if scorer.way == GAPS:
         gaps = [gap(pair.good, pair.bad) for pair in pairs]
-        found = scorer.in_gaps([(read, f"{FIRST} {word} {LAST}") for read, words in gaps for word in words])
+        sums = scorer.in_gaps([(read, f"{FIRST} {word} {LAST}") for read, words in gaps for word in words])
     else:
-        found = scorer.log_likelihoods([text for pair in pairs for text in (pair.good, pair.bad)])
-    return found[::2], found[1::2]
+        sums = scorer.log_likelihoods([text for pair in pairs for text in (pair.good, pair.bad)])
+    return sums[::2], sums[1::2]
 
 
 def outcome(pairs: Sequence[Pair], good: np.ndarray, bad: np.ndarray) -> Outcome:
