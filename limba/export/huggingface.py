@@ -382,9 +382,9 @@ def import_folder(source: str | Path, out: Path) -> str:
             " does not have; start a run from the folder itself: set RunConfig.initial_checkpoint_path and"
             f" DataConfig.vocabulary to {source}."
         )
-    arrays = open_folder(folder, model)
+    stored = open_folder(folder, model)
     with lease.held(str(out), "imports to", beside=True):
-        return write_start(folder, arrays, model, out)
+        return write_start(folder, stored, model, out)
 
 
 def write_start(folder: Path, network_arrays: Mapping[str, np.ndarray], model: ModelConfig, out: Path) -> str:
