@@ -1,4 +1,8 @@
-"""`limba train gin/ro_t5x_base.gin --gin.MODEL_DIR=DIR`: trains the run that gin files describe."""
+"""`limba train gin/ro_t5x_base.gin --gin.MODEL_DIR=DIR`: trains the run that gin files describe.
+
+First of all it listens to the signals that stop a run. Then it reads the gin files, imports JAX, joins the other
+processes, says what it continues from and what is wrong, and calls `limba.run.train`.
+"""
 
 import os
 import shlex

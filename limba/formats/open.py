@@ -3,6 +3,11 @@
 `open_path` takes whatever a user names: a run of Limba or of T5X, one of its checkpoints, a folder for transformers, an
 address in a bucket, or a hub id. It looks at the names of files; configurations and arrays are read when they are asked
 for. A path without a model gives one sentence, the same wherever it was named.
+
+A model may be refused at four points, in this order: there is none at the path (`_without_model`); config.json
+describes another network (`huggingface.model_config`, with the keys of `huggingface_keys.py`); the arrays do not fit
+that network (`architectures.check_arrays`); the tokenizer is of a class that is not read here
+(`limba/data/vocabulary/published.py`).
 """
 
 from __future__ import annotations

@@ -27,7 +27,9 @@ def source(card: CardConfig) -> Source:
 def test_the_run_says_what_the_command_leaves_out() -> None:
     assert _card_config(source(OWN), Choices(), None) == OWN
     given = CardConfig(language="en,ms", licence="mit")
-    assert _card_config(source(OWN), Choices(card=given), None) == dataclasses.replace(OWN, language="en,ms", licence="mit")
+    assert _card_config(source(OWN), Choices(card=given), None) == dataclasses.replace(
+        OWN, language="en,ms", licence="mit"
+    )
     assert _card_config(source(CardConfig()), Choices(card=given), None) == given
     assert _card_config(dataclasses.replace(source(OWN), run=None), Choices(), None) == CardConfig()
 

@@ -14,7 +14,7 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from limba.cli import evaluate, flags, generate
+from limba.cli import evaluate, flags, generate, line_flags
 from limba.config import CheckpointConfig, GenerationConfig, InputError, LossConfig, MeshConfig
 from limba.config.plain import from_text
 from limba.data import metrics as text_metrics
@@ -189,7 +189,7 @@ def test_gradients_are_averaged_over_the_tokens_of_all_devices() -> None:
 def test_text_in_order_resumed_and_scored(
     runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generate, "BATCHES_PER_WINDOW", 1)
+    monkeypatch.setattr(line_flags, "BATCHES_PER_WINDOW", 1)
     texts = ["a cat", "", "the longest of all the lines here", "x", *(f"line {i}" for i in range(20))]
     source = tmp_path / "in.jsonl"
     output = tmp_path / "out.jsonl"
