@@ -186,7 +186,7 @@ def test_the_token_of_the_hub_is_written_nowhere(place: Path, monkeypatch: pytes
     """Over a run of two steps, from a JSON that holds the token too, a conversion, a model card and generated text."""
     token = "hf_" + "SECRET" * 5
     monkeypatch.setenv("HF_TOKEN", token)
-    monkeypatch.setattr(at_end, "PAUSES", (0.0, 0.0))  # of 70 seconds between attempts
+    monkeypatch.setattr(end_of_run, "PAUSES", (0.0, 0.0))  # of 70 seconds between attempts
     limba.load("run").save(place / "hf")
     about = {"config_name": "hf", "tokenizer_name": "byte", "train_file": "corpus.jsonl", "output_dir": "out"}
     about |= {

@@ -20,7 +20,7 @@ from tests.run.test_hosts import finish, start
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, corpus: Path, vocabulary: Path) -> RunConfig:
-    folder = tmp_path_factory.mktemp("at_end")
+    folder = tmp_path_factory.mktemp("end_of_run")
     data = DataConfig(
         "demo_span_corruption", {"inputs": 32}, 8, str(vocabulary), data_files=str(corpus), task_modules=("tasks.demo",)
     )
@@ -80,8 +80,8 @@ def test_the_final_model_is_whole_in_every_destination(
 
     capfd.readouterr()
     places = [end_of_run.FolderDestination(out), Remote(f"memory://{out}"), Flaky(2), Flaky(9)]
-    monkeypatch.setattr(at_end, "destinations", lambda config: places)
-    monkeypatch.setattr(at_end, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(end_of_run, "destinations", lambda config: places)
+    monkeypatch.setattr(end_of_run, "PAUSES", (0.0, 0.0))
     result = limba.train(run)
     said = capfd.readouterr().out
     assert "step 2: done before" in said and said.count("the network is down") == 2 + 2 + 1
@@ -110,7 +110,7 @@ def test_what_cannot_be_written_is_said_and_ends_nothing(
     run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process that exports fails: nobody has trained in this directory."""
-    monkeypatch.setattr(at_end, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(end_of_run, "PAUSES", (0.0, 0.0))
     lost = dataclasses.replace(run, model_dir=str(tmp_path / "lost"), export_to=str(tmp_path / "out"))
     result = end_of_run.deliver_all(lost, {"step": 2, "interrupted": False})
     assert not result["exports"] and "lost does not exist" in result["failed_exports"][0]

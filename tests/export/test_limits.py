@@ -24,7 +24,7 @@ def config(tmp_path: Path) -> RunConfig:
 def test_an_export_that_stands_still_is_ended(
     config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(at_end, "HOURS_TO_WRITE", 1e-5)
+    monkeypatch.setattr(end_of_run, "HOURS_TO_WRITE", 1e-5)
     with pytest.raises(OSError, match=r"it has not ended after 1e-05 hours"):
         end_of_run.written(config, 5, tmp_path)
 
@@ -32,9 +32,9 @@ def test_an_export_that_stands_still_is_ended(
 def test_an_upload_that_stands_still_is_left(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(at_end, "LAST_SECONDS", 0.05)
+    monkeypatch.setattr(end_of_run, "LAST_SECONDS", 0.05)
     standing = threading.Event()
-    monkeypatch.setattr(at_end, "_upload", lambda *_: standing.wait(60))
+    monkeypatch.setattr(end_of_run, "_upload", lambda *_: standing.wait(60))
     run = dataclasses.replace(config, hub_model_id="me/model", hub_strategy="every_save")
     with end_of_run.uploading(run):
         pass

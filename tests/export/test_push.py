@@ -69,7 +69,7 @@ def test_the_hub_is_asked_for_a_private_model(server, folder, tmp_path) -> None:
 
 
 def test_a_failed_upload_is_repeated_then_said(server, folder, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(at_end, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(end_of_run, "PAUSES", (0.0, 0.0))
     pauses: list[float] = []  # those of the hub's library, a minute in all
     monkeypatch.setattr("huggingface_hub.utils._http.time", SimpleNamespace(sleep=pauses.append))
     place = HubDestination("me/mine")
@@ -103,7 +103,7 @@ def test_a_token_that_is_missing_or_refused_is_said_before_the_training(server, 
 
 @pytest.mark.night
 def test_each_save_is_uploaded_beside_the_training(server, tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(at_end, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(end_of_run, "LOOK_SECONDS", 0.2)
     run = tmp_path / "run"
     shutil.copytree(GOLDEN, run)
     checkpoints = run / "checkpoints"
