@@ -15,6 +15,7 @@ import pytest
 import limba
 from limba.cli import main
 from limba.config import UntrustedModuleError
+from limba.export import end_of_run
 from limba.inference import source
 from limba.tools.pages.play.play import Server
 
