@@ -46,7 +46,7 @@ SHORT = 20  # letters of a text without a space that may still be a sentence, as
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What `pretrain` and `finetune` take by name, beside the names of their gin file (`BATCH_SIZE=16`)."""
+    """What `pretrain` and `finetune` take by name, besides the names of their gin file (`BATCH_SIZE=16`)."""
 
     steps: int | None = None  # of the whole run
     minutes: float | None = None  # instead of steps: as many as fit; some steps are run to find their time

@@ -58,7 +58,7 @@ def add_import_flag(parser: Parser) -> None:
     """Adds the flag that allows imports."""
     parser.add_argument(
         "--import", action="append", default=[], metavar="MODULE", dest="imports",
-        help="module or package that the model's configuration may import, beside the modules of tasks/: its code runs",
+        help="package or module that the model's configuration may import, besides tasks/'s modules: its code runs",
     )  # fmt: skip
 
 

@@ -46,7 +46,7 @@ OBJECTIVES = {
     "whole_word_masked_lm": Objective("masked_language_modeling", has_inputs=False, for_decoder=True, is_masked=True),
 }
 ObjectiveName = Annotated[str, Limit(OBJECTIVES.__contains__, f"one of {', '.join(OBJECTIVES)}", "choose")]
-CAUSAL = "causal_lm"  # which encoders learn beside a masked objective
+CAUSAL = "causal_lm"  # which encoders learn besides a masked objective
 READ_FAILURES = ("stop", "skip")
 LEAST_DENSITY = 0.001  # T5 tried 0.1 to 0.5 (arXiv:1910.10683, table 6); less hides a token of many rows
 USUAL_DENSITY = 0.15  # of T5 and BERT, where the run leaves it to the task

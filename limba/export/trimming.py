@@ -2,7 +2,7 @@
 
 A folder for transformers becomes such a folder; its arrays are copied as they are stored, one at a time, except for the
 rows of the vocabulary. A run, and a checkpoint of T5X, becomes a checkpoint to start from (`trimming_run`). A text
-whose old pieces are all kept is cut into the same pieces (`limba.data.vocabulary.pieces` says why), so its hidden
+whose old pieces are all kept is split into the same pieces (`limba.data.vocabulary.pieces` says why), so its hidden
 states are the same bits. The softmax runs over fewer rows.
 """
 
@@ -82,7 +82,7 @@ COPIED = (
     "sentence_bert_config.json",
     "config_sentence_transformers.json",
 )
-Progress = Callable[[int], object]  # called with the bytes that were cut into pieces
+Progress = Callable[[int], object]  # called with the bytes that were tokenized
 
 
 @dataclass(frozen=True)
@@ -574,7 +574,7 @@ def _check_same(before: Vocabulary, now: Vocabulary, kept: Kept, texts: Sequence
 
 
 def _check_files(before: Path, now: Path, kept: Kept, texts: Sequence[bytes]) -> None:
-    """Raises InputError if a tokenizer's file, read by its own library, cuts a text into other pieces than before.
+    """Raises InputError if a tokenizer's file, read by its own library, splits a text into other pieces than before.
 
     AutoTokenizer reads one of a folder's files, and other programs read others: SentencePiece its model, a trainer
     tokenizer.json as it stands. Each is compared by its pieces' names, as ids may differ between the files.
@@ -601,7 +601,7 @@ def _check_files(before: Path, now: Path, kept: Kept, texts: Sequence[bytes]) ->
 
 def _other_pieces(path: str, text: bytes) -> InputError:
     return InputError(
-        f"{path} cannot be trimmed: {text.decode()[:60]!r} would be cut into other pieces than before; keep this"
+        f"{path} cannot be trimmed: {text.decode()[:60]!r} would be split into other pieces than before; keep this"
         " vocabulary whole."
     )
 

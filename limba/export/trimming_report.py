@@ -59,7 +59,7 @@ class Trimmed:
         lines = [
             f"{self.output}: {self.rows:,} of {self.rows_before:,} rows ({self.needed:,} are needed; the others fill"
             f" up to a multiple of {ROWS_MULTIPLE}), {self.parameters:,} of {self.parameters_before:,} parameters",
-            f"{self.same:,} documents whose pieces are all kept: cut into the same pieces as before",
+            f"{self.same:,} documents whose pieces are all kept: split into the same pieces as before",
         ]
         if coverage.tokens:
             lines.append(

@@ -327,7 +327,7 @@ def write_tokenizer(
     with, where that is another object than `load_vocabulary` makes.
     ByT5's sentinels count down from the last id in seqio and up in transformers: their ids are written out. Without
     extra ids they are the ids of bytes that no text has, 258 to 248. Raises InputError for a vocabulary that
-    tokenizer.json cannot hold: `exported.TEXTS` are cut by both.
+    tokenizer.json cannot hold: both tokenize `export_check.TEXTS`.
     """
     # These import TensorFlow, which the weights do not need.
     from limba.data.vocabulary.export_check import check_written, sentinels_of

@@ -53,7 +53,7 @@ class Plan(NamedTuple):
 
 
 class ProgramInputs(NamedTuple):
-    """The arguments of a compiled program, beside the parameters.
+    """The arguments of a compiled program, besides the parameters.
 
     `ids` are rows of a T5's inputs, padded with 0, or of prompts, padded with -1 on the left. Sampling needs `keys`,
     one per row. With `gaps` no gap is left empty. `is_read` says which of a T5's inputs are text, where 0 may be text.

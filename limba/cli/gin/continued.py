@@ -34,7 +34,7 @@ NAMES = {T5: "an encoder-decoder", ENCODER: "an encoder", LANGUAGE_MODEL: "a dec
 # Fields of the network that say how a run computes: they stay the run's own choice, whatever the model had.
 OF_RUN = ("dropout_rate", "dtype", "scan_layers", "remat", "attention")
 SAMPLE_BYTES = 200_000  # of the text, in which unknown pieces and single bytes are counted
-# Fields of the data that say, beside the lengths, what a run of Limba has learned.
+# Fields of the data that say, besides the lengths, what a run of Limba has learned.
 OF_OBJECTIVE = ("objective", "noise_density", "mean_noise_span_length", "mask_share", "causal_share")
 
 

@@ -375,7 +375,7 @@ def _decoder(model: Any) -> decoders.Decoder:
 def of_tokenizer(tokenizer: Tokenizer, gaps: Sequence[str]) -> Tokenizer:
     """Returns a copy of another tokenizer.json in which these tokens are gaps; see `around_gaps.with_gaps`.
 
-    Raises InputError for one that cannot cut what follows a gap as training does.
+    Raises InputError for one that cannot tokenize what follows a gap as training does.
     """
     from tokenizers import Tokenizer
 

@@ -38,7 +38,7 @@ HOURS_WAITED = 6  # for the process that trains
 MOST_SENTENCES = 5_000_000  # that SentencePiece trains on
 LONGEST_SENTENCE = 4096  # bytes; SentencePiece ignores longer lines
 # Scores are rounded to multiples of this. Sums of some 7,000 of them are then exact in single precision, so two ways
-# to cut a word that have equal scores stay equal, for SentencePiece as for libraries that add in double precision.
+# to split a word that have equal scores stay equal, for SentencePiece as for libraries that add in double precision.
 SCORE_STEP = 1 / 256
 
 

@@ -1,4 +1,4 @@
-"""`limba vocabulary compare`: how vocabularies cut a text, and what each costs in a model."""
+"""`limba vocabulary compare`: how vocabularies split a text, and what each costs in a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from limba.api import Parser
 from limba.config import InputError, environment, named
 from limba.tools.corpus import task_flags
 
-ABOUT = """Shows how vocabularies cut a text, which of their rows it never uses, and what each costs.
+ABOUT = """Shows how vocabularies split a text, which of their rows it never uses, and what each costs.
 
     limba vocabulary compare google/mt5-base mt5-base-ro --corpus='data/*.jsonl'
     limba vocabulary compare mine.model byte --corpus='data/*.txt' --emb_dim=512 --json
@@ -73,9 +73,9 @@ def run(argv: Sequence[str]) -> None:
     """Prints the table, or with --json its figures; raises InputError."""
     parser = Parser("vocabulary compare", ABOUT)
     parser.add_object("vocabularies", "A B", "vocabularies or models", takes_several=True)
-    parser.add_argument("--corpus", metavar="FILES", help="text to cut: a path or a pattern, or hf://…")
+    parser.add_argument("--corpus", metavar="FILES", help="text to tokenize: a path or a pattern, or hf://…")
     parser.add_argument("--column", default="text", help="column or key of FILES with the text")
-    parser.add_argument("--sample_bytes", type=int, default=SAMPLE_BYTES, help="bytes of text that are cut")
+    parser.add_argument("--sample_bytes", type=int, default=SAMPLE_BYTES, help="bytes of text that are tokenized")
     parser.add_argument("--tokens", type=int, default=65_536, help="predicted tokens of a step")
     parser.add_argument("--emb_dim", type=int, default=768, help="width for a vocabulary without a model")
     parser.add_argument("--json", action="store_true", help="print one JSON document")

@@ -45,7 +45,7 @@ class Memory(NamedTuple):
     checkpoint: int  # bytes of one
 
     def words(self) -> str:
-        """Returns the memory beside what there is, and the size of a checkpoint."""
+        """Returns the memory needed and the memory there is, and the size of a checkpoint."""
         gib = 2**30
         used = self.used / gib
         taken = f"{used:.1f}" if used >= 0.1 else "under 0.1"

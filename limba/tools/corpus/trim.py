@@ -41,7 +41,9 @@ def run(argv: Sequence[str]) -> None:
     parser.add_argument("--coverage", type=float, default=0.9999, help="share of the text's tokens that stay pieces")
     parser.add_argument("--column", default="text", help="column or key of FILES with the text")
     parser.add_argument("--held_out", metavar="FILES", help="text to report on; default: a part of --keep, not counted")
-    parser.add_argument("--sample_bytes", type=int, default=SAMPLE_BYTES, help="bytes of text that are cut and counted")
+    parser.add_argument(
+        "--sample_bytes", type=int, default=SAMPLE_BYTES, help="bytes of text that are tokenized and counted"
+    )
     parser.add_argument("--step", type=int, help="checkpoint of a run; default: its best or newest one")
     parser.add_argument("--vocabulary", metavar="PATH", help="vocabulary of a T5X checkpoint that names none")
     parser.add_argument("--extra_ids", type=int, metavar="100", help="number of sentinels above --vocabulary's pieces")

@@ -130,7 +130,7 @@ def _missing(task: Task, folder: str, name: str) -> str:
 
 
 def check_packages(suite: Suite) -> None:
-    """Imports what a suite needs beside Limba's own packages; ModuleNotFoundError where one is missing."""
+    """Imports what a suite needs besides Limba's own packages; ModuleNotFoundError where one is missing."""
     if any(isinstance(task, learned.Learned) for task in suite.tasks):
         import accelerate  # noqa: F401
         import torch  # noqa: F401

@@ -28,7 +28,7 @@ COLLECTIVES = {
     "collective-permute": "other",
     "collective-permute-start": "other",
 }
-# Operations that apply a computation to single numbers, which costs nothing beside the operation itself.
+# Operations that apply a computation to single numbers, which costs nothing compared with the operation itself.
 SCALARWISE = ("reduce", "all-reduce", "all-reduce-start", "reduce-scatter", "reduce-window", "sort", "scatter", "map")
 
 
