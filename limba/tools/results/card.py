@@ -38,7 +38,9 @@ def languages(card: Path) -> list[str]:
     with contextlib.suppress(InputError), foreign.reading(card):
         foreign.check_regular(card)
         named = (huggingface_hub.metadata_load(card) or {}).get("language")
-    codes = named if isinstance(named, list) else [] if named is None else [named]
+    if named is None:
+        return []
+    codes = named if isinstance(named, list) else [named]
     return ["no" if code is False else str(code) for code in codes]  # YAML's `no` is False, here Norwegian
 
 

@@ -293,9 +293,8 @@ class ForeignScorer:
         if not self.tokenizer.is_fast:
             return len(self.tokenizer.decode(self._ids(text)[:1]).encode())
         encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        end = (
-            encoding.offset_mapping[0][1] if encoding.input_ids else 0
-        )  # a letter of several pieces is left out as a whole
+        # A letter of several pieces is left out as a whole.
+        end = encoding.offset_mapping[0][1] if encoding.input_ids else 0
         return len(text[:end].encode())
 
     def _masked(self, texts: Sequence[str]) -> Float[np.ndarray, " N"]:
