@@ -58,7 +58,8 @@ def adamw(config: AdamW, rate: Transformation, shardings: PyTree) -> list[Transf
     """Returns AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101).
 
     The update of a parameter W is minus the learning rate times m / (sqrt(v) + epsilon) + weight_decay x W, where m and
-    v are moving averages of the gradient and of its square, each divided by 1 - beta^t.
+    v are moving averages of the gradient and of its square, each divided by 1 - beta^t. The decay is multiplied by the
+    whole learning rate, as in PyTorch; the paper multiplies it by the schedule alone, without the base rate.
     """
     return [adam(config), *decay_and_rate(config, rate)]
 
