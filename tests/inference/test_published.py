@@ -394,7 +394,7 @@ def test_a_run_with_another_vocabulary_is_told_of_a_models_own_ids(tmp_path: Pat
         check_initial(str(folder), reads_folder=True)
     name, _ = open_vocabulary(find(str(tmp_path / "gpt2-endoftext")))
     trained = load_vocabulary(name.path)
-    with pytest.raises(InputError, match=r"'<\|endoftext\|>' at id 0, padding's, as its end of sequence"):
+    with pytest.raises(InputError, match=r"has its end of sequence, '<\|endoftext\|>', at id 0, which is padding"):
         check_vocabulary(trained, folders.ROWS, needs_sentinels=False)
     assert trained.encode("<|endoftext|>") != [0], "a corpus must not be able to end a document"
     model = find(str(tmp_path / "gpt2-endoftext")).model
