@@ -131,7 +131,9 @@ def _by_tokenizers(vocabulary: TokenizersVocabulary, parts: Sequence[str]) -> li
     if text.count(NAME) != len(parts) - 1:
         raise InputError(f"The text {text[:60]!r} … holds {NAME}, which stands for a gap in Limba; remove it.")
     marked = _with_a_gap(vocabulary.tokenizer.to_str())
-    return _split_at(marked.encode(text, add_special_tokens=False).ids, marked.token_to_id(NAME))
+    gap = marked.token_to_id(NAME)
+    assert gap is not None, "_with_a_gap has added it"
+    return _split_at(marked.encode(text, add_special_tokens=False).ids, gap)
 
 
 @functools.lru_cache(maxsize=8)
