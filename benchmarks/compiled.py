@@ -21,7 +21,7 @@ product_gflops        cpu only, instead of cycles: of a device's matrix products
 kernels               gpu only, instead of cycles, which its compiler does not give: each Pallas call's registers, bytes
                       that they could not hold, shared memory, and the tensor cores' instructions it uses
 
-Bytes of collectives are those of their results on one device, a reduce-scatter's of its operands, loops multiplied. A
+Bytes of collectives are the sizes of their results on one device, or of a reduce-scatter's operands, times the loops. A
 ring moves twice as many for an all-reduce as for an all-gather or a reduce-scatter of the same size.
 """
 
@@ -48,7 +48,7 @@ from limba.config.optimizer import fields_of
 from limba.tools.preflight.compiled import nvidia, topologies
 
 KERNEL_EFFICIENCY = 0.6  # of the peak, for a Pallas call whose schedule cannot be read
-# Of a schedule's text: a bundle, whose address is 0 or hexadecimal, with its loops; and the test that ends a loop.
+# In a schedule's text: a bundle, whose address is 0 or hexadecimal, with its loops; and the test that ends a loop.
 BUNDLE = re.compile(r"\s*(?:0x[0-9a-f]+|0)\s+(?:[A-Z]{2})?\s*:\s*((?:> ?)*)\{")
 EXIT_TEST = re.compile(r"scmp\.ge\.s32\.totalorder %\S+, (\d+) /\* loop exit test \*/")
 

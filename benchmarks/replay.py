@@ -130,7 +130,7 @@ def recording(
 def replay(golden: str, *choices: Any, **named_choices: Any) -> dict:
     """Returns {loss, recorded, max_relative_difference(_first_10), final_rms_max_relative_difference}.
 
-    The choices are those of `recording`.
+    The choices are `recording`'s.
     """
     recorded = recording(golden, *choices, **named_choices)
     state = recorded.state

@@ -118,7 +118,7 @@ def folder_and_pattern(files: str) -> tuple[str, str]:
 
 
 def suffix_of(name: str) -> str:
-    """Returns the end of a file's name, without that of its compression."""
+    """Returns the ending of a file's name, without the ending of its compression."""
     name = name.lower()
     for compressed in COMPRESSED:
         name = name.removesuffix(compressed)
@@ -126,7 +126,7 @@ def suffix_of(name: str) -> str:
 
 
 def filtering(arguments: argparse.Namespace, suffix: str, output: str) -> list[Step]:
-    """Returns the steps that read, drop documents, and write what is left: the place for steps of your own."""
+    """Returns the steps that read, drop documents, and write the rest: add your own steps here."""
     folder, pattern = folder_and_pattern(arguments.files)
     steps: list[Step] = [READERS[suffix](folder, glob_pattern=pattern, text_key=arguments.column)]
     language = arguments.language

@@ -13,7 +13,7 @@
 # --gin.NAME=VALUE is for the training on gaps alone, as in limba train gin/demo_gaps.gin; the one that puts spaces back
 # has a vocabulary and lengths of its own.
 #
-# Each step is a command that you can type yourself; MODEL_DIR/logs has what they print beside these rows. Started
+# Each step is a command that you can type yourself; MODEL_DIR/logs has what they print besides these rows. Started
 # again, it resumes, or says that it is done.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

@@ -16,7 +16,7 @@ cloud() {
   return $code
 }
 tpus() { cloud compute tpus "$@" --zone="$zone"; }
-# The name of a slice: that of the pod, or NAME-0, NAME-1 and so on. Workers are counted over all slices.
+# The name of a slice: the pod's, or NAME-0, NAME-1 and so on. Workers are counted over all slices.
 slice_of() { if [ "$slices" -eq 1 ]; then echo "$name"; else echo "$name-$1"; fi; }
 # Flags of ssh and scp, as -oNAME=VALUE: gcloud divides --ssh-flag at spaces, and --scp-flag not.
 # https://docs.cloud.google.com/sdk/gcloud/reference/compute/tpus/tpu-vm/ssh, man ssh_config

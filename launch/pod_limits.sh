@@ -49,7 +49,7 @@ limited() {
     end_tree "$job"
   } </dev/null >/dev/null 2>&1 &
   dog=$!
-  # The script's own end does this, but for a `$(...)` that Ctrl-C ended first.
+  # The script's own end does this, except after a `$(...)` that Ctrl-C ended first.
   if [ "$BASH_SUBSHELL" -gt 0 ]; then trap 'end_tree "$job"; kill -KILL "$dog"' EXIT; fi
   wait "$job" 2>/dev/null || code=$?
   if [ "$BASH_SUBSHELL" -gt 0 ]; then trap - EXIT; fi

@@ -311,7 +311,7 @@ if [ -n "$remove" ]; then
   exit 0
 fi
 if all_right; then exit 0; fi # without the lock
-if ! uv --version >/dev/null 2>&1; then # a uv of ours keeps its files where --remove finds them
+if ! uv --version >/dev/null 2>&1; then # our own uv keeps its files where --remove finds them
   export UV_CACHE_DIR=${UV_CACHE_DIR:-$cache/uv-downloads} UV_PYTHON_INSTALL_DIR=${UV_PYTHON_INSTALL_DIR:-$cache/python}
 fi
 exec 9>"$root/.venv.lock"

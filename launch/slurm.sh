@@ -6,7 +6,7 @@
 #
 # --tasks=node starts one process a node, with all its GPUs (the default), --tasks=gpu one process a GPU. --offline lets
 # the libraries of Hugging Face use no network. Other options with two dashes go to sbatch, --gin.NAME=VALUE and
-# NAME=VALUE to launch/pretrain.sh. From the environment or as NAME=VALUE, beside those of launch/pretrain.sh:
+# NAME=VALUE to launch/pretrain.sh. From the environment or as NAME=VALUE, besides what launch/pretrain.sh takes:
 #   SAVE_SECONDS  how long before its time limit a job is told to save and to end; 120 if it is not given
 #   RETRIES       how often in a row a job that crashed and saved nothing new is queued again; 10
 # The environment (.venv, or VENV=DIR) is made here, where there is internet, and not on the compute nodes.
@@ -159,7 +159,7 @@ done
 [ -f "$root/$gin_file" ] || gin_file=$(realpath "$gin_file") # the job runs in the checkout's folder
 save=${SAVE_SECONDS:-120}
 case $save$nodes${RETRIES:-0} in *[!0-9]*) fail "SAVE_SECONDS, --nodes and RETRIES are whole numbers." ;; esac
-save=$((10#$save)) # 08 is no octal number
+save=$((10#$save)) # 08 is not an octal number
 [ -n "$limit" ] || fail "no time limit is given; write --time=24:00:00, or what your partition allows."
 seconds=$(seconds_of "$limit") || fail "--time is $limit; write minutes, HH:MM:SS or D-HH:MM:SS."
 if [ "$seconds" -lt $((2 * save + 300)) ]; then

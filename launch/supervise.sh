@@ -4,7 +4,7 @@
 #   bash launch/supervise.sh COMMAND [ARGUMENT ...]
 #
 # From the environment:
-#   RETRIES         new starts after one another; 10 if it is not given, 0: none
+#   RETRIES         restarts in a row; 10 if it is not given, 0: none
 #   RETRY_SECONDS   pause before the first new start (10); each further pause is twice as long, up to 10 minutes
 #   RESET_SECONDS   a start that lasts longer (3600) sets the number of new starts and the pause back
 #
@@ -22,7 +22,7 @@ case ${1:---help} in -h | --help) sed -n '2,15s/^# \{0,1\}//p' "${BASH_SOURCE[0]
 RETRIES=${RETRIES:-10} RETRY_SECONDS=${RETRY_SECONDS:-10} RESET_SECONDS=${RESET_SECONDS:-3600}
 for name in RETRIES RETRY_SECONDS RESET_SECONDS; do
   case ${!name} in *[!0-9]*) fail "$name is ${!name}; give a whole number, 0 or more." ;; esac
-  printf -v "$name" %d "$((10#${!name}))" # 08 is no octal number
+  printf -v "$name" %d "$((10#${!name}))" # 08 is not an octal number
 done
 bucket=
 for text in "MODEL_DIR=${MODEL_DIR:-}" "$@"; do

@@ -57,7 +57,7 @@ _MODULES = {  # public name: the module that has it
     "pretrain": "limba.fit",
     "finetune": "limba.fit",
     "Callbacks": "limba.training.metrics.records",
-    "read_gin": "limba.cli.gin",  # front ends, as limba.fit: gin's macros are none of the engine's
+    "read_gin": "limba.cli.gin",  # front ends, like limba.fit: gin's macros do not belong to the engine
     "RunConfig": "limba.config",
     "ModelConfig": "limba.config",
     "DataConfig": "limba.config",

@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from limba.data.tasks import source_of_files as source_of_files
     from limba.data.vocabulary.character_map import rules_of as rules_of
     from limba.data.vocabulary.load import PieceTable as PieceTable
-    from limba.data.vocabulary.needed import spells_bytes as spells_bytes
+    from limba.data.vocabulary.pieces import spells_bytes as spells_bytes
     from limba.data.vocabulary.text_sample import Texts as Texts
     from limba.data.vocabulary.train import NewVocabulary as NewVocabulary
     from limba.data.vocabulary.vocabularies import Vocabulary as Vocabulary
+    from limba.evaluation.downsampling import evenly as evenly
+    from limba.evaluation.downsampling import keep_extremes as keep_extremes
     from limba.evaluation.run_directory import RunDirectory as RunDirectory
     from limba.evaluation.standing import Standing as Standing
     from limba.evaluation.text_curve import text_curve as text_curve
-    from limba.evaluation.thinning import evenly as evenly
-    from limba.evaluation.thinning import keep_extremes as keep_extremes
-    from limba.export.at_end import unexportable as unexportable
+    from limba.export.end_of_run import unexportable as unexportable
     from limba.export.trimming import check_output as check_trim_output  # noqa: F401
     from limba.export.trimming import num_tables as num_tables
     from limba.export.trimming import opened as opened_source  # noqa: F401
@@ -109,9 +109,9 @@ NAMES = {  # name: where it is defined
     # a SentencePiece model's rules for characters
     "rules_of": "limba.data.vocabulary.character_map.rules_of",
     # why a vocabulary cannot be written for transformers
-    "unexportable": "limba.export.at_end.unexportable",
+    "unexportable": "limba.export.end_of_run.unexportable",
     # which ids of a vocabulary are single bytes of letters
-    "spells_bytes": "limba.data.vocabulary.needed.spells_bytes",
+    "spells_bytes": "limba.data.vocabulary.pieces.spells_bytes",
     # --- Files ---
     # a run's directory: its configuration, records, checkpoints, and who trains in it
     "RunDirectory": "limba.evaluation.run_directory.RunDirectory",
@@ -135,9 +135,9 @@ NAMES = {  # name: where it is defined
     # points as a drawing of characters
     "text_curve": "limba.evaluation.text_curve.text_curve",
     # indices of some points of a long line, its extremes among them
-    "keep_extremes": "limba.evaluation.thinning.keep_extremes",
+    "keep_extremes": "limba.evaluation.downsampling.keep_extremes",
     # indices of some of many things, the first and the last among them
-    "evenly": "limba.evaluation.thinning.evenly",
+    "evenly": "limba.evaluation.downsampling.evenly",
     # opens a trained model, as `limba.load`
     "load": "limba.inference.load.load",
     # what `load` returns

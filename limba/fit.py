@@ -1,8 +1,8 @@
 """Python that trains: `pretrain` and `finetune` take texts that a program holds, and return the trained model.
 
-What is given is written into the run's directory once, so that the run is like any other: the same call, or the
-command that trains its configuration, resumes it, and every command reads it. Its figures equal those of the same run
-from files.
+The texts are written into the run's directory once, so that the run is like any other: the same call, or the command
+that trains its configuration, resumes it, and every command reads it. Its figures equal those that a run on the same
+texts in files has.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SHORT = 20  # letters of a text without a space that may still be a sentence, as
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What `pretrain` and `finetune` take by name, beside the names of their gin file (`BATCH_SIZE=16`)."""
+    """What `pretrain` and `finetune` take by name, besides the names of their gin file (`BATCH_SIZE=16`)."""
 
     steps: int | None = None  # of the whole run
     minutes: float | None = None  # instead of steps: as many as fit; some steps are run to find their time
@@ -66,24 +66,23 @@ def pretrain(
 ) -> TrainedModel:
     """Returns a model, trained on texts: a list, a DataFrame or a `datasets.Dataset` with the column `text`.
 
-    It is a new one, or with `start`, what `load` returns or takes, that one, pretrained further: its network,
-    vocabulary and objective are kept (gin/continue.gin). `like` is the gin file of a run, which says everything else,
-    and the network of a new model; None: gin/demo_fast.gin, or gin/continue.gin with `start`. `vocabulary` is a path or
-    'byte'; None trains one on the texts. `options` are those of `Options`, and names of the gin file. It trains for
-    five minutes unless `steps` or `minutes` says otherwise. The same call resumes the run. Raises InputError, one
-    sentence.
+    It is a new model, or the one at `start` (what `load` returns or takes) pretrained further: its network, vocabulary
+    and objective are kept (gin/continue.gin). `like` is the gin file of a run, which says everything else, and the
+    network of a new model; None: gin/demo_fast.gin, or gin/continue.gin with `start`. `vocabulary` is a path or 'byte';
+    None trains one on the texts. `options` are the fields of `Options`, and names of the gin file. It trains for five
+    minutes unless `steps` or `minutes` says otherwise. The same call resumes the run. Raises InputError, one sentence.
     """
-    given, names = _options(options)
+    choices, names = _options(options)
     rows = Rows(texts, {"text": text})
     if like is None:
         like = FROM_SCRATCH if start is None else ON_FROM
     if start is None:
-        directory = _directory(given, "pretrain", rows, like, vocabulary, names)
+        directory = _directory(choices, "pretrain", rows, like, vocabulary, names)
     else:
-        place = _place(start.source, start.step) if isinstance(start, TrainedModel) else os.fspath(start)
-        directory = _directory(given, "pretrain", rows, like, place, vocabulary, names)
+        checkpoint = _path_of(start.source, start.step) if isinstance(start, TrainedModel) else os.fspath(start)
+        directory = _directory(choices, "pretrain", rows, like, checkpoint, vocabulary, names)
         # The texts are written into the directory once it is known that the model can be trained.
-        names = {"INITIAL_CHECKPOINT_PATH": place, "CORPUS": directory, **names}
+        names = {"INITIAL_CHECKPOINT_PATH": checkpoint, "CORPUS": directory, **names}
     if vocabulary is not None:
         rows_of_bytes = {"VOCAB_SIZE": 384} if vocabulary == "byte" and start is None else {}
         names = {"VOCABULARY": vocabulary, **rows_of_bytes, **names}
@@ -92,9 +91,9 @@ def pretrain(
     if config.data.vocabulary is None:
         data = dataclasses.replace(config.data, new_vocabulary_size=config.model.vocab_size)
         config = dataclasses.replace(config, data=data)
-    if given.steps is None and given.minutes is None and not names.keys() & {"TRAIN_STEPS", "NUM_EPOCHS"}:
-        given = dataclasses.replace(given, minutes=5.0)
-    return _trained(config, rows, given, run.continued)
+    if choices.steps is None and choices.minutes is None and not names.keys() & {"TRAIN_STEPS", "NUM_EPOCHS"}:
+        choices = dataclasses.replace(choices, minutes=5.0)
+    return _trained(config, rows, choices, run.continued)
 
 
 def finetune(
@@ -109,13 +108,13 @@ def finetune(
     """Returns the model, fine-tuned to write the targets of pairs for their inputs.
 
     `model` is what `load` returns or takes. `pairs` are a list of (input, target) or of dictionaries, a DataFrame or a
-    `datasets.Dataset`; `inputs` and `targets` name the columns. The lengths are those of the longest pair, at most 512
-    tokens. `like` is a gin file of a run on pairs, without a network; `options` are those of `Options`, and names of
-    that file. Without `LEARNING_RATE` and `like` a run of fewer than 5,000 steps from scratch is fine-tuned at 0.02,
-    other models at T5's 0.001. A share of the pairs is held out for validation, and the step with the lowest loss of it
-    is returned. The same call resumes the run. Raises InputError, one sentence.
+    `datasets.Dataset`; `inputs` and `targets` name the columns. The lengths are the longest pair's, at most 512
+    tokens. `like` is a gin file of a run on pairs, without a network; `options` are the fields of `Options`, and names
+    of that file. Without `LEARNING_RATE` and `like` a run of fewer than 5,000 steps from scratch is fine-tuned at 0.02,
+    other models at T5's 0.001. A share of the pairs is held out for validation, and the step with the lowest loss on
+    it is returned. The same call resumes the run. Raises InputError, one sentence.
     """
-    given, names = _options(options)
+    choices, names = _options(options)
     rows = Rows(pairs, {"inputs": inputs, "targets": targets})
     source = model.source if isinstance(model, TrainedModel) else sources.find(str(model))
     if source.model.is_encoder or not source.model.has_logits:
@@ -139,37 +138,37 @@ def finetune(
             from limba.data.vocabulary.load import NUM_SENTINELS, load_vocabulary
         # The run reads its text as a trainer does, not as transformers.
         vocabulary = load_vocabulary(name.path, NUM_SENTINELS if name.extra_ids is None else name.extra_ids)
-    place = _place(source, model.step if isinstance(model, TrainedModel) else None)
+    checkpoint = _path_of(source, model.step if isinstance(model, TrainedModel) else None)
     network = {
         f"config.ModelConfig.{field.name}": getattr(source.model, field.name)
         for field in dataclasses.fields(source.model)
         if field.name not in ("dropout_rate", "dtype")
     }
-    own: dict[str, object] = {
-        "INITIAL_CHECKPOINT_PATH": place,
+    bindings: dict[str, object] = {
+        "INITIAL_CHECKPOINT_PATH": checkpoint,
         "VOCABULARY": name.path,
         "EXTRA_IDS": name.extra_ids,
         "TASK_FEATURE_LENGTHS": _lengths(rows, vocabulary, source.model.is_decoder_only, len(special.before)),
-        "MODEL_DIR": _directory(given, "finetune", rows, place, like, names),
+        "MODEL_DIR": _directory(choices, "finetune", rows, checkpoint, like, names),
     }
     if source.run is not None and source.run.data.prefix is not None:
-        own["PREFIX"] = source.run.data.prefix
+        bindings["PREFIX"] = source.run.data.prefix
     if source.run is not None and _is_young(source.run) and like == ON_PAIRS:
-        own["LEARNING_RATE"] = YOUNG_RATE
-    if given.steps is not None or given.minutes is not None:
-        own |= {"NUM_EPOCHS": None, "TRAIN_STEPS": given.steps or 1}
-    return _trained(read_gin(like, **(network | own | names)), rows, given)
+        bindings["LEARNING_RATE"] = YOUNG_RATE
+    if choices.steps is not None or choices.minutes is not None:
+        bindings |= {"NUM_EPOCHS": None, "TRAIN_STEPS": choices.steps or 1}
+    return _trained(read_gin(like, **(network | bindings | names)), rows, choices)
 
 
-def _options(given: Mapping[str, object]) -> tuple[Options, dict[str, object]]:
+def _options(arguments: Mapping[str, object]) -> tuple[Options, dict[str, object]]:
     """Returns the options, and the names of a gin file, which have capitals or a dot."""
-    names = {name: value for name, value in given.items() if name.isupper() or "." in name}
+    names = {name: value for name, value in arguments.items() if name.isupper() or "." in name}
     known = [field.name for field in dataclasses.fields(Options)]
-    for name in given.keys() - names.keys() - set(known):
+    for name in arguments.keys() - names.keys() - set(known):
         near = did_you_mean(name, known)
         near = near if near != "." else f"; choose from {', '.join(known)}."
         raise InputError(f"There is no option {name!r}{near}")
-    chosen = {name: value for name, value in given.items() if name not in names}
+    chosen = {name: value for name, value in arguments.items() if name not in names}
     options = Options(**chosen)  # pyright: ignore[reportArgumentType]
     if options.steps is not None and options.minutes is not None:
         raise InputError("Both steps and minutes are given; leave out one of them.")
@@ -190,7 +189,7 @@ def _directory(options: Options, kind: str, rows: Rows, *choices: object) -> str
     return os.path.join("runs", f"{kind}-{digest}")
 
 
-def _place(source: sources.Source, step: int | None) -> str:
+def _path_of(source: sources.Source, step: int | None) -> str:
     """Returns the checkpoint at which fine-tuning begins: the opened one, or what `load` would open."""
     if source.best is not None and step in (None, int(source.best.name)):
         return str(source.best)
@@ -248,11 +247,15 @@ def _train(config: RunConfig, *callbacks: Callback | None) -> None:
 
 
 def _steps_in(config: RunConfig, minutes: float) -> int:
-    """Returns the steps that fit: those of the run that is there, or by the time of a few that are thrown away."""
+    """Returns the steps that fit: an existing run's, or by the time of a few steps that are thrown away."""
     file = epath.Path(config.model_dir) / plain.FILE
-    if file.exists() and isinstance(run := plain.from_text(read_text(file), str(file)), RunConfig) and run.train_steps:
-        return run.train_steps
-    begun, times, seen = time.monotonic(), [], []
+    if file.exists():
+        run = plain.from_text(read_text(file), str(file))
+        if isinstance(run, RunConfig) and run.train_steps:
+            return run.train_steps
+    begun = time.monotonic()
+    times = []
+    seen = []
 
     def measure(step: int, figures: dict[str, float]) -> bool:
         times.append(figures["seconds_per_step"])
@@ -290,9 +293,9 @@ class Rows:
     {'inputs': 'doi', 'targets': 'two'}
     """
 
-    def __init__(self, given: object, columns: Mapping[str, str]):
+    def __init__(self, rows: object, columns: Mapping[str, str]):
         self.what = "texts" if len(columns) == 1 else "pairs"
-        items, names = _items(given, self.what, list(columns.values()))
+        items, names = _items(rows, self.what, list(columns.values()))
         self.rows = [dict(zip(columns, self._row(n, item, names), strict=True)) for n, item in enumerate(items)]
         if not self.rows:
             raise InputError(f"There are no {self.what}; give some thousands.")
@@ -314,19 +317,20 @@ class Rows:
                 raise InputError(_without(f"Row {number} of the {self.what}", missing[0], list(map(str, item))))
             item = [item[name] for name in names]
         texts = [item] if self.what == "texts" and not isinstance(item, list) else item
-        found = [text for text in texts if isinstance(text, str)] if isinstance(texts, list | tuple) else []
-        if not isinstance(texts, list | tuple) or not len(found) == len(texts) == len(names):
+        whole_texts = [text for text in texts if isinstance(text, str)] if isinstance(texts, list | tuple) else []
+        if not isinstance(texts, list | tuple) or not len(whole_texts) == len(texts) == len(names):
             wanted = "a text" if self.what == "texts" else "two texts, (input, target), or a dictionary of them"
             raise InputError(f"Row {number} of the {self.what} is {item!r:.80}; give {wanted}.")
-        return found
+        return whole_texts
 
     def write(self, directory: str) -> str:
         """Writes the rows into a run's directory, once; returns the file's path, whose name holds their checksum.
 
         Raises InputError for the directory of a run on other texts.
         """
-        folder, name = epath.Path(directory), f"{self.what}-{self.digest}.jsonl"
-        others = [each.name for each in folder.glob("*-" + "[0-9a-f]" * 16 + ".jsonl")] if folder.exists() else []
+        folder = epath.Path(directory)
+        name = f"{self.what}-{self.digest}.jsonl"
+        others = [file.name for file in folder.glob("*-" + "[0-9a-f]" * 16 + ".jsonl")] if folder.exists() else []
         if others and name not in others:
             raise InputError(
                 f"{directory} holds a run on other {self.what}, {others[0]}; give another model_dir, or the same"
@@ -338,19 +342,19 @@ class Rows:
         return str(folder / name)
 
 
-def _items(given: object, what: str, names: list[str]) -> tuple[Iterable[object], list[str]]:
+def _items(rows: object, what: str, names: list[str]) -> tuple[Iterable[object], list[str]]:
     """Returns the rows of what is given, and the names of their columns."""
-    columns = getattr(given, "column_names", getattr(given, "columns", None))
-    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable) or isinstance(columns, Mapping):
-        of_files = "" if not isinstance(given, str) else "; limba.train reads files"
-        wanted = "a DataFrame or a split of a datasets.DatasetDict" if isinstance(given, Mapping) else "a DataFrame"
-        raise InputError(f"The {what} are a {type(given).__name__}; give a list of {what}, or {wanted}{of_files}.")
+    columns = getattr(rows, "column_names", getattr(rows, "columns", None))
+    if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable) or isinstance(columns, Mapping):
+        of_files = "" if not isinstance(rows, str) else "; limba.train reads files"
+        wanted = "a DataFrame or a split of a datasets.DatasetDict" if isinstance(rows, Mapping) else "a DataFrame"
+        raise InputError(f"The {what} are a {type(rows).__name__}; give a list of {what}, or {wanted}{of_files}.")
     if columns is None:
-        return given, names
-    table = cast("_Table", given)
+        return rows, names
+    table = cast("_Table", rows)
     for name in names:
         if name not in columns:
-            raise InputError(_without(f"The {type(given).__name__}", name, list(map(str, columns))))
+            raise InputError(_without(f"The {type(rows).__name__}", name, list(map(str, columns))))
     values = [list(table[name]) for name in names]
     return (values[0] if len(values) == 1 else zip(*values, strict=True)), names
 

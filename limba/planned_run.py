@@ -13,7 +13,7 @@ from etils import epath
 from limba.config import ModelConfig, OptimizerConfig, RunConfig
 from limba.data.objectives.spans import raw_and_targets
 from limba.data.vocabulary.files import is_folder
-from limba.export import at_end
+from limba.export import end_of_run
 from limba.formats import limba_checkpoint
 from limba.formats.open import is_on_hub
 from limba.model import Network
@@ -23,7 +23,7 @@ from limba.training.checkpoints import arrays
 from limba.training.checkpoints.directory import RESUME_ADVICE, check_arrays
 from limba.training.checkpoints.initial import check_initial
 from limba.training.checks import check_steps, check_writable
-from limba.training.metrics.figures import job_advice
+from limba.training.metrics.advice import job_advice
 from limba.training.optimizer import make_optimizer
 from limba.training.schedule import make_schedule
 from limba.training.state import TrainState, count_parameters, init_state
@@ -102,8 +102,8 @@ class PlannedRun:
 
     def check_destinations(self) -> list[str]:
         """Returns the names of the folders and repositories that the model goes to at the end, after trying each."""
-        at_end.check(self.config)
-        return [destination.name for destination in at_end.destinations(self.config)]
+        end_of_run.check(self.config)
+        return [destination.name for destination in end_of_run.destinations(self.config)]
 
     def learning_rates(self, steps: Sequence[int]) -> list[float]:
         """Returns the learning rate of these steps, 0 being the first."""
@@ -125,7 +125,7 @@ class PlannedRun:
 
 
 class PlannedStep:
-    """A run's training step on devices; `mesh_sizes` are those of data, fsdp and model. Nothing is compiled yet."""
+    """A run's training step on devices; `mesh_sizes` are the sizes of data, fsdp and model. Nothing is compiled yet."""
 
     def __init__(self, config: RunConfig, devices: np.ndarray, feature_shapes: Mapping[str, tuple[int, int]]):
         mesh = make_mesh(config.mesh, devices)

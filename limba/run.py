@@ -16,7 +16,7 @@ from limba.config import InputError, RunConfig
 from limba.data.stream.stages import open_stages
 from limba.data.vocabulary.stream import row_ids_of
 from limba.evaluation.evaluations import evaluations_of_run
-from limba.export import at_end
+from limba.export import end_of_run
 from limba.model import Network
 from limba.sharding.agreement import check_alike, entered_by_first, facts_of_run, is_first, together
 from limba.sharding.mesh import batch_sharding, keep_compiled_programs, make_mesh
@@ -26,13 +26,13 @@ from limba.training import checks, placement
 from limba.training.checkpoints.directory import Checkpoints
 from limba.training.guard import Guard
 from limba.training.introduction import introduce
-from limba.training.ledger import Ledger
 from limba.training.loop import Loop
-from limba.training.metrics.figures import RecentSteps
 from limba.training.metrics.logging import Metrics
+from limba.training.metrics.recent_steps import RecentSteps
 from limba.training.metrics.records import Callbacks
 from limba.training.optimizer import optimizer_of
-from limba.training.reading import RowReader
+from limba.training.row_reader import RowReader
+from limba.training.skipped_batches import SkippedBatches
 from limba.training.start import first_state, plan_of_run, task_of_run
 from limba.training.state import abstract_state
 from limba.training.update import update_of_run
@@ -60,7 +60,7 @@ def train(config: RunConfig, gin_text: str = "", callbacks: Callbacks | None = N
     with together():
         mesh = make_mesh(config.mesh)
         checks.check_run(config, mesh)
-        at_end.check(config)
+        end_of_run.check(config)
         checks.check_num_shards(placement.shards_of_this_process(batch_sharding(mesh), config.data), config)
     checks.check_shared(config.model_dir)
     # This run, with all its processes, is the only one in model_dir until it ends.
@@ -71,9 +71,9 @@ def train(config: RunConfig, gin_text: str = "", callbacks: Callbacks | None = N
             if held:
                 held.check(config.checkpoint.save_timeout_seconds)
 
-        with at_end.uploading(config):
+        with end_of_run.uploading(config):
             result = _train(config, gin_text, callbacks, mesh, check_lease)
-        return at_end.deliver_all(config, result)
+        return end_of_run.deliver_all(config, result)
 
 
 def _train(
@@ -81,7 +81,7 @@ def _train(
 ) -> Mapping[str, object]:
     # What is read, how its rows are dealt to the steps, and where that lets the run end.
     with together():
-        ledger = Ledger(config)  # the batches that the guard passes over
+        skipped_batches = SkippedBatches(config)  # the batches that the guard passes over
     task, lengths = task_of_run(config)
     plan = plan_of_run(config, task, lengths)
 
@@ -95,7 +95,7 @@ def _train(
     with together():
         evaluations = evaluations_of_run(config, task, lengths, model)
         if is_first():
-            at_end.check_vocabulary(config, vocabulary)
+            end_of_run.check_vocabulary(config, vocabulary)
 
     # Where it begins: resumed, initialized from an existing checkpoint, or new. The guard may go back there.
     sharding = batch_sharding(mesh)
@@ -121,11 +121,11 @@ def _train(
         ):
             introduce(metrics, config, gin_text, plan, lengths, abstract, start, mesh.size)
             recent = RecentSteps(config, lengths, mesh.size, metrics)
-            place = functools.partial(
+            place_batch = functools.partial(
                 placement.global_batch, sharding=sharding, config=config.data, row_ids=row_ids_of(vocabulary)
             )
             # The time of the first step begins when it is compiled.
-            update = update_of_run(config, end, model, optimizer, place, ready=recent.restart)
-            guard = Guard(config, model, ledger, recent, place)
+            update = update_of_run(config, end, model, optimizer, place_batch, ready=recent.restart)
+            guard = Guard(config, model, skipped_batches, recent, place_batch)
             guard.begin(start, notes)
             return Loop(config, plan, model, reader, evaluations, recent, guard).run(state, update)

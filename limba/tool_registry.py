@@ -9,7 +9,7 @@ from types import ModuleType
 
 # Name -> module, and what the engine wants of it.
 TOOLS = {
-    "migrate": "limba.tools.migrate.foreign",  # reads what other trainers wrote
+    "migrate": "limba.tools.migrate.entry_points",  # reads what other trainers wrote
     "sample": "limba.tools.corpus.inspection",  # inspect_task: what a task's text is
     "languages": "limba.tools.preflight.checks.scripts",  # the script of a text
     "topologies": "limba.tools.preflight.compiled.topologies",  # chips by their names

@@ -108,7 +108,8 @@ class GoogleHandler(Handler):
     def _take(self, answer: Callable[[], tuple[int, bytes, dict[str, str]]]) -> None:
         self.sent = self._body()
         split = urlsplit(self.path)
-        self.query, self.place = dict(parse_qsl(split.query, keep_blank_values=True)), split.path
+        self.query = dict(parse_qsl(split.query, keep_blank_values=True))
+        self.place = split.path
         self.server.count(self.command, self.place)
         trouble = self.server.trouble(self.command, self.path)
         if trouble == "slow":
@@ -122,7 +123,9 @@ class GoogleHandler(Handler):
             status, body, headers = answer()
         except RefusedError as error:
             text = {"error": {"code": error.status, "message": f"refused with {error.status}"}}
-            status, body, headers = error.status, json.dumps(text).encode(), JSON
+            status = error.status
+            body = json.dumps(text).encode()
+            headers = JSON
         if trouble == "unanswered":
             self.close_connection = True
             return None
@@ -186,7 +189,8 @@ class GoogleHandler(Handler):
             "x-goog-stored-content-encoding": "identity", "x-goog-stored-content-length": about["size"],
             "x-goog-storage-class": "STANDARD", "Accept-Ranges": "bytes",
         }  # fmt: skip
-        asked, size = self.headers.get("Range"), len(stored.data)
+        asked = self.headers.get("Range")
+        size = len(stored.data)
         if not asked:
             return 200, stored.data, headers
         first, last = asked.removeprefix("bytes=").split("-")
@@ -201,7 +205,8 @@ class GoogleHandler(Handler):
 
     def _listing(self, bucket: str) -> dict[str, Any]:
         """Returns one page of the names after `pageToken`, with what is below a delimiter as prefixes."""
-        prefix, delimiter = self.query.get("prefix", ""), self.query.get("delimiter")
+        prefix = self.query.get("prefix", "")
+        delimiter = self.query.get("delimiter")
         after = self.query.get("pageToken") or ""
         entries: dict[str, bool] = {}  # name -> whether it is a prefix
         for where, name in sorted(self.server.objects):
@@ -230,7 +235,8 @@ class GoogleHandler(Handler):
         if not other:
             source, _, other = self.place.partition("/copyTo")
         if other:
-            is_rewrite, target = "/rewriteTo" in self.place, other
+            is_rewrite = "/rewriteTo" in self.place
+            target = other
             self.place = source
             stored = self._found(*self._names())
             self.place = target
@@ -315,7 +321,8 @@ class GoogleHandler(Handler):
                 self.server.received[name] += len(data)
             self._check(bucket, name)
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-            kind, control = about.get("contentType", ""), about.get("cacheControl")
+            kind = about.get("contentType", "")
+            control = about.get("cacheControl")
             stored = Stored(data, next(self.server.numbers), kind, now, is_composed, control)
             self.server.objects[bucket, name] = stored
         return stored.about(bucket, name, self.server.address)
@@ -367,7 +374,9 @@ class BucketServer(ThreadingHTTPServer):
         self.sessions: dict[str, Session] = {}
         self.numbers = itertools.count(1_700_000_000_000_000)
         self.writing = threading.Lock()
-        self.troubled, self._random, self._failed = troubled, random.Random(seed), set[tuple[str, str]]()
+        self.troubled = troubled
+        self._random = random.Random(seed)
+        self._failed = set[tuple[str, str]]()
         self.refuses_writes = False  # from then on no request that changes something succeeds
         self.troubles: Counter[str] = Counter()
         self.requests: Counter[str] = Counter()  # by method and what the place is
@@ -394,7 +403,12 @@ class BucketServer(ThreadingHTTPServer):
 
     def count(self, method: str, place: str) -> None:
         """Counts a request."""
-        what = "upload" if place.startswith("/upload/") else place.rpartition("/")[2] if method == "POST" else "object"
+        if place.startswith("/upload/"):
+            what = "upload"
+        elif method == "POST":
+            what = place.rpartition("/")[2]
+        else:
+            what = "object"
         with self._lock:
             self.requests[f"{method} {what}"] += 1
 

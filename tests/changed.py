@@ -34,7 +34,9 @@ def files_for(changed: set[Path]) -> set[Path]:
     chosen = {path for path in changed if NAMED.search(path.name)}
     for module in {module_of(path) for path in changed if path.suffix == ".py"} & set(modules):
         own = _own_tests(modules[module])
-        seen, near, found = {module}, {module}, set(own)
+        seen = {module}
+        near = {module}
+        found = set(own)
         while near:
             near = {user for name in near for user in users.get(name, ())} - seen
             seen |= near
@@ -59,7 +61,8 @@ def _graph() -> tuple[dict[str, Path], dict[str, set[str]]]:
 
 def files_with(library: str) -> set[Path]:
     """Returns the test files that import a library, by themselves or by other files of tests/."""
-    found, names = set[Path](), set[str]()
+    found = set[Path]()
+    names = set[str]()
     while near := {
         path
         for path in TESTS

@@ -34,7 +34,8 @@ os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ["LIMBA_TEST_CACHE"]
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):  # each program of a test would compile all that it imports: 5 s
     os.environ.setdefault("PYTHONPYCACHEPREFIX", f"{os.environ['LIMBA_TEST_CACHE']}-bytecode")
-    sys.dont_write_bytecode, sys.pycache_prefix = False, os.environ["PYTHONPYCACHEPREFIX"]
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"]
 
 import hypothesis
 import jax
@@ -111,7 +112,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def keep_traced() -> None:
     """Has networks of one configuration share what jax has traced of their parameters' shapes: seconds each time."""
-    network, kept = sys.modules["limba.model"].Network, {}
+    network = sys.modules["limba.model"].Network
+    kept = {}
     begin = network.__init__
 
     def begin_as_before(self: Any, config: Any, mesh: Any = None) -> None:
@@ -173,7 +175,8 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Gives each phase of a test its processor time; a fixture counts with the first test that needs it."""
     report = yield
-    before, item.config.cpu_seconds = item.config.cpu_seconds, processor_seconds()
+    before = item.config.cpu_seconds
+    item.config.cpu_seconds = processor_seconds()
     report.user_properties = [("cpu_seconds", item.config.cpu_seconds - before)]
     return report
 

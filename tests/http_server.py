@@ -43,26 +43,34 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self, with_body: bool) -> None:
         client, _, name = self.path.split("?")[0].removeprefix("/").partition("/")
-        self.client, self.name = client, name
+        self.client = client
+        self.name = name
         fault = self.server.next_fault(self.command, name)
         path = self.server.folder / name
-        self.status, self.extra = 200, {}
+        self.status = 200
+        self.extra = {}
         if path.is_dir():
             return fault(self, b"") if fault else self._links(path, with_body)
         if not path.is_file():
             return self.reply(404)
         size = path.stat().st_size
-        status, start, stop, headers = 200, 0, size, {"Accept-Ranges": "bytes" if self.server.ranges else "none"}
+        status = 200
+        start = 0
+        stop = size
+        headers = {"Accept-Ranges": "bytes" if self.server.ranges else "none"}
         asked = self.headers.get("Range")
         if asked and self.server.ranges:
             first, last = asked.removeprefix("bytes=").split("-")
-            status, start, stop = 206, int(first), min(int(last) + 1 if last else size, size)
+            status = 206
+            start = int(first)
+            stop = min(int(last) + 1 if last else size, size)
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
         with path.open("rb") as file:
             file.seek(start)
             body = file.read(stop - start)
         headers |= getattr(self, "about", {})
-        self.status, self.extra = status, headers
+        self.status = status
+        self.extra = headers
         if fault is not None:
             return fault(self, body)
         return self.reply(status, body, headers, with_body)
@@ -132,8 +140,10 @@ class StoreHandler(BucketHandler):
         self._changed(unquote(urlsplit(self.path).path.partition("/o/")[2]), Path.unlink)
 
     def _changed(self, name: str, change: Callable[[Path], object]) -> None:
-        self.client, self.name = "bucket", name
-        path, generations = self.server.folder / name, self.server.generations
+        self.client = "bucket"
+        self.name = name
+        path = self.server.folder / name
+        generations = self.server.generations
         wanted = parse_qs(urlsplit(self.path).query).get("ifGenerationMatch")
         fault = self.server.next_fault(self.command, name)
         if fault is not None and fault is not lost:
@@ -294,12 +304,14 @@ class FileServer(ThreadingHTTPServer):
 
     def __init__(self, folder: Path, ranges: bool = True, handler: type[Handler] = Handler):
         super().__init__(("127.0.0.1", 0), handler)
-        self.folder, self.ranges = folder, ranges
+        self.folder = folder
+        self.ranges = ranges
         self.bytes_sent: Counter[tuple[str, str]] = Counter()  # by client and path, bodies only
         self.requests: Counter[tuple[str, str]] = Counter()  # by method and path
         self.created: list[dict] = []  # of a hub: what each request to make a model asked for
         self.branches: dict[str, str] = {}  # of a hub: user/name/branch -> the folder that it is now
-        self.over, self.writing = threading.Event(), threading.Lock()
+        self.over = threading.Event()
+        self.writing = threading.Lock()
         self.generations: Counter[str] = Counter()  # of a store's objects
         self._faults: dict[tuple[str, str], list[Fault | None]] = {}
         self._lock = threading.Lock()

@@ -191,16 +191,19 @@ def model_of(kind: str, tokenizer: Any, **more: Any) -> Any:
     first = ids["bos_token_id"] if ids["pad_token_id"] is None else ids["pad_token_id"]
     of_t5 = {**_OF_T5, **ids, "decoder_start_token_id": first, **more}
     if kind == "t5_encoder":
-        config, cls = library.T5Config(vocab_size=ROWS, **of_t5), library.T5EncoderModel
+        config = library.T5Config(vocab_size=ROWS, **of_t5)
+        cls = library.T5EncoderModel
     elif kind.endswith("t5"):
         name = kind.upper()
         config = getattr(library, f"{name}Config")(vocab_size=ROWS, **of_t5)
         cls = getattr(library, f"{name}ForConditionalGeneration")
     elif kind == "llama":
-        config, cls = library.LlamaConfig(vocab_size=ROWS, **_OF_LLAMA, **ids, **more), library.LlamaForCausalLM
+        config = library.LlamaConfig(vocab_size=ROWS, **_OF_LLAMA, **ids, **more)
+        cls = library.LlamaForCausalLM
     elif kind == "gpt2":
         sizes = {"n_positions": 128, "n_embd": 32, "n_layer": 2, "n_head": 4}
-        config, cls = library.GPT2Config(vocab_size=ROWS, **sizes, **ids, **more), library.GPT2LMHeadModel
+        config = library.GPT2Config(vocab_size=ROWS, **sizes, **ids, **more)
+        cls = library.GPT2LMHeadModel
     elif kind == "modernbert":
         sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
         sizes |= {"max_position_embeddings": 128, "local_attention": 16}

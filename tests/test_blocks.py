@@ -112,7 +112,8 @@ def test_every_block_runs_or_says_why_not() -> None:
     """README.md's are run by tests/run/test_readme.py, since a page that everybody reads has no room for marks."""
     bare = []
     for page in sorted([*ROOT.glob("docs/*.md"), ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"]):
-        lines, is_inside = page.read_text().splitlines(), False
+        lines = page.read_text().splitlines()
+        is_inside = False
         for number, line in enumerate(lines):
             if line.lstrip().startswith("```"):
                 has_mark = bool(MARK.fullmatch(lines[number - 1]))
@@ -184,7 +185,8 @@ def fill(folder: Path, corpus: Path, vocabulary: Path) -> None:
     (folder / "bin").mkdir()
     tiny = " ".join(f"'{each}'" for each in TINY if "encoder_layers" not in each)
     layers = "'--gin.config.ModelConfig.num_encoder_layers=1'"
-    limba, python = folder / "bin" / "limba", folder / "bin" / "python"
+    limba = folder / "bin" / "limba"
+    python = folder / "bin" / "python"
     case = f'case "$1 $2" in "train "*config.json) ;; train*) set -- "$@" {tiny} ;; esac\n'
     others = r"train*encoder*|train\ lm.gin*|train*config.json*"  # networks without an encoder, or whole
     one = f'case "$*" in {others}) ;; train*) set -- "$@" {layers} ;; esac\n'

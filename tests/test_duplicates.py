@@ -41,13 +41,15 @@ def duplicates(texts: dict[str, str]) -> list[str]:
     for place, lines in counted.items():
         for start in range(len(lines) - MOST_SHARED):
             starts[tuple(line for _, line in lines[start : start + MOST_SHARED + 1])].append((place, start))
-    found, seen = [], set()
+    found = []
+    seen = set()
     for places in starts.values():
         for number, (one, i) in enumerate(places):
             for other, j in places[number + 1 :]:
                 if (one, i, other, j) in seen:
                     continue
-                size, most = 0, (j - i if one == other else len(counted[one]))  # a run does not overlap itself
+                size = 0
+                most = j - i if one == other else len(counted[one])  # a run does not overlap itself
                 while (
                     size < most
                     and max(i - len(counted[one]), j - len(counted[other])) + size < 0
@@ -56,7 +58,8 @@ def duplicates(texts: dict[str, str]) -> list[str]:
                     seen.add((one, i + size, other, j + size))
                     size += 1
                 if size > MOST_SHARED:
-                    first, second = counted[one][i : i + size], counted[other][j : j + size]
+                    first = counted[one][i : i + size]
+                    second = counted[other][j : j + size]
                     found.append(f"{one}:{first[0][0]}-{first[-1][0]} ~ {other}:{second[0][0]}-{second[-1][0]}")
     return found
 
@@ -69,7 +72,8 @@ def test_no_two_places_share_more_than_ten_lines() -> None:
 @pytest.mark.parametrize(("shared", "pairs"), [(10, []), (11, ["a:1-11 ~ b:3-15"])])
 def test_the_search_finds_what_it_should(shared: int, pairs: list[str]) -> None:
     lines = [f"x = {number}" for number in range(shared)]
-    one, other = "\n".join(lines), "import os\n\n" + "  # why\n\n".join(lines[:2]) + "\n" + "\n\n".join(lines[2:4])
+    one = "\n".join(lines)
+    other = "import os\n\n" + "  # why\n\n".join(lines[:2]) + "\n" + "\n\n".join(lines[2:4])
     assert duplicates({"a": one, "b": f"{other}\n" + "\n".join(lines[4:])}) == pairs
 
 

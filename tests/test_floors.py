@@ -41,7 +41,8 @@ BESIDE_LIMBA = {"tasks": 2, **dict.fromkeys(("launch", "convert", "benchmarks", 
 WITHOUT_FLOOR = ("limba.__main__",)
 # `limba/__init__.py` stands where a run and a model do. Names of two modules are a front end's: were the gin reader
 # lower, the engine would have to know the macros.
-WAY_IN, FRONT_ENDS = ("limba", 4), ("limba.cli.gin", "limba.fit")
+WAY_IN = ("limba", 4)
+FRONT_ENDS = ("limba.cli.gin", "limba.fit")
 EVERYWHERE = ("benchmarks/", "tests/")  # may measure and check any library
 WALLS = {  # library or folder: where it may be imported
     "flax": ("limba/model/", "limba/training/state.py", "limba/formats/", "tests/"),
@@ -103,7 +104,8 @@ def room_in_data(module: str) -> str | None:
 
 
 def test_imports_inside_of_data_go_down() -> None:
-    found, arrows = [], 0
+    found = []
+    arrows = 0
     for module, path in MODULES.items():
         own = room_in_data(module)
         for name in imports(path) if own else ():
@@ -122,7 +124,8 @@ def test_the_public_names_are_those_of_the_engine() -> None:
 
 
 def outside_of_walls(path: Path) -> Iterator[str]:
-    place, libraries = place_of(path), {name.split(".")[0] for name in imports(path)}
+    place = place_of(path)
+    libraries = {name.split(".")[0] for name in imports(path)}
     for name in libraries & set(WALLS):
         if not place.startswith(WALLS[name]):
             yield f"{place} imports {name}, which only {WALLS[name]} may"
@@ -205,7 +208,8 @@ def not_of_the_surface(path: Path) -> Iterator[str]:
 
 
 def test_tools_import_the_names_of_the_api_alone() -> None:
-    found, of_migrate = [], set()
+    found = []
+    of_migrate = set()
     for path in MODULES.values():
         place = place_of(path)
         if place.startswith("limba/tools/migrate/"):

@@ -22,7 +22,8 @@ HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 LINE = re.compile(rf"-r lock-cpu\.txt|[\w.-]+==[\w.+-]+( ; .+)? \\| {{4}}{HASH.pattern}( \\)?")
 
 
-PYTHONS, LEAN_PYTHONS = ("3.11", "3.12", "3.13"), ("3.11", "3.12", "3.13", "3.14")
+PYTHONS = ("3.11", "3.12", "3.13")
+LEAN_PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 
 
 def pins(path: Path, python: str = "3.12") -> dict[str, str]:
@@ -51,7 +52,8 @@ def test_each_chip_has_its_lock_and_the_cpu_s_has_what_is_pinned() -> None:
     assert set(LOCKS) == {"cpu", "lean", "build", "uv", "t5", *CHIPS}
     for python in PYTHONS:
         assert pins(LOCKS["cpu"], python) == pins(ROOT / "requirements.txt", python), "run python requirements/lock.py"
-    wanted, build = pins(ROOT / "requirements.txt"), pins(LOCKS["build"])
+    wanted = pins(ROOT / "requirements.txt")
+    build = pins(LOCKS["build"])
     assert {"setuptools", "wheel"} <= set(build)
     assert {name: version for name, version in build.items() if name in wanted}.items() <= wanted.items()
 
@@ -62,7 +64,8 @@ def test_a_chip_s_lock_adds_to_the_cpu_s(lock: str, package: str, python: str) -
     assert "\n-r lock-cpu.txt\n" in LOCKS[lock].read_text()
     if lock == "rocm" and python != "3.11":  # launch/setup.sh rocm takes no other Python
         python = "3.11"
-    found, cpu = pins(LOCKS[lock], python), pins(LOCKS["cpu"], python)
+    found = pins(LOCKS[lock], python)
+    cpu = pins(LOCKS["cpu"], python)
     assert package in found and not set(found) & set(cpu)
     assert {version for name, version in found.items() if name.startswith("jax")} <= {cpu["jax"]}
     assert cpu["jax"] == cpu["jaxlib"] and cpu["jax"].startswith("0.10." if python == "3.11" else "0.12.")
@@ -72,7 +75,8 @@ def test_the_lock_of_t5_has_nothing_that_overwrites_seqio() -> None:
     assert "\n-r lock-cpu.txt\n" in LOCKS["t5"].read_text()
     tests = of_tests()
     for python in PYTHONS:
-        found, cpu = pins(LOCKS["t5"], python), pins(LOCKS["cpu"], python)
+        found = pins(LOCKS["t5"], python)
+        cpu = pins(LOCKS["cpu"], python)
         assert {"t5", "babel", "scikit-learn"} <= set(found) and not set(found) & set(cpu)
         assert not {"seqio-nightly", "tfds-nightly", "mesh-tensorflow", "transformers"} & set(found)
         assert {name: version for name, version in found.items() if tests.get(name, version) != version} == {}
@@ -178,7 +182,8 @@ def test_setup_installs_from_the_locks_by_their_hashes(tree: Path) -> None:
 def test_a_lean_environment_has_no_tensorflow_and_stays_lean(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     absent = {"tensorflow", "tensorflow-text", "tensorflow-datasets", "seqio", "clu", "keras", "rouge-score"}
     for python in LEAN_PYTHONS:
-        whole, lean = pins(LOCKS["cpu"], python), pins(LOCKS["lean"], python)
+        whole = pins(LOCKS["cpu"], python)
+        lean = pins(LOCKS["lean"], python)
         assert lean.items() <= whole.items() and absent <= set(whole) and not absent & set(lean)
         assert {"gcsfs", "bokeh"} <= set(lean)  # a bucket and the page of a run are for every run
     monkeypatch.setenv("LEAN", "1")

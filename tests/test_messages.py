@@ -48,7 +48,8 @@ def is_text(node: ast.AST, errors: set[str], texts: set[str]) -> bool:
 
 def readings(function: ast.FunctionDef) -> Iterator[ast.expr]:
     """Yields where a function decides by the text of an error, or takes it apart; white space apart."""
-    nodes, arguments = list(ast.walk(function)), function.args
+    nodes = list(ast.walk(function))
+    arguments = function.args
     errors = {node.name for node in nodes if isinstance(node, ast.ExceptHandler) and node.name}
     for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
         if each.annotation is not None and re.search("Error|Exception", ast.unparse(each.annotation)):

@@ -50,7 +50,8 @@ class Corpus:
     """Three files of documents, those of them that are to be left, and a model of the two languages."""
 
     def __init__(self, folder: Path, python: Path):
-        self.folder, self.python = folder, python
+        self.folder = folder
+        self.python = python
         draw = random.Random(0)
 
         def text(words: str, number: int = 120) -> str:

@@ -42,7 +42,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_pictures_are_those_of_the_run_that_readme_shows_and_of_the_pages_of_today() -> None:
     """`python -m benchmarks.readme` makes all of them again."""
     about = json.loads((ROOT / "docs" / "pictures.json").read_text())
-    readme, run = (ROOT / "README.md").read_text(), about["run"]
+    readme = (ROOT / "README.md").read_text()
+    run = about["run"]
     assert f"step {run['step']} validation: loss {run['validation_loss']:.4f} |" in readme
     sources = {
         "report": [*(ROOT / "limba/tools/pages").rglob("*"), *(ROOT / "limba/evaluation").glob("*.py")],

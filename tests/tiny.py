@@ -118,7 +118,8 @@ def mesh_of(config: MeshConfig, num_devices: int) -> Mesh:
 
 def parameters(config: ModelConfig, seed: int = 0, network: Network | None = None) -> dict[str, Any]:
     """Random parameters of about the initial ones' size, without compiling what makes those."""
-    network, random = network or Network(config), np.random.default_rng(seed)
+    network = network or Network(config)
+    random = np.random.default_rng(seed)
 
     def array(name: str, shape: tuple[int, ...]) -> np.ndarray:
         values = random.standard_normal(shape, np.float32)
@@ -184,7 +185,8 @@ def assert_same_gradients(
     one: tuple[ModelConfig, MeshConfig, LossConfig], *others: tuple, features: Mapping[str, np.ndarray] | None = None
 ) -> None:
     """Compares loss sums, and gradients beside their largest value, from the same parameters, batch and dropout."""
-    params, wanted = parameters(one[0]), None
+    params = parameters(one[0])
+    wanted = None
     for config, axes, loss in (one, *others):
         network = Network(config, mesh_of(axes, axes.data * axes.fsdp * axes.model))
         key = jax.random.key(7) if config.dropout_rate else None
@@ -192,7 +194,8 @@ def assert_same_gradients(
         gradient, sums = jax.jit(lambda *xs, of=of, k=key: gradients(of, *xs, k))(params, features or batch())
         gradient = jax.tree.map(np.asarray, gradient)
         if wanted is None:
-            wanted, wanted_sums = gradient, sums
+            wanted = gradient
+            wanted_sums = sums
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), sums, wanted_sums)
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max()), gradient, wanted

@@ -25,7 +25,9 @@ import pytest
 from tests import conftest
 
 SECONDS = 900  # of the clock: a test that waits for ever
-LEAST, TIMES = 30, 4  # of processor time: an endless loop; so many seconds, and so many times what the tests need
+# Of processor time, an endless loop: at least so many seconds, and so many times what the tests need.
+LEAST = 30
+TIMES = 4
 OWN = {"limba", "tests", "benchmarks", "tasks", "convert", "launch"}
 PATIENT = ("beartype", "flax", "jax", "jaxtyping", "numpy", "optax", "orbax", "safetensors", "scipy", "sentencepiece")
 PATIENT += ("seqio", "t5", "tensorflow", "tensorstore", "tokenizers", "torch", "transformers")
@@ -43,7 +45,8 @@ class Watching:
     """A plugin of pytest: runs the tests in the order given, and notes how they end."""
 
     def __init__(self, first: Sequence[str], rank: dict[str, float]) -> None:
-        self.first, self.rank = list(first), rank
+        self.first = list(first)
+        self.rank = rank
         self.seconds: dict[str, float] = {}
         self.failed = ""
 
@@ -111,7 +114,9 @@ def replaced(path: Path, text: str) -> None:
 
 def main() -> None:
     job = json.load(sys.stdin)
-    path, marks, tests = Path(job["module"]), job["marks"], [*job["tests"], job["module"]]  # its examples are tests too
+    path = Path(job["module"])
+    marks = job["marks"]
+    tests = [*job["tests"], job["module"]]  # its examples are tests too
     before = path.read_text()
     sys.dont_write_bytecode = False  # of all modules, once
     ended = run(tests, marks, Watching([], {}), SECONDS)

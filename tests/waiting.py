@@ -22,7 +22,8 @@ class Clock:
     """A clock that only the test turns, in the place of the module `time` in what waits by it."""
 
     def __init__(self) -> None:
-        self.now, self.looks = 0.0, 0
+        self.now = 0.0
+        self.looks = 0
 
     def monotonic(self) -> float:
         self.looks += 1

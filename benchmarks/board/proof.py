@@ -1,7 +1,7 @@
 """Rules of proof: what a comparison of two recipes must have before it names a winner.
 
 Runs are paired by their seed, which gives both the same documents in the same order, the same masks, and the same
-initial values where shapes agree. The deviation is that of the differences, and not of the losses; a winner needs at
+initial values where shapes agree. The deviation is taken over the differences, not over the losses; a winner needs at
 least `PAIRS` pairs, none left out, and p below `LEVEL` by a paired t-test, two-sided, times the number of recipes that
 are compared (Bonferroni). modded-nanogpt's rules for statistics (github.com/KellerJordan/modded-nanogpt) ask as much.
 """
@@ -26,7 +26,7 @@ POWER = 0.9  # with which the seeds that are asked for would show the difference
 
 @dataclass(frozen=True)
 class Comparison:
-    """The losses of a recipe less those of another one, of the same seeds, and how many recipes are compared."""
+    """The losses of a recipe minus another recipe's at the same seeds, and how many recipes are compared."""
 
     differences: tuple[float, ...]
     compared: int = 1

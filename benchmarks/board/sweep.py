@@ -172,7 +172,7 @@ class _Replicas:
         """Returns the figures of the replica [S, R], as `measured` of `runs.py` gives a run's."""
         import jax
 
-        from limba.training.metrics.figures import flops_per_row
+        from limba.training.metrics.flops import flops_per_row
         from limba.training.state import count_parameters
 
         config = self.configs[replica[0]][replica[1]]

@@ -28,7 +28,7 @@ HEAD = (
 
 @dataclass(frozen=True)
 class Board:
-    """Results that may be compared: of one corpus, size and part of the text."""
+    """Results that may be compared: they share corpus, size and part of the text."""
 
     corpus: str
     depth: int

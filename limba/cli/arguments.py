@@ -32,10 +32,10 @@ class Parser(argparse.ArgumentParser):
     ('runs/ro', ['BATCH_SIZE=8'], 'runs/ro')
     """
 
-    def __init__(self, command: str, about: str, program: str = "limba", add_help: bool = True):
+    def __init__(self, command: str, description: str, program: str = "limba", add_help: bool = True):
         super().__init__(
             prog=f"{program} {command}".strip(),
-            description=about,
+            description=description,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
             add_help=add_help,
@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
         self._needs_run = False
 
     def add_object(
-        self, name: str, metavar: str, about: str, takes_several: bool = False, is_run: bool = False
+        self, name: str, metavar: str, description: str, takes_several: bool = False, is_run: bool = False
     ) -> None:
         """Adds the object of the command: its argument without a flag, or `--name=`. It is None if not given.
 
@@ -54,7 +54,7 @@ class Parser(argparse.ArgumentParser):
         self._object = name
         self._takes_several = takes_several
         self._needs_run = is_run
-        help_text = f"{about}; --{name}={metavar} means the same"
+        help_text = f"{description}; --{name}={metavar} means the same"
         self.add_argument("objects", nargs="*" if takes_several else "?", metavar=metavar, help=help_text)
         self.add_argument(f"--{name}", action="append", metavar=metavar, help=argparse.SUPPRESS)
 
@@ -77,15 +77,15 @@ class Parser(argparse.ArgumentParser):
         rest = [argument for argument in dashes if not argument.startswith("--gin.")]
         if gin and "--gin.NAME" not in self._option_string_actions:
             raise InputError(f"--gin.{gin[0]} is a flag of limba train; --help lists the flags of this command.")
-        given, unknown = self.parse_known_intermixed_args(rest)
+        args, unknown = self.parse_known_intermixed_args(rest)
         if unknown:
             self._refuse(unknown[0])
         if self._object:
-            self._take_object(given)
-        if self._needs_run and not getattr(given, self._object):
+            self._take_object(args)
+        if self._needs_run and not getattr(args, self._object):
             raise InputError(f"No run is given; write {self.prog} MODEL_DIR.")
-        given.gin = gin
-        return given
+        args.gin = gin
+        return args
 
     def _refuse(self, argument: str) -> NoReturn:
         """Raises InputError for an argument that the command does not have, with what was most likely meant."""
@@ -113,21 +113,21 @@ class Parser(argparse.ArgumentParser):
         name = flag.removeprefix("--").replace("-", "_").upper()
         return name if name in macro_names() else ""
 
-    def _take_object(self, given: argparse.Namespace) -> None:
+    def _take_object(self, args: argparse.Namespace) -> None:
         """Sets the object, whether it was given without a flag or as `--name=`; InputError for one too many."""
         if self._takes_several:
-            objects = given.objects
+            objects = args.objects
         else:
-            objects = [given.objects] if given.objects else []
+            objects = [args.objects] if args.objects else []
         for argument in objects:
             # NAME=VALUE is a gin override without its --gin., unless a file has such a name.
             if re.match(r"[A-Za-z_][\w.]*=", argument) and not os.path.exists(argument):
                 self._refuse(argument)
-        from_flags = getattr(given, self._object) or []
+        from_flags = getattr(args, self._object) or []
         values = [*from_flags, *objects]
         if self._takes_several:
-            setattr(given, self._object, values)
+            setattr(args, self._object, values)
             return
         if len(values) > 1:
             raise InputError(f"{values[0]} and {values[1]} are both given as --{self._object}; leave one out.")
-        setattr(given, self._object, values[0] if values else None)
+        setattr(args, self._object, values[0] if values else None)

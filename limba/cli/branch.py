@@ -44,7 +44,7 @@ checkpoints unless CHECKPOINTS_KEPT says otherwise.
     limba merge MODEL_DIR --steps=60000,80000,100000 --weights=wsm --output=DIR
     limba merge MODEL_DIR MODEL_DIR2 --output=DIR
 
-Of several runs of the same network the newest checkpoints are averaged. OUT/merge.json says which steps are in the
+Given several runs of the same network, it averages their newest checkpoints. OUT/merge.json says which steps are in the
 average, and with which weights. Optimizer state and data position are taken from the newest step."""
 NO_RUN = "{} is an imported model and not a run; start a run from it with limba train."
 # What errors name -> what the user of a command has typed, or can type.
@@ -77,12 +77,12 @@ def run(argv: Sequence[str]) -> None:
     parser.add_argument("--output", metavar="DIR", help="its directory; default: MODEL_DIR-decay-STEP-STEPS-SHAPE")
     parser.add_argument("--gin.NAME", metavar="VALUE", help="set NAME; replaces the value of the run")
     model.add_import_flag(parser)
-    given = parser.parse(argv)
-    if given.model is None:
+    args = parser.parse(argv)
+    if args.model is None:
         raise InputError("No run is given; write limba branch MODEL_DIR --decay=STEPS.")
-    if not given.decay:
-        raise InputError(f"No --decay is given, the number of steps; write limba branch {given.model} --decay=STEPS.")
-    for override in given.gin:
+    if not args.decay:
+        raise InputError(f"No --decay is given, the number of steps; write limba branch {args.model} --decay=STEPS.")
+    for override in args.gin:
         name = override.partition("=")[0]
         if name in DECIDED_BY:
             raise InputError(f"--gin.{name} is what {DECIDED_BY[name]} of a branch says; leave it out.")
@@ -95,11 +95,11 @@ def run(argv: Sequence[str]) -> None:
 
         with watchdog.ending_together(), named(NAMES):
             joining.join_hosts()
-            described = _begun(given)
+            described = _begun(args)
         train.to_end(described)
 
 
-def _begun(given: argparse.Namespace) -> GinRun:
+def _begun(args: argparse.Namespace) -> GinRun:
     """Returns the run of the branch, whose directory then has a checkpoint; all processes call it."""
     from limba.formats.limba_checkpoint import checkpoints_of
     from limba.sharding.agreement import entered_by_first, is_first, of_first, together
@@ -109,22 +109,22 @@ def _begun(given: argparse.Namespace) -> GinRun:
     text = ""
     with together():
         if is_first():
-            branch = _chosen(given)
-            out = str(resolved(given.output or branch.name()))
+            branch = _chosen(args)
+            out = str(resolved(args.output or branch.name()))
             has_begun = branches.found_at(out) is not None and bool(checkpoints_of(resolved(out)))
             text = json.dumps([dataclasses.asdict(branch), out, has_begun])
     fields, out, has_begun = json.loads(of_first(text))
     branch = branches.Branch(**fields)
     if has_begun:
-        return _read(model.find(out, imports=given.imports), given, {}, {"RunConfig.model_dir": out})
-    source = model.find(branch.run, imports=given.imports)
+        return _read(model.find(out, imports=args.imports), args, {}, {"RunConfig.model_dir": out})
+    source = model.find(branch.run, imports=args.imports)
     if source.run is None:
         raise InputError(NO_RUN.format(branch.run))
     schedule = branches.schedule_of(source.run, branch)
     fixed = {"RunConfig.model_dir": out, "RunConfig.train_steps": branch.end}
     for name in ("branch_step", "branch_steps", "branch_shape", "planned_steps"):
         fixed[f"ScheduleConfig.{name}"] = getattr(schedule, name)
-    described = _read(source, given, NOWHERE, fixed)
+    described = _read(source, args, NOWHERE, fixed)
     with named(described.names):
         branches.check_data(described.config, branch)
         texts = {"config.gin": described.text} if described.text else {}
@@ -133,30 +133,30 @@ def _begun(given: argparse.Namespace) -> GinRun:
     return described
 
 
-def _chosen(given: argparse.Namespace) -> Branch:
+def _chosen(args: argparse.Namespace) -> Branch:
     """Returns the branch that the flags mean; InputError for a path without a run, unless its branch has begun."""
     from limba.formats.limba_checkpoint import checkpoints_of
     from limba.formats.open import LIMBA, look_at, open_path
     from limba.training.checkpoints import branches
 
-    step = given.step
-    opened = look_at(given.model)
+    step = args.step
+    opened = look_at(args.model)
     if opened is None:
         try:  # a branch that has begun is resumed, though its run may be gone
-            return branches.chosen(str(resolved(given.model)), [], given.decay, given.shape, step, given.output)
+            return branches.chosen(str(resolved(args.model)), [], args.decay, args.shape, step, args.output)
         except ValueError:  # an InputError, or an error of hf://'s own file system
-            open_path(given.model, with_weights=False)  # raises the sentence that says what is there instead
-            raise InputError(NO_RUN.format(given.model)) from None
+            open_path(args.model, with_weights=False)  # raises the sentence that says what is there instead
+            raise InputError(NO_RUN.format(args.model)) from None
     if opened.kind != LIMBA:
-        raise InputError(NO_RUN.format(given.model))
+        raise InputError(NO_RUN.format(args.model))
     if opened.is_checkpoint and step is None:  # MODEL_DIR/checkpoints/<step>
         step = int(opened.newest.name)
     saved_steps = list(checkpoints_of(opened.directory))
-    return branches.chosen(str(opened.directory), saved_steps, given.decay, given.shape, step, given.output)
+    return branches.chosen(str(opened.directory), saved_steps, args.decay, args.shape, step, args.output)
 
 
 def _read(
-    source: Source, given: argparse.Namespace, before: Mapping[str, object], fixed: Mapping[str, object]
+    source: Source, args: argparse.Namespace, before: Mapping[str, object], fixed: Mapping[str, object]
 ) -> GinRun:
     """Returns the run of a directory with the overrides of the flags, between the fields `before` and the `fixed`."""
     from limba.inference.source import import_tasks
@@ -166,13 +166,13 @@ def _read(
     file = source.directory / OWN_FILE
     assert run is not None
     if file.exists():
-        return read_own(read_text(file), str(file), given.gin, given.imports, before, fixed)
-    if given.gin:
+        return read_own(read_text(file), str(file), args.gin, args.imports, before, fixed)
+    if args.gin:
         raise InputError(
-            f"--gin.{given.gin[0].partition('=')[0]} changes a run's config.gin, and {source.path} has none; leave it"
+            f"--gin.{args.gin[0].partition('=')[0]} changes a run's config.gin, and {source.path} has none; leave it"
             " out."
         )
-    import_tasks(run.data.task_modules, source.path, given.imports, str(source.directory))
+    import_tasks(run.data.task_modules, source.path, args.imports, str(source.directory))
     return GinRun(changed(run, {**before, **fixed}), "", {})
 
 
@@ -194,20 +194,20 @@ def merge(argv: Sequence[str]) -> None:
     )  # fmt: skip
     parser.add_argument("--output", metavar="DIR", help="a new run directory; default: MODEL_DIR-merge-STEP-WEIGHTS-K")
     model.add_import_flag(parser)
-    given = parser.parse(argv)
-    if given.steps is not None and not re.fullmatch(r"\d+(,\d+)*", given.steps):
-        raise InputError(f"--steps is {given.steps}; give numbers with commas, such as 1000,2000.")
-    steps = [] if given.steps is None else [int(step) for step in given.steps.split(",")]
+    args = parser.parse(argv)
+    if args.steps is not None and not re.fullmatch(r"\d+(,\d+)*", args.steps):
+        raise InputError(f"--steps is {args.steps}; give numbers with commas, such as 1000,2000.")
+    steps = [] if args.steps is None else [int(step) for step in args.steps.split(",")]
     with environment.quiet_imports(), named(NAMES_OF_MERGING):
         from limba.export import merging
 
-        weighting = merging.Weighting(given.weights, given.ema_decay, given.shape)
-        sources = [model.find(path, imports=given.imports) for path in given.model]
-        parts = merging.parts_of(sources, given.last, steps)
-        if given.output is None and len(sources) > 1:
+        weighting = merging.Weighting(args.weights, args.ema_decay, args.shape)
+        sources = [model.find(path, imports=args.imports) for path in args.model]
+        parts = merging.parts_of(sources, args.last, steps)
+        if args.output is None and len(sources) > 1:
             raise InputError("Several runs are named, so the result has no name; give --output=DIR.")
         directory = str(sources[-1].directory).rstrip("/")
-        out = given.output or f"{directory}-merge-{parts[-1].step}-{given.weights}-{len(parts)}"
+        out = args.output or f"{directory}-merge-{parts[-1].step}-{args.weights}-{len(parts)}"
         print(merging.merge(parts, weighting, out, _text_in(parts[-1].source.directory, out)))
 
 

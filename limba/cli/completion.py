@@ -31,10 +31,10 @@ def run(argv: Sequence[str]) -> None:
     """Prints the script; raises InputError."""
     parser = Parser("completion", ABOUT)
     parser.add_object("shell", "|".join(SHELLS), "the shell")
-    given = parser.parse(argv)
-    if given.shell not in SHELLS:
-        raise InputError(f"The shell is {given.shell}; give bash, zsh or fish, as in limba completion bash.")
-    print(shellcode(["limba"], use_defaults=False, shell=given.shell))  # offers nothing where nothing fits
+    args = parser.parse(argv)
+    if args.shell not in SHELLS:
+        raise InputError(f"The shell is {args.shell}; give bash, zsh or fish, as in limba completion bash.")
+    print(shellcode(["limba"], use_defaults=False, shell=args.shell))  # offers nothing where nothing fits
 
 
 class Finder(CompletionFinder):
@@ -64,8 +64,8 @@ def answer() -> None:
         sys.exit(0)
     limba = argparse.ArgumentParser("limba")
     commands = limba.add_subparsers()
-    for name, (_, about) in COMMANDS.items():
-        commands.add_parser(name, help=about)
+    for name, (_, description) in COMMANDS.items():
+        commands.add_parser(name, help=description)
     Finder()(limba, always_complete_options=False)
 
 

@@ -50,20 +50,20 @@ def run(argv: Sequence[str]) -> None:
     elif argv[:1] == ["import"]:
         argv = [*argv[1:], "--to=limba"]
     to = _form_of(argv)
-    given = _parser(to).parse(argv)
-    given.model_dir, given.out_dir = _model_and_output(given)
+    args = _parser(to).parse(argv)
+    args.model_dir, args.out_dir = _model_and_output(args)
     if to == "huggingface":
-        export(given)
+        export(args)
     elif to == "list":
-        list_arrays(given.model_dir, given.npz)
-    elif given.out_dir is None:
-        raise InputError(f"There is no OUT; write limba convert {given.model_dir} OUT --to={to}.")
+        list_arrays(args.model_dir, args.npz)
+    elif args.out_dir is None:
+        raise InputError(f"There is no OUT; write limba convert {args.model_dir} OUT --to={to}.")
     elif to == "limba":
-        import_model(given.model_dir, given.out_dir)
+        import_model(args.model_dir, args.out_dir)
     else:
         from limba.export import t5x
 
-        print(t5x.export(given.model_dir, given.out_dir, given.step, given.dtype))
+        print(t5x.export(args.model_dir, args.out_dir, args.step, args.dtype))
 
 
 def _form_of(argv: Sequence[str]) -> str:
@@ -96,11 +96,11 @@ def _parser(to: str) -> Parser:
     return parser
 
 
-def _model_and_output(given: argparse.Namespace) -> tuple[str, str | None]:
+def _model_and_output(args: argparse.Namespace) -> tuple[str, str | None]:
     """Returns MODEL and OUT, each an argument or its flag; raises InputError."""
-    rest = list(given.objects)
-    model = given.model or (rest.pop(0) if rest else None)
-    out = given.output or (rest.pop(0) if rest else None)
+    rest = list(args.objects)
+    model = args.model or (rest.pop(0) if rest else None)
+    out = args.output or (rest.pop(0) if rest else None)
     if model is None:
         raise InputError("There is no MODEL; write limba convert MODEL [OUT], or see --help.")
     if rest:
@@ -142,50 +142,50 @@ def add_export_flags(parser: Parser) -> None:
 
 
 @named(NAMES)
-def export(given: argparse.Namespace) -> None:
+def export(args: argparse.Namespace) -> None:
     """Writes, proves and uploads what the flags name; raises InputError."""
-    formats = tuple(part.strip() for part in given.formats.split(","))
+    formats = tuple(part.strip() for part in args.formats.split(","))
     if not set(formats) <= {"pytorch", "flax"}:
-        raise InputError(f"--formats is {given.formats}; give pytorch, flax, or pytorch,flax.")
-    if given.dtype not in ("float32", "bfloat16"):
-        raise InputError(f"--dtype is {given.dtype}; give float32 or bfloat16.")
-    if given.extra_ids is not None and given.extra_ids < 0:
-        raise InputError(f"--extra_ids is {given.extra_ids}; give a number of sentinels, 0 or more.")
-    if not 0 <= given.dropout < 1:
-        raise InputError(f"--dropout is {given.dropout}; give a share from 0 to below 1.")
-    if given.dry_run and not given.push:
+        raise InputError(f"--formats is {args.formats}; give pytorch, flax, or pytorch,flax.")
+    if args.dtype not in ("float32", "bfloat16"):
+        raise InputError(f"--dtype is {args.dtype}; give float32 or bfloat16.")
+    if args.extra_ids is not None and args.extra_ids < 0:
+        raise InputError(f"--extra_ids is {args.extra_ids}; give a number of sentinels, 0 or more.")
+    if not 0 <= args.dropout < 1:
+        raise InputError(f"--dropout is {args.dropout}; give a share from 0 to below 1.")
+    if args.dry_run and not args.push:
         raise InputError("--dry_run shows what --push would upload; add --push=user/name.")
-    if given.push:
+    if args.push:
         from limba.export.destinations import check_target, push
 
-        check_target(given.push, given.dry_run)
+        check_target(args.push, args.dry_run)
     with environment.quiet_imports():
         from limba.export import huggingface
-    card = CardConfig(given.language or None, given.licence, given.datasets or None, given.hardware, given.trc)
-    source = model.find(given.model_dir, given.config, imports=given.imports)
-    folder = "encoder" if given.encoder_only else "huggingface"
-    out = given.out_dir or f"{source.directory}/{folder}"
+    card = CardConfig(args.language or None, args.licence, args.datasets or None, args.hardware, args.trc)
+    source = model.find(args.model_dir, args.config, imports=args.imports)
+    folder = "encoder" if args.encoder_only else "huggingface"
+    out = args.out_dir or f"{source.directory}/{folder}"
     choices = huggingface.Choices(
         formats=formats,
-        dtype=given.dtype,
-        vocabulary=given.vocabulary,
-        extra_ids=given.extra_ids,
-        checks=not given.no_check,
+        dtype=args.dtype,
+        vocabulary=args.vocabulary,
+        extra_ids=args.extra_ids,
+        checks=not args.no_check,
         card=card,
-        dropout=given.dropout,
-        average=not given.trained_weights,
-        transformers=given.transformers,
-        encoder_only=given.encoder_only,
+        dropout=args.dropout,
+        average=not args.trained_weights,
+        transformers=args.transformers,
+        encoder_only=args.encoder_only,
     )
-    steps = huggingface.chosen_steps(given.steps, source.steps)
+    steps = huggingface.chosen_steps(args.steps, source.steps)
     if "://" in out:
-        if given.push:
+        if args.push:
             raise InputError(f"--push uploads local folders, and OUT_DIR is {out}; push in a command of its own.")
         huggingface.export_to_bucket(source, out, steps, choices)
         return
     folders = huggingface.export(source, Path(os.path.expanduser(out)).resolve(), steps, choices)
-    if given.push:
-        push(given.push, folders, given.dry_run)
+    if args.push:
+        push(args.push, folders, args.dry_run)
 
 
 def import_model(source: str, out: str) -> None:

@@ -47,10 +47,10 @@ def _parser() -> Parser:
 
 def run(argv: Sequence[str]) -> None:
     """Evaluates the model that the flags name, prints its figures beside their floors; raises InputError."""
-    given = _parser().parse(argv)
-    if given.num_gaps < 0:
-        raise InputError(f"--num_gaps is {given.num_gaps}; give a number of gaps, or 0.")
-    trained = model.opened(given)
+    args = _parser().parse(argv)
+    if args.num_gaps < 0:
+        raise InputError(f"--num_gaps is {args.num_gaps}; give a number of gaps, or 0.")
+    trained = model.opened(args)
     config = trained.source.run
     if config is None:
         raise InputError(
@@ -61,12 +61,12 @@ def run(argv: Sequence[str]) -> None:
 
     from limba.training.metrics.logging import Metrics
 
-    results = _evaluated(given, trained, config)
+    results = _evaluated(args, trained, config)
     if jax.process_index() != 0:  # all processes compute, and the first one writes
         return
     directory = _written(trained, results, config.model_dir)
     _print(trained, results, directory)
-    kind = f"evaluation/{given.split}" if given.split else "evaluation"
+    kind = f"evaluation/{args.split}" if args.split else "evaluation"
     with Metrics(config.model_dir, trained.step, config.train_steps, True, only_adds=True) as metrics:
         metrics.write(kind, trained.step, results.figures)
 
@@ -81,22 +81,22 @@ class Results(NamedTuple):
     hits: Hits | None
 
 
-def _evaluated(given: argparse.Namespace, trained: TrainedModel, config: RunConfig) -> Results:
+def _evaluated(args: argparse.Namespace, trained: TrainedModel, config: RunConfig) -> Results:
     import jax
 
     from limba.evaluation import hidden_words
     from limba.evaluation import text as evaluation
 
-    split = given.split or config.data.validation_split
+    split = args.split or config.data.validation_split
     names = {}
-    if given.split:  # else the split is the run's own, and keeps its name
+    if args.split:  # else the split is the run's own, and keeps its name
         names = {"DataConfig.train_split": "--split", "DataConfig.validation_split": "--split"}
-    num_examples = given.num_examples or config.evaluation.num_examples or NUM_EXAMPLES
+    num_examples = args.num_examples or config.evaluation.num_examples or NUM_EXAMPLES
     hits = None
     with named(names), waiting(f"evaluating {split}", shows=jax.process_index() == 0):
         figures, copied = evaluation.evaluate(trained, num_examples=num_examples, split=split)
-        if given.num_gaps:
-            hits = hidden_words.of_split(trained, split, given.num_gaps)
+        if args.num_gaps:
+            hits = hidden_words.of_split(trained, split, args.num_gaps)
     sample = evaluation.sampler(
         trained.network, trained.mesh, trained.vocabulary, config.evaluation, trained.reads_prefix
     )

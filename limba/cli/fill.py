@@ -20,27 +20,27 @@ AT_ONCE = 256  # texts that are answered together
 
 
 @named({**model.NAMES, "`top`": "--top"})
-def run(given: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     """Prints the fills of each text, or writes them to a .jsonl file; raises InputError."""
-    reads_lines = line_flags.reads_lines(given)
-    if line_flags.has_file(given) and not given.output.endswith(".jsonl"):
-        raise InputError(f"--output is {given.output}; with --fill it is a .jsonl file, or left out for stdout.")
-    field = line_flags.field_of(given)
-    top = given.top or NUM_FILLS
+    reads_lines = line_flags.reads_lines(args)
+    if line_flags.has_file(args) and not args.output.endswith(".jsonl"):
+        raise InputError(f"--output is {args.output}; with --fill it is a .jsonl file, or left out for stdout.")
+    field = line_flags.field_of(args)
+    top = args.top or NUM_FILLS
     with environment.quiet_imports():
         from limba.inference import line_files
         from limba.inference.gap_filling import with_sentinels
-    for prompt in given.prompt or ():
+    for prompt in args.prompt or ():
         with_sentinels(prompt)  # raises for a prompt without a gap, before minutes are spent on a model
-    line_flags.check_input(given)
-    trained = model.opened(given, in_float32=lambda source: True)
-    if line_flags.has_file(given):
-        _write_lines(given, trained, field, top)
+    line_flags.check_input(args)
+    trained = model.opened(args, in_float32=lambda source: True)
+    if line_flags.has_file(args):
+        _write_lines(args, trained, field, top)
         return
     if reads_lines:
-        texts: Iterator[str] = (record[field] for record in line_files.records(given.input or "stdin", [field]))
+        texts: Iterator[str] = (record[field] for record in line_files.records(args.input or "stdin", [field]))
     else:
-        texts = iter(line_flags.prompts(given))
+        texts = iter(line_flags.prompts(args))
     show(texts, trained, top)
 
 
@@ -55,7 +55,7 @@ def show(texts: Iterator[str], trained: TrainedModel, top: int) -> None:
                 print(f"{number}. {fills}", flush=True)
 
 
-def _write_lines(given: argparse.Namespace, trained: TrainedModel, field: str, top: int) -> None:
+def _write_lines(args: argparse.Namespace, trained: TrainedModel, field: str, top: int) -> None:
     """Writes each record of the input with `gaps`, the fills of each gap; a blank text has none."""
 
     def judge(records: list[Record], first: int) -> Iterator[tuple[int, Record, str]]:
@@ -68,8 +68,8 @@ def _write_lines(given: argparse.Namespace, trained: TrainedModel, field: str, t
             gaps = [_as_json(gap) for gap in gaps_of.get(number, ())]
             yield number, {**record, "gaps": gaps}, ""
 
-    num_rows = given.batch_size or trained.batch_size
-    line_flags.process(given, trained, [field], {"fill": {"top": top}}, num_rows, judge)
+    num_rows = args.batch_size or trained.batch_size
+    line_flags.process(args, trained, [field], {"fill": {"top": top}}, num_rows, judge)
 
 
 def _as_json(gap: Sequence[Fill]) -> list[Record]:

@@ -30,35 +30,35 @@ their scripts (docs/security.md)."""
 
 
 def parse_args(
-    argv: Sequence[str], command: str = "train", about: str = ABOUT, more: Callable[[Parser], None] | None = None
+    argv: Sequence[str], command: str = "train", description: str = ABOUT, more: Callable[[Parser], None] | None = None
 ) -> GinRun:
     """Returns the run that the flags describe; `text` is what MODEL_DIR/config.gin will hold.
 
     Raises InputError, one sentence, for invalid flags or values. Prints and exits for --help.
     """
-    parser = parser_of(command, about, more)
+    parser = parser_of(command, description, more)
     script = script_of(argv)
     if script is not None:
         argv = script.rest
-    given = parser.parse([_with_steps(argument) for argument in argv])
-    folders = search_folders(given.gin_search_paths)
-    if given.help:
-        parser.epilog = _names_in(given.gin_file, given.gin, folders)
+    args = parser.parse([_with_steps(argument) for argument in argv])
+    folders = search_folders(args.gin_search_paths)
+    if args.help:
+        parser.epilog = _names_in(args.gin_file, args.gin, folders)
         parser.print_help()
         raise SystemExit(0)
-    if given.profile is not None and not (given.profile.isdecimal() and int(given.profile) > 0):
-        raise InputError(f"--profile={given.profile} is not a number of steps; write --profile or --profile=5.")
-    if script is None and not given.gin_file:
+    if args.profile is not None and not (args.profile.isdecimal() and int(args.profile) > 0):
+        raise InputError(f"--profile={args.profile} is not a number of steps; write --profile or --profile=5.")
+    if script is None and not args.gin_file:
         raise InputError(f"No gin file is given; write limba {command} gin/demo.gin or --gin_file=PATH; see --help.")
     migrate = tool_registry.find("migrate")
     if script is not None and migrate is not None:
-        run = migrate.read_script(script, given.gin, folders)
+        run = migrate.read_script(script, args.gin, folders)
     else:
-        run = reader_of(given.gin_file, folders)(given.gin, folders)
-    if given.profile is None:
+        run = reader_of(args.gin_file, folders)(args.gin, folders)
+    if args.profile is None:
         return run
     # After the text, since the profile belongs to this start, not to the run.
-    return run._replace(config=dataclasses.replace(run.config, profile_steps=int(given.profile)))
+    return run._replace(config=dataclasses.replace(run.config, profile_steps=int(args.profile)))
 
 
 def _with_steps(argument: str) -> str:
@@ -68,15 +68,15 @@ def _with_steps(argument: str) -> str:
     return argument
 
 
-def parser_of(command: str, about: str, more: Callable[[Parser], None] | None = None) -> Parser:
+def parser_of(command: str, description: str, more: Callable[[Parser], None] | None = None) -> Parser:
     """Returns the parser of the flags that describe a run; `more` adds a command's own, for its --help."""
-    parser = Parser(command, about, add_help=False)
+    parser = Parser(command, description, add_help=False)
     if more is not None:
         more(parser)
     parser.add_object("gin_file", "GIN_FILE", "a gin file; later files replace values", takes_several=True)
     migrate = tool_registry.find("migrate")
     if command == "train" and migrate is not None:
-        parser.description = f"{about}{migrate.ABOUT}"
+        parser.description = f"{description}{migrate.ABOUT}"
     parser.add_argument("--gin_search_paths", metavar="A,B", action="append", default=[], help="folders of gin files")
     parser.add_argument(
         "--profile", metavar="STEPS", help=f"steps to trace for MODEL_DIR/profile (default {PROFILE_STEPS})"
@@ -108,9 +108,9 @@ def _names_in(files: Sequence[str], overrides: Sequence[str], search_paths: Sequ
     return "\n".join([*lines, "", f"Complete runs: {', '.join(runs)}", "Models: gin/models/FAMILY/SIZE.gin"])
 
 
-def search_folders(given: Sequence[str]) -> list[Path]:
+def search_folders(flags: Sequence[str]) -> list[Path]:
     """Returns the folders of --gin_search_paths flags, each a list with commas; InputError for one that is missing."""
-    names = [folder for paths in given for folder in paths.split(",") if folder]
+    names = [folder for paths in flags for folder in paths.split(",") if folder]
     for name in names:
         kinds.check_local(name, "--gin_search_paths")
     folders = [Path(os.path.expanduser(name)) for name in names]

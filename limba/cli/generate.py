@@ -70,14 +70,14 @@ SAMPLED = GenerationConfig(sample=True, temperature=0.6, top_k=20, top_p=1.0)
 @named({**NAMES, **model.METHODS})
 def run(argv: Sequence[str]) -> None:
     """Writes, fills or scores the texts that the flags name; raises InputError."""
-    given = _parser().parse(argv)
-    _check_modes(given)
-    if given.score:
-        score.run(given)
-    elif given.fill:
-        fill.run(given)
+    args = _parser().parse(argv)
+    _check_modes(args)
+    if args.score:
+        score.run(args)
+    elif args.fill:
+        fill.run(args)
     else:
-        _generate(given)
+        _generate(args)
 
 
 def _parser() -> Parser:
@@ -89,97 +89,97 @@ def _parser() -> Parser:
     filling = parser.add_argument_group("with --fill")
     filling.add_argument("--top", type=model.whole_number, metavar="N", help=f"fills of each gap; default: {NUM_FILLS}")
     writing = parser.add_argument_group("writing, without --fill and --score")
-    for name, (kind, about) in FLAGS.items():
+    for name, (kind, help_text) in FLAGS.items():
         choices = LONG_INPUTS if name == "long_inputs" else None
-        writing.add_argument(NAMES[f"GenerationConfig.{name}"], type=kind, dest=name, choices=choices, help=about)
+        writing.add_argument(NAMES[f"GenerationConfig.{name}"], type=kind, dest=name, choices=choices, help=help_text)
     writing.add_argument("--keep_sentinels", action="store_true", help="allow <extra_id_0>, … in the text")
     return parser
 
 
-def _check_modes(given: argparse.Namespace) -> None:
+def _check_modes(args: argparse.Namespace) -> None:
     """Raises InputError for flags that do not belong to the same one of writing, filling and scoring."""
-    if given.fill and given.score:
+    if args.fill and args.score:
         raise InputError("Both --fill and --score are given; give one.")
-    if given.top is not None and not given.fill:
+    if args.top is not None and not args.fill:
         raise InputError("--top is the number of fills of a gap; add --fill, or leave it out.")
-    if given.prompt and given.score:
+    if args.prompt and args.score:
         raise InputError("--score reads pairs of an input and a target, not --prompt; give --input=FILE.")
-    if not (given.fill or given.score):
+    if not (args.fill or args.score):
         return
-    mode = "--fill" if given.fill else "--score"
-    of_writing = _flags_of_writing(given)
+    mode = "--fill" if args.fill else "--score"
+    of_writing = _flags_of_writing(args)
     if of_writing:
         raise InputError(f"{of_writing[0]} is about texts that are written, and {mode} writes none; leave one out.")
 
 
-def _flags_of_writing(given: argparse.Namespace) -> list[str]:
+def _flags_of_writing(args: argparse.Namespace) -> list[str]:
     """Returns the flags that are given and say how a text is written."""
-    flags = [NAMES[f"GenerationConfig.{name}"] for name in FLAGS if getattr(given, name) is not None]
-    if given.keep_sentinels:
+    flags = [NAMES[f"GenerationConfig.{name}"] for name in FLAGS if getattr(args, name) is not None]
+    if args.keep_sentinels:
         flags.append("--keep_sentinels")
     return flags
 
 
-def _check_values(given: argparse.Namespace) -> None:
+def _check_values(args: argparse.Namespace) -> None:
     """Raises InputError for a value that no model takes, before one is read, which may take minutes."""
     for name in FLAGS:
-        value = getattr(given, name)
+        value = getattr(args, name)
         if value is None or (name == "top_k" and value == 0):  # 0 means all tokens, a field's None
             continue
-        # The configuration checks itself. Sampling is on, which most fields need, but for beams, which exclude it.
+        # The configuration checks itself. Sampling is on, which most fields need, but not with beams.
         GenerationConfig(**{"sample": name != "num_beams", name: value})
-    _check_together(given)
+    _check_together(args)
 
 
-def _check_together(given: argparse.Namespace) -> None:
+def _check_together(args: argparse.Namespace) -> None:
     """Raises InputError for flags that exclude each other."""
-    sampling = [name for name in ("temperature", "top_k", "top_p") if getattr(given, name)]
-    if given.top_p == 1.0:  # asks for nothing
+    sampling = [name for name in ("temperature", "top_k", "top_p") if getattr(args, name)]
+    if args.top_p == 1.0:  # asks for nothing
         sampling.remove("top_p")
-    is_greedy = given.temperature == 0
-    has_beams = given.num_beams is not None and given.num_beams > 1
+    is_greedy = args.temperature == 0
+    has_beams = args.num_beams is not None and args.num_beams > 1
     if sampling and has_beams and not is_greedy:
         raise InputError(f"Both --{sampling[0]} and --num_beams are given, and beams are not sampled; give one.")
 
 
-def _generation(given: argparse.Namespace, trained: TrainedModel) -> GenerationConfig:
+def _generation(args: argparse.Namespace, trained: TrainedModel) -> GenerationConfig:
     """Returns how texts are written: as the model's run says, or a language model samples, with the flags on top."""
     is_language_model = trained.network.config.is_decoder_only
-    base = SAMPLED if is_language_model and not given.gin_file else trained.generation
-    values = {name: getattr(given, name) for name in FLAGS if getattr(given, name) is not None}
+    base = SAMPLED if is_language_model and not args.gin_file else trained.generation
+    values = {name: getattr(args, name) for name in FLAGS if getattr(args, name) is not None}
     if values.get("top_k") == 0:
         values["top_k"] = None
-    if given.keep_sentinels:
+    if args.keep_sentinels:
         values["ban_sentinels"] = False
     return base.replaced(**GenerationFields(**values))
 
 
-def _generate(given: argparse.Namespace) -> None:
-    model.check_given(given)
-    reads_lines = line_flags.reads_lines(given)
-    field = line_flags.field_of(given)
-    _check_values(given)
-    line_flags.check_input(given)
+def _generate(args: argparse.Namespace) -> None:
+    model.check_names_one_model(args)
+    reads_lines = line_flags.reads_lines(args)
+    field = line_flags.field_of(args)
+    _check_values(args)
+    line_flags.check_input(args)
     if reads_lines:
-        trained = model.opened(given, in_float32=lambda source: source.model.is_decoder_only)
+        trained = model.opened(args, in_float32=lambda source: source.model.is_decoder_only)
         model.check_vocabulary(trained)
-        _write_lines(given, trained, _generation(given, trained), field)
+        _write_lines(args, trained, _generation(args, trained), field)
     else:
-        _answer(given, line_flags.prompts(given))
+        _answer(args, line_flags.prompts(args))
 
 
-def _answer(given: argparse.Namespace, prompts: Sequence[str]) -> None:
+def _answer(args: argparse.Namespace, prompts: Sequence[str]) -> None:
     """Prints the texts of each prompt; a model that only fills gaps fills the gaps of the prompts."""
     with environment.quiet_imports():
         from limba.inference.gap_filling import GAP
         from limba.inference.source import only_fills_gaps
     have_gaps = all(GAP.search(prompt) for prompt in prompts)
-    may_fill = have_gaps and not _flags_of_writing(given)
+    may_fill = have_gaps and not _flags_of_writing(args)
 
     def in_float32(source: Source) -> bool:  # as with --fill, and as a language model writes
         return source.model.is_decoder_only or (may_fill and only_fills_gaps(source))
 
-    trained = model.opened(given, in_float32)
+    trained = model.opened(args, in_float32)
     model.check_vocabulary(trained)
     only_fills = only_fills_gaps(trained.source)
     if may_fill and only_fills:
@@ -189,8 +189,8 @@ def _answer(given: argparse.Namespace, prompts: Sequence[str]) -> None:
         )
         fill.show(iter(prompts), trained, NUM_FILLS)
         return
-    _say_what_it_can(given, trained, prompts, only_fills)
-    config = _generation(given, trained)
+    _say_what_it_can(args, trained, prompts, only_fills)
+    config = _generation(args, trained)
     for prompt, texts in zip(prompts, _written(prompts, trained, config), strict=True):
         print(f"== {prompt}")
         for number, written in enumerate(texts, 1):
@@ -198,13 +198,11 @@ def _answer(given: argparse.Namespace, prompts: Sequence[str]) -> None:
             print(numbered, flush=True)
 
 
-def _say_what_it_can(
-    given: argparse.Namespace, trained: TrainedModel, prompts: Sequence[str], only_fills: bool
-) -> None:
+def _say_what_it_can(args: argparse.Namespace, trained: TrainedModel, prompts: Sequence[str], only_fills: bool) -> None:
     """Warns on stderr where a model's text will mean little, with what the model can do instead."""
     from limba.inference.gap_filling import GAP
 
-    if given.keep_sentinels or trained.network.config.is_encoder:
+    if args.keep_sentinels or trained.network.config.is_encoder:
         return  # who asks for sentinels knows; an encoder is refused, or continues the text as a hybrid
     if trained.network.config.is_decoder_only:
         if any("<extra_id_" in prompt for prompt in prompts):
@@ -237,7 +235,7 @@ def _written(prompts: Sequence[str], trained: TrainedModel, config: GenerationCo
     return texts
 
 
-def _write_lines(given: argparse.Namespace, trained: TrainedModel, config: GenerationConfig, field: str) -> None:
+def _write_lines(args: argparse.Namespace, trained: TrainedModel, config: GenerationConfig, field: str) -> None:
     """Writes each record of the input with its text, the score and how much of the input was read."""
     import jax
 
@@ -245,8 +243,8 @@ def _write_lines(given: argparse.Namespace, trained: TrainedModel, config: Gener
     from limba.inference.long_inputs import check_all
 
     is_first = jax.process_index() == 0
-    num_rows = given.batch_size or trained.batch_size
-    source = given.input or "stdin"
+    num_rows = args.batch_size or trained.batch_size
+    source = args.input or "stdin"
     say = _warning if is_first else lambda sentence: None  # one process warns for all
     writer = trained.segment_writer(config, num_rows, say=say)
     name = f"{source} line"
@@ -266,8 +264,8 @@ def _write_lines(given: argparse.Namespace, trained: TrainedModel, config: Gener
                 record["samples"] = [{"text": sample.text, "score": sample.score} for sample in samples]
             yield number, record, best.text
 
-    about = {"generation": {**dataclasses.asdict(config), "long_inputs": writer.choice}}
-    line_flags.process(given, trained, [field], about, num_rows, judge)
+    settings = {"generation": {**dataclasses.asdict(config), "long_inputs": writer.choice}}
+    line_flags.process(args, trained, [field], settings, num_rows, judge)
     if is_first:
         for sentence in writer.totals.sentences():
             _warning(sentence)

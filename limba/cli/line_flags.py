@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 STANDARD = ("-", "stdin")
 STDOUT = "stdout"
-# The lines of a window are sorted by length together, for fuller batches; a stopped command loses those of one window.
+# The lines of a window are sorted by length together, for fuller batches; a stopped command loses one window's.
 BATCHES_PER_WINDOW = 32
 Record = dict[str, Any]  # of a line of input or output
 # From the records of a window, and the number of its first line, to each record's number in the window, the record with
@@ -45,45 +45,45 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--batch_size", type=model.whole_number, metavar="N", help="lines per batch, over all devices")
 
 
-def has_file(given: argparse.Namespace) -> bool:
+def has_file(args: argparse.Namespace) -> bool:
     """Returns whether the output is a file."""
-    return given.output != STDOUT
+    return args.output != STDOUT
 
 
-def reads_lines(given: argparse.Namespace) -> bool:
+def reads_lines(args: argparse.Namespace) -> bool:
     """Returns whether lines are read, each with a line of output, not prompts; InputError for both or neither."""
-    for flag, is_given in (("--input", given.input), ("--output", has_file(given))):
-        if given.prompt and is_given:
+    for flag, is_given in (("--input", args.input), ("--output", has_file(args))):
+        if args.prompt and is_given:
             raise InputError(f"Both --prompt and {flag} are given; give one.")
-    if given.prompt:
+    if args.prompt:
         return False
-    if given.input or given.gin_file or has_file(given):
+    if args.input or args.gin_file or has_file(args):
         return True
     if sys.stdin.isatty():
         raise InputError("There is no prompt; give --prompt=TEXT, --input=FILE, or lines on standard input.")
     return False
 
 
-def field_of(given: argparse.Namespace) -> str:
+def field_of(args: argparse.Namespace) -> str:
     """Returns the field of a record that holds the text; InputError if several are named."""
-    field = "inputs" if given.fields is None else given.fields.strip()
+    field = "inputs" if args.fields is None else args.fields.strip()
     if not field or "," in field:
-        raise InputError(f"--fields is {given.fields}; give one name, such as inputs.")
+        raise InputError(f"--fields is {args.fields}; give one name, such as inputs.")
     return field
 
 
-def check_input(given: argparse.Namespace) -> None:
+def check_input(args: argparse.Namespace) -> None:
     """Raises InputError for a local input that does not exist, before a model is read."""
-    path = given.input
+    path = args.input
     if not path or path in STANDARD or "://" in path:
         return
     if not os.path.exists(path):
         raise InputError(f"The input {path} does not exist; give a .txt or .jsonl file (also .gz), or stdin.")
 
 
-def prompts(given: argparse.Namespace) -> list[str]:
+def prompts(args: argparse.Namespace) -> list[str]:
     """Returns the prompts, or the lines of standard input without the blank ones; InputError if there is none."""
-    texts = given.prompt or _lines_of_stdin()
+    texts = args.prompt or _lines_of_stdin()
     if not texts:
         raise InputError("There is no prompt; give --prompt=TEXT, or lines on standard input.")
     return texts
@@ -97,10 +97,10 @@ def _lines_of_stdin() -> list[str]:
 
 
 def process(
-    given: argparse.Namespace,
+    args: argparse.Namespace,
     trained: TrainedModel,
     fields: Sequence[str],
-    more_about: Mapping[str, object],
+    more_settings: Mapping[str, object],
     num_rows: int,
     judge: Judge,
 ) -> None:
@@ -114,20 +114,20 @@ def process(
     from limba.sharding import agreement
 
     writes = jax.process_index() == 0
-    source = given.input or "stdin"
+    source = args.input or "stdin"
     # Written beside the output: a command with other choices does not resume it.
-    about = {"input": source, "checkpoint": f"{trained.path} step {trained.step}", "prefix": trained.prefix}
+    settings = {"input": source, "checkpoint": f"{trained.path} step {trained.step}", "prefix": trained.prefix}
     # Lines that somebody waits for come batch by batch.
-    is_live = given.output in (*STANDARD, STDOUT) or source in STANDARD
+    is_live = args.output in (*STANDARD, STDOUT) or source in STANDARD
     window = num_rows if is_live else BATCHES_PER_WINDOW * num_rows
     is_on_screen = is_live and sys.stdout.isatty()  # where a progress bar would stand between the lines
     shows = writes and not is_on_screen
     with (
-        agreement.entered_by_first(line_files.alone(given.output)) as check,
-        line_files.Output(given.output, {**about, **more_about}, writes) as output,
+        agreement.entered_by_first(line_files.alone(args.output)) as check,
+        line_files.Output(args.output, {**settings, **more_settings}, writes) as output,
     ):
         total = line_files.num_lines(source) if shows else None
         records = line_files.records(source, fields)
         count = line_files.process(records, output, window, judge, shows, total, check or (lambda: None))
     if writes:
-        print(f"{count:,} lines in {given.output}, by {about['checkpoint']}", file=sys.stderr)
+        print(f"{count:,} lines in {args.output}, by {settings['checkpoint']}", file=sys.stderr)

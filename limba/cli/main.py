@@ -88,7 +88,7 @@ def script() -> None:
 
 def help_text() -> str:
     """Returns what `limba --help` prints."""
-    lines = [f"  {name:<11} {about}" for name, (_, about) in COMMANDS.items()]
+    lines = [f"  {name:<11} {description}" for name, (_, description) in COMMANDS.items()]
     return "\n".join(["usage: limba COMMAND ...", "", "Commands:", *lines, EXAMPLE])
 
 

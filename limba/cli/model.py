@@ -58,7 +58,7 @@ def add_import_flag(parser: Parser) -> None:
     """Adds the flag that allows imports."""
     parser.add_argument(
         "--import", action="append", default=[], metavar="MODULE", dest="imports",
-        help="module or package that the model's configuration may import, beside the modules of tasks/: its code runs",
+        help="package or module that the model's configuration may import, besides tasks/'s modules: its code runs",
     )  # fmt: skip
 
 
@@ -75,11 +75,11 @@ class GinFlags:
         add_import_flag(parser)
 
     @staticmethod
-    def run_of(given: argparse.Namespace) -> GinRun:
+    def run_of(args: argparse.Namespace) -> GinRun:
         """Returns the run that these flags describe."""
-        folders = search_folders([given.gin_search_paths])
+        folders = search_folders([args.gin_search_paths])
         with environment.quiet_imports():  # of the task modules
-            return reader_of(given.gin_file, folders)(given.gin, folders, allowed=given.imports)
+            return reader_of(args.gin_file, folders)(args.gin, folders, allowed=args.imports)
 
 
 def find(path: str, gin_file: str | None = None, gin: Sequence[str] = (), imports: Sequence[str] = ()) -> Source:
@@ -112,15 +112,15 @@ def check_vocabulary(trained: TrainedModel) -> None:
         trained.vocabulary  # noqa: B018  the property raises
 
 
-def check_given(given: argparse.Namespace) -> None:
+def check_names_one_model(args: argparse.Namespace) -> None:
     """Raises InputError if the flags name no model, or two."""
-    if given.model and given.checkpoint:
-        raise InputError(f"Both MODEL ({given.model}) and --checkpoint ({given.checkpoint}) are given; give one.")
-    if not (given.model or given.checkpoint or given.gin_file):
+    if args.model and args.checkpoint:
+        raise InputError(f"Both MODEL ({args.model}) and --checkpoint ({args.checkpoint}) are given; give one.")
+    if not (args.model or args.checkpoint or args.gin_file):
         raise InputError("No model is given; name a run, a folder or a hub id, or --gin_file=MODEL_DIR/config.gin.")
 
 
-def opened(given: argparse.Namespace, in_float32: Callable[[Source], bool] = lambda source: False) -> TrainedModel:
+def opened(args: argparse.Namespace, in_float32: Callable[[Source], bool] = lambda source: False) -> TrainedModel:
     """Returns the model that the flags name, in its run's dtype; InputError if they name none.
 
     `in_float32` decides whether a model that is named without gin files computes in float32.
@@ -131,27 +131,27 @@ def opened(given: argparse.Namespace, in_float32: Callable[[Source], bool] = lam
         from limba.sharding import joining
         from limba.sharding.mesh import make_mesh
     joining.join_hosts()
-    check_given(given)
-    path = given.checkpoint or given.model
-    if not given.gin_file:
+    check_names_one_model(args)
+    path = args.checkpoint or args.model
+    if not args.gin_file:
         with named(NAMES):
-            chosen = find(path, gin=given.gin, imports=given.imports)
+            chosen = find(path, gin=args.gin, imports=args.imports)
             config = None if in_float32(chosen) else chosen.run
-            return load(chosen, step=given.step, config=config, vocabulary=given.vocabulary)
-    run = GinFlags.run_of(given)
-    # Of the vocabulary's flag and its gin name an error gives the one that the user has typed.
-    names = {**run.names, **NAMES} if given.vocabulary else {**NAMES, **run.names}
+            return load(chosen, step=args.step, config=config, vocabulary=args.vocabulary)
+    run = GinFlags.run_of(args)
+    # An error names the vocabulary as the user has: by its flag or by its gin name.
+    names = {**run.names, **NAMES} if args.vocabulary else {**NAMES, **run.names}
     with named(names):
-        chosen = source.find(path or _default_checkpoint(run.config), run.config, allowed=given.imports)
-        step = given.step
+        chosen = source.find(path or _default_checkpoint(run.config), run.config, allowed=args.imports)
+        step = args.step
         if step is None and path:  # a path that was named: its newest checkpoint, not its best one
             step = max(chosen.steps)
         mesh = None
         if any(
-            "MeshConfig" in override for override in given.gin
+            "MeshConfig" in override for override in args.gin
         ):  # the user's own mesh is kept even if it does not fit
             mesh = make_mesh(run.config.mesh)
-        return load(chosen, step=step, config=run.config, vocabulary=given.vocabulary, mesh=mesh)
+        return load(chosen, step=step, config=run.config, vocabulary=args.vocabulary, mesh=mesh)
 
 
 def _default_checkpoint(run: RunConfig) -> str:

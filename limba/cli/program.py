@@ -24,7 +24,7 @@ from limba.config import (
 from limba.config.errors import NOT_WRITABLE, is_out_of_memory, reason_of, without_credentials
 from limba.storage import failures, servers
 
-# What the system says of a path that is wrong, and not of a disk or a network that fails.
+# The system's errors for a wrong path, as opposed to a failing disk or network.
 NOT_A_PATH = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EEXIST)
 
 # The exit status after one sentence on stderr, by the error's class; docs/reliability.md has the table.

@@ -13,18 +13,18 @@ from limba.config import InputError
 FIELDS = "inputs,targets"
 
 
-def run(given: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     """Writes the log likelihood of each target given its input; raises InputError."""
-    fields = _fields(given)
-    line_flags.check_input(given)
-    trained = model.opened(given)
+    fields = _fields(args)
+    line_flags.check_input(args)
+    trained = model.opened(args)
     model.check_vocabulary(trained)
     is_language_model = trained.network.config.is_decoder_only
     if len(fields) < 2 and not is_language_model:
         raise InputError(
-            f"--fields is {given.fields}, and the model reads inputs too; give two names, such as {FIELDS}."
+            f"--fields is {args.fields}, and the model reads inputs too; give two names, such as {FIELDS}."
         )
-    num_rows = given.batch_size or trained.batch_size
+    num_rows = args.batch_size or trained.batch_size
     cut: list[int] = []  # tokens of each pair that were not read
 
     def judge(records: list[Record], first: int) -> Iterator[tuple[int, Record, str]]:
@@ -41,7 +41,7 @@ def run(given: argparse.Namespace) -> None:
                 scored["cut_tokens"] = num_cut
             yield number, scored, repr(score.log_likelihood)
 
-    line_flags.process(given, trained, fields, {}, num_rows, judge)
+    line_flags.process(args, trained, fields, {}, num_rows, judge)
     if any(cut):
         longer = sum(map(bool, cut))
         print(
@@ -51,9 +51,9 @@ def run(given: argparse.Namespace) -> None:
         )
 
 
-def _fields(given: argparse.Namespace) -> list[str]:
+def _fields(args: argparse.Namespace) -> list[str]:
     """Returns the fields of input and target, or of the target alone; raises InputError."""
-    written = FIELDS if given.fields is None else given.fields
+    written = FIELDS if args.fields is None else args.fields
     fields = [field.strip() for field in written.split(",")]
     if len(fields) > 2 or not all(fields):
         raise InputError(f"--fields is {written}; give two names, such as {FIELDS}.")

@@ -36,27 +36,27 @@ def run(argv: Iterable[str]) -> None:
         "--all_rows", action="store_true", help="the documents of all rows, not only of the rows that stood out"
     )
     add_import_flag(parser)
-    given = parser.parse(list(argv))
+    args = parser.parse(list(argv))
     with environment.quiet_imports():
         from limba.formats.open import read_config
         from limba.inference import source
         from limba.storage.files import read_text, resolved, write_whole
-        from limba.training import ledger
+        from limba.training import skipped_batches
         from limba.training.metrics.records import DOCUMENTS
-    directory = resolved(given.model)
-    path = directory / ledger.FILE
+    directory = resolved(args.model)
+    path = directory / skipped_batches.FILE
     if not path.exists():
-        raise InputError(f"{path} does not exist: the run has dropped no batch, or {given.model} is not a run.")
+        raise InputError(f"{path} does not exist: the run has dropped no batch, or {args.model} is not a run.")
     with named(NAMES):
         config = read_config(directory)
     if not isinstance(config, RunConfig):
-        raise InputError(f"{given.model} is an imported model, not a run; name the MODEL_DIR of a run.")
-    run_of = source.Source(given.model, directory, {}, source.LIMBA, config.model, config, imports=tuple(given.imports))
-    entries = ledger.entries_of(read_text(path), str(path))
-    documents = list(_documents(run_of, entries, given.all_rows))
+        raise InputError(f"{args.model} is an imported model, not a run; name the MODEL_DIR of a run.")
+    run_of = source.Source(args.model, directory, {}, source.LIMBA, config.model, config, imports=tuple(args.imports))
+    entries = skipped_batches.entries_of(read_text(path), str(path))
+    documents = list(_documents(run_of, entries, args.all_rows))
     lines = [json.dumps(document, ensure_ascii=False) + "\n" for document in documents]
     write_whole(str(directory / DOCUMENTS), "".join(lines).encode())
-    print("\n".join([*_table(documents), *_without_rows(entries, given.all_rows)]))
+    print("\n".join([*_table(documents), *_without_rows(entries, args.all_rows)]))
     print(f"{len(documents)} document(s), with their whole text: {directory / DOCUMENTS}")
 
 

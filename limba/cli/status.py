@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from limba import tool_registry
-from limba.cli import verified
+from limba.cli import verify
 from limba.cli.arguments import Parser
 from limba.config import InputError, environment
 from limba.storage.lease import Owner
@@ -41,23 +41,23 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, help=f"between two looks with --watch; default: {SECONDS:g}")
     parser.add_argument("--verify", action="store_true", help="check the files of all checkpoints instead")
     parser.add_argument("--sizes", action="store_true", help="with --verify: only sizes; misses a changed byte")
-    given = parser.parse(argv)
-    if given.sizes and not given.verify:
+    args = parser.parse(argv)
+    if args.sizes and not args.verify:
         raise InputError("--sizes is about --verify; add that, or leave it out.")
-    if given.seconds is not None and not given.watch:
+    if args.seconds is not None and not args.watch:
         raise InputError("--seconds is about --watch; add that, or leave it out.")
-    if given.watch and given.verify:
+    if args.watch and args.verify:
         raise InputError("Both --verify and --watch are given; give one.")
-    seconds = SECONDS if given.seconds is None else given.seconds
+    seconds = SECONDS if args.seconds is None else args.seconds
     if not seconds >= 1:
         raise InputError(f"--seconds is {seconds:g}; give 1 or more.")
-    if given.verify:
-        return verified.run(given.model, "sizes" if given.sizes else "checksums")
-    if given.watch:
+    if args.verify:
+        return verify.run(args.model, "sizes" if args.sizes else "checksums")
+    if args.watch:
         with contextlib.suppress(KeyboardInterrupt):  # which is how watching ends
-            _show(given.model, seconds)
+            _show(args.model, seconds)
     else:
-        _show(given.model, None)
+        _show(args.model, None)
     return 0
 
 

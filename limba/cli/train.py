@@ -1,4 +1,8 @@
-"""`limba train gin/ro_t5x_base.gin --gin.MODEL_DIR=DIR`: trains the run that gin files describe."""
+"""`limba train gin/ro_t5x_base.gin --gin.MODEL_DIR=DIR`: trains the run that gin files describe.
+
+First of all it listens to the signals that stop a run. Then it reads the gin files, imports JAX, joins the other
+processes, says what it continues from and what is wrong, and calls `limba.run.train`.
+"""
 
 import os
 import shlex
@@ -19,31 +23,31 @@ def run(argv: Sequence[str]) -> None:
     """Trains the run that the flags describe, or only evaluates it; raises the errors of `limba.cli.program.CODES`."""
     with preemption.listening():
         with environment.quiet_imports():
-            given = parse_args(argv)
-            if given.evaluation:
+            gin_run = parse_args(argv)
+            if gin_run.evaluation:
                 from limba.cli import evaluate
 
-                evaluate.run(given.evaluation)
+                evaluate.run(gin_run.evaluation)
                 return
             import limba.run  # noqa: F401  imports JAX, whose messages are quiet here
-        to_end(given)
+        to_end(gin_run)
 
 
-def to_end(given: GinRun) -> None:
+def to_end(gin_run: GinRun) -> None:
     """Joins the processes and trains a run; raises RestartError if it was asked to stop, and what `run` raises."""
     from limba.run import train
     from limba.sharding import joining, watchdog
 
-    with watchdog.ending_together(), named(given.names):
-        joining.join_hosts(given.config)
-        say_what_it_continues(given)
-        say_what_is_wrong(given)
-        result = train(given.config, given.text)
+    with watchdog.ending_together(), named(gin_run.names):
+        joining.join_hosts(gin_run.config)
+        say_what_it_continues(gin_run)
+        say_what_is_wrong(gin_run)
+        result = train(gin_run.config, gin_run.text)
         if not result["interrupted"]:
             joining.say_ended()
     if result["interrupted"]:
         raise RestartError(f"The run was asked to stop after step {result['step']:,}; the same command resumes it.")
-    _say_outcome(given.config)
+    _say_outcome(gin_run.config)
     if result["failed_exports"]:
         raise StorageError(" ".join(result["failed_exports"]))
 
@@ -66,17 +70,17 @@ def _say_outcome(config: RunConfig) -> None:
     print(f"Next: limba report {directory}   limba play {directory}   limba evaluate {directory}", flush=True)
 
 
-def say_what_it_continues(given: GinRun) -> None:
+def say_what_it_continues(gin_run: GinRun) -> None:
     """Prints, in the first process, what a run takes from the model that it continues from."""
     from limba.cli.gin import continued
     from limba.sharding.agreement import is_first
 
-    if given.continued is not None and is_first():
-        for line in continued.lines(given.continued, given.config):
+    if gin_run.continued is not None and is_first():
+        for line in continued.lines(gin_run.continued, gin_run.config):
             print(line, flush=True)
 
 
-def say_what_is_wrong(given: GinRun) -> None:
+def say_what_is_wrong(gin_run: GinRun) -> None:
     """Prints, in the first process, a line for each thing that the cheap half of a preflight finds wrong."""
     from limba.sharding.agreement import is_first
 
@@ -85,5 +89,5 @@ def say_what_is_wrong(given: GinRun) -> None:
     check = tool_registry.find("check")
     if check is None:
         return
-    for line in check.at_start(given.config, given.names):
+    for line in check.at_start(gin_run.config, gin_run.names):
         print(f"Preflight: {line}", file=sys.stderr, flush=True)

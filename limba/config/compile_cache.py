@@ -20,15 +20,15 @@ WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 def directory() -> str:
     """Returns the cache's place; "", for jax no cache, and one line on stderr where no place is safe."""
-    given = os.environ.get(VARIABLE, "")
-    if given == "off" or given.startswith(BUCKET):
-        return given.removeprefix("off")
-    problem = f"{VARIABLE} is {given}; give a folder, {BUCKET}BUCKET/FOLDER or off" if "://" in given else None
-    place = Path(given or DEFAULT).expanduser()
-    problem = problem or problem_of(place, explicit=bool(given))
+    variable = os.environ.get(VARIABLE, "")
+    if variable == "off" or variable.startswith(BUCKET):
+        return variable.removeprefix("off")
+    problem = f"{VARIABLE} is {variable}; give a folder, {BUCKET}BUCKET/FOLDER or off" if "://" in variable else None
+    path = Path(variable or DEFAULT).expanduser()
+    problem = problem or problem_of(path, explicit=bool(variable))
     if problem:
         print(f"Compiled programs are not kept: {problem}.", file=sys.stderr)
-    return str(place) if problem is None else ""
+    return str(path) if problem is None else ""
 
 
 def problem_of(folder: Path, explicit: bool = True) -> str | None:
@@ -38,12 +38,12 @@ def problem_of(folder: Path, explicit: bool = True) -> str | None:
     """
     try:
         folder.mkdir(mode=MODE, parents=True, exist_ok=True)
-        found = folder.stat()
-        if hasattr(os, "getuid") and found.st_uid != os.getuid():
+        status = folder.stat()
+        if hasattr(os, "getuid") and status.st_uid != os.getuid():
             return f"{folder} belongs to another user; set {VARIABLE} to a folder of your own"
-        if found.st_mode & WRITABLE_BY_OTHERS and any(folder.iterdir()):
+        if status.st_mode & WRITABLE_BY_OTHERS and any(folder.iterdir()):
             return f"others could write in {folder}, and what is kept there would run as you; delete it"
-        if stat.S_IMODE(found.st_mode) != MODE:
+        if stat.S_IMODE(status.st_mode) != MODE:
             folder.chmod(MODE)
     except OSError as error:
         with contextlib.suppress(OSError):

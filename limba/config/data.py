@@ -18,8 +18,9 @@ from limba.config.kinds import ClosedShare, Limit, NonNegativeInt, OpenShare, Po
 class Objective(NamedTuple):
     """What the rows of an objective are, and its module of `limba/data/objectives/`.
 
-    The module has a function with the objective's name, a preprocessor of seqio, and NAME_lengths, from the configured
-    lengths to the lengths of its rows. Nothing else has to know of it.
+    The module has two functions: one with the objective's name, a preprocessor of seqio, and one with the ending
+    _lengths, from the configured lengths to the lengths of the objective's rows (`spans.py` shows both). Nothing else
+    has to know of it: choices, checks and messages follow from this table.
     """
 
     module: str
@@ -34,15 +35,6 @@ class Objective(NamedTuple):
         return self.for_decoder and self.has_inputs
 
 
-class ReadStage(NamedTuple):
-    """What is read from one batch on, until the next stage."""
-
-    begins: int  # its first batch; 0 for the first stage
-    name: str  # its task or mixture
-    objective: str | None  # None: the task's own
-    density: float | None  # share of tokens that are hidden; None: the task's own
-
-
 OBJECTIVES = {
     "span_corruption": Objective("spans", has_only_gaps=True),
     "whole_word_span_corruption": Objective("whole_words", has_only_gaps=True),
@@ -54,7 +46,7 @@ OBJECTIVES = {
     "whole_word_masked_lm": Objective("masked_language_modeling", has_inputs=False, for_decoder=True, is_masked=True),
 }
 ObjectiveName = Annotated[str, Limit(OBJECTIVES.__contains__, f"one of {', '.join(OBJECTIVES)}", "choose")]
-CAUSAL = "causal_lm"  # which encoders learn beside a masked objective
+CAUSAL = "causal_lm"  # which encoders learn besides a masked objective
 READ_FAILURES = ("stop", "skip")
 LEAST_DENSITY = 0.001  # T5 tried 0.1 to 0.5 (arXiv:1910.10683, table 6); less hides a token of many rows
 USUAL_DENSITY = 0.15  # of T5 and BERT, where the run leaves it to the task
@@ -65,6 +57,15 @@ Coverage = Annotated[float, Limit(lambda value: 0 < value <= 1, "a share above 0
 Percent = Annotated[float, Limit(lambda value: 0 <= value < 100, "a percentage from 0 to below 100")]
 Temperature = Annotated[float, Limit(lambda value: value >= 1, "1 (by size) or more")]
 Seed = Annotated[int, Limit(lambda value: value >= 0, "a whole number, 0 or more: unseeded shuffles cannot be resumed")]
+
+
+class ReadStage(NamedTuple):
+    """What is read from one batch on, until the next stage."""
+
+    begins: int  # its first batch; 0 for the first stage
+    name: str  # its task or mixture
+    objective: str | None  # None: the task's own
+    density: float | None  # share of tokens that are hidden; None: the task's own
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class DataConfig:
     column: str | Mapping[str, str] = "text"  # column of data_files, or {'inputs': 'en', 'targets': 'ms'}
     # other text, given as data_files is, that is mixed into the training text against forgetting; None: none
     replay_files: str | tuple[str, ...] | Mapping[str, str] | None = None
-    replay_share: OpenShare = 0.05  # of the rows that are those of replay_files
+    replay_share: OpenShare = 0.05  # of the rows that come from replay_files
     prefix: str | None = None  # added before each input of a supervised task; None: the task's
     validation_percent: Percent = 1.0  # of data_files without a validation split; chosen by document hash
     read_timeout_seconds: PositiveFloat = 60.0  # time limit of one request for part of a remote file
@@ -150,7 +151,7 @@ class DataConfig:
                 OBJECTIVES[self.objective].for_decoder,
                 "DataConfig.objective",
                 f"is {self.objective!r} and DataConfig.task_feature_lengths {dict(lengths)}, without inputs; choose one"
-                f" of {', '.join(name for name, each in OBJECTIVES.items() if each.for_decoder)}, or give"
+                f" of {', '.join(name for name, objective in OBJECTIVES.items() if objective.for_decoder)}, or give"
                 " {'inputs': 512}.",
             )
         self._check_vocabulary()
@@ -247,7 +248,7 @@ class DataConfig:
         masked = [stage.objective for stage in self._read if _is_masked(stage.objective)]
         mixes_both = bool(masked) and self._has_causal_stage
         choices: dict[int, DataConfig] = {}
-        for place, stage in enumerate(self._read):
+        for index, stage in enumerate(self._read):
             objective = stage.objective
             causal_share = self.causal_share
             if mixes_both and objective == CAUSAL:  # causal rows are rows of the masked objective with nothing hidden
@@ -255,7 +256,7 @@ class DataConfig:
                 causal_share = 1.0
             elif mixes_both:
                 causal_share = causal_share or 0.0
-            own = dataclasses.replace(
+            stage_config = dataclasses.replace(
                 self,
                 seed=self.seed + stage.begins,
                 stages=(),
@@ -263,20 +264,22 @@ class DataConfig:
                 causal_share=causal_share,
                 noise_density=stage.density,
             )
-            is_later = place > 0
-            names_only_a_task = is_later and len(self.stages[place - 1]) == 2
+            is_later = index > 0
+            names_only_a_task = is_later and len(self.stages[index - 1]) == 2
             if is_later and (names_only_a_task or stage.name != self.mixture_or_task_name):
-                own = dataclasses.replace(own, mixture_or_task_name=stage.name, data_files=None, column="text")
-            choices[stage.begins] = own
+                stage_config = dataclasses.replace(
+                    stage_config, mixture_or_task_name=stage.name, data_files=None, column="text"
+                )
+            choices[stage.begins] = stage_config
         return choices
 
     @property
     def _read(self) -> tuple[ReadStage, ...]:
         """The stages, the first one included, with the run's own objective and density where they have none."""
         stages = [ReadStage(0, self.mixture_or_task_name, self.objective, self.noise_density)]
-        for begins, name, *own in self.stages:
-            objective = own[0] if own else self.objective
-            density = own[1] if len(own) > 1 else self.noise_density
+        for begins, name, *settings in self.stages:
+            objective = settings[0] if settings else self.objective
+            density = settings[1] if len(settings) > 1 else self.noise_density
             stages.append(ReadStage(begins, name, objective, density))  # pyright: ignore[reportArgumentType]
         return tuple(stages)
 
@@ -300,7 +303,7 @@ class DataConfig:
         >>> DataConfig("a", {"inputs": 512}, 8, stages=((10, "b"),)).stages_before(11)
         ((0, 'a'), (10, 'b'))
         """
-        return tuple(each for each in self.named_stages if each[0] < max(step, 1))
+        return tuple(stage for stage in self.named_stages if stage[0] < max(step, 1))
 
     @property
     def named_stages(self) -> tuple[tuple[int, str], ...]:
@@ -359,11 +362,11 @@ class DataConfig:
         stages = self.of_stages
         ends = (*list(stages)[1:], train_steps)
         predicted: list[tuple[int, int, float, float]] = []
-        for (begins, own), end in zip(stages.items(), ends, strict=True):
+        for (begins, stage), end in zip(stages.items(), ends, strict=True):
             steps = max(min(end, train_steps) - begins, 0)
-            tokens = own.batch_size * (own.sequence_length or 0)
-            causal_share = own.causal_share or 0.0
-            masked = tokens * (1 - causal_share) * (own.noise_density or USUAL_DENSITY)
+            tokens = stage.batch_size * (stage.sequence_length or 0)
+            causal_share = stage.causal_share or 0.0
+            masked = tokens * (1 - causal_share) * (stage.noise_density or USUAL_DENSITY)
             predicted.append((begins, steps, masked, tokens * causal_share))
         return predicted
 

@@ -17,50 +17,6 @@ from glob import glob
 from pathlib import Path
 from typing import IO, NamedTuple, NoReturn
 
-
-class Announced(NamedTuple):
-    """The variables with which a launcher says how many processes it has started."""
-
-    launcher: str
-    count: str
-    index: str
-    local_index: str
-    local_count: str
-
-
-# In this order, as jax: mpirun inside a job of Slurm has the variables of both.
-LAUNCHERS = (
-    Announced(
-        "Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ),
-    Announced("Slurm", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", ""),
-    Announced("MPICH or Intel MPI", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    Announced("torchrun", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-)  # fmt: skip
-
-
-def announced() -> Announced | None:
-    """Returns the launcher that announces several processes."""
-    for each in LAUNCHERS:
-        count = os.environ.get(each.count, "")
-        is_complete = each.index in os.environ or each.launcher == "Slurm"
-        if count.isdigit() and int(count) > 1 and is_complete:
-            return each
-    return None
-
-
-def process_number() -> str:
-    """Returns the number of this process as the environment has it, "0" where it runs alone.
-
-    PROCESS_ID counts first, LIMBA_ALONE=1 before it, then the launchers. It is for commands that one process does.
-    """
-    if os.environ.get("LIMBA_ALONE") == "1":
-        return "0"
-    launcher = announced()
-    return os.environ.get("PROCESS_ID") or (os.environ.get(launcher.index) if launcher else None) or "0"
-
-
 # Read by the libraries when they are imported. What the user has set stays.
 VARIABLES = {
     "TF_CPP_MIN_LOG_LEVEL": "3",  # TensorFlow only reads text here; its start-up notes are of no use
@@ -88,6 +44,53 @@ GPU_MEMORY = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
 GPU_IS_SHARED = ("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 # TensorFlow's notes that no variable silences.
 CHATTER = re.compile(rb"^(I0000 |W0000 .*cuda|WARNING: All log messages before absl::InitializeLog)")
+# Clients of buckets log each attempt of a request with its traceback; Limba says in a line what came of all attempts.
+BUCKET_CLIENTS = ("gcsfs", "fsspec", "aiohttp", "asyncio")
+_ENDS = threading.Lock()  # never released
+_BUFFERED: list[int] = []  # the console, inside `quiet_imports`
+
+
+class Announced(NamedTuple):
+    """The variables with which a launcher says how many processes it has started."""
+
+    launcher: str
+    count: str
+    index: str
+    local_index: str
+    local_count: str
+
+
+# In this order, as jax: mpirun inside a job of Slurm has the variables of both.
+LAUNCHERS = (
+    Announced(
+        "Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    Announced("Slurm", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", ""),
+    Announced("MPICH or Intel MPI", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    Announced("torchrun", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+)  # fmt: skip
+
+
+def announced() -> Announced | None:
+    """Returns the launcher that announces several processes."""
+    for launcher in LAUNCHERS:
+        count = os.environ.get(launcher.count, "")
+        is_complete = launcher.index in os.environ or launcher.launcher == "Slurm"
+        if count.isdigit() and int(count) > 1 and is_complete:
+            return launcher
+    return None
+
+
+def process_number() -> str:
+    """Returns the number of this process as the environment has it, "0" where it runs alone.
+
+    PROCESS_ID counts first, LIMBA_ALONE=1 before it, then the launchers. It is for commands that one process does.
+    """
+    if os.environ.get("LIMBA_ALONE") == "1":
+        return "0"
+    launcher = announced()
+    return os.environ.get("PROCESS_ID") or (os.environ.get(launcher.index) if launcher else None) or "0"
 
 
 def open_streams() -> None:
@@ -119,14 +122,10 @@ def set_gpu_flags() -> None:
     """Sets GPU_XLA_FLAG and GPU_MEMORY where the user has not, unless LIMBA_GPU_FLAGS is 0."""
     if os.environ.get(GPU_FLAGS_SWITCH) == "0":
         return
-    given = os.environ.get("XLA_FLAGS", "")
-    if GPU_XLA_FLAG not in given:
-        os.environ["XLA_FLAGS"] = f"{given} {GPU_XLA_FLAG}=true".strip()
+    flags_before = os.environ.get("XLA_FLAGS", "")
+    if GPU_XLA_FLAG not in flags_before:
+        os.environ["XLA_FLAGS"] = f"{flags_before} {GPU_XLA_FLAG}=true".strip()
     os.environ.setdefault(*GPU_MEMORY)
-
-
-# They log each attempt of a request with its traceback; Limba says in a line what came of all attempts.
-BUCKET_CLIENTS = ("gcsfs", "fsspec", "aiohttp", "asyncio")
 
 
 def set_logging() -> None:
@@ -216,10 +215,6 @@ def end_now(sentence: str, status: int) -> NoReturn:
     os._exit(status)
 
 
-_ENDS = threading.Lock()  # never released
-_BUFFERED: list[int] = []  # the console, inside `quiet_imports`
-
-
 def _has_accelerator() -> bool:
     return is_tpu_vm() or num_gpus() > 0
 
@@ -227,8 +222,9 @@ def _has_accelerator() -> bool:
 def num_gpus() -> int:
     """Returns how many GPUs this process may use, of NVIDIA or of AMD, without asking their driver."""
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
-        if (given := os.environ.get(name)) is not None:
-            return len([each for each in given.split(",") if each.strip() not in ("", "-1")])
+        visible = os.environ.get(name)
+        if visible is not None:
+            return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
     return len(glob("/dev/nvidia[0-9]*")) or num_amd_gpus()
 
 

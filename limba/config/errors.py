@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 HIDDEN = "***"
 # What stands between :// and @, with a colon: user:password. The second form allows a password with a slash (keys of
-# S3), where what follows the colon is no port and no chained address (zip://…::https://…).
+# S3), where neither a port nor a chained address follows the colon (zip://…::https://…).
 _PASSWORDS = (
     re.compile(r"(?<=://)[^\s/'\"]*:[^\s/'\"]*(?=@)"),
     re.compile(r"(?<=://)[^\s/:@'\"]+:(?!:|\d*(?:[/\s'\"]|$))[^\s@'\"]*(?=@)"),

@@ -58,7 +58,7 @@ def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
     OSError as `open` for a file that is missing, or that is a directory.
     """
     check_regular(path)
-    # Whoever owns the folder may put a pipe there in between: it is opened without waiting, and looked at again.
+    # The folder's owner may put a pipe there in between: it is opened without waiting, and looked at again.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         _check_kind(path, os.fstat(descriptor).st_mode)

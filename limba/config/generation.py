@@ -98,25 +98,25 @@ class GenerationConfig:
         >>> GenerationConfig(num_beams=4, num_samples=4).replaced(temperature=0) == GenerationConfig()
         True
         """
-        given = dict[str, object](fields)
+        choices = dict[str, object](fields)
         names = [entry.name for entry in dataclasses.fields(self)]
-        for name in given:
+        for name in choices:
             if name not in names:
                 raise InputError(f"GenerationConfig has no field {name!r}{did_you_mean(name, names)}")
         sample = fields.get("sample")
         beams = fields.get("num_beams")
-        draws = [name for name in ("temperature", "top_k", "top_p") if given.get(name) is not None]
-        if beams is not None and beams > 1 and given.get("top_p") == 1:
+        draws = [name for name in ("temperature", "top_k", "top_p") if choices.get(name) is not None]
+        if beams is not None and beams > 1 and choices.get("top_p") == 1:
             draws.remove("top_p")
         if sample is None and draws:
-            given = {"num_beams": 1, **given, "sample": True}
+            choices = {"num_beams": 1, **choices, "sample": True}
         elif sample is False or (sample is None and beams is not None and beams > 1):
-            given = {**given, "sample": False, "temperature": 1.0, "top_k": None, "top_p": None}
-            given |= {name: fields[name] for name in draws}
+            choices = {**choices, "sample": False, "temperature": 1.0, "top_k": None, "top_p": None}
+            choices |= {name: fields[name] for name in draws}
         elif sample is True:
-            given = {"num_beams": 1, **given}
-        values = {name: getattr(self, name) for name in names} | given
-        if "num_samples" not in given and not (values["sample"] and values["temperature"] != 0):
+            choices = {"num_beams": 1, **choices}
+        values = {name: getattr(self, name) for name in names} | choices
+        if "num_samples" not in choices and not (values["sample"] and values["temperature"] != 0):
             most = values["num_beams"]
-            given["num_samples"] = min(self.num_samples, most) if isinstance(most, int) and most > 0 else 1
-        return dataclasses.replace(self, **given)
+            choices["num_samples"] = min(self.num_samples, most) if isinstance(most, int) and most > 0 else 1
+        return dataclasses.replace(self, **choices)

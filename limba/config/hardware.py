@@ -164,15 +164,15 @@ _MAKERS = re.compile(r"\b(nvidia|geforce|tesla|amd|instinct|google|cloud|tpu)\b"
 
 def _names() -> dict[str, str]:
     """Returns {a name without signs: the chip's name}, with all that people write."""
-    found = dict(_ALIASES)
+    names = dict(_ALIASES)
     for chip in CHIPS:
         plain = re.sub(r"\W", "", chip.name)
-        found[plain] = chip.name
+        names[plain] = chip.name
         if plain.startswith("rtx"):
-            found.setdefault(plain.removeprefix("rtx"), chip.name)
+            names.setdefault(plain.removeprefix("rtx"), chip.name)
         if re.fullmatch(r"a\d000|a4500", plain):  # NVIDIA calls an A6000 RTX A6000
-            found[f"rtx{plain}"] = chip.name
-    return found
+            names[f"rtx{plain}"] = chip.name
+    return names
 
 
 _NAMES = _names()
@@ -200,9 +200,9 @@ def written(name: str) -> tuple[Chip, int | None] | None:
     number_first = re.fullmatch(r"(?P<number>\d+) ?x ?[- ]?(?P<chip>.+)", text)
     number_last = re.fullmatch(r"(?P<chip>.+?)[- ]?[x-] ?(?P<number>\d+)", text)
     for match in (number_first, number_last):
-        found = None if match is None else _NAMES.get(_without_signs(match["chip"]))
-        if match is not None and found is not None:
-            return _BY_NAME[found], int(match["number"])
+        name_of_chip = None if match is None else _NAMES.get(_without_signs(match["chip"]))
+        if match is not None and name_of_chip is not None:
+            return _BY_NAME[name_of_chip], int(match["number"])
     return None
 
 
@@ -217,10 +217,10 @@ def near(name: str, others: tuple[str, ...] = ()) -> list[str]:
     ('rtx4090', 'h100')
     """
     text = re.sub(r"^\d+ ?x ?|-\d+$|(?<=\d)x\d+$", "", name.lower())
-    known = {_without_signs(each): each for each in (*_BY_NAME, *others)}
+    known = {_without_signs(name_of_chip): name_of_chip for name_of_chip in (*_BY_NAME, *others)}
     known |= {plain: found for plain, found in _NAMES.items() if plain not in known}
     close = difflib.get_close_matches(_without_signs(text), known, n=4, cutoff=0.5)
-    return list(dict.fromkeys(known[each] for each in close))[:3]
+    return list(dict.fromkeys(known[match] for match in close))[:3]
 
 
 def of_device_kind(kind: str) -> Chip | None:
@@ -233,5 +233,5 @@ def of_device_kind(kind: str) -> Chip | None:
     words = set(re.findall(r"[a-z0-9]+", kind.lower()))
     if words & _SMALLER:
         return None
-    fitting = [each for each in CHIPS if set(each.device_kind.split()) <= words]
-    return max(fitting, key=lambda each: len(each.device_kind.split()), default=None)
+    fitting = [chip for chip in CHIPS if set(chip.device_kind.split()) <= words]
+    return max(fitting, key=lambda chip: len(chip.device_kind.split()), default=None)

@@ -148,7 +148,7 @@ def check_address(path: str, name: str, known: tuple[str, ...] = ADDRESSES) -> N
     """
     kind, separator, _ = path.partition("://")
     if separator and kind not in known:
-        kinds = ", ".join(f"{each}://" for each in known)
+        kinds = ", ".join(f"{protocol}://" for protocol in known)
         sentence = f"{name} {path} begins with {kind}://, not with {kinds}; correct it, or give a directory."
         raise InputError(sentence, fix=(name, Open("a directory")) if "." in name else None)  # a field, or words
 

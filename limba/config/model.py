@@ -27,11 +27,11 @@ def fields_of_other_positions(positions: str) -> list[str]:
     >>> fields_of_other_positions("relative")
     ['rotary_base']
     """
-    found: list[str] = []
+    fields: list[str] = []
     for kind, names in OF_POSITIONS.items():
         if kind != positions:
-            found.extend(names)
-    return found
+            fields.extend(names)
+    return fields
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class ModelConfig:
     # decoder-only: how inputs before targets attend, in both directions or causal
     prefix_attention: Annotated[str, choice("full", "causal")] = "full"
     # decoder-only: causal, or bidirectional: an encoder, as BERT, which fills masks and continues no text; hybrid: one
-    # whose tokens are predicted at the places before them, as those of a language model, which it also is
+    # whose tokens are predicted one position earlier, as a language model's are, which it also is
     attention_mask: Annotated[str, choice("causal", "bidirectional", "hybrid")] = "causal"
     # ModernBERT's layout: (128, 3, 10000.0) for a window of 128 tokens, in all but every third layer, the first one
     # included, and the rotary base there; also a norm of the embeddings, and a dense layer and a norm before the logits
@@ -169,7 +169,7 @@ class ModelConfig:
         require(
             not (self.is_encoder and self.is_t5_decoder),
             "ModelConfig.positions",
-            "is 'relative', those of T5's decoder, which look back only, and ModelConfig.attention_mask is"
+            "is 'relative', as in T5's decoder, which looks back only, and ModelConfig.attention_mask is"
             f" {self.attention_mask!r}; choose rotary.",
             ("ModelConfig.positions", "rotary"),
         )

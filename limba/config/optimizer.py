@@ -31,7 +31,7 @@ class OptimizerConfig:
     weight_decay: NonNegativeFloat = 0.0  # of parameters, times the learning rate (with Adafactor, as in T5X, not)
     clip_global_norm: PositiveFloat | None = None  # of the gradient, before the optimizer
     frozen: tuple[str, ...] = ()  # patterns that frozen parameters' names begin with: 'encoder', '.*/relpos_bias'
-    # patterns that names of parameters without weight decay begin with, beside scales and biases: '.*/relpos_bias'
+    # patterns that names of parameters without weight decay begin with, besides scales and biases: '.*/relpos_bias'
     undecayed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -117,6 +117,7 @@ class Muon(Factored, AdamW):
         return self.muon_by_parameter_scale
 
 
+# Every rule by its name; TRANSFORMATIONS of `limba/training/rules.py` has the same names.
 RULES: dict[str, type[OptimizerConfig]] = {
     "adafactor": Adafactor,
     "adamw": AdamW,

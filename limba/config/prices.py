@@ -42,5 +42,5 @@ def price(chip: str) -> float | None:
     (3.22, 3.22, 1.99, 3.99, None)
     """
     name = re.sub(r"(-\d+)x\d+$", r"\1", chip)  # of slices
-    found = hardware.written(name)
-    return None if found is None else PRICES.get(found[0].name)
+    chip_and_number = hardware.written(name)
+    return None if chip_and_number is None else PRICES.get(chip_and_number[0].name)

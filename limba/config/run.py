@@ -142,8 +142,8 @@ class CardConfig:
     def __post_init__(self) -> None:
         kinds.check(self)
         for name in ("language", "datasets"):
-            given = getattr(self, name)
-            names = tuple(part.strip() for part in (given.split(",") if isinstance(given, str) else given or ()))
+            value = getattr(self, name)
+            names = tuple(part.strip() for part in (value.split(",") if isinstance(value, str) else value or ()))
             object.__setattr__(self, name, names or None)
         for name, pattern, example in (
             ("language", LANGUAGE, "codes such as 'ro' or 'en,ms'"),
@@ -256,11 +256,13 @@ class RunConfig:
 
     def _resolve_exports(self) -> None:
         """Makes `export_to` a tuple of absolute paths and addresses, or None."""
-        given = (self.export_to,) if isinstance(self.export_to, str) else tuple(self.export_to or ())
-        for place in given:
-            kinds.check_address(place, "RunConfig.export_to")
-        places = tuple(each if "://" in each else os.path.abspath(os.path.expanduser(each)) for each in given)
-        object.__setattr__(self, "export_to", places or None)
+        addresses = (self.export_to,) if isinstance(self.export_to, str) else tuple(self.export_to or ())
+        for target in addresses:
+            kinds.check_address(target, "RunConfig.export_to")
+        targets = tuple(
+            address if "://" in address else os.path.abspath(os.path.expanduser(address)) for address in addresses
+        )
+        object.__setattr__(self, "export_to", targets or None)
 
     def _check_sides(self) -> None:
         """Raises ConfigError if the rows of the data do not fit the network."""
@@ -292,12 +294,12 @@ class RunConfig:
                 " {'inputs': 512}, or with 'targets' too.",
             )
             return
+        masked = [name for name, objective in OBJECTIVES.items() if objective.is_masked]
         require(
             self.data.is_masked == model.is_encoder,
             "DataConfig.objective",
             f"is {self.data.objective!r}, and ModelConfig.attention_mask {model.attention_mask!r}; an encoder, which is"
-            f" 'bidirectional', learns {' or '.join(name for name, each in OBJECTIVES.items() if each.is_masked)},"
-            " and no other network does.",
+            f" 'bidirectional', learns {' or '.join(masked)}, and no other network does.",
             ("DataConfig.objective", "masked_lm" if model.is_encoder else "causal_lm"),
         )
         require(

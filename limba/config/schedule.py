@@ -70,7 +70,7 @@ class ScheduleConfig:
     steps_per_decay: PositiveInt = 20_000  # T5X: of decay_every
     steps_per_cycle: PositiveInt = 100_000  # T5X: of cosine_decay
     step_offset: int = 0  # subtracted from the step
-    # Of a branch: from this step on the rate falls to 0, from what it is there.
+    # In a branch, the rate falls to 0 from this step on, beginning with its value there.
     branch_step: NonNegativeInt | None = None
     branch_steps: PositiveInt | None = None  # the number of steps in which it falls
     # how: linear, 1-sqrt or cosine; constant: the rate goes on as in the run before

@@ -106,7 +106,7 @@ def in_time(hours: Sequence[float]) -> str:
     else:
         unit = 1 / 60
         name = "minutes"
-    return f"{in_range([each / unit for each in hours])} {name}"
+    return f"{in_range([duration / unit for duration in hours])} {name}"
 
 
 def in_range(values: Sequence[float], unit: str = "") -> str:
@@ -115,7 +115,7 @@ def in_range(values: Sequence[float], unit: str = "") -> str:
     >>> in_range([80, 160], "$"), in_range([0.0131, 0.0132])
     ('$80 to $160', '0.013')
     """
-    return " to ".join(dict.fromkeys(f"{unit}{number(each)}" for each in values))
+    return " to ".join(dict.fromkeys(f"{unit}{number(value)}" for value in values))
 
 
 def number(value: float) -> str:

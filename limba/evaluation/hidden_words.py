@@ -11,7 +11,8 @@ from limba.data.objectives.supervised import is_supervised
 from limba.data.sources.units import UnitSource
 from limba.data.tasks import Provider, parts_of
 from limba.data.vocabulary.load import num_sentinels
-from limba.data.vocabulary.text_sample import WORD, Hidden, Texts
+from limba.data.vocabulary.sentences import WORD, Hidden
+from limba.data.vocabulary.text_sample import Texts
 from limba.inference.gap_filling import with_sentinels
 from limba.inference.load import TrainedModel
 

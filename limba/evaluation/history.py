@@ -17,8 +17,8 @@ from limba.formats.names import Json
 from limba.storage.files import read_bytes
 from limba.training.metrics.records import METRICS
 
-# Each record of metrics.jsonl has a "kind". Records of FIGURES become rows of a table, those of NOTES are kept as they
-# are; "samples" and "row_lengths" have a form of their own (`History._add`), and other kinds are ignored.
+# Each record of metrics.jsonl has a "kind". Records of FIGURES become rows of a table, records of NOTES are kept as
+# they are; "samples" and "row_lengths" have forms of their own (`History._add`), and other kinds are ignored.
 FIGURES = ("train", "validation", "text")
 NOTES = ("event", "start", "saved", "end")
 NOT_FIGURES = ("kind", "step", "time")  # keys of a record of FIGURES without a column in its table

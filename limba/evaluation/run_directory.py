@@ -1,6 +1,6 @@
 """A run's directory as a reader finds it: its configuration, records, checkpoints, and who trains in it.
 
-The directory may be in a bucket, and whoever trains in it on another machine. Nothing is written here but a picture.
+The directory may be in a bucket, and the run on another machine. Nothing is written here but a picture.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def standing(notes: Sequence[Mapping[str, Any]], saved: int | None, age: float |
     """Returns how a run stands; None while it trains, and for a run that has recorded nothing.
 
     `notes` are the run's records of starts and ends among others, in the order in which they were written, `saved` is
-    its newest checkpoint, and `age` the seconds since the heartbeat of whoever holds the directory, None without one.
+    its newest checkpoint, and `age` the seconds since the heartbeat of the directory's holder, None without one.
     """
     if age is not None:  # somebody holds the directory, or was killed before it could let go
         return _silent(saved, age) if is_silent(age, lease.BEAT_SECONDS) else None

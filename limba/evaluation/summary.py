@@ -10,8 +10,8 @@ import numpy as np
 from etils import epath
 
 from limba.config import RunConfig
+from limba.evaluation.downsampling import evenly, keep_extremes
 from limba.evaluation.history import History, Table, history_of
-from limba.evaluation.thinning import evenly, keep_extremes
 from limba.formats.names import Json
 from limba.storage.files import write_whole
 from limba.training.metrics.records import bits_per_byte_by_set, duration, markdown_table

@@ -42,13 +42,13 @@ def metrics_of(part: Task, config: RunConfig) -> list[Any]:
     languages = config.card.language or ()
     if isinstance(languages, str):
         languages = (languages,)
-    found = list(part.metric_objs)
+    objects = list(part.metric_objs)
     if type(part) is not Task:  # seqio's own
-        return found
+        return objects
     for function in part.metric_fns:
         with_choices = metrics.chosen(function, config.evaluation.bleu_tokenizer, languages)
-        found.append(FunctionMetric(part, with_choices))
-    return found
+        objects.append(FunctionMetric(part, with_choices))
+    return objects
 
 
 def figures_of(

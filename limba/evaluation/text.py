@@ -64,10 +64,14 @@ class TextEvaluation:
             part.name: run_data.validation_examples(part, lengths, config.data, config.evaluation.num_examples)
             for part in parts
         }
-        self._examples = {part.name: [_as_published(part, each) for each in examples[part.name]] for part in parts}
+        self._examples = {
+            part.name: [_as_published(part, features) for features in examples[part.name]] for part in parts
+        }
         self.tasks: list[Task] = [_with_published(part) for part in parts if examples[part.name]]
         self._directory = epath.Path(config.model_dir) / "evaluations"
-        self._model, self._mesh, self._name = model, mesh, name
+        self._model = model
+        self._mesh = mesh
+        self._name = name
         self._metrics_of = functools.partial(metrics_of, config=config)
         if self.tasks:
             vocabulary = published_of(task.output_features["targets"].vocabulary)
@@ -138,7 +142,8 @@ class TextEvaluation:
             outputs[WITH_AUX] = ids, {"scores": [samples[0].score for samples in written]}
         if SCORE in kinds:
             pairs = [(read, example["targets"]) for read, example in zip(inputs, examples, strict=True)]
-            is_prefix, rows = self._model.config.is_decoder_only, self._writer.num_rows
+            is_prefix = self._model.config.is_decoder_only
+            rows = self._writer.num_rows
             outputs[SCORE] = log_likelihoods(
                 self._model, params, self._mesh, pairs, rows, is_prefix, special=self._special
             )
@@ -152,8 +157,8 @@ class TextEvaluation:
         lines: list[dict[str, object]] = [{"figures": figures}]
         features = part.output_features
         for example, prediction in zip(self._examples[part.name], texts, strict=True):
-            given, target = (text_of(example, name, features[name].vocabulary) for name in FEATURES)
-            lines.append({"input": given, "target": target, "prediction": prediction})
+            prompt, target = (text_of(example, name, features[name].vocabulary) for name in FEATURES)
+            lines.append({"input": prompt, "target": target, "prediction": prediction})
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         path = self._directory / f"{part.name}-{step}.jsonl"
         write_whole(unused(self._directory, f"{path.stem}-{self._name}", ".jsonl") if self._name else path, text)
@@ -171,12 +176,12 @@ def _with_published(part: Task) -> Task:
 
 def _as_published(part: Task, example: Mapping[str, Any]) -> dict[str, Any]:
     """Returns an example with the model's ids."""
-    found = dict(example)
+    published = dict(example)
     for name in FEATURES:
         offset = offset_of(part.output_features[name].vocabulary)
-        if offset and name in found:
-            found[name] = found[name] - offset
-    return found
+        if offset and name in published:
+            published[name] = published[name] - offset
+    return published
 
 
 def unused(directory: epath.Path, name: str, *endings: str) -> epath.Path:
@@ -218,7 +223,8 @@ def sampler(
     (<extra_id_0> and so on), whose texts are then in [brackets]. A fill begins with a word or a good part of one
     (`gap_pieces.is_word`), so that no gap is left empty. Raises InputError for a prompt that the model cannot take.
     """
-    prompts, continues = config.prompts, network.config.is_decoder_only
+    prompts = config.prompts
+    continues = network.config.is_decoder_only
     if not prompts:
         return None
     vocabulary = published_of(vocabulary)
@@ -228,7 +234,8 @@ def sampler(
     sampling = config.sampling if continues else dataclasses.replace(config.sampling, ban_sentinels=False)
     rows = -(-len(prompts) // groups) * groups
     writer = Writer(network, mesh, vocabulary, sampling, rows, is_prefix, gaps=first_pieces(network, vocabulary))
-    ids, special = prompt_ids if continues else input_ids, of_run(vocabulary, network.config)
+    ids = prompt_ids if continues else input_ids
+    special = of_run(vocabulary, network.config)
     inputs = [ids(prompt, vocabulary, special) for prompt in prompts]
     writer.check(inputs)
     table = PieceTable(vocabulary)
@@ -237,7 +244,7 @@ def sampler(
         return written.text if continues else table.filled(read.tolist(), written.ids.tolist())
 
     def texts(params: Parameters) -> dict[str, list[str]]:
-        found = zip(prompts, inputs, writer.write_all(params, inputs), strict=True)
-        return {prompt: [text_of(read, each) for each in several] for prompt, read, several in found}
+        answers = zip(prompts, inputs, writer.write_all(params, inputs), strict=True)
+        return {prompt: [text_of(read, written) for written in several] for prompt, read, several in answers}
 
     return texts

@@ -83,7 +83,7 @@ def loss_evaluation(
 
     def evaluate(params: Parameters) -> Figures:
         began = time.monotonic()
-        sums = jax.device_get([sums_of(params, place(*each)) for each in zip(batches, starts, strict=True)])
+        sums = jax.device_get([sums_of(params, place(*pair)) for pair in zip(batches, starts, strict=True)])
         total = jax.tree.map(lambda *parts: np.sum(parts, axis=0, dtype=np.float64), *sums)
         by_set = zip(SETS, total.pop("nats_by_set"), num_bytes, strict=True)
         total = {name: float(value) for name, value in total.items()}

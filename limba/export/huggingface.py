@@ -161,14 +161,20 @@ def vocabulary_of(source: Source, choices: Choices) -> tuple[sources.VocabularyN
     if choices.vocabulary == NONE:
         print("No tokenizer files are written, as requested.", flush=True)
         return None
-    given = None if choices.vocabulary is None else sources.VocabularyName(choices.vocabulary, choices.extra_ids)
-    own = source.vocabulary
-    if given is None and source.kind == sources.T5X and own is not None and own.path != "byte" and not own.extra_ids:
-        source = dataclasses.replace(source, vocabulary=own._replace(extra_ids=choices.extra_ids))
-    found = sources.open_vocabulary(source, given)
-    if found is None:
+    chosen = None if choices.vocabulary is None else sources.VocabularyName(choices.vocabulary, choices.extra_ids)
+    of_source = source.vocabulary
+    if (
+        chosen is None
+        and source.kind == sources.T5X
+        and of_source is not None
+        and of_source.path != "byte"
+        and not of_source.extra_ids
+    ):
+        source = dataclasses.replace(source, vocabulary=of_source._replace(extra_ids=choices.extra_ids))
+    name_and_vocabulary = sources.open_vocabulary(source, chosen)
+    if name_and_vocabulary is None:
         print("No vocabulary is known, so no tokenizer files are written; give a vocabulary to write them.", flush=True)
-    return found
+    return name_and_vocabulary
 
 
 def _convert(
@@ -212,8 +218,8 @@ def _convert(
         ):
             passed &= is_equal
             findings.append(finding)
-    about = _about(source, choices, task)
-    write_card(writing, source, step, form, findings, about)
+    card_config = _card_config(source, choices, task)
+    write_card(writing, source, step, form, findings, card_config)
     for line in findings:
         print(f"step {step:,}: {line}", flush=True)
     if not passed:
@@ -236,7 +242,7 @@ def _convert(
     print(f"step {step:,}: {as_typed_here(str(final))}", flush=True)
 
 
-def _about(source: Source, choices: Choices, task: Provider | None) -> CardConfig:
+def _card_config(source: Source, choices: Choices, task: Provider | None) -> CardConfig:
     """Returns the card of a folder: the fields that are chosen, and for the others the run's own card."""
     of_run = CardConfig() if source.run is None else source.run.card
     fields = {name: value or getattr(of_run, name) for name, value in vars(choices.card).items()}
@@ -270,7 +276,7 @@ def prove(
 ) -> tuple[bool, list[str]]:
     """Returns whether a written folder gives the source's numbers, and the findings as sentences.
 
-    `special` are the ids with a role, by default those of a run with this vocabulary.
+    `special` are the ids with a role, by default a run's with this vocabulary.
     """
     if not choices.checks:
         return True, ["NOT CHECKED: written without the proof, nothing shows that it gives the source's numbers"]
@@ -290,7 +296,7 @@ def prove(
         figures.append(source.check_transformers(folder, choices.dtype))
     elif "pytorch" in choices.formats:
         findings.append("torch and transformers are not installed: compared by Limba's own reader of the files only")
-    return all(each.passed for each in figures), [*map(str, figures), *findings]
+    return all(figure.passed for figure in figures), [*map(str, figures), *findings]
 
 
 def _proofs_of_tokenizer_and_encoder(
@@ -346,7 +352,9 @@ def upload_made(make: Callable[[Path], Path], address: str) -> str:
 
 def network_gin(model: ModelConfig) -> str:
     """Returns the network as a gin file's text."""
-    fields = [f"config.ModelConfig.{each.name} = {getattr(model, each.name)!r}" for each in dataclasses.fields(model)]
+    fields = [
+        f"config.ModelConfig.{field.name} = {getattr(model, field.name)!r}" for field in dataclasses.fields(model)
+    ]
     return GIN + "\n".join(fields) + "\n"
 
 
@@ -370,16 +378,16 @@ def import_folder(source: str | Path, out: Path) -> str:
     special = of_folder(epath.Path(folder), None, model)
     if not special.has_t5_layout(model):
         raise InputError(
-            f"{source} has padding (pad_token_id {special.padding}) or a start of its own, which a checkpoint of ours"
+            f"{source} has padding (pad_token_id {special.padding}) or a start of its own, which our checkpoint"
             " does not have; start a run from the folder itself: set RunConfig.initial_checkpoint_path and"
             f" DataConfig.vocabulary to {source}."
         )
-    found = open_folder(folder, model)
+    stored = open_folder(folder, model)
     with lease.held(str(out), beside=True):
-        return write_start(folder, found, model, out)
+        return write_start(folder, stored, model, out)
 
 
-def write_start(folder: Path, found: Mapping[str, np.ndarray], model: ModelConfig, out: Path) -> str:
+def write_start(folder: Path, network_arrays: Mapping[str, np.ndarray], model: ModelConfig, out: Path) -> str:
     """Writes what `import_folder` does, from arrays by T5X's names and the vocabulary in `folder`."""
     devices = jax.local_devices(backend="cpu")[:1]  # only a name; nothing is placed there
     mesh = jax.make_mesh((1, 1, 1), ("data", "fsdp", "model"), (AxisType.Auto,) * 3, devices=devices)
@@ -390,7 +398,7 @@ def write_start(folder: Path, found: Mapping[str, np.ndarray], model: ModelConfi
             path = leaf_name(tree_path)
             shape = tuple(leaf.shape)
             if path.startswith("params/"):
-                whole = stacked(path.removeprefix("params/"), shape[0], found.__getitem__)
+                whole = stacked(path.removeprefix("params/"), shape[0], network_arrays.__getitem__)
             else:  # the optimizer begins anew
                 whole = np.zeros(shape, leaf.dtype)
             part = ((tuple(slice(0, size) for size in shape), np.asarray(whole, leaf.dtype)),)

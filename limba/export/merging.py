@@ -108,7 +108,7 @@ class Part(NamedTuple):
 def parts_of(sources: Sequence[Source], last: int | None = None, steps: Sequence[int] = ()) -> list[Part]:
     """Returns the parts, the oldest first: the last steps of a run, the named ones, or all that it keeps.
 
-    Of several runs it is the newest step of each, in their order. Raises InputError for a single checkpoint, and for
+    For several runs it is each one's newest step, in their order. Raises InputError for a single checkpoint, and for
     steps that do not exist.
     """
     for source in sources:
@@ -255,7 +255,8 @@ def _written(
         config = plain.moved(config, str(directory))
     for name, text in {plain.FILE: plain.to_text(config), **(texts or {})}.items():
         write_whole(directory / name, text)
-    place, metadata = directory / "checkpoints", (newest.path / "state" / "_METADATA").read_text()
+    checkpoints = directory / "checkpoints"
+    metadata = (newest.path / "state" / "_METADATA").read_text()
     needed = sum(math.prod(store.shape) * store.dtype.numpy_dtype.itemsize for store in stores[-1].values())
     blocks = [(name, block) for name, store in stores[-1].items() for block in blocks_of(store)]
     with Progress(len(blocks), 0, unit="block", what="merging") as progress:
@@ -266,9 +267,9 @@ def _written(
                 progress.update()
 
         data = limba_checkpoint.read_data(newest.path)
-        write_step(place, step, needed, merged(), lambda state: (state / "_METADATA").write_text(metadata), data)
+        write_step(checkpoints, step, needed, merged(), lambda state: (state / "_METADATA").write_text(metadata), data)
     counts = ", ".join(f"{part['step']:,} ({part['weight']:.3g})" for part in record["parts"])
-    return f"{place / str(step)}: the average of steps {counts}; {directory / FILE} says so."
+    return f"{checkpoints / str(step)}: the average of steps {counts}; {directory / FILE} says so."
 
 
 def write_step(
@@ -341,7 +342,8 @@ def _chunk(store: ts.TensorStore) -> tuple[int, ...]:
 
 def blocks_of(store: ts.TensorStore) -> Iterator[tuple[slice, ...]]:
     """Yields the blocks of an array: whole chunks of rows of axis 0, of about BLOCK_BYTES in float32 together."""
-    shape, chunk = tuple(store.shape), _chunk(store)
+    shape = tuple(store.shape)
+    chunk = _chunk(store)
     if not shape or not math.prod(shape):
         yield ()
         return

@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from limba.config import ModelConfig
-from limba.data.vocabulary import exported
+from limba.data.vocabulary import export_check
 from limba.data.vocabulary.load import Vocabulary, mask_id
 from limba.data.vocabulary.published import PublishedVocabulary
 from limba.data.vocabulary.special_ids import END, START, SpecialIds, of_run
@@ -146,7 +146,7 @@ class Proof:
     ):
         """`vocabulary` is seqio's, or None; `suppressed` ids are never generated. Reads all of `arrays` into memory.
 
-        `special` are the ids with a role, by default those of a run.
+        `special` are the ids with a role, by default a run's.
         """
         self._config = dataclasses.replace(
             config, dtype="float32", dropout_rate=0.0, remat="none", scan_layers=True, attention="auto"
@@ -244,7 +244,7 @@ class Proof:
         return Figures(reader, difference, loss, NUM_TEXTS - len(differing), NUM_TEXTS, astray, tolerance, what)
 
     def _lead(self, row: int, tokens: np.ndarray) -> float:
-        """Returns the source's logit of its token minus that of the other text's token, at the first difference."""
+        """Returns by how much the source prefers its token to the other text's, in logits, at the first difference."""
         position = int(np.flatnonzero(tokens != self._tokens[row])[0])
         logits = self._followed[row, position]
         return float(logits[self._tokens[row, position]] - logits[tokens[position]])
@@ -261,11 +261,11 @@ class Proof:
         import torch
         import transformers
 
-        model, about = load_in_transformers(directory)
+        model, loading_info = load_in_transformers(directory)
         with torch.no_grad():
             logits, tokens = self._in_transformers(model)
         figures = self._figures(f"transformers {transformers.__version__}", logits, tokens, TOLERANCES[dtype])
-        is_whole = not about["missing_keys"] and not about["unexpected_keys"]
+        is_whole = not loading_info["missing_keys"] and not loading_info["unexpected_keys"]
         return figures if is_whole else dataclasses.replace(figures, logits=float("inf"))
 
     def _in_transformers(self, model: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -350,25 +350,27 @@ def check_tokenizer(directory: Path, vocabulary: Vocabulary, template: tuple[lis
     `template` are the ids before and after each text. It is read by transformers where that is installed; else nothing
     more is compared than `write_tokenizer` has compared.
     """
-    about = json.loads((directory / TOKENIZER_CONFIG).read_text())
+    tokenizer_config = json.loads((directory / TOKENIZER_CONFIG).read_text())
     # What a published tokenizer reads in a gap is its own choice, which the copy of its files keeps.
-    has_gaps = "bos_token" not in about and not isinstance(vocabulary, PublishedVocabulary)
-    gaps = exported.sentinels_of(vocabulary) if has_gaps else []
-    if "mask_token" in about and not isinstance(vocabulary, PublishedVocabulary):
-        gaps = [(about["mask_token"], mask_id(vocabulary))] * 2
-    count = exported.num_texts(vocabulary, gaps)
+    has_gaps = "bos_token" not in tokenizer_config and not isinstance(vocabulary, PublishedVocabulary)
+    gaps = export_check.sentinels_of(vocabulary) if has_gaps else []
+    if "mask_token" in tokenizer_config and not isinstance(vocabulary, PublishedVocabulary):
+        gaps = [(tokenizer_config["mask_token"], mask_id(vocabulary))] * 2
+    count = export_check.num_texts(vocabulary, gaps)
     if not has_transformers():
-        if about["tokenizer_class"] == "ByT5Tokenizer":
+        if tokenizer_config["tokenizer_class"] == "ByT5Tokenizer":
             text = "the tokenizer is transformers' ByT5Tokenizer, which is not installed: its ids are not compared"
             return True, text
         return True, f"tokenizer.json in tokenizers: equal ids in {count} of {count} texts"
     import transformers
 
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(directory)
-    differing = exported.differences(vocabulary, lambda text: tokenizer(text, add_special_tokens=False).input_ids, gaps)
+    differing = export_check.differences(
+        vocabulary, lambda text: tokenizer(text, add_special_tokens=False).input_ids, gaps
+    )
     reader = f"the tokenizer in transformers {transformers.__version__}"
     if differing:
-        example = exported.said(differing[0])
+        example = export_check.in_words(differing[0])
         return False, f"{reader}: other ids in {len(differing)} of {count} texts, {example} (FAILED)"
     before, after = template
     framed = tokenizer(TEXTS[0]).input_ids
@@ -414,13 +416,13 @@ def check_encoder(
     if version() < 5:
         yield True, f"transformers {transformers.__version__} has no EuroBertModel: the encoder is not compared there"
         return
-    model, about = load_in_transformers(directory)
+    model, loading_info = load_in_transformers(directory)
     with torch.no_grad():
         inputs = torch.tensor(batch["decoder_input_tokens"], dtype=torch.long)
         mask = torch.tensor(real.astype(np.int64))
         others = model(inputs, attention_mask=mask).last_hidden_state.float().numpy()
     passed, sentence = compared(f"EuroBertModel in transformers {transformers.__version__}", others)
-    yield passed and not about["missing_keys"] and not about["unexpected_keys"], sentence
+    yield passed and not loading_info["missing_keys"] and not loading_info["unexpected_keys"], sentence
 
 
 def _states(network: Network, params: PyTree, batch: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -450,9 +452,9 @@ def load_in_transformers(directory: Path) -> tuple[Any, dict[str, Any]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loaded: Any = kind.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)
-    model, about = loaded
+    model, loading_info = loaded
     model.eval()
-    return model, about
+    return model, loading_info
 
 
 def _loss(logits: np.ndarray, targets: np.ndarray) -> float:

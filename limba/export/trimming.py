@@ -2,7 +2,7 @@
 
 A folder for transformers becomes such a folder; its arrays are copied as they are stored, one at a time, except for the
 rows of the vocabulary. A run, and a checkpoint of T5X, becomes a checkpoint to start from (`trimming_run`). A text
-whose old pieces are all kept is cut into the same pieces (`limba.data.vocabulary.needed` says why), so its hidden
+whose old pieces are all kept is split into the same pieces (`limba.data.vocabulary.pieces` says why), so its hidden
 states are the same bits. The softmax runs over fewer rows.
 """
 
@@ -26,10 +26,10 @@ from etils import epath
 from limba.config import InputError, foreign
 from limba.config.waiting import waiting
 from limba.data.vocabulary.load import ROWS_MULTIPLE, address_of, num_sentinels
-from limba.data.vocabulary.needed import Pieces, few
+from limba.data.vocabulary.pieces import Pieces, few
 from limba.data.vocabulary.published import PublishedVocabulary, read_json
 from limba.data.vocabulary.tokenizers import TokenizersVocabulary
-from limba.data.vocabulary.trimmed import MODELS, Json, Kept, with_new_ids, write_tokenizer_files
+from limba.data.vocabulary.trimmed_files import MODELS, Json, Kept, with_new_ids, write_tokenizer_files
 from limba.data.vocabulary.vocabularies import Vocabulary
 from limba.export import trimming_run
 from limba.export.huggingface import write_start
@@ -82,15 +82,15 @@ COPIED = (
     "sentence_bert_config.json",
     "config_sentence_transformers.json",
 )
-Progress = Callable[[int], object]  # called with the bytes that were cut into pieces
+Progress = Callable[[int], object]  # called with the bytes that were tokenized
 
 
 @dataclass(frozen=True)
 class Part:
     """Arrays of a model with the rows of its vocabulary: a checkpoint, or a folder; a hybrid's folder has two parts."""
 
-    place: str  # for messages
-    stored: Arrays  # read on access; of a folder as they are stored, by the names in its files
+    path: str  # for messages
+    stored: Arrays  # read on access; a folder's as they are stored, by the names in its files
     kind: str | None  # config.json's model_type, which gives the arrays their names; None: they have T5X's
     folder: Path | None = None
 
@@ -105,12 +105,12 @@ class Part:
     @property
     def tables(self) -> dict[str, int]:
         """The rows of each array that has one for each id."""
-        found = {}
+        rows_of = {}
         for name, array in self.stored.stored.items():
             axis = self.axis(name)
             if axis is not None:
-                found[name] = array.shape[axis]
-        return found
+                rows_of[name] = array.shape[axis]
+        return rows_of
 
     @property
     def copies(self) -> list[str]:
@@ -138,15 +138,15 @@ class Part:
 
     def cut(self, rows: np.ndarray) -> Arrays:
         """Returns the arrays with these rows, read on access."""
-        found: dict[str, Stored] = {}
+        arrays: dict[str, Stored] = {}
         for name, array in self.of_the_model.items():
             axis = self.axis(name)
             if axis is None:
-                found[name] = array
+                arrays[name] = array
                 continue
             shape = (*array.shape[:axis], len(rows), *array.shape[axis + 1 :])
-            found[name] = Stored(shape, array.dtype, partial(taken, array, rows, axis))
-        return Arrays(found)
+            arrays[name] = Stored(shape, array.dtype, partial(taken, array, rows, axis))
+        return Arrays(arrays)
 
 
 @dataclass(frozen=True)
@@ -182,37 +182,37 @@ def check_output(out: str) -> Path:
 
 
 def opened(path: str, vocabulary: VocabularyName | None = None, weights: bool = True) -> Source:
-    """Returns the model at a path, with this vocabulary; of a folder for transformers no weights are read.
+    """Returns the model at a path, with this vocabulary; a folder's for transformers without its weights.
 
-    Without `weights` those of a hub id are not downloaded. Raises InputError for another vocabulary than the one in a
+    Without `weights` a hub id's are not downloaded. Raises InputError for a vocabulary other than the one in a
     folder for transformers.
     """
-    found = open_path(path, with_weights=weights)
-    if found.kind != HUGGING_FACE:
+    at_path = open_path(path, with_weights=weights)
+    if at_path.kind != HUGGING_FACE:
         return sources.find(path, vocabulary=vocabulary)
-    folder = found.directory
+    folder = at_path.directory
     if vocabulary is not None:
         raise InputError(
             f"{path} is a folder for transformers with a tokenizer of its own, and {vocabulary.path} is another"
             " vocabulary; leave that out."
         )
-    given = Path(os.path.expanduser(path)).resolve()
-    is_part = (folder.parent / "modules.json").exists() and given != Path(folder)
+    whole_path = Path(os.path.expanduser(path)).resolve()
+    is_part = (folder.parent / "modules.json").exists() and whole_path != Path(folder)
     if is_part:  # what stands beside the part would be lost, and its vectors would be others
         raise InputError(
             f"{path} has its network in the folder {folder.name}, as early versions of sentence-transformers saved it;"
             " open it with sentence-transformers, save it again, and trim that."
         )
     model = huggingface.model_config(Path(folder) / "config.json")
-    own = found.vocabulary()
-    return Source(path, folder, {0: folder}, HUGGING_FACE, model, None, own)
+    of_source = at_path.vocabulary()
+    return Source(path, folder, {0: folder}, HUGGING_FACE, model, None, of_source)
 
 
 def vocabulary_of(source: Source) -> Vocabulary:
     """Returns a model's vocabulary; InputError for a model without one."""
-    found = sources.open_vocabulary(source)
-    if found is not None:
-        return found[1]
+    name_and_vocabulary = sources.open_vocabulary(source)
+    if name_and_vocabulary is not None:
+        return name_and_vocabulary[1]
     folder = source.directory
     other = next((name for name in sources.OTHER_VOCABULARIES if (folder / name).exists()), None)
     if other is not None:
@@ -226,7 +226,7 @@ def vocabulary_of(source: Source) -> Vocabulary:
 def num_tables(source: Source) -> int:
     """Returns how many matrices a model stores with a row for each id: one if its output layer is the embedding.
 
-    Of a folder for transformers its arrays decide; of one whose weights are not here, its configuration does.
+    For a folder for transformers its arrays decide, or its configuration if the weights are not here.
     """
     folder = Path(source.directory)
     if source.kind == HUGGING_FACE and weights_form(folder) in ("safetensors", "bin"):
@@ -252,12 +252,12 @@ def trim(
 ) -> Trimmed:
     """Writes a model with the rows that UTF-8 texts need to a new folder, whole or not at all; returns what it did.
 
-    `model` is what `limba.load` takes; of a run `step` chooses a checkpoint, its best or its newest one if it is None.
-    `vocabulary` belongs to a checkpoint of T5X that names none. The pieces kept are the most frequent ones that make
-    up the share `coverage` of the texts' tokens, with what these are made of, single bytes and special tokens; more
-    stay up to a multiple of 128 rows. `held_out` is text that is not counted and is reported on. `progress` is called
-    with the bytes that were cut into pieces. Raises InputError for a vocabulary of bytes, a T5 without sentinels, a
-    tokenizer that does not fit the model's rows, and a result that cuts a text otherwise than before.
+    `model` is what `limba.load` takes. `step` chooses a checkpoint of a run; None is its best one, or else its newest.
+    `vocabulary` is for a T5X checkpoint that names none. The pieces kept are the most frequent ones that make up the
+    share `coverage` of the texts' tokens, with the pieces they are made of, single bytes and special tokens; others
+    stay up to a multiple of 128 rows. `held_out` is text that is not counted, and that the report is about. `progress`
+    is called with the bytes that were tokenized. Raises InputError for a vocabulary of bytes, a T5 without sentinels, a
+    tokenizer that does not fit the model's rows, and a result that splits a text differently than before.
     """
     if not 0 < coverage <= 1:
         raise InputError(f"The coverage is {coverage}; give a share of the text's tokens above 0, 1 at most.")
@@ -302,7 +302,7 @@ def _trim_folder(plan: Plan, sample: Sequence[bytes], held_out: Sequence[bytes],
     source = plan.source
     folder = Path(source.directory)
     for part in plan.parts:
-        _write_folder(part, _place_of(part, folder, writing), plan)
+        _write_folder(part, _directory_for(part, folder, writing), plan)
     written = dataclasses.replace(
         source,
         directory=epath.Path(writing),
@@ -314,10 +314,10 @@ def _trim_folder(plan: Plan, sample: Sequence[bytes], held_out: Sequence[bytes],
     same = _check_same(before, now, plan.kept, sample)
     for part in plan.parts:
         assert part.folder is not None
-        _check_files(part.folder, _place_of(part, folder, writing), plan.kept, sample)
+        _check_files(part.folder, _directory_for(part, folder, writing), plan.kept, sample)
     with waiting(f"writing {out}"):
         for part in plan.parts:
-            _write_weights(_place_of(part, folder, writing), part.cut(plan.rows))
+            _write_weights(_directory_for(part, folder, writing), part.cut(plan.rows))
     result = _result(plan, now, held_out, same, out)
     _write_card(folder, writing, source.path, result)
     _write_record(writing, plan)
@@ -359,7 +359,7 @@ def _why_reset(state: trimming_run.State | None) -> str:
 
 
 def _result(plan: Plan, now: Vocabulary, held_out: Sequence[bytes], same: int, out: Path, note: str = "") -> Trimmed:
-    """Returns the report; parameters are those of the first part: a hybrid's other one has the same weights."""
+    """Returns the report; parameters are the first part's: a hybrid's other part has the same weights."""
     part = plan.parts[0]
     return Trimmed(
         output=str(out),
@@ -376,7 +376,7 @@ def _result(plan: Plan, now: Vocabulary, held_out: Sequence[bytes], same: int, o
 
 @contextlib.contextmanager
 def _new_folder(folder: Path) -> Iterator[None]:
-    """Makes an empty folder in place of what a killed process has left there; what is there at the end goes."""
+    """Makes an empty folder in place of whatever a killed process has left there; it is deleted at the end."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:
@@ -428,7 +428,7 @@ def _parts(source: Source, step: int | None) -> list[Part]:
     return parts
 
 
-def _place_of(part: Part, folder: Path, out: Path) -> Path:
+def _directory_for(part: Part, folder: Path, out: Path) -> Path:
     """Returns where a part of a model in `folder` is written below `out`."""
     assert part.folder is not None
     return out / part.folder.relative_to(folder)
@@ -448,7 +448,7 @@ def _num_rows(source: Source, parts: Sequence[Part]) -> int:
     for part in parts:
         tables = part.tables
         if not tables:
-            raise InputError(f"{part.place} holds no embedding of a vocabulary; give a whole model.")
+            raise InputError(f"{part.path} holds no embedding of a vocabulary; give a whole model.")
         beside = "" if part is parts[0] else f" of {ENCODER}/"
         sizes |= {f"{name}{beside}": size for name, size in tables.items()}
         if beside and part.folder is not None:
@@ -489,7 +489,7 @@ def _check(source: Source, pieces: Pieces, num_rows: int) -> None:
 
 def _named_ids(parts: Sequence[Part], num_rows: int) -> set[int]:
     """Returns the ids that the configurations of a folder name, or their class has by itself: they stay."""
-    found: set[int] = set()
+    named_ids: set[int] = set()
     for part in parts:
         if part.kind is None or part.folder is None:
             continue
@@ -501,8 +501,8 @@ def _named_ids(parts: Sequence[Part], num_rows: int) -> set[int]:
                 if not key.endswith("_token_id"):
                     continue
                 ids = value if isinstance(value, list) else [value]
-                found |= {number for number in ids if type(number) is int}
-    return {number for number in found if 0 <= number < num_rows}
+                named_ids |= {number for number in ids if type(number) is int}
+    return {number for number in named_ids if 0 <= number < num_rows}
 
 
 def _write_weights(folder: Path, arrays: Arrays) -> None:
@@ -574,7 +574,7 @@ def _check_same(before: Vocabulary, now: Vocabulary, kept: Kept, texts: Sequence
 
 
 def _check_files(before: Path, now: Path, kept: Kept, texts: Sequence[bytes]) -> None:
-    """Raises InputError if a tokenizer's file, read by its own library, cuts a text into other pieces than before.
+    """Raises InputError if a tokenizer's file, read by its own library, splits a text into other pieces than before.
 
     AutoTokenizer reads one of a folder's files, and other programs read others: SentencePiece its model, a trainer
     tokenizer.json as it stands. Each is compared by its pieces' names, as ids may differ between the files.
@@ -601,7 +601,7 @@ def _check_files(before: Path, now: Path, kept: Kept, texts: Sequence[bytes]) ->
 
 def _other_pieces(path: str, text: bytes) -> InputError:
     return InputError(
-        f"{path} cannot be trimmed: {text.decode()[:60]!r} would be cut into other pieces than before; keep this"
+        f"{path} cannot be trimmed: {text.decode()[:60]!r} would be split into other pieces than before; keep this"
         " vocabulary whole."
     )
 

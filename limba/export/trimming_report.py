@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from limba.data.vocabulary.load import ROWS_MULTIPLE, PieceTable, piece_texts
-from limba.data.vocabulary.needed import Pieces, few, spells_bytes
-from limba.data.vocabulary.trimmed import Kept
+from limba.data.vocabulary.pieces import Pieces, few, spells_bytes
+from limba.data.vocabulary.trimmed_files import Kept
 from limba.data.vocabulary.vocabularies import Vocabulary
 
 LOW_COVERAGE = 0.9  # below this share of its tokens a text is probably in another language
@@ -59,7 +59,7 @@ class Trimmed:
         lines = [
             f"{self.output}: {self.rows:,} of {self.rows_before:,} rows ({self.needed:,} are needed; the others fill"
             f" up to a multiple of {ROWS_MULTIPLE}), {self.parameters:,} of {self.parameters_before:,} parameters",
-            f"{self.same:,} documents whose pieces are all kept: cut into the same pieces as before",
+            f"{self.same:,} documents whose pieces are all kept: split into the same pieces as before",
         ]
         if coverage.tokens:
             lines.append(
@@ -124,7 +124,7 @@ def _examples(before: Vocabulary, now: Vocabulary, gone: Counter[int], lost: Cou
     for number, count in gone.most_common(NUM_EXAMPLES):
         text = spelled[number].decode(errors="replace")
         cut: list[str] = []
-        if "\ufffd" not in text:  # else the piece is a part of a letter, which is no text of its own
+        if "\ufffd" not in text:  # else the piece is only a part of a letter
             cut = [new_names.name(int(new)) for new in now.encode(text)]
         examples.append(f"{text!r} ({count} times) is now {few(cut, NUM_PIECES_SHOWN) or 'other pieces'}")
     for number, count in lost.most_common(max(0, NUM_EXAMPLES - len(examples))):

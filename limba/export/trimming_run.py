@@ -22,7 +22,7 @@ from limba.config import ModelConfig
 from limba.data.vocabulary.files import content
 from limba.data.vocabulary.load import address_of, load_vocabulary
 from limba.data.vocabulary.tokenizers import TokenizersVocabulary
-from limba.data.vocabulary.trimmed import Kept, sentencepiece_model, tokenizer_state
+from limba.data.vocabulary.trimmed_files import Kept, sentencepiece_model, tokenizer_state
 from limba.data.vocabulary.vocabularies import Vocabulary
 from limba.export import merging
 from limba.export.huggingface import write_checkpoint
@@ -92,8 +92,8 @@ def _cut_blocks(state: State, rows: np.ndarray) -> Iterator[arrays.HostArray]:
         if name in state.axes:
             table = taken(_stored(store), rows, state.axes[name])
             whole = tuple(slice(0, size) for size in table.shape)
-            place = merging.name_in_store(store)
-            yield arrays.HostArray(place, table.shape, table.dtype, table.shape, ((whole, table),))
+            array_name = merging.name_in_store(store)
+            yield arrays.HostArray(array_name, table.shape, table.dtype, table.shape, ((whole, table),))
             continue
         for block in merging.blocks_of(store):
             part = np.asarray(store[block].read().result())
@@ -119,6 +119,6 @@ def write_vocabulary(vocabulary: Vocabulary, kept: Kept, folder: Path) -> Vocabu
         return load_vocabulary(str(file))
     file = folder / "spiece.model"
     file.write_bytes(sentencepiece_model(content(path), kept))
-    about = {"extra_ids": vocabulary.extra_ids}
-    (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=2) + "\n")
+    tokenizer_config = {"extra_ids": vocabulary.extra_ids}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2) + "\n")
     return load_vocabulary(str(file), vocabulary.extra_ids)

@@ -58,7 +58,7 @@ _ENCODERS = (
 )
 _GATES = ("query", "key", "value")
 _BRANCHES = ("wi_0", "wi_1")
-# Classes whose matrices are one for several of ours: the name of that, and ours in their order.
+# Classes with one matrix for several of ours: its name, and ours in their order.
 _FUSIONS = {"gpt2": {"qkv": _GATES}, "modernbert": {"qkv": _GATES, "wi": _BRANCHES}}
 _EMBEDDING_NORM = "decoder/layers_0/pre_self_attention_layer_norm"
 _LEAVES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "rel_embedding": "weight"}
@@ -155,15 +155,15 @@ def kind(config: ModelConfig) -> str:
     is_modern = config.is_modernbert
     first, *gate = config.mlp_activations
     if is_modern:
-        found = "modernbert"
+        key = "modernbert"
     elif config.is_encoder:
-        found = "eurobert"
+        key = "eurobert"
     elif is_llama:
-        found = "llama"
+        key = "llama"
     else:
-        found = "gpt2"
+        key = "gpt2"
     titles = {"modernbert": "ModernBERT", "eurobert": "EuroBERT", "llama": "Llama", "gpt2": "GPT-2"}
-    name = "GPT-2 or Llama" if config.is_t5_decoder else titles[found]
+    name = "GPT-2 or Llama" if config.is_t5_decoder else titles[key]
     mlp = "gated" if is_llama else "plain"
     is_fused = is_modern or not is_llama
     if is_modern:
@@ -211,7 +211,7 @@ def kind(config: ModelConfig) -> str:
     ):
         if not fits:
             raise InputError(f"The network cannot be written for transformers: its {name} class {what}.")
-    return found
+    return key
 
 
 def _family(name: str) -> str:
@@ -224,23 +224,23 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     joined = config.num_heads * config.head_dim  # queries of all heads
     shared = config.kv_heads * config.head_dim  # keys, and values, which several heads may share
     gates = ("wi",) if len(config.mlp_activations) == 1 else ("wi_0", "wi_1")
-    found: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, d)}
+    shape_of: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, d)}
 
     def dense(name: str, shape: tuple[int, int], part: str) -> None:
-        found[f"{name}/kernel"] = shape
+        shape_of[f"{name}/kernel"] = shape
         if part in config.biases:
-            found[f"{name}/bias"] = shape[1:]
+            shape_of[f"{name}/bias"] = shape[1:]
 
     def norm(name: str) -> None:
-        found[f"{name}/scale"] = (d,)
+        shape_of[f"{name}/scale"] = (d,)
         if config.norm == "layer":
-            found[f"{name}/bias"] = (d,)
+            shape_of[f"{name}/bias"] = (d,)
 
-    def relative_bias(place: str) -> None:
-        found[f"{place}/relpos_bias/rel_embedding"] = (config.num_heads, config.num_relpos_buckets)
+    def relative_bias(module: str) -> None:
+        shape_of[f"{module}/relpos_bias/rel_embedding"] = (config.num_heads, config.num_relpos_buckets)
 
     if config.positions == "learned":
-        found["decoder/position_embedding"] = (config.max_length, d)
+        shape_of["decoder/position_embedding"] = (config.max_length, d)
     # Of each side: its layers, and of each layer the attentions and the norms before them.
     encoder = {"attention": "pre_attention_layer_norm"}
     decoder = {"self_attention": "pre_self_attention_layer_norm"}
@@ -268,26 +268,28 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
             relative_bias(side)
         norm(f"{side}/{side}_norm")
     if not config.has_logits:
-        return found
+        return shape_of
     if config.is_modernbert:
         dense("decoder/head_dense", (d, d), "head")
         norm("decoder/head_norm")
     if not config.logits_via_embedding:
         dense("decoder/logits_dense", (d, config.vocab_size), "logits")
     elif "logits" in config.biases:
-        found["decoder/logits_dense/bias"] = (config.vocab_size,)
-    return found
+        shape_of["decoder/logits_dense/bias"] = (config.vocab_size,)
+    return shape_of
 
 
-def check_arrays(arrays: Arrays, config: ModelConfig, place: str, advice: str) -> None:
+def check_arrays(arrays: Arrays, config: ModelConfig, where: str, advice: str) -> None:
     """Raises InputError for the first array that is missing, unknown, or of another shape."""
-    found = arrays.shapes
+    present = arrays.shapes
     wanted = shapes(config)
-    check_names([name for name in wanted if name not in found], [name for name in found if name not in wanted], place)
-    for name, shape in found.items():
+    check_names(
+        [name for name in wanted if name not in present], [name for name in present if name not in wanted], where
+    )
+    for name, shape in present.items():
         if shape != wanted[name]:
             raise InputError(
-                f"{place} holds {name} as {shape}, and its configuration makes it {wanted[name]}; {advice}."
+                f"{where} holds {name} as {shape}, and its configuration makes it {wanted[name]}; {advice}."
             )
 
 
@@ -298,8 +300,8 @@ def _pytorch_name(name: str, family: str) -> str:
         name = name.replace(_EMBEDDING_NORM, "model.embeddings.norm").replace("decoder/head_", "head_")
     parts = dict(_PARTS[family])
     if family == "t5":
-        place = "layer.1" if name.startswith("encoder") else "layer.2"
-        parts |= {"mlp": f"{place}.DenseReluDense", "pre_mlp_layer_norm": f"{place}.layer_norm"}
+        layer = "layer.1" if name.startswith("encoder") else "layer.2"
+        parts |= {"mlp": f"{layer}.DenseReluDense", "pre_mlp_layer_norm": f"{layer}.layer_norm"}
         name = re.sub(r"^(\w+)/relpos_bias", r"\1/layers_0/relpos_bias", name)  # one for all layers is the first's
     *path, leaf = re.sub(r"/layers_(\d+)/", rf"/{parts['layers']}.\1/", name).split("/")
     return ".".join([*(parts.get(part, part) for part in path), parts.get(leaf, _LEAVES.get(leaf, leaf))])
@@ -327,13 +329,14 @@ def rows(config: ModelConfig) -> list[Row]:
 
 
 def _fusion(ours: str, name: str) -> tuple[str, tuple[str, ...]]:
-    """Returns the name of the class's array that one of ours is a part of, and the names of all its parts in order.
+    """Returns the name of the class's array that contains one of ours, and the names of all its parts in order.
 
     An array that the class stores as Limba does gives its own name and ().
     """
     for fused, parts in _FUSIONS.get(name, {}).items():
-        if (found := re.search(rf"/({'|'.join(parts)})/(kernel|bias)$", ours)) is not None:
-            return ours.replace(f"/{found[1]}/", f"/{fused}/"), parts
+        part = re.search(rf"/({'|'.join(parts)})/(kernel|bias)$", ours)
+        if part is not None:
+            return ours.replace(f"/{part[1]}/", f"/{fused}/"), parts
     return ours, ()
 
 
@@ -376,7 +379,7 @@ def unfused(stored: Mapping[str, Stored], config: ModelConfig) -> dict[str, Stor
         return np.split(read(), count, axis=-1)[number]
 
     class_name = kind(config)
-    found = {}
+    arrays_of_network = {}
     for name in shapes(config):
         fused, parts = _fusion(name, class_name)
         whole = stored[fused]
@@ -384,8 +387,8 @@ def unfused(stored: Mapping[str, Stored], config: ModelConfig) -> dict[str, Stor
             shape = (*whole.shape[:-1], whole.shape[-1] // len(parts))
             number = parts.index(name.split("/")[-2])
             whole = Stored(shape, whole.dtype, partial(cut, whole.read, number, len(parts)))
-        found[name] = whole
-    return found
+        arrays_of_network[name] = whole
+    return arrays_of_network
 
 
 def class_of(config: ModelConfig) -> str:
@@ -408,30 +411,32 @@ def config_json(config: ModelConfig, dtype: str = "float32", eos_id: int = 1, ma
             " use the model in Limba."
         )
     activation = {"gelu": _GELU[name], "gelu_exact": "gelu"}.get(first, first)
-    about: Json = {"architectures": [class_of(config)], "model_type": name}
-    about |= {theirs: getattr(config, ours) for ours, (theirs, _) in _FIELDS[_family(name)].items()}
-    about |= {"eos_token_id": eos_id, "pad_token_id": 0, "use_cache": True, "torch_dtype": dtype}
+    hf_config: Json = {"architectures": [class_of(config)], "model_type": name}
+    hf_config |= {theirs: getattr(config, ours) for ours, (theirs, _) in _FIELDS[_family(name)].items()}
+    hf_config |= {"eos_token_id": eos_id, "pad_token_id": 0, "use_cache": True, "torch_dtype": dtype}
     if name == "modernbert":
-        about |= dict(zip(_LOCAL, config.local_attention or (), strict=True)) | {"norm_bias": config.norm == "layer"}
-        about |= {key: part in config.biases for part, key in _BIASES.items()}
-        about |= dict.fromkeys(("hidden_activation", "classifier_activation"), activation)
+        hf_config |= dict(zip(_LOCAL, config.local_attention or (), strict=True)) | {
+            "norm_bias": config.norm == "layer"
+        }
+        hf_config |= {key: part in config.biases for part, key in _BIASES.items()}
+        hf_config |= dict.fromkeys(("hidden_activation", "classifier_activation"), activation)
         if mask_id is not None:
-            about["mask_token_id"] = mask_id
-        return about | dict.fromkeys(("bos_token_id", "cls_token_id", "sep_token_id"))
+            hf_config["mask_token_id"] = mask_id
+        return hf_config | dict.fromkeys(("bos_token_id", "cls_token_id", "sep_token_id"))
     if name in ("llama", "eurobert"):
-        about |= {"num_key_value_heads": config.kv_heads, "hidden_act": activation, "bos_token_id": 0}
+        hf_config |= {"num_key_value_heads": config.kv_heads, "hidden_act": activation, "bos_token_id": 0}
         if config.is_encoder:
             rope = {"rope_type": "default", "rope_theta": config.rotary_base}
-            about |= {"bos_token_id": None, "use_cache": False, "rope_parameters": rope}
-            about |= {} if mask_id is None else {"mask_token_id": mask_id}  # transformers 5 refuses null
-        return about | {f"{part}_bias": part in config.biases for part in ("attention", "mlp")}
+            hf_config |= {"bos_token_id": None, "use_cache": False, "rope_parameters": rope}
+            hf_config |= {} if mask_id is None else {"mask_token_id": mask_id}  # transformers 5 refuses null
+        return hf_config | {f"{part}_bias": part in config.biases for part in ("attention", "mlp")}
     if name == "gpt2":
-        about |= dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), config.dropout_rate)
-        return about | {"activation_function": activation, "bos_token_id": 0}
+        hf_config |= dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), config.dropout_rate)
+        return hf_config | {"activation_function": activation, "bos_token_id": 0}
     if config.is_t5_encoder:
-        about |= {"num_decoder_layers": None, "use_cache": False}
-    return about | {
-        # Of a plain `gelu` transformers makes the exact one, of `gated-gelu` that by tanh unless the next key differs.
+        hf_config |= {"num_decoder_layers": None, "use_cache": False}
+    return hf_config | {
+        # transformers takes `gelu` to be the exact one, and `gated-gelu` the one by tanh, unless the next key differs.
         "feed_forward_proj": f"gated-{first.removesuffix('_exact')}" if gate else activation,
         "dense_act_fn": activation,
         "is_gated_act": bool(gate),
@@ -443,28 +448,28 @@ def config_json(config: ModelConfig, dtype: str = "float32", eos_id: int = 1, ma
     }
 
 
-def model_fields(about: Json, name: str) -> Json:
+def model_fields(hf_config: Json, name: str) -> Json:
     """Returns the fields of ModelConfig from the config.json of an mt5, or of a key of CLASSES.
 
     huggingface_keys.py says what becomes of each key; InputError for a value that Limba's networks do not have.
     """
-    keys.check(about, name)
+    keys.check(hf_config, name)
     if name.endswith("t5"):
-        return _of_t5(about, name)
-    about = keys.by_own_names(about, name)
-    fields = {"num_encoder_layers": 0} | _fields(about, name)
+        return _of_t5(hf_config, name)
+    hf_config = keys.by_own_names(hf_config, name)
+    fields = {"num_encoder_layers": 0} | _fields(hf_config, name)
     width = fields["emb_dim"] // fields["num_heads"]
     if name == "modernbert":
-        fields |= _of_modernbert(about, width, fields["num_decoder_layers"])
-        return fields | {"head_dim": width, "has_logits": _has_logits(about, name)}
+        fields |= _of_modernbert(hf_config, width, fields["num_decoder_layers"])
+        return fields | {"head_dim": width, "has_logits": _has_logits(hf_config, name)}
     if name == "gpt2":
-        activation = keys.activation("activation_function", about.get("activation_function", "gelu_new"))
+        activation = keys.activation("activation_function", hf_config.get("activation_function", "gelu_new"))
         fields["mlp_dim"] = fields["mlp_dim"] or 4 * fields["emb_dim"]
         return fields | {"head_dim": width, "mlp_activations": (activation,), "norm": "layer"}
-    activation = keys.activation("hidden_act", about.get("hidden_act", "silu"))
-    biases = tuple(part for part in ("attention", "mlp") if about.get(f"{part}_bias"))
+    activation = keys.activation("hidden_act", hf_config.get("hidden_act", "silu"))
+    biases = tuple(part for part in ("attention", "mlp") if hf_config.get(f"{part}_bias"))
     if name == "eurobert":
-        fields |= {"attention_mask": "bidirectional", "has_logits": _has_logits(about, name)}
+        fields |= {"attention_mask": "bidirectional", "has_logits": _has_logits(hf_config, name)}
         if fields["has_logits"] and "mlp" in biases:
             biases += ("logits",)
     return fields | {
@@ -473,69 +478,69 @@ def model_fields(about: Json, name: str) -> Json:
         "biases": biases,
         "head_dim": fields["head_dim"] or width,
         "num_kv_heads": fields["num_kv_heads"] or fields["num_heads"],
-        "rotary_base": _rotary_base(about),
+        "rotary_base": _rotary_base(hf_config),
     }
 
 
-def _has_logits(about: Json, name: str) -> bool:
+def _has_logits(hf_config: Json, name: str) -> bool:
     """Returns whether a config.json's class has the vocabulary's logits; without them its encoder alone is read.
 
     >>> _has_logits({"architectures": ["EuroBertForSequenceClassification"]}, "eurobert")
     False
     """
-    theirs = str((about.get("architectures") or [""])[0])
+    theirs = str((hf_config.get("architectures") or [""])[0])
     return not theirs.endswith(_ENCODERS_OF_T5 if name.endswith("t5") else _ENCODERS)
 
 
-def _fields(about: Json, name: str) -> Json:
+def _fields(hf_config: Json, name: str) -> Json:
     """Returns the fields of ModelConfig that have a key of their own; KeyError for one without which none is known."""
     defaults = _OTHERS.get(name, {})
     fields: Json = {}
     for ours, (theirs, default) in _FIELDS[_family(name)].items():
         if default is REQUIRED:
-            fields[ours] = about[theirs]
+            fields[ours] = hf_config[theirs]
         else:
-            fields[ours] = about.get(theirs, defaults.get(ours, default))
+            fields[ours] = hf_config.get(theirs, defaults.get(ours, default))
     return fields
 
 
-def _of_t5(about: Json, name: str) -> Json:
+def _of_t5(hf_config: Json, name: str) -> Json:
     """Returns the fields of a T5, mT5 or umT5.
 
     `dense_act_fn` and `is_gated_act` follow from `feed_forward_proj`, and count before it where a file has them too.
     """
     # transformers takes as many decoder layers before it looks at the other names of the keys.
-    num_layers = about.get("num_layers", _fields({}, name)["num_encoder_layers"])
-    about = keys.by_own_names(about, name)
-    fields = _fields(about, name)
+    num_layers = hf_config.get("num_layers", _fields({}, name)["num_encoder_layers"])
+    hf_config = keys.by_own_names(hf_config, name)
+    fields = _fields(hf_config, name)
     if fields["num_decoder_layers"] is None:
         fields["num_decoder_layers"] = num_layers
-    projection = about.get("feed_forward_proj", "gated-gelu" if name in _OTHERS else "relu")
+    projection = hf_config.get("feed_forward_proj", "gated-gelu" if name in _OTHERS else "relu")
     first, *rest = projection.split("-")
     if len(rest) > 1 or (rest and first != "gated"):
         raise InputError(f"feed_forward_proj is {projection!r}; transformers reads gated-NAME or NAME: copy it again.")
     by_projection = "gelu_new" if projection == "gated-gelu" else (first, *rest)[-1]
-    key = "dense_act_fn" if "dense_act_fn" in about else "feed_forward_proj"
-    activation = keys.activation(key, about.get("dense_act_fn", by_projection))
-    is_gated = about.get("is_gated_act", first == "gated")
-    if not _has_logits(about, name):
-        if about.get("is_decoder"):
-            keys.refuse("is_decoder", about["is_decoder"], [False])
+    key = "dense_act_fn" if "dense_act_fn" in hf_config else "feed_forward_proj"
+    activation = keys.activation(key, hf_config.get("dense_act_fn", by_projection))
+    is_gated = hf_config.get("is_gated_act", first == "gated")
+    if not _has_logits(hf_config, name):
+        if hf_config.get("is_decoder"):
+            keys.refuse("is_decoder", hf_config["is_decoder"], [False])
         fields["num_decoder_layers"] = 0
-    elif not about.get("is_encoder_decoder", True):
-        keys.refuse("is_encoder_decoder", about["is_encoder_decoder"], [True])
+    elif not hf_config.get("is_encoder_decoder", True):
+        keys.refuse("is_encoder_decoder", hf_config["is_encoder_decoder"], [True])
     fields["mlp_activations"] = (activation, "linear") if is_gated else (activation,)
     return fields | {"relative_bias_per_layer": name == "umt5"}
 
 
-def query_scale(about: Json, head_dim: int, layer: int) -> float:
+def query_scale(hf_config: Json, head_dim: int, layer: int) -> float:
     """Returns by what a GPT-2's queries are multiplied in a layer so that Limba, which divides by sqrt(C), agrees.
 
     `scale_attn_weights` False divides by nothing; `scale_attn_by_inverse_layer_idx` divides by the number of the layer
     too, from 1 on (stanford-crfm's models, https://github.com/stanford-crfm/mistral).
     """
-    scale = 1.0 if about.get("scale_attn_weights", True) else head_dim**0.5
-    return scale / (layer + 1) if about.get("scale_attn_by_inverse_layer_idx", False) else scale
+    scale = 1.0 if hf_config.get("scale_attn_weights", True) else head_dim**0.5
+    return scale / (layer + 1) if hf_config.get("scale_attn_by_inverse_layer_idx", False) else scale
 
 
 def _check_rope(key: str, rope: Json) -> None:
@@ -550,46 +555,49 @@ def _check_rope(key: str, rope: Json) -> None:
             raise InputError(f"{key} has positions of its own for {name!r}, which is not supported; use another model.")
 
 
-def _rotary_base(about: Json) -> float:
+def _rotary_base(hf_config: Json) -> float:
     """Returns the base of a Llama's or a EuroBERT's positions; `rope_scaling` counts before `rope_parameters`."""
-    key = "rope_scaling" if about.get("rope_scaling") else "rope_parameters"
-    rope = about.get(key) or {}
+    key = "rope_scaling" if hf_config.get("rope_scaling") else "rope_parameters"
+    rope = hf_config.get(key) or {}
     _check_rope(key, rope)
-    return float(rope.get("rope_theta") or about.get("rope_theta") or 10_000.0)
+    return float(rope.get("rope_theta") or hf_config.get("rope_theta") or 10_000.0)
 
 
-def _of_modernbert(about: Json, head_dim: int, num_layers: int) -> Json:
+def _of_modernbert(hf_config: Json, head_dim: int, num_layers: int) -> Json:
     """Returns a ModernBERT's fields that are not in `_FIELDS`, or that transformers 5 writes by other keys."""
-    if about.get("head_dim") not in (None, head_dim):
-        keys.refuse("head_dim", about["head_dim"], [head_dim])
-    width, every, base = (about.get(key, default) for key, default in _LOCAL.items())
-    if about.get("sliding_window") not in (None, width // 2):  # half of the window, by a name that only version 5 knows
-        keys.refuse("sliding_window", about["sliding_window"], [width // 2])
-    kinds = about.get("layer_types")
+    if hf_config.get("head_dim") not in (None, head_dim):
+        keys.refuse("head_dim", hf_config["head_dim"], [head_dim])
+    width, every, base = (hf_config.get(key, default) for key, default in _LOCAL.items())
+    if hf_config.get("sliding_window") not in (
+        None,
+        width // 2,
+    ):  # half of the window, by a name that only version 5 knows
+        keys.refuse("sliding_window", hf_config["sliding_window"], [width // 2])
+    kinds = hf_config.get("layer_types")
     if kinds is not None:
-        every = next((n for n, each in enumerate(kinds) if n and each == "full_attention"), len(kinds))
+        every = next((n for n, kind in enumerate(kinds) if n and kind == "full_attention"), len(kinds))
         repeated = ["sliding_attention" if n % every else "full_attention" for n in range(num_layers)]
         if kinds != repeated:
             raise InputError("The layer_types in config.json do not repeat, which is not supported; use another model.")
-    bases = {"full_attention": about.get("global_rope_theta", 160_000.0), "sliding_attention": base}
+    bases = {"full_attention": hf_config.get("global_rope_theta", 160_000.0), "sliding_attention": base}
     for name in bases:
-        rope = dict((about.get("rope_parameters") or {}).get(name) or {})
-        rope |= about.get("rope_scaling") or {}
-        _check_rope("rope_scaling" if about.get("rope_scaling") else f"rope_parameters of {name}", rope)
+        rope = dict((hf_config.get("rope_parameters") or {}).get(name) or {})
+        rope |= hf_config.get("rope_scaling") or {}
+        _check_rope("rope_scaling" if hf_config.get("rope_scaling") else f"rope_parameters of {name}", rope)
         bases[name] = float(rope.get("rope_theta", bases[name]))
-    activation = keys.activation("hidden_activation", about.get("hidden_activation", "gelu"))
-    of_head = keys.activation("classifier_activation", about.get("classifier_activation", "gelu"))
+    activation = keys.activation("hidden_activation", hf_config.get("hidden_activation", "gelu"))
+    of_head = keys.activation("classifier_activation", hf_config.get("classifier_activation", "gelu"))
     if activation != of_head:
         raise InputError(
-            f"The activations in config.json are {about.get('hidden_activation', 'gelu')} and"
-            f" {about.get('classifier_activation', 'gelu')}; only one for both is supported."
+            f"The activations in config.json are {hf_config.get('hidden_activation', 'gelu')} and"
+            f" {hf_config.get('classifier_activation', 'gelu')}; only one for both is supported."
         )
     return {
         "rotary_base": bases["full_attention"],
         "mlp_activations": (activation, "linear"),
         "positions": "rotary",
         "attention_mask": "bidirectional",
-        "norm": "layer" if about.get("norm_bias", False) else "layer_scale",
-        "biases": tuple(part for part, key in _BIASES.items() if about.get(key, part == "logits")),
+        "norm": "layer" if hf_config.get("norm_bias", False) else "layer_scale",
+        "biases": tuple(part for part, key in _BIASES.items() if hf_config.get(key, part == "logits")),
         "local_attention": (width // 2 * 2, every, bases["sliding_attention"]),
     }

@@ -30,13 +30,13 @@ def download(text: str, weights: bool = True) -> Path:
     """
 
     def wanted(names: Sequence[str]) -> list[str]:
-        found = wanted_files(names)
-        if not found:
+        files = wanted_files(names)
+        if not files:
             raise InputError(
                 f"The hub's {text} has no model.safetensors, flax_model.msgpack or pytorch_model.bin; give another"
                 " model, or one of its revisions, as user/name@revision."
             )
-        return found
+        return files
 
     return hub.download(text, wanted if weights else lambda names: BESIDE)
 

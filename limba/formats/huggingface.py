@@ -67,7 +67,7 @@ class StoredHead(NamedTuple):
     """The output layer of a folder."""
 
     is_tied: bool  # Limba's tied network computes it
-    place: str = STORED_HEAD  # the array of one that is not; the embedding, where a T5 uses that without scaling
+    name: str = STORED_HEAD  # the array of one that is not; the embedding, where a T5 uses that without scaling
     scale: float = 1.0  # by what that array is divided
 
 
@@ -78,34 +78,34 @@ def stored_head(folder: Path, stored: Arrays | None, emb_dim: int = 1) -> Stored
     decide: only a copy of the embedding, in any dtype, is tied. What a T5's layer reads is multiplied by
     emb_dim^-0.5 in 4.57 if it is tied; in 5 by `scale_decoder_outputs` for a t5, never for an mt5, always for a umt5.
     """
-    about = _about(folder)
-    kind = str(about.get("model_type"))
-    version = str(about.get("transformers_version") or "").partition(".")[0]
+    hf_config = _config_json(folder)
+    kind = str(hf_config.get("model_type"))
+    version = str(hf_config.get("transformers_version") or "").partition(".")[0]
     is_by_5 = version.isdigit() and int(version) > 4
     # Limba's own folders, t5 and umt5, name no version and have the keys of both.
     is_read_by_5 = is_by_5 or not version
     # What config.json says; a T5 whose file says null is tied, a Llama without the key is not.
-    says_tied = bool(about.get("tie_word_embeddings", kind not in ("llama", "eurobert")))
-    says_tied = says_tied or (kind.endswith("t5") and about.get("tie_word_embeddings") is None)
-    place = HEADS.get(kind, STORED_HEAD)
+    says_tied = bool(hf_config.get("tie_word_embeddings", kind not in ("llama", "eurobert")))
+    says_tied = says_tied or (kind.endswith("t5") and hf_config.get("tie_word_embeddings") is None)
+    name = HEADS.get(kind, STORED_HEAD)
     embedding = ""
     is_own = False  # the folder holds another matrix than the embedding
     if stored and kind in NAMES:
         embedding = embedding_of(stored, kind)
-        is_own = place in stored and not (says_tied and _is_copy(stored.stored[place], stored.stored[embedding]))
+        is_own = name in stored and not (says_tied and _is_copy(stored.stored[name], stored.stored[embedding]))
     is_scaled = says_tied and not is_own
     if is_read_by_5:
         # A umt5 without a version and without this key is anybody's: it is read as the newest version does.
-        is_of_anybody = not is_by_5 and "scale_decoder_outputs" not in about
+        is_of_anybody = not is_by_5 and "scale_decoder_outputs" not in hf_config
         by_kind = {
-            "t5": about.get("scale_decoder_outputs", is_scaled),
+            "t5": hf_config.get("scale_decoder_outputs", is_scaled),
             "mt5": False,
             "umt5": says_tied or is_of_anybody,
         }
         is_scaled = bool(by_kind.get(kind, is_scaled))
     if is_own or not (says_tied or is_by_5):
         scale = emb_dim**0.5 if is_scaled else 1.0
-        written = about.get(HEAD_SCALE)
+        written = hf_config.get(HEAD_SCALE)
         # Version 4.57 keeps the key of a folder that it saves again, and does not scale.
         if is_read_by_5 and isinstance(written, int | float) and written:
             scale = written
@@ -122,13 +122,13 @@ def stored_head(folder: Path, stored: Arrays | None, emb_dim: int = 1) -> Stored
     return head
 
 
-def _about(folder: Path) -> Json:
+def _config_json(folder: Path) -> Json:
     """Returns a folder's config.json; nothing for one that `model_config` refuses."""
     try:
-        about = json.loads(foreign.text_of(folder / "config.json"))
+        hf_config = json.loads(foreign.text_of(folder / "config.json"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return about if isinstance(about, dict) else {}
+    return hf_config if isinstance(hf_config, dict) else {}
 
 
 def _is_copy(head: Stored, embedding: Stored) -> bool:
@@ -163,7 +163,7 @@ class _Contents(NamedTuple):
     stored: Arrays  # by the names of the folder
     head: StoredHead
     # T5X's name of an array -> its name in the folder, and whether it is transposed there
-    places: dict[str, tuple[str, bool]]
+    array_of: dict[str, tuple[str, bool]]
     others: set[str]  # arrays that are neither copies of the embedding nor passed over; the network must have them
 
 
@@ -174,15 +174,15 @@ def open_folder(directory: str | Path, config: ModelConfig, flax: bool | None = 
     missing, or that the network does not have; huggingface_names.py says which are passed over.
     """
     folder = Path(directory)
-    about = _about(folder)
-    kind = _kind_of(about, config)
+    hf_config = _config_json(folder)
+    kind = _kind_of(hf_config, config)
     is_chosen = flax is not None
     if flax or (flax is None and not config.is_decoder_only and weights_form(folder) == "flax"):
         contents = _in_flax(folder, kind, config, is_chosen)
     else:
         contents = _in_pytorch(folder, kind, config, is_chosen)
     stored = contents.stored
-    names = [name for name, _ in contents.places.values()]
+    names = [name for name, _ in contents.array_of.values()]
     for name in names:
         if name in stored:
             _check_is_weight(stored, name)
@@ -190,15 +190,15 @@ def open_folder(directory: str | Path, config: ModelConfig, flax: bool | None = 
     extra = sorted(contents.others - set(names))
     advice = "give the weights of the model that config.json describes, or use this one in transformers"
     check_names(missing, extra, str(folder), advice)
-    found: dict[str, Stored] = {}
-    for ours, (name, is_transposed) in contents.places.items():
+    arrays_by_name: dict[str, Stored] = {}
+    for ours, (name, is_transposed) in contents.array_of.items():
         array = stored.stored[name]
-        found[ours] = array.T if is_transposed else array
-    if HEAD in found and contents.head.scale != 1:
-        found[HEAD] = _scaled(found[HEAD], 1 / np.float32(contents.head.scale))
-    arrays = unfused(found, config)
+        arrays_by_name[ours] = array.T if is_transposed else array
+    if HEAD in arrays_by_name and contents.head.scale != 1:
+        arrays_by_name[HEAD] = _scaled(arrays_by_name[HEAD], 1 / np.float32(contents.head.scale))
+    arrays = unfused(arrays_by_name, config)
     if kind == "gpt2":
-        _scale_queries(arrays, about, config)
+        _scale_queries(arrays, hf_config, config)
     return Arrays(arrays)
 
 
@@ -206,13 +206,13 @@ def _in_flax(folder: Path, kind: str, config: ModelConfig, is_chosen: bool) -> _
     """Returns what a flax_model.msgpack holds."""
     check_weights(folder, is_chosen)
     stored = open_flax(folder / FLAX_FILE)
-    places = {row.t5x: (flax_name(row), row.t5x.endswith("rel_embedding")) for row in rows(config)}
+    array_of = {row.t5x: (flax_name(row), row.t5x.endswith("rel_embedding")) for row in rows(config)}
     others = set()
     for name in stored:
         is_copy = re.fullmatch(r"(en|de)coder/embed_tokens/\w+", name) is not None
         if not is_copy and not _is_passed_over_in_flax(name, kind, config):
             others.add(name)
-    return _Contents(stored, stored_head(folder, None, config.emb_dim), places, others)
+    return _Contents(stored, stored_head(folder, None, config.emb_dim), array_of, others)
 
 
 def _in_pytorch(folder: Path, kind: str, config: ModelConfig, is_chosen: bool) -> _Contents:
@@ -223,13 +223,13 @@ def _in_pytorch(folder: Path, kind: str, config: ModelConfig, is_chosen: bool) -
         _check_tied(config, head, folder)
     else:
         _say_what_is_left_out(stored, kind, folder)
-    places = {row.t5x: (canonical(row.pytorch, kind), row.transposed) for row in rows(config)}
-    if HEAD in places and not config.is_decoder_only:
-        places[HEAD] = (head.place, True)
+    array_of = {row.t5x: (canonical(row.pytorch, kind), row.transposed) for row in rows(config)}
+    if HEAD in array_of and not config.is_decoder_only:
+        array_of[HEAD] = (head.name, True)
     copies = _copies_of_embedding(stored, kind, folder)
-    places[EMBEDDING] = (_place_of_embedding(stored, kind, head), False)
+    array_of[EMBEDDING] = (_name_of_embedding(stored, kind, head), False)
     others = {name for name in stored if not is_passed_over(name, kind, is_encoder=not config.has_logits)}
-    return _Contents(stored, head, places, others - set(copies))
+    return _Contents(stored, head, array_of, others - set(copies))
 
 
 def _check_is_weight(stored: Arrays, name: str) -> None:
@@ -239,19 +239,19 @@ def _check_is_weight(stored: Arrays, name: str) -> None:
         stored[name]  # reading it raises the error, which names the file
 
 
-def _scale_queries(arrays: dict[str, Stored], about: Json, config: ModelConfig) -> None:
+def _scale_queries(arrays: dict[str, Stored], hf_config: Json, config: ModelConfig) -> None:
     """Multiplies a GPT-2's queries by `query_scale` of their layers."""
     for name, array in arrays.items():
         if "/query/" in name:
             layer = int(re.findall(r"layers_(\d+)", name)[0])
-            scale = query_scale(about, config.head_dim, layer)
+            scale = query_scale(hf_config, config.head_dim, layer)
             if scale != 1:
                 arrays[name] = _scaled(array, np.float32(scale))
 
 
-def _kind_of(about: Json, config: ModelConfig) -> str:
+def _kind_of(hf_config: Json, config: ModelConfig) -> str:
     """Returns the model_type of a folder; without one in its config.json, the network's own."""
-    kind = about.get("model_type")
+    kind = hf_config.get("model_type")
     return kind if kind in NAMES else kind_of_network(config)
 
 
@@ -280,11 +280,11 @@ def _say_what_is_left_out(stored: Mapping[str, np.ndarray], kind: str, folder: P
         )
 
 
-def _place_of_embedding(stored: Mapping[str, np.ndarray], kind: str, head: StoredHead) -> str:
+def _name_of_embedding(stored: Mapping[str, np.ndarray], kind: str, head: StoredHead) -> str:
     """Returns the name under which the embedding is read; the class's own where the folder has none."""
-    place = embedding_of(stored, kind)
-    is_output = place == NAMES[kind].output
-    return place if place and (head.is_tied or not is_output) else NAMES[kind].embedding[0]
+    name = embedding_of(stored, kind)
+    is_output = name == NAMES[kind].output
+    return name if name and (head.is_tied or not is_output) else NAMES[kind].embedding[0]
 
 
 def _copies_of_embedding(stored: Arrays, kind: str, folder: Path) -> list[str]:
@@ -337,17 +337,17 @@ def model_config(directory: str | Path, kind: str | None = None, **choices: obje
     """
     path = Path(directory) if Path(directory).is_file() else Path(directory) / "config.json"
     try:
-        about = json.loads(foreign.text_of(path))
+        hf_config = json.loads(foreign.text_of(path))
     except InputError:
         raise
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read ({reason_of(error)}); give a Hugging Face folder.") from error
-    kind = (about.get("model_type") or kind) if isinstance(about, dict) else None
+    kind = (hf_config.get("model_type") or kind) if isinstance(hf_config, dict) else None
     if kind not in ("mt5", *CLASSES):
         raise InputError(f"{path} describes a {kind!r}; only mt5, {', '.join(CLASSES)} are read.")
     form = weights_form(directory)  # None for a file
     try:
-        fields = model_fields(about, kind)
+        fields = model_fields(hf_config, kind)
         if form in ("safetensors", "bin"):
             fields["logits_via_embedding"] = stored_head(
                 Path(directory), _pytorch_arrays(Path(directory), kind)
@@ -363,7 +363,7 @@ def model_config(directory: str | Path, kind: str | None = None, **choices: obje
 
 def has_flax_alone(folder: Path) -> bool:
     """Returns whether a folder's weights are in Flax's form alone, in which only a T5's are read."""
-    return weights_form(folder) == "flax" and not str(_about(folder).get("model_type")).endswith("t5")
+    return weights_form(folder) == "flax" and not str(_config_json(folder).get("model_type")).endswith("t5")
 
 
 def open_flax(path: Path) -> Arrays:
@@ -372,9 +372,11 @@ def open_flax(path: Path) -> Arrays:
 
     try:
         tree: Any = serialization.msgpack_restore(foreign.bytes_of(path))
-        found = {name: np.asarray(leaf) for name, leaf in flatten(tree).items()}
+        arrays = {name: np.asarray(leaf) for name, leaf in flatten(tree).items()}
     except InputError:
         raise
     except Exception as error:  # msgpack's own errors, and numpy's, of many kinds
         raise InputError(f"{path} cannot be read as flax's msgpack ({reason_of(error)}); copy it again.") from error
-    return Arrays({name: Stored(each.shape, each.dtype, partial(np.asarray, each)) for name, each in found.items()})
+    return Arrays(
+        {name: Stored(array.shape, array.dtype, partial(np.asarray, array)) for name, array in arrays.items()}
+    )

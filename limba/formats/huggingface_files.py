@@ -162,19 +162,19 @@ def _write_special_ids(folder: Path, special: Any, model: ModelConfig) -> None:
         of_generation["decoder_start_token_id"] = special.generation_start
     if special.suppressed:
         of_generation["suppress_tokens"] = sorted(special.suppressed)
-    for name, own in (("config", of_config), ("generation_config", of_generation)):
+    for name, named_ids in (("config", of_config), ("generation_config", of_generation)):
         file = folder / f"{name}.json"
         if file.exists():
-            file.write_text(json.dumps(json.loads(file.read_text()) | own, indent=2) + "\n")
+            file.write_text(json.dumps(json.loads(file.read_text()) | named_ids, indent=2) + "\n")
 
 
 def _keep_special_ids(folder: Path, published: epath.Path) -> None:
     """Puts the ids of a published folder in their places, and its generation_config.json as it is."""
-    about = json.loads((folder / "config.json").read_text())
-    own = json.loads(read_text(published / "config.json"))
-    about = {key: value for key, value in about.items() if not _ID_OF_ROLE.fullmatch(key)}
-    about |= {key: value for key, value in own.items() if _ID_OF_ROLE.fullmatch(key)}
-    (folder / "config.json").write_text(json.dumps(about, indent=2) + "\n")
+    ours = json.loads((folder / "config.json").read_text())
+    theirs = json.loads(read_text(published / "config.json"))
+    ours = {key: value for key, value in ours.items() if not _ID_OF_ROLE.fullmatch(key)}
+    ours |= {key: value for key, value in theirs.items() if _ID_OF_ROLE.fullmatch(key)}
+    (folder / "config.json").write_text(json.dumps(ours, indent=2) + "\n")
     name = "generation_config.json"
     (folder / name).unlink(missing_ok=True)
     if (published / name).exists():
@@ -220,7 +220,7 @@ def write_configs(
     head_scale: float = 1.0,
     mask_id: int | None = None,
 ) -> None:
-    """Writes config.json and, but for an encoder, generation_config.json.
+    """Writes config.json and, except for an encoder, generation_config.json.
 
     `eos_id` is the vocabulary's end of sequence; `generate` of transformers never gives the `suppressed` ids.
     `head_scale` is what the written output layer is multiplied by, `mask_id` an encoder's mask.
@@ -230,10 +230,10 @@ def write_configs(
     generation: dict[str, object] = {"pad_token_id": 0, "eos_token_id": eos_id, start: 0}
     if suppressed:
         generation["suppress_tokens"] = sorted(suppressed)
-    about = config_json(config, dtype, eos_id, mask_id)
+    hf_config = config_json(config, dtype, eos_id, mask_id)
     if head_scale != 1:
-        about[HEAD_SCALE] = head_scale
-    files = {"config": about}
+        hf_config[HEAD_SCALE] = head_scale
+    files = {"config": hf_config}
     if not is_encoder:
         files["generation_config"] = generation
     for name, content in files.items():
@@ -252,14 +252,14 @@ def _written(
             return arrays[name].astype(np.float32) * np.float32(head_scale)
         return arrays[name]
 
-    found = {}
+    named_arrays = {}
     for row in (table[name] for name in arrays if name in table):
         stored = Stored(row.shape, numpy_dtype(dtype), partial(read, row.t5x))
         # Flax keeps kernels as they are here, and both forms have relative biases transposed.
         is_transposed = row.t5x.endswith("rel_embedding") if flax else row.transposed
         name = flax_name(row) if flax else row.pytorch
-        found[name] = stored.T if is_transposed else stored
-    return found
+        named_arrays[name] = stored.T if is_transposed else stored
+    return named_arrays
 
 
 def write_pytorch(
@@ -304,7 +304,7 @@ def write_flax(
     from flax import serialization
 
     stored = _written(arrays, config, dtype, head_scale, flax=True).items()
-    tree = unflatten({name: each.read().astype(each.dtype, copy=False) for name, each in stored})
+    tree = unflatten({name: array.read().astype(array.dtype, copy=False) for name, array in stored})
     (directory / FLAX_FILE).write_bytes(serialization.msgpack_serialize(tree, in_place=True))
 
 
@@ -327,10 +327,10 @@ def write_tokenizer(
     with, where that is another object than `load_vocabulary` makes.
     ByT5's sentinels count down from the last id in seqio and up in transformers: their ids are written out. Without
     extra ids they are the ids of bytes that no text has, 258 to 248. Raises InputError for a vocabulary that
-    tokenizer.json cannot hold: `exported.TEXTS` are cut by both.
+    tokenizer.json cannot hold: both tokenize `export_check.TEXTS`.
     """
     # These import TensorFlow, which the weights do not need.
-    from limba.data.vocabulary.exported import check_written, sentinels_of
+    from limba.data.vocabulary.export_check import check_written, sentinels_of
     from limba.data.vocabulary.files import content as content_of
     from limba.data.vocabulary.load import BYTE_SENTINELS, SENTINEL, PieceTable, load_vocabulary
     from limba.data.vocabulary.tokenizer_json import around, of_bytes, of_model, of_tokenizer, template
@@ -379,9 +379,9 @@ def write_tokenizer(
         )
         tokenizer.save(str(directory / "tokenizer.json"), pretty=False)
     if tokenizer is None:
-        about: Json = {"tokenizer_class": "ByT5Tokenizer", "extra_ids": extra_ids}
+        tokenizer_config: Json = {"tokenizer_class": "ByT5Tokenizer", "extra_ids": extra_ids}
     else:
-        about = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast"}
     roles = {"pad_token": named[ids[0]], "eos_token": named[ids[1]], "unk_token": named[ids[2]]}
     if starts:
         roles["bos_token"] = named[ids[0]]
@@ -392,7 +392,7 @@ def write_tokenizer(
             roles["cls_token"] = begins_with
     ordered = sorted((name for name in special if SENTINEL.fullmatch(name)), key=special.__getitem__)
     added = {str(number): _token(name, tokenizer) for number, name in sorted(named.items())}
-    about |= {
+    tokenizer_config |= {
         **roles,
         "additional_special_tokens": ordered,
         "added_tokens_decoder": added,
@@ -400,7 +400,7 @@ def write_tokenizer(
         "model_input_names": ["input_ids", "attention_mask"],  # 4.57's other class gives token_type_ids too
         "model_max_length": length or UNKNOWN_LENGTH,
     }
-    for name, content in (("tokenizer_config", about), ("special_tokens_map", roles)):
+    for name, content in (("tokenizer_config", tokenizer_config), ("special_tokens_map", roles)):
         (directory / f"{name}.json").write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -435,16 +435,16 @@ def _token(name: str, tokenizer: Any) -> Json:
     return {"content": name, **sides, "special": True}
 
 
-def extra_ids_of(about: Mapping[str, object]) -> int:
+def extra_ids_of(tokenizer_config: Mapping[str, object]) -> int:
     """Returns how many rows of their own a ByT5Tokenizer's sentinels have; 0: they are the last bytes' ids.
 
-    `about` is its tokenizer_config.json. As transformers writes them, with `<extra_id_0>` first, they are none.
+    As transformers writes them, with `<extra_id_0>` first, they have none.
 
     >>> counted_down = {"260": {"content": "<extra_id_0>"}, "259": {"content": "<extra_id_1>"}}
     >>> extra_ids_of({"added_tokens_decoder": counted_down}), extra_ids_of({"extra_ids": 125})
     (2, 0)
     """
-    added = about.get("added_tokens_decoder")
+    added = tokenizer_config.get("added_tokens_decoder")
     if not isinstance(added, dict):
         return 0
     ids: dict[int, int] = {}  # the number of a sentinel -> its id
@@ -461,9 +461,9 @@ def extra_ids_in(folder: epath.Path) -> int | None:
 
     Raises InputError for a tokenizer_config.json that is not text.
     """
-    about = {}
+    tokenizer_config = {}
     for name in ("config.json", "tokenizer_config.json"):
         if (folder / name).exists():
-            with contextlib.suppress(ValueError, TypeError, RecursionError):  # whoever needs the file tells of it
-                about |= json.loads(read_text(folder / name))
-    return extra_ids_of(about) if str(about.get("tokenizer_class")).startswith("ByT5") else None
+            with contextlib.suppress(ValueError, TypeError, RecursionError):  # reported where the file is needed
+                tokenizer_config |= json.loads(read_text(folder / name))
+    return extra_ids_of(tokenizer_config) if str(tokenizer_config.get("tokenizer_class")).startswith("ByT5") else None

@@ -193,10 +193,10 @@ ACTIVATIONS: Mapping[str, str] = {
 }
 
 
-def check(about: Json, kind: str) -> None:
+def check(hf_config: Json, kind: str) -> None:
     """Raises InputError for a key whose value makes another network than Limba has."""
     decisions = KEYS[kind]
-    for key, value in about.items():
+    for key, value in hf_config.items():
         decision = decisions.get(key, IRRELEVANT)
         if isinstance(decision, Only) and value not in decision.values:
             refuse(key, value, decision.values)
@@ -204,19 +204,19 @@ def check(about: Json, kind: str) -> None:
 
 def refuse(key: str, value: object, values: Iterable[object]) -> None:
     """Raises InputError for a key that is read with some values only."""
-    known = " or ".join("null" if each is None else repr(each) for each in values)
+    known = " or ".join("null" if allowed is None else repr(allowed) for allowed in values)
     raise InputError(f"{key} is {value!r}, and only {known} is supported; use a model without it, or transformers.")
 
 
-def by_own_names(about: Json, kind: str) -> Json:
+def by_own_names(hf_config: Json, kind: str) -> Json:
     """Returns a config.json with each key under the name that its class gives it.
 
     >>> by_own_names({"n_embd": 8, "hidden_size": 16}, "gpt2")
     {'n_embd': 16}
     """
     aliases = ALIASES.get(kind, {})
-    own = {key: value for key, value in about.items() if key not in aliases}
-    return own | {aliases[key]: value for key, value in about.items() if key in aliases}
+    renamed = {key: value for key, value in hf_config.items() if key not in aliases}
+    return renamed | {aliases[key]: value for key, value in hf_config.items() if key in aliases}
 
 
 def activation(key: str, name: object) -> str:

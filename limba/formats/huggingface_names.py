@@ -98,19 +98,19 @@ def canonical(name: str, kind: str) -> str:
     return dot + inner if names.has_prefix else inner
 
 
-def renamed(stored: Arrays, kind: str, place: str) -> Arrays:
+def renamed(stored: Arrays, kind: str, where: str) -> Arrays:
     """Returns arrays by their canonical names; InputError for two that have the same one."""
-    found = {}
+    canonical_arrays = {}
     origin: dict[str, str] = {}
     for name, array in stored.stored.items():
         new = canonical(name, kind)
-        if new in found:
+        if new in canonical_arrays:
             raise InputError(
-                f"{place} holds {new} twice, as {origin[new]} and {name}; remove one of them, or give another folder."
+                f"{where} holds {new} twice, as {origin[new]} and {name}; remove one of them, or give another folder."
             )
-        found[new] = array
+        canonical_arrays[new] = array
         origin[new] = name
-    return Arrays(found)
+    return Arrays(canonical_arrays)
 
 
 def embedding_of(names: Iterable[str], kind: str) -> str:
@@ -119,8 +119,8 @@ def embedding_of(names: Iterable[str], kind: str) -> str:
     A folder whose layers are tied may hold the matrix under the name of its output layer alone.
     """
     present = set(names)
-    places = (*NAMES[kind].embedding, NAMES[kind].output)
-    return next((name for name in places if name in present), "")
+    candidates = (*NAMES[kind].embedding, NAMES[kind].output)
+    return next((name for name in candidates if name in present), "")
 
 
 def is_of_head(name: str, kind: str) -> bool:

@@ -47,11 +47,11 @@ def steps_in(directory: epath.Path, with_files: bool = False) -> dict[int, epath
     """
     if not directory.is_dir():
         return {}
-    found: dict[int, epath.Path] = {}
+    directories: dict[int, epath.Path] = {}
     for child in directory.iterdir():
         if child.name.isdigit() and (is_finished(child) or (with_files and child.is_file())):
-            found[int(child.name)] = child
-    return dict(sorted(found.items()))
+            directories[int(child.name)] = child
+    return dict(sorted(directories.items()))
 
 
 def is_finished(path: epath.Path) -> bool:
@@ -65,7 +65,7 @@ def is_finished(path: epath.Path) -> bool:
 
 def checkpoints_of(path: epath.Path) -> dict[int, epath.Path]:
     """Returns step -> directory of the finished checkpoints in a Limba run directory, oldest first."""
-    return {step: place for step, place in steps_in(path / "checkpoints").items() if is_own(place)}
+    return {step: folder for step, folder in steps_in(path / "checkpoints").items() if is_own(folder)}
 
 
 def fallback_directory(model_dir: str, fallback_dir: str | None) -> epath.Path | None:
@@ -123,12 +123,12 @@ def check_whole(path: epath.Path, how: str = "checksums", part: tuple[int, int] 
     Raises StorageError if the files cannot be read at the moment.
     """
     try:
-        found = damage(path, how, part)
+        damaged = damage(path, how, part)
     except Exception as error:
         raise StorageError(f"{path} cannot be read ({short_reason(error)}); fix that, and try again.") from error
-    if found:
-        more = f", and {len(found) - 1} more" if len(found) > 1 else ""
-        raise InputError(f"The checkpoint {path} is damaged: {found[0]}{more}; name another step, or copy it again.")
+    if damaged:
+        more = f", and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+        raise InputError(f"The checkpoint {path} is damaged: {damaged[0]}{more}; name another step, or copy it again.")
 
 
 class LimbaCheckpoint(Arrays):
@@ -152,30 +152,30 @@ class LimbaCheckpoint(Arrays):
             if match is not None:
                 averages[match[1]] = name
         self.has_average = bool(averages)
-        places: dict[str, str] = {}  # a parameter -> the array that is read for it
+        array_of: dict[str, str] = {}  # a parameter -> the array that is read for it
         for name in self.tree:
             if name.startswith(_PARAMETERS):
                 parameter = name.removeprefix(_PARAMETERS)
-                places[parameter] = averages.get(parameter, name) if average else name
-        self.tree.check_whole([*places.values()])
-        found: dict[str, Stored] = {}
-        for parameter, place in places.items():
-            found.update(self.layers(parameter, place))
-        super().__init__(found)
+                array_of[parameter] = averages.get(parameter, name) if average else name
+        self.tree.check_whole([*array_of.values()])
+        layers_by_name: dict[str, Stored] = {}
+        for parameter, array in array_of.items():
+            layers_by_name.update(self.layers(parameter, array))
+        super().__init__(layers_by_name)
 
-    def layers(self, name: str, place: str) -> Iterator[tuple[str, Stored]]:
+    def layers(self, name: str, array: str) -> Iterator[tuple[str, Stored]]:
         """Yields (T5X's name, array) of each layer of an array by Limba's name; of another one itself."""
-        whole = self.tree.stored[place]
+        whole = self.tree.stored[array]
         if "/layers/" not in name:
             yield name, whole
             return
         for i in range(whole.shape[0]):
-            layer = Stored(whole.shape[1:], whole.dtype, partial(self._layer, place, i))
+            layer = Stored(whole.shape[1:], whole.dtype, partial(self._layer, array, i))
             yield name.replace("/layers/", f"/layers_{i}/"), layer
 
-    def _layer(self, place: str, number: int) -> np.ndarray:
+    def _layer(self, array: str, number: int) -> np.ndarray:
         """Returns a layer of a stack; the last stack stays in memory, for its next layer."""
-        if self._held[0] != place:
+        if self._held[0] != array:
             self._held = ("", np.zeros(0))  # freed first: two stacks are never in memory
-            self._held = (place, self.tree[place])
+            self._held = (array, self.tree[array])
         return self._held[1][number]

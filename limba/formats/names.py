@@ -90,7 +90,7 @@ class Arrays(Mapping[str, np.ndarray]):
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape."""
-        return {name: each.shape for name, each in self.stored.items()}
+        return {name: array.shape for name, array in self.stored.items()}
 
 
 def size_of(stored: Stored) -> int:
@@ -105,25 +105,25 @@ def blocks_of(stored: Stored) -> Iterator[memoryview]:
         yield block.reshape(-1).view(np.uint8).data
 
 
-def taken(stored: Stored, places: np.ndarray, axis: int) -> np.ndarray:
-    """Returns the slices of an array at `places`, in ascending order, of an axis; it is read some rows at a time."""
-    shape = (*stored.shape[:axis], len(places), *stored.shape[axis + 1 :])
-    found = np.empty(shape, stored.dtype)
+def taken(stored: Stored, rows: np.ndarray, axis: int) -> np.ndarray:
+    """Returns the slices of an array at the indices `rows` of an axis, which ascend; it is read some rows at a time."""
+    shape = (*stored.shape[:axis], len(rows), *stored.shape[axis + 1 :])
+    slices = np.empty(shape, stored.dtype)
     start = 0
     for block in stored.blocks():
         stop = start + len(block)
         if axis:
-            found[start:stop] = block.take(places, axis)
+            slices[start:stop] = block.take(rows, axis)
         else:
-            first, last = np.searchsorted(places, (start, stop))
-            found[first:last] = block[places[first:last] - start]
+            first, last = np.searchsorted(rows, (start, stop))
+            slices[first:last] = block[rows[first:last] - start]
         start = stop
-    return found
+    return slices
 
 
-def write_safetensors(file: IO[bytes], part: Mapping[str, Stored], **about: str) -> None:
-    """Writes one file of safetensors, its arrays one after the other; `about` goes into its metadata."""
-    header: Json = {"__metadata__": {"format": "pt", **about}}
+def write_safetensors(file: IO[bytes], part: Mapping[str, Stored], **metadata: str) -> None:
+    """Writes one file of safetensors, its arrays one after the other, with this metadata."""
+    header: Json = {"__metadata__": {"format": "pt", **metadata}}
     start = 0
     for name, stored in part.items():
         end = start + size_of(stored)
@@ -173,9 +173,9 @@ def unflatten(flat: Mapping[str, object]) -> dict:
 
 
 def check_names(
-    missing: Sequence[str], extra: Sequence[str], place: str, advice: str = "give the model's own configuration"
+    missing: Sequence[str], extra: Sequence[str], where: str, advice: str = "give the model's own configuration"
 ) -> None:
-    """Raises InputError if `place` lacks arrays of a network, or has others.
+    """Raises InputError if `where` lacks arrays of a network, or has others.
 
     >>> check_names(["lm_head.weight"], [], "model/")
     Traceback (most recent call last):
@@ -184,7 +184,7 @@ def check_names(
     if missing or extra:
         what = f"has no {missing[0]}" if missing else f"has {extra[0]}, which the network does not have"
         more = max(len(missing), len(extra)) - 1
-        raise InputError(f"{place} {what}{f', and {more} more' if more > 0 else ''}; {advice}.")
+        raise InputError(f"{where} {what}{f', and {more} more' if more > 0 else ''}; {advice}.")
 
 
 def files_of_index(index: Path) -> list[str]:

@@ -3,6 +3,11 @@
 `open_path` takes whatever a user names: a run of Limba or of T5X, one of its checkpoints, a folder for transformers, an
 address in a bucket, or a hub id. It looks at the names of files; configurations and arrays are read when they are asked
 for. A path without a model gives one sentence, the same wherever it was named.
+
+A model may be refused at four points, in this order: there is none at the path (`_without_model`); config.json
+describes another network (`huggingface.model_config`, with the keys of `huggingface_keys.py`); the arrays do not fit
+that network (`architectures.check_arrays`); the tokenizer is of a class that is not read here
+(`limba/data/vocabulary/published.py`).
 """
 
 from __future__ import annotations
@@ -47,7 +52,7 @@ class VocabularyName(NamedTuple):
     path: str  # of a SentencePiece model or a tokenizer.json, or 'byte'
     # Sentinels above the pieces; None: as many as the model itself has, else 100, and 0 for bytes and a language model.
     extra_ids: int | None = None
-    place: str = ""  # the file that names it
+    named_in: str = ""  # the folder whose files name it
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ class Opened:
     def config(self) -> RunConfig | ModelConfig:
         """Returns what the files say: a run's configuration, or the network alone.
 
-        That of a T5X checkpoint follows from the shapes of its arrays. Raises InputError for a configuration that is
+        A T5X checkpoint's network follows from the shapes of its arrays. Raises InputError for a configuration that is
         missing, cannot be read, or describes a network that Limba does not have.
         """
         if self.kind == LIMBA:
@@ -102,9 +107,9 @@ def open_path(path: str, with_weights: bool = True) -> Opened:
     downloaded.
     """
     _check_form(path)
-    found = look_at(path)
-    if found is not None:
-        return found
+    opened = look_at(path)
+    if opened is not None:
+        return opened
     if "://" in path:
         folder = hub_models.from_bucket(path)
     elif is_on_hub(path):
@@ -209,11 +214,13 @@ def vocabulary_beside(directory: epath.Path, run: RunConfig | None) -> Vocabular
         return None if data.vocabulary is None else VocabularyName(data.vocabulary, data.extra_ids, str(directory))
     file = directory / "tokenizer_config.json"
     try:
-        about: Json = json.loads(read_text(file)) if file.exists() else {}
-        if not isinstance(about, dict):
+        tokenizer_config: Json = json.loads(read_text(file)) if file.exists() else {}
+        if not isinstance(tokenizer_config, dict):
             raise ValueError("it is not a JSON object")
-        specials = [name for name in about.get("additional_special_tokens") or () if "<extra_id_" in str(name)]
-        extra_ids = about.get("extra_ids", len(specials) if about else None)
+        specials = [
+            name for name in tokenizer_config.get("additional_special_tokens") or () if "<extra_id_" in str(name)
+        ]
+        extra_ids = tokenizer_config.get("extra_ids", len(specials) if tokenizer_config else None)
         if not isinstance(extra_ids, int | None) or (extra_ids or 0) < 0:
             raise ValueError(f"its extra_ids are {extra_ids!r}")
     except InputError:
@@ -223,8 +230,8 @@ def vocabulary_beside(directory: epath.Path, run: RunConfig | None) -> Vocabular
     name = next((name for name in VOCABULARIES if (directory / name).exists()), None)
     if name is not None:
         return VocabularyName(str(directory / name), extra_ids, str(directory))
-    if str(about.get("tokenizer_class", "")).startswith("ByT5"):
-        return VocabularyName("byte", extra_ids_of(about), str(directory))
+    if str(tokenizer_config.get("tokenizer_class", "")).startswith("ByT5"):
+        return VocabularyName("byte", extra_ids_of(tokenizer_config), str(directory))
     return None
 
 

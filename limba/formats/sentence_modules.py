@@ -19,8 +19,8 @@ from limba.config import InputError, foreign, reason_of
 from limba.formats.names import Arrays, Json
 
 MODULES = "modules.json"  # lists what a text goes through
-ABOUT = "config_sentence_transformers.json"  # has the prompts
-# Of all its files, those that are read: for whoever downloads them.
+PROMPTS_FILE = "config_sentence_transformers.json"  # has the prompts
+# Those of its files that are read, and have to be downloaded.
 FILES = re.compile(
     r"modules\.json|(config_)?sentence_\w+\.json|\d+_\w+/(config\.json|model\.safetensors|pytorch_model\.bin)"
 )
@@ -66,7 +66,7 @@ def transformer_folder(folder: Path) -> Path:
 
 
 def read_modules(folder: Path, open_arrays: Callable[[Path], Arrays]) -> SentenceModules | None:
-    """Returns what modules.json says of the network in a folder; None without that file.
+    """Returns what modules.json says about the network in a folder; None without that file.
 
     `open_arrays` opens the weights of a module's folder. Raises InputError for a module, or a choice of one, that is
     not known here: another vector would be given than sentence-transformers gives.
@@ -81,20 +81,20 @@ def read_modules(folder: Path, open_arrays: Callable[[Path], Arrays]) -> Sentenc
     with_prompt = True
     for number, module in enumerate(_modules(root)):
         kind = _kind(root, module)
-        place = root / _path(root, module)
-        is_in_its_place = (kind == "Transformer") == (number == 0) and (kind == "Pooling") == (number == 1)
-        if not is_in_its_place:
+        module_folder = root / _path(root, module)
+        is_in_order = (kind == "Transformer") == (number == 0) and (kind == "Pooling") == (number == 1)
+        if not is_in_order:
             raise InputError(
                 f"{root / MODULES} does not list a Transformer, a Pooling and what follows them; {ADVICE}."
             )
         if kind == "Pooling":
-            about = _json(place / "config.json")
-            poolings = _poolings(about, place)
-            with_prompt = bool(about.get("include_prompt", True))
+            module_config = _json(module_folder / "config.json")
+            poolings = _poolings(module_config, module_folder)
+            with_prompt = bool(module_config.get("include_prompt", True))
         elif kind == "Dense":
-            after.append(_dense(place, open_arrays))
+            after.append(_dense(module_folder, open_arrays))
         elif kind == "Normalize":
-            _check_names(_json(place / "config.json", {}), place)
+            _check_names(_json(module_folder / "config.json", {}), module_folder)
             after.append(_normalized)
         elif kind not in ("Transformer", "Dropout"):
             raise InputError(f"{root / MODULES} names a module {kind}, which is not known; {ADVICE}.")
@@ -124,18 +124,18 @@ def _json(path: Path, default: Json | None = None) -> Json:
     """Returns an object of a JSON file; `default`, if there is one, where the file is absent."""
     if default is not None and not path.exists():
         return default
-    found = _read(path)
-    if not isinstance(found, dict):
+    content = _read(path)
+    if not isinstance(content, dict):
         raise InputError(f"{path} is not a JSON object; copy the folder again.")
-    return found
+    return content
 
 
 def _modules(root: Path) -> Sequence[Json]:
     path = root / MODULES
-    found = _read(path)
-    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+    modules = _read(path)
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise InputError(f"{path} is not a list of modules; copy the folder again.")
-    return found
+    return modules
 
 
 def _path(root: Path, module: Json) -> str:
@@ -155,56 +155,60 @@ def _kind(root: Path, module: Json) -> str:
     return kind.rpartition(".")[2]
 
 
-def _poolings(about: Json, place: Path) -> tuple[str, ...]:
+def _poolings(module_config: Json, folder: Path) -> tuple[str, ...]:
     """Returns our names of a Pooling's modes; without any it is the mean, as in sentence-transformers."""
-    given = about.get("pooling_mode")
-    if given is None:
-        found = tuple(ours for _, key, ours in POOLINGS if about.get(key, False))
-        return found or ("mean",)
+    pooling_mode = module_config.get("pooling_mode")
+    if pooling_mode is None:
+        poolings = tuple(ours for _, key, ours in POOLINGS if module_config.get(key, False))
+        return poolings or ("mean",)
     names = {theirs: ours for theirs, _, ours in POOLINGS}
-    modes = given if isinstance(given, list) else [given]
+    modes = pooling_mode if isinstance(pooling_mode, list) else [pooling_mode]
     for mode in modes:
         if mode not in names:
-            raise InputError(f"{place / 'config.json'} has the pooling {mode!r}, which is not known; {ADVICE}.")
+            raise InputError(f"{folder / 'config.json'} has the pooling {mode!r}, which is not known; {ADVICE}.")
     return tuple(names[mode] for mode in modes)
 
 
 def _prompt(root: Path) -> str:
     """Returns the text that the model has before each of its texts; InputError for a name without a prompt."""
-    about = _json(root / ABOUT, {})
-    name = about.get("default_prompt_name")
+    prompts_config = _json(root / PROMPTS_FILE, {})
+    name = prompts_config.get("default_prompt_name")
     if name is None:
         return ""
-    prompts = about.get("prompts") or {}
+    prompts = prompts_config.get("prompts") or {}
     prompt = prompts.get(name) if isinstance(prompts, dict) else None
     if not isinstance(prompt, str):
-        raise InputError(f"{root / ABOUT} names the prompt {name!r}, and has none of that name; copy the folder again.")
+        raise InputError(
+            f"{root / PROMPTS_FILE} names the prompt {name!r}, and has none of that name; copy the folder again."
+        )
     return prompt
 
 
-def _check_names(about: Json, place: Path) -> None:
+def _check_names(module_config: Json, folder: Path) -> None:
     """Raises InputError for a module that reads or writes something else than the vector of a text."""
     for key in ("module_input_name", "module_output_name"):
-        if about.get(key) not in (None, "sentence_embedding"):
-            raise InputError(f"{place / 'config.json'} has {key} {about[key]!r}, which is not known; {ADVICE}.")
+        if module_config.get(key) not in (None, "sentence_embedding"):
+            raise InputError(
+                f"{folder / 'config.json'} has {key} {module_config[key]!r}, which is not known; {ADVICE}."
+            )
 
 
-def _dense(place: Path, open_arrays: Callable[[Path], Arrays]) -> Callable[[Vectors], Vectors]:
+def _dense(folder: Path, open_arrays: Callable[[Path], Arrays]) -> Callable[[Vectors], Vectors]:
     """Returns a linear layer and its activation."""
-    about = _json(place / "config.json")
-    _check_names(about, place)
-    name = about.get("activation_function", "torch.nn.modules.activation.Tanh")
+    module_config = _json(folder / "config.json")
+    _check_names(module_config, folder)
+    name = module_config.get("activation_function", "torch.nn.modules.activation.Tanh")
     known = str(name).rpartition(".")[2]
-    if not str(name).startswith("torch.nn.") or known not in ACTIVATIONS or about.get("use_residual"):
-        what = f"activation {name!r}" if not about.get("use_residual") else "use_residual"
-        raise InputError(f"{place / 'config.json'} has the {what}, which is not known; {ADVICE}.")
-    arrays = open_arrays(place)
-    shape = (about.get("out_features"), about.get("in_features"))
+    if not str(name).startswith("torch.nn.") or known not in ACTIVATIONS or module_config.get("use_residual"):
+        what = f"activation {name!r}" if not module_config.get("use_residual") else "use_residual"
+        raise InputError(f"{folder / 'config.json'} has the {what}, which is not known; {ADVICE}.")
+    arrays = open_arrays(folder)
+    shape = (module_config.get("out_features"), module_config.get("in_features"))
     if "linear.weight" not in arrays or arrays.shapes["linear.weight"] != shape:
-        raise InputError(f"{place} has no linear.weight of its config.json's shape {shape}; copy the folder again.")
-    has_bias = about.get("bias", True)
+        raise InputError(f"{folder} has no linear.weight of its config.json's shape {shape}; copy the folder again.")
+    has_bias = module_config.get("bias", True)
     if has_bias and arrays.shapes.get("linear.bias") != shape[:1]:
-        raise InputError(f"{place} has no linear.bias of its config.json's shape {shape[:1]}; copy the folder again.")
+        raise InputError(f"{folder} has no linear.bias of its config.json's shape {shape[:1]}; copy the folder again.")
     kernel = arrays["linear.weight"].astype(np.float32).T
     bias = arrays["linear.bias"].astype(np.float32) if has_bias else np.float32(0)
     return lambda vectors: ACTIVATIONS[known](vectors @ kernel + bias).astype(np.float32)

@@ -125,7 +125,7 @@ def unscanned(tree: StoredTree, model: ModelConfig) -> Arrays:
     """
     if not any(_SCANNED.search(name) for name in tree):
         is_decoder_only = any(_INSIDE in name for name in tree)
-        return Arrays({own_name(name): each for name, each in tree.stored.items()}) if is_decoder_only else tree
+        return Arrays({own_name(name): array for name, array in tree.stored.items()}) if is_decoder_only else tree
     if not model.relative_bias_per_layer:
         raise InputError(
             f"{tree.path} is a scanned T5X network (examples/scalable_t5), which has a relative bias in every layer;"
@@ -133,20 +133,20 @@ def unscanned(tree: StoredTree, model: ModelConfig) -> Arrays:
             fix=("ModelConfig.relative_bias_per_layer", True),
         )
     layers = {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}
-    found = {}
-    for name, each in tree.stored.items():
+    arrays = {}
+    for name, array in tree.stored.items():
         scanned = _SCANNED.search(name)
         if scanned and not name.startswith("state/"):
-            shape = (each.shape[0], *each.shape[2:])
+            shape = (array.shape[0], *array.shape[2:])
             if len(shape) == 3:  # [D, H, C] or, for `out`, [H, C, D]
                 first, second, last = shape
                 shape = (first * second, last) if name.endswith("/out/kernel") else (first, second * last)
             for i in range(layers[scanned[1]]):
-                place = _SCANNED.sub(rf"\1/layers_{i}/", name)
-                found[place] = Stored(shape, each.dtype, partial(_layer, each, i, shape))
+                unscanned_name = _SCANNED.sub(rf"\1/layers_{i}/", name)
+                arrays[unscanned_name] = Stored(shape, array.dtype, partial(_layer, array, i, shape))
         elif not name.startswith("state/param_states/"):
-            found[name] = each
-    return Arrays(found)
+            arrays[name] = array
+    return Arrays(arrays)
 
 
 def _layer(scanned: Stored, number: int, shape: tuple[int, ...]) -> np.ndarray:
@@ -160,12 +160,12 @@ def is_t5x(path: epath.Path) -> bool:
 
 def checkpoints_of(path: epath.Path) -> dict[int, epath.Path]:
     """Returns step -> directory of the finished T5X checkpoints in a run directory."""
-    found = {}
+    directories = {}
     for child in path.iterdir() if path.is_dir() else ():
         match = _STEP.fullmatch(child.name)
         if match and is_t5x(child):
-            found[int(match[1])] = child
-    return dict(sorted(found.items()))
+            directories[int(match[1])] = child
+    return dict(sorted(directories.items()))
 
 
 def open_checkpoint(path: str | epath.Path) -> StoredTree:
@@ -180,33 +180,33 @@ def open_checkpoint(path: str | epath.Path) -> StoredTree:
     )
 
 
-def network_of(shapes: Mapping[str, tuple[int, ...]], place: str) -> ModelConfig:
+def network_of(shapes: Mapping[str, tuple[int, ...]], where: str) -> ModelConfig:
     """Returns the T5, or decoder-only network of T5X, with parameters of these names and shapes, in float32.
 
     Shapes do not show the activation: a gated MLP is assumed to be T5 1.1's ("gelu", "linear"), a plain one T5 1.0's
-    ("relu",). `relpos_max_distance` and `layer_norm_epsilon` keep T5's values. Raises InputError, which names `place`,
+    ("relu",). `relpos_max_distance` and `layer_norm_epsilon` keep T5's values. Raises InputError, which names `where`,
     if an array that determines a size is missing.
     """
     num_layers = {"encoder": 0, "decoder": 0}
-    found: dict[str, tuple[int, ...]] = {}  # a layer's arrays without the layer's number
+    shape_of: dict[str, tuple[int, ...]] = {}  # a layer's arrays without the layer's number
     for name, shape in ((own_name(name), shape) for name, shape in shapes.items()):
         if scanned := _SCANNED.match(name):
             num_layers[scanned[1]] = shape[1]
-            found[_SCANNED.sub(r"\1/", name)] = (shape[0], *shape[2:])
+            shape_of[_SCANNED.sub(r"\1/", name)] = (shape[0], *shape[2:])
         elif layer := _LAYER.match(name):
             num_layers[layer[1]] = max(num_layers[layer[1]], int(layer[2]) + 1)
-            found[_LAYER.sub(r"\1/", name)] = shape
+            shape_of[_LAYER.sub(r"\1/", name)] = shape
         else:
-            found[name] = shape
-    gate = "wi_0" if "decoder/mlp/wi_0/kernel" in found else "wi"
+            shape_of[name] = shape
+    gate = "wi_0" if "decoder/mlp/wi_0/kernel" in shape_of else "wi"
     try:
-        vocab_size, emb_dim = found["token_embedder/embedding"]
-        num_heads, num_buckets = found["decoder/relpos_bias/rel_embedding"]
-        joined = math.prod(found["decoder/self_attention/query/kernel"][1:])
-        mlp_dim = found[f"decoder/mlp/{gate}/kernel"][1]
+        vocab_size, emb_dim = shape_of["token_embedder/embedding"]
+        num_heads, num_buckets = shape_of["decoder/relpos_bias/rel_embedding"]
+        joined = math.prod(shape_of["decoder/self_attention/query/kernel"][1:])
+        mlp_dim = shape_of[f"decoder/mlp/{gate}/kernel"][1]
     except KeyError as error:
         raise InputError(
-            f"{place} has no array {error.args[0]}, so its network is not known; give the network's configuration."
+            f"{where} has no array {error.args[0]}, so its network is not known; give the network's configuration."
         ) from None
     per_layer = [name for name in shapes if name.endswith("relpos_bias/rel_embedding") and name.count("/") > 2]
     return ModelConfig(
@@ -218,7 +218,7 @@ def network_of(shapes: Mapping[str, tuple[int, ...]], place: str) -> ModelConfig
         num_encoder_layers=num_layers["encoder"],
         num_decoder_layers=num_layers["decoder"],
         mlp_activations=("gelu", "linear") if gate == "wi_0" else ("relu",),
-        logits_via_embedding="decoder/logits_dense/kernel" not in found,
+        logits_via_embedding="decoder/logits_dense/kernel" not in shape_of,
         relative_bias_per_layer=bool(per_layer),
         num_relpos_buckets=num_buckets,
         dtype="float32",

@@ -41,6 +41,14 @@ OF_AN_ADAPTER = (
     " merge_and_unload(), save the result, and give that folder."
 )
 
+# safetensors' names of dtypes, and numpy's. Arrays of other dtypes (float8, …) may lie in a file, and are not read.
+DTYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool",
+    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
+    "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8",
+}  # fmt: skip
+WEIGHT_DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32")  # smaller whole numbers are quantized weights
+
 
 class WeightsFile(NamedTuple):
     """A file that stands for a set of weights: it holds them, or it is the index of several files that do."""
@@ -59,13 +67,6 @@ WEIGHTS_FILES = (
     WeightsFile(BIN_INDEX, "bin", r"pytorch_model-\d+-of-\d+\.bin"),
     WeightsFile(FLAX_FILE, "flax"),
 )
-# safetensors' names of dtypes, and numpy's. Arrays of other dtypes (float8, …) may lie in a file, and are not read.
-DTYPES = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool",
-    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
-    "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8",
-}  # fmt: skip
-WEIGHT_DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32")  # smaller whole numbers are quantized weights
 
 
 def weights_files(names: Iterable[str]) -> list[WeightsFile]:
@@ -135,21 +136,21 @@ def open_safetensors(directory: str | Path) -> Arrays:
     files = [SAFETENSORS]
     if index.exists() and not (folder / SAFETENSORS).exists():
         files = files_of_index(index)
-    found: dict[str, Stored] = {}
+    arrays: dict[str, Stored] = {}
     for file in files:
-        found |= _entries(folder / file)
-    return Arrays(found)
+        arrays |= _entries(folder / file)
+    return Arrays(arrays)
 
 
-def _entry(name: str, about: Json) -> tuple[str, tuple[int, ...], int, int]:
+def _entry(name: str, entry: Json) -> tuple[str, tuple[int, ...], int, int]:
     """Returns (type, shape, first byte, byte after the last) of a safetensors header's entry, or ValueError."""
     letters = ""
     shape: tuple[int, ...] = ()
     first = last = 0
     try:
-        letters = about["dtype"]
-        shape = tuple(about["shape"])
-        first, last = about["data_offsets"]
+        letters = entry["dtype"]
+        shape = tuple(entry["shape"])
+        first, last = entry["data_offsets"]
         is_right = isinstance(letters, str) and all(type(n) is int and n >= 0 for n in (*shape, first, last - first))
     except (KeyError, TypeError, ValueError):
         is_right = False
@@ -170,13 +171,13 @@ def _entries(path: Path) -> dict[str, Stored]:
             if length > size - 8:
                 raise ValueError("its header ends beyond it")
             header = json.loads(file.read(length))
-        found = {name: _entry(name, about) for name, about in header.items() if name != "__metadata__"}
+        shapes_and_bytes = {name: _entry(name, entry) for name, entry in header.items() if name != "__metadata__"}
     except InputError:
         raise
     except (OSError, ValueError, AttributeError, TypeError, OverflowError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as safetensors ({reason_of(error)}); copy it again.") from error
     entries = {}
-    for name, (letters, shape, first, last) in found.items():
+    for name, (letters, shape, first, last) in shapes_and_bytes.items():
         if 8 + length + last > size:
             raise InputError(f"{path} is truncated: {name} ends beyond it; copy it again.")
         dtype = numpy_dtype(DTYPES.get(letters, "uint8"))
@@ -204,8 +205,8 @@ def _read_array(path: Path, start: int, size: int, dtype: np.dtype, shape: tuple
 def _read_rows(path: Path, begin: int, dtype: np.dtype, row: tuple[int, ...], start: int, stop: int) -> np.ndarray:
     """Returns rows of an array whose bytes begin at `begin`; each row has the shape `row`."""
     row_bytes = math.prod(row) * dtype.itemsize
-    found = _read(path, begin + start * row_bytes, (stop - start) * row_bytes)
-    return np.frombuffer(found, dtype).reshape(stop - start, *row)
+    content = _read(path, begin + start * row_bytes, (stop - start) * row_bytes)
+    return np.frombuffer(content, dtype).reshape(stop - start, *row)
 
 
 def _read(path: Path, start: int, size: int) -> bytes:

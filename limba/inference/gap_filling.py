@@ -85,7 +85,7 @@ class Filler(NamedTuple):
             inputs = generate.padded(rows, num_rows)
             is_read = None
             if self.special.is_published:
-                is_read = generate.read_places(rows, num_rows)
+                is_read = generate.read_mask(rows, num_rows)
             logits_of = self._decoder(inputs, is_read, max(BEAMS, num))
             # The searches of a batch run side by side: each asks for the logits that it needs next, and one call of the
             # decoder answers all of them.

@@ -12,8 +12,8 @@ from jaxtyping import Bool
 
 from limba.data.vocabulary import load
 from limba.data.vocabulary.load import Vocabulary
+from limba.data.vocabulary.sentences import HAN, UNSPACED
 from limba.data.vocabulary.special_ids import SpecialIds, of_run
-from limba.data.vocabulary.text_sample import HAN, UNSPACED
 from limba.inference import generate
 from limba.model import Network
 

@@ -53,7 +53,7 @@ class Plan(NamedTuple):
 
 
 class ProgramInputs(NamedTuple):
-    """The arguments of a compiled program, beside the parameters.
+    """The arguments of a compiled program, besides the parameters.
 
     `ids` are rows of a T5's inputs, padded with 0, or of prompts, padded with -1 on the left. Sampling needs `keys`,
     one per row. With `gaps` no gap is left empty. `is_read` says which of a T5's inputs are text, where 0 may be text.
@@ -221,7 +221,7 @@ class Writer:
         placed = self._placed(padded)
         is_read = None
         if self._special.is_published and not self._continues:
-            is_read = self._placed(read_places(inputs, self.num_rows))
+            is_read = self._placed(read_mask(inputs, self.num_rows))
         program_inputs = ProgramInputs(placed, self._banned, keys, self.gaps, is_read)
         if self.deadline is None:
             generated = generate(self._plan, params, program_inputs)
@@ -297,13 +297,13 @@ def padded(
 ) -> Int[np.ndarray, "B L"]:
     """Returns rows of ids, padded with `filling` to the longest and up to a multiple of `step`."""
     width = -(-max(1, *map(len, rows)) // step) * step
-    found = np.full((num_rows, width), filling, np.int32)
+    padded_rows = np.full((num_rows, width), filling, np.int32)
     for row, ids in enumerate(rows):
-        found[row, : len(ids)] = ids
-    return found
+        padded_rows[row, : len(ids)] = ids
+    return padded_rows
 
 
-def read_places(rows: Sequence[np.ndarray], num_rows: int, step: int = INPUT_STEP) -> Int[np.ndarray, "B L"]:
+def read_mask(rows: Sequence[np.ndarray], num_rows: int, step: int = INPUT_STEP) -> Int[np.ndarray, "B L"]:
     """Returns 1 where `padded` has an id of a row, 0 where it has padding."""
     return padded([np.ones(len(ids), np.int32) for ids in rows], num_rows, step)
 

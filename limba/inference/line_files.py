@@ -154,15 +154,15 @@ class Output:
     finished. Raises InputError if the file cannot be opened, and StorageError if it cannot be written any more.
     """
 
-    def __init__(self, path: str, about: Mapping[str, object], writes: bool = True):
+    def __init__(self, path: str, settings: Mapping[str, object], writes: bool = True):
         self.path = path
         self.writes = writes
         self.is_json = path.endswith((".jsonl", ".json"))
-        self._about: Record = json.loads(json.dumps(about))  # as it is read back: a tuple becomes a list
+        self._settings: Record = json.loads(json.dumps(settings))  # as it is read back: a tuple becomes a list
         self.num_done = 0
         self.digest: str | None = None
         self._file: TextIO | None = sys.stdout if path in STANDARD and writes else None
-        # Of an object in a bucket: the lines since the last flush, and all that was flushed before.
+        # For an object in a bucket: the lines since the last flush, and all that was flushed before.
         self._pending: list[str] = []
         self._content: list[bytes] = []
         try:
@@ -181,7 +181,9 @@ class Output:
         content = self._read(self._system_path)
         parts = self._parts()
         if content is not None or parts:
-            lines, self.digest = _check_about(self.path, self._read(f"{self._system_path}.about.json"), self._about)
+            lines, self.digest = _check_settings(
+                self.path, self._read(f"{self._system_path}.about.json"), self._settings
+            )
             whole = content or b""
             for part in parts:
                 first_line = int(part.rpartition("/")[2].partition("-")[0])
@@ -199,7 +201,7 @@ class Output:
         elif self.writes:
             if self._is_local:
                 Path(self._system_path).parent.mkdir(parents=True, exist_ok=True)
-            self._put_about({})
+            self._put_settings({})
         if self._is_local and self.writes:
             self._file = open(self._system_path, "a", encoding="utf-8")
             os.truncate(self._system_path, sum(map(len, self._content)))
@@ -218,7 +220,7 @@ class Output:
     def check(self, digest: str, num_read: int) -> None:
         """Raises InputError unless the written lines were made from the input lines of this digest and number."""
         if num_read < self.num_done or self.digest not in (None, digest):
-            source = self._about.get("input", "the input")
+            source = self._settings.get("input", "the input")
             raise InputError(
                 f"The output {self.path} has {self.num_done} lines of another text: {source} has changed since; give"
                 " another path, or delete it."
@@ -257,7 +259,7 @@ class Output:
                 self._put(f"{self._system_path}.parts/{self._num_lines - len(self._pending):012}", data)
                 self._content.append(data)
                 self._pending = []
-            self._put_about({DONE: [self._num_lines, digest]})
+            self._put_settings({DONE: [self._num_lines, digest]})
 
     def close(self) -> None:
         """Closes the file; of an object in a bucket, joins the parts."""
@@ -303,9 +305,9 @@ class Output:
         else:
             self._ask("pipe_file", path, data)
 
-    def _put_about(self, more: Record) -> None:
-        about = json.dumps({**self._about, **more}, indent=1, ensure_ascii=False) + "\n"
-        self._put(f"{self._system_path}.about.json", about.encode())
+    def _put_settings(self, more: Record) -> None:
+        text = json.dumps({**self._settings, **more}, indent=1, ensure_ascii=False) + "\n"
+        self._put(f"{self._system_path}.about.json", text.encode())
 
     def _unless_missing(self, method: str, *arguments: object, **options: object) -> Any:
         try:
@@ -319,10 +321,10 @@ class Output:
         return remote.ask(self._system, POLICY, method, *arguments, **options)
 
 
-def _check_about(path: str, before: bytes | None, about: Record) -> tuple[int, str | None]:
+def _check_settings(path: str, before: bytes | None, settings: Record) -> tuple[int, str | None]:
     """Returns the lines written, and the digest of their input lines, or (0, None) before the first window is finished.
 
-    Raises InputError if the file beside the output is missing, damaged, or has another `about`.
+    Raises InputError if the file beside the output is missing, damaged, or has other settings.
     """
     try:
         made = json.loads(before) if before else {}
@@ -335,9 +337,9 @@ def _check_about(path: str, before: bytes | None, about: Record) -> tuple[int, s
             f"The output {path} exists, and no {path}.about.json says what it was made with; give another path, or"
             " delete it."
         )
-    for name in (*about, *made):
+    for name in (*settings, *made):
         # The input may have moved: the digest tells whether its lines are the same.
-        if name != "input" and made.get(name) != about.get(name):
+        if name != "input" and made.get(name) != settings.get(name):
             raise InputError(f"The output {path} was made with another {name}; give another path, or delete it.")
     return lines, digest
 

@@ -301,8 +301,8 @@ class TrainedModel:
 
         For a T5 they begin with the run's prefix, end with the end of sequence, and are truncated to the run's length.
         For a language model they begin with the start id, 0. <extra_id_0> and so on become sentinels. For an encoder
-        they end with the end of sequence, and <mask> becomes its mask. Of a folder for transformers they are the ids of
-        its AutoTokenizer.
+        they end with the end of sequence, and <mask> becomes its mask. For a folder for transformers they are its
+        AutoTokenizer's ids.
         """
         from limba.inference.mask_filling import masked_ids
         from limba.inference.token_ids import input_ids, prompt_ids
@@ -382,7 +382,7 @@ class TrainedModel:
     def fill(
         self, text: str | Sequence[str], top: int = 5, deadline: Deadline | None = None
     ) -> list[list[Fill]] | list[list[list[Fill]]]:
-        """Returns, for each gap of a text, its `top` likeliest fills, best first; of a list, for each text.
+        """Returns, for each gap of a text, its `top` likeliest fills, best first; for a list, the same for each text.
 
         Gaps are <extra_id_0>, <extra_id_1>, … in order, or `<mask>` or `___` each. A `Fill` is (text, probability,
         ids): the probability that the model writes exactly this there, its end included, after the best fills of the
@@ -414,7 +414,7 @@ class TrainedModel:
             )
         if not num_sentinels(self.vocabulary):
             raise InputError(f"The vocabulary of {self.path} has no sentinels (<extra_id_0>, …), so it fills no gaps.")
-        masked = [with_sentinels(each) for each in texts]
+        masked = [with_sentinels(prompt) for prompt in texts]
         ids = []
         for masked_text in masked:
             ids.append(self.tokenize(masked_text))
@@ -434,7 +434,7 @@ class TrainedModel:
         target that is longer than the model reads is cut, with a warning, and scored as far as it was read. A batch has
         `num_rows` pairs, by default `batch_size`.
         """
-        from limba.data.vocabulary.covered import covered_bytes
+        from limba.data.vocabulary.covered_bytes import covered_bytes
         from limba.inference.scoring import log_likelihoods, score_of
         from limba.inference.token_ids import text_ids
 

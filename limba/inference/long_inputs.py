@@ -51,7 +51,7 @@ class Result(NamedTuple):
 
     @property
     def fields(self) -> dict[str, object]:
-        """What a JSON line says of the input beside the prediction."""
+        """What a JSON line says about the input beside the prediction."""
         fields: dict[str, object] = {
             "input_tokens": self.read.num_tokens,
             "cut_tokens": self.read.num_cut,

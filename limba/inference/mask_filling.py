@@ -94,7 +94,7 @@ def fills_of_masks(
             at[row, : len(positions[number])] = positions[number]
         features = {
             "tokens": generate.padded(rows, num_rows),
-            "is_read": generate.read_places(rows, num_rows),
+            "is_read": generate.read_mask(rows, num_rows),
             "at": at,
         }
         placed = place_batch(features, batch_sharding(mesh))

@@ -11,8 +11,8 @@ from jaxtyping import Bool, Float, PyTree
 
 from limba.data.vocabulary import load
 from limba.data.vocabulary.load import Vocabulary
+from limba.data.vocabulary.sentences import UNSPACED
 from limba.data.vocabulary.special_ids import SpecialIds
-from limba.data.vocabulary.text_sample import UNSPACED
 from limba.inference import generate, scoring
 from limba.inference.mask_filling import mask_of
 from limba.inference.texts import whole_letters
@@ -72,7 +72,7 @@ def pseudo_log_likelihoods(
             positions[row] = token.position
         batch = {
             "decoder_input_tokens": inputs,
-            "decoder_target_tokens": generate.read_places(whole, num_rows),  # says only which positions are text
+            "decoder_target_tokens": generate.read_mask(whole, num_rows),  # says only which positions are text
             "scored_tokens": targets,
             "decoder_loss_weights": weights,
             "decoder_predicted_positions": positions,

@@ -24,7 +24,7 @@ from limba.inference.generate import (
     check_rows,
     fetched,
     padded,
-    read_places,
+    read_mask,
 )
 from limba.model import Network
 from limba.sharding.mesh import batch_sharding
@@ -156,15 +156,15 @@ def _published_features(
     written = [row[1:] for row in rows]
     features = {
         "decoder_input_tokens": padded(read, num_rows),
-        "decoder_target_tokens": read_places(read, num_rows),  # says only which positions are text
+        "decoder_target_tokens": read_mask(read, num_rows),  # says only which positions are text
         "scored_tokens": padded(written, num_rows),
-        "decoder_loss_weights": read_places(read, num_rows),
+        "decoder_loss_weights": read_mask(read, num_rows),
     }
     if not is_decoder:
         inputs = [inputs for inputs, _ in pairs]
         return features | {
             "encoder_input_tokens": padded(inputs, num_rows),
-            "encoder_is_read": read_places(inputs, num_rows),
+            "encoder_is_read": read_mask(inputs, num_rows),
         }
     _mark_inputs(features, pairs, is_prefix)
     return features

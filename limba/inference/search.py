@@ -61,8 +61,8 @@ def banned_mask(num_rows: int, num_ids: int, ids: Iterable[int] = ()) -> Bool[np
 
 def is_end(ids: Int[Array, "*B"], ends: tuple[int, ...]) -> Bool[Array, "*B"]:
     """Returns True at the ids that end a text."""
-    found = [ids == end for end in ends]
-    return functools.reduce(jnp.logical_or, found) if found else jnp.zeros_like(ids, bool)
+    is_one_of = [ids == end for end in ends]
+    return functools.reduce(jnp.logical_or, is_one_of) if is_one_of else jnp.zeros_like(ids, bool)
 
 
 def generate(step: Step, cache: Cache, prompt: Int[Array, "B P"], rules: Rules) -> Generated:

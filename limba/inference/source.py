@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 # Of which transformers makes a tokenizer.json.
 OTHER_VOCABULARIES = ("tokenizer.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
 
+FREE = ("limba", "tasks")
+_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
 
 @dataclass(frozen=True)
 class Source:
@@ -59,7 +62,7 @@ class Source:
     run: RunConfig | None = None  # None if only the network is known
     vocabulary: VocabularyName | None = None
     best: epath.Path | None = None  # the best checkpoint, in a directory of its own
-    imports: tuple[str, ...] = ()  # modules that may be imported beside Limba's and those of tasks/
+    imports: tuple[str, ...] = ()  # modules that may be imported besides Limba's and tasks/'s
     length: int | None = None  # of a folder: the longest text that its files say it was trained with, in tokens
     fills_gaps: bool = False  # of a folder: its record says that the T5 has learned to fill gaps, and nothing else
     average: bool = True  # False: the weights as they were trained, also where the run evaluates their average
@@ -112,7 +115,7 @@ def find(
 ) -> Source:
     """Returns the model at `path`, which `limba.formats.open.open_path` opens, with its configuration and vocabulary.
 
-    Without `config` the network is that of config.json; a T5X checkpoint without one gets it from its arrays' shapes.
+    Without `config` config.json says the network; for a T5X checkpoint without one it follows from the arrays' shapes.
     The modules of `allowed` may be imported for the task; see `check_imports`. Raises NoModelError if there is no model
     at the path, and InputError for one that cannot be read.
     """
@@ -166,21 +169,21 @@ def trained_length(source: Source) -> int | None:
 
 def _length_beside(folder: epath.Path, model: ModelConfig) -> int | None:
     """Returns the longest text that a folder's files allow: tokenizer_config.json's, and the network's positions."""
-    about = _json_of(folder / "tokenizer_config.json")
-    given = about.get("model_max_length")
-    found = [int(given)] if isinstance(given, int | float) and 0 < given < huggingface_files.UNKNOWN_LENGTH else []
-    if model.is_encoder or (found and model.is_decoder_only):  # a tokenizer may be another, longer model's
-        found.append(model.max_length)
-    return min(found, default=None)
+    tokenizer_config = _json_of(folder / "tokenizer_config.json")
+    length = tokenizer_config.get("model_max_length")
+    lengths = [int(length)] if isinstance(length, int | float) and 0 < length < huggingface_files.UNKNOWN_LENGTH else []
+    if model.is_encoder or (lengths and model.is_decoder_only):  # a tokenizer may be another, longer model's
+        lengths.append(model.max_length)
+    return min(lengths, default=None)
 
 
 def _json_of(file: epath.Path) -> Json:
-    """Returns a file's JSON object; {} where there is none, which is said where it matters."""
+    """Returns a file's JSON object; {} where there is none, which is reported where it matters."""
     try:
-        found = json.loads(read_text(file)) if file.exists() else {}
+        content = json.loads(read_text(file)) if file.exists() else {}
     except (InputError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def described(path: str) -> tuple[ModelConfig, VocabularyName | None]:
@@ -195,8 +198,8 @@ def described(path: str) -> tuple[ModelConfig, VocabularyName | None]:
     return source.model, source.vocabulary
 
 
-def open_vocabulary(source: Source, given: VocabularyName | None = None) -> tuple[VocabularyName, Vocabulary] | None:
-    """Returns (name, seqio's vocabulary) of `given` or of the source; None if neither names one.
+def open_vocabulary(source: Source, chosen: VocabularyName | None = None) -> tuple[VocabularyName, Vocabulary] | None:
+    """Returns (name, seqio's vocabulary) of `chosen` or of the source; None if neither names one.
 
     A run that names none uses its task's. A folder for transformers is read as its AutoTokenizer reads it; what is
     trained from it reads the file that the name has, as a trainer does (`tokenizers.TokenizersVocabulary`). Raises
@@ -206,23 +209,24 @@ def open_vocabulary(source: Source, given: VocabularyName | None = None) -> tupl
         from limba.data.vocabulary.files import place_of
         from limba.data.vocabulary.load import NUM_SENTINELS, address_of, check_rows, load_vocabulary
         from limba.data.vocabulary.published import PublishedVocabulary
-    name = given or source.vocabulary
+    name = chosen or source.vocabulary
     if name is not None:
-        own, has_none = source.vocabulary, source.model.is_decoder_only or name.path == "byte"
-        of_own = own.extra_ids if own is not None and own.path == name.path else None
+        of_source = source.vocabulary
+        has_none = source.model.is_decoder_only or name.path == "byte"
+        of_own = of_source.extra_ids if of_source is not None and of_source.path == name.path else None
         choices = (name.extra_ids, of_own, 0 if has_none else NUM_SENTINELS)
-        extra_ids = next(each for each in choices if each is not None)
-        name = name if given is not None else name._replace(path=place_of(name.path, str(source.directory)))
+        extra_ids = next(number for number in choices if number is not None)
+        name = name if chosen is not None else name._replace(path=place_of(name.path, str(source.directory)))
         try:
-            loaded = _published(source, name) if given is None else None
+            loaded = _published(source, name) if chosen is None else None
             if loaded is None:
                 loaded = load_vocabulary(name.path, extra_ids)
         except InputError as error:
-            if given is not None:
+            if chosen is not None:
                 raise
             reason = f"{name.path} gives: {reason_of(error.__cause__ or error)}"
             raise InputError(
-                f"{name.place} names a vocabulary that cannot be read here ({reason}); give a copy as `vocabulary`."
+                f"{name.named_in} names a vocabulary that cannot be read here ({reason}); give a copy as `vocabulary`."
             ) from error
         name = name._replace(extra_ids=extra_ids)
     elif source.run is not None:
@@ -269,8 +273,8 @@ def published_of_run(source: Source) -> PublishedVocabulary | None:
     with quiet_imports():
         from limba.data.vocabulary.files import is_folder, place_of
         from limba.data.vocabulary.published import open_address
-    place = place_of(name.path, str(source.directory))
-    return open_address(place) if is_folder(place) else None
+    address = place_of(name.path, str(source.directory))
+    return open_address(address) if is_folder(address) else None
 
 
 def published_folder(source: Source) -> epath.Path | None:
@@ -296,7 +300,7 @@ def task_of(source: Source) -> Provider:
 def only_fills_gaps(source: Source) -> bool:
     """Returns whether a model is known to fill gaps and to write no running text.
 
-    An encoder does, if it is no hybrid; so does the T5 of a run whose task has spans hidden, and no other objective,
+    An encoder does, unless it is a hybrid; so does the T5 of a run whose task has spans hidden, and no other objective,
     and the folder that is exported from it. Of any other T5 without a run, and of a run whose task cannot be imported
     here, it is not known.
     """
@@ -318,16 +322,16 @@ def only_fills_gaps(source: Source) -> bool:
     return has_only_gaps(task)
 
 
-def import_tasks(modules: Sequence[str], place: str, allowed: Sequence[str], directory: str) -> None:
-    """Imports the task modules that the file or folder `place` names, if `check_imports` lets them.
+def import_tasks(modules: Sequence[str], where: str, allowed: Sequence[str], directory: str) -> None:
+    """Imports the task modules that the file or folder `where` names, if `check_imports` lets them.
 
     Raises InputError for one that is not found, or fails.
     """
-    check_imports(modules, place, allowed, directory)
+    check_imports(modules, where, allowed, directory)
     jax.process_index()  # jax looks for its plugins, before the current folder is on the module search path
     for module in modules:
-        task_modules.check(module, f"{place} imports")
-    check_imports(modules, place, allowed, directory)  # again: the folders of tasks/ are known now
+        task_modules.check(module, f"{where} imports")
+    check_imports(modules, where, allowed, directory)  # again: the folders of tasks/ are known now
     with quiet_imports():
         task_modules.import_all(modules)
 
@@ -337,37 +341,33 @@ def evaluated(model: ModelConfig) -> ModelConfig:
     return dataclasses.replace(model, dtype="float32", dropout_rate=0.0, remat="none")
 
 
-FREE = ("limba", "tasks")
-_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-
-
 def check_imports(
-    modules: Sequence[str], place: str, allowed: Sequence[str] = (), directory: str | None = None
+    modules: Sequence[str], where: str, allowed: Sequence[str] = (), directory: str | None = None
 ) -> None:
-    """Raises UntrustedModuleError for modules, named in the file or folder `place`, that may not be imported.
+    """Raises UntrustedModuleError for modules, named in the file or folder `where`, that may not be imported.
 
-    Free are modules of `limba` and `tasks`, unless Python would find these inside the model's `directory`, and those of
-    `allowed`, each a module or a package. Imports nothing.
+    Modules of `limba` and `tasks` are free, unless Python would find them inside the model's `directory`; `allowed`
+    names other modules and packages that are. Imports nothing.
 
     >>> check_imports(["tasks.ro", "mine.corpus"], "runs/mine", allowed=["mine"])
     """
     if refused := [name for name in modules if not _is_allowed(name, directory, allowed)]:
         is_inside = any(name.partition(".")[0] in FREE for name in refused)
         whose = "of a folder inside the model's own" if is_inside else "neither Limba's nor one of tasks/"
-        fact = f"{place} names the module {' and '.join(map(repr, refused))}, {whose}, and an import would run its code"
+        fact = f"{where} names the module {' and '.join(map(repr, refused))}, {whose}, and an import would run its code"
         raise UntrustedModuleError(fact, refused)
 
 
 def _is_allowed(name: str, directory: str | None, allowed: Sequence[str]) -> bool:
     if _NAME.fullmatch(name) is None:
         return False
-    if any(name == each or name.startswith(f"{each}.") for each in allowed):
+    if any(name == known or name.startswith(f"{known}.") for known in allowed):
         return True
     package = name.partition(".")[0]
-    return package in FREE and not any(_is_inside(place, directory) for place in _places(package))
+    return package in FREE and not any(_is_inside(path, directory) for path in _package_folders(package))
 
 
-def _places(package: str) -> list[str]:
+def _package_folders(package: str) -> list[str]:
     """Returns the folders of a package, where Python would look for its modules: in the current directory too."""
     if package in sys.modules:  # other folders may have been added to it
         return list(getattr(sys.modules[package], "__path__", ()))
@@ -375,8 +375,8 @@ def _places(package: str) -> list[str]:
     return [] if spec is None else list(spec.submodule_search_locations or ())
 
 
-def _is_inside(place: str, directory: str | None) -> bool:
+def _is_inside(path: str, directory: str | None) -> bool:
     if directory is None or "://" in directory:
         return False
     folder = Path(os.path.realpath(os.path.expanduser(directory)))
-    return Path(os.path.realpath(place)).is_relative_to(folder)
+    return Path(os.path.realpath(path)).is_relative_to(folder)

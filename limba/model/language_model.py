@@ -93,19 +93,21 @@ class _Network:
             "skipped": skipped[None],
         }
 
-    def step(self, cache: Cache, last: Int[Array, " R"], place: Int[Array, ""]) -> tuple[Float[Array, "R V"], Cache]:
-        """Returns the logits of the ids after `place` of the cache, and the cache with the last ids there."""
+    def step(self, cache: Cache, last: Int[Array, " R"], position: Int[Array, ""]) -> tuple[Float[Array, "R V"], Cache]:
+        """Returns the logits of the ids after `position` of the cache, and the cache with the last ids there."""
         skipped = cache["skipped"][0]
-        positions = (place - skipped)[:, None]
-        places = jnp.arange(self._length)
-        visible = (places[None] <= place) & (places[None] >= skipped[:, None])
+        positions = (position - skipped)[:, None]
+        indices = jnp.arange(self._length)
+        visible = (indices[None] <= position) & (indices[None] >= skipped[:, None])
         x = self._embedded(last[:, None], positions)
-        bias = None if self._table is None else self._bias_row(self._table, place)
+        bias = None if self._table is None else self._bias_row(self._table, position)
 
         def one_layer(x: Array, cache: Cache, layer: Parameters, index: Array | int) -> tuple[Array, Cache]:
             query, key, value = self._apply(layer, "project", x, positions)
             cache = {
-                name: jax.lax.dynamic_update_slice(cache[name], jnp.swapaxes(new, 1, 2)[None], (index, 0, 0, place, 0))
+                name: jax.lax.dynamic_update_slice(
+                    cache[name], jnp.swapaxes(new, 1, 2)[None], (index, 0, 0, position, 0)
+                )
                 for name, new in (("key", key), ("value", value))
             }
             attended = _attend(query, cache["key"][index], cache["value"][index], bias, visible)
@@ -114,9 +116,9 @@ class _Network:
         x, new = self._run_layers(one_layer, x, {name: cache[name] for name in ("key", "value")})
         return self._logits(x)[:, 0], {**new, "skipped": cache["skipped"]}
 
-    def _bias_row(self, table: Float[Array, "H W"], place: Int[Array, ""]) -> Float[Array, "H 1 L"]:
+    def _bias_row(self, table: Float[Array, "H W"], query: Int[Array, ""]) -> Float[Array, "H 1 L"]:
         by_distance = bias_by_distance(self._config, table, self._length)
-        return bias_row(by_distance, place, self._length)
+        return bias_row(by_distance, query, self._length)
 
     def _apply(self, layer: Parameters, method: str, *inputs: PyTree) -> PyTree:
         return apply_module(LanguageModelLayer(self._config), layer, *inputs, method=method)
@@ -157,9 +159,9 @@ def positions_in_segments(segments: Int[Array, "B L"]) -> Int[Array, "B L"]:
     >>> positions_in_segments(jnp.array([[1, 1, 1, 2, 2, 0]])).tolist()
     [[0, 1, 2, 0, 1, 0]]
     """
-    places = jnp.broadcast_to(jnp.arange(segments.shape[1], dtype=jnp.int32)[None], segments.shape)
+    indices = jnp.broadcast_to(jnp.arange(segments.shape[1], dtype=jnp.int32)[None], segments.shape)
     starts = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)))
-    return places - jax.lax.cummax(jnp.where(starts, places, 0), axis=1)
+    return indices - jax.lax.cummax(jnp.where(starts, indices, 0), axis=1)
 
 
 def rotary_frequencies(config: ModelConfig, layer: Array | int) -> Float[Array, " halfC"] | np.ndarray:
@@ -186,7 +188,8 @@ def rotated(
 ) -> Float[Array, "B L H C"]:
     """Returns x rotated by its position; pairs are (i, i + C/2), as Llama's."""
     angles = positions.astype(jnp.float32)[:, :, None, None] * frequencies[None, None, None]
-    cosine, sine = jnp.cos(angles), jnp.sin(angles)
+    cosine = jnp.cos(angles)
+    sine = jnp.sin(angles)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     result = jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
     return result.astype(x.dtype)

@@ -45,8 +45,8 @@ class Mask:
             before = causal_mask(seen.shape[1])
             seen &= before if self.both_ways is None else before | prefix_mask(self.both_ways)
         if self.reach is not None:
-            places = jnp.arange(seen.shape[1])
-            seen &= ((jnp.abs(places[:, None] - places[None]) <= self.reach) | self.everywhere)[None]
+            positions = jnp.arange(seen.shape[1])
+            seen &= ((jnp.abs(positions[:, None] - positions[None]) <= self.reach) | self.everywhere)[None]
         return seen
 
     def for_kernels(self) -> tuple[Int[Array, "B Q"], Int[Array, "B K"], Int[Array, " 1"] | None]:
@@ -57,7 +57,9 @@ class Mask:
         query_ids = self.query_ids
         key_ids = self.key_ids
         if self.both_ways is not None:
-            query_ids, key_ids = (jnp.where(each > 0, 2 * each + self.both_ways, 0) for each in (query_ids, key_ids))
+            query_ids, key_ids = (
+                jnp.where(of_side > 0, 2 * of_side + self.both_ways, 0) for of_side in (query_ids, key_ids)
+            )
         reach = None if self.reach is None else jnp.where(self.everywhere, EVERYWHERE, self.reach)[None]
         return query_ids, key_ids, reach
 

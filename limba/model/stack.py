@@ -24,6 +24,8 @@ from limba.sharding.mesh import constrain_batch_sharding
 
 Method = Callable[..., PyTree] | str | None  # of a module; None: its call
 
+DecodeLayer = Callable[[Array, Cache, PyTree, Array | int], tuple[Array, Cache]]
+
 
 def apply_module(
     module: nn.Module, params: Parameters, *inputs: PyTree, method: Method = None, dropout_key: Array | None = None
@@ -102,9 +104,6 @@ def _rematerialized(step: Callable, remat: str, prevent_cse: bool) -> Callable:
         return step
     policy = jax.checkpoint_policies.save_only_these_names(DENSE, ATTENDED) if remat == "minimal" else None
     return jax.checkpoint(step, policy=policy, prevent_cse=prevent_cse)
-
-
-DecodeLayer = Callable[[Array, Cache, PyTree, Array | int], tuple[Array, Cache]]
 
 
 def decode_runner(

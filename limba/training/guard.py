@@ -19,10 +19,10 @@ from limba.config import NonFiniteError, RunConfig
 from limba.formats.limba_checkpoint import GuardNotes, Notes
 from limba.model import Batch, Network
 from limba.model.trees import Parameters
-from limba.training.ledger import Entry, Ledger, RowEntry
-from limba.training.metrics.figures import RecentSteps
-from limba.training.reading import RowReader, ShardRows
+from limba.training.metrics.recent_steps import RecentSteps
 from limba.training.row_losses import jit_row_losses, rows_standing_out
+from limba.training.row_reader import RowReader, ShardRows
+from limba.training.skipped_batches import Entry, RowEntry, SkippedBatches
 from limba.training.spikes import CHECKED, LAG, Spike, Window
 from limba.training.state import TrainState, gather_parameters
 from limba.training.step import Limits
@@ -38,13 +38,20 @@ Pending = tuple[int, ShardRows, Mapping[str, Array], np.ndarray | None]
 class Guard:
     """Judges the steps of one run, lagging behind the devices, and reports what it does about a spike."""
 
-    def __init__(self, config: RunConfig, model: Network, ledger: Ledger, recent: RecentSteps, place: PlaceBatch):
+    def __init__(
+        self,
+        config: RunConfig,
+        model: Network,
+        skipped_batches: SkippedBatches,
+        recent: RecentSteps,
+        place_batch: PlaceBatch,
+    ):
         self.action = config.guard.action
-        self.ledger = ledger
+        self.skipped_batches = skipped_batches
         self._config = config
         self._recent = recent
         self._metrics = recent.metrics
-        self._place = place
+        self._place_batch = place_batch
         self._model = model
         self._window = Window(config.guard)
         self._pending = deque[Pending]()
@@ -62,7 +69,7 @@ class Guard:
 
     def notes(self) -> Notes:
         """Returns the notes that a checkpoint keeps for `begin`; all steps so far must have been judged."""
-        self.ledger.write()
+        self.skipped_batches.write()
         return {"guard": {"data_start": self._data_start, "window": self._window.notes()}}
 
     def before(self, step: int, state: TrainState) -> Limits | None:
@@ -71,7 +78,7 @@ class Guard:
         With 'skip' the steps up to LAG before it are judged first, and those that the devices have dropped written
         down; `state` is the one before the step.
         """
-        if step in self.ledger:
+        if step in self.skipped_batches:
             return None
         if self.action != "skip":
             return ()
@@ -152,16 +159,17 @@ class Guard:
         Raises NonFiniteError after MAX_IN_A_ROW dropped steps in a row.
         """
         rows = self._rows_that_stand_out(spike, state)
-        self.ledger.append([self._entry(spike.step, "skip", spike.reason, spike, rows)])
+        self.skipped_batches.append([self._entry(spike.step, "skip", spike.reason, spike, rows)])
         self._event(spike, "skip")
         self._metrics.say(
-            f"Step {spike.step:,} is dropped: {spike.reason}. {_in_words(rows)} {self.ledger.path} lists its batch."
+            f"Step {spike.step:,} is dropped: {spike.reason}. {_in_words(rows)} {self.skipped_batches.path} lists its"
+            " batch."
         )
         if spike.number >= MAX_IN_A_ROW:
             raise NonFiniteError(
                 f"The updates of {MAX_IN_A_ROW} steps in a row up to step {spike.step:,} were dropped, so it is not"
                 " the text of one batch: lower ScheduleConfig.base_learning_rate, or raise GuardConfig.threshold."
-                f" {self.ledger.path} lists their batches; remove the lines of those that the run should read."
+                f" {self.skipped_batches.path} lists their batches; remove the lines of those that the run should read."
             )
 
     def target(self, spike: Spike, steps: Sequence[int]) -> int | None:
@@ -179,7 +187,7 @@ class Guard:
             raise NonFiniteError(
                 f"Step {spike.step:,} spikes, {spike.reason}, and the run has returned to {where} {MAX_REWINDS} times:"
                 " lower ScheduleConfig.base_learning_rate, or raise GuardConfig.threshold or"
-                f" GuardConfig.batches_around. {self.ledger.path} lists the batches that were passed over."
+                f" GuardConfig.batches_around. {self.skipped_batches.path} lists the batches that were passed over."
             )
         return target
 
@@ -192,19 +200,19 @@ class Guard:
         rows = self._rows_that_stand_out(spike, state)
         entries = []
         for batch in range(first, last + 1):
-            if batch in self.ledger:
+            if batch in self.skipped_batches:
                 continue
             if batch == spike.step:
                 entries.append(self._entry(batch, "rewind", spike.reason, spike, rows))
             else:
                 reason = f"it is beside batch {spike.step}, which spikes"
                 entries.append(self._entry(batch, "rewind", reason, None, []))
-        self.ledger.append(entries)
+        self.skipped_batches.append(entries)
         self._event(spike, "rewind", returned_to=here)
         which = f"batches {first:,} to {last:,}" if around else f"batch {first:,}"
         self._metrics.say(
             f"Step {spike.step:,} spikes: {spike.reason}. {_in_words(rows)} The run has returned to step {here:,} and"
-            f" passes over {which}, which {self.ledger.path} lists."
+            f" passes over {which}, which {self.skipped_batches.path} lists."
         )
 
     def _event(self, spike: Spike, action: str, **more: int) -> None:
@@ -212,7 +220,7 @@ class Guard:
         self._metrics.record("event", spike.step, {"action": action, "reason": spike.reason, **values, **more})
 
     def _entry(self, batch: int, action: str, reason: str, spike: Spike | None, rows: list[RowEntry]) -> Entry:
-        """Returns a batch's line of the ledger; `data_batch` counts batches from the beginning of the data."""
+        """Returns a batch's line of the skipped_batches; `data_batch` counts batches from the beginning of the data."""
         values = {} if spike is None else spike.values
         return {
             "batch": batch,
@@ -228,7 +236,7 @@ class Guard:
         if self._row_losses is None:
             self._row_losses = jit_row_losses(self._model, self._config.loss)
         params = gather_parameters(self._model, state.params)
-        losses = np.asarray(self._row_losses(params, self._place(spike.rows)))
+        losses = np.asarray(self._row_losses(params, self._place_batch(spike.rows)))
         size = self._config.data.rows_per_shard
         return [
             {"shard": int(row) // size, "row": int(row) % size, "loss": _number(losses[row])}

@@ -17,13 +17,14 @@ from limba.sharding import watchdog
 from limba.sharding.agreement import together
 from limba.sharding.preemption import stop_requests
 from limba.storage.files import try_to_write
-from limba.training.ahead import Ahead
 from limba.training.best import Best
 from limba.training.checks import is_out_of_memory, memory_sentence
+from limba.training.dispatch_limit import DispatchLimit
 from limba.training.guard import Guard, Spike
-from limba.training.metrics.figures import RecentSteps, advice_on
+from limba.training.metrics.advice import advice_on
+from limba.training.metrics.recent_steps import RecentSteps
 from limba.training.optimizer import evaluated_weights
-from limba.training.reading import RowReader, ShardRows
+from limba.training.row_reader import RowReader, ShardRows
 from limba.training.start import Plan, is_due
 from limba.training.state import TrainState, gather_parameters
 from limba.training.step import Limits, StepMetrics, without_update
@@ -128,7 +129,7 @@ class Loop:
         self.metrics = recent.metrics
         self.checkpoints = reader.checkpoints
         self.best = Best(config) if config.checkpoint.best_metric else None
-        self.ahead = Ahead()
+        self.dispatch_limit = DispatchLimit()
         self.turn = 0  # passes of the loop; a rewind changes only the step
         self.figures: dict[Literal["train", "validation", "text"], Figures] = {"train": {}, "validation": {}}
         self.has_advised = False
@@ -157,13 +158,15 @@ class Loop:
                 if due.stops:
                     self.checkpoints.stop()
                 trace.after(self.turn, state, is_last=due.ends)
-                if due.log and (spike := self._log(step, state)) is not None:
+                spike = self._log(step, state) if due.log else None
+                if spike is not None:
                     del state  # makes room for the one that is restored
                     state = self._rewind(spike)
                     step = int(state.step)
                     due = events.rewound(step, due, self.checkpoints.steps())
-                if due.evaluate and (reason := self._evaluate(step, state)):
-                    due = due._replace(save=True, ends=True, reason=due.reason or reason)
+                reason_to_end = self._evaluate(step, state) if due.evaluate else ""
+                if reason_to_end:
+                    due = due._replace(save=True, ends=True, reason=due.reason or reason_to_end)
                 if due.save:
                     self._save(step, state)
                     events.saved = step
@@ -187,7 +190,7 @@ class Loop:
             watchdog.beat(step, metrics["loss"])
             self.recent.add(step, rows, metrics)
             self.guard.after(step, rows, metrics, limits)
-            self.ahead.add(metrics["loss"])
+            self.dispatch_limit.add(metrics["loss"])
         self.checkpoints.check_lease()
         self.metrics.advance(step)
         self._report_saves()
@@ -201,7 +204,8 @@ class Loop:
 
     def _log(self, step: int, state: TrainState) -> Spike | None:
         """Logs the steps since the last logged line; returns a spike for which the run must rewind."""
-        if (spike := self.guard.judge(step, state)) is not None:
+        spike = self.guard.judge(step, state)
+        if spike is not None:
             return spike
         if not len(self.recent):  # all were dropped or passed over
             self.recent.restart()

@@ -1,6 +1,6 @@
 """The optimizer of a run as one optax chain around its rule (`limba/training/rules.py`).
 
-What a run's state holds beside the rule's own arrays ends the chain: the average of the weights, and float16's scale.
+What a run's state holds besides the rule's own arrays ends the chain: the average of the weights, and float16's scale.
 """
 
 import functools

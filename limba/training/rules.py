@@ -29,13 +29,20 @@ LEAST_PARAMETER_SCALE = 1e-3  # updates relative to a parameter take it to be at
 def transformations(config: OptimizerConfig, rate: Transformation, shardings: PyTree = None) -> list[Transformation]:
     """Returns the rule of a configuration, with its weight decay.
 
-    `rate` multiplies by minus the learning rate. `shardings` are those of the parameters in training, by which Muon
+    `rate` multiplies by minus the learning rate. `shardings` are the parameters' in training, by which Muon
     shares its work; None: there is one device.
     """
     return TRANSFORMATIONS[config.name](config, rate, shardings)
 
 
 def adafactor(config: Adafactor, rate: Transformation, shardings: PyTree) -> list[Transformation]:
+    """Returns Adafactor (Shazeer & Stern 2018, arXiv:1804.04235), layer by layer, as T5X has it.
+
+    The update u of a matrix W with gradient G is G divided by the square root of r c^T / mean(r), where r and c are
+    moving averages of the means of G^2 + EPSILON over rows and columns; smaller and one-dimensional arrays divide by
+    the root of the whole average. Then u is divided by max(1, RMS(u) / clipping_threshold), multiplied by
+    max(RMS(W), LEAST_PARAMETER_SCALE) and by minus the learning rate. Weight decay is subtracted last.
+    """
     scaled = factored(config)
     if config.multiply_by_parameter_scale:
         scaled.append(scale_by_parameter_rms(LEAST_PARAMETER_SCALE))
@@ -48,10 +55,22 @@ def adafactor(config: Adafactor, rate: Transformation, shardings: PyTree) -> lis
 
 
 def adamw(config: AdamW, rate: Transformation, shardings: PyTree) -> list[Transformation]:
+    """Returns AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101).
+
+    The update of a parameter W is minus the learning rate times m / (sqrt(v) + epsilon) + weight_decay x W, where m and
+    v are moving averages of the gradient and of its square, each divided by 1 - beta^t. The decay is multiplied by the
+    whole learning rate, as in PyTorch; the paper multiplies it by the schedule alone, without the base rate.
+    """
     return [adam(config), *decay_and_rate(config, rate)]
 
 
 def muon(config: Muon, rate: Transformation, shardings: PyTree) -> list[Transformation]:
+    """Returns Muon for the matrices of layers (`limba/training/muon.py`), and another rule for all other parameters.
+
+    The update of an n x m matrix is its momentum, made orthogonal, times muon_rms x sqrt(max(n, m)): its elements then
+    have the root mean square muon_rms. With `muon_by_parameter_scale` every update is multiplied by RMS(W), as in
+    Adafactor. Weight decay is added, then all is multiplied by minus the learning rate.
+    """
     if config.muon_others == "adamw":
         others = adam(config)
     else:
@@ -114,7 +133,7 @@ def _is_decayed(patterns: tuple[str, ...], params: PyTree) -> PyTree:
 def scale_by_parameter_rms(min_scale: float) -> optax.GradientTransformation:
     """Scales each update by its parameter's root mean square, and by `min_scale` at least.
 
-    Numbers and state equal those of `optax.scale_by_param_block_rms`. That one can also be differentiated, and
+    Numbers and state equal those of `optax.scale_by_param_block_rms`. optax's can also be differentiated, and
     therefore reads all parameters twice: 2 % of a base model's step on a TPU.
     """
 

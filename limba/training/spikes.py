@@ -1,4 +1,4 @@
-"""What a spike is: a step whose numbers are not finite, or far above those of the good steps before it."""
+"""What a spike is: a step whose numbers are not finite, or far above the good steps' before it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from limba.config import GuardConfig
-from limba.training.reading import ShardRows
+from limba.training.row_reader import ShardRows
 
 LAG = 8  # a step's limits come from steps at least this many before it, so that devices need not wait for the host
 MIN_STEPS = 20  # good steps before anything but a number that is not finite is a spike

@@ -170,7 +170,7 @@ def plan_of_run(config: RunConfig, task: Provider, lengths: Mapping[str, int]) -
     stages = []
     for (begins, stage_task), stage_deal in zip(tasks.items(), deals, strict=True):
         stages.append(Stage(begins, stage_task, config.data.of_stages[begins], stage_deal))
-    deal = deals[0]  # epochs are those of the first stage
+    deal = deals[0]  # epochs are the first stage's
     end, notes = _end(config, deal)
     return Plan(
         stages=stages,
@@ -242,7 +242,7 @@ def _dealing(config: RunConfig, task: Provider, seed: int) -> tuple[bool, Mappin
     fallback = limba_checkpoint.fallback_directory(config.model_dir, config.checkpoint.fallback_dir)
     if fallback is not None:
         checkpoints |= limba_checkpoint.steps_in(fallback)
-    # Of a step that is saved twice the run's own directory has the one that counts.
+    # If a step is saved twice, the one in the run's own directory counts.
     checkpoints |= limba_checkpoint.steps_in(epath.Path(config.model_dir) / "checkpoints")
     for step in sorted(checkpoints, reverse=True):
         try:
@@ -287,24 +287,24 @@ def _most_steps(config: RunConfig, deal: Deal, end: int | None) -> int:
 def _end(config: RunConfig, deal: Deal) -> tuple[int | None, list[str]]:
     """Returns (the step at which the run ends as far as known, what to print about it)."""
     epochs = config.data.num_epochs
-    given = config.train_steps
+    steps_of_config = config.train_steps
     schedule = config.optimizer.schedule
     if epochs is None:
-        return given, []
+        return steps_of_config, []
     if deal.rows is not None:
         steps = math.ceil(Fraction(epochs * deal.rows, config.data.batch_size))
-        return min(steps, given or steps), []
+        return min(steps, steps_of_config or steps), []
     if not _needs_end(schedule):
-        return given, []
-    if given is None:
+        return steps_of_config, []
+    if steps_of_config is None:
         raise ConfigError(
             "RunConfig.train_steps",
             f"is None, and the {schedule.name} schedule needs the step at which DataConfig.num_epochs {epochs} end,"
             f" which is not known beforehand: {deal.reason}; give epochs x rows / {config.data.batch_size}.",
         )
-    return given, [
-        f"The learning rate falls up to step {given:,} (RunConfig.train_steps), wherever DataConfig.num_epochs"
-        f" {epochs} end: that is not known beforehand, since {deal.reason}."
+    return steps_of_config, [
+        f"The learning rate falls up to step {steps_of_config:,} (RunConfig.train_steps), wherever"
+        f" DataConfig.num_epochs {epochs} end: that is not known beforehand, since {deal.reason}."
     ]
 
 

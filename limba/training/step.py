@@ -96,7 +96,7 @@ def jit_train_step(
 ) -> Callable[..., tuple[TrainState, StepMetrics]]:
     """Returns `train_step` jitted: the state is donated and keeps its `shardings`, metrics are replicated.
 
-    It takes (state, batch, key), and with `drops` also `limits`. The gradient's `specs` are those of `shardings`.
+    It takes (state, batch, key), and with `drops` also `limits`. The gradient's `specs` are the specs of `shardings`.
     """
     specs = jax.tree.map(lambda sharding: sharding.spec, shardings.params)
     is_update_sharded = any("data" in spec for spec in jax.tree.leaves(specs))

@@ -11,7 +11,7 @@ from limba.config import RunConfig
 from limba.model import Batch, Network
 from limba.sharding.agreement import compiled_together
 from limba.training.loop import Update
-from limba.training.reading import ShardRows
+from limba.training.row_reader import ShardRows
 from limba.training.schedule import make_schedule
 from limba.training.state import TrainState, state_shardings
 from limba.training.step import Gradient, Limits, StepMetrics, jit_train_step
@@ -22,13 +22,13 @@ def update_of_run(
     train_steps: int | None,
     model: Network,
     optimizer: optax.GradientTransformation,
-    place: Callable[[ShardRows], Batch],
+    place_batch: Callable[[ShardRows], Batch],
     ready: Callable[[], None],
 ) -> Update:
     """Returns the update, which compiles the step when it is first called, in all processes together.
 
-    `train_steps` is the step that the schedule of the learning rate goes up to, as far as it is known. `place` makes
-    the global batch of this process's rows. `ready` is called when the step is compiled and has not run yet.
+    `train_steps` is the step that the schedule of the learning rate goes up to, as far as it is known. `place_batch`
+    makes the global batch of this process's rows. `ready` is called when the step is compiled and has not run yet.
     """
     assert model.mesh is not None
     gradient = Gradient(model, config.loss, config.num_microbatches, config.gradient_reduce_dtype)
@@ -40,6 +40,6 @@ def update_of_run(
     key = jax.random.key(config.random_seed + 1, impl=config.random_bits)  # of dropout; each step folds its number in
 
     def update(state: TrainState, rows: ShardRows, limits: Limits) -> tuple[TrainState, StepMetrics]:
-        return step(state, place(rows), key, *limits)
+        return step(state, place_batch(rows), key, *limits)
 
     return update

@@ -115,7 +115,8 @@ def test_text_is_divided_by_documents(tmp_path: Path) -> None:
 
 
 def test_steps_to_a_loss_are_interpolated() -> None:
-    steps, losses = [30, 60, 90, 120], [6.0, 5.0, 4.5, 4.7]
+    steps = [30, 60, 90, 120]
+    losses = [6.0, 5.0, 4.5, 4.7]
     assert tables.steps_to(steps, losses, 5.25) == pytest.approx(52.5)
     assert tables.steps_to(steps, losses, 4.5) == 90
     assert tables.steps_to(steps, losses, 7.0) == 30  # the most it can be
@@ -409,7 +410,8 @@ def test_a_corpus_of_aozora_has_what_is_free_once_and_is_held_out_by_author(tmp_
 
 @pytest.mark.night
 def test_the_example_goes_from_a_clone_to_fills_and_resumes(tmp_path: Path) -> None:
-    random, texts = np.random.default_rng(0), tmp_path / "texts"
+    random = np.random.default_rng(0)
+    texts = tmp_path / "texts"
     words = [
         ["私は", "彼女は", "父は", "猫は"],
         ["古い", "白い", "遠い"],
@@ -427,7 +429,8 @@ def test_the_example_goes_from_a_clone_to_fills_and_resumes(tmp_path: Path) -> N
     shutil.copytree(ROOT / "examples", tmp_path / "clone/examples", ignore=shutil.ignore_patterns("runs"))
     for name in ("limba", "benchmarks", "gin", ".venv"):
         (tmp_path / "clone" / name).symlink_to(ROOT / name)
-    script, variables = tmp_path / "clone/examples/aozora.sh", os.environ | {"AOZORA": str(texts)}
+    script = tmp_path / "clone/examples/aozora.sh"
+    variables = os.environ | {"AOZORA": str(texts)}
     said = [
         subprocess.run(["bash", script, f"TRAIN_STEPS={steps}"], env=variables, capture_output=True, text=True)
         for steps in (2, 3)

@@ -142,7 +142,8 @@ VOCABULARIES = {
 
 
 def text_cases() -> list[Case]:
-    train, inspect = shlex.split(TRAIN), ["inspect", "--vocabulary=byte"]
+    train = shlex.split(TRAIN)
+    inspect = ["inspect", "--vocabulary=byte"]
     cases = []
     for name, (data, says) in CORPORA.items():
         cases.append(Case((*train, f"--gin.CORPUS={name}"), says, {name: data}))

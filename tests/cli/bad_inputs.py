@@ -325,7 +325,7 @@ KEYS: list[tuple[dict[str, Any], str]] = [
     ({"per_device_train_batch_size": 0}, "gives per_device_train_batch_size 0"),
     ({"per_device_train_batch_size": True}, "give a whole number"),
     ({"gradient_accumulation_steps": 0}, "gives gradient_accumulation_steps 0"),
-    ({"do_train": False, "do_eval": False}, "which is nothing to do"),
+    ({"do_train": False, "do_eval": False}, "so there is nothing to do"),
     ({"do_train": "yes"}, "give true or false"),
     ({"do_eval": 1}, "give true or false"),
     ({"learning_rate": 0}, "learning_rate is 0; give a number above 0"),

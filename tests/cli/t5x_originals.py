@@ -45,13 +45,15 @@ def _named(value: Any) -> Any:
 def _statements(text: str) -> Iterator[str]:
     """Yields the logical lines: without comments, brackets closed, blocks written out."""
     text = _COMMENT.sub(lambda found: found[1] or "", text).replace("\\\n", " ")
-    whole, block = "", ""
+    whole = ""
+    block = ""
     for line in text.split("\n"):
         whole += ("\n" if whole else "") + line
         bare = re.sub(_STRING, "''", whole)
         if sum(map(bare.count, "([{")) > sum(map(bare.count, ")]}")):
             continue
-        line, whole = whole.rstrip(), ""
+        line = whole.rstrip()
+        whole = ""
         if not line.strip():
             continue
         if line[0] not in " \t":
@@ -193,7 +195,9 @@ class Original:
         if is_decoder:
             found["prefix"] = bool(self.get(self.model, "inputs_bidirectional_attention", False))
         path = self.get("RestoreCheckpointConfig", "path")
-        found["start"] = (path[0] if path else None) if isinstance(path, list | tuple) else path
+        if isinstance(path, list | tuple):
+            path = path[0] if path else None
+        found["start"] = path
         if self.script != "train":
             return found
         if self.get("CheckpointConfig", "restore") is None:

@@ -69,7 +69,9 @@ def converted(files: Sequence[str], given: Mapping[str, Any], folders: Sequence[
 
 def ours(config: RunConfig, script: str) -> dict[str, Any]:
     """Returns the facts of `Original.facts` as Limba's configuration has them."""
-    model, data, optimizer = config.model, config.data, config.optimizer
+    model = config.model
+    data = config.data
+    optimizer = config.optimizer
     schedule = optimizer.schedule
     found: dict[str, Any] = {
         "sizes": [model.emb_dim, model.num_heads, model.head_dim, model.mlp_dim],
@@ -143,7 +145,8 @@ def compared(files: Sequence[str], folders: Sequence[Path], t5x: Sequence[Path])
     for name, value in given.items():
         found.set(name, value)
     config = converted(files, given, folders)
-    wanted, has = expected(found), ours(config, found.script)
+    wanted = expected(found)
+    has = ours(config, found.script)
     if wanted["vocabulary"] is None:
         wanted.pop("vocabulary")
     return found, {name: (value, has.get(name)) for name, value in wanted.items() if has.get(name) != value}

@@ -111,7 +111,8 @@ def test_one_sentence(
         case.change(place)
     for name, value in case.environment.items():
         monkeypatch.setenv(name, value)
-    before, num_compiled = contents(place), len(compiled)
+    before = contents(place)
+    num_compiled = len(compiled)
     capfd.readouterr()
     code = main.main(list(case.argv))
     said = capfd.readouterr().err

@@ -25,7 +25,7 @@ from limba.storage import manifest
 from limba.tools.migrate.huggingface.values import read_values
 from limba.tools.migrate.t5x import read as t5x_gin
 from limba.tools.pages.page.results import results_of
-from limba.tools.results import card, kept
+from limba.tools.results import card, outcome_cache
 from limba.tools.results.kinds.bits import BitsPerByte
 from limba.tools.results.kinds.learned import Classification, NamedEntities, PartOfSpeech, Similarity
 from limba.tools.results.kinds.pairs import MinimalPairs
@@ -143,7 +143,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "similarity": ("a.tsv", task(Similarity, first="good", second="bad", score="label")),
     "entities": ("a.json", task(NamedEntities)),
     "parts of speech": ("a.conllu", task(PartOfSpeech)),
-    "kept outcome": ("outcome.json", kept._read),
+    "kept outcome": ("outcome.json", outcome_cache._read),
     "card": ("README.md", card.read),
     "card's languages": ("README.md", card.languages),
     "gin": ("a.gin", lambda path: statements.read([str(path)])),

@@ -147,7 +147,9 @@ def test_what_cannot_be_meant_is_said(values: dict[str, Any], tmp_path: Path, ch
 @pytest.mark.night
 def test_do_train_false_only_evaluates(values: dict[str, Any], vocabulary: Path, tmp_path: Path) -> None:
     """The model that is named where output_dir holds no run, else that run; nothing is trained or overwritten."""
-    folder, run, root = tmp_path / "t5", Path(values["output_dir"]), Path(__file__).parents[2]
+    folder = tmp_path / "t5"
+    run = Path(values["output_dir"])
+    root = Path(__file__).parents[2]
     folder.mkdir()
     sizes = {"emb_dim": 32, "mlp_dim": 64, "num_heads": 4, "head_dim": 8, "num_encoder_layers": 1}
     model = tiny.model(vocab_size=1024, num_decoder_layers=1, **sizes)

@@ -53,7 +53,8 @@ def test_every_combination_gives_what_it_says_or_one_sentence(kind: str, place: 
         flags = {name: value for name, value in zip(CHOICES, values, strict=True) if value is not None}
         asked = given(**flags)
         draws = [bool(flags.get("temperature")), bool(flags.get("top_k")), flags.get("top_p") == 0.9]
-        beams, zero = flags.get("num_beams", 1) > 1, flags.get("temperature") == 0
+        beams = flags.get("num_beams", 1) > 1
+        zero = flags.get("temperature") == 0
         is_sampled = not zero and not beams and (kind == "lm" or any(draws) or "top_p" in flags)
         too_many = flags.get("num_samples", 1) > 1 and not is_sampled and not beams
         if (beams and any(draws) and not zero) or too_many:
@@ -66,7 +67,10 @@ def test_every_combination_gives_what_it_says_or_one_sentence(kind: str, place: 
         assert (config.sample, config.num_beams) == (is_sampled, flags.get("num_beams", 1)), flags
         assert config.num_samples == flags.get("num_samples", 1)
         if is_sampled:
-            assert config.top_k == (5 if flags.get("top_k") == 5 else None if kind == "run" or "top_k" in flags else 20)
+            top_k = 20  # the default of the command for a language model
+            if kind == "run" or "top_k" in flags:
+                top_k = 5 if flags.get("top_k") == 5 else None
+            assert config.top_k == top_k
             assert config.temperature == flags.get("temperature", 0.6 if kind == "lm" else 1.0)
 
 
@@ -161,7 +165,8 @@ def test_pairs_that_are_cut_are_said(place: Path, capsys: pytest.CaptureFixture[
     assert (
         main.main(["generate", "run", "--score", "--batch_size=8", "--input=pairs.jsonl", "--output=scored.jsonl"]) == 0
     )
-    num_tokens, lengths = len(LONG) + 1, limba.load("run").lengths
+    num_tokens = len(LONG) + 1
+    lengths = limba.load("run").lengths
     cut = 2 * num_tokens - lengths["inputs"] - lengths["targets"]
     assert [row["cut_tokens"] for row in lines(place / "scored.jsonl")] == [0, cut]
     assert f"1 of the pairs were longer than the model's lengths; {cut} of their tokens were not read" in (

@@ -12,7 +12,7 @@ import pytest
 
 from limba.cli import main
 from limba.storage.files import open_no_link
-from limba.training.metrics import figures
+from limba.training.metrics import recent_steps
 
 MINE = "what the user has written\n"
 TRAIN = (
@@ -87,7 +87,7 @@ def test_the_batch_of_a_loss_that_is_not_finite_goes_through_no_link(place: Path
     victim = planted(place, AND[2])
     values = dict.fromkeys(("loss", "gradient_norm", "update_norm"), float("nan"))
     rows = {0: {"inputs": np.arange(3)}}
-    assert "its batch is in" in figures._report(str(place / "run"), 2, rows, values, [])
+    assert "its batch is in" in recent_steps._report(str(place / "run"), 2, rows, values, [])
     assert victim.read_text() == MINE
     np.testing.assert_array_equal(np.load(place / "run" / AND[2])["inputs/0"], np.arange(3))
 

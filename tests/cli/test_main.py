@@ -134,7 +134,8 @@ def test_import_is_quick_and_light(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Limba's wheel, built from a copy of what is in the repository."""
-    source, out = tmp_path_factory.mktemp("source") / "limba", tmp_path_factory.mktemp("wheel")
+    source = tmp_path_factory.mktemp("source") / "limba"
+    out = tmp_path_factory.mktemp("wheel")
     files = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
     )

@@ -75,7 +75,9 @@ def num_parameters(model: ModelConfig) -> int:
 
 
 def num_parameters_of_decoder(model: ModelConfig) -> int:
-    d, inner, shared = model.emb_dim, model.num_heads * model.head_dim, model.kv_heads * model.head_dim
+    d = model.emb_dim
+    inner = model.num_heads * model.head_dim
+    shared = model.kv_heads * model.head_dim
     gates = len(model.mlp_activations)
     layer = 2 * d * (inner + shared) + (gates + 1) * d * model.mlp_dim
     layer += (gates * model.mlp_dim + d) if "mlp" in model.biases else 0

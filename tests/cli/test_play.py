@@ -68,7 +68,7 @@ def serving(players: list[Player], token: str | None = None) -> Iterator[Server]
 def asked(server: Server, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
     """Returns the status and the answer of one request."""
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=120)
-    sent = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+    sent = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
     given = {**({} if body is None else {"Content-Type": "application/json"}), **headers}
     connection.request("GET" if body is None else "POST", path, sent, given)
     answer = connection.getresponse()
@@ -135,7 +135,8 @@ def test_texts_are_those_of_generate_and_probabilities_those_of_score(players: l
     ],
 )
 def test_a_text_is_seen_while_it_is_written(fields: dict[str, Any], players: list[Player]) -> None:
-    model, seen = players[1]._trained, list[list[int]]()  # which has traced what other tests ask for
+    model = players[1]._trained  # which has traced what other tests ask for
+    seen = list[list[int]]()
     config = model.generation.replaced(max_tokens=11, **fields)
     deadline = Deadline(600.0, watch=lambda ids: seen.append(ids.tolist()))
     ((first, *_),) = model.written(["A text."], config, deadline)
@@ -209,7 +210,8 @@ def test_only_this_machine_or_the_one_with_the_token_is_answered(players: list[P
 
 
 def test_a_full_server_says_so(players: list[Player], monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, go_on = threading.Semaphore(0), threading.Event()
+    begun = threading.Semaphore(0)
+    go_on = threading.Event()
 
     def slow(self: Player, body: Any) -> dict[str, Any]:
         begun.release()
@@ -242,7 +244,8 @@ def test_of_two_hundred_questions_at_once_each_is_answered(
     players: list[Player], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Player, "texts", lambda self, body: {"texts": []})
-    good, start = {"model": "run, step 9", "text": TEXT}, threading.Barrier(200)
+    good = {"model": "run, step 9", "text": TEXT}
+    start = threading.Barrier(200)
 
     def ask(_: int) -> int:
         start.wait(60)
@@ -254,7 +257,8 @@ def test_of_two_hundred_questions_at_once_each_is_answered(
 
 def test_a_request_that_comes_byte_by_byte_is_cut_off(players: list[Player], monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock on which each look at it takes 4 seconds; the next byte is sent after the look."""
-    seconds, looked = itertools.count(0, 4), threading.Semaphore(0)
+    seconds = itertools.count(0, 4)
+    looked = threading.Semaphore(0)
 
     def clock() -> float:
         looked.release()
@@ -350,7 +354,8 @@ def test_what_is_no_model_is_one_sentence(tmp_path: Path, capsys: pytest.Capture
                                           monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     monkeypatch.setattr(main.environment, "use_large_pages", lambda: None)
     (tmp_path / "empty").mkdir()
-    begun, newer = recorded(tmp_path, 1, "begun"), recorded(tmp_path, 1, "newer")
+    begun = recorded(tmp_path, 1, "begun")
+    newer = recorded(tmp_path, 1, "newer")
     (newer / "config.json").write_text((newer / "config.json").read_text().replace('"format": 2', '"format": 99'))
     for name, words in (
         ("empty", "is an empty folder"),
@@ -442,7 +447,8 @@ def test_what_one_does_on_the_page(players: list[Player], tmp_path: Path, monkey
     with serving(players[:1]) as server, browser.browser() as chromium:
         allowed = ["clipboard-read", "clipboard-write"]
         context = chromium.new_context(permissions=allowed, viewport={"width": 360, "height": 900})
-        page, other = context.new_page(), context.new_page()
+        page = context.new_page()
+        other = context.new_page()
         for each in (page, other):  # a page opened twice
             each.on("pageerror", lambda error: errors.append(str(error)))
             opened(each, server)

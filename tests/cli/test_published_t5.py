@@ -27,7 +27,8 @@ def trains(folder: Path, corpus: Path, place: Path, flags: list[str]) -> dict:
 
 def gap(folder: Path, theirs: torch.nn.Module) -> float:
     """The largest difference of a logit between transformers and Limba."""
-    inputs, targets = [100, 7, 23, 42, 1], [50, 61, 1]
+    inputs = [100, 7, 23, 42, 1]
+    targets = [50, 61, 1]
     with torch.no_grad():
         wanted = theirs(input_ids=torch.tensor([inputs]), labels=torch.tensor([targets])).logits.numpy()[0]
     found = limba.load(folder).logits_of_ids([(np.int32(inputs), np.int32(targets))])[0]

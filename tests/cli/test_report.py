@@ -25,7 +25,7 @@ from limba.evaluation.run_directory import RunDirectory
 from limba.tools.pages.page.page import MARK, MOST_BYTES
 from limba.tools.pages.page.runs import Run
 from limba.tools.pages.page.server import ReportServer
-from limba.training.metrics.uploads import Uploads
+from limba.training.metrics.growing_files import Uploads
 from tests import browser
 from tests.bucket_server import emulated
 from tests.evaluation import report_runs
@@ -263,7 +263,8 @@ def check_scales(page: Page) -> None:
     page.get_by_role("combobox", name="Shown").select_option("all")
     page.wait_for_timeout(300)
     drawn = "window.limba.plots.loss.document.get_model_by_name('loss/0').data.y"
-    raw, scales = page.evaluate(drawn), "['x_scale', 'y_scale'].map(each => window.limba.plots.loss[each].type)"
+    raw = page.evaluate(drawn)
+    scales = "['x_scale', 'y_scale'].map(each => window.limba.plots.loss[each].type)"
     assert page.evaluate(scales) == ["LinearScale", "LinearScale"]
     page.get_by_role("combobox", name="Scale").select_option("log of both")
     page.get_by_role("combobox", name="Smoothing").select_option("some")
@@ -301,7 +302,9 @@ BELOW_ITS_TITLE = """[...document.querySelectorAll("figcaption")].filter(each =>
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 360)])
 def test_the_page_in_a_browser(scheme: Literal["light", "dark"], width: int, tmp_path: Path) -> None:
     """The file itself, without a server: nothing is loaded, everything is drawn."""
-    run, errors, requests = rich(tmp_path), list[str](), list[str]()
+    run = rich(tmp_path)
+    errors = list[str]()
+    requests = list[str]()
     assert main.main(["report", str(run), f"--output={tmp_path}/page.html"]) == 0
     with browser.browser() as chromium:
         page = opened_page(
@@ -352,7 +355,9 @@ def test_the_page_in_a_browser(scheme: Literal["light", "dark"], width: int, tmp
 
 @pytest.mark.slow
 def test_an_open_page_follows_the_run_and_keeps_its_place(tmp_path: Path) -> None:
-    run, other, errors = recorded(tmp_path), recorded(tmp_path, 1), list[str]()
+    run = recorded(tmp_path)
+    other = recorded(tmp_path, 1)
+    errors = list[str]()
     with serving(run, other) as server, browser.browser() as chromium:
         page = opened_page(chromium, server.address, errors, viewport={"width": 1000, "height": 700})
         check_drawn(page)
@@ -389,7 +394,8 @@ def test_a_million_steps_open_in_two_seconds(tmp_path: Path) -> None:
     run = write_long(tmp_path, 1_000_000, 100)
     assert main.main(["report", str(run)]) == 0
     with browser.browser() as chromium:
-        page, errors = chromium.new_page(), list[str]()
+        page = chromium.new_page()
+        errors = list[str]()
         page.on("pageerror", lambda error: errors.append(str(error)))
         measured = page.context.new_cdp_session(page)
         measured.send("Performance.enable", {"timeDomain": "threadTicks"})  # other programs may have the processor too

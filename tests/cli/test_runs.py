@@ -12,7 +12,7 @@ from limba.cli import flags
 from limba.config import hardware
 from limba.data import task_modules
 from limba.formats import architectures
-from limba.training.metrics.figures import flops_per_row
+from limba.training.metrics.flops import flops_per_row
 from limba.training.schedule import make_schedule
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,12 +110,14 @@ def test_romanian_runs_are_as_published_but_for_the_padding(name: str) -> None:
 
 
 def test_the_fast_recipe_is_that_of_the_board() -> None:
-    (run, _), (plain, _) = build("demo_fast.gin"), build("demo.gin")
+    (run, _) = build("demo_fast.gin")
+    (plain, _) = build("demo.gin")
     assert dataclasses.replace(run, optimizer=plain.optimizer) == plain
     # The board's recipe has the rate that is best for 300 to 600 steps, the file the one for the run's steps.
     auto = run.optimizer.schedule.in_steps(600).base_learning_rate
     assert auto == pytest.approx(2.2 / 600**0.5)
-    ours, theirs = run.optimizer, optimizer_of(RECIPES["fast"], {"learning_rate": auto}, size_of(2), 600)
+    ours = run.optimizer
+    theirs = optimizer_of(RECIPES["fast"], {"learning_rate": auto}, size_of(2), 600)
     assert run.train_steps == 600
     assert dataclasses.replace(ours, schedule=theirs.schedule) == theirs
     rates = [make_schedule(each.schedule, 600) for each in (ours, theirs)]
@@ -125,7 +127,8 @@ def test_the_fast_recipe_is_that_of_the_board() -> None:
 
 
 def test_the_fast_romanian_run_is_the_published_one_by_another_rule_in_half_of_the_steps() -> None:
-    (published, _), (fast, _) = build("ro_t5x_base.gin"), build("ro_fast_base.gin")
+    (published, _) = build("ro_t5x_base.gin")
+    (fast, _) = build("ro_fast_base.gin")
     assert (fast.optimizer.name, fast.train_steps) == ("muon", published.train_steps // 2)
     assert fast.optimizer.schedule.base_learning_rate == "auto"
     assert dataclasses.replace(fast, optimizer=published.optimizer, train_steps=published.train_steps) == published
@@ -133,7 +136,8 @@ def test_the_fast_romanian_run_is_the_published_one_by_another_rule_in_half_of_t
 
 def test_the_diacritics_recipe_has_the_numbers_of_its_authors() -> None:
     run, _ = build("ro_diacritics_published.gin")
-    data, rule = run.data, run.optimizer
+    data = run.data
+    rule = run.optimizer
     assert (data.data_files, run.initial_checkpoint_path) == (
         "dumitrescustefan/diacritic",
         "dumitrescustefan/mt5-base-romanian",
@@ -155,7 +159,8 @@ def test_the_diacritics_recipe_has_the_numbers_of_its_authors() -> None:
 
 def test_the_translation_recipe_has_the_numbers_of_its_authors() -> None:
     run, _ = build("en_ms_published.gin")
-    data, rule = run.data, run.optimizer
+    data = run.data
+    rule = run.optimizer
     assert (data.data_files, run.initial_checkpoint_path) == (
         "mesolitica/translation-en-ms",
         "mesolitica/nanot5-base-malaysian-cased",
@@ -179,7 +184,8 @@ def test_language_models_are_as_published(name: str) -> None:
     assert (run.data.batch_size, run.train_steps, run.model.emb_dim) == (batch, 500_000, width)
     assert run.data.pack and run.data.extra_ids == 0 and run.data.new_vocabulary_size == 30_000
     assert run.data.vocabulary == f"{run.model_dir}/vocabulary.model"
-    rule, schedule = run.optimizer, run.optimizer.schedule
+    rule = run.optimizer
+    schedule = run.optimizer.schedule
     assert (rule.name, rule.beta1, rule.beta2, rule.epsilon, rule.weight_decay) == ("adamw", 0.9, 0.98, 1e-9, 0.1)
     rate = make_schedule(schedule, run.train_steps)
     assert [round(float(rate(step)), 9) for step in (500, 1_000, 4_000)] == [0.0008, 0.0016, 0.0008]

@@ -15,7 +15,7 @@ import pytest
 import limba
 from limba.cli import main
 from limba.config import UntrustedModuleError
-from limba.export import at_end
+from limba.export import end_of_run
 from limba.inference import source
 from limba.tools.pages.play.play import Server
 
@@ -147,7 +147,8 @@ LIMBA = [sys.executable, "-P", "-c", "import sys; from limba.cli import main; sy
 )  # fmt: skip
 def test_what_lies_beside_a_model_is_not_imported(argv: list[str], tmp_path: Path) -> None:
     """By the console script, which Python starts without the current folder on its path."""
-    run, ran = tmp_path / "theirs", tmp_path / "ran"
+    run = tmp_path / "theirs"
+    ran = tmp_path / "ran"
     shutil.copytree(GOLDEN / "run", run)
     shutil.copy(GOLDEN / "whole" / "metrics.jsonl", run)
     code = f"from pathlib import Path\nPath({str(ran)!r}).write_text(__name__)\nraise SystemError(__name__)\n"
@@ -186,7 +187,7 @@ def test_the_token_of_the_hub_is_written_nowhere(place: Path, monkeypatch: pytes
     """Over a run of two steps, from a JSON that holds the token too, a conversion, a model card and generated text."""
     token = "hf_" + "SECRET" * 5
     monkeypatch.setenv("HF_TOKEN", token)
-    monkeypatch.setattr(at_end, "PAUSES", (0.0, 0.0))  # of 70 seconds between attempts
+    monkeypatch.setattr(end_of_run, "PAUSES", (0.0, 0.0))  # of 70 seconds between attempts
     limba.load("run").save(place / "hf")
     about = {"config_name": "hf", "tokenizer_name": "byte", "train_file": "corpus.jsonl", "output_dir": "out"}
     about |= {

@@ -109,7 +109,8 @@ def test_the_age_of_an_object_that_is_no_local_file(directory: Path) -> None:
     system.put(str(directory), "/status_bucket", recursive=True)
     try:
         seen = Status(epath.Path(directory))
-        seen._hosts._system, seen._hosts._path = system, "/status_bucket/metrics.jsonl"
+        seen._hosts._system = system
+        seen._hosts._path = "/status_bucket/metrics.jsonl"
         beat = seen._hosts.look()
         assert beat.content and beat.age is not None and beat.age < 60
         seen._hosts._path = "/status_bucket/none"
@@ -165,7 +166,8 @@ def test_what_would_keep_the_next_start_from_working(
     locked = environment.pins(ROOT / "requirements", "cpu")
     monkeypatch.setattr(environment, "installed", lambda: {**locked, "flax": "0.0.1"})
     monkeypatch.setattr(environment, "LEAST_FREE", 0)
-    step, device = directory / "checkpoints" / "40", tmp_path / "accel0"
+    step = directory / "checkpoints" / "40"
+    device = tmp_path / "accel0"
     (step / "state").write_bytes(bytes(20_000_000))
     (step / "manifest.json").unlink()
     manifest.write(step)

@@ -469,9 +469,12 @@ def write_checkpoint(folder: Path) -> Path:
 @pytest.mark.night
 def test_the_command_trains_and_evaluates(tmp_path):
     """As a user types it: wmt_finetune.gin's run of 20 steps, then wmt_eval.gin and wmt_infer.gin on its checkpoint."""
-    run, out, texts = tmp_path / "run", tmp_path / "out", tmp_path / "in.txt"
+    run = tmp_path / "run"
+    out = tmp_path / "out"
+    texts = tmp_path / "in.txt"
     texts.write_text("casa\nmasa\n")
-    searched, short = f"--gin_search_paths={FOLDER}", "--gin.MAX_TOKENS=8"
+    searched = f"--gin_search_paths={FOLDER}"
+    short = "--gin.MAX_TOKENS=8"
     commands = [
         # From the parameters of a checkpoint of T5X, at a rate for 20 steps; an evaluation of few texts.
         ["train", str(FOLDER / "wmt_finetune.gin"), searched, *small("wmt_finetune", tmp_path),

@@ -197,7 +197,8 @@ def argv_of(name: str, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_each_example_becomes_a_run_or_is_refused(name, tmp_path):
-    argv, wanted = argv_of(name, tmp_path), CASES[name].found
+    argv = argv_of(name, tmp_path)
+    wanted = CASES[name].found
     if isinstance(wanted, str):
         with pytest.raises(InputError) as error:
             flags.parse_args(argv)

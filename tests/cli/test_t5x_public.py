@@ -28,10 +28,13 @@ class Run(NamedTuple):
 def public_runs() -> list[Run]:
     """Returns the runs of the table."""
     found: list[Run] = []
-    repository, script, common = "", "", {}
+    repository = ""
+    script = ""
+    common = {}
     for line in FILE.read_text().splitlines():
         if heading := re.fullmatch(r"\[(.+)\] (\w+)", line):
-            (repository, script), common = heading.groups(), {}
+            (repository, script) = heading.groups()
+            common = {}
         elif run := re.fullmatch(r"(\S+) < (\S+)", line):
             model = f"t5x/examples/{run[2]}.gin"
             found.append(Run(repository, run[1], (model, f"t5x/configs/runs/{script}.gin"), dict(common)))

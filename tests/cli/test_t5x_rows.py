@@ -151,7 +151,8 @@ def test_rows_of_each_layout_are_those_of_seqios_converter(name, pack, tmp_path,
     task_name = register(form_of(config.data.mixture_or_task_name), both="inputs" in given)
     data = dataclasses.replace(config.data, mixture_or_task_name=task_name, pack=pack, **BATCH)
     task = resolve_task(data)
-    wanted, rows = expected(seqio.get_mixture_or_task(task_name), given, pack), rows_of(task, data)
+    wanted = expected(seqio.get_mixture_or_task(task_name), given, pack)
+    rows = rows_of(task, data)
     assert len(rows) == len(wanted) > 5
     if pack:  # rows leave a packer in an order of its own
         rows, wanted = (sorted(each, key=lambda row: value_of(row).tolist()) for each in (rows, wanted))
@@ -181,7 +182,8 @@ def test_the_lengths_say_what_a_row_is(form, registers_inputs, given, register, 
     """As in T5X: with a length of inputs they are read, without one they are not, whatever the task registers."""
     data = data_of_lengths(given, register(form, registers_inputs), tmp_path, t5x)
     task = seqio.get_mixture_or_task(data.mixture_or_task_name)
-    wanted, rows = expected(task, given, False), rows_of(resolve_task(data), data)
+    wanted = expected(task, given, False)
+    rows = rows_of(resolve_task(data), data)
     assert len(rows) == len(wanted) > 5
     for row, theirs in zip(rows, wanted, strict=True):
         assert {name: value.tolist() for name, value in row.items()} == {

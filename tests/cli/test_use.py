@@ -94,7 +94,8 @@ def test_a_gin_file_and_a_run_give_the_same(place: Path, capsys: pytest.CaptureF
     model = ["--gin_file=run/config.gin", "--gin.config.GenerationConfig.max_tokens=8", "--gin.BATCH_SIZE=16"]
     assert main.main(["generate", *model, "--input=in.txt", "--output=old.jsonl"]) == 0
     assert main.main(["generate", "run", "--max_tokens=8", "--input=in.txt", "--output=new.jsonl"]) == 0
-    old, new = lines(place / "old.jsonl"), lines(place / "new.jsonl")
+    old = lines(place / "old.jsonl")
+    new = lines(place / "new.jsonl")
     assert [row["prediction"] for row in old] == [row["prediction"] for row in new]
     assert old[0]["inputs"] == PAIRS[0]["inputs"]
     assert main.main(["generate", "--score", *model, "--input=pairs.jsonl", "--output=old_scores.jsonl"]) == 0
@@ -104,7 +105,8 @@ def test_a_gin_file_and_a_run_give_the_same(place: Path, capsys: pytest.CaptureF
         )
         == 0
     )
-    old, new = lines(place / "old_scores.jsonl"), lines(place / "scores.jsonl")
+    old = lines(place / "old_scores.jsonl")
+    new = lines(place / "scores.jsonl")
     assert [row["log_likelihood"] for row in new] == pytest.approx([row["log_likelihood"] for row in old], rel=1e-5)
     assert [row["tokens"] for row in new] == [4, 2]
     capsys.readouterr()

@@ -15,7 +15,8 @@ def _clip(x, min=None, max=None, *, a_min=None, a_max=None):
     return clip(x, a_min if min is None else min, a_max if max is None else max)
 
 
-clip, jnp.clip = jnp.clip, _clip  # 4.57's Flax classes give a_min and a_max, which jax has no longer
+clip = jnp.clip
+jnp.clip = _clip  # 4.57's Flax classes give a_min and a_max, which jax has no longer
 import transformers  # noqa: E402
 
 LIMIT = 2e-5  # of the largest logit, where that is above 1

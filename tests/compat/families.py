@@ -145,7 +145,8 @@ def go_through(
 
     Returns the largest difference of its logits, and the new `lines` of the log when it was opened.
     """
-    found, said = {}, {}
+    found = {}
+    said = {}
     for folder in sorted(ours.iterdir()):
         lines.clear()
         model = opened(folder)

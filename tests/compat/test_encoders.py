@@ -62,7 +62,8 @@ def place(tmp_path_factory: pytest.TempPathFactory, vocabulary: Path) -> Path:
     """A folder for each shape, with rows of ids, padded, beside it, Limba's outputs, and those of 4.57.6."""
     place = tmp_path_factory.mktemp("encoders")
     ids = np.random.default_rng(0).integers(2, 800, (3, 40)).astype(np.int32)
-    ids[0, 33:], ids[2, 9:] = 0, 0
+    ids[0, 33:] = 0
+    ids[2, 9:] = 0
     for name, shape in SHAPES.items():
         config = dataclasses.replace(shape, vocab_size=1024)
         run = place / "runs" / name
@@ -85,7 +86,8 @@ def place(tmp_path_factory: pytest.TempPathFactory, vocabulary: Path) -> Path:
 def test_4_57_gives_our_outputs_of_padded_rows(name: str, place: Path) -> None:
     found = np.load(place / name / "step_5" / "by_4.npy")
     with np.load(place / name / "ours.npz") as arrays:
-        ours, real = arrays["ours"], arrays["real"]
+        ours = arrays["ours"]
+        real = arrays["real"]
     assert np.abs(ours[real]).max() > 0.3
     np.testing.assert_allclose(found[real], ours[real], atol=LIMIT * max(1, np.abs(ours[real]).max()), rtol=0)
     card = (place / name / "step_5" / "README.md").read_text()

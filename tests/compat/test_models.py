@@ -89,7 +89,8 @@ def write_ours(directory: Path, models: Path, vocabulary: Path, version: int) ->
 @pytest.fixture(scope="module")
 def lines():
     """What transformers 5 logs, from warnings up."""
-    kept, logger = Kept(), logging.getLogger("transformers")
+    kept = Kept()
+    logger = logging.getLogger("transformers")
     level = logger.level
     logger.setLevel(logging.WARNING)  # an export's check, in any test before, wants errors only
     logger.addHandler(kept)

@@ -22,7 +22,8 @@ MODEL: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", [InputError, StorageError, RestartError])
 def test_a_sentence_says_the_names_that_were_typed_the_innermost_first(kind: type[InputError]) -> None:
-    outer, inner = {"DataConfig.seed": "SEED", "DataConfig.pack": "PACK"}, {"DataConfig.seed": "--seed"}
+    outer = {"DataConfig.seed": "SEED", "DataConfig.pack": "PACK"}
+    inner = {"DataConfig.seed": "--seed"}
     with pytest.raises(kind) as caught, named(outer), named(inner):
         raise kind(
             "DataConfig.seed is 1, DataConfig.pack is x/DataConfig.pack, config.DataConfig.seed and DataConfig.s."

@@ -31,7 +31,8 @@ def test_figures_are_those_of_the_corpus(corpus, vocabulary):
     found = inspect_task(task, "train", 128, EVERYTHING)
     texts = list(task.source.texts("train"))
     loaded = task.output_features["targets"].vocabulary
-    num_tokens, num_bytes = sum(len(loaded.encode(text)) for text in texts), sum(len(text.encode()) for text in texts)
+    num_tokens = sum(len(loaded.encode(text)) for text in texts)
+    num_bytes = sum(len(text.encode()) for text in texts)
     shown = found.figures()
     assert shown["sample"] == f"{len(texts):,} documents, {num_bytes:,} bytes, {num_tokens:,} tokens"
     assert shown["tokens per byte"].startswith(f"{num_tokens / num_bytes:.4f} ({num_bytes / num_tokens:.3f} bytes")

@@ -27,8 +27,8 @@ def quarter(ids: int) -> Counted:
     return Counted(ids, 0.25, 1 << 20)
 
 
-def proposed(gigabytes: float, name: str, days: float, kind: str = "t5", given: str | None = None) -> Proposal:
-    return Proposer(Asked(text(gigabytes * 1e9), hardware(name), days, kind, given), quarter).proposal()
+def proposed(gigabytes: float, name: str, days: float, kind: str = "t5", chosen: str | None = None) -> Proposal:
+    return Proposer(Asked(text(gigabytes * 1e9), hardware(name), days, kind, chosen), quarter).proposal()
 
 
 @pytest.mark.parametrize(("kind", "size"), [(kind, size) for kind, all_ in sizes.SIZES.items() for size in all_])
@@ -122,8 +122,8 @@ def test_little_text_is_told_what_passes_are_worth_and_has_a_recipe() -> None:
 
 
 def test_a_card_without_bfloat16_computes_in_float16_with_the_einsum_and_pays_for_its_scores() -> None:
-    old = proposed(20, "rtx2080ti", 7, given="small").plans[0]
-    new = proposed(20, "a6000", 7, given="small").plans[0]
+    old = proposed(20, "rtx2080ti", 7, chosen="small").plans[0]
+    new = proposed(20, "a6000", 7, chosen="small").plans[0]
     assert (old.config.dtype, old.config.attention) == ("float16", "einsum")
     assert (new.config.dtype, new.config.attention) == ("bfloat16", "auto")
     chips = topology("rtx2080ti")
@@ -139,7 +139,7 @@ def test_a_card_without_bfloat16_computes_in_float16_with_the_einsum_and_pays_fo
 
 def test_a_size_that_does_not_fit_is_refused() -> None:
     with pytest.raises(InputError, match=r"xxl has [\d,]+ parameters, whose training does not fit into the memory of"):
-        proposed(100, "rtx3070", 30, given="xxl")
+        proposed(100, "rtx3070", 30, chosen="xxl")
 
 
 @pytest.mark.parametrize("kind", sizes.SIZES)
@@ -149,7 +149,7 @@ def test_a_published_model_of_each_kind_goes_on_for_4_passes_or_16(kind: str) ->
     plans = Proposer(asked, quarter).proposal().plans
     assert [plan.choice for plan in plans] == ["safe", "more"]
     for plan, passes in zip(plans, (4, 16), strict=True):
-        assert plan.about == "x/y" and plan.epochs == pytest.approx(passes, rel=0.1) and plan.epochs <= passes
+        assert plan.description == "x/y" and plan.epochs == pytest.approx(passes, rel=0.1) and plan.epochs <= passes
         assert plan.parameters == sizes.num_parameters(start.config)
 
 

@@ -37,7 +37,8 @@ def write(folder: Path, form: str) -> Path:
 
 @pytest.mark.parametrize("form", ["jsonl", "jsonl.gz", "jsonl.zst", "json", "csv", "txt", "parquet"])
 def test_every_format_is_counted_whole(form: str, tmp_path: Path) -> None:
-    path, seen = write(tmp_path, form), list[int]()
+    path = write(tmp_path, form)
+    seen = list[int]()
     found = survey(str(path), progress=seen.append)
     size = sum(len(text.encode()) for text in TEXTS)
     assert (found.documents, found.bytes, found.files, found.is_whole) == (40, size, 1, True)

@@ -11,7 +11,8 @@ from limba.evaluation.run_directory import RunDirectory
 from limba.tools.pages.page.runs import Run
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "report"
-HEBREW, JAPANESE = "שלום עולם", "吾輩は猫である。名前はまだ無い。"
+HEBREW = "שלום עולם"
+JAPANESE = "吾輩は猫である。名前はまだ無い。"
 HOSTILE = "</script><script>window.broken = 1</script><img src=x onerror='window.broken = 1'>"
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from limba.evaluation.downsampling import keep_extremes
 from limba.evaluation.history import History
 from limba.evaluation.summary import summary
-from limba.evaluation.thinning import keep_extremes
 from limba.storage.files import resolved
 from limba.tools.pages.page import charts, events, headline, samples, tables
 from limba.tools.pages.page.page import MARK, MOST_BYTES, POINTS, content_of, page_of
@@ -29,7 +29,8 @@ class Loaded(html.parser.HTMLParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self.addresses, self.scripts = list[str](), 0
+        self.addresses = list[str]()
+        self.scripts = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.scripts += tag == "script"
@@ -43,7 +44,9 @@ def numbers(packed: str) -> np.ndarray:
 
 def test_thinned_lines_keep_their_extremes() -> None:
     values = np.random.default_rng(0).normal(size=1_000_000)
-    values[123_456], values[765_432], values[500_000] = 50.0, -50.0, np.nan
+    values[123_456] = 50.0
+    values[765_432] = -50.0
+    values[500_000] = np.nan
     places = keep_extremes(values, 600)
     assert len(places) <= 600 and places[0] == 0 and places[-1] == len(values) - 1
     assert {123_456, 765_432} <= set(places.tolist()) and (np.diff(places) > 0).all()
@@ -141,7 +144,9 @@ def test_results_are_shown_with_their_numbers(tmp_path: Path) -> None:
 def test_axes_are_steps_tokens_hours_and_flops(tmp_path: Path) -> None:
     (run,) = opened(recorded(tmp_path))
     axes = run.axes()
-    steps, speed, seconds = run.train.steps, run.train["tokens_per_second"], run.train["seconds_per_step"]
+    steps = run.train.steps
+    speed = run.train["tokens_per_second"]
+    seconds = run.train["seconds_per_step"]
     assert axes["tokens"][1] == pytest.approx(speed[0] * seconds[0] * steps[0] + speed[1] * seconds[1] * (steps[1] - 1))
     assert axes["hours"][-1] * 3600 == pytest.approx(float(np.diff(steps, prepend=0) @ seconds))
     assert axes["flop"][-1] == run.history.start["flops_per_step"] * 300
@@ -152,10 +157,12 @@ def test_axes_are_steps_tokens_hours_and_flops(tmp_path: Path) -> None:
     validation = run.axes("validation")
     assert validation["tokens"][-1] == pytest.approx(axes["tokens"][-1])
     (chart,) = [each for each in charts.charts_of([run], 100) if each.name == "loss"]
-    (training, _), (size, unit) = charts.data_of(chart, 1e12), charts.flop_unit([run])
+    (training, _) = charts.data_of(chart, 1e12)
+    (size, unit) = charts.flop_unit([run])
     assert numbers(training["columns"]["y"])[-1] == np.float32(run.train["loss"][-1]) and unit == "TFLOP"
     assert training["flop"] * 300 == pytest.approx(axes["flop"][-1] / size, rel=1e-6)
-    last, validated = run.train["loss"][-1], run.history.tables["validation"]["loss"][-1]
+    last = run.train["loss"][-1]
+    validated = run.history.tables["validation"]["loss"][-1]
     assert chart.sentence == f"training: {charts.short(last)}, validation: {charts.short(validated)} at step 300."
     parts = {each.name: each.sentence for each in charts.charts_of([run], 100)}
     assert parts["gradient_norm"].count(" at step ") == 1 and parts["tokens"].endswith("1.507 M at step 300.")

@@ -10,7 +10,7 @@ from etils import epath
 from limba.cli import main, program
 from limba.config import CardConfig, ConfigError, DataConfig, RunConfig, plain
 from limba.export.card import _training
-from limba.export.huggingface import Choices, _about
+from limba.export.huggingface import Choices, _card_config
 from limba.inference.source import Source
 from tests import tiny
 
@@ -25,11 +25,13 @@ def source(card: CardConfig) -> Source:
 
 
 def test_the_run_says_what_the_command_leaves_out() -> None:
-    assert _about(source(OWN), Choices(), None) == OWN
+    assert _card_config(source(OWN), Choices(), None) == OWN
     given = CardConfig(language="en,ms", licence="mit")
-    assert _about(source(OWN), Choices(card=given), None) == dataclasses.replace(OWN, language="en,ms", licence="mit")
-    assert _about(source(CardConfig()), Choices(card=given), None) == given
-    assert _about(dataclasses.replace(source(OWN), run=None), Choices(), None) == CardConfig()
+    assert _card_config(source(OWN), Choices(card=given), None) == dataclasses.replace(
+        OWN, language="en,ms", licence="mit"
+    )
+    assert _card_config(source(CardConfig()), Choices(card=given), None) == given
+    assert _card_config(dataclasses.replace(source(OWN), run=None), Choices(), None) == CardConfig()
 
 
 def test_a_run_whose_config_names_no_card_has_an_empty_one() -> None:

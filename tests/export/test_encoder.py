@@ -91,7 +91,8 @@ def test_fills_are_the_likeliest_pieces_of_transformers(folder):
     assert tokenizer(plain).input_ids == masked_ids(plain, ours.vocabulary, ours.special_ids).tolist()
     ids = tokenizer(TEXT.replace("<mask>", "<extra_id_0>"), return_tensors="pt").input_ids
     likely = model(ids).logits.softmax(-1)[0, ids[0] == tokenizer.mask_token_id].detach().numpy()
-    gaps, alone = ours.fill(TEXT), ours.fill(["A short <mask>", TEXT, TEXT])
+    gaps = ours.fill(TEXT)
+    alone = ours.fill(["A short <mask>", TEXT, TEXT])
     assert len(gaps) == 3 and [len(each) for each in gaps] == [5, 5, 5]
     pieces = [PieceTable(ours.vocabulary).name(number) for number in range(ours.vocabulary.vocab_size)]
     has_letter = [any(map(str.isalnum, piece)) and piece[0] != "<" for piece in pieces]
@@ -118,7 +119,8 @@ def test_a_mask_takes_the_place_of_a_piece(vocabulary):
 
 
 def test_vectors_are_pooled_states(folder):
-    ours, texts = load(folder), ["One text.", "Another text, a longer one."]
+    ours = load(folder)
+    texts = ["One text.", "Another text, a longer one."]
     model = transformers.AutoModel.from_pretrained(folder).eval()
     for pooling, of in (("mean", lambda x: x.mean(0)), ("first", lambda x: x[0]), ("last", lambda x: x[-1])):
         vectors = ours.encode(texts, pooling)

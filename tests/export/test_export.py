@@ -206,7 +206,8 @@ def test_bfloat16_and_files_in_parts(tmp_path):
 def test_the_tokenizer_is_sentencepieces(vocabulary, corpus, tmp_path):
     files.write_configs(tmp_path, config_of("t5_1_1"), "float32")
     files.write_tokenizer(tmp_path, str(vocabulary), 100)
-    ours, theirs = load_vocabulary(str(vocabulary)), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ours = load_vocabulary(str(vocabulary))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     texts = [json.loads(line)["text"][:500] for line in corpus.read_text().splitlines()[:100]]
     for text in [*texts, *check.TEXTS, "naïve ☃ 語"]:
         assert theirs(text).input_ids == [*ours.encode(text), 1]
@@ -262,14 +263,16 @@ def test_a_tokenizer_json_and_its_end_of_sequence_go_along(corpus, tmp_path):
     rows = [{"inputs": text, "targets": "long" if len(text) > 40 else "short"} for text in texts]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "run.gin").write_text(CLASSES_GIN)
-    run, folder = tmp_path / "run", tmp_path / "run" / "huggingface" / "step_30"
+    run = tmp_path / "run"
+    folder = tmp_path / "run" / "huggingface" / "step_30"
     files_of_run = {"CORPUS": tmp_path / "rows.jsonl", "VOCABULARY": tmp_path / "bpe.json", "MODEL_DIR": run}
     given = [f"--gin.{name}={path}" for name, path in files_of_run.items()]
     train(*flags.parse_args([f"--gin_file={tmp_path / 'run.gin'}", *given])[:2])
     export(run, "--formats=pytorch")
     for name in ("config", "generation_config"):
         assert json.loads((folder / f"{name}.json").read_text())["eos_token_id"] == 2
-    theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), load_vocabulary(str(tmp_path / "bpe.json"))
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    ours = load_vocabulary(str(tmp_path / "bpe.json"))
     assert theirs.eos_token_id == ours.eos_id == 2
     for text in texts:
         assert theirs(text).input_ids == [*ours.encode(text), 2]
@@ -378,7 +381,8 @@ def test_without_torch_the_own_reader_is_used_and_named(tmp_path, monkeypatch, c
 
 def test_bad_choices_are_one_sentence(tmp_path, vocabulary, legacy, monkeypatch):
     config = config_of("t5_1_1")
-    run, out = tmp_path / "run", tmp_path / "out"
+    run = tmp_path / "run"
+    out = tmp_path / "out"
     write_run(run, config)
     monkeypatch.delenv("HF_TOKEN", raising=False)
 
@@ -444,7 +448,8 @@ def test_a_scanned_t5x_checkpoint_becomes_a_umt5(tmp_path):
     tree = {"state/step": np.int32(4)}
     for name, array in stack_layers(arrays).items():
         if "/layers/" in name:
-            side, array = name.split("/")[0], np.moveaxis(array, 0, 1)
+            side = name.split("/")[0]
+            array = np.moveaxis(array, 0, 1)
             if name.endswith(("query/kernel", "key/kernel", "value/kernel")):
                 array = array.reshape(*array.shape[:2], config.num_heads, config.head_dim)
             elif name.endswith("out/kernel"):

@@ -11,10 +11,10 @@ import transformers
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers, trainers
 
 from limba.config import ConfigError, DataConfig, InputError, RunConfig
-from limba.data.vocabulary import exported
+from limba.data.vocabulary import export_check
 from limba.data.vocabulary.load import PieceTable, load_vocabulary, mask_id
 from limba.data.vocabulary.vocabularies import SentencePieceVocabulary, parse_model
-from limba.export import at_end, proof
+from limba.export import end_of_run, proof
 from limba.formats.huggingface_files import write_tokenizer
 from limba.inference.token_ids import text_ids
 from tests import tiny
@@ -78,9 +78,9 @@ def test_transformers_gives_the_ids_of_training(kind, flags, tmp_path):
     write_tokenizer(tmp_path, path, 100)
     vocabulary = load_vocabulary(path)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    gaps = exported.sentinels_of(vocabulary)
-    assert len(gaps) == 2 and exported.num_texts(vocabulary, gaps) > 45
-    assert not exported.differences(vocabulary, lambda text: theirs(text, add_special_tokens=False).input_ids, gaps)
+    gaps = export_check.sentinels_of(vocabulary)
+    assert len(gaps) == 2 and export_check.num_texts(vocabulary, gaps) > 45
+    assert not export_check.differences(vocabulary, lambda text: theirs(text, add_special_tokens=False).input_ids, gaps)
     text = "It has words, signs\nand letters."
     assert theirs(text).input_ids == [*vocabulary.encode(text), 1]
     if "keeps spaces" not in flags:
@@ -103,14 +103,14 @@ def test_what_tokenizer_json_cannot_say_is_refused_before_the_run_and_in_the_fol
     vocabulary = SentencePieceVocabulary(path, 100)
     exporting = dataclasses.replace(config, export_to=str(tmp_path / "out"))
     with pytest.raises(ConfigError, match=f"RunConfig.export_to is set, and the vocabulary .*{sentence}"):
-        at_end.check_vocabulary(exporting, vocabulary)
+        end_of_run.check_vocabulary(exporting, vocabulary)
 
 
 def test_a_run_that_exports_nothing_is_warned(tmp_path, caplog):
     config = run(tmp_path / "run")
-    at_end.check_vocabulary(config, SentencePieceVocabulary(train(tmp_path), 100))
+    end_of_run.check_vocabulary(config, SentencePieceVocabulary(train(tmp_path), 100))
     assert not caplog.records
-    at_end.check_vocabulary(config, SentencePieceVocabulary(train(tmp_path, model_type="word"), 100))
+    end_of_run.check_vocabulary(config, SentencePieceVocabulary(train(tmp_path, model_type="word"), 100))
     assert "can be exported without its tokenizer only" in caplog.text
 
 
@@ -118,8 +118,9 @@ def test_a_suffix_model_without_gaps_is_exact(tmp_path):
     """A language model's text has no gaps; those of a T5 would be cut otherwise, and are refused."""
     path = train(tmp_path, treat_whitespace_as_suffix=True)
     write_tokenizer(tmp_path, path, 0, starts=True)
-    vocabulary, theirs = load_vocabulary(path, 0), transformers.AutoTokenizer.from_pretrained(tmp_path)
-    assert not exported.differences(vocabulary, lambda text: theirs(text).input_ids[1:], [])
+    vocabulary = load_vocabulary(path, 0)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert not export_check.differences(vocabulary, lambda text: theirs(text).input_ids[1:], [])
     ids = vocabulary.encode(TEXTS[0])
     assert theirs.decode(ids) == vocabulary.decode(ids).removesuffix(" ")
     assert theirs.decode([0], skip_special_tokens=True) == ""
@@ -184,7 +185,8 @@ TOKENIZERS = {  # normalizer, pre-tokenizer, the sentinels' flags, tokens of the
 def save_tokenizer(path, normalizer, pre_tokenizer, flags=None, added=(), special=("<pad>", "</s>", "<unk>"), gaps=2):
     """Writes a tokenizer.json with its sentinels at the top."""
     made = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
-    made.normalizer, made.pre_tokenizer = normalizer, pre_tokenizer
+    made.normalizer = normalizer
+    made.pre_tokenizer = pre_tokenizer
     alphabet = pre_tokenizers.ByteLevel.alphabet() if "ByteLevel" in str(pre_tokenizer) else []
     trainer = trainers.BpeTrainer(
         vocab_size=500, special_tokens=[*special], initial_alphabet=alphabet, show_progress=False
@@ -205,7 +207,8 @@ def test_a_tokenizer_json_cuts_around_gaps_as_training_does(kind, tmp_path):
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert proof.check_tokenizer(tmp_path, vocabulary, ([], [1]))[0]
     read = tokenizers.Tokenizer.from_file(path)
-    gap, compared = exported.sentinels_of(vocabulary)[0][1], 0
+    gap = export_check.sentinels_of(vocabulary)[0][1]
+    compared = 0
     for before, word, after in (
         ("It has ", "words", ", signs and a few letters"),
         ("signs\n", "words", "\nand a\tfew"),
@@ -249,8 +252,9 @@ def test_an_exported_tokenizer_json_is_a_vocabulary_and_exported_again(kind, tmp
 def test_a_tokenizer_without_gaps_keeps_its_spaces(kind, tmp_path):
     path = train(tmp_path) if kind == "spm" else save_tokenizer(tmp_path / "own.json", *TOKENIZERS[kind], gaps=0)
     write_tokenizer(tmp_path, path, 0, starts=True)
-    vocabulary, theirs = load_vocabulary(path, 0), transformers.AutoTokenizer.from_pretrained(tmp_path)
-    assert not exported.differences(vocabulary, lambda text: theirs(text).input_ids[1:], [])
+    vocabulary = load_vocabulary(path, 0)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert not export_check.differences(vocabulary, lambda text: theirs(text).input_ids[1:], [])
 
 
 def test_a_mask_is_a_gap_of_an_encoders_tokenizer_json(tmp_path):
@@ -279,7 +283,8 @@ def test_a_space_before_each_part_of_a_text_cannot_be_told_from_one_after_a_gap(
 def test_text_around_a_gap_has_the_ids_of_span_corruption(vocabulary, corpus):
     """Each word before a sign is hidden once: the text with that gap has the ids of the row that training makes."""
     loaded = load_vocabulary(str(vocabulary))
-    table, compared = PieceTable(loaded), 0
+    table = PieceTable(loaded)
+    compared = 0
     for line in corpus.read_text().splitlines()[:60]:
         text = " ".join(json.loads(line)["text"].split())[:200]
         ids = [int(number) for number in loaded.encode(text)]

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from limba.config import DataConfig, RunConfig
-from limba.export import at_end
+from limba.export import end_of_run
 from limba.training.metrics import weights_and_biases
 from limba.training.metrics.weights_and_biases import WeightsAndBiases
 from tests import tiny
@@ -24,19 +24,19 @@ def config(tmp_path: Path) -> RunConfig:
 def test_an_export_that_stands_still_is_ended(
     config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(at_end, "HOURS_TO_WRITE", 1e-5)
+    monkeypatch.setattr(end_of_run, "HOURS_TO_WRITE", 1e-5)
     with pytest.raises(OSError, match=r"it has not ended after 1e-05 hours"):
-        at_end.written(config, 5, tmp_path)
+        end_of_run.written(config, 5, tmp_path)
 
 
 def test_an_upload_that_stands_still_is_left(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(at_end, "LAST_SECONDS", 0.05)
+    monkeypatch.setattr(end_of_run, "LAST_SECONDS", 0.05)
     standing = threading.Event()
-    monkeypatch.setattr(at_end, "_upload", lambda *_: standing.wait(60))
+    monkeypatch.setattr(end_of_run, "_upload", lambda *_: standing.wait(60))
     run = dataclasses.replace(config, hub_model_id="me/model", hub_strategy="every_save")
-    with at_end.uploading(run):
+    with end_of_run.uploading(run):
         pass
     standing.set()
     assert [each.getMessage() for each in caplog.records] == [
@@ -46,7 +46,8 @@ def test_an_upload_that_stands_still_is_left(
 
 def test_figures_that_are_not_taken_are_left(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(weights_and_biases, "FINISH_SECONDS", 0.05)
-    standing, there = threading.Event(), object.__new__(WeightsAndBiases)
+    standing = threading.Event()
+    there = object.__new__(WeightsAndBiases)
     there._run = SimpleNamespace(finish=lambda: standing.wait(60))
     there.close()
     standing.set()

@@ -184,7 +184,8 @@ class Store:
     """What `blocks_of` asks of an array."""
 
     def __init__(self, shape: tuple[int, ...], chunk: tuple[int, ...]) -> None:
-        self.shape, self.chunk_layout = shape, types.SimpleNamespace(read_chunk=types.SimpleNamespace(shape=chunk))
+        self.shape = shape
+        self.chunk_layout = types.SimpleNamespace(read_chunk=types.SimpleNamespace(shape=chunk))
 
 
 @pytest.mark.core
@@ -283,7 +284,8 @@ def test_damaged_and_other_checkpoints_are_refused_before_anything_is_written(sa
 
 
 def test_an_interrupted_merge_is_repeated(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, parts = tmp_path / "out", parts_of([source(saved)], last=2)
+    out = tmp_path / "out"
+    parts = parts_of([source(saved)], last=2)
     with monkeypatch.context() as patched:
         patched.setattr(merging.save, "commit_files", lambda *_: (_ for _ in ()).throw(OSError(5, "gone")))
         with pytest.raises(StorageError, match="No average can be made now"):

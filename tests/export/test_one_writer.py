@@ -23,7 +23,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_an_export_and_an_import_have_one_writer(run: Path, tmp_path: Path) -> None:
-    out, again = tmp_path / "out", tmp_path / "again"
+    out = tmp_path / "out"
+    again = tmp_path / "again"
     export = ["export", str(run), str(out), "--formats=pytorch", "--no_check"]
     with held(str(out)), pytest.raises(InputError, match=f"Another process uses {out} now"):
         convert.run(export)

@@ -33,7 +33,8 @@ def test_every_figure_has_to_be_within_the_limit(logits: float, loss: float, ast
 
 def test_a_loss_is_the_mean_of_nats_in_float64() -> None:
     random = np.random.default_rng(0)
-    logits, targets = random.standard_normal((7, 9)).astype(np.float32) * 50 + 500, random.integers(0, 9, 7)
+    logits = random.standard_normal((7, 9)).astype(np.float32) * 50 + 500
+    targets = random.integers(0, 9, 7)
     nats = [
         math.log(sum(math.exp(x - row[t]) for x in row.tolist()))
         for row, t in zip(logits.astype(float), targets, strict=True)
@@ -44,7 +45,8 @@ def test_a_loss_is_the_mean_of_nats_in_float64() -> None:
 class Letters:
     """A vocabulary of characters; the sentinels are its last ids."""
 
-    vocab_size, eos_id = 3000, 1
+    vocab_size = 3000
+    eos_id = 1
 
     def encode(self, text: str) -> list[int]:
         return [3 + ord(letter) % 2000 for letter in text]
@@ -90,8 +92,11 @@ def proof_of(logits: np.ndarray, tokens: list[list[int]], followed: np.ndarray) 
     """A proof whose source has these logits [2, 3, V] and this greedy text [2, 3], and the logits at it."""
     made: Any = object.__new__(Proof)
     made._batch = {"decoder_target_tokens": np.array([[3, 4, 0], [2, 0, 0]])}
-    made._logits, made._tokens, made._followed = logits, np.array(tokens), followed
-    made._special, made._banned = SpecialIds(ends=(EOS,)), [5]
+    made._logits = logits
+    made._tokens = np.array(tokens)
+    made._followed = followed
+    made._special = SpecialIds(ends=(EOS,))
+    made._banned = [5]
     made._config = type("Config", (), {"vocab_size": 6, "is_encoder": False})
     return made
 
@@ -102,7 +107,8 @@ def test_figures_are_of_the_real_tokens_relative_to_the_largest_logit() -> None:
     text = [[2, 3, EOS], [4, 4, 2]]
     for size in (0.1, 40.0):
         logits = source * np.float32(size)
-        made, written = proof_of(logits, text, logits), logits.copy()
+        made = proof_of(logits, text, logits)
+        written = logits.copy()
         written[0, 1, 7] += 0.5
         written[0, 2] += 100.0  # padding
         found = made._figures("a reader", written, np.array(text), 1e-3)
@@ -119,7 +125,8 @@ def test_figures_are_of_the_real_tokens_relative_to_the_largest_logit() -> None:
 def test_a_text_goes_astray_where_the_source_was_sure() -> None:
     """Up to twice the tolerance of the unit is a near tie, at the first token that differs."""
     followed = np.zeros((2, 3, 8), np.float32)
-    followed[0, 1, 3], followed[0, 2] = 3.0, 50.0
+    followed[0, 1, 3] = 3.0
+    followed[0, 2] = 50.0
     logits = np.full((2, 3, 8), -10.0, np.float32)  # a unit of 10
     made = proof_of(logits, [[2, 3, EOS], [4, 4, 2]], followed)
     for tolerance, astray in ((0.1, 1), (0.149, 1), (0.151, 0)):
@@ -130,7 +137,9 @@ def test_a_text_goes_astray_where_the_source_was_sure() -> None:
 
 def test_greedy_text_ends_and_takes_what_is_allowed() -> None:
     followed = np.zeros((2, 3, 8), np.float32)
-    followed[:, :, 7], followed[:, :, 5], followed[:, :, 2] = 9.0, 8.0, 1.0  # padding rows, banned, allowed
+    followed[:, :, 7] = 9.0  # padding rows
+    followed[:, :, 5] = 8.0  # banned
+    followed[:, :, 2] = 1.0  # allowed
     followed[0, 1, 4] = 2.0
     made = proof_of(followed, [[2, EOS, 3], [2, 3, EOS]], followed)
     assert made._greedy(followed).tolist() == [[2, 4, 0], [2, 2, 2]]  # nothing after the end

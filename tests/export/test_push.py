@@ -13,7 +13,7 @@ from huggingface_hub import constants
 
 from limba.cli import flags
 from limba.config import InputError, RunConfig
-from limba.export import at_end
+from limba.export import end_of_run
 from limba.export.destinations import HubDestination
 from tests.http_server import FileServer, status
 from tests.hub_server import hub
@@ -62,19 +62,19 @@ def is_private(asked: dict) -> bool:
 def test_the_hub_is_asked_for_a_private_model(server, folder, tmp_path) -> None:
     """`hub_private_repo` of the scripts, HUB_PRIVATE of gin: what the run's end and each save deliver to."""
     argv = ["--gin.HUB_MODEL_ID=me/mine", "--gin.HUB_PRIVATE=True", f"--gin.MODEL_DIR={tmp_path / 'run'}"]
-    (place,) = at_end.destinations(flags.parse_args(["gin/demo.gin", *argv]).config)
+    (place,) = end_of_run.destinations(flags.parse_args(["gin/demo.gin", *argv]).config)
     place.deliver(folder, 7)
     (asked,) = server.created
     assert asked["name"] == "mine" and is_private(asked)
 
 
 def test_a_failed_upload_is_repeated_then_said(server, folder, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(at_end, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(end_of_run, "PAUSES", (0.0, 0.0))
     pauses: list[float] = []  # those of the hub's library, a minute in all
     monkeypatch.setattr("huggingface_hub.utils._http.time", SimpleNamespace(sleep=pauses.append))
     place = HubDestination("me/mine")
     server.fail("/api/models/me/mine/commit/main", *[status(500)] * 20, methods=("POST",))
-    found, reason = at_end._repeated(lambda: place.deliver(folder, 7))
+    found, reason = end_of_run._repeated(lambda: place.deliver(folder, 7))
     assert found is None and "the upload to me/mine failed" in reason and len(pauses) == 15
     assert capsys.readouterr().out.count("it is tried again") == 2
     server.mend()
@@ -103,13 +103,13 @@ def test_a_token_that_is_missing_or_refused_is_said_before_the_training(server, 
 
 @pytest.mark.night
 def test_each_save_is_uploaded_beside_the_training(server, tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(at_end, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(end_of_run, "LOOK_SECONDS", 0.2)
     run = tmp_path / "run"
     shutil.copytree(GOLDEN, run)
     checkpoints = run / "checkpoints"
     shutil.move(checkpoints / "10", tmp_path / "10")
     config = run_config(run)
-    with at_end.uploading(config):
+    with end_of_run.uploading(config):
         shutil.move(tmp_path / "10", checkpoints / "10")  # a save has ended
         wait_until((tmp_path / "served" / "me" / "saves" / "main" / "model.safetensors").exists)
     assert "step 10: the model is in http" in capsys.readouterr().out

@@ -42,7 +42,8 @@ def run(tmp_path_factory) -> Path:
 def test_t5x_to_ours_to_t5x_is_bit_identical(run, tmp_path, capsys):
     command.run(["--to=t5x", str(run), str(tmp_path)])
     assert "with Adafactor state" in capsys.readouterr().out
-    before, after = t5x.open_checkpoint(GOLDEN / "t5x_legacy" / "checkpoint_3"), t5x.open_checkpoint(
+    before = t5x.open_checkpoint(GOLDEN / "t5x_legacy" / "checkpoint_3")
+    after = t5x.open_checkpoint(
         tmp_path / "checkpoint_3"
     )  # fmt: skip
     after.check_whole()

@@ -48,7 +48,8 @@ def test_an_encoders_vectors_of_a_long_text_are_those_of_its_run(tmp_path, corpu
     folder = run_of(tmp_path / "run", model, {"targets": 48}, corpus, vocabulary, objective="masked_lm")
     assert read(folder, "config.json")["max_position_embeddings"] == 48
     assert transformers.AutoTokenizer.from_pretrained(folder).model_max_length == 48
-    of_run, of_folder = load(tmp_path / "run"), load(folder)
+    of_run = load(tmp_path / "run")
+    of_folder = load(folder)
     assert len(of_folder.tokenize(LONG)) == len(of_run.tokenize(LONG)) == 48
     vectors = of_run.encode([LONG, "a word"])
     np.testing.assert_allclose(of_folder.encode([LONG, "a word"]), vectors, atol=1e-5)
@@ -71,7 +72,8 @@ def test_a_t5s_inputs_are_cut_as_in_its_run(tmp_path, corpus, vocabulary) -> Non
         vocabulary,
     )
     assert read(folder, "tokenizer_config.json")["model_max_length"] == 40
-    of_run, of_folder = load(tmp_path / "run"), load(folder)
+    of_run = load(tmp_path / "run")
+    of_folder = load(folder)
     assert of_folder.tokenize(LONG).tolist() == of_run.tokenize(LONG).tolist()
     np.testing.assert_allclose(of_folder.encode([LONG]), of_run.encode([LONG]), atol=1e-5)
 

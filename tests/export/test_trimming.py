@@ -23,9 +23,9 @@ import limba
 from limba.cli.main import main
 from limba.config import InputError
 from limba.data.vocabulary.load import load_vocabulary
-from limba.data.vocabulary.needed import Pieces
+from limba.data.vocabulary.pieces import Pieces
 from limba.data.vocabulary.train import train_vocabulary
-from limba.data.vocabulary.trimmed import MODELS, Kept, tokenizer_state, write_tokenizer_files
+from limba.data.vocabulary.trimmed_files import MODELS, Kept, tokenizer_state, write_tokenizer_files
 from limba.export import trimming
 from limba.export.huggingface import import_folder
 from limba.export.trimming import COPIED, DEFAULT_IDS, RECORD, trim
@@ -473,7 +473,7 @@ def test_each_file_of_a_tokenizer_is_compared_by_its_own_library(spiece, tmp_pat
     texts = encoded([*english[:50], *others])
     trimming._check_files(tmp_path / "before", tmp_path / "after", kept, texts)
     train_vocabulary([*english, *others], 700, str(tmp_path / "after/tokenizer.model"))
-    with pytest.raises(InputError, match=r"tokenizer.model cannot be trimmed: .* would be cut into other pieces"):
+    with pytest.raises(InputError, match=r"tokenizer.model cannot be trimmed: .* would be split into other pieces"):
         trimming._check_files(tmp_path / "before", tmp_path / "after", kept, texts)
 
 
@@ -535,7 +535,7 @@ def test_a_word_that_wordpiece_did_not_know_may_be_cut_now(tmp_path) -> None:
     assert trimming._check_same(before, after, kept, [b"xyz b", b"b x"]) == 1
     state["model"]["vocab"] |= {"x": 5, "b": 3}
     (tmp_path / "wrong.json").write_text(json.dumps(state))
-    with pytest.raises(InputError, match="'b x' would be cut into other pieces"):
+    with pytest.raises(InputError, match="'b x' would be split into other pieces"):
         trimming._check_same(before, load_vocabulary(str(tmp_path / "wrong.json")), kept, [b"b x"])
 
 

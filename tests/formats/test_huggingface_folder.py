@@ -23,7 +23,8 @@ from tests.model.test_huggingface import FAMILIES, SIZES, our_config, reference_
 
 @functools.cache
 def prepared(config):
-    model, chain = Network(config), make_optimizer(optimizer_config(), 10)
+    model = Network(config)
+    chain = make_optimizer(optimizer_config(), 10)
     mesh = tiny.mesh_of(MeshConfig(fsdp=2), 2)
     return abstract_state(model, chain, mesh), tiny.state(model, chain, mesh, 3)
 
@@ -48,7 +49,8 @@ def write_folder(directory, model, dtype=torch.float32, split=False):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_folder_starts_a_run_with_its_own_logits(family, tmp_path):
-    model, config = reference_model(family), our_config(family)
+    model = reference_model(family)
+    config = our_config(family)
     folder = write_folder(tmp_path, model, split=family == "mt5")
     abstract, fresh = prepared(config)
     state = load_initial(str(folder), abstract, config, fresh, False)
@@ -68,7 +70,8 @@ def test_a_folder_starts_a_run_with_its_own_logits(family, tmp_path):
 
 @pytest.mark.parametrize("family", ["t5_1_0", "umt5"])
 def test_flax_and_bfloat16_folders_hold_the_same(family, tmp_path):
-    model, config = reference_model(family), our_config(family)
+    model = reference_model(family)
+    config = our_config(family)
     full = huggingface.open_folder(write_folder(tmp_path / "full", model), config)
     half = huggingface.open_folder(write_folder(tmp_path / "half", model, torch.bfloat16), config)
     flax = {}
@@ -100,7 +103,8 @@ def test_the_table_is_a_bijection_onto_the_network(family):
 
 
 def test_bad_folders_are_refused(tmp_path):
-    model, config = reference_model("t5_1_1"), our_config("t5_1_1")
+    model = reference_model("t5_1_1")
+    config = our_config("t5_1_1")
     folder = write_folder(tmp_path / "good", model)
     abstract, fresh = prepared(config)
     tied = our_config("t5_1_0")

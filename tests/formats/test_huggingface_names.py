@@ -170,7 +170,8 @@ def test_the_encoder_of_a_whole_t5_is_read(tmp_path):
 def in_shards(state, folder, suffix="safetensors"):
     """Two files of a model and their index."""
     stem = {"safetensors": "model", "bin": "pytorch_model"}[suffix]
-    names, places = sorted(state), {}
+    names = sorted(state)
+    places = {}
     for number in (0, 1):
         file = f"{stem}-0000{number + 1}-of-00002.{suffix}"
         part = {name: state[name].clone().contiguous() for name in names[number::2]}
@@ -238,7 +239,8 @@ def without(part):
     return lambda state: {name: array for name, array in state.items() if part not in name}
 
 
-NORM, CROSS = torch.ones(4), plus(transformer__h__0__crossattention__c_attn__bias=torch.ones(4))
+NORM = torch.ones(4)
+CROSS = plus(transformer__h__0__crossattention__c_attn__bias=torch.ones(4))
 EMBEDDING = torch.ones(48, 16)
 REFUSED = {
     "another array": ("gpt2", plus(transformer__h__0__attn__q_norm__weight=NORM), "has transformer.h.0.attn.q_norm"),

@@ -54,7 +54,8 @@ def test_a_module_in_files_with_an_index(tmp_path: Path, monkeypatch: pytest.Mon
     model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 4), torch.nn.Linear(4, 6)).bfloat16()
     model[2].weight = model[0].weight
     table = model.state_dict()
-    names, places = list(table), {}
+    names = list(table)
+    places = {}
     for number, part in enumerate((names[:3], names[3:]), 1):
         file = f"pytorch_model-0000{number}-of-00002.bin"
         kept = table.copy()
@@ -83,11 +84,12 @@ class Built:
 
 @pytest.mark.parametrize("is_zip", [True, False])
 def test_what_is_no_tensor_is_refused_and_runs_nothing(is_zip: bool, tmp_path: Path) -> None:
-    path, tensor = tmp_path / "pytorch_model.bin", torch.zeros(2)
+    path = tmp_path / "pytorch_model.bin"
+    tensor = torch.zeros(2)
     for content, sentence in {
         "code": ({"a": tensor, "b": Harmful(tmp_path / "harm")}, r"a call of (posix|nt)\.mkdir, which could run code"),
-        "number": ({"a": tensor, "step": 7}, "holds 'step', which is no tensor"),
-        "nested": ({"state_dict": {"a": tensor}}, "holds 'state_dict', which is no tensor"),
+        "number": ({"a": tensor, "step": 7}, "holds 'step', which is not a tensor"),
+        "nested": ({"state_dict": {"a": tensor}}, "holds 'state_dict', which is not a tensor"),
         "list": ([tensor], "holds no table of tensors"),
         "nothing": ({}, "holds no table of tensors"),
         "sparse": ({"a": torch.eye(2).to_sparse()}, r"a call of torch\._utils\._rebuild_sparse_tensor"),
@@ -125,7 +127,8 @@ def test_damaged_files_are_one_sentence(tmp_path: Path) -> None:
 def test_a_flipped_byte_of_a_storage_is_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "pytorch_model.bin"
     torch.save({"a": torch.full((64,), 3.0)}, path)
-    data, numbers = path.read_bytes(), np.full(64, 3.0, "<f4").tobytes()
+    data = path.read_bytes()
+    numbers = np.full(64, 3.0, "<f4").tobytes()
     assert data.count(numbers) == 1
     path.write_bytes(data.replace(numbers, b"\x01" + numbers[1:]))
     with pytest.raises(InputError, match=r"pytorch_model\.bin cannot be read as PyTorch's \(Bad CRC.*copy it again"):
@@ -163,7 +166,8 @@ def read_again(folder: Path, wanted: dict[str, torch.Tensor]) -> None:
 
 def test_the_weights_are_written_as_safetensors_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Beside the file, as the library safetensors reads it; again only when the file is another one."""
-    path, wanted = tmp_path / "pytorch_model.bin", weights()
+    path = tmp_path / "pytorch_model.bin"
+    wanted = weights()
     torch.save(wanted, path)
     assert as_safetensors(tmp_path) == tmp_path
     (line,) = caplog.messages

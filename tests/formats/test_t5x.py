@@ -42,7 +42,8 @@ def legacy(tmp_path) -> Path:
 @functools.cache
 def prepared(config, optimizer="adafactor", seed=5) -> tuple[TrainState, TrainState]:
     """Shapes of a state on two devices, and a fresh one."""
-    model, chain = Network(config), make_optimizer(optimizer_config(name=optimizer), 10)
+    model = Network(config)
+    chain = make_optimizer(optimizer_config(name=optimizer), 10)
     mesh = tiny.mesh_of(MeshConfig(fsdp=2), 2)
     return abstract_state(model, chain, mesh), tiny.state(model, chain, mesh, seed)
 
@@ -196,7 +197,8 @@ def test_a_checkpoint_cut_short_is_named(legacy, damage, message):
 
 def test_a_checkpoint_of_mesh_tensorflow_is_told_where_its_model_lies_for_t5x():
     """The names are those of docs/models.md of T5X, and of the lists of ByT5 and mT5 for Mesh TensorFlow."""
-    public, there = "gs://t5-data/pretrained_models", r"Mesh TensorFlow.* gs://t5-data/pretrained_models/t5x/"
+    public = "gs://t5-data/pretrained_models"
+    there = r"Mesh TensorFlow.* gs://t5-data/pretrained_models/t5x/"
     for path, name in (
         (f"{public}/byt5/large/model.ckpt-1000000", "byt5_large/checkpoint_1000000"),
         (f"{public}/mt5/xxl/model.ckpt-1000000", "mt5_xxl/checkpoint_1000000"),

@@ -108,7 +108,8 @@ def test_lines_without_a_digest_are_written_again(tmp_path):
 
 
 def test_an_output_that_was_killed_in_its_first_window_is_begun_again(tmp_path):
-    path, source = str(tmp_path / "out.jsonl"), str(tmp_path / "in.jsonl")
+    path = str(tmp_path / "out.jsonl")
+    source = str(tmp_path / "in.jsonl")
     written(source, ROWS)
     assert processed(source, path) == 11
     whole = content(path)
@@ -132,7 +133,8 @@ def test_a_full_disk_is_said(tmp_path):
 
 
 def test_parts_that_a_kill_left_behind_are_not_counted_twice():
-    system, path = fsspec.filesystem("memory"), "memory://bucket/out.txt"
+    system = fsspec.filesystem("memory")
+    path = "memory://bucket/out.txt"
     system.store.clear()
     output = text_files.Output(path, ABOUT)
     for text in ("one", "two\nlines", "three"):

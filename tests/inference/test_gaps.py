@@ -11,7 +11,7 @@ import pytest
 
 import limba
 from limba.config import InputError
-from limba.data.vocabulary import text_sample
+from limba.data.vocabulary import sentences
 from limba.data.vocabulary.load import PieceTable, load_vocabulary
 from limba.data.vocabulary.special_ids import SpecialIds
 from limba.inference import gap_filling, gap_pieces
@@ -25,7 +25,10 @@ class Known:
     """A model over bytes whose next piece is known by the pieces since the last sentinel."""
 
     def __init__(self, table: dict[str, dict[str, float]], pieces: gap_pieces.Pieces, num_rows: int):
-        self.table, self.pieces, self.num_rows, self.asked = table, pieces, num_rows, list[list[int]]()
+        self.table = table
+        self.pieces = pieces
+        self.num_rows = num_rows
+        self.asked = list[list[int]]()
 
     def __call__(self, beginnings):
         rows = np.full((len(beginnings), self.num_rows), math.log(1e-9))
@@ -67,7 +70,8 @@ def test_the_most_likely_words_are_found_with_their_probabilities() -> None:
     np.testing.assert_allclose([fill.probability for fill in first], [p for _, p in expected], rtol=1e-3)
     assert [fill.text for fill in second] == ["an", "in", "o"]
     # The second gap is filled after the best fill of the first.
-    sentinels, letters = pieces.sentinels, [ord("a") + 3, ord("n") + 3]
+    sentinels = pieces.sentinels
+    letters = [ord("a") + 3, ord("n") + 3]
     assert [0, sentinels[0], *letters, sentinels[1]] in known.asked
 
 
@@ -90,11 +94,11 @@ def test_no_fill_is_half_a_letter_or_without_one() -> None:
     ],
 )
 def test_words_are_hidden_in_any_script(text: str, count: int) -> None:
-    hidden = text_sample.hidden_words(text)
+    hidden = sentences.hidden_words(text)
     if not count:
         assert hidden is None
         return
-    assert hidden is not None and hidden == text_sample.hidden_words(text) and len(hidden.words) == count
+    assert hidden is not None and hidden == sentences.hidden_words(text) and len(hidden.words) == count
     joined = hidden.masked
     for place, word in enumerate(hidden.words):
         assert len(word) >= 2 and f"<extra_id_{place}>" in joined
@@ -110,9 +114,9 @@ def test_sentences_are_prose() -> None:
         prose,
         prose,
     ]
-    found = list(text_sample.sentences(documents, 2))
+    found = list(sentences.sentences(documents, 2))
     assert [hidden.text for hidden in found] == [prose, prose]
-    several = text_sample.sentences([f"{prose} {prose} {prose}", prose, prose], 3, of_document=2)
+    several = sentences.sentences([f"{prose} {prose} {prose}", prose, prose], 3, of_document=2)
     assert [hidden.text for hidden in several] == [prose] * 3
 
 

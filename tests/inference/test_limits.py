@@ -19,7 +19,8 @@ from tests.export.runs import write_run
 from tests.inference.test_load import config_of
 
 FREE = 10**9
-T5, DECODER = tiny.model(), tiny.language_model()
+T5 = tiny.model()
+DECODER = tiny.language_model()
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +51,8 @@ def test_what_cannot_fit_is_refused_with_the_number_and_the_memory(
 @pytest.mark.parametrize("config", [T5, DECODER], ids=["T5", "decoder"])
 def test_the_bound_of_a_token_is_no_more_than_its_cache(config: ModelConfig) -> None:
     """So nothing is refused that fits."""
-    network, params = Network(config), tiny.parameters(config)
+    network = Network(config)
+    params = tiny.parameters(config)
     sizes = []
     for max_tokens in (32, 64):
         cached = network.cached_language_model if config.is_decoder_only else network.cached_decoder

@@ -132,7 +132,8 @@ def test_a_language_model_continues_scores_and_encodes(tmp_path: Path) -> None:
 
 def test_a_prefix_lm_reads_prompts_as_it_learned_to(tmp_path: Path) -> None:
     """Logits, likelihood and greedy text of a prompt are those of the rows that training makes, mask included."""
-    network, prompt = tiny.language_model(vocab_size=384, num_decoder_layers=2), "Un text"
+    network = tiny.language_model(vocab_size=384, num_decoder_layers=2)
+    prompt = "Un text"
     write_run(tmp_path / "run", network)
     data = DataConfig(
         "demo_span_corruption", {"targets": 32}, 8, "byte", objective="prefix_lm", task_modules=("tasks.demo",)
@@ -243,6 +244,7 @@ def test_the_example_of_the_recipes_runs(run: Path, tmp_path: Path, monkeypatch:
 def test_an_imported_model_of_bytes_has_its_vocabulary(run: Path, tmp_path: Path) -> None:
     folder = limba.load(run, vocabulary="byte").save(tmp_path / "folder")
     import_folder(folder, tmp_path / "imported")
-    given, imported = limba.load(folder), limba.load(tmp_path / "imported")
+    given = limba.load(folder)
+    imported = limba.load(tmp_path / "imported")
     assert imported.vocabulary == given.vocabulary
     assert imported.score([("One <extra_id_0>.", "two")]) == given.score([("One <extra_id_0>.", "two")])

@@ -234,7 +234,8 @@ def compare(folder: Path, kind: str, style: str) -> None:
 
 def compare_saved(folder: Path, kind: str, model) -> None:
     """Compares a folder with the model of transformers that it holds."""
-    theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), limba.load(folder)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    ours = limba.load(folder)
     for text in folders.TEXTS:
         if text.strip():
             assert ours.tokenize(text).tolist() == theirs(text).input_ids, text
@@ -246,7 +247,8 @@ def compare_saved(folder: Path, kind: str, model) -> None:
 
 def compare_texts(ours, model, theirs) -> None:
     is_t5 = not ours.network.config.is_decoder_only
-    texts, samples = ours.generate(TEXTS, max_tokens=10), ours.samples(TEXTS, max_tokens=10)
+    texts = ours.generate(TEXTS, max_tokens=10)
+    samples = ours.samples(TEXTS, max_tokens=10)
     for text, mine, ((_, _, ids),) in zip(TEXTS, texts, samples, strict=True):
         prompt = torch.tensor([theirs(text).input_ids])
         written = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=10, do_sample=False)[0]
@@ -392,7 +394,7 @@ def test_a_run_with_another_vocabulary_is_told_of_a_models_own_ids(tmp_path: Pat
         check_initial(str(folder), reads_folder=True)
     name, _ = open_vocabulary(find(str(tmp_path / "gpt2-endoftext")))
     trained = load_vocabulary(name.path)
-    with pytest.raises(InputError, match=r"'<\|endoftext\|>' at id 0, padding's, as its end of sequence"):
+    with pytest.raises(InputError, match=r"has its end of sequence, '<\|endoftext\|>', at id 0, which is padding"):
         check_vocabulary(trained, folders.ROWS, needs_sentinels=False)
     assert trained.encode("<|endoftext|>") != [0], "a corpus must not be able to end a document"
     model = find(str(tmp_path / "gpt2-endoftext")).model

@@ -34,8 +34,11 @@ def test_a_t5_fills_the_gaps_of_prompts(tmp_path: Path) -> None:
 def test_what_follows_a_sentinel_is_among_what_may_begin_a_fill(tmp_path: Path) -> None:
     write_run(tmp_path / "run", config_of(), steps=(3,))
     model = limba.load(tmp_path / "run", vocabulary="byte")
-    num_rows, only = model.network.config.vocab_size, ord("a") + 3
-    none, every, may_begin = np.zeros(num_rows, bool), np.ones(num_rows, bool), np.arange(num_rows) == only
+    num_rows = model.network.config.vocab_size
+    only = ord("a") + 3
+    none = np.zeros(num_rows, bool)
+    every = np.ones(num_rows, bool)
+    may_begin = np.arange(num_rows) == only
 
     def written(gaps: Gaps | None) -> list[int]:
         inputs = jnp.arange(3, 35, dtype=jnp.int32)[None]

@@ -12,7 +12,8 @@ import pytest
 from limba.config import GenerationConfig, InputError
 from limba.inference import search as decoding
 
-EOS, V = 1, 6
+EOS = 1
+V = 6
 TABLE = np.random.default_rng(3).normal(0, 2, (V, V)).astype(np.float32)
 LOG = np.asarray(jax.nn.log_softmax(TABLE, axis=-1))
 FREE = jnp.zeros(V, bool)
@@ -140,8 +141,12 @@ def next_logs(table, prompt, ids, size):
 
 def beams_of(table, prompt, config):
     """Beam search by lists, by the documented rule of transformers' `_beam_search`; the best first."""
-    many, penalty, stopping = config.num_beams, config.length_penalty, config.early_stopping
-    running, finished, improvable = [(0.0, [])] + [(NEVER, [])] * (many - 1), [], True
+    many = config.num_beams
+    penalty = config.length_penalty
+    stopping = config.early_stopping
+    running = [(0.0, [])] + [(NEVER, [])] * (many - 1)
+    finished = []
+    improvable = True
     for length in range(1, config.max_tokens + 1):
         if not improvable or (stopping is True and len(finished) == many):
             break
@@ -186,10 +191,12 @@ def test_beams_are_those_of_lists(penalty, stopping, size):
 @pytest.mark.parametrize("size", [0, 1, 2, 3])
 def test_greedy_texts_are_those_of_lists(size):
     """A score is that of the free network, whatever is not allowed."""
-    config, prompts = GenerationConfig(max_tokens=5, no_repeat_ngram_size=size), [[-1, -1, 2], [3, 4, 0], [5, 5, 5]]
+    config = GenerationConfig(max_tokens=5, no_repeat_ngram_size=size)
+    prompts = [[-1, -1, 2], [3, 4, 0], [5, 5, 5]]
     for table, found in zip(TABLES, written(config, prompts), strict=True):
         for row, prompt in enumerate(prompts):
-            ids, log = [], 0.0
+            ids = []
+            log = 0.0
             while len(ids) < 5 and EOS not in ids:
                 ids.append(int(np.argmax(next_logs(table, prompt, ids, size))))
                 log += next_logs(table, prompt, ids[:-1], 0)[ids[-1]]
@@ -201,8 +208,10 @@ def test_greedy_texts_are_those_of_lists(size):
 @pytest.mark.parametrize("ends", [True, False])
 @pytest.mark.parametrize("choices", [{}, {"num_beams": 3}, {"sample": True, "num_samples": 2}])
 def test_a_search_in_parts_is_the_whole_one(choices, ends):
-    config, prompt = GenerationConfig(max_tokens=5, **choices), jnp.array([[-1, 2], [3, 4]], jnp.int32)
-    keys, step = jax.random.split(jax.random.key(0), 2), step_of_two(jnp.asarray(TABLES[0]))
+    config = GenerationConfig(max_tokens=5, **choices)
+    prompt = jnp.array([[-1, 2], [3, 4]], jnp.int32)
+    keys = jax.random.split(jax.random.key(0), 2)
+    step = step_of_two(jnp.asarray(TABLES[0]))
     banned = FREE if ends else FREE.at[EOS].set(True)
     state = decoding.start(jnp.zeros((1, 2, 5), jnp.int32), prompt, config)
     rules = decoding.Rules(banned, config, (EOS,), keys)
@@ -212,7 +221,8 @@ def test_a_search_in_parts_is_the_whole_one(choices, ends):
         assert ends or (state.position == until and decoding.is_over(state, config) == (until == 5))
     assert decoding.is_over(state, config)
     assert jnp.min(state.cache) >= 0  # a row that has ended is fed padding, not what no network knows
-    found, (whole, *_) = decoding.result(state, 2, config), written(config, prompt, banned=banned)
+    found = decoding.result(state, 2, config)
+    (whole, *_) = written(config, prompt, banned=banned)
     np.testing.assert_array_equal(found.tokens, whole.tokens)
     np.testing.assert_array_equal(found.scores, whole.scores)
 

@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 import limba
 from limba.config import InputError
 
-WIDTH, OUT = 32, 12
+WIDTH = 32
+OUT = 12
 TEXTS = ["abcd", "a longer text", "e"]
 
 

@@ -113,7 +113,8 @@ def change(command: str, names: list[str], flags: dict[str, str], world: dict[st
         pods[name] = {"states": list(states), "node": "READY", "workers": world.get("workers", 1)}
         if ("--node-id" in flags) == ("--node-prefix" in flags) or ("--node-count" in flags) == ("--node-id" in flags):
             end(command, "Exactly one of (--node-id | --node-count and --node-prefix) must be specified.", 2)
-        prefix, count = flags.get("--node-prefix", name), int(flags.get("--node-count", 0))
+        prefix = flags.get("--node-prefix", name)
+        count = int(flags.get("--node-count", 0))
         pods[name]["slices"] = [f"{prefix}-{number}" for number in range(count)] or [flags["--node-id"]]
         pods[name] |= {"message": world.get("message", ""), "zone": flags["--zone"]}
         print(f"Create request issued for: [{name}]", file=sys.stderr)
@@ -168,7 +169,8 @@ def connection(command: str, names: list[str], flags: dict[str, str], world: dic
     """Returns the command of the real ssh or scp, as gcloud builds it; the port stands for the worker's address."""
     program = command.split()[-1]
     pod, _, path = names[-1].partition(":")
-    worker, user = flags["--worker"], pwd.getpwuid(os.getuid()).pw_name
+    worker = flags["--worker"]
+    user = pwd.getpwuid(os.getuid()).pw_name
     options = ["CheckHostIP=no", "HashKnownHosts=no", f"HostKeyAlias=tpu.{pod}-{worker}", "IdentitiesOnly=yes"]
     options += [f"StrictHostKeyChecking={flags['--strict-host-key-checking']}", f"UserKnownHostsFile={WORLD}/hosts"]
     arguments = [program, *(["-T"] if program == "ssh" else []), "-i", world["key"]]
@@ -211,7 +213,10 @@ def attempt(command: str, names: list[str], flags: dict[str, str], world: dict[s
 
 def connect(command: str, names: list[str], flags: dict[str, str], world: dict[str, Any], deed: str | None) -> NoReturn:
     """Ends with the status of a command on a worker, after as many attempts as gcloud makes."""
-    program, attempts, code, failed = command.split()[-1], world.get("attempts", 10), 0, ""
+    program = command.split()[-1]
+    attempts = world.get("attempts", 10)
+    code = 0
+    failed = ""
     for number in range(attempts):
         print(f"{program.upper()}: Attempting to connect to worker {flags['--worker']}...", file=sys.stderr, flush=True)
         code = attempt(command, names, flags, world, deed)
@@ -231,7 +236,8 @@ def main() -> None:
         with (WORLD / "calls.jsonl").open("a") as file:
             file.write(json.dumps(sys.argv[1:]) + "\n")
         world = json.loads((WORLD / "world.json").read_text())
-        message, deed = taken(world.get("errors", []), call), taken(world.get("deeds", []), call)
+        message = taken(world.get("errors", []), call)
+        deed = taken(world.get("deeds", []), call)
         (WORLD / "world.json").write_text(json.dumps(world))
         if message:
             end(command, message)

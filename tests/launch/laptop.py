@@ -17,7 +17,8 @@ from typing import Any
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-ZONE, TYPE = "--zone=us-central2-b", "--type=v4-16"
+ZONE = "--zone=us-central2-b"
+TYPE = "--type=v4-16"
 STAYS = "my-pod: the pod stays, and costs, until: bash launch/pod.sh delete my-pod\n"
 RUN = ("run", "my-pod", "gin/demo.gin", "MODEL_DIR=gs://bucket/run")
 # In the place of a worker's setup.sh: fails where a file of the worker's home says so.

@@ -37,7 +37,8 @@ def test_the_dockerfile_passes_hadolint() -> None:
 
 
 def test_what_the_containers_copy_exists_and_their_arguments_are_known() -> None:
-    docker, apptainer = (ROOT / "Dockerfile").read_text(), (ROOT / "launch" / "apptainer.def").read_text()
+    docker = (ROOT / "Dockerfile").read_text()
+    apptainer = (ROOT / "launch" / "apptainer.def").read_text()
     copied = re.findall(r"^COPY --chown=1000 (.+) \S+$", docker, re.MULTILINE)
     copied = [word for words in copied for word in words.split()]
     copied += re.findall(r"^    (\S+) /limba/\S+$", apptainer, re.MULTILINE)

@@ -359,7 +359,8 @@ def test_the_page_s_gcloud_commands_have_flags_that_gcloud_has() -> None:
 @pytest.mark.night
 def test_a_real_run_is_preempted_and_resumed(laptop: Path) -> None:
     """A worker with the packages of these tests, launch/pretrain.sh and a tiny T5; the pod is lost after a save."""
-    checkout, model_dir = laptop / "checkout", laptop / "run"
+    checkout = laptop / "checkout"
+    model_dir = laptop / "run"
     for name in ("limba", "gin", "tasks"):
         shutil.copytree(ROOT / name, checkout / name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     (checkout / "launch" / "setup.sh").write_text(f"ln -sfn {Path(sys.prefix)} .venv\n")

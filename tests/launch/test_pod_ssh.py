@@ -27,7 +27,8 @@ class Server:
     """A real sshd whose commands run in a worker's folder, as that worker's home."""
 
     def __init__(self, laptop: Path, number: int) -> None:
-        self.port, self.folder = free_port(), laptop / f"sshd{number}"
+        self.port = free_port()
+        self.folder = laptop / f"sshd{number}"
         home = worker(laptop, number)
         home.mkdir(parents=True)
         self.folder.mkdir()

@@ -320,7 +320,8 @@ def test_what_is_interrupted_leaves_no_process(
     make_pod(laptop, is_set_up=False)
     set_world(laptop, deeds=[[words, "hang", 100]])
     process = start(laptop, *action)
-    path, count = laptop / "world" / "hung", 4 if "ssh" in words else 2
+    path = laptop / "world" / "hung"
+    count = 4 if "ssh" in words else 2
     wait_until(lambda: path.exists() and len(path.read_text().split()) >= count)
     assert process.poll() is None
     if number == signal.SIGINT:

@@ -48,7 +48,8 @@ elif arguments[:1] == ["-m"]:
 @pytest.fixture
 def machine(tmp_path: Path) -> Path:
     """A checkout's set-up in `tree`, and a PATH of only `bin`: the tools of a small system, and old Pythons."""
-    tree, tools = tmp_path / "tree", tmp_path / "bin"
+    tree = tmp_path / "tree"
+    tools = tmp_path / "bin"
     shutil.copytree(ROOT / "requirements", tree / "requirements")
     (tree / "launch").mkdir()
     tools.mkdir()

@@ -59,7 +59,8 @@ def test_processes_that_are_preempted_at_random_resume(corpus: Path, vocabulary:
         "2", "gin/demo.gin", "--kill-every=20", "SEED=3", "TRAIN_STEPS=4000", "CHECKPOINT_PERIOD=50", *SMALL,
         "--gin.config.RunConfig.host_timeout_seconds=10", **variables,
     )  # fmt: skip
-    preempted, lines = 0, []
+    preempted = 0
+    lines = []
     assert running.stdout is not None
     for line in running.stdout:
         lines.append(line)

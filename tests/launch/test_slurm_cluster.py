@@ -97,7 +97,8 @@ def test_four_of_four_processes_save_at_the_time_limit_and_the_job_is_queued_aga
     cluster: Cluster, tmp_path: Path
 ) -> None:
     variables = trainer(tmp_path)
-    log, run = tmp_path / "log", tmp_path / "run"
+    log = tmp_path / "log"
+    run = tmp_path / "run"
     job = submit(cluster, f"--output={log}", **variables)
     until(lambda: len(list(run.glob("begun-0-*"))) == 4, "the steps")
     end = datetime.fromisoformat(cluster.job(job)["EndTime"])
@@ -181,7 +182,8 @@ def test_a_real_run_goes_on_after_a_lost_node_a_time_limit_and_a_cancelled_job(
     cluster: Cluster, corpus: Path, vocabulary: Path, tmp_path: Path
 ) -> None:
     """Trains a T5 in four processes on four nodes; each start resumes, and no step is left out."""
-    log, run = tmp_path / "log", tmp_path / "run"
+    log = tmp_path / "log"
+    run = tmp_path / "run"
     variables = {"MODEL_DIR": str(run), "CORPUS": str(corpus), "VOCABULARY": str(vocabulary)}
     short = "--gin.config.RunConfig.host_timeout_seconds=60"
     given = [f"--output={log}", "--time=120", *SMALL[:-2], "EVAL_STEPS=1", short]

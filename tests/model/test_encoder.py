@@ -180,7 +180,8 @@ def shifted(features):
     ],
 )
 def test_a_row_can_say_its_own_mask_and_is_then_that_of_its_network(attention, is_packed):
-    config, features = dataclasses.replace(ENCODER, attention=attention), masked_batch(2, 12)
+    config = dataclasses.replace(ENCODER, attention=attention)
+    features = masked_batch(2, 12)
     if is_packed:
         features["decoder_segment_ids"] = np.array([[1] * 5 + [2] * 7, [1] * 8 + [2] * 4], np.int32)
     both = logits(config, features)
@@ -201,7 +202,8 @@ def test_a_row_can_say_its_own_mask_and_is_then_that_of_its_network(attention, i
 
 
 def test_a_hybrid_predicts_a_token_from_the_others_alone():
-    params, hybrid = noisy_parameters(ENCODER), dataclasses.replace(ENCODER, attention_mask="hybrid")
+    params = noisy_parameters(ENCODER)
+    hybrid = dataclasses.replace(ENCODER, attention_mask="hybrid")
     tokens = jnp.arange(1, 13, dtype=jnp.int32)[None]
 
     def of(embedding, place, which):
@@ -248,10 +250,14 @@ def test_eight_devices_equal_one(kind, mesh):
 
 
 def test_every_third_layer_sees_all_and_the_others_four_to_each_side():
-    params, x = noisy_parameters(MODERN), jax.random.normal(jax.random.key(0), (1, 24, MODERN.emb_dim))
+    params = noisy_parameters(MODERN)
+    x = jax.random.normal(jax.random.key(0), (1, 24, MODERN.emb_dim))
     weights = jax.tree.map(lambda each: each[0], params["decoder"]["layers"])
-    positions, ids = jnp.arange(24)[None], jnp.ones((1, 24), jnp.int32)
-    mask, attend, reached = Mask(ids, ids), choose(MODERN, None, 1, 24, 24), []
+    positions = jnp.arange(24)[None]
+    ids = jnp.ones((1, 24), jnp.int32)
+    mask = Mask(ids, ids)
+    attend = choose(MODERN, None, 1, 24, 24)
+    reached = []
 
     @jax.jit
     @jax.grad
@@ -270,7 +276,8 @@ def test_eight_devices_equal_one_with_windows():
 
 def test_flops_count_both_directions_and_predicted_positions():
     causal = dataclasses.replace(ENCODER, attention_mask="causal")
-    length, width = 64, ENCODER.num_heads * ENCODER.head_dim
+    length = 64
+    width = ENCODER.num_heads * ENCODER.head_dim
     more = flops_per_sequence(ENCODER, 0, length) - flops_per_sequence(causal, 0, length)
     assert more == 3 * ENCODER.num_decoder_layers * 2 * length**2 * width
     fewer = flops_per_sequence(ENCODER, 0, length) - flops_per_sequence(ENCODER, 0, length, 8)
@@ -296,7 +303,8 @@ SMOOTH = LossConfig(z_loss=1e-4, label_smoothing=0.1, normalize_by="sequences")
 )
 def test_the_gathered_head_equals_the_whole_one(shape, loss):
     """Loss and gradient of the predicted positions alone are those of all logits, in chunks too."""
-    config, features = SHAPES[shape], masked_batch(4, 24)
+    config = SHAPES[shape]
+    features = masked_batch(4, 24)
     features["decoder_loss_weights"] = (features["decoder_input_tokens"] == 251).astype(np.int32)
     places = most_weighted(features, 12)
     assert features["decoder_loss_weights"].sum(axis=1).max() <= 12
@@ -317,12 +325,14 @@ def test_the_gathered_head_equals_the_whole_one(shape, loss):
 
 @pytest.mark.parametrize("shape", ["plain", "modern"])
 def test_the_evaluation_of_predicted_positions_is_that_of_all_logits(shape):
-    network, features = Network(SHAPES[shape]), masked_batch(4, 24)
+    network = Network(SHAPES[shape])
+    features = masked_batch(4, 24)
     features["decoder_loss_weights"] = (features["decoder_input_tokens"] == 251).astype(np.int32)
     features["character_counts"] = np.random.default_rng(1).integers(1, 4, (4, 24, 5)).astype(np.int32)
     places = most_weighted(features, 12)
     sums = jax.jit(functools.partial(evaluation_sums, network, LossConfig(), noisy_parameters(SHAPES[shape])))
-    whole, found = sums(features), sums({**features, "decoder_predicted_positions": places})
+    whole = sums(features)
+    found = sums({**features, "decoder_predicted_positions": places})
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, whole)
     assert whole["tokens"] == features["decoder_loss_weights"].sum() > 0
 

@@ -109,14 +109,16 @@ LOOPS = [pytest.param(family, False, marks=[pytest.mark.night] * (family != "umt
 
 @pytest.mark.parametrize(("family", "scan_layers"), [*((family, True) for family in FAMILIES), *LOOPS])
 def test_logits_equal_hugging_face(family: str, scan_layers: bool) -> None:
-    reference, config = reference_model(family), our_config(family)
+    reference = reference_model(family)
+    config = our_config(family)
     config = ModelConfig(**{**vars(config), "scan_layers": scan_layers})
     parameters = copied_parameters(reference, config)
     shapes = jax.eval_shape(Network(config).init, jax.random.key(0))
     assert {n: s.shape for n, s in flatten(shapes).items()} == {n: a.shape for n, a in flatten(parameters).items()}
 
     random = np.random.default_rng(1)
-    inputs, targets = random.integers(2, 256, (2, 150)), random.integers(2, 256, (2, 40))
+    inputs = random.integers(2, 256, (2, 150))
+    targets = random.integers(2, 256, (2, 40))
     inputs[1, 120:] = 0
     shifted = np.concatenate([np.zeros((2, 1), int), targets[:, :-1]], axis=1)
     with torch.no_grad():

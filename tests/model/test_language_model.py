@@ -16,7 +16,8 @@ from limba.training.metrics.flops import flops_per_sequence
 from tests import tiny
 
 KEY = jax.random.key(3)
-ROWS, LENGTH = 2, 19
+ROWS = 2
+LENGTH = 19
 LAYOUTS = {
     "llama": tiny.LANGUAGE_MODEL,
     "gpt2": tiny.language_model(
@@ -72,7 +73,8 @@ def logits(config, features, params=None):
 
 def test_causal_by_the_gradient():
     config = tiny.language_model(num_decoder_layers=2, logits_via_embedding=True)
-    model, params = Network(config), parameters(config)
+    model = Network(config)
+    params = parameters(config)
     features = {
         "decoder_input_tokens": jnp.arange(16, dtype=jnp.int32)[None],  # each its own row of the embedding
         "decoder_target_tokens": jnp.ones((1, 16), jnp.int32),
@@ -90,7 +92,8 @@ def test_causal_by_the_gradient():
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_packed_equals_unpacked_and_padding_changes_nothing(layout):
-    config, rows = LAYOUTS[layout], batch(2, 8)
+    config = LAYOUTS[layout]
+    rows = batch(2, 8)
     params = parameters(config)
     alone = logits(config, rows, params)
     packed = {name: array.reshape(1, -1) for name, array in rows.items()}
@@ -104,7 +107,8 @@ def test_packed_equals_unpacked_and_padding_changes_nothing(layout):
 
 
 def test_a_prefix_is_seen_whole_and_the_rest_causally():
-    config, features = tiny.LANGUAGE_MODEL, batch(2, 8)
+    config = tiny.LANGUAGE_MODEL
+    features = batch(2, 8)
     params = parameters(config)
     features["decoder_causal_attention"] = np.array([[1] * 5 + [0] * 3] * 2, np.int32)  # the start and 4 tokens
     before = logits(config, features, params)
@@ -130,7 +134,8 @@ def test_scanned_equals_unrolled_with_dropout_and_remat():
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "t5x"])
 def test_first_loss_is_about_ln_v_and_half(layout):
     """But for T5X's tied head, whose embeddings of variance 1 favour the token that is read: as in T5 1.0."""
-    config, features = LAYOUTS[layout], batch(2, 8)
+    config = LAYOUTS[layout]
+    features = batch(2, 8)
     scores = logits(config, features, initial(config))
     losses = jax.nn.logsumexp(scores, axis=-1) - np.take_along_axis(
         scores, features["decoder_target_tokens"][..., None], axis=-1
@@ -173,10 +178,12 @@ def test_bad_layouts_are_said(changes, said):
 def test_cached_generation_equals_uncached_token_for_token(layout, is_prefix):
     """With `is_prefix` the ids of a prompt attend to all of it, as inputs do in training."""
     config = LAYOUTS[layout]
-    model, params = Network(config), parameters(config)
+    model = Network(config)
+    params = parameters(config)
     random = np.random.default_rng(5)
     prompts = [[0, *random.integers(2, 250, length).tolist()] for length in (6, 3)]
-    width, tokens = 8, 10
+    width = 8
+    tokens = 10
     prompt = np.full((2, width), -1, np.int32)
     for row, ids in enumerate(prompts):
         prompt[row, width - len(ids) :] = ids

@@ -27,7 +27,8 @@ def test_a_product_and_its_gradients_are_those_of_float64(dtype: str) -> None:
 @pytest.mark.core
 def test_embedding_of_two_inputs_has_the_gradient_of_two_gathers() -> None:
     embed = Embed(tiny.model(vocab_size=11, emb_dim=4))
-    first, second = jnp.array([[1, 2, 2], [0, 1, 10]]), jnp.array([[2, 5], [1, 1]])
+    first = jnp.array([[1, 2, 2], [0, 1, 10]])
+    second = jnp.array([[2, 5], [1, 1]])
     params = embed.init(jax.random.key(3), first)
 
     def together(params, sign):

@@ -26,7 +26,8 @@ def test_a_query_sees_the_keys_of_its_example(causal: bool, packed: bool) -> Non
 
 def test_the_keys_of_another_sequence_have_its_ids() -> None:
     """As a decoder sees an encoder's output; a query that is padding sees none, and nobody sees padding."""
-    queries, keys = jnp.array([[1, 2, 0]]), jnp.array([[1, 1, 2, 0]])
+    queries = jnp.array([[1, 2, 0]])
+    keys = jnp.array([[1, 1, 2, 0]])
     assert Mask(queries, keys).visible().astype(int).tolist() == [[[1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]]
 
 

@@ -68,14 +68,14 @@ def position_bias(table: np.ndarray, length: int, bidirectional: bool) -> np.nda
 
 
 def logits_of(config: ModelConfig, params: Any, batch: dict[str, np.ndarray]) -> np.ndarray:
-    p = {
-        name.removesuffix("/kernel").removesuffix("/scale"): np.asarray(each, np.float64).reshape(each.shape[-2:])
-        if "layers" in name and name.endswith("kernel")
-        else np.asarray(each, np.float64).reshape(each.shape[-1:])
-        if name.endswith("scale")
-        else np.asarray(each, np.float64)
-        for name, each in flatten(params).items()
-    }
+    p: dict[str, np.ndarray] = {}
+    for name, parameter in flatten(params).items():
+        array = np.asarray(parameter, np.float64)
+        if "layers" in name and name.endswith("kernel"):
+            array = array.reshape(array.shape[-2:])
+        elif name.endswith("scale"):
+            array = array.reshape(array.shape[-1:])
+        p[name.removesuffix("/kernel").removesuffix("/scale")] = array
     inputs, targets = (batch[f"{name}_tokens"] for name in ("encoder_input", "decoder_target"))
     own, theirs = (
         np.where(tokens > 0, batch.get(f"{side}_segment_ids", 1), 0)
@@ -86,14 +86,16 @@ def logits_of(config: ModelConfig, params: Any, batch: dict[str, np.ndarray]) ->
         return (queries[:, :, None] == keys[:, None]) & (queries[:, :, None] > 0)
 
     table = p["token_embedder/embedding"]
-    x, layer = table[inputs], "encoder/layers"
+    x = table[inputs]
+    layer = "encoder/layers"
     bias = position_bias(p["encoder/relpos_bias/rel_embedding"], x.shape[1], True)
     y = normed(x, p[f"{layer}/pre_attention_layer_norm"])
     x = x + attended(p, f"{layer}/attention", y, y, same(theirs, theirs), bias)
     x = x + mlp(p, f"{layer}/mlp", config, normed(x, p[f"{layer}/pre_mlp_layer_norm"]))
     encoded = normed(x, p["encoder/encoder_norm"])
 
-    x, layer = table[batch["decoder_input_tokens"]], "decoder/layers"
+    x = table[batch["decoder_input_tokens"]]
+    layer = "decoder/layers"
     bias = position_bias(p["decoder/relpos_bias/rel_embedding"], x.shape[1], False)
     y = normed(x, p[f"{layer}/pre_self_attention_layer_norm"])
     sees = same(own, own) & np.tri(x.shape[1], dtype=bool)
@@ -173,7 +175,8 @@ def test_dropout_leaves_out_whole_channels_of_a_sequence() -> None:
 def test_dropout_of_attention_is_that_of_the_values(rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """One draw for a key's values in each head, and what is kept is divided by its share."""
     config = dataclasses.replace(SMALL, dropout_rate=rate)
-    random, asked = np.random.default_rng(0), []
+    random = np.random.default_rng(0)
+    asked = []
     kept = random.integers(0, 2, (2, 5, 2, 1)).astype(bool)
     monkeypatch.setattr(
         jax.random, "bernoulli", lambda key, share, shape: asked.append((share, shape)) or jnp.asarray(kept)

@@ -37,7 +37,8 @@ def test_first_loss_is_about_ln_v() -> None:
 
 
 def test_scanned_equals_unrolled_with_dropout_and_remat() -> None:
-    batch, config = tiny.batch(), tiny.model(num_encoder_layers=1, num_decoder_layers=2, dropout_rate=0.3)
+    batch = tiny.batch()
+    config = tiny.model(num_encoder_layers=1, num_decoder_layers=2, dropout_rate=0.3)
     expected = logits(config, batch, jax.random.key(1))
     for changes in ({"remat": "full"}, {"remat": "minimal", "scan_layers": False}):
         other = logits(dataclasses.replace(config, **changes), batch, jax.random.key(1))
@@ -96,7 +97,9 @@ def test_bfloat16_computes_near_float32_with_float32_logits() -> None:
 
 
 def test_initial_values_have_t5x_standard_deviations() -> None:
-    d, width, inner = 256, 64, 512
+    d = 256
+    width = 64
+    inner = 512
     config = tiny.model(vocab_size=1024, emb_dim=d, num_heads=8, head_dim=width, mlp_dim=1024)
     params = jax.jit(Network(config).init)(KEY)
     layers = params["encoder"]["layers"]

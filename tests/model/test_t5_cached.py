@@ -13,7 +13,8 @@ from limba.model import Network
 from tests import tiny
 from tests.model.test_huggingface import copied_parameters, our_config, reference_model
 
-ROWS, LENGTH = 6, 17
+ROWS = 6
+LENGTH = 17
 FREE = jnp.asarray(decoding.banned_mask(256, 256))
 
 
@@ -26,12 +27,15 @@ def inputs_of(seed: int) -> np.ndarray:
 
 @pytest.mark.parametrize("family", ["t5_1_0", "t5_1_1", "umt5"])
 def test_text_equals_transformers(family: str) -> None:
-    reference, config = reference_model(family), our_config(family)
+    reference = reference_model(family)
+    config = our_config(family)
     with torch.no_grad():  # sharper, so that texts differ, and with some that end
         head = reference.lm_head.weight
         head.mul_(3.0 if family == "t5_1_0" else 6.0)
         head[1] *= 4.0 if family == "t5_1_0" else 1.8
-    params, model, inputs = copied_parameters(reference, config), Network(config), inputs_of(0)
+    params = copied_parameters(reference, config)
+    model = Network(config)
+    inputs = inputs_of(0)
     searches = {
         "umt5": [{"max_tokens": LENGTH}],
         "t5_1_0": [
@@ -67,8 +71,11 @@ def test_text_equals_transformers(family: str) -> None:
 @pytest.mark.parametrize(("family", "platform"), [("t5_1_0", "cpu"), ("umt5", "tpu")])
 def test_logits_equal_the_whole_decoders(family: str, platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scanned as on a TPU and unrolled as on a CPU; two texts per input share its memory."""
-    reference, config = reference_model(family), our_config(family)
-    params, inputs, length = copied_parameters(reference, config), inputs_of(1), 12
+    reference = reference_model(family)
+    config = our_config(family)
+    params = copied_parameters(reference, config)
+    inputs = inputs_of(1)
+    length = 12
     targets = np.random.default_rng(2).integers(2, 256, (2 * ROWS, length)).astype(np.int32)
     shifted = np.pad(targets[:, :-1], ((0, 0), (1, 0)))
     batch = {

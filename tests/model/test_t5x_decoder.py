@@ -36,11 +36,14 @@ EMBEDDING = "decoder/token_embedder/embedding"
 
 def arrays(config: ModelConfig) -> dict[str, np.ndarray]:
     """Random parameters by T5X's names, drawn in their order."""
-    random, found = np.random.default_rng(0), {}
+    random = np.random.default_rng(0)
+    found = {}
     shapes = {t5x.their_name(name): shape for name, shape in architectures.shapes(config).items()}
     for name in sorted(shapes):
         values = random.standard_normal(shapes[name]).astype(np.float32)
-        scale = 1 if "embed" in name else shapes[name][-2] ** -0.5 if len(shapes[name]) > 1 else 1
+        scale = 1
+        if "embed" not in name and len(shapes[name]) > 1:
+            scale = shapes[name][-2] ** -0.5
         found[name] = values / 10 + 1 if name.endswith("scale") else values * scale
     return found
 

@@ -188,7 +188,8 @@ def of_other_letters(own: str) -> list[str]:
 
 def of_another_language(own: str) -> list[str]:
     letters = "".join(sorted({*"".join(documents(own, 300))} - set(" \t\n\r\u3000\xa0")))
-    size, letters = 1_000 + len(letters), letters if len(letters) < 500 else ""
+    size = 1_000 + len(letters)
+    letters = letters if len(letters) < 500 else ""
     flags = vocabulary("prose", size, required_chars=letters), f"--gin.VOCAB_SIZE={size + 152}"
     return of(documents(own, 300), *flags)
 

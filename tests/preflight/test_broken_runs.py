@@ -93,9 +93,12 @@ def judged(run: RunConfig, place: str) -> list[Line]:
 def test_nothing_is_said_of_a_gin_file_that_is_shipped(name: str) -> None:
     text = (ROOT / "gin" / name).read_text()
     hardware = re.search(r"^# Hardware +.*?\b(v\d\w*-\d+)", text, re.MULTILINE)
-    place = hardware[1] if hardware else "v5e-1" if "16 GiB" in text else "h100-1"
+    if hardware:
+        devices = hardware[1]
+    else:
+        devices = "v5e-1" if "16 GiB" in text else "h100-1"
     run = read_gin(f"gin/{name}", MODEL_DIR="gs://bucket/run", CORPUS="a.jsonl", VOCABULARY="a.model")
-    assert judged(run, place) == []
+    assert judged(run, devices) == []
 
 
 @pytest.mark.parametrize(

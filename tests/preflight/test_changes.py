@@ -74,7 +74,9 @@ def test_the_finding_has_the_table_in_the_words_of_the_gin_file_and_a_log_has_it
 class Chip:
     """A device as jax has it."""
 
-    device_kind, platform, process_index = "TPU v5e", "tpu", 0
+    device_kind = "TPU v5e"
+    platform = "tpu"
+    process_index = 0
 
 
 @pytest.mark.parametrize("share", [0.9, 0.6, 0.3, 0.1])

@@ -123,7 +123,8 @@ def test_a_quoted_figure_names_its_command_and_is_that_of_its_table() -> None:
     table = text.partition(f"`{command} [choices]`")[2].split("\n\n")[1]
     rows = [[cell.strip(" `*") for cell in row.split("|")] for row in table.splitlines()]
     found = {row[1]: (float(row[4]), float(row[5])) for row in rows if row[1].startswith("--remat")}
-    scanned, unrolled = found["--remat=minimal"], found["--remat=minimal --no-scan"]
+    scanned = found["--remat=minimal"]
+    unrolled = found["--remat=minimal --no-scan"]
     shares = tuple(round(own / other, 2) for own, other in zip(unrolled, scanned, strict=True))
     assert shares == compiler.UNROLLED
     page = " ".join((ROOT / "docs" / "preflight.md").read_text().split())

@@ -109,7 +109,8 @@ def test_the_features_are_those_of_the_configuration() -> None:
 
 
 def test_an_estimate_is_a_range_that_says_how_it_was_made() -> None:
-    config, found = runs.run(), {"fusion_cycles": 2e8, "kernel_flops": 0.0, "collective_bytes": {"all-reduce": 3e8}}
+    config = runs.run()
+    found = {"fusion_cycles": 2e8, "kernel_flops": 0.0, "collective_bytes": {"all-reduce": 3e8}}
     pod = topologies.topology("v4-8")
     estimate = speed.estimate(config, found, (256, 64), pod)
     seconds = 2e8 / 1.05e9

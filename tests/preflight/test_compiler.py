@@ -106,7 +106,8 @@ def test_the_printed_change_of_a_run_that_does_not_fit_a_tpu_is_taken_by_its_com
     + [("h100-1", None, None), ("h100-1", True, True), ("h100-1", False, None)],
 )
 def test_cards_compile_what_runs_there_and_others_a_scan(name: str, chosen: bool | None, compiled: bool | None) -> None:
-    config, wanted = runs.run(tiny.model(scan_layers=chosen), rows=4), topology(name)
+    config = runs.run(tiny.model(scan_layers=chosen), rows=4)
+    wanted = topology(name)
     assert compiler.stand_in(config, wanted).model.scan_layers is compiled
 
 

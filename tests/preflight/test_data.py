@@ -116,12 +116,14 @@ def with_data(run: RunConfig, **changes: Any) -> RunConfig:
 
 def test_the_figures_of_a_sound_corpus_are_those_of_its_files(run: RunConfig, shelf: Path) -> None:
     texts = [json.loads(line)["text"].encode() for line in (shelf / "train.jsonl").read_text().splitlines()]
-    sizes, total = sorted(map(len, texts)), sum(map(len, texts))  # a byte is a token
+    sizes = sorted(map(len, texts))  # a byte is a token
+    total = sum(map(len, texts))
     section = section_of(run, CHIPS)
     assert {line.level for line in section.lines} == {"ok"}, section.lines
     found = section.data
     assert found["columns"] == ["text"] and "Column text; a sample of 80 documents" in section.lines[1].text
-    middle, mean = (sizes[39] + sizes[40]) / 2, total / 80
+    middle = (sizes[39] + sizes[40]) / 2
+    mean = total / 80
     spread = f"Bytes per document: median {middle:,.0f}, mean {mean:,.0f}, longest {sizes[-1]:,}; tokens "
     assert the_line(section, "^Bytes per document").text.startswith(spread)
     assert found["bytes_per_document"] == found["tokens_per_document"] == pytest.approx(mean)

@@ -56,7 +56,8 @@ def test_a_lean_environment_on_a_card_is_whole_without_tensorflow(monkeypatch: p
 
 
 def test_who_holds_a_device_and_its_lock_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    device, lock = tmp_path / "accel0", tmp_path / "libtpu_lockfile"
+    device = tmp_path / "accel0"
+    lock = tmp_path / "libtpu_lockfile"
     device.write_text("")
     lock.write_text("")
     assert processes.holders([str(tmp_path / "accel*")]) == [] and processes.holder_of_lock(str(lock)) is None

@@ -118,7 +118,8 @@ def test_scores_are_counted_where_no_kernel_computes_them(objective, length, pla
 
 
 def test_the_largest_batch_is_the_last_that_fits() -> None:
-    run, chips = PlannedRun(run_of()), topology("v4-8")
+    run = PlannedRun(run_of())
+    chips = topology("v4-8")
     most = arithmetic.largest_batch(run, chips, 8 * GIB)
     assert most % 4 == 0 and arithmetic.memory(run, chips, batch_size=most).total <= 8 * GIB
     assert arithmetic.memory(run, chips, batch_size=most + 4).total > 8 * GIB
@@ -214,7 +215,8 @@ def test_a_directory_of_one_machine_for_several_hosts(place: str, directory: str
 def test_a_step_has_a_floor_and_one_definition_of_mfu() -> None:
     tiny = PlannedRun(run_of(runs.TINY, 8, (32, 8)))
     assert arithmetic.seconds_per_step(tiny, topology("h100-8")) == (arithmetic.LEAST_STEP_SECONDS,) * 2
-    run, chips = PlannedRun(run_of(rows=2048)), topology("v4-8")
+    run = PlannedRun(run_of(rows=2048))
+    chips = topology("v4-8")
     both = arithmetic.seconds_per_step(run, chips)
     assert both is not None and both[1] / both[0] == pytest.approx(arithmetic.MFU[1] / arithmetic.MFU[0])
     slow, fast = CPU_GFLOPS
@@ -332,7 +334,8 @@ def test_a_start_says_by_arithmetic_whether_its_devices_hold_a_step() -> None:
     wanted = arithmetic.memory(PlannedRun(run_of()), topology("v4-8")).total / GIB
     (fits,) = says(run_of(), 30.75)
     assert fits.startswith(f"By arithmetic a device of TPU v4-4 needs {wanted:.2f} GiB of 30.75 GiB (state")
-    run, chips = PlannedRun(run_of()), topology("v4-8")
+    run = PlannedRun(run_of())
+    chips = topology("v4-8")
     seconds = arithmetic.seconds_per_step(run, chips)
     most = arithmetic.largest_batch(run, chips, 30.75 * GIB)
     assert seconds is not None

@@ -84,7 +84,8 @@ def test_the_example_of_help_is_that_of_the_page_and_runs(
     assert "--topology v4-8" in text and "--no_compile" in text
     texts = (json.loads(line)["text"] for line in corpus.read_text().splitlines())
     (tmp_path / "data").mkdir()
-    documents, seen = list[str](), set[tuple[str, ...]]()
+    documents = list[str]()
+    seen = set[tuple[str, ...]]()
     for text in sorted(texts, key=len, reverse=True):  # the demo's long pages hold some of its short ones
         words = text.split()
         runs = {tuple(words[first : first + 13]) for first in range(len(words) - 12)}

@@ -50,7 +50,8 @@ def test_a_code_stands_for_its_languages(language, said, fits) -> None:
 
 
 def test_the_language_of_a_run_is_that_of_its_card(place, vocabulary, capsys) -> None:
-    model, data = tiny.model(vocab_size=1_024), tiny.demo_data(place / "train.txt", vocabulary)
+    model = tiny.model(vocab_size=1_024)
+    data = tiny.demo_data(place / "train.txt", vocabulary)
     write_run(place / "run", model)
     run = RunConfig(model, data, str(place / "run"), 5, card=CardConfig(language=("ro",)))
     (place / "run" / plain.FILE).write_text(plain.to_text(run))

@@ -82,7 +82,8 @@ def test_a_label_that_training_lacks_is_said_with_its_line(tmp_path: Path) -> No
 
 
 def test_parquet_of_another_layout_is_said_with_its_row_and_a_cut_one_cannot_be_read(tmp_path: Path) -> None:
-    task, path = Classification("task", "train.parquet", "test.parquet"), tmp_path / "train.parquet"
+    task = Classification("task", "train.parquet", "test.parquet")
+    path = tmp_path / "train.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"text": ["one"], "kind": [1]}), path)
     with pytest.raises(InputError, match="train.parquet row 1 has no column label; it has text, kind"):
         task.read(str(tmp_path))

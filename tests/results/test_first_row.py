@@ -11,8 +11,8 @@ import pytest
 import limba
 from limba.cli import main
 from limba.config import CardConfig, RunConfig, plain
-from limba.tools.results.kept import Kept, digest
 from limba.tools.results.kinds.bits import BitsPerByte, windows, with_gaps
+from limba.tools.results.outcome_cache import OutcomeCache, digest
 from limba.tools.results.protocol import PROTOCOL
 from tests import tiny
 from tests.export.runs import folder_of, write_run
@@ -61,7 +61,7 @@ def test_a_run_is_measured_on_its_validation_text_and_the_pairs_of_its_language(
     for name in ("here", "there"):
         (place / name).mkdir()
         copied = shutil.copy(text, place / name)
-        hashes.append(digest(Kept(place).rules(BitsPerByte("validation_text", (str(copied),)), ".", PROTOCOL)))
+        hashes.append(digest(OutcomeCache(place).rules(BitsPerByte("validation_text", (str(copied),)), ".", PROTOCOL)))
     assert hashes[0] == hashes[1] and hashes[0].startswith(found["protocol"]), "the same text in another folder"
 
 

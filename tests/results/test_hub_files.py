@@ -98,7 +98,8 @@ def test_parquet_of_the_hub_is_read_as_local_json_lines_are_for_each_kind_of_tas
     local = {task.name: read_task(task, str(tmp_path / "local")) for task in read_suite("./local.gin").tasks}
     for suite, data in {"named": ".", "set": "hub:me/data"}.items():
         for task in read_suite(f"./{suite}.gin").tasks:
-            found, wanted = read_task(task, data), local[task.name]
+            found = read_task(task, data)
+            wanted = local[task.name]
             assert found.floors() == wanted.floors(), task
             if found.parts and wanted.parts:
                 for mine, theirs in zip(found.parts[:3], wanted.parts[:3], strict=True):

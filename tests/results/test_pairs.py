@@ -34,7 +34,8 @@ def given(corpus: Path) -> list[Pair]:
     found = []
     while len(found) < 50:
         words = (text := chosen.choice(texts))[: chosen.randint(4, 12)]
-        place, other = chosen.randrange(len(words)), chosen.choice(chosen.choice(texts))
+        place = chosen.randrange(len(words))
+        other = chosen.choice(chosen.choice(texts))
         if other != words[place] and re.fullmatch(r"\w+", other) and re.fullmatch(r"\w+", words[place]):
             changed = [*words[:place], other, *words[place + 1 :]]
             found.append(Pair(" ".join(words), " ".join(changed), "a" if len(found) % 2 else "b"))
@@ -49,10 +50,11 @@ def test_a_t5_finds_the_words_in_the_gap_as_likely_as_transformers(given, vocabu
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     network = transformers.T5ForConditionalGeneration.from_pretrained(folder).eval()
     for number, pair in enumerate(given):
-        first, second, words = *(each.split() for each in pair[:2]), []
-        place = next(i for i in range(len(first)) if first[i] != second[i])
-        words = [first[place], second[place]]
-        read = " ".join([*first[:place], "<extra_id_0>", *first[place + 1 :]])
+        first = pair[0].split()
+        second = pair[1].split()
+        index = next(i for i in range(len(first)) if first[i] != second[i])
+        words = [first[index], second[index]]
+        read = " ".join([*first[:index], "<extra_id_0>", *first[index + 1 :]])
         for word, ours in zip(words, (good[number], bad[number]), strict=True):
             labels = tokenizer(f"<extra_id_0> {word} <extra_id_1>", return_tensors="pt").input_ids
             with torch.no_grad():
@@ -122,7 +124,8 @@ def test_an_encoder_scores_a_text_after_another_by_what_it_would_fill(vocabulary
 
 def test_the_share_of_right_pairs_has_parts_and_an_interval() -> None:
     pairs = [Pair("It is here", "It are here", "a" if number % 2 else "b") for number in range(200)]
-    good, bad = np.zeros(200), np.tile([1.0, 1.0, -1.0, 1.0], 50)
+    good = np.zeros(200)
+    bad = np.tile([1.0, 1.0, -1.0, 1.0], 50)
     found = outcome(pairs, good, bad)
     assert found.figures == {"accuracy": 25.0} and found.parts == {"a": 0.0, "b": 50.0}
     low, high = found.intervals["accuracy"]

@@ -55,7 +55,8 @@ def test_a_second_call_computes_nothing_and_a_changed_file_is_seen(place, vocabu
     cells = {(each["task"], each["model"]): each for each in json.loads(table)["cells"]}
     assert cells["agreement", "chance"]["mean"] == 50 and ("text", "chance") not in cells
     assert cells["text", "model, random weights"]["mean"] > 1 and cells["agreement", "model"]["over_examples"]
-    verb, held = cells["agreement", "model"]["parts"]["verb"], cells["text", "model"]["parts"]["held.txt"]
+    verb = cells["agreement", "model"]["parts"]["verb"]
+    held = cells["text", "model"]["parts"]["held.txt"]
     assert verb == {
         "mean": cells["agreement", "model"]["mean"],
         "interval": cells["agreement", "model"]["over_examples"],

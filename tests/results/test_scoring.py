@@ -17,7 +17,7 @@ import limba
 from limba.cli import main
 from limba.config import InputError
 from limba.data.vocabulary.train import NewVocabulary
-from limba.tools.results import foreign_scorer, scoring, ways
+from limba.tools.results import foreign_scorer, scoring, scoring_methods
 from limba.tools.results.kinds.bits import NAMES, BitsPerByte, with_gaps
 from limba.tools.results.kinds.pairs import Pair, gap, likelihoods
 from tests import tiny
@@ -54,7 +54,7 @@ def test_limba_and_transformers_score_a_folder_alike(name, vocabulary, tmp_path)
     ours = scoring.open_scorers(str(folder))[0]
     theirs = foreign_scorer.open_folder(str(folder))
     assert isinstance(ours, scoring.LimbaScorer) and ours.way == theirs.way and ours.how == theirs.how
-    if ours.way == ways.GAPS:
+    if ours.way == scoring_methods.GAPS:
         pairs = [(row.read, row.written) for row in map(with_gaps, TEXTS) if row.hidden_bytes]
         assert len(pairs) == 2
         found = ours.in_gaps(pairs)
@@ -147,7 +147,11 @@ def test_a_masked_model_of_another_family_is_scored_word_by_word(tmp_path) -> No
     """XLM-R's shape: its positions begin after the padding, and texts of several lengths stand in one batch."""
     folder = saved("xlm-r", tmp_path / "model")
     scorer = scoring.open_scorers(str(folder))[0]
-    assert isinstance(scorer, foreign_scorer.ForeignScorer) and scorer.way == ways.MASKED and scorer.longest == 128
+    assert (
+        isinstance(scorer, foreign_scorer.ForeignScorer)
+        and scorer.way == scoring_methods.MASKED
+        and scorer.longest == 128
+    )
     texts = [text for text in TEXTS if text.isascii()]
     found = scorer.log_likelihoods(texts)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -190,7 +194,7 @@ def test_a_causal_model_of_another_family_counts_a_start_token_once(kind, tmp_pa
     folder = saved(kind, tmp_path / "model")
     scorer = scoring.open_scorers(str(folder))[0]
     starts = [0] if kind == "gpt-neox" else []
-    assert scorer.way == ways.CAUSAL and ("has no start token" in scorer.how) == (not starts)
+    assert scorer.way == scoring_methods.CAUSAL and ("has no start token" in scorer.how) == (not starts)
     found = scorer.log_likelihoods(TEXTS)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
@@ -226,7 +230,7 @@ def test_a_t5_of_another_family_fills_gaps(tmp_path, vocabulary) -> None:
     transformers.LongT5ForConditionalGeneration(config).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     scorer = scoring.open_scorers(str(tmp_path / "model"))[0]
-    assert isinstance(scorer, foreign_scorer.ForeignScorer) and scorer.way == ways.GAPS
+    assert isinstance(scorer, foreign_scorer.ForeignScorer) and scorer.way == scoring_methods.GAPS
     pairs = [Pair("Who sees him?", "Who see him?", "a"), Pair("It is there", "It are there", "a")]
     good, bad = likelihoods(scorer, pairs)
     model = transformers.LongT5ForConditionalGeneration.from_pretrained(tmp_path / "model").eval()

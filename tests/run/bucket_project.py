@@ -30,8 +30,10 @@ from tests.data.batches import write
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
-NUM_STEPS, KILLED_AFTER = 8, 2
-NUM_DOCUMENTS, NUM_SHARDS = 320, 8
+NUM_STEPS = 8
+KILLED_AFTER = 2
+NUM_DOCUMENTS = 320
+NUM_SHARDS = 8
 NUM_VALIDATION = 10
 PAUSES = 0.05  # of the client's own pauses between two attempts
 RUN = [
@@ -179,7 +181,8 @@ def read(patterns: Sequence[str]) -> int:
     from limba.data.sources.tfds import TfdsSource
     from limba.data.tasks import source_of_files
 
-    wanted, wrong = documents(NUM_DOCUMENTS), 0
+    wanted = documents(NUM_DOCUMENTS)
+    wrong = 0
     for pattern in patterns:
         source = (
             TfdsSource(
@@ -221,7 +224,8 @@ def main(commands: Sequence[Sequence[str]]) -> None:
     retry.asyncio = SimpleNamespace(sleep=lambda seconds: asyncio.sleep(seconds * PAUSES))
     own = {"read": read, "load": load}
     for argv in commands:
-        out, error = io.StringIO(), io.StringIO()
+        out = io.StringIO()
+        error = io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
             status = own[argv[0]](argv[1:]) if argv[0] in own else limba_command.main(argv)
         record = {"argv": argv, "status": status or 0, "out": out.getvalue(), "error": error.getvalue()}

@@ -50,7 +50,8 @@ def files(run: Path) -> dict[str, bytes]:
 
 
 def assert_same(one: Path, other: Path, step: int) -> None:
-    first, second = arrays(one, step), arrays(other, step)
+    first = arrays(one, step)
+    second = arrays(other, step)
     assert first.keys() == second.keys()
     for name, array in first.items():
         np.testing.assert_array_equal(array, second[name], err_msg=name)
@@ -84,7 +85,8 @@ def test_a_branch_equals_the_run_and_resumes_itself(
     # With one, its rate falls, and it resumes bit by bit.
     limba_("branch", run, "--decay=4", "--step=4", f"--output={tmp_path / 'whole'}", "--gin.EVAL_PERIOD=3")
     assert '"every_steps": 3' in (tmp_path / "whole" / "config.json").read_text()
-    place, batches = limba.run.placement.global_batch, iter(range(3))  # the fourth is never placed
+    place = limba.run.placement.global_batch
+    batches = iter(range(3))  # the fourth is never placed
 
     def ends(*given: object, **named: object) -> object:
         if next(batches, None) is None:
@@ -101,7 +103,8 @@ def test_a_branch_equals_the_run_and_resumes_itself(
     limba_(*train, "--gin.TRAIN_STEPS=10")  # the run goes on, to a newer step
     limba_(*command)
     assert [child.name for child in tmp_path.glob("run-decay-*-1-sqrt")] == [killed.name]
-    whole, resumed = figures(tmp_path / "whole"), figures(killed)
+    whole = figures(tmp_path / "whole")
+    resumed = figures(killed)
     assert whole == resumed and set(whole) == {5, 6, 7, 8}
     assert_same(tmp_path / "whole", killed, 8)
     rates = [each[-1] for each in whole.values()]

@@ -13,7 +13,7 @@ from limba.config import CheckpointConfig, DataConfig, InputError, RunConfig
 from limba.export import huggingface
 from limba.training import data_revisions
 from limba.training.best import Best
-from limba.training.ledger import FILE, Ledger, entries_of
+from limba.training.skipped_batches import FILE, SkippedBatches, entries_of
 from tests import tiny
 
 JUNK = {
@@ -63,10 +63,10 @@ def test_the_commits_of_data_sets(junk: bytes, tmp_path: Path) -> None:
 def test_the_ledger(config: RunConfig, junk: bytes, tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
     (tmp_path / FILE).write_bytes(junk)
     if not junk:
-        assert 1 not in Ledger(config)
+        assert 1 not in SkippedBatches(config)
         return
     with pytest.raises(InputError, match=r"is not a batch of a ledger|is not text in UTF-8"):
-        Ledger(config)
+        SkippedBatches(config)
     capfd.readouterr()
     assert main(["skipped", str(tmp_path)]) == 2
     assert len(capfd.readouterr().err.splitlines()) == 1

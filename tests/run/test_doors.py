@@ -94,7 +94,8 @@ def test_each_form_has_the_run_s_numbers(run: Path, printed: dict[str, str]) -> 
     here = run.parent
     own = LimbaCheckpoint(run / "checkpoints" / "4")
     assert "out/step_2" in printed["to transformers"] and "again" in printed["to limba"]
-    half, back = LimbaCheckpoint(run / "checkpoints" / "2"), LimbaCheckpoint(here / "again" / "checkpoints" / "0")
+    half = LimbaCheckpoint(run / "checkpoints" / "2")
+    back = LimbaCheckpoint(here / "again" / "checkpoints" / "0")
     assert set(half) == set(back) and all(np.array_equal(half[name], back[name]) for name in half)
     for form in ("to t5x", "to list"):
         assert "without optimizer state, which is not plain Adafactor's" in printed[form]
@@ -110,7 +111,8 @@ def test_each_form_has_the_run_s_numbers(run: Path, printed: dict[str, str]) -> 
 
 def test_runs_that_come_of_it(run: Path, printed: dict[str, str]) -> None:
     here = run.parent
-    first, last = LimbaCheckpoint(run / "checkpoints" / "2"), LimbaCheckpoint(run / "checkpoints" / "4")
+    first = LimbaCheckpoint(run / "checkpoints" / "2")
+    last = LimbaCheckpoint(run / "checkpoints" / "4")
     merged = LimbaCheckpoint(here / "merged" / "checkpoints" / "4")
     for name in ("token_embedder/embedding", "encoder/layers_0/mlp/wi_0/kernel"):
         np.testing.assert_allclose(merged[name], (first[name] + last[name]) / 2, atol=1e-6)

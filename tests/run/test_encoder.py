@@ -173,7 +173,8 @@ def test_a_hybrid_learns_both_in_one_batch_and_becomes_a_llama(tmp_path: Path, c
 @pytest.mark.slow
 def test_preflight_looks_at_an_encoder(tmp_path: Path, corpus: Path, vocabulary: Path, capsys) -> None:
     run = arguments(tmp_path, corpus, f"--gin.VOCABULARY={vocabulary}", "--gin.VOCAB_SIZE=1024")
-    code, shown = preflight.run([*run, "--no_compile", "--all"]), capsys.readouterr().out
+    code = preflight.run([*run, "--no_compile", "--all"])
+    shown = capsys.readouterr().out
     assert code == 0 and "Verdict: go." in shown, shown
     assert "t5_mlm: encoder, 0 + 4 layers" in shown and "A row is one sequence of 64 tokens" in shown
     assert "About 307 tokens a step are masked and predicted (19 of a row)." in shown

@@ -84,7 +84,8 @@ def test_steps_schedule_saves_and_figures_follow_the_epochs(
 @pytest.mark.parametrize("name", ["linear", "cosine", "warmup_stable_decay"])
 def test_each_schedule_falls_to_0_where_the_epochs_end(config: RunConfig, name: str) -> None:
     optimizer = optimizer_config("adamw", ScheduleConfig(name, 0.01, warmup_steps=2))
-    config, task = dataclasses.replace(config, optimizer=optimizer), resolve_task(config.data)
+    config = dataclasses.replace(config, optimizer=optimizer)
+    task = resolve_task(config.data)
     planned = plan_of_run(config, task, derive_lengths(task, config.data.task_feature_lengths)).planned
     rate = make_schedule(planned.optimizer.schedule, planned.train_steps)
     rates = [float(rate(step)) for step in range(14)]

@@ -14,7 +14,7 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from limba.cli import evaluate, flags, generate
+from limba.cli import evaluate, flags, generate, line_flags
 from limba.config import CheckpointConfig, GenerationConfig, InputError, LossConfig, MeshConfig
 from limba.config.plain import from_text
 from limba.data import metrics as text_metrics
@@ -101,7 +101,8 @@ def arguments(files: Path, model_dir: Path, *more: str) -> list[str]:
 @pytest.fixture(scope="module")
 def runs(files: Path) -> tuple[Path, Path]:
     """A run from scratch, and one from its checkpoint: other optimizer, encoder frozen, stopped early."""
-    first, second = files / "first", files / "second"
+    first = files / "first"
+    second = files / "second"
     train(*flags.parse_args(arguments(files, first, "TRAIN_STEPS=2", "NUM_EXAMPLES=0"))[:2])
     more = ("TRAIN_STEPS=20", f"INITIAL_CHECKPOINT_PATH={first}", "FROZEN=('encoder', 'token_embedder')")
     stop = ("PATIENCE=1", "BEST_MODE=max", "config.OptimizerConfig.name=adamw", "LEARNING_RATE=0.01")
@@ -132,7 +133,8 @@ def test_frozen_parameters_stay_and_the_best_step_is_kept(runs: tuple[Path, Path
 
 def test_pairs_end_once_padding_weighs_nothing_and_the_stream_resumes(files: Path, tmp_path: Path) -> None:
     config = flags.parse_args(arguments(files, tmp_path, "INITIAL_CHECKPOINT_PATH=x")).config
-    task, lengths = resolve_task(config.data), dict(config.data.task_feature_lengths)
+    task = resolve_task(config.data)
+    lengths = dict(config.data.task_feature_lengths)
     vocabulary = task.output_features["targets"].vocabulary
     stream = streams.TrainStream(task, lengths, config.data, range(4))
     seen = []
@@ -168,7 +170,8 @@ def test_pairs_end_once_padding_weighs_nothing_and_the_stream_resumes(files: Pat
 
 def test_gradients_are_averaged_over_the_tokens_of_all_devices() -> None:
     """With unlike padding on each device: one division by all tokens, not a mean of the devices' means."""
-    batch, model = tiny.batch(), Network(SMALL)
+    batch = tiny.batch()
+    model = Network(SMALL)
     batch["decoder_target_tokens"][:2, 1:] = 0
     batch["decoder_loss_weights"] = (batch["decoder_target_tokens"] > 0).astype(np.int32)
     params = tiny.parameters(SMALL)
@@ -187,14 +190,16 @@ def test_gradients_are_averaged_over_the_tokens_of_all_devices() -> None:
 def test_text_in_order_resumed_and_scored(
     runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generate, "BATCHES_PER_WINDOW", 1)
+    monkeypatch.setattr(line_flags, "BATCHES_PER_WINDOW", 1)
     texts = ["a cat", "", "the longest of all the lines here", "x", *(f"line {i}" for i in range(20))]
-    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source = tmp_path / "in.jsonl"
+    output = tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(texts)))
     command = [f"--gin_file={runs[1] / 'config.gin'}", f"--input={source}", f"--output={output}", "--fields=text"]
     sampled = ["--gin.config.GenerationConfig.sample=True", "--gin.config.GenerationConfig.num_samples=2"]
     generate.run([*command, *sampled])
-    whole, text = output.read_text(), source.read_text()
+    whole = output.read_text()
+    text = source.read_text()
     records = [json.loads(line) for line in whole.splitlines()]
     assert [(r["id"], r["text"]) for r in records] == list(enumerate(texts))
     assert records[1]["prediction"] == ""
@@ -328,7 +333,8 @@ def test_figures_are_those_of_seqios_evaluator(runs: tuple[Path, Path], files: P
 
 def test_scores_of_written_text_are_its_log_likelihood() -> None:
     """Greedy's own score, token by token, is what the whole decoder says of the same text."""
-    config, model = SMALL, Network(SMALL)
+    config = SMALL
+    model = Network(SMALL)
     params = tiny.parameters(SMALL, seed=3)  # one text ends, and none has a padding id
     inputs = tiny.batch(rows=4)["encoder_input_tokens"]
     banned = jnp.zeros(config.vocab_size, bool)
@@ -373,14 +379,16 @@ def test_a_metric_that_fails_is_named_with_its_place(runs: tuple[Path, Path], fi
 def judge_of(runs: tuple[Path, Path], **changes: object) -> TextEvaluation:
     config = from_text((runs[1] / "config.json").read_text(), "config.json")
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, **changes))
-    task, mesh = resolve_task(config.data), tiny.mesh_of(MeshConfig(), 1)
+    task = resolve_task(config.data)
+    mesh = tiny.mesh_of(MeshConfig(), 1)
     return TextEvaluation(config, task, dict(config.data.task_feature_lengths), Network(config.model, mesh), mesh)
 
 
 @pytest.mark.slow
 def test_the_copied_input_is_without_the_tasks_prefix(runs: tuple[Path, Path]) -> None:
     """The targets are the inputs in capitals: "up: a text" copied has five letters that are wrong, "a text" none."""
-    with_prefix, without = judge_of(runs), judge_of(runs, prefix="")
+    with_prefix = judge_of(runs)
+    without = judge_of(runs, prefix="")
     examples = with_prefix._examples["text_to_text"]
     assert all(example["inputs_pretokenized"].startswith(b"up: ") for example in examples)
     assert with_prefix.copied() == without.copied()
@@ -394,7 +402,8 @@ def test_without_validation_examples_nothing_is_generated(runs: tuple[Path, Path
         source = seqio.FunctionDataSource(lambda split, shuffle_files, seed=None: None, splits=("train",))
         seqio.TaskRegistry.add_provider(name, part.replace(name=name, source=source))
     config = from_text((runs[1] / "config.json").read_text(), "config.json")
-    task, mesh = seqio.get_mixture_or_task(name), tiny.mesh_of(MeshConfig(), 1)
+    task = seqio.get_mixture_or_task(name)
+    mesh = tiny.mesh_of(MeshConfig(), 1)
     lengths = dict(config.data.task_feature_lengths)
     judge = TextEvaluation(config, task, lengths, Network(config.model, mesh), mesh)
     assert not judge.tasks and judge.names == () and judge.copied() == {}

@@ -121,7 +121,8 @@ def test_a_callback_stops_the_run_and_the_same_call_resumes_it(
     assert limba.load(tmp_path / "run").step == 9
     assert seen[0] == 1 and 6 in seen and 8 in seen
     limba.pretrain(texts, vocabulary="byte", steps=9, model_dir=tmp_path / "whole", BATCH_SIZE=8, LOG_PERIOD=2, **SMALL)
-    whole, parts = limba.load(tmp_path / "whole").arrays(), limba.load(tmp_path / "run").arrays()
+    whole = limba.load(tmp_path / "whole").arrays()
+    parts = limba.load(tmp_path / "run").arrays()
     assert all(np.array_equal(array, parts[name]) for name, array in whole.items())
     with pytest.raises(limba.InputError, match=r"run holds a run on other texts, texts-\w+\.jsonl; give another model"):
         limba.pretrain(texts[1:], model_dir=tmp_path / "run", steps=9)

@@ -25,7 +25,8 @@ class Run:
 
     def __init__(self, flags: list[str], directory: Path, steps: int, *more: str):
         (self.process,) = start(leg(flags, directory, steps, *SMALL, *more), 1, 1)
-        self.directory, self.errors = directory, list[str]()
+        self.directory = directory
+        self.errors = list[str]()
         self._threads = [
             threading.Thread(target=self.errors.extend, args=[self.process.stderr]),
             threading.Thread(target=list, args=[self.process.stdout]),
@@ -89,7 +90,9 @@ def readers_of(process: subprocess.Popen) -> list[int]:
 def test_a_killed_reader_and_a_directory_that_comes_back_change_nothing(
     run_of: Callable[..., Run], tmp_path: Path
 ) -> None:
-    whole, run, away = tmp_path / "whole", tmp_path / "run", tmp_path / "away"
+    whole = tmp_path / "whole"
+    run = tmp_path / "run"
+    away = tmp_path / "away"
     undisturbed = run_of(whole, WHOLE)
     assert undisturbed.end() == 0, "".join(undisturbed.errors)
     disturbed = run_of(run, WHOLE, TWO_READERS)
@@ -129,7 +132,8 @@ def test_a_killed_reader_and_a_directory_that_comes_back_change_nothing(
 def test_a_directory_that_stays_away_ends_the_run_with_74_and_is_not_made_again(
     run_of: Callable[..., Run], tmp_path: Path
 ) -> None:
-    run, away = tmp_path / "run", tmp_path / "away"
+    run = tmp_path / "run"
+    away = tmp_path / "away"
     limits = ("--gin.config.CheckpointConfig.save_timeout_seconds=3", "--gin.CHECKPOINT_PERIOD=100000")
     moved = run_of(run, 100_000, *limits)
     moved.trains(7)

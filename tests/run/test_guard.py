@@ -26,9 +26,9 @@ from limba.model import Network
 from limba.run import train
 from limba.sharding.mesh import make_mesh
 from limba.training.checkpoints.directory import Checkpoints, Restored
-from limba.training.ledger import FILE, entries_of
 from limba.training.metrics.logging import read_metrics
 from limba.training.optimizer import make_optimizer
+from limba.training.skipped_batches import FILE, entries_of
 from limba.training.state import abstract_state
 from tests import tiny
 from tests.run.logged import losses_of
@@ -43,7 +43,8 @@ LAST = 70
 @pytest.fixture(scope="module")
 def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """English words without order, and two documents of rare bytes."""
-    path, choices = tmp_path_factory.mktemp("corpus") / "poisoned.jsonl", random.Random(0)
+    path = tmp_path_factory.mktemp("corpus") / "poisoned.jsonl"
+    choices = random.Random(0)
     texts = [" ".join(choices.choices(WORDS.split(), k=LENGTH))[:LENGTH] for _ in range(400)]
     for number in POISONED:
         texts[number] = "".join(chr(choices.randrange(0x4E00, 0x9FFF)) for _ in range(LENGTH // 3)) + "!"
@@ -85,7 +86,8 @@ def restored(config: RunConfig, step: int = LAST) -> Restored:
 
 def assert_same_run(one: RunConfig, other: RunConfig) -> None:
     """Bit for bit: parameters, optimizer state, the guard's window, and every logged loss."""
-    first, second = restored(one), restored(other)
+    first = restored(one)
+    second = restored(other)
     for a, b in zip(jax.tree.leaves(first.state), jax.tree.leaves(second.state), strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
     assert first.notes == second.notes and losses_of(one) == losses_of(other)

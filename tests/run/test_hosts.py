@@ -107,7 +107,8 @@ def part(arguments: list[str], directory: Path, steps: int) -> list[str]:
 @pytest.mark.night
 def test_a_new_process_resumes_bit_for_bit(arguments: list[str], tmp_path: Path) -> None:
     """With parameters and rows cut among four devices."""
-    one, parts = tmp_path / "one", tmp_path / "parts"
+    one = tmp_path / "one"
+    parts = tmp_path / "parts"
     finish(start(["-c", SEVERAL, json.dumps([part(arguments, one, 8), part(arguments, parts, 3)])], 1, 4))
     finish(start(["-m", "limba", "train", *part(arguments, parts, 8)], 1, 4))
     assert losses(parts) == losses(one) and len(losses(one)) == 8
@@ -150,7 +151,9 @@ def leg(arguments: list[str], directory: Path, steps: int, *more: str) -> list[s
 @pytest.mark.night
 def test_interrupted_and_killed_processes_lose_no_batch(arguments: list[str], tmp_path: Path) -> None:
     """Each fault is answered in time, and the losses are those of a run without faults, to the last bit."""
-    broken, whole, limit = tmp_path / "broken", tmp_path / "whole", "--gin.config.RunConfig.host_timeout_seconds=10"
+    broken = tmp_path / "broken"
+    whole = tmp_path / "whole"
+    limit = "--gin.config.RunConfig.host_timeout_seconds=10"
 
     def start_two(directory: Path, steps: int) -> list[subprocess.Popen]:
         return start(leg(arguments, directory, steps, limit), 2, 2)

@@ -152,7 +152,8 @@ def test_rows_of_json_lines_are_not_known_and_the_steps_are_asked_for(hub: FileS
         column={"inputs": "text", "targets": "up"}, num_epochs=2,
     )  # fmt: skip
     rule = optimizer_config("adamw", ScheduleConfig("linear", 0.01, warmup_steps=0))
-    config, task = RunConfig(tiny.MODEL, data, str(tmp_path / "run"), None, optimizer=rule), resolve_task(data)
+    config = RunConfig(tiny.MODEL, data, str(tmp_path / "run"), None, optimizer=rule)
+    task = resolve_task(data)
     with pytest.raises(ConfigError, match=r"train_steps is None, and the linear .* text_to_text are not counted"):
         plan_of_run(config, task, {"inputs": 16, "targets": 8})
 

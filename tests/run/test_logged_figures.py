@@ -12,7 +12,7 @@ from jax._src import compiler
 import tasks.text_to_text  # noqa: F401  registers the task
 from limba.config import CheckpointConfig, DataConfig, RunConfig
 from limba.run import train
-from limba.training.metrics import figures
+from limba.training.metrics import recent_steps
 from limba.training.metrics.logging import read_metrics
 from tests import tiny
 
@@ -40,14 +40,16 @@ def test_the_first_line_leaves_the_time_of_compiling_out(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each program takes eleven more days to compile here."""
-    clock, passed, compiled = time.monotonic, [0.0], compiler.compile_or_get_cached
+    clock = time.monotonic
+    passed = [0.0]
+    compiled = compiler.compile_or_get_cached
 
     def slow(*arguments: Any, **options: Any) -> Any:
         passed[0] += 1e6
         return compiled(*arguments, **options)
 
     monkeypatch.setattr(compiler, "compile_or_get_cached", slow)
-    monkeypatch.setattr(figures.time, "monotonic", lambda: clock() + passed[0])
+    monkeypatch.setattr(recent_steps.time, "monotonic", lambda: clock() + passed[0])
     train(config)
     assert passed[0] >= 1e6
     first = lines_of(config)[1]

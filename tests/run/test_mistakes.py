@@ -125,7 +125,8 @@ def test_fewer_steps_than_the_checkpoint_has_are_refused_before_it_is_read(
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: Exception | None, at: int) -> list[LossEvaluation]:
     """Lets the evaluation raise an error, from its call number `at` on; returns the evaluations that are made."""
-    make, made = evaluations.loss_evaluation, []
+    make = evaluations.loss_evaluation
+    made = []
 
     def loss_evaluation(*arguments: object) -> LossEvaluation:
         real = make(*arguments)

@@ -13,7 +13,8 @@ import pytest
 from tests.run.test_hosts import arguments as arguments
 from tests.run.test_hosts import finish, losses, part, start
 
-NUM_MOMENTS, LAST_SECONDS = 20, 16.0
+NUM_MOMENTS = 20
+LAST_SECONDS = 16.0
 JOIN_SECONDS = 30
 MANY_STEPS = 1_000_000
 
@@ -56,7 +57,8 @@ def test_a_signal_at_any_moment_of_a_start_ends_it_and_loses_nothing(
         started[-1].send_signal(signal.SIGTERM)
         found = ends(started)
         assert all(status in (75, -signal.SIGTERM) for status, _ in found), (number, found)
-        now, done = newest(directory), max(losses(directory), default=0)
+        now = newest(directory)
+        done = max(losses(directory), default=0)
         assert now == max(done, saved), (number, now, done, found)  # and every step that was done is saved
         assert list(losses(directory)) == list(range(1, done + 1)), (number, found)
         if resumed:

@@ -99,8 +99,15 @@ def run_of(folder: Path, kind: str, directory: Path, **changes: Any) -> RunConfi
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     model = huggingface.model_config(folder, dropout_rate=0.0)
     is_t5 = not model.is_decoder_only
-    objective = "span_corruption" if is_t5 else "masked_lm" if model.is_encoder else "causal_lm"
-    gap = "<extra_id_0>" if is_t5 else "<mask>" if model.is_encoder else "7"
+    if is_t5:
+        objective = "span_corruption"
+        gap = "<extra_id_0>"
+    elif model.is_encoder:
+        objective = "masked_lm"
+        gap = "<mask>"
+    else:
+        objective = "causal_lm"
+        gap = "7"
     data = DataConfig(
         "t5_mlm",
         {"inputs": 128} if is_t5 else {"targets": 60},
@@ -170,7 +177,8 @@ def in_torch(model: Any, batch: Mapping[str, np.ndarray]) -> tuple[float, float,
         if isinstance(module, torch.nn.Embedding):
             module.padding_idx = None
     model.zero_grad()
-    total, weight = torch.zeros(()), 0.0
+    total = torch.zeros(())
+    weight = 0.0
     for example in examples_of(batch):
         given = {"input_ids": torch.tensor([example["decoder_input_tokens"]])}
         if "encoder_input_tokens" in example:
@@ -326,11 +334,14 @@ def test_pairs_are_those_of_transformers(kind: str, style: str, tmp_path: Path) 
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     special = limba.load(folder).special_ids
     for example in examples_of(batch):
-        read, written = example.get("encoder_input_tokens"), example["decoder_target_tokens"]
+        read = example.get("encoder_input_tokens")
+        written = example["decoder_target_tokens"]
         if read is None:
-            text, weights = example["decoder_input_tokens"], np.array(example["decoder_loss_weights"])
+            text = example["decoder_input_tokens"]
+            weights = np.array(example["decoder_loss_weights"])
             place = int(np.flatnonzero(weights)[0])
-            read, written = text[: place + 1], written[place:]
+            read = text[: place + 1]
+            written = written[place:]
         given, wanted = (theirs.decode(ids, skip_special_tokens=True).strip() for ids in (read, written))
         assert given.startswith("Line ") and wanted == f"told {given.split()[1]} times"
         framed = theirs(given).input_ids

@@ -114,7 +114,8 @@ def test_what_was_trained_is_saved_in_all_processes(
     corpus: Path, tmp_path: Path, num_processes: int, readers: int
 ) -> None:
     """One of them finds the damage, all save after the same step; after the repair the losses are a whole run's."""
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole = tmp_path / "whole"
+    broken = tmp_path / "broken"
     place = corpus.read_bytes().index(b"{", int(DAMAGED * corpus.stat().st_size))
     program = ["-c", PROGRAM, write_config(whole, corpus, 1), write_config(broken, corpus, readers), str(place)]
     found = finish(start(program, num_processes, 2 // num_processes))

@@ -103,7 +103,8 @@ def test_readme_is_short() -> None:
 
 def test_the_first_screen_says_what_one_gets() -> None:
     text = readme.README.read_text()
-    first, commands = blocks("bash")[0], ["launch/demo.sh", "activate", "limba generate runs/demo"]
+    first = blocks("bash")[0]
+    commands = ["launch/demo.sh", "activate", "limba generate runs/demo"]
     assert [command in line for command, line in zip(commands, first.text.splitlines(), strict=True)] == [True] * 3
     begins = text[: text.index(first.text)]
     assert readme.PROPOSAL.search(begins) and "(LICENSE)" in begins and begins.count("![") == 1
@@ -151,7 +152,8 @@ def test_every_block_parses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_numbers_are_those_that_were_recorded() -> None:
-    text, recorded = readme.README.read_text(), readme.record()
+    text = readme.README.read_text()
+    recorded = readme.record()
     for line in readme.shown():
         assert readme.shown_of(line, recorded["printed"]) == line
     assert [float(number) for number in readme.PROPOSAL.findall(text)[0]] == recorded["proposal"]

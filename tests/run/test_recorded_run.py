@@ -29,7 +29,8 @@ def test_a_recorded_run_resumes_with_the_losses_of_one_that_never_stopped(tmp_pa
     assert done.returncode == 0, done.stderr
     assert "resumes at step 10" in done.stdout
 
-    expected, found = losses_of(tmp_path / "whole"), losses_of(tmp_path / "run")
+    expected = losses_of(tmp_path / "whole")
+    found = losses_of(tmp_path / "run")
     assert list(found) == list(range(11, 25))
     # Another processor may sum in another order.
     assert found == pytest.approx({step: expected[step] for step in found}, abs=1e-6)

@@ -192,7 +192,8 @@ def test_the_guard_rewinds_across_a_boundary_and_the_documents_are_found(
     bad = [texts[number] for number in guarded.POISONED]
     clean = [text for text in texts if text not in bad]
     for number, text in zip((2, 202), bad, strict=True):
-        texts[number], texts[number + 54] = text, clean[number]
+        texts[number] = text
+        texts[number + 54] = clean[number]
     features = {side: seqio.Feature(seqio.ByteVocabulary(100), dtype=tf.int32) for side in ("inputs", "targets")}
     source = FileSource(str(write(tmp_path / "poisoned.txt", texts)), validation_percent=0.0)
     seqio.TaskRegistry.add(

@@ -73,7 +73,8 @@ def changed(config: RunConfig, **changes: object) -> RunConfig:
 @pytest.mark.slow
 @pytest.mark.short_run
 def test_a_resumed_run_equals_one_that_never_stopped(config: RunConfig, tmp_path: Path) -> None:
-    checkpoint, evaluation = CheckpointConfig(every_steps=10, keep=3), EvaluationConfig(every_steps=20, num_batches=2)
+    checkpoint = CheckpointConfig(every_steps=10, keep=3)
+    evaluation = EvaluationConfig(every_steps=20, num_batches=2)
     config = changed(config, train_steps=40, checkpoint=checkpoint, evaluation=evaluation)
     result = train(config)
     expected = losses_of(config)

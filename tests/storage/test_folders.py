@@ -13,7 +13,7 @@ import pytest
 
 from limba.config import InputError, StorageError
 from limba.storage import files, manifest
-from limba.training.metrics.uploads import Uploads
+from limba.training.metrics.growing_files import Uploads
 from tests.bucket_server import BucketServer, emulated
 
 # gcsfs gives aiohttp the parts of a resumable upload as bytes, which that warns about.

@@ -90,10 +90,12 @@ def assert_equal(one: Any, two: Any) -> None:
 
 @pytest.mark.core
 def test_the_average_is_the_recursion_in_float64() -> None:
-    decay, random = 0.97, np.random.default_rng(0)
+    decay = 0.97
+    random = np.random.default_rng(0)
     rule = make_optimizer(optimizer_config("adamw"), 400, average=decay)
     params = {"kernel": jnp.asarray(random.standard_normal((4, 5)), jnp.float32)}
-    state, step = rule.init(params), jax.jit(rule.update)
+    state = rule.init(params)
+    step = jax.jit(rule.update)
     assert evaluated_weights(params, state) is state[-1].average  # pyright: ignore[reportIndexIssue]
     wanted = np.asarray(params["kernel"], np.float64)
     for number in range(1, 401):
@@ -130,7 +132,8 @@ def test_a_resumed_run_repeats_bit_for_bit_with_its_average(tmp_path: Path, opti
     run = Run(optimizer)
     half = run.trained(run.new(), 2)
     run.saved(tmp_path, half)
-    whole, resumed = run.trained(half, 4), run.trained(run.restored(tmp_path), 4)
+    whole = run.trained(half, 4)
+    resumed = run.trained(run.restored(tmp_path), 4)
     assert_equal(resumed, whole)
     assert int(average_of(whole).average_updates) == 4
     with pytest.raises(AssertionError):
@@ -154,7 +157,8 @@ def test_averages_agree_on_one_and_eight_devices(optimizer: str) -> None:
 
 def test_an_average_begins_and_ends_at_a_resume(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    without, having = Run(average=None), Run(average=0.9)
+    without = Run(average=None)
+    having = Run(average=0.9)
     assert not [name for name in named_leaves(without.abstract.opt_state) if "average" in name]
     state = without.new()
     without.saved(tmp_path / "run", state)

@@ -42,7 +42,9 @@ SCHEDULES = [
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.name)
 @pytest.mark.parametrize("shape", ["linear", "1-sqrt", "cosine", "constant"])
 def test_the_rate_is_the_runs_up_to_the_branch_and_falls_to_zero(schedule: ScheduleConfig, shape: str) -> None:
-    start, length, planned = 50, 25, 100
+    start = 50
+    length = 25
+    planned = 100
     branch = dataclasses.replace(
         schedule, branch_step=start, branch_steps=length, branch_shape=shape, planned_steps=planned
     )
@@ -153,7 +155,8 @@ def test_what_cannot_be_branched_from_is_said_in_one_sentence(run: Path, tmp_pat
 
 
 def test_an_interrupted_beginning_is_repeated(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    branch, out = Branch(str(run), 40, 8, "linear"), tmp_path / "out"
+    branch = Branch(str(run), 40, 8, "linear")
+    out = tmp_path / "out"
     with monkeypatch.context() as patched:
         patched.setattr(save, "_name_step", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
         with pytest.raises(StorageError, match="checkpoints/40 cannot be copied to"):

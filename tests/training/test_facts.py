@@ -58,7 +58,8 @@ def test_a_file_more_and_a_file_less(data: DataConfig, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["head", "tail"])
 def test_another_text_of_the_same_size(where: str, data: DataConfig, tmp_path: Path) -> None:
-    first, path = facts(data), tmp_path / "b.jsonl"
+    first = facts(data)
+    path = tmp_path / "b.jsonl"
     text = path.read_text()
     path.write_text(
         text.replace("line 7 ", "line 8 ", 1) if where == "head" else text.replace("line 4990 ", "line 4991 ")
@@ -69,7 +70,8 @@ def test_another_text_of_the_same_size(where: str, data: DataConfig, tmp_path: P
 
 
 def test_another_order_of_the_same_parts(data: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, listed = facts(data), UnitSource.list_shards
+    first = facts(data)
+    listed = UnitSource.list_shards
     monkeypatch.setattr(UnitSource, "list_shards", lambda source, split: list(reversed(listed(source, split))))
     assert set(agreement.differing(facts(data), first)) == {"the order of the corpus of demo_span_corruption"}
 

@@ -33,9 +33,11 @@ CONFIG = tiny.model(num_encoder_layers=1, num_decoder_layers=1, emb_dim=64, mlp_
 @functools.cache
 def traced(dtype, optimizer_config, microbatches, devices, logits):
     """Returns what makes a state, and the step; a new one with the same choices would be traced again."""
-    config, loss = dataclasses.replace(CONFIG, dtype=dtype), LossConfig(logits=logits)
+    config = dataclasses.replace(CONFIG, dtype=dtype)
+    loss = LossConfig(logits=logits)
     mesh = tiny.mesh_of(MeshConfig(), devices)
-    network, optimizer = Network(config, mesh), make_optimizer(optimizer_config, 100, dtype)
+    network = Network(config, mesh)
+    optimizer = make_optimizer(optimizer_config, 100, dtype)
     shardings = state_shardings(network, optimizer, mesh)
     step = jit_train_step(
         Gradient(network, loss, microbatches), optimizer, make_schedule(optimizer_config.schedule, 100), shardings
@@ -105,15 +107,18 @@ def test_a_dropped_step_keeps_the_scale_and_limits_see_the_unscaled_norm() -> No
     """The guard's limits are of the loss and the gradient themselves, also when a batch is computed again."""
     mesh = tiny.mesh_of(MeshConfig(), 1)
     network = Network(dataclasses.replace(CONFIG, dtype="float16"), mesh)
-    optimizer, schedule = make_optimizer(ADAM, 100, "float16"), make_schedule(ADAM.schedule, 100)
+    optimizer = make_optimizer(ADAM, 100, "float16")
+    schedule = make_schedule(ADAM.schedule, 100)
     shardings = state_shardings(network, optimizer, mesh)
     step = jit_train_step(Gradient(network, LossConfig()), optimizer, schedule, shardings, drops=True)
-    state, key = tiny.state(network, optimizer, mesh, 0), jax.random.key(7)
+    state = tiny.state(network, optimizer, mesh, 0)
+    key = jax.random.key(7)
     *others, scale = state.opt_state
     far = jax.device_put(np.int32(24), scale.loss_scale_doublings.sharding)  # overflows, so it is halved
     state = TrainState(state.step, state.params, (*others, scale._replace(loss_scale_doublings=far)))
     whole, _ = trained("float32", 1)
-    loss, norm = whole[0]["loss"], whole[0]["gradient_norm"]
+    loss = whole[0]["loss"]
+    norm = whole[0]["gradient_norm"]
     before = [np.array(leaf) for leaf in jax.tree.leaves((state.params, state.opt_state))]
     for number, limits in enumerate(([loss * 0.9, np.inf], [np.inf, norm * 0.9]), 1):
         state, figures = step(state, tiny.batch(seed=0), key, np.array(limits, np.float32))
@@ -155,7 +160,8 @@ def test_a_batch_that_is_not_finite_keeps_its_scale() -> None:
 
 def test_a_network_in_float16_is_near_float32_and_does_not_overflow_where_t5_does() -> None:
     config = dataclasses.replace(CONFIG, dtype="float32")
-    params, batch = tiny.parameters(config), jax.tree.map(jnp.asarray, tiny.batch())
+    params = tiny.parameters(config)
+    batch = jax.tree.map(jnp.asarray, tiny.batch())
     params["encoder"]["layers"]["mlp"]["wo"]["kernel"] *= 3e4  # the sum over layers then leaves float16
     whole = Network(config).apply(params, batch)
     half = Network(dataclasses.replace(config, dtype="float16")).apply(params, batch)

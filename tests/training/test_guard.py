@@ -22,12 +22,12 @@ from limba.config import (
 )
 from limba.model import Network
 from limba.training.guard import Guard
-from limba.training.ledger import Ledger, entries_of
-from limba.training.metrics.figures import RecentSteps
 from limba.training.metrics.logging import Metrics
+from limba.training.metrics.recent_steps import RecentSteps
 from limba.training.optimizer import make_optimizer
 from limba.training.row_losses import jit_row_losses
 from limba.training.schedule import make_schedule
+from limba.training.skipped_batches import SkippedBatches, entries_of
 from limba.training.state import TrainState, state_shardings
 from limba.training.step import Gradient, jit_train_step, without_update
 from tests import tiny
@@ -57,7 +57,8 @@ class Guarded:
     """Makes guards of a run in a folder, which remembers what they say."""
 
     def __init__(self, directory: Path):
-        self.directory, self.said = directory, []
+        self.directory = directory
+        self.said = []
 
     def config(self, action: str, **choices: float) -> RunConfig:
         data = DataConfig("task", {"inputs": 24, "targets": 10}, batch_size=8, num_data_shards=2)
@@ -68,7 +69,7 @@ class Guarded:
         with Metrics(str(self.directory), 0, 1_000, writes=True) as lines:
             lines.say = self.said.append
             recent = RecentSteps(config, config.data.task_feature_lengths, 1, lines)
-            guard = Guard(config, Network(SMALL), Ledger(config), recent, lambda rows: rows)
+            guard = Guard(config, Network(SMALL), SkippedBatches(config), recent, lambda rows: rows)
         lines.event = lambda step, values: None  # the file is closed
         guard.begin(0, None)
         return guard
@@ -88,7 +89,8 @@ def test_one_sentence_is_said_about_the_spikes_of_a_line(guarded: Guarded) -> No
     guard = guarded("warn")
     for step in range(1, 60):
         loss = {50: 9.0, 52: 3.0, 53: 9.5}.get(step, 3.0 + step % 7 / 50)
-        guard.after(step, {}, metrics(loss, math.nan if step == 55 else 40.0 if step == 52 else 1.0), ())
+        norm = {52: 40.0, 55: math.nan}.get(step, 1.0)
+        guard.after(step, {}, metrics(loss, norm), ())
     spikes = guard.spikes(59)
     assert [spike.step for spike in spikes] == [50, 52, 53, 55] and "gradient norm 40" in spikes[1].reason
     guard.warn(spikes)  # step 55 ends the run
@@ -111,8 +113,10 @@ def leaves(state: TrainState) -> list[np.ndarray]:
 def two_steps(model: ModelConfig, name: str, axes: MeshConfig, parts: int) -> tuple:
     """Returns a state on eight devices, a step that may drop, and one that may not."""
     schedule = ScheduleConfig("linear", base_learning_rate=1e-2, warmup_steps=0)
-    config, mesh = optimizer_config(name, schedule), tiny.mesh_of(axes, 8)
-    network, optimizer = Network(model, mesh), make_optimizer(config, 10)
+    config = optimizer_config(name, schedule)
+    mesh = tiny.mesh_of(axes, 8)
+    network = Network(model, mesh)
+    optimizer = make_optimizer(config, 10)
     shardings = state_shardings(network, optimizer, mesh)
     gradient = Gradient(network, LossConfig(), parts)
     both = [
@@ -126,10 +130,12 @@ def two_steps(model: ModelConfig, name: str, axes: MeshConfig, parts: int) -> tu
 def test_a_dropped_step_changes_nothing_but_the_number(case: str) -> None:
     """By the loss, by the gradient norm and by a NaN; a step within its limits is the ordinary one."""
     state, dropping, plain = two_steps(*CASES[case])
-    batch, key = tiny.batch(16), jax.random.key(1)
+    batch = tiny.batch(16)
+    key = jax.random.key(1)
     copied = jax.tree.map(lambda leaf: leaf.copy(), state)
     expected, figures = plain(copied, batch, key) if "scan" in case else dropping(copied, batch, key, NO_LIMITS)
-    loss, norm = float(figures["loss"]), float(figures["gradient_norm"])
+    loss = float(figures["loss"])
+    norm = float(figures["gradient_norm"])
     before = leaves(state)
     for number, limits in enumerate(([loss * 0.99, np.inf], [np.inf, norm * 0.99], [np.nan, np.inf]), 1):
         state, _ = dropping(state, batch, key, np.array(limits, np.float32))
@@ -149,7 +155,8 @@ def test_a_dropped_step_changes_nothing_but_the_number(case: str) -> None:
 def test_a_batch_that_gives_nan_is_dropped_and_its_row_named(guarded: Guarded) -> None:
     """A token that only one row has is NaN in the embedding, as an overflow leaves it."""
     state, dropping, _ = two_steps(SMALL, "adamw", MeshConfig(), 1)
-    poisoned, clean = tiny.batch(), tiny.batch(seed=1)
+    poisoned = tiny.batch()
+    clean = tiny.batch(seed=1)
     for batch in (poisoned, clean):
         batch["encoder_input_tokens"] = np.minimum(batch["encoder_input_tokens"], 240)
         batch["decoder_input_tokens"] = np.minimum(batch["decoder_input_tokens"], 240)
@@ -167,19 +174,17 @@ def test_a_batch_that_gives_nan_is_dropped_and_its_row_named(guarded: Guarded) -
     (spike,) = guard.spikes(1)
     guard._place = lambda rows: poisoned
     guard.drop(spike, state)
-    (entry,) = entries_of(guard.ledger.path.read_text(), "ledger")
+    (entry,) = entries_of(guard.skipped_batches.path.read_text(), "ledger")
     assert entry["rows"] == [{"shard": 1, "row": 1, "loss": None}]
-    assert "row 1 of shard 1" in guarded.said[0] and 1 in guard.ledger and 2 not in guard.ledger
+    assert "row 1 of shard 1" in guarded.said[0] and 1 in guard.skipped_batches and 2 not in guard.skipped_batches
     state, figures = dropping(state, clean, jax.random.key(1), NO_LIMITS)
     assert math.isfinite(figures["loss"]) and any((a != b).any() for a, b in zip(leaves(state), before, strict=True))
 
 
 def test_losses_of_rows_are_those_of_the_batch() -> None:
-    network, params, batch = (
-        Network(SMALL, tiny.mesh_of(MeshConfig(2, 2, 2), 8)),
-        tiny.parameters(SMALL),
-        tiny.batch(16),
-    )
+    network = Network(SMALL, tiny.mesh_of(MeshConfig(2, 2, 2), 8))
+    params = tiny.parameters(SMALL)
+    batch = tiny.batch(16)
     batch["decoder_loss_weights"][3] = 0
     losses = np.asarray(jit_row_losses(network, LossConfig())(params, batch))
     assert losses.shape == (16,) and losses[3] == -np.inf
@@ -190,11 +195,12 @@ def test_losses_of_rows_are_those_of_the_batch() -> None:
 
 
 def test_a_ledger_is_read_again_and_a_wrong_one_is_named(guarded: Guarded, tmp_path: Path) -> None:
-    config, other = guarded.config("off"), tmp_path / "other.jsonl"
-    ledger = Ledger(config)
+    config = guarded.config("off")
+    other = tmp_path / "other.jsonl"
+    ledger = SkippedBatches(config)
     ledger.append([{"batch": 5, "rows": []}])
     ledger.append([{"batch": 7, "rows": [{"shard": 1, "row": 3, "loss": None}]}])
-    assert [number for number in range(10) if number in Ledger(config)] == [5, 7]
+    assert [number for number in range(10) if number in SkippedBatches(config)] == [5, 7]
 
     def given(text: str | None) -> RunConfig:
         if text is not None:
@@ -202,13 +208,13 @@ def test_a_ledger_is_read_again_and_a_wrong_one_is_named(guarded: Guarded, tmp_p
         return dataclasses.replace(config, data=dataclasses.replace(config.data, skip=str(other)))
 
     with pytest.raises(ConfigError, match=r"DataConfig.skip is .*other.jsonl, which cannot be read \(No such file"):
-        Ledger(given(None))
-    both = Ledger(given('{"batch": 9, "rows": [{"shard": 1, "row": 3}]}\n\n'))
+        SkippedBatches(given(None))
+    both = SkippedBatches(given('{"batch": 9, "rows": [{"shard": 1, "row": 3}]}\n\n'))
     assert 9 in both and 5 in both
     with pytest.raises(InputError, match=r"Line 2 of .*other.jsonl is not a batch of a ledger"):
-        Ledger(given('{"batch": 9}\n{"batch"'))
+        SkippedBatches(given('{"batch": 9}\n{"batch"'))
     with pytest.raises(ConfigError, match=r"batch 9 has row 0 of shard 2, and this run has 2 shards of 4 rows"):
-        Ledger(given('{"batch": 9, "rows": [{"shard": 2, "row": 0}]}'))
+        SkippedBatches(given('{"batch": 9, "rows": [{"shard": 2, "row": 0}]}'))
     (tmp_path / "skipped_batches.jsonl").write_text("[]\n")
     with pytest.raises(InputError, match=r"Line 1 of .*skipped_batches.jsonl is not a batch of a ledger"):
-        Ledger(config)
+        SkippedBatches(config)

@@ -39,7 +39,9 @@ def optimizer_of(folder: Path, **flags: object) -> OptimizerConfig:
 
 @pytest.mark.parametrize("family", ["t5_1_0", "umt5"])
 def test_eight_steps_are_those_of_torch_with_the_trainers_groups(family: str, tmp_path: Path) -> None:
-    ours, model, config = optimizer_of(tmp_path), reference_model(family), our_config(family)
+    ours = optimizer_of(tmp_path)
+    model = reference_model(family)
+    config = our_config(family)
     assert ours.name == "adamw" and ours.weight_decay == 0.3 and ours.clip_global_norm == 1.0
     decayed = set(Trainer.get_decay_parameter_names(None, model))  # pyright: ignore[reportArgumentType]
     theirs = dict(model.named_parameters())
@@ -61,7 +63,8 @@ def test_eight_steps_are_those_of_torch_with_the_trainers_groups(family: str, tm
 
     params = stacked(arrays("data"))
     chain = make_optimizer(ours, STEPS)
-    state, update = chain.init(params), jax.jit(chain.update)
+    state = chain.init(params)
+    update = jax.jit(chain.update)
     numbers = np.random.default_rng(0)
     for _ in range(STEPS):
         for parameter in theirs.values():

@@ -15,11 +15,11 @@ from limba.config import DataConfig, GuardConfig, LossConfig, NonFiniteError, Ru
 from limba.model import Network
 from limba.training import guard as judging
 from limba.training.guard import Guard
-from limba.training.ledger import Ledger, entries_of
 from limba.training.losses import cross_entropy
-from limba.training.metrics.figures import RecentSteps
 from limba.training.metrics.logging import Metrics
+from limba.training.metrics.recent_steps import RecentSteps
 from limba.training.row_losses import jit_row_losses, rows_standing_out
+from limba.training.skipped_batches import SkippedBatches, entries_of
 from limba.training.spikes import Spike, Window
 from limba.training.state import TrainState
 from tests import tiny
@@ -52,7 +52,8 @@ def test_limits_are_the_formula_of_the_window_before(size: int) -> None:
         if len(known) < min(20, size):
             assert found == [math.inf, math.inf]
         else:
-            losses, norms = [each[1] for each in known], [math.log(each[2]) for each in known]
+            losses = [each[1] for each in known]
+            norms = [math.log(each[2]) for each in known]
             wanted = limit(losses, 5.0, 0.02 * np.median(losses)), math.exp(limit(norms, 5.0, 0.2))
             assert found == pytest.approx(wanted, rel=1e-6)
         typical = np.median([each[1] for each in known]) if known else math.inf
@@ -124,7 +125,8 @@ class Number:
     """A metric that says whether it was asked for before it was needed."""
 
     def __init__(self, value: float) -> None:
-        self.value, self.asked = value, 0
+        self.value = value
+        self.asked = 0
 
     def copy_to_host_async(self) -> None:
         self.asked += 1
@@ -143,7 +145,7 @@ def guard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         data = DataConfig("task", {"inputs": 24, "targets": 10}, batch_size=8, num_data_shards=2)
         config = RunConfig(SMALL, data, str(tmp_path), 1_000, guard=GuardConfig(action, **choices))
         recent = RecentSteps(config, {"inputs": 24, "targets": 10}, 1, Said())
-        guard = Guard(config, Network(SMALL), Ledger(config), recent, lambda rows: ROWS)
+        guard = Guard(config, Network(SMALL), SkippedBatches(config), recent, lambda rows: ROWS)
         guard.begin(start, notes)
         return guard
 
@@ -212,7 +214,7 @@ def test_a_dropped_batch_is_written_down_with_its_rows(guard_of: Any) -> None:
     (spike,) = guard.spikes(5)
     assert spike.number == 1
     guard.drop(spike, state_at(6))
-    (entry,) = entries_of(guard.ledger.path.read_text(), "ledger")
+    (entry,) = entries_of(guard.skipped_batches.path.read_text(), "ledger")
     assert entry == {
         "batch": 5, "data_batch": 2, "action": "skip", "reason": "its loss is inf", "loss": None, "gradient_norm": 7.0,
         "rows": STOOD_OUT,
@@ -236,9 +238,9 @@ def test_a_run_that_returns_writes_down_the_batches_around(guard_of: Any, around
     add(guard, 24, 9.0, math.nan)
     (spike,) = guard.spikes(24)
     assert guard.target(spike, [20, 22, 24]) == (22 if around == 0 else 20)
-    guard.ledger.append([{"batch": 25, "rows": []}])
+    guard.skipped_batches.append([{"batch": 25, "rows": []}])
     guard._write_rewound(spike, state_at(22))
-    entries = entries_of(guard.ledger.path.read_text(), "ledger")
+    entries = entries_of(guard.skipped_batches.path.read_text(), "ledger")
     assert [each["batch"] for each in entries] == ([25, 24] if around == 0 else [25, 23, 24, 26])
     by_batch = {each["batch"]: each for each in entries}
     assert by_batch[24] == {
@@ -274,9 +276,11 @@ def test_a_checkpoint_keeps_the_window_and_where_the_data_begin(guard_of: Any, t
     for step in range(6, 10):
         add(guard, step, 3.0)
     guard.spikes(9)
-    guard.ledger._lines, guard.ledger._is_written = '{"batch": 3}\n', False  # as on a disk that was full
+    # As on a disk that was full.
+    guard.skipped_batches._lines = '{"batch": 3}\n'
+    guard.skipped_batches._is_written = False
     notes = json.loads(json.dumps(guard.notes()))
-    assert guard.ledger.path.read_text() == '{"batch": 3}\n'
+    assert guard.skipped_batches.path.read_text() == '{"batch": 3}\n'
     assert notes == {"guard": {"data_start": 5, "window": [[step, 3.0, 0.0] for step in range(6, 10)]}}
     for kept, start in ((notes, 5), ({}, 0), (None, 77)):
         again = guard_of("warn", start=77, notes=kept)
@@ -306,10 +310,13 @@ def test_rows_stand_out_by_the_ordinary_ones(losses: list[float], typical: float
 
 
 def test_rows_have_the_mean_loss_of_their_tokens() -> None:
-    network, params = Network(SMALL), tiny.parameters(SMALL)
+    network = Network(SMALL)
+    params = tiny.parameters(SMALL)
     batch: Any = {name: np.minimum(array, 63) for name, array in tiny.batch(6).items()}
     weights = batch["decoder_loss_weights"]
-    weights[0], weights[1, 1:], weights[2, 3:] = 0, 0, 0
+    weights[0] = 0
+    weights[1, 1:] = 0
+    weights[2, 3:] = 0
     found = jit_row_losses(network, LossConfig(z_loss=0.1))(params, batch)
     trained, _, _ = cross_entropy(
         jax.jit(network.apply)(params, jax.tree.map(jnp.asarray, batch)), jnp.asarray(batch["decoder_target_tokens"]),

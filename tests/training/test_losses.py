@@ -101,7 +101,8 @@ def test_logits_are_made_in_the_fewest_chunks_of_a_gibibyte() -> None:
 
 @pytest.mark.core
 def test_a_device_makes_the_logits_of_its_rows_and_ids() -> None:
-    ids, mesh = 1 << 18, MeshConfig(2, 2, 2)
+    ids = 1 << 18
+    mesh = MeshConfig(2, 2, 2)
     devices = tiny.mesh_of(mesh, 8)
     assert logits_bytes(8, 512, ids, devices) == 1 << 29 and logits_bytes(8, 512, ids + 1, devices) == (1 << 30) + 4096
     assert scans_of(8, ids, mesh) == [(1, 2, ids // 2)] and scans_of(64, ids, mesh) == [(4, 4, ids // 2)]
@@ -134,10 +135,8 @@ def test_sequences_weigh_the_same_packed_and_alone() -> None:
     weights = np.array([[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1], [0] * 6], np.float32)
     segments = np.array([[1, 2, 2, 2, 0, 0], [1, 1, 1, 1, 2, 2], [0] * 6], np.int32)
     config = LossConfig(normalize_by="sequences")
-    alone, packed = (
-        {"decoder_loss_weights": weights},
-        {"decoder_loss_weights": weights, "decoder_segment_ids": segments},
-    )
+    alone = {"decoder_loss_weights": weights}
+    packed = {"decoder_loss_weights": weights, "decoder_segment_ids": segments}
     for batch, means in (
         (alone, [nats[0, :4].mean(), nats[1].mean()]),
         (packed, [nats[0, :1].mean(), nats[0, 1:4].mean(), nats[1, :4].mean(), nats[1, 4:].mean()]),
@@ -154,7 +153,8 @@ def test_sequences_weigh_the_same_packed_and_alone() -> None:
 @pytest.mark.parametrize("normalize_by", ["tokens", "sequences", "all_tokens", None, 100.0])
 def test_normalization_does_not_depend_on_microbatches_or_chunks(normalize_by: str | float | None) -> None:
     model = Network(tiny.model())
-    params, batch = model.init(jax.random.key(0)), jax.tree.map(jnp.asarray, tiny.batch())
+    params = model.init(jax.random.key(0))
+    batch = jax.tree.map(jnp.asarray, tiny.batch())
     found = []
     for parts, logits in ((1, "whole"), (4, "whole"), (1, "chunked")):
         loss = LossConfig(normalize_by=normalize_by, logits=logits)
@@ -167,7 +167,8 @@ def test_normalization_does_not_depend_on_microbatches_or_chunks(normalize_by: s
 
 def test_metrics_stay_means_of_tokens() -> None:
     model = Network(tiny.model())
-    params, batch = model.init(jax.random.key(0)), jax.tree.map(jnp.asarray, tiny.batch())
+    params = model.init(jax.random.key(0))
+    batch = jax.tree.map(jnp.asarray, tiny.batch())
     tokens, summed = (loss_sums(model, LossConfig(normalize_by=by), params, batch, None) for by in ("tokens", None))
     assert float(tokens["loss"]) == float(summed["loss"]) and float(tokens["weights"]) == float(summed["weights"])
 

@@ -56,7 +56,8 @@ def test_momentum_is_nesterov_s() -> None:
     shape = (2, 24, 16)
     params = {"decoder": {"layers": {"mlp": {"wo": {"kernel": jnp.zeros(shape)}}}}, "embedding": jnp.zeros((3, 2))}
     rule = make_optimizer(optimizer_config("muon", CONSTANT, muon_dtype="float32"), 1)
-    state, momentum = rule.init(params), np.zeros(shape)
+    state = rule.init(params)
+    momentum = np.zeros(shape)
     for seed in range(3):
         grads = gradients(params, seed)
         updates, state = rule.update(grads, state, params)
@@ -72,7 +73,8 @@ def test_singular_values_end_near_one_also_in_bfloat16(shape: tuple[int, ...]) -
     left, _, right = np.linalg.svd(random.standard_normal(shape), full_matrices=False)
     values = np.geomspace(1.0, 0.02, min(shape[1:]))
     x = jnp.asarray(left * values @ right, jnp.float32) * 1e-9  # as small as a late gradient
-    exact, rounded = orthogonalized(x), orthogonalized(x.astype(jnp.bfloat16)).astype(jnp.float32)
+    exact = orthogonalized(x)
+    rounded = orthogonalized(x.astype(jnp.bfloat16)).astype(jnp.float32)
     for found in (exact, rounded):
         found = np.linalg.svd(found, compute_uv=False)
         assert found.min() > 0.6 and found.max() < 1.25
@@ -127,7 +129,8 @@ def test_each_device_makes_its_share_of_the_matrices_orthogonal(
     mesh_config: MeshConfig, shard_update: bool, kinds: set[str]
 ) -> None:
     mesh = tiny.mesh_of(mesh_config, 8)
-    model, random = Network(tiny.MODEL, mesh), np.random.default_rng(0)
+    model = Network(tiny.MODEL, mesh)
+    random = np.random.default_rng(0)
     shardings = trained_shardings(model, mesh, shard_update)
     names = [name for name in named_leaves(shardings) if is_matrix(name)]
     shapes = named_leaves(jax.eval_shape(Network(tiny.MODEL).init, jax.random.key(0)))

@@ -72,14 +72,16 @@ def test_adafactor_factors_matrices_from_128_on() -> None:
 
 def test_muon_with_adafactor_has_the_updates_of_both() -> None:
     """Embeddings, head, norms and positions move as under Adafactor alone, the layers' matrices as under Muon."""
-    schedule, params = ScheduleConfig("factors", 0.5, "constant", 0), tiny.parameters(tiny.MODEL)
+    schedule = ScheduleConfig("factors", 0.5, "constant", 0)
+    params = tiny.parameters(tiny.MODEL)
     configs = {
         "both": optimizer_config("muon", schedule, muon_by_parameter_scale=True, muon_others="adafactor"),
         "muon": optimizer_config("muon", schedule, muon_by_parameter_scale=True),
         "adafactor": optimizer_config("adafactor", schedule),
     }
     rules = {name: make_optimizer(config, 1) for name, config in configs.items()}
-    states, updates = {name: rule.init(params) for name, rule in rules.items()}, {}
+    states = {name: rule.init(params) for name, rule in rules.items()}
+    updates = {}
     for seed in range(2):
         random = np.random.default_rng(seed)
         grads = jax.tree.map(lambda p, random=random: random.standard_normal(p.shape, np.float32), params)
@@ -96,7 +98,8 @@ def test_muon_with_adafactor_has_the_updates_of_both() -> None:
     assert matrices <= sizes["both"] < matrices + sizes["adafactor"] < sizes["muon"]
 
 
-RATE, DECAY = 0.05, 0.1
+RATE = 0.05
+DECAY = 0.1
 CONSTANT = ScheduleConfig("factors", RATE, "constant", 0)
 SHAPES = {  # two layers in a stack; the last parameter is frozen
     "encoder": {"layers": {"mlp": {"kernel": (2, 6, 5)}, "norm": {"scale": (2, 5)}}},
@@ -128,7 +131,8 @@ def of_adafactor(
     min_dim_size_to_factor: int = 128,
 ) -> np.ndarray:
     """arXiv:1804.04235, algorithms 4 and 5; t is 1 at the first step. T5X's decay is not times the rate."""
-    decay, squares = 1 - t**-0.8, gradient**2 + 1e-30
+    decay = 1 - t**-0.8
+    squares = gradient**2 + 1e-30
     if squares.ndim == 2 and min(squares.shape) >= min_dim_size_to_factor:
         rows = average(state, "rows", squares.mean(1), decay)
         columns = average(state, "columns", squares.mean(0), decay)
@@ -145,7 +149,8 @@ def adam(
     state: dict[str, Any], gradient: np.ndarray, t: int, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8
 ) -> np.ndarray:
     """arXiv:1412.6980, algorithm 1."""
-    first, second = average(state, "first", gradient, beta1), average(state, "second", gradient**2, beta2)
+    first = average(state, "first", gradient, beta1)
+    second = average(state, "second", gradient**2, beta2)
     return first / (1 - beta1**t) / (np.sqrt(second / (1 - beta2**t)) + epsilon)
 
 
@@ -205,9 +210,11 @@ def test_updates_are_the_formulas(name: str, fields: dict[str, float]) -> None:
     schedule = ScheduleConfig("factors", RATE, "constant", warmup_steps=0, planned_steps=4)
     exact: dict[str, Any] = {"muon_dtype": "float32"} if name == "muon" else {}
     config = optimizer_config(name, schedule, DECAY, 2.0, ("decoder/frozen",), **fields, **exact)
-    rule, random = make_optimizer(config, 6), np.random.default_rng(0)
+    rule = make_optimizer(config, 6)
+    random = np.random.default_rng(0)
     params = jax.tree.map(lambda shape: random.standard_normal(shape, np.float32) * 0.3, SHAPES, is_leaf=_is_shape)
-    state, step = rule.init(params), jax.jit(rule.update)
+    state = rule.init(params)
+    step = jax.jit(rule.update)
     states: dict[str, list[dict[str, Any]]] = {path: [{}, {}] for path in flatten(params)}
     for t in range(1, 7):
         scale = 0.02 if t == 3 else 1.0  # below the threshold of the gradient's norm, which is about 11 otherwise
@@ -253,7 +260,8 @@ def test_a_new_rule_trains_with_its_class_and_its_transformations(monkeypatch: p
     schedule = ScheduleConfig("factors", 0.01, "constant", warmup_steps=0)
     config = optimizer_config("sign", schedule, weight_decay=0.5, frozen=("token_embedder",), sharpness=3.0)
     losses, state = tiny.train(SHALLOW, config, steps=1)
-    before, after = flatten(jax.device_get(tiny.parameters(SHALLOW))), flatten(jax.device_get(state.params))
+    before = flatten(jax.device_get(tiny.parameters(SHALLOW)))
+    after = flatten(jax.device_get(state.params))
     assert np.isfinite(losses).all()
     np.testing.assert_array_equal(after["token_embedder/embedding"], before["token_embedder/embedding"])
     path = "encoder/layers/mlp/wo/kernel"
@@ -284,7 +292,8 @@ def test_the_optimizer_of_a_run_is_that_of_its_fields() -> None:
     for dtype in ("float32", "float16"):
         model = dataclasses.replace(SHALLOW, dtype=dtype)
         run = RunConfig(model, data, "out", 8, optimizer=config, evaluation=evaluation)
-        ours, plain = optimizer_of(run, Network(model)), make_optimizer(config, 8, dtype, average=0.9)
+        ours = optimizer_of(run, Network(model))
+        plain = make_optimizer(config, 8, dtype, average=0.9)
         params = {"head": {"kernel": np.ones((3, 2), np.float32)}}
         states = [each.init(params) for each in (ours, plain)]
         assert jax.tree.structure(states[0]) == jax.tree.structure(states[1])

@@ -12,7 +12,11 @@ from limba.config.schedule import SCHEDULE_FACTORS
 from limba.training.schedule import make_schedule
 
 pytestmark = pytest.mark.core
-WARMUP, DECAY, EVERY, CYCLE, BASE = 6, 0.04, 4, 9, 0.3
+WARMUP = 6
+DECAY = 0.04
+EVERY = 4
+CYCLE = 9
+BASE = 0.3
 # t5x/utils.py, create_learning_rate_scheduler, as formulas of the step.
 FACTORS = {
     "constant": lambda step: BASE + 0 * step,
@@ -59,7 +63,9 @@ def test_factors_without_a_warm_up_begin_with_the_first_step(warmup: int) -> Non
         np.testing.assert_allclose(found, np.maximum(wanted, 1e-8), rtol=2e-6, err_msg=factor)
 
 
-PEAK, FINAL, RUN = 0.3, 0.06, 24  # numbers of steps are whole, and the last one is decay_steps' where it is given
+PEAK = 0.3
+FINAL = 0.06
+RUN = 24  # numbers of steps are whole, and the last one is decay_steps' where it is given
 
 
 def shape(name: str, step: float, warmup: int, first: int, last: int) -> float:
@@ -100,7 +106,9 @@ def test_a_fall_in_one_step_or_after_the_warm_up_is_still_a_fall() -> None:
 
 @pytest.mark.parametrize("kind", ["linear", "1-sqrt", "cosine"])
 def test_a_branch_falls_to_zero_from_the_rate_where_it_begins(kind: str) -> None:
-    start, length, steps = 9, 8, np.arange(22)
+    start = 9
+    length = 8
+    steps = np.arange(22)
     config = ScheduleConfig("linear", PEAK, "constant", 3, None, FINAL, planned_steps=RUN)
     branch = dataclasses.replace(config, branch_step=start, branch_steps=length, branch_shape=kind)
     part = np.clip((steps - start) / length, 0, 1)

@@ -34,7 +34,9 @@ def test_three_steps_have_the_recorded_losses(
 @pytest.mark.parametrize("parts", [1, 2])
 def test_gradients_are_the_slope_of_the_loss(parts: int) -> None:
     """Along a direction, by central differences; float32 leaves three digits of them."""
-    network, params, batch = Network(T5), tiny.parameters(T5), jax.tree.map(jnp.asarray, tiny.batch())
+    network = Network(T5)
+    params = tiny.parameters(T5)
+    batch = jax.tree.map(jnp.asarray, tiny.batch())
     random = np.random.default_rng(1)
     direction = jax.tree.map(lambda each: random.standard_normal(each.shape, np.float32), params)
     compute = jax.jit(lambda params: gradients(Gradient(network, LOSS, parts), params, batch, None))

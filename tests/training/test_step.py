@@ -101,8 +101,10 @@ def lowered_step(
     mesh_config: MeshConfig, rows: int, num_microbatches: int = 1, shard_update: bool = True, **choices: str
 ) -> jax.stages.Lowered:
     mesh = tiny.mesh_of(mesh_config, 4)
-    model, optimizer = Network(SHALLOW, mesh), make_optimizer(tiny.OPTIMIZER, 1)
-    state, sharding = abstract_state(model, optimizer, mesh, shard_update), batch_sharding(mesh)
+    model = Network(SHALLOW, mesh)
+    optimizer = make_optimizer(tiny.OPTIMIZER, 1)
+    state = abstract_state(model, optimizer, mesh, shard_update)
+    sharding = batch_sharding(mesh)
     batch = {n: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype, sharding=sharding) for n, a in tiny.batch().items()}
     shardings = state_shardings(model, optimizer, mesh, shard_update)
     schedule = make_schedule(ScheduleConfig(), 1)
@@ -144,7 +146,8 @@ def test_gradients_are_added_up_between_devices_in_the_dtype_that_is_chosen() ->
     for dtype, short in (("float32", "f32"), ("bfloat16", "bf16")):
         text = lowered_step(MeshConfig(), 16, reduce_dtype=dtype).as_text()
         assert {kind for sizes, kind in reduced.findall(text) if sizes} == {short}
-    model, params = Network(SHALLOW, tiny.mesh_of(MeshConfig(), 2)), tiny.parameters(SHALLOW)
+    model = Network(SHALLOW, tiny.mesh_of(MeshConfig(), 2))
+    params = tiny.parameters(SHALLOW)
     exact, rounded = (
         jax.jit(lambda p, b, choice=choice: gradients(Gradient(model, LossConfig(), 1, choice), p, b, None)[0])(
             params, tiny.batch()

@@ -26,8 +26,10 @@ from tests.training.test_small_step import ADAM, LOSS, T5
 
 def mesh_state(config: ModelConfig, devices: int, **choices: object) -> tuple[TrainState, Callable]:
     """A state on some devices, and its step."""
-    mesh, schedule = tiny.mesh_of(MeshConfig(devices, 1, 1), devices), make_schedule(ADAM.schedule, 10)
-    network, optimizer = Network(config, mesh), make_optimizer(ADAM, 10)
+    mesh = tiny.mesh_of(MeshConfig(devices, 1, 1), devices)
+    schedule = make_schedule(ADAM.schedule, 10)
+    network = Network(config, mesh)
+    optimizer = make_optimizer(ADAM, 10)
     shardings = state_shardings(network, optimizer, mesh)
     step = jit_train_step(Gradient(network, LOSS), optimizer, schedule, shardings, **choices)  # pyright: ignore[reportArgumentType]
     return tiny.state(network, optimizer, mesh, 0), step
@@ -39,13 +41,16 @@ def norm(tree: object) -> float:
 
 def test_a_step_says_what_it_did_and_may_be_dropped() -> None:
     """Its figures against the logits; at its limits it is taken, above one of them or not finite nothing changes."""
-    (state, step), batch, key = mesh_state(T5, 1, drops=True), tiny.batch(), jax.random.key(1)
+    (state, step) = mesh_state(T5, 1, drops=True)
+    batch = tiny.batch()
+    key = jax.random.key(1)
     params = jax.device_get(state.params)
     infinite = np.full(2, np.inf, np.float32)
     next_state, found = step(state, batch, key, infinite)
     assert any(leaf.is_deleted() for leaf in jax.tree.leaves(state))  # the state is donated
     logits = jax.jit(Network(T5).apply)(params, jax.tree.map(jnp.asarray, batch))
-    weights, targets = batch["decoder_loss_weights"], batch["decoder_target_tokens"]
+    weights = batch["decoder_loss_weights"]
+    targets = batch["decoder_target_tokens"]
     trained, plain, correct = cross_entropy(logits, jnp.asarray(targets), LOSS)
     for name, each in (("loss", trained), ("cross_entropy", plain), ("accuracy", correct)):
         assert float(found[name]) == pytest.approx(float((each * weights).sum() / weights.sum()), rel=1e-5), name
@@ -77,7 +82,9 @@ def test_a_step_says_what_it_did_and_may_be_dropped() -> None:
 
 @pytest.mark.slow
 def test_one_token_has_its_own_loss_and_dropout_goes_by_the_step() -> None:
-    batch, key, infinite = tiny.batch(), jax.random.key(1), np.full(2, np.inf, np.float32)
+    batch = tiny.batch()
+    key = jax.random.key(1)
+    infinite = np.full(2, np.inf, np.float32)
     batch["decoder_loss_weights"] = np.zeros_like(batch["decoder_loss_weights"])
     batch["decoder_loss_weights"][1, 0] = 1
     state, calm = mesh_state(T5, 1, drops=True)
@@ -132,12 +139,14 @@ def test_devices_add_their_gradients_once_in_the_dtype_that_is_asked_for(
 ) -> None:
     config = dataclasses.replace(T5, dtype="bfloat16")
     mesh = tiny.mesh_of(MeshConfig(2, 1, 1), 2)
-    network, params = Network(config, mesh), jax.eval_shape(Network(config).init, jax.random.key(0))
+    network = Network(config, mesh)
+    params = jax.eval_shape(Network(config).init, jax.random.key(0))
     specs = jax.tree.map(lambda sharding: sharding.spec, trained_shardings(network, mesh)) if sharded else None
     num_sharded = sum(map(bool, jax.tree.leaves(specs))) if sharded else 0
     of = Gradient(network, LOSS, parts, reduce_dtype, specs)
     traced = jax.make_jaxpr(lambda p, b: gradients(of, p, b, None))(params, tiny.batch())
-    found, whole = collectives(traced.jaxpr), len(jax.tree.leaves(params)) - num_sharded
+    found = collectives(traced.jaxpr)
+    whole = len(jax.tree.leaves(params)) - num_sharded
     if parts == 1 and reduce_dtype == "auto" and not sharded:
         assert not found  # the compiler's
         return
@@ -149,8 +158,10 @@ def test_devices_add_their_gradients_once_in_the_dtype_that_is_asked_for(
 
 
 def test_the_loss_goes_in_chunks_where_its_logits_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    targets, biased = jnp.ones((4, 6), jnp.int32), tiny.language_model(biases=("logits",))
-    network, size = Network(T5), 4 * 4 * 6 * T5.vocab_size
+    targets = jnp.ones((4, 6), jnp.int32)
+    biased = tiny.language_model(biases=("logits",))
+    network = Network(T5)
+    size = 4 * 4 * 6 * T5.vocab_size
     for room, chunked in ((size, False), (size - 1, True)):
         monkeypatch.setattr(losses, "WHOLE_LOGITS_BYTES", room)
         assert training_step._in_chunks(network, LossConfig(), targets) == chunked

@@ -34,7 +34,7 @@ NAMES = {T5: "an encoder-decoder", ENCODER: "an encoder", LANGUAGE_MODEL: "a dec
 # Fields of the network that say how a run computes: they stay the run's own choice, whatever the model had.
 OF_RUN = ("dropout_rate", "dtype", "scan_layers", "remat", "attention")
 SAMPLE_BYTES = 200_000  # of the text, in which unknown pieces and single bytes are counted
-# Fields of the data that say, beside the lengths, what a run of Limba has learned.
+# Fields of the data that say, besides the lengths, what a run of Limba has learned.
 OF_OBJECTIVE = ("objective", "noise_density", "mean_noise_span_length", "mask_share", "causal_share")
 
 
@@ -59,7 +59,7 @@ class Continued:
         return T5
 
     @property
-    def about(self) -> str:
+    def network_in_words(self) -> str:
         """What the model is: its family, layers and width."""
         network = self.model.model
         layers = f"{network.num_decoder_layers} layers"
@@ -101,7 +101,7 @@ class Continued:
             return
         raise ConfigError(
             "DataConfig.objective",
-            f"is {objective!r}, and {self.path} is {self.about}, which learns {len(self.objectives)} of the"
+            f"is {objective!r}, and {self.path} is {self.network_in_words}, which learns {len(self.objectives)} of the"
             f" {len(OBJECTIVES)} objectives: choose {', '.join(self.objectives)}.",
             ("DataConfig.objective", self.objectives[0]),
         )
@@ -231,7 +231,7 @@ def lines(continued: Continued, config: RunConfig) -> Iterator[str]:
 
     data = config.data
     num_rows = continued.model.model.vocab_size
-    yield f"Continues from {continued.path}: {continued.about}, {num_rows:,} rows."
+    yield f"Continues from {continued.path}: {continued.network_in_words}, {num_rows:,} rows."
     task = RunData(data).task
     vocabulary = published_of(task.output_features["targets"].vocabulary)
     ids = special_ids_of(continued.model, vocabulary)

@@ -49,8 +49,8 @@ def read_run(
 
     Files, included files and task modules are looked for in `search_paths` (files only), the current directory and the
     repository. Imports the task modules that the files import, which takes seconds and runs their code. `written_as`
-    maps gin names to what the user wrote instead. With `allowed` only these modules, and those of Limba and of tasks/,
-    are imported, and another one is an UntrustedModuleError. Raises InputError, one sentence in the user's names, for
+    maps gin names to what the user wrote instead. With `allowed` only these modules, Limba's and tasks/'s
+    are imported, and any other raises UntrustedModuleError. Raises InputError, one sentence in the user's names, for
     invalid input.
     """
     return _checked_run(statements.read(files, overrides, search_paths), " and ".join(files), allowed, written_as)
@@ -192,7 +192,7 @@ def _checked_run(
 
 
 def run_of(source: Source, flag: str = "--gin.", written_as: Mapping[str, str] | None = None) -> GinRun:
-    """Returns the run that the statements describe; imports no task module, but those of a run that it continues."""
+    """Returns the run that the statements describe; imports no task modules, except a continued run's."""
     continued_from = continued.complete(source)  # before all else: it adds the bindings that the model decides
     tree = Tree(source, RUN, flag)
     tree.check()

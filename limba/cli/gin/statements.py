@@ -189,7 +189,7 @@ def _read_file(source: Source, name: str, search_paths: Sequence[Path], asked_by
 
 
 def read_text(source: Source, text: str, name: str, include: Callable[..., None] | None = None) -> None:
-    """Adds the statements of a gin file's text; `include(name, asked_by=location)` adds those of an included file."""
+    """Adds the statements of a gin file's text; `include(name, asked_by=location)` adds an included file's."""
     source.size.add(text, name)
     for statement in _parsed(text + "\n", name):
         location = f"{name} line {statement.location.line_num}"

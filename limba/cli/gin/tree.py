@@ -67,7 +67,7 @@ class Tree:
         self.root = root
         self.flag = flag
         self.ordered = source.bindings
-        # Of several bindings of one name the last one counts.
+        # The last of several bindings of one name counts.
         self.all_macros = {binding.name: binding for binding in source.bindings if not binding.field}
         self.fields = {
             (binding.scope, binding.owner, binding.field): binding for binding in source.bindings if binding.field
@@ -231,7 +231,7 @@ class Tree:
 
     def fields_set_by(self, macro: str) -> set[tuple[str, str]]:
         """Returns (class, field) of all bindings that have the macro as their value, whether they count or not."""
-        return {(each.owner, each.field) for each in self.ordered if Macro(macro) in leaves(each.value)}
+        return {(binding.owner, binding.field) for binding in self.ordered if Macro(macro) in leaves(binding.value)}
 
     def binding_above(self, fields: set[tuple[str, str]]) -> Binding | None:
         """Returns the binding that counts for one of these fields."""

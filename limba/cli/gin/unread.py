@@ -11,7 +11,7 @@ from limba.config.schedule import READ_BY_FACTORS, unread_fields
 DEFAULTS = {"config.ModelConfig": ModelConfig, "config.ScheduleConfig": ScheduleConfig}
 
 
-def unread_choices(owner: str, given: Mapping[str, object], config: RunConfig, flag: str) -> dict[str, str]:
+def unread_choices(owner: str, bound: Mapping[str, object], config: RunConfig, flag: str) -> dict[str, str]:
     """Returns each given field of a class that the run does not read -> the end of a sentence on it.
 
     `owner` is the class as gin files name it, and `flag` what stands before a name on the command line. A field with
@@ -22,10 +22,10 @@ def unread_choices(owner: str, given: Mapping[str, object], config: RunConfig, f
     if owner == "config.ModelConfig":
         reasons = _unread_of_model(config.model)
     else:
-        reasons = _unread_of_schedule(given, config.optimizer.schedule, f"{flag}{owner}")
+        reasons = _unread_of_schedule(bound, config.optimizer.schedule, f"{flag}{owner}")
     unread = {}
     for name, reason in reasons.items():
-        if name in given and given[name] != getattr(DEFAULTS[owner], name):
+        if name in bound and bound[name] != getattr(DEFAULTS[owner], name):
             unread[name] = reason
     return unread
 
@@ -38,9 +38,9 @@ def _unread_of_model(model: ModelConfig) -> dict[str, str]:
     return reasons
 
 
-def _unread_of_schedule(given: Mapping[str, object], schedule: ScheduleConfig, flag: str) -> dict[str, str]:
-    reasons = {name: _not_in_schedule(name, schedule, flag) for name in unread_fields(given)}
-    if given.get("warmup_steps") == 0:  # asks for no warm-up, which a schedule without one gives
+def _unread_of_schedule(bound: Mapping[str, object], schedule: ScheduleConfig, flag: str) -> dict[str, str]:
+    reasons = {name: _not_in_schedule(name, schedule, flag) for name in unread_fields(bound)}
+    if bound.get("warmup_steps") == 0:  # asks for no warm-up, which a schedule without one gives
         reasons.pop("warmup_steps", None)
     if schedule.branch_step is None:
         reasons["branch_shape"] = f"only a branch reads; leave it out, or give {flag}.branch_step and branch_steps too."

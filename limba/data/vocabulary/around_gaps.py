@@ -1,7 +1,7 @@
-"""The ids of a text with gaps: what stands around a gap is cut as training cut it, in the middle of a text.
+"""The ids of a text with gaps, tokenized around each gap as in training: as the middle of a text.
 
-Span corruption tokenizes a whole text and puts a sentinel in the place of some tokens. The space before a gap is part
-of the word that is gone, and what follows a gap is no beginning of a text: no space is put before it.
+Span corruption tokenizes a whole text and replaces some tokens by a sentinel. The space before a gap belongs to the
+word that was removed, and what follows a gap does not begin a text: no space is put before it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sentencepiece
 
 from limba.config import InputError
 from limba.data.vocabulary.load import SENTINEL
-from limba.data.vocabulary.tokenizers import TokenizersVocabulary
+from limba.data.vocabulary.tokenizers import SPACE, TokenizersVocabulary
 from limba.data.vocabulary.vocabularies import SentencePieceVocabulary, Vocabulary, parse_model
 
 if TYPE_CHECKING:
@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SPACE = "\u2581"  # SentencePiece's character for a space
-MARK = "\U000f1d9e"  # of private use: it stands for a gap while SentencePiece cuts the text
-NAME = "<limba_gap_d9e7>"  # stands for a gap while a tokenizer.json cuts the text; no normalizer changes it
-WHITE = "[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"  # what WhitespaceSplit cuts at
+MARK = "\U000f1d9e"  # a private-use character that stands for a gap while SentencePiece tokenizes the text
+NAME = "<limba_gap_d9e7>"  # stands for a gap while a tokenizer.json tokenizes the text; no normalizer changes it
+WHITE_SPACE = "[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"  # where WhitespaceSplit splits
 
 Json = dict[str, Any]
 
@@ -44,7 +43,7 @@ def encode_parts(vocabulary: Vocabulary, parts: Sequence[str]) -> list[list[int]
         return _by_sentencepiece(vocabulary, parts)
     if len(parts) > 1 and isinstance(vocabulary, TokenizersVocabulary):
         return _by_tokenizers(vocabulary, parts)
-    # Of bytes the space before a gap is an id of its own, and stays.
+    # Among bytes, the space before a gap is an id of its own, and stays.
     return [list(vocabulary.encode(part)) for part in parts]
 
 
@@ -82,57 +81,59 @@ def _marked(tokenizer: sentencepiece.SentencePieceProcessor) -> _Marked:
 def _by_sentencepiece(vocabulary: Any, parts: Sequence[str]) -> list[list[int]]:
     marked = _marked(vocabulary.tokenizer)
     if marked.ends_pieces:
-        texts = [part.removeprefix(" ") if number else part for number, part in enumerate(parts)]
+        texts = [parts[0], *(part.removeprefix(" ") for part in parts[1:])]
     else:
-        texts = [_without_space_at_end(marked, part, number == 0) for number, part in enumerate(parts[:-1])]
-        texts.append(parts[-1])
-    found: list[list[int]] = [[]]
-    for number in marked.encode(MARK.join(texts)):
-        if number == marked.mark:
-            found.append([])
-        else:
-            found[-1].append(number)
-    if len(found) != len(parts):  # of a model of whole words, in which a mark is no piece
+        before_gaps = [_without_space_at_end(marked, part, number == 0) for number, part in enumerate(parts[:-1])]
+        texts = [*before_gaps, parts[-1]]
+    ids_of_parts = _split_at(marked.encode(MARK.join(texts)), marked.mark)
+    if len(ids_of_parts) != len(parts):  # a model of whole words, in which MARK is not a piece by itself
         return [list(vocabulary.encode(part)) for part in parts]
-    # A space alone beside a gap is that of the word which is gone: the one that is put before a text, or after it
-    # where spaces end pieces, and of several spaces what is left of them.
+    # A space alone beside a gap belongs to the removed word: SentencePiece puts it before a text, or after it where
+    # spaces end pieces, or it remains of several spaces.
     if marked.ends_pieces:
-        for ids in found[1:]:
-            is_last_and_empty = ids is found[-1] and not texts[-1].strip()
+        for ids in ids_of_parts[1:]:
+            is_last_and_empty = ids is ids_of_parts[-1] and not texts[-1].strip()
             if ids[:1] == [marked.space] and (marked.has_single_spaces or is_last_and_empty):
                 del ids[0]
-    elif not texts[0] and found[0] == [marked.space]:
-        del found[0][0]
-    return found
+    elif not texts[0] and ids_of_parts[0] == [marked.space]:
+        del ids_of_parts[0][0]
+    return ids_of_parts
+
+
+def _split_at(ids: Iterable[int], gap: int) -> list[list[int]]:
+    """Returns the ids between the gaps, one list more than there are gaps."""
+    parts: list[list[int]] = [[]]
+    for number in ids:
+        if number == gap:
+            parts.append([])
+        else:
+            parts[-1].append(number)
+    return parts
 
 
 def _without_space_at_end(marked: _Marked, part: str, is_first: bool) -> str:
     """Returns a part without the space before a gap.
 
-    What is a space the model's own rules say: they may make one of a line end, or of several, and U+2581 is one too.
+    The model's own rules say what a space is: they may make one space of a line end or of several spaces, and U+2581
+    is a space too. So characters are removed as long as the normalized text stays the same.
     """
     before = "" if is_first else "a"
     normalized = marked.normalize(f"{before}{part}a")
-    is_there = normalized.endswith(f"{marked.mark_of_space}a")
-    while part and is_there:
+    ends_with_space = normalized.endswith(f"{marked.mark_of_space}a")
+    while part and ends_with_space:
         part = part[:-1]
-        is_there = marked.normalize(f"{before}{part}a") == normalized
+        ends_with_space = marked.normalize(f"{before}{part}a") == normalized
     return part
 
 
 def _by_tokenizers(vocabulary: TokenizersVocabulary, parts: Sequence[str]) -> list[list[int]]:
     text = NAME.join(parts)
     if text.count(NAME) != len(parts) - 1:
-        raise InputError(f"The text {text[:60]!r} … holds {NAME}, which stands for a gap in Limba; take it out.")
+        raise InputError(f"The text {text[:60]!r} … holds {NAME}, which stands for a gap in Limba; remove it.")
     marked = _with_a_gap(vocabulary.tokenizer.to_str())
     gap = marked.token_to_id(NAME)
-    found: list[list[int]] = [[]]
-    for number in marked.encode(text, add_special_tokens=False).ids:
-        if number == gap:
-            found.append([])
-        else:
-            found[-1].append(number)
-    return found
+    assert gap is not None, "_with_a_gap has added it"
+    return _split_at(marked.encode(text, add_special_tokens=False).ids, gap)
 
 
 @functools.lru_cache(maxsize=8)
@@ -140,70 +141,81 @@ def _with_a_gap(state: str) -> Tokenizer:
     """Returns the tokenizer of a file's text in which NAME is a gap, and names of special tokens are plain text."""
     from tokenizers import AddedToken, Tokenizer
 
-    made = Tokenizer.from_str(state)
-    reason = reason_against(made)
+    tokenizer = Tokenizer.from_str(state)
+    reason = reason_against(tokenizer)
     if reason is not None:
-        logger.warning("The tokenizer %s: other ids than in training.", reason)
-    made.add_tokens([AddedToken(NAME, special=False, normalized=True)])
-    made = with_gaps(made, [NAME])
-    made.encode_special_tokens = True
-    return made
+        logger.warning("The tokenizer %s, so the ids around a gap differ from those in training.", reason)
+    tokenizer.add_tokens([AddedToken(NAME, special=False, normalized=True)])
+    tokenizer = with_gaps(tokenizer, [NAME])
+    tokenizer.encode_special_tokens = True
+    return tokenizer
 
 
 def with_gaps(tokenizer: Tokenizer, names: Sequence[str]) -> Tokenizer:
-    """Returns a copy of a tokenizer.json's tokenizer that cuts what stands around these added tokens as training does.
+    """Returns a copy of a tokenizer.json's tokenizer that tokenizes around these added tokens as training does.
 
-    Their names are found in the text after it was normalized, so that a step of the normalizer can remove the space
-    before a gap, one and nothing else, and can put a space before a whole text, which a pre-tokenizer would put before
-    what follows a gap too.
+    Their names are looked for in the normalized text. So a step of the normalizer can remove the space before a gap,
+    one and nothing else, and can put a space before a whole text; a pre-tokenizer would also put one before what
+    follows a gap.
     """
     from tokenizers import Tokenizer
 
-    about = json.loads(tokenizer.to_str())
+    state = json.loads(tokenizer.to_str())
     if not names:
-        return Tokenizer.from_str(json.dumps(about))
-    if tokenizer.normalizer is not None:  # behind a letter, so that nothing is put before a name
+        return Tokenizer.from_str(json.dumps(state))
+    if tokenizer.normalizer is not None:
+        # As they stand in a normalized text: behind a letter, so that nothing is put before a name.
         letter = tokenizer.normalizer.normalize_str("x")
-        names = [*names, *(tokenizer.normalizer.normalize_str(f"x{name}").removeprefix(letter) for name in names)]
-    for token in about["added_tokens"]:
+        normalized = [tokenizer.normalizer.normalize_str(f"x{name}").removeprefix(letter) for name in names]
+        names = [*names, *normalized]
+    for token in state["added_tokens"]:
         if token["content"] in names:
             token |= {"normalized": True, "lstrip": False, "rstrip": False, "single_word": False}
-        elif about["normalizer"] is None:
-            token["normalized"] = False  # has no part in the steps that are new
+        elif state["normalizer"] is None:
+            token["normalized"] = False  # the steps that are added here do not concern it
     gap = pattern_of(names)
-    steps = _flat(about["pre_tokenizer"], "pretokenizers")
-    first: list[Json] = []  # what the normalizer does for the pre-tokenizer's first steps
+    steps, before_words = _split_for_gaps(_flat(state["pre_tokenizer"], "pretokenizers"), gap)
+    normalizers: list[Json] = []
+    for step in _flat(state["normalizer"], "normalizers"):
+        if not _removes_space(step, gap):  # a file that was exported before has this step already
+            normalizers += _before_no_gap(step, gap)
+    has_marks = SPACE in json.dumps([state["normalizer"], steps], ensure_ascii=False)
+    space = f"[ {SPACE}]" if has_marks else "[ ]"
+    # After the file's own steps: they may make one space of several, or a mark of it.
+    without_space_before_gap = _replace(f"{space}(?={gap})", "")
+    state["normalizer"] = {"type": "Sequence", "normalizers": [*normalizers, without_space_before_gap, *before_words]}
+    if steps:
+        state["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps} if len(steps) > 1 else steps[0]
+    return Tokenizer.from_str(json.dumps(state))
+
+
+def _split_for_gaps(steps: list[Json], gap: str) -> tuple[list[Json], list[Json]]:
+    """Returns the pre-tokenizer's steps without what they put before a text, and the normalizer's steps that do it."""
+    normalizers: list[Json] = []
     if _are_marked_words(steps):
-        # The same by one space between two words, and one before the first.
+        # The same without WhitespaceSplit: one space between two words, and none before the first.
         mark = re.escape(steps[1]["replacement"])
-        first = [
-            _replace(f"{WHITE}+(?={gap}|{mark}|\\z)", ""),
-            _replace(f"\\A{WHITE}+", ""),
-            _replace(f"{WHITE}+", " "),
+        normalizers = [
+            _replace(f"{WHITE_SPACE}+(?={gap}|{mark}|\\z)", ""),
+            _replace(f"\\A{WHITE_SPACE}+", ""),
+            _replace(f"{WHITE_SPACE}+", " "),
         ]
         steps = steps[1:]
-    if steps and _puts_mark(steps[0]):
-        mark = steps[0]["replacement"]
-        first += _before_text(mark, f"{gap}|[ {mark}]")
-        steps[0] = {**steps[0], "prepend_scheme": "never"}
-    elif steps and steps[0]["type"] == "ByteLevel" and steps[0]["add_prefix_space"]:
-        first += _before_text(" ", f"{gap}| ")
-        steps[0] = {**steps[0], "add_prefix_space": False}
-    # Only now is a space before a gap the only one, if the normalizer makes one of several, or a mark.
-    spaces = f"[ {SPACE}]" if SPACE in json.dumps([about["normalizer"], steps], ensure_ascii=False) else "[ ]"
-    own: list[Json] = []
-    for step in _flat(about["normalizer"], "normalizers"):
-        if _removes_space(step, gap):
-            continue  # of a file that was exported before
-        own += _before_no_gap(step, gap)
-    about["normalizer"] = {"type": "Sequence", "normalizers": [*own, _replace(f"{spaces}(?={gap})", ""), *first]}
-    if steps:
-        about["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps} if len(steps) > 1 else steps[0]
-    return Tokenizer.from_str(json.dumps(about))
+    if not steps:
+        return steps, normalizers
+    first, *rest = steps
+    if _puts_mark(first):
+        mark = first["replacement"]
+        normalizers += _before_text(mark, f"{gap}|[ {mark}]")
+        first = {**first, "prepend_scheme": "never"}
+    elif first["type"] == "ByteLevel" and first["add_prefix_space"]:
+        normalizers += _before_text(" ", f"{gap}| ")
+        first = {**first, "add_prefix_space": False}
+    return [first, *rest], normalizers
 
 
 def reason_against(tokenizer: Tokenizer) -> str | None:
-    """Returns why what follows a gap cannot be cut as in training, in words; None if it can be."""
+    """Returns why what follows a gap cannot be tokenized as in training, in words; None if it can be."""
     steps = _flat(json.loads(tokenizer.to_str())["pre_tokenizer"], "pretokenizers")
     later = steps[2:] if _are_marked_words(steps) else steps[1:]
     if any(_puts_mark(step) or step.get("add_prefix_space") for step in later):
@@ -223,10 +235,10 @@ def _flat(step: Json | None, name: str) -> list[Json]:
         return []
     if step["type"] != "Sequence":
         return [step]
-    found: list[Json] = []
-    for each in step[name]:
-        found += _flat(each, name)
-    return found
+    steps: list[Json] = []
+    for inner in step[name]:
+        steps += _flat(inner, name)
+    return steps
 
 
 def _puts_mark(step: Json) -> bool:
@@ -246,8 +258,8 @@ def _replace(pattern: str, content: str) -> Json:
 
 
 def _before_text(content: str, unless: str) -> list[Json]:
-    """Returns the steps that put this before a text that does not begin with what `unless` matches."""
-    # A Replace that inserts it at once gives offsets at which the library's next step panics.
+    """Returns the steps that put `content` before a text that does not begin with what `unless` matches."""
+    # Two steps: a Replace that inserts it at once gives offsets at which the library's next step panics.
     return [{"type": "Prepend", "prepend": content}, _replace(f"\\A{re.escape(content)}(?={unless})", "")]
 
 
@@ -257,5 +269,7 @@ def _removes_space(step: Json, gap: str) -> bool:
 
 
 def _before_no_gap(step: Json, gap: str) -> list[Json]:
-    """Returns a normalizer's step, and after one that puts something before a text what takes it from a gap again."""
-    return _before_text(step["prepend"], gap) if step["type"] == "Prepend" else [step]
+    """Returns a normalizer's step; a step that puts something before a text is followed by its removal before a gap."""
+    if step["type"] == "Prepend":
+        return _before_text(step["prepend"], gap)
+    return [step]

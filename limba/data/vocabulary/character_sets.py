@@ -22,11 +22,11 @@ _TOKENS_AT_ONCE = 1 << 16  # whose bytes are in memory together
 @functools.cache
 def _sets_of_code_points() -> np.ndarray:
     """Returns the index in SETS of every code point, uint8 [0x110000]."""
-    found = np.full([0x110000], OTHER, np.uint8)
-    encodable = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
+    sets = np.full([0x110000], OTHER, np.uint8)
+    without_surrogates = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
     for number, pattern in enumerate(_PATTERNS):
-        found[[ord(character) for character in regex.findall(pattern, encodable)]] = number
-    return found
+        sets[[ord(character) for character in regex.findall(pattern, without_surrogates)]] = number
+    return sets
 
 
 def sets_of_bytes(text: np.ndarray) -> np.ndarray:
@@ -37,9 +37,10 @@ def sets_of_bytes(text: np.ndarray) -> np.ndarray:
     >>> [SETS[number] for number in sets_of_bytes(np.frombuffer("aか。".encode(), np.uint8))]
     ['latin', 'hiragana', 'hiragana', 'hiragana', 'other', 'other', 'other']
     """
+    # A byte that is not part of a whole character becomes a surrogate from U+DC00 on.
     characters = text.tobytes().decode("utf-8", "surrogateescape").encode("utf-32-le", "surrogatepass")
     code_points = np.frombuffer(characters, "<u4")
-    is_byte = code_points - np.uint32(0xDC00) < 0x400  # one that is no part of a character
+    is_byte = code_points - np.uint32(0xDC00) < 0x400
     sizes = np.where(is_byte, 1, 1 + (code_points >= 0x80) + (code_points >= 0x800) + (code_points >= 0x10000))
     return np.repeat(_sets_of_code_points()[code_points], sizes)
 
@@ -50,7 +51,7 @@ class CharacterSets:
     def __init__(self, pieces: Sequence[bytes], has_dummy_space: bool = False):
         """`pieces` is the UTF-8, or part of it, of each id; b"" for ids without text.
 
-        With `has_dummy_space` the vocabulary puts a space before each document, which is not of the text: the first
+        With `has_dummy_space` the vocabulary puts a space before each document that the text does not have: the first
         token of a document does not spell it.
         """
         self._spells = np.array([bool(piece) for piece in pieces])
@@ -70,23 +71,28 @@ class CharacterSets:
         """
         rows = max(1, _TOKENS_AT_ONCE // tokens.shape[1])
         parts = [self._of_rows(tokens[start : start + rows]) for start in range(0, len(tokens), rows)]
-        found = np.concatenate(parts)
+        counts = np.concatenate(parts)
         if starts is not None:
-            found[self._dummies(tokens, starts) & (self._lengths[tokens] > 1), OTHER] -= 1
-        return found
+            # The dummy space is not text. A token that spells nothing else keeps its byte in "other", as a token that
+            # spells nothing does.
+            spells_more = self._lengths[tokens] > 1
+            counts[self._dummies(tokens, starts) & spells_more, OTHER] -= 1
+        return counts
 
     def _dummies(self, tokens: np.ndarray, starts: np.ndarray) -> np.ndarray:
         """Returns True at the tokens that spell a document's dummy space, bool [B, L]."""
         return starts & self._has_dummy[tokens]
 
     def _of_rows(self, tokens: np.ndarray) -> np.ndarray:
+        """Returns the counts of some rows, whose bytes are looked at as one text with a separator after each row."""
         separated = np.pad(tokens, ((0, 0), (0, 1))).ravel()  # id 0 has no text
         lengths = self._lengths[separated]
-        token = np.repeat(np.arange(len(separated)), lengths)
-        within = np.arange(len(token)) - (np.cumsum(lengths) - lengths)[token]
+        first_byte = np.cumsum(lengths) - lengths
+        token = np.repeat(np.arange(len(separated)), lengths)  # of each byte, the index of its token
+        within = np.arange(len(token)) - first_byte[token]  # and its index in that token
         sets = sets_of_bytes(self._bytes[self._starts[separated][token] + within])
-        found = np.bincount(token * len(SETS) + sets, minlength=len(separated) * len(SETS)).astype(self._dtype)
-        return found.reshape(len(tokens), -1, len(SETS))[:, :-1]
+        counts = np.bincount(token * len(SETS) + sets, minlength=len(separated) * len(SETS)).astype(self._dtype)
+        return counts.reshape(len(tokens), -1, len(SETS))[:, :-1]
 
     def num_bytes(self, tokens: np.ndarray, weights: np.ndarray, starts: np.ndarray | None = None) -> np.ndarray:
         """Returns how many bytes in each set the tokens [B, L] with weights [B, L] above 0 have, int64 [sets]."""
@@ -107,15 +113,16 @@ def document_starts(
 
     `is_pair`: each row's, or packed segment's, targets are a text of their own. Else documents follow each other, with
     the end of sequence between them, and `is_one_sequence` says that rows, as of a language model, are cut out of that.
-    Of a packed document that is longer than a row the rest counts as another one. With a `begin_id`, which documents
-    begin with, it is the token after that.
+    The rest of a packed document that is longer than a row counts as another one. With a `begin_id`, which documents
+    begin with, the first token is the one after it.
 
     >>> features = {"decoder_target_tokens": np.array([[7, 8], [9, 1], [7, 0]])}
     >>> features["decoder_loss_weights"] = features["decoder_target_tokens"]
     >>> document_starts([features], 1, False, True)[0].tolist()
     [[True, False], [False, False], [True, False]]
     """
-    found, has_ended = [], True  # before the first row
+    all_starts = []
+    has_ended = True  # the document before the next row; there is none before the first row
     for batch in batches:
         tokens = batch["decoder_target_tokens"]
         before = np.pad(tokens[:, :-1], ((0, 0), (1, 0)))
@@ -126,11 +133,12 @@ def document_starts(
         else:
             starts = before == eos_id
             if is_one_sequence and segments is None:
-                for row, of_row in enumerate(tokens):
-                    starts[row, 0], has_ended = has_ended, bool(of_row[-1] in (0, eos_id))
+                for row, row_tokens in enumerate(tokens):
+                    starts[row, 0] = has_ended
+                    has_ended = bool(row_tokens[-1] in (0, eos_id))
         if segments is not None and (is_pair or is_one_sequence):
             starts |= segments != np.pad(segments[:, :-1], ((0, 0), (1, 0)))
         if begin_id is not None:
             starts = (starts & (tokens != begin_id)) | (before == begin_id)
-        found.append(starts & (tokens > 0))
-    return found
+        all_starts.append(starts & (tokens > 0))
+    return all_starts

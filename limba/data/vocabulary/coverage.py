@@ -1,4 +1,4 @@
-"""How much of a text a vocabulary has pieces for: what is left falls to single bytes, or to the unknown piece."""
+"""How much of a text a vocabulary has pieces for: the rest becomes single bytes, or the unknown piece."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from limba.data.vocabulary.needed import spells_bytes
+from limba.data.vocabulary.pieces import spells_bytes
 from limba.data.vocabulary.vocabularies import ByteVocabulary, Vocabulary
 
-LEAST = 0.9  # share of the tokens of a text that are pieces; below it the vocabulary was made for another language
-EXAMPLES = 5  # words that are shown
-LETTERS = 20  # of such a word, at most
+LEAST = 0.9  # share of a text's tokens that are pieces; below it the vocabulary was made for another language
+MOST_EXAMPLES = 5  # words that are shown
+MOST_LETTERS = 20  # of such a word
 
 
 class Coverage(NamedTuple):
@@ -29,7 +29,7 @@ class Coverage(NamedTuple):
 
 
 def coverage(vocabulary: Vocabulary, texts: Iterable[str]) -> Coverage:
-    """Returns how much of some texts a vocabulary has pieces for; all of it for a vocabulary of bytes.
+    """Returns how much of some texts a vocabulary has pieces for; all of them for a vocabulary of bytes.
 
     >>> coverage(ByteVocabulary(), ["ăb"]).share
     1.0
@@ -48,10 +48,10 @@ def coverage(vocabulary: Vocabulary, texts: Iterable[str]) -> Coverage:
         unknown += unknown_here
         single_bytes += bytes_here
         if unknown_here + bytes_here:
-            lacking.update(word[:LETTERS] for word in text.split())
+            lacking.update(word[:MOST_LETTERS] for word in text.split())
     examples = []
     for word, _ in lacking.most_common():
-        if len(examples) == EXAMPLES:
+        if len(examples) == MOST_EXAMPLES:
             break
         if any(number == unknown_id or marks[number] for number in vocabulary.encode(word)):
             examples.append(word)

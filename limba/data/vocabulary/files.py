@@ -1,8 +1,8 @@
 """The files of vocabularies, wherever they are, and the copies of them that a run keeps in its directory.
 
-A vocabulary is one file, or what stands in a folder for transformers beside the weights. A copy's name follows from the
-address that the run, or its task, gives. So what is done with the run later finds the copy first, whatever has become
-of the address, and a directory that was moved or copied has its vocabularies with it.
+A vocabulary is one file, or several files beside the weights in a folder for transformers. A copy's name follows from
+the address that the run, or its task, names. So whatever opens the run later finds the copy first, even if the address
+is gone, and a run directory that was moved or copied has its vocabularies with it.
 """
 
 from __future__ import annotations
@@ -21,40 +21,50 @@ from limba.storage.files import resolved, write_whole
 
 CONFIG = "config.json"  # a folder for transformers has it
 OF_TOKENIZER = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
-    *("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt"),
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
 )
 # What such a folder has beside its weights that says how text is read and written.
 OF_FOLDER = (CONFIG, "generation_config.json", *OF_TOKENIZER)
 _COPY = re.compile(r"vocabulary-[0-9a-f]{8}(?:\.model|\.json)?")
-_FILES = (".model", ".json")  # a vocabulary whose name ends so is no folder and no hub id
+_FILES = (".model", ".json")  # an address that ends so is a file, and neither a folder nor a hub id
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def is_folder(address: str) -> bool:
     """Returns whether a vocabulary is a folder for transformers, or a hub id, and not a file."""
     if address == "byte" or address.endswith(_FILES):
         return False
-    place = resolved(address)
-    if place.is_dir():
+    path = resolved(address)
+    if path.is_dir():
         return True
-    return "://" not in address and not place.exists() and hub.is_id(address)
+    return "://" not in address and not path.exists() and hub.is_id(address)
 
 
 def folder_at(address: str) -> epath.Path:
-    """Returns the folder of a vocabulary for which `is_folder` holds; that of a hub id is downloaded.
+    """Returns the folder of a vocabulary for which `is_folder` holds; a model of the hub is downloaded.
 
-    Raises InputError for a folder that has no config.json, and what `hub.download` raises.
+    Raises InputError for a folder without config.json, and what `hub.download` raises.
     """
-    place = resolved(address)
-    if not place.is_dir():
-        place = epath.Path(hub.download(address, lambda names: [*hub.BESIDE, *OF_FOLDER]))
-    if not (place / CONFIG).exists():
+    folder = resolved(address)
+    if not folder.is_dir():
+        folder = epath.Path(hub.download(address, lambda names: [*hub.BESIDE, *OF_FOLDER]))
+    if not (folder / CONFIG).exists():
         raise InputError(
             f"The vocabulary {address} is a folder without config.json, which says the ids with a role; give a folder"
             " as transformers saves it, or the path of its tokenizer.json.",
             field="DataConfig.vocabulary",
         )
-    return place
+    return folder
 
 
 def check_there(address: str) -> None:
@@ -76,8 +86,8 @@ def content(path: str) -> bytes:
         with fsspec.open(path, "rb") as file:
             return file.read()  # pyright: ignore[reportAttributeAccessIssue] one path gives one file
     except FileNotFoundError as error:
-        is_id = re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not path.endswith((".model", ".json"))
-        advice = f"; of a model of the hub give hf://{path}/tokenizer.json" if is_id else ""
+        is_hub_id = _HUB_ID.fullmatch(path) and not path.endswith(_FILES)
+        advice = f"; for a model of the hub give hf://{path}/tokenizer.json" if is_hub_id else ""
         raise InputError(
             f"The vocabulary {path} does not exist; set DataConfig.vocabulary to the path of a SentencePiece model or"
             f" of a tokenizer.json, or to 'byte'{advice}.",
@@ -92,16 +102,16 @@ def content(path: str) -> bytes:
 
 
 def _names(address: str) -> tuple[str, str]:
-    """Returns the name of a copy: of a file, and of a folder."""
+    """Returns the names that a copy has: if it is a file, and if it is a folder."""
     digest = hashlib.blake2b(without_credentials(address).encode(), digest_size=4).hexdigest()
     name = f"vocabulary-{digest}"
     return f"{name}{'.json' if address.endswith('.json') else '.model'}", name
 
 
 def place_of(address: str, directory: str | None) -> str:
-    """Returns the path of the copy in a run's directory of the vocabulary at an address; if it has none, the address.
+    """Returns the path of the copy of a vocabulary in a run's directory; without a copy, the vocabulary's address.
 
-    With None for the directory there are no copies. A folder's copy is whole when it has its config.json.
+    With None for the directory there are no copies. The copy of a folder is whole when it has its config.json.
     """
     if directory is None:
         return address
@@ -132,26 +142,26 @@ def keep(addresses: Iterable[str], directory: str) -> None:
 
 
 def _keep_folder(folder: epath.Path, copy: epath.Path) -> None:
-    """Copies what says how text is read and written; config.json last: until then the copy is none."""
+    """Copies what says how text is read and written; config.json last, since only then the copy counts."""
     copy.mkdir(parents=True, exist_ok=True)
     for name in reversed(OF_FOLDER):
         if (folder / name).exists():
             _write(copy / name, (folder / name).read_bytes())
 
 
-def _write(place: epath.Path, data: bytes) -> None:
-    if not place.exists() or place.read_bytes() != data:
-        write_whole(place, data)
+def _write(file: epath.Path, data: bytes) -> None:
+    if not file.exists() or file.read_bytes() != data:
+        write_whole(file, data)
 
 
 def copies_in(directory: epath.Path) -> list[str]:
     """Returns the paths, below a run's directory, of the files of its copies."""
-    found = []
-    for place in directory.glob("vocabulary-*"):
-        if not _COPY.fullmatch(place.name):
+    paths = []
+    for copy in directory.glob("vocabulary-*"):
+        if not _COPY.fullmatch(copy.name):
             continue
-        if place.is_dir():
-            found += [f"{place.name}/{name}" for name in OF_FOLDER if (place / name).exists()]
+        if copy.is_dir():
+            paths += [f"{copy.name}/{name}" for name in OF_FOLDER if (copy / name).exists()]
         else:
-            found.append(place.name)
-    return found
+            paths.append(copy.name)
+    return paths

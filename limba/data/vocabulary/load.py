@@ -2,7 +2,7 @@
 
 Raffel et al. 2020 (arXiv:1910.10683, section 2.2): a SentencePiece unigram model and 100 sentinels above its pieces, of
 which `<extra_id_0>` has the highest id. They are added when the model is loaded; mT5's published model, and others,
-already have them as their last pieces.
+have them as their last pieces already.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from limba.data.vocabulary.files import content, is_folder, place_of
 from limba.data.vocabulary.published import PublishedVocabulary, open_address
 from limba.data.vocabulary.stream import StreamVocabulary, published_of
 from limba.data.vocabulary.tokenizers import BYTE, TokenizersVocabulary
+from limba.data.vocabulary.tokenizers import SPACE as SPACE
 from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVocabulary, parse_model, plain
 from limba.data.vocabulary.vocabularies import Vocabulary as Vocabulary
 
@@ -32,15 +33,25 @@ logger = logging.getLogger(__name__)
 NUM_SENTINELS = 100
 MOST_EXTRA_IDS = 100_000  # more than a row of any length has gaps
 ROWS_MULTIPLE = 128
-BYTE_SENTINELS = 11  # bytes without extra ids: 0xFF to 0xF5 are in no UTF-8; 0xF4 begins a letter from U+100000 on
-MOST_BYTE_SENTINELS = 128  # 0xFF to 0x80; the rest is ASCII
-SPACE = "\u2581"  # SentencePiece's character for a space
+BYTE_SENTINELS = 11  # of bytes without extra ids: 0xFF to 0xF5 are in no UTF-8; 0xF4 begins letters from U+100000 on
+MOST_BYTE_SENTINELS = 128  # 0xFF to 0x80; the other bytes are ASCII
 MASKS = ("<mask>", "[MASK]", "<|mask|>")  # of XLM-R, BERT and EuroBERT
 SENTINEL = re.compile(rf"{SPACE}?<extra_id_(\d+)>")
+# Sentences on which pieces must have as many bytes as the text: see `_reason_against_bytes`.
+SAMPLE = (
+    "The quick brown fox doesn't jump (over 3 dogs), it sleeps.",
+    "a e i o u n t r s l d",
+    "Toate ființele umane se nasc libere și egale în demnitate și în drepturi.",
+    "Усі люди народжуються вільними і рівними у своїй гідності.",
+    "すべての人間は、生まれながらにして自由である。",
+    "모든 인간은 태어날 때부터 자유로우며 그 존엄과 권리에 있어 동등하다.",
+    "सभी मनुष्यों को गौरव और अधिकारों के मामले में स्वतन्त्रता है।",
+    "Mọi người sinh ra đều được tự do và bình đẳng.",
+)
 
 
 def address_of(vocabulary: object) -> str | None:
-    """Returns the path or address of a vocabulary's file or folder; None for one without a file, as of bytes."""
+    """Returns the path or address of a vocabulary's file or folder; None for one without a file, such as bytes."""
     if isinstance(vocabulary, StreamVocabulary | PublishedVocabulary):
         return vocabulary.address
     if isinstance(vocabulary, TokenizersVocabulary):
@@ -51,24 +62,27 @@ def address_of(vocabulary: object) -> str | None:
 def of_run(vocabulary: Vocabulary, directory: str | None) -> Vocabulary:
     """Returns a task's vocabulary as it is read: from the copy in a run's `directory` if there is one.
 
-    Of seqio's own at an address it is ours, which can read it.
+    For seqio's own vocabulary at an address it is ours, which can read addresses.
     """
     ours = plain(vocabulary)
     if isinstance(ours, StreamVocabulary):
         return ours
     address = address_of(ours)
-    place = address and place_of(address, directory)
+    if address is None:
+        return ours if isinstance(ours, TokenizersVocabulary) else vocabulary
+    path = place_of(address, directory)
+    has_copy = path != address
     if isinstance(ours, TokenizersVocabulary):
-        return ours if place == address else TokenizersVocabulary(str(place))
-    if type(ours) is not SentencePieceVocabulary or (place == address and "://" not in str(address)):
-        return vocabulary
-    return ours.at(str(place))
+        return TokenizersVocabulary(path) if has_copy else ours
+    if type(ours) is SentencePieceVocabulary and (has_copy or "://" in address):
+        return ours.at(path)
+    return vocabulary
 
 
 def load_vocabulary(path_or_byte: str, extra_ids: int = NUM_SENTINELS) -> Vocabulary:
     """Returns ByT5's byte vocabulary for 'byte', else the SentencePiece model, or tokenizer.json, at a path or address.
 
-    Of a folder for transformers, or a hub id, it is what transformers reads there. A model that has sentinels gets no
+    For a folder for transformers, or a hub id, it is what transformers reads there. A model that has sentinels gets no
     others. Raises InputError for a file that is missing, unreadable, or not a SentencePiece model with pad 0 and an
     end-of-sequence piece.
 
@@ -86,12 +100,12 @@ def load_vocabulary(path_or_byte: str, extra_ids: int = NUM_SENTINELS) -> Vocabu
         return open_address(path_or_byte)
     if path_or_byte.endswith(".json"):
         vocabulary = TokenizersVocabulary(path_or_byte)
-        vocabulary.tokenizer  # noqa: B018  finds a wrong file now
+        vocabulary.tokenizer  # noqa: B018  a wrong file is found now
         return vocabulary
     model = read_model(path_or_byte)
-    inside = sum(1 for piece in model.pieces if SENTINEL.fullmatch(piece.piece))
-    if inside and extra_ids:
-        logger.info("%s has %d sentinels of its own; none are added.", path_or_byte, inside)
+    num_inside = sum(1 for piece in model.pieces if SENTINEL.fullmatch(piece.piece))
+    if num_inside and extra_ids:
+        logger.info("%s has %d sentinels of its own; none are added.", path_or_byte, num_inside)
         extra_ids = 0
     vocabulary = SentencePieceVocabulary(path_or_byte, extra_ids=extra_ids)
     _check_layout(vocabulary, path_or_byte)
@@ -101,7 +115,8 @@ def load_vocabulary(path_or_byte: str, extra_ids: int = NUM_SENTINELS) -> Vocabu
 def check_vocabulary(vocabulary: Vocabulary, num_rows: int, needs_sentinels: bool = True) -> None:
     """Raises InputError for a vocabulary that cannot be trained with.
 
-    Its ids exceed the model's embedding rows, id 0 is not padding alone, or needed sentinels are missing.
+    That is one whose ids exceed the model's embedding rows, whose id 0 is not padding alone, or that lacks sentinels
+    which are needed.
     """
     where = address_of(vocabulary) or "'byte'"
     if isinstance(vocabulary, SentencePieceVocabulary):
@@ -130,8 +145,8 @@ def _check_padding(vocabulary: TokenizersVocabulary) -> None:
     advice = "give one with a token for padding, such as <pad>, at id 0"
     if vocabulary.eos_id == 0:
         raise InputError(
-            f"The vocabulary {vocabulary.path} has {first!r} at id 0, padding's, as its end of sequence, which a model"
-            f" would never learn to write; {advice}."
+            f"The vocabulary {vocabulary.path} has its end of sequence, {first!r}, at id 0, which is padding in"
+            f" training, so a model would never learn to write it; {advice}."
         )
     added = vocabulary.tokenizer.get_added_tokens_decoder()
     if 0 not in added or not added[0].special:
@@ -159,10 +174,10 @@ def check_rows(vocabulary: Vocabulary, num_rows: int) -> None:
 
 
 def sentinel_table(vocabulary: Vocabulary) -> list[int]:
-    """Returns the ids of <extra_id_0>, <extra_id_1>, …, as far as there are all of them, wherever they are.
+    """Returns the ids of <extra_id_0>, <extra_id_1>, …, up to the first that is missing, wherever they are.
 
-    T5's are the last ids and count down: <extra_id_0> is the very last. Bytes without extra ids have those that are in
-    no text: 258, 257, …, 248, as T5X trains ByT5.
+    T5's are the last ids and count down: <extra_id_0> is the very last. Among bytes without extra ids they are the ones
+    that are in no text: 258, 257, …, 248, as T5X trains ByT5.
 
     >>> sentinel_table(ByteVocabulary(extra_ids=2)), len(sentinel_table(ByteVocabulary()))
     ([260, 259], 11)
@@ -176,8 +191,11 @@ def sentinel_table(vocabulary: Vocabulary) -> list[int]:
         return [last - number for number in range(vocabulary.extra_ids)]
     table = PieceTable(vocabulary)
     counted_down = list[int]()
-    while (match := SENTINEL.fullmatch(table.name(last - len(counted_down)))) and int(match[1]) == len(counted_down):
-        counted_down.append(last - len(counted_down))
+    for number in range(last, -1, -1):
+        match = SENTINEL.fullmatch(table.name(number))
+        if match is None or int(match[1]) != len(counted_down):
+            break
+        counted_down.append(number)
     return counted_down or list(_sentinels_by_name(table))
 
 
@@ -185,12 +203,12 @@ def _sentinels_by_name(table: PieceTable) -> Iterator[int]:
     """Yields the ids of <extra_id_0>, <extra_id_1>, …, by their names, up to the first that is not there."""
     for number in itertools.count():
         name = f"<extra_id_{number}>"
-        found = table.id_of(name)
-        if found is None:
-            found = table.id_of(SPACE + name)
-        if found is None:
+        sentinel = table.id_of(name)
+        if sentinel is None:
+            sentinel = table.id_of(SPACE + name)
+        if sentinel is None:
             return
-        yield found
+        yield sentinel
 
 
 def num_sentinels(vocabulary: Vocabulary) -> int:
@@ -204,8 +222,8 @@ def num_sentinels(vocabulary: Vocabulary) -> int:
 
 def are_sentinels_last(vocabulary: Vocabulary) -> bool:
     """Returns whether the sentinels are the last ids in T5's order."""
-    found = sentinel_table(vocabulary)
-    return found == [vocabulary.vocab_size - 1 - number for number in range(len(found))]
+    sentinels = sentinel_table(vocabulary)
+    return sentinels == [vocabulary.vocab_size - 1 - number for number in range(len(sentinels))]
 
 
 def byte_extra_ids(vocabulary: object) -> int | None:
@@ -226,12 +244,12 @@ def warn_of_byte_sentinels(
 ) -> None:
     """Logs once that an example with `count` sentinels, in a vocabulary of bytes without extra ids, needs real bytes.
 
-    Nothing is logged for as many as no text has.
+    Nothing is logged for up to BYTE_SENTINELS, whose bytes are in no text.
     """
     if count > BYTE_SENTINELS:
         logger.warning(
-            "%s has %d sentinels in an example, and only %d bytes are in no text: the ids from %d down to %d are also"
-            " those of real text; %s.",
+            "%s has %d sentinels in an example, and only %d bytes are in no text: the ids from %d down to %d are ids of"
+            " real text too; %s.",
             what, count, BYTE_SENTINELS, 258 - BYTE_SENTINELS, 259 - count, advice,
         )  # fmt: skip
 
@@ -244,10 +262,14 @@ def decoded(vocabulary: Vocabulary, ids: Sequence[int]) -> str:
     """
     if not isinstance(vocabulary, ByteVocabulary):
         return vocabulary.decode(ids)
-    top, text = vocabulary.vocab_size - 1, ""
-    for is_text, group in itertools.groupby(ids, lambda number: number <= top - num_sentinels(vocabulary)):
-        run = list(group)
-        text += vocabulary.decode(run) if is_text else "".join(f"<extra_id_{top - number}>" for number in run)
+    last = vocabulary.vocab_size - 1
+    last_of_text = last - num_sentinels(vocabulary)
+    text = ""
+    for is_text, group in itertools.groupby(ids, lambda number: number <= last_of_text):
+        if is_text:
+            text += vocabulary.decode(list(group))
+        else:
+            text += "".join(f"<extra_id_{last - number}>" for number in group)
     return text
 
 
@@ -261,7 +283,7 @@ def sentinel_ids(vocabulary: Vocabulary, count: int) -> list[int]:
         table = [vocabulary.vocab_size - 1 - number for number in range(available)]
     if count > available:
         raise InputError(
-            f"A text holds <extra_id_{count - 1}>, and the vocabulary has {available} sentinels; take it out, or set"
+            f"A text holds <extra_id_{count - 1}>, and the vocabulary has {available} sentinels; remove it, or set"
             " DataConfig.extra_ids higher."
         )
     return table[:count]
@@ -275,19 +297,19 @@ def mask_id(vocabulary: Vocabulary) -> int:
     >>> mask_id(ByteVocabulary(extra_ids=1))
     259
     """
-    found = known_mask_id(vocabulary)
-    if found is None:
-        if isinstance(vocabulary, StreamVocabulary):
-            raise InputError(
-                f"The vocabulary {vocabulary.address} names no mask (mask_token) among its"
-                f" {vocabulary.published.vocab_size:,} ids to hide tokens with; give a model that has one."
-            )
+    mask = known_mask_id(vocabulary)
+    if mask is not None:
+        return mask
+    if isinstance(vocabulary, StreamVocabulary):
         raise InputError(
-            f"The vocabulary {address_of(vocabulary) or repr('byte')} has no <mask> and no <extra_id_0> to hide tokens"
-            " with; set DataConfig.extra_ids to 1.",
-            fix=("DataConfig.extra_ids", 1),
+            f"The vocabulary {vocabulary.address} names no mask (mask_token) among its"
+            f" {vocabulary.published.vocab_size:,} ids to hide tokens with; give a model that has one."
         )
-    return found
+    raise InputError(
+        f"The vocabulary {address_of(vocabulary) or repr('byte')} has no <mask> and no <extra_id_0> to hide tokens"
+        " with; set DataConfig.extra_ids to 1.",
+        fix=("DataConfig.extra_ids", 1),
+    )
 
 
 def known_mask_id(vocabulary: Vocabulary) -> int | None:
@@ -309,15 +331,15 @@ def known_mask_id(vocabulary: Vocabulary) -> int | None:
 def begin_id(vocabulary: Vocabulary) -> int | None:
     """Returns the id that each document begins with: the piece <cls> or [CLS]; None for a vocabulary without it.
 
-    A document of a folder for transformers may begin with several: it is the last one.
+    With a folder for transformers a document may begin with several ids; this is the last of them.
     """
     if isinstance(vocabulary, StreamVocabulary):
         return vocabulary.begins[-1] if vocabulary.begins else None
     table = PieceTable(vocabulary)
     if table.kind == "bytes":
         return None
-    found = table.id_of("<cls>")
-    return table.id_of("[CLS]") if found is None else found
+    begin = table.id_of("<cls>")
+    return table.id_of("[CLS]") if begin is None else begin
 
 
 def content_name(vocabulary: Vocabulary) -> str:
@@ -384,8 +406,8 @@ def is_byte_piece(vocabulary: Vocabulary) -> np.ndarray:
 def piece_bytes(vocabulary: Vocabulary, num_rows: int) -> list[bytes]:
     """Returns `piece_texts` of a vocabulary whose pieces say the bytes of a text, for bits per byte.
 
-    Raises InputError for another one: bits per byte would be divided by bytes that the text does not have. WordPiece's
-    pieces do not say where a space was, and those that end with </w> say it where there is none.
+    Raises InputError for any other vocabulary: bits per byte would be divided by bytes that the text does not have.
+    WordPiece's pieces do not say where a space was, and pieces that end with </w> say it where there is none.
     """
     reason = _reason_against_bytes(vocabulary)
     if reason is not None:
@@ -397,23 +419,11 @@ def piece_bytes(vocabulary: Vocabulary, num_rows: int) -> list[bytes]:
     return piece_texts(vocabulary, num_rows)
 
 
-SAMPLE = (
-    "The quick brown fox doesn't jump (over 3 dogs), it sleeps.",
-    "a e i o u n t r s l d",
-    "Toate ființele umane se nasc libere și egale în demnitate și în drepturi.",
-    "Усі люди народжуються вільними і рівними у своїй гідності.",
-    "すべての人間は、生まれながらにして自由である。",
-    "모든 인간은 태어날 때부터 자유로우며 그 존엄과 권리에 있어 동등하다.",
-    "सभी मनुष्यों को गौरव और अधिकारों के मामले में स्वतन्त्रता है।",
-    "Mọi người sinh ra đều được tự do và bình đẳng.",
-)
-
-
 def _reason_against_bytes(vocabulary: Vocabulary) -> str | None:
-    """Returns what pieces say of a sentence and what it has, in words, where these differ; None if they never do.
+    """Returns, in words, how many bytes the pieces of a sentence have and how many it has; None if they always agree.
 
-    A space before the text is no difference. A text that is longer after normalization than before is one. Words with
-    unknown pieces are left out.
+    A space before the text does not count as a difference, but a text that is longer after normalization does. Words
+    with unknown pieces are left out.
     """
     if isinstance(vocabulary, ByteVocabulary):
         return None
@@ -422,17 +432,17 @@ def _reason_against_bytes(vocabulary: Vocabulary) -> str | None:
         text = " ".join(word for word in sentence.split(" ") if vocabulary.unk_id not in vocabulary.encode(word))
         ids = [int(number) for number in vocabulary.encode(text)]
         if vocabulary.unk_id in ids:
-            continue  # a space that is unknown
-        said = sum(len(pieces[number]) for number in ids)
+            continue  # the space itself is unknown
+        num_bytes = sum(len(pieces[number]) for number in ids)
         normalized = _normalized(vocabulary, text)
-        size = min(len(normalized.encode()), len(text.encode()))
-        if not size <= said <= size + 1:
-            return f"{said} bytes for {text!r}, which has {size}"
+        expected = min(len(normalized.encode()), len(text.encode()))
+        if not expected <= num_bytes <= expected + 1:
+            return f"{num_bytes} bytes for {text!r}, which has {expected}"
     return None
 
 
 def _normalized(vocabulary: Vocabulary, text: str) -> str:
-    """Returns a text as it is before it is cut."""
+    """Returns a text as it is before it is split into pieces."""
     vocabulary = published_of(vocabulary)
     if isinstance(vocabulary, SentencePieceVocabulary):
         return vocabulary.tokenizer.Normalize(text).replace(SPACE, " ").strip(" ")
@@ -447,44 +457,43 @@ def piece_texts(vocabulary: Vocabulary, num_rows: int) -> list[bytes]:
     A space is one byte, and so is a byte piece. Padding, end of sequence, sentinels and rows without a piece
     are b"". The unknown piece is b"" too: its text is lost, so bits per byte come out too high.
     """
-    found = [b""] * num_rows
+    texts = [b""] * num_rows
     if isinstance(vocabulary, StreamVocabulary):
-        known = piece_texts(vocabulary.published, num_rows - vocabulary.offset)
+        published = piece_texts(vocabulary.published, num_rows - vocabulary.offset)
         for number in (*vocabulary.published.ids.values(), *vocabulary.special.around):
-            if number < len(known):
-                known[number] = b""  # it has a role, and is no text
-        return [b""] * vocabulary.offset + known
+            if number < len(published):
+                published[number] = b""  # it has a role, and is not text
+        return [b""] * vocabulary.offset + published
     if isinstance(vocabulary, ByteVocabulary):
         first = first_byte(vocabulary)
-        count = 256 - BYTE_SENTINELS * has_byte_sentinels(vocabulary)
-        found[first : first + count] = [bytes([value]) for value in range(count)]
-        return found
+        count = 256 - BYTE_SENTINELS if has_byte_sentinels(vocabulary) else 256
+        texts[first : first + count] = [bytes([value]) for value in range(count)]
+        return texts
     if isinstance(vocabulary, TokenizersVocabulary):
-        known = vocabulary.piece_bytes()[:num_rows]
-        return known + found[len(known) :]
+        pieces = vocabulary.piece_bytes()[:num_rows]
+        return pieces + texts[len(pieces) :]
     assert isinstance(vocabulary, SentencePieceVocabulary)
-    pieces = vocabulary.tokenizer
+    processor = vocabulary.tokenizer
     for number in range(min(vocabulary.vocab_size, num_rows)):
-        piece = pieces.IdToPiece(number)
-        if pieces.IsByte(number):
-            found[number] = bytes([int(piece[3:5], 16)])  # <0xE3>
-        elif not (
-            pieces.IsControl(number) or pieces.IsUnknown(number) or pieces.IsUnused(number) or SENTINEL.fullmatch(piece)
-        ):
-            found[number] = piece.replace(SPACE, " ").encode()
-    return found
+        piece = processor.IdToPiece(number)
+        is_special = processor.IsControl(number) or processor.IsUnknown(number) or processor.IsUnused(number)
+        if processor.IsByte(number):
+            texts[number] = bytes([int(piece[3:5], 16)])  # <0xE3>
+        elif not is_special and not SENTINEL.fullmatch(piece):
+            texts[number] = piece.replace(SPACE, " ").encode()
+    return texts
 
 
 class PieceTable:
     """What the ids of a vocabulary stand for, whatever its kind. Its file is read when it is first needed."""
 
     def __init__(self, vocabulary: Vocabulary):
-        # Of a stream's vocabulary the table has the published ids, which users know.
+        # For a stream's vocabulary the table has the published ids, which users know.
         self.vocabulary = published_of(vocabulary)
 
     @classmethod
     def at(cls, path_or_byte: str, extra_ids: int = NUM_SENTINELS) -> PieceTable:
-        """Returns that of `load_vocabulary`, and its errors."""
+        """Returns the table of what `load_vocabulary` returns; raises its errors."""
         return cls(load_vocabulary(path_or_byte, extra_ids))
 
     @functools.cached_property
@@ -495,7 +504,7 @@ class PieceTable:
 
     @functools.cached_property
     def unspoken(self) -> tuple[int, ...]:
-        """Ids that a row has and that are no text: padding and the end."""
+        """Ids of a row that are not text: padding and the end."""
         if not isinstance(self.vocabulary, PublishedVocabulary):
             return (0, self.eos_id)
         roles = self.vocabulary.ids
@@ -557,7 +566,7 @@ class PieceTable:
         return piece_texts(self.vocabulary, num_rows)
 
     def name(self, number: int) -> str:
-        """Returns the piece of an id as its file has it; of a vocabulary without a file, the text of the id.
+        """Returns the piece of an id as its file has it; for a vocabulary without a file, the text of the id.
 
         >>> PieceTable.at("byte").name(100)
         'a'
@@ -577,7 +586,7 @@ class PieceTable:
         return number if self.name(number) == piece else None
 
     def masked(self, inputs: Sequence[int]) -> str:
-        """Returns the text of an example's ids with its gaps as <extra_id_0> and so on, without padding and end."""
+        """Returns the text of an example's ids with its gaps as <extra_id_0> and so on, without padding and the end."""
         return self._with_gaps(inputs, lambda gap: f"<extra_id_{gap}>")
 
     def filled(self, inputs: Sequence[int], targets: Sequence[int]) -> str:
@@ -598,15 +607,18 @@ class PieceTable:
         return self._with_gaps(inputs, lambda gap: f"[{self.vocabulary.decode(spans.get(gap, []))}]")
 
     def _with_gaps(self, inputs: Sequence[int], shown: Callable[[int], str]) -> str:
-        text, plain = [], []
+        """Returns the text of ids, in which each gap is what `shown` makes of its number."""
+        parts: list[str] = []
+        between_gaps: list[int] = []
         gaps = {number: gap for gap, number in enumerate(self.sentinels)}
         for token in map(int, inputs):
             if token in gaps:
-                text += [self.vocabulary.decode(plain), shown(gaps[token])]
-                plain = []
+                parts += [self.vocabulary.decode(between_gaps), shown(gaps[token])]
+                between_gaps = []
             elif token not in self.unspoken:
-                plain.append(token)
-        return " ".join(part for part in [*text, self.vocabulary.decode(plain)] if part)
+                between_gaps.append(token)
+        parts.append(self.vocabulary.decode(between_gaps))
+        return " ".join(part for part in parts if part)
 
 
 def read_model(path: str) -> Any:

@@ -1,9 +1,9 @@
 """The tokenizer of a folder for transformers, opened as transformers 5's AutoTokenizer opens it.
 
 Checked with transformers 5.23. Its rules, in short: `tokenizer_class` chooses a class. Some classes take tokenizer.json
-as it is. Others take only the pieces and merges of that file, and bring rules of their own for what stands around them
+as it is. Others take only the pieces and merges of that file, and bring their own normalizer, pre-tokenizer and decoder
 (`_REBUILT`); a class of transformers that is in neither table is refused. Then the tokens of tokenizer_config.json,
-special_tokens_map.json and added_tokens.json are added, those with a role too.
+special_tokens_map.json and added_tokens.json are added, tokens with a role included.
 
 In a text the name of a special token becomes that token here, as in transformers. A trainer reads the same file by
 `tokenizers.TokenizersVocabulary`, for which that name is plain text: a corpus must not be able to end a document.
@@ -21,7 +21,7 @@ from etils import epath
 
 from limba.config import InputError, reason_of
 from limba.data.vocabulary.files import content, folder_at
-from limba.data.vocabulary.tokenizers import TokenizersVocabulary
+from limba.data.vocabulary.tokenizers import SPACE, TokenizersVocabulary
 from limba.data.vocabulary.vocabularies import parse_model
 from limba.storage.files import read_text
 
@@ -61,18 +61,65 @@ SiglipTokenizer Speech2TextTokenizer SpeechT5Tokenizer TapasTokenizer VitsTokeni
 Wav2Vec2PhonemeCTCTokenizer XLMTokenizer
 """
 REFUSED = frozenset(_REFUSED.split())
-_COMPARED = (  # by a trainer and by transformers
+_COMPARED = (  # texts as a trainer reads them and as transformers does
     "All human beings are born free and equal, in dignity.",
     "Toate ființele umane se nasc libere (1948).",
     "Усі люди народжуються вільними і рівними",
     "two  spaces, a\ttab and a\nline; ½ ﬁne",
 )
-SPACE = "\u2581"  # SentencePiece's character for a space
-CONTROL, USER_DEFINED = 3, 4  # types of SentencePiece's pieces
+# What `clean_up_tokenization_spaces` replaces in decoded text.
+_CLEANED = (
+    (" .", "."),
+    (" ?", "?"),
+    (" !", "!"),
+    (" ,", ","),
+    (" ' ", "'"),
+    (" n't", "n't"),
+    (" 'm", "'m"),
+    (" 's", "'s"),
+    (" 've", "'ve"),
+    (" 're", "'re"),
+)
+# Types of SentencePiece's pieces.
+CONTROL = 3
+USER_DEFINED = 4
+
+
+# The tokens that a class gives to roles which no file names.
+_T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+_XLM = {
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "sep_token": "</s>",
+    "cls_token": "<s>",
+    "unk_token": "<unk>",
+    "pad_token": "<pad>",
+    "mask_token": "<mask>",
+}
+_BERT = {
+    "unk_token": "[UNK]",
+    "sep_token": "[SEP]",
+    "pad_token": "[PAD]",
+    "cls_token": "[CLS]",
+    "mask_token": "[MASK]",
+}
+_GEMMA = {
+    "bos_token": "<bos>",
+    "eos_token": "<eos>",
+    "unk_token": "<unk>",
+    "pad_token": "<pad>",
+    "mask_token": "<mask>",
+}
+_ENDOFTEXT: dict[str, str] = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
+_QWEN2: dict[str, str] = dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>")
+_QWEN2_WORDS = (  # what Qwen2Tokenizer first splits a text into
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 class PublishedVocabulary(TokenizersVocabulary):
-    """What AutoTokenizer gives for a folder; `encode` gives its ids without the template.
+    """The tokenizer that AutoTokenizer opens in a folder; `encode` returns its ids without the template.
 
     `ids` has the ids of ROLES, of those that the files name; `template` is what stands before and after a text.
     `address` is how a configuration names the folder, by default its path.
@@ -135,11 +182,8 @@ class PublishedVocabulary(TokenizersVocabulary):
         """Returns the text of all these ids, also those after an end, without special tokens."""
         text = self.tokenizer.decode(list(ids), skip_special_tokens=True)
         if self.cleans_spaces:
-            for spaced in (" .", " ?", " !", " ,", " n't", " 'm", " 's", " 've", " 're"):
-                if spaced == " ,":
-                    text = text.replace(" ,", ",").replace(" ' ", "'")
-                else:
-                    text = text.replace(spaced, spaced[1:])
+            for spaced, clean in _CLEANED:  # in transformers' order
+                text = text.replace(spaced, clean)
         return text
 
     def _decode(self, ids: list[int]) -> str:
@@ -160,38 +204,38 @@ class Files:
     """The files beside a model that say how its text is read, each {} where it is missing."""
 
     folder: epath.Path
-    about: Json  # tokenizer_config.json
-    special: Json  # special_tokens_map.json
-    added: Json  # added_tokens.json
+    tokenizer_config: Json  # tokenizer_config.json
+    special_tokens_map: Json  # special_tokens_map.json
+    added_tokens: Json  # added_tokens.json
     config: Json  # config.json
-    state: Json | None  # tokenizer.json, None where it is missing
+    tokenizer_json: Json | None  # tokenizer.json, None where it is missing
 
     @classmethod
     def of(cls, folder: epath.Path) -> Files:
         """Reads them; InputError for one that is not a JSON object."""
         return cls(
             folder,
-            about=read_json(folder, "tokenizer_config.json") or {},
-            special=read_json(folder, "special_tokens_map.json") or {},
-            added=read_json(folder, "added_tokens.json") or {},
+            tokenizer_config=read_json(folder, "tokenizer_config.json") or {},
+            special_tokens_map=read_json(folder, "special_tokens_map.json") or {},
+            added_tokens=read_json(folder, "added_tokens.json") or {},
             config=read_json(folder, "config.json") or {},
-            state=read_json(folder, "tokenizer.json"),
+            tokenizer_json=read_json(folder, "tokenizer.json"),
         )
 
     @property
     def tokens_by_id(self) -> dict[int, Any]:
         """The tokens that are added: {id: what AddedToken takes}."""
-        if isinstance(self.about.get("added_tokens_decoder"), dict):
-            return {int(number): token for number, token in self.about["added_tokens_decoder"].items()}
+        if isinstance(self.tokenizer_config.get("added_tokens_decoder"), dict):
+            return {int(number): token for number, token in self.tokenizer_config["added_tokens_decoder"].items()}
         roles = self.roles({})
         special = {name_of(roles[role]) for role in ROLES if roles.get(role)}
         special |= {name_of(token) for token in self.extra or ()}
-        found: dict[int, Any] = {}
-        for name, number in self.added.items():
-            found[int(number)] = {"content": name, "special": name in special, "normalized": name not in special}
-        for token in (self.state or {}).get("added_tokens", ()):
-            found[token["id"]] = {key: value for key, value in token.items() if key != "id"}
-        return found
+        tokens: dict[int, Any] = {}
+        for name, number in self.added_tokens.items():
+            tokens[int(number)] = {"content": name, "special": name in special, "normalized": name not in special}
+        for token in (self.tokenizer_json or {}).get("added_tokens", ()):
+            tokens[token["id"]] = {key: value for key, value in token.items() if key != "id"}
+        return tokens
 
     def roles(self, defaults: Mapping[str, str]) -> Json:
         """Returns {role: its token}: a class's defaults, tokenizer_config.json, special_tokens_map.json, the last wins.
@@ -199,38 +243,41 @@ class Files:
         They stand in transformers' order, in which those without an id get one. transformers does not look into
         special_tokens_map.json where tokenizer_config.json has added_tokens_decoder.
         """
-        found: Json = dict(defaults)
-        for place in self.places:
-            named = place.get("extra_special_tokens")
-            for key, value in {**place, **(named if isinstance(named, dict) else {})}.items():
+        tokens: Json = dict(defaults)
+        for file_content in self.files_with_roles:
+            extra = file_content.get("extra_special_tokens")
+            named: Json = extra if isinstance(extra, dict) else {}  # tokens with names of their own
+            for key, value in {**file_content, **named}.items():
                 is_token = isinstance(value, str) or (isinstance(value, dict) and "content" in value)
-                is_named = isinstance(named, dict) and key in named
-                if key in ROLES or is_named or (key.endswith("_token") and is_token):
-                    found[key] = value
-        order = [*(role for role in ROLES if role in found), *(role for role in found if role not in ROLES)]
-        return {role: found[role] for role in order if found[role] is not None}
+                if key in ROLES or key in named or (key.endswith("_token") and is_token):
+                    tokens[key] = value
+        order = [*(role for role in ROLES if role in tokens), *(role for role in tokens if role not in ROLES)]
+        return {role: tokens[role] for role in order if tokens[role] is not None}
 
     @property
-    def places(self) -> list[Json]:
-        """The files that say roles."""
-        return [self.about] if "added_tokens_decoder" in self.about else [self.about, self.special]
+    def files_with_roles(self) -> list[Json]:
+        """The files that name the tokens with a role, the last one wins."""
+        if "added_tokens_decoder" in self.tokenizer_config:
+            return [self.tokenizer_config]
+        return [self.tokenizer_config, self.special_tokens_map]
 
     @property
     def extra(self) -> list[Any] | None:
         """The special tokens without a role; None where no file has a list of them, not even an empty one."""
-        older, newer = "additional_special_tokens", "extra_special_tokens"
-        found = self.about.get(newer)
-        if older in self.about and (not found or isinstance(found, dict)):
-            found = self.about[older] or []
-        if isinstance(found, dict):
-            found = None  # tokens with names of their own, see `roles`
-        if "added_tokens_decoder" not in self.about:
-            later = self.special.get(newer)
+        older = "additional_special_tokens"
+        newer = "extra_special_tokens"
+        tokens = self.tokenizer_config.get(newer)
+        if older in self.tokenizer_config and (not tokens or isinstance(tokens, dict)):
+            tokens = self.tokenizer_config[older] or []
+        if isinstance(tokens, dict):
+            tokens = None  # tokens with names of their own, see `roles`
+        if "added_tokens_decoder" not in self.tokenizer_config:
+            later = self.special_tokens_map.get(newer)
             if isinstance(later, list):
-                found = [*(found or ()), *later]
-            elif found is None:
-                found = self.special.get(older)
-        return None if found is None else list(found)
+                tokens = [*(tokens or ()), *later]
+            elif tokens is None:
+                tokens = self.special_tokens_map.get(older)
+        return None if tokens is None else list(tokens)
 
     @property
     def has_extra_before_class(self) -> bool:
@@ -238,25 +285,25 @@ class Files:
 
         The older list of special_tokens_map.json is not: it goes through the class.
         """
-        is_read = "added_tokens_decoder" not in self.about
-        is_in_map = is_read and isinstance(self.special.get("extra_special_tokens"), list)
-        return is_in_map or bool({"additional_special_tokens", "extra_special_tokens"} & self.about.keys())
+        is_read = "added_tokens_decoder" not in self.tokenizer_config
+        is_in_map = is_read and isinstance(self.special_tokens_map.get("extra_special_tokens"), list)
+        return is_in_map or bool({"additional_special_tokens", "extra_special_tokens"} & self.tokenizer_config.keys())
 
 
 def read_json(folder: epath.Path, name: str) -> Json | None:
-    """Returns a JSON object of a folder, None if there is no such file; InputError for another content."""
+    """Returns a JSON object of a folder, None if there is no such file; InputError if it holds anything else."""
     file = folder / name
     if not file.exists():
         return None
     try:
-        found = json.loads(read_text(file))
-        if not isinstance(found, dict):
+        content = json.loads(read_text(file))
+        if not isinstance(content, dict):
             raise ValueError("it is not a JSON object")
     except InputError:
         raise
     except (ValueError, TypeError, RecursionError) as error:
         raise InputError(f"{file} cannot be used ({reason_of(error)}); copy the folder again.") from error
-    return found
+    return content
 
 
 def name_of(token: Any) -> str:
@@ -270,13 +317,13 @@ def class_of(files: Files) -> str:
     The file's own class wins over the model's, but umT5 and ModernBERT always take tokenizer.json as it is, and so does
     a LlamaTokenizer whose tokenizer.json has pieces of bytes.
     """
-    declared = files.about.get("tokenizer_class") or files.config.get("tokenizer_class")
+    declared = files.tokenizer_config.get("tokenizer_class") or files.config.get("tokenizer_class")
     of_model = _OF_MODEL.get(str(files.config.get("model_type")))
     if declared is None:
         return of_model or AS_IT_IS
     name = str(declared).removesuffix("Fast") if str(declared) not in _GENERIC else AS_IT_IS
     name = _ALIASES.get(name, name)
-    if name == "LlamaTokenizer" and _has_byte_level(files.state):
+    if name == "LlamaTokenizer" and _has_byte_level(files.tokenizer_json):
         return AS_IT_IS
     if of_model == AS_IT_IS:
         return AS_IT_IS
@@ -299,7 +346,7 @@ def open_folder(folder: epath.Path) -> PublishedVocabulary:
     name = class_of(files)
     path = str(folder / "tokenizer.json")
     try:
-        if files.state is not None:
+        if files.tokenizer_json is not None:
             made = _of_state(files, name)
         elif name == "T5Tokenizer" and (folder / "spiece.model").exists():
             path = str(folder / "spiece.model")
@@ -317,12 +364,15 @@ def open_folder(folder: epath.Path) -> PublishedVocabulary:
 
 
 def open_address(address: str) -> PublishedVocabulary:
-    """Returns the vocabulary of a folder at a path or address, or of a model of the hub; its errors are of both."""
+    """Returns the vocabulary of a folder at a path or address, or of a model of the hub.
+
+    Raises InputError as `folder_at` and `open_folder` do, and for a vocabulary of bytes.
+    """
     folder = folder_at(address)
-    if str(Files.of(folder).about.get("tokenizer_class")).startswith("ByT5"):
+    if str(Files.of(folder).tokenizer_config.get("tokenizer_class")).startswith("ByT5"):
         raise InputError(
-            f"The vocabulary {address} is one of bytes; set DataConfig.vocabulary to 'byte', and for the published ByT5"
-            " DataConfig.extra_ids to 0.",
+            f"The vocabulary {address} is UTF-8's bytes; set DataConfig.vocabulary to 'byte', and for the published"
+            " ByT5 DataConfig.extra_ids to 0.",
             field="DataConfig.vocabulary",
         )
     opened = open_folder(folder)
@@ -333,30 +383,34 @@ def open_address(address: str) -> PublishedVocabulary:
 def text_read_otherwise(path: str, encode: Callable[[str], Sequence[int]]) -> str | None:
     """Returns a text that a trainer, by `encode`, reads as other ids than transformers does in the file's folder.
 
-    None where a few texts, and each token that was added, have the same ids, and for a file beside no model.
+    None if a few texts, and each added token, have the same ids, and for a file that lies beside no model.
     """
     folder = epath.Path(path).parent
     if "://" in path or not (folder / "config.json").exists():
         return None
     try:
         opened = open_folder(folder)
-    except InputError:  # whoever uses the model hears of it
+    except InputError:  # which is raised where the model is opened
         return None
     added = opened.tokenizer.get_added_tokens_decoder().values()
     names = [f"one {token.content} two" for token in added if not token.special]
-    return next((text for text in (*_COMPARED, *names) if list(encode(text)) != list(opened.encode(text))), None)
+    for text in (*_COMPARED, *names):
+        if list(encode(text)) != list(opened.encode(text)):
+            return text
+    return None
 
 
 def _of_state(files: Files, name: str) -> Made:
     """Returns the tokenizer that a class makes of tokenizer.json."""
     import tokenizers
 
-    read = tokenizers.Tokenizer.from_str(json.dumps(files.state))
+    read = tokenizers.Tokenizer.from_str(json.dumps(files.tokenizer_json))
     padding: Mapping[str, str] = {}
     if read.padding is not None and name != "GPT2Tokenizer":  # whose class says that it has none
         padding = {"pad_token": read.padding["pad_token"]}
     if name == AS_IT_IS:
-        made, roles = read, files.roles(padding)
+        made = read
+        roles = files.roles(padding)
     else:
         rebuild, defaults = _REBUILT[name]
         roles = files.roles({**padding, **defaults})
@@ -371,11 +425,11 @@ def _of_state(files: Files, name: str) -> Made:
 
 
 def _made(tokenizer: tokenizers.Tokenizer, files: Files, roles: Json) -> Made:
-    tokenizer.encode_special_tokens = bool(files.about.get("split_special_tokens", False))
+    tokenizer.encode_special_tokens = bool(files.tokenizer_config.get("split_special_tokens", False))
     names = {role: name_of(token) for role, token in roles.items() if role in ROLES}
     names = {role: name for role, name in names.items() if tokenizer.token_to_id(name) is not None}
     is_bpe = type(tokenizer.model).__name__ == "BPE"
-    cleans = bool(files.about.get("clean_up_tokenization_spaces", False)) and not is_bpe
+    cleans = bool(files.tokenizer_config.get("clean_up_tokenization_spaces", False)) and not is_bpe
     return Made(tokenizer, names, cleans)
 
 
@@ -384,23 +438,23 @@ def _extra_of(files: Files, name: str) -> list[Any]:
     extra = files.extra
     if name != "T5Tokenizer":
         return extra or []
-    # What is left to the class gets its sentinels.
-    is_left = not files.has_extra_before_class
-    if extra is None or (is_left and not any("<extra_id_" in name_of(token) for token in extra)):
-        sentinels = [f"<extra_id_{number}>" for number in range(int(files.about.get("extra_ids", 100)))]
+    # The class adds its sentinels to a list that goes through it, unless the list has some.
+    asks_class = not files.has_extra_before_class
+    if extra is None or (asks_class and not any("<extra_id_" in name_of(token) for token in extra)):
+        sentinels = [f"<extra_id_{number}>" for number in range(int(files.tokenizer_config.get("extra_ids", 100)))]
         return [*(extra or ()), *sentinels]
     return extra
 
 
 def _add_tokens(tokenizer: tokenizers.Tokenizer, files: Files, roles: Json, extra: Sequence[Any]) -> None:
-    """Adds the files' tokens in transformers' order: by their ids, then those with a role, then the other special ones.
+    """Adds the files' tokens in transformers' order: by their ids, then tokens with a role, then other special ones.
 
-    A piece keeps its id; another token gets the next one.
+    A token that is a piece keeps its id; any other token gets the next free one.
     """
     by_id = {number: _added(token) for number, token in sorted(files.tokens_by_id.items())}
     by_name = {str(token.content): token for token in by_id.values()}
     names = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    new = list(by_id.values())  # those of tokenizer.json too: one with a role becomes a special one
+    new = list(by_id.values())  # also tokens that tokenizer.json has: one with a role becomes special
     names |= {token.content for token in new}
     of_roles = [by_name.get(name_of(token), token) for token in roles.values()]
     for token in [*of_roles, *extra]:
@@ -416,21 +470,22 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, files: Files, roles: Json, extr
 
 
 def _added(token: Any) -> tokenizers.AddedToken:
-    """Returns the token that a file describes; it is a special one where the file does not say."""
+    """Returns the token that a file describes; it is special unless the file says otherwise."""
     from tokenizers import AddedToken
 
     if isinstance(token, AddedToken):
         return token
     if isinstance(token, str):
         return AddedToken(token, special=True)
-    return AddedToken(**{"special": True, **{key: value for key, value in token.items() if key != "__type"}})
+    fields = {key: value for key, value in token.items() if key != "__type"}
+    return AddedToken(**{"special": True, **fields})
 
 
 def _template(tokenizer: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the ids that the post-processor puts before and after a text."""
     encoding = tokenizer.encode("a")
     is_text = [number is not None for number in encoding.sequence_ids]
-    if not any(is_text):  # nothing is left of the text
+    if not any(is_text):  # the tokenizer has dropped the letter
         raise ValueError("it reads no text")
     num_before = is_text.index(True)
     num_after = is_text[::-1].index(True)
@@ -438,13 +493,17 @@ def _template(tokenizer: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[i
 
 
 def _merges(state: Json) -> list[tuple[str, str]]:
-    """Returns the merges of a tokenizer.json, which are texts with a space in older files."""
-    found = [merge.split(" ") if isinstance(merge, str) else merge for merge in state["model"]["merges"]]
-    return [(first, second) for first, second in found]
+    """Returns the merges of a tokenizer.json; older files have them as strings with a space."""
+    merges = []
+    for merge in state["model"]["merges"]:
+        first, second = merge.split(" ") if isinstance(merge, str) else merge
+        merges.append((first, second))
+    return merges
 
 
 def _require(files: Files, kind: str, name: str) -> Json:
-    state = files.state or {}
+    """Returns tokenizer.json's content; InputError if its model is not of the kind that a class needs."""
+    state = files.tokenizer_json or {}
     if state.get("model", {}).get("type", kind) != kind:
         raise InputError(
             f"transformers reads {files.folder} by {name}, which needs a {kind} model, and tokenizer.json has"
@@ -458,8 +517,8 @@ Rebuild = Callable[["Files", Any, Mapping[str, str]], Any]  # (files, tokenizer.
 
 def _charsmap(state: Json) -> Json | None:
     """Returns the precompiled rules of a normalizer, which are all that T5Tokenizer takes of it."""
-    found = state.get("normalizer") or {}
-    steps = found["normalizers"] if found.get("type") == "Sequence" else [found]
+    normalizer = state.get("normalizer") or {}
+    steps = normalizer["normalizers"] if normalizer.get("type") == "Sequence" else [normalizer]
     return next((step for step in steps if step.get("type") == "Precompiled"), None)
 
 
@@ -471,7 +530,10 @@ def _with_state(tokenizer: Any, **parts: object) -> Any:
 
 
 def _unigram(vocabulary: Sequence[Sequence[Any]], unknown: int, charsmap: Json | None, scheme: str) -> Any:
-    """Returns the tokenizer of T5Tokenizer and XLMRobertaTokenizer: words between white space, each after a space."""
+    """Returns the tokenizer of T5Tokenizer and XLMRobertaTokenizer: words between white space, each after a space.
+
+    `unknown` is the id of the unknown piece, `scheme` says before which words Metaspace puts the space.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     pieces = [(piece, score) for piece, score in vocabulary]
@@ -489,7 +551,7 @@ def _t5(files: Files, read: Any, names: Mapping[str, str]) -> Any:
 
 def _xlm_roberta(files: Files, read: Any, names: Mapping[str, str]) -> Any:
     state = _require(files, "Unigram", "XLMRobertaTokenizer")
-    scheme = "always" if files.about.get("add_prefix_space", True) else "never"
+    scheme = "always" if files.tokenizer_config.get("add_prefix_space", True) else "never"
     return _unigram(state["model"]["vocab"], 3, _charsmap(state), scheme)
 
 
@@ -499,14 +561,19 @@ def _llama(files: Files, read: Any, names: Mapping[str, str]) -> Any:
     state = _require(files, "BPE", "LlamaTokenizer")
     pieces = models.BPE(state["model"]["vocab"], _merges(state), fuse_unk=True, byte_fallback=True)
     made = Tokenizer(pieces)
-    has_space = files.about.get("add_prefix_space")
-    has_space = True if has_space is None else bool(has_space)
-    scheme = "always" if files.about.get("legacy", False) else "first"
+    add_prefix_space = files.tokenizer_config.get("add_prefix_space")
+    has_space = add_prefix_space is None or bool(add_prefix_space)
     if not has_space:
         scheme = "never"
+    elif files.tokenizer_config.get("legacy", False):
+        scheme = "always"
+    else:
+        scheme = "first"
     made.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, scheme, split=False)
-    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    made.decoder = decoders.Sequence(steps + ([decoders.Strip(" ", 1)] if has_space else []))
+    steps: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if has_space:
+        steps.append(decoders.Strip(" ", 1))
+    made.decoder = decoders.Sequence(steps)
     made.post_processor = read.post_processor
     return made
 
@@ -517,7 +584,9 @@ def _gpt2(files: Files, read: Any, names: Mapping[str, str]) -> Any:
     state = _require(files, "BPE", class_of(files))
     plain = {"continuing_subword_prefix": "", "end_of_word_suffix": "", "fuse_unk": False}
     made = Tokenizer(models.BPE(state["model"]["vocab"], _merges(state), **plain))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(files.about.get("add_prefix_space", False)))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(
+        add_prefix_space=bool(files.tokenizer_config.get("add_prefix_space", False))
+    )
     made.decoder = decoders.ByteLevel()
     made.post_processor = read.post_processor
     return made
@@ -535,7 +604,7 @@ def _qwen2(files: Files, read: Any, names: Mapping[str, str]) -> Any:
     from tokenizers import Regex, pre_tokenizers
 
     made = _gpt_neox(files, read, names)
-    has_space = bool(files.about.get("add_prefix_space", False))
+    has_space = bool(files.tokenizer_config.get("add_prefix_space", False))
     words = pre_tokenizers.Split(Regex(_QWEN2_WORDS), behavior="isolated")
     made.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(has_space, use_regex=False)])
     return made
@@ -562,9 +631,9 @@ def _bert(files: Files, read: Any, names: Mapping[str, str]) -> Any:
     made = Tokenizer(models.WordPiece(state["model"]["vocab"], unk_token=names["unk_token"]))
     made.normalizer = normalizers.BertNormalizer(
         clean_text=True,
-        handle_chinese_chars=bool(files.about.get("tokenize_chinese_chars", True)),
-        strip_accents=files.about.get("strip_accents"),
-        lowercase=bool(files.about.get("do_lower_case", True)),
+        handle_chinese_chars=bool(files.tokenizer_config.get("tokenize_chinese_chars", True)),
+        strip_accents=files.tokenizer_config.get("strip_accents"),
+        lowercase=bool(files.tokenizer_config.get("do_lower_case", True)),
     )
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     made.decoder = decoders.WordPiece(prefix="##")
@@ -594,18 +663,6 @@ def _finish(tokenizer: Any, name: str, names: Mapping[str, str]) -> None:
         tokenizer.post_processor = processors.TemplateProcessing("$A", "$A $B", [])
 
 
-_XLM = {"bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "cls_token": "<s>", "unk_token": "<unk>"}
-_XLM |= {"pad_token": "<pad>", "mask_token": "<mask>"}
-_BERT = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]", "mask_token": "[MASK]"}
-_GEMMA = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"}
-_GEMMA |= {"mask_token": "<mask>"}
-_ENDOFTEXT: dict[str, str] = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
-_QWEN2: dict[str, str] = dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>")
-_QWEN2_WORDS = (  # what Qwen2Tokenizer cuts a text into first
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 # A class: what makes its tokenizer of tokenizer.json's pieces, and the tokens that its roles have by default.
 _REBUILT: Mapping[str, tuple[Rebuild, Mapping[str, str]]] = {
     "T5Tokenizer": (_t5, _T5),
@@ -626,12 +683,13 @@ def _of_spiece(files: Files, path: str) -> Made:
 
     model = parse_model(content(path))
     roles = files.roles(_T5)
-    extra_ids = int(files.about.get("extra_ids", 100))
-    inside = sum("<extra_id_" in piece.piece for piece in model.pieces if piece.type in (CONTROL, USER_DEFINED))
-    if inside and extra_ids not in (0, inside):
+    extra_ids = int(files.tokenizer_config.get("extra_ids", 100))
+    special = [piece for piece in model.pieces if piece.type in (CONTROL, USER_DEFINED)]
+    num_inside = sum("<extra_id_" in piece.piece for piece in special)
+    if num_inside and extra_ids not in (0, num_inside):
         raise InputError(
-            f"{path} has {inside} sentinels of its own, and tokenizer_config.json says extra_ids {extra_ids}, which"
-            f" transformers refuses; set extra_ids to {inside} there."
+            f"{path} has {num_inside} sentinels of its own, and tokenizer_config.json says extra_ids {extra_ids}, which"
+            f" transformers refuses; set extra_ids to {num_inside} there."
         )
     sentinels = [f"<extra_id_{number}>" for number in range(extra_ids)]
     pieces = [(piece.piece, piece.score) for piece in model.pieces]
@@ -643,8 +701,7 @@ def _of_spiece(files: Files, path: str) -> Made:
     made = _unigram(pieces, 2, charsmap, "always")
     extra = files.extra or []
     if not files.has_extra_before_class:
-        types = ((piece.piece, piece.type) for piece in model.pieces if piece.type in (CONTROL, USER_DEFINED))
-        extra = [{"content": name, "normalized": False, "special": kind == CONTROL} for name, kind in types]
+        extra = [{"content": piece.piece, "normalized": False, "special": piece.type == CONTROL} for piece in special]
         if not any("<extra_id_" in name_of(token) for token in extra):
             extra += sentinels
     _add_tokens(made, files, roles, extra)

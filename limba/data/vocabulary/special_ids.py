@@ -1,6 +1,6 @@
 """The ids with a role in a model: padding, start, ends, mask, the decoder's start, and what stands around a text.
 
-A run of Limba, and one of T5X, has those of T5's layout: `of_run`. A folder for transformers says them in its files,
+A run of Limba or T5X has the ids of T5's layout: `of_run`. A folder for transformers names them in its files,
 which `of_folder` reads in transformers' own order of precedence; a run whose vocabulary is such a folder has these, and
 `as_stream` gives its data stream a padding of its own.
 """
@@ -35,18 +35,21 @@ _DEFAULTS: Mapping[str, Mapping[str, int]] = {
 }
 # Keys of generation_config.json that change which ids are written, and that Limba's search does not have.
 _UNSUPPORTED = (
-    *("forced_bos_token_id", "forced_eos_token_id", "forced_decoder_ids", "begin_suppress_tokens", "bad_words_ids"),
-    *("sequence_bias", "exponential_decay_length_penalty"),
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "forced_decoder_ids",
+    "begin_suppress_tokens",
+    "bad_words_ids",
+    "sequence_bias",
+    "exponential_decay_length_penalty",
 )
 # Keys that make a search choose otherwise, which Limba's does not have either, and the values that change nothing. The
-# model can be used without them: it is said. Those that Limba has (sampling, beams, …) are the caller's to choose.
+# model can be used without them, and the user is told. What Limba has (sampling, beams, …) is the caller's choice.
 _PASSED_OVER: Mapping[str, tuple[object, ...]] = {
     **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty"), (None, 1, 1.0)),
     **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), (None, 0)),
     **dict.fromkeys(("min_length", "min_new_tokens"), (None, 0)),
 }
-
-
 ENCODER_DECODERS = ("t5", "mt5", "umt5")
 LANGUAGE_MODELS = ("llama", "gpt2")
 ENCODERS = ("eurobert", "modernbert")
@@ -54,7 +57,7 @@ _ENCODER_OF_T5 = "EncoderModel"  # the end of its class's name
 
 
 class Family(Protocol):
-    """What the ids with a role depend on beside the files; a ModelConfig has it, and so has `Named`."""
+    """What the ids with a role depend on besides the files; ModelConfig and `Named` have it."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -106,8 +109,8 @@ class SpecialIds:
     @property
     def first(self) -> int:
         """What a language model reads before the first token of a row: its template's first id, else start or end."""
-        found = (*self.before, self.start, self.end, self.filling)
-        return next(number for number in found if number is not None)
+        candidates = (*self.before, self.start, self.end, self.filling)
+        return next(number for number in candidates if number is not None)
 
     @property
     def filling(self) -> int:
@@ -118,9 +121,9 @@ class SpecialIds:
 
     @property
     def around(self) -> tuple[int, ...]:
-        """The ids that are never text themselves: those of the template, ends, separator and mask."""
-        single = (number for number in (self.separator, self.mask) if number is not None)
-        return (*self.before, *self.after, *self.ends, *single)
+        """The ids that are never text themselves: the template's, ends, separator and mask."""
+        separator_and_mask = (number for number in (self.separator, self.mask) if number is not None)
+        return (*self.before, *self.after, *self.ends, *separator_and_mask)
 
     def has_t5_layout(self, family: Family) -> bool:
         """Returns whether id 0 is padding and nothing else, and a decoder begins with it."""
@@ -163,7 +166,7 @@ class SpecialIds:
 def of_run(vocabulary: Vocabulary | None, model: ModelConfig) -> SpecialIds:
     """Returns the ids of a model that Limba or T5X trained with this vocabulary.
 
-    Of a run whose vocabulary is a folder for transformers they are the folder's.
+    For a run whose vocabulary is a folder for transformers they are the folder's.
     """
     published = None if vocabulary is None else published_of(vocabulary)
     if isinstance(published, PublishedVocabulary):
@@ -178,7 +181,7 @@ def of_run(vocabulary: Vocabulary | None, model: ModelConfig) -> SpecialIds:
 
 
 def of_encoder(vocabulary: Vocabulary | None) -> SpecialIds:
-    """Returns the ids of an encoder of ours: a text begins with <cls>, if the vocabulary has it, and ends as a T5's."""
+    """Returns the ids of our encoder: a text begins with <cls>, if the vocabulary has it, and ends as a T5's does."""
     end = _end_of(vocabulary)
     if vocabulary is None:
         return SpecialIds(ends=(end,), separator=end, after=(end,))
@@ -193,12 +196,12 @@ def _end_of(vocabulary: Vocabulary | None) -> int:
 
 
 def of_folder(folder: epath.Path, vocabulary: Vocabulary | None, model: ModelConfig | Named) -> SpecialIds:
-    """Returns the ids of a folder for transformers; `vocabulary` is its own, another that was given, or None.
+    """Returns the ids of a folder for transformers; `vocabulary` is its own, another one that was given, or None.
 
-    What is written, and where it begins and ends, is generation_config.json's, or config.json's where that file is
-    missing; the first input of a decoder whose targets are given is config.json's; what stands around a text is the
-    tokenizer's. With another vocabulary the text is framed as in T5's layout. Raises InputError for ids that the model
-    has no row for.
+    generation_config.json, or config.json where that file is missing, says what is written, and with which ids it
+    begins and ends; config.json says the first input of a decoder whose targets are given; the tokenizer says what
+    stands around a text. With another vocabulary the text is framed as in T5's layout. Raises InputError for ids
+    without a row in the model's embedding.
     """
     config = read_json(folder, "config.json") or {}
     generation = read_json(folder, "generation_config.json")
@@ -216,7 +219,7 @@ def of_folder(folder: epath.Path, vocabulary: Vocabulary | None, model: ModelCon
     if has_decoder and first is None:
         first = first_written if first_written is not None else padding
         if first is None:
-            raise InputError(f"{folder}/config.json has no decoder_start_token_id, which a T5 needs; write one there.")
+            raise InputError(f"{folder}/config.json has no decoder_start_token_id, which a T5 needs; add it there.")
         logger.info("%s/config.json has no decoder_start_token_id; it is taken as %d, padding.", folder, first)
     if first_written is None:
         first_written = first if start is None else start
@@ -227,16 +230,16 @@ def of_folder(folder: epath.Path, vocabulary: Vocabulary | None, model: ModelCon
         before, after = vocabulary.template
         roles = {role: number for role, number in vocabulary.ids.items() if number < model.vocab_size}
     elif vocabulary is not None and isinstance(model, ModelConfig):
-        own = of_run(vocabulary, model)
-        before = own.before
-        after = own.after
+        of_layout = of_run(vocabulary, model)
+        before = of_layout.before
+        after = of_layout.after
         if before == (START,) and start is not None:
             before = (start,)
         if model.is_encoder:
-            ends = own.ends
+            ends = of_layout.ends
     end = roles.get("eos_token")
     if end in ends:
-        ends = (end, *(each for each in ends if each != end))
+        ends = (end, *(number for number in ends if number != end))
     mask = of_config.one("mask_token_id")
     if isinstance(vocabulary, PublishedVocabulary):
         mask = roles.get("mask_token", mask)
@@ -269,8 +272,8 @@ def family_of(folder: epath.Path) -> Named:
     if kind not in (*ENCODER_DECODERS, *LANGUAGE_MODELS, *ENCODERS) or not isinstance(num_rows, int):
         known = ", ".join((*ENCODER_DECODERS, *LANGUAGE_MODELS, *ENCODERS))
         raise InputError(
-            f"{folder}/config.json describes a {kind!r} of {num_rows!r} ids, and the vocabulary of a run is a folder of"
-            f" {known}; give the path of its tokenizer.json.",
+            f"{folder}/config.json describes a {kind!r} of {num_rows!r} ids, and a folder that is a run's vocabulary"
+            f" has one of {known}; give the path of its tokenizer.json.",
             field="DataConfig.vocabulary",
         )
     if kind in ENCODER_DECODERS:
@@ -280,7 +283,7 @@ def family_of(folder: epath.Path) -> Named:
 
 
 def as_stream(vocabulary: Vocabulary) -> Vocabulary:
-    """Returns a vocabulary as the data stream reads it: one of a folder with 0 as padding alone, others as they are.
+    """Returns a vocabulary as the data stream reads it: a folder's with 0 as padding alone, any other as it is.
 
     A corpus must not be able to end a document, so the stream reads the name of a special token as plain text.
     """
@@ -318,20 +321,22 @@ def as_stream(vocabulary: Vocabulary) -> Vocabulary:
 
 
 def _never_text(vocabulary: PublishedVocabulary, special: SpecialIds) -> frozenset[int]:
-    """Returns the ids as which no text is read: special tokens, sentinels, and those with a role.
+    """Returns the ids that no text has: special tokens, sentinels, and ids with a role.
 
     The unknown piece is one of them only where it stands around a text too, as GPT-2's end does.
     """
     added = vocabulary.tokenizer.get_added_tokens_decoder().items()
-    found = {number for number, token in added if token.special}
-    found |= {*vocabulary.ids.values(), *sentinel_table(vocabulary)}
-    return frozenset((found - {vocabulary.unk_id}) | {*special.around})
+    special_tokens = {number for number, token in added if token.special}
+    never_text = {*special_tokens, *vocabulary.ids.values(), *sentinel_table(vocabulary)}
+    never_text.discard(vocabulary.unk_id)
+    return frozenset(never_text | {*special.around})
 
 
 def _is_padding_alone(vocabulary: PublishedVocabulary, special: SpecialIds, family: Family, start: int) -> bool:
     """Returns whether id 0 is a padding token that no row has as text: T5's layout."""
     added = vocabulary.tokenizer.get_added_tokens_decoder()
-    if not special.has_t5_layout(family) or PADDING not in added or not added[PADDING].special:
+    is_special_token = PADDING in added and added[PADDING].special
+    if not is_special_token or not special.has_t5_layout(family):
         return False
     text = {*special.ends, *special.after, special.unknown, special.mask}
     if family.is_encoder:
@@ -340,7 +345,7 @@ def _is_padding_alone(vocabulary: PublishedVocabulary, special: SpecialIds, fami
 
 
 def check_family(vocabulary: Vocabulary, model: ModelConfig) -> None:
-    """Raises InputError for a run whose vocabulary is the folder of another family, or has no end of a text."""
+    """Raises InputError for a run whose vocabulary is the folder of another family, or names no end of a text."""
     if not isinstance(vocabulary, StreamVocabulary):
         return
     published = vocabulary.published
@@ -348,17 +353,18 @@ def check_family(vocabulary: Vocabulary, model: ModelConfig) -> None:
     if (family.is_decoder_only, family.is_encoder) != (model.is_decoder_only, model.is_encoder):
         raise ConfigError(
             "DataConfig.vocabulary",
-            f"is {vocabulary.address}, the folder of {_named(family)}, and the run trains {_named(model)}; give the"
-            " path of its tokenizer.json, or set ModelConfig to that network.",
+            f"is {vocabulary.address}, the folder of {_in_words(family)}, and the run trains {_in_words(model)}; give"
+            " the path of its tokenizer.json, or set ModelConfig to that network.",
         )
     if vocabulary.eos_id is None:
         raise InputError(
             f"The vocabulary {vocabulary.address} names no end of a text (eos_token) among its"
-            f" {published.vocab_size:,} ids, with which training ends each; name one in its tokenizer_config.json."
+            f" {published.vocab_size:,} ids, and training ends each text with it; name one in its"
+            " tokenizer_config.json."
         )
 
 
-def _named(family: Family) -> str:
+def _in_words(family: Family) -> str:
     if not family.is_decoder_only:
         return "an encoder-decoder"
     return "an encoder" if family.is_encoder else "a language model"
@@ -368,35 +374,35 @@ def _named(family: Family) -> str:
 class _Ids:
     """The ids that a file names, else a class of transformers."""
 
-    about: Mapping[str, Any]
+    content: Mapping[str, Any]
     defaults: Mapping[str, int]
-    place: str
+    file: str  # for messages
     num_rows: int
 
     def one(self, key: str) -> int | None:
-        """Returns the id of a key, None for none; a default that the model has no row for is none."""
-        found = self.about.get(key, self.defaults.get(key))
-        if found is None:
+        """Returns the id of a key; None if there is none, and for a default that has no row in the model."""
+        number = self.content.get(key, self.defaults.get(key))
+        if number is None:
             return None
-        if not self._is_id(found):
-            if key not in self.about or key in ("pad_token_id", "bos_token_id"):
-                return None  # is never read, or only where a prompt is empty
-            self._refuse(key, found)
-        return int(found)
+        if not self._is_id(number):
+            if key not in self.content or key in ("pad_token_id", "bos_token_id"):
+                return None  # it is never read, or only where a prompt is empty
+            self._refuse(key, number)
+        return int(number)
 
     def several(self, key: str) -> tuple[int, ...]:
-        """Returns the ids of a key that has one or a list; those that the model cannot write are left out."""
-        found = self.about.get(key, self.defaults.get(key))
-        listed = found if isinstance(found, list) else [found]
-        if found is None:
-            listed = []
-        for number in listed:
+        """Returns the ids of a key that has one id or a list, without ids that the model cannot write."""
+        value = self.content.get(key, self.defaults.get(key))
+        if value is None:
+            return ()
+        numbers = value if isinstance(value, list) else [value]
+        for number in numbers:
             if not isinstance(number, int) or isinstance(number, bool):
-                self._refuse(key, found)
-        return tuple(number for number in listed if self._is_id(number))
+                self._refuse(key, value)
+        return tuple(number for number in numbers if self._is_id(number))
 
     def _is_id(self, number: object) -> bool:
         return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < self.num_rows
 
-    def _refuse(self, key: str, found: object) -> None:
-        raise InputError(f"{self.place} has {key} {found!r}, and the model has {self.num_rows} rows; correct it there.")
+    def _refuse(self, key: str, value: object) -> None:
+        raise InputError(f"{self.file} has {key} {value!r}, and the model has {self.num_rows} rows; correct it there.")

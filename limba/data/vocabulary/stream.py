@@ -1,4 +1,4 @@
-"""A published vocabulary as the data stream reads it: its ids are higher by one, so that 0 is padding and nothing else.
+"""A published vocabulary as the data stream reads it: its ids are one higher, so that 0 is padding and nothing else.
 
 Packing, objectives and the marks of the stream rely on that 0. `limba.data.packing.model_features` gives the model the
 published ids, so nothing behind it knows of the shift.
@@ -27,7 +27,7 @@ class Roles(Protocol):
 
 
 class RowIds(NamedTuple):
-    """The published ids that rows of a model have beside those of the stream."""
+    """The published ids that rows of a model have besides the stream's."""
 
     start: int  # the first input of a decoder
     filling: int  # stands where the stream has padding, and is never read
@@ -57,10 +57,11 @@ class StreamVocabulary(Vocabulary):
         """`trained` is the same vocabulary, which reads the name of a special token in a text as plain text.
 
         `begins`, `ends` and `start` are published ids; `start` is the first input of a decoder. `is_one_sequence`: the
-        model has one stack, which reads inputs and targets as one row. `never_text` are the published ids as which no
-        text is read.
+        model has one stack, which reads inputs and targets as one row. `never_text` are the published ids that no
+        text is given.
         """
         super().__init__(extra_ids=0)
+        unknown = published.unk_id
         self.published = published
         self._trained = trained
         self.special = special
@@ -70,9 +71,9 @@ class StreamVocabulary(Vocabulary):
         self.ends = tuple(number + offset for number in ends)
         self.start = start
         self.is_one_sequence = is_one_sequence
-        unknown = published.unk_id
         self._never_text = never_text
-        self._in_place = () if unknown is None or unknown in never_text else (unknown,)
+        # What a text has in the place of an id that is never text.
+        self._instead = () if unknown is None or unknown in never_text else (unknown,)
 
     @property
     def row_ids(self) -> RowIds | None:
@@ -101,17 +102,17 @@ class StreamVocabulary(Vocabulary):
         return self.published.vocab_size + self.offset
 
     def encode(self, s: str) -> Sequence[int]:
-        """Returns the ids of a text, in which no token has a role.
+        """Returns the ids of a text, none of which has a role.
 
-        A model of pieces may have the name of a special token, such as </s> or <extra_id_0>, as a piece like any other:
-        it is unknown here.
+        A SentencePiece model may have the name of a special token, such as </s> or <extra_id_0>, as an ordinary piece;
+        here that piece is unknown.
         """
         ids = self._trained.encode(s)
         if not self._never_text.isdisjoint(ids):
             as_text = list[int]()
             for number in ids:
                 if number in self._never_text:
-                    as_text += self._in_place
+                    as_text += self._instead
                 else:
                     as_text.append(number)
             ids = as_text
@@ -128,12 +129,12 @@ class StreamVocabulary(Vocabulary):
 
 
 def published_of(vocabulary: Vocabulary) -> Vocabulary:
-    """Returns the vocabulary with the model's own ids: of a stream's the published one, any other as it is."""
+    """Returns the vocabulary with the model's own ids: the published one behind a stream's, any other as it is."""
     return vocabulary.published if isinstance(vocabulary, StreamVocabulary) else vocabulary
 
 
 def offset_of(vocabulary: Vocabulary) -> int:
-    """Returns how much higher than the model's the ids of the stream are."""
+    """Returns how much higher the ids of the stream are than the model's."""
     return vocabulary.offset if isinstance(vocabulary, StreamVocabulary) else 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,13 +30,13 @@ TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}  # SentencePiece's number
 def tokenizer_json(model_path: str, extra_ids: int = NUM_SENTINELS, starts: bool = False, encodes: bool = False) -> str:
     """Returns the text of a tokenizer.json that gives the ids of the SentencePiece model at `model_path`.
 
-    It appends the end of sequence, as T5 needs it; with `encodes`, for an encoder, it also puts <cls> before a text
-    where the model has that; with `starts` it puts padding there, and no end, as Limba's language models need it.
-    `extra_ids` sentinels follow the pieces unless the model has its own. Two differences to SentencePiece are
-    known: several combining marks on a letter, if they are not in Unicode's canonical order or not composed (NFD), or
-    one behind a character that NFKC replaces, such as a ligature; and the literal text of a special token (`</s>`,
-    `<extra_id_0>`), which becomes that token. Raises InputError for a model that does not exist, is of whole words, or
-    has rules that tokenizer.json cannot hold.
+    It appends the end of sequence, as T5 needs it; with `encodes`, for an encoder, it also puts <cls> before a text if
+    the model has it; with `starts` it puts padding there, and no end, as Limba's language models need it. `extra_ids`
+    sentinels follow the pieces unless the model has its own. Two differences from SentencePiece are known: several
+    combining marks on a letter, if they are not in Unicode's canonical order or not composed (NFD), or one behind a
+    character that NFKC replaces, such as a ligature; and the literal text of a special token (`</s>`, `<extra_id_0>`),
+    which becomes that token. Raises InputError for a model that does not exist, is of whole words, or has rules that
+    tokenizer.json cannot hold.
     """
     return of_model(model_path, extra_ids, starts, encodes).to_str()
 
@@ -46,7 +47,7 @@ class _Pieces(NamedTuple):
     model: Any  # the ModelProto
     names: list[str]  # sentinels as <extra_id_0>
     types: list[int]  # sentinels are controls
-    special: list[str]  # names of controls, the unknown piece and sentinels, those that are added included
+    special: list[str]  # names of controls, the unknown piece, and sentinels, added ones too
     symbols: list[str]  # user-defined: found in a text before it is normalized
     num_added: int  # sentinels above the pieces
 
@@ -78,14 +79,14 @@ def of_model(model_path: str, extra_ids: int, starts: bool, encodes: bool, mask_
     is_suffix = model.trainer_spec.treat_whitespace_as_suffix
     mask = None if mask_id is None else pieces.names[mask_id]
     gaps = [name for name in pieces.special if name == mask or SENTINEL.fullmatch(name)]
-    if mask is not None and mask not in gaps:  # a piece that is no control, such as <mask>
+    if mask is not None and mask not in gaps:  # an ordinary piece, such as <mask>
         gaps.append(mask)
     add_special(made, [name for name in pieces.special if name not in gaps])
     if is_suffix or not gaps:
         add_special(made, gaps, rstrip=True)
         return made
-    # The space before a gap is its word's, see `around_gaps`. The normalizer removes it: it sees a token that is looked
-    # for after it.
+    # The space before a gap belongs to the removed word, see `around_gaps`. The normalizer removes it; it sees the
+    # names of tokens that are looked for in the normalized text.
     names = pattern_of([*gaps, *map(made.normalizer.normalize_str, gaps)])
     space_before_gap = normalizers.Replace(Regex(f"[ {_space(model)}](?={names})"), "")
     made.normalizer = normalizers.Sequence([made.normalizer, space_before_gap])
@@ -96,7 +97,8 @@ def of_model(model_path: str, extra_ids: int, starts: bool, encodes: bool, mask_
 def _pieces_of(model_path: str, extra_ids: int) -> _Pieces:
     model = read_model(model_path)
     kinds = model.SentencePiece
-    names, types = [], []
+    names = []
+    types = []
     has_sentinels = False
     for piece in model.pieces:
         sentinel = SENTINEL.fullmatch(piece.piece)
@@ -139,7 +141,8 @@ def _merged(pieces: _Pieces, kind: str) -> models.BPE:
             if of_type != kinds.NORMAL:
                 continue
             for cut in range(1, len(piece.piece)):
-                left, right = piece.piece[:cut], piece.piece[cut:]
+                left = piece.piece[:cut]
+                right = piece.piece[cut:]
                 if left in ids and right in ids:
                     merges.append((-piece.score, ids[left], ids[right], left, right))
     pairs = [(left, right) for *_, left, right in sorted(merges)]
@@ -154,7 +157,7 @@ def _merged(pieces: _Pieces, kind: str) -> models.BPE:
 
 
 def add_special(tokenizer: Tokenizer, names: Iterable[str], rstrip: bool = False, normalized: bool = False) -> None:
-    """Makes these pieces special tokens: their literal text becomes that token, with `rstrip` and the spaces after it.
+    """Makes these pieces special tokens: their literal text becomes the token, with `rstrip` also the spaces after it.
 
     With `normalized` it is looked for in the normalized text.
     """
@@ -165,10 +168,10 @@ def add_special(tokenizer: Tokenizer, names: Iterable[str], rstrip: bool = False
 
 
 def _normalizer(pieces: _Pieces, model_path: str) -> Normalizer:
-    """Returns what SentencePiece's normalizer does to a text, but for the space before it.
+    """Returns what SentencePiece's normalizer does to a text, except for the space before it.
 
-    The first character has to stay where it is in the text, see `_pre_tokenizer`: nothing that stands at the start may
-    be replaced together with what follows it.
+    The first character has to stay where it is in the text, see `_pre_tokenizer`: nothing at the start may be replaced
+    together with what follows it.
     """
     from tokenizers import Regex, normalizers
 
@@ -179,34 +182,36 @@ def _normalizer(pieces: _Pieces, model_path: str) -> Normalizer:
     if removes_extra:
         steps += _single_spaces(pieces.symbols, space)
     if space != " " and removes_extra and not _has_prefix(model):
-        # What begins a text and is no space stays there: the pre-tokenizer removes a space alone.
+        # The pieces' own character for a space stays at the beginning of a text: only a space is removed there.
         steps.append(normalizers.Replace(Regex(rf"\A{space}"), GUARD + space))
     if space != " " and not (removes_extra and _has_prefix(model)):
         steps.append(normalizers.Replace(" ", space))
     rules = normalizers.Sequence(steps)
-    # SentencePiece passes its user-defined symbols over when it normalizes: each that would change hides behind a
-    # character of private use meanwhile.
-    before, after = [], []
+    # SentencePiece does not normalize its user-defined symbols: each one that would change is replaced by a private-use
+    # character meanwhile.
+    before = []
+    after = []
     for number, symbol in enumerate(_longest_first(pieces.symbols)):
         if not symbol.strip(" ") or rules.normalize_str(symbol) == symbol:
             continue
         stand_in = chr(STAND_IN + number)
-        first, rest = re.escape(symbol[0]), re.escape(symbol[1:])
+        first = re.escape(symbol[0])
+        rest = re.escape(symbol[1:])
         before.append(normalizers.Replace(Regex(f"{first}(?={rest})"), stand_in))
         if rest:
             before.append(normalizers.Replace(Regex(f"(?<={stand_in}){rest}"), ""))
         after.append(normalizers.Replace(stand_in, symbol.replace(" ", space)))
     if _is_suffix(model):
-        # Each text ends with a space; where extra ones are removed, it has none there yet.
+        # Each text ends with a space; where extra spaces are removed, it has none there yet.
         after.append(normalizers.Replace(Regex(r"\z"), space))
     return normalizers.Sequence([*before, *steps, *after])
 
 
 def _single_spaces(symbols: Sequence[str], space: str) -> list[Normalizer]:
-    """Returns the steps that remove the spaces at the end, and those after the first one of several.
+    """Returns the steps that remove the spaces at the end, and all but the first of several spaces.
 
-    At the end SentencePiece takes the character that pieces have for a space as one. A user-defined symbol of several
-    spaces stays where a run begins with it. Only spaces are meant: the library's own Strip would remove line ends too.
+    At the end, SentencePiece also removes the character that stands for a space in pieces. A user-defined symbol of
+    several spaces stays where a run of spaces begins with it. The library's own Strip would remove line ends too.
     """
     from tokenizers import Regex, normalizers
 
@@ -214,12 +219,17 @@ def _single_spaces(symbols: Sequence[str], space: str) -> list[Normalizer]:
         normalizers.Replace(Regex(rf"[ {space}]+\z"), ""),
         normalizers.Replace(Regex(r"\A \K +"), ""),
     ]
-    kept = sorted({1, *(len(symbol) for symbol in symbols if symbol and not symbol.strip(" "))})
-    for place, count in enumerate(kept):
-        # A run that is shorter than the next symbol of spaces is cut to this one.
-        more = "+" if place == len(kept) - 1 else f"{{1,{kept[place + 1] - count - 1}}}"
-        if more != "{1,0}":
-            steps.append(normalizers.Replace(Regex(rf"(?<! ) {{{count}}}\K {more}(?! )"), ""))
+    symbols_of_spaces = (symbol for symbol in symbols if symbol and not symbol.strip(" "))
+    counts = sorted({1, *map(len, symbols_of_spaces)})
+    for count, next_count in itertools.zip_longest(counts, counts[1:]):
+        # A run of spaces that is shorter than the next symbol becomes as long as this one.
+        if next_count is None:
+            more = "+"
+        elif next_count - count > 1:
+            more = f"{{1,{next_count - count - 1}}}"
+        else:
+            continue  # no run has a length between the two
+        steps.append(normalizers.Replace(Regex(rf"(?<! ) {{{count}}}\K {more}(?! )"), ""))
     return steps
 
 
@@ -242,20 +252,23 @@ def _space(model: Any) -> str:
 
 
 def _rules(model: Any, model_path: str) -> list[Normalizer]:
-    """Returns the steps for the model's table of characters; InputError for a table that `tokenizers` cannot apply."""
+    """Returns the steps for the model's table of characters; InputError for rules that `tokenizers` cannot apply."""
     from tokenizers import normalizers
 
     charsmap = model.normalizer_spec.precompiled_charsmap
     if not charsmap:
         return []
-    # The table alone: no space is put before a text, and none removed.
-    alone = type(model)()
-    alone.CopyFrom(model)
-    alone.normalizer_spec.add_dummy_prefix = alone.normalizer_spec.remove_extra_whitespaces = False
-    alone.normalizer_spec.escape_whitespaces = False
-    for piece in alone.pieces:  # symbols would be passed over
-        piece.type = alone.SentencePiece.NORMAL if piece.type == alone.SentencePiece.USER_DEFINED else piece.type
-    normalize = _processor(alone).Normalize
+    # The table alone: no space is put before a text or removed, and user-defined symbols are normalized too.
+    only_table = type(model)()
+    only_table.CopyFrom(model)
+    only_table.normalizer_spec.add_dummy_prefix = False
+    only_table.normalizer_spec.remove_extra_whitespaces = False
+    only_table.normalizer_spec.escape_whitespaces = False
+    kinds = only_table.SentencePiece
+    for piece in only_table.pieces:
+        if piece.type == kinds.USER_DEFINED:
+            piece.type = kinds.NORMAL
+    normalize = _processor(only_table).Normalize
     steps = list[normalizers.Normalizer]()
     for letter in ("\r", SPACE):
         # "\r\n" is one grapheme, which `tokenizers` would replace by what "\r" becomes; so is SPACE with an accent.
@@ -270,15 +283,19 @@ def _rules(model: Any, model_path: str) -> list[Normalizer]:
     if model.normalizer_spec.name in NAMED:
         return steps
     rules = {key: value for key, value in rules_of(charsmap).items() if not any(map(_is_joined, key))}
-    odd = _differing(rules, normalizers.Sequence(steps), normalize)
-    # `tokenizers` looks only graphemes up in the table, so a rule for several of them is a step of its own.
-    longer = [key for key in _longest_first(odd) if len(key) > 1][:MOST_STEPS]
+    differing = _differing(rules, normalizers.Sequence(steps), normalize)
+    if not differing:
+        return steps
+    # `tokenizers` looks up only graphemes in the table, so a rule for several of them is a step of its own.
+    longer = [key for key in _longest_first(differing) if len(key) > 1][:MOST_STEPS]
     steps = [normalizers.Replace(key, rules[key]) for key in longer] + steps
-    for key in _differing(rules, normalizers.Sequence(steps), normalize) if odd else ():
+    differing = _differing(rules, normalizers.Sequence(steps), normalize)
+    if differing:
+        key = differing[0]
         raise InputError(
-            f"The vocabulary {model_path} replaces {key!r} by {rules[key]!r} before it cuts a text, a rule of its own"
-            " that tokenizer.json cannot hold; train one with normalization_rule_name nmt_nfkc or identity, and"
-            " replace in the corpus."
+            f"The vocabulary {model_path} replaces {key!r} by {rules[key]!r} before it splits a text, by a rule of its"
+            " own that tokenizer.json cannot hold; train one with normalization_rule_name nmt_nfkc or identity, and"
+            " make the replacement in the corpus."
         )
     return steps
 
@@ -289,7 +306,7 @@ def _is_joined(letter: str) -> bool:
 
 
 def _differing(rules: Mapping[str, str], written: Normalizer, normalize: Callable[[str], str]) -> list[str]:
-    """Returns what the two replace otherwise, of the texts in the rules."""
+    """Returns the keys of the rules for which the two normalizers give different texts."""
     return [key for key in rules if written.normalize_str(f"a{key} a") != normalize(f"a{key} a")]
 
 
@@ -304,8 +321,8 @@ def _processor(model: Any) -> Any:
 def _pre_tokenizer(pieces: _Pieces) -> PreTokenizer:
     """Returns what puts the space before a text, and keeps apart what must not be joined.
 
-    Texts are parts here: a special token divides them, and only the first part is the beginning of the text.
-    `Metaspace` with "first" is the one step of `tokenizers` that knows it.
+    It gets a text in parts, between special tokens, and only the first part begins the text. `Metaspace` with "first"
+    is the only step of `tokenizers` that can tell.
     """
     from tokenizers import Regex, pre_tokenizers
 
@@ -326,7 +343,7 @@ def _pre_tokenizer(pieces: _Pieces) -> PreTokenizer:
         if space != " ":
             steps.append(pre_tokenizers.Metaspace(space, "never", split=False))
     else:
-        # Here it does: another character is put before the text, which then becomes the space.
+        # Here a second space is wanted: another character is put before the text, which then becomes the space.
         other = " " if space != " " else BEGIN
         steps.append(pre_tokenizers.Metaspace(other, "first", split=False))
         steps.append(pre_tokenizers.Metaspace(space, "never", split=False))
@@ -338,8 +355,8 @@ def _pre_tokenizer(pieces: _Pieces) -> PreTokenizer:
         steps.append(pre_tokenizers.Split(Regex(pattern), "isolated"))
     has_bytes = model.SentencePiece.BYTE in pieces.types
     if has_bytes and (not is_merged or has_long_symbols):
-        # The names of byte pieces are plain text where a text has them: cut in two they match no piece. Without byte
-        # pieces nothing may be cut: unknown letters beside each other are one unknown piece.
+        # In a text, the names of byte pieces are plain text: split in two they match no piece. Without byte pieces
+        # nothing may be split: neighbouring unknown letters are one unknown piece.
         steps.append(pre_tokenizers.Split(Regex("<(?=0x[0-9A-F]{2}>)"), "merged_with_previous"))
     return pre_tokenizers.Sequence(steps)
 
@@ -358,7 +375,7 @@ def _decoder(model: Any) -> decoders.Decoder:
 def of_tokenizer(tokenizer: Tokenizer, gaps: Sequence[str]) -> Tokenizer:
     """Returns a copy of another tokenizer.json in which these tokens are gaps; see `around_gaps.with_gaps`.
 
-    Raises InputError for one that cannot cut what follows a gap as training does.
+    Raises InputError for one that cannot tokenize what follows a gap as training does.
     """
     from tokenizers import Tokenizer
 

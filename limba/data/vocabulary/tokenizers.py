@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 ENDS = ("</s>", "<|endoftext|>", "[SEP]", "<sep>", "<eos>")  # of sequence; the first one that exists
 UNKNOWN = ("<unk>", "[UNK]")
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+SPACE = "\u2581"  # SentencePiece's character for a space
 
 
 class TokenizersVocabulary(Vocabulary):
     """The vocabulary of a tokenizer.json at a local path or address (gs://, hf://), read on first use, for training.
 
-    In a text, the name of a special token is plain text: a corpus must not be able to end a document. A model that is
-    published with its tokenizer is used by `published.PublishedVocabulary`, which reads such a name as that token.
+    In a text, the name of a special token is plain text: a corpus must not be able to end a document. The tokenizer of
+    a published model is opened by `published.PublishedVocabulary`, which reads such a name as that token.
     Raises InputError on first use if the file is missing, is not a tokenizer, or has no end of sequence.
     """
 
@@ -58,12 +59,12 @@ class TokenizersVocabulary(Vocabulary):
 
     @functools.cached_property
     def eos_id(self) -> int:
-        found = self._first(ENDS)
-        if found is None:
+        end = self._first(ENDS)
+        if end is None:
             raise InputError(
                 f"The vocabulary {self.path} has no end of sequence; give one that has {' or '.join(ENDS)}."
             )
-        return found
+        return end
 
     @functools.cached_property
     def unk_id(self) -> int | None:
@@ -76,21 +77,21 @@ class TokenizersVocabulary(Vocabulary):
     def piece_bytes(self) -> list[bytes]:
         """Returns the UTF-8, or part of it, of each id; b"" for special tokens."""
         state = json.loads(self.tokenizer.to_str())
-        byte_level = '"ByteLevel"' in json.dumps([state.get("pre_tokenizer"), state.get("decoder")])
+        is_byte_level = '"ByteLevel"' in json.dumps([state.get("pre_tokenizer"), state.get("decoder")])
         added = {token["id"] for token in state["added_tokens"]}  # plain text, also beside byte-level pieces
-        found = [b""] * self.vocab_size
+        pieces = [b""] * self.vocab_size
         bytes_of = byte_of_letter()
         for token, number in self.tokenizer.get_vocab(with_added_tokens=True).items():
             if number in self.special_ids or number == self.eos_id:
                 continue
-            # A piece may have letters that stand for no byte, as a reserved one does: no text is cut into it.
-            if byte_level and number not in added and all(letter in bytes_of for letter in token):
-                found[number] = bytes(bytes_of[letter] for letter in token)
+            # A reserved piece may have letters that stand for no byte: no text is tokenized into it.
+            if is_byte_level and number not in added and all(letter in bytes_of for letter in token):
+                pieces[number] = bytes(bytes_of[letter] for letter in token)
             elif BYTE.fullmatch(token):
-                found[number] = bytes([int(token[3:5], 16)])
+                pieces[number] = bytes([int(token[3:5], 16)])
             else:
-                found[number] = token.replace("\u2581", " ").encode()
-        return found
+                pieces[number] = token.replace(SPACE, " ").encode()
+        return pieces
 
     @property
     def _base_vocab_size(self) -> int:
@@ -113,12 +114,15 @@ class TokenizersVocabulary(Vocabulary):
 def byte_of_letter() -> dict[str, int]:
     """Returns the byte that each character of a byte-level vocabulary stands for.
 
-    Latin-1's visible characters stand for their own bytes; those from U+0100 on stand for the other bytes (Radford et
-    al. 2019).
+    Latin-1's visible characters stand for their own bytes; characters from U+0100 on stand for the other bytes (Radford
+    et al. 2019).
 
     >>> byte_of_letter()["A"], byte_of_letter()["Ġ"]
     (65, 32)
     """
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
+    letters = {chr(byte): byte for byte in visible}
+    for index, byte in enumerate(others):
+        letters[chr(0x100 + index)] = byte
+    return letters

@@ -35,15 +35,15 @@ logger = logging.getLogger(__name__)
 
 REPORT_BYTES = 2_000_000  # bytes of text that is not trained on, for a report
 HOURS_WAITED = 6  # for the process that trains
-MOST_SENTENCES = 5_000_000  # of those that it trains on
+MOST_SENTENCES = 5_000_000  # that SentencePiece trains on
 LONGEST_SENTENCE = 4096  # bytes; SentencePiece ignores longer lines
 # Scores are rounded to multiples of this. Sums of some 7,000 of them are then exact in single precision, so two ways
-# to cut a word that have equal scores stay equal, for SentencePiece as for libraries that add in double precision.
+# to split a word that have equal scores stay equal, for SentencePiece as for libraries that add in double precision.
 SCORE_STEP = 1 / 256
 
 
 class NewVocabulary:
-    """A vocabulary that is to be trained: the model at `path`, and tokenizer.json beside it.
+    """A vocabulary that is still to be trained: the model at `path`, and tokenizer.json beside it.
 
     With several hosts one process trains it within `held`, and the others `wait`.
     """
@@ -53,15 +53,22 @@ class NewVocabulary:
         self.json = f"{path.rpartition('/')[0] or '.'}/tokenizer.json"  # the name that Hugging Face expects
 
     def check(self, size: int, byte_fallback: bool, masks: bool = False) -> None:
-        """Raises InputError for a path that cannot be written or already has a vocabulary, and too few ids."""
-        sentinels, special = (0, 5) if masks else (NUM_SENTINELS, 3)
-        smallest = sentinels + special + 256 * byte_fallback
+        """Raises InputError for a path that cannot be written or already has a vocabulary, and for too few ids."""
+        num_special = 5 if masks else 3  # with <mask> and <cls>
+        smallest = num_special
+        counted = []
+        if not masks:
+            smallest += NUM_SENTINELS
+            counted.append(f"{NUM_SENTINELS} sentinels")
+        if byte_fallback:
+            smallest += 256
+            counted.append("256 pieces of single bytes")
+        counted.append(f"{num_special} special pieces")
         if size <= smallest:
-            counted = [f"{sentinels} sentinels"] * (not masks) + ["256 pieces of single bytes"] * byte_fallback
             raise ConfigError(
                 "DataConfig.new_vocabulary_size",
-                f"is {size}, and {', '.join(counted)} and {special} special pieces are among them; give more than"
-                f" {smallest}, and room for the text's letters.",
+                f"is {size}, and {', '.join(counted)} are among them; give more than {smallest}, and room for the"
+                " text's letters.",
             )
         if not self.path.endswith(".model"):
             raise InputError(f"The vocabulary's path {self.path} does not end with .model; give DIR/NAME.model.")
@@ -80,7 +87,7 @@ class NewVocabulary:
         return _exists(self.path) and _exists(self.json)
 
     def held(self) -> AbstractContextManager[lease.Lease]:
-        """Returns the context in which it is made; InputError on entry if another process makes this one."""
+        """Returns the context in which it is trained; InputError on entry if another process is training it."""
         return lease.held(self.path, beside=True)
 
     @staticmethod
@@ -93,18 +100,23 @@ class NewVocabulary:
         """
         tasks = parts_of(task)
         rates = [task.get_rate(part) for part in tasks] if isinstance(task, Mixture) else [1.0]
-        found: tuple[list[bytes], list[bytes]] = [], []
+        training: list[bytes] = []
+        validation: list[bytes] = []
         for part, rate in zip(tasks, rates, strict=True):
-            share, texts = rate / sum(rates), Texts.of_task(part)
-            size, others = round(sample_bytes * share), round(REPORT_BYTES * share)
+            share = rate / sum(rates)
+            texts = Texts.of_task(part)
+            training_bytes = round(sample_bytes * share)
+            validation_bytes = round(REPORT_BYTES * share)
             with extras.needed_by(f"{texts.source.name} of task {part.name}"):
-                sampled = texts.sample(split, size, validation_bytes=others, progress=progress)
-            for documents, more in zip(found, sampled, strict=True):
-                documents += texts.in_columns(more)
-        if not found[0]:
+                sampled, others = texts.sample(
+                    split, training_bytes, validation_bytes=validation_bytes, progress=progress
+                )
+            training += texts.in_columns(sampled)
+            validation += texts.in_columns(others)
+        if not training:
             names = " and ".join(Texts.of_task(part).source.name for part in tasks)
             raise InputError(f"{names} holds no document in split {split!r}; give files with text in them.")
-        return found
+        return training, validation
 
     def train(self, documents: Sequence[bytes], num_pieces: int, masks: bool = False, **choices: Any) -> int:
         """Trains it as `train_vocabulary` does, writes tokenizer.json beside it, returns the number of pieces."""
@@ -136,14 +148,14 @@ class NewVocabulary:
         self._check_json()
         # The byte vocabulary stands in for the missing one; nothing is encoded with it.
         task = resolve_task(dataclasses.replace(config, vocabulary="byte", new_vocabulary_size=None))
-        place = as_typed_here(str(self.path))
-        print(f"Training the vocabulary {place}, of at most {size:,} ids.", flush=True)
+        shown_path = as_typed_here(str(self.path))
+        print(f"Training the vocabulary {shown_path}, of at most {size:,} ids.", flush=True)
         documents, _ = self.sample(task, config.train_split, config.new_vocabulary_bytes)
         most = size - config.extra_ids
         count = self.train(documents, most, masks, character_coverage=config.new_vocabulary_coverage)
         if count < most:
             read = f"{len(documents):,} documents, {sum(map(len, documents)):,} bytes"
-            print(f"{place}: the text ({read}) has no more than {count:,} pieces.", flush=True)
+            print(f"{shown_path}: the text ({read}) has no more than {count:,} pieces.", flush=True)
 
 
 def ensure_vocabulary(config: DataConfig, trains: bool) -> None:
@@ -152,7 +164,8 @@ def ensure_vocabulary(config: DataConfig, trains: bool) -> None:
     The process with `trains` trains it on the run's training split; the others wait for its files. It has
     `new_vocabulary_size` ids, or fewer if the text has too few pieces. Raises InputError as sampling and training do.
     """
-    path, size = config.vocabulary, config.new_vocabulary_size
+    path = config.vocabulary
+    size = config.new_vocabulary_size
     if path is None or size is None or is_folder(path):
         return
     new = NewVocabulary(path)
@@ -189,15 +202,16 @@ def train_vocabulary(
 ) -> int:
     """Trains a unigram SentencePiece model (Kudo 2018, arXiv:1804.10959) on the texts and writes it to `path`.
 
-    Returns its number of pieces: `size`, or, with a warning, fewer if the texts have too few.
-    seqio adds the 100 sentinels when it loads the model. The same texts in the same order
-    give the same model. `rules` are SentencePiece's TSV of normalization rules, in place of those that `normalization`
-    names. With `masks` it has <mask> and <cls>, and its end of sequence is <sep>. Raises InputError for no text, a size
-    too small for the characters, and a path that cannot be written.
+    Returns its number of pieces: `size`, or, with a warning, fewer if the texts have too few. The 100 sentinels are
+    added when the model is loaded. The same texts in the same order give the same model. `rules` are normalization
+    rules as SentencePiece's TSV, used instead of the ones that `normalization` names. With `masks` it has <mask> and
+    <cls>, and its end of sequence is <sep>. Raises InputError for no text, a size too small for the characters, and a
+    path that cannot be written.
     """
     import sentencepiece
 
-    sentences, model = _sentences(texts), io.BytesIO()
+    sentences = _sentences(texts)
+    model = io.BytesIO()
     special = {"eos_piece": "<sep>", "control_symbols": ["<mask>", "<cls>"]} if masks else {}
     first = next(sentences, None)
     if first is None:
@@ -240,7 +254,7 @@ def train_vocabulary(
 
 @contextlib.contextmanager
 def _rules(name: str, rules: str) -> Iterator[dict[str, Any]]:
-    """Yields the trainer's arguments; a temporary file holds rules that have no name."""
+    """Yields the trainer's arguments; rules without a name are in a temporary file."""
     if not rules:
         yield {"normalization_rule_name": name}
         return
@@ -260,17 +274,19 @@ def _rounded(data: bytes) -> bytes:
 
 
 def _sentences(texts: Iterable[str]) -> Iterator[str]:
-    """Yields the texts cut at newlines, and longer lines at spaces, into sentences that SentencePiece accepts."""
+    """Yields the texts split at newlines, and longer lines at spaces, into sentences that SentencePiece accepts."""
     for text in texts:
         for line in text.splitlines():
-            words, size = [], 0
+            words = []
+            size = 0
             for word in line.split():
                 for start in range(0, len(word), LONGEST_SENTENCE // 4):  # a character has up to 4 bytes
                     part = word[start : start + LONGEST_SENTENCE // 4]
                     length = len(part.encode()) + 1
                     if words and size + length > LONGEST_SENTENCE:
                         yield " ".join(words)
-                        words, size = [], 0
+                        words = []
+                        size = 0
                     words.append(part)
                     size += length
             if words:

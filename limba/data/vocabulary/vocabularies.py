@@ -1,6 +1,6 @@
 """Vocabularies behind seqio's interface, without TensorFlow: SentencePiece models and bytes.
 
-Ids, texts and names of arguments are those of seqio's classes of the same names.
+Ids, texts and names of arguments are the same as in seqio's classes of the same names.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ import sentencepiece
 
 from limba.data.vocabulary.files import content
 
-NUM_SPECIALS, NUM_BYTES = 3, 256  # padding, end of sequence, unknown; then the bytes
+NUM_SPECIALS = 3  # padding, end of sequence, unknown; then the bytes
+NUM_BYTES = 256
+USER_DEFINED = 4  # the type of SentencePiece's pieces that a text always has as one token
+_OPENING = threading.Lock()  # LoadFromSerializedProto is not safe in several threads
 
 
 class LikeSeqio(abc.ABC):  # noqa: B024  the hook needs its metaclass
-    """A class to whose instances those of seqio's class of the same name count, where seqio is imported."""
+    """A class of which instances of seqio's class of the same name count as instances, where seqio is imported."""
 
     @classmethod
     def __subclasshook__(cls, other: type) -> object:
@@ -65,7 +68,8 @@ class Vocabulary(LikeSeqio):
         """Returns the text of the ids up to the first end of sequence."""
         known = [int(number) for number in ids]
         if self.unk_id is not None:
-            size, unknown = self._base_vocab_size, self.unk_id
+            size = self._base_vocab_size
+            unknown = self.unk_id
             known = [unknown if number >= size else number for number in known]
         if self.eos_id is not None and self.eos_id in known:
             known = known[: known.index(self.eos_id) + 1]
@@ -88,15 +92,17 @@ class SentencePieceVocabulary(Vocabulary):
     ):
         super().__init__(extra_ids)
         self.sentencepiece_model_file = sentencepiece_model_file
-        self.normalizer_spec_overrides, self.reverse_extra_ids = normalizer_spec_overrides, reverse_extra_ids
+        self.normalizer_spec_overrides = normalizer_spec_overrides
+        self.reverse_extra_ids = reverse_extra_ids
 
     @functools.cached_property
     def tokenizer(self) -> sentencepiece.SentencePieceProcessor:
         """SentencePiece's own object. Raises InputError where the file cannot be read."""
-        with _OPENING:  # LoadFromSerializedProto is not safe in several threads
-            rules = self.normalizer_spec_overrides
-            serialized = rules.SerializeToString(deterministic=True) if rules else None
-            return _opened(*_file_at(self.sentencepiece_model_file), self.extra_ids, serialized, self.reverse_extra_ids)
+        rules = self.normalizer_spec_overrides
+        serialized = rules.SerializeToString(deterministic=True) if rules else None
+        with _OPENING:
+            address, version = _file_at(self.sentencepiece_model_file)
+            return _opened(address, version, self.extra_ids, serialized, self.reverse_extra_ids)
 
     @property
     def sp_model(self) -> bytes:
@@ -144,11 +150,8 @@ class SentencePieceVocabulary(Vocabulary):
         return hash((self.sentencepiece_model_file, self.extra_ids))
 
 
-_OPENING = threading.Lock()
-
-
 def _file_at(path: str) -> tuple[str, tuple[int, ...]]:
-    """Returns an address as it is; of a local path the absolute one, with what changes when another file is there."""
+    """Returns (address, version): of a local path the absolute path, and what changes when another file is there."""
     if "://" in path or not os.path.exists(path):
         return path, ()
     status = os.stat(path)
@@ -157,16 +160,18 @@ def _file_at(path: str) -> tuple[str, tuple[int, ...]]:
 
 @functools.cache
 def _opened(
-    address: str, _: tuple[int, ...], extra_ids: int, rules: bytes | None, reverse: bool
+    address: str, version: tuple[int, ...], extra_ids: int, rules: bytes | None, reverse: bool
 ) -> sentencepiece.SentencePieceProcessor:
+    """Returns the model at an address with sentinels and rules added; `version` is only a part of the cache's key."""
     data = content(address)
     if extra_ids or rules:
         model = parse_model(data)
         numbers = range(extra_ids)
         for number in reversed(numbers) if reverse else numbers:
-            model.pieces.add(piece=f"▁<extra_id_{number}>", score=0.0, type=4)  # user-defined
-        for spec in (model.normalizer_spec, model.denormalizer_spec) if rules else ():
-            spec.MergeFromString(rules)
+            model.pieces.add(piece=f"▁<extra_id_{number}>", score=0.0, type=USER_DEFINED)
+        if rules:
+            model.normalizer_spec.MergeFromString(rules)
+            model.denormalizer_spec.MergeFromString(rules)
         data = model.SerializeToString()
     tokenizer = sentencepiece.SentencePieceProcessor()
     tokenizer.LoadFromSerializedProto(data)
@@ -187,18 +192,20 @@ class ByteVocabulary(Vocabulary):
     ([199, 134], 'ă')
     """
 
-    eos_id, unk_id = 1, 2
+    eos_id = 1
+    unk_id = 2
 
     @property
     def _base_vocab_size(self) -> int:
         return NUM_SPECIALS + NUM_BYTES
 
     def encode(self, s: str | bytes) -> Sequence[int]:
-        return [byte + NUM_SPECIALS for byte in (s.encode() if isinstance(s, str) else s)]
+        text = s.encode() if isinstance(s, str) else s
+        return [byte + NUM_SPECIALS for byte in text]
 
     def _decode(self, ids: list[int]) -> str:
-        last = NUM_SPECIALS + NUM_BYTES
-        return bytes(number - NUM_SPECIALS for number in ids if NUM_SPECIALS <= number < last).decode(errors="ignore")
+        text = bytes(number - NUM_SPECIALS for number in ids if NUM_SPECIALS <= number < NUM_SPECIALS + NUM_BYTES)
+        return text.decode(errors="ignore")
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and self.extra_ids == other.extra_ids
@@ -208,12 +215,16 @@ class ByteVocabulary(Vocabulary):
 
 
 def plain(vocabulary: Any) -> Any:
-    """Returns the vocabulary of ours for one of seqio's own classes, and any other as it is."""
+    """Returns our vocabulary for one of seqio's own classes, and any other vocabulary as it is."""
     if type(vocabulary).__module__ not in ("seqio.vocabularies", "limba.data.bridge.seqio_objects"):
         return vocabulary
     if isinstance(vocabulary, SentencePieceVocabulary):
-        choices = vocabulary._normalizer_spec_overrides, vocabulary._reverse_extra_ids  # pyright: ignore
-        return SentencePieceVocabulary(vocabulary.sentencepiece_model_file, vocabulary.extra_ids, *choices)
+        return SentencePieceVocabulary(
+            vocabulary.sentencepiece_model_file,
+            vocabulary.extra_ids,
+            vocabulary._normalizer_spec_overrides,  # pyright: ignore[reportAttributeAccessIssue] seqio's name
+            vocabulary._reverse_extra_ids,  # pyright: ignore[reportAttributeAccessIssue]
+        )
     if isinstance(vocabulary, ByteVocabulary):
         return ByteVocabulary(vocabulary.extra_ids)
     return getattr(vocabulary, "ours", vocabulary)

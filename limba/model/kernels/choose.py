@@ -30,6 +30,12 @@ from limba.model.masks import Mask
 from limba.model.relative_bias import BiasTable
 from limba.sharding.mesh import LOGICAL_AXIS_RULES, num_batch_groups
 
+BATCH_AXES = LOGICAL_AXIS_RULES["batch"]
+TRITON = "jax.experimental.pallas.triton"  # by which jax compiles the kernel; jax 0.11 says that it will be removed
+OLD_TPUS = ("TPU v2", "TPU v3")  # libtpu refuses the kernel there: "Unsupported matmul RHS type" for bfloat16
+COMPUTE_CAPABILITY = 8.0  # of NVIDIA's cards at least, for the Pallas kernel: an A100's; a V100 has 7.0, a T4 7.5
+CACHE_BYTES = 8 << 20  # of scores; a CPU reads and writes larger ones from memory
+
 
 class HeadsLast(Shapes):
     """Queries, keys and values are three arrays [B, L, H, C], the result is [B, Q, H, C]."""
@@ -37,7 +43,7 @@ class HeadsLast(Shapes):
     def project(self, x: Array, memory: Array, kernels: tuple[Array, ...]) -> tuple[Array, ...]:
         """Returns queries from `x` [B, Q, D], and keys and values from `memory` [B, K, D]."""
         flat = [dense(inputs, kernel) for inputs, kernel in zip((x, memory, memory), kernels, strict=True)]
-        return tuple(each.reshape(*each.shape[:-1], self.num_heads, self.head_dim) for each in flat)
+        return tuple(array.reshape(*array.shape[:-1], self.num_heads, self.head_dim) for array in flat)
 
     def drop_values(self, heads: tuple[Array, ...], kept: Array, keep_rate: float) -> tuple[Array, ...]:
         """Returns the same with dropout of values: those `kept`, bool [B, K, H, 1], are scaled up, others are 0."""
@@ -55,9 +61,6 @@ class HeadsLast(Shapes):
     def join(self, attended: Float[Array, "B Q ..."], out: Float[Array, "W D"]) -> Float[Array, "B Q D"]:
         """Returns the heads' values, projected back to the model width."""
         return dense(attended.reshape(self.batch, self.queries, -1), out)
-
-
-BATCH_AXES = LOGICAL_AXIS_RULES["batch"]
 
 
 def heads_axis(mesh: Mesh, num_heads: int) -> str | None:
@@ -87,22 +90,18 @@ def attend_on_mesh(
     Heads are on axis 2 of each array of `heads`, and on `head_axis` of the result. `bias` is [G, H, …], or None.
     """
     attend = lambda heads, bias, ids: kernel(heads, None if bias is None else bias[0], ids)
-    mesh, inputs = call.mesh, (heads, bias, mask.for_kernels())
+    mesh = call.mesh
+    inputs = (heads, bias, mask.for_kernels())
     if mesh is None or mesh.size == 1:
         return attend(*inputs)
-    axis, ids = heads_axis(mesh, call.num_heads), PartitionSpec(BATCH_AXES)
+    axis = heads_axis(mesh, call.num_heads)
+    ids = PartitionSpec(BATCH_AXES)
     bias_spec = None if bias is None else PartitionSpec(BATCH_AXES, axis)
     reach = None if mask.reach is None else PartitionSpec()
     specs = (PartitionSpec(BATCH_AXES, None, axis), bias_spec, (ids, ids, reach))
     attended = PartitionSpec(BATCH_AXES, *(None,) * (head_axis - 1), axis)
     # Values that are equal on all devices of a group are computed on each of them: there is nothing to check.
     return jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=attended, check_vma=False)(*inputs)
-
-
-TRITON = "jax.experimental.pallas.triton"  # by which jax compiles the kernel; jax 0.11 says that it will be removed
-OLD_TPUS = ("TPU v2", "TPU v3")  # libtpu refuses the kernel there: "Unsupported matmul RHS type" for bfloat16
-COMPUTE_CAPABILITY = 8.0  # of NVIDIA's cards at least, for the Pallas kernel: an A100's; a V100 has 7.0, a T4 7.5
-CACHE_BYTES = 8 << 20  # of scores; a CPU reads and writes larger ones from memory
 
 
 def device_of(mesh: Mesh | None) -> Any:
@@ -117,7 +116,7 @@ def compute_capability(device: object) -> float:
 
 
 class Einsum(HeadsLast):
-    """All scores at once, by XLA; in long rows those of a window in blocks. Runs on all platforms."""
+    """All scores at once, by XLA; in long rows a window's scores in blocks. Runs on all platforms."""
 
     attention = staticmethod(dot_product_attention)
 
@@ -132,7 +131,8 @@ class Einsum(HeadsLast):
         if mask.reach is not None:
             from limba.model.kernels.local import fits, local_attention  # which other networks do not need
 
-            if fits(self.queries, window := 2 * mask.reach):
+            window = 2 * mask.reach
+            if fits(self.queries, window):
                 # Recomputed for the gradient: one scan over layers of both kinds would keep all scores of each.
                 ids = dataclasses.replace(mask, reach=None)
                 whole = jax.checkpoint(lambda q, k, v: self.attention(q, k, v, None, ids.visible()))

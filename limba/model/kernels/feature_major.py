@@ -53,7 +53,7 @@ class FeatureMajor(Shapes):
 
     def arrange(self, heads: tuple[Array, ...]) -> tuple[Array, ...]:
         """Returns queries, keys and values [B, L, H, C] of self-attention as this kernel reads them."""
-        return tuple(each.transpose(0, 2, 3, 1)[:, None] for each in heads)
+        return tuple(array.transpose(0, 2, 3, 1)[:, None] for array in heads)
 
     def restore(self, attended: Float[Array, "B H C Q"]) -> Float[Array, "B Q H C"]:
         """Returns the kernel's result with the heads last."""

@@ -31,6 +31,10 @@ PROGRAMS = 512  # at least, for the bias's gradient: a few for each of a card's 
 LOG2_E = math.log2(math.e)
 NO_ID = -1  # of a query that sees nothing; no key has it
 
+KEY_SIDE = ("key", "value", "key_ids", "to_key", "to_value")
+STATISTICS = ("highest", "share", "mean")
+OF_MASK = ("query_ids", "key_ids", "first_beyond", "reach")
+
 
 class Blocks(NamedTuple):
     """How a kernel is cut: queries and keys of a tile, warps of a program, tiles that are prefetched."""
@@ -41,9 +45,6 @@ class Blocks(NamedTuple):
     stages: int
 
 
-KEY_SIDE = ("key", "value", "key_ids", "to_key", "to_value")
-STATISTICS = ("highest", "share", "mean")
-OF_MASK = ("query_ids", "key_ids", "first_beyond", "reach")
 # For two-byte arrays on cards with wgmma (H100, H200), whose products read shared memory: the fastest of 36 that were
 # tried on an H100 (docs/gpus.md), or within a tenth of it. Heads of 128 have two stages.
 WGMMA_BLOCKS = {
@@ -101,8 +102,8 @@ def pallas_attention(
     # Blocks after the diagonal are skipped for queries before the first one whose weights are on keys there.
     goes_beyond = query_ids & 1 == 1 if rule.by_token else jnp.zeros(query_ids.shape, bool)
     goes_beyond |= (query_ids == 0) & (reach is None)
-    places = jnp.where(goes_beyond, jnp.arange(call.queries)[None], call.queries)
-    ids = {"query_ids": query_ids, "key_ids": key_ids, "first_beyond": jnp.min(places, axis=1, keepdims=True)}
+    beyond = jnp.where(goes_beyond, jnp.arange(call.queries)[None], call.queries)
+    ids = {"query_ids": query_ids, "key_ids": key_ids, "first_beyond": jnp.min(beyond, axis=1, keepdims=True)}
     ids |= {} if reach is None else {"reach": reach}
     return _attend(call, {"query": query, "key": key, "value": value}, diagonals, ids)
 
@@ -121,15 +122,15 @@ def _attend_forward(call: Call, heads: dict, diagonals: Array | None, ids: dict)
 
 def _attend_backward(call: Call, saved: dict, gradient: Array) -> tuple:
     arrays = saved | {"gradient": gradient}
-    found = _run("to_query", call, arrays, ["to_query", "mean"])
+    gradients = _run("to_query", call, arrays, ["to_query", "mean"])
     del arrays["attended"]
-    arrays["mean"] = found["mean"]
-    found |= _run("to_key", call, arrays, ["to_key", "to_value"])
+    arrays["mean"] = gradients["mean"]
+    gradients |= _run("to_key", call, arrays, ["to_key", "to_value"])
     to_diagonals = None
     if "diagonals" in arrays:
         to_diagonals = _sums_of_diagonals(jnp.sum(_run("to_bias", call, arrays, ["to_bias"])["to_bias"], axis=0))
-    to_heads = {name: found[f"to_{name}"] for name in ("query", "key", "value")}
-    return to_heads, to_diagonals, dict.fromkeys(each for each in saved if each in OF_MASK)
+    to_heads = {name: gradients[f"to_{name}"] for name in ("query", "key", "value")}
+    return to_heads, to_diagonals, dict.fromkeys(array_name for array_name in saved if array_name in OF_MASK)
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
@@ -208,7 +209,7 @@ class Side(NamedTuple):
     length: int
 
     @property
-    def places(self) -> Array:
+    def positions(self) -> Array:
         return self.first + jnp.arange(self.size, dtype=jnp.int32)
 
     @property
@@ -217,7 +218,7 @@ class Side(NamedTuple):
         return self.length % self.size > 0
 
     def _inside(self, shape: tuple[int, ...]) -> Array | None:
-        inside = self.places < self.length
+        inside = self.positions < self.length
         return jnp.broadcast_to(inside if len(shape) == 1 else inside[:, None], shape) if self.is_ragged else None
 
     def load(self, refs: dict[str, Ref], example: Array | int, *names: str) -> tuple[Array, ...]:
@@ -256,12 +257,12 @@ class Tile(NamedTuple):
     def bias(self, refs: dict[str, Ref]) -> Array | None:
         if "diagonals" not in refs:
             return None
-        query_places = self.of_query(self.queries.places)
-        key_places = self.of_key(self.keys.places)
-        diagonals = refs["diagonals"].at[key_places - query_places + self.queries.length]
+        query_positions = self.of_query(self.queries.positions)
+        key_positions = self.of_key(self.keys.positions)
+        diagonals = refs["diagonals"].at[key_positions - query_positions + self.queries.length]
         if not (self.queries.is_ragged or self.keys.is_ragged):
             return plgpu.load(diagonals)
-        inside = (query_places < self.queries.length) & (key_places < self.keys.length)
+        inside = (query_positions < self.queries.length) & (key_positions < self.keys.length)
         return plgpu.load(diagonals, mask=inside, other=0)
 
     def scores(
@@ -274,20 +275,20 @@ class Tile(NamedTuple):
         of_query = jnp.where(of_query == 0, NO_ID, of_query)
         if bias is not None:
             scores = scores + bias
-        query_places = self.of_query(self.queries.places)
-        key_places = self.of_key(self.keys.places)
+        query_positions = self.of_query(self.queries.positions)
+        key_positions = self.of_key(self.keys.positions)
         ids = (of_query >> 1, of_key >> 1) if by_token else (of_query, of_key)
         visible = self.of_query(ids[0]) == self.of_key(ids[1])
         if causal:
-            visible &= key_places <= query_places
+            visible &= key_positions <= query_positions
         if by_token:
             odd = jnp.where(of_query & 1 == 1, of_query, NO_ID), jnp.where(of_key & 1 == 1, of_key, 0)
             visible |= self.of_query(odd[0]) == self.of_key(odd[1])
         if "reach" in refs:
-            visible &= jnp.abs(key_places - query_places) <= refs["reach"][0]
+            visible &= jnp.abs(key_positions - query_positions) <= refs["reach"][0]
         scores = jnp.where(visible, scores, HIDDEN_SCORE)
         if self.keys.is_ragged:
-            scores = jnp.where(key_places < self.keys.length, scores, -jnp.inf)
+            scores = jnp.where(key_positions < self.keys.length, scores, -jnp.inf)
         return scores, visible
 
 
@@ -415,7 +416,7 @@ def _to_bias_kernel(call: Call, blocks: Blocks, group: int, refs: dict[str, Ref]
     count = group * has_any.astype(jnp.int32) if call.rule.causal and not call.rule.by_token else group
     to_bias = jax.lax.fori_loop(0, count, step, jnp.zeros((queries.size, tile.keys.size), jnp.float32))
     at = refs["to_bias"].at[pl.ds(queries.first, queries.size), pl.ds(tile.keys.first, tile.keys.size)]
-    inside = (queries.places < call.queries)[:, None] & (tile.keys.places < call.keys)[None]
+    inside = (queries.positions < call.queries)[:, None] & (tile.keys.positions < call.keys)[None]
     plgpu.store(at, to_bias, mask=inside)
 
 

@@ -158,14 +158,14 @@ def _whole_blocks(
         projections = (projections[0][:, :1], projections[0][:, 1:])
     query, *others = projections
     of_keys = short if plan.is_near else 0
-    projections = (_padded(query, short), *(_padded(each, of_keys) for each in others))
+    projections = (_padded(query, short), *(_padded(array, of_keys) for array in others))
     padded = None if bias is None else _padded(bias, short)
     return projections, padded, (_padded(ids[0], short), _padded(ids[1], of_keys))
 
 
 def _forward(plan: Plan, projections: tuple[Array, ...], bias: Array | None, ids: tuple[Array, Array]) -> list[Array]:
     results = _call(plan, *_whole_blocks(plan, projections, bias, ids))
-    return [each[..., : ids[0].shape[-1]] for each in results]
+    return [array[..., : ids[0].shape[-1]] for array in results]
 
 
 def _backward(
@@ -177,9 +177,9 @@ def _backward(
     gradient: Array,
 ) -> tuple[tuple[Array, ...], Array | None]:
     """Returns the gradients of the projections and of the bias."""
-    queries, keys = (each.shape[-1] for each in ids)
+    queries, keys = (of_side.shape[-1] for of_side in ids)
     short = -queries % plan.query_block
-    of_backward = (_padded(each, short) for each in (statistics, gradient))
+    of_backward = (_padded(array, short) for array in (statistics, gradient))
     results = _call(plan, *_whole_blocks(plan, projections, bias, ids), *of_backward)
     to_bias = None if bias is None else results.pop()[..., :queries]
     if len(results) == 2:  # the gradient of the query; and of keys and values, a part from each block of queries
@@ -197,10 +197,10 @@ def _summed(plan: Plan, parts: Float[Array, "I B 2 H C J"]) -> Float[Array, "B 2
         if len(parts) == 1:
             return parts[0]
         return jnp.sum(parts, axis=0, dtype=jnp.float32).astype(parts.dtype)
-    before, own, after = (jnp.float32(each) for each in jnp.split(parts, 3, axis=-1))
-    nothing = jnp.zeros_like(own[:1])
-    own += jnp.concatenate([before[1:], nothing]) + jnp.concatenate([nothing, after[:-1]])
-    return jnp.moveaxis(own, 0, -2).reshape(*parts.shape[1:-1], -1).astype(parts.dtype)
+    before, middle, after = (jnp.float32(part) for part in jnp.split(parts, 3, axis=-1))
+    nothing = jnp.zeros_like(middle[:1])
+    middle += jnp.concatenate([before[1:], nothing]) + jnp.concatenate([nothing, after[:-1]])
+    return jnp.moveaxis(middle, 0, -2).reshape(*parts.shape[1:-1], -1).astype(parts.dtype)
 
 
 def _call(

@@ -1,4 +1,4 @@
-"""`limba vocabulary compare`: how vocabularies cut a text, and what each costs in a model."""
+"""`limba vocabulary compare`: how vocabularies split a text, and what each costs in a model."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from limba.api import Parser
 from limba.config import InputError, environment, named
 from limba.tools.corpus import task_flags
 
-ABOUT = """Shows how vocabularies cut a text, which of their rows it never uses, and what each costs.
+ABOUT = """Shows how vocabularies split a text, which of their rows it never uses, and what each costs.
 
     limba vocabulary compare google/mt5-base mt5-base-ro --corpus='data/*.jsonl'
     limba vocabulary compare mine.model byte --corpus='data/*.txt' --emb_dim=512 --json
 
-A vocabulary is a SentencePiece model, a tokenizer.json, byte, or a model's. Parameters are those of the embedding and
+A vocabulary is a SentencePiece model, a tokenizer.json, byte, or a model's. Parameters are counted of the embedding and
 of the output layer; FLOPs are the output layer's in a training step of --tokens tokens that are predicted."""
 NAMES = {"DataConfig.data_files": "--corpus", "DataConfig.column": "--column", "DataConfig.vocabulary": "A vocabulary"}
 SAMPLE_BYTES = 10_000_000
@@ -73,38 +73,38 @@ def run(argv: Sequence[str]) -> None:
     """Prints the table, or with --json its figures; raises InputError."""
     parser = Parser("vocabulary compare", ABOUT)
     parser.add_object("vocabularies", "A B", "vocabularies or models", takes_several=True)
-    parser.add_argument("--corpus", metavar="FILES", help="text to cut: a path or a pattern, or hf://…")
+    parser.add_argument("--corpus", metavar="FILES", help="text to tokenize: a path or a pattern, or hf://…")
     parser.add_argument("--column", default="text", help="column or key of FILES with the text")
-    parser.add_argument("--sample_bytes", type=int, default=SAMPLE_BYTES, help="bytes of text that are cut")
+    parser.add_argument("--sample_bytes", type=int, default=SAMPLE_BYTES, help="bytes of text that are tokenized")
     parser.add_argument("--tokens", type=int, default=65_536, help="predicted tokens of a step")
     parser.add_argument("--emb_dim", type=int, default=768, help="width for a vocabulary without a model")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    given = parser.parse(argv)
-    if not given.vocabularies or not given.corpus:
+    args = parser.parse(argv)
+    if not args.vocabularies or not args.corpus:
         raise InputError("Something is missing; write limba vocabulary compare A B --corpus='data/*.jsonl'.")
     for name in ("sample_bytes", "tokens", "emb_dim"):
-        number = getattr(given, name)
+        number = getattr(args, name)
         if number < 1:
             raise InputError(f"--{name} is {number}; give a number above 0.")
     with environment.quiet_imports():
         from limba.api import Texts, source_of_files
 
-    opened = [_opened(path, given.emb_dim) for path in given.vocabularies]
-    texts = Texts(source_of_files(given.corpus, given.column))
+    opened = [_opened(path, args.emb_dim) for path in args.vocabularies]
+    texts = Texts(source_of_files(args.corpus, args.column))
     with task_flags.reading() as progress:
-        documents = texts.in_columns(texts.sample("train", given.sample_bytes, progress=progress)[0])
+        documents = texts.in_columns(texts.sample("train", args.sample_bytes, progress=progress)[0])
     if not documents:
-        raise InputError(f"{given.corpus} holds no text; give files with documents.")
+        raise InputError(f"{args.corpus} holds no text; give files with documents.")
     with task_flags.reading("cutting into pieces"):
-        figures = [_figures(vocabulary, documents, given.tokens) for vocabulary in opened]
-    if not given.json:
+        figures = [_figures(vocabulary, documents, args.tokens) for vocabulary in opened]
+    if not args.json:
         _print(figures)
         return
     document = {
-        "corpus": given.corpus,
+        "corpus": args.corpus,
         "documents": len(documents),
         "bytes": sum(map(len, documents)),
-        "step_tokens": given.tokens,
+        "step_tokens": args.tokens,
         "vocabularies": [asdict(row) for row in figures],
     }
     print(json.dumps(document, indent=2))

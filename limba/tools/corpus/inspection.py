@@ -143,31 +143,33 @@ def _examples(
     return list(itertools.islice(data.examples(documents, lengths, split, seed), EXAMPLES_COUNTED))
 
 
-def show(found: Inspection, console: rich.console.Console, num: int) -> None:
+def show(inspection: Inspection, console: rich.console.Console, num: int) -> None:
     """Prints `num` documents with their pieces, `num` examples, the figures and the histogram of lengths."""
     in_colour = console.is_terminal and not console.no_color
-    encode = PieceTable(found.vocabulary).encode
-    painter = _Painter(found.vocabulary, "" if in_colour else "|")
-    width = len(found.columns)
-    order = np.random.RandomState(0).permutation(len(found.documents) // width)[:num]
+    encode = PieceTable(inspection.vocabulary).encode
+    painter = _Painter(inspection.vocabulary, "" if in_colour else "|")
+    width = len(inspection.columns)
+    order = np.random.RandomState(0).permutation(len(inspection.documents) // width)[:num]
     for number, row in enumerate(order.tolist(), 1):
-        for name, document in zip(found.columns, found.documents[row * width : (row + 1) * width], strict=True):
+        for name, document in zip(
+            inspection.columns, inspection.documents[row * width : (row + 1) * width], strict=True
+        ):
             text = document.decode()
             ids = encode(document)
             size = f"{len(text):,} letters, {len(document):,} bytes, {len(ids):,} tokens"
             console.rule(f"document {number}{f', {name}' if width > 1 else ''}: {size}", style="green")
             console.print(_cut(rich.text.Text(text)))
             console.print(rich.text.Text("pieces ", "green") + _cut(painter.painted(ids)))
-    for number, row in enumerate(found.examples[:num], 1):
-        sizes = ", ".join(f"{name} {len(row[name])} of {found.lengths[name]}" for name in row)
+    for number, row in enumerate(inspection.examples[:num], 1):
+        sizes = ", ".join(f"{name} {len(row[name])} of {inspection.lengths[name]}" for name in row)
         console.rule(f"example {number}: {sizes}", style="blue")
         for name in row:
             console.print(rich.text.Text(f"{name} ", "blue") + _cut(painter.painted(row[name]), 3 * SHOWN_LETTERS))
-    console.rule(f"{found.task_name}, split {found.split}", style="yellow")
-    for name, value in found.figures().items():
+    console.rule(f"{inspection.task_name}, split {inspection.split}", style="yellow")
+    for name, value in inspection.figures().items():
         console.print(rich.text.Text(f"{name:<24}", "yellow") + rich.text.Text(value))
     console.print(rich.text.Text("document lengths, tokens", "yellow"))
-    for line in histogram(found.document_tokens):
+    for line in histogram(inspection.document_tokens):
         console.print(rich.text.Text(line))
 
 

@@ -33,7 +33,7 @@ that train it: tasks/NAME.py, gin/NAME_SIZE.gin and launch/NAME.sh, with comment
     bash launch/nb.sh
 
 It prints a verdict and up to two choices: safe, and more, which is larger or reads the text more often and may be no
-better. The files are those of the safe one; --choice=more writes the other. --hardware=gpu and tpu list what there is.
+better. The files are the safe choice's; --choice=more writes the other's. --hardware=gpu and tpu list what there is.
 
 The corpus may be .txt, .jsonl, .json, .csv, .tsv or .parquet, also .gz or .zst, local, at a URL, or user/name on the
 hub."""
@@ -76,47 +76,47 @@ def _parser() -> Parser:
 @named(NAMES)
 def run(argv: Sequence[str]) -> None:
     """Writes the files, or raises InputError before any is written."""
-    given = _parser().parse(argv)
-    name = _checked_name(given.name)
-    corpus = given.corpus
+    args = _parser().parse(argv)
+    name = _checked_name(args.name)
+    corpus = args.corpus
     if not corpus:
         raise InputError("No corpus is named; give --corpus='data/*.jsonl', or user/name of the hub.")
-    days = _checked_days(given.days)
-    price = _checked_price(given.price)
+    days = _checked_days(args.days)
+    price = _checked_price(args.price)
     with environment.quiet_imports():
         from limba.tools.corpus import counting, languages, sizes, templates
         from limba.tools.corpus.hardware import hardware, of_this_machine
         from limba.tools.corpus.plans import Asked
         from limba.tools.corpus.proposal import Proposer
         from limba.tools.corpus.survey import survey
-    if given.start and (given.size or given.kind):
+    if args.start and (args.size or args.kind):
         raise InputError("--from is a model with a size and a kind of its own; give it without --size and --kind.")
-    kind = given.kind or "t5"
-    if given.size is not None and given.size not in sizes.SIZES[kind]:
-        raise InputError(f"--size={given.size} is not known; give one of {', '.join(sizes.SIZES[kind])}.")
-    if given.language:
-        languages.check_codes(given.language)
-    is_here = given.hardware == "this"
-    machine = of_this_machine() if is_here else hardware(given.hardware)
-    if given.hardware is None and (environment.num_gpus() or environment.is_tpu_vm()):
+    kind = args.kind or "t5"
+    if args.size is not None and args.size not in sizes.SIZES[kind]:
+        raise InputError(f"--size={args.size} is not known; give one of {', '.join(sizes.SIZES[kind])}.")
+    if args.language:
+        languages.check_codes(args.language)
+    is_here = args.hardware == "this"
+    machine = of_this_machine() if is_here else hardware(args.hardware)
+    if args.hardware is None and (environment.num_gpus() or environment.is_tpu_vm()):
         raise InputError(
             "This machine has an accelerator; give --hardware=this to time a step on it, a name such as 8xh100 or v4-8,"
             " or cpu."
         )
-    _check_new(name, "from" if given.start else given.size)
-    start = _start(given.start) if given.start else None
+    _check_new(name, "from" if args.start else args.size)
+    start = _start(args.start) if args.start else None
     if start is not None:
         kind = _kind_of(start)
     # From here on the text is read.
     with task_flags.reading() as progress:
-        surveyed = survey(corpus, given.column, progress)
+        surveyed = survey(corpus, args.column, progress)
     if surveyed.letters < LEAST_LETTERS:
         raise InputError(
             f"{corpus} holds {surveyed.letters:,} letters, too few to train on; give {LEAST_LETTERS:,} or more."
         )
     documents = counting.sampled(corpus, surveyed.column)
     surveyed = surveyed._replace(has_spaces=counting.has_spaces(documents))
-    language = given.language
+    language = args.language
     if language:
         counting.check_language(language, documents)
     elif counting.is_language_of(name, documents):
@@ -126,10 +126,10 @@ def run(argv: Sequence[str]) -> None:
         counts = counting.counter(documents, kind)
     else:
         counts = functools.cache(lambda _: counting.with_vocabulary(start.vocabulary, documents))
-    asked = Asked(surveyed, machine, days, kind, start or given.size, price)
+    asked = Asked(surveyed, machine, days, kind, start or args.size, price)
     proposal = _timed(asked, counts) if is_here else Proposer(asked, counts).proposal()
-    plan = _chosen(proposal, given.choice)
-    print(_about(corpus, surveyed))
+    plan = _chosen(proposal, args.choice)
+    print(_described(corpus, surveyed))
     if is_here:
         print(machine.words)
     for line in _in_words(proposal, plan, machine):
@@ -140,7 +140,7 @@ def run(argv: Sequence[str]) -> None:
         f"launch/{name}.sh": templates.script(name, plan, machine),
     }
     _write(files)
-    if language and not given.language:
+    if language and not args.language:
         print(f"LANGUAGE is {language!r}, after the run's name; --language=CODE names another one.")
     choice = "" if len(proposal.plans) == 1 else f" ({plan.choice}; --choice= names the other one)"
     print(f"\nWritten{choice}:")
@@ -182,7 +182,7 @@ def _timed(asked: Asked, counts: Callable[[int], Counted]) -> Proposal:
         if not untimed or len(measured) >= MOST_TIMED:
             return proposal
         plan = untimed[0]
-        print(f"Timing the step of {plan.about} here; it is compiled first.", file=sys.stderr, flush=True)
+        print(f"Timing the step of {plan.description} here; it is compiled first.", file=sys.stderr, flush=True)
         try:
             seconds = PlannedRun(proposer.config_of(plan)).seconds_of_step(TIMED_SECONDS)
         except Exception as error:
@@ -190,7 +190,7 @@ def _timed(asked: Asked, counts: Callable[[int], Counted]) -> Proposal:
                 raise
             smaller = "a smaller model by --from" if asked.start else "a smaller one by --size"
             raise InputError(
-                f"The step of {plan.about} was tried here and does not fit into the memory; give {smaller}."
+                f"The step of {plan.description} was tried here and does not fit into the memory; give {smaller}."
             ) from error
         measured = {**measured, plan.size: seconds / plan.batch}
 
@@ -207,7 +207,7 @@ def _in_words(proposal: Proposal, plan: Plan, machine: Hardware) -> Iterator[str
     for proposed in proposal.plans:
         costs = reasons.dollars(proposed) or ("no rent" if machine.is_cpu else "no list price (--price=)")
         passes = f"read {reasons.times(proposed.epochs)}, {reasons.tokens_a_parameter(proposed.ratio)}"
-        size = f"{proposed.about}, {proposed.parameters:,} parameters"
+        size = f"{proposed.description}, {proposed.parameters:,} parameters"
         yield f"  {proposed.choice}: {size}, {proposed.steps:,} steps of {proposed.batch} rows"
         indent = " " * 8
         yield wrapped(f"{in_time(proposed.hours)}; {costs}; {proposed.memory.words()}; {passes}", indent, indent)
@@ -306,15 +306,15 @@ def _check_new(name: str, size: str | None) -> None:
         raise InputError(f"Limba has a task module tasks/{name}.py of its own; choose another name.")
 
 
-def _about(corpus: str, surveyed: Survey) -> str:
+def _described(corpus: str, surveyed: Survey) -> str:
     from limba.tools.corpus.reasons import short, short_bytes
 
-    about = "" if surveyed.is_whole else "about "
+    roughly = "" if surveyed.is_whole else "about "
     columns = f"; columns {', '.join(surveyed.columns)}" if surveyed.columns else ""
     read = f", of which {surveyed.column!r} is read" if surveyed.columns else ""
     files = f"{surveyed.files:,} file{'s' if surveyed.files > 1 else ''}"
-    text = f"{about}{short_bytes(surveyed.bytes)} of text, {about}{short(surveyed.letters)} letters"
-    return f"{corpus}: {files}{columns}{read}; {about}{surveyed.documents:,} documents, {text}."
+    text = f"{roughly}{short_bytes(surveyed.bytes)} of text, {roughly}{short(surveyed.letters)} letters"
+    return f"{corpus}: {files}{columns}{read}; {roughly}{surveyed.documents:,} documents, {text}."
 
 
 def _write(files: dict[str, str]) -> None:

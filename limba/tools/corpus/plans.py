@@ -18,7 +18,7 @@ class Asked(NamedTuple):
     machine: Hardware
     days: float
     kind: str = "t5"  # or lm, encoder
-    given: str | Start | None = None  # a size, or a published model
+    chosen: str | Start | None = None  # a size, or a published model
     dollars: float | None = None  # of a chip-hour, in place of the list's
     # Seconds of a row's step on this machine, by size, where it was timed.
     measured: dict[str, float] = {}  # noqa: RUF012  it is never changed
@@ -26,7 +26,7 @@ class Asked(NamedTuple):
     @property
     def start(self) -> Start | None:
         """The published model that a run goes on from."""
-        return self.given if isinstance(self.given, Start) else None
+        return self.chosen if isinstance(self.chosen, Start) else None
 
     @property
     def price(self) -> float | None:
@@ -45,7 +45,7 @@ class Memory(NamedTuple):
     checkpoint: int  # bytes of one
 
     def words(self) -> str:
-        """Returns the memory beside what there is, and the size of a checkpoint."""
+        """Returns the memory needed and the memory there is, and the size of a checkpoint."""
         gib = 2**30
         used = self.used / gib
         taken = f"{used:.1f}" if used >= 0.1 else "under 0.1"
@@ -58,7 +58,7 @@ class Plan(NamedTuple):
     choice: str  # safe or more
     kind: str  # t5, lm or encoder
     size: str
-    about: str  # the model in words
+    description: str  # the model in words
     config: ModelConfig
     parameters: int
     vocabulary: int  # ids, sentinels included

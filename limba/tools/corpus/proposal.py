@@ -52,10 +52,10 @@ class Proposer:
     @property
     def _sizes(self) -> tuple[str, ...]:
         """The sizes in question, from the largest."""
-        if self.asked.given is None:
+        if self.asked.chosen is None:
             return tuple(reversed(sizes.SIZES[self.asked.kind]))
-        if isinstance(self.asked.given, str):
-            return (self.asked.given,)
+        if isinstance(self.asked.chosen, str):
+            return (self.asked.chosen,)
         return ("from",)  # a published model
 
     def _safe(self) -> tuple[Candidate, float]:
@@ -157,15 +157,15 @@ class Proposer:
         return seconds
 
     def run_of(self, candidate: Candidate, steps: int = sizes.FEW_STEPS) -> RunConfig:
-        """Returns the run of a size as its gin file will describe it, but for its task, periods and memory."""
-        # Of a published model the network is replaced below; its files only have to be of its kind.
+        """Returns the run of a size as its gin file will describe it, except for its task, periods and memory."""
+        # A published model's network replaces this one below; its gin files only have to be of the same kind.
         size = sizes.SIZES[self.asked.kind][0] if self.asked.start else candidate.size
         files = [sizes.FILES[self.asked.kind].format(size), *sizes.RUN_FILES[self.asked.kind]]
         if self.asked.start:
             files = files[:2]  # the recipe is for runs from scratch
         inputs, targets, _ = candidate.lengths
         lengths = {"inputs": inputs} if self.asked.kind == "t5" else {"targets": targets}
-        given = {
+        bindings = {
             "MIXTURE_OR_TASK_NAME": f"new_{sizes.FUNCTIONS[self.asked.kind]}",
             "TASK_FEATURE_LENGTHS": lengths,
             "TRAIN_STEPS": steps,
@@ -174,7 +174,7 @@ class Proposer:
             "VOCAB_SIZE": candidate.config.vocab_size,
             "DROPOUT_RATE": 0.0,
         }
-        config = read_run(files, [f"{name}={value!r}" for name, value in given.items()]).config
+        config = read_run(files, [f"{name}={value!r}" for name, value in bindings.items()]).config
         return dataclasses.replace(config, model=candidate.config)
 
     def config_of(self, plan: Plan) -> RunConfig:
@@ -242,7 +242,7 @@ class Proposer:
             choice=choice,
             kind=self.asked.kind,
             size=candidate.size,
-            about=start.name if start else f"{sizes.ABOUT[self.asked.kind]} {candidate.size}",
+            description=start.name if start else f"{sizes.ABOUT[self.asked.kind]} {candidate.size}",
             config=candidate.config,
             parameters=candidate.parameters,
             vocabulary=candidate.counted.ids,

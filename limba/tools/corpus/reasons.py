@@ -28,7 +28,7 @@ def verdict(asked: Asked, plan: Plan) -> str:
     compute = f"{asked.machine.name} for {days_in_words(asked.days)}"
     is_short_of_text = plan.epochs > 0.9 * FREE_EPOCHS and plan.share < 0.8
     if plan.start:
-        return f"{plan.about} goes on with {size} on {compute}."
+        return f"{plan.description} goes on with {size} on {compute}."
     useful = plan.ratio * worth(plan.epochs) / plan.epochs  # tokens a parameter, repeated ones by their worth
     if useful < LEAST_RATIO and is_short_of_text:
         return (
@@ -36,14 +36,14 @@ def verdict(asked: Asked, plan: Plan) -> str:
             f" {PUBLISHED[plan.kind]}. What follows is a trial."
         )
     if plan.ratio < LEAST_RATIO:
-        return f"{compute} is too little for {plan.about}; give more days or devices. What follows is a trial."
+        return f"{compute} is too little for {plan.description}; give more days or devices. What follows is a trial."
     if asked.corpus.bytes < LITTLE_BYTES:
         return (
-            f"{size} is enough for a small model from scratch, {plan.about}. What limits it is the text. A published"
-            f" model that goes on with it is better: {PUBLISHED[plan.kind]}."
+            f"{size} is enough for a small model from scratch, {plan.description}. What limits it is the text. A"
+            f" published model that goes on with it is better: {PUBLISHED[plan.kind]}."
         )
     limit = "the text" if is_short_of_text else compute
-    return f"{size} is enough for {plan.about}. What limits it is {limit}."
+    return f"{size} is enough for {plan.description}. What limits it is {limit}."
 
 
 def of_text(asked: Asked, plan: Plan) -> Iterator[str]:
@@ -98,7 +98,7 @@ def risk(asked: Asked, plan: Plan) -> str:
 
 
 def reasons(asked: Asked, plan: Plan, candidate: Candidate) -> Iterator[str]:
-    """Yields what a choice was made by: text, vocabulary, time, size, memory and cost."""
+    """Yields what decided a choice: text, vocabulary, time, size, memory and cost."""
     machine = asked.machine
     counted = candidate.counted
     speeds = [plan.tokens / plan.steps / seconds for seconds in reversed(candidate.step_seconds)]
@@ -152,7 +152,7 @@ def why_no_more(asked: Asked, plan: Plan) -> str:
     """Returns why there is one choice alone."""
     if plan.epochs > FREE_EPOCHS and plan.share < 0.8:
         return f"There is no larger choice: {MOST_EPOCHS} passes are all that the text gives."
-    if asked.given is not None:
+    if asked.chosen is not None:
         return f"There is no larger choice: the steps fill {days_in_words(asked.days)}."
     if plan.size == SIZES[asked.kind][-1]:
         return f"There is no larger choice: {plan.size} is the largest size."

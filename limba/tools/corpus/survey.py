@@ -11,7 +11,7 @@ import fsspec
 from limba.api import UnitSource, records, source_of_files
 from limba.config import InputError, foreign
 
-BYTES_READ = 1 << 26  # of text; of a larger corpus this much is read, in units all over it, and the rest estimated
+BYTES_READ = 1 << 26  # of text; this much of a larger corpus is read, in units all over it, and the rest estimated
 MOST_UNITS = 256  # of a large corpus that are read
 LETTERS_SEEN = 1 << 21  # from which the letters of a byte are counted
 TABLES = ("csv", "tsv", "json", "jsonl", "ndjson")

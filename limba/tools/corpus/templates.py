@@ -235,7 +235,7 @@ def gin(
     if plan.dropout:
         why_dropout = "of a text that is read so often; 0.0 learns faster, and sooner by heart"
     else:
-        why_dropout = "0.1 if the validation loss rises while that of training falls"
+        why_dropout = "0.1 if the validation loss rises while the training loss falls"
     values = plan._asdict() | {
         "name": name,
         "corpus": corpus,
@@ -315,7 +315,7 @@ def _vocabulary(plan: Plan, has_spaces: bool) -> str:
 
 
 def script(name: str, plan: Plan, machine: Hardware) -> str:
-    """Returns launch/NAME.sh, which goes through launch/pretrain.sh wherever that is beside it."""
+    """Returns launch/NAME.sh, which goes through launch/pretrain.sh if that lies beside it."""
     return SCRIPT.format(name=name, size=plan.size, hardware=machine.name)
 
 

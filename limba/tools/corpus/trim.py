@@ -41,35 +41,37 @@ def run(argv: Sequence[str]) -> None:
     parser.add_argument("--coverage", type=float, default=0.9999, help="share of the text's tokens that stay pieces")
     parser.add_argument("--column", default="text", help="column or key of FILES with the text")
     parser.add_argument("--held_out", metavar="FILES", help="text to report on; default: a part of --keep, not counted")
-    parser.add_argument("--sample_bytes", type=int, default=SAMPLE_BYTES, help="bytes of text that are cut and counted")
+    parser.add_argument(
+        "--sample_bytes", type=int, default=SAMPLE_BYTES, help="bytes of text that are tokenized and counted"
+    )
     parser.add_argument("--step", type=int, help="checkpoint of a run; default: its best or newest one")
     parser.add_argument("--vocabulary", metavar="PATH", help="vocabulary of a T5X checkpoint that names none")
     parser.add_argument("--extra_ids", type=int, metavar="100", help="number of sentinels above --vocabulary's pieces")
-    given = parser.parse(argv)
-    for name, value in (("MODEL", given.model), ("--keep", given.keep), ("--output", given.output)):
+    args = parser.parse(argv)
+    for name, value in (("MODEL", args.model), ("--keep", args.keep), ("--output", args.output)):
         if not value:
             example = "limba vocabulary trim MODEL --keep='data/*.jsonl' --output=DIR"
             raise InputError(f"{name} is missing; write {example}.")
-    if not 0 < given.coverage <= 1:
-        raise InputError(f"--coverage is {given.coverage}; give a share above 0, 1 at most.")
-    if given.sample_bytes < 1:
-        raise InputError(f"--sample_bytes is {given.sample_bytes}; give a number of bytes above 0.")
-    if given.extra_ids is not None and not given.vocabulary:
-        raise InputError(f"--extra_ids={given.extra_ids} come above the pieces of --vocabulary; give --vocabulary too.")
-    if given.extra_ids is not None and given.extra_ids < 0:
-        raise InputError(f"--extra_ids is {given.extra_ids}; give a number of sentinels, 0 or more.")
+    if not 0 < args.coverage <= 1:
+        raise InputError(f"--coverage is {args.coverage}; give a share above 0, 1 at most.")
+    if args.sample_bytes < 1:
+        raise InputError(f"--sample_bytes is {args.sample_bytes}; give a number of bytes above 0.")
+    if args.extra_ids is not None and not args.vocabulary:
+        raise InputError(f"--extra_ids={args.extra_ids} come above the pieces of --vocabulary; give --vocabulary too.")
+    if args.extra_ids is not None and args.extra_ids < 0:
+        raise InputError(f"--extra_ids is {args.extra_ids}; give a number of sentinels, 0 or more.")
     with environment.quiet_imports():
         from limba.api import VocabularyName, check_trim_output, opened_source, trim, vocabulary_of
 
-    check_trim_output(given.output)
-    vocabulary = VocabularyName(given.vocabulary, given.extra_ids) if given.vocabulary else None
-    source = opened_source(given.model, vocabulary)
+    check_trim_output(args.output)
+    vocabulary = VocabularyName(args.vocabulary, args.extra_ids) if args.vocabulary else None
+    source = opened_source(args.model, vocabulary)
     vocabulary_of(source)  # a model without one is refused before the text is read
     with task_flags.reading() as progress:
-        keep, held_out = _texts(given.keep, given.column, given.sample_bytes, HELD_OUT_BYTES, progress)
-        if given.held_out:
+        keep, held_out = _texts(args.keep, args.column, args.sample_bytes, HELD_OUT_BYTES, progress)
+        if args.held_out:
             keep += held_out  # nothing of it needs to be held out then
-            held_out, _ = _texts(given.held_out, given.column, HELD_OUT_BYTES, 0, progress)
+            held_out, _ = _texts(args.held_out, args.column, HELD_OUT_BYTES, 0, progress)
     done = 0
     with task_flags.reading("cutting into pieces") as progress:
 
@@ -78,7 +80,7 @@ def run(argv: Sequence[str]) -> None:
             done += num_bytes
             progress(done)
 
-        result = trim(source, keep, held_out, given.output, coverage=given.coverage, step=given.step, progress=cut)
+        result = trim(source, keep, held_out, args.output, coverage=args.coverage, step=args.step, progress=cut)
     print(result.text)
     if result.warning:
         print(f"WARNING: {result.warning}", file=sys.stderr)

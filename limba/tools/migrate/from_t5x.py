@@ -38,7 +38,7 @@ def read(folders: Sequence[epath.Path], network: ModelConfig) -> tuple[ModelConf
 def _fields(source: Source, *names: str) -> dict[str, object]:
     """Returns the bound fields of the classes of these names, in whatever module, with macros replaced."""
     macros = {binding.name: binding.value for binding in source.bindings if not binding.field}
-    found = {}
+    values = {}
     for binding in source.bindings:
         if binding.field and binding.owner.rpartition(".")[2] in names:
             value = binding.value
@@ -46,15 +46,15 @@ def _fields(source: Source, *names: str) -> dict[str, object]:
                 if isinstance(value, Macro):
                     value = macros.get(value.name, value)
             if not isinstance(value, Macro | Reference):
-                found[binding.field] = value
-    return found
+                values[binding.field] = value
+    return values
 
 
 def _vocabulary(source: Source, where: str) -> VocabularyName | None:
     """Returns the vocabulary that the config names, seqio's SentencePiece or bytes, or None."""
-    about = _fields(source, "SentencePieceVocabulary")
-    path = about.get("sentencepiece_model_file")
-    extra_ids = about.get("extra_ids")
+    bindings = _fields(source, "SentencePieceVocabulary")
+    path = bindings.get("sentencepiece_model_file")
+    extra_ids = bindings.get("extra_ids")
     if isinstance(path, str):
         return VocabularyName(path, extra_ids if isinstance(extra_ids, int) else None, where)
     used = {binding.value.name for binding in source.bindings if isinstance(binding.value, Reference)}

@@ -87,7 +87,7 @@ def as_safetensors(folder: Path) -> Path:
     safetensors = folder / SAFETENSORS
     if made_from(safetensors) == "" and (safetensors.exists() or (folder / SAFETENSORS_INDEX).exists()):
         return folder
-    # The mark, written into the safetensors, says of which files they were made: names, sizes and times.
+    # The mark, written into the safetensors, says which files they were made of: names, sizes and times.
     files = [(name, (folder / name).stat()) for name in _names(folder) if (folder / name).exists()]
     mark = " ".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in files)
     digest = hashlib.blake2b(f"{folder.resolve()} {mark}".encode(), digest_size=12).hexdigest()
@@ -161,7 +161,7 @@ class _File:
             sizes = {entry.filename: entry.file_size for entry in archive.infolist()}
             table = next((name for name in sizes if name.endswith("/data.pkl")), None)
             if table is None:
-                raise _WrongError("holds no data.pkl, so it is no table of tensors")
+                raise _WrongError("holds no data.pkl, so it is not a table of tensors")
             folder = table.removesuffix("data.pkl")
             if any(e.compress_type for e in archive.infolist() if e.filename.startswith(f"{folder}data/")):
                 raise _WrongError("is compressed")
@@ -206,7 +206,7 @@ class _File:
             raise _WrongError("holds no table of tensors")
         for name, tensor in tensors.items():
             if not (isinstance(name, str) and isinstance(tensor, _Tensor)):
-                raise _WrongError(f"holds {str(name)[:80]!r}, which is no tensor")
+                raise _WrongError(f"holds {str(name)[:80]!r}, which is not a tensor")
             if tensor.storage.key not in self._locations:
                 raise ValueError(f"the storage of {name} is not in the file")
             last = tensor.start + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.strides, strict=True))
@@ -281,7 +281,7 @@ class _Tables(pickle.Unpickler):
                 if kind not in STORAGES:
                     raise _WrongError(f"holds numbers as torch.{kind}")
                 return self._storages.setdefault(key, _Storage(key, kind, length))
-        raise _WrongError("refers to something that is no storage of numbers")
+        raise _WrongError("refers to something that is not a storage of numbers")
 
 
 def _read(file: BinaryIO, storages: dict[str, _Storage] | None = None) -> object:

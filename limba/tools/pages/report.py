@@ -38,19 +38,19 @@ def run(argv: Sequence[str]) -> None:
     flags = _flags(argv)
     token = serving.checked(flags.host, flags.port, flags.token, "--serve")
     runs = _runs(flags)
-    for each in runs:
-        each.update()
+    for page_run in runs:
+        page_run.update()
     if flags.serves:
         _serve(runs, flags, token)
         return
-    if not any(len(each.train) for each in runs):
+    if not any(len(page_run.train) for page_run in runs):
         raise InputError(
             f"{runs[0].directory} has no figures of training yet: its run starts, compiles its step, or ended before"
             " the first line; ask again later, or give --serve, which waits for them."
         )
     _check_output(flags.output)
-    for each in runs:
-        _print(each, flags.output, is_only=len(runs) == 1)
+    for page_run in runs:
+        _print(page_run, flags.output, is_only=len(runs) == 1)
     print(f"report              {_write(runs, flags.output)}")
 
 

@@ -104,6 +104,6 @@ def first_screen(sections: Sequence[Section], is_all_shown: bool) -> str:
     return "\n".join([verdict(sections), *figures, *lines, "", f"{hidden} other lines are fine; --all prints them."])
 
 
-def json_of(sections: Sequence[Section], about: Mapping[str, object]) -> str:
+def json_of(sections: Sequence[Section], header: Mapping[str, object]) -> str:
     """Returns the whole as JSON: what was looked at, the verdict, the four figures, and the sections."""
-    return as_json(sections, {**about, "figures": glance(sections)})
+    return as_json(sections, {**header, "figures": glance(sections)})

@@ -67,13 +67,13 @@ def _run(argv: Sequence[str]) -> int:
     parser = Parser("preflight", ABOUT, add_help=False)
     add_flags(parser)
     parser.parse([])  # the completion of a shell asks for the parser here
-    given, others = parser.parse_known_args(with_two_dashes(argv))
+    args, others = parser.parse_known_args(with_two_dashes(argv))
     if {"-h", "--help", "--helpfull"} & set(others):  # before the imports, which take seconds
         flags.parse_args(others, "preflight", ABOUT, add_flags)
-    if given.environment:
-        return _of_machine(given, others)
-    price = None if given.price is None else _positive(given.price, "--price", "dollars of a chip-hour")
-    days = None if given.days is None else _positive(given.days, "--days", "days")
+    if args.environment:
+        return _of_machine(args, others)
+    price = None if args.price is None else _positive(args.price, "--price", "dollars of a chip-hour")
+    days = None if args.days is None else _positive(args.days, "--days", "days")
     for client in CLIENTS:
         logging.getLogger(client).setLevel(logging.CRITICAL)
     has_jax = "jax" in sys.modules
@@ -85,46 +85,46 @@ def _run(argv: Sequence[str]) -> int:
         from limba.tools.preflight.compiled import topologies
     if not has_jax:  # a TPU serves one process at a time, and this one needs none
         jax.config.update("jax_platforms", "cpu")
-    if given.list_topologies:
+    if args.list_topologies:
         for chips in topologies.topologies():
             print(chips.name)
         return 0
-    chips = None if given.topology is None else topologies.topology(given.topology)
+    chips = None if args.topology is None else topologies.topology(args.topology)
 
     made: list[Section] = []
     here = None  # this machine's CPU, where no chips are named and there is nothing else to train on
     if chips is None and not (environment.num_gpus() or environment.is_tpu_vm()):
         here = topologies.topology("cpu")
-    for section in _sections(others, given, chips, cost.Terms(price, days), here):
+    for section in _sections(others, args, chips, cost.Terms(price, days), here):
         made.append(section)
-        if given.all and not given.json:
+        if args.all and not args.json:
             print(text_of(section), flush=True)
         elif sys.stderr.isatty():
             print(f"\r{section.title:<30}", end="\r", file=sys.stderr, flush=True)  # a compile takes a minute or more
-    if given.json:
+    if args.json:
         # Other arguments may hold tokens, and are left out of the document.
         shown = [word for word in others if word.startswith("--gin.") or word.endswith((".gin", ".json"))]
-        asked = {"run": without_credentials(" ".join(shown)), "topology": given.topology or ""}
+        asked = {"run": without_credentials(" ".join(shown)), "topology": args.topology or ""}
         print(output.json_of(made, asked))
     else:
-        print(output.first_screen(made, given.all))
+        print(output.first_screen(made, args.all))
     return exit_status(made)
 
 
-def _of_machine(given: Namespace, others: Sequence[str]) -> int:
+def _of_machine(args: Namespace, others: Sequence[str]) -> int:
     """Prints what is found on this machine, section by section; returns the exit status."""
     from limba.tools.preflight.checks import machine
 
-    flags_of_run = [f"--{name}" for name, value in vars(given).items() if value and name not in OF_MACHINE]
+    flags_of_run = [f"--{name}" for name, value in vars(args).items() if value and name not in OF_MACHINE]
     ignored = [*flags_of_run, *others]
     if ignored:
         raise InputError(f"--environment looks at this machine alone, without a run; leave {ignored[0]} out.")
     made: list[Section] = []
     for section in machine.sections():
         made.append(section)
-        if not given.json:
+        if not args.json:
             print(text_of(section), flush=True)
-    if given.json:
+    if args.json:
         print(as_json(made, {}))
     else:
         counts = counted(made) or "nothing is wrong"
@@ -144,7 +144,7 @@ def _positive(text: str, flag: str, unit: str) -> float:
 
 
 def _sections(
-    argv: Sequence[str], given: Namespace, chips: Topology | None, terms: Terms, here: Topology | None
+    argv: Sequence[str], args: Namespace, chips: Topology | None, terms: Terms, here: Topology | None
 ) -> Iterator[Section]:
     """Yields the sections in the words of the gin files."""
     from limba.tools.preflight.checks import sections
@@ -158,7 +158,7 @@ def _sections(
         yield machine(None).worded({})
         return
     first = configuration.resolved(described.config, described.names, _source(argv))
-    for section in sections.sections(described.config, first, chips, not given.no_compile, terms, here):
+    for section in sections.sections(described.config, first, chips, not args.no_compile, terms, here):
         yield section.worded(described.names)
 
 
@@ -166,11 +166,11 @@ def _source(argv: Sequence[str]) -> Source | None:
     """Returns the statements of the gin files; None for a run that other files describe."""
     if flags.script_of(argv) is not None:
         return None
-    given = flags.parser_of("preflight", ABOUT, add_flags).parse(argv)
-    if given is None:
+    args = flags.parser_of("preflight", ABOUT, add_flags).parse(argv)
+    if args is None:
         return None
-    folders = flags.search_folders(given.gin_search_paths)
+    folders = flags.search_folders(args.gin_search_paths)
     migrate = find_tool("migrate")
-    if migrate and migrate.reader_of(given.gin_file, folders):
+    if migrate and migrate.reader_of(args.gin_file, folders):
         return None
-    return read(given.gin_file, given.gin, folders)
+    return read(args.gin_file, args.gin, folders)

@@ -34,21 +34,23 @@ def read(card: Path) -> huggingface_hub.ModelCard:
 
 def languages(card: Path) -> list[str]:
     """Returns the languages that a model's card names; [] without any, or without a card that can be read."""
-    found = None
+    named = None
     with contextlib.suppress(InputError), foreign.reading(card):
         foreign.check_regular(card)
-        found = (huggingface_hub.metadata_load(card) or {}).get("language")
-    codes = found if isinstance(found, list) else [] if found is None else [found]
-    return ["no" if each is False else str(each) for each in codes]  # YAML's `no` is False, here Norwegian
+        named = (huggingface_hub.metadata_load(card) or {}).get("language")
+    if named is None:
+        return []
+    codes = named if isinstance(named, list) else [named]
+    return ["no" if code is False else str(code) for code in codes]  # YAML's `no` is False, here Norwegian
 
 
 def put(card: Path, model: str, table: Table, suite: Suite, notes: Sequence[str]) -> None:
     """Writes the figures of a model into a card, in the place of those that the suite had there before."""
-    found = read(card)
-    data = found.data
+    old_card = read(card)
+    data = old_card.data
     assert isinstance(data, huggingface_hub.ModelCardData), "what ModelCard reads"
     kinds: Mapping[str, str] = {task.name: TASKS[type(task).__name__] for task in suite.tasks}
-    own = [
+    figures = [
         huggingface_hub.EvalResult(
             kinds[task],
             f"{suite.name}/{task}",
@@ -61,12 +63,12 @@ def put(card: Path, model: str, table: Table, suite: Suite, notes: Sequence[str]
         for (task, name), cells in table.cells.items()
         if model in cells
     ]
-    others = [each for each in data.eval_results or [] if not each.dataset_type.startswith(f"{suite.name}/")]
-    data.eval_results = [*others, *own]
+    others = [result for result in data.eval_results or [] if not result.dataset_type.startswith(f"{suite.name}/")]
+    data.eval_results = [*others, *figures]
     data.model_name = data.get("model_name") or card.parent.resolve().name
     begin = BEGIN.format(suite.name)
     end = END.format(suite.name)
     lines = "\n".join(f"* {note}" for note in notes)
     section = f"{begin}\n## Results: {suite.name}\n\n{table.markdown()}\n\n{lines}\n{end}\n"
-    text = re.sub(rf"\n*{re.escape(begin)}.*?{re.escape(end)}\n?", "\n", found.text, flags=re.DOTALL)
+    text = re.sub(rf"\n*{re.escape(begin)}.*?{re.escape(end)}\n?", "\n", old_card.text, flags=re.DOTALL)
     write_whole(str(card), f"---\n{data.to_yaml()}\n---\n{text.rstrip()}\n\n{section}")

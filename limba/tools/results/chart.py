@@ -52,7 +52,7 @@ def _reach(cell: Cell) -> float:
 
 
 def _bar(model: str, cell: Cell, top: float, scale: float, kind: str) -> Iterator[str]:
-    low, high = (LEFT + scale * max(0.0, each) for each in _ends(cell))
+    low, high = (LEFT + scale * max(0.0, value) for value in _ends(cell))
     middle = top + LINE / 2
     yield _text(LEFT - 8, middle + 4, model, ' text-anchor="end"')
     width = scale * max(0.0, cell.mean)

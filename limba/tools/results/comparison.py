@@ -33,15 +33,15 @@ def resamples(documents: Sequence[str], protocol: Protocol) -> np.ndarray:
     names = {name: number for number, name in enumerate(dict.fromkeys(documents))}
     random = np.random.default_rng(0)
     drawn = random.multinomial(len(names), np.full(len(names), 1 / len(names)), protocol.resamples)
-    return drawn[:, [names[each] for each in documents]]
+    return drawn[:, [names[document] for document in documents]]
 
 
 def draws(
     task: Learned, examples: Sequence[Example], seeds: Sequence[Sequence[Prediction]], counts: np.ndarray
 ) -> Draws:
     """Returns the figures of a model in each resample, [R], the mean over its seeds."""
-    found = [task.figures(examples, each, counts) for each in seeds]
-    return {name: np.mean([each[name] for each in found], 0) for name in found[0]}
+    of_seeds = [task.figures(examples, predictions, counts) for predictions in seeds]
+    return {name: np.mean([of_seed[name] for of_seed in of_seeds], 0) for name in of_seeds[0]}
 
 
 def draws_of_shares(
@@ -49,9 +49,9 @@ def draws_of_shares(
 ) -> dict[str, Draws]:
     """Returns the mean of numbers, one for each example of a task that is not learned, in each resample."""
     length = len(next(iter(predictions.values()))[0])
-    counts = resamples([str(place) for place in range(length)], protocol)
+    counts = resamples([str(index) for index in range(length)], protocol)
     return {
-        model: {figure: np.mean([counts @ np.array(each, np.float64) / length for each in seeds], 0)}
+        model: {figure: np.mean([counts @ np.array(numbers, np.float64) / length for numbers in seeds], 0)}
         for model, seeds in predictions.items()
     }
 
@@ -64,7 +64,7 @@ def compared(
     p is two-sided: how often a resample has the difference at 0 or on the other side (Efron & Tibshirani 1993, chapter
     16; Berg-Kirkpatrick, Burkett & Klein 2012), each count with one more, so that it is never 0.
     """
-    found = []
+    comparisons = []
     for first, second in itertools.combinations(means, 2):
         for figure in means[first]:
             differences = drawn[first][figure] - drawn[second][figure]
@@ -72,13 +72,13 @@ def compared(
             p = min(1.0, 2 * (min(sides) + 1) / (len(differences) + 1))
             difference = means[first][figure] - means[second][figure]
             interval = percentiles(differences, protocol.confidence)
-            found.append(Comparison(figure, first, second, difference, interval, float(p)))
-    return found
+            comparisons.append(Comparison(figure, first, second, difference, interval, float(p)))
+    return comparisons
 
 
 def best_of(figure: str, means: Mapping[str, float], pairs: Sequence[Comparison], protocol: Protocol) -> str | None:
     """Returns the model that is better than each other one in a figure, decided by the pairs; None if none is."""
-    best = max(means, key=lambda each: means[each])
-    own = [each for each in pairs if each.figure == figure and best in (each.first, each.second)]
-    is_decided = own and all(each.p < 1 - protocol.confidence for each in own)
+    best = max(means, key=lambda model: means[model])
+    pairs_of_best = [pair for pair in pairs if pair.figure == figure and best in (pair.first, pair.second)]
+    is_decided = pairs_of_best and all(pair.p < 1 - protocol.confidence for pair in pairs_of_best)
     return best if is_decided else None

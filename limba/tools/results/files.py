@@ -69,12 +69,12 @@ def on_hub(folder: str, name: str) -> HubFile | None:
     (HubFile(address='hub:me/set@v1/a/b.parquet', name='me/set', revision='v1', path='a/b.parquet'), None)
     """
     whole = f"{folder}/{name}" if folder.startswith("hub:") and not name.startswith(("hub:", "/", "~")) else name
-    found = HUB.fullmatch(whole)
-    if found is None and whole.startswith("hub:"):
+    match = HUB.fullmatch(whole)
+    if match is None and whole.startswith("hub:"):
         raise InputError(
             f"{whole} is not a file of a data set; write hub:user/name/path, or hub:user/name@revision/path."
         )
-    return found and HubFile(*found.groups())
+    return match and HubFile(*match.groups())
 
 
 def found_at(folder: str, name: str) -> Path | None:
@@ -118,7 +118,7 @@ def bytes_of(path: Path) -> bytes:
         if path.suffix != ".zip":
             return packed
         with zipfile.ZipFile(io.BytesIO(packed)) as archive:
-            names = [each for each in archive.infolist() if not each.is_dir()]
+            names = [member for member in archive.infolist() if not member.is_dir()]
             if not names:
                 raise InputError(f"{path} is an empty archive; copy it again.")
             if names[0].file_size > MOST_UNPACKED:
@@ -148,17 +148,18 @@ def letters(text: str) -> str:
 
 def prose_of(path: Path, column: str = "text") -> str:
     """Returns the text of a file: the sentences of a treebank, a column of JSON or parquet, or the file as it is."""
-    if (layout := layout_of(path)).startswith(OBJECTS):
+    layout = layout_of(path)
+    if layout.startswith(OBJECTS):
         return "\n".join(text_in(where, row, column) for where, row in rows(path, [column]))
     if layout in (".conllu", ".conllup"):
         said = [line.partition("=")[2].strip() for line in lines_of(path) if line.startswith("# text =")]
-        return "\n".join(said or (" ".join(each[0] for each in sentence.cells) for sentence in sentences(path, 1)))
+        return "\n".join(said or (" ".join(cell[0] for cell in sentence.cells) for sentence in sentences(path, 1)))
     return "\n".join(lines_of(path))
 
 
 def layout_of(path: Path) -> str:
     """Returns the ending that says how a file is laid out: '.tsv' of pairs.tsv.gz."""
-    endings = [each for each in path.suffixes if each not in (".gz", ".zip")]
+    endings = [suffix for suffix in path.suffixes if suffix not in (".gz", ".zip")]
     return endings[-1].lower() if endings else ""
 
 
@@ -170,8 +171,8 @@ def rows(path: Path, columns: Sequence[str | int]) -> Iterator[Row]:
     layout = layout_of(path)
     if layout not in LAYOUTS:
         raise InputError(f"{path} has an unsupported file type; give one of {', '.join(LAYOUTS)}.")
-    has_header = layout not in TABLES or not any(isinstance(each, int) for each in columns)
-    names = [str(each) for each in columns]
+    has_header = layout not in TABLES or not any(isinstance(column, int) for column in columns)
+    names = [str(column) for column in columns]
     name = str(path)
     content = None
     if path.suffix == ".zip":
@@ -186,7 +187,7 @@ def rows(path: Path, columns: Sequence[str | int]) -> Iterator[Row]:
 
 def documents(path: Path, columns: Sequence[str | int]) -> Iterator[tuple[str, Mapping[str, object], str]]:
     """Yields (where, row, document) as `rows`; the document is in the column `document`, else a row is one."""
-    has_names = layout_of(path) not in TABLES or not any(isinstance(each, int) for each in columns)
+    has_names = layout_of(path) not in TABLES or not any(isinstance(column, int) for column in columns)
     first = next(rows(path, ()), ("", {}))[1] if has_names else {}
     wanted = [*columns, DOCUMENT] if DOCUMENT in first else columns
     for where, row in rows(path, wanted):
@@ -208,8 +209,8 @@ def text_in(where: str, row: Mapping[str, object], column: str | int) -> str:
 def text(where: str, value: object, what: str) -> str:
     """Returns a value if it is a text, with a question mark for half a letter, which JSON can hold and UTF-8 cannot."""
     if not isinstance(value, str):
-        found = "null" if value is None else f"{value!r}, of type {type(value).__name__}"
-        raise InputError(f"{where}: {what} holds {found[:200]}, and not a text; correct it.")
+        in_words = "null" if value is None else f"{value!r}, of type {type(value).__name__}"
+        raise InputError(f"{where}: {what} holds {in_words[:200]}, and not a text; correct it.")
     return value.encode("utf-8", "replace").decode()
 
 
@@ -244,7 +245,7 @@ def sentences(path: Path, *columns: str | int) -> Iterator[Sentence]:
     InputError for a line that lacks a column.
     """
     names: list[str] = []
-    found: list[list[str]] = []
+    rows_of_sentence: list[list[str]] = []
     begins = 1
     document = ""
     for number, line in enumerate([*lines_of(path), ""], 1):
@@ -254,15 +255,15 @@ def sentences(path: Path, *columns: str | int) -> Iterator[Sentence]:
             if line.removeprefix("#").split()[:1] == ["newdoc"]:
                 document = f"{path} line {number}"
         elif not line.strip():
-            if found:
+            if rows_of_sentence:
                 where = f"{path} line {begins}"
-                yield Sentence(where, found, document or where)
-            found = []
+                yield Sentence(where, rows_of_sentence, document or where)
+            rows_of_sentence = []
         else:
-            begins = begins if found else number
+            begins = begins if rows_of_sentence else number
             cells = line.split("\t") if "\t" in line else line.split(" ")
             if cells[0].isdecimal() or not cells[0].replace("-", "").replace(".", "").isdecimal():
-                found.append([_cell(cells, each, names, f"{path} line {number}") for each in columns])
+                rows_of_sentence.append([_cell(cells, column, names, f"{path} line {number}") for column in columns])
 
 
 def _cell(cells: Sequence[str], column: str | int, names: Sequence[str], where: str) -> str:

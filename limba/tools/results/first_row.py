@@ -18,8 +18,8 @@ from limba.tools.results import files
 from limba.tools.results.kinds.bits import BitsPerByte
 from limba.tools.results.kinds.pairs import MinimalPairs
 from limba.tools.results.scoring import run_of, ways_of
+from limba.tools.results.scoring_methods import MASKED
 from limba.tools.results.suites import Suite
-from limba.tools.results.ways import MASKED
 
 NAME = "first_row"
 TEXT_BYTES = 100_000  # of the validation text that is scored …
@@ -38,32 +38,32 @@ CODES = {
 }
 
 
-def suite_of(given: argparse.Namespace) -> Suite:
+def suite_of(args: argparse.Namespace) -> Suite:
     """Returns the tasks of the command's models without a suite; the text is written into the folder of the results.
 
-    The text is that of the first run among the models. Raises InputError where there is none, or it has no text.
+    The text comes from the first run among the models. Raises InputError if there is no run, or it has no text.
     """
-    runs = [model for model in given.model if run_of(model) is not None]
+    runs = [model for model in args.model if run_of(model) is not None]
     if not runs:
         try:
-            described(given.model[0])
+            described(args.model[0])
         except NoModelError:
             raise
         except InputError:  # a model that transformers may open
             pass
         raise InputError(
-            f"{given.model[0]} is not a run, so it has no validation text to measure without a suite; {INSTEAD}, or"
+            f"{args.model[0]} is not a run, so it has no validation text to measure without a suite; {INSTEAD}, or"
             " give another --suite."
         )
-    is_masked = any(MASKED in ways_of(model) for model in given.model)
-    run, text = _validation_text(runs[0], given.imports, MASKED_BYTES if is_masked else TEXT_BYTES)
-    folder = Path(given.output or f"results/{NAME}").expanduser().absolute()
+    is_masked = any(MASKED in ways_of(model) for model in args.model)
+    run, text = _validation_text(runs[0], args.imports, MASKED_BYTES if is_masked else TEXT_BYTES)
+    folder = Path(args.output or f"results/{NAME}").expanduser().absolute()
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     file = folder / f"validation-{digest}.txt"
     if not file.exists():
         write_whole(str(file), text)
     tasks: list[BitsPerByte | MinimalPairs] = [BitsPerByte("validation_text", (str(file),))]
-    pairs = _pairs(run, given.data)
+    pairs = _pairs(run, args.data)
     if pairs is not None:
         tasks.append(MinimalPairs("agreement", pairs))
     language = run.card.language[0].partition("-")[0] if run.card.language else None
@@ -122,8 +122,8 @@ def _of_seqio(data: RunData, part: Task, split: str, size: int) -> Iterator[byte
 
 def _pairs(run: RunConfig, folder: str) -> str | None:
     """Returns the file of minimal pairs of a run's language in a folder; says where one is looked for without it."""
-    languages = [each.partition("-")[0] for each in run.card.language or ()]
-    codes = [CODES.get(each, each) for each in languages]
+    languages = [tag.partition("-")[0] for tag in run.card.language or ()]
+    codes = [CODES.get(language, language) for language in languages]
     names = [name for code in codes for name in (f"{code}/data.tsv", f"{code}.tsv")]
     for name in [*names, "pairs.tsv"]:
         if files.found_at(folder, name) is not None:

@@ -31,25 +31,29 @@ UNKNOWN_LENGTH = 10**9  # a tokenizer's, where its files do not say the longest 
 class OpenModel:
     """A model whose configuration and tokenizer are open; its network is opened anew for each training."""
 
-    def __init__(self, name: str, place: str, revision: str | None = None):
-        """`name` is as the user gave it, `place` a folder or a name on the hub."""
+    def __init__(self, name: str, path: str, revision: str | None = None):
+        """`name` is as the user gave it, `path` a folder or a name on the hub."""
         self.name = name
-        self._place = place
+        self._path = path
         transformers.logging.set_verbosity_error()  # our own messages name what is missing or cut
         transformers.logging.disable_progress_bar()
         self._options: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": False}
         with self._reading():
-            about, _ = transformers.PreTrainedConfig.get_config_dict(place, revision=revision or "main")
-        kind = about.get("model_type")
+            config_dict, _ = transformers.PreTrainedConfig.get_config_dict(path, revision=revision or "main")
+        kind = config_dict.get("model_type")
         if kind not in transformers.CONFIG_MAPPING:
-            code = "needs code of its own, which is never run" if "auto_map" in about else "is of no kind that it has"
+            code = (
+                "needs code of its own, which is never run"
+                if "auto_map" in config_dict
+                else "is of no kind that it has"
+            )
             raise InputError(
                 f"{name} cannot be fine-tuned: its config.json has the model_type {kind!r}, which transformers"
                 f" {transformers.__version__} does not have, so it {code}; give a model of transformers' own classes."
             )
         with self._reading():
-            self.config = transformers.AutoConfig.from_pretrained(place, **self._options)
-            self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(place, **self._options)
+            self.config = transformers.AutoConfig.from_pretrained(path, **self._options)
+            self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(path, **self._options)
         self.tokenizer.padding_side = self.tokenizer.truncation_side = "right"
         self._pads_with_end = self.tokenizer.pad_token is None
         if self._pads_with_end:
@@ -71,28 +75,28 @@ class OpenModel:
                 f"{self.name} cannot be fine-tuned: transformers {transformers.__version__} has no class of"
                 f" {self.config.model_type} for {task}; give another model, or --tasks without it."
             ) from None
-        found = [self.tokenizer.model_max_length, getattr(self.config, "max_position_embeddings", UNKNOWN_LENGTH)]
+        lengths = [self.tokenizer.model_max_length, getattr(self.config, "max_position_embeddings", UNKNOWN_LENGTH)]
         for path, module in network.named_modules():
             if isinstance(module, torch.nn.Embedding) and path.endswith("position_embeddings"):
                 # RoBERTa counts positions from the one after padding's.
                 before = 0 if module.padding_idx is None else module.padding_idx + 1
-                found.append(module.num_embeddings - before)
-        return min(int(each) for each in found if each)
+                lengths.append(module.num_embeddings - before)
+        return min(int(length) for length in lengths if length)
 
     def check_ids(self, largest: int) -> None:
         """Raises InputError if the model has no row for the largest id of some texts, or for padding."""
         num_rows = getattr(self.config.get_text_config(), "vocab_size", None)
-        found = max(largest, self.tokenizer.pad_token_id)
-        if num_rows is not None and found >= num_rows:
+        highest = max(largest, self.tokenizer.pad_token_id)
+        if num_rows is not None and highest >= num_rows:
             raise InputError(
-                f"The tokenizer of {self.name} gives the id {found}, and the model has {num_rows:,} rows; resize its"
+                f"The tokenizer of {self.name} gives the id {highest}, and the model has {num_rows:,} rows; resize its"
                 " embedding in transformers."
             )
 
     def network(self, is_tagged: bool, labels: Sequence[str], seed: int, is_random: bool) -> Any:
         """Returns the network with a new head for some labels, or for a score without any; the seed draws it.
 
-        InputError for weights that the class does not find in the files, but for the head's.
+        InputError for weights that the class does not find in the files, except for the head's.
         """
         auto, task = _class_for(is_tagged)
         config = copy.deepcopy(self.config)
@@ -100,25 +104,25 @@ class OpenModel:
         config.id2label = dict(enumerate(labels or ["score"]))
         config.label2id = {label: number for number, label in config.id2label.items()}
         config.problem_type = "single_label_classification" if labels else "regression"
-        for each in (config, config.get_text_config()):  # the same one, but of a model that reads pictures too
+        for part in (config, config.get_text_config()):  # the same one, but of a model that reads pictures too
             # A language model's class looks here for the last token of a text.
-            if self._pads_with_end or getattr(each, "pad_token_id", None) is None:
-                each.pad_token_id = self.tokenizer.pad_token_id
+            if self._pads_with_end or getattr(part, "pad_token_id", None) is None:
+                part.pad_token_id = self.tokenizer.pad_token_id
         transformers.set_seed(seed)
         if is_random:
             return auto.from_config(config, dtype=torch.float32)
         with self._reading():
-            network, about = auto.from_pretrained(
-                self._place,
+            network, loading_info = auto.from_pretrained(
+                self._path,
                 config=config,
                 dtype=torch.float32,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # a head for other labels
                 **self._options,
             )
-        lacking = [*about["missing_keys"], *(each[0] for each in about["mismatched_keys"])]
-        body = [each for each in sorted(lacking) if each.startswith(f"{network.base_model_prefix}.")]
-        body = [each for each in body if ".pooler." not in each]  # a head's, which is not pretrained everywhere
+        lacking = [*loading_info["missing_keys"], *(mismatch[0] for mismatch in loading_info["mismatched_keys"])]
+        body = [key for key in sorted(lacking) if key.startswith(f"{network.base_model_prefix}.")]
+        body = [key for key in body if ".pooler." not in key]  # a head's, which is not pretrained everywhere
         if body:
             raise InputError(
                 f"{self.name} cannot be fine-tuned for {task}: {type(network).__name__} needs {len(body)} weights that"
@@ -137,7 +141,7 @@ class OpenModel:
         ids = self.tokenizer(text, truncation=True, max_length=longest, return_offsets_mapping=True)
         offsets = ids.pop("offset_mapping")
         is_cut = len(ids["input_ids"]) == longest < len(self.tokenizer(text, verbose=False)["input_ids"])
-        places = list[int | None]()
+        first_tokens = list[int | None]()
         token = 0
         begin = 0
         for word in words:
@@ -145,9 +149,9 @@ class OpenModel:
             while token < len(offsets) and offsets[token][1] <= begin:  # special tokens have no letters
                 token += 1
             is_there = token < len(offsets) and offsets[token][0] < end
-            places.append(token if is_there else None)
+            first_tokens.append(token if is_there else None)
             begin = end + 1
-        return dict(ids), places, is_cut
+        return dict(ids), first_tokens, is_cut
 
     def _pieces(self, words: Sequence[str], longest: int) -> tuple[dict[str, list[int]], list[int | None], bool]:
         """Returns `words` of a tokenizer written in Python, which does not say where its tokens stand."""
@@ -156,24 +160,24 @@ class OpenModel:
         firsts = list[int | None]()
         for number, word in enumerate(words):
             pieces += encode(" ") if number else []
-            own = encode(word)
-            firsts.append(len(pieces) if own else None)
-            pieces += own
+            of_word = encode(word)
+            firsts.append(len(pieces) if of_word else None)
+            pieces += of_word
         room = longest - self.tokenizer.num_special_tokens_to_add()
         ids = self.tokenizer.build_inputs_with_special_tokens(pieces[:room])
         mask = self.tokenizer.get_special_tokens_mask(ids, already_has_special_tokens=True)
         begin = mask.index(0) if 0 in mask else 0
-        places = [begin + each if each is not None and each < room else None for each in firsts]
-        return {"input_ids": ids, "attention_mask": [1] * len(ids)}, places, len(pieces) > room
+        first_tokens = [begin + first if first is not None and first < room else None for first in firsts]
+        return {"input_ids": ids, "attention_mask": [1] * len(ids)}, first_tokens, len(pieces) > room
 
     def identity(self, is_random: bool) -> str:
         """Returns what decides the model: a checksum of its files, or the hub's commit; random weights need none."""
         commit = getattr(self.config, "_commit_hash", None)
         if commit:
-            return f"{self._place}@{commit}"
+            return f"{self._path}@{commit}"
         digest = hashlib.sha256()
         for pattern in OTHER_FILES if is_random else (*OTHER_FILES, *WEIGHTS):
-            for path in sorted(Path(self._place).glob(pattern)):
+            for path in sorted(Path(self._path).glob(pattern)):
                 digest.update(f"{path.name} {checksum(path)}\n".encode())
         return digest.hexdigest()
 
@@ -187,7 +191,7 @@ def _class_for(is_tagged: bool) -> tuple[Any, str]:
 def open_model(name: str, exports: Path, imports: Sequence[str] = ()) -> OpenModel:
     """Returns a model of transformers: a folder, a hub id, or a run or checkpoint of Limba's, which is exported first.
 
-    An export is kept in `exports` under the checksum of its weights. Of a hybrid's the encoder is taken, which is in a
+    An export is kept in `exports` under the checksum of its weights. From a hybrid's the encoder is taken, in a
     folder of its own. InputError for anything else.
     """
     folder = Path(name).expanduser()
@@ -207,9 +211,9 @@ def _model_type(folder: Path) -> str | None:
     if not foreign.is_regular(file):
         return None
     with foreign.reading(file):
-        about = json.loads(foreign.text_of(file))
-    found = about.get("model_type") if isinstance(about, dict) else None
-    return None if found is None else str(found)
+        config_dict = json.loads(foreign.text_of(file))
+    model_type = config_dict.get("model_type") if isinstance(config_dict, dict) else None
+    return None if model_type is None else str(model_type)
 
 
 def _exported(name: str, exports: Path, imports: Sequence[str]) -> Path:

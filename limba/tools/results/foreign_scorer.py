@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from limba.config import InputError, environment, extras, foreign
-from limba.tools.results.ways import CAUSAL, GAPS, HOW, MASKED
+from limba.tools.results.scoring_methods import CAUSAL, GAPS, HOW, MASKED
 
 MOST_LOGITS = 1 << 26  # numbers of a batch's logits: 256 MiB in float32
 MOST_ROWS = 32  # texts of a batch
@@ -57,19 +57,19 @@ def open_folder(name: str) -> ForeignScorer:
 
         config = _config(name)
         way = _way(name, config)
-        place, revision = _place(name)
+        path, revision = _path_and_revision(name)
         with foreign.reading(name, "copy the folder again, or check that transformers opens it"), _quiet():
-            tokenizer = transformers.AutoTokenizer.from_pretrained(place, revision=revision, trust_remote_code=False)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
             made: Any = _class_of(way).from_pretrained(
-                place,
+                path,
                 revision=revision,
                 config=config,
                 dtype=torch.float32,
                 output_loading_info=True,
                 trust_remote_code=False,
             )
-        model, about = made
-        missing = sorted(str(each) for each in about["missing_keys"])
+        model, loading_info = made
+        missing = sorted(str(key) for key in loading_info["missing_keys"])
         if missing:
             raise InputError(
                 f"{name} has no weights for {missing[0]} and {len(missing) - 1} others of"
@@ -93,7 +93,7 @@ def _libraries() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hides what transformers logs while it opens a model: an error of ours names what is missing."""
+    """Hides what transformers logs while it opens a model: our own error names what is missing."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
@@ -108,7 +108,7 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _place(name: str) -> tuple[str, str | None]:
+def _path_and_revision(name: str) -> tuple[str, str | None]:
     """Returns what transformers is given for a name, and its revision."""
     folder = Path(name).expanduser()
     if folder.exists():
@@ -121,17 +121,17 @@ def _config(name: str) -> Any:
     """Returns transformers' configuration of a model; InputError for one that it does not know."""
     import transformers
 
-    place, revision = _place(name)
+    path, revision = _path_and_revision(name)
     try:
         with _quiet():
-            about, _ = transformers.PreTrainedConfig.get_config_dict(place, revision=revision)
+            config_dict, _ = transformers.PreTrainedConfig.get_config_dict(path, revision=revision)
     except OSError as error:
         raise NotThereError(f"{name} is neither a folder here nor a model on the hub; correct the name.") from error
     except Exception as error:
         raise InputError(f"{name}: its config.json cannot be read; copy the folder again.") from error
-    kind = about.get("model_type")
+    kind = config_dict.get("model_type")
     if kind not in transformers.CONFIG_MAPPING:
-        if about.get("auto_map"):
+        if config_dict.get("auto_map"):
             raise InputError(
                 f"{name} needs code of its own (auto_map in its config.json), which is not run here; give a model that"
                 " transformers' own classes open."
@@ -141,7 +141,7 @@ def _config(name: str) -> Any:
             " another model, or install a version that has it."
         )
     with foreign.reading(f"{name}: its config.json", "copy the folder again"), _quiet():
-        return transformers.AutoConfig.from_pretrained(place, revision=revision, trust_remote_code=False)
+        return transformers.AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
 
 
 def _way(name: str, config: Any) -> str:
@@ -149,7 +149,7 @@ def _way(name: str, config: Any) -> str:
     import transformers
 
     kind = type(config)
-    classes = [str(each) for each in config.architectures or ()]
+    classes = [str(class_name) for class_name in config.architectures or ()]
     if getattr(config, "is_encoder_decoder", False):
         if kind not in transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
             raise InputError(f"{name} is a {config.model_type}, which writes no texts from texts; give another model.")
@@ -161,7 +161,7 @@ def _way(name: str, config: Any) -> str:
             f"{name} is a {config.model_type}, for which transformers has no language model; give another."
         )
     if is_causal and is_masked:  # a BERT may be either
-        says_causal = any(each.endswith(("ForCausalLM", "LMHeadModel")) for each in classes)
+        says_causal = any(class_name.endswith(("ForCausalLM", "LMHeadModel")) for class_name in classes)
         is_causal = says_causal or bool(getattr(config, "is_decoder", False))
     return CAUSAL if is_causal else MASKED
 
@@ -207,21 +207,23 @@ class ForeignScorer:
         """What the tokenizer puts before and after a text."""
         plain = self._ids(PROBE)
         whole = self.tokenizer(PROBE).input_ids
-        for place in range(len(whole) - len(plain) + 1):
-            if plain and whole[place : place + len(plain)] == plain:
-                return whole[:place], whole[place + len(plain) :]
+        for start in range(len(whole) - len(plain) + 1):
+            if plain and whole[start : start + len(plain)] == plain:
+                return whole[:start], whole[start + len(plain) :]
         raise InputError(f"The tokenizer of {self.name} does not read the text {PROBE!r}; check its files.")
 
     @functools.cached_property
     def starts(self) -> list[int]:
         """What a causal model reads before a text: its template, else its start token, else nothing."""
         before, _ = self.template
-        named = [self.tokenizer.bos_token_id, *(each.bos_token_id for each in self._configs())]
-        found = [each for each in named if isinstance(each, int) and 0 <= each < self._num_rows]
-        return before or found[:1]
+        named = [self.tokenizer.bos_token_id, *(source.bos_token_id for source in self._configs())]
+        ids = [number for number in named if isinstance(number, int) and 0 <= number < self._num_rows]
+        return before or ids[:1]
 
     def _configs(self) -> list[Any]:
-        return [each for each in (self.model.generation_config, self.model.config) if hasattr(each, "bos_token_id")]
+        return [
+            source for source in (self.model.generation_config, self.model.config) if hasattr(source, "bos_token_id")
+        ]
 
     @property
     def _num_rows(self) -> int:
@@ -257,7 +259,7 @@ class ForeignScorer:
 
     def _num_sentinels(self, text: str) -> int:
         names = {self.tokenizer.convert_tokens_to_ids(name) for name in SENTINEL.findall(text)}
-        return sum(each in names for each in self._ids(text))
+        return sum(number in names for number in self._ids(text))
 
     def _check_length(self, rows: Sequence[Sequence[int]]) -> None:
         longest = max(map(len, rows), default=0)
@@ -276,13 +278,13 @@ class ForeignScorer:
         rows = [[*self.starts, *self._ids(text)] for text in texts]
         self._check_length(rows)
         first = max(1, len(self.starts))  # of the tokens that are scored
-        found = np.zeros(len(rows))
+        sums_of_rows = np.zeros(len(rows))
         for numbers in self._batches([len(row) for row in rows]):
             batch = self._padded([rows[number] for number in numbers])
             likelihoods = self._of_next(self._logits(**batch)[:, :-1], batch["input_ids"][:, 1:])
             for row, number in enumerate(numbers):
-                found[number] = likelihoods[row, first - 1 : max(0, len(rows[number]) - 1)].sum()
-        return found
+                sums_of_rows[number] = likelihoods[row, first - 1 : max(0, len(rows[number]) - 1)].sum()
+        return sums_of_rows
 
     def num_unscored_bytes(self, text: str) -> int:
         if self.way != CAUSAL or self.starts:
@@ -290,8 +292,9 @@ class ForeignScorer:
         text = _whole_letters(text)
         if not self.tokenizer.is_fast:
             return len(self.tokenizer.decode(self._ids(text)[:1]).encode())
-        found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        end = found.offset_mapping[0][1] if found.input_ids else 0  # a letter of several pieces is left out as a whole
+        encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        # A letter of several pieces is left out as a whole.
+        end = encoding.offset_mapping[0][1] if encoding.input_ids else 0
         return len(text[:end].encode())
 
     def _masked(self, texts: Sequence[str]) -> Float[np.ndarray, " N"]:
@@ -302,24 +305,24 @@ class ForeignScorer:
             ids, begins = self._words(text)
             rows.append([*before, *ids, *after])
             edges = np.flatnonzero(np.append(begins, True))
-            for place in range(len(ids)):
-                end = int(edges[np.searchsorted(edges, place, side="right")])
-                hidden.append((number, len(before) + place, len(before) + end))
+            for start in range(len(ids)):
+                end = int(edges[np.searchsorted(edges, start, side="right")])
+                hidden.append((number, len(before) + start, len(before) + end))
         self._check_length(rows)
-        found = np.zeros(len(texts))
+        sums_of_texts = np.zeros(len(texts))
         for numbers in self._batches([len(rows[number]) for number, _, _ in hidden], 1 if self._is_narrow else None):
-            taken = [hidden[each] for each in numbers]
-            given = []
-            for number, place, end in taken:
+            taken = [hidden[index] for index in numbers]
+            hidden_rows = []
+            for number, start, end in taken:
                 row = list(rows[number])
-                row[place:end] = [self.tokenizer.mask_token_id] * (end - place)
-                given.append(row)
-            places = [place for _, place, _ in taken]
-            wanted = [[rows[number][place]] for number, place, _ in taken]
-            logits = self._logits_at(places, self._padded(given))
+                row[start:end] = [self.tokenizer.mask_token_id] * (end - start)
+                hidden_rows.append(row)
+            positions = [start for _, start, _ in taken]
+            wanted = [[rows[number][start]] for number, start, _ in taken]
+            logits = self._logits_at(positions, self._padded(hidden_rows))
             likelihoods = self._of_next(logits, self._tensor(wanted))
-            np.add.at(found, [number for number, _, _ in taken], likelihoods[:, 0])
-        return found
+            np.add.at(sums_of_texts, [number for number, _, _ in taken], likelihoods[:, 0])
+        return sums_of_texts
 
     def _words(self, text: str) -> tuple[list[int], Bool[np.ndarray, " L"]]:
         """Returns the ids of a text, and which of them begin a word, by the rule of `TrainedModel.log_likelihoods`.
@@ -332,17 +335,17 @@ class ForeignScorer:
             ids = self._ids(text)
             names = self.tokenizer.convert_ids_to_tokens(ids)
             return ids, np.array([not name.startswith("##") for name in names], bool)
-        found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        places = [*found.offset_mapping, (len(text), len(text))]
+        encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        offsets = [*encoding.offset_mapping, (len(text), len(text))]
         begins = []
         last = 0  # where the pieces before this one end
-        for (start, end), (following, _) in itertools.pairwise(places):
+        for (start, end), (following, _) in itertools.pairwise(offsets):
             follows_space = any(map(str.isspace, text[last : start + 1]))
             is_whole = last <= start < min(end, following)
             starts_letter = is_whole and UNSPACED.match(text, start) is not None
             begins.append(not begins or follows_space or starts_letter)
             last = max(last, end)
-        return self._checked(found.input_ids), np.array(begins, bool)
+        return self._checked(encoding.input_ids), np.array(begins, bool)
 
     def in_gaps(self, pairs: Sequence[tuple[str, str]]) -> Float[np.ndarray, " N"]:
         before, after = self.template
@@ -359,7 +362,7 @@ class ForeignScorer:
             read.append([*before, *self._ids(inputs), *after])
             written.append([*before, *self._ids(targets), *after_written])
         start = self._decoder_start()
-        found = np.zeros(len(pairs))
+        likelihoods_of_pairs = np.zeros(len(pairs))
         for numbers in self._batches([len(row) for row in read], max(map(len, written), default=1)):
             targets = [written[number] for number in numbers]
             decoder = self._padded([[start, *row[:-1]] for row in targets])
@@ -367,17 +370,18 @@ class ForeignScorer:
             batch |= {f"decoder_{name}": tensor for name, tensor in decoder.items()}
             likelihoods = self._of_next(self._logits(**batch), self._padded(targets)["input_ids"])
             for row, number in enumerate(numbers):
-                found[number] = likelihoods[row, : len(written[number])].sum()
-        return found
+                likelihoods_of_pairs[number] = likelihoods[row, : len(written[number])].sum()
+        return likelihoods_of_pairs
 
     def _decoder_start(self) -> int:
         named = [
-            getattr(each, "decoder_start_token_id", None) for each in (self.model.config, self.model.generation_config)
+            getattr(source, "decoder_start_token_id", None)
+            for source in (self.model.config, self.model.generation_config)
         ]
-        found = [each for each in [*named, self.tokenizer.pad_token_id] if isinstance(each, int)]
-        if not found:
+        ids = [number for number in [*named, self.tokenizer.pad_token_id] if isinstance(number, int)]
+        if not ids:
             raise InputError(f"{self.name} has no decoder_start_token_id in its config.json; write one there.")
-        return found[0]
+        return ids[0]
 
     # Batches
 
@@ -411,20 +415,20 @@ class ForeignScorer:
         with torch.inference_mode():
             return self.model(**batch).logits
 
-    def _logits_at(self, places: Sequence[int], batch: dict[str, Any]) -> Any:
+    def _logits_at(self, positions: Sequence[int], batch: dict[str, Any]) -> Any:
         """Returns the logits at one place of each row, [B, 1, V]."""
         if self._is_narrow:
-            return self._narrow(places, batch)
-        return _at(places, self._logits(**batch))
+            return self._narrow(positions, batch)
+        return _at(positions, self._logits(**batch))
 
-    def _narrow(self, places: Sequence[int], batch: dict[str, Any]) -> Any:
+    def _narrow(self, positions: Sequence[int], batch: dict[str, Any]) -> Any:
         """Returns `_logits_at`, for which the output layer is given one hidden state of each row.
 
         With a vocabulary of 250,000 pieces that layer is most of the work.
         """
 
         def select(module: Any, inputs: Any, output: Any) -> Any:
-            output["last_hidden_state"] = _at(places, output["last_hidden_state"])
+            output["last_hidden_state"] = _at(positions, output["last_hidden_state"])
             return output
 
         hook = self.model.base_model.register_forward_hook(select)
@@ -442,10 +446,10 @@ class ForeignScorer:
         batch = self._padded([ids])
         expected = self._logits(**batch)[:, 1:2]
         try:
-            found = self._narrow([1], batch)
+            narrow = self._narrow([1], batch)
         except (TypeError, KeyError, IndexError, RuntimeError):
             return False
-        return found.shape == expected.shape and bool(abs(found - expected).max() < 1e-4)
+        return narrow.shape == expected.shape and bool(abs(narrow - expected).max() < 1e-4)
 
     def _of_next(self, logits: Any, wanted: Any) -> Float[np.ndarray, "B L"]:
         """Returns ln p of the wanted ids."""
@@ -460,15 +464,20 @@ class ForeignScorer:
         import torch
         import transformers
 
-        about = {key: value for key, value in self.model.config.to_dict().items() if not key.startswith("_")}
-        texts = [json.dumps(about, sort_keys=True, default=str), self.way, torch.__version__, transformers.__version__]
+        config_dict = {key: value for key, value in self.model.config.to_dict().items() if not key.startswith("_")}
+        texts = [
+            json.dumps(config_dict, sort_keys=True, default=str),
+            self.way,
+            torch.__version__,
+            transformers.__version__,
+        ]
         texts.append(f"{self.template} {self.starts if self.way == CAUSAL else self._end}")
         texts.append(self.tokenizer.backend_tokenizer.to_str() if self.tokenizer.is_fast else repr(self.tokenizer))
-        found = hashlib.sha256("\n".join(texts).encode())
+        digest = hashlib.sha256("\n".join(texts).encode())
         for name, tensor in () if is_random else sorted(self.model.state_dict().items()):
-            found.update(name.encode())
-            found.update(tensor.cpu().contiguous().numpy().tobytes())
-        return found.hexdigest()
+            digest.update(name.encode())
+            digest.update(tensor.cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
     def with_random_weights(self) -> ForeignScorer:
         import torch
@@ -481,11 +490,11 @@ class ForeignScorer:
         return dataclasses.replace(self, model=model.eval().to(self.model.device))
 
 
-def _at(places: Sequence[int], tensor: Any) -> Any:
+def _at(positions: Sequence[int], tensor: Any) -> Any:
     """Returns one place of each row, [B, 1, …]."""
     import torch
 
-    return tensor[torch.arange(len(places)), torch.tensor([*places])][:, None]
+    return tensor[torch.arange(len(positions)), torch.tensor([*positions])][:, None]
 
 
 def _whole_letters(text: str) -> str:

@@ -96,7 +96,7 @@ class LimbaLM(TemplateLM):
         return np.asarray(read, np.int32), np.asarray(write, np.int32)
 
     def _loglikelihood_tokens(self, requests: Sequence[Scored], **options: object) -> list[tuple[float, bool]]:
-        found = []
+        results = []
         for start in range(0, len(requests), self._rows):
             part = requests[start : start + self._rows]
             pairs = [self._pair(context, scored) for _, context, scored in part]
@@ -104,15 +104,15 @@ class LimbaLM(TemplateLM):
                 rows = logits[len(logits) - len(scored) :].astype(np.float64)  # not the sentinel's
                 rows -= rows.max(axis=1, keepdims=True)
                 likelihoods = rows[range(len(scored)), scored] - np.log(np.exp(rows).sum(axis=1))
-                found.append((float(likelihoods.sum()), bool((rows.argmax(axis=1) == scored).all())))
-        return found
+                results.append((float(likelihoods.sum()), bool((rows.argmax(axis=1) == scored).all())))
+        return results
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
         """Returns the log likelihood of each text; long ones in windows, each of whose tokens is scored once."""
         return [
             sum(
-                each
-                for each, _ in self._loglikelihood_tokens(
+                likelihood
+                for likelihood, _ in self._loglikelihood_tokens(
                     [(("", ""), *window) for window in self._windows(*request.args)]
                 )
             )
@@ -127,7 +127,7 @@ class LimbaLM(TemplateLM):
 
     def _continuation(self, ids: Sequence[int]) -> str:
         """Returns the text of the ids that a language model wrote, up to the first end."""
-        ends = [place for place, token in enumerate(ids) if token in self._special.ends]
+        ends = [index for index, token in enumerate(ids) if token in self._special.ends]
         written = [int(token) for token in ids[: ends[0] if ends else len(ids)]]
         if self._special.is_published:
             return self._vocabulary.text_of(written)
@@ -135,20 +135,20 @@ class LimbaLM(TemplateLM):
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """Returns what the model writes after each context, greedily, up to the first of the texts that end it."""
-        found = []
+        answers = []
         for context, choices in (request.args for request in requests):
             until = choices.get("until") or []
             limit = int(choices.get("max_gen_toks", 256))
-            given = f"{context} <extra_id_0>" if self.sentinels else context
+            prompt = f"{context} <extra_id_0>" if self.sentinels else context
             samples = self.trained.samples(
-                [given], max_tokens=limit, sample=False, num_beams=1, ban_sentinels=not self.sentinels
+                [prompt], max_tokens=limit, sample=False, num_beams=1, ban_sentinels=not self.sentinels
             )
             text = samples[0][0].text if self.backend == "seq2seq" else self._continuation(samples[0][0].ids.tolist())
             text = text.partition("<extra_id_0>")[2].partition("<extra_id_1>")[0] if self.sentinels else text
-            for each in [until] if isinstance(until, str) else until:
-                text = text.partition(each)[0] if each else text
-            found.append(text.strip() if self.sentinels else text)
-        return found
+            for stop in [until] if isinstance(until, str) else until:
+                text = text.partition(stop)[0] if stop else text
+            answers.append(text.strip() if self.sentinels else text)
+        return answers
 
 
 def run(argv: Sequence[str]) -> None:

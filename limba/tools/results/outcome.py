@@ -31,13 +31,15 @@ def bootstrap(values: Sequence[float], resamples: int, confidence: float) -> lis
     >>> bootstrap([1.0, 1.0], 10, 0.95)
     [1.0, 1.0]
     """
-    given = np.asarray(values, np.float64)
+    of_examples = np.asarray(values, np.float64)
     random = np.random.default_rng(0)
-    means = [float(given[random.integers(0, len(given), len(given))].mean()) for _ in range(resamples)]
+    means = [
+        float(of_examples[random.integers(0, len(of_examples), len(of_examples))].mean()) for _ in range(resamples)
+    ]
     return percentiles(np.array(means), confidence)
 
 
 def percentiles(draws: np.ndarray, confidence: float) -> list[float]:
     """Returns the interval that holds the middle of some draws."""
     tail = 50 * (1 - confidence)
-    return [float(each) for each in np.percentile(draws, [tail, 100 - tail])]
+    return [float(value) for value in np.percentile(draws, [tail, 100 - tail])]

@@ -19,8 +19,8 @@ from limba.config import InputError, NoModelError, environment, extras, kinds
 if TYPE_CHECKING:
     from limba.api import Progress
     from limba.config import RunConfig
-    from limba.tools.results.kept import Kept
     from limba.tools.results.outcome import Outcome
+    from limba.tools.results.outcome_cache import OutcomeCache
     from limba.tools.results.protocol import Protocol
     from limba.tools.results.scoring import Scorer
     from limba.tools.results.suites import Read, Suite
@@ -52,7 +52,7 @@ def run(argv: Sequence[str]) -> None:
 
         harness.run(argv[1:])
         return
-    given = _given(argv)
+    args = _parsed(argv)
     os.environ.setdefault(*environment.GPU_IS_SHARED)  # read when jax first computes; torch fine-tunes
     with environment.quiet_imports():
         from limba.api import RunDirectory, described, held
@@ -60,17 +60,17 @@ def run(argv: Sequence[str]) -> None:
         from limba.tools.results.protocol import PROTOCOL, QUICK
         from limba.tools.results.scoring import run_of
         from limba.tools.results.suites import check_packages, read_suite, read_task, with_files
-    whole = read_suite(given.suite) if given.suite else first_row.suite_of(given)
-    suite = _chosen(whole, given.tasks)
-    protocol = QUICK if given.quick else PROTOCOL
-    suite, left_out = with_files(suite, given.data)
+    whole = read_suite(args.suite) if args.suite else first_row.suite_of(args)
+    suite = _chosen(whole, args.tasks)
+    protocol = QUICK if args.quick else PROTOCOL
+    suite, left_out = with_files(suite, args.data)
     for note in left_out:
         print(f"limba results: {note}", file=sys.stderr, flush=True)
     with extras.needed_by("A task that is fine-tuned"):
         check_packages(suite)
-    tasks = [read_task(task, given.data, protocol) for task in suite.tasks]
-    for model in given.model:
-        if given.card:
+    tasks = [read_task(task, args.data, protocol) for task in suite.tasks]
+    for model in args.model:
+        if args.card:
             card.read(_card_of(model))
         home = run_of(model)
         run = None if home is None else RunDirectory(str(home)).run()
@@ -83,25 +83,25 @@ def run(argv: Sequence[str]) -> None:
         except InputError:  # transformers opens it, or refuses it, below
             folder = model
         else:
-            folder = (vocabulary and vocabulary.place) or model  # of the hub's too
+            folder = (vocabulary and vocabulary.named_in) or model  # of the hub's too
         _check_language(model, card.languages(Path(folder).expanduser() / "README.md"), run, suite)
-    folder = Path(given.output or f"results/{suite.name}").expanduser()
-    labels = _labels(given.model)
+    folder = Path(args.output or f"results/{suite.name}").expanduser()
+    labels = _labels(args.model)
     with held(str(folder)):
-        measured = Measured(tasks, given, folder, protocol)
+        measured = Measured(tasks, args, folder, protocol)
         measured.notes += left_out
-        opened = [measured.open(model) for model in given.model]
-        for model, label, runs in zip(given.model, labels, opened, strict=True):
+        opened = [measured.open(model) for model in args.model]
+        for model, label, runs in zip(args.model, labels, opened, strict=True):
             measured.add(model, label, runs)
         measured.add_floors()
         measured.compare()
-        _write(folder, measured, suite, given.model)
-        if given.card:
-            for model, label in zip(given.model, labels, strict=True):
+        _write(folder, measured, suite, args.model)
+        if args.card:
+            for model, label in zip(args.model, labels, strict=True):
                 card.put(_card_of(model), label, measured.table, suite, measured.notes)
 
 
-def _given(argv: Sequence[str]) -> argparse.Namespace:
+def _parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser = Parser("results", ABOUT)
     parser.add_object("model", "MODEL", "runs, checkpoints, Hugging Face folders or hub ids", takes_several=True)
     parser.add_argument(
@@ -116,27 +116,27 @@ def _given(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--card", action="store_true", help="puts the results into README.md of each model's folder")
     parser.add_argument("--quick", action="store_true", help="fine-tunes on few examples: a first look on two cores")
     add_import_flag(parser)
-    given = parser.parse(argv)
-    if not given.model:
+    args = parser.parse(argv)
+    if not args.model:
         raise InputError("No model is given; write limba results MODEL, or limba results MODEL --suite=NAME.")
-    if given.seeds is not None and given.seeds < 1:
-        raise InputError(f"--seeds is {given.seeds}; give 1 or more.")
-    kinds.check_local(given.data, "--data")
-    kinds.check_local(given.output or "", "--output")
-    given.model = list(dict.fromkeys(given.model))
-    return given
+    if args.seeds is not None and args.seeds < 1:
+        raise InputError(f"--seeds is {args.seeds}; give 1 or more.")
+    kinds.check_local(args.data, "--data")
+    kinds.check_local(args.output or "", "--output")
+    args.model = list(dict.fromkeys(args.model))
+    return args
 
 
 def _chosen(suite: Suite, names: str | None) -> Suite:
     """Returns a suite with the tasks that are named; InputError for one that it has not."""
     there = {task.name: task for task in suite.tasks}
-    wanted = there if names is None else dict.fromkeys(each.strip() for each in names.split(","))
-    if unknown := [each for each in wanted if each not in there]:
+    wanted = there if names is None else dict.fromkeys(name.strip() for name in names.split(","))
+    if unknown := [name for name in wanted if name not in there]:
         raise InputError(
             f"--tasks names {unknown[0]}, and the suite {suite.name} has the tasks {', '.join(there)}; give some of"
             " them with commas."
         )
-    return suite._replace(tasks=tuple(there[each] for each in wanted))
+    return suite._replace(tasks=tuple(there[name] for name in wanted))
 
 
 def _labels(models: Sequence[str]) -> list[str]:
@@ -163,7 +163,7 @@ def _check_language(model: str, of_card: Sequence[str], run: RunConfig | None, s
     """Raises InputError if the card of a model, or its run, names other languages than the suite's."""
     said = (run and run.card.language) or of_card
     fits = {*ALL_LANGUAGES, *NORWEGIAN.get(suite.language or "", (suite.language,))}
-    if suite.language and said and not fits & {each.partition("-")[0] for each in said}:
+    if suite.language and said and not fits & {language.partition("-")[0] for language in said}:
         raise InputError(
             f"The suite {suite.name} is in {suite.language}, and the card of {model} names {', '.join(said)}; give"
             " another suite, or correct the card."
@@ -173,19 +173,19 @@ def _check_language(model: str, of_card: Sequence[str], run: RunConfig | None, s
 class Measured:
     """A table that is filled model by model."""
 
-    def __init__(self, tasks: Sequence[Read], given: argparse.Namespace, folder: Path, protocol: Protocol):
-        from limba.tools.results.kept import Kept, digest
+    def __init__(self, tasks: Sequence[Read], args: argparse.Namespace, folder: Path, protocol: Protocol):
+        from limba.tools.results.outcome_cache import OutcomeCache, digest
         from limba.tools.results.table import Table
 
         self.tasks = tasks
-        self.given = given
+        self.args = args
         self.folder = folder
         self.protocol = protocol
         self.table: Table = Table()
-        self.own: list[str] = []  # the columns of the models themselves
+        self.model_columns: list[str] = []
         self.ways: dict[str, str] = {}  # how the columns of tasks without labels were scored
-        self.kept: Kept = Kept(folder)
-        self.rules = {read.task.name: self.kept.rules(read.task, given.data, protocol) for read in tasks}
+        self.kept: OutcomeCache = OutcomeCache(folder)
+        self.rules = {read.task.name: self.kept.rules(read.task, args.data, protocol) for read in tasks}
         self.hashes = {name: digest(rules)[:8] for name, rules in self.rules.items()}
         self.notes: list[str] = []
         if protocol.most_test is not None:
@@ -206,7 +206,7 @@ class Measured:
         from limba.tools.results.foreign_models import open_model
         from limba.tools.results.trainer import FineTuning
 
-        opened = open_model(model, self.folder / "exported", self.given.imports)
+        opened = open_model(model, self.folder / "exported", self.args.imports)
         folder = self.folder / "training"
         return [FineTuning(opened, task, parts, self.protocol, folder) for task, parts in tasks if parts is not None]
 
@@ -215,16 +215,16 @@ class Measured:
         self._add_scored(model, label)
         if not runs:
             return
-        self.own.append(label)
+        self.model_columns.append(label)
         from limba.api import Progress
-        from limba.tools.results.search import settings
+        from limba.tools.results.grid_search import settings
 
         per_task = 2 * len(settings(self.protocol))
-        total = sum(per_task + 2 * len(self._seeds(each)) for each in runs)
+        total = sum(per_task + 2 * len(self._seeds(fine_tuning)) for fine_tuning in runs)
         with Progress(total, 0, unit="training", what=label) as progress:
-            for each in runs:
-                self._learn(each, label, False, progress)
-                self._learn(each, f"{label}, random weights", True, progress)
+            for fine_tuning in runs:
+                self._learn(fine_tuning, label, False, progress)
+                self._learn(fine_tuning, f"{label}, random weights", True, progress)
 
     def _add_scored(self, model: str, label: str) -> None:
         """Adds the figures of a model as it is, and of random weights; a hybrid has columns for each of its ways."""
@@ -234,11 +234,11 @@ class Measured:
         scored = [(read.task.name, read.measure) for read in self.tasks if read.measure is not None]
         if not scored:
             return
-        scorers = open_scorers(model, self.given.imports)
+        scorers = open_scorers(model, self.args.imports)
         with Progress(2 * len(scored) * len(scorers), 0, unit="outcome", what=label) as progress:
             for scorer in scorers:
                 of_way = label if len(scorers) == 1 else f"{label}, {scorer.way}"
-                self.own.append(of_way)
+                self.model_columns.append(of_way)
                 self.notes.append(f"{', '.join(name for name, _ in scored)}, {of_way}: {scorer.how}")
                 for weights, column in (("trained", of_way), ("random", f"{of_way}, random weights")):
                     is_random = weights == "random"
@@ -252,12 +252,12 @@ class Measured:
 
     def _seeds(self, runs: FineTuning) -> range:
         """Returns the seeds of a task, all but the search's."""
-        return range(1, 1 + (self.given.seeds or self.protocol.num_seeds(len(runs.parts.train))))
+        return range(1, 1 + (self.args.seeds or self.protocol.num_seeds(len(runs.parts.train))))
 
     def _learn(self, runs: FineTuning, label: str, is_random: bool, progress: Progress) -> None:
         """Adds the figures of a fine-tuned task."""
-        from limba.tools.results.kept import OF_TRAINING
-        from limba.tools.results.search import learned
+        from limba.tools.results.grid_search import learned
+        from limba.tools.results.outcome_cache import OF_TRAINING
 
         name = runs.task.name
         facts = {
@@ -267,12 +267,12 @@ class Measured:
         }
 
         def get(part: str, setting: Setting, seed: int, compute: Callable[[], Outcome]) -> Outcome:
-            own = {"part": part, "rate": setting.rate, "epochs": setting.epochs, "seed": seed}
-            return self.kept.get(name, {**facts, **own}, compute, progress)
+            key = {"part": part, "rate": setting.rate, "epochs": setting.epochs, "seed": seed}
+            return self.kept.get(name, {**facts, **key}, compute, progress)
 
-        found = learned(runs, label, is_random, self._seeds(runs), self.protocol, get)
-        self.table.add(name, label, found.outcomes, self.hashes[name])
-        self.notes += found.notes
+        result = learned(runs, label, is_random, self._seeds(runs), self.protocol, get)
+        self.table.add(name, label, result.outcomes, self.hashes[name])
+        self.notes += result.notes
 
     def add_floors(self) -> None:
         """Adds the baselines that need no model."""
@@ -287,7 +287,7 @@ class Measured:
                 continue
             train = len(read.parts.train)
             test = len(read.parts.test)
-            documents = len({each.document for each in read.parts.test})
+            documents = len({example.document for example in read.parts.test})
             self.notes.append(
                 f"{name}: {train:,} training, {len(read.parts.dev):,} development and {test:,} test examples"
                 + (f" of {documents:,} documents" if documents < test else "")
@@ -309,11 +309,13 @@ class Measured:
             if predictions is None:  # bits per byte, whose texts are few and long
                 continue
             if isinstance(task, Learned) and parts is not None:
-                counts = comparison.resamples([each.document for each in parts.test], self.protocol)
-                drawn = {each: comparison.draws(task, parts.test, seeds, counts) for each, seeds in predictions.items()}
+                counts = comparison.resamples([example.document for example in parts.test], self.protocol)
+                drawn = {
+                    column: comparison.draws(task, parts.test, seeds, counts) for column, seeds in predictions.items()
+                }
             else:
                 drawn = comparison.draws_of_shares(task.main, predictions, self.protocol)
-            is_one_measure = isinstance(task, Learned) or len({self.ways[each] for each in drawn}) == 1
+            is_one_measure = isinstance(task, Learned) or len({self.ways[column] for column in drawn}) == 1
             self.table.compare(task.name, drawn, self.protocol, marks_best=is_one_measure)
             if not is_one_measure:
                 self.notes.append(f"{task.name}: the models score texts in different ways, so no best is marked")
@@ -339,14 +341,15 @@ def _write(folder: Path, measured: Measured, suite: Suite, models: Sequence[str]
     kept = measured.kept
     notes = measured.notes
     lines = "".join(f"\n* {note}" for note in notes)
-    about = {"suite": suite.name, "language": suite.language, "versions": kept.versions, "notes": notes}
-    about |= {"protocol": dataclasses.asdict(measured.protocol)}
+    document = {"suite": suite.name, "language": suite.language, "versions": kept.versions, "notes": notes}
+    document |= {"protocol": dataclasses.asdict(measured.protocol)}
     texts = (
         f"{table.text()}\n{lines}\n",
         f"{table.markdown()}\n{lines}\n",
         f"{table.latex()}\n",
-        json.dumps({**about, "cells": table.json(), "comparisons": table.pairs()}, indent=1, ensure_ascii=False) + "\n",
-        chart.svg(table, measured.own),
+        json.dumps({**document, "cells": table.json(), "comparisons": table.pairs()}, indent=1, ensure_ascii=False)
+        + "\n",
+        chart.svg(table, measured.model_columns),
     )
     written = dict(zip(TABLES, texts, strict=True))
     for name, text in written.items():

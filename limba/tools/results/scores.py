@@ -28,8 +28,8 @@ def macro_f1(counts: np.ndarray, targets: Sequence[str], predictions: Sequence[s
     sums = np.zeros(len(counts))
     classes = np.zeros(len(counts))
     for label in sorted({*targets, *predictions}):
-        is_target = np.array([each == label for each in targets], np.float64)
-        is_prediction = np.array([each == label for each in predictions], np.float64)
+        is_target = np.array([other == label for other in targets], np.float64)
+        is_prediction = np.array([other == label for other in predictions], np.float64)
         either = counts @ (is_target + is_prediction)
         sums += _ratio(200 * (counts @ (is_target * is_prediction)), either)
         classes += either > 0
@@ -47,11 +47,11 @@ def pearson(counts: np.ndarray, targets: Sequence[float], predictions: Sequence[
 
 def spearman(counts: np.ndarray, targets: Sequence[float], predictions: Sequence[float]) -> np.ndarray:
     """Returns Spearman's correlation times 100, [R]: Pearson's of the ranks, equal values sharing theirs."""
-    found = []
+    correlations = []
     for row in counts:
         once = np.ones((1, int(row.sum())))
-        found.append(pearson(once, *(_ranks(np.repeat(each, row)) for each in (targets, predictions)))[0])
-    return np.array(found)
+        correlations.append(pearson(once, *(_ranks(np.repeat(values, row)) for values in (targets, predictions)))[0])
+    return np.array(correlations)
 
 
 def span_f1(
@@ -59,8 +59,8 @@ def span_f1(
 ) -> dict[str, np.ndarray]:
     """Returns F1, precision and recall of spans over all sentences (micro), as seqeval, each [R]."""
     hits = [len(set(t) & set(p)) for t, p in zip(targets, predictions, strict=True)]
-    of_targets = [len(set(each)) for each in targets]
-    of_predictions = [len(set(each)) for each in predictions]
+    of_targets = [len(set(spans)) for spans in targets]
+    of_predictions = [len(set(spans)) for spans in predictions]
     both = np.add(of_targets, of_predictions).tolist()
     return {
         "span F1": 2 * share(counts, hits, both),
@@ -75,16 +75,16 @@ def spans_of(tags: Sequence[str]) -> list[Span]:
     >>> spans_of(["B-PER", "I-PER", "O", "I-LOC", "B-LOC"])
     [('PER', 0, 2), ('LOC', 3, 4), ('LOC', 4, 5)]
     """
-    found: list[Span] = []
+    spans: list[Span] = []
     before = ""
-    for place, tag in enumerate(tags):
+    for index, tag in enumerate(tags):
         kind, _, label = tag.partition("-")
         if kind == "I" and label == before:
-            found[-1] = (label, found[-1][1], place + 1)
+            spans[-1] = (label, spans[-1][1], index + 1)
         elif kind in ("B", "I"):
-            found.append((label, place, place + 1))
+            spans.append((label, index, index + 1))
         before = label if kind in ("B", "I") else ""
-    return found
+    return spans
 
 
 def _ratio(over: np.ndarray, under: np.ndarray) -> np.ndarray:
@@ -98,6 +98,6 @@ def _centred(weights: np.ndarray, values: Sequence[float]) -> np.ndarray:
 
 
 def _ranks(values: np.ndarray) -> list[float]:
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    _, rank_of, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
-    return (ends - (counts - 1) / 2)[places].tolist()
+    return (ends - (counts - 1) / 2)[rank_of].tolist()

@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from limba.config import InputError, ModelConfig, NoModelError
 from limba.tools.results.files import checksum, hub_id
-from limba.tools.results.ways import CAUSAL, GAPS, HOW, MASKED
+from limba.tools.results.scoring_methods import CAUSAL, GAPS, HOW, MASKED
 
 if TYPE_CHECKING:
     from limba.api import TrainedModel
@@ -49,7 +49,7 @@ class Scorer(Protocol):
         ...
 
     def num_unscored_bytes(self, text: str) -> int:
-        """Returns how many bytes of a text have no likelihood: a first token that nothing stands before."""
+        """Returns how many bytes of a text have no likelihood: a first token with nothing before it."""
         ...
 
     def checksum(self, is_random: bool) -> str:
@@ -95,15 +95,15 @@ class LimbaScorer:
 
 def checksum_of_model(trained: TrainedModel, is_random: bool = False) -> str:
     """Returns a checksum of a model: its network, its vocabulary and, unless these are drawn, its parameters."""
-    found = hashlib.sha256(repr(dataclasses.asdict(trained.network.config)).encode())
+    digest = hashlib.sha256(repr(dataclasses.asdict(trained.network.config)).encode())
     for name, array in () if is_random else sorted(trained.arrays().items()):
-        found.update(f"{name}{array.shape}{array.dtype}".encode())
-        found.update(array.tobytes())
+        digest.update(f"{name}{array.shape}{array.dtype}".encode())
+        digest.update(array.tobytes())
     if trained.tokenizer is not None:
         path = Path(trained.tokenizer[0].path)
-        found.update((checksum(path) if path.is_file() else str(path)).encode())
-        found.update(f"{trained.tokenizer[0].extra_ids} {trained.special_ids}".encode())
-    return found.hexdigest()
+        digest.update((checksum(path) if path.is_file() else str(path)).encode())
+        digest.update(f"{trained.tokenizer[0].extra_ids} {trained.special_ids}".encode())
+    return digest.hexdigest()
 
 
 def open_scorers(name: str, imports: Sequence[str] = ()) -> tuple[Scorer, ...]:

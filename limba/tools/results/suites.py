@@ -51,32 +51,36 @@ def read_suite(name: str) -> Suite:
     language = None
     fields: dict[str, tuple[str, dict[str, object], str]] = {}
     source = read([file])
-    values = {each.owner: each.value for each in source.bindings if not each.field}
-    for each in source.bindings:
-        value = values.get(each.value.name) if isinstance(each.value, Macro) else each.value
-        if not each.field:
+    values = {binding.owner: binding.value for binding in source.bindings if not binding.field}
+    for binding in source.bindings:
+        value = values.get(binding.value.name) if isinstance(binding.value, Macro) else binding.value
+        if not binding.field:
             continue
-        if each.owner == SUITE:
-            if each.field != "language" or not isinstance(value, str):
-                raise InputError(f"{each.location} sets {each.name}; a suite has suite.language, a text such as 'ro'.")
+        if binding.owner == SUITE:
+            if binding.field != "language" or not isinstance(value, str):
+                raise InputError(
+                    f"{binding.location} sets {binding.name}; a suite has suite.language, a text such as 'ro'."
+                )
             language = value
             continue
-        if each.owner not in KINDS:
-            near = did_you_mean(each.owner, KINDS)
+        if binding.owner not in KINDS:
+            near = did_you_mean(binding.owner, KINDS)
             known = ", ".join(KINDS)
-            raise InputError(f"{each.location}: {each.owner} is not a kind of task{near} The kinds are {known}.")
-        if not each.scope:
-            raise InputError(f"{each.location} names no task; write NAME/{each.owner}.{each.field} = …")
-        names = [entry.name for entry in dataclasses.fields(KINDS[each.owner]) if entry.name != "name"]
-        if each.field not in names:
-            near = did_you_mean(each.field, names).rstrip(".")
-            raise InputError(f"{each.location}: {each.owner} has no {each.field}{near} It has {', '.join(names)}.")
-        kind, given, _ = fields.setdefault(each.scope, (each.owner, {}, each.location))
-        if kind != each.owner:
+            raise InputError(f"{binding.location}: {binding.owner} is not a kind of task{near} The kinds are {known}.")
+        if not binding.scope:
+            raise InputError(f"{binding.location} names no task; write NAME/{binding.owner}.{binding.field} = …")
+        names = [entry.name for entry in dataclasses.fields(KINDS[binding.owner]) if entry.name != "name"]
+        if binding.field not in names:
+            near = did_you_mean(binding.field, names).rstrip(".")
             raise InputError(
-                f"{each.location} calls {each.scope} {each.owner}, and it is {kind}; give it another name."
+                f"{binding.location}: {binding.owner} has no {binding.field}{near} It has {', '.join(names)}."
             )
-        given[each.field] = value
+        kind, values_of_task, _ = fields.setdefault(binding.scope, (binding.owner, {}, binding.location))
+        if kind != binding.owner:
+            raise InputError(
+                f"{binding.location} calls {binding.scope} {binding.owner}, and it is {kind}; give it another name."
+            )
+        values_of_task[binding.field] = value
     if not fields:
         raise InputError(f"{name} lists no tasks; write a line such as pairs/MinimalPairs.file = 'pairs.tsv'.")
     return Suite(Path(file).stem, language, tuple(_made(fields)))
@@ -126,7 +130,7 @@ def _missing(task: Task, folder: str, name: str) -> str:
 
 
 def check_packages(suite: Suite) -> None:
-    """Imports what a suite needs beside Limba's own packages; ModuleNotFoundError where one is missing."""
+    """Imports what a suite needs besides Limba's own packages; ModuleNotFoundError where one is missing."""
     if any(isinstance(task, learned.Learned) for task in suite.tasks):
         import accelerate  # noqa: F401
         import torch  # noqa: F401
@@ -134,15 +138,15 @@ def check_packages(suite: Suite) -> None:
 
 
 def _made(fields: dict[str, tuple[str, dict[str, object], str]]) -> Iterator[Task]:
-    for task, (kind, given, place) in fields.items():
+    for task, (kind, values, where) in fields.items():
         missing = [
             entry.name
             for entry in dataclasses.fields(KINDS[kind])
-            if entry.default is entry.default_factory is dataclasses.MISSING and entry.name not in {"name", *given}
+            if entry.default is entry.default_factory is dataclasses.MISSING and entry.name not in {"name", *values}
         ]
         if missing:
-            raise InputError(f"{place}: the task {task} has no {missing[0]}; add {task}/{kind}.{missing[0]} = …")
+            raise InputError(f"{where}: the task {task} has no {missing[0]}; add {task}/{kind}.{missing[0]} = …")
         try:
-            yield KINDS[kind](name=task, **given)  # pyright: ignore[reportArgumentType]
+            yield KINDS[kind](name=task, **values)  # pyright: ignore[reportArgumentType]
         except ConfigError as error:
-            raise InputError(f"{place}: {error}") from None
+            raise InputError(f"{where}: {error}") from None

@@ -50,9 +50,9 @@ class Table:
             for part, mean in outcomes[0].parts.items()  # only tasks with one outcome and one figure have them
         }
         if outcomes[0].predictions:
-            self.predictions.setdefault(task, {})[model] = [each.predictions for each in outcomes]
+            self.predictions.setdefault(task, {})[model] = [outcome.predictions for outcome in outcomes]
         for name in outcomes[0].figures:
-            values = [each.figures[name] for each in outcomes]
+            values = [outcome.figures[name] for outcome in outcomes]
             cell = Cell(
                 mean=statistics.fmean(values),
                 seeds=len(values),
@@ -138,7 +138,11 @@ class Table:
 
     def pairs(self) -> list[dict[str, object]]:
         """Returns the comparisons, one object each."""
-        return [{"task": task, **each._asdict()} for task, found in self.comparisons.items() for each in found]
+        return [
+            {"task": task, **comparison._asdict()}
+            for task, of_task in self.comparisons.items()
+            for comparison in of_task
+        ]
 
 
 def over_seeds(values: Sequence[float]) -> Interval | None:

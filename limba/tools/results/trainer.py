@@ -43,7 +43,7 @@ class FineTuning:
         self._protocol = protocol
         self._folder = folder  # of a training's checkpoints; it is removed again
         self._length = min(protocol.most_tokens, model.check(task.is_tagged))  # of a text, in tokens
-        values = [each.answer for each in parts.train] if isinstance(task, Similarity) else [0.0]
+        values = [example.answer for example in parts.train] if isinstance(task, Similarity) else [0.0]
         self._mean = float(np.mean(np.array(values, np.float64)))
         self._deviation = float(np.std(np.array(values, np.float64))) or 1.0
 
@@ -58,14 +58,14 @@ class FineTuning:
         shutil.rmtree(self._folder, ignore_errors=True)  # of a training that was stopped
 
         def figure(evaluation: transformers.EvalPrediction) -> dict[str, float]:
-            given = self._predictions(self.parts.dev, dev, np.asarray(evaluation.predictions))
-            return {"figure": self.task.judge(self.parts.dev, given)[self.task.main]}
+            predicted = self._predictions(self.parts.dev, dev, np.asarray(evaluation.predictions))
+            return {"figure": self.task.judge(self.parts.dev, predicted)[self.task.main]}
 
         trainer = transformers.Trainer(
             model=model,
             args=self._arguments(setting, seed),
-            train_dataset=[each.feature for each in train],  # pyright: ignore[reportArgumentType]
-            eval_dataset=[each.feature for each in dev],  # pyright: ignore[reportArgumentType]
+            train_dataset=[example.feature for example in train],  # pyright: ignore[reportArgumentType]
+            eval_dataset=[example.feature for example in dev],  # pyright: ignore[reportArgumentType]
             data_collator=self._collator(),
             compute_metrics=figure,
             preprocess_logits_for_metrics=_chosen,
@@ -75,7 +75,7 @@ class FineTuning:
         with self._fitting():
             trainer.train()
         curve = _curve(trainer.state.log_history)
-        best = max(range(len(curve)), key=lambda place: (curve[place]["development"], -place))
+        best = max(range(len(curve)), key=lambda index: (curve[index]["development"], -index))
         development = curve[best]["development"]
         notes = {"development": development, "epoch": best + 1, "epochs": len(curve)}
         predictions = list[Prediction]()
@@ -84,10 +84,10 @@ class FineTuning:
             test = self._read(self.parts.test)
             trainer.compute_metrics = None  # of the development part
             with self._fitting():
-                found = trainer.predict([each.feature for each in test])  # pyright: ignore[reportArgumentType]
-            predictions = self._predictions(self.parts.test, test, np.asarray(found.predictions))
+                predicted_test = trainer.predict([example.feature for example in test])  # pyright: ignore[reportArgumentType]
+            predictions = self._predictions(self.parts.test, test, np.asarray(predicted_test.predictions))
             figures = self.task.judge(self.parts.test, predictions)
-            notes["cut"] = sum(each.is_cut for each in test)
+            notes["cut"] = sum(example.is_cut for example in test)
         shutil.rmtree(self._folder, ignore_errors=True)
         return Outcome(figures, notes=notes, curve=curve, predictions=predictions)
 
@@ -141,9 +141,9 @@ class FineTuning:
 
     def _read(self, examples: Sequence[Example]) -> list[Read]:
         read = self._sentence if self.task.is_tagged else self._text
-        found = [read(each) for each in examples]
-        self.model.check_ids(max(max(each.feature["input_ids"], default=0) for each in found))
-        return found
+        readings = [read(example) for example in examples]
+        self.model.check_ids(max(max(reading.feature["input_ids"], default=0) for reading in readings))
+        return readings
 
     def _text(self, example: Example) -> Read:
         """Returns the ids of a text or of two, with the number of the class or the score in deviations."""
@@ -159,31 +159,31 @@ class FineTuning:
 
     def _sentence(self, example: Example) -> Read:
         """Returns the ids of a sentence's words with spaces between them; a word's label is at its first token."""
-        ids, places, is_cut = self.model.words(example.texts, self._length)
+        ids, first_tokens, is_cut = self.model.words(example.texts, self._length)
         labels = [IGNORED] * len(ids["input_ids"])
-        for place, tag in zip(places, example.tags, strict=True):
-            if place is not None and labels[place] == IGNORED:
-                labels[place] = self.parts.labels.index(tag)
-        return Read({**ids, "labels": labels}, tuple(places), is_cut)
+        for token, tag in zip(first_tokens, example.tags, strict=True):
+            if token is not None and labels[token] == IGNORED:
+                labels[token] = self.parts.labels.index(tag)
+        return Read({**ids, "labels": labels}, tuple(first_tokens), is_cut)
 
-    def _predictions(self, examples: Sequence[Example], read: Sequence[Read], given: np.ndarray) -> list[Prediction]:
+    def _predictions(self, examples: Sequence[Example], read: Sequence[Read], outputs: np.ndarray) -> list[Prediction]:
         """Returns the classes, the scores or the tags of some examples; a word without a token has an empty tag."""
         labels = self.parts.labels
         if not labels:
-            return [float(each) for each in np.nan_to_num(given, posinf=0.0, neginf=0.0)]  # of one that diverged
+            return [float(score) for score in np.nan_to_num(outputs, posinf=0.0, neginf=0.0)]  # of one that diverged
         if not self.task.is_tagged:
-            return [labels[each] for each in given]
-        found = list[Prediction]()
-        for row, each in zip(given, read, strict=True):
-            found.append(["" if place is None else labels[row[place]] for place in each.places])
-        return found
+            return [labels[label] for label in outputs]
+        predictions = list[Prediction]()
+        for row, example in zip(outputs, read, strict=True):
+            predictions.append(["" if token is None else labels[row[token]] for token in example.first_tokens])
+        return predictions
 
 
 class Read(NamedTuple):
     """An example as a model reads it."""
 
     feature: Feature
-    places: Sequence[int | None]  # of each word's first token; None: it has none, or was cut off
+    first_tokens: Sequence[int | None]  # of each word's first token; None: it has none, or was cut off
     is_cut: bool
 
 
@@ -195,9 +195,9 @@ def _chosen(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tenso
 
 def _curve(history: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
     """Returns the loss and the development part's figure of each epoch."""
-    losses = {round(each["epoch"]): each["loss"] for each in history if "loss" in each}
+    losses = {round(entry["epoch"]): entry["loss"] for entry in history if "loss" in entry}
     return [
-        {"epoch": each["epoch"], "loss": losses[round(each["epoch"])], "development": each["eval_figure"]}
-        for each in history
-        if "eval_figure" in each
+        {"epoch": entry["epoch"], "loss": losses[round(entry["epoch"])], "development": entry["eval_figure"]}
+        for entry in history
+        if "eval_figure" in entry
     ]

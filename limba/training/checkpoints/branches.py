@@ -21,8 +21,8 @@ from limba.storage import lease
 from limba.storage.failures import short_reason
 from limba.storage.files import read_text, resolved, write_whole
 from limba.training.checkpoints import save
-from limba.training.ledger import FILE as LEDGER_FILE
 from limba.training.schedule import make_schedule
+from limba.training.skipped_batches import FILE as LEDGER_FILE
 from limba.training.start import FILE as ROWS_FILE
 from limba.training.start import known_end
 

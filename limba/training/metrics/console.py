@@ -77,11 +77,11 @@ class Console:
         self._pending = ""
         self._progress_due = time.monotonic() + SECONDS_BETWEEN
 
-    def saved(self, step: int, place: object) -> None:
+    def saved(self, step: int, path: object) -> None:
         """Shows that a step is saved; a terminal shows only progress, and the log has this."""
         if not self._is_terminal:
             self._say_pending()
-            self.say(f"step {step:,} saved in {place}")
+            self.say(f"step {step:,} saved in {path}")
 
     def close(self) -> None:
         """Shows the last progress; the line of a terminal goes, since the rows after it say how the run has ended."""

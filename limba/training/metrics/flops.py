@@ -4,7 +4,9 @@ Only matrix products at the objective's exact lengths count; recomputation and p
 second over the peak (Chowdhery et al. 2022, arXiv:2204.02311, appendix B).
 """
 
-from limba.config import ModelConfig, hardware
+from collections.abc import Mapping
+
+from limba.config import ModelConfig, RunConfig, hardware
 
 
 def flops_per_sequence(
@@ -49,3 +51,14 @@ def peak_flops_per_device() -> float | None:
 
     chip = hardware.of_device_kind(jax.devices()[0].device_kind)
     return None if chip is None else chip.tflops * 1e12
+
+
+def flops_per_row(config: RunConfig, lengths: Mapping[str, int]) -> float:
+    """Returns the FLOPs of training on a row."""
+    return flops_per_sequence(config.model, *sides(config, lengths), config.data.num_predicted)
+
+
+def sides(config: RunConfig, lengths: Mapping[str, int]) -> tuple[int, int]:
+    """Returns the lengths of the encoder's and the decoder's rows; a decoder-only model reads one sequence."""
+    length = config.data.sequence_length
+    return (0, length) if length is not None else (lengths["inputs"], lengths["targets"])

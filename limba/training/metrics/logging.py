@@ -24,10 +24,10 @@ from limba.config.extras import without
 from limba.sharding.preemption import stop_all
 from limba.storage.files import make_folder
 from limba.training.metrics.console import Console, Warnings, filled, shortened
+from limba.training.metrics.growing_files import LOCAL, EventFiles, Lines
+from limba.training.metrics.growing_files import logger as uploads_logger
 from limba.training.metrics.records import LOG, METRICS, Callback, Callbacks, bits_per_byte_by_set, duration
 from limba.training.metrics.records import read_metrics as read_metrics
-from limba.training.metrics.uploads import LOCAL, EventFiles, Lines
-from limba.training.metrics.uploads import logger as uploads_logger
 from limba.training.metrics.weights_and_biases import WeightsAndBiases
 
 with without("torch", "google.cloud.storage"):  # not used here, and their imports cost seconds
@@ -178,12 +178,12 @@ class Metrics:
             now = datetime.now(UTC).isoformat(timespec="seconds")
             self._outputs.lines.append(json.dumps({"kind": kind, "step": step, "time": now, **values}) + "\n")
 
-    def saved(self, step: int, place: object) -> None:
+    def saved(self, step: int, path: object) -> None:
         """Records and shows that the checkpoint of a step is complete."""
         self.record("saved", step, {})
-        self.detail(f"step {step:,} saved in {place}")
+        self.detail(f"step {step:,} saved in {path}")
         if self._outputs is not None:
-            self._outputs.console.saved(step, place)
+            self._outputs.console.saved(step, path)
 
     def end(self, sentence: str, is_stopped: bool) -> None:
         """Prints why the run ends before its last step, and records that at the end; also whether it was stopped."""

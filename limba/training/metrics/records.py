@@ -18,7 +18,7 @@ from limba.storage.files import read_bytes
 
 METRICS = "metrics.jsonl"
 LOG = "logs/train.log"  # of a run: all of its lines, also those that the console does not show
-LEDGER = "skipped_batches.jsonl"  # batches that a run has dropped or passed over: training/ledger.py
+LEDGER = "skipped_batches.jsonl"  # batches that a run has dropped or passed over: training/skipped_batches.py
 DOCUMENTS = "skipped_documents.jsonl"  # the documents in these batches, where somebody has looked for them
 
 
@@ -88,7 +88,7 @@ def markdown_table(columns: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def read_metrics(model_dir: str) -> list[dict]:
-    """Returns all records of a run in the order of steps; of a repeated step, the last record.
+    """Returns all records of a run in the order of steps; for a repeated step, the last record.
 
     The guard's return to an earlier step takes back what was recorded after that step.
     """

@@ -173,7 +173,7 @@ def test_a_folder_without_what_a_run_needs_is_refused(tmp_path: Path) -> None:
     folder = written(tmp_path / "bytes", "roberta", "t5")
     about = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**about, "tokenizer_class": "ByT5Tokenizer"}))
-    with pytest.raises(InputError, match="is one of bytes; set DataConfig.vocabulary to 'byte'"):
+    with pytest.raises(InputError, match="is UTF-8's bytes; set DataConfig.vocabulary to 'byte'"):
         load_vocabulary(str(folder))
     with pytest.raises(InputError, match=r"describes a 'bert' of 512 ids, .*give the path of its tokenizer\.json"):
         as_stream(load_vocabulary(str(written(tmp_path / "bert", "bert", "bert"))))

@@ -17,8 +17,10 @@ from limba.data.vocabulary.tokenizers import TokenizersVocabulary
 from limba.data.vocabulary.train import train_vocabulary
 from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVocabulary, Vocabulary, plain
 
-MEGABYTE, EXTRA_IDS = 1_000_000, 100
-WORDS_OF_A_SCRIPT, WORDS_OF_A_LINE = 3_000, 60
+MEGABYTE = 1_000_000
+EXTRA_IDS = 100
+WORDS_OF_A_SCRIPT = 3_000
+WORDS_OF_A_LINE = 60
 
 
 class Script(NamedTuple):
@@ -43,9 +45,12 @@ BETWEEN = [". ", ", ", "، ", "। ", "。", "? ", " – ", " «", "» ", "  ", 
 @functools.cache
 def text_of(script: str) -> list[str]:
     """Returns a megabyte of lines of words that no language has, some of them often, as words are (Zipf's law)."""
-    random, (blocks, space) = np.random.default_rng(list(SCRIPTS).index(script)), SCRIPTS[script]
+    random = np.random.default_rng(list(SCRIPTS).index(script))
+    (blocks, space) = SCRIPTS[script]
     signs = np.array([*BETWEEN, *[space] * 6 * len(BETWEEN)], object)
-    words, made, size = np.array([_word(random, blocks) for _ in range(WORDS_OF_A_SCRIPT)], object), [], 0
+    words = np.array([_word(random, blocks) for _ in range(WORDS_OF_A_SCRIPT)], object)
+    made = []
+    size = 0
     while size < MEGABYTE:
         ranks = np.minimum(random.zipf(1.2, WORDS_OF_A_LINE), WORDS_OF_A_SCRIPT) - 1
         line = "".join(words[ranks] + signs[random.integers(len(signs), size=WORDS_OF_A_LINE)])
@@ -90,7 +95,8 @@ def assert_same(ours: Vocabulary, theirs: seqio.Vocabulary, lines: Iterable[str]
 def test_sentencepiece_gives_seqio_s_ids(script: str, model: str) -> None:
     lines = text_of(script)
     assert sum(len(line.encode()) for line in lines) >= MEGABYTE and len(set("".join(lines))) > 60
-    ours, theirs = SentencePieceVocabulary(model, EXTRA_IDS), seqio.SentencePieceVocabulary(model, EXTRA_IDS)
+    ours = SentencePieceVocabulary(model, EXTRA_IDS)
+    theirs = seqio.SentencePieceVocabulary(model, EXTRA_IDS)
     assert ours.sp_model == theirs.sp_model
     assert_same(ours, theirs, lines)
     some = lines[::40]  # TensorFlow's own operation, which seqio's tasks use
@@ -100,7 +106,8 @@ def test_sentencepiece_gives_seqio_s_ids(script: str, model: str) -> None:
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_bytes_are_seqio_s(script: str) -> None:
     assert_same(ByteVocabulary(EXTRA_IDS), seqio.ByteVocabulary(EXTRA_IDS), text_of(script))
-    some, theirs = text_of(script)[::100], seqio.ByteVocabulary(EXTRA_IDS)
+    some = text_of(script)[::100]
+    theirs = seqio.ByteVocabulary(EXTRA_IDS)
     assert all(ByteVocabulary(EXTRA_IDS).encode(line) == theirs.encode_tf(line).numpy().tolist() for line in some)
 
 
@@ -108,7 +115,8 @@ def test_bytes_are_seqio_s(script: str) -> None:
 def test_a_tokenizer_json_gives_the_ids_of_seqio_s_model(script: str, model: str, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(tokenizer_json(model, EXTRA_IDS))
-    ours, theirs = TokenizersVocabulary(str(path)), seqio.SentencePieceVocabulary(model, EXTRA_IDS)
+    ours = TokenizersVocabulary(str(path))
+    theirs = seqio.SentencePieceVocabulary(model, EXTRA_IDS)
     assert (ours.vocab_size, ours.eos_id, ours.unk_id) == (theirs.vocab_size, theirs.eos_id, theirs.unk_id)
     # Without the differences that `tokenizer_json` names: a special token's name, and several marks on a letter.
     lines = [unicodedata.normalize("NFC", line.replace("<unk>", "")) for line in text_of(script)]
@@ -125,7 +133,8 @@ def test_choices_of_a_model_are_seqio_s_and_stay_so_there_and_back(choices: dict
     given = {"extra_ids": EXTRA_IDS, "normalizer_spec_overrides": rules if choices.get("rules") else None, **choices}
     given.pop("rules", None)
     make: Callable[[type], Vocabulary] = lambda kind: kind(model, **given)
-    ours, theirs = make(SentencePieceVocabulary), make(seqio.SentencePieceVocabulary)
+    ours = make(SentencePieceVocabulary)
+    theirs = make(seqio.SentencePieceVocabulary)
     lines = [line for script in SCRIPTS for line in text_of(script)[:40]]
     assert ours.sp_model == theirs.sp_model
     assert_same(ours, theirs, lines)

@@ -42,7 +42,8 @@ def test_ids_are_sentencepieces(texts, tmp_path, byte_fallback, normalization):
     train_vocabulary(
         [*texts[:150], *SENTENCES * 20], 900, path, byte_fallback=byte_fallback, normalization=normalization
     )
-    pieces, ours = load_vocabulary(path), Tokenizer.from_str(tokenizer_json(path))
+    pieces = load_vocabulary(path)
+    ours = Tokenizer.from_str(tokenizer_json(path))
     # Marks in an order that is not canonical are the one difference that is known.
     lines = [*texts, *(line for text in texts for line in text.splitlines()), *SENTENCES, "", " ", "\n"]
     lines += [text for text in mixed(texts, 2_000) if "\u0301" not in text and "\u0327" not in text]
@@ -107,7 +108,8 @@ def test_cedillas_become_commas(tmp_path, normalization):
     old = "Şi ţara aşteaptă; ŢARĂ, s\u0327i t\u0327ie."
     new = "Și țara așteaptă; ȚARĂ, și ție."
     texts = [new, old, "ﬁn ① ﬁnal"] * 20
-    path, plain = str(tmp_path / "v.model"), str(tmp_path / "plain.model")
+    path = str(tmp_path / "v.model")
+    plain = str(tmp_path / "plain.model")
     train_vocabulary(texts, 320, path, rules=normalization_tsv(normalization, ROMANIAN_COMMAS))
     train_vocabulary(texts, 320, plain, normalization=normalization)
     pieces = load_vocabulary(path)

@@ -59,7 +59,8 @@ def test_it_equals_all_scores_with_gradients_packed_and_padded(length: int, wind
 
 @pytest.mark.parametrize("changes", [{}, {"scan_layers": False}, {"attention": "memory_efficient", "remat": "full"}])
 def test_long_rows_of_a_network_are_those_of_all_scores(changes: dict, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, features = dataclasses.replace(LONG, **changes), masked_batch(2, 30)
+    config = dataclasses.replace(LONG, **changes)
+    features = masked_batch(2, 30)
     features["decoder_segment_ids"] = np.array([[1] * 11 + [2] * 15 + [0] * 4, [1] * 30], np.int32)
     features["decoder_target_tokens"][0, 26:] = 0
     real = features["decoder_segment_ids"] > 0
@@ -95,6 +96,7 @@ def test_scores_grow_with_the_row_and_not_with_its_square() -> None:
         found: Any = compiled.compile().cost_analysis()
         return found["flops"]
 
-    short, long = flops(1024), flops(2048)
+    short = flops(1024)
+    long = flops(2048)
     assert 1.9 < long / short < 2.1
     assert long < 2048 * 192 * (2 * 2 * 64 + 20)

@@ -61,7 +61,8 @@ def outputs_and_gradients(attend, arrays: tuple, direction: jax.Array) -> list[n
 
 def compare(arrays: tuple, mask: Mask, direction: jax.Array, has_wgmma: bool, interpret: bool) -> list[float]:
     """Returns how far output and gradients are from the einsum's in float32, beside their largest value."""
-    queries, keys = arrays[0].shape[1], arrays[1].shape[1]
+    queries = arrays[0].shape[1]
+    keys = arrays[1].shape[1]
     of_pair = np.arange(keys)[None] - np.arange(queries)[:, None] + queries
 
     def ours(*arrays):

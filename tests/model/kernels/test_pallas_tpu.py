@@ -183,7 +183,8 @@ def test_networks_of_one_stack_have_the_same_gradients_by_the_kernel(name: str, 
     """Packed rows, and tokens that say their own mask: a prefix, or rows that are causal."""
     features = tiny.batch() | {"decoder_segment_ids": np.repeat([[1] * 6 + [2] * 4], 8, axis=0)}
     features |= OWN_MASKS if feature in OWN_MASKS else {}
-    plain, mesh = OF_ONE_STACK[name], MeshConfig(1, 2, 2) if name in ("encoder", "windows") else MeshConfig(1)
+    plain = OF_ONE_STACK[name]
+    mesh = MeshConfig(1, 2, 2) if name in ("encoder", "windows") else MeshConfig(1)
     plain = dataclasses.replace(plain, attention="einsum")
     kernel = dataclasses.replace(plain, attention="pallas", remat="minimal")
     program = str(jax.make_jaxpr(Network(kernel).apply)(tiny.parameters(kernel), features))

@@ -21,7 +21,7 @@ import contextlib, io, json, logging, sys
 import jax
 jax.config.update("jax_num_cpu_devices", 2)
 from etils import epath
-from limba.cli import verified as verification
+from limba.cli import verify as verification
 from limba.training.checkpoints.directory import Checkpoints
 from tests.training.checkpoints import states
 run = epath.Path("gs://bucket/run")

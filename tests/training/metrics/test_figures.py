@@ -19,9 +19,11 @@ from limba.config import (
     ScheduleConfig,
     optimizer_config,
 )
-from limba.training.metrics import figures
-from limba.training.metrics.figures import RecentSteps, details, introduction, sides
+from limba.training.introduction import details, introduction
+from limba.training.metrics import advice
+from limba.training.metrics.flops import sides
 from limba.training.metrics.logging import Metrics
+from limba.training.metrics.recent_steps import RecentSteps
 from limba.training.trace import Trace
 from tests import tiny
 from tests.bucket_server import GoogleHandler, RefusedError, emulated
@@ -96,10 +98,12 @@ def test_cards_without_the_kernels_are_named_once(config: RunConfig, monkeypatch
 
     class Card:
         def __init__(self, device_kind: str, compute_capability: str, platform: str = "gpu"):
-            self.platform, self.device_kind, self.compute_capability = platform, device_kind, compute_capability
+            self.platform = platform
+            self.device_kind = device_kind
+            self.compute_capability = compute_capability
 
     def said(card: Card) -> list[str]:
-        monkeypatch.setattr(figures.jax, "devices", lambda: [card] * 8)
+        monkeypatch.setattr(jax, "devices", lambda: [card] * 8)
         sentences = introduction(config, 1_000, start=0)
         return [sentence for sentence in sentences if "einsum" in sentence]
 
@@ -114,13 +118,13 @@ def test_cards_without_the_kernels_are_named_once(config: RunConfig, monkeypatch
 def test_a_job_that_ends_before_its_next_checkpoint_is_told(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     config = dataclasses.replace(config, train_steps=10_000, checkpoint=CheckpointConfig(every_steps=1_000))
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 3_600))
-    told = figures.advice_on(config, 20, 1_100, {"seconds_per_step": 10.0, "data_wait": 0.0})
+    told = advice.advice_on(config, 20, 1_100, {"seconds_per_step": 10.0, "data_wait": 0.0})
     assert "and the next checkpoint is due in 2 h 30 min (CheckpointConfig.every_steps is 1,000)" in told
-    assert not figures.advice_on(config, 20, 1_100, {"seconds_per_step": 3.0, "data_wait": 0.0})
-    assert not figures.advice_on(config, 1, 1_100, {"seconds_per_step": 10.0, "data_wait": 0.0})
-    assert not figures.advice_on(config, 20, 9_990, {"seconds_per_step": 10.0, "data_wait": 0.0})
+    assert not advice.advice_on(config, 20, 1_100, {"seconds_per_step": 3.0, "data_wait": 0.0})
+    assert not advice.advice_on(config, 1, 1_100, {"seconds_per_step": 10.0, "data_wait": 0.0})
+    assert not advice.advice_on(config, 20, 9_990, {"seconds_per_step": 10.0, "data_wait": 0.0})
     monkeypatch.delenv("SLURM_JOB_END_TIME")
-    assert not figures.advice_on(config, 20, 1_100, {"seconds_per_step": 10.0, "data_wait": 0.0})
+    assert not advice.advice_on(config, 20, 1_100, {"seconds_per_step": 10.0, "data_wait": 0.0})
 
 
 def test_the_steps_asked_for_are_traced(config: RunConfig, tmp_path: Path) -> None:

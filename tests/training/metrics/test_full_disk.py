@@ -14,9 +14,9 @@ import pytest
 
 from limba.config import DataConfig, RunConfig
 from limba.storage.files import LocalFile
-from limba.training.ledger import FILE, Ledger
-from limba.training.metrics import figures
-from limba.training.metrics.uploads import Uploads
+from limba.training.metrics import recent_steps
+from limba.training.metrics.growing_files import Uploads
+from limba.training.skipped_batches import FILE, SkippedBatches
 from limba.training.trace import Trace
 from tests import tiny
 
@@ -107,7 +107,8 @@ def test_a_console_on_a_full_disk_ends_no_run(tmp_path: Path) -> None:
 
 
 def test_a_local_file_gets_all_of_a_line_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, write = Uploads(str(tmp_path / "a")), os.write
+    file = Uploads(str(tmp_path / "a"))
+    write = os.write
     file.write(b"one\n")
     assert file.flush()
 
@@ -151,7 +152,7 @@ def test_a_ledger_is_written_when_there_is_room_again(
 ) -> None:
     data = DataConfig("any", {"inputs": 64}, batch_size=8, num_data_shards=4)
     config = RunConfig(tiny.model(), data, str(full), train_steps=10)
-    ledger = Ledger(config)
+    ledger = SkippedBatches(config)
     ledger.append([{"batch": 5, "rows": []}])
     assert 5 in ledger and not (full / FILE).exists()
     assert [record.getMessage() for record in caplog.records] == [
@@ -160,19 +161,20 @@ def test_a_ledger_is_written_when_there_is_room_again(
     monkeypatch.undo()
     ledger.write()
     ledger.append([{"batch": 7, "rows": []}])
-    assert [batch for batch in range(10) if batch in Ledger(config)] == [5, 7]
+    assert [batch for batch in range(10) if batch in SkippedBatches(config)] == [5, 7]
 
 
 def test_a_step_that_is_not_finite_is_said_though_its_batch_cannot_be_written(tmp_path: Path) -> None:
     values = {"loss": float("nan"), "gradient_norm": 1.0, "update_norm": 1.0}
     (tmp_path / "file").touch()
-    said = figures._report(str(tmp_path / "file"), 7, {0: {"inputs": np.zeros(3)}}, values, [5])
+    said = recent_steps._report(str(tmp_path / "file"), 7, {0: {"inputs": np.zeros(3)}}, values, [5])
     assert "its batch cannot be written to" in said and "the checkpoint at step 5 is good" in said
 
 
 def test_a_trace_that_cannot_be_written_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = DataConfig("any", {"inputs": 64}, batch_size=8, num_data_shards=4)
-    config, said = RunConfig(tiny.model(), data, str(tmp_path), train_steps=10, profile_steps=2), list[str]()
+    config = RunConfig(tiny.model(), data, str(tmp_path), train_steps=10, profile_steps=2)
+    said = list[str]()
 
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")

@@ -16,7 +16,9 @@ from limba.training.metrics.logging import Metrics
 from tests import tiny
 from tests.waiting import wait_until
 
-BLOCK, HEAD = 32_768, 7  # of the log that LevelDB writes: blocks of records, each with checksum, length and kind
+# LevelDB's log: blocks of records, each with a head of checksum, length and kind.
+BLOCK = 32_768
+HEAD = 7
 
 
 @pytest.fixture
@@ -53,12 +55,16 @@ def records_of(path: Path) -> list[Any]:
     """Returns the records of a .wandb file, without the library's own reader."""
     from wandb.proto import wandb_internal_pb2 as messages  # pyright: ignore[reportMissingImports]
 
-    data, found, parts, place = path.read_bytes(), [], b"", HEAD
+    data = path.read_bytes()
+    found = []
+    parts = b""
+    place = HEAD
     while place + HEAD <= len(data):
         if BLOCK - place % BLOCK < HEAD:
             place += BLOCK - place % BLOCK
             continue
-        length, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
+        length = int.from_bytes(data[place + 4 : place + 6], "little")
+        kind = data[place + 6]
         parts += data[place + HEAD : place + HEAD + length]
         place += HEAD + length
         if place > len(data):  # not written to its end yet

@@ -62,8 +62,8 @@ def set_corpus(translation: Translation) -> None:
     dataset, dataset_key = translation.get("dataset_name")
     only_evaluates = not translation.trains and train is None and validation is not None
     if (train is None) == (dataset is None) and not only_evaluates:
-        given = "both" if train else "neither"
-        raise InputError(f"{translation.source} must give one of train_file and dataset_name; it gives {given}.")
+        parts = "both" if train else "neither"
+        raise InputError(f"{translation.source} must give one of train_file and dataset_name; it gives {parts}.")
     if dataset is not None:
         translation.set("CORPUS", _data_set(translation, dataset), dataset_key)
     elif only_evaluates:

@@ -79,7 +79,7 @@ OTHERS: Mapping[str, type] = {
     "report_to": list,
     **dict.fromkeys(("load_best_model_at_end", "greater_is_better"), bool),
 }
-# Keys that are taken with one line: what they mean here. Those of accelerate launch are among them.
+# Keys that are taken with one line: what they mean here. Keys of accelerate launch are among them.
 _OF_SEVERAL = {
     "has no counterpart": (
         "log_level", "log_level_replica", "tpu_metrics_debug", "use_mps_device", "past_index", "trackio_space_id",

@@ -63,7 +63,9 @@ def _translated(values: Values, source: str, notes: Sequence[str]) -> Translatio
     """Returns the gin bindings for the values."""
     translation = Translation(values, source, notes)
     if not translation.trains and translation.values.get("do_eval") is False:
-        raise InputError(f"{source} gives do_train False and do_eval False, which is nothing to do; set one to true.")
+        raise InputError(
+            f"{source} gives do_train False and do_eval False, so there is nothing to do; set one to true."
+        )
     _check_agreement(translation)
     for key, (name, _) in keys.PLAIN.items():
         if values.get(key) is not None:

@@ -37,11 +37,11 @@ def read_values(path: str | None, flags: Values) -> tuple[Values, str, list[str]
     `flags` replace the values of the JSON at `path`. A token among them is set as HF_TOKEN and left out. Raises
     InputError for a file that cannot be read, an unknown key, and a value of another kind.
     """
-    given = {**(_json(path) if path else {}), **flags}
+    from_user = {**(_json(path) if path else {}), **flags}
     source = path or COMMAND_LINE
     values = {}
     notes = []
-    for key, value in given.items():
+    for key, value in from_user.items():
         if key in keys.OF_OTHER_SCRIPTS:
             raise _of_another_script(f"{source} gives {key}, a flag")
         if key not in keys.KNOWN:

@@ -1,4 +1,4 @@
-"""Translates T5X's gin files, whose facts `tables` holds, to one of ours; `convert` prints it.
+"""Translates T5X's gin files, whose facts `tables` holds, to one gin file of Limba; `convert` prints it.
 
 Part of `migrate`: imports the gin reader and `limba.config`.
 """

@@ -1,4 +1,4 @@
-"""T5X's names of classes, fields and macros, and ours for each: for a message about one in a gin file of ours."""
+"""T5X's names of classes, fields and macros, and ours for each: for a message about such a name in our gin file."""
 
 from __future__ import annotations
 

@@ -109,8 +109,8 @@ def _read_file(theirs: Theirs, name: str, folders: Sequence[Path], asked_by: str
         text = foreign.text_of(path)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"The gin file {name} cannot be read: {error}.") from None
-    found = re.findall(r"from\s+t5x\.examples\.(\w+)\s+import\s+network", text)
-    network = found[-1] if found else ""
+    modules = re.findall(r"from\s+t5x\.examples\.(\w+)\s+import\s+network", text)
+    network = modules[-1] if modules else ""
     source = Source(size=theirs.size)
     is_table = _own_name(name) in tables.PATHS
 
@@ -123,23 +123,23 @@ def _read_file(theirs: Theirs, name: str, folders: Sequence[Path], asked_by: str
 
 
 def _read_table(theirs: Theirs, name: str, folders: Sequence[Path], asked_by: str, above: tuple[str, ...]) -> None:
-    own = _own_name(name)
-    table = tables.include_file(own)
+    own_name = _own_name(name)
+    table = tables.include_file(own_name)
     if table is None:
         subject = f"{asked_by} includes {name}, which" if asked_by else f"The gin file {name}"
-        places = ", ".join(dict.fromkeys(str(folder) for folder in folders))
-        near = did_you_mean(own, tables.PATHS).rstrip(".?")
+        listed = ", ".join(dict.fromkeys(str(folder) for folder in folders))
+        near = did_you_mean(own_name, tables.PATHS).rstrip(".?")
         raise InputError(
-            f"{subject} does not exist in {places}, and is not one of the files of T5X that Limba knows{near};"
+            f"{subject} does not exist in {listed}, and is not one of the files of T5X that Limba knows{near};"
             f" give its folder with --gin_search_paths ({tables.PAGE} lists those)."
         )
     first, values = table
     for included in first:
-        _read_file(theirs, included, folders, own, (*above, own))
+        _read_file(theirs, included, folders, own_name, (*above, own_name))
     source = Source(size=theirs.size)
-    read_text(source, "".join(f"{key} = {value}\n" for key, value in values.items()), own)
-    bindings = [dataclasses.replace(binding, location=own) for binding in source.bindings]  # a table has no lines
-    _add(theirs, Source(bindings), tables.network_of(own) or "", is_table=True)
+    read_text(source, "".join(f"{key} = {value}\n" for key, value in values.items()), own_name)
+    bindings = [dataclasses.replace(binding, location=own_name) for binding in source.bindings]  # a table has no lines
+    _add(theirs, Source(bindings), tables.network_of(own_name) or "", is_table=True)
 
 
 def _add(theirs: Theirs, source: Source, network: str, is_table: bool) -> None:

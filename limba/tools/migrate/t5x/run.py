@@ -114,8 +114,8 @@ def translate_vocabulary(translation: Translation) -> None:
             translation.dropped(translation.settings.find(other, name), _OWN_VOCABULARY)
     is_own = path.line is not None and not (path.line.is_table and path.value in VOCABULARIES.values())
     if model is None or class_of(model.value) != owner or not is_own:
-        for each in (path, extra_ids):
-            translation.dropped(each, _OWN_VOCABULARY)
+        for setting in (path, extra_ids):
+            translation.dropped(setting, _OWN_VOCABULARY)
         if translation.skeleton != SCRIPTS["train"]:
             translation.fix("VOCABULARY", None, "the task's own, as in T5X")
         return

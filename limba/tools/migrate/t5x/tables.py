@@ -20,6 +20,10 @@ IDLE = "nothing in this run uses it"
 REQUIRED = "%gin.REQUIRED"
 Table = Mapping[str, str]
 
+_SCHEDULER = "utils.create_learning_rate_scheduler"
+_MESH = "partitioning.PjitPartitioner"
+_SCALABLE = "t5x/examples/scalable_t5"
+
 
 def fields(selector: str, **values: object) -> dict[str, str]:
     """Returns values of a class or function as gin's bindings.
@@ -106,7 +110,7 @@ def _model(folder: str, family: str, size: str) -> Table:
         del sizes["num_encoder_layers"], sizes["num_decoder_layers"]
     kind = "ByteVocabulary" if vocabulary is None else "SentencePieceVocabulary"
     vocabularies = ("vocabulary",) if is_decoder else ("input_vocabulary", "output_vocabulary")
-    own = {
+    bindings = {
         "z_loss": "%Z_LOSS", "label_smoothing": "%LABEL_SMOOTHING", "optimizer_def": "%OPTIMIZER",
         "loss_normalizing_factor": "%LOSS_NORMALIZING_FACTOR", **dict.fromkeys(vocabularies, "%VOCABULARY"),
     }  # fmt: skip
@@ -115,7 +119,7 @@ def _model(folder: str, family: str, size: str) -> Table:
         "VOCABULARY": f"@seqio.{kind}()", "OPTIMIZER": "@adafactor.Adafactor()", "MODEL": f"@{model}()",
         **fields("adafactor.Adafactor", decay_rate=0.8, step_offset=0),
         **fields("adafactor.Adafactor", logical_factor_rules="@adafactor.standard_logical_factor_rules()"),
-        **fields(model, module=f"@{module}()", **own), **fields(module, config=f"@{config}()"),
+        **fields(model, module=f"@{module}()", **bindings), **fields(module, config=f"@{config}()"),
         **fields(config, vocab_size=vocab_size, dtype="'bfloat16'", dropout_rate="%DROPOUT_RATE", **sizes),
         **fields(config, mlp_activations=activations, logits_via_embedding=is_tied),
     }  # fmt: skip
@@ -138,8 +142,6 @@ def _dataset(scope: str, split: str, seed: str = "42", **others: str) -> Table:
     return fields(f"{scope}utils.DatasetConfig", **values)
 
 
-_SCHEDULER = "utils.create_learning_rate_scheduler"
-_MESH = "partitioning.PjitPartitioner"
 _RULES = fields(_MESH, num_partitions=1, logical_axis_rules="@partitioning.standard_logical_axis_rules()")
 _TRAIN = {
     **dict.fromkeys(("TRAIN_STEPS", "MODEL_DIR", "MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS"), REQUIRED),
@@ -200,7 +202,6 @@ _UMT5_RUN = {
 _SHARDED_PARAMETERS = fields(
     "partitioning.standard_logical_axis_rules", activation_partitioning_dims=1, parameter_partitioning_dims=2
 )
-_SCALABLE = "t5x/examples/scalable_t5"
 _OTHERS: Mapping[str, tuple[tuple[str, ...], Table]] = {  # path -> (files included first, what it sets)
     "t5x/configs/runs/pretrain.gin": ((), _PRETRAIN),
     # Named by umT5's files, and not in the public repository: pretraining whose data order is saved.

@@ -1,4 +1,4 @@
-"""T5X's gin files as one gin file of ours: which script they are for, each part in turn, and what nobody has read."""
+"""T5X's gin files as one gin file of Limba: which script they are for, each part in turn, and what nobody has read."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ def _split(override: str) -> tuple[str, str, str]:
 def translate(
     files: Sequence[str], overrides: Sequence[str], search_paths: Sequence[Path], may_lack: Sequence[str] = ()
 ) -> Translated:
-    """Returns one gin file of ours for gin files of T5X's dialect, with `NAME=VALUE` overrides.
+    """Returns one gin file of Limba for gin files of T5X's dialect, with `NAME=VALUE` overrides.
 
     An override may have their names or ours. Macros of `may_lack` stay required in the result. Raises InputError, one
     sentence with the line, for what is missing, not known, or what Limba cannot honour.
     """
     theirs = []
-    own = []
+    written_here = []
     lines = read(files, (), search_paths).lines
     names = {line.owner for line in lines if not line.field}
     names |= {leaf.name for line in lines for leaf in leaves(line.value) if isinstance(leaf, Macro)}
@@ -90,16 +90,20 @@ def translate(
     for override in overrides:
         name, _, value = _split(override)
         is_path = name == "VOCABULARY" and not value.startswith("@")
-        (own if is_path or _OURS.fullmatch(name) or (name in ours and name not in names) else theirs).append(override)
+        is_only_ours = name in ours and name not in names
+        if is_path or is_only_ours or _OURS.fullmatch(name):
+            written_here.append(override)
+        else:
+            theirs.append(override)
     settings = Settings(read(files, theirs, search_paths), may_lack)
     title = f"Translated from T5X's {' and '.join(files)}."
     translation = _translated(settings, title)
-    if any(_split(override)[0] == "VOCABULARY" for override in own):
+    if any(_split(override)[0] == "VOCABULARY" for override in written_here):
         translation.bindings.pop("EXTRA_IDS", None)  # of another file
     _check_unread(settings, translation, ours)
     modules = [*translation.modules, *(module for module, _ in settings.theirs.modules)]
     translation.modules = list(dict.fromkeys(modules))
-    return Translated(title, translation, tuple(own))
+    return Translated(title, translation, tuple(written_here))
 
 
 def read_t5x(
@@ -112,12 +116,15 @@ def read_t5x(
 
     Prints one line: how many settings are the same, differ, and are dropped.
     """
-    found = translate(files, overrides, search_paths)
-    place = " and ".join(files)
-    print(f"{place}: {found.translation.summary()}; limba convert --gin {' '.join(files)} lists them.", file=sys.stderr)
+    translated = translate(files, overrides, search_paths)
+    names = " and ".join(files)
+    print(
+        f"{names}: {translated.translation.summary()}; limba convert --gin {' '.join(files)} lists them.",
+        file=sys.stderr,
+    )
     _search_modules(search_paths)
-    run = read_translated(found.text, place, found.overrides, found.written_as, allowed)
-    if found.translation.skeleton == SCRIPTS["train"]:
+    run = read_translated(translated.text, names, translated.overrides, translated.written_as, allowed)
+    if translated.translation.skeleton == SCRIPTS["train"]:
         _check_directory(run.config.model_dir)
     return run
 
@@ -126,8 +133,8 @@ def _check_directory(model_dir: str) -> None:
     """Raises InputError for the directory of a run of T5X, whose files would be mixed with Limba's."""
     from limba.api import look_at
 
-    found = look_at(model_dir)
-    if found is not None and found.kind == "T5X":
+    opened = look_at(model_dir)
+    if opened is not None and opened.kind == "T5X":
         raise InputError(
             f"MODEL_DIR {model_dir} holds a run of T5X; give another directory, and go on from its newest checkpoint"
             f" with --gin.INITIAL_CHECKPOINT_PATH={model_dir}."
@@ -209,8 +216,8 @@ def _check_unread(settings: Settings, translation: Translation, ours: set[str]) 
 
 
 def _names_in(path: str) -> set[str]:
-    found = tables.include_file(path)
-    names = set(found[1]) if found else set()
+    include_file = tables.include_file(path)
+    names = set(include_file[1]) if include_file else set()
     return {".".join(name.rpartition("/")[2].split(".")[-2:]) if "." in name else name for name in names}
 
 
@@ -221,13 +228,15 @@ def run(argv: Sequence[str]) -> None:
     parser.add_object("gin_file", "THEIRS.gin", "a gin file of T5X's; later files replace values", takes_several=True)
     parser.add_argument("--gin_search_paths", metavar="A,B", action="append", default=[], help="folders of gin files")
     parser.add_argument("--gin.NAME", metavar="VALUE", help="set NAME, theirs or ours")
-    given = parser.parse(argv)
-    if not given.gin_file:
+    args = parser.parse(argv)
+    if not args.gin_file:
         raise InputError("No gin file is given; write limba convert --gin THEIRS.gin --gin_search_paths=DIR.")
-    folders = search_folders(given.gin_search_paths)
-    if not is_t5x(given.gin_file, folders):
-        found = " and ".join(given.gin_file)
-        raise InputError(f"{found} includes none of T5X's files and names none of its modules; give T5X's gin files.")
-    found = translate(given.gin_file, given.gin, folders, GIVEN_LATER)
-    found.check()
-    print(found.whole_text(), end="")
+    folders = search_folders(args.gin_search_paths)
+    if not is_t5x(args.gin_file, folders):
+        translated = " and ".join(args.gin_file)
+        raise InputError(
+            f"{translated} includes none of T5X's files and names none of its modules; give T5X's gin files."
+        )
+    translated = translate(args.gin_file, args.gin, folders, GIVEN_LATER)
+    translated.check()
+    print(translated.whole_text(), end="")

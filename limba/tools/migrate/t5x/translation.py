@@ -1,4 +1,4 @@
-"""What T5X's settings become: gin bindings of ours, each with its origin, and a table of what became of theirs."""
+"""What T5X's settings become: our gin bindings, each with its origin, and a table of what became of theirs."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from limba.config import prices
 from limba.tools.pages.page.charts import short
 from limba.tools.pages.page.runs import Run
 
-LEVEL = 0.005  # a smaller share of the loss is no change
+LEVEL = 0.005  # a smaller share of the loss does not count as a change
 LEAST_POINTS = 4  # for a trend
 LINES = 100  # the newest, whose median is the time of a step
 
@@ -80,7 +80,7 @@ def _remaining_time(run: Run) -> Iterator[str]:
     if not last_step or "seconds_per_step" not in run.train:
         return
     steps = max(last_step - int(run.train.steps[-1]), 0)
-    # The median: a step that waited for a checkpoint or an evaluation is no measure of the others.
+    # The median: a step that waited for a checkpoint or an evaluation says nothing about the others.
     seconds = float(np.nanmedian(run.train["seconds_per_step"][-LINES:])) * steps
     if np.isfinite(seconds):
         yield f"{duration(seconds)} left to step {last_step:,}."

@@ -33,7 +33,7 @@ class Panel(NamedTuple):
     """What one panel of the page is about: the same text in all runs and at all steps."""
 
     title: str
-    given: str  # the prompt, or an example's input
+    prompt: str  # the prompt, or an example's input
     target: str  # of an example
 
 
@@ -97,7 +97,7 @@ def _panels(runs: Sequence[Run], most_steps: int, most_letters: int) -> list[dic
     return [
         {
             "title": panel.title,
-            "given": _cut(panel.given, most_letters),
+            "given": _cut(panel.prompt, most_letters),
             "target": _cut(panel.target, most_letters),
             "lang": language,
             "runs": [{"run": number, "at": at} for number, at in by_run.items()],

@@ -208,9 +208,9 @@ class Player:
     def _targets(self, ids: np.ndarray, ends: set[int]) -> np.ndarray:
         """Returns the ids of a written text up to and with the first end, without padding; at least one id."""
         ids = np.asarray(ids, np.int32)
-        places = np.flatnonzero(np.isin(ids, list(ends)))
-        if places.size:
-            ids = ids[: places[0] + 1]
+        end_indices = np.flatnonzero(np.isin(ids, list(ends)))
+        if end_indices.size:
+            ids = ids[: end_indices[0] + 1]
         ids = ids[ids >= self._least]
         if len(ids):
             return ids

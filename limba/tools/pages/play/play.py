@@ -18,6 +18,17 @@ from limba.tools.pages.serving import PageHandler, PageServer, RefusedError, as_
 MOST_WAITING = 4  # questions at one time, with the one that is being answered
 LONGEST_WAIT = 60.0  # seconds after which a question is refused because others are before it
 
+ABOUT = """Serves a page on this machine on which you try a model: mask words or write a prompt, and see what it writes,
+with the probability of each piece. With two models, or one model and two steps, both answer side by side.
+
+    limba play MODEL_DIR
+    limba play MODEL_DIR --step=1000 --step=2000
+    limba play MODEL_DIR user/name
+
+Nothing leaves the machine. With --host the page is served to others too, and asks for a token."""
+MODEL = "a Limba or T5X run, one of its checkpoints, a Hugging Face folder, or a hub id"
+NAMES = {"`vocabulary`": "--vocabulary", "DataConfig.vocabulary": "--vocabulary"}  # what messages call a field
+
 
 class Server(PageServer):
     """Serves the page for these models. OSError if the port cannot be had. `token` is asked of every request."""
@@ -100,19 +111,6 @@ class Handler(PageHandler):
                 self.server.turn.release()
         finally:
             self.server.waiting.release()
-
-
-ABOUT = """Serves a page on this machine on which you try a model: mask words or write a prompt, and see what it writes,
-with the probability of each piece. With two models, or one model and two steps, both answer side by side.
-
-    limba play MODEL_DIR
-    limba play MODEL_DIR --step=1000 --step=2000
-    limba play MODEL_DIR user/name
-
-Nothing leaves the machine. With --host the page is served to others too, and asks for a token."""
-
-MODEL = "a Limba or T5X run, one of its checkpoints, a Hugging Face folder, or a hub id"
-NAMES = {"`vocabulary`": "--vocabulary", "DataConfig.vocabulary": "--vocabulary"}  # what messages call a field
 
 
 def run(argv: Sequence[str]) -> None:

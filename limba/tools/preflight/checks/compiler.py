@@ -1,4 +1,4 @@
-"""What the compiler says of a run's training step on given chips: memory, exchanges, an estimate of speed."""
+"""What the compiler says about a run's training step on given chips: memory, exchanges, an estimate of speed."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def fits(step: Figures, wanted: Topology) -> bool:
 def compiled(config: RunConfig, wanted: Topology) -> Section:
     """Returns the section 'Memory and speed': the run's training step as compiled for a topology's chips.
 
-    Compiles once, in a process of its own. Where the compiler is not installed, one warning says so, and memory is by
-    arithmetic.
+    Compiles once, in a process of its own. Where the compiler is not installed, one warning says so, and memory is
+    estimated by arithmetic.
     """
     problems = list(divides(config, wanted))
     if problems:
@@ -152,8 +152,8 @@ def _details(step: Figures, wanted: Topology) -> list[Line]:
         lines.append(Line("ok", f"The largest arrays when memory is at its peak: {several}."))
     exchanged = {kind: size for kind, size in step.get("collective_bytes", {}).items() if size}
     if exchanged:
-        each = ", ".join(f"{kind} {size / 2**20:,.0f} MiB" for kind, size in sorted(exchanged.items()))
-        text = f"Exchanged a step, by each device: {each} (operands of a reduce-scatter, else results)."
+        by_kind = ", ".join(f"{kind} {size / 2**20:,.0f} MiB" for kind, size in sorted(exchanged.items()))
+        text = f"Exchanged a step, by each device: {by_kind} (operands of a reduce-scatter, else results)."
         lines.append(Line("ok", text))
     elif wanted.devices > 1 and step["fits"] is not False:
         lines.append(Line("ok", "The devices exchange nothing."))
@@ -176,7 +176,7 @@ def _speed_lines(config: RunConfig, step: Figures, wanted: Topology) -> tuple[li
         low, high = figures["mfu"]
         text += f", MFU {_range(f'{low:.0%}', f'{high:.0%}')}"
     if figures["days"]:
-        text += f"; {config.train_steps:,} steps take {in_time([24 * each for each in figures['days']])}"
+        text += f"; {config.train_steps:,} steps take {in_time([24 * num_days for num_days in figures['days']])}"
     lines = [Line("ok", f"{text}."), Line("ok", f"Made of {estimate.made}.")]
     if figures["mfu"] and figures["mfu"][1] > 1:
         lines.append(

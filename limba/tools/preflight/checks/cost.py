@@ -118,12 +118,12 @@ def _costs(run: PlannedRun, chips: Topology, seconds: tuple[float, float], terms
     steps = run.config.train_steps or 0
     hours = list(hours_of_run(steps, seconds))
     price = prices.price(chips.name) if terms.price is None else terms.price
-    data |= {"hours": hours, "chip_hours": [each * chips.chips for each in hours], "price": price}
+    data |= {"hours": hours, "chip_hours": [num_hours * chips.chips for num_hours in hours], "price": price}
     where = "this machine's CPU" if chips.platform == "cpu" else chips.name
     text = f"{steps:,} steps take {in_time(hours)} on {where}, {BESIDE}"
     text += f"; {in_range(data['chip_hours'])} chip-hours"
     if price is not None:
-        data["dollars"] = [each * price for each in data["chip_hours"]]
+        data["dollars"] = [chip_hours * price for chip_hours in data["chip_hours"]]
         source = f"list price of {prices.DATE}" if terms.price is None else "as given"
         text += f", {in_range(data['dollars'], '$')} at ${price:g} a chip-hour ({source})"
     elif chips.platform != "cpu":
@@ -131,7 +131,7 @@ def _costs(run: PlannedRun, chips: Topology, seconds: tuple[float, float], terms
     yield Line("ok", f"{text}.")
     if terms.days is None:
         return
-    share = [each / 24 / terms.days for each in hours]
+    share = [num_hours / 24 / terms.days for num_hours in hours]
     data["share_of_days"] = share
     text = f"That is {share[0]:.0%} to {share[1]:.0%} of {terms.days:g} days"
     if share[0] > 1:
@@ -213,7 +213,7 @@ def _of_periods(config: RunConfig, evaluation_steps: float) -> Iterator[Line]:
 
 
 def _tokens(run: PlannedRun, per_step: float, data: Data) -> Iterator[Line]:
-    """Yields the tokens for each parameter; of a run from scratch there should be several."""
+    """Yields the tokens for each parameter; a run from scratch should have several."""
     steps = run.config.train_steps
     parameters = run.num_parameters
     if steps is None:

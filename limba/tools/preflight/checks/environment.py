@@ -226,19 +226,19 @@ def driver_lines(text: str, lock: str) -> Iterator[Line]:
     )
 
 
-def _holders(own: int | None = None) -> Iterator[Line]:
-    """Yields other processes that use a device; `own` is a process that may."""
+def _holders(own_process: int | None = None) -> Iterator[Line]:
+    """Yields other processes that use a device; `own_process` is one that may."""
     of_tpu = processes.holders(processes.TPU_DEVICES)
     if machine.is_tpu_vm():  # elsewhere whoever locks libtpu's file compiles for a TPU that is not here
         locking = processes.holder_of_lock()
         if locking is not None and locking not in of_tpu:
             of_tpu.append(locking)
     for holder in of_tpu:
-        if holder.pid != own:
+        if holder.pid != own_process:
             text = f"The TPU is held by {holder}; a TPU serves one process at a time."
             yield Line("error", text, f"kill {holder.pid}", IN_USE)
     for holder in processes.holders(processes.GPU_DEVICES):
-        if holder.pid != own:
+        if holder.pid != own_process:
             text = f"A GPU is also used by {holder}, whose memory a run cannot have."
             yield Line("warning", text, f"kill {holder.pid}", IN_USE)
 
@@ -332,9 +332,9 @@ def _is_in_netrc(host: str) -> bool:
 
 def has_google_credentials() -> bool:
     """Returns whether this machine has credentials for buckets: in a file, or as a machine of Google's."""
-    given = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
-    if given:
-        return os.path.isfile(given)
+    key_file = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
+    if key_file:
+        return os.path.isfile(key_file)
     with contextlib.suppress(OSError):
         if "Google" in Path("/sys/class/dmi/id/product_name").read_text():
             return True  # its metadata server gives them
@@ -355,7 +355,7 @@ def _time_limit(config: RunConfig) -> Iterator[Line]:
     every = config.checkpoint.every_steps
     records = []
     with contextlib.suppress(Exception):  # a bucket's client has errors of its own; Storage says them
-        records = [each for each in RunDirectory(config.model_dir).records() if each["kind"] == "train"]
+        records = [record for record in RunDirectory(config.model_dir).records() if record["kind"] == "train"]
     if not records:
         text = (
             f"The job of Slurm ends in {duration(left)}; a checkpoint is saved every {every} steps, and before the end."

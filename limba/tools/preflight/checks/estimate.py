@@ -1,4 +1,4 @@
-"""What arithmetic says of a run on given chips before anything is compiled: whether it divides, and fits."""
+"""What arithmetic says about a run on given chips before anything is compiled: whether it divides, and fits."""
 
 from __future__ import annotations
 

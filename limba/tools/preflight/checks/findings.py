@@ -109,8 +109,8 @@ def shorter(config: RunConfig, steps: int) -> Fix | list[Fix]:
 def after_changes(section: Section, made: Sequence[Section]) -> Section:
     """Returns a section without the numbers that only hold for a text or a vocabulary that other findings change."""
     changed = set()
-    for each in (*made, section):
-        for line in each.lines:
+    for other in (*made, section):
+        for line in other.lines:
             changed.update(fix[0] for fix in _fixes(line) if not isinstance(fix, str))
     lines = [_counted_again(line, changed) for line in section.lines]
     return dataclasses.replace(section, lines=lines)

@@ -1,4 +1,4 @@
-"""HTML in text: how a document looks that is raw HTML, and the document without its tags."""
+"""HTML in text: how to tell a document of raw HTML, and the document without its tags."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def objective_and_schedule(config: RunConfig, task: Task | Mixture | None) -> Se
 
 def lengths_of(config: RunConfig, task: Task | Mixture, data: Data) -> Iterator[Line]:
     """Yields the lengths of a row, and the share of its FLOPs that is padding by its objective."""
-    given = config.data.task_feature_lengths
+    configured = config.data.task_feature_lengths
     run = RunData(config.data, task)
     with logged():  # its warning about padding; a line below says more
         lengths = run.lengths()
@@ -60,7 +60,7 @@ def lengths_of(config: RunConfig, task: Task | Mixture, data: Data) -> Iterator[
         return
     share = wasted_share(config, lengths["inputs"], needed, lengths["targets"])
     data |= {"targets_needed": needed, "padding_flops_share": share}
-    origin = "derived from the objective" if "targets" not in given else "as given"
+    origin = "derived from the objective" if "targets" not in configured else "as given"
     if share < WASTE:
         also = f"; {share:.1%} of the FLOPs are spent on padding" if share else ", all of it used"
         yield Line("ok", f"{_text(lengths)}, {origin}{also}.")

@@ -256,7 +256,7 @@ def _round_trip(sample: Any, other: list[Fix], data: Data) -> Iterator[Line]:
         sentence = f"{changed} of {len(texts)} documents come back from the vocabulary with other letters: {example}"
         yield Line("ok", f"{sentence}; a model writes them like this.")
     else:
-        yield Line("ok", f"{len(texts)} documents come back from the vocabulary as they were, but for spaces.")
+        yield Line("ok", f"{len(texts)} documents come back from the vocabulary as they were, except for spaces.")
 
 
 def _capitals_marks_letters(text: str) -> tuple[int, int, int]:

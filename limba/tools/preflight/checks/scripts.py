@@ -12,7 +12,7 @@ from limba.tools.preflight.checks.markup import SCRIPT, TAG
 FEW_WORDS = 12  # shorter documents are not counted
 LETTERS = 4_000  # at the beginning of a document, by which its script is judged
 # Scripts without spaces between words, and letters of a word of theirs: words of Japanese and Chinese have some 2 on
-# average, those of Thai, Lao, Khmer and Burmese some 4. In other scripts spaces say what a word is.
+# average, words in Thai, Lao, Khmer and Burmese some 4. In other scripts spaces say what a word is.
 LETTERS_A_WORD = {
     "CJK": 2.0,
     "IDEOGRAPHIC": 2.0,
@@ -101,7 +101,7 @@ def script_of(text: str) -> str:
 
 
 def other_scripts(texts: Sequence[str], codes: Sequence[str]) -> Counter[str]:
-    """Returns the scripts of the documents that are in none of the scripts of these languages, ISO 639's codes.
+    """Returns the scripts of the documents in no script of these languages, which are ISO 639's codes.
 
     Documents of fewer than FEW_WORDS words are not counted; none is, where the script of one of the languages is not
     known.

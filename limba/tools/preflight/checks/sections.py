@@ -126,21 +126,21 @@ def resolved(config: RunConfig) -> Resolved:
 
 def _without_vocabulary(config: RunConfig, error: SentenceError | OSError) -> Resolved:
     """Returns the task of a run whose vocabulary cannot be read, or whose task cannot be opened at all."""
-    given = config.data
+    data = config.data
     line = reached_by(error_line(error), "DataConfig.vocabulary")
     try:
-        task = RunData(_in_bytes(given)).task
+        task = RunData(_in_bytes(data)).task
     except (SentenceError, OSError) as also:
         of_data = error_line(also)
         of_vocabulary = None if of_data.text == line.text else line
         return Resolved(None, of_vocabulary=of_vocabulary, of_data=of_data)
     is_absent = isinstance(error.__cause__, FileNotFoundError)
     # The run's first start trains a vocabulary into its own directory; that this does not answer is Storage's finding.
-    is_in_run = str(given.vocabulary).startswith(f"{config.model_dir.rstrip('/')}/")
+    is_in_run = str(data.vocabulary).startswith(f"{config.model_dir.rstrip('/')}/")
     is_unreached = is_in_run and error_line(error).fix == ELSEWHERE
-    if given.new_vocabulary_size is not None and (is_absent or is_unreached):
-        line = Line("ok", f"The vocabulary is trained at the first start, with {given.new_vocabulary_size:,} ids.")
-        learned = _learned(given, task)
+    if data.new_vocabulary_size is not None and (is_absent or is_unreached):
+        line = Line("ok", f"The vocabulary is trained at the first start, with {data.new_vocabulary_size:,} ids.")
+        learned = _learned(data, task)
         if learned is not None:
             return Resolved(learned, _lengths(learned, config), of_vocabulary=line, is_learned=True)
     elif is_absent:
@@ -153,15 +153,15 @@ def _in_bytes(data: DataConfig) -> DataConfig:
     return dataclasses.replace(data, vocabulary="byte", new_vocabulary_size=None, extra_ids=100)
 
 
-def _learned(given: DataConfig, task: Task | Mixture) -> Task | Mixture | None:
+def _learned(data: DataConfig, task: Task | Mixture) -> Task | Mixture | None:
     """Returns the task with a vocabulary that is trained on a sample of its text; None if none can be made."""
-    size = (given.new_vocabulary_size or 0) - given.extra_ids
-    coverage = given.new_vocabulary_coverage
+    size = (data.new_vocabulary_size or 0) - data.extra_ids
+    coverage = data.new_vocabulary_coverage
     with contextlib.suppress(SentenceError, OSError), logged(), tempfile.TemporaryDirectory() as folder:
         new = NewVocabulary(f"{folder}/sample.model")
-        documents, _ = new.sample(task, given.train_split, LEARNED_BYTES)
-        new.train(documents, size, given.is_masked, character_coverage=coverage)
-        task_with_vocabulary = RunData(dataclasses.replace(given, vocabulary=new.path, new_vocabulary_size=None)).task
+        documents, _ = new.sample(task, data.train_split, LEARNED_BYTES)
+        new.train(documents, size, data.is_masked, character_coverage=coverage)
+        task_with_vocabulary = RunData(dataclasses.replace(data, vocabulary=new.path, new_vocabulary_size=None)).task
         PieceTable(
             task_with_vocabulary.output_features["targets"].vocabulary
         ).read()  # now, before its folder is removed

@@ -35,7 +35,7 @@ def of_memory(config: RunConfig, devices: Sequence[Device], limit: float) -> lis
 
     full = devices[0].device_kind
     chip = hardware.of_device_kind(full)
-    hosts = len({each.process_index for each in devices})
+    hosts = len({device.process_index for device in devices})
     peak = 0.0 if chip is None else chip.tflops * 1e12
     name = f"{full}-{len(devices)}"
     here = Topology(name, devices[0].platform, len(devices), hosts, limit / 2**30, peak, chip=chip)
@@ -69,14 +69,14 @@ def found_wrong(config: RunConfig) -> list[Line]:
 
 
 def _changed(config: RunConfig) -> Iterator[Line]:
-    """Yields one line of what a resumed run would learn otherwise than before."""
+    """Yields one line about what a resumed run would learn differently than before."""
     from limba.api import RunDirectory
     from limba.tools.preflight.checks.differences import differences, saved_run
 
     saved = saved_run(config.model_dir) if "://" not in config.model_dir else None
     if saved is None or not RunDirectory(config.model_dir).checkpoints():
         return
-    changes = [each for each in differences(config, saved) if not each.is_free]
+    changes = [difference for difference in differences(config, saved) if not difference.is_free]
     if changes:
         text = "; ".join(map(str, changes))
         yield Line(

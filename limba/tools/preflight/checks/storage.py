@@ -119,7 +119,7 @@ def _initial(run: PlannedRun, data: Data) -> Iterator[Line]:
 
 
 def _saved_fields(config: RunConfig, owner: str) -> list[Fix]:
-    """Returns the fields of a class, as ModelConfig, with the values of the run in model_dir where these differ."""
+    """Returns the fields of a class, such as ModelConfig, with the values of the run in model_dir that differ."""
     from limba.tools.preflight.checks.differences import differences, saved_run
 
     saved = None

@@ -144,11 +144,11 @@ def counted(sections: Sequence[Section]) -> str:
     return ", ".join(f"{count} {level}{'s' * (count > 1)}" for level, count in counts.items() if count)
 
 
-def as_json(sections: Sequence[Section], about: Mapping[str, object]) -> str:
+def as_json(sections: Sequence[Section], header: Mapping[str, object]) -> str:
     """Returns the whole as JSON: what was looked at, the verdict, and each section with its lines and figures."""
     document = {
         "format": FORMAT,
-        **about,
+        **header,
         "verdict": judged(sections),
         "exit_status": exit_status(sections),
         "sections": [_plain(section) for section in sections],

@@ -95,9 +95,9 @@ def _rows(config: RunConfig, pieces: PieceTable, lengths: dict[str, int] | None,
 
 def unused_share(config: RunConfig, fitting: int, lengths: dict[str, int] | None) -> float:
     """Returns the share of a step's FLOPs that goes to rows above the first `fitting` ones."""
-    given = lengths or dict(config.data.task_feature_lengths)
-    targets = config.data.sequence_length or given.get("targets", given.get("inputs", 1) // 4)
-    sides = (given.get("inputs", 0), targets, config.data.num_predicted)
+    all_lengths = lengths or dict(config.data.task_feature_lengths)
+    targets = config.data.sequence_length or all_lengths.get("targets", all_lengths.get("inputs", 1) // 4)
+    sides = (all_lengths.get("inputs", 0), targets, config.data.num_predicted)
     needed = flops_per_sequence(dataclasses.replace(config.model, vocab_size=fitting), *sides)
     return 1 - needed / flops_per_sequence(config.model, *sides)
 

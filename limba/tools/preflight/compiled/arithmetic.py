@@ -86,7 +86,7 @@ def row_bytes(network: ModelConfig, lengths: tuple[int, int], has_kernels: bool,
 
     Activations have `size` bytes. `remat` full keeps each layer's input; minimal also what matrix products and
     attention give; none all of a layer, with norms, the parts of the MLP, and scores where attention has no kernel. A
-    network with windows computes those of a long row again, one layer after the other.
+    network with windows computes a long row's again, one layer after the other.
     """
     inputs, targets = lengths
     d = network.emb_dim

@@ -144,8 +144,8 @@ def _divisors(number: int) -> list[int]:
     >>> _divisors(12)
     [1, 2, 3, 4, 6, 12]
     """
-    small = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
-    large = [number // each for each in reversed(small)]
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    large = [number // divisor for divisor in reversed(small)]
     return list(dict.fromkeys(small + large))
 
 

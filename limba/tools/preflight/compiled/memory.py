@@ -136,8 +136,8 @@ def in_words(arrays: Sequence[Figures]) -> list[str]:
     ['2 x 0.50 GiB bf16[12,16,512,1024] encoder/mlp', '0.50 GiB bf16[12,16,512,1024] params/head (argument)']
     """
     kinds: dict[str, int] = {}
-    for each in arrays:
-        what = f"{size_in_words(each['bytes'])} {each['shape']} {each['where'] or each['name']}"
-        what += " (argument)" if each["of"] == "argument" else ""
+    for array in arrays:
+        what = f"{size_in_words(array['bytes'])} {array['shape']} {array['where'] or array['name']}"
+        what += " (argument)" if array["of"] == "argument" else ""
         kinds[what] = kinds.get(what, 0) + 1
     return [f"{number} x {what}" if number > 1 else what for what, number in kinds.items()]

@@ -13,25 +13,6 @@ import numpy as np
 
 from limba.config import InputError
 
-
-class Card(NamedTuple):
-    """XLA's description of a card, from NVIDIA's data sheets and the CUDA C++ programming guide."""
-
-    name: str
-    compute_capability: int
-    multiprocessors: int
-    clock_ghz: float
-    memory_gb: float
-    gb_per_second: int
-    l2_mb: int
-    shared_kib: int  # that a program can have, of 1 KiB more
-
-
-CARDS = {
-    "a100": Card("NVIDIA A100-SXM4-80GB", 8, 108, 1.41, 85.0, 2039, 40, 163),
-    "h100": Card("NVIDIA H100 80GB HBM3", 9, 132, 1.98, 85.0, 3350, 50, 227),
-    "h200": Card("NVIDIA H200", 9, 132, 1.98, 150.1, 4800, 50, 227),
-}
 # The command that installs the compiler.
 SETUP = "bash ./launch/setup.sh cuda12"
 INSTALL = f"install it, without a card, with: {SETUP}"
@@ -51,6 +32,26 @@ gpu_device_info {{
 platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 8 }} runtime_version {{ major: 12 minor: 9 }}
 device_description_str: "{card.name}"
 """
+
+
+class Card(NamedTuple):
+    """XLA's description of a card, from NVIDIA's data sheets and the CUDA C++ programming guide."""
+
+    name: str
+    compute_capability: int
+    multiprocessors: int
+    clock_ghz: float
+    memory_gb: float
+    gb_per_second: int
+    l2_mb: int
+    shared_kib: int  # that a program can have, of 1 KiB more
+
+
+CARDS = {
+    "a100": Card("NVIDIA A100-SXM4-80GB", 8, 108, 1.41, 85.0, 2039, 40, 163),
+    "h100": Card("NVIDIA H100 80GB HBM3", 9, 132, 1.98, 85.0, 3350, 50, 227),
+    "h200": Card("NVIDIA H200", 9, 132, 1.98, 150.1, 4800, 50, 227),
+}
 
 
 def _toolkit() -> Path:

@@ -28,7 +28,7 @@ COLLECTIVES = {
     "collective-permute": "other",
     "collective-permute-start": "other",
 }
-# Operations that apply a computation to single numbers, which costs nothing beside the operation itself.
+# Operations that apply a computation to single numbers, which costs nothing compared with the operation itself.
 SCALARWISE = ("reduce", "all-reduce", "all-reduce-start", "reduce-scatter", "reduce-window", "sort", "scatter", "map")
 
 
@@ -37,7 +37,7 @@ class ProgramCosts:
     """Of one device, all loops multiplied: XLA's cycles, calls of each Pallas kernel, bytes of collectives' results
     (of a reduce-scatter's operands, which are what an all-reduce in its place would give).
 
-    `product_flops` are those of matrix products that are written as such: on CPUs, not on TPUs.
+    `product_flops` count matrix products that are written as such: on CPUs, not on TPUs.
     """
 
     fusion_cycles: int = 0
@@ -102,7 +102,7 @@ def _computations(text: str) -> tuple[str, dict[str, list[tuple[str, str, str, s
 
 
 def _exchanged_bytes(operation: str, shape: str, rest: str, shapes: dict[str, str]) -> int:
-    """Returns the bytes of a collective's results; of a reduce-scatter's operands, which are what is exchanged."""
+    """Returns the bytes of a collective's results, or of a reduce-scatter's operands, which are what is exchanged."""
     if operation == "reduce-scatter":
         return sum(_bytes_of(ARRAY.findall(shapes[name])) for name in _operands(rest))
     arrays = ARRAY.findall(shape)

@@ -131,7 +131,7 @@ def _answer(request: Json) -> Json:
         return figures(config, shapes, request["topology"], request["dump"])  # pyright: ignore[reportArgumentType]
     except InputError as error:
         return {"error": str(error), "fix": error.fix}
-    except Exception as error:  # noqa: BLE001  whatever a compiler raises is told by the process that asked
+    except Exception as error:  # noqa: BLE001  whatever a compiler raises is reported by the process that asked
         traceback.print_exc()
         return {"failed": f"{type(error).__name__}: {str(error)[:600]}"}
 

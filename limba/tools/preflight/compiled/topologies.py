@@ -51,7 +51,7 @@ class Topology:
 
     @property
     def speed(self) -> speed.Speed | None:
-        """What all devices do a second; None where their peak is not known. Those of a CPU share its cores."""
+        """What all devices do a second; None where their peak is not known. A CPU's devices share its cores."""
         if self.platform == "cpu":
             return speed.of_cores(len(os.sched_getaffinity(0)))
         if not self.peak_flops:
@@ -208,7 +208,7 @@ def _cards_of(chip: hardware.Chip, number: int, asked: str) -> Topology:
 
 def _slice_of(chip: hardware.Chip, number: int | None, asked: str) -> Topology:
     """Returns a slice of TPUs that Google makes, by the number in its name."""
-    kind = next(each for each in _KINDS if each.name == chip.name)
+    kind = next(kind_of_slice for kind_of_slice in _KINDS if kind_of_slice.name == chip.name)
     if number is not None and number in kind.shapes:
         return _tpus(kind, number)
     if number and kind.name in _BOXES and number % 8 == 0:
@@ -279,7 +279,7 @@ def check_installed(wanted: Topology) -> None:
 
 
 def devices_of(wanted: Topology, dump: str) -> np.ndarray:
-    """Returns an array of the topology's devices; they can be compiled for, not run on (but for simulated CPUs).
+    """Returns an array of the topology's devices; they can be compiled for, not run on (except for simulated CPUs).
 
     Call it once in a process, before jax has started a platform. XLA writes what it says about programs to the folder
     `dump`. Raises InputError where the compiler is not installed.

@@ -14,7 +14,7 @@ from limba.config import InputError, kinds, require
 from limba.tools.results import files
 from limba.tools.results.outcome import Figures, Outcome
 from limba.tools.results.protocol import PROTOCOL
-from limba.tools.results.ways import CAUSAL, GAPS, MASKED
+from limba.tools.results.scoring_methods import CAUSAL, GAPS, MASKED
 
 if TYPE_CHECKING:
     from limba.tools.results.scoring import Scorer
@@ -60,15 +60,17 @@ class BitsPerByte:
 
     def read(self, folder: str) -> Windows:
         """Returns the windows of each file; InputError for one without text."""
-        found = {name: list(windows(files.prose_of(files.place_of(folder, name), self.column))) for name in self.texts}
-        for name, given in found.items():
-            if not given:
+        windows_by_file = {
+            name: list(windows(files.prose_of(files.place_of(folder, name), self.column))) for name in self.texts
+        }
+        for name, windows_of_file in windows_by_file.items():
+            if not windows_of_file:
                 raise InputError(f"{name} of the task {self.name} has no text; name another file.")
-        return found
+        return windows_by_file
 
     def measure(self, scorer: Scorer, data: Windows) -> Outcome:
         """Returns the bits per byte of a model."""
-        found: list[Found] = []
+        texts_measured: list[Found] = []
         for name, texts in data.items():
             if scorer.way == GAPS:
                 rows = [(with_gaps(text), text) for text in texts]
@@ -83,20 +85,20 @@ class BitsPerByte:
             else:
                 nats = -scorer.log_likelihoods(texts)
                 sizes = [len(text.encode()) - scorer.num_unscored_bytes(text) for text in texts]
-            file = Path(name).name if len({Path(each).name for each in data}) == len(data) else name
-            found += [(file, *each) for each in zip(texts, nats.tolist(), sizes, strict=True)]
-        return _outcome(NAMES[scorer.way], found)
+            file = Path(name).name if len({Path(other).name for other in data}) == len(data) else name
+            texts_measured += [(file, *measured) for measured in zip(texts, nats.tolist(), sizes, strict=True)]
+        return _outcome(NAMES[scorer.way], texts_measured)
 
     def floors(self, data: Windows) -> Mapping[str, Figures]:
         """Returns no figures: the column of random weights is the floor."""
         return {}
 
 
-def _outcome(name: str, found: Sequence[Found]) -> Outcome:
+def _outcome(name: str, texts_measured: Sequence[Found]) -> Outcome:
     """Returns the bits per byte of all windows, and as parts of each file and of each script."""
     nats = collections.defaultdict[str, float](float)
     size = collections.Counter[str]()
-    for file, text, value, count in found:
+    for file, text, value, count in texts_measured:
         for group in ("", file, f"{script_of(text)} script"):
             nats[group] += value
             size[group] += count

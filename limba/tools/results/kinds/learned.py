@@ -75,7 +75,7 @@ class Learned:
 
     @property
     def files(self) -> tuple[str, ...]:
-        return tuple(each for each in (self.train, self.dev, self.test) if each is not None)
+        return tuple(file for file in (self.train, self.dev, self.test) if file is not None)
 
     def examples(self, path: Path) -> Iterator[Example]:
         """Yields the examples of a file; InputError for one of another layout."""
@@ -88,15 +88,17 @@ class Learned:
 
     def read(self, folder: str, protocol: Protocol = PROTOCOL) -> Parts:
         """Returns the parts. A training example that is read in another part too is left out."""
-        found = {name: list(self.examples(files.place_of(folder, name))) for name in self.files}
-        for name, given in found.items():
-            if not given:
+        examples_by_file = {name: list(self.examples(files.place_of(folder, name))) for name in self.files}
+        for name, file in examples_by_file.items():
+            if not file:
                 raise InputError(f"{name} of the task {self.name} has no examples; name another file.")
-        test = found[self.test]
+        test = examples_by_file[self.test]
         if self.dev is None:
-            train, dev = drawn_development(found[self.train], protocol.dev_share)
-            of_test = {each.letters for each in test}
-            dev = [each for each in dev if each.letters not in of_test]  # else rates would be chosen on the test part
+            train, dev = drawn_development(examples_by_file[self.train], protocol.dev_share)
+            of_test = {example.letters for example in test}
+            dev = [
+                example for example in dev if example.letters not in of_test
+            ]  # else rates would be chosen on the test part
             if not dev:
                 raise InputError(
                     f"One in {protocol.dev_share} documents of {self.train} would be the development part of"
@@ -108,18 +110,18 @@ class Learned:
                     " file as its dev."
                 )
         else:
-            train = found[self.train]
-            dev = found[self.dev]
-        others = {each.letters for each in (*dev, *test)}
-        kept = [each for each in train if each.letters not in others]
+            train = examples_by_file[self.train]
+            dev = examples_by_file[self.dev]
+        others = {example.letters for example in (*dev, *test)}
+        kept = [example for example in train if example.letters not in others]
         if not kept:
             raise InputError(f"Each example of {self.train} is in another part of {self.name} too; name other files.")
         of_training = kept if self.dev else [*kept, *dev]  # a rare label may stand in the tenth that was drawn
-        known = set[str]().union(*(self.labels(each) for each in of_training))
-        for each in (*test, *dev):
-            if new := sorted(self.labels(each) - known):
+        known = set[str]().union(*(self.labels(example) for example in of_training))
+        for example in (*test, *dev):
+            if new := sorted(self.labels(example) - known):
                 raise InputError(
-                    f"{each.where} has the label {new[0]}, which no example of {self.train} has; it has"
+                    f"{example.where} has the label {new[0]}, which no example of {self.train} has; it has"
                     f" {', '.join(sorted(known)[:20]) or 'none'}: correct the file, or rename labels."
                 )
         labels = self.choices(known)
@@ -147,7 +149,7 @@ class Learned:
     def judge(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> Figures:
         """Returns the figures of some predictions."""
         once = np.ones((1, len(examples)), np.int64)
-        return {name: float(each[0]) for name, each in self.figures(examples, predictions, once).items()}
+        return {name: float(draw[0]) for name, draw in self.figures(examples, predictions, once).items()}
 
     def constant(self, parts: Parts, examples: Sequence[Example]) -> list[Prediction]:
         """Returns the one answer that is right most often in the training part, for each example."""
@@ -166,17 +168,17 @@ def drawn_development(examples: Sequence[Example], share: int) -> tuple[list[Exa
     >>> [each.document for each in train], [each.document for each in dev]
     (['y'], ['x', 'x', 'z'])
     """
-    documents = list(dict.fromkeys(each.document for each in examples))
+    documents = list(dict.fromkeys(example.document for example in examples))
     of_dev = set(documents[::share])
-    train = [each for each in examples if each.document not in of_dev]
-    dev = [each for each in examples if each.document in of_dev]
+    train = [example for example in examples if example.document not in of_dev]
+    dev = [example for example in examples if example.document in of_dev]
     return train, dev
 
 
 def evenly(examples: list[Example], most: int) -> list[Example]:
     """Returns so many examples at most, evenly taken."""
     count = min(most, len(examples))
-    return [examples[place * len(examples) // count] for place in range(count)]
+    return [examples[index * len(examples) // count] for index in range(count)]
 
 
 @dataclass(frozen=True)
@@ -195,20 +197,20 @@ class Classification(Learned):
 
     def examples(self, path: Path) -> Iterator[Example]:
         for where, row, document in files.documents(path, (*self.columns, self.label)):
-            texts = tuple(files.text_in(where, row, each) for each in self.columns)
+            texts = tuple(files.text_in(where, row, column) for column in self.columns)
             yield Example(where, texts, files.label_in(where, row, self.label), document)
 
     def figures(
         self, examples: Sequence[Example], predictions: Sequence[Prediction], counts: np.ndarray
     ) -> scores.Draws:
-        targets = [str(each.answer) for each in examples]
-        given = [str(each) for each in predictions]
-        hits = [t == p for t, p in zip(targets, given, strict=True)]
+        targets = [str(example.answer) for example in examples]
+        predicted = [str(prediction) for prediction in predictions]
+        hits = [t == p for t, p in zip(targets, predicted, strict=True)]
         accuracy = scores.share(counts, hits, [1] * len(targets))
-        return {"accuracy": accuracy, "macro F1": scores.macro_f1(counts, targets, given)}
+        return {"accuracy": accuracy, "macro F1": scores.macro_f1(counts, targets, predicted)}
 
     def constant(self, parts: Parts, examples: Sequence[Example]) -> list[Prediction]:
-        most = collections.Counter(str(each.answer) for each in parts.train).most_common(1)[0][0]
+        most = collections.Counter(str(example.answer) for example in parts.train).most_common(1)[0][0]
         return [most] * len(examples)
 
 
@@ -234,15 +236,15 @@ class Similarity(Learned):
     def figures(
         self, examples: Sequence[Example], predictions: Sequence[Prediction], counts: np.ndarray
     ) -> scores.Draws:
-        targets = _numbers([each.answer for each in examples])
-        given = _numbers(predictions)
+        targets = _numbers([example.answer for example in examples])
+        predicted = _numbers(predictions)
         return {
-            "Pearson": scores.pearson(counts, targets, given),
-            "Spearman": scores.spearman(counts, targets, given),
+            "Pearson": scores.pearson(counts, targets, predicted),
+            "Spearman": scores.spearman(counts, targets, predicted),
         }
 
     def constant(self, parts: Parts, examples: Sequence[Example]) -> list[Prediction]:
-        return [statistics.fmean(_numbers([each.answer for each in parts.train]))] * len(examples)
+        return [statistics.fmean(_numbers([example.answer for example in parts.train]))] * len(examples)
 
     def floors(self, parts: Parts) -> Mapping[str, list[Prediction]]:
         shares = list[Prediction]()
@@ -255,7 +257,7 @@ class Similarity(Learned):
 
 
 def _numbers(values: Sequence[object]) -> list[float]:
-    return [float(each) for each in values if isinstance(each, int | float)]
+    return [float(value) for value in values if isinstance(value, int | float)]
 
 
 @dataclass(frozen=True)
@@ -281,14 +283,14 @@ class Tagged(Learned):
                 if not isinstance(tokens, list) or not isinstance(tags, list) or len(tokens) != len(tags):
                     names = " and ".join(columns)
                     raise InputError(f"{where}: {names} are not two lists of the same length; correct them.")
-                words = [files.text(where, each, f"a token of {columns[0]}") for each in tokens]
-                yield where, words, [self._named(each, where) for each in tags], document
+                words = [files.text(where, token, f"a token of {columns[0]}") for token in tokens]
+                yield where, words, [self._named(tag, where) for tag in tags], document
             return
         for sentence in files.sentences(path, self.tokens, self.tags):
-            tokens = [each[0] for each in sentence.cells]
+            tokens = [cell[0] for cell in sentence.cells]
             if all(map(LANGUAGE.match, tokens)):
-                tokens = [LANGUAGE.sub("", each, count=1) for each in tokens]
-            tags = [NAME_IN_MISC.sub(r"\1", each[1]) for each in sentence.cells]
+                tokens = [LANGUAGE.sub("", token, count=1) for token in tokens]
+            tags = [NAME_IN_MISC.sub(r"\1", cell[1]) for cell in sentence.cells]
             yield sentence.where, tokens, tags, sentence.document
 
     def _named(self, tag: object, where: str) -> str:
@@ -322,11 +324,11 @@ class PartOfSpeech(Tagged):
             sum(t == p for t, p in zip(e.tags, _tags(p), strict=True))
             for e, p in zip(examples, predictions, strict=True)
         ]
-        return {"accuracy": scores.share(counts, hits, [len(each.tags) for each in examples])}
+        return {"accuracy": scores.share(counts, hits, [len(example.tags) for example in examples])}
 
     def constant(self, parts: Parts, examples: Sequence[Example]) -> list[Prediction]:
-        most = collections.Counter(tag for each in parts.train for tag in each.tags).most_common(1)[0][0]
-        return [[most] * len(each.tags) for each in examples]
+        most = collections.Counter(tag for example in parts.train for tag in example.tags).most_common(1)[0][0]
+        return [[most] * len(example.tags) for example in examples]
 
     def floors(self, parts: Parts) -> Mapping[str, list[Prediction]]:
         of_words: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
@@ -334,11 +336,11 @@ class PartOfSpeech(Tagged):
             for word, tag in zip(each.texts, each.tags, strict=True):
                 of_words[word][tag] += 1
         usual = {word: tags.most_common(1)[0][0] for word, tags in of_words.items()}
-        found = super().floors(parts)
-        given = list[Prediction]()
-        for example, constant in zip(parts.test, found[MAJORITY], strict=True):
-            given.append([usual.get(word, most) for word, most in zip(example.texts, _tags(constant), strict=True)])
-        return {**found, "each word's usual tag": given}
+        baselines = super().floors(parts)
+        predicted = list[Prediction]()
+        for example, constant in zip(parts.test, baselines[MAJORITY], strict=True):
+            predicted.append([usual.get(word, most) for word, most in zip(example.texts, _tags(constant), strict=True)])
+        return {**baselines, "each word's usual tag": predicted}
 
 
 def _tags(prediction: Prediction) -> list[str]:
@@ -359,7 +361,7 @@ class NamedEntities(Tagged):
         return {label for label, _, _ in scores.spans_of(example.tags)}
 
     def choices(self, known: set[str]) -> tuple[str, ...]:
-        return ("O", *(f"{place}-{label}" for label in sorted(known) for place in "BI"))
+        return ("O", *(f"{prefix}-{label}" for label in sorted(known) for prefix in "BI"))
 
     def examples(self, path: Path) -> Iterator[Example]:
         for where, words, tags, document in self.tagged(path):
@@ -374,29 +376,29 @@ class NamedEntities(Tagged):
     def figures(
         self, examples: Sequence[Example], predictions: Sequence[Prediction], counts: np.ndarray
     ) -> scores.Draws:
-        targets = [scores.spans_of(each.tags) for each in examples]
-        return scores.span_f1(counts, targets, [scores.spans_of(_tags(each)) for each in predictions])
+        targets = [scores.spans_of(example.tags) for example in examples]
+        return scores.span_f1(counts, targets, [scores.spans_of(_tags(prediction)) for prediction in predictions])
 
     def constant(self, parts: Parts, examples: Sequence[Example]) -> list[Prediction]:
-        return [["O"] * len(each.tags) for each in examples]
+        return [["O"] * len(example.tags) for example in examples]
 
     def floors(self, parts: Parts) -> Mapping[str, list[Prediction]]:
         names: dict[tuple[str, ...], collections.Counter[str]] = collections.defaultdict(collections.Counter)
-        for each in parts.train:
-            for label, begin, end in scores.spans_of(each.tags):
-                names[each.texts[begin:end]][label] += 1
-        given = list[Prediction]()
-        for words in (each.texts for each in parts.test):
+        for example in parts.train:
+            for label, begin, end in scores.spans_of(example.tags):
+                names[example.texts[begin:end]][label] += 1
+        predicted = list[Prediction]()
+        for words in (example.texts for example in parts.test):
             spans = list[scores.Span]()
-            place = 0
-            while place < len(words):
-                sizes = range(min(LONGEST_NAME, len(words) - place), 0, -1)
-                size = next((size for size in sizes if words[place : place + size] in names), 0)
+            start = 0
+            while start < len(words):
+                sizes = range(min(LONGEST_NAME, len(words) - start), 0, -1)
+                size = next((size for size in sizes if words[start : start + size] in names), 0)
                 if size:
-                    spans.append((names[words[place : place + size]].most_common(1)[0][0], place, place + size))
-                place += max(1, size)
-            given.append(tags_of(spans, len(words)))
-        return {**super().floors(parts), "names of the training part": given}
+                    spans.append((names[words[start : start + size]].most_common(1)[0][0], start, start + size))
+                start += max(1, size)
+            predicted.append(tags_of(spans, len(words)))
+        return {**super().floors(parts), "names of the training part": predicted}
 
 
 def tags_of(spans: Sequence[scores.Span], length: int) -> list[str]:

@@ -14,7 +14,7 @@ from limba.config.kinds import PositiveInt
 from limba.tools.results import files
 from limba.tools.results.outcome import Figures, Outcome, bootstrap
 from limba.tools.results.protocol import PROTOCOL
-from limba.tools.results.ways import GAPS
+from limba.tools.results.scoring_methods import GAPS
 
 if TYPE_CHECKING:
     from limba.tools.results.scoring import Scorer
@@ -64,7 +64,7 @@ class MinimalPairs:
         _, first = next(files.rows(path, ()), ("", {}))
         if not first:
             raise InputError(f"{path} has no rows; copy it again, or name another file.")
-        layout = next((each for each in LAYOUTS.values() if set(each[0]) <= set(first)), None)
+        layout = next((known for known in LAYOUTS.values() if set(known[0]) <= set(first)), None)
         if layout is None:
             raise InputError(
                 f"{path} line 1 has the columns {', '.join(map(str, first))}; give sen and wrong_sen"
@@ -72,16 +72,16 @@ class MinimalPairs:
                 " good and bad."
             )
         (good, bad), names = layout
-        phenomenon = next((each for each in names if each in first), None)
-        found = []
+        phenomenon = next((name for name in names if name in first), None)
+        pairs = []
         for where, row in files.rows(path, [good, bad, *([phenomenon] if phenomenon else [])]):
             right = files.text_in(where, row, good).strip()
             wrong = files.text_in(where, row, bad).strip()
             pair = Pair(right, wrong, files.label_in(where, row, phenomenon) if phenomenon else "all")
             if not pair.good or not pair.bad or pair.good == pair.bad:
                 raise InputError(f"{where}: the columns {good} and {bad} need two sentences that differ; correct it.")
-            found.append(pair)
-        return found[: self.most]
+            pairs.append(pair)
+        return pairs[: self.most]
 
     def measure(self, scorer: Scorer, pairs: Sequence[Pair]) -> Outcome:
         """Returns the shares of pairs that a model finds right."""
@@ -122,10 +122,10 @@ def likelihoods(scorer: Scorer, pairs: Sequence[Pair]) -> tuple[np.ndarray, np.n
     """
     if scorer.way == GAPS:
         gaps = [gap(pair.good, pair.bad) for pair in pairs]
-        found = scorer.in_gaps([(read, f"{FIRST} {each} {LAST}") for read, words in gaps for each in words])
+        sums = scorer.in_gaps([(read, f"{FIRST} {word} {LAST}") for read, words in gaps for word in words])
     else:
-        found = scorer.log_likelihoods([text for pair in pairs for text in (pair.good, pair.bad)])
-    return found[::2], found[1::2]
+        sums = scorer.log_likelihoods([text for pair in pairs for text in (pair.good, pair.bad)])
+    return sums[::2], sums[1::2]
 
 
 def outcome(pairs: Sequence[Pair], good: np.ndarray, bad: np.ndarray) -> Outcome:
@@ -135,10 +135,10 @@ def outcome(pairs: Sequence[Pair], good: np.ndarray, bad: np.ndarray) -> Outcome
     return Outcome(
         {"accuracy": float(right.mean())},
         {
-            name: bootstrap(each.tolist(), PROTOCOL.resamples, PROTOCOL.confidence)
-            for name, each in {**of_names, "accuracy": right}.items()
+            name: bootstrap(rights.tolist(), PROTOCOL.resamples, PROTOCOL.confidence)
+            for name, rights in {**of_names, "accuracy": right}.items()
         },
-        {name: float(each.mean()) for name, each in of_names.items()},
+        {name: float(rights.mean()) for name, rights in of_names.items()},
         {"pairs": len(pairs)},
         predictions=right.tolist(),
     )

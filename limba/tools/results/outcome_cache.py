@@ -30,7 +30,7 @@ def digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
-class Kept:
+class OutcomeCache:
     """The outcomes in a folder."""
 
     def __init__(self, folder: Path):
@@ -63,24 +63,25 @@ class Kept:
         if path.exists():
             progress.update(is_new=False)
             return _read(path)
-        found = compute()
+        outcome = compute()
         self.num_computed += 1
         write_whole(
-            str(path), json.dumps({"facts": facts, "outcome": dataclasses.asdict(found)}, indent=1, default=str) + "\n"
+            str(path),
+            json.dumps({"facts": facts, "outcome": dataclasses.asdict(outcome)}, indent=1, default=str) + "\n",
         )
         progress.update()
-        return found
+        return outcome
 
 
 def _read(path: Path) -> Outcome:
     with foreign.reading(path, "remove it, and it is computed again"):
-        found = Outcome(**json.loads(foreign.text_of(path))["outcome"])
-        numbers = [*found.figures.values(), *found.parts.values(), *found.notes.values()]
-        numbers += [end for ends in found.intervals.values() for end in ends]
-        numbers += [number for entry in found.curve for number in entry.values()]
-        if not found.figures or not all(isinstance(each, int | float) and math.isfinite(each) for each in numbers):
+        outcome = Outcome(**json.loads(foreign.text_of(path))["outcome"])
+        numbers = [*outcome.figures.values(), *outcome.parts.values(), *outcome.notes.values()]
+        numbers += [end for ends in outcome.intervals.values() for end in ends]
+        numbers += [number for entry in outcome.curve for number in entry.values()]
+        if not outcome.figures or not all(isinstance(value, int | float) and math.isfinite(value) for value in numbers):
             raise ValueError("a figure is missing or not finite")
-        return found
+        return outcome
 
 
 def _without_folder(name: str) -> str:
@@ -94,7 +95,7 @@ def _renamed(value: object, names: Mapping[str, str]) -> object:
     if isinstance(value, str):
         return names.get(value, value)
     if isinstance(value, tuple):
-        return tuple(_renamed(each, names) for each in value)
+        return tuple(_renamed(part, names) for part in value)
     return value
 
 

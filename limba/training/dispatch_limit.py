@@ -12,7 +12,7 @@ FEWEST = 2  # steps; with two the devices need not wait for the host
 MOST = 32  # steps, which jax begins at most
 
 
-class Ahead:
+class DispatchLimit:
     """Holds the host back while more than a second's steps have begun and not ended, at least two.
 
     jax returns from a step before it is computed, and lets a program begin 32 of them. With steps of two seconds a

@@ -34,7 +34,7 @@ def learned(runs: FineTuning, label: str, is_random: bool, seeds: Sequence[int],
     for setting in settings(protocol):
         compute = lambda setting=setting: runs.outcome(setting, 0, False, is_random)
         tried[setting] = get("development", setting, 0, compute)
-    best = max(tried, key=lambda each: tried[each].notes["development"])
+    best = max(tried, key=lambda choice: tried[choice].notes["development"])
     outcomes = []
     for seed in seeds:
         compute = lambda seed=seed: runs.outcome(best, seed, True, is_random)
@@ -54,8 +54,8 @@ def _notes(
     task = runs.task
     parts = runs.parts
     what = f"{task.name}, {label}"
-    of_development = ", ".join(f"{each.notes['development']:.2f}" for each in outcomes)
-    of_epochs = ", ".join(f"{each.notes['epoch']:.0f}" for each in outcomes)
+    of_development = ", ".join(f"{outcome.notes['development']:.2f}" for outcome in outcomes)
+    of_epochs = ", ".join(f"{outcome.notes['epoch']:.0f}" for outcome in outcomes)
     notes = [
         f"{what}: rate {best.rate:g}, {best.epochs} epochs ({task.main} on the development part"
         f" {searched.notes['development']:.2f} in the search, {of_development} with the seeds; best epochs {of_epochs})"
@@ -68,7 +68,7 @@ def _notes(
     if best.epochs == max(protocol.epochs) and searched.notes["epoch"] == best.epochs:
         notes.append(f"{what}: the best epoch is the last of the most that were tried; more may give more")
     constant = task.judge(parts.dev, task.constant(parts, parts.dev))[task.main]
-    failed = [str(seed) for seed, each in enumerate(outcomes, 1) if each.notes["development"] <= constant + 1e-9]
+    failed = [str(seed) for seed, outcome in enumerate(outcomes, 1) if outcome.notes["development"] <= constant + 1e-9]
     if failed:
         notes.append(
             f"{what}: no better than the rule '{task.constant_name}' on the development part with seed"

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from limba.training.ahead import MOST, Ahead
+from limba.training.dispatch_limit import MOST, DispatchLimit
 
 
 def step_of(seconds: float) -> Callable[[jax.Array], jax.Array]:
@@ -34,10 +34,14 @@ def step_of(seconds: float) -> Callable[[jax.Array], jax.Array]:
     ("seconds", "fewest", "most"), [pytest.param(0.6, 1, 2, marks=pytest.mark.slow), (0.01, 3, MOST)]
 )
 def test_a_second_s_steps_have_begun_and_not_ended(seconds: float, fewest: int, most: int) -> None:
-    step, ahead, x, counts, begun = step_of(seconds), Ahead(), jnp.ones((256, 256)), [], []
+    step = step_of(seconds)
+    limit = DispatchLimit()
+    x = jnp.ones((256, 256))
+    counts = []
+    begun = []
     for _ in range(6 if seconds > 0.1 else 3 * MOST):
         x = step(x)
         begun.append(x)
-        ahead.add(x)
+        limit.add(x)
         counts.append(sum(not each.is_ready() for each in begun))
     assert fewest <= max(counts) <= most

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from limba.inference.source import VocabularyName
     from limba.tools.migrate.huggingface.values import Arguments
 
-# What `limba train --help` says of them.
+# What `limba train --help` says about them.
 ABOUT = """
 
 It also takes a configuration of Hugging Face's T5 scripts, as JSON or as their own command line
@@ -45,7 +45,7 @@ def reader_of(files: Sequence[str], folders: Sequence[Path]) -> Callable[..., Gi
 
 
 def script_of(argv: Sequence[str]) -> Arguments | None:
-    """Returns the flags of a script of Hugging Face's, and what is left of the command line; None if it has none."""
+    """Returns the flags of a Hugging Face script, and the rest of the command line; None if it has none."""
     from limba.tools.migrate.huggingface.values import parse
 
     return parse(argv)
@@ -59,14 +59,14 @@ def read_script(script: Arguments, overrides: Sequence[str], folders: Sequence[P
 
 
 def print_gin(argv: Sequence[str]) -> None:
-    """Prints the gin files of T5X that the arguments name as one of ours."""
+    """Prints the T5X gin files that the arguments name as one gin file of Limba."""
     from limba.tools.migrate.t5x import translate
 
     translate.run(argv)
 
 
 def advice(name: str, classes: Mapping[str, type], field: str = "") -> str:
-    """Returns the end of a sentence about a name that is none of ours, which may be T5X's."""
+    """Returns the end of a sentence about a name that Limba does not have, and T5X may have."""
     from limba.tools.migrate.t5x import names
 
     return names.advice(name, classes, field)

@@ -1,12 +1,12 @@
 """Which ids of a vocabulary a text needs: the pieces that it is cut into, and what these are made of.
 
-A vocabulary without the other pieces cuts every text whose pieces are all left into the same pieces:
+A vocabulary without the other pieces splits every text whose pieces have all stayed into the same pieces:
 
-* Unigram: the best way to cut a text stays the best of fewer ways. The score of an unknown letter follows from the
-  lowest score of all pieces, and that of a user-defined symbol from the highest one, so both of these pieces stay.
+* Unigram: the best way to split a text stays the best of fewer ways. The score of an unknown letter follows from the
+  lowest score of all pieces, and the score of a user-defined symbol from the highest one, so both of these pieces stay.
 * BPE: merges inside a piece never depend on what stands beside it. So a piece needs exactly the pieces that are made
   on the way from its letters to it, and merges that make other pieces are never chosen in such a text.
-* WordPiece: the longest piece that fits stays the longest. A word that was unknown as a whole may be cut now.
+* WordPiece: the longest piece that fits stays the longest. A word that was unknown as a whole may be split now.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from limba.data.vocabulary.published import PublishedVocabulary
 from limba.data.vocabulary.tokenizers import BYTE, ENDS, UNKNOWN, TokenizersVocabulary, byte_of_letter
 from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVocabulary, Vocabulary, parse_model
 
-AT_ONCE = 256  # documents that are cut before the progress is told
+AT_ONCE = 256  # documents that are tokenized before the progress is reported
 WITH_A_ROLE = (*ENDS, *UNKNOWN, *MASKS, "<cls>", "[CLS]")  # pieces that a run finds by their names
 # Of two pieces side by side: (the merge's priority, of which the lowest goes first, and the piece that it makes).
 Rank = Callable[[str, str], "tuple[float, str] | None"]
@@ -33,7 +33,7 @@ Rank = Callable[[str, str], "tuple[float, str] | None"]
 class Pieces:
     """The pieces of a vocabulary by their ids, which of them always stay, and what each is made of.
 
-    Raises InputError for a vocabulary of bytes, and for one whose merges are of a kind that is not known here.
+    Raises InputError for a vocabulary of bytes, and for merges of a kind that is not known here.
     """
 
     def __init__(self, vocabulary: Vocabulary):
@@ -44,7 +44,7 @@ class Pieces:
             names, always, rank = _of_tokenizers(vocabulary)
         else:
             raise InputError(
-                "The vocabulary is UTF-8's bytes, whose 256 rows any text may need: there is nothing to trim."
+                "The vocabulary is UTF-8's bytes, and any text may need any of its 256 rows: there is nothing to trim."
             )
         self.names = names  # by id
         self.always = always  # ids that stay whatever the text is
@@ -57,7 +57,7 @@ class Pieces:
         return max(self.names) + 1
 
     def counted(self, texts: Sequence[bytes], progress: Callable[[int], object] | None = None) -> Counter[int]:
-        """Returns how often UTF-8 texts have each id, without what stands around a text."""
+        """Returns how often UTF-8 texts have each id, without the ids around a text."""
         encode = encoder(self.vocabulary)
         counts = np.zeros([self.num_ids], np.int64)
         for start in range(0, len(texts), AT_ONCE):
@@ -93,8 +93,8 @@ class Pieces:
     def filled(self, kept: Sequence[int], counts: Mapping[int, int], num_rows: int, multiple: int) -> list[int]:
         """Returns the kept ids with others up to a multiple of rows, which hardware reads faster.
 
-        They are the text's next frequent pieces, then those with the lowest ids, then rows without a piece at the end.
-        Ids from `num_rows` on have no row.
+        They are the text's next most frequent pieces, then pieces with the lowest ids, then rows without a piece at the
+        end. Ids from `num_rows` on have no row.
         """
         filled = set(kept)
         missing = -sum(number < num_rows for number in filled) % multiple
@@ -201,7 +201,7 @@ def _of_tokenizers(vocabulary: TokenizersVocabulary) -> tuple[dict[int, str], se
 def _of_unigram(model: Mapping[str, Any]) -> set[int]:
     """Returns the ids that a unigram model's scores and unknown letters depend on.
 
-    Classes of transformers look for the unknown piece at a place of their own, so all ids up to it stay.
+    Classes of transformers expect the unknown piece at a fixed id, so all ids up to it stay.
     """
     scores = [score for _, score in model["vocab"]]
     ids = range(len(scores))
@@ -212,9 +212,9 @@ def _of_unigram(model: Mapping[str, Any]) -> set[int]:
 
 
 def spells_bytes(vocabulary: Vocabulary) -> np.ndarray:
-    """Returns bool [ids]: True at a piece that is one byte of a letter of several: <0xE3>, or such a byte-level piece.
+    """Returns bool [ids]: True at a piece that is one byte of a letter of several bytes: <0xE3>, or a byte-level piece.
 
-    A text that the vocabulary was made for has few of them.
+    A text for which the vocabulary was made has few of them.
     """
     if isinstance(vocabulary, SentencePieceVocabulary):
         size = vocabulary.vocab_size

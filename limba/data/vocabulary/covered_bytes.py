@@ -18,32 +18,46 @@ def covered_bytes(vocabulary: Vocabulary, text: str, num_tokens: int | None = No
     """Returns how many UTF-8 bytes of a text its first `num_tokens` tokens cover, all of them for None.
 
     A sentinel covers its name, as the text has it. Spaces at the ends that a tokenizer leaves out are covered by no
-    token; those that have tokens of their own, or are part of one, are.
+    token; spaces that have tokens of their own, or are part of one, are covered.
 
     >>> covered_bytes(ByteVocabulary(100), "ăb"), covered_bytes(ByteVocabulary(100), "ăb", 2)
     (3, 2)
     """
     text = _without_left_out(vocabulary, text)
     if num_tokens is None:
-        return len(text.encode("utf-8", "replace"))
+        return _num_bytes(text)
     if isinstance(vocabulary, PublishedVocabulary):  # reads the names of sentinels itself
         ends = _ends(vocabulary, text)
         return ends[min(num_tokens, len(ends)) - 1] if num_tokens and ends else 0
-    parts, names = SENTINEL.split(text), SENTINEL.findall(text)
-    found, left = 0, num_tokens
-    for part, name, ids in zip(parts, [*names, ""], encode_parts(vocabulary, parts), strict=True):
-        if len(ids) > left:
-            # A part after a gap has no space before it, which the same part alone has: its ends are counted from the
-            # last token.
-            ends = _ends(vocabulary, part)
-            place = left - 1 + len(ends) - len(ids)
-            return found + (ends[max(place, 0)] if left and ends else 0)
-        found += len(part.encode("utf-8", "replace"))
-        left -= len(ids)
-        if not left:
+    parts = SENTINEL.split(text)
+    sentinels = [*SENTINEL.findall(text), ""]  # the one after each part; none after the last
+    num_covered = 0
+    tokens_left = num_tokens
+    for part, sentinel, ids in zip(parts, sentinels, encode_parts(vocabulary, parts), strict=True):
+        if len(ids) > tokens_left:
+            return num_covered + _covered_of_part(vocabulary, part, len(ids), tokens_left)
+        num_covered += _num_bytes(part)
+        tokens_left -= len(ids)
+        if not tokens_left:
             break
-        found, left = found + len(name), left - 1
-    return min(found, covered_bytes(vocabulary, text))
+        num_covered += len(sentinel)
+        tokens_left -= 1
+    return min(num_covered, covered_bytes(vocabulary, text))
+
+
+def _covered_of_part(vocabulary: Vocabulary, part: str, num_ids: int, num_tokens: int) -> int:
+    """Returns how many bytes of a part of a text the first `num_tokens` of its `num_ids` tokens cover."""
+    ends = _ends(vocabulary, part)
+    if not num_tokens or not ends:
+        return 0
+    # The same part as a text of its own may have a token more, for the space that is put before a text. So the ends are
+    # counted from the last token.
+    index = num_tokens - 1 + len(ends) - num_ids
+    return ends[max(index, 0)]
+
+
+def _num_bytes(text: str) -> int:
+    return len(text.encode("utf-8", "replace"))
 
 
 def _without_left_out(vocabulary: Vocabulary, text: str) -> str:
@@ -57,16 +71,15 @@ def _without_left_out(vocabulary: Vocabulary, text: str) -> str:
 def _ends(vocabulary: Vocabulary, text: str) -> Sequence[int]:
     """Returns how many bytes of a text come before the end of each of its tokens."""
     if isinstance(vocabulary, ByteVocabulary):
-        return range(1, len(text.encode("utf-8", "replace")) + 1)
+        return range(1, _num_bytes(text) + 1)
     if isinstance(vocabulary, SentencePieceVocabulary):
         pieces: Any = vocabulary.tokenizer.encode(text, return_type="proto").pieces
         return [piece.end for piece in pieces]  # counted in bytes
-    elif isinstance(vocabulary, TokenizersVocabulary):
-        ends = [end for _, end in vocabulary.tokenizer.encode(text, add_special_tokens=False).offsets]
-    else:  # a vocabulary of the user's: its tokens have even shares
-        size = max(1, len(vocabulary.encode(text)))
-        return [len(text.encode()) * (number + 1) // size for number in range(size)]
-    sizes = [0]
+    if not isinstance(vocabulary, TokenizersVocabulary):  # one of the user's own: each token gets an equal share
+        num_tokens = max(1, len(vocabulary.encode(text)))
+        return [len(text.encode()) * (number + 1) // num_tokens for number in range(num_tokens)]
+    bytes_before = [0]  # each letter
     for letter in text:
-        sizes.append(sizes[-1] + len(letter.encode("utf-8", "replace")))
-    return [sizes[end] for end in ends]
+        bytes_before.append(bytes_before[-1] + _num_bytes(letter))
+    offsets = vocabulary.tokenizer.encode(text, add_special_tokens=False).offsets  # counted in letters
+    return [bytes_before[end] for _, end in offsets]

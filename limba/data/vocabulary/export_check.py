@@ -1,4 +1,4 @@
-"""The texts that an exported tokenizer has to cut as the vocabulary of the training cuts them."""
+"""Checks that an exported tokenizer gives the same ids as the vocabulary in training, on texts of many kinds."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from limba.data.vocabulary.tokenizers import TokenizersVocabulary
 from limba.data.vocabulary.vocabularies import SentencePieceVocabulary, Vocabulary, parse_model
 
 Encode = Callable[[str], Sequence[int]]  # a text's ids, with nothing before and after it
+Gap = tuple[str, int]  # how a text has it, and its id
 
-SYMBOLS = 20  # of a vocabulary's user-defined symbols, the first ones
+MOST_SYMBOLS = 20  # of a vocabulary's user-defined symbols, the first ones
+MOST_IDS = 12  # that a sentence shows
 TEXTS = (
     "",
     " ",
@@ -75,16 +77,17 @@ GAPS = (
 
 
 def texts_for(vocabulary: Vocabulary, gaps: Sequence[Gap]) -> Iterator[str]:
-    """Yields TEXTS, and some with the vocabulary's own user-defined symbols, but for one that stands for a gap."""
+    """Yields TEXTS, and texts with the vocabulary's user-defined symbols, except for one that stands for a gap."""
     yield from TEXTS
-    names = [name for name, _ in gaps]
-    for symbol in [symbol for symbol in symbols_of(vocabulary) if symbol not in names][:SYMBOLS]:
+    names_of_gaps = [name for name, _ in gaps]
+    symbols = [symbol for symbol in symbols_of(vocabulary) if symbol not in names_of_gaps]
+    for symbol in symbols[:MOST_SYMBOLS]:
         yield f"{symbol}at the start, in{symbol}between, with {symbol} spaces, x{symbol}{symbol}, at the end {symbol}"
         yield symbol
 
 
 def symbols_of(vocabulary: Vocabulary) -> list[str]:
-    """Returns the user-defined symbols of a vocabulary, without sentinels: what a text has as one token."""
+    """Returns the user-defined symbols of a vocabulary, without sentinels: each is always one token of a text."""
     if isinstance(vocabulary, TokenizersVocabulary):
         added = vocabulary.tokenizer.get_added_tokens_decoder().values()
         return [token.content for token in added if not token.special]
@@ -98,14 +101,11 @@ def symbols_of(vocabulary: Vocabulary) -> list[str]:
 
 
 class Difference(NamedTuple):
-    """A text that is cut in two ways."""
+    """A text that has other ids in the exported tokenizer."""
 
     text: str
     trained: list[int]
     exported: list[int]
-
-
-Gap = tuple[str, int]  # how a text has it, and its id
 
 
 def sentinels_of(vocabulary: Vocabulary) -> list[Gap]:
@@ -115,17 +115,17 @@ def sentinels_of(vocabulary: Vocabulary) -> list[Gap]:
 
 
 def differences(vocabulary: Vocabulary, encode: Encode, gaps: Sequence[Gap]) -> list[Difference]:
-    """Returns the texts that `encode` cuts otherwise than the vocabulary.
+    """Returns the texts for which `encode` gives other ids than the vocabulary.
 
-    `gaps` are what stands in the first gap of a text, in the second one, …: texts with as many gaps are compared too,
-    with the ids that training makes of them.
+    `gaps` are what stands in the first gap of a text, in the second one, …: texts with up to that many gaps are
+    compared too, with the ids that training makes of them.
     """
-    found = []
-    for text, wanted in _texts_with_ids(vocabulary, gaps):
-        given = [int(number) for number in encode(text)]
-        if wanted != given:
-            found.append(Difference(text, wanted, given))
-    return found
+    differing = []
+    for text, trained in _texts_with_ids(vocabulary, gaps):
+        exported = [int(number) for number in encode(text)]
+        if trained != exported:
+            differing.append(Difference(text, trained, exported))
+    return differing
 
 
 def num_texts(vocabulary: Vocabulary, gaps: Sequence[Gap]) -> int:
@@ -134,38 +134,41 @@ def num_texts(vocabulary: Vocabulary, gaps: Sequence[Gap]) -> int:
 
 
 def _texts_with_ids(vocabulary: Vocabulary, gaps: Sequence[Gap]) -> Iterator[tuple[str, list[int]]]:
+    """Yields the texts with their ids in training."""
     for text in texts_for(vocabulary, gaps):
         yield text, [int(number) for number in vocabulary.encode(text)]
     for parts in GAPS:
         if len(parts) - 1 > len(gaps):
             continue
-        text, ids = "", []
-        for number, (part, of_part) in enumerate(zip(parts, encode_parts(vocabulary, parts), strict=True)):
+        text = ""
+        ids = []
+        for number, (part, ids_of_part) in enumerate(zip(parts, encode_parts(vocabulary, parts), strict=True)):
             if number:
                 name, id_ = gaps[number - 1]
                 text += name
                 ids.append(id_)
             text += part
-            ids += of_part
+            ids += ids_of_part
         yield text, ids
 
 
-def check_written(vocabulary: Vocabulary, encode: Encode, gaps: Sequence[Gap], place: str) -> None:
-    """Raises InputError if the written tokenizer cuts a text otherwise than the vocabulary at `place`."""
-    found = differences(vocabulary, encode, gaps)
-    if found:
+def check_written(vocabulary: Vocabulary, encode: Encode, gaps: Sequence[Gap], address: str) -> None:
+    """Raises InputError if the written tokenizer gives a text other ids than the vocabulary at `address`."""
+    differing = differences(vocabulary, encode, gaps)
+    if differing:
         raise InputError(
-            f"The vocabulary {place} cannot be exported: {said(found[0])}, so a tokenizer.json would not read as the"
-            f" model learned ({len(found)} of {num_texts(vocabulary, gaps)} texts differ); train another vocabulary,"
-            " of T5's layout, or write the weights without a tokenizer."
+            f"The vocabulary {address} cannot be exported: {in_words(differing[0])}, so a tokenizer.json would not read"
+            f" text as the model learned it ({len(differing)} of {num_texts(vocabulary, gaps)} texts differ); train"
+            " another vocabulary, in T5's layout, or write the weights without a tokenizer."
         )
 
 
-def said(difference: Difference) -> str:
-    """Returns a difference in words."""
+def in_words(difference: Difference) -> str:
+    """Returns a difference as a part of a sentence."""
     text, trained, exported = difference
     return f"{text[:60]!r} has the ids {_few(trained)} in training and {_few(exported)} in the exported folder"
 
 
 def _few(ids: Sequence[int]) -> str:
-    return str(list(ids[:12])).replace("]", ", …]" if len(ids) > 12 else "]")
+    shown = ", ".join(map(str, ids[:MOST_IDS]))
+    return f"[{shown}, …]" if len(ids) > MOST_IDS else f"[{shown}]"

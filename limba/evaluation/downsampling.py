@@ -19,7 +19,7 @@ def keep_extremes(values: np.ndarray, most: int) -> np.ndarray:
     count = len(values)
     if count <= most:
         return np.arange(count)
-    num_stretches = max((most - 2) // 2, 1)  # each gives its lowest and its highest value, beside first and last
+    num_stretches = max((most - 2) // 2, 1)  # each gives its lowest and its highest value, besides first and last
     edges = np.linspace(1, count - 1, num_stretches + 1).astype(int)
     low = np.where(np.isnan(values), np.inf, values)
     high = np.where(np.isnan(values), -np.inf, values)

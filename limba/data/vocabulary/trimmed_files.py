@@ -1,7 +1,7 @@
-"""The files of a vocabulary with fewer ids: SentencePiece's model, tokenizer.json, and what stands beside them.
+"""The files of a vocabulary with fewer ids: SentencePiece's model, tokenizer.json, and the files beside them.
 
-The ids that stay keep their order; an id's new number is its place among them. Nothing else of a file changes: the
-normalizer, the pre-tokenizer, scores and the order of merges are those of the old file.
+The ids that stay keep their order; the new number of an id is its index among them. Nothing else in a file changes:
+normalizer, pre-tokenizer, scores and the order of merges stay as they are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from limba.data.vocabulary.vocabularies import parse_model
 
 Json = dict[str, Any]
 MODELS = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
-# Keys whose value is one id, or several, end so; the others are those of generation_config.json.
+# Keys whose value is one id, or several, end so; the other two are keys of generation_config.json.
 _OF_IDS = "_token_id"
 _LISTS = ("suppress_tokens", "begin_suppress_tokens")
 _LISTS_OF_LISTS = ("bad_words_ids",)
@@ -46,12 +46,12 @@ class Kept:
         return frozenset(self.names[number] for number in self.ids if number in self.names)
 
     def num_rows(self, before: int) -> int:
-        """Returns how many rows a matrix has that had `before`: ids beyond it have none."""
+        """Returns how many rows are left of a matrix that had `before`; ids beyond it had none."""
         return sum(number < before for number in self.ids)
 
 
 def sentencepiece_model(data: bytes, kept: Kept) -> bytes:
-    """Returns a SentencePiece model with the pieces that stay: of bytes, sentinels and special tokens all do."""
+    """Returns a SentencePiece model with the pieces that stay: all bytes, sentinels and special tokens do."""
     model = parse_model(data)
     kinds = model.SentencePiece
     pieces = []
@@ -71,7 +71,7 @@ def sentencepiece_model(data: bytes, kept: Kept) -> bytes:
         number = getattr(made.trainer_spec, field)
         if number >= 0:  # -1: there is none
             setattr(made.trainer_spec, field, new_ids.get(number, number))
-    # A model may hold texts by which SentencePiece tests itself when it opens the file: they have the old pieces.
+    # A model may hold texts by which SentencePiece tests itself when it opens the file; they are of the old pieces.
     made.DiscardUnknownFields()
     return made.SerializeToString()
 
@@ -91,7 +91,7 @@ def tokenizer_state(state: Json, kept: Kept) -> Json:
         raise InputError(f"tokenizer.json holds a model of type {kind}; only Unigram, BPE and WordPiece are trimmed.")
     if kind == "BPE":
         model["merges"] = [merge for merge in model["merges"] if _is_possible(merge, model["vocab"])]
-    # A token that transformers' class does not add is a piece, or nothing, to it, and may be gone.
+    # An added token may be gone: to transformers' class it was an ordinary piece, or nothing.
     added = [token for token in made.get("added_tokens") or () if token["id"] in kept.new]
     made["added_tokens"] = [{**token, "id": kept.new[token["id"]]} for token in added]
     if made.get("padding"):
@@ -125,11 +125,11 @@ def _renumber_processor(processor: Json | None, kept: Kept) -> None:
             processor[role] = [name, kept.new[number]]
 
 
-def with_new_ids(about: Json, kept: Kept, defaults: Mapping[str, int] | None = None) -> Json:
+def with_new_ids(content: Json, kept: Kept, defaults: Mapping[str, int] | None = None) -> Json:
     """Returns a config.json's or generation_config.json's content with the new number of each id that it names.
 
-    `defaults` are the ids of its class that are not written, and have to be now. An id that stays without a row keeps
-    its number, and one of a list that is gone leaves it.
+    `defaults` are ids of its class that the file does not name, and now has to. An id that is gone keeps its number as
+    a single value, and is left out of a list.
     """
 
     def one(number: Any) -> Any:
@@ -139,9 +139,9 @@ def with_new_ids(about: Json, kept: Kept, defaults: Mapping[str, int] | None = N
     def several(numbers: Sequence[Any]) -> list[Any]:
         return [kept.new[number] for number in numbers if number in kept.new]
 
-    whole = dict(about)
+    whole = dict(content)
     for key, number in (defaults or {}).items():
-        if key not in about and number in kept.new:
+        if key not in content and number in kept.new:
             whole[key] = number
     made: Json = {}
     for key, value in whole.items():
@@ -162,7 +162,7 @@ def write_tokenizer_files(folder: Path, out: Path, kept: Kept) -> list[str]:
     makers: Mapping[str, Callable[[Path], bytes]] = {
         **dict.fromkeys(MODELS, lambda file: sentencepiece_model(content(str(file)), kept)),
         "tokenizer.json": lambda file: _json(tokenizer_state(_object(file), kept)),
-        "tokenizer_config.json": lambda file: _json(_about(_object(file), kept)),
+        "tokenizer_config.json": lambda file: _json(_tokenizer_config(_object(file), kept)),
         "added_tokens.json": lambda file: _json(_renumbered(_object(file), kept)),
         "vocab.json": lambda file: _json(_renumbered(_object(file), kept)),
         "vocab.txt": lambda file: _lines_of_ids(file, kept),
@@ -176,9 +176,9 @@ def write_tokenizer_files(folder: Path, out: Path, kept: Kept) -> list[str]:
     return written
 
 
-def _about(about: Json, kept: Kept) -> Json:
+def _tokenizer_config(tokenizer_config: Json, kept: Kept) -> Json:
     """Returns tokenizer_config.json's content with new ids."""
-    made = with_new_ids(about, kept)
+    made = with_new_ids(tokenizer_config, kept)
     added = made.get("added_tokens_decoder")
     if not isinstance(added, dict):
         return made
@@ -211,9 +211,9 @@ def _lines_of_merges(file: Path, kept: Kept) -> bytes:
 def _object(file: Path) -> Json:
     from etils import epath
 
-    found = read_json(epath.Path(file.parent), file.name)
-    assert found is not None, f"{file} is there"
-    return found
+    content = read_json(epath.Path(file.parent), file.name)
+    assert content is not None, f"{file} is there"
+    return content
 
 
 def _json(made: Json) -> bytes:

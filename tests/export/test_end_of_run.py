@@ -11,7 +11,7 @@ import pytest
 import limba
 import tasks.demo  # noqa: F401  registers the task
 from limba.config import CheckpointConfig, DataConfig, EvaluationConfig, InputError, MeshConfig, RunConfig
-from limba.export import at_end, destinations
+from limba.export import destinations, end_of_run
 from limba.storage import manifest
 from tests import tiny
 from tests.bucket_server import emulated, serving_buckets
@@ -20,7 +20,7 @@ from tests.run.test_hosts import finish, start
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, corpus: Path, vocabulary: Path) -> RunConfig:
-    folder = tmp_path_factory.mktemp("at_end")
+    folder = tmp_path_factory.mktemp("end_of_run")
     data = DataConfig(
         "demo_span_corruption", {"inputs": 32}, 8, str(vocabulary), data_files=str(corpus), task_modules=("tasks.demo",)
     )
@@ -36,7 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, corpus: Path, vocabulary: Path
     )
 
 
-class Remote(at_end.FolderDestination):
+class Remote(end_of_run.FolderDestination):
     """An address of fsspec's that no run directory can have."""
 
     def check(self) -> None:
@@ -49,7 +49,8 @@ class Flaky:
     name = "a flaky place"
 
     def __init__(self, failures: int):
-        self.failures, self.folders = failures, []
+        self.failures = failures
+        self.folders = []
 
     def check(self) -> None:
         pass
@@ -78,9 +79,9 @@ def test_the_final_model_is_whole_in_every_destination(
     np.testing.assert_allclose(there, here, atol=1e-5)
 
     capfd.readouterr()
-    places = [at_end.FolderDestination(out), Remote(f"memory://{out}"), Flaky(2), Flaky(9)]
-    monkeypatch.setattr(at_end, "destinations", lambda config: places)
-    monkeypatch.setattr(at_end, "PAUSES", (0.0, 0.0))
+    places = [end_of_run.FolderDestination(out), Remote(f"memory://{out}"), Flaky(2), Flaky(9)]
+    monkeypatch.setattr(end_of_run, "destinations", lambda config: places)
+    monkeypatch.setattr(end_of_run, "PAUSES", (0.0, 0.0))
     result = limba.train(run)
     said = capfd.readouterr().out
     assert "step 2: done before" in said and said.count("the network is down") == 2 + 2 + 1
@@ -89,7 +90,7 @@ def test_the_final_model_is_whole_in_every_destination(
         f"The model of step 2 is trained and saved in {run.model_dir}, and not exported to a flaky place"
         " (the network is down): the same command tries it again, and trains nothing."
     ]
-    assert len(places[3].folders) == at_end.ATTEMPTS
+    assert len(places[3].folders) == end_of_run.ATTEMPTS
 
 
 def test_a_wrong_destination_is_refused_before_training(run: RunConfig, tmp_path: Path) -> None:
@@ -99,7 +100,7 @@ def test_a_wrong_destination_is_refused_before_training(run: RunConfig, tmp_path
         limba.train(taken)
     odd = dataclasses.replace(taken, model=dataclasses.replace(run.model, mlp_activations=("gelu", "relu")))
     with pytest.raises(InputError, match=r"RunConfig\.export_to is set, and the network cannot be exported"):
-        at_end.check(odd)
+        end_of_run.check(odd)
     with pytest.raises(InputError, match="ftp://"):
         dataclasses.replace(run, export_to="ftp://host/out")
 
@@ -109,11 +110,11 @@ def test_what_cannot_be_written_is_said_and_ends_nothing(
     run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process that exports fails: nobody has trained in this directory."""
-    monkeypatch.setattr(at_end, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(end_of_run, "PAUSES", (0.0, 0.0))
     lost = dataclasses.replace(run, model_dir=str(tmp_path / "lost"), export_to=str(tmp_path / "out"))
-    result = at_end.deliver_all(lost, {"step": 2, "interrupted": False})
+    result = end_of_run.deliver_all(lost, {"step": 2, "interrupted": False})
     assert not result["exports"] and "lost does not exist" in result["failed_exports"][0]
-    assert at_end.deliver_all(lost, {"step": 2, "interrupted": True})["exports"] == []
+    assert end_of_run.deliver_all(lost, {"step": 2, "interrupted": True})["exports"] == []
 
 
 @pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
@@ -125,7 +126,7 @@ def test_a_bucket_gets_the_folder_whole_and_once(tmp_path: Path, monkeypatch: py
     (folder / destinations.RECORD).write_text(json.dumps({"source": "run"}))
     (folder / "README.md").write_text("one")
     with emulated(monkeypatch) as server:
-        place = at_end.FolderDestination("gs://bucket/out")
+        place = end_of_run.FolderDestination("gs://bucket/out")
         place.check()
         assert place.deliver(folder, 2) == "gs://bucket/out/step_2"
         sent = server.received["out/step_2/model.safetensors"]

@@ -42,8 +42,8 @@ from limba.config import environment
 environment.set_variables()
 environment.set_logging()
 with environment.quiet_imports():
-    from limba.export import at_end, huggingface
-at_end.write_asked()
+    from limba.export import end_of_run, huggingface
+end_of_run.write_asked()
 """
 REPEAT = "the same command tries it again, and trains nothing"
 

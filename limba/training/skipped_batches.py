@@ -40,7 +40,7 @@ class Entry(TypedDict):
     rows: list[RowEntry]
 
 
-class Ledger:
+class SkippedBatches:
     """The batches that a run passes over, by its own ledger and by `DataConfig.skip`.
 
     All processes make it together, and have the content that the first one reads. Raises InputError if a ledger cannot

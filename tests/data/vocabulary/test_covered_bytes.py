@@ -8,7 +8,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from limba.config import InputError
-from limba.data.vocabulary.covered import covered_bytes
+from limba.data.vocabulary.covered_bytes import covered_bytes
 from limba.data.vocabulary.load import load_vocabulary, piece_bytes
 
 TEXTS = ["The fox doesn't jump (over 3 dogs), U.S. ones too.", "Lângă ființele șapte, două ță."] * 40
@@ -17,20 +17,23 @@ SPECIAL = ["<pad>", "</s>", "<unk>"]
 
 def word_piece():
     made = tokenizers.Tokenizer(models.WordPiece(unk_token="<unk>"))
-    made.pre_tokenizer, made.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece()
     made.normalizer = normalizers.Lowercase()
     return made, trainers.WordPieceTrainer(vocab_size=150, special_tokens=SPECIAL)
 
 
 def end_of_word():
     made = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
-    made.pre_tokenizer, made.decoder = pre_tokenizers.Whitespace(), decoders.BPEDecoder()
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.decoder = decoders.BPEDecoder()
     return made, trainers.BpeTrainer(vocab_size=150, special_tokens=SPECIAL, end_of_word_suffix="</w>")
 
 
 def byte_level():
     made = tokenizers.Tokenizer(models.BPE())
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     return made, trainers.BpeTrainer(vocab_size=400, special_tokens=SPECIAL, initial_alphabet=alphabet)
 
