@@ -65,7 +65,7 @@ def write_own_arrays(directory: epath.Path, step: int, snapshot: Snapshot) -> di
     """Writes this process's arrays; returns their manifest entries. Every process calls it, after `open_step`."""
     work = working_directory(directory, step)
     folder = f"state/{arrays.write_arrays(work / 'state', snapshot)}"
-    return {f"{folder}/{name}": entry for name, entry in manifest.entries(work / folder).items()}
+    return {f"{folder}/{name}": entry for name, entry in manifest.step_entries(work / folder).items()}
 
 
 def commit_step(

@@ -324,6 +324,32 @@ def test_what_a_kill_left_is_cleared_at_the_next_start(tmp_path: Path) -> None:
     assert sorted(path.name for path in directory.iterdir()) == ["10", "7.broken"]
 
 
+def test_all_of_a_step_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a power cut the step is whole, or has no name: fsync of each file and folder, then the rename."""
+    synced = set[int]()  # the numbers of files and folders, which stay when a folder above them is renamed
+    fsync, rename = os.fsync, os.rename
+    lacking = []
+    renamed = []
+
+    def fsync_noted(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    def rename_noted(source: str, target: str) -> None:
+        renamed.append(Path(target).name)
+        for place in [Path(source), *Path(source).rglob("*")]:
+            if place.stat().st_ino not in synced:
+                lacking.append(str(place.relative_to(source)))
+        synced.clear()
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync_noted)
+    monkeypatch.setattr(os, "rename", rename_noted)
+    states.save(tmp_path, 5)
+    assert (renamed, lacking) == (["5"], [])
+    assert (tmp_path / "checkpoints").stat().st_ino in synced  # which has the new name
+
+
 def test_in_a_bucket_the_manifest_is_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no rename; until the manifest is there, no reader takes the step for a checkpoint."""
     monkeypatch.setattr(save, "_is_bucket", lambda _: True)
