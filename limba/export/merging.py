@@ -26,7 +26,7 @@ from limba.inference.source import LIMBA, Source
 from limba.storage import lease, manifest
 from limba.storage.failures import is_passing, short_reason
 from limba.storage.files import resolved, write_whole
-from limba.training.checkpoints import arrays, save
+from limba.training.checkpoints import arrays, step_directory
 
 FILE = "merge.json"  # in the merged directory: which steps, with which weights
 WEIGHTS = ("uniform", "ema", "wsm")
@@ -284,8 +284,8 @@ def write_step(
     `needed` bytes must be free, `describe` writes Orbax's description of the tree into a folder, and `data` is the item
     of that name.
     """
-    save.open_step(directory, step, needed)
-    state = save.working_directory(directory, step) / "state"
+    step_directory.open_step(directory, step, needed)
+    state = step_directory.working_directory(directory, step) / "state"
     held = list[arrays.HostArray]()
     for part in parts:
         held.append(part)
@@ -295,7 +295,7 @@ def write_step(
     arrays.write_arrays(state, arrays.Snapshot(tuple(held), None, 0))
     arrays.merge(state)
     describe(state)
-    save.commit_files(directory, step, data)
+    step_directory.commit_files(directory, step, data)
 
 
 def _merged(

@@ -20,7 +20,7 @@ from limba.formats import limba_checkpoint
 from limba.storage import lease
 from limba.storage.failures import short_reason
 from limba.storage.files import read_text, resolved, write_whole
-from limba.training.checkpoints import save
+from limba.training.checkpoints import step_directory
 from limba.training.ledger import FILE as LEDGER_FILE
 from limba.training.schedule import make_schedule
 from limba.training.start import FILE as ROWS_FILE
@@ -199,7 +199,7 @@ def begun(branch: Branch, config: RunConfig, texts: Mapping[str, str]) -> Iterat
             for name, text in {plain.FILE: plain.to_text(config), **texts}.items():
                 write_whole(directory / name, text)
             try:
-                save.copy_step(there[branch.step], directory / "checkpoints")
+                step_directory.copy_step(there[branch.step], directory / "checkpoints")
             except OSError as error:
                 raise StorageError(
                     f"{there[branch.step]} cannot be copied to {directory} ({short_reason(error)}); fix that, and"

@@ -1,7 +1,7 @@
 """The checkpoints of a run: a step holds the state and the data position, and is there only when all of it is.
 
 A run directory holds `checkpoints/<step>/` with the items `state` (the arrays) and `data` (JSON: the position of every
-logical data shard), and a manifest with the checksum of each file. Saving goes on in the background (`save.py`).
+logical data shard), and a manifest with the checksum of each file. Saving goes on in the background (`saver.py`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from limba.sharding.agreement import gather_bytes, gather_texts, own_part, toget
 from limba.sharding.mesh import named_leaves
 from limba.storage.failures import is_passing, limited, short_reason, twice
 from limba.storage.files import free_bytes
-from limba.training.checkpoints import arrays, save
-from limba.training.checkpoints.save import GRACE_SECONDS, Outcome, Saver, size_text
+from limba.training.checkpoints import arrays, step_directory
+from limba.training.checkpoints.saver import GRACE_SECONDS, Outcome, Saver
+from limba.training.checkpoints.step_directory import size_text
 from limba.training.state import TrainState
 
 Positions = Mapping[int, bytes]
@@ -71,7 +72,7 @@ class Checkpoints:
         self._saver = Saver(self._name, self.directory, self._fallback, config.keep, config.save_timeout_seconds)
         if jax.process_index() == 0:
             for place in self._places:
-                save.clear_unfinished(place)
+                step_directory.clear_unfinished(place)
         self._memory: Callable[[], Sequence[np.ndarray]] = tuple  # gives the memory of the next snapshot
         self._current: int | None = None  # the step that was saved or restored last
         self._found: dict[int, epath.Path] = {}  # the steps, as this process last saw or wrote them
@@ -229,7 +230,7 @@ class Checkpoints:
         if jax.process_index() == 0:
             for other, place in listing:
                 if other > step:
-                    save.set_aside(place, "rewound")
+                    step_directory.set_aside(place, "rewound")
         self._shared("")
         self._look()
         self._note_unchecked(self._found[step])
@@ -354,7 +355,7 @@ class Checkpoints:
         """Renames damaged steps and says so. Only when another one is taken: a run that reads none changes none."""
         for step, path, reason in damaged if jax.process_index() == 0 else ():
             try:
-                outcome = f"is renamed to {save.set_aside(path).name}"
+                outcome = f"is renamed to {step_directory.set_aside(path).name}"
             except Exception as error:  # noqa: BLE001  a save of this step replaces it
                 outcome = f"cannot be renamed ({short_reason(error)})"
             logger.warning(

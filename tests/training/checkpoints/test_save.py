@@ -21,7 +21,7 @@ from limba.config import CheckpointConfig, StorageError, optimizer_config
 from limba.formats.limba_checkpoint import COMMITTED, fallback_directory
 from limba.sharding import preemption
 from limba.storage import manifest
-from limba.training.checkpoints import arrays, save
+from limba.training.checkpoints import arrays, saver, step_directory
 from limba.training.checkpoints.directory import Checkpoints
 from limba.training.optimizer import make_optimizer
 from limba.training.state import TrainState
@@ -38,7 +38,7 @@ SHORT = 3.0  # for a save that cannot succeed
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second attempt follows the first at once: a busy machine has time for one in SHORT."""
-    monkeypatch.setattr(save, "FIRST_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(saver, "FIRST_PAUSE_SECONDS", 0.05)
 
 
 def repeated(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -210,8 +210,8 @@ def test_a_save_that_fails_is_given_up_soon_where_the_run_is_asked_to_stop(
     by_signal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the loop waits for it, and cannot see the signal."""
-    monkeypatch.setattr(save, "STOP_SECONDS", 0.2)
-    monkeypatch.setattr(save, "QUIET_SECONDS", 0.1)
+    monkeypatch.setattr(saver, "STOP_SECONDS", 0.2)
+    monkeypatch.setattr(saver, "QUIET_SECONDS", 0.1)
     with (
         preemption.listening(ends=False),
         pytest.raises(StorageError, match="Step 20 cannot be saved"),
@@ -281,7 +281,7 @@ def test_a_disk_without_room_is_found_before_the_first_save(
         monkeypatch.setattr("limba.training.checkpoints.directory.free_bytes", lambda _: size - 1)
         with pytest.raises(StorageError, match=r"A checkpoint takes \d+\.\d kB, and .* make room"):
             checkpoints.check_space(states.abstract())
-        monkeypatch.setattr(save, "free_bytes", lambda _: 100)
+        monkeypatch.setattr(step_directory, "free_bytes", lambda _: 100)
         start(checkpoints, 5)
         with pytest.raises(StorageError, match=r"\(only 100 bytes are free, and a checkpoint takes \d+"):
             polled(checkpoints)
@@ -299,10 +299,10 @@ def test_a_write_that_stands_still_has_a_limit(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_thread_that_is_lost_is_noticed_by_poll_and_by_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(save, "GRACE_SECONDS", 0.0)
-    monkeypatch.setattr(save, "AGREE_SECONDS", 0.0)
+    monkeypatch.setattr(saver, "GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(saver, "AGREE_SECONDS", 0.0)
     may_end = threading.Event()
-    monkeypatch.setattr(save.Saver, "_try_for", lambda *_: may_end.wait(30) and None)
+    monkeypatch.setattr(saver.Saver, "_try_for", lambda *_: may_end.wait(30) and None)
     checkpoints = opened(tmp_path, save_timeout_seconds=0.3)
     start(checkpoints, 5)
     time.sleep(0.5)
@@ -352,15 +352,15 @@ def test_all_of_a_step_is_on_the_disk_before_it_has_its_name(tmp_path: Path, mon
 
 def test_in_a_bucket_the_manifest_is_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no rename; until the manifest is there, no reader takes the step for a checkpoint."""
-    monkeypatch.setattr(save, "_is_bucket", lambda _: True)
+    monkeypatch.setattr(step_directory, "_is_bucket", lambda _: True)
     monkeypatch.setattr(Path, "rename", lambda *_: pytest.fail("renamed"))
-    written, seen = save.manifest.write, []
+    written, seen = step_directory.manifest.write, []
 
     def write(directory: object, *others: object) -> None:
         seen.extend(path.name for path in Path(str(directory)).rglob("*") if path.is_file())
         written(directory, *others)
 
-    monkeypatch.setattr(save.manifest, "write", write)
+    monkeypatch.setattr(step_directory.manifest, "write", write)
     with opened(tmp_path, keep=1) as checkpoints:
         for step in (5, 6):
             start(checkpoints, step)
@@ -376,11 +376,11 @@ import logging, resource, sys
 logging.basicConfig(format="%(message)s", level=logging.WARNING)
 logging.getLogger("absl").setLevel(logging.ERROR)
 from limba.config import StorageError
-from limba.training.checkpoints import save
+from limba.training.checkpoints import saver
 from tests.training.checkpoints import states, test_save
 from pathlib import Path
 run, limit = Path(sys.argv[1]), int(sys.argv[2])
-save.FIRST_PAUSE_SECONDS = 0.05
+saver.FIRST_PAUSE_SECONDS = 0.05
 with test_save.opened(run, save_timeout_seconds=10.0) as checkpoints:
     if limit:
         import signal
