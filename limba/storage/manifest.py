@@ -86,15 +86,15 @@ def step_entries(directory: str | epath.Path, wanted: Callable[[str], bool] = la
     return dict(zip(chosen, _map(step_entry, chosen), strict=True))
 
 
-def write(directory: str | epath.Path, known: Mapping[str, Entry] | None = None, step: int | None = None) -> None:
-    """Writes the manifest of all files of a directory; the entries of `known` are taken as they are.
+def text_of(directory: str | epath.Path, known: Mapping[str, Entry] | None = None, step: int | None = None) -> str:
+    """Returns the manifest of all files of a directory, as a file's text; the entries of `known` are taken as they are.
 
-    `step` is that of a checkpoint. Nothing may be written to the directory afterwards.
+    `step` is that of a checkpoint. Only the manifest may be written to the directory afterwards.
     """
     known = known or {}
     read = entries if step is None else step_entries
     files = {**known, **read(directory, lambda name: name not in known)}
-    (epath.Path(directory) / FILE).write_text(text(files, step))
+    return text(files, step)
 
 
 def text(files: Mapping[str, Entry], step: int | None = None) -> str:

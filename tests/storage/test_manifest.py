@@ -17,7 +17,7 @@ def directory(tmp_path: Path) -> Path:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(numbers.randbytes(size))
-    manifest.write(tmp_path)
+    (tmp_path / manifest.FILE).write_text(manifest.text_of(tmp_path))
     return tmp_path
 
 
@@ -48,7 +48,7 @@ def test_a_file_that_ends_with_its_own_crc32c_is_told_from_another_of_its_size(t
         return text + google_crc32c.value(text).to_bytes(4, "little")
 
     (step / "manifest.ocdbt").write_bytes(content(b"of step 10"))
-    manifest.write(step, step=10)
+    (step / manifest.FILE).write_text(manifest.text_of(step, step=10))
     (step / "manifest.ocdbt").write_bytes(content(b"of step 20"))
     assert manifest.entries(step)["manifest.ocdbt"] == (14, "48674bc7")  # whatever stands before the crc32c
     assert manifest.check(step) == ["manifest.ocdbt has other bytes than when it was saved"]
@@ -100,7 +100,7 @@ def test_a_manifest_that_is_junk_is_named(directory: Path, text: str) -> None:
 @pytest.mark.core
 def test_a_manifest_cannot_name_files_elsewhere(directory: Path) -> None:
     for name in ("../secret", "/etc/passwd", "a/../../b"):
-        manifest.write(directory, {name: (1, "00000000")})
+        (directory / manifest.FILE).write_text(manifest.text_of(directory, {name: (1, "00000000")}))
         assert manifest.check(directory) == ["manifest.json is damaged"]
 
 
@@ -135,11 +135,11 @@ def test_a_file_that_may_not_be_read_now_is_not_damage(directory: Path, monkeypa
 def test_a_step_is_known_by_its_manifest(directory: Path) -> None:
     """Its name may be a copy's. A manifest without a step fits every name."""
     directory /= "state"
-    manifest.write(directory, step=50)
+    (directory / manifest.FILE).write_text(manifest.text_of(directory, step=50))
     for name, found in (("50", []), ("70", ["manifest.json is that of step 50"]), ("70.broken", [])):
         directory = directory.rename(directory.parent / name)
         assert manifest.check(directory) == manifest.check(directory, "sizes") == found
-    manifest.write(directory)
+    (directory / manifest.FILE).write_text(manifest.text_of(directory))
     assert manifest.check(directory.rename(directory.parent / "90")) == []
 
 

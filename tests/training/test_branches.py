@@ -155,7 +155,7 @@ def test_what_cannot_be_branched_from_is_said_in_one_sentence(run: Path, tmp_pat
 def test_an_interrupted_beginning_is_repeated(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     branch, out = Branch(str(run), 40, 8, "linear"), tmp_path / "out"
     with monkeypatch.context() as patched:
-        patched.setattr(step_directory, "_name_step", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+        patched.setattr(step_directory, "_commit", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
         with pytest.raises(StorageError, match="checkpoints/40 cannot be copied to"):
             begin(branch, str(out))
     assert branches.chosen(str(run), [20, 40], 8, "linear", None, str(out)) == branch

@@ -182,7 +182,7 @@ def begun(branch: Branch, config: RunConfig, texts: Mapping[str, str]) -> Iterat
     """
     directory = resolved(config.model_dir)
     directory.mkdir(parents=True, exist_ok=True)
-    with lease.held(str(directory), "begins a branch in"):
+    with lease.held(str(directory), "begins a branch in") as mine:
         if not _steps_at(str(directory)):
             original = resolved(branch.run)
             there = _steps_at(branch.run)
@@ -199,7 +199,7 @@ def begun(branch: Branch, config: RunConfig, texts: Mapping[str, str]) -> Iterat
             for name, text in {plain.FILE: plain.to_text(config), **texts}.items():
                 write_whole(directory / name, text)
             try:
-                step_directory.copy_step(there[branch.step], directory / "checkpoints")
+                step_directory.copy_step(there[branch.step], directory / "checkpoints", mine.check)
             except OSError as error:
                 raise StorageError(
                     f"{there[branch.step]} cannot be copied to {directory} ({short_reason(error)}); fix that, and"

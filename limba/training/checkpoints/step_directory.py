@@ -1,7 +1,8 @@
 """The directory of one step: opened, written, committed, copied, removed and set aside.
 
-The files of a step are written under another name. On a file system the directory gets its own by a rename, when its
-manifest is written. In a bucket it has its name from the start, and the manifest, written last, is the commit.
+A step is `state/` (the arrays), `data/metadata` (JSON), and `manifest.json` with the checksums of their files. On a
+file system they are written under the name `<step>.unfinished`, and the directory gets its own by a rename, when all of
+them are on the disk. In a bucket it has its name from the start, and the manifest, written last, is the commit.
 """
 
 import contextlib
@@ -9,15 +10,14 @@ import errno
 import json
 import logging
 import os
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from etils import epath
 
 from limba.config.errors import reason_of
 from limba.config.waiting import waiting
-from limba.formats.limba_checkpoint import COMMITTED, UNFINISHED, is_finished, steps_in
+from limba.formats.limba_checkpoint import is_finished, steps_in
 from limba.storage import manifest
 from limba.storage.files import free_bytes, gone, make_folder
 from limba.training.checkpoints import arrays
@@ -25,16 +25,15 @@ from limba.training.checkpoints.arrays import Snapshot
 
 logger = logging.getLogger(__name__)
 
-# What Orbax writes about the two items, so that its own manager of checkpoints opens them.
-HANDLERS = {
-    "data": "orbax.checkpoint._src.handlers.json_checkpoint_handler.JsonCheckpointHandler",
-    "state": "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler",
-}
+UNFINISHED = ".unfinished"  # in the name of a directory that is being written or removed,
+UNFINISHED_BEFORE = ".orbax-checkpoint-tmp"  # and what it was when the steps of tests/golden/run were written
 
 
 def working_directory(directory: epath.Path, step: int) -> epath.Path:
     """Returns where the files of a step are written before they are committed."""
-    return directory / str(step) if _is_bucket(directory) else directory / f"{step}{UNFINISHED}"
+    if _is_bucket(directory):
+        return directory / str(step)
+    return directory / f"{step}{UNFINISHED}"
 
 
 def open_step(directory: epath.Path, step: int, needed: int) -> None:
@@ -42,7 +41,7 @@ def open_step(directory: epath.Path, step: int, needed: int) -> None:
     make_folder(directory)
     work = working_directory(directory, step)
     if work.exists():
-        work.rmtree()
+        _remove_files(work)
     free = free_bytes(str(directory))
     if free is not None and free < needed:
         raise OSError(errno.ENOSPC, f"only {size_text(free)} are free, and a checkpoint takes {size_text(needed)}")
@@ -60,47 +59,47 @@ def write_own_arrays(directory: epath.Path, step: int, snapshot: Snapshot) -> di
 def commit_step(
     directory: epath.Path,
     step: int,
-    snapshot: Snapshot,
     data: Mapping[str, object],
     known: Mapping[str, manifest.Entry],
+    may_commit: Callable[[], None],
 ) -> None:
-    """Writes what belongs to all processes, the manifest last, and gives the directory its name.
+    """Merges the arrays of all processes, writes the data position and the manifest, and makes all of it a checkpoint.
 
-    `known` has the entries of all arrays' files. The first process calls it when all have written theirs.
+    `known` has the entries of files that are in the manifest as they are; the others are read. The first process calls
+    it when all have written their arrays. `may_commit` is called when nothing but the commit is left to do: it raises
+    an error if the directory is another run's by now.
     """
     work = working_directory(directory, step)
     arrays.merge(work / "state")
-    arrays.write_tree_metadata(work / "state", snapshot.tree)
-    commit_files(directory, step, data, known)
-
-
-def commit_files(
-    directory: epath.Path, step: int, data: Mapping[str, object], known: Mapping[str, manifest.Entry] | None = None
-) -> None:
-    """Writes the data position and the manifest of a step whose arrays are there, and gives the directory its name."""
-    work, started = working_directory(directory, step), time.time_ns()
     (work / "data" / "metadata").write_text(json.dumps(data))
-    about = {
-        "item_handlers": HANDLERS,
-        "metrics": {},
-        "performance_metrics": {},
-        "init_timestamp_nsecs": started,
-        "commit_timestamp_nsecs": time.time_ns(),
-        "custom_metadata": {},
-    }
-    (work / "_CHECKPOINT_METADATA").write_text(json.dumps(about))
-    manifest.write(work, known, step)
-    (work / COMMITTED).write_text(f"Checkpoint commit was successful to {directory / str(step)}")
-    _name_step(directory, step)
+    _commit(directory, step, manifest.text_of(work, known, step), may_commit)
 
 
-def copy_step(path: epath.Path, directory: epath.Path) -> None:
+def _commit(directory: epath.Path, step: int, listed: str, may_commit: Callable[[], None]) -> None:
+    """Makes a checkpoint of a step whose files are all there but the manifest, whose text is `listed`."""
+    work = working_directory(directory, step)
+    if _is_bucket(directory):
+        may_commit()
+        (work / manifest.FILE).write_text(listed)
+        return
+    (work / manifest.FILE).write_text(listed)
+    _to_disk(work)
+    may_commit()
+    final = directory / str(step)
+    if final.exists():  # a run that went back before this step
+        remove_step(directory, step)
+    work.rename(final)
+    _sync(str(directory))
+
+
+def copy_step(path: epath.Path, directory: epath.Path, may_commit: Callable[[], None]) -> None:
     """Copies a step into another folder `checkpoints`, where it is there when all of it is."""
-    last = [name for name in (manifest.FILE, COMMITTED) if (path / name).exists()]
-    names = [name for name in manifest.names(path) if name not in last]
+    step = int(path.name)
+    names = [name for name in manifest.names(path) if name != manifest.FILE]
+    needed = sum((path / name).stat().length for name in names)
     with waiting(f"copying {path}"):
-        open_step(directory, int(path.name), sum((path / name).stat().length for name in names))
-        work = working_directory(directory, int(path.name))
+        open_step(directory, step, needed)
+        work = working_directory(directory, step)
 
         def copy(name: str) -> None:
             (work / name).parent.mkdir(parents=True, exist_ok=True)
@@ -108,41 +107,31 @@ def copy_step(path: epath.Path, directory: epath.Path) -> None:
 
         with ThreadPoolExecutor(manifest.NUM_THREADS) as pool:
             list(pool.map(copy, names))
-        for name in last:
-            copy(name)
-        _name_step(directory, int(path.name))
-
-
-def _name_step(directory: epath.Path, step: int) -> None:
-    """Gives the finished directory of a step its name; in a bucket it has it."""
-    work = working_directory(directory, step)
-    if _is_bucket(directory):
-        return
-    _to_disk(work)
-    final = directory / str(step)
-    if final.exists():  # a run that went back before this step
-        remove_step(directory, step)
-    work.rename(final)
-    _to_disk(directory, recursive=False)
+        _commit(directory, step, (path / manifest.FILE).read_text(), may_commit)
 
 
 def remove_step(directory: epath.Path, step: int) -> None:
     """Removes a step: first its name or its manifest, so that what is left of it is never taken for a checkpoint."""
     path = directory / str(step)
-    if _is_bucket(directory):
-        for name in (manifest.FILE, COMMITTED):
-            (path / name).unlink(missing_ok=True)
-    else:
+    if not _is_bucket(directory):
         removed = directory / f"{step}.removed{UNFINISHED}"
         if removed.exists():
             removed.rmtree()
         path = path.rename(removed)
+    _remove_files(path)
+
+
+def _remove_files(path: epath.Path) -> None:
+    """Removes a step's directory, the manifest first, without which it is no checkpoint in a bucket."""
+    (path / manifest.FILE).unlink(missing_ok=True)
     path.rmtree()
 
 
 def remove_all_but(directory: epath.Path, keep: int | None) -> None:
     """Removes all but the newest steps; what cannot be removed stays, with a warning."""
-    for step in sorted(steps_in(directory))[: -keep if keep else 0]:
+    if keep is None:
+        return
+    for step in sorted(steps_in(directory))[:-keep]:
         try:
             remove_step(directory, step)
         except Exception as error:  # noqa: BLE001  the new checkpoint is good all the same
@@ -152,9 +141,12 @@ def remove_all_but(directory: epath.Path, keep: int | None) -> None:
 def clear_unfinished(directory: epath.Path) -> None:
     """Removes what an interrupted save has left; what cannot be removed stays."""
     with contextlib.suppress(OSError):
-        for child in directory.iterdir() if directory.is_dir() else ():
-            is_left = child.name.isdigit() and child.is_dir() and not is_finished(child)
-            if UNFINISHED in child.name or is_left:
+        if not directory.is_dir():
+            return
+        for child in directory.iterdir():
+            is_step = child.name.isdigit() and child.is_dir()
+            is_unfinished = UNFINISHED in child.name or UNFINISHED_BEFORE in child.name
+            if is_unfinished or (is_step and not is_finished(child)):
                 with contextlib.suppress(OSError):
                     child.rmtree()
 
@@ -163,17 +155,21 @@ def clear_step(directory: epath.Path, step: int) -> None:
     """Removes what a failed attempt to save a step has left."""
     with contextlib.suppress(Exception):
         work = working_directory(directory, step)
-        if work.exists() and not (_is_bucket(directory) and is_finished(work)):
+        is_committed = _is_bucket(directory) and is_finished(work)
+        if work.exists() and not is_committed:
             work.rmtree()
-        for folder in (directory, directory.parent) if gone(directory) else ():  # made by a library meanwhile
-            folder.rmdir()
+        if gone(directory):  # a library has made the folders anew in the place of those that are away
+            directory.rmdir()
+            directory.parent.rmdir()
 
 
 def set_aside(path: epath.Path, ending: str = "broken") -> epath.Path:
     """Renames a step to `<step>.broken`, or to `<step>.broken-2` and so on if there is one; returns the new path."""
+    aside = path.parent / f"{path.name}.{ending}"
     number = 1
-    while (aside := path.parent / f"{path.name}.{ending}{f'-{number}' if number > 1 else ''}").exists():
+    while aside.exists():
         number += 1
+        aside = path.parent / f"{path.name}.{ending}-{number}"
     path.rename(aside)
     return aside
 
@@ -194,14 +190,17 @@ def _is_bucket(directory: epath.Path) -> bool:
     return "://" in str(directory)
 
 
-def _to_disk(path: epath.Path, recursive: bool = True) -> None:
-    """Has the file system write a directory's files and names to the disk; OSError if that fails."""
-    places = [str(path)]
-    if recursive:
-        places += [os.path.join(folder, name) for folder, folders, files in os.walk(path) for name in folders + files]
-    for place in reversed(places):
-        descriptor = os.open(place, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def _to_disk(folder: epath.Path) -> None:
+    """Has the file system write a folder's files and names to the disk; OSError if that fails."""
+    for inside, folders, files in os.walk(folder, topdown=False):
+        for name in folders + files:
+            _sync(os.path.join(inside, name))
+    _sync(str(folder))
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from limba.config import CheckpointConfig, DataConfig, InputError, StorageError
-from limba.formats.limba_checkpoint import COMMITTED, LimbaCheckpoint, checkpoints_of
+from limba.formats.limba_checkpoint import LimbaCheckpoint, checkpoints_of
 from limba.storage import manifest
 from limba.training.checkpoints import arrays, directory
 from limba.training.checkpoints.directory import Checkpoints, Restored
@@ -72,11 +72,8 @@ def test_a_step_has_every_kind_of_file(saved: Path) -> None:
     """The tests below walk them all."""
     kinds = {"/".join(part for part in path.parts if len(part) < 32) for path in files_of(saved / "checkpoints" / "20")}
     assert kinds == {
-        "_CHECKPOINT_METADATA",
-        COMMITTED,
         manifest.FILE,
         "data/metadata",
-        "state/_METADATA",
         "state/d",
         "state/manifest.ocdbt",
         "state/ocdbt.process_0/d",
@@ -90,8 +87,6 @@ def test_one_file_is_damaged_and_the_step_before_is_resumed(
 ) -> None:
     checkpoints = run / "checkpoints"
     for name in files_of(checkpoints / "20"):
-        if str(name) == COMMITTED:
-            continue  # Orbax's mark holds nothing of the run
         harm(checkpoints / "20" / name)
         caplog.clear()
         states.assert_is(restore(run), 10)
@@ -140,7 +135,7 @@ def test_two_files_of_a_step_are_swapped_and_the_step_before_is_resumed(
     pairs_of_any: bool, run: Path, saved: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     step = run / "checkpoints" / "20"
-    names = [str(name) for name in files_of(step) if str(name) != COMMITTED]
+    names = [str(name) for name in files_of(step)]
     if not pairs_of_any:
         names = sorted(names, key=lambda name: (step / name).stat().st_size)[-3:]
     for first, second in itertools.combinations(names, 2):
@@ -153,8 +148,6 @@ def test_a_file_of_another_step_is_noticed(run: Path, saved: Path, caplog: pytes
     step = run / "checkpoints" / "20"
     older = files_of(run / "checkpoints" / "10")
     for name, other in zip(files_of(step), older, strict=True):
-        if str(name) == COMMITTED:
-            continue
         shutil.copyfile(run / "checkpoints" / "10" / other, step / name)
         if (step / name).read_bytes() == (saved / "checkpoints" / "20" / name).read_bytes():
             continue
@@ -191,7 +184,7 @@ def test_what_other_programs_load_is_checked_too(run: Path) -> None:
     """limba.load, convert and initial checkpoints end with the file's name, and never take an older step in silence."""
     step = checkpoints_of(run)[20]
     for name in files_of(run / "checkpoints" / "20"):
-        if str(name) in (COMMITTED, manifest.FILE):
+        if str(name) == manifest.FILE:
             continue
         path = step / str(name)
         content = path.read_bytes()
@@ -229,9 +222,9 @@ def test_a_step_that_was_set_aside_before_is_not_overwritten(run: Path) -> None:
 
 def test_if_none_is_whole_nothing_is_renamed(run: Path) -> None:
     for step in ("10", "20"):
-        delete(run / "checkpoints" / step / "state" / "_METADATA")
+        delete(run / "checkpoints" / step / "state" / "manifest.ocdbt")
     for _ in range(2):
-        with pytest.raises(InputError, match=r"the checkpoints \[10, 20\] .*\(step 20: state/_METADATA is missing"):
+        with pytest.raises(InputError, match=r"checkpoints \[10, 20\] .*\(step 20: state/manifest.ocdbt is missing"):
             restore(run)
         assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["10", "20"]
 
@@ -239,7 +232,7 @@ def test_if_none_is_whole_nothing_is_renamed(run: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (Exception("Encountered error while reading array index"), 10),  # as Orbax
+        (Exception("Encountered error while reading array index"), 10),
         (TypeError("'NoneType' object is not subscriptable"), 10),
         (EOFError(), 10),
         (RuntimeError("BadZipFile: File is not a zip file"), 10),

@@ -1,6 +1,5 @@
-"""A save is reported when it is committed; one that fails is tried again, goes elsewhere, or ends in one sentence."""
+"""A save is reported when it is committed; one that fails is tried again, or ends in one sentence."""
 
-import json
 import os
 import shutil
 import signal
@@ -11,20 +10,15 @@ import time
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
-from etils import epath
 
-from limba.config import CheckpointConfig, StorageError, optimizer_config
-from limba.formats.limba_checkpoint import COMMITTED, fallback_directory
+from limba.config import CheckpointConfig, RestartError, StorageError
+from limba.formats import limba_checkpoint
 from limba.sharding import preemption
 from limba.storage import manifest
 from limba.training.checkpoints import arrays, saver, step_directory
 from limba.training.checkpoints.directory import Checkpoints
-from limba.training.optimizer import make_optimizer
-from limba.training.state import TrainState
 from tests.training.checkpoints import states
 from tests.waiting import wait_until
 
@@ -79,13 +73,12 @@ def test_a_step_is_reported_once_and_only_when_it_is_committed(tmp_path: Path, m
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["6", "7"]
 
 
-def test_a_step_that_is_removed_before_it_is_reported_has_a_place(tmp_path: Path) -> None:
+def test_a_step_that_is_removed_before_it_is_reported_is_reported(tmp_path: Path) -> None:
     with opened(tmp_path, keep=1) as checkpoints:
         for step in (5, 6):
             start(checkpoints, step)
         checkpoints.wait()
         assert polled(checkpoints) == [5, 6] and checkpoints.steps() == [6]
-        assert [checkpoints.place(step) for step in (5, 6)] == [tmp_path / "checkpoints"] * 2
 
 
 def test_the_snapshot_is_of_its_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,38 +108,6 @@ def test_the_first_snapshot_is_made_in_the_memory_that_was_reserved(tmp_path: Pa
             start(checkpoints, step)
             checkpoints.wait()
         states.assert_is(checkpoints.restore_latest(states.abstract()), 6)
-
-
-def test_orbax_reads_what_is_saved(tmp_path: Path) -> None:
-    states.save(tmp_path, 5)
-    handlers = {"state": ocp.StandardCheckpointHandler(), "data": ocp.JsonCheckpointHandler()}
-    options = ocp.CheckpointManagerOptions(read_only=True)
-    directory = tmp_path / "checkpoints"
-    names = tuple(handlers)
-    with ocp.CheckpointManager(directory, item_names=names, item_handlers=handlers, options=options) as manager:
-        assert list(manager.all_steps()) == [5]
-        described = manager.item_metadata(5)["state"].tree["params"]["embedding"]
-        assert described.shape == (64, 32)
-        items = ocp.args.Composite(state=ocp.args.StandardRestore(states.abstract()), data=ocp.args.JsonRestore())
-        restored = manager.restore(5, args=items)
-    jax.tree.map(np.testing.assert_array_equal, restored["state"], states.state(5))
-    assert set(restored["data"]) >= {"task", "seed", "num_data_shards", "positions"}
-    assert (directory / "5" / COMMITTED).exists()
-
-
-@pytest.mark.parametrize("rule", ["adafactor", "adamw", "muon"])
-def test_the_tree_is_described_as_by_orbax(tmp_path: Path, rule: str) -> None:
-    params = {"encoder": {"layers": {"kernel": jnp.ones((2, 3, 4)), "scale": jnp.ones((2, 3))}}, "bias": jnp.ones(3)}
-    optimizer = make_optimizer(optimizer_config(rule, clip_global_norm=1.0), 10, "float16", average=0.9)
-    state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
-    with ocp.PyTreeCheckpointer() as theirs:
-        theirs.save(tmp_path / "theirs", state)
-    arrays.write_tree_metadata(epath.Path(tmp_path), state)
-    own, other = (json.loads((folder / "_METADATA").read_text()) for folder in (tmp_path, tmp_path / "theirs"))
-    for described in other["tree_metadata"].values():
-        described["value_metadata"].pop("write_shape", None)  # of an array that Orbax has written itself
-    assert list(own["tree_metadata"].items()) == list(other["tree_metadata"].items())
-    assert {name: other[name] for name in own} == own
 
 
 def test_large_shards_are_written_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,30 +203,6 @@ def test_a_save_that_fails_for_a_while_is_repeated(tmp_path: Path, caplog: pytes
         states.assert_is(checkpoints.restore_latest(states.abstract()), 20)
 
 
-def test_a_save_goes_to_the_fallback_and_is_restored_from_there(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run, other = tmp_path / "run", tmp_path / "other"
-    states.save(run, 10)
-    shutil.copytree(run, tmp_path / "whole")
-    with opened(run, fallback_dir=str(other), save_timeout_seconds=600.0) as checkpoints:
-        not_a_directory(run)
-        start(checkpoints, 20)
-        checkpoints.wait()  # as before a run ends: it does not try the first place for its ten minutes
-        assert polled(checkpoints) == [20]
-        place = fallback_directory(str(run), str(other))
-        assert checkpoints.place(20) == place
-    said = [record.message for record in caplog.records]
-    assert any("Step 20 is saved in" in each and "(File exists)" in each for each in said)
-    shutil.rmtree(run, ignore_errors=True)
-    (tmp_path / "whole").rename(run)
-    with opened(run, fallback_dir=str(other)) as checkpoints:
-        assert checkpoints.steps() == [10, 20]
-        states.assert_is(checkpoints.restore_latest(states.abstract()), 20)
-    with opened(tmp_path / "another" / "run", fallback_dir=str(other)) as checkpoints:  # of the same name
-        assert checkpoints.restore_latest(states.abstract()) is None
-
-
 def test_a_disk_without_room_is_found_before_the_first_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -302,7 +239,7 @@ def test_a_thread_that_is_lost_is_noticed_by_poll_and_by_wait(tmp_path: Path, mo
     monkeypatch.setattr(saver, "GRACE_SECONDS", 0.0)
     monkeypatch.setattr(saver, "AGREE_SECONDS", 0.0)
     may_end = threading.Event()
-    monkeypatch.setattr(saver.Saver, "_try_for", lambda *_: may_end.wait(30) and None)
+    monkeypatch.setattr(saver.Saver, "_reason_after_attempts", lambda *_: may_end.wait(30) and None)
     checkpoints = opened(tmp_path, save_timeout_seconds=0.3)
     start(checkpoints, 5)
     time.sleep(0.5)
@@ -315,7 +252,7 @@ def test_a_thread_that_is_lost_is_noticed_by_poll_and_by_wait(tmp_path: Path, mo
 def test_what_a_kill_left_is_cleared_at_the_next_start(tmp_path: Path) -> None:
     states.save(tmp_path, 10)
     directory = tmp_path / "checkpoints"
-    for name in ("20.orbax-checkpoint-tmp", "5.removed.orbax-checkpoint-tmp", "30.orbax-checkpoint-tmp-1795302681"):
+    for name in ("20.unfinished", "5.removed.unfinished", "30.orbax-checkpoint-tmp", "4.removed.orbax-checkpoint-tmp"):
         (directory / name / "state").mkdir(parents=True)
         (directory / name / "state" / "half").write_text("half")
     (directory / "7.broken").mkdir()
@@ -353,21 +290,52 @@ def test_all_of_a_step_is_on_the_disk_before_it_has_its_name(tmp_path: Path, mon
 def test_in_a_bucket_the_manifest_is_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no rename; until the manifest is there, no reader takes the step for a checkpoint."""
     monkeypatch.setattr(step_directory, "_is_bucket", lambda _: True)
-    monkeypatch.setattr(Path, "rename", lambda *_: pytest.fail("renamed"))
-    written, seen = step_directory.manifest.write, []
+    monkeypatch.setattr(os, "rename", lambda *_: pytest.fail("renamed"))
+    seen: list[str] = []
 
-    def write(directory: object, *others: object) -> None:
-        seen.extend(path.name for path in Path(str(directory)).rglob("*") if path.is_file())
-        written(directory, *others)
+    def note_files() -> None:
+        seen.extend(path.name for path in (tmp_path / "checkpoints").rglob("*") if path.is_file())
 
-    monkeypatch.setattr(step_directory.manifest, "write", write)
-    with opened(tmp_path, keep=1) as checkpoints:
-        for step in (5, 6):
-            start(checkpoints, step)
-    assert COMMITTED not in seen and manifest.FILE not in seen and "_METADATA" in seen
+    config = CheckpointConfig(save_timeout_seconds=MINUTE, keep=1)
+    with Checkpoints(str(tmp_path), config, states.DATA, may_commit=note_files) as checkpoints:
+        start(checkpoints, 5)
+        checkpoints.wait()
+        assert manifest.FILE not in seen and {"metadata", "manifest.ocdbt"} <= set(seen)
+        start(checkpoints, 6)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["6"]
     with opened(tmp_path) as checkpoints:
         states.assert_is(checkpoints.restore_latest(states.abstract()), 6)
+
+
+@pytest.mark.parametrize("in_bucket", [False, True])
+def test_a_step_is_not_committed_once_another_run_has_the_directory(
+    in_bucket: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after SIGSTOP in a save: this process goes on in the middle of it, and another one has the lease."""
+    states.save(tmp_path, 10)
+    if in_bucket:
+        monkeypatch.setattr(step_directory, "_is_bucket", lambda _: True)
+        monkeypatch.setattr(limba_checkpoint, "is_finished", lambda path: (path / manifest.FILE).exists())
+    successors: list[str] = []
+    merge = arrays.merge
+
+    def merge_late(folder: Path) -> None:
+        merge(folder)
+        successors.append("Another process trains in this directory now.")
+
+    def may_commit() -> None:
+        if successors:
+            raise RestartError(successors[0])
+
+    monkeypatch.setattr(arrays, "merge", merge_late)
+    checkpoints = Checkpoints(str(tmp_path), CheckpointConfig(), states.DATA, may_commit=may_commit)
+    start(checkpoints, 20)
+    with pytest.raises(RestartError, match="Another process trains in this directory now"):
+        checkpoints.wait()
+    assert list(limba_checkpoint.steps_in(checkpoints.directory)) == [10]
+    assert not caplog.records and len(successors) == 1  # it is not tried again
+    # What it has written stays, since the same names may be the successor's.
+    assert step_directory.working_directory(checkpoints.directory, 20).exists()
 
 
 # A save in a process of its own, whose limits are its own: files of at most some bytes, or a full file system.
