@@ -4,7 +4,6 @@ All processes save the same step. They meet in phases (`_phase`) whose outcome t
 them is a failure in all, and each phase has a limit.
 """
 
-import contextlib
 import json
 import logging
 import math
@@ -21,7 +20,7 @@ from limba.config import RestartError, StorageError
 from limba.sharding import preemption
 from limba.sharding.agreement import forget_texts, gather_texts
 from limba.storage.failures import limited, short_reason
-from limba.storage.files import free_bytes
+from limba.storage.files import free_bytes, make_folder
 from limba.storage.manifest import Entry
 from limba.training.checkpoints import step_directory
 from limba.training.checkpoints.arrays import Snapshot
@@ -235,8 +234,12 @@ class Saver:
 
         def cleared() -> bool:
             if jax.process_index() == 0 and time.monotonic() < self._stop_by:  # else the next start does it
-                with contextlib.suppress(StorageError):  # the directory is away, and not another run's
+                try:
                     self._may_commit()
+                except RestartError:  # what is there may be the other run's
+                    raise
+                except Exception:
+                    logger.debug("The lease cannot be read:", exc_info=True)
                 step_directory.clear_step(self.directory, step)
             return time.monotonic() < last_start and not self._abandoned.is_set()
 
@@ -253,6 +256,7 @@ class Saver:
 
         def opened() -> None:
             if is_first:
+                make_folder(self.directory)  # OSError where it is away, before anything else cannot be read
                 self._may_commit()
                 step_directory.open_step(self.directory, step, needed)
 

@@ -32,7 +32,7 @@ from limba.training.step import StepMetrics
 AVERAGED = ("loss", "cross_entropy", "accuracy")  # over the target tokens of all steps
 SIDES = ("inputs", "targets")  # of a row
 LINES_PER_COUNT = 1_000  # logged lines after which the counts of rows are recorded again
-PROGRAMS = ("limba", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "seqio", "tensorflow", "numpy", "libtpu")
+PROGRAMS = ("limba", "jax", "jaxlib", "flax", "optax", "tensorstore", "seqio", "tensorflow", "numpy", "libtpu")
 LAST = ("learning_rate", "gradient_norm", "parameter_norm", "update_norm")  # of the last step
 
 

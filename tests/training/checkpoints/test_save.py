@@ -1,5 +1,6 @@
 """A save is reported when it is committed; one that fails is tried again, or ends in one sentence."""
 
+import json
 import os
 import shutil
 import signal
@@ -16,7 +17,7 @@ import pytest
 from limba.config import CheckpointConfig, RestartError, StorageError
 from limba.formats import limba_checkpoint
 from limba.sharding import preemption
-from limba.storage import manifest
+from limba.storage import lease, manifest
 from limba.training.checkpoints import arrays, saver, step_directory
 from limba.training.checkpoints.directory import Checkpoints
 from tests.training.checkpoints import states
@@ -336,6 +337,57 @@ def test_a_step_is_not_committed_once_another_run_has_the_directory(
     assert not caplog.records and len(successors) == 1  # it is not tried again
     # What it has written stays, since the same names may be the successor's.
     assert step_directory.working_directory(checkpoints.directory, 20).exists()
+
+
+# Holds the lease, and saves a step whose arrays are merged when a line is read.
+HOLDING = """
+import sys
+from limba.config import CheckpointConfig, RestartError
+from limba.storage import lease
+from limba.training.checkpoints import arrays
+from limba.training.checkpoints.directory import Checkpoints
+from tests.training.checkpoints import states, test_save
+run = sys.argv[1]
+lease.BEAT_SECONDS = 0.2
+merge = arrays.merge
+def merge_when_told(folder):
+    print("merging", flush=True)
+    sys.stdin.readline()
+    merge(folder)
+arrays.merge = merge_when_told
+with lease.held(run, "trains in") as held:
+    checkpoints = Checkpoints(run, CheckpointConfig(), states.DATA, may_commit=held.check)
+    test_save.start(checkpoints, 20)
+    try:
+        checkpoints.wait()
+    except RestartError as error:
+        print("ENDED", error, flush=True)
+    print("STEPS", *checkpoints.directory.iterdir(), flush=True)
+"""
+
+
+def test_a_process_that_is_stopped_in_a_save_for_longer_than_its_lease_commits_nothing(tmp_path: Path) -> None:
+    """SIGSTOP; another host takes the directory over, whose lease is written here; SIGCONT."""
+    command = [sys.executable, "-c", HOLDING, str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, env=environment, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdin is not None and holder.stdout is not None
+        assert holder.stdout.readline() == "merging\n"
+        holder.send_signal(signal.SIGSTOP)
+        stopped = time.monotonic()
+        path = tmp_path / lease.FILE
+        owner = json.loads(path.read_text())
+        (tmp_path / "new").write_text(json.dumps({**owner, "token": "theirs", "host": "far", "boot": "another"}))
+        (tmp_path / "new").rename(path)
+        wait_until(lambda: time.monotonic() > stopped + 1.0)  # five heartbeats
+        holder.stdin.write("\n")
+        holder.stdin.flush()
+        holder.send_signal(signal.SIGCONT)
+        lines = holder.communicate(timeout=120)[0].splitlines()
+    assert lines[0].startswith("ENDED Another process trains in ") and "on far" in lines[0], lines
+    assert lines[1] == f"STEPS {tmp_path}/checkpoints/20.unfinished"
 
 
 # A save in a process of its own, whose limits are its own: files of at most some bytes, or a full file system.
