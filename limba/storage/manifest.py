@@ -73,8 +73,9 @@ def step_entries(directory: str | epath.Path, wanted: Callable[[str], bool] = la
     if "://" in str(root):
         for name, info in _Bucket(str(root)).listed().items():
             checksum = _checksum(info)
-            is_known = checksum is not None and info["size"] > SMALL_BYTES
-            found[name] = (info["size"], checksum) if is_known else None
+            found[name] = None
+            if checksum is not None and info["size"] > SMALL_BYTES:
+                found[name] = (info["size"], checksum)
     else:
         found = dict.fromkeys(names(root))
 

@@ -127,7 +127,7 @@ class Loop:
         self.guard = guard
         self.metrics = recent.metrics
         self.checkpoints = reader.checkpoints
-        self.best = Best(config, checkpoints.may_commit) if config.checkpoint.best_metric else None
+        self.best = Best(config, self.checkpoints.may_commit) if config.checkpoint.best_metric else None
         self.ahead = Ahead()
         self.turn = 0  # passes of the loop; a rewind changes only the step
         self.figures: dict[Literal["train", "validation", "text"], Figures] = {"train": {}, "validation": {}}

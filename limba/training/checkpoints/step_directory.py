@@ -86,10 +86,14 @@ def _commit(directory: epath.Path, step: int, listed: str, may_commit: Callable[
     _to_disk(work)
     may_commit()
     final = directory / str(step)
-    if final.exists():  # a run that went back before this step
-        remove_step(directory, step)
+    replaced = None
+    if final.exists():  # from before the run went back
+        replaced = _without_name(directory, step)
     work.rename(final)
     _sync(str(directory))
+    if replaced is not None:  # only now, since this may take a while
+        with contextlib.suppress(OSError):  # the next start removes it
+            replaced.rmtree()
 
 
 def copy_step(path: epath.Path, directory: epath.Path, may_commit: Callable[[], None]) -> None:
@@ -112,17 +116,22 @@ def copy_step(path: epath.Path, directory: epath.Path, may_commit: Callable[[], 
 
 def remove_step(directory: epath.Path, step: int) -> None:
     """Removes a step: first its name or its manifest, so that what is left of it is never taken for a checkpoint."""
-    path = directory / str(step)
-    if not _is_bucket(directory):
-        removed = directory / f"{step}.removed{UNFINISHED}"
-        if removed.exists():
-            removed.rmtree()
-        path = path.rename(removed)
-    _remove_files(path)
+    if _is_bucket(directory):
+        _remove_files(directory / str(step))
+    else:
+        _without_name(directory, step).rmtree()
+
+
+def _without_name(directory: epath.Path, step: int) -> epath.Path:
+    """Renames a step on a file system to what is no checkpoint; returns the new path."""
+    removed = directory / f"{step}.removed{UNFINISHED}"
+    if removed.exists():
+        removed.rmtree()
+    return (directory / str(step)).rename(removed)
 
 
 def _remove_files(path: epath.Path) -> None:
-    """Removes a step's directory, the manifest first, without which it is no checkpoint in a bucket."""
+    """Removes a directory of a step, the manifest first: in a bucket it is no checkpoint without it."""
     (path / manifest.FILE).unlink(missing_ok=True)
     path.rmtree()
 

@@ -1,6 +1,5 @@
 """A save is reported when it is committed; one that fails is tried again, or ends in one sentence."""
 
-import json
 import os
 import shutil
 import signal
@@ -250,6 +249,18 @@ def test_a_thread_that_is_lost_is_noticed_by_poll_and_by_wait(tmp_path: Path, mo
     may_end.set()
 
 
+def test_a_step_that_is_there_already_is_replaced(tmp_path: Path) -> None:
+    """As after a damaged step that could not be renamed."""
+    states.save(tmp_path, 10, 20)
+    with opened(tmp_path) as checkpoints:
+        checkpoints.save(20, states.state(21), {0: b"position 20"}, {"step": 20})
+        checkpoints.wait()
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["10", "20"]
+    with opened(tmp_path) as checkpoints:
+        restored = checkpoints.restore_latest(states.abstract())
+    jax.tree.map(np.testing.assert_array_equal, restored.state, states.state(21))
+
+
 def test_what_a_kill_left_is_cleared_at_the_next_start(tmp_path: Path) -> None:
     states.save(tmp_path, 10)
     directory = tmp_path / "checkpoints"
@@ -347,7 +358,7 @@ from limba.storage import lease
 from limba.training.checkpoints import arrays
 from limba.training.checkpoints.directory import Checkpoints
 from tests.training.checkpoints import states, test_save
-run = sys.argv[1]
+run, step = sys.argv[1], int(sys.argv[2])
 lease.BEAT_SECONDS = 0.2
 merge = arrays.merge
 def merge_when_told(folder):
@@ -357,37 +368,42 @@ def merge_when_told(folder):
 arrays.merge = merge_when_told
 with lease.held(run, "trains in") as held:
     checkpoints = Checkpoints(run, CheckpointConfig(), states.DATA, may_commit=held.check)
-    test_save.start(checkpoints, 20)
+    test_save.start(checkpoints, step)
     try:
         checkpoints.wait()
+        print("SAVED", flush=True)
     except RestartError as error:
         print("ENDED", error, flush=True)
-    print("STEPS", *checkpoints.directory.iterdir(), flush=True)
 """
 
 
-def test_a_process_that_is_stopped_in_a_save_for_longer_than_its_lease_commits_nothing(tmp_path: Path) -> None:
-    """SIGSTOP; another host takes the directory over, whose lease is written here; SIGCONT."""
-    command = [sys.executable, "-c", HOLDING, str(tmp_path)]
+def holding(run: Path, step: int) -> subprocess.Popen[str]:
+    """A process that holds the lease, and is in the middle of a save."""
+    command = [sys.executable, "-c", HOLDING, str(run), str(step)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
+    holder = subprocess.Popen(
         command, env=environment, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as holder:
-        assert holder.stdin is not None and holder.stdout is not None
-        assert holder.stdout.readline() == "merging\n"
-        holder.send_signal(signal.SIGSTOP)
+    )
+    assert holder.stdout is not None and holder.stdout.readline() == "merging\n"
+    return holder
+
+
+def test_a_process_that_is_stopped_in_a_save_for_longer_than_its_lease_commits_nothing(tmp_path: Path) -> None:
+    """SIGSTOP; another process takes the directory over; SIGCONT. The other one commits its own step."""
+    states.save(tmp_path, 10)
+    with holding(tmp_path, 20) as first:
+        first.send_signal(signal.SIGSTOP)
         stopped = time.monotonic()
-        path = tmp_path / lease.FILE
-        owner = json.loads(path.read_text())
-        (tmp_path / "new").write_text(json.dumps({**owner, "token": "theirs", "host": "far", "boot": "another"}))
-        (tmp_path / "new").rename(path)
-        wait_until(lambda: time.monotonic() > stopped + 1.0)  # five heartbeats
-        holder.stdin.write("\n")
-        holder.stdin.flush()
-        holder.send_signal(signal.SIGCONT)
-        lines = holder.communicate(timeout=120)[0].splitlines()
-    assert lines[0].startswith("ENDED Another process trains in ") and "on far" in lines[0], lines
-    assert lines[1] == f"STEPS {tmp_path}/checkpoints/20.unfinished"
+        (tmp_path / lease.FILE).rename(tmp_path / "aside")  # as another host does that has heard no heartbeat
+        with holding(tmp_path, 30) as second:
+            wait_until(lambda: time.monotonic() > stopped + 1.0)  # five heartbeats
+            first.send_signal(signal.SIGCONT)
+            (line,) = first.communicate("\n", timeout=120)[0].splitlines()
+            assert line.startswith("ENDED Another process "), line
+            assert second.communicate("\n", timeout=120)[0] == "SAVED\n"
+    with opened(tmp_path) as checkpoints:
+        assert checkpoints.steps() == [10, 30]
+        states.assert_is(checkpoints.restore_latest(states.abstract()), 30)
 
 
 # A save in a process of its own, whose limits are its own: files of at most some bytes, or a full file system.
