@@ -1,5 +1,6 @@
 """A save is reported when it is committed; one that fails is tried again, or ends in one sentence."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -350,7 +352,7 @@ def test_a_step_is_not_committed_once_another_run_has_the_directory(
     assert step_directory.working_directory(checkpoints.directory, 20).exists()
 
 
-# Holds the lease, and saves a step whose arrays are merged when a line is read.
+# Holds the lease; saves a step when a line is read, whose arrays are merged when another one is.
 HOLDING = """
 import sys
 from limba.config import CheckpointConfig, RestartError
@@ -367,6 +369,8 @@ def merge_when_told(folder):
     merge(folder)
 arrays.merge = merge_when_told
 with lease.held(run, "trains in") as held:
+    print("holding", flush=True)
+    sys.stdin.readline()
     checkpoints = Checkpoints(run, CheckpointConfig(), states.DATA, may_commit=held.check)
     test_save.start(checkpoints, step)
     try:
@@ -377,21 +381,33 @@ with lease.held(run, "trains in") as held:
 """
 
 
-def holding(run: Path, step: int) -> subprocess.Popen[str]:
-    """A process that holds the lease, and is in the middle of a save."""
+@contextlib.contextmanager
+def holding(run: Path, step: int) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds the lease, and has not looked at the checkpoints yet."""
     command = [sys.executable, "-c", HOLDING, str(run), str(step)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    holder = subprocess.Popen(
+    with subprocess.Popen(
         command, env=environment, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert holder.stdout is not None and holder.stdout.readline() == "merging\n"
-    return holder
+    ) as holder:
+        try:
+            assert holder.stdout is not None and holder.stdout.readline() == "holding\n"
+            yield holder
+        finally:
+            holder.kill()
+
+
+def begin_to_save(holder: subprocess.Popen[str]) -> None:
+    assert holder.stdin is not None and holder.stdout is not None
+    holder.stdin.write("\n")
+    holder.stdin.flush()
+    assert holder.stdout.readline() == "merging\n"
 
 
 def test_a_process_that_is_stopped_in_a_save_for_longer_than_its_lease_commits_nothing(tmp_path: Path) -> None:
     """SIGSTOP; another process takes the directory over; SIGCONT. The other one commits its own step."""
     states.save(tmp_path, 10)
     with holding(tmp_path, 20) as first:
+        begin_to_save(first)
         first.send_signal(signal.SIGSTOP)
         stopped = time.monotonic()
         (tmp_path / lease.FILE).rename(tmp_path / "aside")  # as another host does that has heard no heartbeat
@@ -400,6 +416,7 @@ def test_a_process_that_is_stopped_in_a_save_for_longer_than_its_lease_commits_n
             first.send_signal(signal.SIGCONT)
             (line,) = first.communicate("\n", timeout=120)[0].splitlines()
             assert line.startswith("ENDED Another process "), line
+            begin_to_save(second)
             assert second.communicate("\n", timeout=120)[0] == "SAVED\n"
     with opened(tmp_path) as checkpoints:
         assert checkpoints.steps() == [10, 30]
