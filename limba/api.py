@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from limba.storage.lease import held as held
     from limba.storage.servers import token as hub_token  # noqa: F401
     from limba.tool_registry import find as find_tool  # noqa: F401
-    from limba.training.checkpoints.save import size_text as size_text
+    from limba.training.checkpoints.step_directory import size_text as size_text
     from limba.training.metrics.flops import flops_per_sequence as flops_per_sequence
     from limba.training.metrics.records import duration as duration
 
@@ -129,7 +129,7 @@ NAMES = {  # name: where it is defined
     # the FLOPs of training on one sequence
     "flops_per_sequence": "limba.training.metrics.flops.flops_per_sequence",
     # a number of bytes in words
-    "size_text": "limba.training.checkpoints.save.size_text",
+    "size_text": "limba.training.checkpoints.step_directory.size_text",
     # a length of time in words
     "duration": "limba.training.metrics.records.duration",
     # points as a drawing of characters

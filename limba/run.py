@@ -71,13 +71,23 @@ def train(config: RunConfig, gin_text: str = "", callbacks: Callbacks | None = N
             if held:
                 held.check(config.checkpoint.save_timeout_seconds)
 
+        def may_commit() -> None:
+            """Raises RestartError if another run has model_dir; asked in the saving thread before a step is named."""
+            if held:
+                held.confirm()
+
         with end_of_run.uploading(config):
-            result = _train(config, gin_text, callbacks, mesh, check_lease)
+            result = _train(config, gin_text, callbacks, mesh, check_lease, may_commit)
         return end_of_run.deliver_all(config, result)
 
 
 def _train(
-    config: RunConfig, gin_text: str, callbacks: Callbacks | None, mesh: Mesh, check_lease: Callable[[], None]
+    config: RunConfig,
+    gin_text: str,
+    callbacks: Callbacks | None,
+    mesh: Mesh,
+    check_lease: Callable[[], None],
+    may_commit: Callable[[], None],
 ) -> Mapping[str, object]:
     # What is read, how its rows are dealt to the steps, and where that lets the run end.
     with together():
@@ -100,7 +110,7 @@ def _train(
     # Where it begins: resumed, initialized from an existing checkpoint, or new. The guard may go back there.
     sharding = batch_sharding(mesh)
     shards = placement.shards_of_this_process(sharding, config.data)
-    checkpoints = Checkpoints(config.model_dir, config.checkpoint, config.data, check_lease)
+    checkpoints = Checkpoints(config.model_dir, config.checkpoint, config.data, check_lease, may_commit)
     open_stream = functools.partial(open_stages, plan.stages, lengths, shards)
     new_state = functools.partial(first_state, config, model, optimizer, abstract)
     reader = RowReader(checkpoints, abstract, open_stream, new_state, has_epochs=config.data.num_epochs is not None)

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 from etils import epath
 
-from limba.config import InputError, RunConfig, StorageError, plain
+from limba.config import InputError, StorageError
 from limba.formats import limba_checkpoint
 from limba.storage import manifest
 from limba.storage.failures import short_reason
-from limba.storage.files import read_text, resolved
+from limba.storage.files import resolved
 
 
 def run(model_dir: str, how: str) -> int:
@@ -24,8 +24,7 @@ def run(model_dir: str, how: str) -> int:
     for path in checkpoints:
         is_damaged, text = verdict(path, how)
         has_damage = has_damage or is_damaged
-        is_inside = path != root and path.is_relative_to(root)  # a fallback_dir is elsewhere
-        name = path.relative_to(root) if is_inside else path
+        name = path if path == root else path.relative_to(root)
         print(f"{name}: {text}", flush=True)
     return 2 if has_damage else 0
 
@@ -46,25 +45,14 @@ def verdict(path: epath.Path, how: str) -> tuple[bool, str]:
 
 
 def _steps(root: epath.Path) -> Iterator[epath.Path]:
-    """Yields the checkpoints of a run, of its `best` and of its fallback_dir, and those that the run has set aside."""
+    """Yields the checkpoints of a run and of its `best`, and those that the run has set aside."""
     if root.name.isdigit() and root.parent.name == "checkpoints":
         yield root
         return
-    for directory in (root / "checkpoints", root / "best" / "checkpoints", *_fallback(root)):
+    for directory in (root / "checkpoints", root / "best" / "checkpoints"):
         yield from limba_checkpoint.steps_in(directory, with_files=True).values()
         if not directory.is_dir():
             continue
         for child in sorted(directory.iterdir()):
             if ".broken" in child.name:
                 yield child
-
-
-def _fallback(root: epath.Path) -> Iterator[epath.Path]:
-    """Yields the directory in which the run saves when its own cannot be written, where its config.json names one."""
-    if not (root / plain.FILE).exists():
-        return
-    config = plain.from_text(read_text(root / plain.FILE), str(root / plain.FILE))
-    if isinstance(config, RunConfig):
-        directory = limba_checkpoint.fallback_directory(config.model_dir, config.checkpoint.fallback_dir)
-        if directory is not None:
-            yield directory

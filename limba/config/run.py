@@ -67,13 +67,10 @@ class CheckpointConfig:
     # What is compared with a checkpoint's manifest before it is used: the checksum of every byte, or only the files'
     # names and sizes, which finds files that are missing or cut, and not a changed byte.
     verify: Annotated[str, choice("checksums", "sizes")] = "checksums"
-    fallback_dir: str | None = None  # where a checkpoint is saved if model_dir cannot be written any more
     save_timeout_seconds: PositiveFloat = 1800.0  # of one save, with all its attempts; also of one restore
 
     def __post_init__(self) -> None:
         kinds.check(self)
-        if self.fallback_dir is not None:
-            kinds.check_address(self.fallback_dir, "CheckpointConfig.fallback_dir", kinds.WRITABLE)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ A folder, or a model of the hub, becomes a Limba checkpoint by `import_folder`.
 """
 
 import dataclasses
-import functools
 import json
 import re
 import shutil
@@ -406,8 +405,7 @@ def write_start(folder: Path, network_arrays: Mapping[str, np.ndarray], model: M
             yield arrays.HostArray(path.replace("/", "."), shape, np.dtype(leaf.dtype), chunk, part)
 
     needed = arrays.num_bytes(abstract)
-    describe = functools.partial(arrays.write_tree_metadata, tree=abstract)
-    return write_checkpoint(folder, model, out, 0, needed, host_arrays(), describe)
+    return write_checkpoint(folder, model, out, 0, needed, host_arrays())
 
 
 def write_checkpoint(
@@ -417,17 +415,16 @@ def write_checkpoint(
     step: int,
     needed: int,
     host_arrays: Iterable[arrays.HostArray],
-    describe: Callable[[epath.Path], object],
 ) -> str:
     """Writes OUT/checkpoints/<step>, with its network and the vocabulary in `folder`; returns a sentence about them.
 
-    `needed` and `describe` are `write_step`'s. OUT has its name when it is complete.
+    `needed` bytes must be free. OUT has its name when it is complete.
     """
     writing = out.with_name(out.name + ".importing")
     shutil.rmtree(writing, ignore_errors=True)
     writing.mkdir(parents=True)
     data = position_item(DataConfig("imported", {"inputs": 1}, 1), {})  # no corpus has been read yet
-    write_step(epath.Path(writing / "checkpoints"), step, needed, host_arrays, describe, data)
+    write_step(epath.Path(writing / "checkpoints"), step, needed, host_arrays, data)
     (writing / "config.gin").write_text(network_gin(model))
     (writing / plain.FILE).write_text(plain.to_text(model))
     sentence = f"{out}/checkpoints/{step}, with its network in {out}/config.gin"

@@ -16,7 +16,7 @@ import numpy as np
 import tensorstore as ts
 from etils import epath
 
-from limba.config import InputError, ModelConfig, StorageError, plain, reason_of, without_credentials
+from limba.config import InputError, ModelConfig, RestartError, StorageError, plain, reason_of, without_credentials
 from limba.config.waiting import waiting
 from limba.data.vocabulary.files import copies_in
 from limba.formats import limba_checkpoint
@@ -26,7 +26,7 @@ from limba.inference.source import LIMBA, Source
 from limba.storage import lease, manifest
 from limba.storage.failures import is_passing, short_reason
 from limba.storage.files import resolved, write_whole
-from limba.training.checkpoints import arrays, save
+from limba.training.checkpoints import arrays, step_directory
 
 FILE = "merge.json"  # in the merged directory: which steps, with which weights
 WEIGHTS = ("uniform", "ema", "wsm")
@@ -163,12 +163,12 @@ def merge(parts: Sequence[Part], weighting: Weighting, out: str, texts: Mapping[
         stores = [arrays.opened(part.path / "state") for part in parts]
         _check_same(parts, stores)
         directory.mkdir(parents=True, exist_ok=True)
-        with lease.held(str(directory)):
+        with lease.held(str(directory)) as mine:
             if _is_there(directory, record):  # by another process, in the meantime
                 return f"{directory} has this average already."
             weights_or_none = None if weighting.name == "uniform" else weights
-            return _written(parts, stores, weights_or_none, directory, record, texts)
-    except (InputError, StorageError):
+            return _written(parts, stores, weights_or_none, directory, record, texts, mine.confirm)
+    except (InputError, StorageError, RestartError):
         raise
     except Exception as error:
         if is_passing(error) or isinstance(error, OSError):
@@ -242,6 +242,7 @@ def _written(
     directory: epath.Path,
     record: Json,
     texts: Mapping[str, str] | None,
+    may_commit: Callable[[], None],
 ) -> str:
     newest = parts[-1]
     step = newest.step
@@ -256,7 +257,6 @@ def _written(
     for name, text in {plain.FILE: plain.to_text(config), **(texts or {})}.items():
         write_whole(directory / name, text)
     checkpoints = directory / "checkpoints"
-    metadata = (newest.path / "state" / "_METADATA").read_text()
     needed = sum(math.prod(store.shape) * store.dtype.numpy_dtype.itemsize for store in stores[-1].values())
     blocks = [(name, block) for name, store in stores[-1].items() for block in blocks_of(store)]
     with Progress(len(blocks), 0, unit="block", what="merging") as progress:
@@ -267,7 +267,7 @@ def _written(
                 progress.update()
 
         data = limba_checkpoint.read_data(newest.path)
-        write_step(checkpoints, step, needed, merged(), lambda state: (state / "_METADATA").write_text(metadata), data)
+        write_step(checkpoints, step, needed, merged(), data, may_commit)
     counts = ", ".join(f"{part['step']:,} ({part['weight']:.3g})" for part in record["parts"])
     return f"{checkpoints / str(step)}: the average of steps {counts}; {directory / FILE} says so."
 
@@ -277,26 +277,23 @@ def write_step(
     step: int,
     needed: int,
     parts: Iterable[arrays.HostArray],
-    describe: Callable[[epath.Path], object],
     data: limba_checkpoint.DataItem,
+    may_commit: Callable[[], None] = lambda: None,
 ) -> None:
     """Writes `directory`/<step> of parts of arrays, about BLOCK_BYTES of them at a time.
 
-    `needed` bytes must be free, `describe` writes Orbax's description of the tree into a folder, and `data` is the item
-    of that name.
+    `needed` bytes must be free, `data` is the item of that name, and `may_commit` is `step_directory.commit_step`'s.
     """
-    save.open_step(directory, step, needed)
-    state = save.working_directory(directory, step) / "state"
+    step_directory.open_step(directory, step, needed)
+    state = step_directory.working_directory(directory, step) / "state"
     held = list[arrays.HostArray]()
     for part in parts:
         held.append(part)
         if sum(array.parts[0][1].nbytes for array in held) >= BLOCK_BYTES:
-            arrays.write_arrays(state, arrays.Snapshot(tuple(held), None, 0))
+            arrays.write_arrays(state, arrays.Snapshot(tuple(held), 0))
             held = []
-    arrays.write_arrays(state, arrays.Snapshot(tuple(held), None, 0))
-    arrays.merge(state)
-    describe(state)
-    save.commit_files(directory, step, data)
+    arrays.write_arrays(state, arrays.Snapshot(tuple(held), 0))
+    step_directory.commit_step(directory, step, data, {}, may_commit)
 
 
 def _merged(
@@ -317,7 +314,7 @@ def block_to_write(store: ts.TensorStore, block: tuple[slice, ...], part: np.nda
 
 
 def name_in_store(store: ts.TensorStore) -> str:
-    """Returns Orbax's name of an array."""
+    """Returns the name of an array in its store."""
     return store.spec().to_json()["kvstore"]["path"].rstrip("/")
 
 

@@ -74,17 +74,12 @@ def open_state(path: epath.Path) -> State:
 
 
 def write_cut_state(state: State, rows: np.ndarray, folder: Path, model: ModelConfig, out: Path) -> None:
-    """Writes OUT/checkpoints/<step> with these rows of a state's tables, all else as it is, and what describes it.
+    """Writes OUT/checkpoints/<step> with these rows of a state's tables, all else as it is.
 
     `model` is the network with so many rows, and `folder` holds the vocabulary. Arrays are copied some rows at a time.
     """
     needed = sum(math.prod(store.shape) * store.dtype.numpy_dtype.itemsize for store in state.stores.values())
-    tree = (state.path / "state" / "_METADATA").read_text()  # names no shapes
-
-    def describe(written: epath.Path) -> None:
-        (written / "_METADATA").write_text(tree)
-
-    write_checkpoint(folder, model, out, state.step, needed, _cut_blocks(state, rows), describe)
+    write_checkpoint(folder, model, out, state.step, needed, _cut_blocks(state, rows))
 
 
 def _cut_blocks(state: State, rows: np.ndarray) -> Iterator[arrays.HostArray]:

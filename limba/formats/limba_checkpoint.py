@@ -1,13 +1,12 @@
 """Limba's checkpoints under T5X's names: one array for each layer, read on demand, at most one stack in memory.
 
-`checkpoints/<step>/state` is Orbax's store: `params/encoder/layers/mlp/wo/kernel` with the layers on axis 0, and
-`opt_state/…`. Iteration goes stack by stack, so in this order every stack is read once. `data/metadata` is JSON: the
-data positions and the guard's notes.
+`checkpoints/<step>/state` is an OCDBT store of zarr arrays: `params/encoder/layers/mlp/wo/kernel` with the layers on
+axis 0, and `opt_state/…`. Iteration goes stack by stack, so in this order every stack is read once. `data/metadata` is
+JSON: the data positions and the guard's notes.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -19,15 +18,13 @@ from etils import epath
 
 from limba.config import InputError, StorageError
 from limba.formats.names import Arrays, Stored
-from limba.formats.t5x import StoredTree, orbax_leaves
+from limba.formats.t5x import StoredTree, stored_arrays
 from limba.storage import manifest
 from limba.storage.failures import short_reason
-from limba.storage.files import read_bytes, resolved
+from limba.storage.files import read_bytes
 
 _PARAMETERS = "params/"
 AVERAGE = re.compile(r"^opt_state/\d+/average/(.+)$")  # names the averaged parameter
-COMMITTED = "commit_success.txt"  # by which Orbax knows a finished checkpoint in a bucket
-UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of a directory that is being written or removed
 
 
 def is_own(path: epath.Path) -> bool:
@@ -57,28 +54,14 @@ def steps_in(directory: epath.Path, with_files: bool = False) -> dict[int, epath
 def is_finished(path: epath.Path) -> bool:
     """Returns whether the writing of a checkpoint has ended.
 
-    On a file system it has its name only then. In a bucket the manifest and Orbax's mark are the last files: either of
-    them is enough, since one that was lost later is damage.
+    On a file system it has its name only then. In a bucket the manifest is its last file.
     """
-    return path.is_dir() and ("://" not in str(path) or manifest.exists(path) or (path / COMMITTED).exists())
+    return path.is_dir() and ("://" not in str(path) or manifest.exists(path))
 
 
 def checkpoints_of(path: epath.Path) -> dict[int, epath.Path]:
     """Returns step -> directory of the finished checkpoints in a Limba run directory, oldest first."""
     return {step: folder for step, folder in steps_in(path / "checkpoints").items() if is_own(folder)}
-
-
-def fallback_directory(model_dir: str, fallback_dir: str | None) -> epath.Path | None:
-    """Returns where checkpoints are saved if `model_dir` cannot be written: a folder of fallback_dir for this run.
-
-    >>> str(fallback_directory("/runs/mine", "/other")).startswith("/other/mine-")
-    True
-    """
-    if fallback_dir is None:
-        return None
-    run = resolved(model_dir)
-    digest = hashlib.blake2b(str(run).encode(), digest_size=4).hexdigest()  # two runs may have the same name
-    return resolved(fallback_dir) / f"{run.name}-{digest}" / "checkpoints"
 
 
 class GuardNotes(TypedDict, total=False):
@@ -144,7 +127,7 @@ class LimbaCheckpoint(Arrays):
         if verify is not None:
             check_whole(self.path, verify)
         self.step = int(self.path.name)
-        self.tree = StoredTree(self.path, orbax_leaves(self.path / "state"))
+        self.tree = StoredTree(self.path, stored_arrays(self.path / "state"))
         self._held: tuple[str, np.ndarray] = ("", np.zeros(0))
         averages: dict[str, str] = {}  # a parameter -> the array with its average
         for name in self.tree:

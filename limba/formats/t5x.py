@@ -174,7 +174,7 @@ def open_checkpoint(path: str | epath.Path) -> StoredTree:
     if (path / "checkpoint").exists():
         return StoredTree(path, _legacy_leaves(path))
     if (path / "state" / "manifest.ocdbt").exists():
-        return StoredTree(path, orbax_leaves(path / "state"))
+        return StoredTree(path, stored_arrays(path / "state"))
     raise InputError(
         f"{path} is not a T5X checkpoint (no file 'checkpoint', no state/manifest.ocdbt); give a checkpoint_<step>."
     )
@@ -264,13 +264,13 @@ def _legacy_leaves(path: epath.Path) -> dict[str, np.ndarray | Json]:
     return leaves
 
 
-def orbax_leaves(path: epath.Path) -> dict[str, Json]:
-    """Returns the zarr arrays of an OCDBT store, whose names Orbax joins with dots."""
+def stored_arrays(path: epath.Path) -> dict[str, Json]:
+    """Returns the zarr arrays of an OCDBT store by their names, in which a dot stands for a slash."""
     base = {"driver": "ocdbt", "base": key_value_store(path)}
     try:
         keys = ts.KvStore.open(base).result().list().result()
     except (ValueError, OSError) as error:
-        raise InputError(f"{path} cannot be read as Orbax's store ({error}); copy the checkpoint again.") from error
+        raise InputError(f"{path} cannot be read as an OCDBT store ({error}); copy the checkpoint again.") from error
     names = sorted(key.decode().removesuffix("/.zarray") for key in keys if key.endswith(b"/.zarray"))
     if not names:
         raise InputError(f"{path} holds no arrays; copy the checkpoint again.")

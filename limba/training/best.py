@@ -21,8 +21,9 @@ COPIED_TO_BEST = ("config.gin", plain.FILE, "vocabulary.model")  # model_dir/bes
 class Best:
     """model_dir/best: a checkpoint, and best.json with the record, which a resumed run continues."""
 
-    def __init__(self, config: RunConfig):
+    def __init__(self, config: RunConfig, may_commit: Callable[[], None] = lambda: None):
         self._config = config
+        self._may_commit = may_commit  # as `Checkpoints` takes it
         self._run = epath.Path(config.model_dir)
         self.directory = self._run / "best"
         self._path = self.directory / "best.json"
@@ -87,7 +88,7 @@ class Best:
         """Saves the state, and waits for the commit: the record must name only steps that are complete."""
         if self._checkpoints is None:
             config = dataclasses.replace(self._config.checkpoint, keep=1)
-            self._checkpoints = Checkpoints(str(self.directory), config, self._config.data)
+            self._checkpoints = Checkpoints(str(self.directory), config, self._config.data, may_commit=self._may_commit)
         self._checkpoints.save(step, state, positions)
         self._checkpoints.wait()
         self._checkpoints.poll()

@@ -29,8 +29,6 @@ def check_run(config: RunConfig, mesh: Mesh) -> None:
     """Raises ConfigError for a directory that cannot be written, and choices that do not fit the mesh or memory."""
     for directory in (config.model_dir, f"{config.model_dir.rstrip('/')}/checkpoints"):
         check_writable(directory, "RunConfig.model_dir", config.model_dir)
-    if fallback := config.checkpoint.fallback_dir:
-        check_writable(fallback, "CheckpointConfig.fallback_dir", fallback)
     _check_microbatches(config, mesh.shape["data"] * mesh.shape["fsdp"])
     _check_memory(config)
     if is_first():

@@ -20,7 +20,7 @@ from limba.training.metrics.records import LOG
 from limba.training.start import Plan, write_config
 from limba.training.state import TrainState, count_parameters
 
-PROGRAMS = ("limba", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "seqio", "tensorflow", "numpy", "libtpu")
+PROGRAMS = ("limba", "jax", "jaxlib", "flax", "optax", "tensorstore", "seqio", "tensorflow", "numpy", "libtpu")
 
 
 def introduce(

@@ -128,7 +128,7 @@ class Loop:
         self.guard = guard
         self.metrics = recent.metrics
         self.checkpoints = reader.checkpoints
-        self.best = Best(config) if config.checkpoint.best_metric else None
+        self.best = Best(config, self.checkpoints.may_commit) if config.checkpoint.best_metric else None
         self.dispatch_limit = DispatchLimit()
         self.turn = 0  # passes of the loop; a rewind changes only the step
         self.figures: dict[Literal["train", "validation", "text"], Figures] = {"train": {}, "validation": {}}
@@ -285,4 +285,4 @@ class Loop:
         if wait:
             self.checkpoints.wait()
         for step in self.checkpoints.poll():
-            self.metrics.saved(step, self.checkpoints.place(step))
+            self.metrics.saved(step, self.checkpoints.directory)

@@ -238,12 +238,7 @@ def _dealing(config: RunConfig, task: Provider, seed: int) -> tuple[bool, Mappin
 
     A stage is identified by its task and its seed. In a run of only one stage all checkpoints belong to it.
     """
-    checkpoints: dict[int, epath.Path] = {}
-    fallback = limba_checkpoint.fallback_directory(config.model_dir, config.checkpoint.fallback_dir)
-    if fallback is not None:
-        checkpoints |= limba_checkpoint.steps_in(fallback)
-    # If a step is saved twice, the one in the run's own directory counts.
-    checkpoints |= limba_checkpoint.steps_in(epath.Path(config.model_dir) / "checkpoints")
+    checkpoints = limba_checkpoint.steps_in(epath.Path(config.model_dir) / "checkpoints")
     for step in sorted(checkpoints, reverse=True):
         try:
             # All shards of a checkpoint say the same about the stages, so any of them will do.

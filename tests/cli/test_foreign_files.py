@@ -150,7 +150,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "script of transformers": ("a.json", script),
     "run's config": ("run/config.json", lambda path: described(str(path.parent))),
     "run's manifest": ("run/checkpoints/9/manifest.json", lambda path: manifest.check(path.parent)),
-    "run's weights": ("run/checkpoints/9/state/_METADATA", lambda path: limba.load(str(path.parents[3]))),
+    "run's weights": ("run/checkpoints/9/state/manifest.ocdbt", lambda path: limba.load(str(path.parents[3]))),
     "recorded config": ("seed0/config.json", status),
     "figures": ("seed0/metrics.jsonl", status),
     "lease": ("seed0/lease", status),

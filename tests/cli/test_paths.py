@@ -77,7 +77,7 @@ FLAGS: dict[str, object] = {
 # Config field -> whether it takes gs://….
 FIELDS = {
     "DataConfig.vocabulary", "DataConfig.data_files", "DataConfig.skip", "DataConfig.cache_dir",
-    "CheckpointConfig.fallback_dir", "RunConfig.model_dir", "RunConfig.initial_checkpoint_path",
+    "RunConfig.model_dir", "RunConfig.initial_checkpoint_path",
     "DataConfig.replay_files",
 }  # fmt: skip
 

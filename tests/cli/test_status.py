@@ -170,7 +170,7 @@ def test_what_would_keep_the_next_start_from_working(
     device = tmp_path / "accel0"
     (step / "state").write_bytes(bytes(20_000_000))
     (step / "manifest.json").unlink()
-    manifest.write(step)
+    (step / manifest.FILE).write_text(manifest.text_of(step))
     device.write_text("")
     monkeypatch.setattr(processes, "TPU_DEVICES", (str(tmp_path / "accel*"),))
     program = "import sys; kept = open(sys.argv[1]); print('ready', flush=True); sys.stdin.read()"

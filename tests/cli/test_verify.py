@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 
 from limba.cli import main
-from limba.config import CheckpointConfig, DataConfig, RunConfig, plain
-from limba.formats.limba_checkpoint import fallback_directory
 from limba.storage import manifest
-from tests import tiny
 from tests.training.checkpoints import states
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,19 +77,6 @@ def test_a_step_under_the_name_of_another_is_named(
             "checkpoints/40: damaged: it is a file, not a folder",
         ]
     )
-
-
-def test_the_place_for_saves_that_fail_is_checked_too(
-    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = Path(shutil.copytree(saved, tmp_path / "run"))
-    checkpoint = CheckpointConfig(fallback_dir=str(tmp_path / "other"))
-    config = RunConfig(tiny.MODEL, DataConfig("t", {"inputs": 512}, batch_size=8), str(run), 10, checkpoint=checkpoint)
-    (run / plain.FILE).write_text(plain.to_text(config))
-    place = fallback_directory(str(run), str(tmp_path / "other"))
-    shutil.copytree(run / "checkpoints" / "20", place / "20")
-    status, lines, _ = verified(run, capsys)
-    assert status == 0 and lines[-1].startswith(f"{place}/20: whole (")
 
 
 def test_what_is_no_run_ends_with_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

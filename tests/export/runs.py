@@ -36,9 +36,10 @@ def write_run(directory, config, steps=(5,)):
     for step in steps:
         written[step] = arrays_of(config, step)
         tree = {"step": np.int32(step), "params": unflatten(stack_layers(written[step]))}
+        path = directory / "checkpoints" / str(step)
         with ocp.PyTreeCheckpointer() as checkpointer:
-            checkpointer.save(directory / "checkpoints" / str(step) / "state", tree)
-        manifest.write(directory / "checkpoints" / str(step), step=step)
+            checkpointer.save(path / "state", tree)
+        (path / manifest.FILE).write_text(manifest.text_of(path, step=step))
     return written
 
 

@@ -411,19 +411,20 @@ def test_bad_choices_are_one_sentence(tmp_path, vocabulary, legacy, monkeypatch)
     (legacy / "config.gin").write_text(T5X_GIN)
     shutil.rmtree(legacy / "checkpoint_3" / "target.decoder.layers_0.mlp.wo.kernel")
     refused("target/decoder/layers_0/mlp/wo/kernel", legacy)
-    state = run / "checkpoints" / "5" / "state"
+    step = run / "checkpoints" / "5"
+    state = step / "state"
     store = ts.KvStore.open({"driver": "ocdbt", "base": {"driver": "file", "path": f"{state}/"}}).result()
     name = "params.encoder.layers.mlp.wo.kernel/"
     store.delete_range(ts.KvStore.KeyRange(f"{name}0", f"{name}1")).result()
     refused("5 is damaged: state/manifest.ocdbt has", run, tmp_path / "new")
-    manifest.write(run / "checkpoints" / "5", step=5)  # as if it had been saved so
+    (step / manifest.FILE).write_text(manifest.text_of(step, step=5))  # as if it had been saved so
     refused("params/encoder/layers/mlp/wo/kernel has 0 of its 1 pieces", run, tmp_path / "new")
     store.delete_range(ts.KvStore.KeyRange(name, f"{name}~")).result()
-    manifest.write(run / "checkpoints" / "5", step=5)
+    (step / manifest.FILE).write_text(manifest.text_of(step, step=5))
     refused("has no encoder/layers_0/mlp/wo/kernel", run, tmp_path / "new")
     for file in state.rglob("d/*"):
         file.write_bytes(file.read_bytes()[:100])
-    manifest.write(run / "checkpoints" / "5", step=5)
+    (step / manifest.FILE).write_text(manifest.text_of(step, step=5))
     refused("run/checkpoints/5/state cannot be read", run, tmp_path / "new")
 
 

@@ -287,7 +287,7 @@ def test_an_interrupted_merge_is_repeated(saved: Path, tmp_path: Path, monkeypat
     out = tmp_path / "out"
     parts = parts_of([source(saved)], last=2)
     with monkeypatch.context() as patched:
-        patched.setattr(merging.save, "commit_files", lambda *_: (_ for _ in ()).throw(OSError(5, "gone")))
+        patched.setattr(merging.step_directory, "commit_step", lambda *_: (_ for _ in ()).throw(OSError(5, "gone")))
         with pytest.raises(StorageError, match="No average can be made now"):
             merging.merge(parts, Weighting(), str(out))
     assert checkpoints_of(epath.Path(out)) == {}

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.night
 SMALL_DISK = "30m"
 LARGER_DISK = "300m"
 SAVE_SECONDS = 6.0  # CheckpointConfig.save_timeout_seconds
-FALLBACK = 3 * TRAINED_STEPS  # steps between the checkpoints of the run that has another directory to turn to
 LONG = Setting(1, LONG_STEPS[1])
 SAVING = f"--gin.config.CheckpointConfig.save_timeout_seconds={SAVE_SECONDS}"
 SIZES = r"\b[MGk]i?B\b"
@@ -105,26 +104,6 @@ def test_withdrawn_rights_end_the_run_and_the_next_start(without_all_rights: lis
         checkpoints.chmod(0o755)
     promised = max(TRAINED_STEPS, start.promised(), second.promised())
     runs.check_resumes(directory, LONG, promised, steps=promised + MORE_STEPS)
-
-
-def test_without_rights_the_other_directory_is_written(without_all_rights: list[str], runs: Runs) -> None:
-    """The trial rights-withdrawn-fallback: CheckpointConfig.fallback_dir is given."""
-    directory = runs.trained(LONG, "rights")
-    other = runs.new("other")
-    extra = [SAVING, f"--gin.config.CheckpointConfig.fallback_dir='{other}'", f"--gin.CHECKPOINT_PERIOD={FALLBACK}"]
-    checkpoints = directory / "checkpoints"
-    last = FALLBACK + 10
-    words = {0: without_all_rights}
-    try:
-        with runs.training(directory, LONG, 2, steps=last, extra=extra, before=words) as start:
-            since = time.monotonic()
-            checkpoints.chmod(0o555)
-            codes = start.wait(END_SECONDS)
-    finally:
-        checkpoints.chmod(0o755)
-    runs.check(start, directory, codes, [{0}], since, str(other))
-    assert any(path.name.isdigit() for path in other.rglob("*")), "the other directory holds no step"
-    runs.check_resumes(directory, LONG, last, steps=last + MORE_STEPS, extra=extra)
 
 
 def test_checkpoints_that_are_moved_away_end_the_run(runs: Runs) -> None:

@@ -4,6 +4,7 @@ import json
 import random
 from pathlib import Path
 
+import google_crc32c
 import pytest
 
 from limba.storage import failures, manifest
@@ -16,7 +17,7 @@ def directory(tmp_path: Path) -> Path:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(numbers.randbytes(size))
-    manifest.write(tmp_path)
+    (tmp_path / manifest.FILE).write_text(manifest.text_of(tmp_path))
     return tmp_path
 
 
@@ -35,6 +36,22 @@ def test_a_whole_directory_has_nothing_to_say(directory: Path) -> None:
 def test_checksums_are_crc32c(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"123456789")
     assert manifest.entries(tmp_path) == {"file": (9, "e3069283")}  # the check value of RFC 3720
+
+
+@pytest.mark.core
+def test_a_file_that_ends_with_its_own_crc32c_is_told_from_another_of_its_size(tmp_path: Path) -> None:
+    """As the files of an OCDBT store do: crc32c is the same of all of them."""
+    step = tmp_path / "10"
+    step.mkdir()
+
+    def content(text: bytes) -> bytes:
+        return text + google_crc32c.value(text).to_bytes(4, "little")
+
+    (step / "manifest.ocdbt").write_bytes(content(b"of step 10"))
+    (step / manifest.FILE).write_text(manifest.text_of(step, step=10))
+    (step / "manifest.ocdbt").write_bytes(content(b"of step 20"))
+    assert manifest.entries(step)["manifest.ocdbt"] == (14, "48674bc7")  # whatever stands before the crc32c
+    assert manifest.check(step) == ["manifest.ocdbt has other bytes than when it was saved"]
 
 
 @pytest.mark.core
@@ -83,7 +100,7 @@ def test_a_manifest_that_is_junk_is_named(directory: Path, text: str) -> None:
 @pytest.mark.core
 def test_a_manifest_cannot_name_files_elsewhere(directory: Path) -> None:
     for name in ("../secret", "/etc/passwd", "a/../../b"):
-        manifest.write(directory, {name: (1, "00000000")})
+        (directory / manifest.FILE).write_text(manifest.text_of(directory, {name: (1, "00000000")}))
         assert manifest.check(directory) == ["manifest.json is damaged"]
 
 
@@ -99,7 +116,7 @@ def test_a_file_that_may_not_be_read_now_is_not_damage(directory: Path, monkeypa
     def refused(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(manifest, "entry", refused)
+    monkeypatch.setattr(manifest, "_digest", refused)
     with pytest.raises(PermissionError):
         manifest.check(directory)
 
@@ -109,7 +126,7 @@ def test_a_file_that_may_not_be_read_now_is_not_damage(directory: Path, monkeypa
 
     calls: list[str] = []
     monkeypatch.setattr(failures, "AGAIN_SECONDS", (0.0, 0.0))
-    monkeypatch.setattr(manifest, "entry", broken)
+    monkeypatch.setattr(manifest, "_digest", broken)
     found = manifest.check(directory)
     assert "state/small cannot be read (Input/output error)" in found and len(calls) == 3 * len(found)
 
@@ -118,11 +135,11 @@ def test_a_file_that_may_not_be_read_now_is_not_damage(directory: Path, monkeypa
 def test_a_step_is_known_by_its_manifest(directory: Path) -> None:
     """Its name may be a copy's. A manifest without a step fits every name."""
     directory /= "state"
-    manifest.write(directory, step=50)
+    (directory / manifest.FILE).write_text(manifest.text_of(directory, step=50))
     for name, found in (("50", []), ("70", ["manifest.json is that of step 50"]), ("70.broken", [])):
         directory = directory.rename(directory.parent / name)
         assert manifest.check(directory) == manifest.check(directory, "sizes") == found
-    manifest.write(directory)
+    (directory / manifest.FILE).write_text(manifest.text_of(directory))
     assert manifest.check(directory.rename(directory.parent / "90")) == []
 
 

@@ -24,7 +24,7 @@ from limba.config import (
 from limba.config.schedule import BRANCH_SHAPES
 from limba.formats import hub_models
 from limba.storage import manifest
-from limba.training.checkpoints import branches, save
+from limba.training.checkpoints import branches, step_directory
 from limba.training.checkpoints.branches import Branch
 from limba.training.checkpoints.directory import Checkpoints
 from limba.training.schedule import make_schedule
@@ -158,7 +158,7 @@ def test_an_interrupted_beginning_is_repeated(run: Path, tmp_path: Path, monkeyp
     branch = Branch(str(run), 40, 8, "linear")
     out = tmp_path / "out"
     with monkeypatch.context() as patched:
-        patched.setattr(save, "_name_step", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+        patched.setattr(step_directory, "_commit", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
         with pytest.raises(StorageError, match="checkpoints/40 cannot be copied to"):
             begin(branch, str(out))
     assert branches.chosen(str(run), [20, 40], 8, "linear", None, str(out)) == branch

@@ -1,12 +1,11 @@
 """The arrays of a training state: copied to the host, written, merged and read, each process its own shards.
 
-The files are Orbax's: zarr arrays in an OCDBT store for each process, `state/ocdbt.process_<i>`, which the first
-process merges into one. tensorstore writes and reads them here, so that a failure is an exception of the call that
-failed, and a thread that waits can be left. Orbax, and versions of Limba that saved with it, read them.
+The arrays are zarr arrays in an OCDBT store for each process, `state/ocdbt.process_<i>`, which the first process merges
+into one. tensorstore writes and reads them here, so that a failure is an exception of the call that failed, and a
+thread that waits can be left.
 """
 
 import functools
-import json
 import logging
 import math
 import re
@@ -24,7 +23,7 @@ from jaxtyping import PyTree
 
 from limba.config import InputError
 from limba.formats.limba_checkpoint import AVERAGE
-from limba.formats.t5x import orbax_leaves
+from limba.formats.t5x import stored_arrays
 from limba.sharding.mesh import leaf_name, named_leaves
 from limba.storage.files import key_value_store
 
@@ -39,11 +38,11 @@ OPTIONAL = re.compile(r"(?:^|/)(?:loss_scale_\w+$|average_updates$|average/)")
 CHUNK_BYTES = 1 << 26  # a larger shard is written as several chunks, which are compressed side by side
 BATCH_BYTES = 1 << 30  # of the arrays that are written, or read, at one time
 COPY_THREADS = 4  # a copy of one thread does not use all of the memory's speed
-# As Orbax writes them; the locks that tensorstore would take do not exist on every file system.
 OCDBT = {
     "config": {"max_inline_value_bytes": 1024, "max_decoded_node_bytes": 100_000_000, "manifest_kind": "single"},
     "assume_config": True,
 }
+# The locks that tensorstore would take do not exist on every file system.
 FILE_OPTIONS = {"file_io_locking": {"mode": "non_atomic"}}
 
 
@@ -51,7 +50,7 @@ FILE_OPTIONS = {"file_io_locking": {"mode": "non_atomic"}}
 class HostArray:
     """An array of the state, with what this process writes of it."""
 
-    name: str  # Orbax's: the keys, joined with dots
+    name: str  # in the store: the keys, joined with dots
     shape: tuple[int, ...]
     dtype: np.dtype
     chunk: tuple[int, ...]
@@ -63,7 +62,6 @@ class Snapshot:
     """A copy of a state in the host's memory, which later steps do not change."""
 
     arrays: tuple[HostArray, ...]
-    tree: PyTree  # the state's structure
     num_bytes: int  # of all processes
 
     @property
@@ -100,7 +98,7 @@ def take_snapshot(state: PyTree, memory: Sequence[np.ndarray] = ()) -> Snapshot:
         chunk = _chunk(leaf.sharding.shard_shape(leaf.shape), axis, number, leaf.dtype.itemsize)
         copied = tuple((part.index, next(copies)) for part in parts)
         arrays.append(HostArray(name, tuple(leaf.shape), np.dtype(leaf.dtype), chunk, copied))
-    return Snapshot(tuple(arrays), jax.tree.map(lambda _: True, state), num_bytes(state))
+    return Snapshot(tuple(arrays), num_bytes(state))
 
 
 def memory_for(abstract: PyTree) -> list[np.ndarray]:
@@ -238,24 +236,6 @@ def merge(directory: epath.Path) -> None:
     transaction.commit_sync()
 
 
-def write_tree_metadata(directory: epath.Path, tree: PyTree) -> None:
-    """Writes `_METADATA`, which describes a tree of arrays to Orbax; states without numbers are its value None."""
-    is_empty = lambda node: isinstance(node, tuple) and not node
-    described = dict[str, object]()
-    for path, leaf in jax.tree.leaves_with_path(tree, is_leaf=is_empty):
-        names = tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
-        kinds = [1 if isinstance(key, jax.tree_util.SequenceKey) else 2 for key in path]
-        described[str(names)] = {
-            "key_metadata": [{"key": name, "key_type": kind} for name, kind in zip(names, kinds, strict=True)],
-            "value_metadata": {
-                "value_type": "None" if is_empty(leaf) else "jax.Array",
-                "skip_deserialize": is_empty(leaf),
-            },
-        }
-    how = {"use_ocdbt": True, "use_zarr3": False, "store_array_data_equal_to_fill_value": True, "custom_metadata": None}
-    (directory / "_METADATA").write_text(json.dumps({"tree_metadata": described, **how}))
-
-
 Stores = Mapping[str, ts.TensorStore]
 
 
@@ -265,7 +245,7 @@ def opened(directory: epath.Path) -> Stores:
     ValueError for what is damaged.
     """
     try:
-        specs, context = orbax_leaves(directory), ts.Context()
+        specs, context = stored_arrays(directory), ts.Context()
     except InputError as error:  # to a run's own checkpoint it is damage, and no wrong input
         raise ValueError(str(error.__cause__ or error)) from error
     how = {"fill_missing_data_reads": False}

@@ -20,7 +20,7 @@ from limba.formats import limba_checkpoint
 from limba.storage import lease
 from limba.storage.failures import short_reason
 from limba.storage.files import read_text, resolved, write_whole
-from limba.training.checkpoints import save
+from limba.training.checkpoints import step_directory
 from limba.training.schedule import make_schedule
 from limba.training.skipped_batches import FILE as LEDGER_FILE
 from limba.training.start import FILE as ROWS_FILE
@@ -182,7 +182,7 @@ def begun(branch: Branch, config: RunConfig, texts: Mapping[str, str]) -> Iterat
     """
     directory = resolved(config.model_dir)
     directory.mkdir(parents=True, exist_ok=True)
-    with lease.held(str(directory)):
+    with lease.held(str(directory)) as mine:
         if not _steps_at(str(directory)):
             original = resolved(branch.run)
             there = _steps_at(branch.run)
@@ -199,7 +199,7 @@ def begun(branch: Branch, config: RunConfig, texts: Mapping[str, str]) -> Iterat
             for name, text in {plain.FILE: plain.to_text(config), **texts}.items():
                 write_whole(directory / name, text)
             try:
-                save.copy_step(there[branch.step], directory / "checkpoints")
+                step_directory.copy_step(there[branch.step], directory / "checkpoints", mine.confirm)
             except OSError as error:
                 raise StorageError(
                     f"{there[branch.step]} cannot be copied to {directory} ({short_reason(error)}); fix that, and"

@@ -1,7 +1,7 @@
 """The checkpoints of a run: a step holds the state and the data position, and is there only when all of it is.
 
 A run directory holds `checkpoints/<step>/` with the items `state` (the arrays) and `data` (JSON: the position of every
-logical data shard), and a manifest with the checksum of each file. Saving goes on in the background (`save.py`).
+logical data shard), and a manifest with the checksum of each file. Saving goes on in the background (`saver.py`).
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ import jax
 import numpy as np
 from etils import epath
 
-from limba.config import CheckpointConfig, ConfigError, DataConfig, InputError, StorageError
+from limba.config import CheckpointConfig, ConfigError, DataConfig, InputError, RestartError, StorageError
 from limba.config.waiting import waiting
 from limba.formats import limba_checkpoint
 from limba.sharding.agreement import gather_bytes, gather_texts, own_part, together
 from limba.sharding.mesh import named_leaves
 from limba.storage.failures import is_passing, limited, short_reason, twice
 from limba.storage.files import free_bytes
-from limba.training.checkpoints import arrays, save
-from limba.training.checkpoints.save import GRACE_SECONDS, Outcome, Saver, size_text
+from limba.training.checkpoints import arrays, step_directory
+from limba.training.checkpoints.saver import GRACE_SECONDS, Outcome, Saver
+from limba.training.checkpoints.step_directory import size_text
 from limba.training.state import TrainState
 
 Positions = Mapping[int, bytes]
@@ -60,22 +61,25 @@ class Checkpoints:
     """The checkpoints of one run directory. Use it as a context manager: on exit it waits for the last save."""
 
     def __init__(
-        self, model_dir: str, config: CheckpointConfig, data: DataConfig, check_lease: Callable[[], None] = lambda: None
+        self,
+        model_dir: str,
+        config: CheckpointConfig,
+        data: DataConfig,
+        check_lease: Callable[[], None] = lambda: None,
+        may_commit: Callable[[], None] = lambda: None,
     ):
         self.check_lease = check_lease  # RestartError if another run has taken over model_dir
+        self.may_commit = may_commit  # the same, asked in the saver's thread before a step gets its name
         self.directory = epath.Path(model_dir) / "checkpoints"
-        self._config, self._data = config, data
+        self._config = config
+        self._data = data
         self._name = str(self.directory).replace("/", "|")  # of what the processes exchange
-        self._fallback = limba_checkpoint.fallback_directory(model_dir, config.fallback_dir)
-        self._places = [self.directory] if self._fallback is None else [self.directory, self._fallback]
-        self._saver = Saver(self._name, self.directory, self._fallback, config.keep, config.save_timeout_seconds)
+        self._saver = Saver(self._name, self.directory, config.keep, config.save_timeout_seconds, may_commit)
         if jax.process_index() == 0:
-            for place in self._places:
-                save.clear_unfinished(place)
+            step_directory.clear_unfinished(self.directory)
         self._memory: Callable[[], Sequence[np.ndarray]] = tuple  # gives the memory of the next snapshot
         self._current: int | None = None  # the step that was saved or restored last
-        self._found: dict[int, epath.Path] = {}  # the steps, as this process last saw or wrote them
-        self._written: dict[int, epath.Path] = {}  # those that it wrote, also when they are removed again
+        self._steps: list[int] = []  # oldest first, as this process last saw or wrote them
         self._look()
 
     def __enter__(self) -> Checkpoints:
@@ -88,16 +92,12 @@ class Checkpoints:
         self._saver.abandon()
         try:
             self._saver.wait()
-        except StorageError as error:  # the run ends by another error
+        except (StorageError, RestartError) as error:  # the run ends by another error
             logger.warning("%s", error)
 
     def steps(self) -> list[int]:
         """Returns the saved steps, oldest first."""
-        return sorted(self._found)
-
-    def place(self, step: int) -> epath.Path:
-        """Returns the directory `checkpoints` that holds a step, or held it before newer ones took its place."""
-        return (self._written.get(step) or self._found[step]).parent
+        return list(self._steps)
 
     def save(
         self, step: int, state: TrainState, positions: Positions, notes: limba_checkpoint.Notes | None = None
@@ -117,8 +117,7 @@ class Checkpoints:
         memory = snapshot.memory if jax.default_backend() == "cpu" else ()  # elsewhere it is freed
         self._memory = lambda: memory
         data = {**position_item(_data_of(self._data, step), everywhere), "notes": notes or {}}
-        newest = max(self._found, default=None)
-        self._saver.start(step, snapshot, data, None if newest is None else (newest, self._found[newest].parent))
+        self._saver.start(step, snapshot, data, max(self._steps, default=None))
 
     def poll(self) -> list[int]:
         """Returns the steps whose commit has ended since the last call, the same in every process.
@@ -141,10 +140,9 @@ class Checkpoints:
     def _note(self, outcome: Outcome) -> None:
         if outcome.error is not None:
             raise outcome.error
-        self._found[outcome.step] = self._written[outcome.step] = outcome.directory / str(outcome.step)
-        beside = sorted(step for step, path in self._found.items() if path.parent == outcome.directory)
-        for step in beside[: -self._config.keep if self._config.keep else 0]:
-            del self._found[step]
+        self._steps = sorted({*self._steps, outcome.step})
+        if self._config.keep is not None:
+            self._steps = self._steps[-self._config.keep :]
 
     def check_space(self, abstract: TrainState) -> None:
         """Raises StorageError if not one checkpoint of this size fits on the disk; warns if not all that are kept do.
@@ -152,22 +150,26 @@ class Checkpoints:
         One more than are kept must fit, as an old one is removed when the new one is committed.
         """
         size = arrays.num_bytes(abstract)
-        free = [free_bytes(str(place)) for place in self._places]
-        if all(number is not None and number < size for number in free):
+        free = free_bytes(str(self.directory))
+        if free is None:
+            return
+        if free < size:
             raise StorageError(
-                f"A checkpoint takes {size_text(size)}, and {size_text(free[0] or 0)} are free in {self.directory};"
-                " make room, or give another RunConfig.model_dir."
+                f"A checkpoint takes {size_text(size)}, and {size_text(free)} are free in {self.directory}; make room,"
+                " or give another RunConfig.model_dir."
             )
         there = len(limba_checkpoint.steps_in(self.directory))
-        wanted = max(1, (self._config.keep or there + 1) + 1 - there)
-        if jax.process_index() == 0 and free[0] is not None and free[0] < wanted * size:
+        wanted = 1
+        if self._config.keep is not None:
+            wanted = max(1, self._config.keep + 1 - there)
+        if jax.process_index() == 0 and free < wanted * size:
             logger.warning(
                 "The checkpoints to come need %s (%d of %s), and %s are free in %s: make room, or lower"
                 " CheckpointConfig.keep.",
                 size_text(wanted * size),
                 wanted,
                 size_text(size),
-                size_text(free[0]),
+                size_text(free),
                 self.directory,
             )
 
@@ -187,19 +189,19 @@ class Checkpoints:
         another model, optimizer or data stream, or if none is whole; StorageError if the storage fails at the moment.
         """
         damaged: list[tuple[int, epath.Path, str]] = []
-        for step, place in self._listing():
-            restored, reason = self._restore(step, place, abstract, unpack)
+        for step, path in self._listing():
+            restored, reason = self._restore(step, path, abstract, unpack)
             if restored is not None:
                 self._current = step
                 self._set_aside(damaged, step)
-                self._note_unchecked(place)
+                self._note_unchecked(path)
                 return restored
-            damaged.append((step, place, reason))
+            damaged.append((step, path, reason))
         if damaged:
-            step, place, reason = damaged[0]
+            step, path, reason = damaged[0]
             if os.strerror(errno.EIO) in reason:  # a storage that is away gives it for all files
                 raise StorageError(
-                    f"The checkpoint {place} cannot be read ({reason}), nor an older one; nothing is changed. Mend"
+                    f"The checkpoint {path} cannot be read ({reason}), nor an older one; nothing is changed. Mend"
                     " that, and start the same command again."
                 )
             raise InputError(
@@ -216,44 +218,41 @@ class Checkpoints:
         """
         self._saver.wait()
         listing = self._listing()
-        place = next((place for other, place in listing if other == step), None)
-        restored, reason = (None, "it is gone")
-        if place is not None:
-            restored, reason = self._restore(step, place, abstract, unpack)
-        if restored is None:
+        path = dict(listing).get(step)
+        restored = None
+        reason = "it is gone"
+        if path is not None:
+            restored, reason = self._restore(step, path, abstract, unpack)
+        if path is None or restored is None:
             raise StorageError(
                 f"The checkpoint at step {step} in {self.directory}, to which the run goes back, cannot be read"
                 f" ({reason}); start the same command again."
             )
         self._current = step
         if jax.process_index() == 0:
-            for other, place in listing:
-                if other > step:
-                    save.set_aside(place, "rewound")
+            for later_step, later_path in listing:
+                if later_step > step:
+                    step_directory.set_aside(later_path, "rewound")
         self._shared("")
         self._look()
-        self._note_unchecked(self._found[step])
+        self._note_unchecked(path)
         return restored
 
     def _look(self) -> None:
-        """Lists the steps; where two places have the same one, the run directory's counts."""
-        self._found = {}
-        for place in reversed(self._places):
-            self._found |= limba_checkpoint.steps_in(place)
+        self._steps = [*limba_checkpoint.steps_in(self.directory)]
 
     def _listing(self) -> list[tuple[int, epath.Path]]:
         """Returns (step, path) of all checkpoints as the first process sees them, the newest first."""
-        found: list[tuple[int, str]] = []
+        steps: list[int] = []
         failure = ""
         try:
-            for place in self._places:
-                found += [(step, str(path)) for step, path in limba_checkpoint.steps_in(place, with_files=True).items()]
+            steps = [*limba_checkpoint.steps_in(self.directory, with_files=True)]
         except Exception as error:  # noqa: BLE001  raised below, by all processes
             failure = short_reason(error)
-        failure, found = json.loads(self._shared(json.dumps([failure, found]))[0])
+        failure, steps = json.loads(self._shared(json.dumps([failure, steps]))[0])
         if failure:
             raise StorageError(f"{self.directory} cannot be listed ({failure}); fix that, and start again.")
-        return [(step, epath.Path(path)) for step, path in sorted(found, key=lambda each: -each[0])]
+        return [(step, self.directory / str(step)) for step in sorted(steps, reverse=True)]
 
     def _shared(self, text: str) -> Sequence[str]:
         seconds = self._config.save_timeout_seconds + GRACE_SECONDS
@@ -354,7 +353,7 @@ class Checkpoints:
         """Renames damaged steps and says so. Only when another one is taken: a run that reads none changes none."""
         for step, path, reason in damaged if jax.process_index() == 0 else ():
             try:
-                outcome = f"is renamed to {save.set_aside(path).name}"
+                outcome = f"is renamed to {step_directory.set_aside(path).name}"
             except Exception as error:  # noqa: BLE001  a save of this step replaces it
                 outcome = f"cannot be renamed ({short_reason(error)})"
             logger.warning(

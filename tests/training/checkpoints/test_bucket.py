@@ -77,12 +77,10 @@ def test_each_object_of_the_newest_step_is_damaged_alone() -> None:
     answers = json.loads(done.stdout.splitlines()[-1])
     status, lines = answers.pop("whole")
     assert status == 0 and [line.partition(": whole")[0] for line in lines] == ["checkpoints/10", "checkpoints/20"]
-    assert len(answers) >= 3 * 7
+    assert len(answers) >= 3 * 6
     for case, (status, lines, step, said) in answers.items():
         name = case.rpartition(" ")[0]
-        if name == "commit_success.txt":  # Orbax's, and not in the manifest: it holds nothing of the run
-            assert (status, step) == (0, 20), case
-        elif case == "manifest.json deleted":  # a step without it was never committed
+        if case == "manifest.json deleted":  # a step without it was never committed
             assert (status, step) == (0, 10) or "manifest.json is missing" in " ".join(said + lines), case
         else:
             assert (status, step, len(said)) == (2, 10, 1), (case, lines, said)

@@ -1,5 +1,6 @@
 """Whatever happens to one file of the newest checkpoint: it is named in one line, and the one before is resumed."""
 
+import itertools
 import logging
 import shutil
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from limba.config import CheckpointConfig, DataConfig, InputError, StorageError
-from limba.formats.limba_checkpoint import COMMITTED, LimbaCheckpoint, checkpoints_of
+from limba.formats.limba_checkpoint import LimbaCheckpoint, checkpoints_of
 from limba.storage import manifest
 from limba.training.checkpoints import arrays, directory
 from limba.training.checkpoints.directory import Checkpoints, Restored
@@ -55,6 +56,14 @@ def junk(path: Path) -> None:
     path.write_bytes(bytes(range(256)) * (path.stat().st_size // 256) + b"j" * (path.stat().st_size % 256))
 
 
+def swap(first: Path, second: Path) -> None:
+    """Exchanges two files, or two folders."""
+    aside = first.with_name("aside")
+    first.rename(aside)
+    second.rename(first)
+    aside.rename(second)
+
+
 def files_of(step: Path) -> list[Path]:
     return [path.relative_to(step) for path in sorted(step.rglob("*")) if path.is_file()]
 
@@ -63,11 +72,8 @@ def test_a_step_has_every_kind_of_file(saved: Path) -> None:
     """The tests below walk them all."""
     kinds = {"/".join(part for part in path.parts if len(part) < 32) for path in files_of(saved / "checkpoints" / "20")}
     assert kinds == {
-        "_CHECKPOINT_METADATA",
-        COMMITTED,
         manifest.FILE,
         "data/metadata",
-        "state/_METADATA",
         "state/d",
         "state/manifest.ocdbt",
         "state/ocdbt.process_0/d",
@@ -81,8 +87,6 @@ def test_one_file_is_damaged_and_the_step_before_is_resumed(
 ) -> None:
     checkpoints = run / "checkpoints"
     for name in files_of(checkpoints / "20"):
-        if str(name) == COMMITTED:
-            continue  # Orbax's mark holds nothing of the run
         harm(checkpoints / "20" / name)
         caplog.clear()
         states.assert_is(restore(run), 10)
@@ -111,11 +115,76 @@ def test_a_step_under_the_name_of_another_is_passed_over(run: Path, caplog: pyte
     states.assert_is(restore(run), 40)
 
 
+def check_older_step_is_taken(run: Path, saved: Path, named: tuple[str, ...], caplog: pytest.LogCaptureFixture) -> None:
+    """Step 20 of `run` is set aside with one line, which names one of these files; then it is made whole again."""
+    caplog.clear()
+    states.assert_is(restore(run), 10)
+    (record,) = caplog.records
+    starts = tuple(f"The checkpoint at step 20 cannot be read ({name} " for name in named)
+    assert record.message.startswith(starts), (named, record.message)
+    for step in ("20.broken", "10"):
+        shutil.rmtree(run / "checkpoints" / step)
+    for step in ("10", "20"):
+        shutil.copytree(saved / "checkpoints" / step, run / "checkpoints" / step, dirs_exist_ok=True)
+
+
+@pytest.mark.parametrize(
+    "pairs_of_any", [pytest.param(True, marks=pytest.mark.night, id="any"), pytest.param(False, id="largest")]
+)
+def test_two_files_of_a_step_are_swapped_and_the_step_before_is_resumed(
+    pairs_of_any: bool, run: Path, saved: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    step = run / "checkpoints" / "20"
+    names = [str(name) for name in files_of(step)]
+    if not pairs_of_any:
+        names = sorted(names, key=lambda name: (step / name).stat().st_size)[-3:]
+    for first, second in itertools.combinations(names, 2):
+        swap(step / first, step / second)
+        check_older_step_is_taken(run, saved, (first, second), caplog)
+
+
+def test_a_file_of_another_step_is_noticed(run: Path, saved: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each file of step 20 is replaced by the file of step 10 that has its place there."""
+    step = run / "checkpoints" / "20"
+    older = files_of(run / "checkpoints" / "10")
+    for name, other in zip(files_of(step), older, strict=True):
+        shutil.copyfile(run / "checkpoints" / "10" / other, step / name)
+        if (step / name).read_bytes() == (saved / "checkpoints" / "20" / name).read_bytes():
+            continue
+        check_older_step_is_taken(run, saved, (str(name),), caplog)
+
+
+@pytest.mark.parametrize("item", ["state", "data"])
+def test_an_item_of_another_step_is_noticed(
+    item: str, run: Path, saved: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    step = run / "checkpoints" / "20"
+    shutil.rmtree(step / item)
+    shutil.copytree(run / "checkpoints" / "10" / item, step / item)
+    names = tuple(str(name) for name in files_of(saved / "checkpoints" / "20") if name.parts[0] == item)
+    check_older_step_is_taken(run, saved, names, caplog)
+
+
+def test_two_steps_are_swapped_and_the_one_before_them_is_resumed(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoints = run / "checkpoints"
+    swap(checkpoints / "10", checkpoints / "20")
+    with pytest.raises(InputError, match=r"\[10, 20\] .*\(step 20: manifest.json is that of step 10\)"):
+        restore(run)
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["10", "20"]  # nothing is renamed
+
+    states.save(run, 5)
+    states.assert_is(restore(run), 5)
+    assert [record.message[:60] for record in caplog.records] == [
+        "The checkpoint at step 20 cannot be read (manifest.json is t",
+        "The checkpoint at step 10 cannot be read (manifest.json is t",
+    ]
+
+
 def test_what_other_programs_load_is_checked_too(run: Path) -> None:
     """limba.load, convert and initial checkpoints end with the file's name, and never take an older step in silence."""
     step = checkpoints_of(run)[20]
     for name in files_of(run / "checkpoints" / "20"):
-        if str(name) in (COMMITTED, manifest.FILE):
+        if str(name) == manifest.FILE:
             continue
         path = step / str(name)
         content = path.read_bytes()
@@ -153,9 +222,9 @@ def test_a_step_that_was_set_aside_before_is_not_overwritten(run: Path) -> None:
 
 def test_if_none_is_whole_nothing_is_renamed(run: Path) -> None:
     for step in ("10", "20"):
-        delete(run / "checkpoints" / step / "state" / "_METADATA")
+        delete(run / "checkpoints" / step / "state" / "manifest.ocdbt")
     for _ in range(2):
-        with pytest.raises(InputError, match=r"the checkpoints \[10, 20\] .*\(step 20: state/_METADATA is missing"):
+        with pytest.raises(InputError, match=r"checkpoints \[10, 20\] .*\(step 20: state/manifest.ocdbt is missing"):
             restore(run)
         assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["10", "20"]
 
@@ -163,7 +232,7 @@ def test_if_none_is_whole_nothing_is_renamed(run: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (Exception("Encountered error while reading array index"), 10),  # as Orbax
+        (Exception("Encountered error while reading array index"), 10),
         (TypeError("'NoneType' object is not subscriptable"), 10),
         (EOFError(), 10),
         (RuntimeError("BadZipFile: File is not a zip file"), 10),

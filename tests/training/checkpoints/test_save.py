@@ -1,6 +1,6 @@
-"""A save is reported when it is committed; one that fails is tried again, goes elsewhere, or ends in one sentence."""
+"""A save is reported when it is committed; one that fails is tried again, or ends in one sentence."""
 
-import json
+import contextlib
 import os
 import shutil
 import signal
@@ -8,23 +8,19 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
-from etils import epath
 
-from limba.config import CheckpointConfig, StorageError, optimizer_config
-from limba.formats.limba_checkpoint import COMMITTED, fallback_directory
+from limba.config import CheckpointConfig, RestartError, StorageError
+from limba.formats import limba_checkpoint
 from limba.sharding import preemption
-from limba.storage import manifest
-from limba.training.checkpoints import arrays, save
+from limba.storage import lease, manifest
+from limba.training.checkpoints import arrays, saver, step_directory
 from limba.training.checkpoints.directory import Checkpoints
-from limba.training.optimizer import make_optimizer
-from limba.training.state import TrainState
 from tests.training.checkpoints import states
 from tests.waiting import wait_until
 
@@ -38,7 +34,7 @@ SHORT = 3.0  # for a save that cannot succeed
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second attempt follows the first at once: a busy machine has time for one in SHORT."""
-    monkeypatch.setattr(save, "FIRST_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(saver, "FIRST_PAUSE_SECONDS", 0.05)
 
 
 def repeated(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -79,13 +75,12 @@ def test_a_step_is_reported_once_and_only_when_it_is_committed(tmp_path: Path, m
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["6", "7"]
 
 
-def test_a_step_that_is_removed_before_it_is_reported_has_a_place(tmp_path: Path) -> None:
+def test_a_step_that_is_removed_before_it_is_reported_is_reported(tmp_path: Path) -> None:
     with opened(tmp_path, keep=1) as checkpoints:
         for step in (5, 6):
             start(checkpoints, step)
         checkpoints.wait()
         assert polled(checkpoints) == [5, 6] and checkpoints.steps() == [6]
-        assert [checkpoints.place(step) for step in (5, 6)] == [tmp_path / "checkpoints"] * 2
 
 
 def test_the_snapshot_is_of_its_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,38 +110,6 @@ def test_the_first_snapshot_is_made_in_the_memory_that_was_reserved(tmp_path: Pa
             start(checkpoints, step)
             checkpoints.wait()
         states.assert_is(checkpoints.restore_latest(states.abstract()), 6)
-
-
-def test_orbax_reads_what_is_saved(tmp_path: Path) -> None:
-    states.save(tmp_path, 5)
-    handlers = {"state": ocp.StandardCheckpointHandler(), "data": ocp.JsonCheckpointHandler()}
-    options = ocp.CheckpointManagerOptions(read_only=True)
-    directory = tmp_path / "checkpoints"
-    names = tuple(handlers)
-    with ocp.CheckpointManager(directory, item_names=names, item_handlers=handlers, options=options) as manager:
-        assert list(manager.all_steps()) == [5]
-        described = manager.item_metadata(5)["state"].tree["params"]["embedding"]
-        assert described.shape == (64, 32)
-        items = ocp.args.Composite(state=ocp.args.StandardRestore(states.abstract()), data=ocp.args.JsonRestore())
-        restored = manager.restore(5, args=items)
-    jax.tree.map(np.testing.assert_array_equal, restored["state"], states.state(5))
-    assert set(restored["data"]) >= {"task", "seed", "num_data_shards", "positions"}
-    assert (directory / "5" / COMMITTED).exists()
-
-
-@pytest.mark.parametrize("rule", ["adafactor", "adamw", "muon"])
-def test_the_tree_is_described_as_by_orbax(tmp_path: Path, rule: str) -> None:
-    params = {"encoder": {"layers": {"kernel": jnp.ones((2, 3, 4)), "scale": jnp.ones((2, 3))}}, "bias": jnp.ones(3)}
-    optimizer = make_optimizer(optimizer_config(rule, clip_global_norm=1.0), 10, "float16", average=0.9)
-    state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
-    with ocp.PyTreeCheckpointer() as theirs:
-        theirs.save(tmp_path / "theirs", state)
-    arrays.write_tree_metadata(epath.Path(tmp_path), state)
-    own, other = (json.loads((folder / "_METADATA").read_text()) for folder in (tmp_path, tmp_path / "theirs"))
-    for described in other["tree_metadata"].values():
-        described["value_metadata"].pop("write_shape", None)  # of an array that Orbax has written itself
-    assert list(own["tree_metadata"].items()) == list(other["tree_metadata"].items())
-    assert {name: other[name] for name in own} == own
 
 
 def test_large_shards_are_written_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,8 +173,8 @@ def test_a_save_that_fails_is_given_up_soon_where_the_run_is_asked_to_stop(
     by_signal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the loop waits for it, and cannot see the signal."""
-    monkeypatch.setattr(save, "STOP_SECONDS", 0.2)
-    monkeypatch.setattr(save, "QUIET_SECONDS", 0.1)
+    monkeypatch.setattr(saver, "STOP_SECONDS", 0.2)
+    monkeypatch.setattr(saver, "QUIET_SECONDS", 0.1)
     with (
         preemption.listening(ends=False),
         pytest.raises(StorageError, match="Step 20 cannot be saved"),
@@ -242,30 +205,6 @@ def test_a_save_that_fails_for_a_while_is_repeated(tmp_path: Path, caplog: pytes
         states.assert_is(checkpoints.restore_latest(states.abstract()), 20)
 
 
-def test_a_save_goes_to_the_fallback_and_is_restored_from_there(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run, other = tmp_path / "run", tmp_path / "other"
-    states.save(run, 10)
-    shutil.copytree(run, tmp_path / "whole")
-    with opened(run, fallback_dir=str(other), save_timeout_seconds=600.0) as checkpoints:
-        not_a_directory(run)
-        start(checkpoints, 20)
-        checkpoints.wait()  # as before a run ends: it does not try the first place for its ten minutes
-        assert polled(checkpoints) == [20]
-        place = fallback_directory(str(run), str(other))
-        assert checkpoints.place(20) == place
-    said = [record.message for record in caplog.records]
-    assert any("Step 20 is saved in" in each and "(File exists)" in each for each in said)
-    shutil.rmtree(run, ignore_errors=True)
-    (tmp_path / "whole").rename(run)
-    with opened(run, fallback_dir=str(other)) as checkpoints:
-        assert checkpoints.steps() == [10, 20]
-        states.assert_is(checkpoints.restore_latest(states.abstract()), 20)
-    with opened(tmp_path / "another" / "run", fallback_dir=str(other)) as checkpoints:  # of the same name
-        assert checkpoints.restore_latest(states.abstract()) is None
-
-
 def test_a_disk_without_room_is_found_before_the_first_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -281,7 +220,7 @@ def test_a_disk_without_room_is_found_before_the_first_save(
         monkeypatch.setattr("limba.training.checkpoints.directory.free_bytes", lambda _: size - 1)
         with pytest.raises(StorageError, match=r"A checkpoint takes \d+\.\d kB, and .* make room"):
             checkpoints.check_space(states.abstract())
-        monkeypatch.setattr(save, "free_bytes", lambda _: 100)
+        monkeypatch.setattr(step_directory, "free_bytes", lambda _: 100)
         start(checkpoints, 5)
         with pytest.raises(StorageError, match=r"\(only 100 bytes are free, and a checkpoint takes \d+"):
             polled(checkpoints)
@@ -299,10 +238,10 @@ def test_a_write_that_stands_still_has_a_limit(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_thread_that_is_lost_is_noticed_by_poll_and_by_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(save, "GRACE_SECONDS", 0.0)
-    monkeypatch.setattr(save, "AGREE_SECONDS", 0.0)
+    monkeypatch.setattr(saver, "GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(saver, "AGREE_SECONDS", 0.0)
     may_end = threading.Event()
-    monkeypatch.setattr(save.Saver, "_try_for", lambda *_: may_end.wait(30) and None)
+    monkeypatch.setattr(saver.Saver, "_reason_after_attempts", lambda *_: may_end.wait(30) and None)
     checkpoints = opened(tmp_path, save_timeout_seconds=0.3)
     start(checkpoints, 5)
     time.sleep(0.5)
@@ -312,10 +251,22 @@ def test_a_thread_that_is_lost_is_noticed_by_poll_and_by_wait(tmp_path: Path, mo
     may_end.set()
 
 
+def test_a_step_that_is_there_already_is_replaced(tmp_path: Path) -> None:
+    """As after a damaged step that could not be renamed."""
+    states.save(tmp_path, 10, 20)
+    with opened(tmp_path) as checkpoints:
+        checkpoints.save(20, states.state(21), {0: b"position 20"}, {"step": 20})
+        checkpoints.wait()
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["10", "20"]
+    with opened(tmp_path) as checkpoints:
+        restored = checkpoints.restore_latest(states.abstract())
+    jax.tree.map(np.testing.assert_array_equal, restored.state, states.state(21))
+
+
 def test_what_a_kill_left_is_cleared_at_the_next_start(tmp_path: Path) -> None:
     states.save(tmp_path, 10)
     directory = tmp_path / "checkpoints"
-    for name in ("20.orbax-checkpoint-tmp", "5.removed.orbax-checkpoint-tmp", "30.orbax-checkpoint-tmp-1795302681"):
+    for name in ("20.unfinished", "5.removed.unfinished", "30.orbax-checkpoint-tmp", "4.removed.orbax-checkpoint-tmp"):
         (directory / name / "state").mkdir(parents=True)
         (directory / name / "state" / "half").write_text("half")
     (directory / "7.broken").mkdir()
@@ -324,24 +275,153 @@ def test_what_a_kill_left_is_cleared_at_the_next_start(tmp_path: Path) -> None:
     assert sorted(path.name for path in directory.iterdir()) == ["10", "7.broken"]
 
 
+def test_all_of_a_step_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a power cut the step is whole, or has no name: fsync of each file and folder, then the rename."""
+    synced = set[int]()  # the numbers of files and folders, which stay when a folder above them is renamed
+    fsync, rename = os.fsync, os.rename
+    lacking = []
+    renamed = []
+
+    def fsync_noted(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    def rename_noted(source: str, target: str) -> None:
+        renamed.append(Path(target).name)
+        for place in [Path(source), *Path(source).rglob("*")]:
+            if place.stat().st_ino not in synced:
+                lacking.append(str(place.relative_to(source)))
+        synced.clear()
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync_noted)
+    monkeypatch.setattr(os, "rename", rename_noted)
+    states.save(tmp_path, 5)
+    assert (renamed, lacking) == (["5"], [])
+    assert (tmp_path / "checkpoints").stat().st_ino in synced  # which has the new name
+
+
 def test_in_a_bucket_the_manifest_is_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no rename; until the manifest is there, no reader takes the step for a checkpoint."""
-    monkeypatch.setattr(save, "_is_bucket", lambda _: True)
-    monkeypatch.setattr(Path, "rename", lambda *_: pytest.fail("renamed"))
-    written, seen = save.manifest.write, []
+    monkeypatch.setattr(step_directory, "_is_bucket", lambda _: True)
+    monkeypatch.setattr(os, "rename", lambda *_: pytest.fail("renamed"))
+    seen: list[str] = []
 
-    def write(directory: object, *others: object) -> None:
-        seen.extend(path.name for path in Path(str(directory)).rglob("*") if path.is_file())
-        written(directory, *others)
+    def note_files() -> None:
+        seen.extend(path.name for path in (tmp_path / "checkpoints").rglob("*") if path.is_file())
 
-    monkeypatch.setattr(save.manifest, "write", write)
-    with opened(tmp_path, keep=1) as checkpoints:
-        for step in (5, 6):
-            start(checkpoints, step)
-    assert COMMITTED not in seen and manifest.FILE not in seen and "_METADATA" in seen
+    config = CheckpointConfig(save_timeout_seconds=MINUTE, keep=1)
+    with Checkpoints(str(tmp_path), config, states.DATA, may_commit=note_files) as checkpoints:
+        start(checkpoints, 5)
+        checkpoints.wait()
+        assert manifest.FILE not in seen and {"metadata", "manifest.ocdbt"} <= set(seen)
+        start(checkpoints, 6)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["6"]
     with opened(tmp_path) as checkpoints:
         states.assert_is(checkpoints.restore_latest(states.abstract()), 6)
+
+
+@pytest.mark.parametrize("in_bucket", [False, True])
+def test_a_step_is_not_committed_once_another_run_has_the_directory(
+    in_bucket: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after SIGSTOP in a save: this process goes on in the middle of it, and another one has the lease."""
+    states.save(tmp_path, 10)
+    if in_bucket:
+        monkeypatch.setattr(step_directory, "_is_bucket", lambda _: True)
+        monkeypatch.setattr(limba_checkpoint, "is_finished", lambda path: (path / manifest.FILE).exists())
+    successors: list[str] = []
+    merge = arrays.merge
+
+    def merge_late(folder: Path) -> None:
+        merge(folder)
+        successors.append("Another process trains in this directory now.")
+
+    def may_commit() -> None:
+        if successors:
+            raise RestartError(successors[0])
+
+    monkeypatch.setattr(arrays, "merge", merge_late)
+    checkpoints = Checkpoints(str(tmp_path), CheckpointConfig(), states.DATA, may_commit=may_commit)
+    start(checkpoints, 20)
+    with pytest.raises(RestartError, match="Another process trains in this directory now"):
+        checkpoints.wait()
+    assert list(limba_checkpoint.steps_in(checkpoints.directory)) == [10]
+    assert not caplog.records and len(successors) == 1  # it is not tried again
+    # What it has written stays, since the same names may be the successor's.
+    assert step_directory.working_directory(checkpoints.directory, 20).exists()
+
+
+# Holds the lease; saves a step when a line is read, whose arrays are merged when another one is.
+HOLDING = """
+import sys
+from limba.config import CheckpointConfig, RestartError
+from limba.storage import lease, lease_places
+from limba.training.checkpoints import arrays
+from limba.training.checkpoints.directory import Checkpoints
+from tests.training.checkpoints import states, test_save
+run, step = sys.argv[1], int(sys.argv[2])
+lease_places.BEAT_SECONDS = 0.2
+lease_places.LEASE_SECONDS = 0.6
+merge = arrays.merge
+def merge_when_told(folder):
+    print("merging", flush=True)
+    sys.stdin.readline()
+    merge(folder)
+arrays.merge = merge_when_told
+with lease.held(run) as held:
+    print("holding", flush=True)
+    sys.stdin.readline()
+    checkpoints = Checkpoints(run, CheckpointConfig(), states.DATA, may_commit=held.confirm)
+    test_save.start(checkpoints, step)
+    try:
+        checkpoints.wait()
+        print("SAVED", flush=True)
+    except RestartError as error:
+        print("ENDED", error, flush=True)
+"""
+
+
+@contextlib.contextmanager
+def holding(run: Path, step: int) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds the lease, and has not looked at the checkpoints yet."""
+    command = [sys.executable, "-c", HOLDING, str(run), str(step)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, env=environment, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        try:
+            assert holder.stdout is not None and holder.stdout.readline() == "holding\n"
+            yield holder
+        finally:
+            holder.kill()
+
+
+def begin_to_save(holder: subprocess.Popen[str]) -> None:
+    assert holder.stdin is not None and holder.stdout is not None
+    holder.stdin.write("\n")
+    holder.stdin.flush()
+    assert holder.stdout.readline() == "merging\n"
+
+
+def test_a_process_that_is_stopped_in_a_save_for_longer_than_its_lease_commits_nothing(tmp_path: Path) -> None:
+    """SIGSTOP; another process takes the directory over; SIGCONT. The other one commits its own step."""
+    states.save(tmp_path, 10)
+    with holding(tmp_path, 20) as first:
+        begin_to_save(first)
+        first.send_signal(signal.SIGSTOP)
+        stopped = time.monotonic()
+        (tmp_path / lease.FILE).rename(tmp_path / "aside")  # as another host does that has heard no heartbeat
+        with holding(tmp_path, 30) as second:
+            wait_until(lambda: time.monotonic() > stopped + 1.0)  # five heartbeats
+            first.send_signal(signal.SIGCONT)
+            (line,) = first.communicate("\n", timeout=120)[0].splitlines()
+            assert line.startswith("ENDED Another process "), line
+            begin_to_save(second)
+            assert second.communicate("\n", timeout=120)[0] == "SAVED\n"
+    with opened(tmp_path) as checkpoints:
+        assert checkpoints.steps() == [10, 30]
+        states.assert_is(checkpoints.restore_latest(states.abstract()), 30)
 
 
 # A save in a process of its own, whose limits are its own: files of at most some bytes, or a full file system.
@@ -350,11 +430,11 @@ import logging, resource, sys
 logging.basicConfig(format="%(message)s", level=logging.WARNING)
 logging.getLogger("absl").setLevel(logging.ERROR)
 from limba.config import StorageError
-from limba.training.checkpoints import save
+from limba.training.checkpoints import saver
 from tests.training.checkpoints import states, test_save
 from pathlib import Path
 run, limit = Path(sys.argv[1]), int(sys.argv[2])
-save.FIRST_PAUSE_SECONDS = 0.05
+saver.FIRST_PAUSE_SECONDS = 0.05
 with test_save.opened(run, save_timeout_seconds=10.0) as checkpoints:
     if limit:
         import signal

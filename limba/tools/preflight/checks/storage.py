@@ -240,10 +240,7 @@ def _is_googles() -> bool:
 
 
 def _destinations(run: PlannedRun) -> Iterator[Line]:
-    """Yields whether the other directories and the destinations of the run can be written."""
-    fallback = run.config.checkpoint.fallback_dir
-    if fallback:
-        yield from _writable(run, fallback, "CheckpointConfig.fallback_dir")
+    """Yields whether the destinations of the run can be written."""
     destinations = run.check_destinations()
     if destinations:
         yield Line("ok", f"The model goes to {', '.join(destinations)} at the end.")
