@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from limba.config import kinds
 from limba.config.errors import ConfigError, require
@@ -33,6 +33,18 @@ class OptimizerConfig:
     frozen: tuple[str, ...] = ()  # patterns that frozen parameters' names begin with: 'encoder', '.*/relpos_bias'
     # patterns that names of parameters without weight decay begin with, beside scales and biases: '.*/relpos_bias'
     undecayed: tuple[str, ...] = ()
+
+    def __new__(cls, *values: object, **fields: object) -> Self:
+        """Raises ConfigError for a field that only a rule has: Python itself would only say that it is unexpected."""
+        for name in fields:
+            users = [each for each, rule in RULES.items() if name in rule.__dataclass_fields__]
+            if cls is OptimizerConfig and users and name not in cls.__dataclass_fields__:
+                raise ConfigError(
+                    f"OptimizerConfig.{name}",
+                    f"is a field of {' and '.join(users)}, and OptimizerConfig has those that every rule has; write"
+                    f" limba.optimizer_config({users[0]!r}, {name}={fields[name]!r}).",
+                )
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         kinds.check(self)

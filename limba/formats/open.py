@@ -129,7 +129,7 @@ def look_at(path: str) -> Opened | None:
 
     Raises InputError for a path that no file can have.
     """
-    if path.startswith(_HUB_ADDRESS):  # runs are kept elsewhere
+    if is_hub_address(path):  # runs are kept elsewhere
         return None
     root = resolved(path)
     if limba_checkpoint.is_own(root):
@@ -145,6 +145,11 @@ def look_at(path: str) -> Opened | None:
     if t5x_steps:
         return Opened(path, T5X, root, t5x_steps)
     return None
+
+
+def is_hub_address(path: str) -> bool:
+    """Returns whether a path is an address of files on the hub, where neither a run nor a model lies."""
+    return path.startswith(_HUB_ADDRESS)
 
 
 def is_on_hub(path: str) -> bool:
@@ -235,7 +240,7 @@ def no_step(step: int, path: str, steps: Iterable[int]) -> InputError:
 
 def _check_form(path: str) -> None:
     """Raises NoModelError for hf://… and for a checkpoint of Mesh TensorFlow, which the path alone tells."""
-    if path.startswith(_HUB_ADDRESS):
+    if is_hub_address(path):
         raise NoModelError(
             f"{path} is an address of files on the hub, and a model there has an id; give user/name, or"
             " user/name@revision."

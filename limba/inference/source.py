@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import re
 import sys
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from limba.data.vocabulary.published import PublishedVocabulary
     from limba.data.vocabulary.special_ids import SpecialIds
 
+logger = logging.getLogger(__name__)
+
 # Of which transformers makes a tokenizer.json.
 OTHER_VOCABULARIES = ("tokenizer.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
 
@@ -62,6 +65,7 @@ class Source:
     imports: tuple[str, ...] = ()  # modules that may be imported beside Limba's and those of tasks/
     length: int | None = None  # of a folder: the longest text that its files say it was trained with, in tokens
     fills_gaps: bool = False  # of a folder: its record says that the T5 has learned to fill gaps, and nothing else
+    ends_inputs: bool = False  # of a folder: its record says that the language model has learned pairs
     average: bool = True  # False: the weights as they were trained, also where the run evaluates their average
 
     def step_of(self, step: int | None) -> int:
@@ -130,9 +134,12 @@ def find(
     assert model is not None, "the files of each kind tell the network"
     length = None
     fills_gaps = False
+    ends_inputs = False
     if opened.kind == HUGGING_FACE:
         length = _length_beside(directory, model)
-        fills_gaps = _json_of(directory / huggingface.RECORD).get(huggingface.ONLY_FILLS_GAPS) is True
+        record = _json_of(directory / huggingface.RECORD)
+        fills_gaps = record.get(huggingface.ONLY_FILLS_GAPS) is True
+        ends_inputs = record.get(huggingface.ENDS_INPUTS) is True
     return Source(
         path=path,
         directory=directory,
@@ -145,6 +152,7 @@ def find(
         imports=tuple(allowed),
         length=length,
         fills_gaps=fills_gaps,
+        ends_inputs=ends_inputs,
     )
 
 
@@ -316,6 +324,29 @@ def only_fills_gaps(source: Source) -> bool:
     from limba.data.objectives.choice import has_only_gaps
 
     return has_only_gaps(task)
+
+
+def input_end_of(source: Source, special: SpecialIds) -> int | None:
+    """Returns the id that ends the inputs of a language model that learned pairs; None for any other model.
+
+    A run's task says it, and of a folder the record of its export. Where the task cannot be imported it is not known.
+    """
+    model = source.model
+    if not model.is_decoder_only or model.is_encoder:
+        return None
+    run = source.run
+    if run is None:
+        return special.end_of_row if source.ends_inputs else None
+    if run.data.objective is not None:  # rows of text
+        return None
+    try:
+        task = task_of(source)
+    except InputError as error:
+        logger.warning("Prompts are read without an end, whatever the model learned: %s", error)
+        return None
+    from limba.data.objectives.supervised import input_end_of
+
+    return input_end_of(task)
 
 
 def import_tasks(modules: Sequence[str], place: str, allowed: Sequence[str], directory: str) -> None:

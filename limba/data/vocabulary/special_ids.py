@@ -96,6 +96,7 @@ class SpecialIds:
     suppressed: tuple[int, ...] = ()  # are never written
     unsupported: tuple[str, ...] = ()  # rules of generation_config.json that Limba does not have
     passed_over: tuple[str, ...] = ()  # rules of the same file that change which text is found, and are not applied
+    input_end: int | None = None  # of a language model that learned pairs: what stands between an input and its target
     is_published: bool = False  # read from a folder for transformers; False: T5's layout, in which 0 is never text
 
     @property
@@ -139,6 +140,25 @@ class SpecialIds:
         after = self.after if ends else ()
         room = None if length is None else max(0, length - len(self.before) - len(after))
         return [*self.before, *ids[:room], *after]
+
+    def prompt(self, ids: Sequence[int], ends: bool = True) -> list[int]:
+        """Returns a text's ids as a language model reads them before it writes.
+
+        A model that learned pairs reads an input as its rows have it, with an end; any other one reads the template,
+        without `ends` the part before the text alone.
+
+        >>> SpecialIds(before=(0,)).prompt([7, 8]), SpecialIds(before=(0,), input_end=1).prompt([7, 8])
+        ([0, 7, 8], [0, 7, 8, 1])
+        """
+        if self.input_end is not None:
+            return [*self.before, *ids, self.input_end]
+        return self.framed(ids, ends=ends)
+
+    @property
+    def end_of_row(self) -> int | None:
+        """The id with which the data stream ends a language model's inputs and its targets."""
+        ids = self.target([])[len(self.before) :]
+        return ids[-1] if ids else None
 
     def target(
         self, ids: Sequence[int], length: int | None = None, ends: bool = True, follows: bool = False

@@ -92,6 +92,28 @@ class TokenizersVocabulary(Vocabulary):
                 found[number] = token.replace("\u2581", " ").encode()
         return found
 
+    def begins_word(self) -> list[bool]:
+        """Returns whether each id's piece begins a word, none where the pieces do not say it.
+
+        WordPiece marks the pieces that go on with one; other pieces begin one where they begin with white space. What
+        is a token beside the pieces begins none.
+        """
+        model = json.loads(self.tokenizer.to_str())["model"]
+        added = self.tokenizer.get_added_tokens_decoder()
+        found = [False] * self.vocab_size
+        if model.get("end_of_word_suffix"):  # which marks where a word ends
+            return found
+        if model["type"] == "WordPiece":
+            continues = model["continuing_subword_prefix"]
+            for piece, number in model["vocab"].items():
+                found[number] = not piece.startswith(continues) and number not in added
+            if self.unk_id is not None:  # a word that is not known
+                found[self.unk_id] = True
+            return found
+        for number, text in enumerate(self.piece_bytes()):
+            found[number] = text[:1].isspace() and number not in added
+        return found
+
     @property
     def _base_vocab_size(self) -> int:
         return max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
