@@ -51,7 +51,9 @@ def run(argv: Iterable[str]) -> None:
         config = read_config(directory)
     if not isinstance(config, RunConfig):
         raise InputError(f"{given.model} is an imported model, not a run; name the MODEL_DIR of a run.")
-    run_of = source.Source(given.model, directory, {}, source.LIMBA, config.model, config, imports=tuple(given.imports))
+    run_of = source.Source(
+        given.model, directory, {}, source.LIMBA, model=config.model, run=config, imports=tuple(given.imports)
+    )
     entries = ledger.entries_of(read_text(path), str(path))
     documents = list(_documents(run_of, entries, given.all_rows))
     lines = [json.dumps(document, ensure_ascii=False) + "\n" for document in documents]

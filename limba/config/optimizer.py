@@ -39,10 +39,12 @@ class OptimizerConfig:
         for name in fields:
             users = [each for each, rule in RULES.items() if name in rule.__dataclass_fields__]
             if cls is OptimizerConfig and users and name not in cls.__dataclass_fields__:
+                given = fields.get("name", values[0] if values else None)
+                rule_name = given if given in users else users[0]
                 raise ConfigError(
                     f"OptimizerConfig.{name}",
-                    f"is a field of {' and '.join(users)}, and OptimizerConfig has those that every rule has; write"
-                    f" limba.optimizer_config({users[0]!r}, {name}={fields[name]!r}).",
+                    f"is a field of {', '.join(users)}, and OptimizerConfig has those of all rules; write"
+                    f" limba.optimizer_config({rule_name!r}, {name}={fields[name]!r}).",
                 )
         return super().__new__(cls)
 

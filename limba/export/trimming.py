@@ -204,8 +204,7 @@ def opened(path: str, vocabulary: VocabularyName | None = None, weights: bool = 
             " open it with sentence-transformers, save it again, and trim that."
         )
     model = huggingface.model_config(Path(folder) / "config.json")
-    own = found.vocabulary()
-    return Source(path, folder, {0: folder}, HUGGING_FACE, model, None, own)
+    return Source(**vars(found), model=model, vocabulary=found.vocabulary_in_folder())
 
 
 def vocabulary_of(source: Source) -> Vocabulary:

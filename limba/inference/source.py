@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -27,10 +27,9 @@ from limba.formats.open import (
     HUGGING_FACE,
     LIMBA,
     T5X,
-    Kind,
+    Opened,
     VocabularyName,
     is_on_hub,
-    no_step,
     open_arrays,
     open_path,
     vocabulary_beside,
@@ -50,29 +49,18 @@ logger = logging.getLogger(__name__)
 OTHER_VOCABULARIES = ("tokenizer.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
 
 
-@dataclass(frozen=True)
-class Source:
-    """A model on disk; only its configuration has been read. `find` makes it."""
+@dataclass(frozen=True, kw_only=True)
+class Source(Opened):
+    """A model at a path, whose configuration has been read. `find` makes it."""
 
-    path: str  # as it was given
-    directory: epath.Path  # of the run, or the folder
-    steps: Mapping[int, epath.Path]  # step -> its checkpoint; a Hugging Face folder is step 0
-    kind: Kind  # LIMBA, T5X or HUGGING_FACE
     model: ModelConfig
     run: RunConfig | None = None  # None if only the network is known
     vocabulary: VocabularyName | None = None
-    best: epath.Path | None = None  # the best checkpoint, in a directory of its own
     imports: tuple[str, ...] = ()  # modules that may be imported beside Limba's and those of tasks/
     length: int | None = None  # of a folder: the longest text that its files say it was trained with, in tokens
     fills_gaps: bool = False  # of a folder: its record says that the T5 has learned to fill gaps, and nothing else
     ends_inputs: bool = False  # of a folder: its record says that the language model has learned pairs
     average: bool = True  # False: the weights as they were trained, also where the run evaluates their average
-
-    def step_of(self, step: int | None) -> int:
-        """Returns the step, or the newest one for None; InputError if the source has no such checkpoint."""
-        if step is not None and step not in self.steps:
-            raise no_step(step, self.path, self.steps)
-        return max(self.steps) if step is None else step
 
     def arrays(self, step: int | None) -> Arrays:
         """Returns the parameters at a step, None for `best`'s, by T5X's names: an array per layer, read on access.
@@ -123,7 +111,7 @@ def find(
     opened = open_path(path)
     directory = opened.directory
     if config is None:
-        config = opened.config()
+        config = opened.read_config()
         migrate = tool_registry.find("migrate") if opened.kind == T5X else None
         if migrate is not None:  # T5X's gin file beside it is read by a tool
             folders = (opened.newest, directory) if opened.is_checkpoint else (directory,)
@@ -141,14 +129,10 @@ def find(
         fills_gaps = record.get(huggingface.ONLY_FILLS_GAPS) is True
         ends_inputs = record.get(huggingface.ENDS_INPUTS) is True
     return Source(
-        path=path,
-        directory=directory,
-        steps=opened.steps,
-        kind=opened.kind,
+        **vars(opened),
         model=model,
         run=run,
         vocabulary=vocabulary or vocabulary_beside(directory, run),
-        best=opened.best,
         imports=tuple(allowed),
         length=length,
         fills_gaps=fills_gaps,
@@ -198,7 +182,7 @@ def described(path: str) -> tuple[ModelConfig, VocabularyName | None]:
     """
     if is_on_hub(path):
         opened = open_path(path, with_weights=False)
-        return huggingface.model_config(Path(opened.directory)), opened.vocabulary()
+        return huggingface.model_config(Path(opened.directory)), opened.vocabulary_in_folder()
     source = find(path)
     return source.model, source.vocabulary
 

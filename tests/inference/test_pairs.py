@@ -36,6 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> TrainedModel:
         {"targets": 64, "prefix": 40},
         batch_size=8,
         vocabulary="byte",
+        extra_ids=0,
         data_files={"train": str(corpus), "validation": str(corpus)},
         column={"inputs": "inputs", "targets": "targets"},
         prefix="tell: ",
