@@ -320,7 +320,12 @@ def as_stream(vocabulary: Vocabulary) -> Vocabulary:
             ends = tuple(special.target([])[len(special.before) :])
     elif end:
         ends = end  # of the inputs and of what the model writes
-    offset = 0 if _is_padding_alone(vocabulary, special, family, start) else 1
+    padding = vocabulary.pad_id
+    is_padding_text = padding is not None and trained.is_piece(padding)
+    if padding is not None and is_padding_text:
+        trained.read_as_text(padding)
+    is_padding_alone = not is_padding_text and _is_padding_alone(vocabulary, special, family, start)
+    offset = 0 if is_padding_alone else 1
     if not offset and family.is_decoder_only and not family.is_encoder:
         begins = ()  # a row's start is its padding
     return StreamVocabulary(
@@ -333,19 +338,21 @@ def as_stream(vocabulary: Vocabulary) -> Vocabulary:
         ends=ends,
         start=start,
         is_one_sequence=family.is_decoder_only,
-        never_text=_never_text(vocabulary, special),
+        never_text=_never_text(vocabulary, special, is_padding_text),
     )
 
 
-def _never_text(vocabulary: PublishedVocabulary, special: SpecialIds) -> frozenset[int]:
+def _never_text(vocabulary: PublishedVocabulary, special: SpecialIds, is_padding_text: bool) -> frozenset[int]:
     """Returns the ids as which no text is read: special tokens, sentinels, and those with a role.
 
-    The unknown piece is one of them only where it stands around a text too, as GPT-2's end does.
+    The unknown piece is one of them only where it stands around a text too, as GPT-2's end does. So it is with a piece
+    of text that a folder names as its padding, such as "!".
     """
     added = vocabulary.tokenizer.get_added_tokens_decoder().items()
     found = {number for number, token in added if token.special}
     found |= {*vocabulary.ids.values(), *sentinel_table(vocabulary)}
-    return frozenset((found - {vocabulary.unk_id}) | {*special.around})
+    text = {vocabulary.unk_id, vocabulary.pad_id if is_padding_text else None}
+    return frozenset((found - text) | {*special.around})
 
 
 def _is_padding_alone(vocabulary: PublishedVocabulary, special: SpecialIds, family: Family, start: int) -> bool:

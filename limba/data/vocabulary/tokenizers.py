@@ -92,6 +92,21 @@ class TokenizersVocabulary(Vocabulary):
                 found[number] = token.replace("\u2581", " ").encode()
         return found
 
+    def is_piece(self, number: int) -> bool:
+        """Returns whether text is cut into this token, also where the name of a special token is plain text.
+
+        A token such as <pad> may stand among the pieces too: no merge of BPE gives it, and SentencePiece has no
+        probability of it, but 0.0 in the place of a logarithm below 0.
+        """
+        name = self.tokenizer.id_to_token(number)
+        model = json.loads(self.tokenizer.to_str())["model"]
+        if model["type"] == "BPE":
+            merges = ("".join(each) if isinstance(each, list) else each.replace(" ", "") for each in model["merges"])
+            return name in model["vocab"] and (len(name) == 1 or name in merges)
+        if model["type"] == "Unigram":
+            return any(piece == name and score < 0 for piece, score in model["vocab"])
+        return name in model["vocab"] and number in self.encode(name)
+
     def begins_word(self) -> list[bool]:
         """Returns whether each id's piece begins a word, none where the pieces do not say it.
 
