@@ -324,7 +324,11 @@ class TrainedModel:
 
     def _prompt(self, text: str) -> str:
         """Returns a text as a language model reads it; as the input of a pair it has the task's prefix."""
-        return self.prefix + text if self.answers else text
+        return self.prefix + text if self.answers and text else text
+
+    def _special_before(self, inputs: str) -> SpecialIds:
+        """Returns the ids around an input before a target that is scored; without an input the target is a text."""
+        return self.special_ids if inputs else dataclasses.replace(self.special_ids, input_end=None)
 
     def generate(self, texts: Sequence[str], **fields: Unpack[GenerationFields]) -> list[str]:
         """Returns the text that the model generates for each input.
@@ -442,8 +446,8 @@ class TrainedModel:
     def score(self, pairs: Sequence[tuple[str, str]], num_rows: int | None = None) -> list[Score]:
         """Returns how likely the model finds each (input, target): ln p(target | input), tokens, bits per byte.
 
-        The target includes its end of sequence. The input of a language model is a prompt and may be empty; one that
-        learned pairs reads it as `tokenize` has it. A T5's
+        The target includes its end of sequence. The input of a language model is a prompt and may be empty: it scores
+        the target as a text of its own then. One that learned pairs reads an input as `tokenize` has it. A T5's
         target that is longer than the model reads is cut, with a warning, and scored as far as it was read. A batch has
         `num_rows` pairs, by default `batch_size`.
         """
@@ -479,8 +483,7 @@ class TrainedModel:
     def log_likelihoods(self, pairs: Sequence[tuple[str, str]], ends: bool = True) -> Float[np.ndarray, " N"]:
         """Returns ln p(target | input) of whole texts: as `score`, but nothing is truncated and no prefix is added.
 
-        Of an empty input a language model that learned pairs scores the target as a text of its own. `ends`: the target
-        includes its end of sequence. For an encoder see `pseudo_likelihood.pseudo_log_likelihoods`.
+        `ends`: the target includes its end of sequence. For an encoder see `pseudo_likelihood.pseudo_log_likelihoods`.
         """
         from limba.inference.pseudo_likelihood import pseudo_log_likelihoods
         from limba.inference.scoring import log_likelihoods
@@ -498,8 +501,7 @@ class TrainedModel:
         read = read_before if follows else input_ids
         ids = []
         for inputs, targets in pairs:
-            of_input = dataclasses.replace(special, input_end=None) if not inputs else special
-            read_ids = read(whole_letters(inputs), vocabulary, of_input)
+            read_ids = read(whole_letters(inputs), vocabulary, self._special_before(inputs))
             written_ids = target_ids(whole_letters(targets), vocabulary, special, ends=ends, follows=follows)
             ids.append((read_ids, written_ids))
         return log_likelihoods(network, self.params, self.mesh, ids, self.batch_size, self.reads_prefix, special)
@@ -530,7 +532,7 @@ class TrainedModel:
         special = self.special_ids
         target = whole_letters(targets)
         if self.network.config.is_decoder_only:
-            read = read_before(self._prompt(whole_letters(inputs)), vocabulary, special)
+            read = read_before(self._prompt(whole_letters(inputs)), vocabulary, self._special_before(inputs))
             return read, target_ids(target, vocabulary, special, follows=True)
         return self.tokenize(inputs), target_ids(target, vocabulary, special, self.lengths["targets"])
 
