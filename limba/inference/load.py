@@ -51,7 +51,7 @@ FORMATS = ("huggingface", "flax", "t5x")
 POOLINGS = ("mean", "first", "last", "max", "mean_sqrt_len", "weighted_mean")  # of hidden states, for `encode`
 INTERNAL = (  # what commands use of a model; tab completion does not show it
     "source", "network", "mesh", "tokenizer", "task", "reads_prefix", "rows", "written", "segment_writer",
-    "logits_of_ids", "pair_ids", "num_cut", "only_fills_gaps",
+    "logits_of_ids", "pair_ids", "num_cut", "only_fills_gaps", "answers",
 )  # fmt: skip
 
 logger = logging.getLogger(__name__)
