@@ -58,12 +58,13 @@ def _applied(task: Task, steps: list[Step], dataset: Dataset, lengths: Mapping[s
         for step in group:
             known = inspect.signature(step).parameters
             given = {name: value for name, value in arguments.items() if name in known}
-            before = _before_each_side(task) if objective_of(step) else ()
-            if before and lengths is not None:
+            before = _before_each_side(task)
+            if not before or objective_of(step) is None:
+                dataset = step(dataset, **given)
+                continue
+            if lengths is not None:
                 given["sequence_length"] = {name: length - len(before) for name, length in lengths.items()}
-            dataset = step(dataset, **given)
-            if before:
-                dataset = _beginning_with(before, dataset)
+            dataset = _beginning_with(before, step(dataset, **given))
     return dataset
 
 
