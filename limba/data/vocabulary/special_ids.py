@@ -338,19 +338,23 @@ def as_stream(vocabulary: Vocabulary) -> Vocabulary:
         ends=ends,
         start=start,
         is_one_sequence=family.is_decoder_only,
-        never_text=_never_text(vocabulary, special, is_padding_text),
+        never_text=_never_text(vocabulary, special, family, is_padding_text),
     )
 
 
-def _never_text(vocabulary: PublishedVocabulary, special: SpecialIds, is_padding_text: bool) -> frozenset[int]:
-    """Returns the ids as which no text is read: special tokens, sentinels, and those with a role.
+def _never_text(
+    vocabulary: PublishedVocabulary, special: SpecialIds, family: Family, is_padding_text: bool
+) -> frozenset[int]:
+    """Returns the ids as which no text is read: special tokens, a T5's sentinels, and those with a role.
 
     The unknown piece is one of them only where it stands around a text too, as GPT-2's end does. So it is with a piece
     of text that a folder names as its padding, such as "!".
     """
     added = vocabulary.tokenizer.get_added_tokens_decoder().items()
     found = {number for number, token in added if token.special}
-    found |= {*vocabulary.ids.values(), *sentinel_table(vocabulary)}
+    found |= {*vocabulary.ids.values()}
+    if not family.is_decoder_only:
+        found |= {*sentinel_table(vocabulary)}
     text = {vocabulary.unk_id, vocabulary.pad_id if is_padding_text else None}
     return frozenset((found - text) | {*special.around})
 
