@@ -136,7 +136,7 @@ def complete(source: Source) -> Continued | None:
 def _path_in(source: Source) -> str | None:
     """Returns the path of the model, None where it is not given; ConfigError for a value that is not a path."""
     value = _value_of(source, PATH, "config.RunConfig.initial_checkpoint_path")
-    if value in (None, REQUIRED):
+    if value == REQUIRED:
         return None
     if not isinstance(value, str) or not value:
         raise ConfigError(
@@ -148,15 +148,15 @@ def _path_in(source: Source) -> str | None:
 
 
 def _value_of(source: Source, *names: str) -> object:
-    """Returns the value that was last given under one of these names, of a macro its own value; None without one.
+    """Returns the value that was last given under one of these names, of a macro its own value; REQUIRED without one.
 
     gin has resolved no macro yet: the file that the include leaves open may set more of them.
     """
-    value: object = None
+    value: object = REQUIRED
     wanted: tuple[str, ...] = names
     for _ in source.bindings:  # at most once for each: macros may name each other in a circle
         values = [binding.value for binding in source.bindings if binding.name in wanted]
-        value = values[-1] if values else None
+        value = values[-1] if values else REQUIRED
         if not isinstance(value, Macro) or value == REQUIRED:
             break
         wanted = (value.name,)
