@@ -38,7 +38,7 @@ class OptimizerConfig:
         """Raises ConfigError for a field that only a rule has: Python itself would only say that it is unexpected."""
         for name in fields:
             users = [each for each, rule in RULES.items() if name in rule.__dataclass_fields__]
-            if cls is OptimizerConfig and users and name not in cls.__dataclass_fields__:
+            if cls.__name__ == OptimizerConfig.__name__ and users and name not in cls.__dataclass_fields__:
                 given = fields.get("name", values[0] if values else None)
                 rule_name = given if given in users else users[0]
                 raise ConfigError(
@@ -46,7 +46,7 @@ class OptimizerConfig:
                     f"is a field of {', '.join(users)}, and OptimizerConfig has those of all rules; write"
                     f" limba.optimizer_config({rule_name!r}, {name}={fields[name]!r}).",
                 )
-        return super().__new__(cls)
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         kinds.check(self)

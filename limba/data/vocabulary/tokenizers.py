@@ -100,6 +100,8 @@ class TokenizersVocabulary(Vocabulary):
         """
         name = self.tokenizer.id_to_token(number)
         model = json.loads(self.tokenizer.to_str())["model"]
+        if name is None:
+            return False
         if model["type"] == "BPE":
             merges = ("".join(each) if isinstance(each, list) else each.replace(" ", "") for each in model["merges"])
             return name in model["vocab"] and (len(name) == 1 or name in merges)
