@@ -30,6 +30,7 @@ from limba.training.metrics.records import Callback, Callbacks
 
 if TYPE_CHECKING:
     from limba.data.vocabulary.load import Vocabulary
+    from limba.data.vocabulary.special_ids import SpecialIds
 
 PROBE_SECONDS = 10.0  # of steps, whose time says how many fit
 USED = 0.9  # share of the minutes that steps get; evaluations and saves have the rest
@@ -148,7 +149,7 @@ def finetune(
         "INITIAL_CHECKPOINT_PATH": checkpoint,
         "VOCABULARY": name.path,
         "EXTRA_IDS": name.extra_ids,
-        "TASK_FEATURE_LENGTHS": _lengths(rows, vocabulary, source.model.is_decoder_only, len(special.before)),
+        "TASK_FEATURE_LENGTHS": _lengths(rows, vocabulary, source.model.is_decoder_only, special),
         "MODEL_DIR": _directory(choices, "finetune", rows, checkpoint, like, names),
     }
     if source.run is not None and source.run.data.prefix is not None:
@@ -201,13 +202,19 @@ def _is_young(run: RunConfig) -> bool:
     return run.initial_checkpoint_path is None and (run.train_steps or YOUNG_STEPS) < YOUNG_STEPS
 
 
-def _lengths(rows: Rows, vocabulary: Vocabulary, is_decoder_only: bool, num_before: int) -> dict[str, int]:
+def _lengths(rows: Rows, vocabulary: Vocabulary, is_decoder_only: bool, special: SpecialIds) -> dict[str, int]:
     """Returns the tokens of the longest input and target with what stands around them, as a multiple of 8.
 
-    Before a T5's text stand `num_before`.
+    Each has an end. Before it stands the template, but a language model reads inputs and targets as one text, whose
+    first id is the start of the row.
     """
-    around = 1 if is_decoder_only else 1 + num_before
-    sizes = {name: max(len(vocabulary.encode(row[name])) for row in rows.rows) + around for name in LENGTHS}
+    before = dict.fromkeys(LENGTHS, len(special.before))
+    if is_decoder_only:
+        before = {"inputs": max(0, len(special.before) - 1), "targets": 0}
+    sizes = {}
+    for name in LENGTHS:
+        longest = max(len(vocabulary.encode(row[name])) for row in rows.rows)
+        sizes[name] = before[name] + longest + 1
     lengths = {name: min(-(-size // 8) * 8, LENGTHS[name]) for name, size in sizes.items()}
     return {"targets": sum(lengths.values()), "prefix": lengths["inputs"]} if is_decoder_only else lengths
 

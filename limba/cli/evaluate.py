@@ -97,8 +97,9 @@ def _evaluated(args: argparse.Namespace, trained: TrainedModel, config: RunConfi
         figures, copied = evaluation.evaluate(trained, num_examples=num_examples, split=split)
         if args.num_gaps:
             hits = hidden_words.of_split(trained, split, args.num_gaps)
+    input_end = trained.special_ids.input_end
     sample = evaluation.sampler(
-        trained.network, trained.mesh, trained.vocabulary, config.evaluation, trained.reads_prefix
+        trained.network, trained.mesh, trained.vocabulary, config.evaluation, trained.reads_prefix, input_end
     )
     texts = sample(trained.params) if sample else {}
     return Results(split, figures, copied, texts, hits)

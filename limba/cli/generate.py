@@ -42,7 +42,7 @@ model's input is a prompt; it may be empty, or left out of --fields.
     limba generate LANGUAGE_MODEL_DIR --score --input=texts.txt --output=scored.jsonl --fields=targets
 
 The flags for writing replace the run's GenerationConfig. Without them and without gin files a T5 decodes greedily, and
-a language model samples with --temperature=0.6 --top_k=20."""
+so does a language model that learned pairs; any other one samples with --temperature=0.6 --top_k=20."""
 # Field of GenerationConfig -> the type of its flag, and its help.
 FLAGS = {
     "num_samples": (int, "number of texts for each input"),
@@ -143,9 +143,12 @@ def _check_together(args: argparse.Namespace) -> None:
 
 
 def _generation(args: argparse.Namespace, trained: TrainedModel) -> GenerationConfig:
-    """Returns how texts are written: as the model's run says, or a language model samples, with the flags on top."""
-    is_language_model = trained.network.config.is_decoder_only
-    base = SAMPLED if is_language_model and not args.gin_file else trained.generation
+    """Returns how texts are written: as the model's run says, or as a language model samples, with the flags on top.
+
+    One that learned pairs answers, as a T5 does.
+    """
+    continues = trained.network.config.is_decoder_only and not trained.answers
+    base = SAMPLED if continues and not args.gin_file else trained.generation
     values = {name: getattr(args, name) for name in FLAGS if getattr(args, name) is not None}
     if values.get("top_k") == 0:
         values["top_k"] = None

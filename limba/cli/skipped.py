@@ -51,7 +51,9 @@ def run(argv: Iterable[str]) -> None:
         config = read_config(directory)
     if not isinstance(config, RunConfig):
         raise InputError(f"{args.model} is an imported model, not a run; name the MODEL_DIR of a run.")
-    run_of = source.Source(args.model, directory, {}, source.LIMBA, config.model, config, imports=tuple(args.imports))
+    run_of = source.Source(
+        args.model, directory, {}, source.LIMBA, model=config.model, run=config, imports=tuple(args.imports)
+    )
     entries = skipped_batches.entries_of(read_text(path), str(path))
     documents = list(_documents(run_of, entries, args.all_rows))
     lines = [json.dumps(document, ensure_ascii=False) + "\n" for document in documents]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from limba.config import kinds
 from limba.config.errors import ConfigError, require
@@ -33,6 +33,20 @@ class OptimizerConfig:
     frozen: tuple[str, ...] = ()  # patterns that frozen parameters' names begin with: 'encoder', '.*/relpos_bias'
     # patterns that names of parameters without weight decay begin with, besides scales and biases: '.*/relpos_bias'
     undecayed: tuple[str, ...] = ()
+
+    def __new__(cls, *values: object, **fields: object) -> Self:
+        """Raises ConfigError for a field that only a rule has: Python itself would only say that it is unexpected."""
+        for name in fields:
+            users = [each for each, rule in RULES.items() if name in rule.__dataclass_fields__]
+            if cls.__name__ == OptimizerConfig.__name__ and users and name not in cls.__dataclass_fields__:
+                given = fields.get("name", values[0] if values else None)
+                rule_name = given if given in users else users[0]
+                raise ConfigError(
+                    f"OptimizerConfig.{name}",
+                    f"is a field of {', '.join(users)}, and OptimizerConfig has those of all rules; write"
+                    f" limba.optimizer_config({rule_name!r}, {name}={fields[name]!r}).",
+                )
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         kinds.check(self)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from limba.config import InputError, RunConfig
 from limba.data.objectives.choice import reads_prefix
+from limba.data.objectives.supervised import input_end_of
 from limba.data.tasks import Provider
 from limba.evaluation import hidden_words
 from limba.evaluation.text import TextEvaluation, sampler
@@ -33,7 +34,8 @@ def evaluations_of_run(config: RunConfig, task: Provider, lengths: Mapping[str, 
     with_hidden = dataclasses.replace(config.evaluation, prompts=prompts)
     vocabulary = task.output_features["targets"].vocabulary
     is_prefix = reads_prefix(task, config.data.task_feature_lengths)
-    samples = sampler(model, model.mesh, vocabulary, with_hidden, is_prefix)
+    input_end = input_end_of(task) if config.model.is_decoder_only else None
+    samples = sampler(model, model.mesh, vocabulary, with_hidden, is_prefix, input_end)
 
     # What the inputs themselves would score, which generated text has to beat.
     copied: Mapping[str, float] = {}

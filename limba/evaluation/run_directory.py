@@ -12,11 +12,12 @@ from typing import NamedTuple
 import fsspec
 from etils import epath
 
-from limba.config import ModelConfig, RunConfig, foreign, plain
+from limba.config import InputError, ModelConfig, RunConfig, foreign, plain
 from limba.evaluation.history import History, figures_read
 from limba.evaluation.standing import Standing, is_silent, standing
 from limba.evaluation.summary import plot_loss, summary
 from limba.formats.limba_checkpoint import checkpoints_of
+from limba.formats.open import is_hub_address
 from limba.storage import lease
 from limba.storage.files import free_bytes, is_local, read_text, resolved
 from limba.training.metrics.records import duration, read_metrics
@@ -26,6 +27,10 @@ class RunDirectory:
     """A run's directory, here or in a bucket; `history` is what the run has recorded so far."""
 
     def __init__(self, address: str | os.PathLike[str]):
+        if is_hub_address(os.fspath(address)):
+            raise InputError(
+                f"{address} is an address of files on the hub, where no run is kept; give a run's directory."
+            )
         self.path = resolved(os.fspath(address))
         self.history = History(self.path)
         self._lease = WatchedFile(f"{self.path}/{lease.FILE}")

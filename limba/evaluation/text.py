@@ -215,13 +215,19 @@ def evaluate(trained: TrainedModel, *, num_examples: int, split: str) -> tuple[F
 
 
 def sampler(
-    network: Network, mesh: Mesh, vocabulary: Vocabulary, config: EvaluationConfig, is_prefix: bool = False
+    network: Network,
+    mesh: Mesh,
+    vocabulary: Vocabulary,
+    config: EvaluationConfig,
+    is_prefix: bool = False,
+    input_end: int | None = None,
 ) -> Callable[[Parameters], dict[str, list[str]]] | None:
     """Returns a function from the parameters to each prompt's texts; None without prompts.
 
-    A decoder-only model continues a prompt, with `is_prefix` read as the inputs of its rows; a T5 fills its gaps
-    (<extra_id_0> and so on), whose texts are then in [brackets]. A fill begins with a word or a good part of one
-    (`gap_pieces.is_word`), so that no gap is left empty. Raises InputError for a prompt that the model cannot take.
+    A decoder-only model continues a prompt, with `is_prefix` read as the inputs of its rows. One that learns pairs,
+    whose inputs have an `input_end`, writes a target. A T5 fills a prompt's gaps (<extra_id_0> and so on), whose texts
+    are then in [brackets]. A fill begins with a word or a good part of one (`gap_pieces.is_word`), so that no gap is
+    left empty. Raises InputError for a prompt that the model cannot take.
     """
     prompts = config.prompts
     continues = network.config.is_decoder_only
@@ -233,9 +239,19 @@ def sampler(
     groups = num_batch_groups(mesh)
     sampling = config.sampling if continues else dataclasses.replace(config.sampling, ban_sentinels=False)
     rows = -(-len(prompts) // groups) * groups
-    writer = Writer(network, mesh, vocabulary, sampling, rows, is_prefix, gaps=first_pieces(network, vocabulary))
+    special = dataclasses.replace(of_run(vocabulary, network.config), input_end=input_end)
+    writer = Writer(
+        network,
+        mesh,
+        vocabulary,
+        sampling,
+        rows,
+        is_prefix,
+        with_prompt=input_end is None,
+        gaps=first_pieces(network, vocabulary),
+        special=special,
+    )
     ids = prompt_ids if continues else input_ids
-    special = of_run(vocabulary, network.config)
     inputs = [ids(prompt, vocabulary, special) for prompt in prompts]
     writer.check(inputs)
     table = PieceTable(vocabulary)

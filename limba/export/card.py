@@ -65,6 +65,9 @@ GENERATE = "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0
 CONTINUE = """\
 tokens = model.generate(**inputs, max_new_tokens=50, do_sample=True, temperature=0.6, top_k=20)
 print(tokenizer.decode(tokens[0], skip_special_tokens=True))"""
+ANSWER = """\
+tokens = model.generate(**inputs, max_new_tokens=50)[0, inputs.input_ids.shape[1] :]
+print(tokenizer.decode(tokens, skip_special_tokens=True))"""
 FILL = """\
 logits = model(**inputs).logits[0, inputs.input_ids[0] == tokenizer.mask_token_id]
 print(tokenizer.convert_ids_to_tokens(logits[0].topk(5).indices))"""
@@ -72,9 +75,18 @@ STATES = "print(model(**inputs).last_hidden_state)"
 
 
 def write_card(
-    directory: Path, source: Source, step: int, form: Form, findings: Sequence[str], card: CardConfig
+    directory: Path,
+    source: Source,
+    step: int,
+    form: Form,
+    findings: Sequence[str],
+    card: CardConfig,
+    ends_inputs: bool = False,
 ) -> None:
-    """Writes README.md and, where the run has metrics, loss.png beside it."""
+    """Writes README.md and, where the run has metrics, loss.png beside it.
+
+    `ends_inputs`: a language model has learned pairs, and reads an end after an input.
+    """
     records = [] if source.run is None else read_metrics(str(source.directory))
     has_picture = source.run is not None and any(record["kind"] == "train" for record in records)
     if source.run is not None and has_picture:
@@ -89,7 +101,7 @@ def write_card(
         _table("Training", _training(source, step, card.hardware, records)),
         "![loss](loss.png)" if has_picture else "",
         "## Conversion\n\n" + "\n".join(f"* {line}" for line in findings),
-        _usage(source.model, form),
+        _usage(source.model, form, ends_inputs),
         BYTE_SENTINELS if extra_ids_in(epath.Path(directory)) == 0 else "",
         f"## Acknowledgement\n\n{TPU_RESEARCH_CLOUD}" if card.thank_trc else "",
     ]
@@ -228,7 +240,7 @@ def _names(files: str | Sequence[str] | Mapping[str, str]) -> str:
     return ", ".join(names)
 
 
-def _usage(model: ModelConfig, form: Form) -> str:
+def _usage(model: ModelConfig, form: Form, ends_inputs: bool = False) -> str:
     """Returns the section of the card that shows how the model is used."""
     versions = "5" if architectures.kind(model) == "eurobert" else "4.57 and 5"  # that have an encoder's class
     text = '"A text"'
@@ -243,6 +255,11 @@ def _usage(model: ModelConfig, form: Form) -> str:
         auto = "AutoModelForMaskedLM"
         code = FILL
         notes = f"`AutoModel` gives the hidden states. {notes}"
+    elif ends_inputs:
+        text = '"An input" + tokenizer.eos_token'
+        auto = "AutoModelForCausalLM"
+        code = ANSWER
+        notes = f"It has learned pairs, and writes a target after an input and its end; weights are {form.dtype}."
     elif model.is_decoder_only:
         text = '"A text that"'
         auto = "AutoModelForCausalLM"

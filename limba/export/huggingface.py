@@ -27,7 +27,7 @@ from limba.export import proof
 from limba.export.card import write_card
 from limba.export.merging import write_step
 from limba.formats import huggingface
-from limba.formats.huggingface import ONLY_FILLS_GAPS, RECORD, head_scale
+from limba.formats.huggingface import ENDS_INPUTS, ONLY_FILLS_GAPS, RECORD, head_scale
 from limba.formats.huggingface_files import ENCODER, Form, write_folder
 from limba.formats.open import HUGGING_FACE, VOCABULARIES, open_folder, open_path
 from limba.inference import source as sources
@@ -196,6 +196,7 @@ def _convert(
     only_fills_gaps = sources.only_fills_gaps(source) and not choices.encoder_only
     model = dataclasses.replace(source.model, dropout_rate=choices.dropout)
     special = sources.special_ids_of(source, vocabulary)
+    ends_inputs = sources.input_end_of(source, special) is not None
     form = Form(
         choices.formats,
         choices.dtype,
@@ -218,7 +219,7 @@ def _convert(
             passed &= is_equal
             findings.append(finding)
     card_config = _card_config(source, choices, task)
-    write_card(writing, source, step, form, findings, card_config)
+    write_card(writing, source, step, form, findings, card_config, ends_inputs)
     for line in findings:
         print(f"step {step:,}: {line}", flush=True)
     if not passed:
@@ -232,6 +233,7 @@ def _convert(
     record |= {} if choices.average else {"average": False}
     # Not in config.json, which transformers writes into the folder of whatever is fine-tuned from this one.
     record |= {ONLY_FILLS_GAPS: True} if only_fills_gaps and source.model.num_encoder_layers else {}
+    record |= {ENDS_INPUTS: True} if ends_inputs else {}
     record |= {"encoder_only": True} if choices.encoder_only else {}
     record |= {"transformers": choices.transformers} if head_scale(source.model) != 1 else {}
     write_whole(writing / RECORD, json.dumps(record, indent=2) + "\n")

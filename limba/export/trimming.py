@@ -204,8 +204,7 @@ def opened(path: str, vocabulary: VocabularyName | None = None, weights: bool = 
             " open it with sentence-transformers, save it again, and trim that."
         )
     model = huggingface.model_config(Path(folder) / "config.json")
-    of_source = at_path.vocabulary()
-    return Source(path, folder, {0: folder}, HUGGING_FACE, model, None, of_source)
+    return Source(**vars(at_path), model=model, vocabulary=at_path.vocabulary_in_folder())
 
 
 def vocabulary_of(source: Source) -> Vocabulary:
@@ -538,9 +537,11 @@ def _write_folder(part: Part, out: Path, plan: Plan) -> None:
         if MODULE_FILES.fullmatch(name):
             (out / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(file, out / name)
+    # What the model has learned; the proof in the record is of the old rows.
     record = read_json(source, huggingface.RECORD) or {}
-    if record.get(huggingface.ONLY_FILLS_GAPS) is True:
-        kept_of_record = {huggingface.ONLY_FILLS_GAPS: True}  # the proof in it is of the old rows
+    learned = (huggingface.ONLY_FILLS_GAPS, huggingface.ENDS_INPUTS)
+    kept_of_record = {key: True for key in learned if record.get(key) is True}
+    if kept_of_record:
         (out / huggingface.RECORD).write_text(json.dumps(kept_of_record) + "\n")
 
 

@@ -41,12 +41,13 @@ from limba.formats.weights import (
     weights_form,
 )
 
-RECORD = "conversion.json"  # in a folder that Limba wrote: its source, the proof's results, what a T5 has learned
+RECORD = "conversion.json"  # in a folder that Limba wrote: its source, the proof's results, what the model has learned
 OF_FLAX = (
     f"{{}} has its weights as {FLAX_FILE} alone, which is read here only to use or train a T5; save the model with"
     " transformers 4 as safetensors, or give another."
 )
 ONLY_FILLS_GAPS = "only_fills_gaps"  # there: the T5 has learned to fill gaps, and to write no running text
+ENDS_INPUTS = "ends_inputs"  # there: the language model has learned pairs, in which an end follows each input
 # The entry of config.json that says by what the output layer is multiplied in the file; see `head_scale`.
 HEAD_SCALE = "limba_lm_head_scale"
 ROWS_COMPARED = 4_096  # of two matrices at a time

@@ -60,9 +60,9 @@ class Opened:
     """A model at a path, of which only the names of its files are known yet. `open_path` makes it."""
 
     path: str  # as it was given
-    kind: Kind
     directory: epath.Path  # the run's, or the folder with the network's config.json
     steps: Mapping[int, epath.Path]  # step -> its checkpoint; a Hugging Face folder is step 0
+    kind: Kind
     best: epath.Path | None = None  # the best checkpoint of a Limba run that keeps one, in a directory of its own
     is_checkpoint: bool = False  # the path names one checkpoint of a run, not the run
 
@@ -71,15 +71,17 @@ class Opened:
         """The checkpoint with the highest step."""
         return self.steps[max(self.steps)]
 
+    def step_of(self, step: int | None) -> int:
+        """Returns the step, or the newest one for None; InputError if there is no such checkpoint."""
+        if step is not None and step not in self.steps:
+            raise no_step(step, self.path, self.steps)
+        return max(self.steps) if step is None else step
+
     def checkpoint(self, step: int | None = None) -> epath.Path:
         """Returns the checkpoint at a step, the newest one for None; InputError if there is no such step."""
-        if step is None:
-            return self.newest
-        if step not in self.steps:
-            raise no_step(step, self.path, self.steps)
-        return self.steps[step]
+        return self.steps[self.step_of(step)]
 
-    def config(self) -> RunConfig | ModelConfig:
+    def read_config(self) -> RunConfig | ModelConfig:
         """Returns what the files say: a run's configuration, or the network alone.
 
         A T5X checkpoint's network follows from the shapes of its arrays. Raises InputError for a configuration that is
@@ -91,7 +93,7 @@ class Opened:
             return t5x_network(self.newest)
         return huggingface.model_config(Path(self.directory))
 
-    def vocabulary(self) -> VocabularyName | None:
+    def vocabulary_in_folder(self) -> VocabularyName | None:
         """Returns the vocabulary in the folder; None without one. What a run names is in its configuration."""
         return vocabulary_beside(self.directory, None)
 
@@ -134,22 +136,27 @@ def look_at(path: str) -> Opened | None:
 
     Raises InputError for a path that no file can have.
     """
-    if path.startswith(_HUB_ADDRESS):  # runs are kept elsewhere
+    if is_hub_address(path):  # runs are kept elsewhere
         return None
     root = resolved(path)
     if limba_checkpoint.is_own(root):
-        return Opened(path, LIMBA, root.parent.parent, {int(root.name): root}, is_checkpoint=True)
+        return Opened(path, root.parent.parent, {int(root.name): root}, LIMBA, is_checkpoint=True)
     own_steps = limba_checkpoint.checkpoints_of(root)
     if own_steps:
         best = limba_checkpoint.checkpoints_of(root / "best")
-        return Opened(path, LIMBA, root, own_steps, best[max(best)] if best else None)
+        return Opened(path, root, own_steps, LIMBA, best[max(best)] if best else None)
     if t5x.is_t5x(root):
         step = t5x.open_checkpoint(root).step
-        return Opened(path, T5X, root.parent, {step: root}, is_checkpoint=True)
+        return Opened(path, root.parent, {step: root}, T5X, is_checkpoint=True)
     t5x_steps = t5x.checkpoints_of(root)
     if t5x_steps:
-        return Opened(path, T5X, root, t5x_steps)
+        return Opened(path, root, t5x_steps, T5X)
     return None
+
+
+def is_hub_address(path: str) -> bool:
+    """Returns whether a path is an address of files on the hub, where neither a run nor a model lies."""
+    return path.startswith(_HUB_ADDRESS)
 
 
 def is_on_hub(path: str) -> bool:
@@ -159,7 +166,7 @@ def is_on_hub(path: str) -> bool:
 
 def _opened_folder(path: str, folder: Path) -> Opened:
     directory = epath.Path(folder.resolve())
-    return Opened(path, HUGGING_FACE, directory, {0: directory})
+    return Opened(path, directory, {0: directory}, HUGGING_FACE)
 
 
 def open_arrays(kind: Kind, checkpoint: epath.Path, model: ModelConfig, average: bool = True) -> Arrays:
@@ -242,7 +249,7 @@ def no_step(step: int, path: str, steps: Iterable[int]) -> InputError:
 
 def _check_form(path: str) -> None:
     """Raises NoModelError for hf://… and for a checkpoint of Mesh TensorFlow, which the path alone tells."""
-    if path.startswith(_HUB_ADDRESS):
+    if is_hub_address(path):
         raise NoModelError(
             f"{path} is an address of files on the hub, and a model there has an id; give user/name, or"
             " user/name@revision."

@@ -51,7 +51,7 @@ FORMATS = ("huggingface", "flax", "t5x")
 POOLINGS = ("mean", "first", "last", "max", "mean_sqrt_len", "weighted_mean")  # of hidden states, for `encode`
 INTERNAL = (  # what commands use of a model; tab completion does not show it
     "source", "network", "mesh", "tokenizer", "task", "reads_prefix", "rows", "written", "segment_writer",
-    "logits_of_ids", "pair_ids", "num_cut", "only_fills_gaps",
+    "logits_of_ids", "pair_ids", "num_cut", "only_fills_gaps", "answers",
 )  # fmt: skip
 
 logger = logging.getLogger(__name__)
@@ -193,7 +193,7 @@ class TrainedModel:
         if self.source.model.predicts_next and not self.network.config.is_encoder:
             # As a language model a hybrid reads what it learned in causal rows: the start, then <cls>, then the text.
             return dataclasses.replace(special, before=(special.decoder_start, *special.before), after=())
-        return special
+        return dataclasses.replace(special, input_end=sources.input_end_of(self.source, special))
 
     @functools.cached_property
     def decoder(self) -> TrainedModel:
@@ -300,9 +300,9 @@ class TrainedModel:
         """Returns the ids of an input as the network reads it.
 
         For a T5 they begin with the run's prefix, end with the end of sequence, and are truncated to the run's length.
-        For a language model they begin with the start id, 0. <extra_id_0> and so on become sentinels. For an encoder
-        they end with the end of sequence, and <mask> becomes its mask. For a folder for transformers they are its
-        AutoTokenizer's ids.
+        For a language model they begin with the start id, 0; if it learned pairs, they have its prefix and an end too.
+        <extra_id_0> and so on become sentinels. For an encoder they end with the end of sequence, and <mask> becomes
+        its mask. For a folder for transformers they are its AutoTokenizer's ids.
         """
         from limba.inference.mask_filling import masked_ids
         from limba.inference.token_ids import input_ids, prompt_ids
@@ -313,16 +313,30 @@ class TrainedModel:
         if self.network.config.is_encoder:
             return masked_ids(text, vocabulary, special, self.lengths["inputs"])
         if self.network.config.is_decoder_only:
-            return prompt_ids(text, vocabulary, special)
+            return prompt_ids(self._prompt(text), vocabulary, special)
         return input_ids(self.prefix + text, vocabulary, special, self.lengths["inputs"])
+
+    @property
+    def answers(self) -> bool:
+        """Whether a language model learned pairs: it reads an input with an end, and writes a target, as a T5."""
+        return self.special_ids.input_end is not None
+
+    def _prompt(self, text: str) -> str:
+        """Returns a text as a language model reads it; as the input of a pair it has the task's prefix."""
+        return self.prefix + text if self.answers and text else text
+
+    def _special_before(self, inputs: str) -> SpecialIds:
+        """Returns the ids around an input before a target that is scored; without an input the target is a text."""
+        return self.special_ids if inputs else dataclasses.replace(self.special_ids, input_end=None)
 
     def generate(self, texts: Sequence[str], **fields: Unpack[GenerationFields]) -> list[str]:
         """Returns the text that the model generates for each input.
 
-        A language model's text begins with its prompt, which it reads as it learned to (`reads_prefix`); a hybrid
-        generates as the language model that it is too. `fields` are GenerationConfig's, such as `max_tokens=64`,
-        `num_beams=4`, or `temperature=0.6, top_k=20`; the defaults are the run's. `long_inputs` says what is done with
-        texts longer than the run's length. Raises InputError for fields that exclude each other.
+        A language model's text begins with its prompt, which it reads as it learned to (`reads_prefix`); one that
+        learned pairs writes a target alone. A hybrid generates as the language model that it is too. `fields` are
+        GenerationConfig's, such as `max_tokens=64`, `num_beams=4`, or `temperature=0.6, top_k=20`; the defaults are the
+        run's. `long_inputs` says what is done with texts longer than the run's length. Raises InputError for fields
+        that exclude each other.
         """
         config = self.generation.replaced(**fields)
         if config.num_samples > 1:
@@ -368,6 +382,7 @@ class TrainedModel:
             config,
             num_rows,
             self.reads_prefix,
+            with_prompt=not self.answers,
             deadline=deadline,
             special=self.special_ids,
         )
@@ -430,7 +445,8 @@ class TrainedModel:
     def score(self, pairs: Sequence[tuple[str, str]], num_rows: int | None = None) -> list[Score]:
         """Returns how likely the model finds each (input, target): ln p(target | input), tokens, bits per byte.
 
-        The target includes its end of sequence. The input of a language model is a prompt and may be empty. A T5's
+        The target includes its end of sequence. The input of a language model is a prompt and may be empty: it scores
+        the target as a text of its own then. One that learned pairs reads an input as `tokenize` has it. A T5's
         target that is longer than the model reads is cut, with a warning, and scored as far as it was read. A batch has
         `num_rows` pairs, by default `batch_size`.
         """
@@ -466,8 +482,7 @@ class TrainedModel:
     def log_likelihoods(self, pairs: Sequence[tuple[str, str]], ends: bool = True) -> Float[np.ndarray, " N"]:
         """Returns ln p(target | input) of whole texts: as `score`, but nothing is truncated and no prefix is added.
 
-        `ends`: the target includes its end of sequence. For an encoder see
-        `pseudo_likelihood.pseudo_log_likelihoods`.
+        `ends`: the target includes its end of sequence. For an encoder see `pseudo_likelihood.pseudo_log_likelihoods`.
         """
         from limba.inference.pseudo_likelihood import pseudo_log_likelihoods
         from limba.inference.scoring import log_likelihoods
@@ -485,7 +500,7 @@ class TrainedModel:
         read = read_before if follows else input_ids
         ids = []
         for inputs, targets in pairs:
-            read_ids = read(whole_letters(inputs), vocabulary, special)
+            read_ids = read(whole_letters(inputs), vocabulary, self._special_before(inputs))
             written_ids = target_ids(whole_letters(targets), vocabulary, special, ends=ends, follows=follows)
             ids.append((read_ids, written_ids))
         return log_likelihoods(network, self.params, self.mesh, ids, self.batch_size, self.reads_prefix, special)
@@ -516,7 +531,7 @@ class TrainedModel:
         special = self.special_ids
         target = whole_letters(targets)
         if self.network.config.is_decoder_only:
-            read = read_before(whole_letters(inputs), vocabulary, special)
+            read = read_before(self._prompt(whole_letters(inputs)), vocabulary, self._special_before(inputs))
             return read, target_ids(target, vocabulary, special, follows=True)
         return self.tokenize(inputs), target_ids(target, vocabulary, special, self.lengths["targets"])
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -26,10 +27,9 @@ from limba.formats.open import (
     HUGGING_FACE,
     LIMBA,
     T5X,
-    Kind,
+    Opened,
     VocabularyName,
     is_on_hub,
-    no_step,
     open_arrays,
     open_path,
     vocabulary_beside,
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from limba.data.vocabulary.published import PublishedVocabulary
     from limba.data.vocabulary.special_ids import SpecialIds
 
+logger = logging.getLogger(__name__)
+
 # Of which transformers makes a tokenizer.json.
 OTHER_VOCABULARIES = ("tokenizer.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
 
@@ -50,28 +52,18 @@ FREE = ("limba", "tasks")
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
-@dataclass(frozen=True)
-class Source:
-    """A model on disk; only its configuration has been read. `find` makes it."""
+@dataclass(frozen=True, kw_only=True)
+class Source(Opened):
+    """A model at a path, whose configuration has been read. `find` makes it."""
 
-    path: str  # as it was given
-    directory: epath.Path  # of the run, or the folder
-    steps: Mapping[int, epath.Path]  # step -> its checkpoint; a Hugging Face folder is step 0
-    kind: Kind  # LIMBA, T5X or HUGGING_FACE
     model: ModelConfig
     run: RunConfig | None = None  # None if only the network is known
     vocabulary: VocabularyName | None = None
-    best: epath.Path | None = None  # the best checkpoint, in a directory of its own
     imports: tuple[str, ...] = ()  # modules that may be imported besides Limba's and tasks/'s
     length: int | None = None  # of a folder: the longest text that its files say it was trained with, in tokens
     fills_gaps: bool = False  # of a folder: its record says that the T5 has learned to fill gaps, and nothing else
+    ends_inputs: bool = False  # of a folder: its record says that the language model has learned pairs
     average: bool = True  # False: the weights as they were trained, also where the run evaluates their average
-
-    def step_of(self, step: int | None) -> int:
-        """Returns the step, or the newest one for None; InputError if the source has no such checkpoint."""
-        if step is not None and step not in self.steps:
-            raise no_step(step, self.path, self.steps)
-        return max(self.steps) if step is None else step
 
     def arrays(self, step: int | None) -> Arrays:
         """Returns the parameters at a step, None for `best`'s, by T5X's names: an array per layer, read on access.
@@ -122,7 +114,7 @@ def find(
     opened = open_path(path)
     directory = opened.directory
     if config is None:
-        config = opened.config()
+        config = opened.read_config()
         migrate = tool_registry.find("migrate") if opened.kind == T5X else None
         if migrate is not None:  # T5X's gin file beside it is read by a tool
             folders = (opened.newest, directory) if opened.is_checkpoint else (directory,)
@@ -133,21 +125,21 @@ def find(
     assert model is not None, "the files of each kind tell the network"
     length = None
     fills_gaps = False
+    ends_inputs = False
     if opened.kind == HUGGING_FACE:
         length = _length_beside(directory, model)
-        fills_gaps = _json_of(directory / huggingface.RECORD).get(huggingface.ONLY_FILLS_GAPS) is True
+        record = _json_of(directory / huggingface.RECORD)
+        fills_gaps = record.get(huggingface.ONLY_FILLS_GAPS) is True
+        ends_inputs = record.get(huggingface.ENDS_INPUTS) is True
     return Source(
-        path=path,
-        directory=directory,
-        steps=opened.steps,
-        kind=opened.kind,
+        **vars(opened),
         model=model,
         run=run,
         vocabulary=vocabulary or vocabulary_beside(directory, run),
-        best=opened.best,
         imports=tuple(allowed),
         length=length,
         fills_gaps=fills_gaps,
+        ends_inputs=ends_inputs,
     )
 
 
@@ -193,7 +185,7 @@ def described(path: str) -> tuple[ModelConfig, VocabularyName | None]:
     """
     if is_on_hub(path):
         opened = open_path(path, with_weights=False)
-        return huggingface.model_config(Path(opened.directory)), opened.vocabulary()
+        return huggingface.model_config(Path(opened.directory)), opened.vocabulary_in_folder()
     source = find(path)
     return source.model, source.vocabulary
 
@@ -320,6 +312,29 @@ def only_fills_gaps(source: Source) -> bool:
     from limba.data.objectives.choice import has_only_gaps
 
     return has_only_gaps(task)
+
+
+def input_end_of(source: Source, special: SpecialIds) -> int | None:
+    """Returns the id that ends the inputs of a language model that learned pairs; None for any other model.
+
+    A run's task says it, and the record of its export for a folder. If the task cannot be imported, it is not known.
+    """
+    model = source.model
+    if not model.is_decoder_only or model.is_encoder:
+        return None
+    run = source.run
+    if run is None:
+        return special.end_of_row if source.ends_inputs else None
+    if run.data.objective is not None:  # rows of text
+        return None
+    try:
+        task = task_of(source)
+    except InputError as error:
+        logger.warning("Prompts are read without an end, whatever the model learned: %s", error)
+        return None
+    from limba.data.objectives.supervised import input_end_of
+
+    return input_end_of(task)
 
 
 def import_tasks(modules: Sequence[str], where: str, allowed: Sequence[str], directory: str) -> None:

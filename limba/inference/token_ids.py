@@ -38,17 +38,21 @@ def target_ids(
 def prompt_ids(text: str, vocabulary: Vocabulary, special: SpecialIds) -> np.ndarray:
     """Returns a prompt's ids as a language model reads them, int32 [L]: in the template, which has a start or none.
 
-    An empty prompt without a start is the start alone, as in transformers. Raises InputError for a model without one.
+    One that learned pairs reads an input and its end, as in its rows. An empty prompt without a start is the start
+    alone, as in transformers. Raises InputError for a model without one.
     """
-    ids = special.framed(list(vocabulary.encode(text)))
+    ids = special.prompt(list(vocabulary.encode(text)))
     if not ids:
         ids = [_start_of(special)]
     return np.asarray(ids, np.int32)
 
 
 def read_before(text: str, vocabulary: Vocabulary, special: SpecialIds) -> np.ndarray:
-    """Returns what a language model has read before a target that is scored: `prompt_ids` without an end."""
-    ids = special.framed(list(vocabulary.encode(text)), ends=False)
+    """Returns what a language model has read before a target that is scored.
+
+    That is `prompt_ids` without the end of a template, in which the target would follow a whole text.
+    """
+    ids = special.prompt(list(vocabulary.encode(text)), ends=False)
     if not ids:
         ids = [_start_of(special)]
     return np.asarray(ids, np.int32)

@@ -57,6 +57,10 @@ def settle() -> None:
     """
     for protocol in ("gs", "gcs"):
         fsspec.register_implementation(protocol, f"{__name__}.Google", clobber=True)
+        if protocol in fsspec.registry:
+            # The program has used buckets before. fsspec keeps the class of that time, gcsfs's own, which asks by gRPC
+            # what kind of bucket it is: of an emulated one it waits a minute for the answer, at each use.
+            fsspec.register_implementation(protocol, _google(), clobber=True)
     # Otherwise epath reads buckets through TensorFlow, whose address is fixed and whose credentials are its own.
     if "EPATH_USE_TF" not in os.environ:
         gpath._is_tf_installed = lambda: False
@@ -78,11 +82,16 @@ def __getattr__(name: str) -> type:
     """Returns gcsfs's class as `Google`, when fsspec first asks for it: a start without buckets imports no aiohttp."""
     if name != "Google":
         raise AttributeError(name)
+    return _google()
+
+
+def _google() -> type:
+    """Returns gcsfs's class without its queries by gRPC, unless the user has asked for these."""
     import aiohttp
     import gcsfs.core
 
     limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENT_SECONDS)
-    config.conf["gs"].setdefault("requests_timeout", limits)
+    config.conf.setdefault("gs", {}).setdefault("requests_timeout", limits)
     # Otherwise gcsfs queries by gRPC whether a bucket is zonal; if that is refused, it queries before every request.
     zonal = "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT" in os.environ
     return gcsfs.GCSFileSystem if zonal else gcsfs.core.GCSFileSystem

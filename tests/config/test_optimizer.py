@@ -44,6 +44,14 @@ def own_fields(rule: type[OptimizerConfig]) -> set[str]:
     }
 
 
+def test_a_rules_own_field_is_given_by_the_function_that_is_named() -> None:
+    says = r"OptimizerConfig.beta2 is a field of adamw, muon, .* write limba\.optimizer_config\('muon', beta2=0\.98\)"
+    with pytest.raises(ConfigError, match=says):
+        OptimizerConfig("muon", beta2=0.98)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'betta'"):
+        OptimizerConfig(betta=1)  # pyright: ignore[reportCallIssue]
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_takes_its_fields_and_refuses_those_of_others(name: str) -> None:
     rule = optimizer_config(name)

@@ -21,7 +21,7 @@ def source(card: CardConfig) -> Source:
     run = RunConfig(tiny.MODEL, DataConfig("any", {"inputs": 64}, 8), "runs/mine", train_steps=1, card=card)
     again = plain.from_text(plain.to_text(run), "config.json")
     assert isinstance(again, RunConfig) and again == run
-    return Source("runs/mine", epath.Path("runs/mine"), {}, "Limba", tiny.MODEL, again)
+    return Source("runs/mine", epath.Path("runs/mine"), {}, "Limba", model=tiny.MODEL, run=again)
 
 
 def test_the_run_says_what_the_command_leaves_out() -> None:

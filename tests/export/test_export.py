@@ -116,7 +116,7 @@ def legacy(tmp_path) -> Path:
 
 def test_a_language_model_gets_no_sentinels(tmp_path):
     config = ModelConfig(384, 32, 2, 16, 64, 0, 2, positions="rotary")
-    source = Source("run", epath.Path(tmp_path), {}, LIMBA, config, vocabulary=VocabularyName("byte", 0, "run"))
+    source = Source("run", epath.Path(tmp_path), {}, LIMBA, model=config, vocabulary=VocabularyName("byte", 0, "run"))
     name, vocabulary = exports.vocabulary_of(source, exports.Choices(("pytorch",), "float32"))
     assert name.extra_ids == 0 and vocabulary.vocab_size == 259
 

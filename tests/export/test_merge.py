@@ -27,7 +27,7 @@ from tests.training.checkpoints import states
 
 def source(run: Path, **changes: object) -> Source:
     place = epath.Path(run)
-    return Source(str(run), place, checkpoints_of(place), LIMBA, dataclasses.replace(tiny.MODEL, **changes))
+    return Source(str(run), place, checkpoints_of(place), LIMBA, model=dataclasses.replace(tiny.MODEL, **changes))
 
 
 @pytest.fixture(scope="module")

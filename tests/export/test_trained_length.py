@@ -88,7 +88,15 @@ def test_a_model_that_continues_on_shorter_rows_still_reads_what_it_has_read(tmp
         data = DataConfig("t5_mlm", {"targets": rows}, 8, str(folder), objective="masked_lm")
         run = RunConfig(model, data, str(tmp_path / "run"), 10, initial_checkpoint_path=initial and str(initial))
         return trained_length(
-            Source("run", epath.Path(tmp_path / "run"), {}, LIMBA, model, run, VocabularyName(str(folder)))
+            Source(
+                "run",
+                epath.Path(tmp_path / "run"),
+                {},
+                LIMBA,
+                model=model,
+                run=run,
+                vocabulary=VocabularyName(str(folder)),
+            )
         )
 
     assert length_of(48, folder) == 128

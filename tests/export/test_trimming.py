@@ -277,6 +277,25 @@ def test_a_run_and_a_t5x_checkpoint_become_a_start(t5, spiece, tmp_path, english
     np.testing.assert_array_equal(again, found)
 
 
+@pytest.mark.night
+def test_runs_and_t5x_checkpoints_of_a_bucket_are_those_of_a_disk(t5, spiece, tmp_path, english, monkeypatch) -> None:
+    import_folder(t5, tmp_path / "run")
+    checkpoint = Path(limba.load(tmp_path / "run").save(tmp_path / "t5x", format="t5x"))
+    own = VocabularyName(str(spiece), 100)
+    for name, vocabulary in (("run", None), (f"t5x/{checkpoint.name}", own)):
+        here = tmp_path / "here" / name
+        trim(str(tmp_path / name), encoded(english), [], str(here), vocabulary=vocabulary)
+        with emulated(monkeypatch):
+            fsspec.filesystem("gs").put(str(tmp_path / name), f"gs://bucket/{name}", recursive=True)
+            there = tmp_path / "there" / name
+            trim(f"gs://bucket/{name}", encoded(english), [], str(there), vocabulary=vocabulary)
+        one, other = limba.load(here), limba.load(there)
+        assert one.vocabulary.vocab_size == other.vocabulary.vocab_size < 2_176
+        arrays = other.arrays()
+        for array_name, array in one.arrays().items():
+            np.testing.assert_array_equal(array, arrays[array_name])
+
+
 def test_a_loaded_model_is_trimmed_to_another(t5, tmp_path, english) -> None:
     folder = Path(shutil.copytree(t5, tmp_path / "before"))
     (folder / "conversion.json").write_text('{"step": 5, "only_fills_gaps": true}')

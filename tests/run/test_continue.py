@@ -115,7 +115,10 @@ def test_one_command_continues_a_t5(
     shutil.rmtree(folder)
     train.run(again)
     assert losses_of(tmp_path / "again") == losses
-    assert f"with which {tmp_path}/again began" in caplog.text
+    assert f"are taken from the run in {tmp_path}/again" in caplog.text
+    file, *values = (each.removeprefix("--gin.") for each in again if "MODEL_DIR" not in each)
+    elsewhere = [f"PLACE='{tmp_path}/again'", "config.RunConfig.model_dir=%PLACE"]
+    assert read_run([file], [*values, *elsewhere]).config.model == config.model, "the run is found by its field too"
     first, second = (LimbaCheckpoint(tmp_path / name / "checkpoints" / "4") for name in ("whole", "again"))
     assert set(first) == set(second) and all(np.array_equal(first[name], second[name]) for name in first)
 

@@ -13,6 +13,8 @@ import pytest
 import limba
 from limba import fit
 from limba.config import ModelConfig, plain
+from limba.data.vocabulary import ByteVocabulary
+from limba.data.vocabulary.special_ids import SpecialIds
 from limba.fit import Rows
 from tests import tiny
 from tests.export.runs import write_run
@@ -159,6 +161,16 @@ def test_only_a_short_run_from_scratch_is_fine_tuned_at_the_high_rate(
 ) -> None:
     run = limba.RunConfig(tiny.model(), tiny.demo_data(corpus, vocabulary), str(tmp_path), train_steps=steps)
     assert fit._is_young(dataclasses.replace(run, initial_checkpoint_path=place)) is is_young
+
+
+@pytest.mark.parametrize(("is_decoder_only", "inputs"), [(False, 16), (True, 8)])
+def test_lengths_have_room_for_the_whole_template(is_decoder_only: bool, inputs: int) -> None:
+    """Six letters, an end, and two ids before a text, of which the first is the start of a language model's row."""
+    special = SpecialIds(before=(5, 6))
+    lengths = fit._lengths(Rows([("abcdef", "a")], COLUMNS), ByteVocabulary(), is_decoder_only, special)
+    assert lengths == ({"targets": 16, "prefix": inputs} if is_decoder_only else {"inputs": inputs, "targets": 8})
+    longer = fit._lengths(Rows([("abcdefg", "a")], COLUMNS), ByteVocabulary(), True, special)
+    assert longer["prefix"] == 16
 
 
 def test_lists_frames_and_data_sets_give_the_same_file(pairs: list[tuple[str, str]], tmp_path: Path) -> None:

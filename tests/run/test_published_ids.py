@@ -34,6 +34,8 @@ from limba.data.objectives import derive_lengths
 from limba.data.packing import model_features
 from limba.data.stream.streams import TrainStream
 from limba.data.tasks import resolve_task
+from limba.data.vocabulary.published import open_folder
+from limba.data.vocabulary.special_ids import as_stream
 from limba.data.vocabulary.stream import StreamVocabulary, row_ids_of
 from limba.export.huggingface import Choices, export
 from limba.formats import huggingface
@@ -369,6 +371,24 @@ def test_a_folder_with_ids_of_its_own_is_fine_tuned_and_its_texts_are_judged(
     assert again.special_ids == tuned.special_ids
 
 
+@pytest.mark.parametrize("objective", ["span_corruption", "lm_adaptation"])
+def test_rows_of_a_t5_begin_with_its_tokenizers_template(objective: str, tmp_path: Path) -> None:
+    """transformers puts <s> before each text that such a T5 reads or writes, and so do pairs and `limba generate`."""
+    saved(tmp_path / "folder", "t5", "roberta")
+    config = run_of(tmp_path / "folder", "t5", tmp_path, objective=objective)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "folder")
+    begin, end = theirs.bos_token_id, theirs.eos_token_id
+    assert theirs("a text").input_ids[0] == begin
+    task = resolve_task(config.data)
+    lengths = derive_lengths(task, config.data.task_feature_lengths)
+    longest = dict.fromkeys(("inputs", "targets"), 0)
+    for example in examples_of(first_batch(config)):
+        for name, ids in (("inputs", example["encoder_input_tokens"]), ("targets", example["decoder_target_tokens"])):
+            assert (ids[0], ids[-1]) == (begin, end) and begin not in ids[1:]
+            longest[name] = max(longest[name], len(ids))
+    assert longest == lengths, "the rows are full"
+
+
 def test_an_end_with_the_id_of_padding_has_its_weight(tmp_path: Path) -> None:
     model = saved(tmp_path / "folder", "llama", "padding_is_end")
     config = run_of(tmp_path / "folder", "llama", tmp_path)
@@ -441,3 +461,25 @@ def test_what_cannot_be_trained_with_published_ids_is_said_in_one_sentence(tmp_p
     (tmp_path / "decoder" / "config.json").unlink()
     with pytest.raises(InputError, match=r"is a folder without config\.json"):
         limba.train(other)
+
+
+@pytest.mark.parametrize(("kind", "style"), [("llama", "llama"), ("gpt2", "first")])
+def test_a_piece_that_is_padding_too_stays_text(kind: str, style: str, tmp_path: Path) -> None:
+    """A folder may name any piece as its padding, "!" for one, which is the first of a byte-level vocabulary."""
+    padding = "!" if style == "first" else "."
+    if style == "first":
+        made = transformers.PreTrainedTokenizerFast(
+            tokenizer_object=folders.byte_level(()), eos_token="</s>", pad_token=padding
+        )
+        assert made.pad_token_id == 0
+    else:
+        made = folders.generic(style, pad_token=padding)
+    folders.saved(tmp_path / "folder", kind, made)
+    vocabulary = as_stream(open_folder(tmp_path / "folder"))
+    assert isinstance(vocabulary, StreamVocabulary) and vocabulary.offset == 1
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "folder")
+    text = "a small text! again!! and signs. so.. on"
+    ids = theirs(text, add_special_tokens=False).input_ids
+    assert theirs.pad_token_id in ids
+    assert [number - 1 for number in vocabulary.encode(text)] == ids
+    assert theirs.eos_token_id + 1 not in vocabulary.encode("a </s> text")

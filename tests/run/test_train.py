@@ -111,7 +111,7 @@ def test_a_resumed_run_equals_one_that_never_stopped(config: RunConfig, tmp_path
     assert len(plot_loss(config).read_bytes()) > 5_000
 
     run = epath.Path(config.model_dir)
-    source = Source(str(run), run, {40: run / "checkpoints" / "40"}, "Limba", config.model, config)
+    source = Source(str(run), run, {40: run / "checkpoints" / "40"}, "Limba", model=config.model, run=config)
     about = CardConfig("ro", "apache-2.0", "user/corpus", "2 cores", thank_trc=True)
     write_card(tmp_path, source, 40, Form(("pytorch",)), ["proved"], about)
     written = (tmp_path / "README.md").read_text()

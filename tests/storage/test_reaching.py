@@ -1,5 +1,6 @@
 """A bucket whose server cannot be reached, or does not let us in, is one sentence in seconds, whatever the command."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from limba.cli import main, program
 from limba.config import InputError, StorageError
 from limba.storage import files, servers
+from tests.bucket_server import serving_buckets
 
 COMMANDS = [
     ["status", "gs://nobody/x", "--verify"],
@@ -168,3 +170,19 @@ def test_an_output_that_cannot_be_written_now_is_of_the_storage() -> None:
         assert kind_of(error) is StorageError
     for error in (PermissionError(13, "no"), NotADirectoryError(20, "file"), ValueError("odd")):
         assert kind_of(error) is InputError
+
+
+def test_a_program_that_has_used_buckets_before_reads_them_at_once() -> None:
+    """fsspec keeps the class of its first use, gcsfs's own, which would ask an emulator by gRPC for a minute."""
+    program = (
+        "import fsspec; fsspec.get_filesystem_class('gs');"
+        " from etils import epath; from limba.storage.files import read_text, resolved;"
+        " print(read_text(resolved('gs://bucket/a.txt')))"
+    )
+    with serving_buckets() as server:
+        server.put("bucket", "a.txt", b"a text")
+        ended = subprocess.run(
+            [sys.executable, "-c", program], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=50,
+            env={**os.environ, **server.environment()},
+        )  # fmt: skip
+    assert ended.stdout == "a text\n" and "gRPC" not in ended.stderr and "bucket type" not in ended.stderr, ended.stderr

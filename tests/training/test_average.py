@@ -205,7 +205,7 @@ def test_a_model_that_is_used_is_the_average_unless_the_run_has_none(tmp_path: P
         assert found.has_average
         assert_has(found, average)
     assert_has(LimbaCheckpoint(place), False)
-    source = Source(str(place), tmp_path / "run", {0: place}, "Limba", SMALL)  # pyright: ignore[reportArgumentType]
+    source = Source(str(place), tmp_path / "run", {0: place}, "Limba", model=SMALL)  # pyright: ignore[reportArgumentType]
     assert_has(source.arrays(0), True)
 
     (tmp_path / "run" / "config.json").write_text(plain.to_text(SMALL))

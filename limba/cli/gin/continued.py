@@ -135,17 +135,32 @@ def complete(source: Source) -> Continued | None:
 
 def _path_in(source: Source) -> str | None:
     """Returns the path of the model, None where it is not given; ConfigError for a value that is not a path."""
-    names = (PATH, "config.RunConfig.initial_checkpoint_path")
-    values = [binding.value for binding in source.bindings if binding.name in names]
-    if not values or values[-1] == REQUIRED:
+    value = _value_of(source, PATH, "config.RunConfig.initial_checkpoint_path")
+    if value == REQUIRED:
         return None
-    if not isinstance(values[-1], str) or not values[-1]:
+    if not isinstance(value, str) or not value:
         raise ConfigError(
             "RunConfig.initial_checkpoint_path",
-            f"is {values[-1]!r}, and the run continues from a model; give a hub id such as google/umt5-base, a folder"
+            f"is {value!r}, and the run continues from a model; give a hub id such as google/umt5-base, a folder"
             " for transformers, or a run.",
         )
-    return values[-1]
+    return value
+
+
+def _value_of(source: Source, *names: str) -> object:
+    """Returns the value that was last given under one of these names, of a macro its own value; REQUIRED without one.
+
+    gin has resolved no macro yet: the file that the include leaves open may set more of them.
+    """
+    value: object = REQUIRED
+    wanted: tuple[str, ...] = names
+    for _ in source.bindings:  # at most once for each: macros may name each other in a circle
+        values = [binding.value for binding in source.bindings if binding.name in wanted]
+        value = values[-1] if values else REQUIRED
+        if not isinstance(value, Macro) or value == REQUIRED:
+            break
+        wanted = (value.name,)
+    return value
 
 
 def _of_run_or_path(source: Source, path: str) -> Continued:
@@ -153,11 +168,10 @@ def _of_run_or_path(source: Source, path: str) -> Continued:
     try:
         return _opened(path)
     except InputError as error:
-        directories = [binding.value for binding in source.bindings if binding.name == "MODEL_DIR"]
         with quiet_imports():
             from limba.formats import limba_checkpoint
             from limba.storage.files import resolved
-        directory = directories[-1] if directories else None
+        directory = _value_of(source, "MODEL_DIR", "config.RunConfig.model_dir")
         if not isinstance(directory, str) or not limba_checkpoint.checkpoints_of(resolved(directory)):
             raise
         logger.warning("%s The network and the vocabulary are taken from the run in %s.", error, directory)

@@ -13,12 +13,15 @@ import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
 from limba.config import OBJECTIVES, ConfigError, extras
 from limba.data import bridge, user_code
-from limba.data.dataset import Dataset, Step
+from limba.data.dataset import TOKENS, Dataset, Step
 from limba.data.objectives.language_modeling import as_one_sequence, lm_adaptation_lengths
 from limba.data.objectives.supervised import is_supervised, own
 from limba.data.objectives.token_blocks import check_targets, tokenize_documents, unwrapped
+from limba.data.packing import FEATURES
 from limba.data.registry import Mixture, Task, parts_of
 from limba.data.vocabulary.stream import StreamVocabulary
 
@@ -55,8 +58,35 @@ def _applied(task: Task, steps: list[Step], dataset: Dataset, lengths: Mapping[s
         for step in group:
             known = inspect.signature(step).parameters
             given = {name: value for name, value in arguments.items() if name in known}
-            dataset = step(dataset, **given)
+            before = _before_each_side(task)
+            if not before or objective_of(step) is None:
+                dataset = step(dataset, **given)
+                continue
+            if lengths is not None:
+                given["sequence_length"] = {name: length - len(before) for name, length in lengths.items()}
+            dataset = _beginning_with(before, step(dataset, **given))
     return dataset
+
+
+def _before_each_side(task: Task) -> tuple[int, ...]:
+    """Returns what the template of a T5's folder for transformers puts before a text: its inputs, and its targets.
+
+    Most have nothing there. What stands before the text of one sequence is put there with its documents.
+    """
+    vocabulary = task.output_features["targets"].vocabulary
+    if not isinstance(vocabulary, StreamVocabulary) or vocabulary.is_one_sequence:
+        return ()
+    return vocabulary.begins
+
+
+def _beginning_with(before: tuple[int, ...], rows: Dataset) -> Dataset:
+    begin = np.array(before, np.int32)
+    names = [name for name in FEATURES if name in rows.spec]
+
+    def framed(row: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {**row, **{name: np.concatenate([begin, row[name]]) for name in names}}
+
+    return rows.map(framed, {**rows.spec, **dict.fromkeys(names, TOKENS)})
 
 
 def _is_plain(step: Step) -> bool:
@@ -242,5 +272,8 @@ def _lengths_needed(task: Task, lengths: Mapping[str, int]) -> dict[str, int] | 
             needed = function_of(name, "_lengths")
             choices = step.keywords if isinstance(step, functools.partial) else {}
             known = inspect.signature(needed).parameters
-            return needed(lengths, **{name: value for name, value in choices.items() if name in known})
+            given = {name: value for name, value in choices.items() if name in known}
+            num_before = len(_before_each_side(task))
+            of_text = needed({name: length - num_before for name, length in lengths.items()}, **given)
+            return {name: length + num_before for name, length in of_text.items()}
     return None

@@ -74,7 +74,7 @@ def whole_word_masked_lm(
     causal_share: float = 0.0,
     whole_documents: bool = False,
 ) -> Dataset:
-    """Returns what `masked_lm` does, with whole words hidden: those that SentencePiece's marker begins.
+    """Returns what `masked_lm` does, with whole words hidden, whose beginnings the pieces mark.
 
     Words are taken in random order as long as they fit into the row's number of hidden tokens. Words of more than 16
     pieces count as several. Raises InputError for vocabularies that do not mark words, too.

@@ -17,9 +17,9 @@ from limba.config import ConfigError
 from limba.data.dataset import TOKENS, Dataset, Step, preprocessor
 from limba.data.objectives.token_blocks import Features, unwrapped
 from limba.data.packing import FEATURES
-from limba.data.registry import Feature, Mixture, Task
+from limba.data.registry import Feature, Mixture, Task, parts_of
 from limba.data.vocabulary.load import encoder
-from limba.data.vocabulary.stream import StreamVocabulary
+from limba.data.vocabulary.stream import StreamVocabulary, offset_of
 from limba.data.vocabulary.vocabularies import Vocabulary
 
 
@@ -103,6 +103,7 @@ def _end(feature: Feature) -> np.ndarray:
 # `append_eos_after_trim` cuts to one less than the length and appends the end: every example has exactly one.
 SUPERVISED = (tokenize, append_eos_after_trim)
 TOKENIZERS = (tokenize, tokenize_and_append_eos)
+ENDING = (tokenize_and_append_eos, append_eos, append_eos_after_trim)
 OF_SEQIO = {step.__name__: step for step in (tokenize, tokenize_and_append_eos, append_eos, append_eos_after_trim)}
 
 
@@ -154,6 +155,23 @@ def is_supervised(task: Task) -> bool:
     if not set(FEATURES) <= set(task.output_features):
         return False  # one text: a language model's
     return any(unwrapped(own(step)) in TOKENIZERS for step in task.preprocessors) and not has_objective(task)
+
+
+def input_end_of(task: Task | Mixture) -> int | None:
+    """Returns the model's id that ends each input of a supervised task; None where there is none, or no inputs."""
+    found = {_input_end(part) for part in parts_of(task)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _input_end(task: Task) -> int | None:
+    if not is_supervised(task):
+        return None
+    feature = task.output_features[FEATURES[0]]
+    end = feature.vocabulary.eos_id
+    is_ended = any(unwrapped(own(step)) in ENDING for step in task.preprocessors)
+    if end is None or not feature.add_eos or not is_ended:
+        return None
+    return end - offset_of(feature.vocabulary)
 
 
 def has_objective(task: Task) -> bool:

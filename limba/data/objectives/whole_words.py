@@ -1,4 +1,4 @@
-"""Span corruption of whole words, which SentencePiece's word marker separates.
+"""Span corruption of whole words, whose beginnings the pieces of a vocabulary mark.
 
 Raffel et al. 2020 corrupt pieces, and half a word often reveals the other half. Here t5's random
 segmentation (arXiv:1910.10683, section 3.1.4) is applied to words instead of tokens.
@@ -16,6 +16,8 @@ from limba.data.dataset import Dataset, preprocessor
 from limba.data.objectives.spans import raw_and_targets
 from limba.data.objectives.token_blocks import NAMES, Features, Rows, Sentinels, check_targets, rows_of_blocks
 from limba.data.vocabulary.load import SPACE, first_byte, num_sentinels, sentinel_table
+from limba.data.vocabulary.stream import StreamVocabulary
+from limba.data.vocabulary.tokenizers import TokenizersVocabulary
 from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVocabulary, Vocabulary
 
 Begins = Callable[[np.ndarray], np.ndarray]  # tokens [n] -> bool [n]: which of them begin a word
@@ -95,10 +97,18 @@ def corrupt_words(
 def begins_word(vocabulary: Vocabulary) -> np.ndarray:
     """Returns bool [vocab_size]: the pieces that begin a word, or the bytes of white space.
 
-    Raises InputError for other vocabularies, and if no piece has the marker.
+    SentencePiece marks the piece that follows a space, byte-level BPE has the space in it, and WordPiece marks the
+    pieces that go on with a word; there a punctuation mark is a word too. Raises InputError for other vocabularies, and
+    if no piece has a marker.
     """
     begins = np.zeros([vocabulary.vocab_size], bool)
-    if isinstance(vocabulary, ByteVocabulary):
+    if isinstance(vocabulary, StreamVocabulary):
+        begins[vocabulary.offset :] = begins_word(vocabulary.published)
+        begins[vocabulary.without_text] = False
+        return begins
+    if isinstance(vocabulary, TokenizersVocabulary):
+        begins[:] = vocabulary.begins_word()
+    elif isinstance(vocabulary, ByteVocabulary):
         begins[[first_byte(vocabulary) + byte for byte in b" \t\r\n"]] = True
     elif isinstance(vocabulary, SentencePieceVocabulary):
         pieces = vocabulary.tokenizer
@@ -106,9 +116,9 @@ def begins_word(vocabulary: Vocabulary) -> np.ndarray:
         begins[sentinel_table(vocabulary)] = False
     if not begins.any():
         raise InputError(
-            "Whole-word span corruption needs pieces that mark where words begin, and the vocabulary has none; "
-            "set DataConfig.vocabulary to a SentencePiece model or 'byte', or DataConfig.objective to"
-            " 'span_corruption'."
+            "Whole words are hidden by pieces that mark where words begin, and the vocabulary has none; set"
+            " DataConfig.vocabulary to one of SentencePiece, of byte-level BPE or of WordPiece, or to 'byte', or"
+            " DataConfig.objective to 'span_corruption', for an encoder 'masked_lm'."
         )
     return begins
 

@@ -160,6 +160,17 @@ class PublishedVocabulary(TokenizersVocabulary):
                 " text, or resize the model's embedding in transformers."
             )
 
+    def read_as_text(self, number: int) -> None:
+        """Has text cut at a special token's name, as transformers cuts it, where other special names are plain text."""
+        import tokenizers
+
+        state = json.loads(self.tokenizer.to_str())
+        for token in state["added_tokens"]:
+            if token["id"] == number:
+                token["special"] = False
+        self.tokenizer = tokenizers.Tokenizer.from_str(json.dumps(state))
+        self.tokenizer.encode_special_tokens = True
+
     @property
     def pad_id(self) -> int | None:  # type: ignore[override]
         return self.ids.get("pad_token")

@@ -99,6 +99,7 @@ class SpecialIds:
     suppressed: tuple[int, ...] = ()  # are never written
     unsupported: tuple[str, ...] = ()  # rules of generation_config.json that Limba does not have
     passed_over: tuple[str, ...] = ()  # rules of the same file that change which text is found, and are not applied
+    input_end: int | None = None  # of a language model that learned pairs: what stands between an input and its target
     is_published: bool = False  # read from a folder for transformers; False: T5's layout, in which 0 is never text
 
     @property
@@ -142,6 +143,25 @@ class SpecialIds:
         after = self.after if ends else ()
         room = None if length is None else max(0, length - len(self.before) - len(after))
         return [*self.before, *ids[:room], *after]
+
+    def prompt(self, ids: Sequence[int], ends: bool = True) -> list[int]:
+        """Returns a text's ids as a language model reads them before it writes.
+
+        A model that learned pairs reads an input as its rows have it, with an end; any other one reads the template,
+        without `ends` the part before the text alone.
+
+        >>> SpecialIds(before=(0,)).prompt([7, 8]), SpecialIds(before=(0,), input_end=1).prompt([7, 8])
+        ([0, 7, 8], [0, 7, 8, 1])
+        """
+        if self.input_end is not None:
+            return [*self.before, *ids, self.input_end]
+        return self.framed(ids, ends=ends)
+
+    @property
+    def end_of_row(self) -> int | None:
+        """The id with which the data stream ends a language model's inputs and its targets."""
+        ids = self.target([])[len(self.before) :]
+        return ids[-1] if ids else None
 
     def target(
         self, ids: Sequence[int], length: int | None = None, ends: bool = True, follows: bool = False
@@ -303,7 +323,12 @@ def as_stream(vocabulary: Vocabulary) -> Vocabulary:
             ends = tuple(special.target([])[len(special.before) :])
     elif end:
         ends = end  # of the inputs and of what the model writes
-    offset = 0 if _is_padding_alone(vocabulary, special, family, start) else 1
+    padding = vocabulary.pad_id
+    is_padding_text = padding is not None and trained.is_piece(padding)
+    if padding is not None and is_padding_text:
+        trained.read_as_text(padding)
+    is_padding_alone = not is_padding_text and _is_padding_alone(vocabulary, special, family, start)
+    offset = 0 if is_padding_alone else 1
     if not offset and family.is_decoder_only and not family.is_encoder:
         begins = ()  # a row's start is its padding
     return StreamVocabulary(
@@ -316,20 +341,25 @@ def as_stream(vocabulary: Vocabulary) -> Vocabulary:
         ends=ends,
         start=start,
         is_one_sequence=family.is_decoder_only,
-        never_text=_never_text(vocabulary, special),
+        never_text=_never_text(vocabulary, special, family, is_padding_text),
     )
 
 
-def _never_text(vocabulary: PublishedVocabulary, special: SpecialIds) -> frozenset[int]:
-    """Returns the ids that no text has: special tokens, sentinels, and ids with a role.
+def _never_text(
+    vocabulary: PublishedVocabulary, special: SpecialIds, family: Family, is_padding_text: bool
+) -> frozenset[int]:
+    """Returns the ids as which no text is read: special tokens, a T5's sentinels, and those with a role.
 
-    The unknown piece is one of them only where it stands around a text too, as GPT-2's end does.
+    The unknown piece is one of them only where it stands around a text too, as GPT-2's end does. So it is with a piece
+    of text that a folder names as its padding, such as "!".
     """
     added = vocabulary.tokenizer.get_added_tokens_decoder().items()
-    special_tokens = {number for number, token in added if token.special}
-    never_text = {*special_tokens, *vocabulary.ids.values(), *sentinel_table(vocabulary)}
-    never_text.discard(vocabulary.unk_id)
-    return frozenset(never_text | {*special.around})
+    never_text = {number for number, token in added if token.special}
+    never_text |= {*vocabulary.ids.values()}
+    if not family.is_decoder_only:
+        never_text |= {*sentinel_table(vocabulary)}
+    text = {vocabulary.unk_id, vocabulary.pad_id if is_padding_text else None}
+    return frozenset((never_text - text) | {*special.around})
 
 
 def _is_padding_alone(vocabulary: PublishedVocabulary, special: SpecialIds, family: Family, start: int) -> bool:

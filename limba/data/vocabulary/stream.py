@@ -98,6 +98,11 @@ class StreamVocabulary(Vocabulary):
         return None if number is None else number + self.offset
 
     @property
+    def without_text(self) -> list[int]:
+        """The ids as which no text is read: special tokens, sentinels, and those with a role."""
+        return [number + self.offset for number in sorted(self._never_text) if number < self.published.vocab_size]
+
+    @property
     def _base_vocab_size(self) -> int:
         return self.published.vocab_size + self.offset
 

@@ -93,6 +93,45 @@ class TokenizersVocabulary(Vocabulary):
                 pieces[number] = token.replace(SPACE, " ").encode()
         return pieces
 
+    def is_piece(self, number: int) -> bool:
+        """Returns whether text is cut into this token, also where the name of a special token is plain text.
+
+        A token such as <pad> may stand among the pieces too: no merge of BPE gives it, and SentencePiece has no
+        probability of it, but 0.0 in the place of a logarithm below 0.
+        """
+        name = self.tokenizer.id_to_token(number)
+        model = json.loads(self.tokenizer.to_str())["model"]
+        if name is None:
+            return False
+        if model["type"] == "BPE":
+            merges = ("".join(each) if isinstance(each, list) else each.replace(" ", "") for each in model["merges"])
+            return name in model["vocab"] and (len(name) == 1 or name in merges)
+        if model["type"] == "Unigram":
+            return any(piece == name and score < 0 for piece, score in model["vocab"])
+        return name in model["vocab"] and number in self.encode(name)
+
+    def begins_word(self) -> list[bool]:
+        """Returns whether each id's piece begins a word, none where the pieces do not say it.
+
+        WordPiece marks the pieces that go on with one; other pieces begin one where they begin with white space. What
+        is a token beside the pieces begins none.
+        """
+        model = json.loads(self.tokenizer.to_str())["model"]
+        added = self.tokenizer.get_added_tokens_decoder()
+        found = [False] * self.vocab_size
+        if model.get("end_of_word_suffix"):  # which marks where a word ends
+            return found
+        if model["type"] == "WordPiece":
+            continues = model["continuing_subword_prefix"]
+            for piece, number in model["vocab"].items():
+                found[number] = not piece.startswith(continues) and number not in added
+            if self.unk_id is not None:  # a word that is not known
+                found[self.unk_id] = True
+            return found
+        for number, text in enumerate(self.piece_bytes()):
+            found[number] = text[:1].isspace() and number not in added
+        return found
+
     @property
     def _base_vocab_size(self) -> int:
         return max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import sys
 from collections.abc import Iterator, Sequence
@@ -29,10 +30,11 @@ class LimbaLM(TemplateLM):
     """A model by its path: `--model limba --model_args pretrained=runs/ro`.
 
     A language model's context and continuation are one sequence after the start id, which is read once and never
-    scored. A T5 reads the context and writes the continuation; with `sentinels` it reads `CONTEXT <extra_id_0>` and
-    writes `<extra_id_0> CONTINUATION`, as one that has only learned to fill gaps does. Without the argument it does so
-    where the run, or the record in the folder that was exported from it, says that it has learned nothing else. Of an
-    empty context a T5 reads only the gap, or nothing but the end of sequence. Sentinels and ends are not scored.
+    scored; where it learned pairs, the context is an input, which has an end. A T5 reads the context and writes the
+    continuation; with `sentinels` it reads `CONTEXT <extra_id_0>` and writes `<extra_id_0> CONTINUATION`, as one that
+    has only learned to fill gaps does. Without the argument it does so where the run, or the record in the folder that
+    was exported from it, says that it has learned nothing else. Of an empty context a T5 reads only the gap, or nothing
+    but the end of sequence. Sentinels and ends are not scored.
     """
 
     def __init__(self, pretrained: str, batch_size: int | str = 8, sentinels: bool | None = None, **options: object):
@@ -81,13 +83,19 @@ class LimbaLM(TemplateLM):
         """Returns the ids of a text, without a start or an end."""
         return [int(token) for token in self._vocabulary.encode(string)]
 
-    def _pair(self, context: Sequence[int], scored: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the ids that the network reads and writes."""
+    def _pair(self, context: Sequence[int], scored: Sequence[int], is_one_text: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the ids that the network reads and writes; with `is_one_text` they are parts of a text, and no pair.
+
+        What has no context is a text too.
+        """
         start = self.prefix_token_id
         if context and context[0] == start:  # as the harness begins a text, or a window of it
             context = context[1:]
         if self.backend == "causal":
-            read = self._special.framed(context, ends=False) or [start]
+            special = self._special
+            if is_one_text or not context:
+                special = dataclasses.replace(special, input_end=None)
+            read = special.prompt(context, ends=False) or [start]
             write = [*scored]
         else:
             gap = PieceTable(self._vocabulary).sentinels[:1] if self.sentinels else []
@@ -95,11 +103,13 @@ class LimbaLM(TemplateLM):
             write = [*gap, *scored]
         return np.asarray(read, np.int32), np.asarray(write, np.int32)
 
-    def _loglikelihood_tokens(self, requests: Sequence[Scored], **options: object) -> list[tuple[float, bool]]:
+    def _loglikelihood_tokens(
+        self, requests: Sequence[Scored], is_one_text: bool = False, **options: object
+    ) -> list[tuple[float, bool]]:
         results = []
         for start in range(0, len(requests), self._rows):
             part = requests[start : start + self._rows]
-            pairs = [self._pair(context, scored) for _, context, scored in part]
+            pairs = [self._pair(context, scored, is_one_text) for _, context, scored in part]
             for logits, (_, _, scored) in zip(self.trained.logits_of_ids(pairs, self._rows), part, strict=True):
                 rows = logits[len(logits) - len(scored) :].astype(np.float64)  # not the sentinel's
                 rows -= rows.max(axis=1, keepdims=True)
@@ -109,15 +119,12 @@ class LimbaLM(TemplateLM):
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
         """Returns the log likelihood of each text; long ones in windows, each of whose tokens is scored once."""
-        return [
-            sum(
-                likelihood
-                for likelihood, _ in self._loglikelihood_tokens(
-                    [(("", ""), *window) for window in self._windows(*request.args)]
-                )
-            )
-            for request in requests
-        ]
+        results = []
+        for request in requests:
+            windows = [(("", ""), *window) for window in self._windows(*request.args)]
+            scores = self._loglikelihood_tokens(windows, is_one_text=True)
+            results.append(sum(likelihood for likelihood, _ in scores))
+        return results
 
     def _windows(self, text: str) -> Iterator[tuple[list[int], list[int]]]:
         ids = self.tok_encode(text)

@@ -174,10 +174,10 @@ def _has_vocabulary(name: str) -> bool:
 
 def run_of(name: str) -> Path | None:
     """Returns the directory of a local run, also from one of its checkpoints; None for any other model."""
-    folder = Path(name).expanduser()
-    if folder.parent.name == "checkpoints":
-        folder = folder.parent.parent
-    return folder if (folder / "checkpoints").is_dir() else None
+    from limba.api import look_at
+
+    found = None if "://" in name else look_at(name)
+    return Path(found.directory) if found is not None and found.kind == "Limba" else None
 
 
 def _ways(network: ModelConfig) -> tuple[str, ...]:
@@ -195,9 +195,11 @@ def _has_no_start(trained: TrainedModel) -> bool:
 
 def _may_be_foreign(name: str) -> bool:
     """Returns whether a name is a folder for transformers, or may be a model on the hub."""
+    from limba.api import look_at
+
     folder = Path(name).expanduser()
     if folder.exists():
-        return (folder / "config.json").is_file() and not (folder / "checkpoints").exists()
+        return (folder / "config.json").is_file() and look_at(name) is None
     return hub_id(name) is not None
 
 

@@ -1,5 +1,6 @@
 """Vocabularies that are folders for transformers, or hub ids: where they are read from and kept, and their rows."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from limba.data.vocabulary.special_ids import as_stream, of_run
 from limba.data.vocabulary.stream import RowIds, StreamVocabulary, offset_of, published_of, row_ids_of
 from tasks import t5_mlm, text_to_text  # noqa: F401  register the tasks
 from tests import published as folders
+from tests.bucket_server import emulated
 from tests.http_server import ModelHubHandler, as_hub, serving
 
 TEXT = "Line 7 of a small text: ærlig, again."
@@ -177,3 +179,29 @@ def test_a_folder_without_what_a_run_needs_is_refused(tmp_path: Path) -> None:
         load_vocabulary(str(folder))
     with pytest.raises(InputError, match=r"describes a 'bert' of 512 ids, .*give the path of its tokenizer\.json"):
         as_stream(load_vocabulary(str(written(tmp_path / "bert", "bert", "bert"))))
+
+
+def test_a_folder_in_a_bucket_is_read_kept_by_the_run_and_read_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = written(tmp_path / "lm", "llama", "llama")
+    local = as_stream(load_vocabulary(str(folder)))
+    data = DataConfig("t5_mlm", {"targets": 32}, 8, vocabulary="gs://bucket/lm", objective="causal_lm")
+    with emulated(monkeypatch) as server:
+        for file in folder.iterdir():
+            server.put("bucket", f"lm/{file.name}", file.read_bytes())
+        vocabulary = resolve_task(data).output_features["targets"].vocabulary
+        for run in (str(tmp_path / "run"), "gs://bucket/run"):
+            keep_vocabularies([resolve_task(data)], run)
+        with pytest.raises(InputError, match="^The vocabulary gs://bucket/none does not exist"):
+            resolve_task(dataclasses.replace(data, vocabulary="gs://bucket/none"))
+        server.put("bucket", "bare/tokenizer.json", (folder / "tokenizer.json").read_bytes())
+        with pytest.raises(InputError, match=r"^The vocabulary gs://bucket/bare is a folder without config\.json"):
+            resolve_task(dataclasses.replace(data, vocabulary="gs://bucket/bare"))
+        for name in server.names("lm/"):
+            del server.objects["bucket", name]
+        kept = [resolve_task(data, run) for run in (str(tmp_path / "run"), "gs://bucket/run")]
+        again = [task.output_features["targets"].vocabulary for task in kept]
+    for each in (vocabulary, *again):
+        assert isinstance(each, StreamVocabulary)
+        assert each.encode(TEXT) == local.encode(TEXT)

@@ -122,7 +122,7 @@ class Player:
         return {
             "name": self.name,
             "step": self._trained.step,
-            "continues": model.is_decoder_only and writes,
+            "continues": model.is_decoder_only and writes and not self._trained.answers,
             "writes": writes,
             "fills": fills,
             "examples": self._examples,
