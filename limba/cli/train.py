@@ -32,9 +32,9 @@ def run(argv: Sequence[str]) -> None:
 def to_end(given: GinRun) -> None:
     """Joins the processes and trains a run; raises RestartError if it was asked to stop, and what `run` raises."""
     from limba.run import train
-    from limba.sharding import joining, watchdog
+    from limba.sharding import joining, others
 
-    with watchdog.ending_together(), named(given.names):
+    with others.ending_together(), named(given.names):
         joining.join_hosts(given.config)
         say_what_it_continues(given)
         say_what_is_wrong(given)

@@ -78,13 +78,13 @@ def test_an_end_keeps_its_reason_where_the_folder_is_gone(tmp_path: Path) -> Non
 
 
 def test_a_phase_has_a_limit_too(ends: list, tmp_path: Path) -> None:
-    with Watchdog(0.1, str(tmp_path), phase_seconds=0.3) as watched, watched.phase("An evaluation"):
+    with Watchdog(0.1, str(tmp_path), phase_limit=0.3) as watched, watched.phase("An evaluation"):
         wait_until(lambda: ends)
     assert ends[0][0].startswith("An evaluation has not ended after 0 s")
 
 
 def test_a_start_that_hangs_has_a_limit(ends: list, tmp_path: Path) -> None:
-    with Watchdog(0.1, str(tmp_path), phase_seconds=0.2):
+    with Watchdog(0.1, str(tmp_path), phase_limit=0.2):
         wait_until(lambda: ends)
     assert ends[0][0].startswith("The start of the run, with its first step, has not ended")
 

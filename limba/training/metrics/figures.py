@@ -20,8 +20,8 @@ from limba import tool_registry
 from limba.config import NonFiniteError, RunConfig, reason_of
 from limba.config.schedule import AUTO, AUTO_STEPS
 from limba.model.kernels.choose import unfit
-from limba.sharding.agreement import installed
-from limba.sharding.watchdog import OTHERS
+from limba.sharding.consistency import installed
+from limba.sharding.others import OTHERS
 from limba.storage.files import as_typed_here, write_whole
 from limba.training.metrics.flops import flops_per_sequence, peak_flops_per_device
 from limba.training.metrics.logging import Metrics

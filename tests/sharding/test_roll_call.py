@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from limba.config import InputError, RestartError
-from limba.sharding import joining
+from limba.sharding import roll_call
 from limba.sharding.clusters import Membership
 from tests.sharding.processes import free_port
 from tests.waiting import wait_until
@@ -18,7 +18,7 @@ def call(places: list[Membership], seconds: float = 60.0) -> list[BaseException 
 
     def one(number: int) -> None:
         try:
-            joining.wait_for_all(places[number], f":{places[number].port}", seconds)
+            roll_call.wait_for_all(places[number], f":{places[number].port}", seconds)
             ends[number] = None
         except (InputError, RestartError) as error:
             ends[number] = error
@@ -49,7 +49,7 @@ def test_the_port_is_free_at_once() -> None:
 def test_who_is_missing_is_named_again_and_again(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(joining, "NAMING_SECONDS", 0.5)
+    monkeypatch.setattr(roll_call, "NAMING_SECONDS", 0.5)
     ends = call(places(0, 2, count=5), seconds=2.5)
     late = "Processes 1, 3 and 4 of 5 have not joined within 2 s (JOIN_TIMEOUT_SECONDS); start the command"
     assert all(isinstance(end, RestartError) and str(end).startswith(late) for end in ends), ends
@@ -61,7 +61,7 @@ def test_who_is_missing_is_named_again_and_again(
 def test_a_first_process_that_does_not_answer_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(joining, "NAMING_SECONDS", 0.5)
+    monkeypatch.setattr(roll_call, "NAMING_SECONDS", 0.5)
     (end,) = call(places(1, count=2), seconds=1.5)
     assert isinstance(end, RestartError) and "The first process did not answer at 127.0.0.1:" in str(end)
     assert capfd.readouterr().err.startswith("Process 1 of 2 waits for process 0, which does not answer at 127.0.0.1:")
