@@ -20,9 +20,10 @@ TRAINED_STEPS = 20  # of the run that the faults begin with; a checkpoint every 
 WHOLE_STEPS = 40  # up to which it is resumed afterwards
 # Of the undisturbed run that is compared with those that meet their fault while they train, by its processes.
 LONG_STEPS = {1: 320, 2: 240, 4: 100}
-# That those train afterwards, by their processes: more than were trained and not saved. Four processes share two cores,
-# where most of a trial's time would be their steps.
-MORE_STEPS = {1: 60, 2: 60, 4: 25}
+MORE_STEPS = 20  # that those train afterwards
+# The same after processes have ended, by their number: more than were trained and not saved. Four processes share two
+# cores, where most of a trial's time would be their steps.
+RESUMED_STEPS = {1: 60, 2: 60, 4: 25}
 UNSAVED = "--gin.CHECKPOINT_PERIOD=1000"  # of a run to compare with, which nobody resumes
 TOLERANCE = 1e-5  # of the first ten steps' losses on another number of processes, as in tests/run/test_kill.py
 UNWANTED = re.compile(
