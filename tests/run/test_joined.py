@@ -11,7 +11,7 @@ import pytest
 from tests.run.test_hosts import finish, losses
 from tests.sharding.processes import ROOT, free_port, variables, xla_flags
 
-# A machine without GPUs says that it has GPUS of them: jax keeps to the devices that it was given, and has none of them.
+# A machine without GPUs says that it has GPUS of them; jax remembers which of them it was given, and finds none.
 JOIN = """
 import json, os, sys
 import jax
@@ -64,7 +64,8 @@ def of_kubernetes(count: int) -> list[dict[str, str]]:
 def of_open_mpi_5(count: int) -> list[dict[str, str]]:
     """It no longer says where its first process is; all are on one host."""
     return [
-        {name: value for name, value in place.items() if name != "OMPI_MCA_orte_hnp_uri"} for place in of_open_mpi(count)
+        {name: value for name, value in place.items() if name != "OMPI_MCA_orte_hnp_uri"}
+        for place in of_open_mpi(count)
     ]
 
 
