@@ -39,7 +39,7 @@ def ends(started: list[subprocess.Popen]) -> list[tuple[int, str, list[str]]]:
 
 
 def _own_lines(errors: str) -> list[str]:
-    return [line for line in errors.splitlines() if not line.startswith("process ") and "[external/gloo" not in line]
+    return [line for line in errors.splitlines() if not line.startswith(("process ", "[external/gloo"))]
 
 
 def join(net: Network, **more: str) -> list[tuple[int, str, list[str]]]:
@@ -98,14 +98,15 @@ def test_a_machine_that_cannot_reach_the_first_one_is_named(tmp_path: Path) -> N
 
 
 def test_two_machines_that_only_reach_the_first_one_end_the_run(tmp_path: Path) -> None:
-    """All three join; the first exchange of numbers fails."""
+    """All three join; the first exchange of numbers fails. One may notice later than the others, which jax then ends."""
     with network(NAMES, tmp_path) as net:
         net.separate(1, 2)
         arguments = [str(tmp_path), "600", "600", "0", "sleep", "0", "0"]
         found = ends(start(net, [sys.executable, "-c", PROGRAM, *arguments]))
-    for status, _, lines in found:
-        assert status == 75, found
-        assert len(lines) == 1 and "The exchange between the 3 processes failed (" in lines[0], found
+    assert all(status in (-signal.SIGABRT, 75) for status, _, _ in found), found
+    said = [lines for status, _, lines in found if status == 75]
+    assert len(said) >= 2, found
+    assert all(len(lines) == 1 and "The exchange between the 3 processes failed (" in lines[0] for lines in said), found
 
 
 @pytest.mark.parametrize("process", [0, 1])
