@@ -42,13 +42,16 @@ def in_processes(monkeypatch: pytest.MonkeyPatch) -> Callable:
     monkeypatch.setattr(agreement.distributed, "global_state", state)
 
     def run(num: int, work: Callable[[int], object]) -> list[object]:
-        address, found = f"127.0.0.1:{free_port()}", [None] * num
+        address = f"127.0.0.1:{free_port()}"
+        found = [None] * num
         service = _jax.get_distributed_runtime_service(address, num)
 
         def one(process: int) -> None:
             client = _jax.get_distributed_runtime_client(address, process, init_timeout=60)
             client.connect()
-            state.client, state.num_processes, state.process_id = client, num, process
+            state.client = client
+            state.num_processes = num
+            state.process_id = process
             try:
                 found[process] = work(process)
             except Exception as error:  # noqa: BLE001  compared by the test

@@ -98,7 +98,7 @@ def test_a_machine_that_cannot_reach_the_first_one_is_named(tmp_path: Path) -> N
 
 
 def test_two_machines_that_only_reach_the_first_one_end_the_run(tmp_path: Path) -> None:
-    """All three join; the first exchange of numbers fails. One may notice later than the others, which jax then ends."""
+    """All three join; the first exchange of numbers fails. jax ends one that notices later than the others."""
     with network(NAMES, tmp_path) as net:
         net.separate(1, 2)
         arguments = [str(tmp_path), "600", "600", "0", "sleep", "0", "0"]

@@ -37,7 +37,8 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 
 def test_a_stuck_step_is_named_and_its_stacks_are_written(ends: list, tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "5").mkdir(parents=True)
-    done, stuck = Result(), Result()
+    done = Result()
+    stuck = Result()
     done.is_there = True
     with Watchdog(0.3, str(tmp_path)) as watched:
         for step, result in ((6, done), (7, stuck), (8, Result())):
