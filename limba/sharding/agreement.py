@@ -44,7 +44,7 @@ def service() -> Any:
 
 
 def own_part() -> tuple[int, int]:
-    """Returns (this process's number, how many there are); unlike jax's functions it starts no device."""
+    """Returns the index of this process and how many there are; unlike jax's functions it starts no device."""
     state = distributed.global_state
     if state.client is None:
         return 0, 1
@@ -64,14 +64,14 @@ def gather_texts(name: str, text: str, seconds: float = LIMIT_SECONDS) -> list[s
     >>> gather_texts("example", "only one", 1.0)
     ['only one']
     """
-    own, number = own_part()
-    if number == 1:
+    process, count = own_part()
+    if count == 1:
         return [text]
     client = service()
     # Each process counts its own calls. They are in step, since all call it equally often.
-    call = client.key_value_increment(f"limba/{name}/calls of {own}", 1)
+    call = client.key_value_increment(f"limba/{name}/calls of {process}", 1)
     folder = f"limba/{name}/{call}"
-    client.key_value_set(f"{folder}/{own}", text)
+    client.key_value_set(f"{folder}/{process}", text)
     failure = None
     try:
         client.wait_at_barrier(folder, int(1000 * seconds))
@@ -79,18 +79,18 @@ def gather_texts(name: str, text: str, seconds: float = LIMIT_SECONDS) -> list[s
         failure = error
     texts = {int(key.rpartition("/")[2]): value for key, value in client.key_value_dir_get(f"{folder}/")}
     if failure is not None:
-        late = [process for process in range(number) if process not in texts]
+        late = [other for other in range(count) if other not in texts]
         raise LateError(late, seconds) from failure
-    if own == 0:
+    if process == 0:
         # All have read the texts of the call before, or they would not be in this one.
         client.key_value_delete(f"limba/{name}/{call - 1}/")
-    return [texts[process] for process in range(number)]
+    return [texts[other] for other in range(count)]
 
 
 def forget_texts(name: str) -> None:
     """Frees the texts of a name and of those below it; call it in the first process, when all have gathered them."""
-    own, number = own_part()
-    if number > 1 and own == 0:
+    process, count = own_part()
+    if count > 1 and process == 0:
         service().key_value_delete(f"limba/{name}/")
 
 

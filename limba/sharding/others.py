@@ -94,27 +94,27 @@ class Others:
     def tell(self, sentence: str, status: int) -> None:
         """Leaves the last words of this process, which ends now, to the others."""
         self._failed = status  # their words do not count any more
-        own, number = own_part()
-        if number > 1:
-            words = json.dumps([own, socket.gethostname(), status, sentence])
-            _try(lambda: service().key_value_set(f"limba/ended/{own}", words))
+        process, count = own_part()
+        if count > 1:
+            words = json.dumps([process, socket.gethostname(), status, sentence])
+            _try(lambda: service().key_value_set(f"limba/ended/{process}", words))
 
     def wait(self, seconds: float = LAST_SECONDS) -> None:
         """Says that this process ends now. The first one, in which jax's service ends too, waits for the others."""
-        own, number = own_part()
-        if number == 1:
+        process, count = own_part()
+        if count == 1:
             return
-        _try(lambda: service().key_value_set(f"limba/left/{own}", "", True))
-        if own == 0:
+        _try(lambda: service().key_value_set(f"limba/left/{process}", "", True))
+        if process == 0:
             with contextlib.suppress(jax.errors.JaxRuntimeError):
-                self._wait_for_leaving(number, seconds)
+                self._wait_for_leaving(count, seconds)
 
-    def _wait_for_leaving(self, number: int, seconds: float) -> None:
+    def _wait_for_leaving(self, count: int, seconds: float) -> None:
         """Returns when all processes have left, or are known to be silent, or when the seconds are over."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             left = {_process_of(key) for key, _ in service().key_value_dir_get("limba/left/")}
-            if len(left | self._silent) == number:
+            if len(left | self._silent) == count:
                 return
             time.sleep(LEFT_SECONDS)
 
@@ -138,9 +138,9 @@ class Others:
             self._silent = set(late.late)
         except jax.errors.JaxRuntimeError:
             pass  # the service is gone, too: jax ends this process
-        number = own_part()[1]
+        count = own_part()[1]
         return RestartError(
-            f"The exchange between the {number} processes failed ({reason_of(error)}{who}); {self._advice()}"
+            f"The exchange between the {count} processes failed ({reason_of(error)}{who}); {self._advice()}"
         )
 
     def _leave(self) -> None:
@@ -162,7 +162,7 @@ class Others:
 
     def _look(self, client: Any) -> None:
         """Reports every INTERVAL_SECONDS, and ends this process some time after another one has left its last words."""
-        own, number = own_part()
+        process, count = own_part()
         host = socket.gethostname()
         for beat in itertools.count():
             if self._over.wait(INTERVAL_SECONDS):
@@ -170,17 +170,17 @@ class Others:
             ended: list[tuple[str, str]] = []
             with contextlib.suppress(jax.errors.JaxRuntimeError):  # jax's own heartbeats decide what that means
                 report = json.dumps({"host": host, "beat": beat, **self.report()})
-                client.key_value_set(f"limba/reports/{own}", report, True)
+                client.key_value_set(f"limba/reports/{process}", report, True)
                 ended = client.key_value_dir_get("limba/ended/")
             if not ended or self._failed is not None:
                 continue
-            process, its_host, status, words = min(json.loads(value) for _, value in ended)
+            other, its_host, status, words = min(json.loads(value) for _, value in ended)
             # Usually this process has an error of its own by then, or its step ends.
             if self._over.wait(GRACE_SECONDS) or self._failed is not None:
                 return
             self.wait()
             end_now(
-                f"Process {process} of {number} (host {its_host}) has ended: {words.rstrip('.')}; {self._advice()}",
+                f"Process {other} of {count} (host {its_host}) has ended: {words.rstrip('.')}; {self._advice()}",
                 status if status in ADOPTED else RestartError.exit_status,
             )
 

@@ -125,7 +125,7 @@ class _Roll:
             if self._verdict == WAIT:
                 self._verdict = self._enter(report)
             if self._verdict == WAIT:
-                self._verdict = self._reachable(report, peer, reached_at)
+                self._verdict = self._judge_addresses(report, peer, reached_at)
             if self._verdict != WAIT:
                 self._told.add(report.token)
             return self._verdict
@@ -154,7 +154,7 @@ class _Roll:
             )
         return WAIT
 
-    def _reachable(self, report: _Report, peer: tuple, reached_at: str) -> Verdict:
+    def _judge_addresses(self, report: _Report, peer: tuple, reached_at: str) -> Verdict:
         """Returns WAIT if process 0 and this one can find each other by the names of their machines, else an error.
 
         On Debian and Ubuntu a machine's own name usually stands for 127.0.1.1. Gloo would tell that to the others,
