@@ -33,16 +33,19 @@ def missing() -> str:
 
 
 class Network:
-    """Machines of these names, at the addresses 10.77.0.1 and up; `names_at` says what each has for its own name."""
+    """Machines of these names, at the addresses 10.77.0.1 and up.
+
+    `own_addresses` are what each has in /etc/hosts for its own name, None for nothing.
+    """
 
     def __init__(self, names: Sequence[str], folder: Path, own_addresses: Sequence[str | None]):
         self.names = list(names)
         self._kept = [self._keep("switch", folder, "")]
         for index, name in enumerate(names):
-            own = own_addresses[index]
-            hosts = [f"{self.address(each)} {other}\n" for each, other in enumerate(names) if each != index]
-            if own is not None:
-                hosts.append(f"{own} {name}\n")
+            hosts = [f"{self.address(other)} {names[other]}\n" for other in range(len(names)) if other != index]
+            own_address = own_addresses[index]
+            if own_address is not None:
+                hosts.append(f"{own_address} {name}\n")
             self._kept.append(self._keep(name, folder, "".join(hosts)))
         self._ip(0, "link add bridge type bridge")
         self._ip(0, "link set bridge up")
@@ -97,9 +100,10 @@ class Network:
 @contextlib.contextmanager
 def network(names: Sequence[str], folder: Path, own_addresses: Sequence[str | None] = ()) -> Iterator[Network]:
     """Yields the machines, connected; each name has its own address for itself, or what `own_addresses` says."""
-    given = own_addresses or [f"10.77.0.{index + 1}" for index in range(len(names))]
-    made = Network(names, folder, given)
+    if not own_addresses:
+        own_addresses = [f"10.77.0.{index + 1}" for index in range(len(names))]
+    machines = Network(names, folder, own_addresses)
     try:
-        yield made
+        yield machines
     finally:
-        made.end()
+        machines.end()
