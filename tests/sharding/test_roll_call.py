@@ -142,3 +142,15 @@ def test_a_process_that_has_left_may_come_again() -> None:
     assert call(given[1:]) == [None, None]
     first.join(60)
     assert not first.is_alive()
+
+
+def test_a_process_that_reported_once_and_was_killed_is_missing() -> None:
+    given = places(0, 1, 2)
+    ends: list[BaseException | None] = []
+    others = threading.Thread(target=lambda: ends.extend(call([given[0], given[2]], seconds=1.0)))
+    others.start()
+    send(given[0], b"GET /1/3/0123/killed/ HTTP/1.1\r\n\r\n")
+    others.join(60)
+    assert len(ends) == 2
+    for end in ends:
+        assert isinstance(end, RestartError) and str(end).startswith("Process 1 of 3 has not joined within 1 s")
