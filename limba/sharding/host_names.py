@@ -14,7 +14,8 @@ def own_address(membership: Membership) -> str:
     """
     name = socket.gethostname()
     try:
-        return socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0]
+        addresses = [entry[4][0] for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+        return str(addresses[0])
     except (OSError, UnicodeError) as error:
         address = _address_towards_first(membership)
         raise InputError(
