@@ -1,4 +1,4 @@
-"""MODEL_DIR/hosts.json: how each process of a run is doing, for `limba status`."""
+"""hosts.json of a run directory: how each process of the run is doing."""
 
 import contextlib
 import json

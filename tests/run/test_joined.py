@@ -93,7 +93,8 @@ def start(command: list[str], places: list[dict[str, str]], devices: int) -> lis
         ("Kubernetes", ["all", "all"]),  # each pod has GPUs of its own
     ],
 )
-def test_two_processes_of_a_launcher_join_and_share_the_gpus_of_their_host(launcher: str, gpus: list[str]) -> None:
+def test_two_processes_of_a_launcher_join(launcher: str, gpus: list[str]) -> None:
+    """And share the GPUs of their host."""
     places = [{**place, "GPUS": "2"} for place in LAUNCHERS[launcher](2)]
     outputs = finish(start(["-c", JOIN], places, 1))
     assert [output.splitlines()[-2] for output, _ in outputs] == gpus
