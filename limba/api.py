@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from limba.inference.source import VocabularyName as VocabularyName
     from limba.inference.source import described as described
     from limba.planned_run import PlannedRun as PlannedRun
-    from limba.sharding.joining import listener as listener
+    from limba.sharding.ports import listener as listener
     from limba.storage.files import write_whole as write_whole
     from limba.storage.lease import held as held
     from limba.storage.servers import token as hub_token  # noqa: F401
@@ -165,7 +165,7 @@ NAMES = {  # name: where it is defined
     # raised after it
     "TimeIsOverError": "limba.inference.generate.TimeIsOverError",
     # which program listens at a port
-    "listener": "limba.sharding.joining.listener",
+    "listener": "limba.sharding.ports.listener",
 }
 __all__ = list(NAMES)  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -18,7 +18,8 @@ from limba.data.vocabulary.stream import row_ids_of
 from limba.evaluation.evaluations import evaluations_of_run
 from limba.export import end_of_run
 from limba.model import Network
-from limba.sharding.agreement import check_alike, entered_by_first, facts_of_run, is_first, together
+from limba.sharding.agreement import entered_by_first, is_first, together
+from limba.sharding.consistency import check_alike, facts_of_run
 from limba.sharding.mesh import batch_sharding, keep_compiled_programs, make_mesh
 from limba.sharding.watchdog import watching
 from limba.storage import lease

@@ -21,8 +21,8 @@ FOREIGN = {
     "limba/config/errors.py": "jax and Python's threads, when memory ran out",
     "limba/data/sources/json_documents.py": "json names the place after a colon",
     "limba/data/vocabulary/train.py": "SentencePiece puts lines of its source first",
-    "limba/sharding/joining.py": "socket.create_server adds the address",
-    "limba/sharding/watchdog.py": "jax and gloo say in words only that a process is lost",
+    "limba/sharding/ports.py": "socket.create_server adds the address",
+    "limba/sharding/others.py": "jax and gloo say in words only that a process is lost",
     "limba/data/user_code.py": "TensorFlow has a Python error's traceback in the text of its own",
     "limba/storage/failures.py": "tensorstore and clients of buckets have numbers and status names in their text only",
 }

@@ -91,9 +91,9 @@ def run(argv: Sequence[str]) -> None:
     with preemption.listening():
         with environment.quiet_imports():
             import limba.run  # noqa: F401  imports JAX
-        from limba.sharding import joining, watchdog
+        from limba.sharding import joining, others
 
-        with watchdog.ending_together(), named(NAMES):
+        with others.ending_together(), named(NAMES):
             joining.join_hosts()
             described = _begun(args)
         train.to_end(described)

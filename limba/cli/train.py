@@ -36,9 +36,9 @@ def run(argv: Sequence[str]) -> None:
 def to_end(gin_run: GinRun) -> None:
     """Joins the processes and trains a run; raises RestartError if it was asked to stop, and what `run` raises."""
     from limba.run import train
-    from limba.sharding import joining, watchdog
+    from limba.sharding import joining, others
 
-    with watchdog.ending_together(), named(gin_run.names):
+    with others.ending_together(), named(gin_run.names):
         joining.join_hosts(gin_run.config)
         say_what_it_continues(gin_run)
         say_what_is_wrong(gin_run)

@@ -1,19 +1,15 @@
-"""The device mesh and what is divided over it: parameters by their logical axes, a batch, the update, random draws."""
+"""The device mesh and what is divided over it: parameters by their logical axes, a batch, the update."""
 
-import functools
 import math
 import os
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.extend.random as extended
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, PyTree
+from jaxtyping import PyTree
 
 from limba.config import MeshConfig, compile_cache
 
@@ -42,10 +38,13 @@ def make_mesh(config: MeshConfig, described: np.ndarray | None = None) -> Mesh:
     Raises ConfigError if the sizes do not fit.
     """
     devices = jax.devices() if described is None else list(described.flat)
-    sizes, names, kinds = config.sizes(len(devices)), ("data", "fsdp", "model"), (AxisType.Auto,) * 3
-    if len({_slice(device) for device in devices}) == 1:
-        return jax.make_mesh(sizes, names, axis_types=kinds, devices=devices)
-    return Mesh(across_slices(sizes, devices), names, axis_types=kinds)
+    sizes = config.sizes(len(devices))
+    names = ("data", "fsdp", "model")
+    axis_types = (AxisType.Auto,) * 3
+    has_one_slice = len({_slice(device) for device in devices}) == 1
+    if has_one_slice:
+        return jax.make_mesh(sizes, names, axis_types=axis_types, devices=devices)
+    return Mesh(across_slices(sizes, devices), names, axis_types=axis_types)
 
 
 def across_slices(sizes: Sequence[int], devices: Sequence[Any]) -> np.ndarray:
@@ -54,14 +53,17 @@ def across_slices(sizes: Sequence[int], devices: Sequence[Any]) -> np.ndarray:
     A slice has fast links between its devices: a slice of TPUs, or for GPUs a node. Between slices there is a network,
     so `data`, which exchanges least, takes them first, then `fsdp`, then `model`. jax.make_mesh refuses such devices.
     """
-    left, over = len({_slice(device) for device in devices}), []
+    slices_left = len({_slice(device) for device in devices})
+    across: list[int] = []  # of each axis, the part that goes over slices
     for size in sizes:
-        over.append(math.gcd(left, size))
-        left //= over[-1]
-    if left > 1:  # sizes that no number of slices divides: in their order
-        return np.array(sorted(devices, key=lambda device: (_slice(device), device.id))).reshape(sizes)
-    within = [size // number for size, number in zip(sizes, over, strict=True)]
-    return mesh_utils.create_hybrid_device_mesh(within, over, devices)
+        part = math.gcd(slices_left, size)
+        across.append(part)
+        slices_left //= part
+    if slices_left > 1:  # the number of slices does not divide the sizes: the devices in their order
+        ordered = sorted(devices, key=lambda device: (_slice(device), device.id))
+        return np.array(ordered).reshape(sizes)
+    within = [size // part for size, part in zip(sizes, across, strict=True)]
+    return mesh_utils.create_hybrid_device_mesh(within, across, devices)
 
 
 def _slice(device: object) -> int:
@@ -84,7 +86,10 @@ def constrain_batch_sharding(x: jax.Array, mesh: Mesh | None) -> jax.Array:
     Without this the compiler shards activations as it does parameters, along the model width over `fsdp`. Every device
     then computes all rows, and each product has to be summed over all devices.
     """
-    if mesh is None or mesh.shape["fsdp"] == 1 or x.shape[0] % (mesh.shape["data"] * mesh.shape["fsdp"]):
+    if mesh is None or mesh.shape["fsdp"] == 1:
+        return x
+    divides = x.shape[0] % (mesh.shape["data"] * mesh.shape["fsdp"]) == 0
+    if not divides:
         return x
     return jax.lax.with_sharding_constraint(x, batch_sharding(mesh))
 
@@ -102,9 +107,12 @@ def update_shardings(mesh: Mesh, shapes: PyTree) -> PyTree:
     """
 
     def one(path: tuple, shape: jax.ShapeDtypeStruct) -> NamedSharding:
-        sizes = shape.shape if path[-1].key in ("kernel", "embedding") else ()
-        axis = next((i for i, size in enumerate(sizes) if size % mesh.shape["data"] == 0), None)
-        return NamedSharding(mesh, PartitionSpec() if axis is None else PartitionSpec(*(None,) * axis, "data"))
+        is_matrix = path[-1].key in ("kernel", "embedding")
+        if is_matrix:
+            for axis, size in enumerate(shape.shape):
+                if size % mesh.shape["data"] == 0:
+                    return NamedSharding(mesh, PartitionSpec(*(None,) * axis, "data"))
+        return replicated(mesh)
 
     return jax.tree.map_with_path(one, shapes)
 
@@ -144,51 +152,3 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
     {'count/0': 2, 'count/1': 3, 'encoder/scale': 1.0}
     """
     return {leaf_name(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
-
-
-def shard_key(key: Array, shard: Array, num_shards: int) -> Array:
-    """Returns a key that draws the rows of a shard, where `key` draws an array [B, …] of all shards' rows.
-
-    So each device draws its own rows only, and a run's dropout is the same on any number of devices. An array
-    [B / num_shards, …] that is drawn with it, or with what it is split or folded into, is part `shard` of the whole.
-    `shard` may be traced.
-
-    >>> key, shape = jax.random.key(3), (4, 5)
-    >>> parts = [jax.random.uniform(shard_key(key, jnp.uint32(shard), 2), (2, 5)) for shard in range(2)]
-    >>> bool((jnp.concatenate(parts) == jax.random.uniform(key, shape)).all())
-    True
-    """
-    data = jnp.append(jax.random.key_data(key), shard.astype(jnp.uint32))
-    return jax.random.wrap_key_data(data, impl=_kind(jax.random.key_impl(key), data.size, num_shards))
-
-
-@functools.cache
-def _kind(kind: Hashable, size: int, num_shards: int) -> Hashable:
-    """Returns the kind of a key whose data are those of a key of `kind`, and after them the shard."""
-
-    def followed(data: Array, change: Callable[[Array], Array]) -> Array:
-        made = jax.random.key_data(change(jax.random.wrap_key_data(data[:-1], impl=kind)))
-        return jnp.concatenate([made, jnp.broadcast_to(data[-1], (*made.shape[:-1], 1))], axis=-1)
-
-    def bits(data: Array, bit_width: int, shape: tuple[int, ...]) -> Array:
-        number, shard = math.prod(shape), data[-1]
-        if kind == "threefry2x32" and bit_width == 32 and number * num_shards <= 2**32:
-            # A number depends only on its place in the array: those of other shards are not drawn.
-            places = shard * jnp.uint32(number)
-            for axis in range(len(shape)):
-                stride = jnp.uint32(math.prod(shape[axis + 1 :]))
-                places = places + stride * lax.broadcasted_iota(jnp.uint32, shape, axis)
-            first, second = extended.threefry2x32_p.bind(data[0], data[1], jnp.zeros_like(places), places)
-            return first ^ second
-        whole = (shape[0] * num_shards, *shape[1:])
-        drawn = jax.random.bits(jax.random.wrap_key_data(data[:-1], impl=kind), whole, f"uint{bit_width}")
-        return lax.dynamic_slice_in_dim(drawn, shard * shape[0], shape[0])
-
-    return extended.define_prng_impl(
-        key_shape=(size,),
-        seed=lambda seed: jnp.append(jax.random.key_data(jax.random.key(seed, impl=kind)), jnp.uint32(0)),
-        split=lambda data, shape: followed(data, lambda key: jax.random.split(key, shape)),
-        random_bits=bits,
-        fold_in=lambda data, number: followed(data, lambda key: jax.random.fold_in(key, number)),
-        name=f"{kind} of {num_shards} shards",
-    )

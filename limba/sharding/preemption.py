@@ -39,7 +39,7 @@ class Listener:
         self._ends = ends  # the process with the run
         self._first_interrupt: float | None = None
         self._handled: float | None = None  # when the main thread saw it
-        self._terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
+        self._terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]  # of stdout and stderr
 
     def __call__(self, number: int, frame: object) -> None:
         """Python's handler in the main thread, which has nothing left to do in a process that is the run's."""
@@ -58,35 +58,44 @@ class Listener:
                         self._act(signal.Signals(number))
 
     def _act(self, number: signal.Signals) -> None:
+        """Does what a signal asks for, by the stage of the run."""
         if number == signal.SIGHUP:
             self._leave_terminal()
         if self.stage == "starting" and self._ends:
             status = INTERRUPTED if number == signal.SIGINT else RestartError.exit_status
             _end(f"{number.name} ended the run before a step was done; the same command starts it again.", status)
-        now = time.monotonic()
         if number == signal.SIGINT:
-            if self._ends and self._first_interrupt is not None and now > self._first_interrupt + APART_SECONDS:
-                _end(
-                    "A second SIGINT ended the run at once; the same command resumes it from its newest checkpoint.",
-                    INTERRUPTED,
-                )
-            if self._first_interrupt is None:
-                self._first_interrupt = now
-                what = "now" if self.stage == "ending" else "after this step"
-                say = f"SIGINT: the run saves {what} and ends; a second one ends it at once."
-                with contextlib.suppress(OSError, ValueError):
-                    print(say, file=sys.stderr, flush=True)
+            self._interrupt()
         if self.stage != "ending":
             if number != signal.SIGTERM:
                 stop_all()
             self.asked = True
 
+    def _interrupt(self) -> None:
+        """Says what a first SIGINT does; a second one ends the process, where that is the run's."""
+        now = time.monotonic()
+        if self._first_interrupt is None:
+            self._first_interrupt = now
+            what = "now" if self.stage == "ending" else "after this step"
+            with contextlib.suppress(OSError, ValueError):
+                print(
+                    f"SIGINT: the run saves {what} and ends; a second one ends it at once.", file=sys.stderr, flush=True
+                )
+        elif self._ends and now > self._first_interrupt + APART_SECONDS:
+            _end(
+                "A second SIGINT ended the run at once; the same command resumes it from its newest checkpoint.",
+                INTERRUPTED,
+            )
+
     def _leave_terminal(self) -> None:
         """Lets output go nowhere if it went to a terminal: that is gone, and writing to it is an error."""
         if not self._terminals:
             return
+        descriptors = set(self._terminals)
+        if 2 in self._terminals:
+            descriptors.add(sys.stderr.fileno())  # another one, while libraries are imported quietly
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        for descriptor in {*self._terminals, *([sys.stderr.fileno()] if 2 in self._terminals else [])}:
+        for descriptor in descriptors:
             os.dup2(nowhere, descriptor)
 
 
@@ -123,31 +132,32 @@ def listening(ends: bool = True) -> Iterator[Listener]:
     Signals that this process was started to ignore, as by nohup, stay ignored. Only the main thread can listen; in
     another one this yields a listener that hears nothing.
     """
-    present = [signal.getsignal(number) for number in SIGNALS]
-    if outer := next((each for each in present if isinstance(each, Listener)), None):
-        yield outer
-        return
+    for number in SIGNALS:
+        handler = signal.getsignal(number)
+        if isinstance(handler, Listener):
+            yield handler
+            return
     listener = Listener(ends)
     if threading.current_thread() is not threading.main_thread():
         yield listener
         return
-    # In a run that has joined others, jax hears SIGTERM.
-    heard = [n for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
-    heard = [n for n in heard if n != signal.SIGTERM or not _several_processes()]
+    heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    if _several_processes() and signal.SIGTERM in heard:
+        heard.remove(signal.SIGTERM)  # jax hears it in a run that has joined others
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     thread = threading.Thread(target=listener.listen, args=[reading], daemon=True, name="signals")
     thread.start()
-    wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    before = {number: signal.signal(number, listener) for number in heard}
+    wakeup_before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    handlers_before = {number: signal.signal(number, listener) for number in heard}
     _LISTENERS.append(listener)
     try:
         yield listener
     finally:
         _LISTENERS.remove(listener)
-        for number, previous in before.items():
-            signal.signal(number, signal.SIG_DFL if previous is None else previous)
-        signal.set_wakeup_fd(wakeup)
+        for number, handler in handlers_before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        signal.set_wakeup_fd(wakeup_before)
         os.close(writing)
         thread.join(1.0)
 
@@ -160,16 +170,25 @@ def stop_requests(start: int = 0) -> Iterator[Callable[[int], bool]]:
     signal to all of them, and names the step at which all stop: the one after the last that any process has asked for,
     and 1 where none has asked yet. So a resumed run counts its own steps from 1: it would never reach the named one if
     it were told to stop before its first step.
+
+    Nobody else may call `reached_preemption_sync_point`, nor a library that does, such as Orbax's CheckpointManager:
+    the service has one counter. Asked with the run's step, 1,000, it names 1,001, and a resumed run never stops.
     """
     with listening(ends=False) as listener:
         if _several_processes():
-            from jax.experimental.multihost_utils import reached_preemption_sync_point as reached
+            from jax.experimental.multihost_utils import reached_preemption_sync_point
+
+            def is_reached(step_of_start: int) -> bool:
+                return reached_preemption_sync_point(step_of_start)
+
         else:
-            reached = lambda number: listener.asked
+
+            def is_reached(step_of_start: int) -> bool:
+                return listener.asked
 
         def requested(step: int) -> bool:
             listener.stage = "training"
-            return reached(step - start)
+            return is_reached(step - start)
 
         try:
             yield requested
@@ -179,16 +198,19 @@ def stop_requests(start: int = 0) -> Iterator[Callable[[int], bool]]:
 
 def stop_all() -> bool:
     """Asks all processes to stop; returns whether this one is alone, and has to stop by itself."""
-    if several := _several_processes():
-        os.kill(os.getpid(), signal.SIGTERM)  # jax carries it to all processes
-    return not several
+    if not _several_processes():
+        return True
+    os.kill(os.getpid(), signal.SIGTERM)  # jax carries it to all processes
+    return False
 
 
 def _several_processes() -> bool:
     """Returns whether this process has joined others; it imports no jax, since signals are heard before that."""
     jax = sys.modules.get("jax")
     distributed = getattr(jax, "distributed", None)  # None while jax is being imported
-    return jax is not None and distributed is not None and distributed.is_initialized() and jax.process_count() > 1
+    if jax is None or distributed is None:
+        return False
+    return distributed.is_initialized() and jax.process_count() > 1
 
 
 def _end(sentence: str, status: int) -> None:
@@ -201,10 +223,10 @@ def _end(sentence: str, status: int) -> None:
 
 
 def _tell_others(sentence: str, status: int) -> None:
-    watchdog = sys.modules.get("limba.sharding.watchdog")
-    if watchdog is None:  # nothing has been joined yet
+    others = sys.modules.get("limba.sharding.others")
+    if others is None:  # nothing has been joined yet
         return
     # Whatever fails here, where modules are still being imported or jax's service is gone: the signal is not lost.
     with contextlib.suppress(Exception):
-        watchdog.OTHERS.tell(sentence, status)
-        watchdog.OTHERS.wait(ALIKE_SECONDS)
+        others.OTHERS.tell(sentence, status)
+        others.OTHERS.wait(ALIKE_SECONDS)

@@ -12,7 +12,7 @@ from limba.config import RunConfig
 from limba.config.schedule import AUTO, AUTO_STEPS
 from limba.data import run_data
 from limba.model.kernels.choose import unfit
-from limba.sharding.agreement import installed
+from limba.sharding.consistency import installed
 from limba.storage.files import as_typed_here
 from limba.training.metrics.flops import flops_per_row, sides
 from limba.training.metrics.logging import Metrics

@@ -33,7 +33,8 @@ from limba.data.vocabulary.stream import StreamVocabulary
 from limba.data.vocabulary.train import HOURS_WAITED, ensure_vocabulary
 from limba.formats import limba_checkpoint
 from limba.model import Network
-from limba.sharding.agreement import check_alike, is_first, of_first, together
+from limba.sharding.agreement import is_first, of_first, together
+from limba.sharding.consistency import check_alike
 from limba.storage.files import read_text, resolved, write_whole
 from limba.training.checkpoints.initial import check_initial, check_length, load_initial
 from limba.training.checks import check_steps, facts_of_data

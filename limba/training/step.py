@@ -14,7 +14,8 @@ from jaxtyping import Array, Float, PyTree
 from limba.config import LossConfig
 from limba.model import Batch, Network
 from limba.model.trees import Parameters
-from limba.sharding.mesh import LOGICAL_AXIS_RULES, is_pure_data_parallel, shard_key
+from limba.sharding.mesh import LOGICAL_AXIS_RULES, is_pure_data_parallel
+from limba.sharding.shard_keys import shard_key
 from limba.training import losses
 from limba.training.losses import Sums, cross_entropy, weighted_sums
 from limba.training.optimizer import scaled_gradients

@@ -9,7 +9,7 @@ import pytest
 from limba.cli import program
 from limba.config import ConfigError, DataConfig, InputError, RestartError, StorageError, kinds, plain
 from limba.config.errors import reason_of, without_credentials
-from limba.sharding import agreement
+from limba.sharding import consistency
 from limba.storage.failures import short_reason
 from tests.config.test_plain import CONFIGS
 
@@ -75,7 +75,7 @@ def test_what_is_cut_to_a_length_has_none(length: int, capsys: pytest.CaptureFix
     said = [
         reason_of(ValueError(address)),
         short_reason(ValueError(address)),
-        agreement.sentence([{}, {"DataConfig.data_files": (address, f"{address}.gz")}]),
+        consistency.sentence([{}, {"DataConfig.data_files": (address, f"{address}.gz")}]),
         str(kinds._wrong(CONFIGS["T5"].data, "data_files", address, "give another")),
     ]
 

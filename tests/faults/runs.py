@@ -19,8 +19,12 @@ END_SECONDS = 120.0  # after which a process that still runs counts as hanging
 TRAINED_STEPS = 20  # of the run that the faults begin with; a checkpoint every 5
 WHOLE_STEPS = 40  # up to which it is resumed afterwards
 # Of the undisturbed run that is compared with those that meet their fault while they train, by its processes.
-LONG_STEPS = {1: 320, 2: 240, 4: 200}
+LONG_STEPS = {1: 320, 2: 240, 4: 100}
 MORE_STEPS = 20  # that those train afterwards
+# The same after processes have ended, by their number: more than were trained and not saved. Four processes share two
+# cores, where most of a trial's time would be their steps.
+RESUMED_STEPS = {1: 60, 2: 60, 4: 25}
+UNSAVED = "--gin.CHECKPOINT_PERIOD=1000"  # of a run to compare with, which nobody resumes
 TOLERANCE = 1e-5  # of the first ten steps' losses on another number of processes, as in tests/run/test_kill.py
 UNWANTED = re.compile(
     r"Traceback \(most recent call last\)|\*\*\* Check failure|^\s*@ +0x|\[[EF]\d{4} |\b[EF]\d{4} \d\d:\d\d|"
@@ -113,10 +117,10 @@ class Runs:
                 break
         raise AssertionError(f"The run came to no {made} steps and ended with {codes}: {text[-3000:]}")
 
-    def _undisturbed(self, directory: Path, setting: Setting, steps: int) -> Start:
+    def _undisturbed(self, directory: Path, setting: Setting, steps: int, extra: Sequence[str] = ()) -> Start:
         codes: Sequence[int | None] = ()
         for _ in range(STARTS):
-            with self.start(directory, setting, steps) as start:
+            with self.start(directory, setting, steps, extra) as start:
                 codes = start.wait(3 * END_SECONDS + steps)
             if not any(codes):
                 self.ordinary |= {shape(line.text, directory) for line in start.lines}
@@ -131,7 +135,7 @@ class Runs:
             if is_same and known.steps >= setting.steps:
                 return reference
         directory = self.new("reference")
-        start = self._undisturbed(directory, setting, setting.steps)
+        start = self._undisturbed(directory, setting, setting.steps, [UNSAVED])
         self._references[setting] = Reference(kill.hashes_in(start.hashes), kill.losses_in(directory))
         return self._references[setting]
 

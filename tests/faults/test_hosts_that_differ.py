@@ -65,12 +65,22 @@ def _other_code(runs: Runs, folder: Path) -> dict[str, Any]:
     return {"before": {1: _hidden(seen, CODE)}}
 
 
+def _other_package(runs: Runs, folder: Path) -> dict[str, Any]:
+    """Another version of a package, as its installer has recorded it."""
+    installed = runs.new("installed")
+    record = installed / "optax-0.2.1.dist-info"
+    record.mkdir(parents=True)
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: optax\nVersion: 0.2.1\n")
+    return {"variables": {1: {"PYTHONPATH": str(installed)}}}
+
+
 DIFFERENCES: dict[str, tuple[str, Callable[[Runs, Path], dict[str, Any]]]] = {  # what is said, and who makes it
     "other-setting": (r"LEARNING_RATE.*0\.1|learning_rate.*0\.1", _other_rate),
     "other-corpus-file": ("another", _other_file),
     "other-text": (r"a\.jsonl", _other_text),
     "other-vocabulary": ("vocabulary", _other_vocabulary),
     "other-code": (r"tasks/demo\.py|code", _other_code),
+    "other-package": (r"optax 0\.2\.1, process 0 has \d", _other_package),
 }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.runs import AGAIN, END_SECONDS, LONG_STEPS, MORE_STEPS, TRAINED_STEPS, Runs, Setting
+from tests.faults.runs import AGAIN, END_SECONDS, LONG_STEPS, RESUMED_STEPS, TRAINED_STEPS, Runs, Setting
 from tests.faults.starts import Start, is_saving
 
 pytestmark = pytest.mark.night
@@ -96,8 +96,7 @@ def test_a_signal_loses_nothing(sent: Sent, runs: Runs, moments: random.Random) 
     wanted = [sent.codes(process) for process in range(sent.processes)]
     runs.check(start, directory, codes, wanted, since, sent.says, by_jax=sent.loses_some)
     promised = max(TRAINED_STEPS, start.promised())
-    steps = promised + 3 * MORE_STEPS  # some may have been trained and not saved
-    runs.check_resumes(directory, setting, promised, steps=steps)
+    runs.check_resumes(directory, setting, promised, steps=promised + RESUMED_STEPS[sent.processes])
 
 
 @pytest.mark.parametrize("processes", [1, 2], ids=lambda number: f"stuck-step-of-{number}")
@@ -112,7 +111,7 @@ def test_a_step_that_stands_still_ends_the_run(processes: int, runs: Runs, momen
     files = (path for path in directory.rglob("*") if path.suffix in (".txt", ".log"))
     assert any(STACKS in path.read_text() for path in files), f"no file in the run's directory has {STACKS}"
     promised = max(TRAINED_STEPS, start.promised())
-    runs.check_resumes(directory, setting, promised, steps=promised + 3 * MORE_STEPS)
+    runs.check_resumes(directory, setting, promised, steps=promised + RESUMED_STEPS[setting.processes])
 
 
 def test_ctrl_c_twice_ends_a_run_whose_step_stands_still(runs: Runs, moments: random.Random) -> None:
@@ -130,7 +129,7 @@ def test_ctrl_c_twice_ends_a_run_whose_step_stands_still(runs: Runs, moments: ra
         codes = start.wait(END_SECONDS)
     runs.check(start, directory, codes, [{130}], since, "second SIGINT")
     promised = max(TRAINED_STEPS, start.promised())
-    runs.check_resumes(directory, setting, promised, steps=promised + 3 * MORE_STEPS)
+    runs.check_resumes(directory, setting, promised, steps=promised + RESUMED_STEPS[setting.processes])
 
 
 def test_ctrl_c_while_the_program_is_loaded(runs: Runs, moments: random.Random) -> None:
@@ -158,7 +157,7 @@ def test_one_of_two_processes_that_is_stopped_is_named_as_lost(runs: Runs) -> No
         codes = start.wait(END_SECONDS)
     runs.check(start, directory, codes, [LOST, LOST], since, by_jax=True)
     promised = max(TRAINED_STEPS, start.promised())
-    runs.check_resumes(directory, setting, promised, steps=promised + 3 * MORE_STEPS)
+    runs.check_resumes(directory, setting, promised, steps=promised + RESUMED_STEPS[setting.processes])
 
 
 def _stop_for_a_while(start: Start, directory: Path) -> None:
@@ -203,4 +202,4 @@ def test_one_process_of_twice_the_devices_resumes_two(runs: Runs) -> None:
         codes = start.wait(END_SECONDS)
     runs.check(start, directory, codes, [KILLED, KILLED], since, None)
     promised = max(TRAINED_STEPS, start.promised())
-    runs.check_resumes(directory, setting, promised, processes=1, steps=promised + 3 * MORE_STEPS)
+    runs.check_resumes(directory, setting, promised, processes=1, steps=promised + RESUMED_STEPS[setting.processes])

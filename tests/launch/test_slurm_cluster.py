@@ -32,7 +32,7 @@ def run(argv):
     with preemption.listening():
         import numpy as np
         from limba.config import DataConfig, InputError, ModelConfig, RestartError, RunConfig
-        from limba.sharding import agreement, joining, watchdog
+        from limba.sharding import agreement, joining, others, watchdog
         config = RunConfig(
             ModelConfig(8, emb_dim=8, num_heads=8, head_dim=8, mlp_dim=8, num_encoder_layers=1, num_decoder_layers=1),
             DataConfig("any", {"inputs": 64}, batch_size=1), str(folder), train_steps=1,
@@ -42,7 +42,7 @@ def run(argv):
         joining.join_hosts(config)
         import jax
         index = jax.process_index()
-        with watchdog.ending_together(), watchdog.watching(config), preemption.stop_requests() as stop_requested:
+        with others.ending_together(), watchdog.watching(config), preemption.stop_requests() as stop_requested:
             for step in range(1, 100_000):
                 agreement.gather(np.array([step]))
                 watchdog.beat(step, jax.numpy.zeros(()))

@@ -11,17 +11,22 @@ import pytest
 from tests.run.test_hosts import finish, losses
 from tests.sharding.processes import ROOT, free_port, variables, xla_flags
 
+# A machine without GPUs says that it has GPUS of them; jax remembers which of them it was given, and finds none.
 JOIN = """
-import json, sys
+import json, os, sys
 import jax
 import numpy as np
 from limba.cli.program import exit_code
+from limba.config import environment
 from limba.sharding.agreement import gather
 from limba.sharding.joining import join_hosts
 
 def run(_):
+    environment.num_gpus = lambda: int(os.environ.get("GPUS", 0))
     join_hosts()
-    print(json.dumps(gather(np.array([jax.process_index()])).ravel().tolist()))
+    processes = gather(np.array([jax.process_index()])).ravel().tolist()
+    print(jax.config.values["jax_cuda_visible_devices"])
+    print(json.dumps(processes))
 
 sys.exit(exit_code(run, []))
 """
@@ -56,7 +61,15 @@ def of_kubernetes(count: int) -> list[dict[str, str]]:
     return [{**shared, "JOB_COMPLETION_INDEX": str(index)} for index in range(count)]
 
 
-LAUNCHERS = {"Slurm": of_slurm, "Open MPI": of_open_mpi, "Kubernetes": of_kubernetes}
+def of_open_mpi_5(count: int) -> list[dict[str, str]]:
+    """It no longer says where its first process is; all are on one host."""
+    return [
+        {name: value for name, value in place.items() if name != "OMPI_MCA_orte_hnp_uri"}
+        for place in of_open_mpi(count)
+    ]
+
+
+LAUNCHERS = {"Slurm": of_slurm, "Open MPI": of_open_mpi, "Open MPI 5": of_open_mpi_5, "Kubernetes": of_kubernetes}
 
 
 def start(command: list[str], places: list[dict[str, str]], devices: int) -> list[subprocess.Popen]:
@@ -71,9 +84,20 @@ def start(command: list[str], places: list[dict[str, str]], devices: int) -> lis
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_two_processes_of_a_launcher_join(launcher: str) -> None:
-    outputs = finish(start(["-c", JOIN], LAUNCHERS[launcher](2), 1))
+@pytest.mark.parametrize(
+    ("launcher", "gpus"),
+    [
+        ("Slurm", ["0", "1"]),  # one process a GPU
+        ("Open MPI", ["0", "1"]),
+        pytest.param("Open MPI 5", ["0", "1"], marks=pytest.mark.night),
+        ("Kubernetes", ["all", "all"]),  # each pod has GPUs of its own
+    ],
+)
+def test_two_processes_of_a_launcher_join(launcher: str, gpus: list[str]) -> None:
+    """And share the GPUs of their host."""
+    places = [{**place, "GPUS": "2"} for place in LAUNCHERS[launcher](2)]
+    outputs = finish(start(["-c", JOIN], places, 1))
+    assert [output.splitlines()[-2] for output, _ in outputs] == gpus
     assert [json.loads(output.splitlines()[-1]) for output, _ in outputs] == [[0, 1]] * 2
     lines = [[line for line in errors if line.startswith("process ")] for _, errors in outputs]
     assert [(len(each), each[0].partition(" on ")[0]) for each in lines] == [(1, f"process {i} of 2") for i in (0, 1)]

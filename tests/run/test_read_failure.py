@@ -33,7 +33,7 @@ environment.set_variables()
 environment.set_logging()
 
 def run(argv):
-    from limba.sharding import joining, preemption, watchdog
+    from limba.sharding import joining, others, preemption
     with preemption.listening():
         import jax
         from jax.experimental.multihost_utils import sync_global_devices
@@ -53,7 +53,7 @@ def run(argv):
                 corpus.write_bytes(content[:place] + letter + content[place + 1 :])
             sync_global_devices(f"after {letter}")
 
-        with watchdog.ending_together():
+        with others.ending_together():
             joining.join_hosts(whole)
             train(whole)
             put(b"?")

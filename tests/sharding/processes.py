@@ -35,7 +35,7 @@ def run(argv):
         import jax
         import numpy as np
         from limba.config import DataConfig, InputError, ModelConfig, RestartError, RunConfig
-        from limba.sharding import agreement, joining, watchdog
+        from limba.sharding import agreement, joining, others, watchdog
         sizes = ("emb_dim", "num_heads", "head_dim", "mlp_dim", "num_encoder_layers", "num_decoder_layers")
         config = RunConfig(
             ModelConfig(8, **dict.fromkeys(sizes, 8)),
@@ -48,7 +48,7 @@ def run(argv):
         joining.join_hosts(config)
         odd, *number = odd.split()
         is_odd = jax.process_index() == int(number[0] if number else jax.process_count() - 1)
-        with watchdog.ending_together(), watchdog.watching(config), preemption.stop_requests(start) as stop_requested:
+        with others.ending_together(), watchdog.watching(config), preemption.stop_requests(start) as stop_requested:
             if float(wait_seconds):
                 print("begun", flush=True)
                 time.sleep(float(wait_seconds))

@@ -1,6 +1,5 @@
 """What processes compare, and how an error of one ends all: with threads in the place of processes, then real ones."""
 
-import dataclasses
 import json
 import os
 import re
@@ -16,30 +15,13 @@ from typing import Any
 import pytest
 from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
-from limba.config import (
-    DataConfig,
-    EvaluationConfig,
-    GenerationConfig,
-    InputError,
-    ModelConfig,
-    RestartError,
-    RunConfig,
-    ScheduleConfig,
-    StorageError,
-    optimizer_config,
-)
-from limba.sharding import agreement
+from limba.config import InputError, RestartError, StorageError
+from limba.sharding import agreement, consistency
 from tests.sharding.processes import free_port, xla_flags
 
 ROOT = Path(__file__).resolve().parents[2]
 GIVEN = re.compile(r"^\[(?!Gloo).*", re.MULTILINE)  # the line of a process, beside those of its libraries
 JOINED = re.compile(r"^process \d of 2 on .*\n", re.MULTILINE)  # which each process prints once
-RUN = RunConfig(
-    ModelConfig(384, emb_dim=64, num_heads=2, head_dim=32, mlp_dim=128, num_encoder_layers=2, num_decoder_layers=2),
-    DataConfig("my_task", {"inputs": 512}, batch_size=16, vocabulary="/a/spiece.model"),
-    "/runs/mine",
-    train_steps=100,
-)
 
 
 class Processes(threading.local):
@@ -60,13 +42,16 @@ def in_processes(monkeypatch: pytest.MonkeyPatch) -> Callable:
     monkeypatch.setattr(agreement.distributed, "global_state", state)
 
     def run(num: int, work: Callable[[int], object]) -> list[object]:
-        address, found = f"127.0.0.1:{free_port()}", [None] * num
+        address = f"127.0.0.1:{free_port()}"
+        found = [None] * num
         service = _jax.get_distributed_runtime_service(address, num)
 
         def one(process: int) -> None:
             client = _jax.get_distributed_runtime_client(address, process, init_timeout=60)
             client.connect()
-            state.client, state.num_processes, state.process_id = client, num, process
+            state.client = client
+            state.num_processes = num
+            state.process_id = process
             try:
                 found[process] = work(process)
             except Exception as error:  # noqa: BLE001  compared by the test
@@ -85,85 +70,13 @@ def in_processes(monkeypatch: pytest.MonkeyPatch) -> Callable:
     return run
 
 
-def test_a_field_is_named_with_both_values() -> None:
-    schedule = ScheduleConfig(base_learning_rate=0.1)
-    other = dataclasses.replace(RUN, optimizer=optimizer_config(schedule=schedule), train_steps=200)
-    first, own = (agreement.fields_of(config) for config in (RUN, other))
-    found = agreement.differing(own, first)
-    assert found == {
-        "ScheduleConfig.base_learning_rate": ("0.1", "1.0"),
-        "RunConfig.train_steps": ("200", "100"),
-    }
-    said = agreement.sentence([{}, found])
-    assert "process 1 has ScheduleConfig.base_learning_rate 0.1, process 0 has 1.0" in said
-    assert said.count("\n") == 0 and said.endswith("on every worker.")
-
-
-def test_each_field_has_one_name_and_those_that_are_free_have_none() -> None:
-    found = agreement.fields_of(RUN)
-    assert found["DataConfig.task_feature_lengths"] == "{'inputs': 512}"
-    assert found["GenerationConfig.max_tokens"] == "128"
-    assert found["EvaluationConfig.sampling.max_tokens"] == "64"  # a second GenerationConfig
-    data = dataclasses.replace(RUN.data, vocabulary="/b/spiece.model", num_reader_processes=4)
-    assert agreement.fields_of(dataclasses.replace(RUN, data=data, profile_steps=3)) == found
-
-    def leaves(part: Any) -> int:
-        values = [getattr(part, field.name) for field in dataclasses.fields(part)]
-        return sum(leaves(value) if dataclasses.is_dataclass(value) else 1 for value in values)
-
-    assert len(found) == leaves(RUN) - len(agreement.FREE_FIELDS)
-    sampling = EvaluationConfig(sampling=GenerationConfig(max_tokens=32))
-    changed = agreement.fields_of(dataclasses.replace(RUN, evaluation=sampling))
-    assert "EvaluationConfig.sampling.max_tokens" in agreement.differing(changed, found)
-    assert "GenerationConfig.max_tokens" not in agreement.differing(changed, found)
-
-
-def test_what_is_absent_and_who_it_is_are_said() -> None:
-    first = {"the corpus part a of t": "", "jax": "0.10.2", "x": "1", "y": "1"}
-    found = agreement.differing({"the corpus part b of t": "", "jax": "0.10.2", "x": "2", "y": "2"}, first)
-    said = agreement.sentence([{}, found, found, {"x": ("3", "1")}])
-    assert "processes 1 and 2 have the corpus part b of t, which process 0 does not have" in said
-    assert "processes 1 and 2 have x 2, process 0 has 1; process 3 has x 3, process 0 has 1" in said
-    assert "and 2 more differences" in said
-    assert "process 1 does not have a, which process 0 has" in agreement.sentence([{}, {"a": (None, "")}])
-    long = agreement.sentence([{}, {"a": ("x" * 500, "y" * 500)}])
-    assert len(long) < 500
-
-
-def test_code_is_compared_file_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = agreement.code()
-    assert {f"{name} with content" for name in ("limba/run.py", "tasks/ro.py")} <= set(found)
-    assert not [name for name in found if "__pycache__" in name]
-    module = tmp_path / "mine_of_the_user.py"
-    module.write_text("x = 1\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    __import__("mine_of_the_user")
-    before = agreement.code(["mine_of_the_user"])
-    module.write_text("x = 2\n")
-    assert list(agreement.differing(agreement.code(["mine_of_the_user"]), before)) == [
-        "the module mine_of_the_user with content"
-    ]
-    # An installed package has nothing beside it.
-    shutil.copytree(ROOT / "limba" / "sharding", tmp_path / "limba" / "sharding")
-    monkeypatch.setattr(agreement, "__file__", str(tmp_path / "limba" / "sharding" / "agreement.py"))
-    installed = agreement._own_code.__wrapped__()
-    assert {"limba/sharding/agreement.py", "limba/sharding/mesh.py"} <= set(installed)
-    assert all(name.startswith("limba/sharding/") and name.endswith(".py") for name in installed)
-    assert installed["limba/sharding/mesh.py"] == agreement.code()["limba/sharding/mesh.py with content"]
-
-
-def test_the_facts_of_a_run_are_its_fields_versions_and_code() -> None:
-    facts = agreement.facts_of_run(RUN, ("tests.tiny",))
-    assert {"RunConfig.model_dir", "Python", "jax", "jaxlib", "Limba"} <= set(facts)
-
-
 @pytest.mark.parametrize("num", [2, 3])
 def test_all_processes_end_with_the_same_sentence(in_processes: Callable, num: int) -> None:
     facts = {"a": "1", **{f"part {number:06}": "" for number in range(50_000)}}  # more than one message holds
-    assert in_processes(num, lambda process: agreement.check_alike(lambda: facts)) == [None] * num
+    assert in_processes(num, lambda process: consistency.check_alike(lambda: facts)) == [None] * num
 
     def differing(process: int) -> None:
-        agreement.check_alike(lambda: {**facts, "a": "2"} if process == 1 else facts)
+        consistency.check_alike(lambda: {**facts, "a": "2"} if process == 1 else facts)
 
     found = in_processes(num, differing)
     assert all(isinstance(error, InputError) for error in found)

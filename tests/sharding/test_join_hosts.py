@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from limba.config import InputError, RestartError
-from limba.sharding import joining
+from limba.sharding import ports
 from limba.sharding.joining import join_hosts
 from tests.sharding.processes import answers, free_port, variables
 
@@ -111,7 +111,7 @@ def set_variables(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("bind", ["", "127.0.0.1", "127.0.0.1:%d"])
 def test_a_port_in_use_is_named(bind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "PORT_SECONDS", 0.3)
+    monkeypatch.setattr(ports, "PORT_SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         first = {"COORDINATOR_ADDRESS": f"somewhere:{port}", "NUM_PROCESSES": "2", "PROCESS_ID": "0"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from limba.sharding.watchdog import LOST, resumes_from
+from limba.sharding.others import LOST, resumes_from
 from tests.sharding.processes import Processes
 
 SECONDS = 6.0

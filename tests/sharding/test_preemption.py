@@ -167,7 +167,7 @@ def test_a_program_that_trains_goes_on_after_its_run(monkeypatch: pytest.MonkeyP
     assert signal.getsignal(signal.SIGINT) is before
 
 
-class _Watchdog:
+class _Others:
     """What `_tell_others` finds; its OTHERS does what it is made with."""
 
     def __init__(self, tell: Callable[[], object]):
@@ -189,7 +189,7 @@ def test_a_signal_while_the_processes_join_ends_this_one_all_the_same(monkeypatc
     monkeypatch.setattr(preemption, "JOINING_SECONDS", 0.1)
     monkeypatch.setattr(preemption, "end_now", lambda *end: ended.append(end))
     for tell in (fail, lambda: time.sleep(60)):
-        monkeypatch.setitem(sys.modules, "limba.sharding.watchdog", _Watchdog(tell))  # type: ignore[arg-type]
+        monkeypatch.setitem(sys.modules, "limba.sharding.others", _Others(tell))  # type: ignore[arg-type]
         with preemption.joining():
             preemption._end("It ends.", 75)
     assert ended == [("It ends.", 75)] * 2

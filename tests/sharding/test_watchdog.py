@@ -37,7 +37,8 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 
 def test_a_stuck_step_is_named_and_its_stacks_are_written(ends: list, tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "5").mkdir(parents=True)
-    done, stuck = Result(), Result()
+    done = Result()
+    stuck = Result()
     done.is_there = True
     with Watchdog(0.3, str(tmp_path)) as watched:
         for step, result in ((6, done), (7, stuck), (8, Result())):
@@ -78,13 +79,13 @@ def test_an_end_keeps_its_reason_where_the_folder_is_gone(tmp_path: Path) -> Non
 
 
 def test_a_phase_has_a_limit_too(ends: list, tmp_path: Path) -> None:
-    with Watchdog(0.1, str(tmp_path), phase_seconds=0.3) as watched, watched.phase("An evaluation"):
+    with Watchdog(0.1, str(tmp_path), phase_limit=0.3) as watched, watched.phase("An evaluation"):
         wait_until(lambda: ends)
     assert ends[0][0].startswith("An evaluation has not ended after 0 s")
 
 
 def test_a_start_that_hangs_has_a_limit(ends: list, tmp_path: Path) -> None:
-    with Watchdog(0.1, str(tmp_path), phase_seconds=0.2):
+    with Watchdog(0.1, str(tmp_path), phase_limit=0.2):
         wait_until(lambda: ends)
     assert ends[0][0].startswith("The start of the run, with its first step, has not ended")
 

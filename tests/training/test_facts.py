@@ -14,7 +14,7 @@ import tasks.demo  # noqa: F401  registers the task
 from limba.config import DataConfig
 from limba.data.sources.units import UnitSource
 from limba.data.tasks import resolve_task
-from limba.sharding import agreement
+from limba.sharding import consistency
 from limba.training.checks import facts_of_data
 
 LINE = '{"text": "line %d of a text"}\n'
@@ -39,7 +39,7 @@ def facts(data: DataConfig) -> dict[str, str]:
 
 
 def said(own: dict[str, str], first: dict[str, str]) -> str:
-    return agreement.sentence([{}, agreement.differing(own, first)])
+    return consistency.sentence([{}, consistency.differing(own, first)])
 
 
 def test_the_same_text_is_alike(data: DataConfig) -> None:
@@ -65,7 +65,7 @@ def test_another_text_of_the_same_size(where: str, data: DataConfig, tmp_path: P
         text.replace("line 7 ", "line 8 ", 1) if where == "head" else text.replace("line 4990 ", "line 4991 ")
     )
     assert path.stat().st_size == len(text)
-    (name,) = agreement.differing(facts(data), first)
+    (name,) = consistency.differing(facts(data), first)
     assert name == f"the file {path} of demo_span_corruption with content"
 
 
@@ -73,14 +73,14 @@ def test_another_order_of_the_same_parts(data: DataConfig, monkeypatch: pytest.M
     first = facts(data)
     listed = UnitSource.list_shards
     monkeypatch.setattr(UnitSource, "list_shards", lambda source, split: list(reversed(listed(source, split))))
-    assert set(agreement.differing(facts(data), first)) == {"the order of the corpus of demo_span_corruption"}
+    assert set(consistency.differing(facts(data), first)) == {"the order of the corpus of demo_span_corruption"}
 
 
 def test_another_vocabulary_at_the_same_path(data: DataConfig, vocabulary: Path, tmp_path: Path) -> None:
     model = tmp_path / "own.model"
     model.write_bytes(vocabulary.read_bytes())
     own = dataclasses.replace(data, vocabulary=str(model))
-    first = agreement.differing(facts(own), facts(dataclasses.replace(data, vocabulary=str(vocabulary))))
+    first = consistency.differing(facts(own), facts(dataclasses.replace(data, vocabulary=str(vocabulary))))
     assert not first  # the path is free
     assert "the vocabulary of demo_span_corruption's inputs with content" in said(facts(own), facts(data))
 
@@ -89,20 +89,20 @@ def test_another_vocabulary_at_the_same_path(data: DataConfig, vocabulary: Path,
 def test_another_version(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     version = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.2.3" if name == "libtpu" else version(name))
-    first = agreement.versions()
+    first = consistency.versions()
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.0.9" if name == package else first_of(name))
 
     def first_of(name: str) -> str:
         return "1.2.3" if name == "libtpu" else version(name)
 
     name = package.replace("limba", "Limba")
-    assert f"process 1 has {name} 0.0.9, process 0 has {first[name]};" in said(agreement.versions(), first)
+    assert f"process 1 has {name} 0.0.9, process 0 has {first[name]};" in said(consistency.versions(), first)
 
 
 def test_another_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = agreement.versions()
-    monkeypatch.setattr(agreement.platform, "python_version_tuple", lambda: ("3", "14", "1"))
-    assert f"process 1 has Python 3.14, process 0 has {first['Python']}" in said(agreement.versions(), first)
+    first = consistency.versions()
+    monkeypatch.setattr(consistency.platform, "python_version_tuple", lambda: ("3", "14", "1"))
+    assert f"process 1 has Python 3.14, process 0 has {first['Python']}" in said(consistency.versions(), first)
 
 
 def test_another_module_of_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,5 +112,5 @@ def test_another_module_of_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     found = []
     for text in ("a = 1\n", "a = 2\n"):
         (tmp_path / "own.py").write_text(text)
-        found.append(agreement.code(["tasks.own"]))
+        found.append(consistency.code(["tasks.own"]))
     assert "process 1 has the module tasks.own with content" in said(*found)

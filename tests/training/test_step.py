@@ -13,7 +13,8 @@ from benchmarks.replay import replay
 from limba.config import LossConfig, MeshConfig, ModelConfig, ScheduleConfig, optimizer_config
 from limba.config.optimizer import RULES, foreign_fields
 from limba.model import Network
-from limba.sharding.mesh import batch_sharding, shard_key
+from limba.sharding.mesh import batch_sharding
+from limba.sharding.shard_keys import shard_key
 from limba.tools.preflight.compiled.program import costs_of_program
 from limba.training.optimizer import make_optimizer
 from limba.training.schedule import make_schedule

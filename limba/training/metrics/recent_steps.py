@@ -14,7 +14,7 @@ import psutil
 from etils import epath
 
 from limba.config import NonFiniteError, RunConfig, reason_of
-from limba.sharding.watchdog import OTHERS
+from limba.sharding.others import OTHERS
 from limba.storage.files import write_whole
 from limba.training.metrics.flops import flops_per_row, peak_flops_per_device
 from limba.training.metrics.logging import Metrics

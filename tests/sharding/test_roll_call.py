@@ -1,24 +1,25 @@
 """Processes report to the first one over real sockets; what does not fit ends all of them with one sentence."""
 
+import http.server
 import socket
 import threading
 
 import pytest
 
 from limba.config import InputError, RestartError
-from limba.sharding import joining
+from limba.sharding import roll_call
 from limba.sharding.clusters import Membership
 from tests.sharding.processes import free_port
 from tests.waiting import wait_until
 
 
-def call(places: list[Membership], seconds: float = 60.0) -> list[BaseException | None]:
+def call(places: list[Membership], seconds: float = 60.0, own_address: str = "") -> list[BaseException | None]:
     """Lets the places wait for each other in threads; returns the error of each."""
     ends: list[BaseException | None] = [RuntimeError("has not ended")] * len(places)
 
     def one(number: int) -> None:
         try:
-            joining.wait_for_all(places[number], f":{places[number].port}", seconds)
+            roll_call.wait_for_all(places[number], f":{places[number].port}", seconds, own_address)
             ends[number] = None
         except (InputError, RestartError) as error:
             ends[number] = error
@@ -49,7 +50,7 @@ def test_the_port_is_free_at_once() -> None:
 def test_who_is_missing_is_named_again_and_again(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(joining, "NAMING_SECONDS", 0.5)
+    monkeypatch.setattr(roll_call, "NAMING_SECONDS", 0.5)
     ends = call(places(0, 2, count=5), seconds=2.5)
     late = "Processes 1, 3 and 4 of 5 have not joined within 2 s (JOIN_TIMEOUT_SECONDS); start the command"
     assert all(isinstance(end, RestartError) and str(end).startswith(late) for end in ends), ends
@@ -61,10 +62,34 @@ def test_who_is_missing_is_named_again_and_again(
 def test_a_first_process_that_does_not_answer_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(joining, "NAMING_SECONDS", 0.5)
+    monkeypatch.setattr(roll_call, "NAMING_SECONDS", 0.5)
     (end,) = call(places(1, count=2), seconds=1.5)
     assert isinstance(end, RestartError) and "The first process did not answer at 127.0.0.1:" in str(end)
     assert capfd.readouterr().err.startswith("Process 1 of 2 waits for process 0, which does not answer at 127.0.0.1:")
+
+
+@pytest.mark.parametrize("answer", [b"{}", b"5", b"null", b'["go"]', b'["later", ""]', b"<html>", b"\xff"])
+def test_another_program_at_the_address_is_not_the_first_process(answer: bytes) -> None:
+    class Other(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
+        address = f"127.0.0.1:{server.server_port}"
+        (end,) = call([Membership("COORDINATOR_ADDRESS", address, 2, 1)], seconds=0.3)
+        server.shutdown()
+    assert isinstance(end, RestartError) and f"did not answer at {address} (COORDINATOR_ADDRESS)" in str(end)
+
+
+def test_a_name_that_stands_for_127_0_1_1_does_on_one_machine() -> None:
+    """Between several ends all: tests/sharding/test_networks.py."""
+    assert call(places(0, 1, 2), own_address="127.0.1.1") == [None] * 3
 
 
 def test_two_processes_of_one_number_end_all() -> None:
@@ -113,7 +138,19 @@ def test_a_process_that_has_left_may_come_again() -> None:
     given = places(0, 1, 2)
     first = threading.Thread(target=call, args=[[given[0]]])
     first.start()
-    send(given[0], b"GET /1/3/0123/killed HTTP/1.1\r\n\r\n")
+    send(given[0], b"GET /1/3/0123/killed/ HTTP/1.1\r\n\r\n")
     assert call(given[1:]) == [None, None]
     first.join(60)
     assert not first.is_alive()
+
+
+def test_a_process_that_reported_once_and_was_killed_is_missing() -> None:
+    given = places(0, 1, 2)
+    ends: list[BaseException | None] = []
+    others = threading.Thread(target=lambda: ends.extend(call([given[0], given[2]], seconds=1.0)))
+    others.start()
+    send(given[0], b"GET /1/3/0123/killed/ HTTP/1.1\r\n\r\n")
+    others.join(60)
+    assert len(ends) == 2
+    for end in ends:
+        assert isinstance(end, RestartError) and str(end).startswith("Process 1 of 3 has not joined within 1 s")
