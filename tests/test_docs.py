@@ -136,7 +136,7 @@ def test_files_exist() -> None:
 
 
 def test_the_tree_of_the_architecture_page_is_whole() -> None:
-    (tree,) = [block for block in BLOCKS.findall((ROOT / "docs/architecture.md").read_text()) if "limba/\n" in block]
+    (tree,) = [block for block in BLOCKS.findall((ROOT / "docs/development/architecture.md").read_text()) if "limba/\n" in block]
     words = set(re.findall(r"\w+", tree))
     modules = {path.stem for path in (ROOT / "limba").rglob("*.py")} - {"__init__", "__main__"}
     moved = {path.stem for path in (ROOT / "limba").rglob("*.py") if path.read_text().startswith('"""Moved to ')}

@@ -1,4 +1,4 @@
-"""docs/five_systems.md: each row names a test that exists."""
+"""docs/development/five_systems.md: each row names a test that exists."""
 
 import ast
 import re

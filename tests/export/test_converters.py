@@ -1,4 +1,4 @@
-"""Converters of CTranslate2 and ONNX, as docs/next.md calls them: the greedy text is the model's own."""
+"""Converters of CTranslate2 and ONNX, as docs/convert.md calls them: the greedy text is the model's own."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The blocks of docs/next.md on llama.cpp: it cuts texts into the model's pieces, and writes what the model writes."""
+"""The blocks of docs/convert.md on llama.cpp: it cuts texts into the model's pieces, and writes what the model writes."""
 
 import json
 import re

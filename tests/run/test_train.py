@@ -57,7 +57,7 @@ def config(tmp_path: Path, corpus: Path, vocabulary: Path) -> RunConfig:
 
 
 def check_that_the_page_of_metrics_is_complete(config: RunConfig) -> None:
-    """Every kind and key that a run writes stands in docs/metrics.md; `epochs/demo` as `epochs/<task>`."""
+    """Every kind and key that a run writes stands in docs/development/metrics.md; `epochs/demo` as `epochs/<task>`."""
     explained = set(re.findall(r"`([^`\n]+)`", (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()))
     families = {name.partition("/")[0] for name in explained if "/<" in name}
     records = read_metrics(config.model_dir)
@@ -224,7 +224,7 @@ def test_the_run_ends_with_its_corpus(config: RunConfig) -> None:
 def test_the_training_example_of_the_recipes_runs(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", Path("docs/recipes.md").read_text(), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", Path("docs/settings.md").read_text(), re.DOTALL)
     code = next(block for block in blocks if "limba.train(" in block)
     shutil.copyfile(corpus, tmp_path / "corpus.jsonl")
     monkeypatch.chdir(tmp_path)
