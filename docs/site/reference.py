@@ -22,6 +22,8 @@ BESIDE = {  # pages of the repository that lie outside of docs/, by their addres
     "benchmarks.md": "benchmarks/README.md",
     "index.md": "README.md",
 }
+PICTURES = (".png", ".webp")
+WORKER = "iframe-worker.js"  # with which pages of a disk are searched
 LANGUAGES = ("ja", "ro")  # of translated pages, which are called NAME.ja.md
 WIDE = r"[\u3000-\u30ff\u4e00-\u9fff\uff00-\uffef]"  # letters and signs of Japanese
 LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
@@ -161,9 +163,10 @@ def write(folder: Path) -> None:
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
         text = linked(path.read_text(encoding="utf-8"), place)
         (folder / place).write_text(without_breaks(text) if ".ja." in place else text, encoding="utf-8")
-    for path in (ROOT / "docs").iterdir():
-        if path.is_file() and path.suffix != ".md":
-            shutil.copy(path, folder / path.name)
+    for path in (ROOT / "docs").rglob("*"):
+        if path.suffix in PICTURES:
+            shutil.copy(path, folder / path.relative_to(ROOT / "docs"))
+    shutil.copy(ROOT / "docs" / "site" / WORKER, folder / WORKER)
     for place, outside in BESIDE.items():
         text = linked((ROOT / outside).read_text(encoding="utf-8"), place)
         (folder / place).write_text(text, encoding="utf-8")

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from limba.training.checkpoints.branches import Branch
 
 ABOUT = """Trains on from a checkpoint of a run with a learning rate that falls to 0, in a directory of its own
-(docs/development/decay_and_merge.md). The branch has the parameters, the optimizer state and the data position of that step, and
-ends STEPS steps later. The run is not changed, and may go on training.
+(docs/development/decay_and_merge.md). The branch has the parameters, the optimizer state and the data position of that
+step, and ends STEPS steps later. The run is not changed, and may go on training.
 
     limba branch MODEL_DIR --decay=8000
     limba branch MODEL_DIR --decay=8000 --step=80000 --shape=linear --output=DIR --gin.EVAL_PERIOD=500

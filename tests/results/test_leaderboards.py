@@ -1,4 +1,4 @@
-"""Exported encoders opened as EuroEval and MTEB open them; docs/development/leaderboards.md says that their data is not here."""
+"""Exported encoders opened as EuroEval and MTEB open them, without their data: docs/development/leaderboards.md."""
 
 import json
 import subprocess

@@ -9,7 +9,7 @@ from limba.config import Fix, RunConfig, ScheduleConfig
 from limba.config.schedule import AUTO
 from limba.tools.preflight.checks.verdict import Line
 
-# Rule -> the lowest and highest usual peak of the learning rate, and the peak that a fix gives (docs/development/optimizers.md).
+# Rule -> the lowest and highest usual peak of the learning rate, and the peak that a fix gives (docs/settings.md).
 PRETRAINING = {
     "adafactor": (1e-3, 3e-2, 1e-2),  # 1 / sqrt(10,000) by T5X's rule
     "adamw": (1e-4, 1e-3, 5e-4),
