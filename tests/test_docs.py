@@ -193,7 +193,12 @@ def spelt_by_programs() -> str:
         "tests/*.sh",
         "tests/*.py",
     )
-    files = [path for pattern in patterns for path in ROOT.glob(pattern) if path.is_file()]
+    files = [
+        path
+        for pattern in patterns
+        for path in ROOT.glob(pattern)
+        if path.is_file() and path.name != Path(__file__).name
+    ]
     return "".join(path.read_text() for path in [*files, ROOT / "Dockerfile", ROOT / "launch" / "apptainer.def"])
 
 
