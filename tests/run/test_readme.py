@@ -179,7 +179,9 @@ def test_a_line_has_its_counterpart_by_its_form() -> None:
 
 
 def test_the_report_of_the_demo_is_that_of_the_run_that_readme_shows() -> None:
-    (block,) = re.findall(r"```\nDONE .*?\n(steps .*?)```", (ROOT / "docs" / "development" / "report.md").read_text(), re.DOTALL)
+    (block,) = re.findall(
+        r"```\nDONE .*?\n(steps .*?)```", (ROOT / "docs" / "development" / "report.md").read_text(), re.DOTALL
+    )
     lines = {line[:20].strip(): line[20:] for line in block.splitlines()}
     shown = "\n".join(readme.shown())
     ((first, last, step),) = re.findall(r"^Loss ([\d.]+) to ([\d.]+) in (\d+) steps, ", shown, re.M)
