@@ -237,9 +237,9 @@ def unknown_words(page: Path) -> Iterator[str]:
                 yield f"names {owner}.{field}"
         if match := re.match(r"--([a-z][a-z_-]+)", span):
             flag = match[1]
-            forms = (f"--{flag}", f"--{flag.removeprefix('no-')}")  # --no-scan may stand for --scan
+            forms = {flag, flag.removeprefix("no-")}  # --no-scan may stand for --scan
             is_known = flag in (*KNOWN, *generate.FLAGS, *FLAGS_OF_OTHERS) or flag.startswith("xla_")
-            is_known = is_known or any(form in spelt_by_programs() for form in forms)
+            is_known = is_known or not forms.isdisjoint(FLAG.findall(spelt_by_programs()))
             if not is_known:
                 yield f"names --{flag}"
 
