@@ -49,9 +49,10 @@ MACROS = {
 T5X_MACROS = {name for path in t5x.PATHS for name in (t5x.include_file(path) or ((), {}))[1] if "." not in name}
 # How names of other programs begin: NVIDIA's, jax's, Cloud TPU's and so on, a status of TensorFlow's, a macro of T5X's.
 OF_OTHERS = ("NCCL_", "CUDA_", "XLA_", "JAX_", "WANDB_", "TFDS_", "HF_", "UV_", "TPU_", "DATA_LOSS", "NUM_EMBEDDINGS")
-# Flags of Docker, sbatch, xpk and lm-evaluation-harness; XLA's begin with xla_.
+# Flags of Docker, sbatch, xpk, CTranslate2 and lm-evaluation-harness; XLA's begin with xla_.
 FLAGS_OF_OTHERS = (
-    "privileged", "cpus-per-task", "max-restarts", "num_fewshot", "limit", "include_path", "output_path", "log_samples",
+    "privileged", "cpus-per-task", "max-restarts", "num_fewshot", "limit", "include_path", "output_path", "log_samples", "copy_files",
+    "copy_files",
 )  # fmt: skip
 PAGES_OF_OTHERS = (
     "docs/models.md",
@@ -184,21 +185,8 @@ def test_commands_and_their_flags_exist() -> None:
 @functools.cache
 def spelt_by_programs() -> str:
     """Returns the text of all programs that a page may name flags and variables of."""
-    patterns = (
-        "launch/*.sh",
-        "convert/*.sh",
-        "limba/**/*.py",
-        "benchmarks/*.py",
-        "examples/*",
-        "tests/*.sh",
-        "tests/*.py",
-    )
-    files = [
-        path
-        for pattern in patterns
-        for path in ROOT.glob(pattern)
-        if path.is_file() and path.name != Path(__file__).name
-    ]
+    programs = ("launch/*.sh", "convert/*.sh", "limba/**/*.py", "benchmarks/*.py", "examples/*", "tests/*.sh")
+    files = [path for pattern in programs for path in ROOT.glob(pattern) if path.is_file()]
     return "".join(path.read_text() for path in [*files, ROOT / "Dockerfile", ROOT / "launch" / "apptainer.def"])
 
 
