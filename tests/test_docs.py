@@ -51,15 +51,11 @@ T5X_MACROS = {name for path in t5x.PATHS for name in (t5x.include_file(path) or 
 OF_OTHERS = ("NCCL_", "CUDA_", "XLA_", "JAX_", "WANDB_", "TFDS_", "HF_", "UV_", "TPU_", "DATA_LOSS", "NUM_EMBEDDINGS")
 # Flags of Docker, sbatch, xpk, CTranslate2 and lm-evaluation-harness; XLA's begin with xla_.
 FLAGS_OF_OTHERS = (
-    "privileged", "cpus-per-task", "max-restarts", "num_fewshot", "limit", "include_path", "output_path", "log_samples", "copy_files",
+    "privileged", "cpus-per-task", "max-restarts", "num_fewshot", "limit", "include_path", "output_path", "log_samples",
     "copy_files",
 )  # fmt: skip
-PAGES_OF_OTHERS = (
-    "docs/models.md",
-    "docs/trainer.md",
-    "docs/singing.md",
-    "docs/index.md",
-)  # T5X's, EuroBERT's, a test's
+# Of T5X and EuroBERT, and those that tests plant.
+PAGES_OF_OTHERS = ("docs/models.md", "docs/trainer.md", "docs/singing.md", "docs/index.md")
 BLOCKS = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
 INLINE = re.compile(r"`([^`]+)`")
 
