@@ -26,7 +26,7 @@ PICTURES = (".png", ".webp")
 WORKER = "iframe-worker.js"  # with which pages of a disk are searched
 LANGUAGES = ("ja", "ro")  # of translated pages, which are called NAME.ja.md
 WIDE = r"[\u3000-\u30ff\u4e00-\u9fff\uff00-\uffef]"  # letters and signs of Japanese
-LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
+LINK = re.compile(r"(!?)\[([^\[\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 CONFIG = "limba/config"
 FIRST_LINES = "Made from the code of this version."
 
@@ -199,13 +199,13 @@ def linked(markdown: str, place: str) -> str:
     """Returns a page of the site with links to other pages of it; other files are only named.
 
     >>> linked("[a](../start.md#b) [c](../../CONTRIBUTING.md) [d](../../setup.py)", "development/libraries.md")
-    '[a](../start.md#b) [c](../contributing.md) [d] (`setup.py`)'
+    '[a](../start.md#b) [c](../contributing.md) d (`setup.py`)'
     """
     folder = (ROOT / BESIDE.get(place, f"docs/{place}")).parent
     by_path = {(ROOT / path).resolve(): uri for uri, path in BESIDE.items()}
 
     def link(match: re.Match[str]) -> str:
-        target, anchor = match[1], match[2] or ""
+        mark, words, target, anchor = match[1], match[2], match[3], match[4] or ""
         if "://" in target or target.startswith("mailto:"):
             return match[0]
         path = (folder / target).resolve()
@@ -213,7 +213,10 @@ def linked(markdown: str, place: str) -> str:
         if uri is None and path.is_relative_to(ROOT / "docs"):
             uri = path.relative_to(ROOT / "docs").as_posix()
         if uri is None:
-            return f"] (`{path.relative_to(ROOT).as_posix()}`)" if path.is_relative_to(ROOT) else match[0]
-        return f"]({posixpath.relpath(uri, posixpath.dirname(place) or '.')}{anchor})"
+            if not path.is_relative_to(ROOT):
+                return match[0]
+            place_in_repository = f"`{path.relative_to(ROOT).as_posix()}`"
+            return words if words == place_in_repository else f"{words} ({place_in_repository})"
+        return f"{mark}[{words}]({posixpath.relpath(uri, posixpath.dirname(place) or '.')}{anchor})"
 
     return LINK.sub(link, markdown)
