@@ -191,7 +191,8 @@ def without_breaks(markdown: str) -> str:
     '\u6f22\u5b57\u304b\u306a\\n\\n* a\\n'
     """
     blocks = re.split(r"(^```.*?^```$)", markdown, flags=re.MULTILINE | re.DOTALL)
-    blocks[::2] = [re.sub(rf"(?<={WIDE})\n *(?={WIDE})", "", text) for text in blocks[::2]]
+    ends = rf"(?<={WIDE})\n *(?={WIDE})|(?<=[\u3001\u3002])\n *(?=[^\s|*#<`-]|`[^`])"
+    blocks[::2] = [re.sub(ends, "", text) for text in blocks[::2]]
     return "".join(blocks)
 
 
