@@ -189,6 +189,8 @@ def without_breaks(markdown: str) -> str:
 
     >>> without_breaks("\u6f22\u5b57\\n\u304b\u306a\\n\\n* a\\n")
     '\u6f22\u5b57\u304b\u306a\\n\\n* a\\n'
+    >>> without_breaks("\u6f22\u3002\\n2\u3064")
+    '\u6f22\u30022\u3064'
     """
     blocks = re.split(r"(^```.*?^```$)", markdown, flags=re.MULTILINE | re.DOTALL)
     ends = rf"(?<={WIDE})\n *(?={WIDE})|(?<=[\u3001\u3002])\n *(?=[^\s|*#<`-]|`[^`])"
